@@ -1,9 +1,8 @@
 //! A plain `HashMap` as a cache that shrinks, in two groups with a limit: no charge is refused, and
 //! one tenant's growth costs the other nothing.
 //!
-//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example shrinking_map`.
-//! What is evicted is whatever the map has first; a cache that knows what was used last gives that
-//! up last.
+//! Run by `cargo run --release -p neap --features std --example shrinking_map`. It evicts the
+//! entries that the map has first; a real cache keeps recently used ones.
 
 use core::error::Error;
 use core::time::Duration;
@@ -15,7 +14,7 @@ use std::sync::{Arc, Mutex};
 const VALUE: usize = 64 << 10;
 const LIMIT: u64 = 8 << 20;
 
-/// A value, and the charge that goes when it does.
+/// A value with its charge, which ends with it.
 struct Entry {
     _value: Vec<u8>,
     _charge: Charge,
@@ -35,8 +34,8 @@ impl Cache {
         let (counted, shrunk) = (map.clone(), map.clone());
         let count = move || counted.try_lock().map_or(0, |map| HashMap::<u64, Entry>::len(&map) as u64);
         let evict = move |wanted: u64| {
-            // Who holds the lock may be waiting for this call: then there is nothing to be had from
-            // here.
+            // The thread that holds the lock may be waiting for this call, so nothing can be
+            // evicted now.
             let Ok(mut map) = shrunk.try_lock() else { return 0 };
             let keys: Vec<u64> = map.keys().copied().take(wanted as usize).collect();
             keys.iter().filter(|key| map.remove(key).is_some()).count() as u64
@@ -46,7 +45,7 @@ impl Cache {
     }
 
     fn insert(&self, key: u64) -> Result<(), Box<dyn Error>> {
-        // Before the lock is taken: this may have the map shrunk.
+        // Before the lock is taken: this may shrink the map.
         let charge = self.group.charge(VALUE as u64)?;
         let entry = Entry { _value: vec![0; VALUE], _charge: charge };
         self.map.lock().map_err(|_| "a callback panicked")?.insert(key, entry);

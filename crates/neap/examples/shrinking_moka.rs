@@ -1,9 +1,9 @@
-//! A cache of moka's that shrinks at its group's limit, and again when the limit is lowered.
+//! A moka cache that shrinks at its group's limit, and again when the limit is lowered.
 //!
-//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example
-//! shrinking_moka`. moka evicts by itself beyond its capacity; asked for some objects, it gives
-//! those that it names first, which is no use of them. Its capacity is as good as none here: how
-//! much it may have is the group's to say.
+//! Run by `cargo run --release -p neap --features std --example shrinking_moka`. moka evicts by
+//! itself only beyond its capacity, which is set practically infinite: the group's limit decides.
+//! When asked to shrink, it evicts the objects that its iterator returns first, which says nothing
+//! about their use.
 
 use core::error::Error;
 use core::time::Duration;
@@ -15,8 +15,7 @@ use std::sync::Arc;
 const VALUE: usize = 64 << 10;
 const LIMIT: u64 = 8 << 20;
 
-/// A value, and the charge that goes when it does: when it is out of the cache, and nobody reads it
-/// any more.
+/// A value with its charge, which ends when the value is out of the cache and no thread reads it.
 struct Page {
     _bytes: Vec<u8>,
     _charge: Charge,
@@ -24,18 +23,18 @@ struct Page {
 
 type Pages = Cache<u64, Arc<Page>>;
 
-/// Evicts so many objects; answers how many.
+/// Evicts up to `wanted` objects, and returns their number.
 fn evict(pages: &Pages, wanted: u64) -> u64 {
     let keys: Vec<u64> = pages.iter().take(wanted as usize).map(|(key, _)| *key).collect();
     let evicted = keys.iter().filter(|key| pages.remove(*key).is_some()).count();
-    // What is removed moka keeps for a while, and counts for longer: until this.
+    // moka keeps removed objects, and counts them, until this call.
     pages.run_pending_tasks();
     evicted as u64
 }
 
 fn insert(pages: &Pages, group: Group, key: u64) -> Result<(), Box<dyn Error>> {
-    // This may have the cache shrunk. None of its locks is held here, as one would be within a
-    // function that it calls for a missing value.
+    // This may shrink the cache. No lock of it is held here, as one would be in a function that it
+    // calls for a missing value.
     let charge = group.charge(VALUE as u64)?;
     pages.insert(key, Arc::new(Page { _bytes: vec![0; VALUE], _charge: charge }));
     Ok(())

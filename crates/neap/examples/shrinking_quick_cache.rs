@@ -1,10 +1,9 @@
-//! A cache of quick_cache's that shrinks at its group's limit, in its own order: what is used often
-//! stays.
+//! A quick_cache cache that shrinks at its group's limit, in its own order: frequently used objects
+//! stay.
 //!
-//! Sits on [`neap::reclaim`]: `cargo run --release -p neap --features std --example
-//! shrinking_quick_cache`. A lower capacity has the cache evict what it thinks least of, and its
-//! own capacity is as good as none: how much it may have is the group's to say, which can be told
-//! another limit at any time.
+//! Run by `cargo run --release -p neap --features std --example shrinking_quick_cache`. A lower
+//! capacity makes the cache evict the objects that it values least. Its own capacity is set
+//! practically infinite: the group's limit decides, and can change at any time.
 
 use core::error::Error;
 use core::time::Duration;
@@ -16,11 +15,10 @@ use std::sync::Arc;
 const VALUE: usize = 64 << 10;
 const LIMIT: u64 = 8 << 20;
 const CAPACITY: u64 = 1 << 16;
-/// Keys that are used all the time.
+/// Number of keys that are used all the time.
 const HOT: u64 = 16;
 
-/// A value, and the charge that goes when it does: when the cache has evicted it, and nobody reads
-/// it any more.
+/// A value with its charge, which ends when the value is evicted and no thread reads it.
 struct Page {
     _bytes: Vec<u8>,
     _charge: Charge,
@@ -28,18 +26,18 @@ struct Page {
 
 type Pages = Cache<u64, Arc<Page>>;
 
-/// Has the cache evict so many objects; how many it has.
+/// Makes the cache evict `wanted` objects, and returns how many it did.
 fn evict(pages: &Pages, wanted: u64) -> u64 {
     let before = pages.len();
-    // Each shard gives the same, so at least one.
+    // The shards share the reduction, so at least one for each.
     pages.set_capacity(pages.weight().saturating_sub(wanted.max(pages.num_shards() as u64)).max(1));
     pages.set_capacity(CAPACITY);
     before.saturating_sub(pages.len()) as u64
 }
 
 fn insert(pages: &Pages, group: Group, key: u64) -> Result<(), Box<dyn Error>> {
-    // This may have the cache shrunk. No shard's lock is held here, as it would be within a
-    // function that the cache calls for a missing value.
+    // This may shrink the cache. No lock of a shard is held here, as it would be in a function that
+    // the cache calls for a missing value.
     let charge = group.charge(VALUE as u64)?;
     pages.insert(key, Arc::new(Page { _bytes: vec![0; VALUE], _charge: charge }));
     Ok(())

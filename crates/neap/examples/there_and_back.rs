@@ -1,9 +1,9 @@
-//! What malloc and free cost a Rust program whose global allocator is neap: 64 bytes there and
-//! back, and 1000 at a time.
+//! Time of malloc and free in a Rust program with neap as its global allocator: 64 bytes allocated
+//! and freed, and 1000 blocks at a time.
 //!
-//! Run by `cargo run --release -p neap --example there_and_back`. Here the compiler sees both and
-//! makes them part of the loop, where a preloaded library is called. Prints the least time of
-//! several runs each, so that other work on the machine does not count.
+//! Run by `cargo run --release -p neap --example there_and_back`. The compiler inlines both into
+//! the loop, unlike calls of a preloaded library. Prints the least time of several runs each, so
+//! that other work on the machine does not count.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::hint::black_box;
@@ -16,7 +16,7 @@ const HELD: usize = 1000;
 const TIMES: usize = 10_000;
 const RUNS: usize = 5;
 
-/// The least time of the runs, for each of the `HELD * TIMES` pairs of one.
+/// Returns the least time of the runs, for each of the `HELD * TIMES` pairs of one.
 fn least(run: impl Fn()) -> f64 {
     let timed = |_| {
         let start = Instant::now();
@@ -28,14 +28,14 @@ fn least(run: impl Fn()) -> f64 {
 
 fn main() {
     let layout = Layout::new::<[u64; 8]>();
-    // SAFETY: what was allocated is given back once, with the layout that it was allocated with.
+    // SAFETY: the layout is not empty. The block is freed once, with its layout.
     let one =
         least(|| (0..HELD).for_each(|_| unsafe { ALLOCATOR.dealloc(black_box(ALLOCATOR.alloc(layout)), layout) }));
     let many = least(|| {
         let mut held = [core::ptr::null_mut(); HELD];
-        // SAFETY: as above.
+        // SAFETY: the layout is not empty.
         held.iter_mut().for_each(|block| *block = unsafe { ALLOCATOR.alloc(layout) });
-        // SAFETY: as above.
+        // SAFETY: each block was allocated above with this layout, and is freed once.
         black_box(&held).iter().rev().for_each(|&block| unsafe { ALLOCATOR.dealloc(block, layout) });
     });
     println!("64 bytes there and back: {one:.2} ns; {HELD} at a time: {many:.2} ns");

@@ -1,8 +1,8 @@
-//! A charge at a `max` with nothing left to give does not ask everybody again, until something new
-//! is marked.
+//! A charge at a `max` with nothing left to give does not ask all shrinkers again, until there is a
+//! new mark.
 //!
-//! Method: a virtual machine without threads, whose charges call shrinkers inline, and whose passes
-//! are counted.
+//! Method: a virtual machine without threads. Its charges call shrinkers inline, and its passes are
+//! counted.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -19,7 +19,7 @@ use program::{OPTIONS, Opened};
 const OBJECT: u64 = 64 << 10;
 const FULL: u64 = 8;
 
-/// Objects that a group pays for, and what `count` says where there are none.
+/// Objects charged to a group, and the answer of `count` if there are none.
 struct Cache {
     mm: Opened<Shared<Virtual>>,
     payer: Payer,
@@ -40,7 +40,7 @@ impl Cache {
         let (name, by_node, by_group, inline) = ("cache", false, true, true);
         let spec = Spec { name, count, scan, data, gone: None, seeks: 2, batch: 1, by_node, by_group, inline };
         let reclaiming = cache.mm.reclaiming().unwrap();
-        // SAFETY: the cache stays in its box, and goes with the manager.
+        // SAFETY: the cache stays in its box, and ends after the manager is closed.
         let id = unsafe { reclaiming.prepare(&spec) }.unwrap();
         reclaiming.start(id).unwrap();
         (cache, id)
@@ -50,7 +50,7 @@ impl Cache {
         self.mm.groups().unwrap().inline().charge(self.payer, OBJECT, How::Refuse).is_ok()
     }
 
-    /// An object that is charged already is cached.
+    /// Caches an object that is charged already.
     fn put(&self, id: ShrinkerId) {
         self.objects.fetch_add(1, Relaxed);
         assert!(self.mm.reclaiming().unwrap().mark(id, self.payer.id(), 0));
@@ -62,7 +62,7 @@ impl Cache {
 }
 
 unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
-    // SAFETY: registered with a cache that stays.
+    // SAFETY: registered with a cache that outlives the shrinker.
     let cache = unsafe { &*data.cast::<Cache>() };
     match cache.objects.load(Relaxed) {
         0 => cache.nothing,
@@ -71,7 +71,7 @@ unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
 }
 
 unsafe extern "C" fn scan(data: *mut c_void, _: *mut Asked) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: registered with a cache that outlives the shrinker.
     let cache = unsafe { &*data.cast::<Cache>() };
     let taken = cache.objects.fetch_update(Relaxed, Relaxed, |objects| objects.checked_sub(1)).is_ok();
     if taken {
@@ -90,7 +90,7 @@ fn who_finds_nothing_marked_is_refused_at_once_until_there_is_a_mark() {
     assert!(cache.charge());
     let one = cache.passes();
     assert_eq!(one, 1);
-    // The first of these finds that there is nothing, and clears the mark.
+    // The first of these finds nothing, and clears the mark.
     (0..100).for_each(|_| assert!(!cache.charge()));
     assert_eq!(cache.passes(), one + 1);
     cache.put(id);
@@ -98,7 +98,7 @@ fn who_finds_nothing_marked_is_refused_at_once_until_there_is_a_mark() {
     assert_eq!(cache.passes(), one + 2);
 }
 
-/// Who never says that it has nothing until a mark is asked again and again, but not by every
+/// A shrinker that never says that it is empty until a mark is asked again, but not by every
 /// charge.
 #[test]
 fn who_does_not_say_when_there_is_something_is_asked_now_and_then() {
@@ -110,7 +110,7 @@ fn who_does_not_say_when_there_is_something_is_asked_now_and_then() {
     // Without time passing: three times.
     (0..100).for_each(|_| assert!(!cache.charge()));
     assert_eq!(cache.passes(), before + 3);
-    // What comes without a mark is had after a while.
+    // An object without a mark is found after a while.
     cache.objects.fetch_add(1, Relaxed);
     let machine = cache.mm.groups().unwrap();
     machine.platform().advance(1_000_000);
@@ -118,8 +118,8 @@ fn who_does_not_say_when_there_is_something_is_asked_now_and_then() {
     assert_eq!((cache.passes(), cache.objects.load(Relaxed)), (before + 4, 0));
 }
 
-/// A thread charges all the time; whatever another one marks is had, though nothing is marked
-/// twice.
+/// A thread charges all the time. Every object that another thread marks is found, though nothing
+/// is marked twice.
 #[test]
 fn no_mark_is_slept_over() {
     let rounds = if cfg!(debug_assertions) { 2000 } else { 20_000 };

@@ -1,8 +1,8 @@
-//! Charges that wait, caches that are busy, limits that are cut, and callbacks that charge: where
-//! they meet.
+//! Meetings of charges that wait, caches that are busy, limits that are lowered, and callbacks that
+//! charge.
 //!
-//! Method: the process's own groups, threads and caches. Nothing is measured in time; a guard of a
-//! minute says that nothing ends.
+//! Method: the process's own groups, threads and caches. No times are measured; a guard of a minute
+//! detects a hang.
 
 use core::future::Future;
 use core::pin::{Pin, pin};
@@ -22,8 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 type Objects = Arc<Mutex<BTreeMap<u64, Charge>>>;
 
-/// A cache as the documentation shows one: while its lock is held it has nothing, and gives
-/// nothing.
+/// A cache as in the documentation: while its lock is held it counts nothing, and frees nothing.
 struct Cache {
     group: Group,
     objects: Objects,
@@ -99,7 +98,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// 1. The cache's lock is held. 2. A charge waits, and the cache has nothing to give. 3. The lock
-///    is free again, and no mark says so.
+///    is released, without a mark.
 #[test]
 fn a_charge_that_waits_gets_what_a_busy_cache_has_when_it_is_busy_no_more() {
     for is_async in [false, true] {
@@ -117,7 +116,7 @@ fn a_charge_that_waits_gets_what_a_busy_cache_has_when_it_is_busy_no_more() {
                 }
             });
             until("it waits", || waiting.load(Relaxed));
-            // So that passes have found nothing.
+            // So long that passes have found nothing.
             std::thread::sleep(Duration::from_millis(50));
             drop(held);
             charging.join().unwrap()
@@ -190,8 +189,8 @@ fn a_high_bounds_what_futures_charge_as_it_does_what_threads_do() {
     assert!(cache.calls.load(Relaxed) > 0 && most < 128, "{most} objects at once");
 }
 
-/// It compresses: the copy is charged before the original goes. At the limit that is what the
-/// reserve is for; above a `high` it is not held up.
+/// It compresses: the copy is charged before the original is freed. At the limit it uses the
+/// reserve; above a `high` it is not delayed.
 #[test]
 fn a_callback_that_charges_is_neither_held_up_nor_refused() {
     for bound in [Bound::Max, Bound::High] {
@@ -227,7 +226,7 @@ fn a_callback_that_charges_is_neither_held_up_nor_refused() {
     }
 }
 
-/// A list that gives what was used a second turn, all of which was.
+/// A list that rotates used items, all of which were used.
 #[test]
 fn a_visit_ends_when_there_is_enough() {
     let group = Group::create("asking/over").unwrap();
@@ -262,8 +261,8 @@ fn a_visit_ends_when_there_is_enough() {
     assert!(least > 192, "{least} of 256 were left");
 }
 
-/// 64 threads are in callbacks; the charge of another is served by a reclaimer, which has a lane of
-/// its own.
+/// 64 threads are in callbacks. The charge of another thread is served by a reclaimer, which has a
+/// lane of its own.
 #[test]
 fn a_charge_finds_a_reclaimer_however_many_threads_run_callbacks() {
     const THREADS: usize = 64;
@@ -277,7 +276,7 @@ fn a_charge_finds_a_reclaimer_however_many_threads_run_callbacks() {
         .register(
             || 1000,
             move |_| {
-                // The pass goes on with other priorities.
+                // The pass continues with other priorities.
                 if !over.load(Relaxed) {
                     entered.wait();
                     left.wait();

@@ -1,12 +1,13 @@
 //! The maintenance thread of the process's manager.
 //!
-//! Goal: no call that allocates or frees makes a thread; the one that the program asks for returns
-//! all memory that is held back and then sleeps; whatever is cached afterwards, by whatever call,
-//! wakes it again; nothing is ever left behind because a call came while it was falling asleep; it
-//! takes no signal of the program's; and a forked child has none before it asks. Method: the
-//! process's manager is used directly, with short intervals, in bursts that hit all phases of the
-//! thread; after each burst the test waits until nothing is cached, as long as that may take, and
-//! fails if it never comes.
+//! Goal: no call that allocates or frees makes a thread. The thread that the program requests
+//! releases all memory, and then sleeps. Any call that caches memory afterwards wakes it, even if
+//! it comes while the thread falls asleep. The thread takes no signal of the program's. A forked
+//! child has none before it requests one.
+//!
+//! Method: the process's manager is used directly, with short intervals, in bursts that hit all
+//! phases of the thread. After each burst the test waits until nothing is cached, and fails if that
+//! takes too long.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
@@ -19,7 +20,7 @@ use machine::{Random, number, seed};
 use neap::process::PROCESS;
 use std::time::Instant;
 
-/// So long a wait means never.
+/// Longest wait: longer means never.
 const NEVER: Duration = Duration::from_secs(20);
 
 /// The directories of neap's own threads.
@@ -44,7 +45,7 @@ fn waits_until_all_is_back(after: &str) {
     }
 }
 
-/// Allocates so many blocks of a size, touches and frees them.
+/// Allocates `count` blocks of a size, touches and frees them.
 fn burst(size: usize, count: usize) {
     let blocks: Vec<*mut u8> = (0..count).map(|_| PROCESS.allocate(size)).collect();
     for block in blocks {
@@ -56,7 +57,7 @@ fn burst(size: usize, count: usize) {
     }
 }
 
-/// Runs where it is told to, and does nothing otherwise.
+/// A test of a process of its own: runs only if told to.
 #[test]
 fn a_process() {
     if again::case().is_none() {
@@ -76,7 +77,7 @@ fn a_process() {
     for round in 0..number("NEAP_ROUNDS", 60) {
         let (size, count) =
             [(64, 1), (64, 3000), (5000, 200), (30_000, 50), (3 << 20, 2), (100_000, 1)][random.below(6)];
-        // Into every phase of ticking, falling asleep and sleeping.
+        // Hits every phase of ticking, falling asleep and sleeping.
         std::thread::sleep(Duration::from_micros(random.below(30_000) as u64));
         burst(size, count);
         waits_until_all_is_back(&format!("round {round}, {count} blocks of {size}"));
@@ -87,17 +88,17 @@ fn a_process() {
         unsafe { memory.write_bytes(1, 3 << 20) };
         waits_until_all_is_back("a block that stays");
         std::thread::sleep(Duration::from_micros(random.below(30_000) as u64));
-        // SAFETY: as above.
+        // SAFETY: allocated above, and freed below only.
         let shrunk = unsafe { PROCESS.reallocate(memory, 100_000) };
         assert_eq!(shrunk, memory, "in place");
         waits_until_all_is_back(&format!("shrinking round {round}"));
-        // SAFETY: as above.
+        // SAFETY: reallocated above, and freed once.
         unsafe { PROCESS.free(shrunk) };
         waits_until_all_is_back("what was left of it");
     }
     assert_eq!(tasks().len(), 1, "the same thread all the time");
-    // A child has no thread until it asks for one.
-    // SAFETY: that a child may use the allocator is part of what is tested; it ends by _exit.
+    // A child has no thread until it requests one. SAFETY: using the allocator in a child is part
+    // of this test; the child ends by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let done = std::panic::catch_unwind(|| {
@@ -107,7 +108,7 @@ fn a_process() {
             waits_until_all_is_back("a burst in a child");
             assert_eq!(tasks().len(), 1);
         });
-        // SAFETY: nothing of the harness is to run in the child.
+        // SAFETY: ends the child without running code of the harness.
         unsafe { libc::_exit(if done.is_ok() { 0 } else { 1 }) }
     }
     let mut status = 0;

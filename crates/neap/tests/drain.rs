@@ -1,11 +1,12 @@
-//! Draining on demand: what anybody may take from any CPU's caches, and what that does not disturb.
+//! Draining on demand, from any CPU's caches by any thread, and what it leaves undisturbed.
 //!
-//! Goal: a drain takes what its scope names and nothing else; it takes all of it, whether the CPU
-//! is in use, has vanished or has come late; what somebody holds is tried again and then reported;
-//! `until` stops in time and takes cheap things first; an allocation that could have what lists
-//! hold never fails; and nothing is lost to owners, drains and ends of threads at the same time.
-//! Method: virtual machines where CPUs are chosen, the real system for fences and for threads; the
-//! whole manager is proved after each step.
+//! Goal: a drain takes all caches of its scope and no others, whether a CPU is in use, has vanished
+//! or has come late. Held lists are tried again and then reported. `until` stops in time, and takes
+//! cheap caches first. An allocation never fails while lists hold enough memory. No memory is lost
+//! when owners, drains and ends of threads coincide.
+//!
+//! Method: virtual machines with chosen CPUs, the real system for fences and threads; the whole
+//! manager is verified after each step.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -111,7 +112,7 @@ fn until_enough_is_free_stops_there_and_takes_page_lists_first() {
     program.end();
 }
 
-/// What is free on other nodes is no use to who wants memory of this one.
+/// Free memory of other nodes does not count for a drain of one node.
 #[test]
 fn until_enough_is_free_on_a_node_looks_at_that_node() {
     // Blocks that wait for a huge page are not free.
@@ -127,7 +128,7 @@ fn until_enough_is_free_on_a_node_looks_at_that_node() {
         assert!(other > 0 && listed() > 0, "the test needs free pages on both nodes and some in lists");
         let stacks = in_stacks(&mm);
         assert_eq!(until(before), Drained { cpus: cpus.len() as u32, free: before, ..Drained::default() });
-        // The other node's would do, were they asked for.
+        // The other node's would suffice, if it were drained.
         let some = until(before + 1);
         assert!(some.pages > 0 && some.free == before + some.pages && free(node) == some.free, "{some:?}");
         assert_eq!((some.objects, in_stacks(&mm), some.skipped), (0, stacks, 0), "lists were enough: {some:?}");
@@ -138,7 +139,7 @@ fn until_enough_is_free_on_a_node_looks_at_that_node() {
     program.end();
 }
 
-/// CPUs of which nobody knew at the start, and CPUs that nobody will ever run on again.
+/// CPUs that were not known at the start, and CPUs that no thread runs on any more.
 #[test]
 fn a_cpu_that_vanished_is_emptied_and_one_that_came_late_is_known() {
     let mm = Opened::new(Shared::new(Virtual::new(4096, 8)), &OPTIONS).unwrap();
@@ -146,7 +147,7 @@ fn a_cpu_that_vanished_is_emptied_and_one_that_came_late_is_known() {
     use_cpu(&mut program, 0);
     assert_eq!(mm.drain(&cpu(7)).unwrap().objects, 0, "it has not come yet");
     use_cpu(&mut program, 7);
-    // From here on nobody is on CPU 7.
+    // From here on no thread is on CPU 7.
     Virtual::run_on(0);
     let vanished = mm.drain(&cpu(7)).unwrap();
     assert!(vanished.objects > 0 && vanished.skipped == 0, "{vanished:?}");
@@ -155,8 +156,8 @@ fn a_cpu_that_vanished_is_emptied_and_one_that_came_late_is_known() {
     program.end();
 }
 
-/// Memory was free, in lists, and a large request failed for want of it because draining came only
-/// after reclaim had found something.
+/// Free memory lies in lists. A large request must find it by draining, even if reclaim has found
+/// nothing.
 #[test]
 fn d7_what_lists_hold_is_had_before_a_contiguous_request_fails() {
     const LIMIT: usize = 16 << 20;
@@ -190,7 +191,7 @@ fn a_cpu_that_cannot_be_fenced_is_tried_again_and_then_reported() {
     let stacks = in_stacks(&mm);
     machine.failing_fences.store(usize::MAX, Relaxed);
     let refused = mm.drain(&Scope::ALL).unwrap();
-    // CPUs that were never used need no fence. How many were is the scheduler's choice.
+    // CPUs that were never used need no fence. The scheduler decides how many were used.
     assert!((1..=refused.cpus).contains(&refused.skipped), "{refused:?}");
     assert_eq!(in_stacks(&mm), stacks, "{refused:?}");
     assert!(refused.retried >= refused.skipped && refused.pages > 0, "what can be had is taken: {refused:?}");
@@ -201,7 +202,7 @@ fn a_cpu_that_cannot_be_fenced_is_tried_again_and_then_reported() {
     program.end();
 }
 
-/// Owners that work, threads that end, and drains of everything, all at once.
+/// Working owners, ending threads, and drains of everything, at the same time.
 #[test]
 fn d1_d2_nothing_is_lost_to_drains_while_owners_work_and_end() {
     let seed = seed();
@@ -214,7 +215,7 @@ fn d1_d2_nothing_is_lost_to_drains_while_owners_work_and_end() {
                 .map(|number| {
                     let mm = &mm;
                     scope.spawn(move || {
-                        // Each generation of threads ends with what it cached left behind.
+                        // Each generation of threads leaves its cached memory behind.
                         for generation in 0..6 {
                             std::thread::scope(|scope| {
                                 scope.spawn(move || {

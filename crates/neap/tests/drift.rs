@@ -1,11 +1,10 @@
-//! Many operations leave no drift: what groups are charged with is what was allocated for them, to
-//! the byte, however often.
+//! Many operations leave no drift: groups are charged with exactly the bytes that were allocated
+//! for them.
 //!
-//! Method: threads charge by hand, allocate as members of groups, and have per-CPU data, each with
-//! sums of its own; groups come and go, and stocks are emptied meanwhile. In the end the sums of
-//! all threads are what the groups use, and when everything was given back nothing is left. A
-//! million operations here; a hundred million by `cargo test --release -p neap --test drift --
-//! --ignored`.
+//! Method: threads charge by hand, allocate in groups, and have per-CPU data, each with its own
+//! sums. Groups are made and deleted, and stocks drained meanwhile. In the end the groups' usage
+//! equals the sums of all threads; when everything is freed nothing is left. A million operations
+//! here; a hundred million by `cargo test --release -p neap --test drift -- --ignored`.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -23,18 +22,18 @@ use std::sync::Barrier;
 const THREADS: u64 = 2;
 const GROUPS: usize = 8;
 
-/// Something that a group pays for.
+/// Memory or a charge that a group pays for.
 enum Held {
     Charge(Payer, u64),
     Memory(*mut u8),
     PerCpu(Handle),
 }
 
-// SAFETY: what a thread has in hands is freed by whichever thread gets it.
+// SAFETY: the memory may be freed by any thread, and each value has one owner.
 unsafe impl Send for Held {}
 
-/// So many operations by one thread; answers what is left of it, and how many bytes that is charged
-/// for.
+/// Makes the given number of operations in one thread. Returns what it still holds, and the bytes
+/// charged for it.
 fn work<P: Platform>(mm: &Mm<P>, groups: &[GroupId], random: &mut Random, operations: u64) -> (Vec<Held>, u64) {
     let (grouped, source) = (mm.groups().unwrap(), mm.per_cpu(Wait::Long).unwrap());
     let owners: Vec<_> = groups.iter().map(|&group| grouped.open_owner(group).unwrap()).collect();
@@ -75,9 +74,9 @@ fn work<P: Platform>(mm: &Mm<P>, groups: &[GroupId], random: &mut Random, operat
 fn give<P: Platform>(mm: &Mm<P>, what: Held) {
     match what {
         Held::Charge(payer, bytes) => mm.groups().unwrap().uncharge(payer, bytes),
-        // SAFETY: it is the caller's, who does not use it any more.
+        // SAFETY: the value is the only owner of the memory, and is consumed.
         Held::Memory(memory) => unsafe { mm.free(memory) },
-        // SAFETY: as above.
+        // SAFETY: the value is the only owner of the allocation, and is consumed.
         Held::PerCpu(handle) => _ = unsafe { mm.per_cpu(Wait::Long).unwrap().free(handle) }.unwrap(),
     }
 }
@@ -97,7 +96,7 @@ fn nothing_drifts(operations: u64) {
                 let (held, bytes) = work(mm, groups, &mut Random(seed + thread), operations / THREADS);
                 all.fetch_add(bytes, Relaxed);
                 barrier.wait();
-                // Compared by the test.
+                // The test compares sums here.
                 barrier.wait();
                 held.into_iter().for_each(|what| give(mm, what));
             });
@@ -127,7 +126,7 @@ fn nothing_drifts(operations: u64) {
     for id in groups.iter().copied().chain([top]) {
         assert_eq!(grouped.used(id), Ok(0));
     }
-    // What caches keep is paid for still.
+    // Cached objects are still charged.
     mm.release_all();
     assert_eq!(grouped.drain(GroupId::ROOT), 0);
     assert_eq!(grouped.info(top).unwrap().charged, 0);

@@ -1,10 +1,9 @@
-//! Frees that must not go unnoticed, at once or later: each ends the process by SIGABRT after one
-//! line that says what is wrong.
+//! Wrong frees: each ends the process by SIGABRT, at once or later, after one line that names the
+//! error.
 //!
-//! Goal: every kind of wrong pointer, in every place its memory may be by then, in both kinds of
-//! slots, and whether or not somebody pays for the memory, is named for what it is; and what two
-//! threads free at the same moment is never handed out twice. Method: each case is a process of its
-//! own, this program again.
+//! Goal: every kind of wrong pointer is named, in every place that its memory may be in by then, in
+//! both kinds of slots, and with or without a payer. An object that two threads free at the same
+//! moment is never handed out twice. Method: each case is a process of its own, this program again.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
@@ -24,10 +23,10 @@ use std::collections::BTreeSet;
 
 type Manager = Opened<Shared<Linux>>;
 
-/// Kinds of slots, with memory that nobody pays for and memory of a group.
+/// Kinds of slots, with memory without a payer, and memory of a group.
 const KINDS: [&str; 4] = ["rseq", "atomic", "rseq, in a group", "atomic, in a group"];
 
-/// A manager for a kind; the thread is in a group if that is what the kind says.
+/// Opens a manager for a kind. The thread is in a group if the kind says so.
 fn manager(kind: &str) -> Manager {
     let (machine, options) = linux(kind.starts_with("rseq"));
     let mm = Opened::new(machine, &options).unwrap();
@@ -39,12 +38,12 @@ fn manager(kind: &str) -> Manager {
 }
 
 fn free(mm: &Manager, pointer: *mut u8) {
-    // SAFETY: not at all, that is the point; the process ends where it is wrong.
+    // SAFETY: unsound by design: the tested checks end the process at a wrong pointer.
     unsafe { mm.free(pointer) };
 }
 
 fn reallocate(mm: &Manager, pointer: *mut u8, size: usize) -> *mut u8 {
-    // SAFETY: as above.
+    // SAFETY: unsound by design: the tested checks end the process at a wrong pointer.
     unsafe { mm.reallocate(pointer, size) }
 }
 
@@ -53,7 +52,7 @@ fn free_elsewhere(mm: &Manager, pointer: *mut u8) {
     std::thread::scope(|scope| _ = scope.spawn(move || free(mm, with_exposed_provenance_mut(address))));
 }
 
-/// A freed object, with another one beside it that keeps its slab.
+/// Returns a freed object. Another one beside it keeps its slab.
 fn freed(mm: &Manager, size: usize) -> *mut u8 {
     let (object, _kept) = (mm.allocate(size), mm.allocate(size));
     free(mm, object);
@@ -164,7 +163,7 @@ fn case(name: &str, mm: &Manager) {
         "size of an inside" => _ = mm.usable_size(mm.allocate(640).wrapping_add(16)),
         "before anything" => {
             let closed: Mm<Linux> = Mm::new(Hooks { open: |_| (), spawn: None, ticked: None });
-            // SAFETY: the process ends.
+            // SAFETY: the free of a foreign pointer ends the process.
             unsafe { closed.free(first) };
         }
         other => panic!("no such case: {other}"),
@@ -182,7 +181,7 @@ fn the_memory_of_cases_in_a_group_is_paid_for() {
     }
 }
 
-/// Runs a case where it is told to, and does nothing otherwise.
+/// A test of a process of its own: runs only if told to.
 #[test]
 fn a_case() {
     if let Some(name) = again::case() {
@@ -267,15 +266,15 @@ fn other_calls_than_free() {
     );
 }
 
-/// One try: two threads free one object at the same moment, then everything is taken and given
-/// back. Ends the process before the object is handed out twice, whatever the threads saw.
+/// One try: two threads free one object at the same moment, then everything is allocated and freed.
+/// The process must end before the object is handed out twice, whatever the threads saw.
 fn free_at_once(kind: &str) -> ! {
     let mm = manager(kind);
     let (object, arrived) = (mm.allocate(64).expose_provenance(), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                // AcqRel: both threads start from here, each after the other has come.
+                // AcqRel: each thread starts from here after the other has arrived.
                 arrived.fetch_add(1, Ordering::AcqRel);
                 while arrived.load(Ordering::Acquire) < 2 {
                     core::hint::spin_loop();
@@ -284,7 +283,7 @@ fn free_at_once(kind: &str) -> ! {
             });
         }
     });
-    // Both got away with it: it is in two cells now.
+    // Neither free was caught: the object is in two cells now.
     let mut taken = BTreeSet::new();
     for cpu in [0, 1] {
         // SAFETY: all zeroes is a valid set, which is this function's; where there is no such CPU
@@ -312,8 +311,8 @@ fn a_try() {
     if let Some(kind) = again::case() {
         let tries = number("NEAP_TRIES", 100);
         for _ in 0..tries {
-            // SAFETY: the child uses a manager of its own, and what the C library makes whole in
-            // it.
+            // SAFETY: the child uses a manager of its own, and parts of the C library that fork
+            // leaves whole.
             match unsafe { libc::fork() } {
                 0 => free_at_once(&kind),
                 child => {
@@ -327,7 +326,7 @@ fn a_try() {
     }
 }
 
-/// Best effort: how often the two really meet is up to the machine.
+/// Best effort: the machine decides how often the two threads meet.
 #[test]
 fn an_object_that_two_threads_free_at_once_is_never_handed_out_twice() {
     for kind in KINDS {

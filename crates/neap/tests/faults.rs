@@ -1,10 +1,12 @@
 //! Every system call failing at every position of a fixed program.
 //!
-//! Goal: where the system refuses, an allocation answers null or finds another way, what the
-//! program has keeps its contents, nothing is lost, and once the system has recovered everything
-//! works and goes back. Method: the program runs once to count the calls it makes; then again for
-//! each of them, with that one failing, once and from then on. Virtual machines have no fences to
-//! speak of: those fail on the real system.
+//! Goal: where the system refuses, an allocation returns null or finds another way, the program's
+//! memory keeps its contents, nothing is lost, and once the system has recovered everything works
+//! and is released.
+//!
+//! Method: the program runs once to count its calls. Then it runs again for each of them, with that
+//! one failing, once and from then on. Virtual machines have no real fences: those fail on the real
+//! system.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -19,9 +21,9 @@ use program::{OPTIONS, Opened, Program, Request, linux};
 
 const SIZES: [usize; 8] = [24, 500, 40_000, 3000, 100, 300_000, 20_000, 70];
 
-/// Allocates, moves, frees, ticks and releases; what cannot be had is gone without.
+/// Allocates, moves, frees, ticks and releases. Failed allocations are accepted.
 fn work<P: Platform>(program: &mut Program<'_, P>, now: impl Fn() -> u64) {
-    // Enough in use that fresh memory comes as huge pages.
+    // Enough memory in use that fresh memory comes as huge pages.
     let ballast = program.mm.allocate(20 << 20);
     for step in 0..45_usize {
         Virtual::run_on(step % 2);
@@ -44,11 +46,11 @@ fn work<P: Platform>(program: &mut Program<'_, P>, now: impl Fn() -> u64) {
             _ => {}
         }
     }
-    // SAFETY: allocated above, if at all, and used by nobody.
+    // SAFETY: allocated above, or null, and not used.
     unsafe { program.mm.free(ballast) };
 }
 
-/// Runs the program on a system that may fail, lets that recover, and runs it again.
+/// Runs the program on a system that may fail, lets the system recover, and runs the program again.
 fn survives<P: Platform>(machine: &Shared<P>, options: &Options, recover: impl Fn(), what: &str) {
     let Ok(mm) = Opened::new(machine.clone(), options) else { return recover() };
     let mut program = Program::new(&mm);
@@ -60,7 +62,7 @@ fn survives<P: Platform>(machine: &Shared<P>, options: &Options, recover: impl F
     program.end();
 }
 
-/// `nodes`: the nearest of each CPU.
+/// Runs it on a virtual machine. `nodes`: the nearest of each CPU.
 fn on_a_virtual_machine(what: &str, nodes: [usize; 2], prepare: impl Fn(&Virtual)) -> Shared<Virtual> {
     let machine = Shared::new(Virtual::new(4096, 2).with_nodes(&nodes).with_scarce_address_space());
     prepare(&machine);
@@ -77,7 +79,7 @@ fn every_call_fails_at_every_position_once_and_from_then_on() {
             // The second half of a run is after the recovery.
             let calls = faultless.made(call).div_ceil(2) + 2;
             println!("{call:?} is made {} times", faultless.made(call));
-            // The program has no per-CPU data, and keeps no memory that rests.
+            // The program has no per-CPU data, and keeps no resting memory.
             let never =
                 matches!(call, Call::Fence | Call::MovePages | Call::Reserve | Call::Open | Call::ReleaseLazily)
                     || call == Call::Bind && nodes == [0, 0];
@@ -92,8 +94,8 @@ fn every_call_fails_at_every_position_once_and_from_then_on() {
     }
 }
 
-/// Where memory can be neither given back, nor populated, nor moved, the calls for that must be as
-/// if they were not there.
+/// Where memory can be neither released, nor populated, nor moved, the failing calls have no
+/// effect.
 #[test]
 fn p3_a_system_that_takes_nothing_back_is_a_system_all_the_same() {
     let machine = on_a_virtual_machine("nothing is taken back", [0, 1], |machine| {
@@ -132,7 +134,7 @@ fn every_fence_fails_once_and_from_then_on() {
     }
 }
 
-/// A failed fence means that nothing was taken: the tick says so, and a later one does it.
+/// A failed fence drains nothing: the tick says so, and a later one does it.
 #[test]
 fn a_tick_whose_fence_fails_skips_and_a_later_one_drains() {
     let (machine, options) = linux(true);

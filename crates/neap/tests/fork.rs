@@ -1,11 +1,13 @@
 //! Fork while threads allocate.
 //!
 //! Goal: a child forked at any moment finds every object and page in exactly one place, no mutex
-//! held, and can use every class at once; its parent goes on, and forks of two threads wait for
-//! each other; in both kinds of slots. Method: this program has neap as its allocator; threads keep
-//! their stacks moving and check what they have; two threads fork, and each child proves the sums,
-//! allocates and frees in all classes and as runs, proves them again, forks a child of its own, and
-//! ends. `NEAP_FORKS` sets how many there are.
+//! held, and can use every class at once. Its parent goes on. Forks of two threads wait for each
+//! other. In both kinds of slots.
+//!
+//! Method: this program has neap as its allocator. Threads keep their stacks moving and check their
+//! memory. Two threads fork. Each child verifies the manager, allocates and frees in all classes
+//! and as runs, verifies again, forks a child of its own, and ends. `NEAP_FORKS` sets the number of
+//! forks.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
@@ -23,7 +25,7 @@ use program::{Program, Request};
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
 
-/// One of them never leaves the fast paths.
+/// Number of working threads, of which one never leaves the fast paths.
 const WORKERS: u64 = 3;
 const FORKERS: u64 = 2;
 
@@ -52,13 +54,13 @@ fn uses_everything() {
     }
 }
 
-/// Runs `body` in a forked child, which is to come to its end.
+/// Runs `body` in a forked child, which must end normally.
 fn in_a_child(body: impl FnOnce()) {
-    // SAFETY: that a child may use the allocator is what is tested; it ends by _exit.
+    // SAFETY: using the allocator in a child is what this tests; the child ends by `_exit`.
     match unsafe { libc::fork() } {
         0 => {
             let done = std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)).is_ok();
-            // SAFETY: nothing of the harness is to run in the child.
+            // SAFETY: ends the child without running code of the harness.
             unsafe { libc::_exit(if done { 0 } else { 1 }) }
         }
         child => {
@@ -77,7 +79,7 @@ fn child(number: u64) {
     if number.is_multiple_of(10) {
         PROCESS.release_all();
         PROCESS.tick(u64::MAX / 2);
-        // Threads of its own work as well, and so do its children.
+        // Threads and children of the child work as well.
         std::thread::scope(|scope| _ = scope.spawn(uses_everything));
         in_a_child(|| {
             proves(IN_HANDS);
@@ -87,7 +89,7 @@ fn child(number: u64) {
     proves(IN_HANDS);
 }
 
-/// Allocates and frees in a few classes, with a look at every byte, until it is told to stop.
+/// Allocates and frees in a few classes, checks every byte, until told to stop.
 fn works(seed: u64, stop: &AtomicBool) {
     const SIZES: [usize; 8] = [16, 64, 64, 200, 1000, 5000, 30_000, 50_000];
     let (mut program, mut random) = (Program::new(&PROCESS), Random(seed));
@@ -102,7 +104,7 @@ fn works(seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Allocates and frees so little that no gate is on its way.
+/// Allocates and frees so little that it never enters the gate.
 fn stays_hot(stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         for _ in 0..1000 {
@@ -118,7 +120,7 @@ fn stays_hot(stop: &AtomicBool) {
     }
 }
 
-/// Runs where it is told to, and does nothing otherwise.
+/// A test of a process of its own: runs only if told to.
 #[test]
 fn forks() {
     if again::case().is_none() {

@@ -1,9 +1,9 @@
 //! neap as Rust's global allocator.
 //!
-//! Goal: a program made of std's collections runs on `neap::Neap`, on several threads, with
-//! contents that are right and sums that are right; threads that come and go leave no more than a
-//! few leave; alignment and zeroes are as `GlobalAlloc` asks. Method: this very test program,
-//! harness included, has `Neap` as its allocator, and asks the process's manager.
+//! Goal: a program of std's collections runs on `neap::Neap`, on several threads, with right
+//! contents and sums. Threads that come and go leave no more than a few leave. Alignment and zeroes
+//! are as `GlobalAlloc` requires. Method: this test program, harness included, has `Neap` as its
+//! allocator, and queries the process's manager.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
@@ -25,7 +25,7 @@ fn proves() {
     PROCESS.verify(64).unwrap_or_else(|finding| panic!("{finding}"));
 }
 
-/// The same words in many collections; answers how many different ones there are.
+/// Puts the same words into many collections. Returns the number of different ones.
 fn collections(seed: u64) -> usize {
     let numbers: Vec<u64> = (0..20_000_u64).map(|n| (n ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 50).collect();
     let words: Vec<String> = numbers.iter().map(|n| format!("word {n} {}", "x".repeat(*n as usize % 300))).collect();
@@ -58,7 +58,7 @@ fn collections_on_several_threads() {
             })
             .collect();
         drop(send);
-        // What one thread allocated is freed by another.
+        // Memory of one thread is freed by another.
         let received: usize = receive.iter().map(|words| words.len()).sum();
         assert_eq!(received, THREADS as usize * 199 * 100);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -91,7 +91,7 @@ fn layouts_of_every_alignment() {
     proves();
 }
 
-/// A small thread: some blocks of its own, some that it leaves to others.
+/// A small thread: some blocks of its own, some that it leaves to other threads.
 fn small_thread(number: usize) -> Vec<Box<[u8]>> {
     let mut held: Vec<Box<[u8]>> = (0..200).map(|n| vec![number as u8; 1 + n * 13 % 900].into_boxed_slice()).collect();
     assert!(held.iter().all(|bytes| bytes.iter().all(|byte| *byte == number as u8)));
@@ -108,14 +108,15 @@ fn threads(count: usize) -> u64 {
     usage.used_bytes + usage.cached_bytes + usage.free_bytes
 }
 
-/// Runs where it is told to, and does nothing otherwise.
+/// A test of a process of its own: runs only if told to.
 #[test]
 fn many_threads() {
     if again::case().is_some() {
         let few = threads(8);
         let many = threads(1000);
         println!("{few} bytes after 8 threads, {many} after 1000 more");
-        // A leak of one block a thread would be 90 MB; a CPU more whose stacks are in use is one.
+        // A leak of one block a thread would be 90 MB; one more CPU with stacks in use is about 1
+        // MB.
         assert!(many <= few + (4 << 20), "{many} bytes after 1000 threads, {few} after 8");
         proves();
     }

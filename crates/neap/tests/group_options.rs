@@ -34,7 +34,7 @@ fn at_a_limit_malloc_fails_only_if_it_is_to() {
             let used = groups.used(group).unwrap();
             assert_eq!((had == blocks.len(), used <= 1 << 20), (!refuse, refuse), "{had} of {size} bytes, {used} used");
             assert!(used >= (had * size) as u64);
-            // SAFETY: the blocks are this test's; null is nothing.
+            // SAFETY: the blocks are this test's, or null.
             blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
             assert_eq!(groups.used(group), Ok(0));
         }
@@ -80,7 +80,7 @@ fn groups_of_threads_go_with_them_and_those_that_are_only_named_so_stay() {
     // No thread has this id: there are at most 2^22.
     let own = groups.create(GroupId::ROOT, "worker:99999999").unwrap();
     let work = || {
-        // SAFETY: a thread's id is asked for, and what was allocated is freed.
+        // SAFETY: the call reads this thread's id; the memory was allocated here and is freed once.
         unsafe {
             mm.free(mm.allocate(100));
             libc::gettid()
@@ -91,7 +91,7 @@ fn groups_of_threads_go_with_them_and_those_that_are_only_named_so_stay() {
     });
     let path = format!("first:{thread}");
     assert!(groups.find(GroupId::ROOT, &path).is_ok());
-    // It has ended for the kernel a moment after it has for its maker.
+    // The kernel sees the end of the thread a moment after its creator.
     let mut ticks = 0..;
     while groups.find(GroupId::ROOT, &path).is_ok() {
         mm.tick(ticks.next().unwrap());

@@ -1,4 +1,5 @@
-//! The process's groups: the doc's promises, and threads that charge, delete and drain for real.
+//! The process's groups: the promises of the documentation, and threads that charge, delete and
+//! drain.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Instant;
 /// Tests that look at the whole tree take turns.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Lets maintenance, or this thread in its place, do what waits, until `done`.
+/// Waits until `done`, while maintenance, or this thread in its place, works.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !done() {
@@ -100,7 +101,7 @@ fn a_refusal_says_who_holds_the_memory() {
     }
 }
 
-/// In a process that is left alone nobody ticks, and no thread is made for it.
+/// An idle process does not tick, and no thread is made for that.
 #[test]
 fn what_a_deleted_group_leaves_ends_though_nobody_ticks() {
     let _alone = ALONE.lock().unwrap();
@@ -116,9 +117,8 @@ fn what_a_deleted_group_leaves_ends_though_nobody_ticks() {
     drop(outliving);
 }
 
-/// Threads charge and free on all CPUs, groups come and go under them, stocks are drained and
-/// limits change: no group is ever charged beyond its limit, and in the end nothing is left of
-/// anything.
+/// Threads charge and free on all CPUs, while groups are made and deleted, stocks are drained and
+/// limits change. No group is ever charged beyond its limit, and in the end no charge is left.
 #[test]
 fn more_than_can_be_counted_is_refused_to_everybody() {
     let _alone = ALONE.lock().unwrap();
@@ -166,7 +166,7 @@ fn l21_a_storm_leaves_nothing_behind() {
                         let group = Group::find_or_create(&format!("storm/{}", random % 4)).unwrap_or(top);
                         match group.charge(1 + random % 100_000) {
                             Ok(charge) => {
-                                // An independent counter: what was granted and not given back.
+                                // An independent counter of the granted bytes.
                                 let sum = outside.fetch_add(charge.bytes(), Ordering::SeqCst) + charge.bytes();
                                 assert!(sum <= MAX, "{sum} bytes charged beyond the limit");
                                 held.push(charge);
@@ -199,7 +199,7 @@ fn l21_a_storm_leaves_nothing_behind() {
     println!("{} charges were refused", refused.load(Ordering::Relaxed));
     assert_eq!((top.used(), outside.load(Ordering::Relaxed)), (Ok(0), 0));
     Group::ROOT.drain().unwrap();
-    // Who was on the way through a group while it was deleted has counted there.
+    // A thread that was charging a group while it was deleted has counted there.
     until("that the deleted ones are gone", || count().unwrap().dying == 0);
     let info = top.info().unwrap();
     assert_eq!((info.charged, info.kinds), (0, [0; Kind::ALL.len()]));
@@ -245,7 +245,7 @@ fn a_charge_that_waits_is_woken_by_neaps_thread() {
     group.delete().unwrap();
 }
 
-/// Listeners hear what happens from neap's thread, and that the group is gone.
+/// neap's thread tells listeners of events, and of the end of the group.
 #[test]
 fn l13_events_are_delivered_before_the_group_is_gone_and_not_after() {
     let _alone = ALONE.lock().unwrap();

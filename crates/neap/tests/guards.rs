@@ -9,7 +9,7 @@ static ALLOCATOR: neap::Neap = neap::Neap;
 fn guards_may_be_dropped_in_any_order() {
     let groups = ["a", "b", "c"].map(|name| Group::create(&format!("asking/guards/{name}")).unwrap());
     let used = || groups.map(|group| group.used().unwrap());
-    // Which group an allocation is charged to, if any.
+    // Returns the group that an allocation is charged to, if any.
     let paying = || {
         let before = used();
         let kept = core::hint::black_box(Vec::<u8>::with_capacity(1 << 20));

@@ -1,5 +1,5 @@
-//! What threads allocate in groups: charged where they are, uncharged where it is freed, whoever
-//! frees it.
+//! Allocations of threads in groups: charged where they are made, uncharged where they are freed,
+//! by whichever thread.
 
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
@@ -15,17 +15,17 @@ use std::time::Instant;
 /// Tests that look at the whole tree take turns.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Threads besides the one that verifies, each of which may have an object in hands: two that work,
-/// neap's, and those of the other tests, some of which only just begin.
+/// Threads besides the verifying one that may have an object in hands: two that work, neap's, and
+/// those of other tests, some of which only begin.
 const OTHERS: u64 = 16;
 
-/// How long what others do may take.
+/// Longest wait for the work of other threads.
 const WHILE: Duration = Duration::from_secs(20);
 
 const SIZES: [usize; 9] = [1, 16, 100, 1024, 4096, 20_000, 32_768, 100_000, 5 << 20];
 
-/// What a group uses, as soon as that is `expected`, else what it still says after a while: it is
-/// about so while others allocate or free, which the harness does and neap's own thread.
+/// Returns the usage of a group, as soon as it is `expected`, else its value after a while. It is
+/// approximate while other threads allocate or free; the harness and neap's thread do.
 fn used(group: Group, expected: u64) -> Result<u64, Denied> {
     let end = Instant::now() + WHILE;
     loop {
@@ -76,7 +76,7 @@ fn memory_that_grows_and_shrinks_is_charged_for_what_it_is() {
         assert_eq!(used(group, usable), Ok(usable), "{size} bytes");
     }
     drop(inside);
-    // Outside it is nobody's where it moves.
+    // Outside the group the moved memory has no payer.
     memory.resize(1 << 20, 1);
     assert_eq!(used(group, 0), Ok(0));
     drop(memory);
@@ -105,7 +105,7 @@ fn groups_nest_and_threads_have_their_own() {
     two.delete().unwrap();
 }
 
-/// Freed objects stay paid for while caches have them: slack, which a limit takes back.
+/// Freed objects stay charged while caches have them; a limit takes that slack back.
 #[test]
 fn what_caches_keep_is_charged_until_a_limit_wants_it() {
     let _alone = ALONE.lock().unwrap();
@@ -132,7 +132,7 @@ fn what_caches_keep_is_charged_until_a_limit_wants_it() {
     PROCESS.verify(OTHERS).unwrap();
 }
 
-/// L18: five hundred groups, each with an object that outlives it.
+/// Five hundred groups, each with an object that outlives it.
 #[test]
 fn l18_objects_of_deleted_groups_pin_nothing_and_are_their_parents() {
     let _alone = ALONE.lock().unwrap();
@@ -167,7 +167,7 @@ fn a_thread_whose_group_is_deleted_goes_on_in_its_heir() {
     let inside = child.enter().unwrap();
     let before = black_box(vec![0_u8; 5000]);
     child.delete().unwrap();
-    // What was stocked for the child may still be used.
+    // The stock of the child may still be used.
     parent.drain().unwrap();
     let after = black_box(vec![0_u8; 5000]);
     drop(inside);
@@ -193,7 +193,7 @@ fn beyond_a_limit_memory_is_had_and_counted() {
     group.delete().unwrap();
 }
 
-/// Threads in groups that come and go, whose memory is freed by others.
+/// Threads in groups that come and go. Other threads free their memory.
 #[test]
 fn l21_a_storm_of_threads_in_groups_leaves_nothing_behind() {
     let _alone = ALONE.lock().unwrap();
@@ -240,7 +240,7 @@ fn l21_a_storm_of_threads_in_groups_leaves_nothing_behind() {
     PROCESS.verify(OTHERS).unwrap();
 }
 
-/// A child has the parent's groups, whatever its other threads were doing, and goes on with them.
+/// A child has the parent's groups, whatever its other threads were doing, and can use them.
 #[test]
 fn a_child_has_its_parents_groups() {
     let _alone = ALONE.lock().unwrap();
@@ -267,8 +267,7 @@ fn a_child_has_its_parents_groups() {
             });
         }
         for _ in 0..50 {
-            // SAFETY: the child uses nothing but the allocator and groups, which are tested for
-            // this, and ends.
+            // SAFETY: the child uses only the allocator and groups, which support that, and ends.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let mut wrong = i32::from(PROCESS.verify(OTHERS).is_err());

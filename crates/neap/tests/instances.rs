@@ -1,10 +1,11 @@
 //! Many managers of different shape in one process.
 //!
-//! Goal: managers know nothing of each other; each keeps its contents while the others work; and
-//! one that is closed leaves nothing mapped. Method: eight managers at once, of every page size,
-//! one to eight CPUs, both kinds of slots, with and without a limit, used in turn by one program
-//! each; then the process's mappings are compared with where their memory was, and with what was
-//! mapped before.
+//! Goal: managers are independent of each other; each keeps its contents while others work; a
+//! closed one leaves nothing mapped.
+//!
+//! Method: eight managers at once, of every page size, one to eight CPUs, both kinds of slots, with
+//! and without a limit, each used by one program, in turn. Then the process's mappings are compared
+//! with the former places of their memory, and with earlier mappings.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -22,14 +23,14 @@ use program::{OPTIONS, Opened, Program, Request, linux};
 trait Instance {
     fn step(&mut self, step: usize);
     fn verify(&self);
-    /// Gives everything back and closes the manager; answers where its memory was.
+    /// Frees everything and closes the manager. Returns the range of its memory.
     fn end(&mut self) -> Range<usize>;
 }
 
 struct Owned<P: Platform + 'static> {
     program: Option<Program<'static, P>>,
     mm: *mut Opened<P>,
-    /// Where its memory was.
+    /// The range of its memory.
     span: Option<Range<usize>>,
 }
 
@@ -73,7 +74,7 @@ impl<P: Platform + 'static> Instance for Owned<P> {
 
     fn end(&mut self) -> Range<usize> {
         self.program.take().unwrap().end();
-        // SAFETY: made in `boxed`, and nobody borrows it any more.
+        // SAFETY: made in `boxed`, and no longer borrowed.
         drop(unsafe { Box::from_raw(self.mm) });
         self.span.take().expect("it had some memory")
     }
@@ -109,7 +110,7 @@ fn mappings() -> (usize, Vec<Range<usize>>) {
     (all.iter().map(Range::len).sum(), all)
 }
 
-/// Interleaved work of eight managers; answers where their memory was.
+/// Interleaved work of eight managers. Returns the ranges of their memory.
 fn round() -> Vec<Range<usize>> {
     let mut all = eight();
     for step in 0..600 {
@@ -123,7 +124,7 @@ fn round() -> Vec<Range<usize>> {
 
 #[test]
 fn eight_managers_work_side_by_side_and_leave_nothing() {
-    // What the process itself maps on first use is there after one round.
+    // After one round, the process's own mappings of first use are there.
     round();
     let (before, _) = mappings();
     for _ in 0..4 {
@@ -149,7 +150,7 @@ fn a_manager_that_could_not_be_opened_opens_later() {
     program.end();
 }
 
-/// The first allocation of a process runs on whatever stack asks for it, and every page of it is a
+/// The first allocation of a process runs on the stack of any caller, and each page of it is a page
 /// fault.
 #[test]
 fn a_manager_opens_on_a_small_stack() {
@@ -165,6 +166,6 @@ fn a_manager_opens_on_a_small_stack() {
         std::thread::Builder::new().stack_size(32 << 10).spawn_scoped(scope, open).unwrap().join().unwrap();
     });
     mm.verify(0).unwrap();
-    // SAFETY: nothing of it is used any more.
+    // SAFETY: no memory of the manager is used any more.
     unsafe { mm.close() };
 }

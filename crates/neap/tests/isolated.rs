@@ -1,10 +1,11 @@
-//! Isolated CPUs: nothing that a manager does interrupts them.
+//! Isolated CPUs: no work of a manager interrupts them.
 //!
-//! Goal: an isolated CPU's caches work, and are emptied from outside without a fence; the others
-//! have sequences as ever; fork and proofs fence the others only; while an isolated CPU runs the
-//! process nothing is released or moved by itself, which is said, and does not keep the maintenance
-//! thread awake; explicit calls release. Method: the real system with CPUs declared isolated, and
-//! virtual machines that count calls.
+//! Goal: an isolated CPU's caches work, and are drained from outside without a fence. Other CPUs
+//! have sequences. Fork and verification fence only the others. While an isolated CPU runs the
+//! process ticks release and move nothing, report that, and do not keep the maintenance thread
+//! awake. Explicit calls release.
+//!
+//! Method: the real system with CPUs declared isolated, and virtual machines that count calls.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -39,7 +40,7 @@ fn in_stacks<P: Platform>(mm: &Mm<P>) -> u64 {
     mm.classes().iter().map(|class| class.in_slots).sum()
 }
 
-/// Runs `body` on a thread that stays on a CPU; `None` where the process may not run there.
+/// Runs `body` on a thread that stays on a CPU. `None` if the process may not run there.
 fn on<T: Send>(cpu: usize, body: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(move || {
@@ -70,8 +71,8 @@ fn where_all_cpus_are_isolated_there_is_no_fence_ever() {
     assert_eq!(machine.fences.load(Relaxed), 0);
 }
 
-/// What a CPU caches and what a drain of it from another one costs in fences, with CPU 0 isolated
-/// or not.
+/// Returns the fences of a drain of a CPU from CPU 1, with the CPUs of a list isolated. `None` if
+/// there are no sequences, or the process may not run on one of the two.
 fn fences_of_a_drain(isolated: &str, cpu: usize) -> Option<usize> {
     let machine = Shared::new(Linux::probe().with_isolated(&set(isolated)));
     machine.rseq_offset()?;
@@ -86,7 +87,7 @@ fn fences_of_a_drain(isolated: &str, cpu: usize) -> Option<usize> {
         machine.fences.load(Relaxed) - before
     };
     let fences = on(1, drain)?;
-    // The whole adds up, which takes closing every sequence that there is.
+    // The whole manager is verified, which closes all sequences.
     Program::new(&mm).end();
     Some(fences)
 }
@@ -134,7 +135,7 @@ fn threads_come_and_go_between_isolated_cpus_and_others() {
             });
         }
     });
-    // Where a CPU is not to be had its blocks were not freed.
+    // If a CPU is not available its blocks were not freed.
     if on(0, || ()).is_some() && on(1, || ()).is_some() {
         Program::new(&mm).end();
     }
@@ -153,9 +154,9 @@ fn nothing_is_released_or_moved_while_an_isolated_cpu_runs_the_process() {
         ticks.inspect(|tick| assert!(tick.held && tick.pages.released == 0)).map(|tick| tick.left).collect();
     assert!(left[0] && !left[19], "waiting keeps nobody awake: {left:?}");
     assert!(released() == 0 && mm.usage().cached_bytes == 0 && mm.usage().free_bytes > 1 << 20, "{:?}", mm.usage());
-    // An explicit call is one.
+    // An explicit call releases.
     assert!(mm.release_all() && released() > 0);
-    // Page tables are not moved either: blocks that cannot grow where they are are copied.
+    // Page tables are not moved either: blocks that cannot grow in place are copied.
     let mut grow = |sizes: [usize; 3]| {
         let start = |program: &Program<'_, Shared<Virtual>>| *program.blocks.keys().next_back().unwrap();
         for mib in sizes {
@@ -168,7 +169,7 @@ fn nothing_is_released_or_moved_while_an_isolated_cpu_runs_the_process() {
         machine.made(Call::MovePages)
     };
     assert_eq!(grow([1, 5, 20]), 0);
-    // And when it does not any more, all goes its way.
+    // Once the isolated CPU is not in use, memory is released again.
     machine.use_isolated_cpu(false);
     assert_eq!(grow([1, 5, 20]), 0, "calls go by the last look, for an interval");
     machine.advance(250_000_000);
@@ -183,7 +184,7 @@ fn nothing_is_released_or_moved_while_an_isolated_cpu_runs_the_process() {
     program.end();
 }
 
-/// A tick is work that the CPU was isolated from.
+/// Ticks do not run on isolated CPUs.
 #[test]
 fn a_call_on_an_isolated_cpu_makes_no_thread_and_no_tick() {
     static THREADS: AtomicU32 = AtomicU32::new(0);

@@ -1,9 +1,10 @@
 //! Large blocks that are resized: in place, by moving page tables, and by copying.
 //!
-//! Goal: a block keeps its contents whichever way it grows or shrinks, also where its pages come
-//! from several earlier moves, where moving fails, and where it is not worth it; what a move leaves
-//! behind is free, and counted as such; and the gained part of a block is the program's alone.
-//! Method: random chains of reallocations of blocks that stand in each other's way, every byte
+//! Goal: a block keeps its contents whichever way it grows or shrinks, also if its pages come from
+//! several earlier moves, if moving fails, or is not worth it. Pages that a move leaves are free,
+//! and counted as such. The gained part of a block is the program's alone.
+//!
+//! Method: random chains of reallocations of blocks that are in each other's way, every byte
 //! patterned, on virtual machines and on the real system, with moves that fail now and then.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
@@ -68,8 +69,7 @@ fn chains_of_reallocations_on_the_real_system() {
     chains(&machine, &Options { huge: false, ..options }, |_| ());
 }
 
-/// A run that lies partly in what was moved and partly in what was not is several mappings to the
-/// kernel.
+/// A run that lies partly in moved pages is several mappings of the kernel.
 #[test]
 fn a_block_whose_pages_were_moved_in_parts_moves_as_well() {
     const PART: usize = 512 << 10;
@@ -78,8 +78,8 @@ fn a_block_whose_pages_were_moved_in_parts_moves_as_well() {
         let mm = Opened::new(machine, &Options { huge: false, ..options }).unwrap();
         let mut program = Program::new(&mm);
         let request = |size| Request { size, align: 1, zeroed: false };
-        // Neighbours, so that nothing grows in place: every second one moves away, and comes back
-        // over the gap.
+        // Neighbours, so that none grows in place: every second one moves away, and returns over
+        // the gap.
         (0..16).for_each(|_| assert!(program.allocate(request(PART))));
         for _ in 0..3 {
             for (n, start) in program.blocks.keys().copied().collect::<Vec<_>>().into_iter().enumerate() {
@@ -89,7 +89,7 @@ fn a_block_whose_pages_were_moved_in_parts_moves_as_well() {
             }
             program.verify();
         }
-        // All of it free again, and taken as whole blocks over all those mappings.
+        // All of it is freed, and allocated as whole blocks over all those mappings.
         while let Some((start, _)) = program.blocks.first_key_value() {
             program.free(*start);
         }

@@ -1,10 +1,11 @@
 //! The option `limit`: allocations fail beyond it, and only when nothing is left to give up.
 //!
-//! Goal: a manager never has more pages in use than its limit; before an allocation fails
-//! everything cached anywhere has been given up for it; after frees allocations succeed again; a
-//! failed realloc changes nothing; and no figure of the usage wraps around at the edges. Method:
-//! small limits on virtual machines of every page size and on the real system with both kinds of
-//! slots, filled to the brim and emptied again, in several sizes after one another.
+//! Goal: a manager never has more pages in use than its limit allows. Before an allocation fails
+//! all caches are emptied. After frees allocations succeed again. A failed realloc changes nothing.
+//! No counter wraps around at the edges.
+//!
+//! Method: small limits on virtual machines of every page size, and on the real system with both
+//! kinds of slots, filled and emptied again, in several sizes one after another.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -23,13 +24,13 @@ fn request(size: usize) -> Request {
     Request { size, align: 1, zeroed: false }
 }
 
-/// Pages that the limit leaves beside the tables.
+/// Pages that the limit leaves for pages, beside the tables.
 fn left_for_pages<P: Platform>(mm: &Opened<P>) -> usize {
     let numbers = mm.node(0).unwrap();
     (numbers.budget.unwrap() - numbers.table_pages) as usize
 }
 
-/// Allocates one size until there is no more; answers how many blocks.
+/// Allocates blocks of one size until memory is used up. Returns their number.
 fn fill<P: Platform>(program: &mut Program<'_, P>, size: usize) -> usize {
     (0..).take_while(|n| (*n < LIMIT) && program.allocate(request(size))).count()
 }
@@ -44,8 +45,7 @@ fn limited<P: Platform>(machine: Shared<P>, options: &Options) {
     let page_size = machine.page_size();
     let mm = Opened::new(machine, &Options { limit: LIMIT as u64, ..*options }).unwrap();
     let mut program = Program::new(&mm);
-    // What one size leaves cached is all given up for the next; nothing is freed to the system in
-    // between.
+    // Caches that one size leaves are emptied for the next; nothing is released in between.
     for size in [64, 30_000, 100, 1 << 20, 2000, 16, 5000, 200_000, 64] {
         let count = fill(&mut program, size);
         let class = Class::of_layout(size, 1, page_size);
@@ -63,11 +63,11 @@ fn limited<P: Platform>(machine: Shared<P>, options: &Options) {
             "{usage:?}"
         );
         program.verify();
-        // Full: nothing else goes, a realloc that moves neither, and both can be told from success.
+        // Full: no other size fits, nor a realloc that moves, and both report failure.
         let first = *program.blocks.keys().next().unwrap();
         assert!(!program.reallocate(first, LIMIT));
         assert!(!program.allocate(request(LIMIT / 2)));
-        // One object back, one object out.
+        // One object freed, one object allocated.
         program.free(first);
         assert!(program.allocate(request(size)), "{size} bytes");
         assert!(!program.allocate(request(size)), "{size} bytes");
@@ -76,7 +76,7 @@ fn limited<P: Platform>(machine: Shared<P>, options: &Options) {
     program.end();
 }
 
-/// What can never be had, with a limit or without, costs nobody what is cached.
+/// A request that can never succeed, with or without a limit, empties no cache.
 #[test]
 fn a_request_for_more_than_there_is_empties_nothing() {
     for limit in [0, LIMIT as u64] {
@@ -129,7 +129,7 @@ fn what_other_cpus_have_cached_is_drained_before_an_allocation_fails() {
     program.end();
 }
 
-/// One in thirty stays: what lies between is room for others.
+/// One in thirty stays: the space between is for other sizes.
 #[test]
 fn pages_of_slabs_that_hold_no_object_are_given_up_before_an_allocation_fails() {
     for rseq in [true, false] {
@@ -145,8 +145,7 @@ fn pages_of_slabs_that_hold_no_object_are_given_up_before_an_allocation_fails() 
         let usage = mm.usage();
         assert!(usage.used_bytes + usage.cached_bytes <= LIMIT as u64 && usage.unaccounted_bytes == 0, "{usage:?}");
         program.verify();
-        // And the room is shared from then on: what fits into the holes now is what the run has
-        // left of them.
+        // From now on the space is shared: the holes take what the run leaves of them.
         let more = fill(&mut program, 500);
         assert!(more > count / 4 && more < count * 2 / 3, "{more} of {count}");
         program.verify();
@@ -154,7 +153,7 @@ fn pages_of_slabs_that_hold_no_object_are_given_up_before_an_allocation_fails() 
     }
 }
 
-/// High marks and sums of a zone too small for them went below zero.
+/// High marks and sums of a zone that is too small for them must not wrap below zero.
 #[test]
 fn a3_no_figure_wraps_around_in_the_smallest_managers() {
     let seed = seed();

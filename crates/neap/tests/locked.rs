@@ -1,14 +1,14 @@
-//! A program that locks its memory has of neap's tables what is in use, and not the address space
-//! they are in.
+//! A program that locks its memory locks the used part of neap's tables, and not their whole
+//! address space.
 //!
-//! Method: this process makes per-CPU data, locks all that it has, and later all that it will have,
-//! makes more of it, and looks at what became resident and at what goes back.
+//! Method: this process makes per-CPU data, locks all present memory, and later all future memory.
+//! It makes more data, and checks how much becomes resident and how much is released.
 
 use neap::percpu::PerCpuCounter;
 use neap_base::Linux;
 use neap_percpu::{Owner, PerCpuData, Shape, Wait};
 
-/// More than everything here takes, and less than the address space of one CPU's data.
+/// More than this test uses, and less than the address space of one CPU's data.
 const LITTLE: u64 = 128 << 20;
 
 fn resident() -> u64 {
@@ -16,7 +16,7 @@ fn resident() -> u64 {
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * neap_base::platform::memory::page_size() as u64
 }
 
-/// So many bytes more are resident after `work`.
+/// Returns how many bytes more are resident after `work`.
 fn grown(work: impl FnOnce()) -> u64 {
     let before = resident();
     work();
@@ -38,7 +38,7 @@ fn what_is_locked_is_what_was_touched() {
     let mut locked = true;
     let filled = grown(|| locked = lock(libc::MCL_CURRENT));
     assert!(filled < LITTLE, "{filled} bytes filled");
-    // Before that is used which it reserves.
+    // Before the reserved address space is used.
     if !locked || !lock(libc::MCL_CURRENT | libc::MCL_FUTURE) {
         return;
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
 
-/// A value that says when it is dropped.
+/// A value that counts its drop.
 #[derive(Debug)]
 struct Counted(u32, Arc<AtomicUsize>);
 
@@ -49,7 +49,7 @@ fn values_live_as_long_as_the_list_or_a_handle_has_them() {
     assert_eq!(all(&list, group), [1, 2, 3, 4, 5, 0]);
     let other = LruList::<Counted>::new().unwrap();
     assert!(!other.remove(&handles[1]) && !other.add_again(group, 0, &handles[1]).unwrap(), "it is another list's");
-    // Functions that walks call may do anything, also with what the walk has in hands.
+    // Callbacks of walks may do anything, also with items that the walk holds.
     let mut evicted = Vec::new();
     let walked = list.walk(
         group,
@@ -73,7 +73,7 @@ fn values_live_as_long_as_the_list_or_a_handle_has_them() {
     assert_eq!(dropped.load(Relaxed), 3);
     let walked = list.walk(group, 0, 1, |_| Verdict::Removed, |handle| assert_eq!(handle.0, 2));
     assert_eq!((walked.removed, dropped.load(Relaxed)), (1, 4));
-    // What is on a list goes with it, and what the group had is its parent's before.
+    // A dropped list drops its values; a deleted group's values were its parent's before.
     group.delete().unwrap();
     assert_eq!((list.count(group), all(&list, Group::find("lru").unwrap())), (0, vec![5, 4]));
     verify();
@@ -82,7 +82,8 @@ fn values_live_as_long_as_the_list_or_a_handle_has_them() {
     verify();
 }
 
-/// A value that deletes a group when it is dropped: what is there goes to the parent, where the
+/// A value that deletes a group when it is dropped. The group's values go to the parent, where the
+/// list has been emptied already.
 /// list has been emptied already.
 struct Deleter(Option<Group>, Arc<AtomicUsize>);
 
@@ -104,7 +105,7 @@ fn a_list_goes_with_all_values_while_groups_do() {
     let kept = add(groups[1], None);
     drop(list);
     assert_eq!((dropped.load(Relaxed), parent.children().count()), (4, 0));
-    // Most likely where the other was.
+    // Most likely at the place of the former list.
     let list = LruList::new().unwrap();
     assert!(!list.remove(&kept), "it is on no list any more");
     drop((list, kept));
@@ -161,14 +162,14 @@ fn threads_share_a_list_while_groups_go() {
                     let mut handles = Vec::new();
                     for number in 0..EACH {
                         let group = tenants.children().next().unwrap_or(tenants);
-                        // It may have gone meanwhile, and nobody is known to be its heir.
+                        // The group may have gone meanwhile, without a known heir.
                         match list.add_on(group, 0, Counted(number, dropped.clone())) {
                             Ok(handle) => handles.push(handle),
                             Err(_) => continue,
                         }
                         if number % 3 == thread % 3 {
                             let at = number as usize % handles.len();
-                            // Some go to another group, also out of the hands of a walk.
+                            // Some move to another group, also while a walk holds them.
                             match list.remove(&handles[at]) && number % 2 == 0 {
                                 true => _ = list.add_again(tenants, 0, &handles[at]),
                                 false => drop(handles.swap_remove(at)),
@@ -192,8 +193,8 @@ fn threads_share_a_list_while_groups_go() {
     verify();
 }
 
-/// Forks while other threads are in lists: the child finds none of their locks held, and every list
-/// in order.
+/// Forks while other threads use lists: the child finds none of their locks held, and every list in
+/// order.
 #[test]
 fn a_child_finds_lists_in_order() {
     let list = LruList::new().unwrap();
@@ -214,15 +215,15 @@ fn a_child_finds_lists_in_order() {
             });
         }
         for _ in 0..12 {
-            // SAFETY: the child calls nothing but what it may, and ends.
+            // SAFETY: the child calls functions that support that only, and ends.
             match unsafe { libc::fork() } {
                 0 => {
                     let in_order = PROCESS.verify(64).is_ok();
-                    // Some may be in hands of walks, which are no more.
+                    // Some were held by walks, which do not exist here.
                     let removed = kept.iter().filter(|handle| list.remove(handle)).count();
                     let handle = list.add_on(group, 0, 7);
                     let is_good = in_order && removed == kept.len() && handle.is_ok_and(|handle| list.remove(&handle));
-                    // SAFETY: nothing of the parent's is ended.
+                    // SAFETY: ends the child without ending anything of the parent's.
                     unsafe { libc::_exit(if is_good { 0 } else { 1 }) };
                 }
                 child => {

@@ -1,11 +1,11 @@
 //! Random programs on every kind of machine, against a model of what they have.
 //!
-//! Goal: whatever is allocated, moved, freed and migrated in whatever order, with ticks, releases
-//! and the passing of time in between, no block overlaps another, loses its contents or its
-//! alignment, zeroed memory is zero, and every object and page is in exactly one place; once all is
-//! freed and released, nothing is left. Method: proptest makes sequences of operations and makes
-//! failing ones smaller; `Program` carries them out and is the model; the manager proves its sums
-//! every few steps.
+//! Goal: for any order of allocating, moving, freeing, migrating, ticks, releases and passing time:
+//! no block overlaps another, or loses its contents or its alignment; zeroed memory is zero; every
+//! object and page is in exactly one place. Once all is freed and released, nothing is left.
+//!
+//! Method: proptest makes sequences of operations, and shrinks failing ones. `Program` executes
+//! them and is the model. The manager is verified every few steps.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -23,10 +23,10 @@ use proptest::test_runner::{Config, RngSeed, TestRunner};
 #[derive(Clone, Debug)]
 enum Step {
     Allocate(Request),
-    /// So many blocks of one size, and every n-th stays.
+    /// Number of blocks, their size, and n: every n-th stays.
     Burst(usize, usize, usize),
     Free(usize),
-    /// So many blocks from a place on.
+    /// Number of blocks, and the place of the first.
     FreeMany(usize, usize),
     Reallocate(usize, usize),
     Migrate(usize),
@@ -144,7 +144,7 @@ fn programs_on_pages_of_64_kib() {
 
 #[test]
 fn programs_on_the_real_system_with_both_kinds_of_slots() {
-    // Real time does not pass on demand; ticks do.
+    // Real time cannot be advanced; ticks can be made.
     for rseq in [true, false] {
         programs(|| linux(rseq), |_, _| ());
     }

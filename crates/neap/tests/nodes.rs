@@ -1,9 +1,8 @@
-//! Several nodes, from the program's side: what it gets is near, wherever it was freed, and nothing
-//! is lost between nodes.
+//! Several nodes, from the program's side: memory is near, wherever it was freed, and none is lost
+//! between nodes.
 //!
-//! Method: virtual machines whose CPUs belong to nodes; and the real system with nodes that are
-//! made up, to which its CPUs are dealt out, so that sequences, fences and fork take part. Random
-//! tests print their seed.
+//! Method: virtual machines with CPUs on several nodes, and the real system with simulated nodes,
+//! so that sequences, fences and fork take part. Random tests print their seed.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -16,7 +15,7 @@ use neap_base::platform::Platform;
 use neap_base::virtual_platform::{Call, Virtual};
 use program::{OPTIONS, Opened, Program, Request, nothing_is_kept};
 
-/// Of every kind of class, and runs.
+/// Sizes of every kind of class, and of runs.
 const SIZES: [usize; 8] = [16, 64, 300, 1000, 4096, 20_000, 100_000, 1 << 20];
 
 /// Two CPUs on each of two nodes.
@@ -76,7 +75,7 @@ fn what_is_freed_on_another_node_goes_home_by_way_of_the_barn() {
         assert!(cached(&mm) > 0, "{size} bytes");
         mm.verify(0).unwrap();
     }
-    // Nobody needs any of it, and every node gives its own back.
+    // None of it is used, and every node releases its own.
     (0..20).for_each(|now| _ = mm.tick(now));
     nothing_is_kept(&mm);
     assert_eq!([mm.node(0), mm.node(1)].map(|node| node.unwrap().used), [0, 0]);
@@ -138,7 +137,7 @@ fn a_limit_serves_whoever_comes_and_a_far_slab_before_nothing() {
         far.into_iter().for_each(|block| unsafe { mm.free(block) });
         mm.release_all();
         nothing_is_kept(&mm);
-        // What one node had the other may have, in one piece.
+        // Memory of one node is available to the other, in one piece.
         let run = mm.allocate(14 << 20);
         assert_eq!(mm.node_of(run), Some(other / 2));
         // SAFETY: allocated above.
@@ -146,14 +145,14 @@ fn a_limit_serves_whoever_comes_and_a_far_slab_before_nothing() {
     }
 }
 
-/// Moved page tables keep the memory that they have, and the policy by which they get more.
+/// Moved page tables keep their memory, and the policy for more.
 #[test]
 fn a_run_that_moves_to_another_node_is_copied_and_a_near_one_is_not() {
     let machine = two_by_two();
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let mut program = Program::new(&mm);
-    // Where a run of so many bytes comes to lie when somebody on CPU `to` makes it longer, and the
-    // moves that took.
+    // Allocates a run on CPU `from` and grows it on CPU `to`. Returns its node, and the number of
+    // moves.
     let mut grow = |from: usize, to: usize, size: usize| {
         Virtual::run_on(from);
         let before: Vec<usize> = program.blocks.keys().copied().collect();
@@ -178,7 +177,7 @@ fn a_run_that_moves_to_another_node_is_copied_and_a_near_one_is_not() {
     program.end();
 }
 
-/// What is mapped in the place of what a refused move has unmapped is memory of the same node.
+/// Memory that is mapped in place of pages that a refused move unmapped is of the same node.
 #[test]
 fn a_refused_move_leaves_its_destination_mapped_and_bound() {
     let machine = two_by_two();
@@ -196,7 +195,7 @@ fn a_refused_move_leaves_its_destination_mapped_and_bound() {
         program.verify();
     }
     assert!(machine.made(Call::MovePages) > 4, "{} moves were tried", machine.made(Call::MovePages));
-    // What was a destination and was given back is among these.
+    // The freed targets of moves are among these.
     (0..200).for_each(|_| assert!(program.allocate(request(1 << 20))));
     program.blocks.keys().for_each(|start| assert_eq!(machine.bound_to(*start), node_of(*start), "{start:#x}"));
     program.end();

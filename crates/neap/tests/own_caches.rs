@@ -1,7 +1,8 @@
-//! neap's own caches as shrinkers: seen, asked and emptied like those of programs, by node, and
-//! first because they cost nothing to have again.
+//! neap's own caches as shrinkers: listed, asked and emptied like those of programs, by node, and
+//! first because they cost nothing to refill.
 //!
-//! Method: virtual machines with two nodes, so nothing moves by itself and every number is exact.
+//! Method: virtual machines with two nodes, so memory moves only on request and every number is
+//! exact.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -40,8 +41,8 @@ fn count(mm: &Opened<Shared<Virtual>>, name: &str, node: u32) -> u64 {
     mm.reclaiming().unwrap().count(own(mm, name), ROOT, node).unwrap()
 }
 
-/// Objects of some sizes, and a run of pages, allocated and freed on a CPU; all but every `keep`th
-/// object.
+/// Allocates and frees objects of some sizes, and a run, on a CPU. Returns every `keep`th object,
+/// which stays.
 fn use_and_free(mm: &Opened<Shared<Virtual>>, cpu: usize, keep: usize) -> Vec<*mut u8> {
     Virtual::run_on(cpu);
     let run = mm.allocate(100_000);
@@ -64,7 +65,7 @@ fn they_are_registered_first_and_stay_and_their_names_are_theirs_alone() {
     let seen = reports(&mm);
     assert_eq!(seen.iter().map(|report| report.name.as_str().to_string()).collect::<Vec<_>>(), NAMES);
     assert!(seen.iter().all(|report| report.own && !report.by_group && report.by_node == (report.id.index() < 4)));
-    // SAFETY: refused, so not called.
+    // SAFETY: the name is refused, so nothing is called.
     let taken = unsafe { mm.reclaiming().unwrap().prepare(&spec("neap:sheaves", &COUNTS)) };
     assert_eq!(taken, Err(NotDone::BadName));
     for report in seen {
@@ -92,7 +93,7 @@ fn each_gives_what_it_counts_on_its_own_node_and_about_as_much_as_it_is_asked_fo
         let visited = reclaiming.scan(own(&mm, name), ROOT, 1, wanted).unwrap();
         let after = [0, 1].map(|node| count(&mm, name, node));
         let given = before[1] - after[1];
-        // A slab that is looked at may have nothing to give.
+        // A scanned slab may have nothing to give.
         assert_eq!(after[0], before[0], "{name}: the other node's is not touched");
         assert!(
             (wanted..=most).contains(&given) && visited.freed >= wanted.min(visited.scanned),
@@ -113,7 +114,7 @@ fn per_cpu_data_gives_its_spare_pages() {
     use neap_percpu::Host as _;
     let rows = (0..200).map(|_| source.allocate(owner, 4096, 8, neap_percpu::Wait::Long).unwrap());
     let rows: Vec<_> = rows.collect();
-    // SAFETY: nobody uses them.
+    // SAFETY: no thread uses the rows, and each is freed once.
     rows.into_iter().for_each(|row| _ = unsafe { source.free(row) }.unwrap());
     let (before, released) = (count(&mm, "neap:per-cpu", 0), machine.released_bytes());
     assert!(before > 8, "{before}");
@@ -135,7 +136,7 @@ fn a_pass_over_everything_leaves_nothing_cached() {
     free(&mm, kept);
 }
 
-/// What a program's cache has, and gave.
+/// Objects that a program's cache has, and has freed.
 static COUNTS: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 unsafe extern "C" fn have(data: *mut c_void, _: *const Asked) -> u64 {
@@ -145,7 +146,7 @@ unsafe extern "C" fn have(data: *mut c_void, _: *const Asked) -> u64 {
 }
 
 unsafe extern "C" fn give(data: *mut c_void, asked: *mut Asked) -> u64 {
-    // SAFETY: as above, and what is asked is this call's.
+    // SAFETY: registered with one of the statics; `asked` is valid for the time of the call.
     let ([left, gave], wanted) = unsafe { (&*data.cast::<[AtomicU64; 2]>(), (*asked).to_scan) };
     let given = wanted.min(left.load(Relaxed));
     left.fetch_sub(given, Relaxed);
@@ -169,15 +170,15 @@ fn spec(name: &'static str, data: &'static [AtomicU64; 2]) -> Spec<'static> {
     }
 }
 
-/// What is free costs nothing to have again: half of it goes before a 4096th part of a program's
-/// cache does.
+/// Free memory costs nothing to get again: half of it is taken before a 4096th part of a program's
+/// cache.
 #[test]
 fn what_is_free_is_given_before_what_a_program_caches() {
     static CACHE: [AtomicU64; 2] = [AtomicU64::new(16_000), AtomicU64::new(0)];
     let (_, mm) = two_by_two(&OPTIONS);
     let kept: Vec<_> = (0..4).flat_map(|cpu| use_and_free(&mm, cpu, 50)).collect();
     let reclaiming = mm.reclaiming().unwrap();
-    // SAFETY: the functions use the static alone.
+    // SAFETY: the callbacks use a static only.
     let id = unsafe { reclaiming.prepare(&spec("program", &CACHE)) }.unwrap();
     reclaiming.start(id).unwrap();
     let cached = [0, 1].map(|node| count(&mm, "neap:sheaves", node) + count(&mm, "neap:lists", node));
@@ -186,13 +187,13 @@ fn what_is_free_is_given_before_what_a_program_caches() {
     assert_eq!(CACHE[1].load(Relaxed), 0, "{got:?}");
     let left = [0, 1].map(|node| count(&mm, "neap:sheaves", node) + count(&mm, "neap:lists", node));
     assert!(left.iter().sum::<u64>() < cached.iter().sum::<u64>(), "{cached:?} {left:?}");
-    // Where that does not suffice, the program's is asked in the same pass.
+    // If that does not suffice, the program's cache is asked in the same pass.
     reclaiming.ask(ROOT, u64::MAX, u64::MAX);
     assert!(CACHE[1].load(Relaxed) > 12_000);
     free(&mm, kept);
 }
 
-/// An allocation at the limit has other CPUs' caches emptied by the walk, in its own thread.
+/// An allocation at the limit empties other CPUs' caches by the walk, in its own thread.
 #[test]
 fn an_allocation_at_the_limit_asks_them_in_its_own_thread() {
     let (_, mm) = two_by_two(&Options { limit: 8 << 20, ..OPTIONS });
@@ -207,7 +208,7 @@ fn an_allocation_at_the_limit_asks_them_in_its_own_thread() {
     }
     let [passes, _, scanned, freed, bytes] = mm.reclaiming().unwrap().passes()[0];
     assert!(passes == 1 && scanned > 0 && freed > 0 && bytes >= 128 << 10, "{:?}", mm.reclaiming().unwrap().passes());
-    // And before one fails nothing is left anywhere.
+    // Before an allocation fails all caches are empty.
     while let Some(run) = Some(mm.allocate(128 << 10)).filter(|run| !run.is_null()) {
         runs.push(run);
     }
@@ -217,7 +218,7 @@ fn an_allocation_at_the_limit_asks_them_in_its_own_thread() {
     free(&mm, runs);
 }
 
-/// A group that is at its limit is no reason to empty what nobody is charged for.
+/// A group at its limit does not empty caches of memory that is charged to no group.
 #[test]
 fn a_group_at_its_limit_does_not_ask_them() {
     let (_, mm) = two_by_two(&OPTIONS);
@@ -232,7 +233,7 @@ fn a_group_at_its_limit_does_not_ask_them() {
     free(&mm, kept);
 }
 
-/// Counting and giving ask the system for no memory.
+/// Counting and scanning allocate nothing.
 #[test]
 fn they_work_while_the_system_gives_nothing() {
     let (machine, mm) = two_by_two(&OPTIONS);

@@ -1,10 +1,12 @@
 //! Per-CPU data of a manager, and of the process.
 //!
-//! Goal: a manager that nobody asks for per-CPU data makes none and does nothing for it; what was
-//! asked for and freed goes back, by the maintenance thread or from within calls; copies are near
-//! their CPUs; a child that is forked at any moment finds every lock free and every sum right; a
-//! caller that may not wait makes no system call for pages. Method: managers on virtual machines,
-//! whose calls are counted, and the process's own, in processes with other options each.
+//! Goal: a manager without a request for per-CPU data makes none, and does no work for it. Freed
+//! data is released, by the maintenance thread or in calls. Copies are near their CPUs. A child
+//! that is forked at any moment finds every lock free and every sum right. A caller that may not
+//! wait makes no system call for pages.
+//!
+//! Method: managers on virtual machines with counted calls, and the process's own, in processes
+//! with different options.
 
 #[path = "../../neap-pages/tests/again/mod.rs"]
 mod again;
@@ -25,9 +27,9 @@ use neap_percpu::Host;
 use program::{OPTIONS, Opened};
 use std::time::Instant;
 
-/// What an owner has in the scripts: those of a memory group of Linux.
+/// Sizes of an owner's data in the scripts: those of a memory group of Linux.
 const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
-/// So long a wait means never.
+/// Longest wait: longer means never.
 const NEVER: Duration = Duration::from_secs(20);
 
 fn set<P: Platform>(source: &Source<'_, P>) -> (Owner, Vec<Handle>) {
@@ -67,10 +69,10 @@ fn what_was_freed_goes_back_by_ticks_and_the_rest_with_the_manager() {
     proves(&*mm);
     for (at, (owner, handles)) in held.into_iter().enumerate() {
         if at % 2 == 0 {
-            // SAFETY: nobody uses them.
+            // SAFETY: no thread uses the allocations, and each is freed once.
             handles.into_iter().for_each(|handle| assert!(unsafe { source.free(handle) }.is_ok()));
         }
-        // SAFETY: as above.
+        // SAFETY: no thread uses the owner's data.
         let bytes = unsafe { source.close_owner(owner) }.unwrap();
         assert_eq!(bytes, if at % 2 == 0 { 0 } else { 2040 * 4 });
     }
@@ -92,8 +94,8 @@ fn all_that_is_free_goes_back_at_once_on_demand() {
     let source = mm.per_cpu(Wait::Long).unwrap();
     let handles: Vec<_> = (0..60).map(|_| source.allocate(Owner::NOBODY, 4000, 8, Wait::Long).unwrap()).collect();
     let full = source.statistics().populated;
-    // SAFETY: nobody uses them. Too few for the quarter of a chunk that is given back without
-    // waiting.
+    // SAFETY: no thread uses the allocations, and each is freed once. They are fewer than the
+    // quarter of a chunk that is released without waiting.
     handles[..15].iter().for_each(|handle| _ = unsafe { source.free(*handle) }.unwrap());
     assert!(mm.release_all(), "{:?}", source.statistics());
     let left = source.statistics();
@@ -110,7 +112,7 @@ fn where_address_space_is_scarce_or_refused_it_makes_do_with_less() {
     let source = mm.per_cpu(Wait::Long).unwrap();
     assert!(machine.mapped_bytes() - before < 64 << 20, "{} bytes", machine.mapped_bytes() - before);
     let (owner, _) = set(&source);
-    // SAFETY: nobody uses it.
+    // SAFETY: no thread uses the owner's data.
     assert_eq!(unsafe { source.close_owner(owner) }, Ok(2040 * 2));
     let machine = Shared::new(Virtual::new(4096, 2));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
@@ -118,7 +120,7 @@ fn where_address_space_is_scarce_or_refused_it_makes_do_with_less() {
     machine.fail(Call::Reserve, 0, 2);
     set(&mm.per_cpu(Wait::Long).unwrap());
     assert!(machine.mapped_bytes() - before < 1 << 30, "a sixteenth of what is usual");
-    // Refused altogether it is made by a later call.
+    // After a refusal a later call makes it.
     let machine = Shared::new(Virtual::new(4096, 2));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     machine.fail(Call::Reserve, 0, 100);
@@ -153,7 +155,7 @@ fn who_may_not_wait_gets_what_is_there_or_nothing() {
     }
     assert!(got > 0 && calls() == before, "{got} allocations, {before:?} {:?}", calls());
     assert_eq!(source.allocate(Owner::NOBODY, 2000, 8, Wait::Never), Err(Refused::WouldWait));
-    // The reserve comes back by a tick.
+    // A tick refills the reserve.
     mm.tick(1);
     assert!(source.allocate(Owner::NOBODY, 2000, 8, Wait::Never).is_ok());
     proves(&*mm);
@@ -163,7 +165,7 @@ fn populated() -> usize {
     percpu::statistics().map_or(0, |numbers| numbers.populated)
 }
 
-/// Waits until nothing but so many pages and the reserve is populated.
+/// Waits until only `before` pages and the reserve are populated.
 fn waits_until_back(before: usize) {
     let start = Instant::now();
     loop {
@@ -176,8 +178,8 @@ fn waits_until_back(before: usize) {
     }
 }
 
-/// Owners come and go, and their pages with them. Runs where it is told to, and does nothing
-/// otherwise.
+/// Owners come and go, and their pages with them. A test of a process of its own: runs only if told
+/// to.
 #[test]
 fn a_process() {
     let Some(case) = again::case() else { return };
@@ -191,13 +193,13 @@ fn a_process() {
         let full = populated();
         for owner in held {
             keeps.add(1);
-            // SAFETY: nobody uses what it has.
+            // SAFETY: no thread uses the owner's data.
             unsafe { percpu::close_owner(owner) }.unwrap();
         }
         let left = populated();
         if case == "no thread" {
             assert!(left * 10 < full, "from within calls: {left} of {full}");
-            // Nobody else looks after what is left.
+            // There is no thread, so this one ticks.
             (0..3).for_each(|tick| _ = PROCESS.tick((round * 3 + tick) << 30));
         }
         waits_until_back(before);
@@ -214,7 +216,7 @@ fn pages_go_back_with_and_without_a_thread() {
     succeeds("a_process", "no thread", "background:off,interval:60000");
 }
 
-/// Everything there is, used and given back.
+/// Uses every type once, and frees everything.
 fn uses_everything() {
     let owner = percpu::open_owner().unwrap();
     let counter = PerCpuCounter::of(owner, 4, Wait::Long).unwrap();
@@ -237,17 +239,17 @@ fn uses_everything() {
         // SAFETY: the copy has that many bytes, and is this function's.
         unsafe { percpu::copy(handle, cpu).unwrap().write_bytes(1, 3000) };
     }
-    // SAFETY: nobody uses it.
+    // SAFETY: no thread uses the allocation.
     assert_eq!(unsafe { percpu::free(handle) }, Ok(3000));
     drop((counter, histogram, value, users));
-    // SAFETY: as above.
+    // SAFETY: no thread uses the owner's data.
     assert_eq!(unsafe { percpu::close_owner(owner) }, Ok(0));
 }
 
-/// What threads do while others fork.
+/// Shared state of threads that work while other threads fork.
 struct Stage {
     stop: AtomicBool,
-    /// Added to by one thread, which moves its part all the time, and never by more than one beyond
+    /// Added to by one thread, whose part changes all the time, and never more than one ahead of
     /// `added`.
     counter: PerCpuCounter,
     added: AtomicI64,
@@ -255,7 +257,7 @@ struct Stage {
 
 fn child(stage: &Stage, forked_at: i64) {
     proves(&PROCESS);
-    // Added before the fork, and perhaps before the child looked.
+    // Added before the fork, and perhaps more before the child read it.
     let exact = stage.counter.exact();
     assert!((forked_at..=stage.added.load(Relaxed) + 1).contains(&exact), "{exact}, {forked_at}");
     stage.counter.add(1000);
@@ -267,11 +269,11 @@ fn child(stage: &Stage, forked_at: i64) {
 
 fn forks_a_child(stage: &Stage) {
     let forked_at = stage.added.load(Relaxed);
-    // SAFETY: that a child may use the library is what is tested; it ends by _exit.
+    // SAFETY: using the library in a child is what this tests; the child ends by `_exit`.
     match unsafe { libc::fork() } {
         0 => {
             let done = std::panic::catch_unwind(core::panic::AssertUnwindSafe(|| child(stage, forked_at))).is_ok();
-            // SAFETY: nothing of the harness is to run in the child.
+            // SAFETY: ends the child without running code of the harness.
             unsafe { libc::_exit(if done { 0 } else { 1 }) }
         }
         child => {
@@ -307,15 +309,15 @@ fn comes_and_goes(stage: &Stage, seed: u64) {
         }
         held.push(owner);
         while held.len() > random.below(400) {
-            // SAFETY: nobody uses what it has.
+            // SAFETY: no thread uses the owner's data.
             unsafe { percpu::close_owner(held.swap_remove(random.below(held.len()))) }.unwrap();
         }
     }
-    // SAFETY: as above.
+    // SAFETY: no thread uses the data of the owners.
     held.into_iter().for_each(|owner| _ = unsafe { percpu::close_owner(owner) }.unwrap());
 }
 
-/// Runs where it is told to, and does nothing otherwise.
+/// A test of a process of its own: runs only if told to.
 #[test]
 fn forks() {
     if again::case().is_none() {

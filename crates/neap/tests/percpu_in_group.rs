@@ -1,8 +1,8 @@
-//! Per-CPU data that groups pay for: charged with all copies, uncharged wherever it is freed,
-//! refused at a limit.
+//! Per-CPU data with a payer: charged with all copies, uncharged wherever it is freed, refused at a
+//! limit.
 //!
-//! Method: managers of their own on the real system, whose proof compares what is charged with what
-//! is allocated after every step.
+//! Method: managers of their own on the real system, verified after every step: charges equal
+//! allocations.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -46,12 +46,12 @@ fn all_copies_are_charged_until_they_are_freed() {
         // Freed by other threads, and with their owner.
         std::thread::scope(|scope| {
             scope.spawn(|| drop(counter));
-            // SAFETY: nobody uses them.
+            // SAFETY: no thread uses the allocations, and each is freed once.
             handles.drain(..3).for_each(|handle| _ = scope.spawn(move || unsafe { source.free(handle) }.unwrap()));
         });
         bytes -= (8 + 8 + 64) * cpus;
         assert_eq!(groups.used(group), Ok(bytes));
-        // SAFETY: nobody uses what is left.
+        // SAFETY: no thread uses the owner's data.
         assert_eq!(unsafe { source.close_owner(owner) }, Ok(bytes as usize));
         assert_eq!((groups.used(group), groups.used(GroupId::ROOT)), (Ok(0), Ok(0)));
         mm.verify(0).unwrap();
@@ -72,25 +72,25 @@ fn a_limit_refuses_and_leaves_nothing_behind() {
     for wait in [Wait::Long, Wait::Never, Wait::Until(source.platform().now() + 1_000_000_000)] {
         assert_eq!(source.allocate(owner, 8, 8, wait), Err(Refused::Charge));
     }
-    // SAFETY: nobody uses it.
+    // SAFETY: no thread uses the allocation.
     unsafe { source.free(handles[0]) }.unwrap();
-    // From the stock of whatever CPU that was on.
+    // The stock of the CPU that the charge was made on.
     groups.drain(group);
     source.allocate(owner, 4096, 64, Wait::Never).unwrap();
-    // What cannot be had for another reason is not charged either.
+    // An allocation that fails for another reason is not charged.
     groups.set_bound(group, Bound::Max, 100 * price).unwrap();
     for (size, align) in [(1 << 20, 8), (0, 8), (8, 3)] {
         assert_eq!(source.allocate(owner, size, align, Wait::Long), Err(Refused::BadRequest));
     }
     assert_eq!(groups.used(group), Ok(3 * price));
     mm.verify(0).unwrap();
-    // SAFETY: nobody uses what is left.
+    // SAFETY: no thread uses the owner's data.
     unsafe { source.close_owner(owner) }.unwrap();
     assert_eq!(groups.used(group), Ok(0));
 }
 
-/// Who does not wait is refused at a limit though a fence would find room: on another CPU, or in a
-/// cache.
+/// A caller that does not wait is refused at a limit, though a fence would find room on another
+/// CPU, or in a cache.
 #[test]
 fn who_never_waits_fences_nobody_and_empties_nothing() {
     let machine = Shared::new(Virtual::new(4096, 16));
@@ -100,7 +100,7 @@ fn who_never_waits_fences_nobody_and_empties_nothing() {
     let group = groups.create(GroupId::ROOT, "bounded").unwrap();
     let owner = groups.open_owner(group).unwrap();
     groups.set_bound(group, Bound::Max, BATCH + 1000).unwrap();
-    // There are populated pages, and an allocation by somebody else succeeds.
+    // There are populated pages: an allocation without an owner succeeds.
     let nobodys = source.allocate(Owner::NOBODY, 4096, 8, Wait::Never).unwrap();
     Virtual::run_on(3);
     let object = mm.enter(Some(group));
@@ -115,15 +115,15 @@ fn who_never_waits_fences_nobody_and_empties_nothing() {
     assert_eq!(source.allocate(owner, 4096, 8, Wait::Never), Err(Refused::Charge));
     let events = groups.info(group).unwrap().events;
     assert_eq!((charged(), events[Event::Max as usize], events[Event::Refused as usize]), (before, 0, 1));
-    // What is left is to be had, exactly.
+    // The rest of the limit can be allocated, exactly.
     let few = source.allocate(owner, 8, 8, Wait::Never).unwrap();
     assert_eq!(charged(), before + 8 * 16);
-    // Who can wait gets it.
+    // A caller that can wait gets it.
     let many = source.allocate(owner, 4096, 8, Wait::Until(source.platform().now())).unwrap();
     assert_eq!(groups.used(group), Ok((4096 + 8) * 16));
-    // SAFETY: nobody uses them.
+    // SAFETY: no thread uses the allocations, and each is freed once.
     [few, many, nobodys].into_iter().for_each(|handle| _ = unsafe { source.free(handle) }.unwrap());
-    // What there is no memory for is not charged either.
+    // An allocation that is refused for its arguments is not charged.
     assert_eq!(source.allocate(owner, 8, 3, Wait::Never), Err(Refused::BadRequest));
     assert_eq!(groups.used(group), Ok(0));
     mm.verify(0).unwrap();
@@ -155,7 +155,7 @@ fn what_a_deleted_group_paid_for_is_its_heirs_and_pages_go_with_the_owner() {
     assert_eq!(source.allocate(owner, 8, 8, Wait::Long), Err(Refused::Charge));
     assert_eq!(groups.open_owner(gone), Err(Denied::NoSuchGroup));
     mm.verify(0).unwrap();
-    // SAFETY: nobody uses what they have.
+    // SAFETY: no thread uses the data of the owners.
     owners.iter().for_each(|&(_, owner)| _ = unsafe { source.close_owner(owner) }.unwrap());
     assert_eq!(groups.used(heir), Ok(0));
     (0..4).for_each(|tick| _ = mm.tick(tick));

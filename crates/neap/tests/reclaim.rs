@@ -33,7 +33,7 @@ impl Cache {
         Cache { objects, group, next: AtomicU64::new(0), _shrinker: shrinker }
     }
 
-    /// Whether there was room.
+    /// Inserts an object; returns whether its charge succeeded.
     fn insert(&self) -> bool {
         let Ok(charge) = self.group.charge(OBJECT) else { return false };
         self.objects.lock().unwrap().insert(self.next.fetch_add(1, Relaxed), charge);
@@ -65,8 +65,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A mark may be left where another group has the slot by now: as if it were one that somebody
-/// made.
+/// A mark may be left in a slot that another group has now: such a mark is made here.
 #[test]
 fn a_cache_gives_nothing_for_a_group_that_is_not_its_own() {
     let (group, stranger) = (Group::create("own/a").unwrap(), Group::create("own/b").unwrap());
@@ -78,7 +77,7 @@ fn a_cache_gives_nothing_for_a_group_that_is_not_its_own() {
     assert_eq!(objects, 32);
     assert!(reclaim::reclaim(stranger, 8 * OBJECT, Duration::from_secs(10)).bytes >= 8 * OBJECT);
     assert!(mine.len() == 32 && theirs.len() <= 24);
-    // What is a group's is its heir's when that is gone.
+    // Objects of a deleted group are its heir's.
     group.delete().unwrap();
     let heir = Group::find("own").unwrap();
     stranger.set(Bound::Min, u64::MAX).unwrap();
@@ -96,7 +95,7 @@ fn a_cache_shrinks_where_a_charge_would_have_been_refused() {
         assert!(group.info().unwrap().charged <= 64 * OBJECT);
     }
     assert!((32..=64).contains(&cache.len()), "{} are left", cache.len());
-    // The limit of a group above it asks it as well, and one that falls does at the next charge.
+    // The limit of a group above asks the cache as well; a lowered limit does at the next charge.
     Group::find("shrinks").unwrap().set(Bound::Max, 16 * OBJECT).unwrap();
     assert!(cache.insert() && cache.len() <= 16);
     assert_eq!(group.info().unwrap().events[Event::Refused as usize], 0);
@@ -112,13 +111,13 @@ fn a_cache_keeps_what_it_has_where_a_charge_can_never_be_granted() {
     assert!(group.charge_inline(64 * OBJECT + 1).is_err() && cache.len() == 32);
     let refused = group.charge_or_wait(64 * OBJECT + 1, Duration::from_secs(30)).unwrap_err();
     assert_eq!((refused.limit().unwrap().group, cache.len()), (group.id(), 32));
-    // As much as the limit has is had.
+    // The group may use its whole limit.
     drop(group.charge(64 * OBJECT).unwrap());
     assert_eq!(cache.len(), 0);
 }
 
-/// Whether these are few, and looked at one by one, or many, and found among all that have
-/// something.
+/// With few groups, which a pass visits one by one, and with many, of which it visits the marked
+/// ones.
 #[test]
 fn only_groups_below_the_one_that_is_asked_give_anything() {
     for count in [1, 31, 40] {
@@ -143,8 +142,8 @@ fn a_group_above_its_high_is_asked_before_it_is_slowed_down() {
     assert!(cache.len() < 128, "{} are left", cache.len());
 }
 
-/// Objects that were freed stay paid for while neap's own caches have them: these go before the
-/// program's.
+/// Freed objects stay charged while neap's own caches have them. These are emptied before the
+/// program's caches.
 #[test]
 fn above_high_no_cache_shrinks_for_memory_that_nobody_uses() {
     const SIZE: usize = 1024;
@@ -172,7 +171,8 @@ fn one_tenants_growth_does_not_evict_what_is_protected_of_another() {
     (0..1000).for_each(|_| assert!(second.insert()));
     assert_eq!((first.len(), protected.info().unwrap().events[Event::Low as usize]), (32, 0));
     assert!((8..=32).contains(&second.len()), "{} are left", second.len());
-    // Without others to take from, what `low` protects goes, and what `min` protects does not.
+    // Without other groups to take from, memory protected by `low` is reclaimed, and memory
+    // protected by `min` is not.
     drop(second);
     protected.set(Bound::Low, u64::MAX).unwrap();
     all.set(Bound::Max, 16 * OBJECT).unwrap();
@@ -256,7 +256,7 @@ fn a_callback_that_blocks_on_the_waiting_threads_lock_is_written_off_and_reclaim
 
 #[test]
 fn panics_and_lies_are_counted_and_named_and_go_no_further() {
-    // A trace of each call, where one is asked for, may take longer than a callback may.
+    // A backtrace of each panic may take longer than a callback may.
     std::panic::set_hook(Box::new(|info| {
         if info.payload().downcast_ref::<&str>().is_none_or(|text| !text.starts_with("in a c")) {
             eprintln!("{info}");
@@ -346,7 +346,8 @@ fn a_child_asks_its_own_copy_of_a_cache() {
     // SAFETY: the child charges, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // The child's charges make no thread; the one that it asks for makes reclaimers.
+        // The child's charges make no thread; `start_background` makes neap's, which makes
+        // reclaimers.
         let all = PROCESS.start_background() && (0..64).all(|_| cache.insert());
         // SAFETY: ends the child without anything of the parent's.
         unsafe { libc::_exit(if all { 7 } else { 8 }) };
@@ -358,7 +359,7 @@ fn a_child_asks_its_own_copy_of_a_cache() {
     assert!(cache.insert());
 }
 
-/// One rule for all errors: what callbacks get stays the caller's, and is told nothing.
+/// On any error the data of callbacks stays the caller's, and `gone` is not called.
 #[test]
 fn what_is_not_registered_is_not_told_that_it_is_gone() {
     use core::ffi::c_void;
@@ -378,16 +379,16 @@ fn what_is_not_registered_is_not_told_that_it_is_gone() {
     let nowhere = Group::from_id(neap::groups::GroupId::from_bits(1 << 40));
     for (name, group, error) in [("a/name", Group::ROOT, NotDone::BadName), ("nowhere", nowhere, NotDone::NoSuchGroup)]
     {
-        // SAFETY: the number outlives what is registered.
+        // SAFETY: the number outlives the shrinker; the callbacks return.
         let answer = unsafe { Shrinker::named(name).group(group).register_raw(count, scan, Some(gone), data) };
         assert_eq!((answer.err(), told.load(Relaxed)), (Some(error), 0));
     }
-    // SAFETY: as above.
+    // SAFETY: the number outlives the shrinker; the callbacks return.
     drop(
         unsafe { Shrinker::named("somewhere").group(Group::ROOT).register_raw(count, scan, Some(gone), data) }.unwrap(),
     );
     assert_eq!(told.load(Relaxed), 1);
-    // Closures are dropped once, whatever happens.
+    // Closures are dropped once in all cases.
     let kept = Arc::new(());
     for group in [nowhere, Group::ROOT] {
         let held = kept.clone();
@@ -402,7 +403,7 @@ fn what_is_not_registered_is_not_told_that_it_is_gone() {
     }
 }
 
-/// The child's only thread is the copy of a reclaimer: it ends when the callback is back, and the
+/// The child's only thread is the copy of a reclaimer. It ends when the callback returns, and the
 /// child with it.
 #[test]
 fn a_reclaimer_that_forks_in_a_callback_ends_in_the_child() {
@@ -414,7 +415,7 @@ fn a_reclaimer_that_forks_in_a_callback_ends_in_the_child() {
         if forked.load(Relaxed) == 0 {
             // SAFETY: the child returns, and ends.
             let child = unsafe { libc::fork() };
-            // Not once more, in the child.
+            // So that the child does not fork again.
             forked.store(child.max(1) as u64, Relaxed);
         }
         0

@@ -1,5 +1,5 @@
-//! A process at its own limit: allocations that would have failed have caches shrink. Each test
-//! runs itself again with `NEAP=limit`.
+//! A process at its own limit: before an allocation fails, caches shrink. Each test runs itself
+//! again with `NEAP=limit`.
 
 use neap::process::PROCESS;
 use neap::reclaim::{self, Shrinker};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK: usize = 256 << 10;
 
-/// Runs this test in a process of its own; answers whether this is that.
+/// Runs this test in a process of its own. Returns whether this is that process.
 fn is_own_process(test: &str) -> bool {
     if std::env::var_os("NEAP_TEST_OWN").is_some() {
         return true;
@@ -33,7 +33,7 @@ impl Blocks {
     fn put(&self) -> bool {
         let block = PROCESS.allocate(BLOCK);
         if !block.is_null() {
-            // SAFETY: it has so many bytes.
+            // SAFETY: allocated above with this size.
             unsafe { block.write_bytes(1, BLOCK) };
             self.0.lock().unwrap().push(block.expose_provenance());
         }
@@ -44,7 +44,7 @@ impl Blocks {
         let Ok(mut blocks) = self.0.try_lock() else { return 0 };
         let wanted = blocks.len().min(wanted as usize);
         for block in blocks.drain(..wanted) {
-            // SAFETY: allocated by `put`, and nobody else has it any more.
+            // SAFETY: allocated by `put`, and popped above, so no other thread has it.
             unsafe { PROCESS.free(core::ptr::with_exposed_provenance_mut(block)) };
         }
         wanted as u64
@@ -65,12 +65,12 @@ fn an_allocation_beyond_the_limit_has_caches_shrink() {
     while blocks.put() {}
     let without = blocks.len();
     assert!((64..=256).contains(&without), "{without} fit");
-    // What a shrinker takes itself comes out of the budget.
+    // A shrinker's own memory comes out of the budget.
     blocks.evict(8);
     let shrinker = register(&blocks);
     (0..1000).for_each(|round| assert!(blocks.put(), "{round}: {} are left", blocks.len()));
     assert!(blocks.len() <= without);
-    // More than the limit is refused without anybody's giving anything.
+    // A request beyond the limit is refused without shrinking any cache.
     let before = blocks.len();
     assert!(PROCESS.allocate((64 << 20) + 1).is_null() && blocks.len() == before);
     drop(shrinker);

@@ -13,7 +13,7 @@ use neap::reclaim::{self, Asked, STOP, Spec};
 static ASKED: AtomicU32 = AtomicU32::new(0);
 
 unsafe extern "C" fn count(_: *mut c_void, asked: *const Asked) -> u64 {
-    // SAFETY: what is asked is this call's.
+    // SAFETY: `asked` is valid for the time of the call.
     ASKED.fetch_or(1 << unsafe { (*asked).node }, Relaxed);
     1
 }
@@ -31,7 +31,7 @@ fn asks_every_node() {
     let (data, gone, seeks, batch) = (core::ptr::null_mut(), None, 2, 1);
     let spec =
         Spec { name: "near", count, scan, data, gone, seeks, batch, by_node: true, by_group: true, inline: false };
-    // SAFETY: they use nothing.
+    // SAFETY: the callbacks use no data.
     let id = unsafe { reclaim::register(&spec, Some(group)) }.unwrap();
     reclaim::dry_run(group, 1, |_| ());
     assert_eq!(ASKED.load(Relaxed), 0b11);

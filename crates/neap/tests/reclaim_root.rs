@@ -1,4 +1,4 @@
-//! A process that has registered no shrinker asks for memory, and gets what neap itself keeps.
+//! A process without shrinkers of its own asks for memory, and gets neap's cached memory.
 
 use core::time::Duration;
 use neap::groups::Group;

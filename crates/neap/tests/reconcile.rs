@@ -1,8 +1,8 @@
-//! What neap believes and what the kernel says, in processes whose memory a test knows.
+//! neap's counters and the kernel's view, in processes with memory known to the test.
 //!
-//! Goal: every resident byte has a source, what neap has a count of agrees, and what does not agree
-//! has a name. Method: managers of their own on the real system, each asked for things whose pages
-//! are then touched or not; what the kernel says is compared with that to the page.
+//! Goal: every resident byte has a source, neap's counters agree, and each difference has a name.
+//! Method: managers of their own on the real system, each with allocations of which some pages are
+//! touched. The kernel's view is compared with that to the page.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -27,7 +27,7 @@ fn touch(block: *mut u8, size: usize) {
 fn look<P: Platform>(mm: &Mm<P>) -> Reconciliation {
     let seen = mm.reconcile().unwrap();
     let all: u64 = Source::ALL.iter().map(|&source| seen.resident_of(source)).sum();
-    // Other threads of the test program go on while one page after the other is looked at.
+    // Other threads of the test program run while the pages are looked at one by one.
     assert!(all.abs_diff(seen.resident) < MIB as u64, "sources have {all} bytes\n{seen}");
     seen
 }
@@ -49,7 +49,7 @@ fn what_is_touched_is_resident_and_what_is_not_is_a_drift_with_a_name() {
         assert_eq!(seen.resident_of(Source::Runs), 12 * MIB as u64, "{seen}");
         assert_eq!(seen.believed_of(Source::Runs), Some(20 * MIB as u64), "{seen}");
         assert!(seen.explained() as f64 > 0.99 * seen.resident as f64, "{seen}");
-        // A second run, freed: its pages are kept, and then not.
+        // A second run, freed: its pages are kept, and then released.
         let second = mm.allocate(8 * MIB);
         touch(second, 8 * MIB);
         // SAFETY: allocated above.
@@ -59,9 +59,9 @@ fn what_is_touched_is_resident_and_what_is_not_is_a_drift_with_a_name() {
         let seen = look(&mm);
         agrees(&seen, Source::FreeBacked, 0);
         agrees(&seen, Source::Free, 0);
-        // What nobody has, and somebody writes to all the same.
+        // Free memory, which a wild write makes resident.
         for wild in 0..5 {
-            // SAFETY: of the arena, and nobody's.
+            // SAFETY: free pages of the arena, which stay mapped; no code relies on their contents.
             unsafe { second.add(wild * page).write(1) };
         }
         let seen = look(&mm);
@@ -89,7 +89,7 @@ fn slabs_hold_what_the_program_has_and_what_is_cached() {
     let seen = look(&mm);
     let cached = [Held::InStacks, Held::InBarns, Held::InSlabs].map(|held| seen.held(held)).iter().sum::<u64>();
     assert!(seen.held(Held::InUse) == 4096 * 512 && cached >= 4096 * 512, "{seen}");
-    // SAFETY: as above.
+    // SAFETY: allocated above, and freed here once each.
     objects.iter().take(4096).for_each(|&object| unsafe { mm.free(object) });
     mm.release_all();
     let seen = look(&mm);
@@ -100,7 +100,7 @@ fn slabs_hold_what_the_program_has_and_what_is_cached() {
 fn pages_that_were_only_read_are_no_memory() {
     let (linux, options) = linux(true);
     let mm = Opened::new(linux, &options).unwrap();
-    // Shorter than what has huge pages where the system gives them to everybody.
+    // Shorter than runs with huge pages, where the system gives them to all memory.
     let run = mm.allocate(3 * MIB);
     touch(run, MIB);
     // SAFETY: the run is this test's; fresh memory is zeroes.
@@ -125,7 +125,7 @@ fn what_is_charged_is_what_is_there() {
         assert_eq!((seen.charged(kind), seen.payable(kind)), (bytes, Some(bytes)), "{kind:?}\n{seen}");
     }
     assert_eq!(seen.held(Held::InUse), 500 * 112, "what stacks and barns have is not in use\n{seen}");
-    // What is charged for an object that does not exist is seen.
+    // A charge for an object that does not exist shows.
     let payer = group.payer(Kind::Objects, 0);
     groups.charge(payer, 1000, How::Refuse).unwrap();
     let seen = look(&mm);
@@ -133,7 +133,7 @@ fn what_is_charged_is_what_is_there() {
     groups.uncharge(payer, 1000);
     // SAFETY: allocated above, once each.
     kept.into_iter().for_each(|memory| unsafe { mm.free(memory) });
-    // What caches keep is paid for still.
+    // Cached objects are still charged.
     mm.release_all();
     assert_eq!(look(&mm).charged(Kind::Objects), 0);
     mm.verify(0).unwrap();
@@ -146,9 +146,9 @@ fn memory_that_is_not_neaps_is_put_to_what_it_is_of() {
     let map = |flags| {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let (length, flags) = (16 * MIB + 2 * 4096, libc::MAP_ANONYMOUS | flags);
-        // SAFETY: a new mapping wherever the kernel likes, with a page without access above and a
-        // page that is only read below: it is one mapping with no other, and no stack with its
-        // guard.
+        // SAFETY: a new mapping at a place of the kernel's choice. A page without access above and
+        // a read-only page below keep it from merging with other mappings, and from looking like a
+        // stack.
         let memory = unsafe {
             let base = libc::mmap(core::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(base, libc::MAP_FAILED);
@@ -173,7 +173,7 @@ fn memory_that_is_not_neaps_is_put_to_what_it_is_of() {
         }
         std::thread::yield_now();
     };
-    // Not what they grew by: other tests have less, meanwhile.
+    // Not the growth: other tests may free memory meanwhile.
     assert!(seen.resident_of(Source::Anonymous) >= 16 * MIB as u64, "{seen}");
     assert!(seen.resident_of(Source::Shared) >= 16 * MIB as u64, "{seen}");
     assert!(seen.resident_of(Source::Program) > 100_000 && seen.resident_of(Source::Stack) > 4096, "{seen}");
@@ -181,7 +181,7 @@ fn memory_that_is_not_neaps_is_put_to_what_it_is_of() {
     thread.thread().unpark();
     assert_eq!(thread.join().unwrap(), 1);
     for memory in [private, shared] {
-        // SAFETY: mapped above, and used by nobody any more.
+        // SAFETY: mapped above, and not used any more.
         unsafe { libc::munmap(with_exposed_provenance_mut(memory.expose_provenance()), 16 * MIB) };
     }
 }

@@ -1,10 +1,12 @@
-//! Memory that nobody needs flows back, tick by tick.
+//! Unused memory is released, tick by tick.
 //!
-//! Goal: what rested for a tick is taken from the stacks by the next, barns and pages follow, and
-//! after a bounded number of ticks nothing is resident; `left` says truly whether there is more to
-//! do; a tick fences an idle CPU at most once and a busy one never for what it uses; where there is
-//! no thread, ordinary calls tick as time passes. Method: a burst is freed and ticks are counted,
-//! on virtual machines and on the real system with both kinds of slots.
+//! Goal: objects that rested for a tick are taken from the stacks by the next one; barns and pages
+//! follow; after a bounded number of ticks nothing is resident. `left` says correctly whether there
+//! is more to do. A tick fences an idle CPU at most once, and a busy one never for stacks in use.
+//! Without a thread, ordinary calls tick as time passes.
+//!
+//! Method: a burst is freed and ticks are counted, on virtual machines and on the real system with
+//! both kinds of slots.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -20,8 +22,8 @@ use neap_base::virtual_platform::Virtual;
 use program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 use std::collections::BTreeSet;
 
-/// Ticks after which nothing may be left of a burst: it is looked at, taken from stacks, and from
-/// barns and slabs; its pages rest in lists and in the zone for a tick each.
+/// Ticks after which nothing of a burst may be left. One looks, one takes from stacks, one from
+/// barns and slabs; then pages rest for a tick each in lists and in the zone.
 const TICKS: u64 = 6;
 
 fn burst<P: Platform>(mm: &Mm<P>, cpus: usize) {
@@ -36,8 +38,8 @@ fn burst<P: Platform>(mm: &Mm<P>, cpus: usize) {
         Virtual::run_on(program.blocks.len() % cpus);
         program.free(*start);
     }
-    // A burst of one thread goes back by its own frees. What stacks hold of this is too little for
-    // that.
+    // Frees of one thread release a large burst themselves. The objects on these stacks are too few
+    // for that.
     for cpu in 0..cpus {
         Virtual::run_on(cpu);
         program.allocate(Request { size: 64, align: 1, zeroed: false });
@@ -78,7 +80,7 @@ fn flows_back<P: Platform>(machine: &Shared<P>, options: &Options) {
         }
         let fences = machine.fences.load(Relaxed) - fences;
         assert!(fences <= (first.drained + second.drained) as usize, "{fences} fences");
-        // Nothing is kept, and nobody had to ask for it.
+        // Nothing is kept, without an explicit release.
         nothing_is_kept(&mm);
         assert!(
             u64::from(released) * machine.page_size() as u64 >= resident / 2,
@@ -109,7 +111,7 @@ fn stay() {
 
 #[test]
 fn after_a_burst_everything_flows_back_on_the_real_system() {
-    // What a tick itself frees on a CPU that it is moved to rests there until the tick after next.
+    // Memory that a tick frees on a CPU that it was moved to rests there until the tick after next.
     stay();
     for rseq in [true, false] {
         let (machine, options) = linux(rseq);
@@ -117,8 +119,8 @@ fn after_a_burst_everything_flows_back_on_the_real_system() {
     }
 }
 
-/// One in twenty stays, here and there: what is resident then is its own pages, and no call was
-/// made for that.
+/// One in twenty objects stays, scattered: then only their own pages are resident, without an
+/// explicit release.
 fn survivors_keep_their_own_pages<P: Platform>(machine: &Shared<P>, options: &Options) {
     let mm = Opened::new(machine.clone(), options).unwrap();
     let (mut program, mut random, page) = (Program::new(&mm), Random(seed()), machine.page_size());
@@ -138,7 +140,7 @@ fn survivors_keep_their_own_pages<P: Platform>(machine: &Shared<P>, options: &Op
     let resident = usage.used_bytes + usage.cached_bytes + usage.free_bytes;
     assert_eq!(resident, (pages.len() * page) as u64, "{usage:?}");
     assert_eq!(usage.unaccounted_bytes, 0, "{usage:?}");
-    // Another tick finds nothing, and a burst finds the holes.
+    // Another tick finds nothing, and the next burst uses the holes.
     assert_eq!(mm.tick(1000), Tick::default());
     let mapped = mm.usage().mapped_bytes;
     for size in [512, 1024, 2048] {
@@ -165,7 +167,7 @@ fn what_is_in_use_between_ticks_stays_cached_and_is_not_fenced() {
     let (machine, options) = linux(true);
     let mm = Opened::new(machine.clone(), &options).unwrap();
     let mut program = Program::new(&mm);
-    // The lowest is freed first or last, in turns.
+    // The lowest object is freed first or last, in turns.
     let mut work = |n: usize, now: usize| {
         (0..n).for_each(|_| assert!(program.allocate(Request { size: 64, align: 1, zeroed: false })));
         let start = |program: &Program<'_, _>| {
@@ -179,11 +181,11 @@ fn what_is_in_use_between_ticks_stays_cached_and_is_not_fenced() {
     let fences = machine.fences.load(Relaxed);
     let mut drained = 0;
     for now in 2..30 {
-        // The top of the stack changes, if not its height.
+        // The top of the stack changes, even if its height does not.
         work(now % 5 + 2, now);
         drained += mm.tick(now as u64).drained;
     }
-    // The thread may have left a CPU for good now and then.
+    // The scheduler may have moved the thread to another CPU for good.
     assert!(drained < 14 && machine.fences.load(Relaxed) - fences <= drained as usize, "{drained} drained");
     assert!(in_stacks(&mm) > 0);
     program.end();
@@ -191,8 +193,7 @@ fn what_is_in_use_between_ticks_stays_cached_and_is_not_fenced() {
 
 static TICKED: AtomicUsize = AtomicUsize::new(0);
 
-/// Where there is no thread, calls that go the slow way tick in its place; a free on a stack that
-/// was taken is one.
+/// Without a thread, slow calls tick in its place. A free on a drained stack is a slow call.
 #[test]
 fn ordinary_calls_tick_as_time_passes() {
     let machine = Shared::new(Virtual::new(4096, 2));
@@ -203,13 +204,12 @@ fn ordinary_calls_tick_as_time_passes() {
     burst(&mm, 2);
     let before = (TICKED.load(Relaxed), mm.usage());
     assert!(before.1.cached_bytes > 0);
-    // One call more, so that ticks come while a run is in use: of the two mebibytes that it was cut
-    // from, the rest can go. Where they come between two runs, all of it is one free block, which
-    // is not cut up for what was not needed of it.
+    // One call more, so that ticks come while a run is in use: then the rest of its two mebibytes
+    // can be released. Between two runs all of it is one free block, which is not split for that.
     let kept = mm.allocate(40_000);
     for _ in 0..TICKS {
         machine.advance(u64::from(OPTIONS.interval) * 1_000_000);
-        // Every sixty-fourth slow call looks at the time.
+        // Every seventh slow call looks at the time.
         (0..200).for_each(|_| {
             let memory = mm.allocate(40_000);
             // SAFETY: just allocated.
@@ -220,7 +220,7 @@ fn ordinary_calls_tick_as_time_passes() {
     assert_eq!(after.0 - before.0, TICKS as usize, "a tick per interval and no more");
     assert_eq!(after.1.cached_bytes, 0);
     assert!(after.1.free_bytes < 1 << 20, "{:?}", after.1);
-    // Without time there is no tick.
+    // While time stands still there is no tick.
     (0..1000).for_each(|_| {
         let memory = mm.allocate(40_000);
         // SAFETY: just allocated.

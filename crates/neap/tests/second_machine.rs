@@ -1,4 +1,4 @@
-//! What only a larger machine can show: several nodes, an isolated CPU.
+//! Tests for a larger machine: several nodes, an isolated CPU.
 //!
 //! Goal: neap sees the machine that the kernel describes, and works on every CPU of it. Method: the
 //! tests run on the virtual machine of `cargo xtask vm`, whose shape they know; elsewhere they are
@@ -15,7 +15,7 @@ use neap_base::{Linux, Platform};
 use neap_os::topology::Topology;
 use program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 
-/// Of every kind of class, and runs.
+/// Sizes of every kind of class, and of runs.
 const SIZES: [usize; 7] = [16, 64, 300, 4096, 20_000, 100_000, 3 << 20];
 
 /// Puts this thread on a CPU.
@@ -45,8 +45,8 @@ fn touch(block: *mut u8, size: usize) {
     (0..size).step_by(4096).chain([size - 1]).for_each(|at| unsafe { block.add(at).write(1) });
 }
 
-/// Takes blocks of every size on each CPU in turn, several times, and gives them back on another:
-/// what each gets is, as the kernel says, on the node that `nodes` has for the CPU.
+/// Allocates blocks of every size on each CPU in turn, several times, and frees them on another.
+/// Checks that the kernel has each on the node that `nodes` has for the CPU.
 fn everybody_gets_what_is_near(nodes: [i32; 4]) {
     for rseq in [true, false] {
         let (linux, options) = linux(rseq);
@@ -81,7 +81,7 @@ fn everybody_gets_what_is_near(nodes: [i32; 4]) {
     }
 }
 
-/// A CPU that may come and go, there or not.
+/// Takes a CPU online or offline.
 fn switch(cpu: usize, online: bool) {
     let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
     std::fs::write(&file, if online { "1" } else { "0" }).unwrap_or_else(|error| panic!("{file}: {error}"));
@@ -187,8 +187,8 @@ fn a_full_node_is_no_reason_to_be_killed() {
 #[test]
 #[ignore = "for the machine of `cargo xtask vm`"]
 fn a_policy_of_the_users_is_kept() {
-    // SAFETY: about this thread's policy, and by numbers alone: MPOL_BIND to node 1, and back to
-    // MPOL_DEFAULT.
+    // SAFETY: changes this thread's policy only, to MPOL_BIND to node 1 or back to MPOL_DEFAULT;
+    // the kernel reads one word of nodes.
     let set =
         |mode: i32, nodes: u64| unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, &raw const nodes, 65_usize) };
     run_on(0);
@@ -228,7 +228,7 @@ fn a_cpu_that_comes_later_has_its_node_and_one_that_goes_leaves_nothing() {
             assert!(in_stacks() > 0);
             run_on(0);
             switch(2, false);
-            // Its stacks are taken although nobody runs there.
+            // Its stacks are drained although no thread runs there.
             (0..20).for_each(|now| _ = mm.tick(now));
             program.end();
             assert_eq!(in_stacks(), 0);

@@ -1,8 +1,8 @@
-//! A thread that is stopped with pages in its hands, near the limit: others wait for them, and are
-//! not told that there is no memory.
+//! A thread that is stopped with pages in its hands, near the limit: other threads wait for them,
+//! and their allocations do not fail.
 //!
-//! Method: a virtual machine on which one thread is stopped at each place in turn where it asks on
-//! which CPU it is, until another waits for it or is done.
+//! Method: a virtual machine on which one thread is stopped at each of its questions for the CPU in
+//! turn, until another waits for it or is done.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 const LIMIT: usize = 1 << 20;
 const SIZE: usize = 4096;
-/// Objects that may be had besides those that are.
+/// Objects that can be allocated besides those in use.
 const ROOM: usize = 64;
 
 thread_local! {
@@ -38,7 +38,7 @@ struct Stops {
     goes_on: AtomicBool,
 }
 
-/// The same for all who have it.
+/// A shared handle of the machine.
 #[derive(Clone)]
 struct Machine(Arc<Stops>);
 
@@ -65,12 +65,13 @@ impl Platform for Machine {
     }
 
     unsafe fn release(&self, address: usize, length: usize) -> Result<(), Errno> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the range fulfils the conditions of `Platform::release` (the caller's promise).
         unsafe { self.machine.release(address, length) }
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the ranges fulfil the conditions of `Platform::release_scattered` (the caller's
+        // promise).
         unsafe { self.machine.release_scattered(ranges) }
     }
 
@@ -114,20 +115,21 @@ impl Platform for Machine {
     fn sleep(&self, nanoseconds: u64) {
         self.go_on();
         self.machine.sleep(nanoseconds);
-        // Who was stopped needs time to go on.
+        // The stopped thread needs time to go on.
         std::thread::sleep(Duration::from_nanos(nanoseconds));
     }
 }
 
-/// One thread allocates an object, and is stopped after so many questions; then another allocates
-/// as many as there are. Answers whether the first was stopped, and how many both have got.
+/// One thread allocates an object, and is stopped after `questions` questions; then another
+/// allocates as many as there are. Returns whether the first was stopped, and how many objects both
+/// have.
 fn stop_after(questions: usize) -> (bool, usize) {
     let machine = Virtual::new(4096, 2);
     let machine =
         Machine(Arc::new(Stops { machine, is_stopped: AtomicBool::new(false), goes_on: AtomicBool::new(false) }));
     let mm = Opened::new(machine.clone(), &Options { limit: LIMIT as u64, ..OPTIONS }).unwrap();
     let allocate = || Some(mm.allocate(SIZE).expose_provenance()).filter(|&object| object != 0);
-    // SAFETY: what is freed has come from `allocate`, and is used by nobody.
+    // SAFETY: freed memory came from `allocate`, and no thread uses it.
     let free = |object: usize| unsafe { mm.free(core::ptr::with_exposed_provenance_mut(object)) };
     let mut held: Vec<usize> = core::iter::from_fn(&allocate).collect();
     held.sort_unstable();

@@ -1,12 +1,14 @@
-//! A storm of bad citizens: callbacks that block, lie, allocate, panic, unregister themselves and
-//! each other, call back, charge their own group at its limit, and take a lock that threads hold
-//! which charge, while shrinkers and groups come and go, charges wait in threads and futures, and
-//! limits are cut and raised. Nothing stops, nothing is lost, no limit is exceeded, and culprits
-//! are named.
+//! A storm of bad callbacks: they block, lie, allocate, panic, unregister themselves and each
+//! other, call back, charge their own group at its limit, and take a lock that charging threads
+//! hold.
 //!
-//! Good citizens are values on an LRU list by tenant, which walks evict and threads remove.
-//! `NEAP_STORM_SECONDS` (5) and `NEAP_STORM_THREADS` (8) change it; a run says what it was, with
-//! its seed.
+//! Meanwhile shrinkers and groups come and go, charges wait in threads and futures, and limits are
+//! lowered and raised. The test checks that nothing hangs, no memory is lost, no limit is exceeded,
+//! and culprits are named.
+//!
+//! Good caches hold values on an LRU list by tenant, which walks evict and threads remove.
+//! `NEAP_STORM_SECONDS` (5) and `NEAP_STORM_THREADS` (8) configure it; a run prints them, with its
+//! seed.
 
 #[path = "../../neap-pages/tests/machine/random.rs"]
 mod random;
@@ -31,16 +33,16 @@ static ALLOCATOR: neap::Neap = neap::Neap;
 
 const OBJECT: u64 = 64 << 10;
 const TENANTS: usize = 4;
-/// What a tenant may have, and all of them.
+/// Limit of a tenant, and of all of them.
 const LIMIT: u64 = 32 * OBJECT;
 const ALL: u64 = 96 * OBJECT;
-/// Bad citizens at a time.
+/// Bad shrinkers at a time.
 const BAD: usize = 24;
 /// Handles that a thread keeps.
 const KEPT: usize = 8;
 /// How long a charge waits.
 const WAIT: Duration = Duration::from_millis(20);
-/// A thread that does nothing for so long does not go on.
+/// Longest time without progress of a thread.
 const STUCK: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,7 +72,7 @@ const KINDS: [(Kind, &str); 10] = [
     (Kind::Stops, "stops"),
 ];
 
-/// What is cached: its charge is taken by whoever took it off the list, once.
+/// A cached value. The thread that took it off the list takes its charge, once.
 struct Value(Mutex<Option<Charge>>);
 
 type List = LruList<Value>;
@@ -81,9 +83,9 @@ struct Counts {
     refused: AtomicU64,
     removed: AtomicU64,
     evicted: AtomicU64,
-    /// Tenants that were deleted with all they had.
+    /// Tenants that were deleted with all their memory.
     deleted: AtomicU64,
-    /// Callbacks of bad citizens, by kind.
+    /// Callbacks of bad shrinkers, by kind.
     calls: [AtomicU64; KINDS.len()],
 }
 
@@ -127,7 +129,7 @@ impl Storm {
         *self.tenants[tenant].lock().unwrap()
     }
 
-    /// The shrinker of a good citizen, for what a group has.
+    /// Registers the shrinker of a good cache, for the objects of a group.
     fn good(self: &Arc<Self>, group: Group) -> Shrinker {
         let (counted, shrunk) = (self.clone(), self.clone());
         let evict = move |wanted: u64| {
@@ -138,7 +140,7 @@ impl Storm {
         Shrinker::named("good citizen").group(group).batch(4).register(count, evict).unwrap()
     }
 
-    /// What a bad citizen does when it is called.
+    /// The callback of a bad shrinker.
     fn misbehave(&self, kind: Kind, group: Group, own: &OnceLock<reclaim::ShrinkerId>, wanted: u64) -> u64 {
         self.counts.calls[kind as usize].fetch_add(1, Relaxed);
         match kind {
@@ -176,7 +178,7 @@ impl Storm {
         Ok(shrinker)
     }
 
-    /// A thread that caches for a tenant.
+    /// Body of a thread that caches for a tenant.
     fn charge(&self, tenant: usize, mut random: Random, progress: &AtomicU64) {
         let mut kept = VecDeque::<Handle<Value>>::new();
         while !self.stop.load(Relaxed) {
@@ -189,10 +191,10 @@ impl Storm {
                     1 => (LIMIT, LIMIT / 4 * 3),
                     _ => (LIMIT, u64::MAX),
                 };
-                // It may be gone by now.
+                // The group may be gone by now.
                 _ = group.set(Bound::Max, max).and_then(|_| group.set(Bound::High, high));
             }
-            // A thread that holds what others need does not wait.
+            // A thread that holds a lock that others need does not wait.
             let charged = match random.below(4) {
                 0 if held.is_none() => group.charge_or_wait(OBJECT, WAIT).ok(),
                 1 if held.is_none() => group.charge_async(OBJECT, WAIT).ok().and_then(|charge| block_on(charge).ok()),
@@ -203,7 +205,7 @@ impl Storm {
                 continue;
             };
             drop(held);
-            // Where the tenant is deleted at this moment it is its parent's.
+            // If the tenant is being deleted the value is its parent's.
             let value = self.list.add_on(group, 0, Value(Mutex::new(Some(charge)))).unwrap();
             self.counts.added.fetch_add(1, Relaxed);
             kept.push_back(value);
@@ -216,8 +218,8 @@ impl Storm {
         }
     }
 
-    /// Bad citizens come and go until the end, and sometimes a tenant does; with what all of them
-    /// are blamed for.
+    /// Registers and unregisters bad shrinkers until the end, and sometimes deletes a tenant.
+    /// Returns the blames of all of them.
     fn come_and_go(self: &Arc<Self>, end: Instant, mut random: Random) -> BTreeMap<String, [u32; 3]> {
         let mut named = BTreeMap::<String, [u32; 3]>::new();
         let mut good: Vec<Shrinker> = (0..TENANTS).map(|tenant| self.good(self.tenant(tenant))).collect();
@@ -264,8 +266,7 @@ fn made(tenant: usize) -> Group {
     group
 }
 
-/// Ends the process with a word where a thread does not go on: who waits for it would wait for
-/// ever.
+/// Ends the process with a message if a thread makes no progress: joining it would hang.
 fn watch(storm: &Storm, progress: &[AtomicU64]) {
     let mut last: Vec<_> = progress.iter().map(|_| (0, Instant::now())).collect();
     while !storm.stop.load(Relaxed) {
@@ -317,7 +318,8 @@ fn a_storm_of_bad_citizens_stops_nobody_and_loses_nothing() {
     let _ = std::panic::take_hook();
     reclaim::synchronize().unwrap();
 
-    // Each value is in one place: off the list, by whoever counted it, or on it, and charged.
+    // Each value is in one place: off the list, by the thread that counted it, or on it, and
+    // charged.
     let groups: Vec<Group> = (0..TENANTS).map(|tenant| storm.tenant(tenant)).chain([all]).collect();
     let left: u64 = groups.iter().map(|&group| storm.list.count(group) as u64).sum();
     let [added, refused, removed, evicted, deleted] = {
@@ -344,7 +346,7 @@ fn a_storm_of_bad_citizens_stops_nobody_and_loses_nothing() {
     let innocent = |name: &str| named.get(name).is_none_or(|counts| counts[1..] == [0, 0]);
     assert!(innocent("good citizen") && innocent("short") && innocent("stops"), "{named:?}");
 
-    // And who is there now is asked.
+    // And shrinkers that are registered now are asked.
     let good: Vec<Shrinker> = groups.iter().map(|&group| storm.good(group)).collect();
     let got = reclaim::reclaim(all, u64::MAX, Duration::from_secs(60));
     let after: u64 = groups.iter().map(|&group| storm.list.count(group) as u64).sum();

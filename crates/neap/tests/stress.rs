@@ -1,12 +1,13 @@
 //! Threads, a drainer, migration and a storm of signals on the real system.
 //!
-//! Goal: nothing that the scheduler, signals, fences and drains do to sequences and locks loses an
-//! object, hands one out twice, or lets a block lose its contents; and at any moment everything
-//! adds up. Method: six threads allocate, free, resize and hand blocks to each other, and look at
-//! every byte; meanwhile one thread drains, ticks and releases as fast as it can and now and then
-//! makes the manager prove its sums; one moves the threads from CPU to CPU; and one sends them
-//! signals, whose handlers do nothing, or spin past the end of a sequence. At the end everything is
-//! freed and nothing may be left. `NEAP_SECONDS` sets the duration.
+//! Goal: the scheduler, signals, fences and drains make no sequence and no lock lose an object,
+//! hand one out twice, or lose a block's contents; and at any moment all counters add up.
+//!
+//! Method: six threads allocate, free, resize and hand blocks to each other, and check every byte.
+//! Meanwhile one thread drains, ticks and releases as fast as it can, and verifies the manager now
+//! and then. One moves the threads from CPU to CPU. One sends them signals, whose handlers do
+//! nothing, or spin past the end of a sequence. In the end everything is freed and nothing may be
+//! left. `NEAP_SECONDS` sets the duration.
 
 #[path = "../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -24,7 +25,7 @@ use std::time::Instant;
 
 const THREADS: usize = 6;
 
-/// Blocks on their way from one thread to another.
+/// Blocks that one thread hands to another.
 type Pool = Mutex<Vec<(usize, Block)>>;
 
 /// The tests of this file need the CPUs for themselves.
@@ -36,7 +37,7 @@ extern "C" fn nothing(_: i32) {
     HANDLED.fetch_add(1, Relaxed);
 }
 
-/// Longer than any sequence, now and then longer than a turn of the scheduler.
+/// Longer than any sequence, sometimes longer than a time slice.
 extern "C" fn spins(_: i32) {
     let turns = if HANDLED.fetch_add(1, Relaxed).is_multiple_of(1000) { 1_000_000 } else { 300 };
     (0..turns).for_each(|_| core::hint::spin_loop());
@@ -52,18 +53,18 @@ fn handle(signal: i32, handler: extern "C" fn(i32)) {
     }
 }
 
-/// Puts a thread on some of the first four CPUs: bit by bit.
+/// Restricts a thread to some of the first four CPUs, by the bits of `cpus`.
 fn run_on(thread: i32, cpus: usize) {
     // SAFETY: all zeroes is a valid set, which is this function's.
     unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         (0..4).filter(|cpu| cpus >> cpu & 1 == 1).for_each(|cpu| libc::CPU_SET(cpu, &mut set));
-        // Where there is none of these the thread stays where it is.
+        // If none of them exists the thread stays where it is.
         _ = libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), &raw const set);
     }
 }
 
-/// Works until told to stop; where memory is `scarce` it does without what it cannot have.
+/// Works until told to stop. If memory is `scarce`, failed allocations are accepted.
 fn work<P: Platform>(
     program: &mut Program<'_, P>,
     pool: &Pool,
@@ -116,7 +117,7 @@ fn work<P: Platform>(
     (steps, refused)
 }
 
-/// What the others do to the threads until time is up.
+/// The disturbances of the working threads.
 struct Storm {
     threads: Mutex<Vec<(i32, libc::pthread_t)>>,
     stop: AtomicBool,
@@ -156,8 +157,8 @@ impl Storm {
             // second.
             match if proofs == 0 && now > 20 { 3 } else { random.below(300) } {
                 0..3 => _ = mm.release_all(),
-                // Whoever is between a stack and its own hands has one object there, and whoever is
-                // resizing a run nothing.
+                // A thread between a stack and itself has one object in its hands; a thread that
+                // resizes a run has none.
                 3 => {
                     let census = mm.verify(THREADS as u64).unwrap_or_else(|finding| panic!("under load: {finding}"));
                     assert!(census.in_hands <= THREADS as u64);
@@ -191,7 +192,7 @@ fn stress(machine: &Shared<Linux>, options: &Options, seconds: f64) {
                     let mut program = Program::new(mm);
                     let scarce = options.limit > 0;
                     let steps = work(&mut program, pool, &mut Random(seed + number), &storm.stop, scarce);
-                    // From here on nobody signals this thread any more.
+                    // From here on no signal is sent to this thread.
                     storm.working.fetch_sub(1, Relaxed);
                     storm.threads.lock().unwrap().retain(|(thread, _)| *thread != me.0);
                     (steps, core::mem::take(&mut program.blocks))
@@ -218,7 +219,7 @@ fn stress(machine: &Shared<Linux>, options: &Options, seconds: f64) {
         drainer.join().unwrap()
     });
     assert!(proofs > 0, "no proof was made under load");
-    // Exact conservation: all that is left is known, and then nothing is.
+    // All remaining memory is known; then nothing is left.
     let mut rest = Program::new(&mm);
     left.into_iter().chain(pool.into_inner().unwrap()).for_each(|block| rest.adopt(block));
     rest.end();

@@ -1,8 +1,7 @@
-//! A program that uses a manager and knows what must be in its memory.
+//! A program that uses a manager, and knows the contents of its memory.
 //!
-//! Sits between a manager and a test. Every byte that the program may use is filled with a pattern
-//! made from its address and a stamp; blocks are kept in order, so that two that overlap are found
-//! at once.
+//! Every byte that the program may use has a pattern made from its address and a stamp. Blocks are
+//! kept in order, so that an overlap is found at once.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 use crate::machine::Shared;
@@ -14,7 +13,7 @@ use neap_base::{Linux, Platform};
 use neap_objects::size_class::Class;
 use std::collections::BTreeMap;
 
-/// A manager that is open from the start and closed with the value. It has no thread of its own.
+/// A manager that is opened with the value, and closed with it. It has no thread of its own.
 pub(crate) struct Opened<P: Platform>(pub(crate) Box<Mm<P>>);
 
 impl<P: Platform> Opened<P> {
@@ -39,20 +38,20 @@ impl<P: Platform> Deref for Opened<P> {
 
 impl<P: Platform> Drop for Opened<P> {
     fn drop(&mut self) {
-        // SAFETY: the test is over, and nothing it had is used after this.
+        // SAFETY: the test is over, and uses no memory of the manager after this.
         unsafe { self.0.close() };
     }
 }
 
-/// The real system, for tests that are run with both kinds of slots.
+/// The real system, for tests that run with both kinds of slots.
 pub(crate) fn linux(rseq: bool) -> (Shared<Linux>, Options) {
     (Shared::new(Linux::probe()), Options { rseq, ..OPTIONS })
 }
 
-/// Nothing that depends on the process.
+/// Options that do not depend on the process.
 pub(crate) const OPTIONS: Options = Options { stat: false, ..Options::DEFAULT };
 
-/// What a block is made with.
+/// The arguments of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) size: usize,
@@ -60,7 +59,7 @@ pub(crate) struct Request {
     pub(crate) zeroed: bool,
 }
 
-/// What the program knows of a block.
+/// The program's record of a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     size: usize,
@@ -77,12 +76,12 @@ fn pointer(address: usize) -> *mut u8 {
     core::ptr::with_exposed_provenance_mut(address)
 }
 
-/// What the program expects at an address.
+/// Returns the expected word at an address.
 fn pattern(address: usize, stamp: usize) -> usize {
     (address ^ stamp).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// A pattern into all words of a range; both ends are multiples of eight.
+/// Writes the pattern to all words of a range; both ends are multiples of eight.
 pub(crate) fn fill(start: usize, length: usize, stamp: usize) {
     for at in (start..start + length).step_by(8) {
         // SAFETY: the memory is the caller's.
@@ -90,7 +89,7 @@ pub(crate) fn fill(start: usize, length: usize, stamp: usize) {
     }
 }
 
-/// Whether the pattern that was written for `from` is at `start` still.
+/// Whether `start` still has the pattern that was written for `from`.
 pub(crate) fn check(start: usize, length: usize, from: usize, stamp: usize) {
     for at in (0..length).step_by(8) {
         // SAFETY: the memory is the caller's.
@@ -99,7 +98,7 @@ pub(crate) fn check(start: usize, length: usize, from: usize, stamp: usize) {
     }
 }
 
-/// The program.
+/// The program and its blocks.
 pub(crate) struct Program<'m, P: Platform> {
     pub(crate) mm: &'m Mm<P>,
     pub(crate) blocks: BTreeMap<usize, Block>,
@@ -111,7 +110,7 @@ impl<'m, P: Platform> Program<'m, P> {
         Program { mm, blocks: BTreeMap::new(), stamps: 0 }
     }
 
-    /// Takes a block; `false` if there is no memory.
+    /// Allocates a block. Returns `false` if there is no memory.
     pub(crate) fn allocate(&mut self, request: Request) -> bool {
         let Request { size, align, zeroed } = request;
         let memory = match (align > 16, zeroed) {
@@ -135,7 +134,7 @@ impl<'m, P: Platform> Program<'m, P> {
         true
     }
 
-    /// Learns of a block that was just handed out.
+    /// Records a block that was just handed out.
     fn keep(&mut self, start: usize, size: usize, align: usize) {
         let usable = self.mm.usable_size(pointer(start));
         assert!(usable >= size.max(1) && usable.is_multiple_of(8), "{usable} usable bytes of {size}");
@@ -147,33 +146,33 @@ impl<'m, P: Platform> Program<'m, P> {
         self.blocks.insert(start, Block { size, usable, align, stamp: self.stamps });
     }
 
-    /// The start of one of the blocks.
+    /// Returns the start of one of the blocks.
     pub(crate) fn choose(&self, number: usize) -> Option<usize> {
         let from =
             self.blocks.keys().next()? + number % (self.blocks.keys().next_back()? - self.blocks.keys().next()? + 1);
         self.blocks.range(from..).next().map(|(start, _)| *start)
     }
 
-    /// Gives a block back.
+    /// Frees a block.
     pub(crate) fn free(&mut self, start: usize) {
         let block = self.blocks.remove(&start).expect("a block of the program's");
         check(start, block.usable, start, block.stamp);
-        // SAFETY: the program forgets it.
+        // SAFETY: the block is removed from the record, so it is freed once and not used again.
         unsafe { self.mm.free(pointer(start)) };
     }
 
-    /// Forgets a block, which somebody else adopts.
+    /// Removes a block from the record, for another program to adopt.
     pub(crate) fn give_away(&mut self, start: usize) -> (usize, Block) {
         (start, self.blocks.remove(&start).expect("a block of the program's"))
     }
 
-    /// Takes a block over.
+    /// Adopts a block.
     pub(crate) fn adopt(&mut self, (start, block): (usize, Block)) {
         check(start, block.usable, start, block.stamp);
         self.blocks.insert(start, block);
     }
 
-    /// Makes a block another size; `false` if there is no memory, with the block as it was.
+    /// Resizes a block. Returns `false`, with the block unchanged, if there is no memory.
     pub(crate) fn reallocate(&mut self, start: usize, size: usize) -> bool {
         let block = self.blocks.remove(&start).expect("a block of the program's");
         check(start, block.usable, start, block.stamp);
@@ -197,13 +196,13 @@ impl<'m, P: Platform> Program<'m, P> {
         true
     }
 
-    /// Blocks that are objects of slabs, not runs of pages.
+    /// Number of blocks that are objects of slabs, not runs of pages.
     pub(crate) fn small(&self) -> u64 {
         let small = |block: &&Block| Class::of_layout(block.size, block.align, self.mm.page_size()).is_some();
         self.blocks.values().filter(small).count() as u64
     }
 
-    /// Whether the manager counts what the program has.
+    /// Verifies the manager against the program's record.
     pub(crate) fn verify(&self) {
         self.blocks.iter().for_each(|(start, block)| check(*start, block.usable.min(256), *start, block.stamp));
         let census = self.mm.verify(0).unwrap_or_else(|finding| panic!("{finding}"));
@@ -212,8 +211,7 @@ impl<'m, P: Platform> Program<'m, P> {
         assert!(self.mm.usage().used_bytes >= used as u64, "{:?} with {used} bytes in use", self.mm.usage());
     }
 
-    /// Gives everything back and proves that nothing is kept: no object, no slab, no sheaf, and no
-    /// page either.
+    /// Frees everything and verifies that nothing is kept: no object, slab, sheaf or page.
     pub(crate) fn end(mut self) {
         while let Some((start, _)) = self.blocks.first_key_value() {
             self.free(*start);
@@ -224,8 +222,8 @@ impl<'m, P: Platform> Program<'m, P> {
     }
 }
 
-/// After everything was freed and released: no object, no slab, no sheaf, no run, no page used,
-/// cached or resident.
+/// Checks that nothing is kept after everything was freed and released: no object, slab, sheaf or
+/// run, and no page used, cached or resident.
 pub(crate) fn nothing_is_kept<P: Platform>(mm: &Mm<P>) {
     let census = mm.verify(0).unwrap_or_else(|finding| panic!("{finding}"));
     assert_eq!(census, neap::verify::Census::default());
