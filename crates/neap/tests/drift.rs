@@ -32,8 +32,8 @@ enum Held {
 // SAFETY: the memory may be freed by any thread, and each value has one owner.
 unsafe impl Send for Held {}
 
-/// Makes the given number of operations in one thread. Returns what it still holds, and the bytes
-/// charged for it.
+/// Makes the given number of operations in one thread. Returns its remaining memory and charges,
+/// and the bytes charged for them.
 fn work<P: Platform>(mm: &Mm<P>, groups: &[GroupId], random: &mut Random, operations: u64) -> (Vec<Held>, u64) {
     let (grouped, source) = (mm.groups().unwrap(), mm.per_cpu(Wait::Long).unwrap());
     let owners: Vec<_> = groups.iter().map(|&group| grouped.open_owner(group).unwrap()).collect();

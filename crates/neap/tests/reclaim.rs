@@ -1,4 +1,4 @@
-//! Reclaim in a process: caches that shrink at limits, and callbacks that behave badly.
+//! Reclaim in a process: caches that shrink at limits, and callbacks that misbehave.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;

@@ -1,13 +1,21 @@
-//! `neap bench accounting`: what malloc and free cost a thread that is in a memory group, and what
-//! they cost one that is not.
+//! `neap bench accounting`: cost of malloc and free in a thread that is in a memory group, and in
+//! one that is not.
 //!
-//! The variants are the same library, neap's: `neap` in no group, where no thread ever was;
-//! `inside` in one; `beside` in none, after it was; and `old`, an older one that `--old` names.
-//! Figures: `in_group_ratio` (malloc and free of 64 bytes, inside over outside),
-//! `in_group_ratio_1k` (of 1 KiB), `in_group_ratio_batch` (of 64 bytes, 1000 blocks at a time),
-//! `beside_ratio` (64 bytes, beside over outside), `outside_ratio` (64 bytes in no group, over the
-//! older library), `owner_bytes` and `owner_bytes_1k` (resident memory that a block takes more
-//! inside than outside).
+//! The variants are the same library, neap's:
+//!
+//! * `neap`: in no group, in a process where no thread ever was in one;
+//! * `inside`: in a group;
+//! * `beside`: in no group, after the thread was in one;
+//! * `old`: an older library that `--old` names.
+//!
+//! Figures:
+//!
+//! * `in_group_ratio`, `in_group_ratio_1k`: malloc and free of 64 bytes and of 1 KiB, inside over
+//!   outside;
+//! * `in_group_ratio_batch`: of 64 bytes, 1000 blocks at a time;
+//! * `beside_ratio`: 64 bytes, beside over outside;
+//! * `outside_ratio`: 64 bytes in no group, over the older library;
+//! * `owner_bytes`, `owner_bytes_1k`: resident bytes that a block takes more inside than outside.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,13 +37,13 @@ const BATCH: &str = "batch-64";
 const KEPT: &str = "kept-64";
 const KEPT_1K: &str = "kept-1k";
 
-/// Bytes that a block takes.
+/// Resident bytes of a block.
 fn bytes_each(outcome: &Outcome) -> f64 {
     let [before, after] = outcome.rss_kib[..] else { return 0.0 };
     (after as f64 - before as f64) * 1024.0 / outcome.operations.max(1) as f64
 }
 
-/// The library of each variant.
+/// Sets the library of each variant.
 fn prepare(session: &mut Session, old: Option<&PathBuf>) -> Result<()> {
     let new = library::find(&session.executable)?;
     if old.is_none() {

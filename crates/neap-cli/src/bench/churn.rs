@@ -1,18 +1,23 @@
 //! `neap bench churn`: 11 000 memory groups that are made, filled up to their limit and deleted, 64
-//! at a time, while others are charged.
+//! at a time, while other groups are charged.
 //!
-//! Each run is a process of its own (`work/churn.rs` says what it does); nobody ticks in it but
-//! neap. Half of what fills a group goes back at once; one charge of each group outlives it by 32
-//! others, and a thread on each CPU charges whatever groups are alive, and keeps its charges for a
-//! while. Times are thread CPU time.
+//! Each run is a process of its own (see `work/churn.rs`), in which only neap ticks. Half of the
+//! charges of a group end at once. One charge of each group outlives it by 32 other groups. A
+//! thread on each CPU charges live groups, and keeps its charges for a while. Times are thread CPU
+//! time.
 //!
-//! Figures, the worst of the rounds: `metadata_growth_bytes` (tables of groups and stocks, and what
-//! is taken of per-CPU data: with 64 alive after all of them against the first 64),
-//! `per_cpu_growth_bytes` (pages populated for per-CPU data, reserve included), `dying_after_1s`
-//! (deleted groups that are not quite gone a second after the last delete), `delete_p99_us`,
-//! `create_p99_us`, `pass_ratio` and `walk_ratio` (a pass of maintenance, and a walk over all
-//! groups, after over before), `bytes_per_group` (tables for each of some 4000 empty groups, right
-//! after the tables have grown) and `per_cpu_bytes_per_group` (its statistics, all CPUs').
+//! Figures, the worst of the rounds:
+//!
+//! * `metadata_growth_bytes`: tables of groups and stocks, and the used part of per-CPU data, with
+//!   64 live groups, after all of them against the first 64;
+//! * `per_cpu_growth_bytes`: pages populated for per-CPU data, reserve included;
+//! * `dying_after_1s`: deleted groups that are not yet gone a second after the last delete;
+//! * `delete_p99_us`, `create_p99_us`;
+//! * `pass_ratio`, `walk_ratio`: a pass of maintenance, and a walk over all groups, after over
+//!   before;
+//! * `bytes_per_group`: tables for each of some 4000 empty groups, right after the tables have
+//!   grown;
+//! * `per_cpu_bytes_per_group`: its statistics on all CPUs.
 
 use std::process::ExitCode;
 
@@ -40,7 +45,7 @@ fn ratio(outcome: &Outcome, name: &str) -> f64 {
     outcome.count(&format!("{name}_after")) / outcome.count(&format!("{name}_before"))
 }
 
-/// Figures, and where they are read.
+/// Figures and their readings.
 const FIGURES: [(&str, Reading); 9] = [
     ("metadata_growth_bytes", metadata_growth),
     ("per_cpu_growth_bytes", per_cpu_growth),

@@ -1,15 +1,19 @@
-//! `neap bench counter`: what adding to a counter costs, on one thread and on one for each CPU, and
-//! what reading it costs.
+//! `neap bench counter`: cost of adding to a counter, on one thread and on one for each CPU, and of
+//! reading it.
 //!
 //! Counters: neap's `PerCpuCounter`, one atomic, an atomic for each CPU chosen by the thread's
-//! number, and a plain word of the thread's own, `OWN.set(OWN.get() + value)`, which nobody else
-//! can read. Each adds the constant 1, and a number that the compiler does not know, which is in a
-//! register. Nobody is penalised: the plain word's address is made known once, so that it is in
-//! memory after each addition and one instruction adds to it there (as the atomics', without its
-//! lock); a barrier for the compiler ends each addition and costs no instruction; and every closure
-//! is its thread's own, so that no addition looks up in memory what to add to. What an addition of
-//! a number to the plain word takes is mostly waiting for the one before, which the processor knows
-//! how to avoid for constants.
+//! number, and a plain word of the thread, `OWN.set(OWN.get() + value)`, which no other thread can
+//! read. Each adds the constant 1, and a number in a register that the compiler does not know.
+//!
+//! The comparison is fair in three ways:
+//!
+//! * The plain word's address escapes once, so that it is in memory after each addition, and one
+//!   instruction adds to it there, as for the atomics, without the lock.
+//! * A barrier for the compiler, which costs no instruction, ends each addition.
+//! * Every closure is its thread's own, so that no addition loads the address of its counter.
+//!
+//! Adding a number to the plain word mostly waits for the addition before; processors avoid that
+//! for constants.
 //!
 //! Figures, of one thread: `add_ns`, `add_ratio_thread_local` (neap over the plain word, of a
 //! constant), `add_ratio_thread_local_number` (of a number), `add_ratio_atomic`,
@@ -51,10 +55,11 @@ thread_local! {
     static OWN: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Parts of a run: the median one counts, so that who is preempted for a moment is not measured.
+/// Parts of a run: the median one counts, so that a short preemption is not measured.
 const PARTS: u64 = 25;
 
-/// `add` so often on each of some CPUs at once; the slowest thread's time counts.
+/// Calls `add` the given number of times on each of some CPUs at once. The slowest thread's time
+/// counts.
 pub(super) fn timed(on: &[usize], times: u64, add: impl Fn(usize) + Copy + Send) -> Result<Outcome> {
     let barrier = &Barrier::new(on.len());
     let run = move |thread: usize, cpu: usize| -> Result<u64> {
@@ -82,7 +87,7 @@ pub(super) fn timed(on: &[usize], times: u64, add: impl Fn(usize) + Copy + Send)
     Ok(Outcome { operations: times / PARTS * PARTS, wall_ns, ..Outcome::default() })
 }
 
-/// What there is to add to, but for the thread's own word.
+/// The counters, without the thread's own word.
 #[derive(Clone, Copy)]
 struct Counters<'a> {
     neap: &'a PerCpuCounter<Alone<'a, Linux>>,
@@ -91,7 +96,7 @@ struct Counters<'a> {
 }
 
 impl Counters<'_> {
-    /// Adds what `value` says to the counter of that name.
+    /// Adds the result of `value` to the counter with that name.
     fn add(self, name: &str, on: &[usize], times: u64, value: impl Fn() -> i64 + Copy + Send) -> Result<Outcome> {
         let Counters { neap, atomic, shards } = self;
         match name {
@@ -146,7 +151,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let header = ["counter", "ns per addition of 1", "of a number", "a thread on each CPU", "ns per exact read"];
     let tables = table(&header, &rows);
     drop(counter);
-    // SAFETY: nobody uses anything in it.
+    // SAFETY: no thread uses any allocation of it.
     unsafe { data.close(&linux) };
     session.finish(options.json, &tables)
 }

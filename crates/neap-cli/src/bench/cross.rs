@@ -1,7 +1,7 @@
 //! `neap bench cross`: blocks allocated on one thread and freed on another.
 //!
-//! Figures: `larson_ratio` and `xmalloc_ratio`, each to the peer that is fastest in it, and
-//! `cross_ratio`, the larger of the two; with `_cpu` behind, the same of processor time.
+//! Figures: `larson_ratio` and `xmalloc_ratio`, each to its fastest peer, and `cross_ratio`, the
+//! larger of the two; with the suffix `_cpu`, of processor time.
 
 use std::process::ExitCode;
 

@@ -1,15 +1,21 @@
-//! `neap bench drain`: what an owner feels of somebody else who empties its lists a thousand times
-//! a second.
+//! `neap bench drain`: how an owner is disturbed by another thread that drains its lists a thousand
+//! times a second.
 //!
-//! The owner, on one CPU, takes 64 pages and gives them back, without end; the drainer, on another,
-//! drains the lists of the owner's CPU in one window, and those of another instance, that nobody
-//! uses, in the next. Figures, of the workload `pages`: `throughput_ratio` and `p999_ratio` (of one
-//! operation, drained over quiet, medians of paired windows), `fences` (in all drained windows),
-//! `added_interrupts` (function calls, flushes and reschedules of the owner's CPU: by how much the
-//! median drained window is above the quiet ones' range) and `added_switches` (involuntary ones of
-//! the owner, likewise). With `_isolated` behind them the same where the owner's CPU is isolated,
-//! it also takes and gives back 64 objects, and its stacks are drained as well. All in this
-//! process: no malloc is measured.
+//! The owner, on one CPU, allocates 64 pages and frees them, in a loop. The drainer, on another
+//! CPU, drains the lists of the owner's CPU in one window, and those of an unused instance in the
+//! next.
+//!
+//! Figures, of the workload `pages`:
+//!
+//! * `throughput_ratio`, `p999_ratio`: of one operation, drained over quiet, medians of paired
+//!   windows;
+//! * `fences`: in all drained windows;
+//! * `added_interrupts`: function calls, flushes and reschedules of the owner's CPU, by which the
+//!   median drained window exceeds the range of the quiet ones;
+//! * `added_switches`: involuntary switches of the owner, likewise.
+//!
+//! With the suffix `_isolated` the owner's CPU is isolated; the owner also allocates and frees 64
+//! objects, and its stacks are drained as well. All in this process: no malloc is measured.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::arch::x86_64::_rdtsc;
@@ -34,17 +40,17 @@ use crate::work::meter::{cpus, pin_to};
 
 const QUIET: &str = "neap-quiet";
 const ISOLATED: &str = "isolated";
-/// Pages, and objects, that the owner holds at the top.
+/// Most pages, and objects, that the owner holds.
 const HELD: usize = 64;
 const PERIOD: Duration = Duration::from_millis(1);
-/// How long an owner may take to begin or to end on a machine that does other work.
+/// Longest wait for an owner to begin or to end, on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Something whose caches are drained.
+/// An instance with drained caches.
 struct Instance {
     platform: Linux,
     pages: Pages<Linux>,
-    /// Where objects are drained as well.
+    /// If objects are drained as well.
     mm: Option<Box<Mm<Linux>>>,
 }
 
@@ -64,7 +70,7 @@ impl Instance {
         Ok(Instance { platform, pages, mm: isolated.map(|_| mm) })
     }
 
-    /// Drains what it caches for a CPU; answers pages and objects.
+    /// Drains its caches of a CPU. Returns pages and objects.
     fn drain(&self, cpu: usize) -> (u64, u64) {
         let pages = match self.pages.drain_cpu(&self.platform, cpu) {
             neap_pages::Drain::Drained(pages) => pages.into(),
@@ -80,7 +86,7 @@ impl Instance {
     }
 }
 
-/// How long operations took, in cycles: 64 steps to each doubling.
+/// Times of operations, in cycles: 64 steps to each doubling.
 struct Histogram([u32; 64 * 58]);
 
 impl Histogram {
@@ -90,7 +96,7 @@ impl Histogram {
         self.0[(index as usize).min(self.0.len() - 1)] += 1;
     }
 
-    /// The number of cycles that all but one in `rarity` were done in.
+    /// Returns the number of cycles that all but one in `rarity` operations took at most.
     fn beyond(&self, rarity: u64) -> u64 {
         let all: u64 = self.0.iter().map(|&count| u64::from(count)).sum();
         let mut left = all / rarity;
@@ -105,7 +111,7 @@ impl Histogram {
     }
 }
 
-/// What the owner measured in a window.
+/// The owner's measurements of a window.
 #[derive(Clone, Copy, Default)]
 struct Felt {
     operations: u64,
@@ -114,7 +120,7 @@ struct Felt {
     round_p999: u64,
 }
 
-/// What owner and drainer share.
+/// State shared by owner and drainer.
 struct Stage {
     /// Odd while a window is open.
     window: AtomicU32,
@@ -126,9 +132,9 @@ struct Stage {
 }
 
 impl Stage {
-    /// The owner's life: works in windows and spins between them.
+    /// Body of the owner: works in windows, and spins between them.
     fn own(&self, instance: &Instance) {
-        // SAFETY: asks for this thread's id.
+        // SAFETY: reads this thread's id.
         self.owner.store(unsafe { libc::syscall(libc::SYS_gettid) } as u32, Ordering::Relaxed);
         let mut seen = 0;
         while !self.over.load(Ordering::Relaxed) {
@@ -185,12 +191,12 @@ impl Stage {
         Felt { cycles: now() - start, operation_p999: each.beyond(1000), round_p999: rounds.beyond(1000), ..felt }
     }
 
-    /// Opens a window, drains `target` in it, and answers what it cost the owner.
+    /// Opens a window, drains `target` in it, and returns its cost to the owner.
     fn window(&self, target: &Instance, cpu: usize, length: Duration) -> Result<Outcome> {
         let owner = self.owner.load(Ordering::Relaxed);
         let before = (interrupts(cpu)?, switches(owner)?, target.fences());
         let window = self.window.fetch_add(1, Ordering::Relaxed) + 1;
-        // An owner that does not run now is waited for: it is to be there from the beginning.
+        // Waits until the owner runs, so that it works from the beginning.
         let asked = Instant::now();
         while self.entered.load(Ordering::Relaxed) != window {
             if asked.elapsed() > PATIENCE {
@@ -209,7 +215,7 @@ impl Stage {
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
         self.window.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as above.
+        // SAFETY: reads a counter, which every x86-64 has, and which is the same on all CPUs.
         let (wall, ticks) = (start.elapsed(), unsafe { _rdtsc() } - ticks);
         let felt = loop {
             let felt = self.felt.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
@@ -238,7 +244,7 @@ impl Stage {
     }
 }
 
-/// Function-call, flush and reschedule interrupts of a CPU so far.
+/// Number of function-call, flush and reschedule interrupts of a CPU so far.
 fn interrupts(cpu: usize) -> Result<u64> {
     let text = fs::read_to_string("/proc/interrupts").context("cannot read /proc/interrupts")?;
     sum_of_interrupts(&text, cpu).with_context(|| format!("/proc/interrupts has no CPU {cpu}"))
@@ -254,7 +260,7 @@ fn sum_of_interrupts(text: &str, cpu: usize) -> Option<u64> {
     Some(counted.sum())
 }
 
-/// How often a thread of this process was made to give way so far.
+/// Number of involuntary switches of a thread of this process so far.
 fn switches(thread: u32) -> Result<u64> {
     let path = format!("/proc/self/task/{thread}/status");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -270,7 +276,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let length = Duration::from_millis(options.amount(500));
     let rounds = options.rounds(20);
     for (name, isolated) in [("pages", None), (ISOLATED, Some(owners))] {
-        // They are in use to the end of the process.
+        // They are in use until the process ends.
         let mine: &Instance = Box::leak(Box::new(Instance::open(isolated)?));
         let other: &Instance = Box::leak(Box::new(Instance::open(isolated)?));
         let stage = Stage {

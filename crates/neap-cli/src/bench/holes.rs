@@ -1,13 +1,19 @@
-//! `neap bench holes`: what comes back when one block in twenty survives, and what the burst took.
+//! `neap bench holes`: memory released when one block in twenty survives, and the time of the
+//! burst.
 //!
-//! Figures: `returned_percent` (of what the burst added to resident memory, so much has gone ten
-//! seconds after the last free; the least of the rounds), `bound_percent` (of the pages with
-//! blocks, so many have no byte of a survivor: what the geometry of pages permits),
-//! `best_peer_percent` (the most that any other allocator returned, at any setting), `busy_ratio`
-//! (the burst's time, and the frees', against the fastest peer's default) and `pages_per_flush`
-//! (pages that came back for each interrupt that flushed address translations on a CPU where
-//! another thread ran; absent where the kernel counts none). neap waits in the first three rounds
-//! and peers in the first alone; the later ones measure the burst.
+//! Figures:
+//!
+//! * `returned_percent`: the part of the burst's resident memory that was released ten seconds
+//!   after the last free; the least of the rounds;
+//! * `bound_percent`: the part of the pages with blocks that have no byte of a survivor, which the
+//!   geometry of pages permits;
+//! * `best_peer_percent`: the most that any other allocator released, at any setting;
+//! * `busy_ratio`: the time of burst and frees, against the fastest peer's default;
+//! * `pages_per_flush`: released pages for each interrupt that flushed address translations on a
+//!   CPU where another thread ran; absent where the kernel counts none.
+//!
+//! neap waits in the first three rounds and peers in the first only; the later ones measure the
+//! burst.
 
 use std::process::ExitCode;
 
@@ -21,7 +27,7 @@ use crate::work::{self, Outcome};
 
 /// The burst and ten seconds.
 const QUIET: &str = "holes";
-/// The same while another thread runs.
+/// The burst and ten seconds, while another thread runs.
 const BESIDE: &str = "beside a thread";
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
@@ -51,7 +57,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     session.finish(options.json, &tables)
 }
 
-/// Percent of the burst that had gone in the end, in rounds that waited.
+/// Percent of the burst that was released in the end, in rounds that waited.
 fn returned(outcome: &Outcome) -> Option<f64> {
     let [before, burst, _, after] = outcome.rss_kib[..] else { return None };
     let percent = |part: f64, whole: f64| (whole > 0.0).then(|| 100.0 * part / whole);

@@ -1,11 +1,11 @@
-//! `neap bench idle`: what stays resident after a burst, and what the burst took.
+//! `neap bench idle`: resident memory after a burst, and the time of the burst.
 //!
 //! Figures: `rss_2s_mib_SIZE` (resident two seconds after the last free, worst of the rounds),
 //! `rss_2s_mib` (largest over the sizes), `busy_ratio` (largest over the sizes of the ratio to the
-//! fastest peer in its default) and `busy_ratio_cpu` (the same of processor time). For each peer
+//! fastest peer in its default) and `busy_ratio_cpu` (that ratio of processor time). For each peer
 //! that is set to return memory: `rss_2s_mib_NAME`, and `busy_ratio_NAME`, neap's time over that
-//! peer's. neap waits in the first three rounds and peers in the first alone; the later ones
-//! measure the burst.
+//! peer's. neap waits in the first three rounds and peers in the first only; the later ones measure
+//! the burst.
 
 use std::process::ExitCode;
 
@@ -27,7 +27,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let workload = |size: &usize| Workload {
         unit: "s",
         metric: Outcome::wall_seconds,
-        // 16 threads, and half as much again for what allocators add.
+        // 16 threads, and half as much again for allocators' overhead.
         memory: (mib * 16 * 3 / 2) << 20,
         ..Workload::timed(
             &size.to_string(),

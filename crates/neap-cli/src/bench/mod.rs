@@ -1,9 +1,8 @@
-//! `neap bench`: the same workload under each allocator, round by round.
+//! `neap bench`: runs a workload under each allocator, round by round.
 //!
-//! Sits between the command line, the variants and the workloads; each benchmark's own file says
-//! what is run and which figures come of it. Every run is a process of its own. In a round all
-//! variants take their turn, and the order changes from round to round, so what disturbs the
-//! machine for a while touches all of them. Nothing runs in parallel.
+//! Each benchmark's own file says what is run, and its figures. Every run is a process of its own.
+//! In a round all variants take their turn, and the order changes from round to round, so a
+//! temporary disturbance of the machine affects all of them. Nothing runs in parallel.
 
 mod accounting;
 mod charge;
@@ -189,17 +188,17 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 /// One number of an outcome.
 pub(crate) type Reading = fn(&Outcome) -> f64;
 
-/// One thing that is measured under every variant.
+/// A workload, measured under every variant.
 pub(crate) struct Workload {
     pub(crate) name: String,
     /// Arguments of `neap work`.
     pub(crate) arguments: Vec<String>,
     pub(crate) rounds: usize,
-    /// Memory in bytes that the machine is to have at hand before each run: as much as any variant
-    /// uses, where that is much.
+    /// Bytes of memory that must be available before each run: as many as any variant uses, if that
+    /// is much.
     pub(crate) memory: usize,
     pub(crate) unit: &'static str,
-    /// What a ratio is made of.
+    /// The reading that ratios are made of.
     pub(crate) metric: Reading,
 }
 
@@ -217,7 +216,7 @@ impl Workload {
     }
 }
 
-/// A benchmark under way: what was found, and every result so far.
+/// A benchmark under way: the variants, and all results so far.
 pub(crate) struct Session {
     pub(crate) executable: PathBuf,
     pub(crate) found: Found,
@@ -241,7 +240,7 @@ struct Series {
 }
 
 impl Session {
-    /// Finds and tries the variants, and names on standard error what is missing.
+    /// Finds and tries the variants, and names missing ones on standard error.
     pub(crate) fn new(bench: &'static str, choice: Choice, against: &[String]) -> Result<Session> {
         let executable = library::executable()?;
         let machine = Machine::look();
@@ -269,8 +268,8 @@ impl Session {
         Ok(session)
     }
 
-    /// A session over neap's own parts, which are in this executable: nothing is preloaded, and
-    /// there are no peers.
+    /// Makes a session over parts of neap in this executable: nothing is preloaded, and there are
+    /// no peers.
     pub(crate) fn of_parts(bench: &'static str, names: &[&'static str]) -> Result<Session> {
         let variant = |&name: &&'static str| Variant {
             name,
@@ -369,7 +368,7 @@ impl Session {
         found.map_or(&[], |series| &series.raw)
     }
 
-    /// What a workload measures, round by round, or another reading of it.
+    /// Returns the readings of a workload, round by round: its own, or another one.
     fn measured(&self, variant: &str, workload: &str, reading: Option<Reading>) -> Vec<Measured> {
         let found = self.series.iter().find(|series| series.variant == variant && series.workload == workload);
         let values = |series: &Series| {
@@ -394,7 +393,7 @@ impl Session {
         self.ratio_of(variant, against, workload, None)
     }
 
-    /// The same of another reading.
+    /// The ratio of two variants in a workload by another reading, if both were measured.
     pub(crate) fn ratio_of(
         &self,
         variant: &'static str,
@@ -409,7 +408,7 @@ impl Session {
         Some(Ratio { figure: None, workload: workload.to_string(), variant, against, summary, pairs })
     }
 
-    /// The ratio to the fastest of `among`: the one with the smallest median.
+    /// The ratio to the fastest of `among`, by the smallest median.
     pub(crate) fn ratio_to_fastest(
         &self,
         variant: &'static str,
@@ -448,7 +447,7 @@ impl Session {
         cell(self.ratio("neap", variant.name, workload).map(|ratio| ratio.summary), 2)
     }
 
-    /// Prints the report. It fails if neap was there and did not get through.
+    /// Prints the report. Fails if neap was measured and failed.
     pub(crate) fn finish(mut self, json: bool, tables: &str) -> Result<ExitCode> {
         self.add_shown_ratios();
         let neap_failed = self.failed.iter().any(|failure| failure.variant.starts_with("neap"));
@@ -472,8 +471,8 @@ impl Session {
         Ok(if neap_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// neap's ratio to every other variant in every workload, so that a reader can take another
-    /// peer than the figures do.
+    /// Adds neap's ratio to every other variant in every workload, so that a reader can compare
+    /// with other peers than the figures do.
     fn add_shown_ratios(&mut self) {
         let others = self.series.iter().filter(|series| series.variant != "neap");
         let shown: Vec<Ratio> =
@@ -489,7 +488,7 @@ impl Session {
 }
 
 impl Options {
-    /// How many rounds: as asked, or two in a quick run, or the benchmark's own number.
+    /// Number of rounds: as requested, or two in a quick run, or the benchmark's own.
     fn rounds(&self, usual: usize) -> usize {
         self.pairs.map_or(if self.quick { usual.min(2) } else { usual }, usize::from)
     }
@@ -526,7 +525,7 @@ pub(crate) mod tests {
         Variant { name, kind, library: None, environment: Vec::new(), release_thread: false }
     }
 
-    /// A session over these variants that has measured nothing.
+    /// A session over these variants without results.
     pub(crate) fn session(variants: Vec<Variant>) -> Session {
         Session {
             executable: PathBuf::from("/nowhere"),

@@ -1,8 +1,8 @@
-//! `neap bench page`: what a page-sized block costs, 128 MiB up and down.
+//! `neap bench page`: cost of a page-sized block, 128 MiB up and down.
 //!
-//! Figures: `page_ratio`, to the fastest peer, and `page_ratio_cpu`, the same of processor time.
-//! The first time up pays for fresh pages, the other nine reuse them, and the figure is over all
-//! ten: an allocator that gives pages back too eagerly pays again each time.
+//! Figures: `page_ratio`, to the fastest peer, and `page_ratio_cpu`, of processor time. The first
+//! time up pays for fresh pages, the other nine reuse them, and the figure is over all ten: an
+//! allocator that releases pages too eagerly pays again each time.
 
 use std::process::ExitCode;
 

@@ -1,10 +1,10 @@
 //! `neap bench page-fault`: page lists that tune themselves against lists of a fixed size, 128 MiB
 //! up and down on every CPU.
 //!
-//! Figures: `zone_lock_ratio` (times that the zone's lock is taken in a million page operations,
-//! tuned over fixed) and `throughput_ratio` (page operations in a second, tuned over fixed). An
-//! operation is an allocation, with a first byte written, or a free. As in will-it-scale's
-//! page_fault1, whose pages come from the kernel's lists.
+//! Figures: `zone_lock_ratio` (locks of the zone in a million page operations, tuned over fixed)
+//! and `throughput_ratio` (page operations in a second, tuned over fixed). An operation is an
+//! allocation, with a first byte written, or a free. Modelled on will-it-scale's page_fault1, whose
+//! pages come from the kernel's lists.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ use crate::work::{self, Outcome};
 
 const FIXED: &str = "neap-fixed";
 
-/// Holds of the zone's lock in a million operations.
+/// Number of times that the zone's lock was taken in a million operations.
 fn locks(outcome: &Outcome) -> f64 {
     outcome.count("zone_locks") * 1e6 / outcome.operations.max(1) as f64
 }

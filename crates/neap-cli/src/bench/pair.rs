@@ -1,10 +1,10 @@
-//! `neap bench pair`: what malloc and free cost.
+//! `neap bench pair`: cost of malloc and free.
 //!
 //! Figures: `pair_ratio` and `pair_ratio_no_rseq` (64 B, one block at a time, to the fastest of
 //! jemalloc, mimalloc and tcmalloc), `batch_ratio` (1000 blocks at a time, last in first out, to
 //! the fastest peer). Batches in the other order, mixed sizes and four threads are shown beside
-//! them. The figures that end in `_cpu` are the same of processor time: on a machine that does
-//! other work too they repeat far better than wall time, and miss only what a thread waits for.
+//! them. Figures with the suffix `_cpu` are of processor time: on a busy machine they repeat far
+//! better than wall time, and miss only waits of a thread.
 
 use std::process::ExitCode;
 

@@ -1,11 +1,10 @@
-//! Memory groups that come and go while others are charged: made, filled up to their limit,
+//! Memory groups that come and go while other groups are charged: made, filled up to their limit,
 //! deleted, with some alive at any time.
 //!
-//! Sits between `neap bench churn` and the groups of this process, which are called as any program
-//! would call them; nobody ticks for them but maintenance. On each CPU a thread charges whatever
-//! groups are alive, and keeps charges for a while; so do some charges of every group that is
-//! deleted, which therefore outlive it. Times are of the calling thread's processor, so that who is
-//! preempted by those threads is not measured. No locks.
+//! The groups are those of this process, called as any program would. Only maintenance ticks. On
+//! each CPU a thread charges live groups, and keeps its charges for a while. Some charges of every
+//! deleted group outlive it as well. Times are the calling thread's CPU time, so that preemption by
+//! those threads is not measured. No locks.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};
@@ -36,14 +35,14 @@ pub(super) struct Options {
 }
 
 const PAGE: u64 = 4096;
-/// What a group is filled up to, and in what parts.
+/// Limit of a group, and the size of the charges that fill it.
 const MAX: u64 = 1 << 20;
 const PART: u64 = 16 * PAGE;
-/// Charges at a time whose group is gone, besides those of the threads that charge.
+/// Most charges of deleted groups, besides those of the charging threads.
 const OUTLIVING: usize = 32;
-/// Charges that each of those threads keeps.
+/// Charges that each charging thread keeps.
 const HELD: usize = 8;
-/// What is left of a group is gone after so long.
+/// Time after which the remains of a group are gone.
 const REST: Duration = Duration::from_secs(1);
 /// Passes, and walks, of which the median counts.
 const PASSES: usize = 101;
@@ -62,7 +61,7 @@ struct Times {
 }
 
 impl Times {
-    /// Room for so many, which is resident at once.
+    /// Makes room for `count` values, resident at once.
     fn new(count: usize) -> Times {
         let room = || {
             let mut times = vec![1; count];
@@ -73,16 +72,16 @@ impl Times {
     }
 }
 
-/// What there is at a moment at which nobody charges.
+/// State at a moment when no thread charges.
 struct Moment {
     count: Count,
-    /// Bytes of groups' tables and stocks, and of the rows of per-CPU data that groups have.
+    /// Bytes of groups' tables and stocks, and of the rows of per-CPU data of groups.
     metadata: u64,
     /// Bytes of populated per-CPU data.
     per_cpu: u64,
     rss_kib: u64,
-    /// Nanoseconds of maintenance's pass, and of a walk over all groups that reads what is known of
-    /// each.
+    /// Nanoseconds of a pass of maintenance, and of a walk over all groups that reads the
+    /// information of each.
     pass: u64,
     walk: u64,
 }
@@ -126,7 +125,7 @@ fn per_cpu() -> Result<Statistics> {
     Ok(source.inside(|| source.data().statistics()))
 }
 
-/// The group that all others are below.
+/// The parent of all other groups.
 fn above() -> Result<Group> {
     Ok(Group::find_or_create("churn")?)
 }
@@ -141,12 +140,12 @@ fn fill(number: usize, times: &mut Times) -> Result<Filled> {
     let mut charges = Vec::with_capacity((MAX / PART) as usize);
     let ((), time) = timed(|| charges.extend(core::iter::from_fn(|| group.charge(PART).ok())));
     times.fill.push(time);
-    // There is room for others' charges.
+    // Leaves room for other threads' charges.
     charges.truncate(charges.len() / 2);
     Ok(Filled { group, charges })
 }
 
-/// Charges groups that are alive, whichever, as long as it is to go on.
+/// Charges random live groups until told to stop.
 fn charge(cpu: usize, alive: &[AtomicU64], over: &AtomicBool) -> Result<u64> {
     pin_to(cpu)?;
     let (mut random, mut held, mut granted) = (Random::new(cpu as u64 + 1), VecDeque::with_capacity(HELD), 0);
@@ -155,7 +154,7 @@ fn charge(cpu: usize, alive: &[AtomicU64], over: &AtomicBool) -> Result<u64> {
         if held.len() == HELD {
             held.pop_front();
         }
-        // Refused where the group is full, or was deleted a moment ago.
+        // Refused if the group is full, or was deleted a moment ago.
         if let Ok(charge) = Group::from_id(id).charge(PAGE * (1 + random.below(16)) as u64) {
             granted += 1;
             held.push_back(charge);
@@ -164,7 +163,7 @@ fn charge(cpu: usize, alive: &[AtomicU64], over: &AtomicBool) -> Result<u64> {
     Ok(granted)
 }
 
-/// Runs `body` while a thread on each CPU charges; answers how many charges they were granted.
+/// Runs `body` while a thread on each CPU charges. Returns the number of granted charges.
 fn under_load(alive: &[AtomicU64], body: impl FnOnce() -> Result<()>) -> Result<u64> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -181,7 +180,7 @@ fn under_load(alive: &[AtomicU64], body: impl FnOnce() -> Result<()>) -> Result<
     })
 }
 
-/// Waits as long as what is left of groups may take; answers how many are left then.
+/// Waits until deleted groups should be gone. Returns how many are left.
 fn rest() -> Result<u32> {
     thread::sleep(REST);
     Ok(groups::count()?.dying)
@@ -281,16 +280,16 @@ fn percentiles(name: &str, mut times: Vec<u64>, counts: &mut BTreeMap<String, f6
     }
 }
 
-/// What an empty group takes.
+/// Memory of an empty group.
 struct Empty {
-    /// Of tables and stocks, where they have just grown and are emptiest.
+    /// Bytes of tables and stocks, right after they have grown.
     bytes: f64,
-    /// Of per-CPU data, all CPUs' copies.
+    /// Bytes of per-CPU data, the copies of all CPUs.
     per_cpu: f64,
 }
 
 impl Empty {
-    /// Makes groups, at least so many and then until the tables grow, and deletes them again.
+    /// Makes at least `least` groups, and more until the tables grow, and deletes them again.
     fn measure(least: usize) -> Result<Empty> {
         let (first, rows) = (groups::count()?.live, per_cpu()?.row_bytes);
         let mut made = Vec::new();

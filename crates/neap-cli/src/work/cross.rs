@@ -1,10 +1,10 @@
-//! Blocks allocated on one thread and freed on another, in the shapes of two well-known benchmarks.
+//! Blocks allocated on one thread and freed on another, modelled on two well-known benchmarks.
 //!
-//! Sits between `neap bench cross` and malloc. Larson-like: each thread replaces random blocks of
-//! an array, then hands the array to a new thread and ends, as a server does with its sessions;
-//! making the thread allocates, as it does there. Xmalloc-like: producers only allocate, consumers
-//! only free. The shelves between producers and consumers are a mutex and a condition variable over
-//! a fixed buffer; no block is allocated or freed under the lock.
+//! Larson-like: each thread replaces random blocks of an array, then hands the array to a new
+//! thread and ends, as a server does with its sessions; making the thread allocates. Xmalloc-like:
+//! producers only allocate, consumers only free. The shelves between producers and consumers are a
+//! mutex and a condition variable over a fixed buffer; no block is allocated or freed under the
+//! lock.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -51,10 +51,10 @@ pub(super) struct XmallocOptions {
     batches: usize,
 }
 
-/// Batches of blocks on their way at one time.
+/// Most batches of a producer in transit.
 const BATCHES_PER_PRODUCER: usize = 16;
 
-/// An array of blocks on its way through the threads.
+/// An array of blocks that passes through the threads.
 struct Lane {
     table: Table,
     random: Random,
@@ -63,7 +63,7 @@ struct Lane {
     sizes: (usize, usize),
 }
 
-/// What a thread of a lane leaves behind: the thread it handed over to.
+/// Result of a thread of a lane: the thread that it handed over to.
 struct Handed(Option<JoinHandle<Handed>>);
 
 impl Lane {
@@ -73,7 +73,7 @@ impl Lane {
         }
     }
 
-    /// One thread's life.
+    /// Body of one thread.
     fn live(mut self) -> Handed {
         for _ in 0..self.replacements {
             let index = self.random.below(self.table.len());

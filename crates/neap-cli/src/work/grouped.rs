@@ -1,7 +1,7 @@
-//! malloc in a memory group: being in one, and what blocks take that are charged to it.
+//! malloc in a memory group: being in one, and memory of blocks that are charged to it.
 //!
-//! Sits between `neap bench accounting` and the neap that is preloaded, whose functions for C
-//! programs are looked up by name: the groups in this executable are not that library's. No locks.
+//! The preloaded neap's functions for C programs are looked up by name: the groups in this
+//! executable are not that library's. No locks.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -24,19 +24,19 @@ pub(super) struct Options {
 
 /// A function of the preloaded library.
 fn find(name: &CStr) -> Result<*mut c_void> {
-    // SAFETY: the name is a string; the answer is only tested here.
+    // SAFETY: the name is a string; the returned address is only tested here.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     ensure!(!address.is_null(), "this malloc has no {}", name.to_string_lossy());
     Ok(address)
 }
 
-/// Lets this thread be in the group of that path for good.
+/// Puts this thread into the group at a path for good.
 pub(super) fn enter(path: &str) -> Result<()> {
     let _ = entered(path)?;
     Ok(())
 }
 
-/// Lets this thread have been in the group of that path.
+/// Puts this thread into the group at a path, and takes it out again.
 pub(super) fn visit(path: &str) -> Result<()> {
     let mut entered = entered(path)?;
     // SAFETY: neap.h declares it so.
@@ -45,7 +45,7 @@ pub(super) fn visit(path: &str) -> Result<()> {
     Ok(())
 }
 
-/// The same; the answer is what the group is left by.
+/// Puts this thread into the group at a path. Returns the words by which it leaves the group.
 fn entered(path: &str) -> Result<[u64; 4]> {
     let (create, enter) = (find(c"neap_group_find_or_create")?, find(c"neap_group_enter")?);
     // SAFETY: neap.h declares it so.
@@ -65,7 +65,7 @@ fn entered(path: &str) -> Result<[u64; 4]> {
 pub(super) fn run(options: &Options) -> Result<Outcome> {
     let mut table = Table::new(options.blocks)?;
     options.group.as_deref().map_or(Ok(()), enter)?;
-    // What the first block and the first page bring with them is not a block's.
+    // The memory that the first block and the first page need is not a block's.
     table[0] = take(options.size);
     let meter = Meter::start();
     let before = own_rss_kib()?;

@@ -1,10 +1,9 @@
 //! Survivors: many small blocks of three sizes are allocated, one in twenty stays, and the program
 //! waits.
 //!
-//! Sits between `neap bench holes` and malloc. One thread; nothing asks the allocator to give
-//! memory back. The table of addresses is there before and after, so it counts in no difference.
-//! What the geometry of pages permits is computed from the addresses: a page in which a byte of a
-//! survivor lies cannot go.
+//! One thread; no call asks the allocator to release memory. The table of addresses exists before
+//! and after, so it counts in no difference. The bound by the geometry of pages is computed from
+//! the addresses: a page with a byte of a survivor cannot be released.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,9 +15,9 @@ use clap::Args;
 use super::Outcome;
 use super::meter::{Meter, Random, Table, cpus, give, own_rss_kib, pin_to, take};
 
-/// How many blocks of how many bytes.
+/// Number and size of the blocks.
 const BLOCKS: [(usize, usize); 3] = [(150_000, 512), (100_000, 1 << 10), (50_000, 2 << 10)];
-/// Of so many blocks one survives, on the average.
+/// One block in this many survives, on average.
 const ONE_IN: usize = 20;
 
 #[derive(Args)]
@@ -37,7 +36,7 @@ pub(super) struct Options {
     spin: bool,
 }
 
-/// The size of the block with this number.
+/// Returns the size of the block with this number.
 fn size_of_block(number: usize) -> usize {
     let ends = BLOCKS.iter().scan(0, |sum, &(count, size)| {
         *sum += count;
@@ -85,7 +84,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Waits, reads resident memory at the end, and counts what the wait cost.
+/// Waits, reads resident memory at the end, and counts the cost of the wait.
 fn wait(options: &Options, outcome: &mut Outcome) -> Result<()> {
     let (over, running) = (AtomicBool::new(false), AtomicBool::new(false));
     let allowed = cpus()?;
@@ -128,21 +127,21 @@ fn wait(options: &Options, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Interrupts that flushed address translations on a CPU so far, as x86 counts them; `None` where
-/// that is not counted. On the heap, which is of no weight here.
+/// Returns the interrupts that flushed address translations on a CPU so far, as x86 counts them.
+/// `None` if they are not counted. Uses the heap, which does not matter here.
 fn flushes_on(cpu: usize) -> Option<u64> {
     parse_flushes(&std::fs::read_to_string("/proc/interrupts").ok()?, cpu)
 }
 
-/// The number in the column of a CPU and the line `TLB:`. The first line names the columns: CPUs
-/// that are offline have none.
+/// Returns the number in the line `TLB:` and the column of a CPU. The first line names the columns;
+/// offline CPUs have none.
 fn parse_flushes(text: &str, cpu: usize) -> Option<u64> {
     let column = text.lines().next()?.split_whitespace().position(|name| name == format!("CPU{cpu}"))?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;
     line.split_whitespace().nth(column)?.parse().ok()
 }
 
-/// In how many pages bytes of the wanted blocks lie.
+/// Returns the number of pages with bytes of the wanted blocks.
 fn pages(blocks: &[*mut u8], wanted: impl Fn(usize) -> bool) -> Result<usize> {
     // SAFETY: sysconf takes a number.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;

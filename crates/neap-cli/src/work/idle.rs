@@ -1,9 +1,8 @@
 //! Burst, then idle: threads allocate much, free it all and stay alive, blocked.
 //!
-//! Sits between `neap bench idle` (and `neap demo`) and malloc. Each round all threads hold all
-//! their blocks at once. The tables of addresses are unmapped before memory is first read, so what
-//! is resident is the allocator's. The threads wait on a condition variable; the main thread sleeps
-//! and reads.
+//! Each round all threads hold all their blocks at once. The tables of addresses are unmapped
+//! before memory is first read, so resident memory is the allocator's. The threads wait on a
+//! condition variable; the main thread sleeps and reads.
 
 use std::sync::{Barrier, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -70,7 +69,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
             let (step, gate) = (&step, &gate);
             scope.spawn(move || burst(table, options, step, gate));
         }
-        // All are ready; they wait for this thread, so nothing runs before the meter does.
+        // All threads wait for this one, so none runs before the meter does.
         step.wait();
         let meter = Meter::start();
         step.wait();
@@ -108,7 +107,7 @@ fn burst(mut table: Table, options: &Options, step: &Barrier, gate: &Gate) {
     gate.pass();
 }
 
-/// Reads resident memory at each time, and how much processor time passed while the threads only
+/// Reads resident memory at each time, and the processor time that passed while the threads only
 /// waited.
 fn watch(options: &Options, busy: Duration) -> Result<(Vec<u64>, Option<u64>)> {
     let ended = Instant::now();

@@ -1,7 +1,5 @@
-//! Clock, processor time, faults, resident memory and tables, all without the heap.
-//!
-//! Sits between the workloads and the kernel. Nothing here calls `malloc`: a measured process must
-//! not change what it measures. No locks.
+//! Clock, processor time, faults, resident memory and tables, all without the heap: a measurement
+//! must not call the measured `malloc`. No locks.
 
 use std::ffi::CStr;
 use std::io;
@@ -20,7 +18,7 @@ pub(super) struct Meter {
     usage: libc::rusage,
 }
 
-/// What was used since a meter started.
+/// Resources used since a meter started.
 #[derive(Clone, Copy)]
 pub(super) struct Spent {
     wall: Duration,
@@ -55,7 +53,7 @@ impl Spent {
         self.cpu_ns
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     pub(super) fn and(self, other: Spent) -> Spent {
         Spent {
             wall: self.wall + other.wall,
@@ -119,7 +117,7 @@ fn own_kib(path: &CStr, name: &[u8]) -> Result<u64> {
     }
     // SAFETY: the buffer is a live local of this length.
     let length = unsafe { libc::read(file, text.as_mut_ptr().cast(), text.len()) };
-    // SAFETY: the descriptor was opened above and is used by nobody else.
+    // SAFETY: the descriptor was opened above, and is used nowhere else.
     unsafe { libc::close(file) };
     let found = process::parse_kib(&text[..length.max(0) as usize], name);
     found.with_context(|| format!("{} has no line {}", path.to_string_lossy(), String::from_utf8_lossy(name)))
@@ -142,7 +140,7 @@ pub(crate) fn cpus() -> Result<Vec<usize>> {
 pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     // SAFETY: all-zero bytes are an empty CPU set.
     let mut only: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: whoever names a CPU has it from `cpus`, so it is below CPU_SETSIZE.
+    // SAFETY: CPU numbers come from `cpus`, so this one is below CPU_SETSIZE.
     unsafe { libc::CPU_SET(cpu, &mut only) };
     // SAFETY: the size is that of the live local.
     if unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &only) } != 0 {
@@ -151,13 +149,13 @@ pub(crate) fn pin_to(cpu: usize) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds of one `pair`: the median of many short parts, so that who is preempted for a moment
-/// is not measured.
+/// Nanoseconds of one `pair`: the median of many short parts, so that a short preemption is not
+/// measured.
 pub(crate) fn median_of_pairs(mut pair: impl FnMut() -> Result<()>) -> Result<f64> {
     const PARTS: usize = 500;
     const PAIRS: u32 = 200;
     let mut parts = [0.0; PARTS];
-    // The first time is to warm up.
+    // The first part is to warm up.
     for part in [0; PARTS].into_iter().chain(0..PARTS) {
         let start = Instant::now();
         for _ in 0..PAIRS {
@@ -174,13 +172,13 @@ pub(super) fn pin() -> Result<()> {
     pin_to(*cpus()?.last().context("this thread may run on no CPU")?)
 }
 
-/// Addresses of blocks, in populated memory of its own that goes back to the system when dropped.
+/// Addresses of blocks, in populated memory that is unmapped when this is dropped.
 pub(super) struct Table {
     base: NonNull<*mut u8>,
     length: usize,
 }
 
-// SAFETY: the table is its own mapping and the addresses in it are plain numbers to it.
+// SAFETY: the table owns its mapping, and its addresses are plain numbers to it.
 unsafe impl Send for Table {}
 
 impl Table {
@@ -209,7 +207,8 @@ impl Deref for Table {
 
 impl DerefMut for Table {
     fn deref_mut(&mut self) -> &mut [*mut u8] {
-        // SAFETY: as in deref, and self is borrowed mutably.
+        // SAFETY: the mapping has this many zero-initialised words, lives as long as self, and self
+        // is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
     }
 }
@@ -235,12 +234,12 @@ pub(super) fn take(size: usize) -> *mut u8 {
     block
 }
 
-/// Gives a block back.
+/// Frees a block.
 ///
 /// # Safety
-/// `block` came from [`take`], is not used again, and is given back once; null is allowed.
+/// `block` came from [`take`] or is null, is not used again, and is freed once.
 pub(super) unsafe fn give(block: *mut u8) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `take` got the block from malloc, and it is freed once (the caller's promise).
     unsafe { libc::free(block.cast()) };
 }
 

@@ -1,9 +1,9 @@
-//! Workloads: what a measured process does, and what it says about itself.
+//! Workloads of measured processes, and their own measurements.
 //!
-//! Sits between a benchmark, which starts `neap work …` under the variant's library, and the C
-//! functions `malloc` and `free`, which are called as any C program would call them. A measured
-//! loop allocates nothing but what it measures: its tables come from mmap and its readings go to
-//! the stack. The answer is one line of JSON on standard output.
+//! A benchmark starts `neap work …` under the variant's library. The workload calls the C functions
+//! `malloc` and `free` as any C program would. A measured loop allocates only what it measures: its
+//! tables come from mmap, and its readings go to the stack. The result is one line of JSON on
+//! standard output.
 
 mod churn;
 mod cross;
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::process;
 use crate::variant::Variant;
 
-/// How long any one workload may take: many times what the slowest allocator needs.
+/// Longest time of any workload: many times that of the slowest allocator.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Run one workload on whatever malloc this process has.

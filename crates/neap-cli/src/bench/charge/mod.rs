@@ -1,21 +1,28 @@
-//! `neap bench charge`: what it costs to charge a page to a memory group and to take it back.
+//! `neap bench charge`: cost of charging a page to a memory group, and uncharging it.
 //!
-//! A pair is `Group::charge` of 4096 bytes, whose answer is kept in a variable and dropped. Beside
-//! it, in the same rounds: one addition to an atomic that nobody else uses (`add`); an atomic for
-//! each level, added to and subtracted from; and the same with an atomic for each thread. The group
-//! is 1 to 8 levels below the root. A pair that *hits* finds its page in this CPU's stock; one that
-//! *misses* is of one page more than a stock can hold, so it goes to the counters of all levels
-//! both times. The same with 1 to 64 threads, on the CPUs in turn. Each thread's median part
-//! counts, so who waits for a CPU is not measured.
+//! A pair is `Group::charge` of 4096 bytes, whose result is kept in a variable and dropped. The
+//! group is 1 to 8 levels below the root. A pair that *hits* finds its page in this CPU's stock.
+//! One that *misses* is one page larger than a stock can hold, so it changes the counters of all
+//! levels both times. In the same rounds, for comparison: one addition to an atomic that no other
+//! thread uses (`add`); an atomic for each level, added to and subtracted from; and that with an
+//! atomic for each thread.
 //!
-//! Figures: `charge_ns`; `charge_ratio` (a pair that hits over one addition), `charge_ratio_atomic`
-//! and `charge_ratio_sharded` (over theirs, with `_64` behind them with 64 threads);
-//! `level_ratio_hit` and `level_ratio_miss` (a pair over one a level higher, the largest of the
-//! seven medians); `miss_ns`. On 16 virtual CPUs, where a plain atomic does one operation on memory
-//! that CPUs share for each call: `shared_ops_ratio_16` (operations on shared counters for each
-//! call, each CPU going up and down at random), and `shared_ops_ratio_16_flow` (what one half of
-//! the CPUs charges the other half gives back: all goes through the counters). What is counted:
-//! `Groups::shared_operations`.
+//! With 1 to 64 threads, on the CPUs in turn. Each thread's median part counts, so waiting for a
+//! CPU is not measured.
+//!
+//! Figures:
+//!
+//! * `charge_ns`;
+//! * `charge_ratio`: a pair that hits over one addition; `charge_ratio_atomic`,
+//!   `charge_ratio_sharded`: over the atomics, with the suffix `_64` for 64 threads;
+//! * `level_ratio_hit`, `level_ratio_miss`: a pair over one a level higher, the largest of the
+//!   seven medians;
+//! * `miss_ns`;
+//! * `shared_ops_ratio_16`: operations on shared counters for each call
+//!   (`Groups::shared_operations`), on 16 virtual CPUs, each going up and down at random; a plain
+//!   atomic makes one;
+//! * `shared_ops_ratio_16_flow`: one half of the CPUs charges and the other half uncharges, so that
+//!   all bytes go through the counters.
 
 mod shared;
 
@@ -45,7 +52,7 @@ const ATOMIC: &str = "atomic";
 const SHARDED: &str = "sharded";
 const VARIANTS: [&str; 4] = ["neap", ADD, ATOMIC, SHARDED];
 
-/// What a workload is about.
+/// The subject of a workload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     Hit { depth: usize },
@@ -68,7 +75,7 @@ impl What {
         let depths = 1..=DEEPEST;
         let shared = |pattern| {
             let machine = move |cpus| [1, DEEPEST].map(|depth| What::Shared { pattern, cpus, depth });
-            // Of one CPU there is no half.
+            // One CPU has no half.
             THREADS.into_iter().filter(move |&cpus| pattern == Pattern::Walk || cpus > 1).flat_map(machine)
         };
         let timed = depths.clone().map(|depth| What::Hit { depth }).chain(depths.map(|depth| What::Miss { depth }));
@@ -78,7 +85,7 @@ impl What {
     fn workload(self, rounds: usize) -> Workload {
         let timed = Workload::timed(&self.name(), rounds, &[]);
         match self {
-            // It comes out the same each time.
+            // The result is the same each time.
             What::Shared { .. } => Workload {
                 rounds: 1,
                 unit: "operations on shared counters",
@@ -102,17 +109,17 @@ impl Level {
     }
 }
 
-/// Charges and takes back. The charge stays where it is, as it would in a program: to move it costs
-/// as much as both.
+/// Charges and uncharges. The charge stays in place, as in a program: moving it would cost as much
+/// as both.
 #[inline(always)]
 fn pair(group: Group, bytes: u64) {
     let charge: Result<Charge, Refused> = group.charge(bytes);
     black_box(&charge);
 }
 
-/// What there is to charge.
+/// Groups and counters to charge.
 struct Stage {
-    /// By depth, beginning with the one right below the root.
+    /// By depth, beginning directly below the root.
     groups: Vec<Group>,
     levels: Vec<Level>,
     /// By thread.
@@ -134,7 +141,7 @@ impl Stage {
         Ok(Stage { groups, levels: levels(DEEPEST), shards: levels(MOST_THREADS), cpus: cpus()?, times })
     }
 
-    /// One run; `None` where a variant has nothing to do with it.
+    /// Makes one run. `None` if the variant does not apply to the workload.
     fn run(&self, variant: &str, what: What) -> Option<Result<Outcome>> {
         let (here, times) = (&self.cpus[..1], self.times);
         let group = |depth: usize| self.groups[depth - 1];
@@ -217,7 +224,7 @@ fn figures(session: &mut Session) {
     session.figure("shared_ops_ratio_16_flow", median(session, "flow-16-1"));
 }
 
-/// What a pair costs over what one costs a level higher: the median of the rounds.
+/// Cost of a pair over that of one a level higher: the median of the rounds.
 fn level_ratio(session: &Session, kind: &str, depth: usize) -> Option<f64> {
     let measured = |depth: usize| -> Vec<Measured> {
         let outcomes = session.outcomes("neap", &format!("{kind}-{depth}"));

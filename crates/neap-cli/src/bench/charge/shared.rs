@@ -1,9 +1,8 @@
-//! How often charges reach for counters that CPUs share, on a machine that is not there.
+//! Counts how often charges use counters that CPUs share, on a virtual machine.
 //!
-//! Sits between `bench charge` and the charging code itself, which runs on a virtual machine with
-//! any number of CPUs and counts what it does ([`Groups::shared_operations`]). One thread plays all
-//! CPUs in turn, by a seed, so the answer is the same each time. A plain atomic does one such
-//! operation for each call.
+//! The charging code itself runs on any number of virtual CPUs, and counts its operations
+//! ([`Groups::shared_operations`]). One thread plays all CPUs in turn, by a seed, so the result is
+//! the same each time. A plain atomic makes one such operation for each call.
 
 use std::collections::VecDeque;
 
@@ -16,14 +15,13 @@ use super::PAGE;
 use crate::work::Outcome;
 use crate::work::meter::Random;
 
-/// What each CPU does, page by page.
+/// The action of each CPU, page by page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pattern {
-    /// Charges, or gives back a page that it has, whichever by chance: so it goes up and down, and
-    /// how far nobody knows.
+    /// Charges a page, or uncharges one that it has, at random: a random walk.
     Walk,
-    /// What one half of the CPUs charges the other half gives back, a little later: no page can
-    /// stay in a stock.
+    /// One half of the CPUs charges, the other half uncharges a little later: no page can stay in a
+    /// stock.
     Flow,
 }
 
@@ -35,13 +33,13 @@ impl Pattern {
     }
 }
 
-/// Pages between a charge and its return where that is by another CPU.
+/// Pages between a charge and its uncharge by another CPU.
 const ON_THE_WAY: usize = 1000;
 
 type Machine<'a> = Alone<'a, Virtual>;
 
-/// Calls of a pattern to a group so deep on so many CPUs, after a tenth as many to warm up;
-/// `shared` of its counts is the operations.
+/// Makes `calls` calls of a pattern to a group at `depth` on `cpus` CPUs, after a tenth as many to
+/// warm up. The count `shared` in the result is the number of operations.
 pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Result<Outcome> {
     let machine = Virtual::new(neap_os::memory::page_size(), cpus);
     let shape = Shape { span: 16 << 20, ..Shape::usual(cpus) };
@@ -68,7 +66,7 @@ pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Re
         stage.step(pattern)?;
     }
     let shared = groups.shared_operations() - before;
-    // SAFETY: no thread uses them any more.
+    // SAFETY: no thread uses the groups or the per-CPU data any more.
     unsafe {
         groups.close(&host);
         data.close(&machine);
@@ -82,14 +80,14 @@ struct Stage<'a> {
     host: Machine<'a>,
     payer: Payer,
     random: Random,
-    /// Pages that each CPU has.
+    /// Charged pages of each CPU.
     held: Vec<u32>,
-    /// CPUs that have charged a page which one of the other half is to give back.
+    /// CPUs that have charged a page which a CPU of the other half uncharges.
     on_the_way: VecDeque<usize>,
 }
 
 impl Stage<'_> {
-    /// One call.
+    /// Makes one call.
     fn step(&mut self, pattern: Pattern) -> Result<()> {
         let (cpu, half) = (self.random.below(self.held.len()), self.held.len() / 2);
         match pattern {
@@ -134,7 +132,8 @@ mod tests {
         let per_call = |pattern, cpus, depth| run(pattern, cpus, depth, 64_000).unwrap().count("shared") / 64_000.0;
         for (cpus, depth) in [(2, 1), (16, 1), (16, 8)] {
             let levels = 1.0 + depth as f64;
-            // Of two calls one charges, with others 64 pages at a time, and one gives back, by 33.
+            // Of two calls one charges, for other CPUs 64 pages at a time, and one uncharges, by
+            // 33.
             let flow = per_call(Pattern::Flow, cpus, depth);
             let expected = ((2.0 * levels + 1.0) / 64.0 + (levels + 1.0) / 33.0) / 2.0;
             assert!(

@@ -1,8 +1,7 @@
-//! librseq's memory pools beside neap, where the library was built (`cargo xtask peers`): what an
-//! allocation and its free take, and what comes back when owners go.
+//! librseq's memory pools for comparison, if the library was built (`cargo xtask peers`): time of
+//! an allocation and its free, and memory returned when owners go.
 //!
-//! Sits between `bench percpu` and the workload `pool`, each run of which is a process with the
-//! library preloaded.
+//! Each run of the workload `pool` is a process with the library preloaded.
 
 use anyhow::Result;
 
@@ -15,7 +14,7 @@ use crate::work::{self, Outcome};
 
 const NAME: &str = "librseq";
 
-/// The library, and what it did so far.
+/// The library, and its results so far.
 pub(super) struct Librseq {
     variant: Variant,
     cpus: usize,
@@ -24,7 +23,7 @@ pub(super) struct Librseq {
 }
 
 impl Librseq {
-    /// The library, if it is there.
+    /// Returns the library, if it was built.
     pub(super) fn find(session: &mut Session, cpus: usize, owners: usize) -> Option<Librseq> {
         match locate(&session.executable, NAME) {
             Ok(library) => {
@@ -39,7 +38,7 @@ impl Librseq {
         }
     }
 
-    /// A round: pairs, and in the first one the script.
+    /// Makes a round: pairs, and in the first one the script.
     pub(super) fn round(&mut self, session: &Session) -> Result<f64> {
         let owners = if self.outcomes.is_empty() { self.owners } else { 0 };
         let [cpus, owners, stays] = [self.cpus, owners, STAYS].map(|number| number.to_string());
@@ -51,7 +50,7 @@ impl Librseq {
         Ok(nanoseconds)
     }
 
-    /// Its figures, beside neap's times in the same rounds, and its line.
+    /// Adds its figures, beside neap's times in the same rounds, and returns its line.
     pub(super) fn report(&self, session: &mut Session, neap: &[f64]) -> String {
         let own = self.outcomes.iter().map(Outcome::ns_each);
         let median = |values: Vec<f64>| summary(values).map(|summary| summary.median);

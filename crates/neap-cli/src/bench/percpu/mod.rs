@@ -1,22 +1,30 @@
-//! `neap bench percpu`: how much of per-CPU data's memory comes back, in rows by owner and in the
+//! `neap bench percpu`: how much memory of per-CPU data is returned, in rows by owner and in the
 //! kernel's layout.
 //!
 //! 11 000 owners make allocations of 1400, 600, 24, 8 and 8 bytes per CPU, one owner after the
-//! other; ten of eleven are deleted, then the rest. Figures: `return_ratio.rows` and
-//! `return_ratio.cpu_major` (populated with all owners over populated with a thousand),
-//! `return_bound` (what the geometry of pages permits), the same with `_random` and `_blocks`
-//! behind them where those that stay are chosen at random or are the first, `waste` (populated for
-//! the owners over what they asked for), `waste_random` (each owner's sizes drawn at random from 64
-//! bytes to 16 KiB together), `waste_single` (a counter of 8 bytes each, over the cache lines that
-//! they need), `returned_ms` (from the last free until the last page was gone), `left_kib`
-//! (populated in the end, less what was before), and at the number of CPUs of the machine
-//! `alloc_free_ns` and `alloc_free_shared_ns`, and `cycle_ns_first` and `cycle_ns_last`: the first
-//! thousand and the last of 11 000 owners that are made and deleted one by one. After each step
-//! what is populated is compared with what the kernel says is resident. librseq's memory pool is
-//! measured beside at the machine's number of CPUs, where it was built: `librseq_alloc_free_ns`,
-//! `alloc_free_ratio_librseq` (neap over librseq, in rounds by turns) and `librseq_return_ratio`.
-//! Without `--cpus` and `--page` all machines of the table; the figures of others than 2 CPUs with
-//! 4 KiB pages end in `_CPUS_KIB`.
+//! other. Ten of eleven are deleted, then the rest. After each step populated memory is compared
+//! with the kernel's resident memory.
+//!
+//! Figures:
+//!
+//! * `return_ratio.rows`, `return_ratio.cpu_major`: populated with all owners over populated with a
+//!   thousand; with the suffixes `_random` and `_blocks` if the remaining owners are chosen at
+//!   random, or are the first;
+//! * `return_bound`: the ratio that the geometry of pages permits;
+//! * `waste`: populated for the owners over their requests; `waste_random`: each owner's sizes
+//!   drawn at random from 64 bytes to 16 KiB together; `waste_single`: a counter of 8 bytes each,
+//!   over the cache lines that they need;
+//! * `returned_ms`: from the last free until the last page was released;
+//! * `left_kib`: populated in the end, less the value at the start;
+//! * at the machine's number of CPUs: `alloc_free_ns`, `alloc_free_shared_ns`, and
+//!   `cycle_ns_first`, `cycle_ns_last`: the first and the last thousand of 11 000 owners that are
+//!   made and deleted one by one;
+//! * with librseq's memory pool, if it was built: `librseq_alloc_free_ns`,
+//!   `alloc_free_ratio_librseq` (neap over librseq, in alternating rounds) and
+//!   `librseq_return_ratio`.
+//!
+//! Without `--cpus` and `--page` all machines of the table are measured; figures of others than 2
+//! CPUs with 4 KiB pages have the suffix `_CPUS_KIB`.
 
 mod librseq;
 mod script;
@@ -41,9 +49,9 @@ use script::{Random, Run, SIZES};
 const MACHINES: [(usize, usize); 7] =
     [(2, 4096), (4, 4096), (32, 4096), (224, 4096), (32, 65536), (2, 65536), (4, 65536)];
 const OWNERS: usize = 11_000;
-/// One of so many stays.
+/// One owner in this many stays.
 const STAYS: usize = 11;
-/// Bytes that owners with sizes at random have together.
+/// Total bytes of owners with random sizes.
 const RANDOM_BYTES: usize = 1 << 30;
 
 /// The layout to measure.
@@ -75,7 +83,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         measure(&mut session, &linux, options, (cpus, page, owners), &suffix, &mut lines)?;
     }
     let cpus = linux.cpus();
-    // As the peer's: on the last CPU.
+    // On the last CPU, like the peer.
     meter::cpus()?.last().map_or(Ok(()), |&last| meter::pin_to(last))?;
     let mut pool = Librseq::find(&mut session, cpus, owners);
     let (mut own, mut shared) = (Vec::new(), Vec::new());
@@ -149,7 +157,7 @@ fn measure(
     Ok(())
 }
 
-/// As many that stay, at other places.
+/// Returns as many remaining owners, at random places.
 fn shuffled(goes: &[bool]) -> Vec<bool> {
     let (mut random, mut goes) = (Random(1), goes.to_vec());
     for at in (1..goes.len()).rev() {
@@ -170,8 +178,8 @@ fn mixed(count: usize) -> Vec<Vec<usize>> {
     (0..count).map(owner).collect()
 }
 
-/// Nanoseconds of an allocation of 64 bytes and its free: in a row that comes and goes with it, or
-/// in one that is there.
+/// Nanoseconds of an allocation of 64 bytes and its free: in a row that is made and freed with it,
+/// or in one that stays.
 fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
     let refused = |refused| anyhow!("an allocation was refused: {refused}");
     let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
@@ -183,11 +191,11 @@ fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
     let size = if shared { 32 } else { 64 };
     let nanoseconds = meter::median_of_pairs(|| {
         let handle = data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
-        // SAFETY: nobody uses it.
+        // SAFETY: no thread uses the allocation, and it is freed once.
         unsafe { data.free(black_box(handle)) }.map_err(|invalid| anyhow!("{invalid}"))?;
         Ok(())
     })?;
-    // SAFETY: nobody uses anything in it.
+    // SAFETY: no thread uses any allocation of it.
     unsafe { data.close(linux) };
     Ok(nanoseconds)
 }

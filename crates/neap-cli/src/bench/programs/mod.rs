@@ -1,13 +1,18 @@
-//! `neap bench programs`: real programs, those that are installed, under each allocator.
+//! `neap bench programs`: real programs that are installed, under each allocator.
 //!
-//! Figures: `programs_differing` (programs whose output or exit status under neap is not what it is
-//! without a preload), `peak_rss_ratio` (geometric mean of peak resident memory, neap's over the
-//! best peer's), `redis_rss_2s_mib` and `python_rss_2s_mib` (resident two seconds after everything
-//! was freed), `redis_cpu_ratio` (server time per request, best run under neap over best run under
-//! jemalloc), `redis_series_ratio_jemalloc` (peak of a redis whose values change in size, neap's
-//! over jemalloc's). Over the best allocator of each program, neap among them: `cpu_geomean_ratio`
-//! and `worst_cpu_ratio` (processor time), `rss_geomean_ratio` (peaks of more than 15 MiB). Inputs
-//! are generated in a temporary folder that is removed at the end.
+//! Figures:
+//!
+//! * `programs_differing`: programs with another output or exit status under neap than without a
+//!   preload;
+//! * `peak_rss_ratio`: geometric mean of peak resident memory, neap's over the best peer's;
+//! * `redis_rss_2s_mib`, `python_rss_2s_mib`: resident two seconds after everything was freed;
+//! * `redis_cpu_ratio`: server time per request, best run under neap over best run under jemalloc;
+//! * `redis_series_ratio_jemalloc`: peak of a redis with values of changing sizes, neap's over
+//!   jemalloc's;
+//! * over the best allocator of each program, neap among them: `cpu_geomean_ratio`,
+//!   `worst_cpu_ratio` (processor time), `rss_geomean_ratio` (peaks of more than 15 MiB).
+//!
+//! Inputs are generated in a temporary folder that is removed at the end.
 
 mod costs;
 mod languages;
@@ -31,23 +36,23 @@ use crate::variant::{Choice, Kind, Missing, Variant};
 use crate::work::Outcome;
 use scratch::Scratch;
 
-/// How long any program may take.
+/// Longest time of any program.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// More than any of the programs uses.
 const MEMORY: usize = 640 << 20;
 
-/// Rounds of all. The peaks of node and java are one of two figures, a seventh or more apart, under
-/// most allocators.
+/// Rounds of all. Under most allocators the peaks of node and java take one of two values, a
+/// seventh or more apart.
 const ROUNDS: usize = 3;
 
-/// Rounds of redis for neap and jemalloc: its processor time is compared by the best run.
+/// Rounds of redis for neap and jemalloc, whose processor times are compared by the best run.
 const REDIS_ROUNDS: usize = 5;
 
 /// A program that can be run here.
 struct Program {
     name: &'static str,
-    /// What must be installed.
+    /// Programs that must be installed.
     needs: &'static [&'static str],
     /// Generates its input.
     prepare: fn(&Scratch) -> Result<()>,
@@ -58,7 +63,7 @@ struct Program {
 enum Run {
     /// Start it, read its output, wait for its end.
     Through(fn(&Scratch) -> Result<Command>),
-    /// The program's own way.
+    /// By a function of its own.
     Own(fn(&Scratch, &Variant) -> Result<Outcome>),
 }
 
@@ -97,14 +102,14 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     session.finish(options.json, &tables)
 }
 
-/// Every program that is known here.
+/// All programs of the benchmark.
 fn programs() -> Vec<Program> {
     let more = [python::program(), redis::program(), series::program()];
     let groups = [ordinary::programs(), languages::programs(), tools::programs(), more.into()];
     groups.into_iter().flatten().collect()
 }
 
-/// The programs that were asked for and are installed, with their inputs made.
+/// Returns the programs that were requested and are installed, with their inputs made.
 fn installed(scratch: &Scratch, options: &Options, missing: &mut Vec<Missing>) -> Result<Vec<Program>> {
     let all = programs();
     if let Some(unknown) = options.programs.iter().find(|name| all.iter().all(|program| program.name != **name)) {
@@ -215,16 +220,15 @@ fn figures(session: &mut Session, programs: &[&'static str]) {
     costs::figures(session, programs);
 }
 
-/// Whether a program did not end, or ended in another way or with another output than without a
-/// preload.
+/// Whether a program did not end, or ended with another status or output than without a preload.
 fn differs(session: &Session, variant: &str, program: &str) -> bool {
     let expected = session.outcomes("glibc", program).first().and_then(|outcome| outcome.output.as_ref());
     let outcomes = session.outcomes(variant, program);
     outcomes.is_empty() || outcomes.iter().any(|outcome| outcome.output.as_ref() != expected)
 }
 
-/// neap's geometric mean of peaks over that of the best peer, and who that is. A peer counts if it
-/// ran every program that neap ran.
+/// neap's geometric mean of peaks over that of the best peer, and the peer's name. A peer counts if
+/// it ran every program that neap ran.
 fn peak_ratio(session: &Session, programs: &[&'static str]) -> Option<(f64, &'static str)> {
     let ran: Vec<&str> =
         programs.iter().copied().filter(|program| session.summary("neap", program).is_some()).collect();
@@ -268,7 +272,7 @@ fn tables(session: &Session, programs: &[&'static str]) -> String {
     format!("{peaks}\n{times}\n{faults}\n{kept}{notes}\n")
 }
 
-/// Reads standard output up to the end of a line that says `word`.
+/// Reads standard output up to the end of a line with `word`.
 fn read_until(process: &mut process::Process, output: &mut Output, word: &str) -> Result<()> {
     let mut text = Vec::new();
     process.read(|bytes| {
@@ -296,7 +300,7 @@ mod tests {
         assert_eq!(whole.hash, 0xa430_d846_80aa_bd0b);
     }
 
-    /// Two programs; `say` gives output and peak in MiB by variant and program, or nothing for a
+    /// Two programs; `say` returns output and peak in MiB by variant and program, or `None` for a
     /// failure.
     fn measured(say: impl Fn(&str, &str) -> Option<(&'static str, u64)>) -> Session {
         let variants = [("neap", Kind::Neap), ("glibc", Kind::Peer), ("small", Kind::Peer), ("broken", Kind::Peer)];

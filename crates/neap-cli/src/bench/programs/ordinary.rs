@@ -1,9 +1,8 @@
 //! Programs that run from start to end on a generated input: a database, two compilers, version
 //! control, and others.
 //!
-//! Sits between the list of programs and what is installed. Inputs come from fixed formulas, so the
-//! output is the same in every run; whatever a program would make depend on time, threads or the
-//! user's settings is switched off.
+//! Inputs come from fixed formulas, so the output is the same in every run. Features that would
+//! make a program depend on time, threads or the user's settings are switched off.
 
 use std::fs::File;
 use std::process::{Command, Stdio};

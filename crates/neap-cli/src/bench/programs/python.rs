@@ -1,7 +1,5 @@
-//! Python: threads build dictionaries and drop them, then the program waits.
-//!
-//! Sits between the list of programs and CPython, whose own small-object allocator is switched off
-//! so that every object comes from malloc.
+//! Python: threads build dictionaries and drop them, then the program waits. CPython's small-object
+//! allocator is switched off, so that every object comes from malloc.
 
 use std::process::Stdio;
 use std::thread;

@@ -1,8 +1,9 @@
-//! redis: a million keys in, read back, flushed; what the server's requests cost and what it keeps.
+//! redis: a million keys are stored, read back and flushed; cost of the server's requests, and
+//! memory kept.
 //!
-//! Sits between the list of programs and redis-server, to which it speaks the protocol itself over
-//! TCP, many requests at a time, so that the server's processor time is spent on requests and not
-//! on waiting. The replies are the output that must not differ.
+//! The benchmark speaks the protocol itself over TCP, many requests at a time, so that the server's
+//! processor time is spent on requests and not on waiting. The replies are the output that must not
+//! differ.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -47,7 +48,7 @@ impl Server {
         Ok(Server { process, client, malloc_from })
     }
 
-    /// Shuts the server down; its whole cost, with the replies as output.
+    /// Shuts the server down. Returns its whole cost, with the replies as output.
     pub(super) fn stop(mut self) -> Result<Outcome> {
         self.client.send(&[vec!["SHUTDOWN".to_string(), "NOSAVE".to_string()]])?;
         let finished = self.process.wait()?;
@@ -79,8 +80,8 @@ fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     })
 }
 
-/// The library whose malloc the server uses: the preloaded one, or else one that the server was
-/// linked with (builds of redis bring jemalloc with them), or else the C library.
+/// Returns the library whose malloc the server uses: the preloaded one, or one that the server was
+/// linked with (builds of redis bring jemalloc), or the C library.
 fn mapped_malloc(server: u32, variant: &Variant) -> Result<String> {
     let maps = std::fs::read_to_string(format!("/proc/{server}/maps"))?;
     let mapped = |wanted: &str| maps.split_whitespace().find(|path| path.starts_with('/') && path.contains(wanted));
@@ -91,12 +92,12 @@ fn mapped_malloc(server: u32, variant: &Variant) -> Result<String> {
     Ok(mapped("malloc").or_else(|| mapped("libc.so")).unwrap_or("unknown").to_string())
 }
 
-/// What a request is answered by.
+/// The form of a reply.
 #[derive(Clone, Copy)]
 pub(super) enum Reply {
     /// One line.
     Line,
-    /// A line with a length, then so many bytes and a line end.
+    /// A line with a length, then that many bytes and a line end.
     Bulk,
 }
 

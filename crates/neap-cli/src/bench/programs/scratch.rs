@@ -1,7 +1,7 @@
-//! The temporary folder of a run, and where installed tools lie.
+//! The temporary folder of a run, and the places of installed tools.
 //!
-//! Sits between the programs and the file system. The folder is made new and removed with
-//! everything in it; nothing outside it is written. No locks.
+//! The folder is newly made, and removed with its contents; nothing outside it is written. No
+//! locks.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -31,7 +31,7 @@ impl Scratch {
         self.folder.join(name)
     }
 
-    /// Makes a file of what `write` writes.
+    /// Makes a file with the output of `write`.
     pub(super) fn file(&self, name: &str, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
         let path = self.path(name);
         let attempt = || {
@@ -42,7 +42,7 @@ impl Scratch {
         attempt().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Where a program's standard error goes.
+    /// The file for a program's standard error.
     pub(super) fn errors(&self) -> Result<Stdio> {
         Ok(File::create(self.path("errors")).context("cannot make a file for standard error")?.into())
     }
@@ -57,7 +57,8 @@ impl Scratch {
         }
     }
 
-    /// The executable itself, not a version manager's stand-in, which would be measured as well.
+    /// Returns the executable itself, not the wrapper of a version manager, which would be measured
+    /// as well.
     pub(super) fn tool(&self, name: &str) -> Result<PathBuf> {
         let found = search(name)?;
         match name {
@@ -67,7 +68,7 @@ impl Scratch {
         }
     }
 
-    /// A number of things: a tenth in a quick run.
+    /// Returns a number of items: a tenth in a quick run.
     pub(super) fn amount(&self, usual: usize) -> usize {
         if self.quick { usual / 10 } else { usual }
     }
@@ -81,7 +82,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Debian's package with a tool.
+/// Returns Debian's package of a tool.
 pub(super) fn package(tool: &str) -> &str {
     match tool {
         "db_bench" => "rocksdb-tools",
@@ -100,7 +101,7 @@ fn search(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("`{name}` is not in PATH"))
 }
 
-/// The path that a tool prints about itself.
+/// Returns the path that a tool prints about itself.
 fn answer(tool: &Path, arguments: &[&str]) -> Result<PathBuf> {
     let output = Command::new(tool).args(arguments).stderr(Stdio::null()).stdin(Stdio::null()).output()?;
     if !output.status.success() {

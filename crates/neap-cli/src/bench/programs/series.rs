@@ -1,8 +1,8 @@
 //! redis-series: values of one size after another, about 250 MB each, all flushed before the next
 //! size.
 //!
-//! The peak says how much of the memory of one size serves the next. Commands that populate a
-//! database are those of redis's own tests (`DEBUG POPULATE`), which redis 7 allows only if asked.
+//! The peak shows how much memory of one size serves the next. The database is populated by a
+//! command of redis's own tests (`DEBUG POPULATE`), which redis 7 allows only by an option.
 
 use anyhow::{Context, Result};
 
@@ -16,7 +16,7 @@ use crate::work::Outcome;
 const VALUES: [usize; 6] = [64, 200, 1000, 4000, 300, 8000];
 /// Bytes of a database.
 const DATABASE: usize = 250_000_000;
-/// Bytes that redis has beside a value: its key, its object and its part of the table.
+/// Bytes of redis's overhead for a value: its key, its object and its part of the table.
 const BESIDE: usize = 90;
 
 pub(super) const NAME: &str = "redis-series";
@@ -38,8 +38,8 @@ fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     server.stop()
 }
 
-/// Options that allow `DEBUG`, by what `redis-server --version` said. Before redis 7 it is allowed,
-/// and the option unknown.
+/// Options that allow `DEBUG`, by the output of `redis-server --version`. Before redis 7 it is
+/// allowed, and the option unknown.
 fn allow_debug(version: &str) -> &'static [&'static str] {
     let major = version.split_once(" v=").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
     if major.is_some_and(|major| major < 7) { &[] } else { &["--enable-debug-command", "yes"] }

@@ -1,12 +1,16 @@
-//! Virtual time for real threads: it passes when none of them can go on, and then to the next
-//! moment for which one sleeps.
+//! Virtual time for real threads: it passes when none of them can go on, up to the next moment for
+//! which one sleeps.
 //!
-//! Sits beside the code that is measured, which runs as it always does. What threads compute takes
-//! no time, however busy the machine is; sleeps take what they say, and who waits for another
-//! thread waits for as long as that takes. That a thread waits is known by what the kernel says of
-//! it, twice: it slept both times and did not run in between. If all sleep or wait like that,
-//! nobody is left who could wake one, but time: so what is measured may wait by futexes, and not by
-//! naps. Lock: the state's, held for a few fields.
+//! # Design
+//! The measured code runs unchanged. Computing takes no time, however busy the machine is. Sleeps
+//! take their given time. A thread that waits for another one waits for as long as that takes.
+//!
+//! That a thread waits is read from the kernel, twice: it slept both times and did not run in
+//! between. If all threads sleep or wait like that, only time can wake one. So measured code may
+//! wait by futexes, and not by naps.
+//!
+//! # Locking
+//! The lock of the state, held for a few fields.
 
 use core::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,21 +19,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Between two looks at threads that wait.
+/// Time between two looks at threads that wait.
 const LOOK: Duration = Duration::from_micros(20);
-/// Real time after which threads that do neither, as those that nap, are given up.
+/// Real time after which threads that neither sleep nor wait, such as napping ones, are an error.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a thread does.
+/// State of a thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doing {
-    /// Goes on.
+    /// It runs.
     Runs,
-    /// Sleeps until then.
+    /// It sleeps until a moment.
     Sleeps {
         until: u64,
     },
-    /// May wait for another thread.
+    /// It may wait for another thread.
     Waits,
     Ended,
 }
@@ -46,9 +50,9 @@ struct Participant {
 struct State {
     now: u64,
     threads: Vec<Participant>,
-    /// Threads that are still to begin.
+    /// Number of threads that have not begun yet.
     awaited: usize,
-    /// Whatever changed, this did.
+    /// Number of changes of the state.
     changes: u64,
 }
 
@@ -58,12 +62,12 @@ impl State {
     }
 }
 
-/// What time it is for the threads that take part.
+/// The virtual time of the threads that take part.
 #[derive(Default)]
 pub(super) struct Clock {
     state: Mutex<State>,
-    /// For the thread that lets time pass. The others are woken one by one: one that woke for
-    /// nothing would hold the lock while it counts as asleep.
+    /// For the thread that advances time. The others are woken one by one: a thread that woke
+    /// without need would hold the lock while it counts as asleep.
     changed: Condvar,
 }
 
@@ -89,7 +93,7 @@ impl Clock {
         self.changed.notify_one();
     }
 
-    /// Time does not pass before so many threads more have begun to [`Clock::take_part`].
+    /// Stops time until `threads` more threads have begun to [`Clock::take_part`].
     pub(super) fn await_threads(&self, threads: usize) {
         self.state().awaited += threads;
     }
@@ -120,7 +124,7 @@ impl Clock {
         }
     }
 
-    /// Runs what may wait for another thread that takes part.
+    /// Runs code that may wait for another thread that takes part.
     pub(super) fn waiting<R>(&self, body: impl FnOnce() -> R) -> R {
         let place = PLACE.get();
         place.inspect(|&place| self.set(place, |_| Doing::Waits));
@@ -129,7 +133,7 @@ impl Clock {
         answer
     }
 
-    /// Lets time pass, in a thread that does not take part, until all threads have ended.
+    /// Advances time, in a thread that does not take part, until all threads have ended.
     pub(super) fn run(&self) -> Result<()> {
         let mut passed = Instant::now();
         loop {
@@ -142,8 +146,8 @@ impl Clock {
             let waiting = state.threads.iter().filter(|thread| thread.doing == Doing::Waits);
             let waiting: Vec<u32> = waiting.map(|thread| thread.id).collect();
             drop(state);
-            // 1. One is seen asleep. 2. Another, which ran, wakes it, and sleeps. 3. That one is
-            //    seen asleep. The second look finds that the first has run.
+            // 1. A is seen asleep. 2. B, which ran, wakes A, and sleeps. 3. B is seen asleep. The
+            //    second look finds that A has run.
             let first = asleep(&waiting)?;
             let all_wait = first.is_some() && first == asleep(&waiting)?;
             let mut state = self.state();
@@ -172,11 +176,11 @@ impl Clock {
     }
 }
 
-/// How often each of these threads has gone to sleep so far, if all are asleep.
+/// Returns how often each of these threads has gone to sleep so far, if all are asleep.
 fn asleep(threads: &[u32]) -> Result<Option<Vec<u64>>> {
     let of = |thread: &u32| -> Result<Option<u64>> {
         let file = format!("/proc/self/task/{thread}/status");
-        // One that has ended meanwhile does not wait.
+        // A thread that has ended meanwhile does not wait.
         let Ok(status) = std::fs::read_to_string(&file) else { return Ok(None) };
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let state = field("State:").with_context(|| format!("{file} says no state"))?;

@@ -1,23 +1,29 @@
-//! `neap bench register`: shrinkers that come and go as fast as nine threads can, while others are
-//! called and while none is.
+//! `neap bench register`: shrinkers that nine threads register and unregister as fast as they can,
+//! with and without concurrent reclaim.
 //!
-//! Each thread registers a shrinker, visits it once and unregisters it, again and again, as file
-//! systems that are mounted and unmounted do. `quiet`: nothing else runs. `reclaim`: two threads go
-//! through all shrinkers meanwhile, eight of which sleep a millisecond in each call, as those do
-//! that write to a disk. Variants: `neap`, and `srcu`, whose walks are readers that who unregisters
-//! waits for (tried before source 004 and reverted: -88.8 %). Source 004's own figures, for
-//! `stress-ng --ramfs 9` on another machine: 14 671 operations a second before, 14 121 after.
-//! `held`: the two threads are held inside a callback, and all others' cycles are counted that have
-//! to wait for them. `virtual`: more threads, in virtual time, which passes in callbacks alone (see
-//! `waits.rs`), and beside neap the read-write lock of before source 004.
+//! Each thread registers a shrinker, visits it once and unregisters it, in a loop, like file
+//! systems that are mounted and unmounted. Workloads:
 //!
-//! Figures: `reclaim_ratio` and `srcu_ratio` (cycles a second of neap, and of the SRCU-like one,
-//! with reclaim over without), `foreign_waits` (of neap's unregistrations, those that were waiting
-//! while nobody but the held ones was in a callback; a second is waited for them),
-//! `foreign_waits.srcu`, `register_us` (a cycle of neap without reclaim, by wall time, of nine
-//! threads at once), `beyond_own_us` and `beyond_own_us.rwlock` (the most virtual time that a
-//! shrinker's end took after its own last callback had returned), `own_waits` (how many of neap's
-//! waited for their own).
+//! * `quiet`: nothing else runs;
+//! * `reclaim`: two threads visit all shrinkers meanwhile, eight of which sleep a millisecond in
+//!   each call, like those that write to a disk;
+//! * `held`: the two threads are held inside a callback, and cycles of other threads that have to
+//!   wait for them are counted;
+//! * `virtual`: more threads, in virtual time, which passes in callbacks only (see `waits.rs`).
+//!
+//! Variants: `neap`; `srcu`, where unregistering waits for all walks, as readers of SRCU; in
+//! virtual time also `rwlock`, a read-write lock.
+//!
+//! Figures:
+//!
+//! * `reclaim_ratio`, `srcu_ratio`: cycles a second of neap, and of the SRCU-like one, with reclaim
+//!   over without;
+//! * `foreign_waits`, `foreign_waits.srcu`: unregistrations that still waited after a second, while
+//!   only the held threads were in a callback;
+//! * `register_us`: a cycle of neap without reclaim, by wall time, of nine threads at once;
+//! * `beyond_own_us`, `beyond_own_us.rwlock`: the most virtual time that a shrinker's end took
+//!   after its own last callback had returned;
+//! * `own_waits`: the number of neap's that waited for their own.
 
 mod clock;
 mod waits;
@@ -43,10 +49,10 @@ const THREADS: usize = 9;
 const RECLAIMERS: usize = 2;
 const SLEEPERS: usize = 8;
 const SLEEP: Duration = Duration::from_millis(1);
-/// The group of those that sleep; each thread's shrinker has one of its own below.
+/// Group of the sleeping shrinkers; each thread's shrinker has a group below it.
 const SLEEPING: usize = THREADS;
 const GROUPS: usize = THREADS + 1;
-/// How long cycles are given while others are held, and how many each thread is to do.
+/// Time that cycles have while others are held, and the number that each thread makes.
 const PATIENCE: Duration = Duration::from_secs(1);
 const HELD_CYCLES: u64 = 100;
 
@@ -65,7 +71,7 @@ enum Registry<'a> {
     Old(Here<'a>, &'a Old),
 }
 
-/// What names a shrinker there.
+/// The name of a shrinker in a registry.
 #[derive(Clone, Copy)]
 enum Id {
     Neap(neap_reclaim::ShrinkerId),
@@ -76,7 +82,7 @@ impl Registry<'_> {
     fn register(self, spec: Spec<'static>, slot: usize) -> Result<Id> {
         match self {
             Registry::Neap(host, shrinkers) => {
-                // SAFETY: what is registered here uses nothing that goes before the registry.
+                // SAFETY: callbacks use data only that outlives the registry.
                 let id = unsafe { shrinkers.register(&host, &spec) }?;
                 shrinkers.mark(&host, id, slot as u32, 0);
                 Ok(Id::Neap(id))
@@ -116,10 +122,10 @@ unsafe extern "C" fn sleep(_: *mut c_void, _: *const Asked) -> u64 {
     0
 }
 
-/// Where callbacks are held.
+/// A place where callbacks are held.
 #[derive(Default)]
 struct Gate {
-    /// How many are inside, and whether they may go on.
+    /// Number of callbacks inside, and whether they may go on.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }
@@ -145,7 +151,7 @@ impl Gate {
     }
 }
 
-/// Cycles of all threads for a while.
+/// Cycles of all threads for a time.
 fn cycles(registry: Registry<'_>, with_reclaim: bool, time: Duration) -> Result<Outcome> {
     let (done, count, passes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let sleepers: Vec<Id> = (0..SLEEPERS)
@@ -180,8 +186,8 @@ fn cycles(registry: Registry<'_>, with_reclaim: bool, time: Duration) -> Result<
     Ok(Outcome { operations: count.into_inner(), wall_ns, counts, ..Outcome::default() })
 }
 
-/// Cycles while others are inside a callback that does not end: how many unregistrations wait for
-/// it.
+/// Cycles while other threads are inside a callback that does not end. Counts the unregistrations
+/// that wait for it.
 fn held(registry: Registry<'_>) -> Result<Outcome> {
     let gate = Gate::default();
     let id = registry.register(counted(Gate::count, core::ptr::from_ref(&gate).cast_mut().cast()), SLEEPING)?;
@@ -248,7 +254,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
                 _ => Registry::Neap(host, shrinkers),
             };
             Some(match (workload.name.as_str(), variant.name) {
-                // Its readers' naps are not virtual.
+                // The naps of its readers are not virtual.
                 (VIRTUAL, SRCU) => return None,
                 (VIRTUAL, _) => waits::measure(registry, cycles_each),
                 (_, RWLOCK) => return None,

@@ -1,10 +1,9 @@
-//! What unregistering waits for, in virtual time: the `virtual` of `neap bench register`.
+//! Waits of unregistering, in virtual time: the `virtual` of `neap bench register`.
 //!
-//! Each of the owners registers a shrinker of its own, leaves it there for a while, and unregisters
-//! it, again and again; visitors go through all groups meanwhile. A callback of an owner's shrinker
-//! takes up to [`OWN`], one of the others' [`FOREIGN`]. Nothing else takes any time, so what passes
-//! between the end of a shrinker's own last callback and the return of `unregister` was waited for
-//! others.
+//! Each owner registers a shrinker, leaves it registered for a while, and unregisters it, in a
+//! loop. Visitors go through all groups meanwhile. A callback of an owner's shrinker takes up to
+//! [`OWN`], one of a foreign shrinker [`FOREIGN`]. Nothing else takes time. So any time between the
+//! end of a shrinker's own last callback and the return of `unregister` was a wait for others.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,21 +20,22 @@ use crate::work::Outcome;
 /// Threads with a shrinker, and threads that visit.
 pub(super) const OWNERS: usize = 24;
 const VISITORS: usize = 8;
-/// Shrinkers of others, in the group after the owners'.
+/// Foreign shrinkers, in the group after the owners'.
 const OTHERS: usize = 4;
-/// Virtual nanoseconds: the most that a callback of an owner's takes, what one of the others' does,
+/// Virtual nanoseconds: the most that a callback of an owner's shrinker takes, the time of a
+/// foreign one's, the time of visiting a group, and how long a shrinker stays registered.
 /// what the visit of a group takes, and how long a shrinker is left there.
 const OWN: u64 = 2_000_000;
 const FOREIGN: u64 = 50_000_000;
 const VISIT: u64 = 10_000;
 const STAY: u64 = 500_000;
 
-/// What a callback gets.
+/// Data of a callback.
 struct Takes<'c> {
     clock: &'c Clock,
     slot: usize,
     nanoseconds: u64,
-    /// When the last call returned.
+    /// Time at which the last call returned.
     returned: AtomicU64,
 }
 
@@ -46,9 +46,10 @@ impl<'c> Takes<'c> {
 
     fn register(&self, registry: Registry<'_>) -> Result<Id> {
         unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
-            // SAFETY: registered with such a value, which is there until it is unregistered.
+            // SAFETY: registered with such a value, which lives until the shrinker is unregistered;
+            // `asked` is valid for the time of the call.
             let (takes, asked) = unsafe { (&*data.cast::<Takes<'_>>(), &*asked) };
-            // A bit may be left of who had the index before.
+            // The group's bit may be left from an earlier shrinker with the same index.
             if asked.group() != group(takes.slot) {
                 return EMPTY;
             }
@@ -60,7 +61,7 @@ impl<'c> Takes<'c> {
     }
 }
 
-/// What became of an owner's cycles.
+/// Results of an owner's cycles.
 #[derive(Default)]
 struct Waits {
     beyond: AtomicU64,
@@ -69,7 +70,7 @@ struct Waits {
 
 fn own(registry: Registry<'_>, clock: &Clock, slot: usize, cycles: u64, waits: &Waits) -> Result<()> {
     for cycle in 0..cycles {
-        // Any numbers that differ.
+        // Any differing numbers.
         let spread = |most: u64| (cycle * OWNERS as u64 + slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % most;
         let takes = Takes::new(clock, slot, spread(OWN));
         let id = clock.waiting(|| takes.register(registry))?;
@@ -83,7 +84,8 @@ fn own(registry: Registry<'_>, clock: &Clock, slot: usize, cycles: u64, waits: &
     Ok(())
 }
 
-/// So many cycles of each owner; counts `beyond_ns`, the longest wait for others, and `own_waits`.
+/// Makes `cycles` cycles of each owner. Counts `beyond_ns`, the longest wait for others, and
+/// `own_waits`.
 pub(super) fn measure(registry: Registry<'_>, cycles: u64) -> Result<Outcome> {
     let (clock, waits, done) = (Clock::default(), Waits::default(), AtomicBool::new(false));
     let others: Vec<Takes<'_>> = (0..OTHERS).map(|_| Takes::new(&clock, OWNERS, FOREIGN)).collect();
@@ -110,7 +112,7 @@ pub(super) fn measure(registry: Registry<'_>, cycles: u64) -> Result<Outcome> {
         }
         let owners: Vec<_> = (0..OWNERS).map(|slot| scope.spawn(move || clock.take_part(|| owns(slot)))).collect();
         if let Err(error) = clock.run() {
-            // They cannot be joined.
+            // The threads cannot be joined.
             eprintln!("neap bench register: virtual time stands still: {error:#}");
             std::process::exit(1);
         }

@@ -1,14 +1,15 @@
-//! Charges at a limit, through everything that such a charge does: the `direct-N` of `neap bench
+//! Charges at a limit, with everything that such a charge does: the `direct-N` of `neap bench
 //! shrink`.
 //!
-//! On the process's own manager: 4000 groups below one that is full to its `max`, each with a cache
-//! of a batch of 128 objects of 64 bytes, which its group pays for. N threads charge 128 KiB each,
-//! at that limit, one time after the other: what a charge takes is the look at the limit, the
-//! emptying of stocks, the pass (protection, shares, the shared walk, counting and freeing of
-//! sixteen caches or more), and the second try, in thread CPU time. Callbacks run in the thread
-//! that charges ([`Group::charge_inline`]), since a thread that waits for reclaimers takes no time.
-//! What was freed is cached again in between, which is not measured. Each cache has a lock, which a
-//! callback only tries.
+//! On the process's own manager: 4000 groups below one that is full to its `max`. Each has a cache
+//! with a batch of 128 objects of 64 bytes, which its group pays for. N threads charge 128 KiB at
+//! that limit, in a loop. The measured time, in thread CPU time, is that of the look at the limit,
+//! the drain of stocks, the pass (protection, shares, the shared walk, counting and freeing of
+//! sixteen caches or more), and the second try.
+//!
+//! Callbacks run in the charging thread ([`Group::charge_inline`]), since a thread that waits for
+//! reclaimers uses no CPU time. Caches are refilled in between, which is not measured. Each cache
+//! has a lock, which a callback only tries.
 
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -27,10 +28,10 @@ use crate::work::Outcome;
 use crate::work::meter::{pin_to, thread_cpu_ns};
 
 const BYTES: u64 = (BATCH * OBJECT) as u64;
-/// What all are charged for together.
+/// Bytes charged to all groups together.
 const FULL: u64 = GROUPS as u64 * BYTES;
 
-/// Objects, each of them malloc's, and what is charged for all.
+/// Objects, each from malloc, and their charge.
 type Objects = (Vec<Box<[u8; OBJECT]>>, Option<Charge>);
 
 /// A cache of one group.
@@ -38,17 +39,17 @@ struct Cache {
     objects: Mutex<Objects>,
     length: AtomicU64,
     group: Group,
-    /// Caches that have given their objects and are to be filled again.
+    /// Caches that were emptied and are to be refilled.
     emptied: &'static Mutex<Vec<usize>>,
     index: usize,
 }
 
 impl Cache {
-    /// Fills it, if there is room; whether it is full then.
+    /// Fills it, if there is room. Returns whether it is full then.
     fn fill(&self, id: ShrinkerId) -> bool {
         let Ok(charge) = self.group.charge_inline(BYTES) else { return false };
         let objects: Vec<Box<[u8; OBJECT]>> = (0..BATCH).map(|_| Box::new([1; OBJECT])).collect();
-        // A callback finds it locked or not, and frees outside the lock.
+        // A callback finds it locked or not. The former objects are freed outside the lock.
         let before = self.objects.lock().map(|mut place| core::mem::replace(&mut *place, (objects, Some(charge))));
         self.length.store(BATCH as u64, Ordering::Relaxed);
         drop(before);
@@ -57,14 +58,15 @@ impl Cache {
 
     fn spec(&self) -> Spec<'static> {
         unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
-            // SAFETY: registered with a cache that stays.
+            // SAFETY: registered with a cache that stays until the process ends.
             match unsafe { &*data.cast::<Cache>() }.length.load(Ordering::Relaxed) {
                 0 => EMPTY,
                 length => length,
             }
         }
         unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-            // SAFETY: as above, and what is asked is this call's.
+            // SAFETY: registered with a cache that stays until the process ends; `asked` is valid
+            // for the time of the call.
             let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &mut *asked) };
             let Ok(mut place) = cache.objects.try_lock() else { return STOP };
             let (objects, charge) = core::mem::take(&mut *place);
@@ -105,12 +107,12 @@ pub(super) struct Direct {
 }
 
 thread_local! {
-    /// Caches that gave something within a charge of this thread's.
+    /// Number of caches that freed objects in a charge of this thread.
     static GAVE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What a charge took that needed a pass: thread CPU nanoseconds, and how many caches gave
-/// something for it.
+/// Costs of charges that needed a pass: thread CPU nanoseconds, and the number of caches that freed
+/// objects for it.
 type Took = Vec<(u64, u64)>;
 
 impl Direct {
@@ -124,14 +126,14 @@ impl Direct {
         };
         let caches: Vec<Cache> = (0..GROUPS).map(cache).collect::<Result<_>>()?;
         let caches: &'static [Cache] = caches.leak();
-        // SAFETY: the caches stay, and the functions take nothing but their locks.
+        // SAFETY: the caches stay until the process ends, and the callbacks only try their locks.
         let register = |cache: &Cache| Ok(unsafe { reclaim::register(&cache.spec(), Some(cache.group)) }?);
         let ids = caches.iter().map(register).collect::<Result<Vec<_>>>()?;
         all.set(Bound::Max, FULL)?;
         Ok(Direct { all, asker, caches, ids })
     }
 
-    /// Fills caches that were emptied, up to so many.
+    /// Refills up to `most` emptied caches.
     fn refill(&self, most: usize) {
         let Some(first) = self.caches.first() else { return };
         let taken: Vec<usize> = first.emptied.lock().map_or(Vec::new(), |mut emptied| {
@@ -147,7 +149,7 @@ impl Direct {
         }
     }
 
-    /// Everything is full, or as good as.
+    /// Refills all caches, or nearly all.
     fn fill(&self) -> Result<()> {
         let empty = |cache: &&Cache| cache.length.load(Ordering::Relaxed) == 0;
         for cache in self.caches.iter().filter(empty) {
@@ -159,7 +161,7 @@ impl Direct {
         Ok(())
     }
 
-    /// A thread on each CPU of `on` charges so many times.
+    /// Has a thread on each CPU of `on` charge `times` times.
     pub(super) fn run(&self, on: &[usize], times: u64) -> Result<Outcome> {
         self.fill()?;
         let (barrier, refused) = (Barrier::new(on.len()), AtomicU64::new(0));
@@ -173,7 +175,7 @@ impl Direct {
                 let start = thread_cpu_ns();
                 let charge = self.asker.charge_inline(GOAL);
                 let spent = thread_cpu_ns() - start;
-                // Others' passes may have made the room.
+                // Passes of other threads may have made the room.
                 took.extend((GAVE.get() > 0).then(|| (spent, GAVE.get())));
                 refused.fetch_add(u64::from(charge.is_err()), Ordering::Relaxed);
                 drop(charge);

@@ -1,28 +1,34 @@
-//! `neap bench shrink`: what it costs to visit the shrinkers of 4000 groups, by as many threads as
-//! there are.
+//! `neap bench shrink`: cost of visiting the shrinkers of 4000 groups, by number of threads.
 //!
-//! There are 4000 groups and 4000 shrinkers, each with a bit in one group, as source 004's file
-//! systems had. A *count-only* visit asks one that has nothing to give now. Variants: `neap`;
-//! `rwlock`, whose visits take a read-write lock for reading, if they get it at once, as before
-//! source 004; `srcu`, whose walks are readers that who unregisters waits for; and `nothing`, where
-//! shrinkers cannot come and go: the walk alone. With 1 to 64 threads on the CPUs in turn; each
-//! thread's median part counts, so who waits for a CPU is not measured.
+//! There are 4000 groups and 4000 shrinkers, each with a bit in one group. A *count-only* visit
+//! asks a shrinker that has nothing to give now. Variants:
 //!
-//! A *pass* visits every group that may have something. `full`: each gives one batch of 128 objects
+//! * `neap`;
+//! * `rwlock`: a visit takes a read-write lock for reading, if it gets it at once;
+//! * `srcu`: unregistering waits for all walks, as readers of SRCU;
+//! * `nothing`: shrinkers cannot be unregistered: the walk alone.
+//!
+//! With 1 to 64 threads on the CPUs in turn. Each thread's median part counts, so waiting for a CPU
+//! is not measured.
+//!
+//! A *pass* visits every group that may have objects. `full`: each gives one batch of 128 objects
 //! of 64 bytes; `one-percent`: 40 do; `empty`: none does, and every group is visited all the same,
-//! so what the bitmap of groups saves is not counted. `direct-N`: N threads charge 128 KiB each at
-//! the `max` of a group above all, which is full: the look at the limit, the pass and the second
+//! so the savings by the bitmap of groups do not count. `direct-N`: N threads charge 128 KiB each
+//! at the `max` of a group above all, which is full: the look at the limit, the pass and the second
 //! try, in thread CPU time (`direct.rs`).
 //!
-//! Figures: `throughput_ratio_2` (count-only visits per second of neap over the lock's, with a
-//! thread on each of 2 CPUs), `throughput_ratio_64` (on 64 CPUs that are not there: a visit of
-//! neap's lasts as long as one alone does here, since nobody writes what another one needs; under
-//! the lock there are no more visits than with 2 CPUs here, whose operations on its line come one
-//! after the other already), `registry_share.lockless` and `registry_share.rwlock` (of the
-//! operations on lines that other visitors use as well, as counted in full passes by one thread for
-//! each CPU: those of the registry, in percent; the others are on bits, deferred work, and the
-//! caches' own locks), `one_percent_pass_ratio`, `empty_pass_us`, `direct_p99_us` (the worst of all
-//! `direct-N`).
+//! Figures:
+//!
+//! * `throughput_ratio_2`: count-only visits per second of neap over the lock's, with a thread on
+//!   each of 2 CPUs;
+//! * `throughput_ratio_64`: a model of 64 CPUs. A visit of neap's lasts as long as a lone one does
+//!   here, since no thread writes memory that another visit needs. Under the lock there are no more
+//!   visits than with 2 CPUs here, whose operations on its cache line are serialised already;
+//! * `registry_share.lockless`, `registry_share.rwlock`: the registry's percentage of the
+//!   operations on cache lines that other visitors use as well, counted in full passes by one
+//!   thread for each CPU; the others are on bits, deferred work, and the caches' own locks;
+//! * `one_percent_pass_ratio`, `empty_pass_us`;
+//! * `direct_p99_us`: the worst of all `direct-N`.
 
 mod direct;
 pub(crate) mod old;
@@ -48,17 +54,17 @@ use old::{Guarding, Old, counted};
 use stage::{Cache, Here, count_nothing, group};
 
 const GROUPS: usize = 4000;
-/// Groups that have something in a pass where one percent has.
+/// Groups that have objects in a pass where one percent has.
 const FEW: usize = GROUPS / 100;
-/// What direct reclaim is after: 32 pages.
+/// Goal of direct reclaim: 32 pages.
 const GOAL: u64 = 32 * 4096;
-/// Charges at the limit, by all threads together, in a round: so many that one in a hundred is
+/// Charges at the limit, by all threads together, in a round: enough that one in a hundred is
 /// several.
 const CHARGES: u64 = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// CPUs of the machine that is not there.
+/// CPUs of the modelled machine.
 const VIRTUAL: f64 = 64.0;
-/// Operations of a read-write lock on its line: taking it, and giving it back.
+/// Operations of a read-write lock on its cache line: taking it, and releasing it.
 const LOCK_OPERATIONS: f64 = 2.0;
 
 const RWLOCK: &str = "rwlock";
@@ -66,7 +72,7 @@ const SRCU: &str = "srcu";
 const NOTHING: &str = "nothing";
 const VARIANTS: [&str; 4] = ["neap", RWLOCK, SRCU, NOTHING];
 
-/// A place of a thread's own.
+/// A value on cache lines of its thread's own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Position(AtomicUsize);
@@ -96,7 +102,7 @@ impl<'a> Counting<'a> {
                 .into();
         for slot in 0..GROUPS {
             let spec = counted(count_nothing, core::ptr::null_mut());
-            // SAFETY: the callbacks use nothing.
+            // SAFETY: the callbacks use no data.
             let id = unsafe { shrinkers.register(&host, &spec) }?;
             shrinkers.mark(&host, id, slot as u32, 0);
             old.iter().for_each(|(_, old)| _ = old.register(spec, slot));
@@ -124,7 +130,7 @@ impl<'a> Counting<'a> {
     }
 }
 
-/// Passes over caches that have something.
+/// Passes over caches with objects.
 struct Passes<'a> {
     host: Here<'a>,
     shrinkers: &'a Shrinkers,
@@ -132,7 +138,7 @@ struct Passes<'a> {
     ids: Vec<ShrinkerId>,
 }
 
-/// One batch of each, whatever the priority.
+/// One batch of each, at any priority.
 const ONE_BATCH: Press = Press { least: true, ..Press::of(12) };
 
 impl Passes<'_> {
@@ -148,16 +154,16 @@ impl Passes<'_> {
         self.shrinkers.visit(&self.host, &(), group(slot as usize), slot, 0, ONE_BATCH)
     }
 
-    /// Visits all that may have something; the time, and what came of it.
+    /// Visits all groups that may have objects. Returns the time, and the result.
     fn pass(&self) -> (u64, Visited) {
         let (start, mut sum) = (Instant::now(), Visited::default());
         self.shrinkers.each_group_with_anything(0, |slot| sum.add(self.visit(slot)));
         (start.elapsed().as_nanos() as u64, sum)
     }
 
-    /// A pass of which so many groups have a batch.
+    /// A pass in which `full` groups have a batch.
     fn timed(&self, full: usize) -> Outcome {
-        // What is left from before, and then bits that nobody has looked at since.
+        // Objects of earlier passes first, and then bits that were not looked at since.
         while self.pass().1.calls > 0 {}
         self.fill((0..GROUPS).step_by((GROUPS / full.max(1)).max(1)).take(full));
         let (wall_ns, sum) = if full > 0 { self.pass() } else { self.visit_all() };
@@ -171,8 +177,8 @@ impl Passes<'_> {
         (start.elapsed().as_nanos() as u64, sum)
     }
 
-    /// Full passes by a thread on each CPU, at the same time: operations on lines that others use,
-    /// by where they are, for each visit.
+    /// Full passes by a thread on each CPU, at the same time. Counts operations on shared cache
+    /// lines, by place, for each visit.
     fn shared(&self, on: &[usize]) -> Outcome {
         self.fill(0..GROUPS);
         let taken = || {
@@ -182,7 +188,7 @@ impl Passes<'_> {
         };
         let (before, sum) = (taken(), Mutex::new(Visited::default()));
         let pass = |cpu: usize| {
-            // Where it may not run there, it runs elsewhere.
+            // If it may not run there it runs elsewhere.
             let _ = pin_to(cpu);
             let (_, visited) = self.pass();
             sum.lock().into_iter().for_each(|mut sum| sum.add(visited));
@@ -190,9 +196,9 @@ impl Passes<'_> {
         let pass = &pass;
         thread::scope(|scope| on.iter().for_each(|&cpu| _ = scope.spawn(move || pass(cpu))));
         let sum = sum.into_inner().unwrap_or_default();
-        // Taking and putting, of a reference and of being a reader.
+        // Taking and putting a reference, and entering and leaving as a reader.
         let registry = 4.0 * (taken() - before) as f64;
-        // A scan takes and gives back its cache's lock.
+        // A scan takes and releases its cache's lock.
         let others = sum.written as f64 + 2.0 * sum.freed as f64 / stage::BATCH as f64;
         let counts = [("registry", registry), ("others", others)].map(|(name, count)| (name.to_string(), count));
         Outcome { operations: GROUPS as u64 * on.len() as u64, counts: counts.into(), ..Outcome::default() }
@@ -255,7 +261,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
 
 fn figures(session: &mut Session) {
     let median = |session: &Session, variant, name: &str| session.summary(variant, name).map(|summary| summary.median);
-    // Of times, so the lock's over neap's.
+    // A ratio of times, so the lock's over neap's.
     let ratio = session.ratio(RWLOCK, "neap", "count-2");
     session.figure_of_ratio("throughput_ratio_2", ratio);
     let neap = median(session, "neap", "count-1");
@@ -275,7 +281,7 @@ fn figures(session: &mut Session) {
     session.figure("direct_p99_us", direct.reduce(f64::max));
 }
 
-/// Visits per second over those under a lock, on so many CPUs, by nanoseconds: of a visit alone,
+/// Visits per second over those under a lock, on `cpus` CPUs, from nanoseconds: of a lone visit,
 /// and of one under the lock alone and with two CPUs.
 fn modelled_ratio(cpus: f64, neap: f64, alone: f64, two: f64) -> f64 {
     let under_lock = (cpus / alone).min(2.0 / two);
@@ -312,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_line_is_the_limit_of_many_cpus_and_not_of_one() {
-        // 64 CPUs, 50 ns a visit, or two visits in 200 ns, however many CPUs.
+        // 64 CPUs, 50 ns a visit; or two visits in 200 ns, on any number of CPUs.
         assert_eq!(modelled_ratio(64.0, 50.0, 40.0, 200.0), 64.0 / 50.0 * 100.0);
         assert_eq!(modelled_ratio(1.0, 50.0, 400.0, 200.0), 8.0);
     }

@@ -1,11 +1,10 @@
-//! Registries as they were, for comparison: walks under a read-write lock that is only tried, under
-//! a domain of readers, or under nothing.
+//! Other registries for comparison: walks under a read-write lock that is only tried, under a
+//! domain of readers (SRCU), or under nothing.
 //!
-//! Sits beside neap's registry in `bench shrink` and `bench register`, with the same bits: a
-//! summary and words for each group. Under the lock, as before source 004, a visit takes the lock
-//! for reading, or gives up where somebody changes the registry; under the domain of readers (SRCU,
-//! tried and reverted before it) who unregisters waits for every walk that is under way. Without
-//! either nobody may unregister: that is what the walk itself costs.
+//! They have the bits of neap's registry: a summary and words for each group. Under the lock a
+//! visit takes the lock for reading, or gives up while a thread changes the registry. Under the
+//! domain of readers unregistering waits for every walk that is under way. Without either no
+//! shrinker may be unregistered: that shows the cost of the walk itself.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -18,7 +17,7 @@ use super::stage::group;
 
 const BITS: usize = 64;
 
-/// What keeps a shrinker there while it is called.
+/// Protection of a shrinker while it is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Guarding {
     ReadWriteLock,
@@ -33,7 +32,7 @@ struct Bits {
     words: [AtomicU64; BITS],
 }
 
-/// A shrinker: null, or one that is called. All have the same count.
+/// A shrinker: null, or one that is called. All have one count function.
 struct Entry(AtomicPtr<Spec<'static>>);
 
 /// A registry of up to 4096 shrinkers.
@@ -49,7 +48,7 @@ pub(crate) struct Old {
 impl Old {
     pub(crate) fn new(guarding: Guarding, linux: &Linux, groups: usize) -> Old {
         let readers = Rcu::new();
-        // Without memory for sequences readers do without.
+        // Without memory for sequences readers use no sequences.
         let _ = readers.open(linux);
         let bits = || Bits { summary: AtomicU64::new(0), words: [const { AtomicU64::new(0) }; BITS] };
         Old {
@@ -62,7 +61,7 @@ impl Old {
         }
     }
 
-    /// Registers one that has a bit in a group; its index.
+    /// Registers a shrinker that has a bit in a group. Returns its index.
     pub(crate) fn register(&self, spec: Spec<'static>, slot: usize) -> Option<usize> {
         let index = self.free.lock().ok()?.pop()?;
         let writing = (self.guarding == Guarding::ReadWriteLock).then(|| self.lock.write());
@@ -74,23 +73,25 @@ impl Old {
         Some(index)
     }
 
-    /// Ends one, and waits for whoever may be calling it; bits are left to the next visits.
+    /// Ends a shrinker, and waits for threads that may be calling it. Its bits are cleared by later
+    /// visits.
     pub(crate) fn unregister(&self, linux: &Linux, index: usize) {
         let writing = (self.guarding == Guarding::ReadWriteLock).then(|| self.lock.write());
         let spec = self.table[index].0.swap(core::ptr::null_mut(), Ordering::AcqRel); // Pairs with the Acquire in `visit`.
         drop(writing);
         if self.guarding == Guarding::Srcu {
-            // It fails where the system forbids fences: then it is not compared.
+            // It fails where the system forbids fences; then the variant is not compared.
             let _ = self.readers.grace(linux, &());
         }
         if !spec.is_null() {
-            // SAFETY: from `register`, and nobody can be reading it any more.
+            // SAFETY: the box is from `register`. Its entry was cleared, and all readers of it have
+            // ended.
             drop(unsafe { Box::from_raw(spec) });
         }
         self.free.lock().into_iter().for_each(|mut free| free.push(index));
     }
 
-    /// Visits a group's shrinkers, which are counted and nothing else; answers how many.
+    /// Visits a group's shrinkers, which are only counted. Returns their number.
     pub(crate) fn visit(&self, slot: usize) -> u64 {
         let reading = match self.guarding {
             Guarding::ReadWriteLock => match self.lock.try_read() {
@@ -112,11 +113,12 @@ impl Old {
                 let bit = left.trailing_zeros() as usize;
                 left &= left - 1;
                 let spec = self.table[word * BITS + bit].0.load(Ordering::Acquire); // Pairs with the Release in `register`.
-                // SAFETY: it is there while this reads, by what guards it; its data outlives the
-                // registry.
+                // SAFETY: the lock or the domain that this holds keeps the entry in place; without
+                // either no shrinker is unregistered.
                 match unsafe { spec.as_ref() } {
                     Some(spec) => {
-                        // SAFETY: as above.
+                        // SAFETY: `counted` made the entry of a function and data that outlive the
+                        // registry.
                         core::hint::black_box(unsafe { (spec.count)(spec.data, &raw const asked) });
                         calls += 1;
                     }
@@ -129,16 +131,16 @@ impl Old {
         calls
     }
 
-    /// Gives back what readers took.
+    /// Frees the memory of readers.
     pub(crate) fn close(self, linux: &Linux) {
         for entry in &self.table {
             let spec = entry.0.swap(core::ptr::null_mut(), Ordering::Relaxed);
             if !spec.is_null() {
-                // SAFETY: from `register`; nobody visits any more.
+                // SAFETY: the box is from `register`, and no thread visits any more.
                 drop(unsafe { Box::from_raw(spec) });
             }
         }
-        // SAFETY: nobody reads any more.
+        // SAFETY: no thread reads any more.
         unsafe { self.readers.close(linux) };
     }
 }

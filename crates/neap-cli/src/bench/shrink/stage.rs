@@ -1,9 +1,9 @@
-//! What benchmarks of shrinkers run on: this machine, a registry, groups that are numbers, and a
+//! The stage of benchmarks of shrinkers: this machine, a registry, groups that are numbers, and a
 //! cache for each.
 //!
-//! Sits between `bench shrink`, `bench register` and neap-reclaim, whose memory is neap's, as in a
-//! program: no two structures of one kind lie where the system's malloc would put them, a power of
-//! two apart. Objects are this process's malloc's. No locks but the caches' own.
+//! The registry's memory is neap's, as in a program: the system's malloc would place structures of
+//! one kind a power of two apart. Objects come from this process's malloc. No locks but the caches'
+//! own.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::c_void;
@@ -18,12 +18,12 @@ use neap_groups::{GroupId, Reclaimer};
 use neap_percpu::{Alone, PerCpuData, Shape};
 use neap_reclaim::{Asked, EMPTY, Host, ShrinkerId, Shrinkers, Spec};
 
-/// Objects that a group has to give in a full pass: one batch.
+/// Objects of a group in a full pass: one batch.
 pub(crate) const BATCH: usize = 128;
 /// Bytes of an object.
 pub(crate) const OBJECT: usize = 64;
 
-/// This machine, by itself.
+/// This machine, as a host of the registry.
 #[derive(Clone, Copy)]
 pub(crate) struct Here<'a>(pub(crate) Alone<'a, Linux>);
 
@@ -48,12 +48,13 @@ fn layout(bytes: usize) -> Option<Layout> {
 
 impl Host for Here<'_> {
     fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: nobody asks for nothing.
+        // SAFETY: the registry requests no empty memory, so the layout is not empty.
         layout(bytes).and_then(|layout| NonNull::new(unsafe { Neap.alloc_zeroed(layout) }))
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
-        // SAFETY: it is from above, as the caller promises.
+        // SAFETY: `memory` came from `memory` above with this size, and is no longer used (the
+        // caller's promise).
         layout(bytes).into_iter().for_each(|layout| unsafe { Neap.dealloc(memory.as_ptr(), layout) });
     }
 }
@@ -66,7 +67,7 @@ pub(crate) fn with<R>(f: impl FnOnce(Here<'_>, &Shrinkers) -> Result<R>) -> Resu
     let host = Here(Alone { data: &data, platform: &linux });
     let shrinkers = Shrinkers::open(&host)?;
     let answer = f(host, &shrinkers);
-    // SAFETY: no thread uses them any more.
+    // SAFETY: no thread uses the registry or the machine's tables any more.
     unsafe {
         shrinkers.close(&host);
         data.close(&linux);
@@ -74,7 +75,7 @@ pub(crate) fn with<R>(f: impl FnOnce(Here<'_>, &Shrinkers) -> Result<R>) -> Resu
     answer
 }
 
-/// The group that has a slot.
+/// Returns the group of a slot.
 pub(crate) fn group(slot: usize) -> GroupId {
     GroupId::from_bits(GroupId::ROOT.to_bits() + slot as u64)
 }
@@ -88,7 +89,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Fills it up to one batch; whether it was empty.
+    /// Fills it up to one batch. Returns whether it was empty.
     pub(crate) fn fill(&self) -> bool {
         let Ok(mut objects) = self.objects.lock() else { return false };
         let was_empty = objects.is_empty();
@@ -106,7 +107,8 @@ impl Cache {
             }
         }
         unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-            // SAFETY: as above, and what is asked is this call's.
+            // SAFETY: registered with a cache, which outlives it; `asked` is valid for the time of
+            // the call.
             let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &mut *asked) };
             let Ok(mut objects) = cache.objects.lock() else { return neap_reclaim::STOP };
             let left = objects.len().saturating_sub(asked.to_scan as usize);
@@ -131,14 +133,13 @@ impl Cache {
     }
 }
 
-/// Whose count says 0: it has something, and nothing to give now.
+/// A count of 0: the cache has objects, but nothing to give now.
 pub(crate) unsafe extern "C" fn count_nothing(_: *mut c_void, _: *const Asked) -> u64 {
     0
 }
 
-/// A group for each of so many caches, each with a shrinker of its own that has a bit in that group
-/// alone, as source 004's file systems do.
+/// Registers a shrinker for each cache, with a bit in a group of its own.
 pub(crate) fn register(host: Here<'_>, shrinkers: &Shrinkers, caches: &[Cache]) -> Result<Vec<ShrinkerId>> {
-    // SAFETY: they outlive the registry.
+    // SAFETY: the caches outlive the registry.
     caches.iter().map(|cache| Ok(unsafe { shrinkers.register(&host, &cache.spec()) }?)).collect()
 }
