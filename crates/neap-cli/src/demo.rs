@@ -1,8 +1,7 @@
 //! `neap demo`: the burst-then-idle program under the system's malloc and under neap, side by side.
 //!
-//! Sits between the reader's first minute and the workload of `neap bench idle`, of which it runs
-//! one size and few rounds. It needs the library and nothing else, takes under 20 seconds, and
-//! states what it measured even where neap loses.
+//! It runs the workload of `neap bench idle` with one size and few rounds. It needs only the
+//! library, takes under 20 seconds, and shows its measurements even where neap loses.
 
 use std::process::ExitCode;
 
@@ -51,7 +50,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let workload = Workload {
         unit: "s",
         metric: Outcome::wall_seconds,
-        // Half as much again for what allocators add.
+        // Half as much again for allocators' overhead.
         memory: (THREADS * MIB * 3 / 2) << 20,
         ..Workload::timed("burst", 1, &["idle", "--progress", "--size", &size, "--rounds", &rounds])
     };

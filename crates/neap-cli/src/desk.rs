@@ -1,13 +1,10 @@
-//! Asking a process under neap: the part of its page of numbers that is for requests, and the part
-//! for reports.
+//! Requests to a process under neap, and its answers and reports, by way of its page of numbers.
 //!
-//! Sits between the commands that want something of a process and its page, in which the request is
-//! left and the answer is found; the format is described in the crate `neap`, `requests`. Askers
-//! exclude each other by a lock on the file, from the first request to the end of the value.
-//! Sleeping threads of the process's are not woken but for neap's own, which is woken by a futex on
-//! the page; nothing is signalled, nor stopped but for some milliseconds by `--reconcile` where
-//! there are groups and little memory in slabs. A request that is not answered in time is taken
-//! back.
+//! The format is described in the crate `neap`, `requests`. Askers exclude each other by a lock on
+//! the file, from the first request to the end of the value. A futex on the page wakes neap's
+//! thread; the process's other threads are neither woken nor signalled. They are stopped for some
+//! milliseconds by `--reconcile` only, if there are groups and little memory in slabs. A request
+//! without a timely answer is withdrawn.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -24,33 +21,33 @@ use serde_json::Value;
 
 use crate::published::{DESK, DESK_LENGTH, Page, Process, REPORT, REPORT_LENGTH};
 
-/// Wanted: that caches go to the free pages.
+/// Request: drain caches.
 pub(crate) const DRAIN: u32 = 0;
-/// Wanted: a report on chunks of per-CPU data.
+/// Request: a report on chunks of per-CPU data.
 pub(crate) const CHUNKS: u32 = 1;
-/// Wanted: a report on memory groups.
+/// Request: a report on memory groups.
 pub(crate) const GROUPS: u32 = 2;
-/// Wanted: that a bound of a group changes.
+/// Request: set a bound of a group.
 pub(crate) const BOUND: u32 = 3;
-/// Wanted: a report on shrinkers.
+/// Request: a report on shrinkers.
 pub(crate) const SHRINKERS: u32 = 4;
-/// Wanted: that a shrinker looks at some objects, or says how many it has.
+/// Request: have a shrinker scan some objects, or count them.
 pub(crate) const SHRINK: u32 = 5;
-/// Wanted: what neap has mapped, what its pages are and what it believes.
+/// Request: a report on neap's mappings, pages and counters.
 pub(crate) const MAP: u32 = 7;
-/// Refused because the group is gone.
+/// Refusal: the group is gone.
 pub(crate) const NO_SUCH_GROUP: u32 = 6;
-/// Refused because callbacks need a thread of neap's, and there is none.
+/// Refusal: callbacks need a thread of neap's, and there is none.
 pub(crate) const NO_RECLAIMER: u32 = 8;
-/// Refused because the page was being written just then.
+/// Refusal: the page was being written.
 const BUSY: u32 = 5;
 
-/// How long an answer may take; a process that is asleep takes some milliseconds.
+/// Longest wait for an answer; a sleeping process takes some milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The same where there is another way.
+/// Longest wait for an answer if there is another source.
 const HASTE: Duration = Duration::from_secs(1);
 
-/// What is wanted; what is left out says nothing.
+/// A request. Fields with defaults are not given.
 #[derive(Default)]
 pub(crate) struct Request {
     pub(crate) what: u32,
@@ -64,14 +61,14 @@ pub(crate) struct Request {
     pub(crate) group: u64,
 }
 
-/// A name in a report. Neap's own have no control characters; those of a process that pretends do
-/// no harm to a terminal.
+/// A name in a report, escaped: neap's own names have no control characters, but a process may
+/// pretend to be neap.
 pub(crate) fn name_of(bytes: &[u8]) -> String {
     let name = String::from_utf8_lossy(bytes);
     name.chars().map(|character| if character.is_control() { char::REPLACEMENT_CHARACTER } else { character }).collect()
 }
 
-/// The part of a page that is for requests, mapped.
+/// The part of a page for requests, mapped.
 pub(crate) struct Desk<'a> {
     process: &'a Process,
     page: &'a Page,
@@ -93,19 +90,21 @@ impl<'a> Desk<'a> {
         Ok(Desk { process, page, file, mapping, patience: LIMIT })
     }
 
-    /// The same for who can do without an answer.
+    /// Shortens the wait for answers, for callers with another source.
     pub(crate) fn in_haste(mut self) -> Desk<'a> {
         self.patience = HASTE;
         self
     }
 
     fn word_at(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: inside the mapping, aligned to 4; everybody changes it by atomic accesses.
+        // SAFETY: inside the mapping, aligned to 4; both processes change it by atomic accesses
+        // only.
         unsafe { self.mapping.add(DESK + offset).cast::<AtomicU32>().as_ref() }
     }
 
     fn number_at(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: inside the mapping, aligned to 8; everybody changes it by atomic accesses.
+        // SAFETY: inside the mapping, aligned to 8; both processes change it by atomic accesses
+        // only.
         unsafe { self.mapping.add(DESK + offset).cast::<AtomicU64>().as_ref() }
     }
 
@@ -119,7 +118,7 @@ impl<'a> Desk<'a> {
         self.number_at(offset).load(Ordering::Relaxed)
     }
 
-    /// Asks, and waits for the answer: 0, or why it was refused.
+    /// Makes a request, and waits for the answer: 0, or the refusal.
     pub(crate) fn ask(&self, request: &Request) -> Result<u32> {
         let end = Instant::now() + self.patience;
         // SAFETY: a lock on an open file, which ends with it.
@@ -144,7 +143,7 @@ impl<'a> Desk<'a> {
         let (ticket, answered) = (self.word_at(0), self.word_at(24));
         let old = ticket.load(Ordering::Relaxed);
         let mine = old.wrapping_add(1);
-        // Not a ticket that is answered already.
+        // A ticket that was not answered already.
         let mine = if answered.load(Ordering::Relaxed) == mine { mine.wrapping_add(1) } else { mine };
         self.word_at(4).store(request.cpu.unwrap_or(u32::MAX), Ordering::Relaxed);
         self.word_at(8).store(request.node.unwrap_or(u32::MAX), Ordering::Relaxed);
@@ -159,10 +158,10 @@ impl<'a> Desk<'a> {
         if woken < 0 {
             return Err(io::Error::last_os_error()).context("futex");
         }
-        // Acquire pairs with the process's Release: who sees the ticket sees the answer.
+        // Acquire pairs with the process's Release: an asker that reads the ticket sees the answer.
         while answered.load(Ordering::Acquire) != mine {
             if Instant::now() >= end {
-                // Whoever takes it up now may still do what it says.
+                // The process may take up the request at this moment and still execute it.
                 let _ = ticket.compare_exchange(mine, old, Ordering::Relaxed, Ordering::Relaxed);
                 return Err(self.unanswered());
             }
@@ -171,16 +170,16 @@ impl<'a> Desk<'a> {
         Ok(self.word(28))
     }
 
-    /// The report that a request was answered by, in words.
+    /// Returns the words of the report that answered a request.
     pub(crate) fn report(&self) -> Result<Vec<u64>> {
         let mut bytes = vec![0; REPORT_LENGTH];
         self.file.read_exact_at(&mut bytes, REPORT as u64).context("cannot read the report")?;
         Ok(bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect())
     }
 
-    /// Asks for reports until all has been told: `read` is told the words of each, and answers
-    /// where the next one is to begin, if there is one; `None` where there is nothing to report.
-    /// Answers whether there was something.
+    /// Requests reports until there are no more. `read` gets the words of each, and returns the
+    /// start of the next, if there is one; `None` if there is nothing to report. Returns whether
+    /// there was something.
     pub(crate) fn reports(
         &self,
         what: u32,
@@ -204,8 +203,7 @@ impl<'a> Desk<'a> {
         Ok(is_there)
     }
 
-    /// Allocates the memory of a report, so that the process does not meet a page that the system
-    /// refuses.
+    /// Allocates the memory of a report, so that the process meets no page that the system refuses.
     fn provide(&self) -> Result<()> {
         loop {
             // SAFETY: changes a file, which keeps its bytes.
@@ -219,15 +217,15 @@ impl<'a> Desk<'a> {
         }
     }
 
-    /// Gives the memory of reports back to the system.
+    /// Frees the memory of reports.
     fn forget_reports(&self) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: changes a file; in it, what nobody reads any more. Where it is refused some pages
-        // stay.
+        // SAFETY: changes a part of the file that no process reads any more. If it is refused some
+        // pages stay.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, REPORT as i64, REPORT_LENGTH as i64) };
     }
 
-    /// Why nobody answered, as far as the process says.
+    /// Explains why there was no answer, by the process's own numbers.
     fn unanswered(&self) -> anyhow::Error {
         let numbers: Value = serde_json::from_slice(&self.page.text).unwrap_or_default();
         let background = numbers["mode"]["background"].as_str().unwrap_or("unknown");
@@ -249,7 +247,7 @@ impl<'a> Desk<'a> {
     }
 }
 
-/// Maps the page behind a descriptor, if nobody can cut it short.
+/// Maps the page behind a descriptor, if its file is sealed against shrinking.
 fn map(path: &Path) -> io::Result<(File, NonNull<u8>)> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;

@@ -1,7 +1,5 @@
-//! `neap drain`: asks a running process to give what it caches per CPU to its free pages.
-//!
-//! Sits between the user and a process's [desk](crate::desk). What comes back from the process may
-//! be anything: it is numbers, and printed as such.
+//! `neap drain`: asks a running process to drain its per-CPU caches into its free pages, by the
+//! process's [desk](crate::desk). The answer is untrusted: it is numbers, and printed as such.
 
 use core::time::Duration;
 use std::process::ExitCode;
@@ -87,7 +85,7 @@ fn ask(process: &Process, page: &Page, wanted: &Request) -> Result<Answer> {
     }
 }
 
-/// Asks a process to drain one CPU or everything; answers what came of it, in words.
+/// Asks a process to drain one CPU or all. Returns the result in words.
 pub(crate) fn drain(pid: i32, cpu: Option<u32>) -> Result<String> {
     let process = Process::look(pid)?;
     let page = process.page()?;
@@ -95,7 +93,7 @@ pub(crate) fn drain(pid: i32, cpu: Option<u32>) -> Result<String> {
     Ok(answer.skipped().map_or(answer.went_back(), |skipped| format!("{}. {skipped}", answer.went_back())))
 }
 
-/// What a process answered.
+/// The answer of a process.
 #[derive(Debug)]
 struct Answer {
     cpus: u32,

@@ -1,8 +1,7 @@
-//! `neap options`: the keys of the variable `NEAP`, as the library's own table has them.
+//! `neap options`: the keys of the variable `NEAP`.
 //!
-//! Sits on top of [`neap::options`], the one source of keys, values, defaults and what they do.
-//! `neap run --help` shows the listing too, and `neap run` asks here what is wrong with the options
-//! of its program.
+//! [`neap::options`] is the one source of keys, values, defaults and effects. `neap run --help`
+//! shows the listing too, and `neap run` checks the options of its program here.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -47,7 +46,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every option: the key, its values and its default in one line, and under them what it does.
+/// All options: key, values and default in one line, and below them the effect.
 pub(crate) fn listing() -> String {
     let mut text = String::new();
     for option in &DESCRIPTIONS {
@@ -68,7 +67,7 @@ pub(crate) fn listing() -> String {
     text
 }
 
-/// Returns a line for each part of `told`, the value of `NEAP`, that the library would leave out.
+/// Returns a line for each part of `told`, the value of `NEAP`, that the library would ignore.
 pub(crate) fn complaints(told: &OsStr) -> Vec<String> {
     let mut lines = Vec::new();
     options::Options::parse(told.as_bytes(), |item, wrong| {

@@ -1,8 +1,7 @@
-//! `neap lab`: the page lists' policies side by side on simulated machines.
+//! `neap lab`: the page list policies side by side on simulated machines, by `neap-sim`.
 //!
-//! Sits between the command line and `neap-sim`, which does all of it. What is printed depends on
-//! the seed and the size alone, not on this machine; the machine is named in the JSON object
-//! because every object names it.
+//! The output depends on the seed and the size only, not on this machine. The JSON object names the
+//! machine because every object does.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -158,7 +157,7 @@ fn print(comparison: &Comparison, size: Size) {
     println!("\nSeed {}. Pages of 4 KiB; a policy's row is one run.", comparison.seed);
 }
 
-/// What no policy can do better, in words.
+/// The bound of all policies, in words.
 fn bound(comparison: &Comparison, scenario: Scenario) -> String {
     let share = comparison.run(scenario, policies::Name::Adaptive).map_or(1.0, |run| run.outcome.zone_share.min(1.0));
     match comparison.least_listed(scenario, share) {
@@ -198,7 +197,7 @@ fn first_touch(comparison: &Comparison, size: Size) -> String {
     table(&["CPUs", "no lock", "spin lock", "trylock", "trylock, adaptive"], &rows.collect::<Vec<_>>())
 }
 
-/// The shape of every benchmark's object.
+/// The JSON object, in the shape of every benchmark's.
 fn object(comparison: &Comparison, how: &How) -> Value {
     let figures: BTreeMap<&str, f64> =
         comparison.figures.iter().map(|(name, value)| (name.as_str(), rounded(*value))).collect();

@@ -1,8 +1,7 @@
-//! Where the preload library and the peers lie, seen from the executable.
+//! Finds the preload library and the peers, starting from the executable.
 //!
-//! Sits between the installed files and the commands that preload them. It looks in the folders a
-//! build and an installation use and nowhere else, takes no lock, and never falls back to a library
-//! that the loader would search for.
+//! It looks only in the folders that a build and an installation use, takes no lock, and never
+//! falls back to a library that the loader would search for.
 
 use std::path::{Path, PathBuf};
 

@@ -1,8 +1,8 @@
-//! Whether the dynamic loader starts a program, which is what makes preloading work.
+//! Whether the dynamic loader starts a program, without which preloading has no effect.
 //!
 //! Looks at the file that the kernel would execute: a script is followed to its interpreter. Reads
-//! files and changes nothing. A file that cannot be read, or is of a kind not known here, counts as
-//! one that the loader starts.
+//! files only. A file that cannot be read, or of an unknown kind, counts as one that the loader
+//! starts.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Interpreters of interpreters that the kernel follows.
 const MOST_SCRIPTS: usize = 5;
-/// Bytes of a script's first line that are looked at; the kernel looks at fewer.
+/// Most bytes of a script's first line that are read; the kernel reads fewer.
 const FIRST_LINE: u64 = 4096;
 /// Where programs are looked for without `PATH`, as execvp(3) does.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
@@ -56,7 +56,7 @@ fn located(program: &OsStr) -> Option<PathBuf> {
     env::split_paths(&path).map(|folder| folder.join(program)).find(is_program)
 }
 
-/// What a script's first line names; `None` for a file that is no script.
+/// The interpreter in a script's first line; `None` for a file that is no script.
 fn interpreter(path: &Path) -> Option<PathBuf> {
     let mut start = Vec::new();
     regular(path)?.take(FIRST_LINE).read_to_end(&mut start).ok()?;
@@ -65,8 +65,8 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     Some(OsString::from_vec(name.to_vec()).into())
 }
 
-/// Without an interpreter and a program all the same; the loader itself, which can be run with a
-/// program, is none.
+/// Whether it is a program without an interpreter. The loader itself, which can be run with a
+/// program, does not count.
 fn is_static(path: &Path) -> bool {
     let Some(elf) = Elf::open(path) else { return false };
     let Some(segments) = elf.segments() else { return false };

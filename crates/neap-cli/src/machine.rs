@@ -1,7 +1,6 @@
-//! What the figures were measured on: processor, kernel, memory, C library.
+//! The machine of the figures: processor, kernel, memory, C library.
 //!
-//! Sits between `/proc`, `/sys` and the reports. What cannot be read is stated as "unknown";
-//! nothing fails here, takes a lock or guesses.
+//! Values that cannot be read are "unknown"; nothing here fails, takes a lock or guesses.
 
 use std::ffi::CStr;
 use std::fs;
@@ -9,7 +8,7 @@ use std::fs;
 use serde::Serialize;
 
 /// The machine line of a report. `load` is the run queue's one-minute mean at the start: above
-/// zero, something else ran.
+/// zero, other programs ran.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cpus: usize,

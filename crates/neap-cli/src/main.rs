@@ -1,7 +1,7 @@
-//! The `neap` command: its arguments and nothing else.
+//! The `neap` command: its arguments only; each command has its own file.
 //!
-//! Sits on top of everything a user types; each command has its own file. It takes no lock and
-//! never allocates through neap itself: the library reaches a program only by preloading.
+//! It takes no lock and never allocates through neap itself: the library reaches a program only by
+//! preloading.
 
 #![allow(
     clippy::std_instead_of_core,

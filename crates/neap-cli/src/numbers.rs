@@ -1,8 +1,7 @@
-//! What a process's page of numbers says, as far as people are shown it.
+//! The numbers in a process's page that `neap stat` and `neap top` show.
 //!
-//! Sits between the JSON that [`published`](crate::published) found and the commands that show it:
-//! `neap stat` and `neap top`. Only shapes: nothing is computed here but sums. The library in a
-//! process may be older or newer than this command.
+//! They are parsed from the JSON that [`published`](crate::published) found. Only types and sums.
+//! The library in a process may be older or newer than this command.
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -11,7 +10,7 @@ use serde_json::Value;
 
 use crate::published::{Page, Process, VERSION};
 
-/// What people are shown of a page. Numbers that an older or newer library does not have are zero.
+/// The shown numbers of a page. Numbers that another version of the library lacks are zero.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Numbers {
@@ -39,7 +38,7 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// Reads a page: the object that was published, and what is known of it here.
+    /// Reads a page: the published object, and the numbers known here.
     pub(crate) fn read(process: &Process, page: &Page) -> Result<(Value, Numbers)> {
         let object: Value =
             serde_json::from_slice(&page.text).with_context(|| format!("process {} published no JSON", process.pid))?;
@@ -49,7 +48,7 @@ impl Numbers {
     }
 }
 
-/// Memory taken from the system, in pages, and what was reused instead.
+/// Memory taken from the system, in pages, and memory reused instead.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Reuse {
@@ -146,7 +145,7 @@ pub(crate) struct Released {
     pub(crate) failures: u64,
 }
 
-/// Pages of partly used slabs that hold no object: gone at the moment, released and filled again so
+/// Pages of partly used slabs without objects: released at the moment, and released and refilled so
 /// far.
 #[derive(Default, Deserialize)]
 #[serde(default)]

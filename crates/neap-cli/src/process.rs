@@ -1,9 +1,8 @@
-//! Child processes: started in a group of their own, read and awaited against a deadline, with what
-//! they cost.
+//! Child processes: started in a group of their own, read and awaited against a deadline, with
+//! their costs.
 //!
-//! Sits between the benchmarks and the kernel. A child never outlives its handle, whatever becomes
-//! of the measurement, and never outlives this process. No locks. Nothing here knows what the child
-//! does.
+//! A child never outlives its handle, even if the measurement fails, and never outlives this
+//! process. No locks.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -22,7 +21,7 @@ pub(crate) struct Process {
     awaited: bool,
 }
 
-/// How a child ended and what it and its own awaited children cost.
+/// End and costs of a child with its own awaited children.
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
     pub(crate) wall: Duration,
@@ -30,8 +29,8 @@ pub(crate) struct Finished {
 }
 
 impl Process {
-    /// Starts `command` with its standard output readable by [`Process::read`]; all is to be over
-    /// within `limit`.
+    /// Starts `command` with its standard output readable by [`Process::read`]. It must end within
+    /// `limit`.
     pub(crate) fn start(mut command: Command, limit: Duration) -> Result<Process> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdout(Stdio::piped()).process_group(0);
@@ -55,7 +54,7 @@ impl Process {
         self.child.stdin.take()
     }
 
-    /// Hands standard output to `sink` as it comes, until it ends or `sink` answers that it has
+    /// Passes standard output to `sink` as it comes, until it ends or `sink` returns that it has
     /// seen enough.
     pub(crate) fn read(&mut self, mut sink: impl FnMut(&[u8]) -> bool) -> Result<()> {
         let mut buffer = [0; 64 * 1024];
@@ -79,7 +78,7 @@ impl Process {
         if fd < 0 {
             return Err(io::Error::last_os_error()).context("pidfd_open");
         }
-        // SAFETY: the descriptor is new and owned by nobody else.
+        // SAFETY: the descriptor is new and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         if !readable(fd.as_raw_fd(), self.deadline)? {
             bail!("`{}` did not end in time", self.name);
@@ -88,8 +87,8 @@ impl Process {
     }
 
     fn signal(&self) {
-        // SAFETY: the group was made for this child, which is not awaited yet, so its number is not
-        // reused.
+        // SAFETY: the group was made for this child, which was not awaited yet, so its number is
+        // not reused.
         unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
     }
 

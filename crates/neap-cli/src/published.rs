@@ -1,15 +1,14 @@
-//! What a process under neap publishes: its page of numbers, found through `/proc` and read while
-//! it runs.
+//! The page of numbers of a process under neap, found through `/proc` and read while the process
+//! runs.
 //!
-//! Sits between `/proc` and the commands that look at processes. The library keeps a memfd named
-//! `neap-stat` up to date; this opens it through `/proc/PID/fd`, which the kernel allows the
-//! process's own user and root, also with `kernel.yama.ptrace_scope` = 1. A program that has closed
-//! the descriptor still has the mapping, which takes the right to trace the process. The process is
-//! neither stopped nor signalled. What comes from it may be wrong or hostile: it is checked here,
-//! and escaped before it reaches a terminal.
+//! The library keeps a memfd named `neap-stat` up to date. It is opened through `/proc/PID/fd`,
+//! which the kernel allows the process's own user and root, also with `kernel.yama.ptrace_scope` =
+//! 1. If a program has closed the descriptor its mapping is read, which takes the right to trace
+//! the process. The process is neither stopped nor signalled. Its page is untrusted: it is checked
+//! here, and escaped before it reaches a terminal.
 //!
-//! The page's format, version 5, is described where it is written, in the crate `neap`. It is read
-//! here by bytes, since the library in a process may be of another version than this command.
+//! The page's format, version 5, is described in the crate `neap`, `stat_page`. It is read by
+//! bytes, since the library in a process may be of another version than this command.
 
 use core::time::Duration;
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +18,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-/// Of this command.
+/// Version of this command.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Nanoseconds of the clock that pages are dated by.
@@ -30,7 +29,7 @@ pub(crate) fn monotonic() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What the kernel says about a process.
+/// The kernel's information about a process.
 pub(crate) struct Process {
     pub(crate) pid: i32,
     pub(crate) name: String,
@@ -40,21 +39,21 @@ pub(crate) struct Process {
     pub(crate) resident_kib: u64,
 }
 
-/// What a process has published.
+/// A page that a process has published.
 pub(crate) struct Page {
     writer: u32,
     pub(crate) published: u64,
     pub(crate) text: Vec<u8>,
     pub(crate) way: &'static str,
-    /// The descriptor, where it was read by one.
+    /// The descriptor, if the page was read by one.
     pub(crate) path: Option<PathBuf>,
 }
 
-/// The name that the kernel gives the page among descriptors and mappings.
+/// The kernel's name of the page among descriptors and mappings.
 const LINK: &str = "/memfd:neap-stat (deleted)";
 
 impl Process {
-    /// Asks the kernel.
+    /// Reads the process's files in `/proc`.
     pub(crate) fn look(pid: i32) -> Result<Process> {
         let status = match fs::read_to_string(format!("/proc/{pid}/status")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("there is no process {pid}"),
@@ -78,13 +77,13 @@ impl Process {
         })
     }
 
-    /// What this process itself has published, by whichever way it can be read.
+    /// Returns the page of this process's manager, by descriptor or mapping.
     pub(crate) fn page(&self) -> Result<Page> {
         self.pages().map(|mut pages| pages.swap_remove(0))
     }
 
-    /// The same of each manager in it: a program may have one of its own beside the one that is
-    /// preloaded. At least one.
+    /// Returns the pages of all managers in it, at least one: a program may have one of its own
+    /// beside the preloaded one.
     pub(crate) fn pages(&self) -> Result<Vec<Page>> {
         let (mut own, mut foreign) = (Vec::new(), None);
         for path in self.descriptors()? {
@@ -141,7 +140,7 @@ impl Process {
         PathBuf::from(format!("/proc/{}/{file}", self.pid))
     }
 
-    /// Why `/proc` did not answer.
+    /// Explains an error of `/proc`.
     pub(crate) fn refused(&self, error: io::Error) -> anyhow::Error {
         let Process { pid, user, .. } = self;
         match error.kind() {
@@ -163,9 +162,9 @@ impl Process {
         Ok(paths.filter(|path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == LINK)).collect())
     }
 
-    /// Reads a page by one of the process's descriptors; `None` where it is gone again.
+    /// Reads a page by one of the process's descriptors; `None` if the descriptor is closed by now.
     fn through(&self, path: &PathBuf) -> Result<Option<Page>> {
-        // The descriptor may be something else by now: opening must neither wait nor take a
+        // The descriptor may be another file by now: opening must neither wait nor acquire a
         // terminal.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
@@ -177,7 +176,7 @@ impl Process {
         Ok(Some(page))
     }
 
-    /// Reads a page where the process has it mapped, by a line of `maps`.
+    /// Reads a page in the process's mapping, by a line of `maps`.
     fn through_memory(&self, line: &str) -> Result<Page> {
         let start = line.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok());
         let start = start.with_context(|| format!("not a line of maps: {line}"))?;
@@ -205,18 +204,18 @@ impl Process {
 const MAGIC: &[u8] = b"neapstat";
 const FORMAT: u32 = 5;
 const HEADER: usize = 32;
-/// Where requests lie in the page, and behind them the text.
+/// Offset of requests in the page, and behind them of the text.
 pub(crate) const DESK: usize = HEADER;
 pub(crate) const DESK_LENGTH: usize = 88;
-/// Where reports lie, and how long they are.
+/// Offset and length of reports.
 pub(crate) const REPORT: usize = 64 << 10;
 pub(crate) const REPORT_LENGTH: usize = 64 << 10;
-/// No page has more text.
+/// Most bytes of text of a page.
 const MOST: u32 = 1 << 20;
-/// Looks at a page that is being written, a millisecond apart; writing takes some microseconds.
+/// Reads of a page that is being written, a millisecond apart; writing takes some microseconds.
 const LOOKS: u32 = 200;
 
-/// Reads a page by `read`, again until one whole object was read.
+/// Reads a page by `read`, repeatedly until one whole object was read.
 fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> Result<Page> {
     let mut is_unwritten = false;
     for look in 0..LOOKS {
@@ -260,7 +259,7 @@ pub(crate) mod tests {
     use super::*;
     use core::cell::Cell;
 
-    /// A process, for reports.
+    /// A process without existence, for reports.
     pub(crate) fn nobody() -> Process {
         let (name, user) = ("nobody".to_string(), "0".to_string());
         Process { pid: 12, name, user, own_id: 12, resident_kib: 2048 }
@@ -277,7 +276,7 @@ pub(crate) mod tests {
         bytes
     }
 
-    /// A page that is another one at each read; the last stays.
+    /// Reads a page that changes at each read; the last state stays.
     fn read_in_turn(pages: &[Vec<u8>]) -> Result<Page> {
         let reads = Cell::new(0);
         let read = |at: u64, to: &mut [u8]| {

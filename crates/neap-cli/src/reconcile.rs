@@ -1,11 +1,8 @@
-//! `neap stat PID --reconcile`: what neap believes to have in a process beside what the kernel says
-//! is resident there.
+//! `neap stat PID --reconcile`: neap's counters of a process beside the kernel's resident memory.
 //!
-//! Sits between a process's [desk](crate::desk), which tells what neap has mapped, what its pages
-//! are and what it believes, the kernel's files about the process, and the reader. The sums are
-//! made by the crate `neap`, as a process makes them about itself. What a report says may be
-//! anything: it is checked for sizes that make sense. The process goes on meanwhile, so numbers of
-//! a busy one are of slightly different moments.
+//! The reports on mappings, pages and counters come from the process's [desk](crate::desk). They
+//! are untrusted: sizes are checked. The crate `neap` makes the sums, as a process does for itself.
+//! The process goes on meanwhile, so numbers of a busy one are of slightly different moments.
 
 use std::ffi::CString;
 use std::process::ExitCode;
@@ -21,7 +18,7 @@ use crate::desk::{Desk, MAP};
 use crate::process::rss_kib;
 use crate::published::{Page, Process};
 
-/// What a process tells.
+/// The reports of a process.
 struct Told {
     books: Books,
     ranges: Vec<Range>,
@@ -30,7 +27,7 @@ struct Told {
     pieces: Vec<[u64; WORDS]>,
 }
 
-/// Reads one report, and answers the piece to ask for next.
+/// Reads one report. Returns the next piece to request.
 fn read(words: &[u64], told: &mut Told) -> Result<Option<Option<u32>>> {
     ensure!(words.len() >= HEAD, "it has {} words", words.len());
     let &[is_there, next, page, base, from, pieces, ranges, numbers] = &words[..HEAD] else { bail!("it has no head") };
@@ -77,8 +74,8 @@ fn read(words: &[u64], told: &mut Told) -> Result<Option<Option<u32>>> {
 impl Told {
     const BLANK: Told = Told { books: Books::BLANK, ranges: Vec::new(), page: 4096, base: 0, pieces: Vec::new() };
 
-    /// Asks the process; where it does not answer, what it has mapped is known from its numbers,
-    /// and the reason comes along.
+    /// Requests reports. If the process does not answer, its mappings come from its numbers,
+    /// together with the reason.
     fn of(process: &Process) -> Result<(Told, Option<anyhow::Error>)> {
         let page = process.page()?;
         let mut told = Told::BLANK;
@@ -94,7 +91,7 @@ impl Told {
         }
     }
 
-    /// What is known without an answer.
+    /// Returns the information that is known without an answer.
     fn published(page: &Page) -> Option<Told> {
         let numbers: Value = serde_json::from_slice(&page.text).ok()?;
         let range = |mapping: &Value| {
@@ -142,7 +139,7 @@ fn object(process: &Process, seen: &Reconciliation, resident: u64, unanswered: O
 pub(crate) fn show(process: &Process, json: bool) -> Result<ExitCode> {
     let (told, unanswered) = Told::of(process)?;
     let seen = compare(process, &told)?;
-    // By the kernel's own sum over all mappings, which is another look.
+    // By the kernel's own sum over all mappings, which is read separately.
     let resident = rss_kib(process.pid as u32)? << 10;
     if json {
         println!("{}", object(process, &seen, resident, unanswered.as_ref()));

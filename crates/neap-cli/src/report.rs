@@ -1,7 +1,6 @@
-//! What a benchmark says in the end: one JSON object, or tables with a line on the machine.
+//! The result of a benchmark: one JSON object, or tables with a line on the machine.
 //!
-//! Sits between the benchmarks, which fill it, and standard output. A figure that could not be
-//! computed is absent, never zero. No locks; nothing is measured here.
+//! A figure that could not be computed is absent, never zero. No locks; nothing is measured here.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +15,17 @@ use crate::work::Outcome;
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) bench: &'static str,
-    /// Name to number; what a threshold is checked against.
+    /// Figures by name, for thresholds.
     pub(crate) figures: BTreeMap<String, f64>,
-    /// How each ratio came about.
+    /// The rounds behind each ratio.
     pub(crate) ratios: Vec<Ratio>,
     pub(crate) machine: Machine,
     pub(crate) versions: BTreeMap<String, String>,
-    /// Variant, then workload.
+    /// Results by variant, then by workload.
     pub(crate) variants: BTreeMap<&'static str, BTreeMap<String, Results>>,
-    /// Names of what was not there.
+    /// Names of missing variants or programs.
     pub(crate) missing: Vec<String>,
-    /// What was there and did not work.
+    /// Variants or programs that failed.
     pub(crate) failed: Vec<Failure>,
 }
 
@@ -63,7 +62,7 @@ pub(crate) struct Failure {
 }
 
 impl Report {
-    /// Prints the object alone, or `tables` with what one must know to read them.
+    /// Prints the object, or `tables` with the notes to read them.
     pub(crate) fn print(&self, json: bool, tables: &str, unavailable: &[Missing]) -> anyhow::Result<()> {
         if json {
             println!("{}", serde_json::to_string(self)?);
@@ -123,7 +122,7 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// Bytes, as people read them.
+/// Bytes in a readable form.
 pub(crate) fn human(bytes: u64) -> String {
     neap::groups::Bytes(bytes).to_string()
 }
@@ -151,7 +150,7 @@ pub(crate) fn cell(summary: Option<Summary>, decimals: usize) -> String {
     }
 }
 
-/// What a JSON reader wants of a measured number: four decimals.
+/// Rounds a measured number for JSON: to four decimals.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

@@ -1,9 +1,9 @@
 //! `neap run`: becomes the given program with neap preloaded.
 //!
-//! Sits between the shell and the program: it sets two variables (and makes the file of a
-//! recording, which is the process's that it then is) and executes, so process id, standard
-//! streams, signals and exit status are the program's own. Exit statuses of its own failures are
-//! those of env(1). It takes no lock and leaves nothing running.
+//! It sets two variables and executes the program, so process id, standard streams, signals and
+//! exit status are the program's own. With `--trace` it also makes the file of the recording, which
+//! belongs to this process and so to the program. Exit statuses of its own failures are those of
+//! env(1). It takes no lock and leaves nothing running.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -103,7 +103,7 @@ fn prepared(options: &Options) -> Result<Command> {
     Ok(command)
 }
 
-/// Makes a file that this process is to record into; answers the option that says so.
+/// Makes a file that this process records into. Returns the option for it.
 fn recording(file: &Path) -> Result<OsString> {
     let path = std::path::absolute(file)?;
     let text = path.as_os_str().as_bytes();
@@ -111,7 +111,7 @@ fn recording(file: &Path) -> Result<OsString> {
         bail!("the path from / on may have {} bytes, no comma and no space at its end", options::LONGEST_PATH);
     }
     if path.is_file() {
-        // Not emptied: another process may have it mapped still.
+        // Not truncated: another process may still have it mapped.
         fs::remove_file(&path).context("cannot be replaced")?;
     }
     let made = fs::OpenOptions::new().write(true).create_new(true).open(&path);
@@ -119,7 +119,7 @@ fn recording(file: &Path) -> Result<OsString> {
     Ok(joined(Some(OsStr::new("trace")), ":", Some(path.as_os_str())))
 }
 
-/// Both texts with `separator` between them, or the one that is there.
+/// Both texts with `separator` between them, or the only one.
 fn joined(first: Option<&OsStr>, separator: &str, second: Option<&OsStr>) -> OsString {
     let mut text = OsString::new();
     for part in [first, second].into_iter().flatten().filter(|part| !part.is_empty()) {

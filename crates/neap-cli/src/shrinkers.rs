@@ -1,10 +1,9 @@
-//! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which has one of
-//! them give objects up.
+//! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which makes one
+//! of them free objects.
 //!
-//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and
-//! the reader. What a report says may be anything: it is checked for sizes that make sense. The
-//! format is described in the crate `neap`, `shrinker_report`. How many objects there are is asked
-//! of the shrinkers one by one, whose callbacks run on the process's own threads for that.
+//! The reports come from the process's [desk](crate::desk); their format is described in the crate
+//! `neap`, `shrinker_report`. They are untrusted: sizes are checked. Shrinkers are asked for their
+//! counts one by one, for which callbacks run on the process's own threads.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -52,17 +51,17 @@ pub(crate) struct Options {
     node: Option<u32>,
 }
 
-/// Of a group, on a node.
+/// A group on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     group: u64,
     node: u32,
     deferred: u64,
-    /// Not asked yet, or not answered.
+    /// `None` if it was not asked yet, or did not answer.
     objects: Option<u64>,
 }
 
-/// What a report says of a shrinker.
+/// A shrinker in a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Shrinker {
     id: u64,
@@ -80,7 +79,7 @@ struct Shrinker {
 }
 
 impl Shrinker {
-    /// Asks for the groups that one report has no room for.
+    /// Requests the groups that one report has no room for.
     fn ask_more(&mut self, desk: &Desk<'_>) -> Result<()> {
         while self.flags & MORE != 0 {
             let (what, from, cpu) = (SHRINKERS, self.id as u32, Some(self.places.len() as u32));
@@ -99,20 +98,20 @@ impl Shrinker {
     }
 }
 
-/// All of it.
+/// All shrinkers of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Seen {
     shrinkers: Vec<Shrinker>,
-    /// Reclaimers, those that do not come back, waits for them, and those in vain.
+    /// Reclaimers, those that do not return, waits for them, and waits in vain.
     threads: [u64; 4],
-    /// Of direct and background passes: how many, groups asked, objects looked at, objects freed,
+    /// Of direct and background passes: passes, groups asked, objects scanned, objects freed,
     /// bytes.
     passes: [[u64; 5]; 2],
     /// Paths of groups.
     paths: BTreeMap<u64, String>,
 }
 
-/// What one report adds, and the index to ask for next.
+/// Adds one report. Returns the next index to request.
 fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
     ensure!(words.len() >= HEAD, "it has {} words", words.len());
     if words[0] == 0 {
@@ -148,15 +147,15 @@ fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
     Ok(Some(u32::try_from(words[2]).ok()))
 }
 
-/// What asks a shrinker for how many objects it has, or to look at so many.
+/// Makes a request for a shrinker to count its objects, or to scan some.
 fn request(shrinker: &Shrinker, place: &Place, objects: Option<u64>) -> Request {
     let (index, rest) = (shrinker.id as u32, (shrinker.id >> 32) as u32);
     Request { what: SHRINK, from: index, cpu: Some(rest), node: Some(place.node), until: objects, group: place.group }
 }
 
 impl Seen {
-    /// Asks until every shrinker was told of; `None` where there is no memory for them: neap's own
-    /// are made with the first look, and groups with them.
+    /// Requests reports of all shrinkers; `None` if there is no memory for them: the first request
+    /// makes neap's own, and groups with them.
     fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
         let (desk, mut seen) = (Desk::of(process, page)?, Seen::default());
         if !desk.reports(SHRINKERS, |words| read(words, &mut seen))? {
@@ -176,7 +175,7 @@ impl Seen {
         }
     }
 
-    /// Asks every shrinker that may be called how much it has.
+    /// Requests the counts of all shrinkers that may be called.
     fn count(&mut self, desk: &Desk<'_>) -> Result<()> {
         for shrinker in self.shrinkers.iter_mut().filter(|shrinker| shrinker.barred == 0) {
             let whole = shrinker.clone();
@@ -265,7 +264,7 @@ impl Seen {
     }
 }
 
-/// Where the answer says how many objects, in the desk.
+/// Offset of the number of objects in the answer.
 const OBJECTS: usize = 56;
 
 /// `neap stat PID --shrinkers`.

@@ -1,9 +1,9 @@
-//! What neap does about SIGPIPE, and the signal state that `neap run` hands to its program.
+//! neap's handling of SIGPIPE, and the signal state that `neap run` hands to its program.
 //!
-//! The standard library ignores SIGPIPE before `main` and lets every child it starts have the
-//! default. A reader that closes its end of a pipe early then makes `println!` panic, and a program
-//! started under an ignored SIGPIPE would find another disposition than without `neap run`. So the
-//! state is noted before the standard library changes it.
+//! The standard library ignores SIGPIPE before `main`, and resets it for every child. If a reader
+//! closes its pipe early, `println!` panics. A program started under an ignored SIGPIPE would get
+//! another disposition than without `neap run`. So the state is noted before the standard library
+//! changes it.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -29,7 +29,7 @@ extern "C" fn note() {
 #[unsafe(link_section = ".init_array")]
 static AT_START: extern "C" fn() = note;
 
-/// Lets SIGPIPE end this process, which says nothing then.
+/// Lets SIGPIPE end this process silently.
 pub(crate) fn end_by_a_closed_pipe() {
     // SAFETY: the default disposition runs no code.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

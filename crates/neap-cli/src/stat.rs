@@ -1,9 +1,7 @@
-//! `neap stat`: the numbers that a process under neap publishes about itself, as a report or as one
-//! JSON object.
+//! `neap stat`: the published numbers of a process under neap, as a report or as one JSON object.
 //!
-//! Sits between the page that [`published`](crate::published) found and the reader. Nothing is
-//! written and nothing is left behind. The process's own text is escaped before it reaches a
-//! terminal.
+//! Nothing is written, and nothing is left behind. The process's own text is escaped before it
+//! reaches a terminal.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -85,7 +83,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let age = monotonic().saturating_sub(page.published) / 1_000_000;
     let (mut object, numbers) = Numbers::read(&process, &page)?;
     if options.json {
-        // Inside a container the process knows itself by another id.
+        // Inside a container the process has another id.
         object["pid"] = process.pid.into();
         object["name"] = process.name.into();
         object["resident_bytes"] = (process.resident_kib << 10).into();
@@ -184,7 +182,7 @@ impl Numbers {
         text
     }
 
-    /// Nothing on a machine with one node.
+    /// Numbers by node; empty on a machine with one node.
     fn report_nodes(&self) -> String {
         if self.nodes.len() < 2 {
             return String::new();

@@ -1,7 +1,5 @@
-//! Medians, spreads and paired ratios: pure functions of numbers.
-//!
-//! Sits between the raw results and the reports. It knows nothing of allocators, and an empty
-//! series has no statistics rather than a zero.
+//! Medians, spreads and paired ratios: pure functions of numbers. An empty series has no statistics
+//! rather than a zero.
 
 use serde::Serialize;
 
@@ -26,8 +24,8 @@ pub(crate) fn summary(values: impl IntoIterator<Item = f64>) -> Option<Summary> 
     Some(Summary { median, min, max })
 }
 
-/// Ratios `ours / theirs` of the rounds in which both were measured: what the machine does to a
-/// whole round (another tenant, another clock speed) touches both sides of a pair and cancels.
+/// Ratios `ours / theirs` of the rounds in which both were measured. A disturbance of a whole round
+/// (another tenant, another clock speed) affects both sides of a pair and cancels.
 pub(crate) fn paired_ratios(ours: &[Measured], theirs: &[Measured]) -> Vec<f64> {
     ours.iter()
         .filter_map(|&(round, mine)| {

@@ -1,10 +1,8 @@
-//! The allocators that are compared: neap, the C library's own, the peers, and peers set to return
-//! memory.
+//! The compared allocators: neap, the C library's own, the peers, and peers set to return memory.
 //!
-//! Sits between the libraries on disk and the benchmarks. A variant is a preload library and an
-//! environment, tried once before it is used; one that is not there is named as missing, one that
-//! does not work or that the loader ignores as failed. No locks; it never builds or downloads
-//! anything.
+//! A variant is a preload library and an environment, tried once before it is used. A variant that
+//! does not exist is reported as missing, one that does not work or that the loader ignores as
+//! failed. No locks; nothing is built or downloaded.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -38,7 +36,7 @@ pub(crate) enum Kind {
     Tuned,
 }
 
-/// Which variants a benchmark compares.
+/// The variants that a benchmark compares.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// neap and the peers in their defaults.
@@ -49,7 +47,7 @@ pub(crate) enum Choice {
     Return,
 }
 
-/// One allocator and how a program gets it.
+/// An allocator, and the way a program gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
@@ -57,18 +55,18 @@ pub(crate) struct Variant {
     /// The library to preload; none for the C library's malloc.
     pub(crate) library: Option<PathBuf>,
     pub(crate) environment: Vec<(&'static str, &'static str)>,
-    /// Ask the workload to start the release thread that Google's tcmalloc leaves to the program.
+    /// Asks the workload to start the release thread that Google's tcmalloc leaves to the program.
     pub(crate) release_thread: bool,
 }
 
-/// A variant or program that could not be measured, and why.
+/// A variant or program that could not be measured, and the reason.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Missing {
     pub(crate) name: String,
     pub(crate) reason: String,
 }
 
-/// What was found.
+/// The variants of a benchmark.
 pub(crate) struct Found {
     pub(crate) variants: Vec<Variant>,
     /// Not there.
@@ -78,8 +76,7 @@ pub(crate) struct Found {
     pub(crate) versions: BTreeMap<String, String>,
 }
 
-/// One row of the table of everything that can be compared: name, kind, library's name,
-/// environment, release thread.
+/// A row of the table of all allocators: name, kind, library's name, environment, release thread.
 type Row = (&'static str, Kind, &'static str, &'static [(&'static str, &'static str)], bool);
 
 const TABLE: [Row; 13] = [
@@ -101,13 +98,13 @@ const TABLE: [Row; 13] = [
 const JEMALLOC_RETURN: &str = "background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0";
 
 impl Variant {
-    /// Makes `command` run on this variant and on nothing inherited. Variables that were set for
+    /// Makes `command` run on this variant, without inherited settings. Variables that were set for
     /// the command alone stay.
     pub(crate) fn apply(&self, command: &mut Command) {
         self.replace(command, std::env::vars_os().map(|(name, _)| name));
     }
 
-    /// Removes those of the inherited variables that steer an allocator, and sets this variant's.
+    /// Removes inherited variables that steer an allocator, and sets this variant's.
     fn replace(&self, command: &mut Command, inherited: impl Iterator<Item = OsString>) {
         for name in inherited.filter(|name| steers(name)) {
             if command.get_envs().all(|(set, _)| set != name) {
@@ -127,7 +124,7 @@ impl Variant {
         matches!(self.kind, Kind::Neap | Kind::NeapNoRseq)
     }
 
-    /// Runs a program that allocates nothing much and sees whose `malloc` answered.
+    /// Runs a program that allocates little, and checks which `malloc` it used.
     fn check(&self, executable: &Path) -> Result<()> {
         let outcome = work::measure(executable, self, &["which"])?;
         let Some(library) = &self.library else { return Ok(()) };
@@ -210,7 +207,7 @@ pub(crate) fn locate(executable: &Path, file: &str) -> Result<Option<PathBuf>> {
     Ok(Some(path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))?))
 }
 
-/// Versions as `versions.json` beside the peers states them, with neap's own.
+/// Versions from `versions.json` beside the peers, with neap's own.
 fn versions(executable: &Path) -> BTreeMap<String, String> {
     let stated = library::peers_folder(executable)
         .and_then(|folder| fs::read(folder.join("versions.json")).ok())

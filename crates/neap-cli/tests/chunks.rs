@@ -1,8 +1,7 @@
 //! `neap stat --percpu` on real processes: one with per-CPU data that comes and goes, and one
 //! without.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
-//! minute.
+//! No test depends on speed: expected states are waited for, up to a minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -69,7 +68,7 @@ fn chunks_are_seen_with_their_lists_and_maps_before_and_after_owners_go() {
     let page = fs::read_to_string(&file).unwrap();
     assert!(page.contains(&format!("({pid})")) && page.contains("<svg class=map"), "{page}");
     fs::remove_dir_all(folder).unwrap();
-    // What the reports took is given back: of the file, the page that numbers are in is left.
+    // The memory of reports is freed: of the file only the page of the numbers is left.
     let descriptors = running::pages(pid);
     assert_eq!(descriptors.len(), 1);
     let blocks = fs::metadata(format!("/proc/{pid}/fd/{}", descriptors[0].0)).unwrap().blocks();
@@ -79,7 +78,7 @@ fn chunks_are_seen_with_their_lists_and_maps_before_and_after_owners_go() {
 
 #[test]
 fn a_process_without_per_cpu_data_says_so_in_a_line() {
-    // Without a thread nobody would answer.
+    // Without a thread there would be no answer.
     let mut program = Program::start("burst", "background:off", &[]);
     program.hear("ready");
     let pid = program.id();
@@ -88,6 +87,6 @@ fn a_process_without_per_cpu_data_says_so_in_a_line() {
     let text = String::from_utf8(report.stdout).unwrap();
     assert!(report.status.success() && text.lines().count() == 1, "{text}");
     assert!(text.starts_with(&format!("Process {pid} (")) && text.ends_with(" has no per-CPU data.\n"), "{text}");
-    // Without --percpu there is nothing that a page could show.
+    // Without --percpu the page would be empty.
     assert!(!neap("stat", pid, &["--html", "x.html"]).status.success());
 }

@@ -1,8 +1,7 @@
-//! The command from outside: help, errors, and a benchmark with nothing but the C library to
-//! measure.
+//! The command from outside: help, errors, and a benchmark that has only the C library to measure.
 //!
-//! Method: the executable is copied into an empty folder, so neither neap's library nor any peer
-//! lies where it looks. Every test starts processes only; none depends on how fast they are.
+//! Method: the executable is linked into an empty folder, so it finds neither neap's library nor
+//! any peer. Every test only starts processes; none depends on their speed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,8 +1,7 @@
 //! `neap drain` on real processes: awake, asleep, without a thread, stopped, and with nonsense in
 //! their page.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
-//! minute.
+//! No test depends on speed: expected states are waited for, up to a minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -53,8 +52,8 @@ fn page_size() -> u64 {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// How often neap's threads in a process have slept so far: the library's, and that of the crate,
-/// which is in this executable, too.
+/// Number of times that neap's threads in a process have slept: the library's, and that of the
+/// crate, which is in this executable, too.
 fn sleeps(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|task| task.unwrap().path());
     let ours = tasks.filter(|task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name == "neap\n"));
@@ -77,7 +76,7 @@ fn a_process_that_is_asleep_is_woken_by_a_request_and_by_nothing_else() {
     let asleep = || numbers_with(pid, "process asleep", |object| object["mode"]["background"] == "asleep");
     asleep();
     for _ in 0..3 {
-        // It goes to sleep right after it said so.
+        // It goes to sleep right after it published that.
         let before = until("rest", || {
             let before = sleeps(pid);
             std::thread::sleep(Duration::from_millis(50));
@@ -89,7 +88,7 @@ fn a_process_that_is_asleep_is_woken_by_a_request_and_by_nothing_else() {
         let answer = drain(pid, &[]).unwrap();
         assert_eq!((number(&answer, "objects"), number(&answer, "skipped")), (0, 0), "{answer}");
         assert!(sleeps(pid) > before);
-        // What a drain may have freed is looked at.
+        // A drain may have freed memory, which a tick looks at.
         numbers_with(pid, "tick after the answer", |object| number(object, "ticks") > ticks);
         asleep();
     }
@@ -112,7 +111,7 @@ fn who_cannot_answer_is_said_so_and_nothing_is_left_of_the_request() {
     let complaint = drain(pid, &[]).unwrap_err();
     let expected = format!("process {pid} has not answered in 5 s: it has no thread of neap's (background:off");
     assert!(complaint.contains(&expected), "{complaint}");
-    // The ticket is what it was: the last one that was answered.
+    // The ticket is the last answered one again.
     let file = fs::File::open(format!("/proc/{pid}/fd/{}", pages(pid)[0].0)).unwrap();
     let word = |at| {
         let mut bytes = [0; 4];

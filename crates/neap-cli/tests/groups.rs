@@ -1,8 +1,6 @@
-//! `neap stat --groups` and `neap group` on real processes, whose threads are in groups without
-//! knowing it.
+//! `neap stat --groups` and `neap group` on real processes with threads in groups by name.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
-//! minute.
+//! No test depends on speed: expected states are waited for, up to a minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -57,7 +55,7 @@ fn threads_of_a_name_are_in_a_group_that_holds_what_they_allocated() {
         (used(&free, "alpha") < 1 << 20 && used(&free, "beta") < 1 << 20).then_some(free)
     });
     assert!(group(&free, "alpha").unwrap()["peak"].as_u64() >= Some(8 << 20));
-    // What was stocked is not kept.
+    // Drained stocks are not kept.
     until("stocks that were emptied", || {
         let groups = look(pid)["groups"].take();
         groups.as_array().unwrap().iter().all(|group| group["stocked"] == 0).then_some(())
@@ -88,7 +86,7 @@ fn the_group_of_one_thread_goes_with_it() {
 
 #[test]
 fn a_process_without_groups_says_so_in_a_line() {
-    // Without a thread nobody would answer.
+    // Without a thread there would be no answer.
     let mut program = Program::start("burst", "background:off", &[]);
     program.hear("ready");
     let pid = program.id();

@@ -1,7 +1,7 @@
-//! The options of the library, where users meet them: `neap options`, `neap run`, the guide, and a
-//! program that is strict.
+//! The options of the library in the places where users meet them: `neap options`, `neap run`, the
+//! guide, and a strict program.
 //!
-//! Method: the command is run from where it was built, with the library that the other tests use.
+//! Method: the command is run from its build folder, with the library that the other tests use.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -19,7 +19,7 @@ fn neap() -> Command {
     command
 }
 
-/// `neap run` of a program that says so when it runs.
+/// `neap run` of a program that prints that it runs.
 fn run(options: &str) -> Output {
     let mut command = neap();
     command.args(["run", "--library"]).arg(library()).args(["--neap", options, "--", "sh", "-c", "echo runs"]);

@@ -1,8 +1,8 @@
 //! `neap stat --reconcile` on real programs: redis and Python, under `neap run`.
 //!
-//! Goal: of what is resident in an ordinary program at least 99 % has a source, and where neap has
-//! a count of its own, is in that. Programs that are not installed are left out, which the output
-//! says. Nothing depends on how fast anything is.
+//! Goal: at least 99 % of an ordinary program's resident memory has a source and, where neap has a
+//! counter, is within it. Programs that are not installed are skipped, and the output says so. No
+//! test depends on speed.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -57,7 +57,7 @@ fn bytes(seen: &Value, source: &str) -> u64 {
     of(seen, source)["resident"].as_u64().unwrap()
 }
 
-/// What is seen of a process that answers, and of which at least 99 % is explained.
+/// The object of a process that answers, with at least 99 % explained.
 fn explained(pid: u32) -> Value {
     until("process that answers, and whose memory is explained", || {
         let seen = object("stat", pid, &["--reconcile"]).unwrap();
@@ -100,7 +100,7 @@ fn the_memory_of_redis_is_explained() {
     let full = explained(pid);
     assert!(bytes(&full, "Slabs") > 20 << 20 && bytes(&full, "Program") > 1 << 20, "{full}");
     assert_eq!(of(&full, "Free")["believed"], 0);
-    // The main thread's group has what was stored: charged for what is there.
+    // The main thread's group is charged for the stored objects.
     let objects = &full["in_groups"]["objects"];
     let [charged, there] = ["charged", "is_there"].map(|key| objects[key].as_u64().unwrap());
     assert!(charged > 20 << 20 && charged.abs_diff(there) < 64 << 10, "{objects}");
@@ -132,7 +132,7 @@ fn the_memory_of_a_python_program_is_explained() {
         let mut program = run(&["python3", "-c", SCRIPT], "", &[("PYTHONMALLOC", malloc)]);
         program.hear("ready");
         let seen = explained(program.id());
-        // Python maps memory for small objects itself, unless it is told to ask malloc.
+        // Python maps memory for small objects itself, unless it is set to use malloc.
         assert!(bytes(&seen, source) > 10 << 20 && bytes(&seen, "Runs") > 4 << 20, "{seen}");
         assert!(bytes(&seen, "ThreadStacks") > 0 && bytes(&seen, "Program") > 1 << 20, "{seen}");
         is_shown(program.id(), &["runs of pages in use ", "stacks of other threads "]);

@@ -75,8 +75,7 @@ fn a_cache_is_seen_asked_to_shrink_and_named_when_it_behaves_badly() {
     assert_eq!(shrinker(&gone, "bad one")["gone"].as_bool(), Some(true), "it is still named");
 }
 
-/// A program that knows nothing of neap has neap's own caches, which are there from the first look
-/// on.
+/// A program that knows nothing of neap has neap's own caches from the first request on.
 #[test]
 fn neaps_own_caches_are_seen_and_asked_in_any_program() {
     let mut program = Program::start("burst", "interval:60000", &[]);
@@ -99,8 +98,8 @@ fn neaps_own_caches_are_seen_and_asked_in_any_program() {
     assert!(freed >= 1000 && objects(&now) + freed / 2 < objects(&seen), "{text} {now}");
 }
 
-/// Without threads of neap's its own caches are asked in whatever call of the program's comes by,
-/// and the program's are not, for a reason that is told.
+/// Without threads of neap's, any call of the program scans neap's own caches. The program's caches
+/// are refused, with a reason.
 #[test]
 fn without_a_thread_neaps_own_caches_are_asked_and_a_programs_are_not() {
     let mut program = Program::start_alone("cache", "background:off");

@@ -1,7 +1,6 @@
-//! `neap stat` on real processes: under neap, beside it, forked, shut off, and of another user.
+//! `neap stat` on real processes: under neap, without it, forked, shut off, and of another user.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
-//! minute.
+//! No test depends on speed: expected states are waited for, up to a minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -131,7 +130,7 @@ fn forked_child_has_its_own_page_at_once_and_nothing_of_its_parents() {
     let child: u32 = program.hear("forked").parse().unwrap();
     let parent = program.id();
     let parents = pages(parent);
-    // The child waits, so it is its fork handler that makes the page.
+    // The child waits, so its fork handler makes the page.
     let own = until("page of the child's own", || {
         let own = pages(child);
         (own.len() == 1 && own[0].1 != parents[0].1).then_some(own)
@@ -171,8 +170,8 @@ fn child_of_the_bare_system_call_has_no_page_mapped_and_goes_on() {
 
 #[test]
 fn process_that_uses_neap_late_has_no_page() {
-    // Where a page is made its descriptor is, for a moment, the lowest that another thread may be
-    // given. With options it is used when it is loaded.
+    // While a page is made its descriptor is the lowest free one, which another thread could get.
+    // With options the library is used when it is loaded.
     let mut program = Program::start_alone("late", "");
     program.hear("ready");
     assert!(pages(program.id()).is_empty() && mapped_pages(program.id()).is_empty());
@@ -185,7 +184,7 @@ fn a_program_that_closed_every_descriptor_is_read_by_its_memory() {
     assert!(pages(program.id()).is_empty());
     match numbers(program.id()) {
         Ok(object) => assert_eq!(object["read_by"], "memory"),
-        // Where even one's own processes may not be traced.
+        // On systems where even a user's own processes may not be traced.
         Err(complaint) => assert!(complaint.contains("has closed neap's descriptor"), "{complaint}"),
     }
 }
@@ -216,7 +215,7 @@ fn a_process_without_numbers_is_told_from_one_without_neap() {
     assert!(pages(program.id()).is_empty());
     let complaint = numbers(program.id()).unwrap_err();
     assert!(complaint.contains("runs under neap with NEAP=stat:off"), "{complaint}");
-    // A program with a manager of its own has no library by which it could be told.
+    // A program with a manager of its own has no library that tells why.
     let mut built_in = Program::start_alone("late", "stat:off");
     built_in.hear("ready");
     let complaint = numbers(built_in.id()).unwrap_err();

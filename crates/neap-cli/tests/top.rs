@@ -1,7 +1,6 @@
 //! `neap top` on real processes: as text, as JSON, and in a terminal, with keys and every way out.
 //!
-//! Nothing depends on how fast anything is: what is expected in the end is waited for, up to a
-//! minute.
+//! No test depends on speed: expected states are waited for, up to a minute.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -29,7 +28,7 @@ fn started(role: &str, options: &str) -> Program {
     program
 }
 
-/// Until everything that a screen begins with is there.
+/// Waits until the initial content of a screen is complete.
 fn shown(terminal: &mut Terminal, pid: u32) -> String {
     let title = format!("neap top {pid} (");
     terminal.wait_for("screen", |screen| screen.starts_with(&title) && screen.contains("? help"))
@@ -69,7 +68,7 @@ fn one_screen_as_json_says_what_stat_says() {
     assert_eq!((&summary["ticks_per_s"], &summary["thread"]), (&0.0.into(), &said["mode"]["background"]));
     assert_eq!((top["pid"].as_u64(), &top["version"]), (Some(pid.into()), &said["version"]));
     let page = said["mode"]["page_size"].as_u64().unwrap();
-    // What both say of each row: of the same objects, by other names.
+    // Compares both outputs of each row: the same numbers by other names.
     let compare = |shown: &str, published: &str, names: &[(&str, &str, u64)]| {
         let (shown, published) = (top[shown].as_array().unwrap(), said[published].as_array().unwrap());
         assert_eq!(shown.len(), published.len());
@@ -176,7 +175,7 @@ fn the_chosen_cpu_is_drained() {
     shown(&mut terminal, pid);
     let (hint, answer) = ("Choose a CPU first", " of 1 CPUs went back");
     until("answer", || {
-        // There is no row to choose at a moment when no CPU caches anything.
+        // There is no row to select while no CPU caches anything.
         terminal.press("\x1b[BD");
         terminal
             .wait_for("word", |screen| screen.contains(hint) || screen.contains(answer))
@@ -185,7 +184,7 @@ fn the_chosen_cpu_is_drained() {
     });
 }
 
-/// The row of a group in what `neap top --json` says.
+/// The row of a group in the output of `neap top --json`.
 fn row<'v>(object: &'v Value, path: &str) -> Option<&'v Value> {
     object["groups"].as_array()?.iter().find(|row| row["path"] == path)
 }
@@ -245,7 +244,7 @@ fn a_process_that_is_stopped_keeps_its_last_groups_with_their_age() {
     let screen = terminal.wait_for("age", |screen| screen.contains("-- Groups, ") && screen.contains(" s old"));
     assert!(screen.contains("\nalpha "), "{screen}");
     terminal.wait_for("reason", |screen| screen.lines().last().unwrap().contains("has not answered"));
-    // SAFETY: as above.
+    // SAFETY: a signal to a child of this process that was not awaited yet.
     unsafe { libc::kill(pid as i32, libc::SIGCONT) };
     terminal.wait_for("new groups", |screen| screen.contains("-- Groups --"));
 }

@@ -1,9 +1,8 @@
-//! `neap run --trace` on real programs: what is recorded of them, of whom nothing is, and that it
-//! can be replayed.
+//! `neap run --trace` on real programs: what is recorded, which processes are not recorded, and
+//! replay.
 //!
-//! Method: this executable runs itself in a role, by way of the installed command, and allocates
-//! runs of pages of lengths that nothing else has. What the file says of these lengths is compared
-//! with what the role did.
+//! Method: this executable runs itself in a role, by the installed command, and allocates runs of
+//! unique lengths. The events of these lengths in the file are compared with the role's actions.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -18,14 +17,14 @@ use std::process::{Command, Output};
 use neap_sim::trace::Trace;
 use running::{ROLE, library};
 
-/// Lengths in bytes, and how many pages they are; for children of fork, of the bare system call,
-/// and of exec as well.
+/// Lengths in bytes, and in pages; for children of fork, of the bare system call, and of exec as
+/// well.
 const OWN: (usize, u32) = (1_234_567, 302);
 const FORKED: (usize, u32) = (2_000_003, 489);
 const UNTOLD: (usize, u32) = (3_000_001, 733);
 const SECOND: (usize, u32) = (4_000_037, 977);
 
-/// The command and the library where it looks for it, in a folder that is removed at the end.
+/// The command with the library beside it, in a folder that is removed at the end.
 struct Installed(PathBuf);
 
 impl Installed {
@@ -72,7 +71,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// How many runs of a length were handed out, and came back.
+/// Number of runs of a length that were handed out, and that came back.
 fn runs(trace: &Trace, (_, pages): (usize, u32)) -> (usize, usize) {
     let count = |free| trace.events.iter().filter(|event| event.pages == pages && event.free == free).count();
     (count(false), count(true))
@@ -82,8 +81,7 @@ fn allocate((bytes, _): (usize, u32), count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|_| core::hint::black_box(Vec::with_capacity(bytes))).collect()
 }
 
-/// Waits for a child that was made by a fork; in the child itself, does what it is to do and ends
-/// it.
+/// Waits for a forked child; in the child itself, allocates its run and ends it.
 fn child(pid: libc::pid_t, kind: (usize, u32)) {
     if pid == 0 {
         drop(allocate(kind, 20));
@@ -96,7 +94,7 @@ fn child(pid: libc::pid_t, kind: (usize, u32)) {
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
 }
 
-/// What a recorded program does. Run by the tests below; by itself it does nothing.
+/// The roles of recorded programs. Run by the tests below; by itself it does nothing.
 #[test]
 #[ignore = "a role that the other tests start"]
 fn program_to_record() {
@@ -106,7 +104,8 @@ fn program_to_record() {
             // SAFETY: the child allocates under the allocator that is tested for this, and uses no
             // lock of std.
             child(unsafe { libc::fork() }, FORKED);
-            // SAFETY: likewise; nobody is told of this child.
+            // SAFETY: the child allocates under the tested allocator, and uses no lock of std. No
+            // fork handler runs.
             child(unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t, UNTOLD);
             let other = Command::new("sh").args(["-c", "exit 3"]).output().unwrap();
             assert_eq!((other.status.code(), text(&other.stderr)), (Some(3), String::new()));
@@ -175,7 +174,7 @@ fn a_file_that_is_full_says_so_and_the_program_goes_on() {
     assert!(output.status.success() && text(&output.stdout).contains("to the end"), "{}", text(&output.stderr));
     let trace = neap.trace();
     assert!(trace.cut_off);
-    // A thread that is ended between taking a place and writing to it leaves it empty.
+    // A thread that is killed between taking a place and writing to it leaves it empty.
     let places = ((64 << 20) - 64) / 16;
     assert!((places - 16..=places).contains(&trace.events.len()), "{} of {places}", trace.events.len());
 }
@@ -188,8 +187,8 @@ fn program_whose_recording_is_cut_short_goes_on() {
     assert_eq!(text(&output.stderr), "neap: the recording ends: its file was cut short\n");
 }
 
-/// A file that another user put where the recording is to be, with what makes a process take it for
-/// its own.
+/// A file that another user put at the place of the recording, with contents that a process takes
+/// for its own.
 #[test]
 fn planted_file_is_not_recorded_into() {
     let neap = Installed::new("planted");
@@ -245,8 +244,8 @@ fn a_file_that_cannot_be_recorded_into_is_named_and_stays_as_it_is() {
     let option = format!("trace:{}", neap.0.join("a.trace").display());
     assert!(neap.neap().args(["run", "--neap", &option, "--", "sh", "-c", ":"]).output().unwrap().stderr.is_empty());
     assert!(!neap.trace().events.is_empty());
-    // A program that is not dynamically linked, or one that never allocates, leaves what was there
-    // before it began.
+    // A program that is not dynamically linked, or one that never allocates, leaves the earlier
+    // contents.
     fs::write(neap.0.join("a.trace"), neap::trace::claim(1)).unwrap();
     let replayed = neap.replay();
     assert!(!replayed.status.success() && replayed.stdout.is_empty());

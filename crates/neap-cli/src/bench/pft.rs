@@ -1,9 +1,10 @@
-//! `neap bench pft`: what the lock of a page list costs where every page is touched for the first
+//! `neap bench pft`: cost of the lock of a page list, where every page is touched for the first
 //! time.
 //!
-//! Figures: `lock_cost_ratio` (time with the lock over time of the same code without it, one thread
-//! on each CPU) and `bypasses_per_million` (blocks that went around a list because somebody held
-//! it, the worst median of one thread on each CPU and of four for each that the scheduler moves and
+//! Figures: `lock_cost_ratio` (time with the lock over time of the code without it, one thread on
+//! each CPU) and `bypasses_per_million` (blocks that bypassed a list because another thread held
+//! it; the worse median of one thread on each CPU, and of four for each CPU that the scheduler
+//! moves and preempts). Pages are 4 KiB and each costs a fault, as in pft.
 //! preempts). Pages are 4 KiB and each costs a fault, as in pft.
 
 use std::process::ExitCode;

@@ -1,9 +1,9 @@
-//! `neap bench start`: what preloading costs a program that does nothing.
+//! `neap bench start`: cost of preloading for a program that does nothing.
 //!
-//! Figures: `start_ratio`, neap to no preload at all, and `start_ratio_cpu`, the same of processor
-//! time. Starts and awaits `/bin/true` a thousand times, one after the other, by posix_spawn with
-//! an environment that holds nothing but the variant's variables. Peers are only shown, so they
-//! take part in the first rounds alone.
+//! Figures: `start_ratio`, neap to no preload at all, and `start_ratio_cpu`, of processor time.
+//! Starts and awaits `/bin/true` a thousand times, one after the other, by posix_spawn with an
+//! environment of only the variant's variables. Peers are only shown, so they take part in the
+//! first rounds only.
 
 use std::ffi::{CString, OsString};
 use std::io;

@@ -1,21 +1,20 @@
-//! Memory that the machine has at hand before a run.
+//! Makes memory available to the machine before a run.
 //!
-//! Sits between a session and the system. A virtual machine's host takes memory back that has been
-//! free for a while, and gives it anew at ten times the price of clearing it, to whichever program
-//! asks first. So before each run as much as any variant uses is touched, as huge pages, and given
-//! back: no run pays for what the one before it left. Best effort; where it does not work, nothing
-//! but the noise is different.
+//! The host of a virtual machine takes back memory that has been free for a while, and gives it
+//! again at ten times the cost of clearing it. So before each run as much memory as any variant
+//! uses is touched, as huge pages, and freed: no run pays for the memory of the one before. Best
+//! effort; without it only the noise is larger.
 
 use std::ptr;
 
-/// Touches `bytes` of fresh memory and gives them back.
+/// Touches `bytes` of fresh memory and frees them.
 pub(super) fn touch(bytes: usize) {
     if bytes == 0 {
         return;
     }
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping wherever the kernel likes, which nobody else knows and which is gone at
-    // the end.
+    // SAFETY: a new mapping at a place of the kernel's choice, which no other code knows, and which
+    // is unmapped at the end.
     unsafe {
         let base = libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
         if base != libc::MAP_FAILED {

@@ -1,9 +1,6 @@
-//! Chunks of per-CPU data as one page: tables, and a strip for each chunk's map as inline SVG.
-//! Nothing is loaded from anywhere, and nothing runs in it; it follows the reader's choice of light
-//! or dark.
-//!
-//! Sits between what was read and a file. The one string that is not the project's own, the
-//! process's name, is escaped.
+//! Chunks of per-CPU data as one HTML page: tables, and a strip for each chunk's map as inline SVG.
+//! It loads nothing and has no scripts; it follows the reader's choice of light or dark. The
+//! process's name, the only foreign string, is escaped.
 
 use core::fmt::{self, Write};
 
@@ -31,8 +28,7 @@ const STYLE: &str = "\
     td,th{padding:.18em .6em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
     td:first-child,th:first-child{padding-left:0}td:nth-child(2),th:nth-child(2){width:50%;text-align:left}";
 
-/// Characters that mean something in HTML, and those that a terminal or a reader would take for
-/// something else.
+/// Escapes characters with a meaning in HTML, and those that a terminal or a reader would misread.
 fn escaped(text: &str) -> String {
     let safe = text.escape_debug().to_string();
     safe.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
@@ -123,7 +119,7 @@ fn write_list(page: &mut String, of: &Instance, chunks: &[Chunk]) -> fmt::Result
     write!(page, "</table>")
 }
 
-/// Runs of pages one after the other, of so many in all; what is missing is the ground.
+/// Writes runs of pages side by side, of `pages` in all; missing pages show the background.
 fn strip(page: &mut String, class: &str, pages: usize, runs: impl Iterator<Item = (Page, usize)>) -> fmt::Result {
     write!(page, "<svg class={class} viewBox='0 0 {} 1' preserveAspectRatio=none ", pages.max(1))?;
     write!(page, "shape-rendering=crispEdges>")?;
@@ -158,7 +154,7 @@ mod tests {
             let runs = |chunk: &Chunk| chunk.map.chunk_by(|a, b| a == b).filter(|run| run[0] == wanted).count();
             seen.chunks.iter().map(runs).sum::<usize>()
         };
-        // One more in the strip of all.
+        // One more in the strip of all chunks.
         assert_eq!(page.matches("<rect class=u").count(), rects(Page::Used) + 1);
         assert_eq!(page.matches("<rect class=e").count(), rects(Page::Empty) + 1);
         assert!(page.contains("a&lt;b&gt;&amp;\\u{7}") && page.contains("<h2>Sidelined: "), "{page}");

@@ -1,10 +1,9 @@
 //! `neap stat PID --percpu`: the chunks of a process's per-CPU data, each with its list, its
 //! numbers and its map.
 //!
-//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and
-//! the reader: as tables and a picture (`text`), as a page (`html`), as one JSON object. What a
-//! report says may be anything: it is checked for sizes that make sense, and is numbers. The format
-//! is described in the crate `neap`, `chunk_report`.
+//! The reports come from the process's [desk](crate::desk); their format is described in the crate
+//! `neap`, `chunk_report`. They are untrusted: sizes are checked, and all else is numbers. The
+//! result is shown as tables and a picture (`text`), as a page (`html`), or as one JSON object.
 
 mod html;
 mod text;
@@ -23,20 +22,20 @@ use crate::report::rounded;
 
 /// More chunks than any process has address space for.
 const MOST_CHUNKS: usize = 1 << 20;
-/// More pages of a chunk, or grains, than there can be.
+/// More pages of a chunk, or grains, than possible.
 const MOST: u64 = 1 << 24;
 
 /// A page of a chunk, in all groups alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Page {
-    /// No memory stands behind it.
+    /// It has no memory.
     Missing,
-    /// Memory does, and nothing is in it.
+    /// It has memory without data.
     Empty,
     Used,
 }
 
-/// What an instance says of all its chunks.
+/// An instance's numbers of all its chunks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Instance {
     cpu_major: bool,
@@ -106,7 +105,7 @@ impl Chunk {
         }
     }
 
-    /// The map as counts, each before the letter of what there are so many of: `3u1e28-`.
+    /// The map as counts, each before the letter of its kind: `3u1e28-`.
     fn runs(&self) -> String {
         let letter = |page: Page| match page {
             Page::Missing => '-',
@@ -117,7 +116,7 @@ impl Chunk {
     }
 }
 
-/// All of it.
+/// An instance with its chunks.
 #[derive(Clone, Debug)]
 struct Seen {
     instance: Instance,
@@ -125,10 +124,11 @@ struct Seen {
 }
 
 impl Seen {
-    /// Asks until every chunk was told of; `None` if there is no per-CPU data.
+    /// Requests reports of all chunks; `None` if there is no per-CPU data.
     fn ask(process: &Process, page: &Published) -> Result<Option<Seen>> {
         let numbers: Value = serde_json::from_slice(&page.text).unwrap_or_default();
-        // It says so from the first use on. Who has none may have no thread that would answer.
+        // The numbers have it from the first use on. A process without it may have no thread that
+        // answers.
         if numbers["per_cpu"].is_null() {
             return Ok(None);
         }
@@ -142,8 +142,8 @@ impl Seen {
         Ok(last.map(|instance| Seen { instance, chunks }))
     }
 
-    /// Reads a report: what it says of the instance, and the chunk to ask for next. Its chunks come
-    /// behind those there are.
+    /// Reads a report: the instance's numbers, and the next chunk to request. Appends its chunks to
+    /// `chunks`.
     fn read(words: &[u64], chunks: &mut Vec<Chunk>) -> Result<Option<(Instance, Option<u32>)>> {
         ensure!(words.len() >= HEAD, "it has {} words", words.len());
         if words[0] == 0 {
@@ -184,8 +184,8 @@ impl Seen {
         Ok(Some((instance, u32::try_from(next).ok())))
     }
 
-    /// As the kernel lists them: by slots, then those that are set aside, wholly free, and on their
-    /// way out.
+    /// Sorts chunks as the kernel lists them: by slots, then sidelined, wholly free, and to be
+    /// depopulated.
     fn sort(&mut self) {
         self.chunks.sort_by_key(|chunk| (chunk.list, chunk.number));
     }
@@ -225,7 +225,7 @@ fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> Chunk {
             let pages =
                 grain * instance.stripe / instance.page..((grain + 1) * instance.stripe).div_ceil(instance.page);
             for page in pages {
-                // A page that is being populated for a row is not there yet.
+                // A page that is being populated for a row does not count yet.
                 let page = &mut map[page as usize];
                 if *page == Page::Empty {
                     *page = Page::Used;
@@ -296,7 +296,7 @@ mod tests {
         let mut free = |goes: &dyn Fn(usize) -> bool| {
             handles.retain(|&(at, handle)| {
                 if goes(at) {
-                    // SAFETY: nobody uses it.
+                    // SAFETY: no thread uses the allocation.
                     unsafe { data.free(handle) }.unwrap();
                 }
                 !goes(at)
@@ -357,7 +357,7 @@ mod tests {
             assert!(Seen::read(&bad, &mut Vec::new()).is_err(), "word {at} is {word}");
         }
         assert!(Seen::read(&good[..HEAD - 1], &mut Vec::new()).is_err());
-        // Numbers that say nothing of sizes are shown as they are.
+        // Numbers that are no sizes are shown unchanged.
         let mut odd = good.clone();
         for at in (3..7).chain(12..HEAD).chain(HEAD..HEAD + CHUNK) {
             odd[at] = u64::MAX;

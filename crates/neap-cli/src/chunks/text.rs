@@ -1,8 +1,8 @@
 //! Chunks of per-CPU data as a table and as a picture, in a terminal.
 //!
-//! Sits between what was read and standard output. A line for each chunk, of at most as many cells
-//! as fit, each for one page or for as many as it takes. In block characters where the locale has
-//! them, in colours where standard output is a terminal that nobody wants without (`NO_COLOR`).
+//! A line for each chunk, of at most as many cells as fit, each for one page or for several. In
+//! block characters if the locale has them; in colours if standard output is a terminal and
+//! `NO_COLOR` is not set.
 
 use core::fmt::Write;
 use std::io::IsTerminal;
@@ -14,7 +14,7 @@ use crate::report::{number, table};
 /// Cells of a line, at most.
 const CELLS: usize = 64;
 
-/// How pictures look.
+/// The style of pictures.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     blocks: bool,
@@ -25,7 +25,7 @@ impl Look {
     #[cfg(test)]
     pub(super) const PLAIN: Look = Look { blocks: false, colours: false };
 
-    /// What suits standard output.
+    /// The style that suits standard output.
     pub(super) fn here() -> Look {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_uppercase();
@@ -37,7 +37,7 @@ impl Look {
     }
 }
 
-/// What is in the pages of a cell.
+/// The pages of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cell {
     Used,
@@ -68,7 +68,7 @@ impl Cell {
         if look.blocks { block } else { plain }
     }
 
-    /// Blue, yellow and grey: told from each other by everybody.
+    /// Blue, yellow and grey: distinct for colour-blind readers, too.
     fn colour(self) -> &'static str {
         match self {
             Cell::Used | Cell::Partly => "\x1b[34m",
@@ -88,7 +88,7 @@ fn picture(map: &[Page], each: usize, look: &Look) -> String {
     cells.chunk_by(|a, b| a == b).map(run).collect()
 }
 
-/// All there is to say.
+/// The whole report.
 pub(super) fn report(process: &Process, seen: &Seen, look: &Look) -> String {
     let of = &seen.instance;
     let mut text = format!(

@@ -1,8 +1,8 @@
-//! `neap group PID PATH max=64m`: changes what bounds a group of a running process.
+//! `neap group PID PATH max=64m`: sets a bound of a group of a running process, by the process's
+//! [desk](crate::desk).
 //!
-//! Sits between the command line and a process's [desk](crate::desk). The group is looked for by
-//! its path, and named to the process by its id, so that another group that gets the same path
-//! meanwhile keeps its bounds.
+//! The group is found by its path, and named to the process by its id. So another group that gets
+//! the path meanwhile keeps its bounds.
 
 use std::process::ExitCode;
 
@@ -48,7 +48,7 @@ fn bound(text: &str) -> Result<(Bound, u64), String> {
     Ok((bound, bytes_of(bound, bytes)?))
 }
 
-/// What is written for a bound, in bytes.
+/// Parses the value of a bound, in bytes.
 pub(crate) fn bytes_of(bound: Bound, text: &str) -> Result<u64, String> {
     if text == "none" { Ok(bound.default()) } else { size(text) }
 }
@@ -67,7 +67,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     bail!("process {} has no group \"{}\"", process.pid, options.path.escape_debug())
 }
 
-/// Asks for one bound to be changed; answers what it is now and was before.
+/// Requests a change of one bound. Returns the new and the previous value in words.
 pub(crate) fn change(desk: &Desk<'_>, group: &Group, bound: Bound, bytes: u64) -> Result<String> {
     let request =
         Request { what: BOUND, from: bound as u32, until: Some(bytes), group: group.id, ..Request::default() };

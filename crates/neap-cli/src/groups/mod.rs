@@ -1,10 +1,9 @@
-//! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which changes a
-//! bound, and what `neap top` asks.
+//! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which sets a bound,
+//! and the reports for `neap top`.
 //!
-//! Sits between a process's [desk](crate::desk), whose reports it asks for one after the other, and
-//! the reader: as a tree (`tree`), as one JSON object. What a report says may be anything: it is
-//! checked for sizes that make sense, and is text and numbers. The format is described in the crate
-//! `neap`, `group_report`.
+//! The reports come from the process's [desk](crate::desk); their format is described in the crate
+//! `neap`, `group_report`. They are untrusted: sizes are checked, and all else is text and numbers.
+//! The result is shown as a tree (`tree`), or as one JSON object.
 
 mod bound;
 mod tree;
@@ -26,7 +25,7 @@ pub(crate) use bound::{Options as BoundOptions, bytes_of, change};
 /// More groups than a process has ids for.
 const MOST_GROUPS: usize = 1 << 21;
 
-/// What a report says of a group.
+/// A group in a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Group {
     pub(crate) id: u64,
@@ -40,22 +39,22 @@ pub(crate) struct Group {
     /// Bytes of its own, by kind.
     pub(crate) kinds: [u64; Kind::ALL.len()],
     pub(crate) events: [u64; Event::ALL.len()],
-    /// Bytes of its own that nobody uses: stocked, or kept by caches.
+    /// Bytes of its own that are not in use: stocked, or kept by caches.
     pub(crate) stocked: u64,
-    /// Bytes that it and those below it use: what is charged without what is so.
+    /// Bytes that it and those below it use: charged bytes without unused ones.
     pub(crate) used: u64,
 }
 
-/// What is booked under the id of a group that is gone.
+/// Bytes booked under the id of a group that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gone {
     pub(crate) id: u64,
-    /// The group that has inherited it.
+    /// The group that has inherited them.
     pub(crate) heir: u64,
     pub(crate) bytes: u64,
 }
 
-/// All of it.
+/// All groups of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) groups: Vec<Group>,
@@ -63,12 +62,12 @@ pub(crate) struct Seen {
     pub(crate) dying: u64,
     /// Ids in use.
     pub(crate) ids: u64,
-    /// Bytes that all this takes, besides per-CPU data.
+    /// Bytes of memory of the groups, besides per-CPU data.
     pub(crate) metadata: u64,
     pub(crate) fences: u64,
 }
 
-/// What one report adds, and the slot to ask for next.
+/// Adds one report. Returns the next slot to request.
 fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
     ensure!(words.len() >= HEAD, "it has {} words", words.len());
     if words[0] == 0 {
@@ -120,18 +119,19 @@ fn read_group(words: &[u64]) -> Group {
 }
 
 impl Seen {
-    /// Asks until every group was told of; `None` if there are none, or were none when the process
-    /// last published.
+    /// Requests reports of all groups; `None` if there are none, or were none when the process last
+    /// published.
     pub(crate) fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
         let numbers: Value = serde_json::from_slice(&page.text).unwrap_or_default();
-        // It says so from the first use on. Who has none may have no thread that would answer.
+        // The numbers have it from the first use on. A process without groups may have no thread
+        // that answers.
         if numbers["groups"].is_null() {
             return Ok(None);
         }
         Seen::at(&Desk::of(process, page)?)
     }
 
-    /// The same of a process that is known to have some.
+    /// Requests reports of all groups of a process that has some.
     pub(crate) fn at(desk: &Desk<'_>) -> Result<Option<Seen>> {
         let mut seen = Seen::default();
         let is_there = desk.reports(GROUPS, |words| {
@@ -143,7 +143,7 @@ impl Seen {
         Ok(is_there.then_some(seen))
     }
 
-    /// Of all pages that a process has published, the first that says something of groups.
+    /// Returns the groups of the first page with any, of all pages that a process has published.
     pub(crate) fn of(process: &Process) -> Result<Option<Seen>> {
         for page in process.pages()? {
             if let Some(seen) = Seen::ask(process, &page)? {
@@ -159,7 +159,7 @@ impl Seen {
         self.groups.iter().for_each(|group| children.entry(group.parent).or_default().push(group));
         children.values_mut().for_each(|children| children.sort_by(|one, other| one.name.cmp(&other.name)));
         let mut sorted = Vec::new();
-        // From the root down. What says that it is its own ancestor is left out.
+        // From the root down. A group that claims to be its own ancestor is left out.
         let mut open: Vec<(String, usize, &Group)> =
             children.remove(&0).into_iter().flatten().map(|root| (String::new(), 0, root)).collect();
         while let Some((path, depth, group)) = open.pop() {
@@ -176,11 +176,11 @@ impl Seen {
         self.sorted().into_iter().find(|(each, ..)| each == path).map(|(.., group)| group)
     }
 
-    /// Works out what each group and those below it use, once all is known.
+    /// Computes the usage of each group with those below it, once all are known.
     fn settle(&mut self) {
         let order: Vec<(u64, u64)> = self.sorted().iter().map(|(.., group)| (group.id, group.parent)).collect();
         let mut stocked: BTreeMap<u64, u64> = self.groups.iter().map(|group| (group.id, group.stocked)).collect();
-        // Children come behind their parents.
+        // Children come after their parents.
         for (id, parent) in order.into_iter().rev() {
             let own = stocked.get(&id).copied().unwrap_or_default();
             *stocked.entry(parent).or_default() += own;
@@ -214,12 +214,12 @@ impl Seen {
     }
 }
 
-/// A bound, or nothing where there is none.
+/// A bound, or null if there is none.
 fn bound_json(bound: Bound, bytes: u64) -> Value {
     if bytes == UNLIMITED && matches!(bound, Bound::Max | Bound::High) { Value::Null } else { bytes.into() }
 }
 
-/// Shows a process's groups, and what is left of deleted ones if that is wanted.
+/// Shows a process's groups; with `dead`, also the remains of deleted ones.
 pub(crate) fn show(process: &Process, json: bool, dead: bool) -> Result<ExitCode> {
     let seen = Seen::of(process)?;
     if json {

@@ -1,7 +1,4 @@
-//! Groups as people read them: a tree with bars.
-//!
-//! Sits between what a process said and the terminal. Nothing is asked here; names were made
-//! harmless where they were read.
+//! Groups for people: a tree with bars. Names were escaped where they were read.
 
 use core::fmt::Write;
 
@@ -14,7 +11,7 @@ use crate::report::human;
 /// Cells of a bar.
 const BAR: u64 = 20;
 
-/// A tree of a process's groups; with `dead`, what is left of deleted ones, too.
+/// Returns a tree of a process's groups; with `dead`, also the remains of deleted ones.
 pub(super) fn report(process: &Process, seen: &Seen, dead: bool) -> String {
     let sorted = seen.sorted();
     let mut text = String::new();
@@ -76,7 +73,7 @@ fn bar(part: u64, of: u64, mark: char) -> String {
     format!("{bar} {percent:>3} %")
 }
 
-/// Bounds besides the `max`, and what happened.
+/// Bounds besides the `max`, and events.
 fn remarks(group: &Group) -> String {
     let mut text = String::new();
     for bound in [Bound::High, Bound::Low, Bound::Min] {

@@ -1,9 +1,8 @@
-//! What `neap top` asks of a process: a report of its groups for each reading, and what the user
-//! wants done.
+//! Requests of `neap top` to a process: a report of its groups for each reading, and the user's
+//! commands.
 //!
-//! Sits between the screen and the process's desk. An answer may take seconds, so a thread waits
-//! for it, and asks for one thing after the other; the screen goes on. Of each kind, reports and
-//! the user's requests, one at most is under way.
+//! An answer may take seconds, so a thread waits for it, and makes one request after the other; the
+//! screen goes on. Of each kind, reports and commands, at most one is under way.
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
@@ -18,30 +17,30 @@ use crate::groups::{self, Seen};
 use crate::published::{Process, monotonic};
 use neap::groups::UNLIMITED;
 
-/// What is asked for.
+/// A request.
 pub(super) enum Wanted {
     Groups,
-    /// That a CPU's caches go to the free pages, or all.
+    /// Drain the caches of a CPU, or of all.
     Drain(Option<u32>),
     Change(Change),
 }
 
 enum Answer {
     Groups(Result<Option<Seen>>),
-    /// What came of a request, in words.
+    /// The result of a command, in words.
     Done(Result<String>),
 }
 
-/// The thread that asks, as the screen sees it.
+/// The requesting thread, as seen by the screen.
 pub(super) struct Asking {
     wanted: Sender<Wanted>,
     answers: Receiver<Answer>,
-    /// Under way: a report, and a request.
+    /// Requests under way: a report, and a command.
     report: bool,
     request: bool,
 }
 
-/// Asks for the groups of the process of a reading; `None` if there are none.
+/// Requests the groups of a process; `None` if there are none.
 pub(super) fn groups(pid: i32) -> Result<Option<Seen>> {
     let process = Process::look(pid)?;
     Seen::ask(&process, &process.page()?)
@@ -72,7 +71,7 @@ impl Wanted {
 }
 
 impl Asking {
-    /// Starts the thread; it ends with this, or after the answer that it waits for.
+    /// Starts the thread. It ends with this value, or after the answer that it waits for.
     pub(super) fn start(pid: i32) -> Asking {
         let (wanted, requests) = channel();
         let (sender, answers) = channel();
@@ -92,26 +91,26 @@ impl Asking {
         Asking { wanted, answers, report: false, request: false }
     }
 
-    /// Asks for the groups of a new reading, if it has any and the last report is there.
+    /// Requests the groups for a new reading, if it has any and the last report has come.
     pub(super) fn follow(&mut self, reading: &Reading) {
         if reading.numbers.groups.is_some() && !self.report {
             self.report = self.wanted.send(Wanted::Groups).is_ok();
         }
     }
 
-    /// Asks for what the user wants, unless something was asked for already.
+    /// Makes a request of the user, unless one is under way.
     pub(super) fn ask(&mut self, wanted: Wanted, state: &mut State) {
         if self.request {
             state.message = Some("The process has not answered the last request yet.".to_string());
             return;
         }
         state.log.add(&time_of_day(), "asked", wanted.words());
-        // Where the thread has gone, so has its end of the answers.
+        // If the thread has ended, so has its end of the answers.
         let _ = self.wanted.send(wanted);
         self.request = true;
     }
 
-    /// Takes an answer, if there is one; says whether.
+    /// Takes an answer, if there is one; returns whether.
     pub(super) fn hear(&mut self, state: &mut State) -> bool {
         let answer = match self.answers.try_recv() {
             Ok(answer) => answer,

@@ -1,26 +1,27 @@
-//! What happened between two readings of a process, as sentences with the time.
+//! Events between two readings of a process, as sentences with the time, for the pane of events:
+//! the last one first.
 //!
-//! Sits between the counters of two readings and the pane of events, which shows the last of them
-//! first. What the user asked for stands among them. Nothing is kept longer than [`MOST`] events.
+//! They come from the counters of the readings and from the user's commands. At most [`MOST`]
+//! events are kept.
 
 use super::listing::size;
 use super::reading::Pair;
 use crate::numbers::Numbers;
 
-/// Events that are remembered.
+/// Most events that are kept.
 const MOST: usize = 500;
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Event {
-    /// Counts up.
+    /// Serial number.
     pub(super) number: u64,
     pub(super) clock: String,
     pub(super) kind: &'static str,
     pub(super) what: String,
 }
 
-/// What happened so far.
+/// The events so far.
 #[derive(Default)]
 pub(super) struct Log {
     /// The last one first.
@@ -39,7 +40,7 @@ impl Log {
         self.events.truncate(MOST);
     }
 
-    /// Adds what happened between two readings.
+    /// Adds the events between two readings.
     pub(super) fn follow(&mut self, pair: Pair<'_>) {
         for (kind, what) in between(pair) {
             self.add(&pair.current.clock, kind, what);

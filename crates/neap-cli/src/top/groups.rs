@@ -1,9 +1,7 @@
-//! The pane of memory groups: a tree that can be folded, or a list by whatever the user sorts it
-//! by.
+//! The pane of memory groups: a tree that can be folded, or a list sorted by a column.
 //!
-//! Sits between the reports of groups that the process was asked for ([`asking`](super::asking))
-//! and the pane's rows. A report that did not come leaves the last one, with its age. Nothing is
-//! asked here, and names were made harmless where they were read.
+//! Its rows come from reports of groups ([`asking`](super::asking)). If a report fails the last one
+//! stays, with its age. Names were escaped where they were read.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,23 +12,23 @@ use neap::groups::{Bound, Event, UNLIMITED};
 use super::listing::{Cell, Listing};
 use crate::groups::{Group, Seen};
 
-/// Reports older than this and the time between two readings say so.
+/// Age beyond the interval of readings from which on a report's age is shown.
 const OLD: Duration = Duration::from_secs(1);
 
-/// What is known of a process's groups.
+/// The known groups of a process.
 #[derive(Default)]
 pub(super) struct Known {
     previous: Option<Seen>,
     current: Option<Seen>,
-    /// When the last report came, by the clock of readings.
+    /// Time of the last report, by the clock of readings.
     at: u64,
-    /// Why none came after it.
+    /// The reason why no later one came.
     pub(super) failed: Option<String>,
     /// Ids of groups whose children are not shown.
     folded: BTreeSet<u64>,
 }
 
-/// A group where it is shown.
+/// A group in the pane.
 struct Row<'a> {
     path: String,
     depth: usize,
@@ -40,7 +38,8 @@ struct Row<'a> {
 }
 
 impl Known {
-    /// Takes what came of asking, at a moment; answers what went wrong where nothing had before.
+    /// Takes the result of a request, at a moment. Returns the error if the request before did not
+    /// fail.
     pub(super) fn follow(&mut self, asked: Result<Option<Seen>>, at: u64) -> Option<&str> {
         match asked {
             Ok(Some(seen)) => {
@@ -57,18 +56,18 @@ impl Known {
         None
     }
 
-    /// How old the last report is at a moment; `None` if none came yet.
+    /// Age of the last report at a moment; `None` if none came yet.
     pub(super) fn age(&self, now: u64) -> Option<Duration> {
         self.current.as_ref().map(|_| Duration::from_nanos(now.saturating_sub(self.at)))
     }
 
-    /// The path of a group as people read it.
+    /// The path of a group for people.
     pub(super) fn path(&self, id: u64) -> Option<String> {
         let sorted = self.current.as_ref()?.sorted();
         sorted.into_iter().find(|(.., group)| group.id == id).map(|(path, ..)| readable(&path))
     }
 
-    /// Shows the children of a group, or no longer.
+    /// Shows or hides the children of a group.
     pub(super) fn fold(&mut self, id: u64) {
         let has_children = self.current.as_ref().is_some_and(|seen| seen.groups.iter().any(|it| it.parent == id));
         if !self.folded.remove(&id) && has_children {
@@ -76,7 +75,7 @@ impl Known {
         }
     }
 
-    /// In the order of the tree, without what is folded.
+    /// Rows in the order of the tree, without folded groups.
     fn rows(&self) -> Vec<Row<'_>> {
         let mut rows: Vec<Row<'_>> = Vec::new();
         for (path, depth, group) in self.current.iter().flat_map(Seen::sorted) {
@@ -88,7 +87,7 @@ impl Known {
         rows
     }
 
-    /// The pane at a moment, where readings are so far apart. Paths are written out where the rows
+    /// Returns the pane at a moment, for an interval of readings. Paths are written out if the rows
     /// are not in the order of the tree.
     pub(super) fn listing(&self, now: u64, interval: Duration, is_tree: bool) -> Listing {
         let title = match self.age(now) {

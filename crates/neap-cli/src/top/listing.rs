@@ -1,7 +1,6 @@
 //! A pane's rows: named columns of cells that can be sorted, written as text and as JSON.
 //!
-//! Sits between the panes, which say what a row is, and the screen. It knows nothing of neap: a
-//! pane is a list of things and what to show of each.
+//! It is independent of neap: a pane is a list of items and the cells of each.
 
 use core::cmp::Ordering;
 
@@ -9,19 +8,19 @@ use serde_json::{Map, Value, json};
 
 use crate::report::{number, rounded};
 
-/// What stands in a cell.
+/// The content of a cell.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cell {
     Text(String),
-    /// What stands in a tree: its name in its place, and its path.
+    /// A node of a tree: its indented name, and its path.
     Path(String, String),
     Number(u64),
     Bytes(u64),
-    /// Bytes more or less than before.
+    /// A difference of bytes.
     Change(i64),
-    /// Bytes that there may be; nothing where there may be any.
+    /// A limit in bytes; `None` if there is none.
     Limit(Option<u64>),
-    /// In a second; nothing where no time has passed.
+    /// A rate per second; `None` if no time has passed.
     Rate(Option<f64>),
     /// Bytes in a second.
     Flow(Option<f64>),
@@ -53,7 +52,7 @@ impl Cell {
         }
     }
 
-    /// Text as a dictionary has it, numbers with the largest first.
+    /// Text in alphabetical order, numbers with the largest first.
     fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
             (Cell::Text(a), Cell::Text(b)) | (Cell::Path(_, a), Cell::Path(_, b)) => a.cmp(b),
@@ -73,7 +72,7 @@ pub(super) fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     let mut unit = None;
     for next in ["K", "M", "G", "T", "P", "E"] {
-        // What would be written as 1024.0 is one of the next.
+        // A value that would be written as 1024.0 gets the next unit.
         if value < 1023.95 {
             break;
         }
@@ -86,34 +85,34 @@ pub(super) fn size(bytes: u64) -> String {
 /// How rows are ordered.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Order {
-    /// A column; as the pane has them where there is none.
+    /// The column; `None` for the pane's own order.
     pub(super) column: Option<usize>,
     pub(super) reversed: bool,
 }
 
-/// Rows, and what they are rows of.
+/// Rows with their title and columns.
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
     pub(super) title: String,
     heads: Vec<&'static str>,
     names: Vec<&'static str>,
-    /// Each with what it is told from the others by.
+    /// Each row with its key.
     rows: Vec<(String, Vec<Cell>)>,
-    /// What is said where there are none.
+    /// The text shown if there are no rows.
     empty: String,
 }
 
 /// Characters between two columns.
 const GAP: usize = 2;
 
-/// Rows that get their columns.
+/// Rows that are getting their columns.
 pub(super) struct Filling<'a, T> {
     pub(super) listing: Listing,
     items: &'a [T],
 }
 
 impl<T> Filling<'_, T> {
-    /// One more column: its head, its name in JSON, and what stands in it.
+    /// Adds a column: its head, its name in JSON, and its cells.
     pub(super) fn column(mut self, head: &'static str, name: &'static str, cell: impl Fn(&T) -> Cell) -> Self {
         self.listing.heads.push(head);
         self.listing.names.push(name);
@@ -123,8 +122,8 @@ impl<T> Filling<'_, T> {
 }
 
 impl Listing {
-    /// A row for each item, without columns yet; `key` tells it from the others, at other moments
-    /// too.
+    /// Makes a row for each item, without columns yet. `key` identifies an item, also at other
+    /// moments.
     pub(super) fn of<'a, T>(
         title: impl Into<String>,
         empty: impl Into<String>,
@@ -140,14 +139,14 @@ impl Listing {
         self.heads.len()
     }
 
-    /// What rows are told from each other by, from the first on.
+    /// Keys of the rows, from the first on.
     pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
         self.rows.iter().map(|(key, _)| key.as_str())
     }
 
     pub(super) fn sorted(mut self, order: Order) -> Listing {
         if let Some(column) = order.column {
-            // Equal ones stay as they are.
+            // Equal rows keep their order.
             self.rows.sort_by(|(_, a), (_, b)| a[column].order(&b[column]));
         }
         if order.reversed {
@@ -156,7 +155,7 @@ impl Listing {
         self
     }
 
-    /// The title with what rows are ordered by.
+    /// The title with the order of the rows.
     pub(super) fn heading(&self, order: Order) -> String {
         let reversed = if order.reversed { ", reversed" } else { "" };
         match order.column {
@@ -165,7 +164,7 @@ impl Listing {
         }
     }
 
-    /// Lines that all of it takes: the title, the heads or what is said instead, and the rows.
+    /// Number of lines: the title, the heads or the text for no rows, and the rows.
     pub(super) fn height(&self) -> usize {
         2 + self.rows.len()
     }
@@ -183,8 +182,8 @@ impl Listing {
         self.widths().iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    /// The heads, and a line for each row; where there is none, what is said instead. Columns that
-    /// do not fit into `width` are left out, from the right; text in the last is cut.
+    /// The heads, and a line for each row, or the text for no rows. Columns that do not fit into
+    /// `width` are left out, from the right; text in the last is cut.
     pub(super) fn lines(&self, width: usize) -> (String, Vec<String>) {
         let widths = self.widths();
         let is_text = |column: usize| {

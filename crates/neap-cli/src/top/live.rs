@@ -1,9 +1,8 @@
 //! `neap top` in a terminal: readings, keys, requests and the end.
 //!
-//! Sits between the terminal and the screen's lines. The terminal gets back what it was on every
-//! way out: the end, an error, a panic (by its hook, which runs where panics abort too) and the
-//! signals that end a program, which it is then ended by all the same. What is asked of the process
-//! is asked by a thread of its own (`asking`), since an answer may take seconds.
+//! The terminal is restored on every way out: the end, an error, a panic (by its hook, which also
+//! runs where panics abort) and the signals that end a program, which still end it. Requests are
+//! made by a thread of their own (`asking`), since an answer may take seconds.
 
 use core::time::Duration;
 use std::io::IsTerminal;
@@ -24,10 +23,10 @@ use super::reading::{Pair, Reading};
 use super::screen;
 use super::state::{Action, State};
 
-/// The longest that a signal or an answer waits for being looked at.
+/// Longest delay until a signal or an answer is noticed.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The terminal while it is ours.
+/// The terminal while this program has it.
 pub(super) struct Screen(pub(super) DefaultTerminal);
 
 impl Screen {
@@ -54,7 +53,7 @@ impl Drop for Screen {
     }
 }
 
-/// Gives the terminal back; one that has gone needs nothing.
+/// Restores the terminal, if it still exists.
 fn restore() {
     let _ = ratatui::try_restore();
     let _ = execute!(std::io::stdout(), Show);
@@ -69,19 +68,19 @@ pub(super) fn draw(frame: &mut Frame<'_>, pair: Pair<'_>, state: &State) {
     }
 }
 
-/// How a session ended, when nothing went wrong.
+/// The end of a session without an error.
 enum End {
     Quit,
-    /// The process has.
+    /// The process has ended.
     Ended,
     Signal(i32),
 }
 
-/// Shows a process until it ends or the user has seen enough.
+/// Shows a process until it ends or the user quits.
 pub(super) fn run(first: Reading, interval: Duration) -> Result<ExitCode> {
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     ensure!(is_terminal, "neap top needs a terminal; --once prints one screen as text, --json one object");
-    // 0, or the signal that came.
+    // 0, or the received signal.
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)
@@ -98,7 +97,7 @@ pub(super) fn run(first: Reading, interval: Duration) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The terminal is given back at the end of this.
+/// Runs the session; restores the terminal at the end.
 fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUsize) -> Result<End> {
     let (mut previous, mut current): (Option<Reading>, Reading) = (None, first);
     let mut due = Instant::now() + state.interval;
@@ -110,13 +109,13 @@ fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUs
         if core::mem::take(&mut stale) {
             screen.draw(pair, &state)?;
         }
-        // Relaxed: nothing else is handed over by it.
+        // Relaxed: it publishes no other data.
         match signal.load(Ordering::Relaxed) {
             0 => {}
             number => return Ok(End::Signal(number as i32)),
         }
         if event::poll(due.saturating_duration_since(Instant::now()).min(LOOK)).context("cannot read keys")? {
-            // The terminal may have another size now.
+            // The terminal's size may have changed.
             stale = true;
             if let Event::Key(key) = event::read().context("cannot read keys")?
                 && key.kind != KeyEventKind::Release
@@ -141,7 +140,7 @@ fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUs
         if state.frozen && current.now().is_some() {
             continue;
         }
-        // One that failed is taken again: it may have been in the middle of an exec.
+        // A failed reading is repeated: the process may have been executing a program.
         match Reading::take(current.pid).or_else(|_| Reading::take(current.pid)) {
             Ok(next) if next.kernel.started == current.kernel.started => {
                 state.log.follow(Pair { previous: &current, current: &next });

@@ -1,4 +1,4 @@
-//! What a panic leaves of a terminal.
+//! The state of a terminal after a panic.
 
 use std::process::Command;
 

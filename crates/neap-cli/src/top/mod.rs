@@ -1,12 +1,11 @@
-//! `neap top`: a process under neap, live: what it has in use and cached, by group, by zone and by
-//! CPU, and what happens.
+//! `neap top`: a process under neap, live: used and cached memory by group, zone and CPU, and
+//! events.
 //!
-//! Sits between the user and a process's page of numbers. A screen is a pure function of two
-//! readings (`reading`) and of what the user has chosen and the process has answered (`state`):
-//! what concerns the whole process (`summary`), and panes of rows (`panes`, `listing`, `groups`,
-//! `events`), laid out as lines (`screen`). Only `live` touches the terminal, and only `asking` has
-//! the process do something: its thread of neap's writes a report of memory groups, where there are
-//! any. Otherwise it is neither stopped nor slowed by being looked at.
+//! A screen is a pure function of two readings (`reading`) and of the user's choices and the
+//! process's answers (`state`). It has lines about the whole process (`summary`), and panes of rows
+//! (`panes`, `listing`, `groups`, `events`), laid out by `screen`. Only `live` touches the
+//! terminal. Only `asking` makes requests: neap's thread in the process writes a report of memory
+//! groups, if there are any. Otherwise the process is neither stopped nor slowed.
 
 mod asking;
 mod events;
@@ -94,7 +93,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Everything a screen shows, by name.
+/// A whole screen as a JSON object.
 fn object(pair: Pair<'_>, state: &State) -> Value {
     let now = pair.current;
     let mut object = json!({

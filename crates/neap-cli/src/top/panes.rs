@@ -1,8 +1,6 @@
-//! The panes of `neap top`: which there are, and what a row of each is.
+//! The panes of `neap top`, and the rows of each. Pure functions of two readings.
 //!
-//! Sits between two readings of a process and the listings that are shown of them. Pure functions;
-//! a pane more is a variant more, with its columns, and with a word on when it is shown if it is
-//! not always.
+//! To add a pane, add a variant with its columns, and the condition for showing it, if any.
 
 use super::events::Event;
 use super::listing::{Cell, Listing, Order};
@@ -23,7 +21,7 @@ impl Pane {
     /// From the top down.
     pub(super) const ALL: [Pane; 4] = [Pane::Groups, Pane::Zones, Pane::Cpus, Pane::Events];
 
-    /// Those that there is something to show in, from the top down.
+    /// The panes with content, from the top down.
     pub(super) fn shown(pair: Pair<'_>) -> Vec<Pane> {
         let has_groups = pair.current.numbers.groups.is_some();
         Pane::ALL.into_iter().filter(|pane| *pane != Pane::Groups || has_groups).collect()
@@ -39,7 +37,7 @@ impl Pane {
         }
     }
 
-    /// What it shows.
+    /// The pane's rows.
     pub(super) fn listing(self, pair: Pair<'_>, state: &State) -> Listing {
         match self {
             Pane::Groups => {

@@ -1,7 +1,7 @@
-//! What `neap top` knows of a process at one moment, and what two such moments say together.
+//! The state of a process at one moment, and the differences between two.
 //!
-//! Sits between the process's page of numbers, its lines in `/proc`, and the panes, which are pure
-//! functions of what is here. Nothing is written and nothing is asked of the process.
+//! It comes from the process's page of numbers and from `/proc`; no request is made. Panes are pure
+//! functions of it.
 
 use core::time::Duration;
 use std::fs;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::numbers::Numbers;
 use crate::published::{Process, monotonic};
 
-/// One moment.
+/// The state at one moment.
 #[derive(Default)]
 pub(super) struct Reading {
     pub(super) pid: i32,
@@ -20,23 +20,24 @@ pub(super) struct Reading {
     /// Bytes.
     pub(super) resident: u64,
     pub(super) kernel: Kernel,
-    /// Nanoseconds of the clock that pages are dated by: of this reading, and of the numbers in it.
+    /// Nanoseconds of the clock of pages: of this reading, and of the numbers in it.
     pub(super) at: u64,
     pub(super) published: u64,
     /// The time of day.
     pub(super) clock: String,
 }
 
-/// What the kernel counts.
+/// Counters of the kernel.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Kernel {
     /// Faults without and with a read from disk.
     pub(super) minor: u64,
     pub(super) major: u64,
-    /// When the process was started, in ticks since boot: another one with its number has another.
+    /// Start time of the process, in ticks since boot: distinguishes it from a later one with its
+    /// id.
     pub(super) started: u64,
-    /// The main thread has ended and others have not: nothing but this can be read of such a
-    /// process. For a moment it is so where another thread executes a program.
+    /// The main thread has ended and others have not: only this can be read of such a process. It
+    /// is so for a moment while another thread executes a program.
     pub(super) headless: bool,
 }
 
@@ -45,9 +46,9 @@ impl Kernel {
         Kernel::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// A line of `/proc/PID/stat`; `None` for a process that is over.
+    /// Parses a line of `/proc/PID/stat`; `None` for a process that has ended.
     fn parse(line: &str) -> Option<Kernel> {
-        // The name before may have spaces and brackets in it.
+        // The name before may contain spaces and brackets.
         let fields: Vec<&str> = line.rsplit_once(") ")?.1.split_whitespace().collect();
         let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
         let (over, threads): (bool, u64) = (matches!(*fields.first()?, "Z" | "X"), number(17)?);
@@ -57,7 +58,7 @@ impl Kernel {
 }
 
 impl Reading {
-    /// Looks at a process.
+    /// Reads the state of a process.
     pub(super) fn take(pid: i32) -> Result<Reading> {
         let process = Process::look(pid)?;
         let page = process.page()?;
@@ -69,18 +70,18 @@ impl Reading {
         Ok(Reading { pid, name, numbers, resident, kernel, at, published, clock: time_of_day() })
     }
 
-    /// What the kernel says now of the process of this reading; nothing if that is over.
+    /// The kernel's current counters of the process; `None` if it has ended.
     pub(super) fn now(&self) -> Option<Kernel> {
         Kernel::read(self.pid).filter(|now| now.started == self.kernel.started)
     }
 
-    /// Bytes of so many pages.
+    /// Bytes of a number of pages.
     pub(super) fn bytes(&self, pages: u64) -> u64 {
         pages.saturating_mul(self.numbers.mode.page_size)
     }
 }
 
-/// As people write it.
+/// The time of day for people.
 pub(super) fn time_of_day() -> String {
     // SAFETY: a query without side effects; all-zero bytes are a valid time.
     let (now, mut time) = unsafe { (libc::time(core::ptr::null_mut()), core::mem::zeroed::<libc::tm>()) };
@@ -89,7 +90,7 @@ pub(super) fn time_of_day() -> String {
     format!("{:02}:{:02}:{:02}", time.tm_hour, time.tm_min, time.tm_sec)
 }
 
-/// Two readings of one process, the first perhaps the same as the second.
+/// Two readings of one process. The first may be the same as the second.
 #[derive(Clone, Copy)]
 pub(super) struct Pair<'a> {
     pub(super) previous: &'a Reading,
@@ -97,21 +98,21 @@ pub(super) struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// How much a counter has grown.
+    /// Growth of a counter.
     pub(super) fn grown(&self, counter: impl Fn(&Reading) -> u64) -> u64 {
         counter(self.current).saturating_sub(counter(self.previous))
     }
 
-    /// The same in a second, of a number that the kernel counts at each moment.
+    /// Growth per second of a counter of the kernel, which is always current.
     pub(super) fn rate_of_kernel(&self, counter: impl Fn(&Reading) -> u64) -> Option<f64> {
         rate(self.grown(counter), self.between())
     }
 
-    /// In a second, where a number that the process publishes has grown by so much.
+    /// Growth per second of a published number that has grown by `grown`.
     pub(super) fn rate(&self, grown: u64) -> Option<f64> {
-        // Numbers are as old as the last tick. Between two readings there is more or less of a
-        // tick's time than between their numbers; but a process that slept had nothing to count,
-        // however long ago it published before.
+        // Numbers are as old as the last tick. The time between two readings may differ by a tick's
+        // time from that between their numbers. A process that slept had nothing to count, however
+        // long ago it published.
         let tick = Duration::from_millis(self.current.numbers.mode.interval_ms);
         let published = Duration::from_nanos(self.current.published.saturating_sub(self.previous.published));
         let between = self.between();
@@ -123,7 +124,7 @@ impl Pair<'_> {
         Duration::from_nanos(self.current.at.saturating_sub(self.previous.at))
     }
 
-    /// How old the numbers are.
+    /// Age of the numbers.
     pub(super) fn age(&self) -> Duration {
         Duration::from_nanos(self.current.at.saturating_sub(self.current.published))
     }
@@ -140,7 +141,7 @@ pub(super) mod tests {
     use serde::Deserialize;
     use serde_json::{Value, json};
 
-    /// A reading of a process that publishes these numbers, at so many milliseconds.
+    /// A reading of a process with these published numbers, at a time in milliseconds.
     pub(in crate::top) fn reading(at: u64, numbers: &Value) -> Reading {
         Reading {
             pid: 1234,
@@ -187,7 +188,7 @@ pub(super) mod tests {
         [reading(10_000, &before), reading(11_000, &after)]
     }
 
-    /// The same of a process that has memory groups.
+    /// Two readings a second apart, of a process with memory groups.
     pub(in crate::top) fn readings_with_groups() -> [Reading; 2] {
         readings().map(|mut reading| {
             reading.numbers.groups = Some(serde::de::IgnoredAny);
@@ -242,7 +243,7 @@ pub(super) mod tests {
         assert_eq!(rates(&first, &first), (None, None), "one reading has no rate");
         // Numbers of five ticks in the time of four.
         assert_eq!(rates(&first, &reading(11_000, 11_150, 150)), (Some(40.0), Some(50.0)));
-        // The same numbers still.
+        // The numbers did not change.
         assert_eq!(rates(&first, &reading(11_000, 9_900, 100)), (Some(0.0), Some(0.0)));
         // It had slept since long ago.
         let asleep = reading(10_000, 1_000, 100);

@@ -1,8 +1,7 @@
-//! The screen of `neap top`, as lines: a pure function of two readings, of what the user has
-//! chosen, and of a size.
+//! The screen of `neap top`, as lines: a pure function of two readings, of the user's choices, and
+//! of a size.
 //!
-//! Sits between the panes and the terminal, or the text that `--once` prints. Every screen can be
-//! tested as text. Styles are additions: nothing is said by colour alone.
+//! Every screen can be tested as text. Styles are additions: no information is in colours alone.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -12,7 +11,7 @@ use super::reading::Pair;
 use super::state::State;
 use super::summary;
 
-/// Less than this shows nothing that helps.
+/// Smallest useful size.
 const LEAST: (usize, usize) = (60, 16);
 
 /// Lines of a pane that the user is not in: its title, its heads and a row.
@@ -62,7 +61,7 @@ pub(super) fn lines(width: usize, height: usize, pair: Pair<'_>, state: &State) 
     lines
 }
 
-/// Everything there is to show, without keys, in as many lines and columns as it takes.
+/// The whole content, without keys, in as many lines and columns as needed.
 pub(super) fn text(pair: Pair<'_>, state: &State) -> String {
     let listings: Vec<_> = Pane::shown(pair).iter().map(|pane| state.listing(*pane, pair)).collect();
     let width = listings.iter().map(|listing| listing.width()).max().unwrap_or(0).max(WIDTH);
@@ -85,7 +84,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     letters.chunks(width).map(|line| line.iter().collect()).collect()
 }
 
-/// Whose numbers these are, and what concerns the whole process.
+/// The title, and the lines about the whole process.
 fn head(pair: Pair<'_>, state: &State, width: usize) -> Vec<Line<'static>> {
     let now = pair.current;
     let (frozen, every) = match state.frozen {
@@ -110,8 +109,8 @@ fn head(pair: Pair<'_>, state: &State, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Lines for each pane of so many: the rest for the user's, then for the others from the top down;
-/// where there is no room for all, all for the user's.
+/// Number of lines of each pane out of `room`: the rest for the user's pane, then for the others
+/// from the top down. If there is no room for all, the user's gets everything.
 fn shares(room: usize, wanted: &[usize], user: usize) -> Vec<usize> {
     let mut shares: Vec<usize> = wanted.iter().map(|wanted| SHUT.min(*wanted)).collect();
     let Some(mut rest) = room.checked_sub(shares.iter().sum()) else {
@@ -136,7 +135,7 @@ fn panes(width: usize, room: usize, pair: Pair<'_>, state: &State) -> Vec<Line<'
         let row = state.row(*pane, listing).filter(|_| is_users);
         let (heads, rows) = listing.lines(width);
         let shown = share.saturating_sub(2);
-        // The chosen row is among those shown.
+        // The chosen row is among the shown ones.
         let first = row.map_or(0, |row| (row + 1).saturating_sub(shown));
         let more = match rows.len() - first.min(rows.len()) {
             left if left > shown && shown > 0 => format!(", {} more below", left - shown),
@@ -175,7 +174,7 @@ mod tests {
         State::new(Duration::from_secs(1))
     }
 
-    /// What a terminal of this size shows, without spaces at ends of lines.
+    /// The content of a terminal of this size, without spaces at ends of lines.
     fn shown(width: u16, height: u16, state: &State) -> String {
         shown_of(&readings(), width, height, state)
     }
@@ -300,7 +299,7 @@ q quit  Tab pane  s sort  Enter fold  m max  h high  l low  n min  ? help
         assert_eq!(last(&state), "max: 64q_  of tenant/beta: as 64m, or none; Enter sends it, Esc does not");
         press(&mut state, KeyCode::Enter);
         assert_eq!(last(&state), "max: 64q_  of tenant/beta: not a number of bytes");
-        // Where there is not room for four panes, the user's has all of it.
+        // Without room for four panes the user's gets all of it.
         press(&mut state, KeyCode::Esc);
         let small = shown_of(readings, 60, 16, &state);
         assert!(small.contains("-- Groups") && !small.contains("-- Zones"), "{small}");

@@ -1,7 +1,6 @@
-//! What the user of `neap top` has chosen, and what each key does to it.
+//! The user's choices in `neap top`, and the effect of each key.
 //!
-//! Sits between the keys and the screen, which is a pure function of this and of two readings. It
-//! does nothing itself: what a key asks of the process or of the terminal comes back as an
+//! It acts on nothing else: a request of a key to the process or the terminal is returned as an
 //! [`Action`].
 
 use core::str::FromStr;
@@ -17,32 +16,32 @@ use super::panes::Pane;
 use super::reading::Pair;
 use crate::groups::bytes_of;
 
-/// Times between two readings that keys lead to.
+/// Shortest interval of readings that keys can set.
 pub(super) const SHORTEST: Duration = Duration::from_millis(50);
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 /// Rows that a page key moves by.
 const PAGE: usize = 10;
 
-/// Letters that a bound may take.
+/// Most characters of a bound.
 const LETTERS: usize = 24;
 
-/// What a key asks for.
+/// A request of a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     None,
     Quit,
-    /// That a CPU's caches go to the free pages, or all.
+    /// Drain the caches of a CPU, or of all.
     Drain(Option<u32>),
     Change(Change),
 }
 
-/// That a bound of a group changes.
+/// A change of a bound of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Change {
     /// Its id.
     pub(super) group: u64,
-    /// For people.
+    /// The group's path for people.
     pub(super) path: String,
     pub(super) bound: Bound,
     pub(super) bytes: u64,
@@ -54,25 +53,24 @@ struct Input {
     text: String,
 }
 
-/// What is chosen in a pane.
+/// The selection in a pane.
 #[derive(Clone, Default)]
 struct Choice {
     order: Order,
-    /// A row, by what it is told from others by, and by where it stood: another one is there if it
-    /// has gone.
+    /// A row, by its key and its place: if the row is gone, the one at its place is selected.
     row: Option<(String, usize)>,
 }
 
-/// All that a screen depends on besides readings.
+/// The state of a screen besides readings.
 pub(super) struct State {
     pane: Pane,
     choices: [Choice; Pane::ALL.len()],
     /// No new readings are taken.
     pub(super) frozen: bool,
     pub(super) help: bool,
-    /// From one reading to the next.
+    /// Interval between two readings.
     pub(super) interval: Duration,
-    /// Said in the last line until the next key.
+    /// Shown in the last line until the next key.
     pub(super) message: Option<String>,
     input: Option<Input>,
     pub(super) log: Log,
@@ -99,7 +97,7 @@ impl State {
         if Pane::shown(pair).contains(&self.pane) { self.pane } else { Pane::Cpus }
     }
 
-    /// What is being typed, with what is to be known of it.
+    /// The text being typed, with its prompt.
     pub(super) fn typed(&self) -> Option<String> {
         let Input { wanted, text } = self.input.as_ref()?;
         let hint = self.message.as_deref().unwrap_or("as 64m, or none; Enter sends it, Esc does not");
@@ -110,19 +108,19 @@ impl State {
         self.choices[pane as usize].order
     }
 
-    /// What a pane shows now, in the user's order.
+    /// The current content of a pane, in the user's order.
     pub(super) fn listing(&self, pane: Pane, pair: Pair<'_>) -> Listing {
         pane.listing(pair, self).sorted(self.order(pane))
     }
 
-    /// Where the chosen row of a pane is now.
+    /// The current place of the selected row of a pane.
     pub(super) fn row(&self, pane: Pane, listing: &Listing) -> Option<usize> {
         let (key, row) = self.choices[pane as usize].row.as_ref()?;
         let last = listing.keys().len().checked_sub(1)?;
         Some(listing.keys().position(|each| each == key).unwrap_or((*row).min(last)))
     }
 
-    /// Does what a key says.
+    /// Applies a key.
     pub(super) fn press(&mut self, key: KeyEvent, pair: Pair<'_>) -> Action {
         self.message = None;
         let was_help = core::mem::take(&mut self.help);
@@ -177,7 +175,7 @@ impl State {
         *order = Order { column: (next < columns).then_some(next), reversed: false };
     }
 
-    /// What the chosen row is of, if that is one of this pane.
+    /// The item of the selected row, if it belongs to this pane.
     fn chosen<T: FromStr>(&self, pane: Pane, pair: Pair<'_>) -> Option<T> {
         if self.pane != pane {
             return None;
@@ -187,7 +185,7 @@ impl State {
         listing.keys().nth(row)?.parse().ok()
     }
 
-    /// The chosen group; says how to choose one if there is none.
+    /// Returns the selected group; tells how to select one if there is none.
     fn chosen_group(&mut self, pair: Pair<'_>) -> Option<u64> {
         let group = self.chosen(Pane::Groups, pair);
         if group.is_none() {
@@ -196,7 +194,7 @@ impl State {
         group
     }
 
-    /// Lets the user type a bound of the chosen group.
+    /// Begins the input of a bound of the selected group.
     fn begin(&mut self, bound: Bound, pair: Pair<'_>) {
         if let Some(group) = self.chosen_group(pair) {
             let path = self.groups.path(group).unwrap_or_default();
@@ -204,7 +202,7 @@ impl State {
         }
     }
 
-    /// A key while something is typed.
+    /// A key during input.
     fn write(&mut self, code: KeyCode) -> Action {
         let Some(Input { wanted, text }) = &mut self.input else { return Action::None };
         match code {
@@ -224,7 +222,7 @@ impl State {
         Action::None
     }
 
-    /// Keys that choose a row.
+    /// Applies a key that moves the selection.
     fn step(&mut self, code: KeyCode, pair: Pair<'_>) {
         let listing = self.listing(self.pane, pair);
         let Some(last) = listing.keys().len().checked_sub(1) else { return };
@@ -250,7 +248,7 @@ mod tests {
     use crate::top::groups::tests::known;
     use crate::top::reading::tests::{readings, readings_with_groups};
 
-    /// Presses keys that each are a letter, or a name; answers what the last asked for.
+    /// Presses keys, each a letter or a name. Returns the action of the last.
     fn press(state: &mut State, pair: Pair<'_>, keys: &str) -> Action {
         let mut last = Action::None;
         for key in keys.split(' ') {
@@ -287,14 +285,14 @@ mod tests {
         assert!(state.message.as_ref().unwrap().contains("Choose a CPU"));
         assert_eq!(press(&mut state, old, "Down Down D"), Action::Drain(Some(2)));
         assert_eq!(state.message, None);
-        // It is the third row now, and by bytes of objects another one again.
+        // It is the third row now, and another one when sorted by bytes of objects.
         assert_eq!(press(&mut state, pair, "D"), Action::Drain(Some(2)));
         assert_eq!(press(&mut state, pair, "s s s s D"), Action::Drain(Some(2)));
         assert_eq!(press(&mut state, pair, "Up D"), Action::Drain(Some(0)), "40960 bytes of objects");
         assert_eq!(press(&mut state, pair, "Up Up Up r D"), Action::Drain(Some(0)), "the last now");
         assert_eq!(press(&mut state, pair, "End D"), Action::Drain(Some(0)));
         assert_eq!(press(&mut state, pair, "Home D"), Action::Drain(Some(1)));
-        // One that has gone leaves its place to another, and has it again.
+        // A row that has gone leaves its place to another, and gets it back.
         assert_eq!(press(&mut state, old, "D"), Action::Drain(Some(0)));
         assert_eq!(press(&mut state, pair, "D"), Action::Drain(Some(1)));
         assert_eq!(press(&mut state, pair, "Esc D"), Action::None);
@@ -381,7 +379,7 @@ mod tests {
         assert_eq!(press(&mut state, pair, "Enter"), Action::None);
         assert_eq!(state.typed().unwrap(), "low: 4kq_  of tenant/acme: not a number of bytes");
         assert_eq!(press(&mut state, pair, "Rub Enter"), acme(Bound::Low, 4096));
-        // The root too, and nothing once it was given up.
+        // The root too, and no change after the input was cancelled.
         press(&mut state, pair, "Home m 1 Tab");
         assert!(state.typed().unwrap().starts_with("max: 1_  of (all): as 64m"), "{:?}", state.typed());
         assert_eq!(press(&mut state, pair, "Enter"), change(1, "(all)", Bound::Max, 1));
@@ -424,7 +422,7 @@ mod tests {
         assert_eq!(state.pane(with), Pane::Events);
         press(&mut state, with, "Tab");
         assert_eq!(state.pane(with), Pane::Groups);
-        // It has become another program.
+        // The process has executed another program.
         press(&mut state, without, "h");
         assert!(state.help && state.pane == Pane::Cpus, "a key of this pane");
         press(&mut state, without, "Back Back");

@@ -1,7 +1,5 @@
-//! What `neap top` says of a process as a whole.
-//!
-//! Sits between two readings and the first lines of the screen, or the object that `--json` prints.
-//! Pure functions.
+//! The lines of `neap top` about a whole process, or their JSON object. Pure functions of two
+//! readings.
 
 use serde_json::{Map, Value};
 
@@ -20,7 +18,7 @@ fn fact(label: &'static str, name: &'static str, cell: Cell) -> Fact {
     Fact { label, name, cell }
 }
 
-/// What begins a line, and the line's facts.
+/// The start of a line, and the line's facts.
 type Facts = (&'static str, Vec<Fact>);
 
 fn facts(pair: Pair<'_>) -> [Facts; 4] {
@@ -64,7 +62,7 @@ fn facts(pair: Pair<'_>) -> [Facts; 4] {
     [("memory", memory), ("cached", cached), ("a second", rates), ("neap", way)]
 }
 
-/// A line for each kind of number; what does not fit into `width` characters is left out.
+/// A line for each kind of number. Numbers that do not fit into `width` characters are left out.
 pub(super) fn lines(pair: Pair<'_>, width: usize) -> Vec<String> {
     let line = |(head, facts): &Facts| {
         let mut line = format!("{head:<8}");
@@ -80,14 +78,14 @@ pub(super) fn lines(pair: Pair<'_>, width: usize) -> Vec<String> {
     facts(pair).iter().map(line).collect()
 }
 
-/// All of it by name.
+/// All of them by name.
 pub(super) fn json(pair: Pair<'_>) -> Map<String, Value> {
     let facts = facts(pair).into_iter().flat_map(|(_, facts)| facts);
     facts.map(|fact| (fact.name.to_string(), fact.cell.json())).collect()
 }
 
-/// What is resident, by the letters that stand before its names: in use, per-CPU data, free
-/// objects, in page lists, free pages, and all else.
+/// Resident bytes by letter: in use, per-CPU data, free objects, in page lists, free pages, all
+/// else.
 pub(super) fn parts(pair: Pair<'_>) -> [(char, u64); 6] {
     let (now, numbers) = (pair.current, &pair.current.numbers);
     let known = [
@@ -102,8 +100,8 @@ pub(super) fn parts(pair: Pair<'_>) -> [(char, u64); 6] {
     [used, per_cpu, objects, lists, free, (' ', now.resident.saturating_sub(sum))]
 }
 
-/// Lengths of the parts of a bar of `width` characters. What is there is never drawn longer than
-/// the bar, nor left out where a character is to be had for it.
+/// Lengths of the parts of a bar of `width` characters. The sum is never longer than the bar, and
+/// no existing part is left out if a character is available for it.
 pub(super) fn bar(parts: &[(char, u64)], width: usize) -> Vec<(char, usize)> {
     let sum = parts.iter().fold(0_u128, |sum, (_, bytes)| sum + u128::from(*bytes)).max(1);
     let mut end = 0_u128;

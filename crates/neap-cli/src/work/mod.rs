@@ -162,7 +162,7 @@ pub(crate) fn command(executable: &Path, variant: &Variant, arguments: &[&str]) 
     command
 }
 
-/// Runs `neap work ARGUMENTS` on a variant and reads its answer. Its standard error is the
+/// Runs `neap work ARGUMENTS` on a variant and parses its result. Its standard error is the
 /// caller's.
 pub(crate) fn measure(executable: &Path, variant: &Variant, arguments: &[&str]) -> Result<Outcome> {
     let command = command(executable, variant, arguments);
@@ -190,8 +190,8 @@ fn malloc_origin() -> String {
     unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy().into_owned()
 }
 
-/// Google's tcmalloc has no variable for it: a program must lend it a thread and name a release
-/// rate. This is what one that wants its memory returned does.
+/// Starts the release thread of Google's tcmalloc: a program must lend it a thread and set a
+/// release rate, as programs do that want memory returned.
 fn start_release_thread() -> Result<()> {
     let find = |name: &CStr| {
         // SAFETY: the name is a string; the answer is only tested here.

@@ -1,7 +1,5 @@
 //! Page-sized blocks up and down: much memory is allocated in pages, touched and freed, several
-//! times.
-//!
-//! Sits between `neap bench page` and malloc. One thread, pinned. It takes no lock.
+//! times. One pinned thread; it takes no lock.
 
 use anyhow::Result;
 use clap::Args;

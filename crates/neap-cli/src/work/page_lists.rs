@@ -1,10 +1,9 @@
-//! Pages by way of neap's own page lists: up and down as in will-it-scale's page_fault1, and
-//! touched once as in pft.
+//! Pages from neap's own page lists: up and down as in will-it-scale's page_fault1, and touched
+//! once as in pft.
 //!
-//! Sits between `neap bench page-fault` and `pft`, and the page layer, which is used directly: no
-//! malloc is measured. Each thread has a table of its own, and waits at a barrier for the others.
-//! What is counted besides time is how often the zone's lock was taken and how often a block went
-//! around a list because somebody held it.
+//! The page layer is used directly: no malloc is measured. Each thread has a table of its own, and
+//! waits at a barrier for the others. Besides time, locks of the zone are counted, and blocks that
+//! bypassed a list because another thread held it.
 
 use std::sync::Barrier;
 use std::thread;
@@ -47,7 +46,7 @@ pub(super) struct TouchOptions {
     unlocked: bool,
 }
 
-/// What the pages are like: `huge` as in the library, or one fault for every page.
+/// The shape of pages: `huge` as in the library, or one fault for every page.
 fn shape(huge: bool, list_high: Option<u32>) -> Shape {
     Shape { span: 1 << 40, budget: None, tables: [SideTable::default(); TABLES], huge, list_high }
 }
@@ -62,8 +61,8 @@ fn refused(error: impl std::fmt::Debug) -> anyhow::Error {
     anyhow!("the page layer was refused memory: {error:?}")
 }
 
-/// Runs `work` on `threads` threads, pinned in turn to `places` if there are any, all at once;
-/// answers what that took.
+/// Runs `work` on `threads` threads at once, pinned in turn to `places` if there are any. Returns
+/// the elapsed time.
 fn together(
     threads: usize,
     places: &[usize],
@@ -91,7 +90,7 @@ fn together(
     })
 }
 
-/// Adds what the page layer counted meanwhile.
+/// Adds the page layer's counts since `before`.
 fn counted(mut outcome: Outcome, before: &Statistics, after: &Statistics) -> Outcome {
     let counts = [
         ("zone_locks", after.zone_locks - before.zone_locks),
@@ -116,9 +115,9 @@ pub(super) fn page_fault(options: &FaultOptions) -> Result<Outcome> {
     let (platform, places) = (Linux::probe(), cpus()?);
     let mut pages = Pages::open(&platform, &shape(true, None)).map_err(refused)?;
     if options.fixed {
-        // What a list keeps before it has learned anything is the size without tuning.
+        // The size that a list starts with is the one without tuning.
         let high = pages.statistics().list_high;
-        // SAFETY: nobody has used them.
+        // SAFETY: no thread has used the pages.
         unsafe { pages.close(&platform) };
         pages = Pages::open(&platform, &shape(true, Some(high))).map_err(refused)?;
     }
@@ -144,7 +143,7 @@ pub(super) fn first_touch(options: &TouchOptions) -> Result<Outcome> {
     let platform = Linux::probe();
     if options.unlocked {
         anyhow::ensure!(options.per_cpu == 1, "without a lock there is one thread for every CPU");
-        // SAFETY: there is one thread for every CPU, pinned to it, and nobody drains or ticks.
+        // SAFETY: there is one thread for every CPU, pinned to it, and no thread drains or ticks.
         let pages = unsafe { Pages::<Linux, Unlocked>::open_unlocked(&platform, &shape(false, None)) };
         return touch_once(options, &platform, pages.map_err(refused)?);
     }

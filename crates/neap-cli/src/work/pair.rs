@@ -1,8 +1,8 @@
 //! malloc and free in a tight loop: one block at a time, of one size or of mixed sizes, and many at
 //! a time.
 //!
-//! Sits between `neap bench pair` and malloc. One thread is pinned to a CPU; several are not. The
-//! blocks are not written, so the figure is the calls'. It takes no lock.
+//! One thread is pinned to a CPU; several are not. The blocks are not written, so only the calls
+//! are measured. It takes no lock.
 
 use std::arch::asm;
 use std::sync::Barrier;
@@ -60,8 +60,8 @@ enum Order {
     Fifo,
 }
 
-/// Keeps a word in a register and hides from the compiler where it came from.
-/// `std::hint::black_box` sends it through the stack, which costs as much as a fast allocator does.
+/// Keeps a word in a register and hides its origin from the compiler. `std::hint::black_box` would
+/// send it through the stack, which costs as much as a fast allocator.
 #[inline(always)]
 fn opaque(mut word: usize) -> usize {
     // SAFETY: no instruction at all.
@@ -69,7 +69,7 @@ fn opaque(mut word: usize) -> usize {
     word
 }
 
-/// `count` times malloc and free of what `size` says.
+/// Calls malloc and free `count` times, with the results of `size`.
 #[inline(always)]
 fn pairs(count: u64, mut size: impl FnMut(u64) -> usize) {
     for index in 0..count {
@@ -112,7 +112,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
                 }
             });
         }
-        // All are ready; they wait for this thread, so nothing runs before the meter does.
+        // All threads wait for this one, so none runs before the meter does.
         step.wait();
         let meter = Meter::start();
         step.wait();
@@ -135,7 +135,7 @@ pub(super) fn run_batch(options: &BatchOptions) -> Result<Outcome> {
     Ok(meter.stop().outcome(rounds * options.blocks as u64))
 }
 
-/// One batch up and down.
+/// Allocates and frees one batch.
 fn batch(table: &mut Table, options: &BatchOptions) {
     for entry in table.iter_mut() {
         // SAFETY: malloc may be called with any size.

@@ -4,8 +4,8 @@
 //! # Design
 //!
 //! Threads are made anew for each phase, and each has its share of the live set. No thread frees a
-//! block before all have allocated theirs, so the whole live set is there at once. The tables of
-//! addresses are mapped and filled before the first phase. The peak is counted from there, so it
+//! block before all have allocated theirs, so the whole live set exists at once. The tables of
+//! addresses are mapped and filled before the first phase, and the peak is counted from there: it
 //! holds the allocator's memory and little else.
 
 use std::sync::Barrier;
@@ -102,10 +102,11 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
 /// Frees all blocks in the given order.
 ///
 /// # Safety
-/// Every entry came from [`take`] and was not given back. The caller uses no entry again.
+/// Every entry came from [`take`] and was not freed. The caller uses no entry again.
 unsafe fn free(blocks: &mut [*mut u8], order: Order, seed: u64) {
     let free = |block: *mut u8| {
-        // SAFETY: the caller's promise; each order below names every entry once.
+        // SAFETY: every entry came from `take` and was not freed (the caller's promise); each order
+        // below names every entry once.
         unsafe { give(block) }
     };
     match order {

@@ -1,9 +1,9 @@
-//! librseq's memory pool: the time of an allocation and its free, and what comes back when ten of
-//! eleven owners go.
+//! librseq's memory pool: the time of an allocation and its free, and the memory returned when ten
+//! of eleven owners go.
 //!
-//! Sits between `neap bench percpu` and the library, which is preloaded: it wants a place among the
-//! thread's variables that is given out when a process starts. A pool has items of one size, a
-//! power of two, so a set of pools is what has sizes.
+//! The library is preloaded, because it needs a place among the thread's variables that is assigned
+//! when a process starts. A pool has items of one size, a power of two, so a set of pools serves
+//! several sizes.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::hint::black_box;
@@ -16,11 +16,11 @@ use super::Outcome;
 use super::meter::{median_of_pairs, pin};
 use crate::process::rss_kib;
 
-/// Bytes from one CPU's copy to the next one's, as in its default.
+/// Bytes from one CPU's copy to the next one's: the library's default.
 const STRIDE: usize = 1 << 16;
 /// Items from 8 bytes to 32 KiB.
 const SHIFTS: core::ops::RangeInclusive<u32> = 3..=15;
-/// What the time of a pair is told for, so that no part of a nanosecond is lost.
+/// Pairs that a time is reported for, so that no fraction of a nanosecond is lost.
 const PAIRS: u64 = 1000;
 
 #[derive(Args)]
@@ -38,7 +38,7 @@ pub(super) struct Options {
     sizes: Vec<usize>,
 }
 
-/// Times pairs, and then plays the script: resident KiB before, with all owners, without those that
+/// Times pairs, and then runs the script: resident KiB before, with all owners, without those that
 /// go, and without any.
 pub(super) fn run(options: &Options) -> Result<Outcome> {
     pin()?;
@@ -62,8 +62,8 @@ fn script(library: &Library, options: &Options) -> Result<Vec<u64>> {
         for (item, &size) in items.iter_mut().zip(&options.sizes) {
             *item = pools.allocate(size)?;
             for cpu in 0..options.cpus {
-                // SAFETY: each CPU's copy is that long. Written, as neap's are: pages that were
-                // only read stand for nothing.
+                // SAFETY: each CPU's copy has `size` bytes. Written like neap's: pages that were
+                // only read have no memory.
                 unsafe { item.add(cpu * STRIDE).write_bytes(1, size) };
             }
         }
@@ -79,7 +79,7 @@ fn script(library: &Library, options: &Options) -> Result<Vec<u64>> {
     Ok(vec![before, full, few, none])
 }
 
-/// What of the library is used.
+/// The functions of the library.
 struct Library {
     attr_create: unsafe extern "C" fn() -> *mut c_void,
     attr_destroy: unsafe extern "C" fn(*mut c_void),
@@ -94,13 +94,16 @@ struct Library {
 
 impl Library {
     fn of_process() -> Result<Library> {
+        /// Returns the function of a name.
+        ///
         /// # Safety
-        /// The symbol, if it is there, is a function of that type.
+        /// The symbol, if it exists, is a function of type `T`.
         unsafe fn symbol<T: Copy>(name: &CStr) -> Result<T> {
             // SAFETY: the name is a string.
             let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
             ensure!(!address.is_null(), "nothing in this process is called {}", name.to_string_lossy());
-            // SAFETY: as the caller promises; a function is as large as a pointer.
+            // SAFETY: the symbol is a function of type `T` (the caller's promise), and a function
+            // pointer has the size of the address.
             Ok(unsafe { core::mem::transmute_copy(&address) })
         }
         // SAFETY: the types are those of the library's header, rseq/mempool.h.
@@ -128,8 +131,8 @@ struct Pools<'a> {
 
 impl Pools<'_> {
     fn new(library: &Library, cpus: usize) -> Result<Pools<'_>> {
-        // SAFETY: the library's calls as its header says; attributes are not needed when the pools
-        // are there.
+        // SAFETY: the calls follow the library's header; attributes may be destroyed once the pools
+        // exist.
         unsafe {
             let attributes = (library.attr_create)();
             ensure!(!attributes.is_null(), "no attributes");
@@ -146,9 +149,9 @@ impl Pools<'_> {
         }
     }
 
-    /// Zeroes for each CPU.
+    /// Allocates zeroes for each CPU.
     fn allocate(&self, size: usize) -> Result<*mut u8> {
-        // SAFETY: the set is there.
+        // SAFETY: the set exists as long as this value.
         let item = unsafe { (self.library.allocate)(self.set, size) };
         if item.is_null() {
             bail!("{size} bytes were refused");
@@ -164,7 +167,7 @@ impl Pools<'_> {
 
 impl Drop for Pools<'_> {
     fn drop(&mut self) {
-        // SAFETY: nothing of it is used any more.
+        // SAFETY: no item of the set is used any more.
         unsafe { (self.library.set_destroy)(self.set) };
     }
 }

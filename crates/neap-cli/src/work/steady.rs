@@ -11,8 +11,8 @@
 //! # Concurrency
 //!
 //! A block that another thread is to free goes through the exchange, an array of addresses that all
-//! threads share. The thread swaps the block with what lies in a random place, and frees that
-//! instead.
+//! threads share. The thread swaps the block with the address in a random place, and frees that
+//! block instead.
 
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -65,7 +65,8 @@ struct Live {
     random: Random,
 }
 
-/// Where blocks change hands. A place is null or has the address of a block that no table has.
+/// The exchange of blocks between threads. A place is null or has the address of a block that no
+/// table has.
 struct Exchange {
     places: [AtomicPtr<u8>; EXCHANGE],
     /// Number of frees that went through here.

@@ -1,8 +1,8 @@
-//! Programs under neap that a test talks to, and the commands that look at them.
+//! Programs under neap that a test communicates with, and the commands that inspect them.
 //!
 //! Method: the test executable runs itself with the library preloaded, in a role (`program` below)
-//! that says on standard output how far it is and goes on when it is written to. The library is the
-//! one that `NEAP_LIBRARY` names, or is built.
+//! that reports its progress on standard output and goes on when it is written to. The library is
+//! the one that `NEAP_LIBRARY` names, or is built.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
 use std::fs;
@@ -43,8 +43,8 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// This executable in a role, under neap with some options; `before` is a command that runs it.
-    /// Roles with one thread have one of neap's all the same, unless the options say otherwise.
+    /// Starts this executable in a role, under neap with options; `before` is a command that runs
+    /// it. Roles with one thread have one of neap's too, unless the options say otherwise.
     pub(crate) fn start(role: &str, options: &str, before: &[&str]) -> Program {
         let options = if options.contains("background") { options.into() } else { format!("background:on,{options}") };
         let own = std::env::current_exe().unwrap();
@@ -77,7 +77,7 @@ impl Program {
         self.child.id()
     }
 
-    /// What follows `word` on the next line that begins with it.
+    /// Returns the rest of the next line that begins with `word`.
     pub(crate) fn hear(&mut self, word: &str) -> String {
         loop {
             let mut line = String::new();
@@ -106,7 +106,7 @@ pub(crate) fn neap(command: &str, pid: u32, more: &[&str]) -> Output {
     neap.arg(command).arg(pid.to_string()).args(more).output().unwrap()
 }
 
-/// The object that `neap COMMAND PID --json` prints, or its complaint.
+/// Returns the object that `neap COMMAND PID --json` prints, or its error.
 pub(crate) fn object(command: &str, pid: u32, more: &[&str]) -> Result<Value, String> {
     let output = neap(command, pid, &[more, &["--json"]].concat());
     if output.status.success() {
@@ -117,12 +117,12 @@ pub(crate) fn object(command: &str, pid: u32, more: &[&str]) -> Result<Value, St
     }
 }
 
-/// The object that `neap stat --json` prints, or its complaint.
+/// Returns the object that `neap stat --json` prints, or its error.
 pub(crate) fn numbers(pid: u32) -> Result<Value, String> {
     object("stat", pid, &[])
 }
 
-/// Looks until `wanted` answers something.
+/// Calls `wanted` until it returns a value.
 pub(crate) fn until<T>(what: &str, mut wanted: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -138,7 +138,7 @@ pub(crate) fn numbers_with(pid: u32, what: &str, wanted: impl Fn(&Value) -> bool
     until(what, || numbers(pid).ok().filter(&wanted))
 }
 
-/// The descriptors of a process that are a page, with the file's inode.
+/// Returns the descriptors of a process that are a page, with the file's inode.
 pub(crate) fn pages(pid: u32) -> Vec<(u32, u64)> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let pages = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == LINK));
@@ -147,15 +147,15 @@ pub(crate) fn pages(pid: u32) -> Vec<(u32, u64)> {
         .collect()
 }
 
-/// The file of a process's page wherever it is mapped there.
+/// Returns the files of a process's page, for each mapping.
 pub(crate) fn mapped_pages(pid: u32) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let pages = maps.lines().filter(|line| line.ends_with(LINK));
     pages.map(|line| line.split_whitespace().nth(4).unwrap().parse().unwrap()).collect()
 }
 
-/// Uses the manager of a test, and of roles without the library, that is looked at: it has a page
-/// only where it is used before the harness has a second thread.
+/// Uses the manager of a test, and of roles without the library, which has a page only if it is
+/// used before the harness has a second thread.
 extern "C" fn use_early() {
     if matches!(std::env::var(ROLE).as_deref(), Err(_) | Ok("cache" | "percpu")) {
         // SAFETY: just allocated.
@@ -167,7 +167,7 @@ extern "C" fn use_early() {
 #[unsafe(link_section = ".init_array")]
 static AT_START: extern "C" fn() = use_early;
 
-/// What a program under neap does. Run by the tests below; by itself it does nothing.
+/// The roles of programs under neap. Run by the tests below; by itself it does nothing.
 #[test]
 #[ignore = "a role that the other tests start"]
 fn program() {
@@ -220,7 +220,7 @@ fn program() {
             wait();
             let goes = |at: usize| !at.is_multiple_of(50);
             for (_, &owner) in owners.iter().enumerate().filter(|(at, _)| goes(*at)) {
-                // SAFETY: nobody uses what it had.
+                // SAFETY: no thread uses the owner's data.
                 unsafe { neap::percpu::close_owner(owner) }.unwrap();
             }
             say("closed");
@@ -264,7 +264,7 @@ fn program() {
             let _cache = neap::reclaim::Shrinker::named("pages").register(|| 1, |_| 1).unwrap();
             say("ready");
             loop {
-                // Goes the slow way, where requests are answered if there is no thread.
+                // A slow call, in which requests are answered if there is no thread.
                 let run = neap::process::PROCESS.allocate(1 << 20);
                 // SAFETY: allocated above.
                 unsafe { neap::process::PROCESS.free(run) };
@@ -297,7 +297,7 @@ fn program() {
                 // SAFETY: one word of the caller's.
                 unsafe { libc::write(1, b"\ngoes on\n".as_ptr().cast(), 9) };
                 loop {
-                    // A run of pages goes the slow way, which is where maintenance is done.
+                    // A run is allocated by a slow call, in which maintenance is done.
                     core::hint::black_box(vec![1_u8; 1 << 20]);
                     std::thread::sleep(Duration::from_millis(1));
                 }

@@ -1,7 +1,7 @@
-//! A terminal for programs that want one: a pseudo terminal, and what stands on its screen.
+//! A pseudo terminal for programs, and the text on its screen.
 //!
-//! Knows as much of a terminal as programs by crossterm use: text, places, clearing, the alternate
-//! screen and the cursor. What else is said to it is passed over.
+//! It implements what programs by crossterm use: text, places, clearing, the alternate screen and
+//! the cursor. Other sequences are ignored.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 pub(crate) struct Terminal {
     pub(crate) child: Child,
     master: File,
-    /// The program's side, to see what it did to it.
+    /// The program's side, to check its settings.
     slave: OwnedFd,
     before: libc::termios,
     cells: Vec<Vec<char>>,
     at: (usize, usize),
-    /// What came and was not whole yet.
+    /// Input that is not a whole sequence yet.
     rest: Vec<u8>,
     pub(crate) alternate: bool,
     pub(crate) cursor: bool,
@@ -43,7 +43,7 @@ impl Terminal {
         // SAFETY: two descriptors are written to live locals; the rest is read.
         let opened = unsafe { libc::openpty(&raw mut master, &raw mut slave, none, none.cast(), &raw const size) };
         assert_eq!(opened, 0, "no pseudo terminal: {}", std::io::Error::last_os_error());
-        // SAFETY: both are new and owned by nobody else.
+        // SAFETY: both descriptors are new and have no other owner.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         for descriptor in [master.as_raw_fd(), slave.as_raw_fd()] {
             // SAFETY: other children of this process are not to keep the terminal open.
@@ -68,19 +68,19 @@ impl Terminal {
         Terminal { child, master, slave, before, cells, at: (0, 0), rest: Vec::new(), alternate: false, cursor: true }
     }
 
-    /// Types.
+    /// Types keys.
     pub(crate) fn press(&mut self, keys: &str) {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// What stands on the screen now.
+    /// Returns the text on the screen.
     pub(crate) fn screen(&mut self) -> String {
         self.listen();
         let lines = self.cells.iter().map(|line| line.iter().collect::<String>());
         lines.map(|line| format!("{}\n", line.trim_end())).collect()
     }
 
-    /// Waits until the screen is as wanted, up to a minute.
+    /// Waits until the screen is as `wanted`, up to a minute.
     pub(crate) fn wait_for(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let start = Instant::now();
         loop {
@@ -93,11 +93,11 @@ impl Terminal {
         }
     }
 
-    /// Waits for the program's end, and for what it said last.
+    /// Waits for the program's end. Returns its status and its last output.
     pub(crate) fn end(&mut self) -> (ExitStatus, String) {
         let start = Instant::now();
         loop {
-            // What it says must be read, or it would wait.
+            // Its output must be read, or it would wait.
             self.listen();
             if let Some(status) = self.child.try_wait().unwrap() {
                 return (status, self.screen());
@@ -107,7 +107,7 @@ impl Terminal {
         }
     }
 
-    /// Panics unless the terminal is as it was at first.
+    /// Panics unless the terminal has its initial settings.
     pub(crate) fn assert_restored(&mut self) {
         self.listen();
         let now = settings(&self.slave);
@@ -116,7 +116,7 @@ impl Terminal {
         assert_eq!((self.alternate, self.cursor), (false, true), "the alternate screen, and the cursor");
     }
 
-    /// Whether keys come one by one and unseen.
+    /// Whether the terminal is in raw mode.
     pub(crate) fn is_raw(&self) -> bool {
         settings(&self.slave).c_lflag & (libc::ICANON | libc::ECHO) == 0
     }
@@ -137,7 +137,7 @@ impl Terminal {
         self.rest = heard[at..].to_vec();
     }
 
-    /// Does what stands first, and answers how long it was; `None` where it is not whole.
+    /// Executes the first sequence, and returns its length; `None` if it is not whole.
     fn take(&mut self, bytes: &[u8]) -> Option<usize> {
         match bytes {
             [0x1b, b'[', more @ ..] => {
@@ -184,7 +184,7 @@ impl Terminal {
             (b'J', "2") => self.cells.iter_mut().for_each(|line| line.fill(' ')),
             (b'h' | b'l', "?1049") => {
                 self.alternate = what == b'h';
-                // What stood on the other screen is of no interest here.
+                // The contents of the other screen are not needed.
                 self.cells.iter_mut().for_each(|line| line.fill(' '));
                 self.at = (0, 0);
             }

@@ -212,14 +212,14 @@ fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
         for size in SIZES {
             data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
         }
-        // SAFETY: nobody uses what it has.
+        // SAFETY: no thread uses the owner's data.
         unsafe { data.close_owner(owner) }.map_err(refused)?;
         if number.is_multiple_of(TICK) {
             data.tick(linux);
         }
         Ok(())
     };
-    // What every page and table costs when it is first touched is not part of it.
+    // The first touch of pages and tables is not measured.
     (0..TICK).try_for_each(cycle)?;
     let part = (count / STAYS).max(1);
     let mut parts = Vec::with_capacity(STAYS);
@@ -228,7 +228,7 @@ fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
         (0..part).try_for_each(cycle)?;
         parts.push(start.elapsed().as_secs_f64() * 1e9 / part as f64);
     }
-    // SAFETY: nobody uses anything in it.
+    // SAFETY: no thread uses any allocation of it.
     unsafe { data.close(linux) };
     Ok((parts[0], parts[STAYS - 1]))
 }

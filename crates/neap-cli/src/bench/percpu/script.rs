@@ -1,8 +1,8 @@
-//! One run of the script: owners come, most of them go, then the rest; and what is populated and
-//! resident after each step.
+//! One run of the script: owners come, most of them go, then the rest; with populated and resident
+//! memory after each step.
 //!
-//! Sits between `bench percpu` and one instance of `neap-percpu` with a worker of its own, a thread
-//! that ticks as a composition would: every 250 ms, and at once where the instance asks for it.
+//! It uses one instance of `neap-percpu` with a worker of its own, a thread that ticks as a manager
+//! does: every 250 ms, and at once if the instance requests it.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use neap_base::Linux;
 use neap_percpu::{LINE, PerCpuData, Shape, Statistics, Wait};
 
-/// Bytes per CPU of what an owner makes, in this order.
+/// Bytes per CPU of an owner's allocations, in this order.
 pub(super) const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
 const TICK: Duration = Duration::from_millis(250);
-/// How often the worker looks whether it is wanted, and the script whether something has changed.
+/// Interval at which the worker checks for requests, and the script for changes.
 const LOOK: Duration = Duration::from_millis(2);
-/// As long as nothing changes, nothing more will: three ticks and a little.
+/// Time without a change after which there will be none: a little more than three ticks.
 const QUIET: Duration = Duration::from_millis(900);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -34,19 +34,19 @@ impl Random {
     }
 }
 
-/// What was populated, in KiB, and how long it took to go.
+/// Populated memory in KiB, and the times of its release.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
     pub(super) before: f64,
     pub(super) full: f64,
     pub(super) few: f64,
     pub(super) after: f64,
-    /// Populated for the owners over what they asked for, and over that rounded to lines.
+    /// Populated memory for the owners over their requests, and over these rounded to cache lines.
     pub(super) waste: f64,
     pub(super) waste_of_lines: f64,
-    /// Milliseconds until the last page was gone, from the last free on; the longer of both times.
+    /// Milliseconds from the last free until the last page was released; the longer of both times.
     pub(super) returned_ms: f64,
-    /// What the geometry of pages permits: all pages over those in which something stays.
+    /// The ratio that the geometry of pages permits: all pages over those that keep data.
     pub(super) bound: f64,
 }
 
@@ -68,7 +68,7 @@ impl Stage<'_> {
         populated * page
     }
 
-    /// Waits until the reserve is there.
+    /// Waits until the reserve is full.
     fn fill(&self) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -83,7 +83,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Waits until nothing changes any more; answers when the last change was seen.
+    /// Waits until nothing changes any more. Returns the time of the last change.
     fn settle(&self) -> Result<Instant> {
         let start = Instant::now();
         let (mut seen, mut changed) = (self.populated(), start);
@@ -100,7 +100,7 @@ impl Stage<'_> {
         Ok(changed)
     }
 
-    /// Populated KiB, if that is what the kernel says is resident.
+    /// Returns populated KiB, if that is the kernel's resident memory.
     fn checked(&self) -> Result<f64> {
         let mut resident = Ok(0);
         self.data.reach(|start, length| {
@@ -120,7 +120,7 @@ impl Stage<'_> {
     }
 }
 
-/// How much of a range the kernel says is resident.
+/// Returns the resident bytes of a range, by the kernel.
 fn resident_bytes(start: usize, length: usize) -> Result<usize> {
     let page = neap_os::memory::page_size();
     let (mut map, mut pages) = (vec![0_u8; 1 << 16], 0);
@@ -137,8 +137,8 @@ fn resident_bytes(start: usize, length: usize) -> Result<usize> {
     Ok(pages * page)
 }
 
-/// Runs the script: an owner for each list of sizes; first those go that `goes` names, then the
-/// others.
+/// Runs the script: an owner for each list of sizes. First the owners in `goes` are closed, then
+/// the others.
 pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[bool]) -> Result<Run> {
     let refused = |error| anyhow!("the allocator was refused memory: {error:?}");
     let data = PerCpuData::open(linux, shape, |_| 0, ()).map_err(refused)?;
@@ -158,7 +158,7 @@ pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[b
         over.store(true, Ordering::Relaxed);
         outcome
     });
-    // SAFETY: the worker has ended, and the script keeps nothing.
+    // SAFETY: the worker has ended, and no thread uses any allocation of it.
     unsafe { data.close(linux) };
     outcome
 }
@@ -180,7 +180,7 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     let full = stage.checked()?;
     let close = |going: bool| -> Result<(f64, f64)> {
         for (owner, _) in held.iter().zip(goes).filter(|(_, goes)| **goes == going) {
-            // SAFETY: the script uses none of it.
+            // SAFETY: the script does not use the owner's data.
             unsafe { data.close_owner(*owner) }.map_err(refused)?;
         }
         let start = Instant::now();
@@ -202,8 +202,8 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     })
 }
 
-/// All pages over those that keep something, if each owner's data, in whole lines, lay right behind
-/// the one's before it.
+/// All pages over those that keep data, if each owner's data, in whole cache lines, followed that
+/// of the owner before.
 fn bound(owners: &[Vec<usize>], goes: &[bool], cpus: usize, page: usize) -> f64 {
     let (mut at, mut kept, mut beyond) = (0, 0, 0);
     for (sizes, goes) in owners.iter().zip(goes) {

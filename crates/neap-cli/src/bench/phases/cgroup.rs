@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How long the kernel may take until the group of a program that has ended can be removed.
+/// Longest wait for the kernel until the group of a program that has ended can be removed.
 const LEAVING: Duration = Duration::from_secs(5);
 
 /// Where memory groups can be made.
@@ -43,8 +43,7 @@ pub(super) struct Group {
 impl Groups {
     /// Finds this process's group and tries to make a child group.
     ///
-    /// # Errors
-    /// Says what is missing: a controller, a mount or the right to make groups.
+    /// The missing part: a controller, a mount or the right to make groups.
     pub(super) fn find() -> Result<Groups> {
         let read = |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
         let found = own_group(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?);
@@ -85,7 +84,7 @@ impl Groups {
             Version::Two => ("memory.max", "memory.swap.max", 0),
         };
         write(&group.folder.join(memory), &limit.to_string())?;
-        // Absent where swap is not accounted, and then there is none to account in most systems.
+        // Absent where swap is not accounted; then most systems have none.
         let _ = write(&group.folder.join(swap), &of_swap.to_string());
         Ok(group)
     }

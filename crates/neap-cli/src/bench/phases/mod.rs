@@ -4,8 +4,7 @@
 //! Figures, over all variations of the workload:
 //!
 //! * `peak_ratio`: neap's largest peak of resident memory over the live set. The program itself and
-//!   its tables, which are
-//!   there before the first block, are not part of a peak.
+//!   its tables, which exist before the first block, are not part of a peak.
 //! * `peak_ratio_best_peer`: the largest of neap's peak over the best peer's peak in that
 //!   variation.
 //! * `time_geomean_ratio`, `worst_time_ratio`: elapsed time over that of the fastest peer in each

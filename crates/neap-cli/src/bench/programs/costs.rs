@@ -1,5 +1,5 @@
-//! What neap costs over the best allocator of each program, neap among them: processor time and
-//! peak memory.
+//! neap's costs over the best allocator of each program, neap among them: processor time and peak
+//! memory.
 //!
 //! # Invariants
 //!
@@ -15,7 +15,7 @@ use crate::work::Outcome;
 /// code.
 const SMALL_MIB: f64 = 15.0;
 
-/// One program: neap's median over the smallest median, and that.
+/// One program: neap's median over the smallest median, and the latter.
 struct Row {
     ratio: f64,
     best: f64,

@@ -1,5 +1,4 @@
-//! Programs in languages whose every object comes from malloc, or whose larger ones do: Python, Lua
-//! and Ruby.
+//! Programs in languages with all objects, or all larger ones, from malloc: Python, Lua and Ruby.
 //!
 //! # Design
 //!
