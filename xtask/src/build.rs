@@ -9,8 +9,8 @@ use anyhow::{Result, bail};
 use crate::layout;
 use crate::process::{cargo, command, need, run};
 
-/// What programs that are linked with the C API ask the loader for: it changes when they would no
-/// longer run.
+/// The name that programs linked with the C API request from the loader. It changes when they would
+/// no longer run.
 pub(crate) const SONAME: &str = "libneap.so.0";
 
 /// Builds all, optimised.

@@ -1,10 +1,10 @@
-//! The C API as programs see it: installed, found by pkg-config, linked in every way, run in every
-//! mode.
+//! Tests the C API as programs use it: installed, found by pkg-config, linked in every way, run in
+//! every mode.
 //!
-//! Sits between `install` and the compilers. The programs of `tests/c_api` check themselves and
-//! print `ok`, the examples of `examples` print what they like and end with status 0. Each is
-//! linked with the shared library, with the static one, and with nothing but static ones; all but
-//! the last also run under the preload library, which then serves neap's functions to the first.
+//! The programs of `tests/c_api` check themselves and print `ok`; the examples of `examples` have
+//! any output and status 0. Each is linked with the shared library, with the static one, and fully
+//! statically. All but the last also run under the preload library, which then serves neap's
+//! functions to the first.
 
 use core::time::Duration;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::process::{capture, command, need, observe};
 use crate::report::Report;
 use crate::smoke::{DEFAULT, MODES, complaints, plain, preload};
 
-/// A program: its file, and whether it prints `ok` and nothing else.
+/// A program: its file, and whether it prints only `ok`.
 const PROGRAMS: &[(&str, bool)] = &[
     ("tests/c_api/everything.c", true),
     ("tests/c_api/groups.c", true),
@@ -32,18 +32,18 @@ const PROGRAMS: &[(&str, bool)] = &[
     ("examples/lists.c", false),
 ];
 
-/// How programs are linked: the name of the way, what stands for `-lneap`, and more flags.
+/// Ways to link: the name of the way, the replacement of `-lneap`, and more flags.
 const LINKS: &[(&str, &str, &[&str])] =
     &[("shared", "-lneap", &[]), ("static library", "-l:libneap.a", &[]), ("all static", "-lneap", &["-static"])];
 
-/// Installs what was built, builds the programs and runs them.
+/// Installs the built files, builds the programs and runs them.
 pub(crate) fn check() -> Result<()> {
     let mut report = Report::default();
     into(&mut report)?;
     report.close("c-api")
 }
 
-/// The same, counted in `report`.
+/// Runs the checks, counted in `report`.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
     need("pkg-config", &["pkg-config"])?;
     let folder = layout::target().join("c_api");
@@ -74,14 +74,14 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Asks the installed pkg-config file.
+/// Queries the installed pkg-config file.
 fn pkg_config(prefix: &Path, arguments: &[&str]) -> Result<String> {
     let mut ask = command("pkg-config", arguments);
     ask.arg("neap").env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
     capture(ask)
 }
 
-/// Compiles and links a program with what pkg-config says, with every warning an error.
+/// Compiles and links a program with the flags of pkg-config, with every warning an error.
 fn build(prefix: &Path, folder: &Path, file: &str, library: &str, more: &[&str]) -> Result<PathBuf> {
     let source = layout::root().join(file);
     let cxx = file.ends_with(".cpp");
@@ -104,8 +104,8 @@ fn build(prefix: &Path, folder: &Path, file: &str, library: &str, more: &[&str])
     Ok(program)
 }
 
-/// Runs a program in every mode, and what is not all static under the preload library as well. The
-/// examples, one of which takes its time, run as their readers would run them.
+/// Runs a program in every mode, and also under the preload library unless it is fully static. The
+/// examples, one of which takes long, run as their readers would run them.
 fn run_everywhere(report: &mut Report, prefix: &Path, program: &Path, (file, way, says_ok): (&str, &str, bool)) {
     let malloc = prefix.join("lib/libneap_malloc.so");
     for mode in MODES.iter().filter(|mode| mode.beside.is_none() && (says_ok || mode.name == DEFAULT.name)) {
@@ -131,7 +131,7 @@ fn run_once(
     environment: &dyn Fn(&mut Command),
 ) -> Result<()> {
     let mut line = Command::new(program);
-    // Where there is no thread the program has to tick.
+    // Without a thread the program has to tick.
     if mode == "background off" {
         line.arg("ticks");
     }
@@ -143,8 +143,8 @@ fn run_once(
     Ok(())
 }
 
-/// Alone the functions are libneap's, preloaded they are the preload library's, and in a static
-/// program its own.
+/// Checks where the functions come from: alone from libneap, preloaded from the preload library, in
+/// a static program from itself.
 fn whose(prefix: &Path, folder: &Path) -> Result<()> {
     let malloc = prefix.join("lib/libneap_malloc.so");
     for (library, alone, preloaded) in

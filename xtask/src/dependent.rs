@@ -1,10 +1,10 @@
 //! `cargo xtask dependent`: a Rust program outside the workspace that depends on the crate, built
-//! as its author's settings would, and run.
+//! with ordinary settings, and run.
 //!
-//! The workspace's own profile joins all code into one object file, where one word makes a symbol
-//! weak for all of it; a program with ordinary settings has many. A strong reference to a symbol
-//! that only some C libraries have stops it: at its start where the GNU C library is older than
-//! 2.35, and in the linker for musl.
+//! The workspace's own profile joins all code into one object file, where one declaration makes a
+//! symbol weak for all of it; a program with ordinary settings has many object files. A strong
+//! reference to a symbol that only some C libraries have breaks the program: at its start if the
+//! GNU C library is older than 2.35, and in the linker for musl.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,8 +37,8 @@ codegen-units = 16
 [workspace]
 "#;
 
-/// Threads that free what others have allocated, of sizes for each path, and a statistic that only
-/// neap has.
+/// Threads that free blocks of other threads, of sizes for each path, and a statistic of neap's
+/// own.
 const PROGRAM: &str = r#"
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
@@ -68,19 +68,19 @@ pub(crate) fn command_alone() -> Result<()> {
     report.close("dependent")
 }
 
-/// Builds and runs it in every way, counted in a report that has others in it.
+/// Builds and runs it in every way, counted in a report with other checks.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
     need("cc", &["gcc", "libc6-dev"])?;
     need("nm", &["binutils"])?;
     let folder = layout::target().join("dependent");
     println!("a program that depends on the crate, in {}", folder.display());
     fs::create_dir_all(folder.join("src"))?;
-    // Cargo runs in it, and is told where to build.
+    // Cargo runs in this folder, and is told where to build.
     let folder = fs::canonicalize(folder)?;
     let crate_folder = fs::canonicalize(layout::root().join("crates/neap"))?;
     fs::write(folder.join("Cargo.toml"), MANIFEST.replace("NEAP", &crate_folder.to_string_lossy()))?;
     fs::write(folder.join("src/main.rs"), PROGRAM)?;
-    // The versions that the workspace has, which are here already.
+    // The versions of the workspace, which are downloaded already.
     fs::copy(layout::root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
     for profile in ["dev", "release", "apart"] {
         report.check(&format!("profile {profile}"), run(&folder, profile, None));
@@ -92,7 +92,7 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Builds it with one profile, looks at its symbols, and runs it.
+/// Builds it with one profile, checks its symbols, and runs it.
 fn run(folder: &Path, profile: &str, target: Option<&str>) -> Result<()> {
     let built = folder.join("target");
     let mut build = cargo(["build", "--quiet", "--profile", profile, "--target-dir"]);

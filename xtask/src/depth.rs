@@ -1,9 +1,9 @@
-//! Holds the functions of the malloc family to a few kilobytes of stack, with all of neap's own
+//! Bounds the stack of the malloc family's functions to a few kilobytes, with all neap functions
 //! that they call.
 //!
-//! What is rare and needs more works on a stack of its own (`neap_os::stack`), which is checked
-//! against that one's size. What the C library's functions and a program's callbacks need comes on
-//! top, and so does what a process that is about to abort needs for its last message.
+//! Rare work that needs more runs on a stack of its own (`neap_os::stack`), and is checked against
+//! that stack's size. The C library's functions, a program's callbacks, and the last message of a
+//! process that aborts are not counted.
 
 use std::path::Path;
 
@@ -17,8 +17,7 @@ use crate::stack::{Depth, Graph, Stated, Walk};
 /// Bytes that the malloc family may need of its caller's stack.
 const MOST: i64 = 4096;
 
-/// Bytes that work on a stack of its own may need: half of that, so that a signal handler has the
-/// rest.
+/// Most bytes of work on a stack of its own: half of it, so that a signal handler has the rest.
 const MOST_APART: i64 = 128 << 10;
 
 const STATED: Stated<'static> = Stated {
@@ -36,24 +35,24 @@ const STATED: Stated<'static> = Stated {
         "neap::trace::say_cut_short",
         // A charge that the program makes inline, and no allocation.
         "::ask_inline",
-        // Where no stack can be mapped for what is rare.
+        // Rare work where no stack can be mapped.
         "::make_room_here",
         "core::fmt::",
     ],
     repeated: &[
-        // Of a stack for guests, then of that for objects at home.
+        // First for the stack of guests, then for that of objects at home.
         ("exchange::<impl neap_objects::objects::Objects<P>>::spill", 2),
-        // A tick is due once.
+        // Only one tick is due.
         ("after_per_cpu", 2),
     ],
 };
 
-/// Calls that lead out of the library, to a program's functions or another library's, or to work on
+/// Calls that leave the library, to functions of a program or another library, or to work on
 /// another stack.
 const OUTSIDE: &[&str] = &[];
 
-/// Closures that say when a long piece of work is to stop, and the recorder of `trace:`. Those of
-/// neap's own shrinkers work on another stack.
+/// Closures that stop long work, and the recorder of `trace:`. Those of neap's own shrinkers run on
+/// another stack.
 const STOPS: &[&str] = &[
     "::inside_to_the_end::{{closure}}",
     "::drain_with::{{closure}}",
@@ -64,23 +63,23 @@ const STOPS: &[&str] = &[
 
 const RECORDER: &str = "neap::trace::Trace as neap_base::platform::Recorder>::note";
 
-/// What a manager tells its process.
+/// Hooks of a manager.
 const HOOKS: &[&str] = &["neap::stat_page::publish$", "neap::process::spawn$"];
 
 const OWN_SHRINKERS: &[&str] = &["neap::own_caches::count$", "neap::own_caches::scan$"];
 
-/// The first that fits counts.
+/// The first match counts.
 const UNKNOWN: &[(&str, &[&str])] = &[
     ("neap_os::stack::switch", OUTSIDE),
     ("neap_os::stack::run", HOOKS),
-    // The kernel's clock, which is inlined where time is asked for.
+    // The kernel's clock, inlined into its callers.
     ("Platform>::now", OUTSIDE),
     ("neap_os::clock::", OUTSIDE),
     ("neap_os::environment::random", OUTSIDE),
     ("neap_groups::asking::", OUTSIDE),
     ("neap::watching::", OUTSIDE),
     ("reclaim::pass::Pass<D>::attempt", OUTSIDE),
-    // The C library's functions of these names, and what makes neap's thread.
+    // The C library's functions of these names, and the function that makes neap's thread.
     ("neap_os::own_thread::make", OUTSIDE),
     ("pthread_create", OUTSIDE),
     ("thrd_create", OUTSIDE),
@@ -125,7 +124,7 @@ fn roots(library: &Path) -> Result<Vec<(String, u64)>> {
     Ok(symbols.lines().filter_map(root).collect())
 }
 
-/// Checks the preload library, counted in a report that has others in it.
+/// Checks the preload library, counted in a report with other checks.
 pub(crate) fn into(report: &mut Report, library: &Path, listing: &Listing) -> Result<()> {
     let graph = Graph::of(library, listing)?;
     let mut walk = Walk::new(&graph, &STATED);
@@ -152,7 +151,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, listing: &Listing) -> Re
     Ok(())
 }
 
-/// An error that shows the deepest way, if it is too deep.
+/// An error that shows the deepest path, if it is too deep.
 fn within(graph: &Graph<'_>, deepest: &Depth, most: i64) -> Result<()> {
     let way = deepest.way.iter().map(|(at, bytes)| format!("\n    {bytes:>6} {}", graph.name(*at)));
     ensure!(deepest.bytes > 0, "no function was found");

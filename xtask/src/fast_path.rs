@@ -1,11 +1,10 @@
-//! Looks at malloc and free of a small object, in the library as it was built: how many
-//! instructions they are, and how many lines of the processor's.
+//! Checks malloc and free of a small object in the built library: the number of instructions, and
+//! of cache lines.
 //!
-//! Sits beside the checks of its symbols. From its entry to its first return each runs straight
-//! ahead while its jumps are not taken, which they are only where something is out of the ordinary.
-//! `objdump` of binutils reads the library. With fewer instructions than the least, the first
-//! return is another. A third line costs more than the instructions in it: see
-//! docs/design/fast-path.md.
+//! From its entry to its first return each runs straight ahead unless a jump is taken, which
+//! happens only in unusual cases. `objdump` of binutils reads the library. With fewer instructions
+//! than the least, the first return is another one. A third cache line costs more than the
+//! instructions in it: see docs/design/fast-path.md.
 
 use core::ops::RangeInclusive;
 
@@ -15,15 +14,15 @@ use crate::layout;
 use crate::process::{capture, command};
 use crate::report::Report;
 
-/// Functions of the C library's, and how many instructions there are to their first return.
+/// Functions, and the number of instructions to their first return.
 const LIMITS: [(&str, RangeInclusive<usize>); 2] = [("malloc", 25..=27), ("free", 30..=31)];
 
-/// Bytes of a line, and on how many of them these functions lie.
+/// Bytes of a cache line, and the number of lines of these functions.
 const LINE: usize = 64;
 const LINES: usize = 2;
 
-/// Instructions from a function's entry to its first return, and the bytes before that, in what
-/// `objdump` says of it.
+/// Instructions from a function's entry to its first return, and their bytes, in the output of
+/// `objdump`.
 fn straight(listing: &str) -> Option<(usize, usize)> {
     let instructions: Vec<_> = listing.lines().filter_map(|line| line.trim_start().split_once(":\t")).collect();
     let end = instructions.iter().position(|(_, instruction)| instruction.trim() == "ret")?;
@@ -31,12 +30,12 @@ fn straight(listing: &str) -> Option<(usize, usize)> {
     Some((end + 1, address(end)? - address(0)?))
 }
 
-/// Lines that a function has from `start` up to the byte so many behind it.
+/// Number of cache lines of a function that starts at `start` and has `bytes` bytes.
 fn lines(start: usize, bytes: usize) -> usize {
     (start + bytes) / LINE - start / LINE + 1
 }
 
-/// Checks the built library, counted in a report that has others in it.
+/// Checks the built library, counted in a report with other checks.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
     let library = layout::library();
     let path = library.to_string_lossy();

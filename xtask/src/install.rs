@@ -1,9 +1,8 @@
-//! `cargo xtask install --prefix FOLDER`: what `build` made, where programs, compilers and
-//! pkg-config look for it.
+//! `cargo xtask install --prefix FOLDER`: copies the products of `build` to the places where
+//! programs, compilers and pkg-config look for them.
 //!
-//! Sits between the target folder and a prefix such as `/usr/local`. `--destdir FOLDER` puts a root
-//! in front of it, for packages; what is written into files is the prefix alone. Asks for nothing
-//! but the right to write there.
+//! `--destdir FOLDER` puts a root in front of the prefix, for packages; files contain the prefix
+//! only. It needs only the right to write there.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -33,7 +32,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Installs what was built, and answers which files that are.
+/// Installs the built files, and returns their paths.
 pub(crate) fn install(prefix: &Path, root: &Path) -> Result<Vec<PathBuf>> {
     let version = env!("CARGO_PKG_VERSION");
     let [shared, archive] = layout::c_libraries();
@@ -43,7 +42,7 @@ pub(crate) fn install(prefix: &Path, root: &Path) -> Result<Vec<PathBuf>> {
     let mut put = |from: &Path, to: &str, mode: u32| -> Result<()> {
         let to = place.join(to);
         fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
-        // A running program keeps the file that it has.
+        // A running program keeps its file.
         if to.symlink_metadata().is_ok() {
             fs::remove_file(&to).with_context(|| to.display().to_string())?;
         }

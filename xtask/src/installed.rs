@@ -1,7 +1,6 @@
-//! Real programs that a machine may have, and what each is asked to do under the preload library.
-//!
-//! Sits beside smoke.rs, which runs them. Each prints the same in every run, so no times, no
-//! addresses, no order of threads; the files that it needs are laid out in an empty folder first.
+//! Real programs that a machine may have, and the task of each under the preload library, for
+//! smoke.rs. Each has the same output in every run: no times, no addresses, no order of threads.
+//! The files that it needs are laid out in an empty folder first.
 
 /// Status of a program that found a part of itself missing, which it names on standard error
 /// (automake's convention).
@@ -52,8 +51,7 @@ stop.set()
 print(codes)
 ";
 
-/// Python warns where a process with several threads forks, so there is to be one after much memory
-/// came and went.
+/// Python warns when a process with several threads forks, so there must be one after a burst.
 const PYTHON_POOL: &str = "\
 import multiprocessing, os, warnings
 warnings.simplefilter('error')

@@ -1,11 +1,11 @@
-//! `cargo xtask kernel-percpu`: what the kernel's own per-CPU allocator gives back when ten of
-//! eleven memory cgroups go.
+//! `cargo xtask kernel-percpu`: how much memory the kernel's own per-CPU allocator returns when ten
+//! of eleven memory cgroups go.
 //!
-//! The experiment of the mail series that `neap-percpu` learned from: 1000 times a group and ten
-//! more, 11 000 in all; then the ten of each go; `Percpu:` of `/proc/meminfo` before, with all and
-//! after. Groups are made in a folder of their own, which is removed in the end, whatever happened,
-//! or by the next run where this one was killed. Nothing else is changed: where the memory
-//! controller is not there for the taking, nothing is done (status 77).
+//! 1000 times a group and ten more are made, 11 000 in all; then the ten of each are removed. It
+//! prints `Percpu:` of `/proc/meminfo` before, with all, and after. Groups are made in a folder of
+//! their own, which is removed in the end, even after an error, or by the next run if this one was
+//! killed. Nothing else is changed. Without an available memory controller it does nothing (status
+//! 77).
 
 use core::time::Duration;
 use std::fs;
@@ -20,10 +20,10 @@ use crate::Skipped;
 const FOLDER: &str = "neap-kernel-percpu";
 const SURVIVORS: usize = 1000;
 const OTHERS: usize = 10;
-/// For making all groups, and for removing them.
+/// Longest time of making all groups, and of removing them.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The kernel frees groups some time after they are removed, and pages after that: until nothing
-/// changes for so long.
+/// Time without a change after which all is freed: the kernel frees groups some time after they are
+/// removed, and pages after that.
 const REST: Duration = Duration::from_secs(10);
 
 /// The folder of all groups, removed with this value.
@@ -46,7 +46,7 @@ fn remove(folder: &Path) -> Result<()> {
     fs::remove_dir(folder).with_context(|| folder.display().to_string())
 }
 
-/// Where memory cgroups can be made, and whether that is the unified hierarchy.
+/// The place for memory cgroups, and whether it is the unified hierarchy.
 fn hierarchy(mounts: &str) -> Option<(PathBuf, bool)> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -92,7 +92,7 @@ fn percpu() -> Result<u64> {
     number.ok_or_else(|| Skipped("the kernel is not measured: /proc/meminfo has no Percpu (before 4.20)".into()).into())
 }
 
-/// The same when it has rested.
+/// `Percpu:` in KiB, once it no longer changes.
 fn settled() -> Result<u64> {
     let (start, mut last, mut since) = (Instant::now(), percpu()?, Instant::now());
     while since.elapsed() < REST && start.elapsed() < LIMIT {
@@ -105,8 +105,8 @@ fn settled() -> Result<u64> {
     Ok(last)
 }
 
-/// Calls `each` for the names of the groups in the order that they are made in: those that stay,
-/// those that go, or all.
+/// Calls `each` with the names of the groups in the order of their creation: those that stay, those
+/// that go, or all.
 fn for_each(stay: bool, go: bool, each: &dyn Fn(&str) -> std::io::Result<()>) -> Result<()> {
     let start = Instant::now();
     for survivor in 1..=SURVIVORS {

@@ -1,7 +1,5 @@
-//! Where things lie: the root of the sources, the target folder and what is built into it.
-//!
-//! Every other file of xtask asks here, so that a target folder named by `CARGO_TARGET_DIR` holds
-//! for all steps. Nothing here touches the disk.
+//! Places of files: the root of the sources, the target folder and its products. So a target folder
+//! named by `CARGO_TARGET_DIR` holds for all steps. Nothing here touches the disk.
 
 use std::path::PathBuf;
 
@@ -27,7 +25,7 @@ pub(crate) fn library() -> PathBuf {
     target().join("release/libneap_malloc.so")
 }
 
-/// The C API's library, shared and static, as cargo calls them.
+/// The C API's library, shared and static, by cargo's names.
 pub(crate) fn c_libraries() -> [PathBuf; 2] {
     ["release/libneap_c.so", "release/libneap_c.a"].map(|file| target().join(file))
 }

@@ -1,10 +1,9 @@
-//! librseq for `neap bench percpu`: a shared library in `target/peers/`, from sources that are
-//! there already.
+//! librseq for `neap bench percpu`: a shared library in `target/peers/`, from a checkout that the
+//! variable `LIBRSEQ` names.
 //!
-//! No crate carries them and Debian 12 has no package, so the one who wants it names a checkout by
-//! the variable `LIBRSEQ`. It is compiled with the flags of its own default build; nothing of it is
-//! copied into the project. Without the variable it is left out, and a library that was built
-//! before stays.
+//! No crate carries its sources and Debian 12 has no package. It is compiled with the flags of its
+//! own default build; nothing of it is copied into the project. Without the variable it is not
+//! built, and an earlier library stays.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +15,8 @@ use crate::process::{capture, command};
 pub(crate) const NAME: &str = "librseq";
 const VARIABLE: &str = "LIBRSEQ";
 
-/// Builds the library if it was `chosen` and its sources are named; answers its version if it is
-/// there.
+/// Builds the library if it was `chosen` and its sources are named. Returns its version if the
+/// library exists.
 pub(crate) fn build(folder: &Path, chosen: bool) -> Result<Option<String>> {
     let (library, stated) = (folder.join("librseq.so"), folder.join("librseq.version"));
     match std::env::var_os(VARIABLE).map(PathBuf::from).filter(|_| chosen) {

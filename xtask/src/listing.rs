@@ -1,7 +1,5 @@
-//! A shared object as its instructions: what `objdump`, `readelf` and `nm` of binutils say of all
-//! code in it.
-//!
-//! Sits below the checks of unwind information and of stack depths, which follow the instructions.
+//! A shared object as its instructions, by `objdump`, `readelf` and `nm` of binutils: for the
+//! checks of unwind information and of stack depths.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,35 +12,35 @@ use crate::process::{capture, command};
 /// An instruction in Intel's notation.
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction {
-    /// Where it begins, and where the next one does.
+    /// Its address, and that of the next one.
     pub(crate) address: u64,
     pub(crate) end: u64,
     /// Its name, without prefixes.
     pub(crate) name: String,
     /// Its operands.
     pub(crate) operands: Vec<String>,
-    /// Where an operand that is relative to the instruction pointer leads.
+    /// The address of an operand that is relative to the instruction pointer.
     pub(crate) refers_to: Option<u64>,
 }
 
 impl Instruction {
-    /// Where a direct jump or call leads.
+    /// The target of a direct jump or call.
     pub(crate) fn target(&self) -> Option<u64> {
         let first = self.operands.first()?.split_whitespace().next()?;
         if self.is_jump() || self.name == "call" { u64::from_str_radix(first, 16).ok() } else { None }
     }
 
-    /// Whether it may go on elsewhere than behind itself; a call comes back.
+    /// Whether it may continue elsewhere than after itself; a call returns.
     pub(crate) fn is_jump(&self) -> bool {
         self.name.starts_with('j')
     }
 
-    /// Whether the instruction behind it may be next.
+    /// Whether the next instruction may follow it.
     pub(crate) fn goes_on(&self) -> bool {
         !matches!(self.name.as_str(), "jmp" | "ret" | "ud2" | "ud1" | "int3" | "hlt")
     }
 
-    /// Whether it only fills up the space between functions.
+    /// Whether it only fills the space between functions.
     pub(crate) fn is_padding(&self) -> bool {
         matches!(self.name.as_str(), "int3" | "nop")
             || (self.name == "xchg" && self.operands == ["ax".to_string(), "ax".to_string()])
@@ -64,7 +62,7 @@ struct Section {
 pub(crate) struct Listing {
     bytes: Vec<u8>,
     sections: Vec<Section>,
-    /// In the order of their addresses.
+    /// Ordered by address.
     pub(crate) instructions: Vec<Instruction>,
     /// Names of functions, without hashes.
     names: BTreeMap<u64, String>,
@@ -141,14 +139,14 @@ impl Listing {
         self.sections.iter().find(|section| section.holds(address)).map_or("", |section| &section.name)
     }
 
-    /// The eight bytes at an address, as the file has them.
+    /// The eight bytes at an address, in the file.
     pub(crate) fn word(&self, address: u64) -> Option<u64> {
         let section = self.sections.iter().find(|section| section.holds(address) && section.holds(address + 7))?;
         let from = (section.offset + (address - section.address)) as usize;
         Some(u64::from_le_bytes(self.bytes.get(from..from + 8)?.try_into().ok()?))
     }
 
-    /// The name of the function that an address is in, as far as the file knows it.
+    /// The name of the function at an address, if the file has it.
     pub(crate) fn name(&self, address: u64) -> &str {
         self.names.range(..=address).next_back().map_or("?", |(_, name)| name)
     }
@@ -160,8 +158,8 @@ impl Section {
     }
 }
 
-/// Functions of `nm -C`; of several at an address the one with the longest name, which is not only
-/// an alias of C's.
+/// Functions of `nm -C`. Of several at an address, the one with the longest name, which is not only
+/// an alias for C.
 fn names(nm: &str) -> BTreeMap<u64, String> {
     let mut names: BTreeMap<u64, String> = BTreeMap::new();
     for line in nm.lines() {

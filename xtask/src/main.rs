@@ -1,8 +1,7 @@
 //! `cargo xtask COMMAND`: the project's own build, test and check commands.
 //!
-//! This file is the table of commands; each lives in a file of its own. xtask sits beside the
-//! workspace's crates and uses them only through cargo and through the programs they produce, so it
-//! builds even when they do not.
+//! This file is the table of commands; each has a file of its own. xtask uses the workspace's
+//! crates only through cargo and their programs, so it builds even when they do not.
 
 use std::process::ExitCode;
 
@@ -55,8 +54,8 @@ usage: cargo xtask COMMAND [arguments]
   ci                          everything that .ci/run runs
 ";
 
-/// A command that could do nothing here, and why. It ends with a status of its own: neither passed
-/// nor failed.
+/// A command that could do nothing here, with the reason. It ends with a status of its own: neither
+/// passed nor failed.
 #[derive(Debug)]
 struct Skipped(String);
 

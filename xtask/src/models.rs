@@ -1,4 +1,4 @@
-//! `cargo xtask loom` and `cargo xtask miri`: tests that run under another engine than the machine.
+//! `cargo xtask loom` and `cargo xtask miri`: tests under another engine than the machine.
 //!
 //! loom runs the files `tests/loom.rs` of the crates with every interleaving up to two preemptions,
 //! or as many as a test says; the crates are compiled with `--cfg loom` in a target folder of their
@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail};
 use crate::layout;
 use crate::process::{capture, cargo, command, run, which};
 
-/// Tests that miri interprets: crate, which of its test programs, then what that gets. Miri knows
-/// no inline assembly and few system calls, so these are tests that run on plain memory; it is some
-/// hundred times slower than the machine, so they are also small.
+/// Tests that miri interprets: crate, test programs, arguments. Miri knows no inline assembly and
+/// few system calls, so these tests use plain memory. It is some hundred times slower than the
+/// machine, so they are small.
 const MIRI: &[(&str, &[&str], &[&str])] = &[
     ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units", "rcu::"]),
     ("neap-objects", &["--lib"], &["progression::", "sheaf::", "slab::", "holes::"]),
@@ -68,7 +68,7 @@ pub(crate) fn miri_missing() -> Option<String> {
         return None;
     }
     println!("installing the nightly toolchain's miri and rust-src");
-    // Components are added to a toolchain that is there, which leaves its version alone.
+    // Components are added to an existing toolchain, which keeps its version.
     let add = ["component", "add", "--toolchain", "nightly", "miri", "rust-src"];
     if run(command("rustup", add)).is_ok() {
         return None;
@@ -93,8 +93,8 @@ pub(crate) fn miri() -> Result<()> {
             .args(*arguments)
             .current_dir(layout::root())
             .env("CARGO_TARGET_DIR", layout::target().join("miri"))
-            // The arena is addressed by number. Property tests take a few cases, and look for a
-            // file of earlier failures.
+            // The arena is addressed by number. Property tests run few cases, and read a file of
+            // earlier failures.
             .env("MIRIFLAGS", "-Zmiri-permissive-provenance -Zmiri-disable-isolation")
             .env("PROPTEST_CASES", "8");
         // These name the stable toolchain that runs xtask.

@@ -1,10 +1,10 @@
 //! `cargo xtask peers`: builds the allocators that the benchmarks compare neap with.
 //!
 //! Each becomes one preloadable shared library in `target/peers/`, compiled from the sources that
-//! the package `peers` pins, with the flags of its own project's default release build;
-//! `versions.json` beside them says what they are. A peer that fails to build is named and left
-//! out, and the others are still built. Nothing is downloaded but crates, and a library that is
-//! already there for the same sources and flags is kept.
+//! the package `peers` pins, with the flags of its own project's default release build.
+//! `versions.json` beside them has their versions. A peer that fails to build is named and left
+//! out, and the others are still built. Only crates are downloaded. A library for the same sources
+//! and flags is kept.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::layout;
 use crate::librseq;
 use crate::process::{capture, cargo, command, need, run};
 
-/// One allocator: the crate that carries its sources and how they become a library.
+/// An allocator: the crate with its sources, and the function that builds it.
 struct Peer {
     name: &'static str,
     package: &'static str,
@@ -34,8 +34,8 @@ const PEERS: &[Peer] = &[
     Peer { name: "tcmalloc", package: "libtcmalloc-sys", build: tcmalloc, version: tcmalloc_version },
 ];
 
-/// What a build function gets: the unpacked crate, a scratch folder of its own, and where the
-/// library is to lie.
+/// Arguments of a build function: the unpacked crate, a scratch folder of its own, and the path of
+/// the library.
 struct Job {
     peer: &'static str,
     package: &'static str,
@@ -97,7 +97,7 @@ pub(crate) fn build(wanted: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Builds one peer unless the library for these sources is there, and checks that it answers for
+/// Builds one peer unless the library for these sources exists, and checks that it provides
 /// `malloc` when preloaded.
 fn make(peer: &Peer, job: &Job) -> Result<()> {
     let stamp = job.scratch.join("built-from");
@@ -112,7 +112,7 @@ fn make(peer: &Peer, job: &Job) -> Result<()> {
         fs::remove_dir_all(&job.scratch)?;
     }
     fs::create_dir_all(&job.scratch)?;
-    // Made under another name first: a library that fails its check is not taken for a peer.
+    // Built under another name first: a library that fails its check is not taken for a peer.
     let candidate = job.scratch.join(format!("{}.so", peer.name));
     (peer.build)(job, &candidate)?;
     check_preload(job, &candidate)?;
@@ -122,7 +122,7 @@ fn make(peer: &Peer, job: &Job) -> Result<()> {
     Ok(())
 }
 
-/// Counts up when a build function below changes, so that libraries of the old one are built anew.
+/// Incremented when a build function below changes, so that old libraries are rebuilt.
 const RECIPE: u32 = 1;
 
 /// Version and folder of a crate, read from `cargo metadata`: in a package's object the name comes

@@ -1,8 +1,7 @@
-//! Running other programs: the one place where xtask starts a process.
+//! Runs other programs: the one place where xtask starts a process.
 //!
-//! Sits below every command of xtask. Each function names the program and its arguments when it
-//! fails, so that a failed step can be repeated by hand. It never goes through a shell and never
-//! hides a program's output unless asked to capture it.
+//! Each function names the program and its arguments when it fails, so that a failed step can be
+//! repeated by hand. It uses no shell, and hides a program's output only if asked to capture it.
 
 use core::time::Duration;
 use std::ffi::OsStr;
@@ -60,7 +59,7 @@ pub(crate) fn capture(mut command: Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What a program did, as far as another run of it can be compared with.
+/// The result of a program, for comparison with another run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// Exit code or signal; `None` when the time limit ended it.
@@ -91,8 +90,8 @@ impl Outcome {
     }
 }
 
-/// Runs a program without input for at most `limit` and collects what it did. The time limit guards
-/// against a hang: it ends the program's whole process group and is reported, never waited out.
+/// Runs a program without input for at most `limit`, and collects its result. The time limit guards
+/// against a hang: it ends the program's whole process group, which is reported.
 pub(crate) fn observe(mut command: Command, limit: Duration) -> Result<Outcome> {
     use std::os::unix::process::CommandExt;
     let mut child = command

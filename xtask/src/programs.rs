@@ -1,10 +1,9 @@
 //! The self-checking programs of `tests/programs`, compiled and run under the preload library in
 //! every mode.
 //!
-//! Each is one C or C++ file that prints nothing but `ok` and ends with status 0 when all is well,
-//! and otherwise says on standard error what was wrong. Those that do not ask for behaviour of
-//! neap's own also pass under the system's malloc, which shows that a failure is the allocator's:
-//! they run there first.
+//! Each is one C or C++ file that prints only `ok` and exits with status 0 on success, and
+//! otherwise reports the error on standard error. Programs that do not test behaviour of neap's own
+//! run under the system's malloc first: if they pass there, a failure is neap's.
 
 use core::time::Duration;
 use std::path::{Path, PathBuf};
@@ -21,8 +20,7 @@ use crate::smoke::{MODES, complaints, plain, preload};
 struct SelfCheck {
     file: &'static str,
     arguments: &'static [&'static str],
-    /// It tests an answer that only neap gives, or writes `neap: ` lines of its children through on
-    /// purpose.
+    /// It tests behaviour of neap alone, or passes on `neap: ` lines of its children on purpose.
     only_neap: bool,
 }
 
@@ -87,8 +85,8 @@ const PROGRAMS: &[SelfCheck] = &[
 /// A program for another C library, and that library's compiler.
 const MUSL: (&str, &str) = ("musl.c", "musl-gcc");
 
-/// Compiles and runs the program for musl in the modes that preload nothing beside the library;
-/// skips it where there is no compiler.
+/// Compiles and runs the program for musl in the modes that preload no other library. Skips it
+/// without a compiler.
 fn musl(report: &mut Report, library: &Path, scratch: &Path) {
     let (file, compiler) = MUSL;
     if which(compiler).is_none() {
@@ -107,7 +105,7 @@ fn musl(report: &mut Report, library: &Path, scratch: &Path) {
     }
 }
 
-/// Runs a program in an environment: it prints `ok`, ends well, and nobody complains.
+/// Runs a program in an environment: it must print `ok` and succeed, without complaints.
 fn passes(mut line: Command, environment: &dyn Fn(&mut Command)) -> Result<()> {
     environment(&mut line);
     let found = observe(line, Duration::from_secs(180))?;
@@ -116,7 +114,7 @@ fn passes(mut line: Command, environment: &dyn Fn(&mut Command)) -> Result<()> {
     Ok(())
 }
 
-/// Compiles and runs those whose file name passes `chosen`.
+/// Compiles and runs the programs with file names that pass `chosen`.
 pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: &dyn Fn(&str) -> bool) -> Result<()> {
     for check in PROGRAMS.iter().filter(|check| chosen(check.file)) {
         let source = layout::root().join("tests/programs").join(check.file);
@@ -146,8 +144,8 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
     Ok(())
 }
 
-/// Compiles a program and what lies beside it: of `<name>_library` the shared object that it loads,
-/// of `<name>_linked` one that it is linked with.
+/// Compiles a program and its companions: `<name>_library` is a shared object that it loads,
+/// `<name>_linked` one that it is linked with.
 fn compile_with_library(source: &Path, scratch: &Path) -> Result<PathBuf> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
     // Without -fno-builtin the compiler removes pairs of malloc and free that it sees through.
@@ -178,7 +176,7 @@ fn compiler(source: &Path) -> Command {
     command(if cxx { "g++" } else { "gcc" }, ["-O1", "-g", "-Wall"])
 }
 
-/// Compiles one source file into `scratch` and hands back the program.
+/// Compiles one source file into `scratch` and returns the program.
 pub(crate) fn compile(source: &Path, flags: &[&str], scratch: &Path) -> Result<PathBuf> {
     let program = scratch.join(source.file_stem().unwrap_or_default());
     let mut compiler = compiler(source);

@@ -1,7 +1,7 @@
-//! The count of checks that passed, failed or could not be made, and its closing line.
+//! Counts of checks that passed, failed or could not be made, and the closing line.
 //!
-//! Every command that makes many small checks keeps one. A skipped check is printed with its reason
-//! and counted apart: it never passes.
+//! Every command with many small checks has one. A skipped check is printed with its reason and
+//! counted separately: it never passes.
 
 use anyhow::{Result, bail};
 
@@ -14,7 +14,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Records one check. A failure is printed at once with what is known of it.
+    /// Records one check. A failure is printed at once.
     pub(crate) fn check(&mut self, name: &str, result: Result<()>) {
         match result {
             Ok(()) => {

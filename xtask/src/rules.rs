@@ -1,8 +1,5 @@
 //! Unwind information of a shared object: the frames of `.eh_frame` and their rules at every
-//! address.
-//!
-//! Sits between what `readelf` of binutils prints and the check that compares it with the
-//! instructions.
+//! address, as printed by `readelf` of binutils.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{capture, command};
 
-/// How to get from an instruction to its caller.
+/// The rules from an instruction to its caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
     /// The register that the frame's address is this far above.
@@ -44,7 +41,7 @@ impl Frame {
 pub(crate) struct Frames(pub(crate) Vec<Frame>);
 
 impl Frames {
-    /// Reads those of a shared object.
+    /// Reads the frames of a shared object.
     pub(crate) fn of(library: &Path) -> Result<Frames> {
         let path = library.to_string_lossy();
         let frames = parsed(&capture(command("readelf", ["--debug-dump=frames", &path]))?)?;
@@ -64,7 +61,7 @@ fn register(text: &str) -> Option<&str> {
     text.split_once('(')?.1.split_once(')').map(|(name, _)| name)
 }
 
-/// Adds what one line of `readelf` says to the rules.
+/// Applies one line of `readelf` to the rules.
 fn apply(line: &str, initial: &Rules, kept: &mut Vec<Rules>, rules: &mut Rules) -> Result<()> {
     let (operation, operands) = line.split_once(": ").unwrap_or((line, ""));
     let last = || operands.rsplit([' ', ':']).next().unwrap_or_default().parse::<i64>();
@@ -85,8 +82,8 @@ fn apply(line: &str, initial: &Rules, kept: &mut Vec<Rules>, rules: &mut Rules) 
                 None => rules.saved.remove(&name),
             };
         }
-        // The return address, while the stack is lent to another process: of its register nothing
-        // is checked.
+        // The return address while the stack is lent to another process: its register is not
+        // checked.
         "register" if name()? == "rip" => _ = rules.saved.remove("rip"),
         "remember_state" => kept.push(rules.clone()),
         "restore_state" => *rules = kept.pop().context("no state is kept")?,

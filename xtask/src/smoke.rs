@@ -1,10 +1,10 @@
 //! `cargo xtask smoke`: programs that know nothing of neap, run on its malloc.
 //!
-//! Each real program runs once as it is and once per mode under the preload library; standard
-//! output and exit status must be the same, and neither the loader nor neap may complain. Programs
-//! that are not installed are counted as skipped. The real programs are listed in installed.rs; the
+//! Each real program runs once without the library and once per mode under it. Standard output and
+//! exit status must be equal, and neither the loader nor neap may complain. Programs that are not
+//! installed are counted as skipped. The real programs are listed in installed.rs; the
 //! self-checking ones of `tests/programs` follow (programs.rs). The first check asks the loader
-//! whose `malloc` a preloaded program gets: without it everything below could pass on the system's.
+//! which `malloc` a preloaded program gets: otherwise all later ones could pass on the system's.
 
 use core::time::Duration;
 use std::fs;
@@ -18,12 +18,13 @@ use crate::process::{self, Outcome, capture, need, observe, which};
 use crate::report::Report;
 use crate::{layout, programs};
 
-/// A way in which everything runs.
+/// A mode of the runs.
 pub(crate) struct Mode {
     pub(crate) name: &'static str,
-    /// The variables that bring it about.
+    /// Environment variables of the mode.
     pub(crate) variables: &'static [(&'static str, &'static str)],
-    /// The C file of `tests/programs`, without `.c`, that is preloaded beside the library, if any.
+    /// The C file of `tests/programs`, without `.c`, of a library that is preloaded as well, if
+    /// any.
     pub(crate) beside: Option<&'static str>,
 }
 
@@ -69,7 +70,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
     let scratch = layout::target().join("smoke");
     fs::create_dir_all(&scratch)?;
     for name in MODES.iter().filter_map(|mode| mode.beside) {
-        // It begins before the first malloc, as the C library does.
+        // It starts before the first malloc, as the C library does.
         let source = layout::root().join("tests/programs").join(name).with_extension("c");
         programs::compile_shared(&source, &beside(name), &["-Wl,-z,initfirst"])?;
     }
@@ -85,7 +86,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
     programs::into(report, library, &scratch, &chosen)
 }
 
-/// A program that was not preloaded at all would pass every comparison.
+/// Otherwise a program that was not preloaded at all would pass every comparison.
 fn preload_takes_effect(library: &Path, scratch: &Path) -> Result<()> {
     let program = programs::compile(&layout::root().join("tests/programs/whose_malloc.c"), &["-fno-builtin"], scratch)?;
     let mut ask = Command::new(program);
@@ -110,12 +111,12 @@ pub(crate) fn preload(command: &mut Command, library: &Path, mode: &Mode) {
     command.env("LD_PRELOAD", libraries).envs(mode.variables.iter().copied());
 }
 
-/// Where a library that is preloaded beside neap's is built.
+/// The file of a library that is preloaded beside neap's.
 fn beside(name: &str) -> PathBuf {
     layout::target().join("smoke").join(name).with_extension("so")
 }
 
-/// Sets the environment of the same program without the library.
+/// Sets the environment of a program without the library.
 pub(crate) fn plain(command: &mut Command) {
     for variable in ["LD_LIBRARY_PATH", "NEAP", "GLIBC_TUNABLES", "LD_PRELOAD"] {
         command.env_remove(variable);
@@ -123,7 +124,7 @@ pub(crate) fn plain(command: &mut Command) {
     command.env("LC_ALL", "C");
 }
 
-/// Runs one program as it is and in every mode, each in a fresh folder, and compares.
+/// Runs one program without the library and in every mode, each in a fresh folder, and compares.
 fn compare(report: &mut Report, program: &Program, library: &Path, scratch: &Path) -> Result<()> {
     let limit = Duration::from_secs(120);
     let folder = scratch.join("work");
@@ -148,8 +149,8 @@ fn compare(report: &mut Report, program: &Program, library: &Path, scratch: &Pat
         return Ok(());
     }
     for mode in MODES {
-        // The library in front registers threads of its own accord, which ends a child in the
-        // server's sandbox.
+        // The library in front registers threads itself, which ends a child in the server's
+        // sandbox.
         if mode.beside.is_some() && program.name == SANDBOXED {
             continue;
         }
@@ -161,7 +162,8 @@ fn compare(report: &mut Report, program: &Program, library: &Path, scratch: &Pat
     Ok(())
 }
 
-/// True if both runs gave the same and the preloaded one was told nothing by the loader or by neap.
+/// Whether both runs gave the same, and neither the loader nor neap complained in the preloaded
+/// one.
 fn same(expected: &Outcome, found: &Outcome) -> Result<()> {
     ensure!(expected.status.is_some(), "without the library it was stopped by the time limit");
     complaints(found)?;

@@ -1,7 +1,7 @@
-//! How much stack the functions of a library need at most, with all that they call.
+//! Computes the most stack that the functions of a library need, with all that they call.
 //!
-//! Follows direct calls and jumps, and calls by addresses that the code loads from where the linker
-//! put them. Where other addresses are called, a list says what they may be.
+//! Follows direct calls and jumps, and calls by addresses in words that the linker filled. For
+//! calls of other addresses a list names the targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,14 +13,14 @@ use crate::process::{capture, command};
 use crate::rules::Frames;
 use crate::unwind::{Address, Check, State};
 
-/// Where a call leads.
+/// The target of a call.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Callee {
     /// A function of the library.
     Own(u64),
     /// One of the C library.
     Other(String),
-    /// An address that the code gets at run time.
+    /// An address that the code computes at run time.
     Unknown,
 }
 
@@ -29,7 +29,7 @@ pub(crate) enum Callee {
 pub(crate) struct Function {
     /// Most bytes of its frame, return address included.
     pub(crate) frame: i64,
-    /// What it calls, with the bytes that are on the stack by then.
+    /// Its callees, with the bytes on the stack at the call.
     pub(crate) calls: BTreeMap<Callee, i64>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Graph<'a> {
     pub(crate) functions: BTreeMap<u64, Function>,
 }
 
-/// What lies in words of the library once it is loaded: the name of a symbol, or an address in it.
+/// Contents of the library's words once it is loaded: the name of a symbol, or an address in it.
 fn relocations(path: &str) -> Result<BTreeMap<u64, Callee>> {
     let defined: BTreeMap<String, u64> = capture(command("nm", ["-D", "--defined-only", path]))?
         .lines()
@@ -89,17 +89,17 @@ impl Graph<'_> {
                     continue;
                 }
                 let callee = callee(instruction, state, &words);
-                // Code of the function's own that lies elsewhere.
+                // Code of the function that lies elsewhere.
                 let is_outside = |to: u64| frames.covering(to).is_some_and(|frame| frame.rules(to).computed.is_some());
                 if matches!(callee, Callee::Own(to) if is_outside(to)) {
                     continue;
                 }
-                // A jump to an address that is worked out stays in the function, where the stack
-                // says that there is still a frame.
+                // A jump to a computed address stays in the function, if the stack still has a
+                // frame.
                 if !is_call && callee == Callee::Unknown && depth > 8 {
                     continue;
                 }
-                // What is jumped to takes over the return address.
+                // The target of a jump takes over the return address.
                 let depth = if is_call { depth } else { depth - 8 };
                 let most = function.calls.entry(callee).or_default();
                 *most = depth.max(*most);
@@ -115,8 +115,8 @@ impl Graph<'_> {
     }
 }
 
-/// Most bytes of a frame whose stack pointer is aligned: all steps of the function, and what the
-/// alignment may take.
+/// Most bytes of a frame with an aligned stack pointer: all steps of the function, and the most
+/// that the alignment takes.
 fn aligned(code: &[Instruction]) -> i64 {
     let steps = code.iter().map(|instruction| {
         let operand = |at: usize| instruction.operands.get(at).map_or("", String::as_str);
@@ -131,7 +131,7 @@ fn aligned(code: &[Instruction]) -> i64 {
     8 + steps.sum::<i64>()
 }
 
-/// What a call or jump leads to.
+/// The target of a call or jump.
 fn callee(instruction: &Instruction, state: &State, words: &BTreeMap<u64, Callee>) -> Callee {
     let at = |slot: u64| words.get(&slot).cloned().unwrap_or(Callee::Unknown);
     if let Some(target) = instruction.target() {
@@ -148,37 +148,37 @@ fn callee(instruction: &Instruction, state: &State, words: &BTreeMap<u64, Callee
     }
 }
 
-/// The deepest way from a function on.
+/// The deepest path from a function.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Depth {
     pub(crate) bytes: i64,
-    /// Functions on the way, with the bytes that are on the stack where the next is called.
+    /// Functions on the path, with the bytes on the stack at the call of the next.
     pub(crate) way: Vec<(u64, i64)>,
 }
 
-/// What the code does not say of itself.
+/// Statements about the code that cannot be derived from it.
 pub(crate) struct Stated<'a> {
-    /// Parts of the names of functions that call addresses which they get at run time, and parts,
-    /// or ends with a `$`, of the names of what these lead to. The first that fits counts.
+    /// Parts of names of functions that call computed addresses, and parts, or ends with a `$`, of
+    /// the names of the targets. The first match counts.
     pub(crate) unknown: &'a [(&'a str, &'a [&'a str])],
-    /// Parts of the names of functions that are counted for themselves.
+    /// Parts of names of functions that are counted separately.
     pub(crate) left_out: &'a [&'a str],
-    /// Parts of the names of functions that are on a way more than once, and how often.
+    /// Parts of names of functions that occur on a path more than once, and how often.
     pub(crate) repeated: &'a [(&'a str, i64)],
 }
 
-/// Follows all ways from functions on.
+/// Follows all paths from functions.
 pub(crate) struct Walk<'a> {
     graph: &'a Graph<'a>,
     stated: &'a Stated<'a>,
     known: BTreeMap<u64, Depth>,
-    /// Functions from the first on, with what is on the stack where the next is called.
+    /// Functions on the current path, with the bytes on the stack at the call of the next.
     under_way: Vec<(u64, i64)>,
-    /// The first of them that a way has led back to.
+    /// The first of them that the path has led back to.
     lowest: usize,
-    /// Bytes that functions need for ways back to them.
+    /// Bytes that functions need for paths back to them.
     again: BTreeMap<u64, i64>,
-    /// What is wrong with the statements.
+    /// Errors in the statements.
     pub(crate) wrong: BTreeSet<String>,
 }
 
@@ -188,7 +188,7 @@ impl<'a> Walk<'a> {
         Walk { graph, stated, known, under_way, lowest, again, wrong: BTreeSet::new() }
     }
 
-    /// Where calls of unknown addresses lead to.
+    /// Returns the targets of calls of computed addresses.
     fn unknown(&mut self, from: u64) -> Vec<u64> {
         let (graph, name) = (self.graph, self.graph.name(from));
         let Some((_, callees)) = self.stated.unknown.iter().find(|(caller, _)| name.contains(caller)) else {
@@ -203,8 +203,8 @@ impl<'a> Walk<'a> {
         graph.functions.keys().copied().filter(leads).collect()
     }
 
-    /// The way back into a function that is under way: what it takes again is added to that
-    /// function's bytes.
+    /// Handles a path back into a function on the current path: its bytes are added to that
+    /// function's.
     fn circle(&mut self, from: usize) {
         self.lowest = self.lowest.min(from);
         let names: Vec<_> = self.under_way[from..].iter().map(|(at, _)| self.graph.name(*at)).collect();
@@ -219,7 +219,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Most bytes that a function needs, with its return address and all that it calls.
+    /// Returns the most bytes of a function, with its return address and all that it calls.
     pub(crate) fn depth(&mut self, address: u64) -> Result<Depth> {
         if let Some(known) = self.known.get(&address) {
             return Ok(known.clone());
@@ -253,7 +253,7 @@ impl<'a> Walk<'a> {
             }
         }
         deepest.bytes += self.again.remove(&address).unwrap_or(0);
-        // What leads back to one that is under way is more where it is not.
+        // A callee that leads back to a function on the path needs more when called elsewhere.
         if self.lowest >= own {
             self.known.insert(address, deepest.clone());
             self.lowest = usize::MAX;

@@ -1,10 +1,9 @@
-//! `cargo xtask symbols`: what the libraries import from and export to the programs they are loaded
-//! into.
+//! `cargo xtask symbols`: imports and exports of the libraries.
 //!
-//! An import that allocates would recurse and one that an old C library lacks would stop every
-//! program; an export beyond the malloc family and what `neap.h` declares could replace a program's
-//! own function. Every library has all functions of the header. `nm` and `readelf` of binutils read
-//! the files; each symbol that breaks a rule is named.
+//! An import that allocates would recurse, and one that an old C library lacks would stop every
+//! program. An export beyond the malloc family and the declarations of `neap.h` could replace a
+//! program's own function. Every library has all functions of the header. `nm` and `readelf` of
+//! binutils read the files; each symbol that breaks a rule is named.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,11 +32,14 @@ const IMPORTS: &[&str] = &[
 ];
 const IMPORT_PREFIXES: &[&str] = &["pthread_", "__rseq_"];
 
-/// What may be there if it is weak: `malloc_info` writes to the caller's `FILE`, and is never
-/// called by anything but the program; `operator new` that has no memory finds the C++ library's
-/// own, and neap's thread the C library's `pthread_create`; the C library says whether there is one
-/// thread; fork takes the streams' lock before the gate is closed, and is told of handlers by the
-/// name that the C library has.
+/// Imports that must be weak:
+///
+/// * `malloc_info` writes to the caller's `FILE`; only the program calls it.
+/// * `operator new` without memory uses the C++ library's own.
+/// * neap's thread uses the C library's `pthread_create`.
+/// * The C library says whether there is one thread.
+/// * Fork takes the streams' lock before the gate is closed, and registers handlers by the C
+///   library's own name.
 const WEAK_IMPORTS: &[&str] = &[
     "__register_atfork",
     "pthread_atfork",
@@ -50,8 +52,7 @@ const WEAK_IMPORTS: &[&str] = &[
     "__libc_single_threaded",
 ];
 
-/// Exports that must be there: a program whose `free` is ours and whose `reallocarray` is not would
-/// crash.
+/// Required exports: a program with neap's `free` and another `reallocarray` would crash.
 const FAMILY: &[&str] = &[
     "malloc",
     "calloc",
@@ -80,7 +81,7 @@ const FAMILY: &[&str] = &[
     "nallocx",
     "dallocx",
     "sdallocx",
-    // The names that the GNU C library has for its own.
+    // The GNU C library's own names.
     "__libc_malloc",
     "__libc_calloc",
     "__libc_realloc",
@@ -93,7 +94,7 @@ const FAMILY: &[&str] = &[
     "__vfork",
     // Without RTLD_DEEPBIND.
     "dlopen",
-    // The functions that make threads, where neap makes its own, too.
+    // Functions that make threads; here neap makes its own, too.
     "pthread_create",
     "thrd_create",
     // C++'s operators new and delete, of one and of arrays.
@@ -119,8 +120,7 @@ const FAMILY: &[&str] = &[
     "_ZdaPvSt11align_val_tRKSt9nothrow_t",
 ];
 
-/// Shared objects that the library may ask for: the C library and the loader, which is its other
-/// half.
+/// Shared objects that the library may need: the C library and the loader, which belongs to it.
 const NEEDED_PREFIXES: &[&str] = &["libc.so.", "ld-linux"];
 
 fn starts_with_any(name: &str, prefixes: &[&str]) -> bool {
@@ -135,8 +135,8 @@ fn of_malloc(name: &str) -> bool {
     FAMILY.contains(&name)
 }
 
-/// The functions that a C header declares: names of neap's that a parenthesis follows, comments and
-/// macros left out.
+/// The functions that a C header declares: names of neap's followed by a parenthesis, outside
+/// comments and macros.
 fn declared(header: &str) -> BTreeSet<&str> {
     let (mut names, mut rest) = (BTreeSet::new(), header);
     while let Some((code, comment)) = rest.split_once("/*").or((!rest.is_empty()).then_some((rest, ""))) {
@@ -169,7 +169,7 @@ pub(crate) fn check() -> Result<()> {
     report.close("symbols")
 }
 
-/// The same checks, counted in a report that has others in it.
+/// Checks the built library, counted in a report with other checks.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
     need("nm", &["binutils"])?;
     let header = layout::header();
@@ -192,21 +192,21 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// An error that names what there is.
+/// An error that names all items, if there are any.
 fn none<'n>(names: impl Iterator<Item = &'n str>, what: &str) -> Result<()> {
     let names: Vec<&str> = names.collect();
     ensure!(names.is_empty(), "{what}: {}", names.join(", "));
     Ok(())
 }
 
-/// An error that names what is in one set only.
+/// An error that names items of one set only, if there are any.
 fn same(declared: &BTreeSet<&str>, defined: BTreeSet<&str>) -> Result<()> {
     ensure!(!declared.is_empty(), "no function was found in the header");
     none(declared.difference(&defined).copied(), "in the header and not in the library")?;
     none(defined.difference(declared).copied(), "in the library and not in the header")
 }
 
-/// What a shared object asks for and offers; `malloc`: whether it is to have the malloc family.
+/// Checks imports and exports of a shared object. `malloc`: whether it must have the malloc family.
 fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSet<&str>) -> Result<()> {
     let path = library.to_string_lossy();
     println!("symbols of {path}");
@@ -235,7 +235,7 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
         .filter_map(|line| line.split(['[', ']']).nth(1))
         .filter(|name| !starts_with_any(name, NEEDED_PREFIXES));
     report.check("needed", none(needed, "asks for a shared object other than the C library"));
-    // After a dlclose its thread and its fork handlers would run where nothing is any more.
+    // After a `dlclose` its thread and its fork handlers would run in unmapped code.
     let stays = dynamic.lines().any(|line| line.contains("(FLAGS_1)") && line.contains("NODELETE"));
     report.check("stays loaded", if stays { Ok(()) } else { Err(anyhow::anyhow!("dlclose unloads it")) });
     let listing = Listing::of(library)?;

@@ -1,11 +1,11 @@
 //! Compares unwind information with the instructions of a library, at each of them.
 //!
-//! Follows every function from its entry, by its jumps, and keeps account of what pushes, pops and
-//! other changes of the stack pointer make of the distance to the frame's address, and of where
-//! registers that belong to the caller lie. Where no jump is seen to lead, the rules are believed
-//! once, and the code is followed from there. Code outside its function (abort exits of restartable
-//! sequences) has an expression for its return address: it must lead to a place where the stack
-//! pointer is as far from the frame's address as where the code jumps to.
+//! It follows every function from its entry, by its jumps. It computes the distance of the stack
+//! pointer to the frame's address from pushes, pops and other changes, and the places of registers
+//! that belong to the caller. Code that no visible jump reaches is followed from the rules at its
+//! start. Code outside its function (abort exits of restartable sequences) has an expression for
+//! its return address: that must lead to a place where the stack pointer has the distance that it
+//! has at the target of the code's jump.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::listing::{Instruction, Listing};
 use crate::report::Report;
 use crate::rules::{Frame, Frames, Rules, evaluate};
 
-/// Registers that a function hands back as they were.
+/// Registers that a function must preserve.
 const KEPT: [&str; 6] = ["rbx", "rbp", "r12", "r13", "r14", "r15"];
 
 /// Instructions that change none of their operands.
@@ -25,35 +25,35 @@ const ONLY_LOOKS: &[&str] = &["cmp", "test", "call", "ret", "bt", "comiss", "uco
 /// Findings that are printed before the rest is only counted.
 const SHOWN: usize = 10;
 
-/// What is known where an instruction begins.
+/// The state at the start of an instruction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
-    /// How far the stack pointer lies below the frame's address; `None` once it has been aligned.
+    /// Distance of the stack pointer below the frame's address; `None` once it has been aligned.
     pub(crate) depth: Option<i64>,
-    /// The same of `rbp`, where it is a frame pointer.
+    /// Distance of `rbp` below the frame's address, if it is a frame pointer.
     pointer: Option<i64>,
-    /// How far below the frame's address registers lie.
+    /// Distances below the frame's address at which registers are saved.
     saved: BTreeMap<&'static str, i64>,
-    /// Registers that may not have the caller's value.
+    /// Registers that may not hold the caller's value.
     changed: BTreeSet<&'static str>,
     /// Addresses that are in registers, and on the stack.
     pub(crate) addresses: BTreeMap<Place, Address>,
 }
 
-/// Where an address may be.
+/// A place of an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     Register(&'static str),
-    /// So far below the frame's address.
+    /// At this distance below the frame's address.
     Stack(i64),
 }
 
-/// An address that the code has by itself.
+/// An address that the code computes itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     /// This one.
     Here(u64),
-    /// The one that lies there.
+    /// The address stored there.
     At(u64),
 }
 
@@ -70,7 +70,8 @@ const REGISTERS: [[&str; 5]; 8] = [
 ];
 const NUMBERED: [&str; 8] = ["r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15"];
 
-/// Those that a function may leave changed, and that some instructions change without naming them.
+/// Registers that a function may leave changed, and that some instructions change without naming
+/// them.
 const LENT: [&str; 9] = ["rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11"];
 
 /// The 64-bit register that an operand is a part of.
@@ -80,7 +81,7 @@ fn register(operand: &str) -> Option<&'static str> {
     by_letters.map(|parts| parts[0]).or_else(|| NUMBERED.into_iter().find(|name| *name == number))
 }
 
-/// The 64-bit register of the caller's that an operand is a part of.
+/// The 64-bit register of the caller that an operand is a part of.
 fn kept(operand: &str) -> Option<&'static str> {
     register(operand).filter(|name| KEPT.contains(name))
 }
@@ -102,12 +103,12 @@ fn offset(operand: &str, register: &str) -> Option<i64> {
 }
 
 impl State {
-    /// At a function's entry, with the return address on the stack.
+    /// The state at a function's entry, with the return address on the stack.
     pub(crate) fn at_entry() -> State {
         State { depth: Some(8), ..State::default() }
     }
 
-    /// What the rules at an address say.
+    /// The state by the rules at an address.
     fn believed(rules: &Rules) -> State {
         let is_base = |name| (rules.base == name).then_some(rules.above);
         let saved = KEPT.into_iter().filter_map(|name| Some((name, *rules.saved.get(name)?)));
@@ -115,7 +116,7 @@ impl State {
         State { depth, pointer, saved: saved.collect(), ..State::default() }
     }
 
-    /// What is known where two ways meet; `None` if they do not agree.
+    /// The common state where two ways meet; `None` if they disagree.
     fn met(&self, other: &State) -> Option<State> {
         let mut state = self.clone();
         state.saved.retain(|name, below| other.saved.get(name) == Some(below));
@@ -125,7 +126,7 @@ impl State {
         (self.depth == other.depth).then_some(state)
     }
 
-    /// What is known behind an instruction.
+    /// The state after an instruction.
     pub(crate) fn behind(&self, instruction: &Instruction) -> Result<State> {
         let mut next = self.clone();
         let operand = |at: usize| instruction.operands.get(at).map_or("", String::as_str);
@@ -182,7 +183,7 @@ impl State {
         Ok(next)
     }
 
-    /// Where an operand is: a register, or a word on the stack.
+    /// The place of an operand: a register, or a word on the stack.
     pub(crate) fn place(&self, operand: &str) -> Option<Place> {
         let Some(address) = operand.strip_prefix("QWORD PTR ") else { return register(operand).map(Place::Register) };
         let by_stack = offset(address, "rsp").zip(self.depth).map(|(offset, depth)| depth - offset);
@@ -203,7 +204,7 @@ impl State {
         let is_plain =
             matches!(instruction.name.as_str(), "mov" | "lea" | "push" | "add" | "sub" | "and" | "or" | "xor");
         if !is_plain && !ONLY_LOOKS.contains(&instruction.name.as_str()) || instruction.name == "call" {
-            // Some change registers that they do not name.
+            // Some instructions change registers that they do not name.
             self.addresses.retain(|place, _| !matches!(place, Place::Register(name) if LENT.contains(name)));
             if let Some(Place::Register(other)) = before.place(operand(1)).filter(|_| instruction.name.starts_with('x'))
             {
@@ -265,8 +266,8 @@ pub(crate) struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// The rules at an address; of code outside its function, those of the place in the function
-    /// that it seems to have been called from.
+    /// The rules at an address. For code outside its function, those of the place in the function
+    /// that appears as its caller.
     fn rules(&self, address: u64) -> Result<&Rules> {
         let rules = self.frames.covering(address).context("no unwind information")?.rules(address);
         let Some(expression) = &rules.computed else { return Ok(rules) };
@@ -280,7 +281,7 @@ impl Check<'_> {
             Ok::<_, anyhow::Error>(frame.rules(at))
         };
         let behind = rules(caller)?;
-        // An unwinder looks at the byte before a return address.
+        // An unwinder uses the byte before a return address.
         ensure!(behind == rules(caller - 1)? && behind.computed.is_none(), "it leads to {caller:#x}, between two");
         Ok(behind)
     }
@@ -325,7 +326,7 @@ impl Check<'_> {
         Ok(code)
     }
 
-    /// What is known where each instruction of a function begins.
+    /// The states at the start of all instructions of a function.
     pub(crate) fn follow(
         &self,
         frame: &Frame,
@@ -357,7 +358,7 @@ impl Check<'_> {
             };
             let mut state = State::believed(frame.rules(code[unknown].address));
             if state.depth.is_none() {
-                // With a frame pointer the rules do not say it: as far as where a jump is computed.
+                // With a frame pointer the rules do not say it: use the distance at computed jumps.
                 let computed = |at: &usize| code[*at].name == "jmp" && code[*at].target().is_none();
                 let mut known = (0..code.len()).filter(computed).filter_map(|at| states[at].as_ref());
                 state.depth = known.find(|known| known.pointer == state.pointer).and_then(|known| known.depth);
@@ -367,7 +368,7 @@ impl Check<'_> {
         states
     }
 
-    /// Where an instruction leads to.
+    /// The targets of an instruction.
     fn go_on(
         &self,
         frame: &Frame,
@@ -399,7 +400,7 @@ impl Check<'_> {
     }
 }
 
-/// Checks a built library, counted in a report that has others in it.
+/// Checks a built library, counted in a report with other checks.
 pub(crate) fn into(report: &mut Report, library: &Path, listing: &Listing) -> Result<()> {
     println!("unwind information of {}", library.display());
     let frames = Frames::of(library)?;

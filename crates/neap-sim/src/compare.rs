@@ -1,7 +1,7 @@
-//! Every policy in every scenario, and the figures that come of it.
+//! Every policy in every scenario, and the resulting figures.
 //!
-//! Sits between the scenarios and whoever prints: `neap lab`. Runs are independent of each other,
-//! so as many go at once as there are CPUs; what comes of them does not depend on how many.
+//! Runs are independent, so as many run at once as there are CPUs; their results do not depend on
+//! that number.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -14,12 +14,12 @@ use crate::validate::{self, Check};
 
 /// Worse than Upstream by more than this is a violation.
 const TOLERANCE: f64 = 1.05;
-/// Holds in a million operations that make no difference.
+/// Holds in a million operations that count as equal.
 const FEW_HOLDS: f64 = 1.0;
-/// Pages in a CPU's list that make none: a batch.
+/// Pages in a CPU's list that count as equal: a batch.
 const FEW_PAGES: f64 = 63.0;
 
-/// Everything that came of it.
+/// All results.
 pub struct Comparison {
     /// The seed.
     pub seed: u64,
@@ -27,30 +27,30 @@ pub struct Comparison {
     pub runs: BTreeMap<(usize, Name), (Scenario, Run)>,
     /// Published numbers beside simulated ones.
     pub checks: Vec<Check>,
-    /// Where another policy takes the lock less often than `Adaptive` and holds less, in words.
+    /// Scenarios in which another policy takes the lock less often than `Adaptive` and holds less,
+    /// in words.
     pub dominated: Vec<String>,
-    /// Where `Adaptive` is worse than `Upstream` in one of the two by more than a twentieth, in
-    /// words.
+    /// Scenarios in which `Adaptive` is worse than `Upstream` on one of the two axes by more than a
+    /// twentieth, in words.
     pub worse: Vec<String>,
-    /// Name to number.
+    /// Figures by name.
     pub figures: BTreeMap<String, f64>,
 }
 
 impl Comparison {
-    /// The fewest pages in lists with which the programs of `adaptive`'s run can do when at most
-    /// this share of their pages comes from the zone, whoever decides what is kept: see
-    /// [`crate::offline`].
+    /// The fewest pages in lists with which the programs of `adaptive`'s run can do if at most
+    /// `zone_share` of their pages comes from the zone, under any policy: see [`crate::offline`].
     pub fn least_listed(&self, scenario: Scenario, zone_share: f64) -> Option<f64> {
         let run = self.run(scenario, Name::Adaptive)?;
         run.costs.gaps.listed(zone_share, run.time)
     }
 
-    /// All that keeps `Adaptive` from being on the front and nowhere worse than `Upstream`.
+    /// All violations and dominations of `Adaptive`.
     pub fn violations(&self) -> impl Iterator<Item = &String> {
         self.dominated.iter().chain(&self.worse)
     }
 
-    /// Holds `Adaptive` against every other policy.
+    /// Compares `Adaptive` with every other policy.
     fn judge(&mut self, scenarios: &[Scenario]) {
         let (mut dominated, mut worse) = (Vec::new(), Vec::new());
         for &scenario in scenarios {
@@ -89,7 +89,7 @@ impl Comparison {
 
 /// Which policies run in which scenarios.
 fn jobs(size: Size) -> Vec<(Scenario, Name)> {
-    // What takes longest begins first.
+    // The longest runs begin first.
     let mut jobs = vec![(Scenario::Learned, Name::Depth), (Scenario::KernelBuild, Name::Unchanged)];
     for scenario in scenarios::compared(size) {
         jobs.extend(policies::ALL.map(|policy| (scenario, policy)));
@@ -104,7 +104,7 @@ fn jobs(size: Size) -> Vec<(Scenario, Name)> {
     jobs
 }
 
-/// Runs everything; `tell` is told what is done.
+/// Runs everything; `tell` gets progress messages.
 pub fn compare(seed: u64, size: Size, tell: &(dyn Fn(&str) + Sync)) -> Comparison {
     let mut comparison = run_all(seed, size, &jobs(size), tell);
     comparison.checks = checks_of(&comparison);
@@ -125,7 +125,7 @@ fn run_all(seed: u64, size: Size, jobs: &[(Scenario, Name)], tell: &(dyn Fn(&str
     let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let work = || {
         loop {
-            // Relaxed: the number alone matters.
+            // Relaxed: it publishes no other data.
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(scenario, policy)) = jobs.get(index) else { return };
             let setup = scenario.setup(seed, size);
@@ -179,17 +179,17 @@ fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
     add("pf1_224.adaptive.lock_share", share(Scenario::PageFault(224), Name::Adaptive));
     add("kbuild.lock_share_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.lock_share));
     add("kbuild.zone_allocation_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.zone_share));
-    // The zone allocations that are allowed, and what the lists of whoever knows the future hold
-    // with these.
+    // The permitted share of zone allocations, and the pages that lists with knowledge of the
+    // future hold with it.
     let allowed = comparison.run(Scenario::KernelBuild, Name::Fixed).map(|fixed| fixed.outcome.zone_share * 0.2);
     add("kbuild.least_listed", allowed.and_then(|share| comparison.least_listed(Scenario::KernelBuild, share)));
     add("kbuild.listed", comparison.run(Scenario::KernelBuild, Name::Adaptive).map(|run| run.outcome.average_listed));
-    // Published is all that a machine has in use. What the build and the lists do not hold is taken
-    // from another run.
+    // The published value is all memory in use of a machine. The part that neither the build nor
+    // the lists hold comes from another run.
     add("kbuild.held_end_ratio", ratio(Scenario::KernelBuildEnd, |run| run.outcome.average_used + network::BASE_USED));
     add("network.alloc_p99_ratio", ratio(Scenario::Network, |run| run.outcome.alloc_p99 as f64));
     add("network.free_p99_ratio", ratio(Scenario::Network, |run| run.outcome.free_p99 as f64));
-    // Of all that such a machine has in use, as it was published.
+    // Relative to all published memory in use of such a machine.
     let more = |(adaptive, fixed): (&Run, &Run)| adaptive.outcome.average_used - fixed.outcome.average_used;
     add("network.held_ratio", both(Scenario::Network).map(|runs| 1.0 + more(runs) / network::BASE_USED));
     add("pressure.failures", both(Scenario::Pressure(1)).map(|(run, _)| run.outcome.counts.failures as f64));

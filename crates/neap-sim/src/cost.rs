@@ -1,15 +1,15 @@
-//! What things cost, and where each number is from.
+//! Costs of operations, with the origin of each number.
 //!
-//! Sits under the machine and the scenarios. Two numbers are calibrated, both on one line of one
-//! table: source 003's base for page_fault1 with 56 processes, 34.3 GB/s and 60.9 % of all cycles
-//! in the zone lock. Everything else is measured, published or assumed, and says so. Nothing here
-//! knows which policy runs.
+//! Two numbers are calibrated, both on one line of one published table: page_fault1 with 56
+//! processes on the unchanged kernel, 34.3 GB/s and 60.9 % of all cycles in the zone lock. All
+//! other costs are measured, published or assumed, and labelled so. They do not depend on the
+//! policy.
 
 use crate::setup::ListLock;
 
-/// Source 003, page_fault1 with 56 processes, unchanged kernel: bytes a second.
+/// Published for page_fault1 with 56 processes on the unchanged kernel: bytes a second.
 pub const BASE_THROUGHPUT: f64 = 34.3e9;
-/// The same: share of cycles in the zone lock's slow path.
+/// Published for that run: share of cycles in the zone lock's slow path.
 pub const BASE_LOCK_SHARE: f64 = 0.609;
 /// Processes in that run, each on a CPU of its own.
 pub const BASE_CPUS: f64 = 56.0;
@@ -18,23 +18,23 @@ pub const BASE_BATCH: f64 = 63.0;
 /// Bytes of a page.
 pub const PAGE: f64 = 4096.0;
 
-/// A pop from or push onto a CPU's list, in nanoseconds.
+/// Nanoseconds of a pop from or push onto a CPU's list, under a tried lock.
 const LIST: u64 = 12;
-/// The same with no lock at all.
+/// Nanoseconds of a pop or push without a lock.
 const LIST_WITHOUT_LOCK: u64 = 3;
-/// The same with a spin lock that also keeps interrupts off.
+/// Nanoseconds of a pop or push under a spin lock that also keeps interrupts off.
 const LIST_WITH_INTERRUPTS_OFF: u64 = 28;
-/// Taking one page off a list under its lock for somebody else, in nanoseconds.
+/// Nanoseconds of taking one page off a list of another CPU, under its lock.
 pub const CUT: u64 = 2;
-/// Taking and giving back a free zone lock, in nanoseconds.
+/// Nanoseconds of taking and releasing a free zone lock.
 pub const LOCK: u64 = 40;
-/// More than that where the lock comes from another CPU that held it.
+/// Additional nanoseconds if another CPU held the lock before.
 pub const HANDOVER: u64 = 100;
 /// From a wake-up to the woken thread's first instruction, in nanoseconds.
 pub const WAKE: u64 = 3_000;
 
-/// How much longer everything in lists and zone takes where each CPU is one of two hardware threads
-/// of a core: two are about 1.3 times as fast as one, so each has 0.65 of a core.
+/// Factor for the time of lists and zone where each CPU is one of two hardware threads of a core.
+/// Two are about 1.3 times as fast as one, so each has 0.65 of a core.
 pub const SIBLING: f64 = 2.0 / 1.3;
 
 /// Pages of a fault a second in the base, over all CPUs.
@@ -43,15 +43,14 @@ pub fn base_pages() -> f64 {
 }
 
 /// Nanoseconds under the zone's lock for each page that moves. In the base the lock is never free:
-/// each of its visits lasts as long as 63 pages take to move at that throughput, each page once out
-/// and once in.
+/// each visit lasts as long as 63 pages take to move at that throughput, each page once out and
+/// once in.
 pub fn page_move() -> f64 {
     let visits = 2.0 * base_pages() / BASE_BATCH;
     (1e9 / visits - (LOCK + HANDOVER) as f64) / BASE_BATCH
 }
 
-/// Nanoseconds that a CPU spends on a page, fault, clearing and unmapping together, apart from list
-/// and zone.
+/// Nanoseconds of a CPU for a page: fault, clearing and unmapping together, without list and zone.
 pub fn page_work() -> f64 {
     let all = BASE_CPUS * 1e9 / base_pages() * (1.0 - BASE_LOCK_SHARE);
     let visits = 2.0 / BASE_BATCH * (LOCK + HANDOVER) as f64;
@@ -72,8 +71,8 @@ pub fn list(lock: ListLock, siblings: bool) -> u64 {
     slowed(alone as f64, siblings)
 }
 
-/// How long a hold of the zone's lock is in which `pages` pages move, in nanoseconds; `siblings`:
-/// CPUs are hardware threads.
+/// Nanoseconds of a hold of the zone's lock in which `pages` pages move; `siblings`: CPUs are
+/// hardware threads.
 pub fn hold(pages: u32, contended: bool, siblings: bool) -> u64 {
     let alone = (LOCK + if contended { HANDOVER } else { 0 }) as f64 + f64::from(pages) * page_move();
     slowed(alone, siblings)
@@ -82,15 +81,15 @@ pub fn hold(pages: u32, contended: bool, siblings: bool) -> u64 {
 /// One line of the table.
 #[derive(Clone, Debug)]
 pub struct Cost {
-    /// What it is.
+    /// The operation.
     pub name: &'static str,
     /// In nanoseconds.
     pub value: f64,
-    /// Where the number is from.
+    /// Origin of the number.
     pub source: &'static str,
 }
 
-/// All of them.
+/// All lines.
 pub fn table() -> Vec<Cost> {
     let cost = |name, value, source| Cost { name, value, source };
     vec![
@@ -121,7 +120,7 @@ mod tests {
         // moved, a few cache misses.
         assert!((1000.0..3000.0).contains(&page_work()), "{}", page_work());
         assert!((20.0..100.0).contains(&page_move()), "{}", page_move());
-        // So many of them fill a second.
+        // The number of visits that fill a second.
         let visits = 2.0 * base_pages() / BASE_BATCH;
         assert!((hold(63, true, false) as f64 * visits / 1e9 - 1.0).abs() < 0.001, "{}", hold(63, true, false));
     }

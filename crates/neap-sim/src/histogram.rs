@@ -1,7 +1,4 @@
-//! How long operations took: counts by logarithm, exact below 32 ns and to a thirty-second part
-//! above.
-//!
-//! Sits between the machine, which records, and the tables, which ask for percentiles.
+//! Times of operations: counts by logarithm, exact below 32 ns and to a thirty-second part above.
 
 /// Parts of each doubling.
 const PARTS: u64 = 32;
@@ -60,12 +57,12 @@ impl Histogram {
         self.sum
     }
 
-    /// The longest.
+    /// The longest time.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// What a share of the operations, 0 to 1, did not exceed; 0 if there are none.
+    /// The time that a share of the operations, 0 to 1, did not exceed; 0 if there are none.
     pub fn percentile(&self, share: f64) -> u64 {
         let wanted = (self.total as f64 * share).ceil().max(1.0) as u64;
         let mut seen = 0;

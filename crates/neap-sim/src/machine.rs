@@ -1,11 +1,11 @@
 //! The virtual machine: CPUs, a zone lock per node, and a clock that jumps from event to event.
 //!
-//! Sits between a scenario's programs and the real page lists, zone and buddy of `neap-pages`. A
-//! CPU runs ahead on its own list, which nobody else touches, until it needs a zone, a channel, or
-//! time to pass (`cpu`, `exchange`); these things happen in the order of the clock. Who finds a
-//! zone's lock held waits until all before it have had it, and is told so by the code that would
-//! notice it (`zone`). Ticks come four times a second, to every node. Takes no real lock, reads no
-//! real clock: the same scenario and seed give the same numbers.
+//! The page lists, zone and buddy are the real ones of `neap-pages`. A CPU runs ahead on its own
+//! list, which no other CPU touches, until it needs a zone, a channel, or time to pass (`cpu`,
+//! `exchange`); these happen in the order of the clock. A CPU that finds a zone's lock held waits
+//! for all earlier ones, and the code that would notice that is told (`zone`). Ticks come four
+//! times a second, to every node. Takes no real lock, reads no real clock: a scenario and a seed
+//! give the same numbers each time.
 
 mod cpu;
 mod exchange;
@@ -26,16 +26,16 @@ use cpu::{Cpu, Pending};
 use exchange::{Block, Channel};
 use zone::Zone;
 
-/// A machine whose lists have policy `T`.
+/// A machine with lists of policy `T`.
 pub struct Machine<T: Policy> {
     zones: Vec<Zone<T>>,
-    /// Those that run programs, and one for each node that carries to its zone what ticks and
-    /// drains took.
+    /// CPUs that run programs, and one for each node that carries pages of ticks and drains to its
+    /// zone.
     cpus: Vec<Cpu>,
     programs: usize,
     channels: Vec<Channel>,
     named: BTreeMap<u32, Block>,
-    /// Time, a number that orders equals, CPU.
+    /// Time, a number that orders equal times, CPU.
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     queued: u64,
     siblings: bool,
@@ -48,7 +48,7 @@ pub struct Machine<T: Policy> {
     next_sample: u64,
     next_drain: u64,
     drained_cpu: usize,
-    /// What was measured since the last call that took it.
+    /// Costs since the last call that took them.
     pub costs: Costs,
 }
 
@@ -113,7 +113,7 @@ impl<T: Policy> Machine<T> {
         cpu % self.zones.len()
     }
 
-    /// The most pages that a CPU's lists keep at the moment, and how many are in them.
+    /// The limit of a CPU's lists at the moment, and the number of pages in them.
     pub fn list(&self, cpu: usize) -> (u32, u32) {
         let lists = self.labs().map(|lab| lab.list(cpu));
         lists.fold((0, 0), |sum, (high, count)| (sum.0 + high, sum.1 + count))
@@ -137,7 +137,7 @@ impl<T: Policy> Machine<T> {
         hands + named + self.channels.iter().map(|channel| pages(&channel.blocks)).sum::<u32>()
     }
 
-    /// Finishes the operations that are under way, and answers whether every page is in hands, in
+    /// Completes the operations that are under way. Returns whether every page is in hands, in
     /// lists or free.
     pub fn settle(&mut self) -> bool {
         for cpu in 0..self.cpus.len() {
@@ -151,7 +151,7 @@ impl<T: Policy> Machine<T> {
         self.in_hands() + self.listed() + self.room() == managed
     }
 
-    /// Whether no program will ever do anything again.
+    /// Whether all programs have ended.
     pub fn has_ended(&self) -> bool {
         self.cpus[..self.programs].iter().all(|cpu| cpu.ended)
     }
@@ -161,7 +161,7 @@ impl<T: Policy> Machine<T> {
         self.cpus.iter().all(|cpu| !matches!(cpu.pending, Pending::Visit { .. } | Pending::Holds { .. }))
     }
 
-    /// Lets so much time pass.
+    /// Lets `time` nanoseconds pass.
     pub fn run(&mut self, time: u64) {
         let until = self.now + time;
         loop {
@@ -182,7 +182,7 @@ impl<T: Policy> Machine<T> {
         }
     }
 
-    /// Does what is due at this moment.
+    /// Executes everything that is due at this moment.
     fn pass(&mut self) {
         if self.now == self.next_drain {
             self.next_drain += self.drain_every.unwrap_or(u64::MAX);
@@ -213,7 +213,7 @@ impl<T: Policy> Machine<T> {
         self.costs.samples.push(Sample { at: self.now, listed, highs, used, waited });
     }
 
-    /// Runs a CPU until it needs something that others have too, or up to `horizon`.
+    /// Runs a CPU until it needs a shared resource, or up to `horizon`.
     fn act(&mut self, cpu: usize, horizon: u64) {
         Virtual::run_on(cpu);
         self.now = self.now.max(self.cpus[cpu].at);
@@ -229,8 +229,8 @@ impl<T: Policy> Machine<T> {
         }
     }
 
-    /// Goes on with what a CPU had under way; answers whether its program is to be asked what
-    /// follows.
+    /// Continues a CPU's pending action. Returns whether its program is to be asked for the next
+    /// step.
     fn resume(&mut self, cpu: usize, pending: Pending) -> bool {
         match pending {
             Pending::Go => return true,

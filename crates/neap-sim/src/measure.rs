@@ -1,6 +1,4 @@
-//! What a run cost, and the numbers that tables and figures are made of.
-//!
-//! Sits between the machine, which counts, and the comparison, which reads.
+//! Costs of a run, and the figures of tables.
 
 use serde::Serialize;
 
@@ -24,7 +22,7 @@ pub struct Sample {
     pub waited: u64,
 }
 
-/// How often what should be rare happened.
+/// Counts of rare events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Most pages that moved under one hold.
@@ -35,15 +33,15 @@ pub struct Counts {
     pub retries: u64,
     /// Allocations that failed.
     pub failures: u64,
-    /// Of these, while pages lay in lists.
+    /// Failed allocations while pages lay in lists.
     pub failures_with_pages_listed: u64,
     /// Blocks that came from another node than the nearest.
     pub misses: u64,
-    /// Times that another node was asked while pages of the nearer one lay in lists.
+    /// Requests to another node while pages of the nearer one lay in lists.
     pub misses_with_pages_listed: u64,
     /// Times that background reclaim began.
     pub reclaims: u64,
-    /// Of these, while free and listed pages together were above the high watermark.
+    /// Early starts, while free and listed pages together were above the high watermark.
     pub early_reclaims: u64,
     /// Nanoseconds from the start until the last program ended; 0 if none did.
     pub ended: u64,
@@ -58,36 +56,36 @@ pub struct Costs {
     pub taken: u64,
     /// See `taken`.
     pub given: u64,
-    /// Pages that refills, and allocations around lists, had from a zone.
+    /// Pages that refills, and allocations that bypassed lists, took from a zone.
     pub brought: u64,
     /// Holds of a zone's lock by programs, and by ticks.
     pub holds: u64,
     /// See `holds`.
     pub tick_holds: u64,
-    /// Of the programs' holds, those that waited, and for how many nanoseconds in all.
+    /// Holds of programs that waited, and nanoseconds of all these waits.
     pub waits: u64,
     /// See `waits`.
     pub waited: u64,
     /// Nanoseconds that programs held it.
     pub held: u64,
-    /// Nanoseconds that CPUs did something, waiting included.
+    /// Nanoseconds that CPUs were busy, waiting included.
     pub busy_time: u64,
-    /// How long allocations took.
+    /// Times of allocations.
     pub takes: Histogram,
-    /// How long frees took.
+    /// Times of frees.
     pub gives: Histogram,
     /// Nanoseconds of the frees of blocks of more than a page.
     pub block_time: u64,
-    /// What is rare.
+    /// Rare events.
     pub counts: Counts,
-    /// Between a page's uses, if they are measured.
+    /// Gaps between a page's uses, if they are measured.
     pub gaps: Gaps,
-    /// What lists held over time.
+    /// Samples of the lists over time.
     pub samples: Vec<Sample>,
 }
 
 impl Costs {
-    /// Nothing yet, at `now`.
+    /// No costs yet, from `now` on.
     pub fn new(cpus: usize, now: u64) -> Costs {
         Costs { cpus, gaps: Gaps::new(now), ..Costs::default() }
     }
@@ -103,7 +101,7 @@ impl Costs {
         }
     }
 
-    /// The average of something over the samples.
+    /// The average of a value over the samples.
     pub fn average(&self, of: impl Fn(&Sample) -> u64) -> f64 {
         self.samples.iter().map(|sample| of(sample) as f64).sum::<f64>() / self.samples.len().max(1) as f64
     }
@@ -118,7 +116,7 @@ impl Costs {
         (self.takes.sum() + self.gives.sum() - self.block_time) as f64 / self.busy_time.max(1) as f64
     }
 
-    /// The numbers of a run of `time` nanoseconds.
+    /// The figures of a run of `time` nanoseconds.
     pub fn outcome(&self, time: u64) -> Outcome {
         let operations = self.takes.total() + self.gives.total();
         Outcome {
@@ -142,12 +140,12 @@ impl Costs {
     }
 }
 
-/// The numbers of one run.
+/// The figures of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// Holds of a zone's lock, ticks included.
     pub lock_takes: u64,
-    /// The same for a million allocations and frees.
+    /// Holds of a zone's lock for a million allocations and frees.
     pub lock_takes_per_million: f64,
     /// Share of busy time that was waited for a zone's lock.
     pub lock_share: f64,
@@ -155,9 +153,9 @@ pub struct Outcome {
     pub path_share: f64,
     /// Pages that came from a zone.
     pub zone_pages: u64,
-    /// The same as a share of all pages allocated.
+    /// Pages that came from a zone, as a share of all pages allocated.
     pub zone_share: f64,
-    /// Allocated, in 10^9 bytes.
+    /// Allocated memory a second, in 10^9 bytes.
     pub gigabytes_per_second: f64,
     /// Pages in lists, on average over time.
     pub average_listed: f64,
@@ -175,7 +173,7 @@ pub struct Outcome {
     pub free_p99: u64,
     /// The longest.
     pub free_max: u64,
-    /// What is rare.
+    /// Rare events.
     #[serde(flatten)]
     pub counts: Counts,
 }

@@ -1,28 +1,27 @@
-//! What a list that knew the future would hold: a bound for every policy.
+//! The size of lists with knowledge of the future: a bound for every policy.
 //!
-//! Sits between the machine, which tells it of every page, and the comparison. A page that a CPU
-//! frees and its next use there are a gap; lists are last in, first out, so the gaps of a CPU are
-//! those between a free and the allocation that finds as many pages free again as before it.
-//! Whoever knows how long each gap will be keeps the shortest ones: a page that is kept over a gap
-//! is held for that long, one that is not comes from the zone again, and no choice of as many
-//! others costs less. Blocks count as their pages, as if these were of one kind, and batches cost
-//! nothing, so the bound is below what can be had.
+//! A gap is the time between a CPU's free of a page and the page's next use there. Lists are last
+//! in, first out, so a gap ends with the allocation that finds as many pages free again as before
+//! the free. The best choice with a given number of zone pages keeps the shortest gaps: a page that
+//! is kept over a gap is held for that long, and one that is not comes from the zone again. Blocks
+//! count as their pages, as if these were alike, and batches cost nothing, so the bound is below
+//! the attainable size.
 
 /// Buckets for each doubling of a gap's length.
 const PARTS: u32 = 16;
 
-/// Gaps of one length, about.
+/// Gaps of about one length.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     gaps: u64,
-    /// Nanoseconds of them all that were measured.
+    /// Nanoseconds of all of them that were measured.
     time: u64,
 }
 
-/// The gaps that ended while something was measured.
+/// Gaps that ended during the measured time.
 #[derive(Clone, Debug, Default)]
 pub struct Gaps {
-    /// When measuring began.
+    /// Start of the measured time.
     since: u64,
     /// By length, the shortest first.
     buckets: Vec<Bucket>,
@@ -36,13 +35,13 @@ fn bucket(length: u64) -> usize {
 }
 
 impl Gaps {
-    /// None yet, and measured from `since` on.
+    /// No gaps, measured from `since` on.
     pub(crate) fn new(since: u64) -> Gaps {
         Gaps { since, ..Gaps::default() }
     }
 
-    /// Notes that a CPU allocates `pages` pages; `freed`: when those that it might have kept were
-    /// freed.
+    /// Notes that a CPU allocates `pages` pages. `freed`: times at which the pages that it might
+    /// have kept were freed.
     pub(crate) fn take(&mut self, freed: &mut Vec<u64>, pages: u32, now: u64) {
         self.taken += u64::from(pages);
         for at in (0..pages).map_while(|_| freed.pop()) {
@@ -56,7 +55,7 @@ impl Gaps {
     }
 
     /// The fewest pages in lists, on average over `time` nanoseconds, with which at most this share
-    /// of what is allocated comes from the zone. None if no list however long brings that about.
+    /// of the allocated pages comes from the zone. `None` if no list is long enough.
     pub fn listed(&self, zone_share: f64, time: u64) -> Option<f64> {
         let mut wanted = self.taken as f64 * (1.0 - zone_share);
         let mut held = 0.0;
@@ -85,7 +84,7 @@ mod tests {
     #[test]
     fn the_shortest_gaps_are_kept_first() {
         let mut gaps = Gaps::new(0);
-        // Four pages freed at 0, 100, 200, 300; wanted again 1000 later, in the other order.
+        // Four pages freed at 0, 100, 200, 300; allocated again 1000 later, in the other order.
         let mut freed = vec![0, 100, 200, 300];
         for now in [1300, 1400, 1500, 1600, 1700] {
             gaps.take(&mut freed, 1, now);

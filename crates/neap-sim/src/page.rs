@@ -1,8 +1,5 @@
-//! The comparison as one HTML page: tables, and plots as inline SVG. Nothing is loaded from
-//! anywhere.
-//!
-//! Sits between the comparison and a file. Every string in it is the project's own, so nothing is
-//! escaped.
+//! The comparison as one HTML page: tables, and plots as inline SVG. It loads nothing. Every string
+//! in it is the project's own, so nothing is escaped.
 
 use core::fmt::Write;
 
@@ -14,9 +11,9 @@ use crate::scenarios::Scenario;
 
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 180.0;
-/// Points of a line, at most.
+/// Most points of a line.
 const POINTS: usize = 240;
-/// Lines, in the order of the policies.
+/// Colours of lines, in the order of the policies.
 const COLOURS: [&str; 7] = ["#555", "#b35900", "#0072b2", "#d00000", "#009e73", "#cc79a7", "#8a7f00"];
 const STYLE: &str = "body{font:14px/1.4 sans-serif;max-width:86em;margin:2em auto;padding:0 1em}table{border-collapse:collapse;\
     margin:.5em 0}td,th{padding:.1em .6em;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}\
@@ -109,7 +106,7 @@ fn write_page(page: &mut String, comparison: &Comparison, scenarios: &[Scenario]
 /// The columns of the table of published numbers.
 pub const CHECK_COLUMNS: [&str; 4] = ["published number", "published", "simulated", "error"];
 
-/// Its rows.
+/// Rows of the table of published numbers.
 pub fn check_rows(comparison: &Comparison) -> Vec<Vec<String>> {
     let row = |check: &crate::validate::Check| {
         let error = check.error.map_or("calibrated".to_string(), |error| format!("{:.0} %", error * 100.0));
@@ -133,7 +130,7 @@ fn write_table(page: &mut String, header: &[&str], rows: impl IntoIterator<Item 
     write!(page, "</table>")
 }
 
-/// A line for each policy of what `value` makes of a sample and the one before it.
+/// Plots a line for each policy: `value` of each sample and the one before it.
 fn plot(
     page: &mut String,
     comparison: &Comparison,
@@ -145,7 +142,7 @@ fn plot(
     for (policy, colour) in policies::ALL.into_iter().zip(COLOURS) {
         let Some(run) = comparison.run(scenario, policy) else { continue };
         let mut line = Vec::new();
-        // Counts begin anew where measuring begins.
+        // Counters restart where measuring begins.
         for samples in [&run.warm.samples, &run.costs.samples] {
             let step = samples.len().div_ceil(POINTS / 2).max(1);
             let points: Vec<&Sample> = samples.iter().step_by(step).collect();

@@ -1,7 +1,5 @@
-//! The policies by name.
-//!
-//! Sits between names, which the command line and tables use, and types, which the machine is built
-//! with.
+//! The policies by name: the types that a machine is built with, and their names in the command
+//! line and tables.
 
 use neap_pages::policy::fixed::Still;
 use neap_pages::policy::gorman::Gorman;
@@ -12,39 +10,39 @@ use neap_pages::policy::{Adaptive, Depth, Policy, Unchanged, Upstream};
 use crate::machine::{Machine, Setup};
 use crate::measure::{Costs, Outcome};
 
-/// What sizes a list.
+/// A policy, which sizes lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Name {
-    /// Upstream's formula, never changed.
+    /// Linux's formula without tuning.
     Fixed,
-    /// As posted in source 003.
+    /// Linux's auto-tuning as first posted.
     Depth,
-    /// As merged.
+    /// Linux's auto-tuning as merged.
     Upstream,
-    /// What the library runs.
+    /// The policy of the library.
     Adaptive,
-    /// The reviewers' variants.
+    /// Variants proposed in review.
     Hocko,
     /// See `Hocko`.
     Huang,
     /// See `Hocko`.
     Gorman,
-    /// The kernel that source 003 changes: its published numbers are what runs are calibrated on,
-    /// no policy to compare with.
+    /// The kernel before auto-tuning. Runs are calibrated on its published numbers; it is not
+    /// compared.
     Unchanged,
 }
 
-/// Those that are compared.
+/// The compared policies.
 pub const ALL: [Name; 7] =
     [Name::Fixed, Name::Depth, Name::Upstream, Name::Adaptive, Name::Hocko, Name::Huang, Name::Gorman];
 
 impl Name {
-    /// The policy of a name.
+    /// Returns the policy of a name.
     pub fn named(text: &str) -> Option<Name> {
         ALL.into_iter().find(|name| name.text() == text)
     }
 
-    /// In lower case.
+    /// The name in lower case.
     pub fn text(self) -> &'static str {
         match self {
             Name::Fixed => "fixed",
@@ -59,25 +57,25 @@ impl Name {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// The numbers.
+    /// The figures.
     pub outcome: Outcome,
-    /// Nanoseconds of the warm-up, and of what was measured.
+    /// Nanoseconds of the warm-up, and of the measured time.
     pub warm_time: u64,
     /// See `warm_time`.
     pub time: u64,
-    /// The counts of the warm-up, and of what was measured.
+    /// Counts of the warm-up, and of the measured time.
     pub warm: Costs,
     /// See `warm`.
     pub costs: Costs,
 }
 
-/// Runs a machine under a policy: its warm-up, then what is measured.
+/// Runs a machine under a policy: its warm-up, then the measured time.
 ///
 /// # Panics
-/// If a page is not where it should be in the end.
+/// If a page is lost in the end.
 pub fn run(policy: Name, setup: Setup) -> Run {
     match policy {
         Name::Fixed => run_as::<Still>(setup),

@@ -1,30 +1,29 @@
-//! Programs: what a virtual CPU does next.
+//! Programs: the steps of a virtual CPU.
 //!
-//! Sits between the scenarios, which write programs, and the machine, which runs them. A program is
-//! asked for one step after the other and sees what it holds; it knows nothing of lists, zones or
-//! policies. Blocks lie in the CPU's hands, first in, first out, and can be passed to another CPU
-//! through a channel.
+//! A program is asked for one step after the other and sees its blocks; it knows nothing of lists,
+//! zones or policies. Blocks lie in the CPU's hands, first in, first out, and can be passed to
+//! another CPU through a channel.
 
 use crate::random::Random;
 
-/// Hands of a CPU.
+/// Number of hands of a CPU.
 pub const HANDS: usize = 4;
 
 /// One step.
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
-    /// Allocates a block of an order into a hand, then works for so many nanoseconds.
+    /// Allocates a block of an order into a hand, then works for the given nanoseconds.
     Take(u8, usize, u32),
-    /// Frees the block that has been in a hand longest, then works.
+    /// Frees the oldest block of a hand, then works.
     Give(usize, u32),
-    /// Puts the block that has been in a hand longest into a channel, then works.
+    /// Puts the oldest block of a hand into a channel, then works.
     Send(usize, usize, u32),
     /// Waits for a block from a channel and takes it into a hand, then works.
     Receive(usize, usize, u32),
-    /// Exchanges all that is in a hand for all that is in a channel: a process that goes on
-    /// elsewhere for one that came.
+    /// Exchanges all blocks of a hand for all blocks of a channel: a process that moves away for
+    /// one that arrives.
     Swap(usize, usize),
-    /// Puts the block that has been in a hand longest where any CPU can claim it by a number.
+    /// Puts the oldest block of a hand where any CPU can claim it by a number.
     Name(usize, u32),
     /// Waits for the block of a number and takes it into a hand.
     Claim(usize, u32),
@@ -32,13 +31,13 @@ pub enum Op {
     Work(u64),
     /// Does nothing.
     Rest(u64),
-    /// Does nothing until somebody wakes it: background reclaim, by a watermark.
+    /// Does nothing until it is woken: background reclaim, by a watermark.
     Sleep,
-    /// Is done for good.
+    /// Ends for good.
     End,
 }
 
-/// What a program sees.
+/// A program's view.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct View {
     /// Nanoseconds since the start.
@@ -49,18 +48,18 @@ pub struct View {
     pub waiting: u32,
     /// The last allocation failed.
     pub refused: bool,
-    /// Background reclaim is wanted.
+    /// Background reclaim is due.
     pub reclaiming: bool,
 }
 
-/// Answers the next step.
+/// Returns the next step.
 pub type Program = Box<dyn FnMut(&View) -> Op + Send>;
 
-/// Takes and gives back `pages` pages, over and over, with so much work for each step up and down,
-/// resting after each round.
+/// Allocates and frees `pages` pages, over and over, with the given work for each step up and down,
+/// and a rest after each round.
 pub fn swing(pages: u32, order: u8, work: (u32, u32), rest: u64, mut random: Random) -> Program {
     let blocks = (pages >> order).max(1);
-    // Somewhere in a round, so that CPUs are not in step.
+    // A random place in a round, so that CPUs are not in step.
     let first = u64::from(random.below(blocks)) * u64::from(work.0 + work.1);
     let (mut up, mut begun) = (true, false);
     Box::new(move |view| {
@@ -80,7 +79,7 @@ pub fn swing(pages: u32, order: u8, work: (u32, u32), rest: u64, mut random: Ran
     })
 }
 
-/// Goes up to `most` blocks and down to none, three steps back for seven ahead.
+/// Goes up to `most` blocks and down to none, three steps back for seven forward.
 pub fn mix(most: u32, order: u8, work: u32, mut random: Random) -> Program {
     let mut up = true;
     Box::new(move |view| {

@@ -1,7 +1,5 @@
-//! Random numbers with a seed, the same on every machine.
-//!
-//! Sits under the programs and the machine. A linear congruential generator, of which the upper
-//! bits are used; not for secrets.
+//! Random numbers with a seed, the same on every machine: a linear congruential generator, of which
+//! the upper bits are used. Not for secrets.
 
 /// A generator.
 #[derive(Clone, Debug)]

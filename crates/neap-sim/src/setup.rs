@@ -1,33 +1,30 @@
-//! What a machine is made from: how much memory, which programs, for how long.
-//!
-//! Sits between the scenarios, which fill one in, and the machine. Plain numbers; nothing here
-//! acts.
+//! The setup of a machine: memory, programs and times. Plain numbers.
 
 use crate::program::Program;
 
-/// Between two ticks, in nanoseconds.
+/// Nanoseconds between two ticks.
 pub const TICK: u64 = 250_000_000;
-/// A second.
+/// Nanoseconds of a second.
 pub const SECOND: u64 = 1_000_000_000;
 
 /// How CPU lists are locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListLock {
-    /// Not at all: nobody else ever wants them.
+    /// No lock: no other CPU ever needs them.
     None,
-    /// By a spin lock with interrupts off, which a drainer holds while it waits for the zone's.
+    /// A spin lock with interrupts off, which a drainer holds while it waits for the zone's.
     Blocking,
-    /// By an attempt: who finds it held goes to the zone.
+    /// A lock that is only tried: a CPU that finds it held goes to the zone.
     Try,
 }
 
-/// A machine and what runs on it.
+/// A machine and its programs.
 pub struct Setup {
     /// Pages of each node's zone.
     pub managed: u32,
-    /// Nodes. CPUs are dealt out to them in turn.
+    /// Number of nodes, over which CPUs are spread in turn.
     pub nodes: usize,
-    /// A CPU for each.
+    /// Programs, with a CPU for each.
     pub programs: Vec<Program>,
     /// Channels between CPUs.
     pub channels: usize,
@@ -35,13 +32,13 @@ pub struct Setup {
     pub warm: u64,
     /// Time that is measured.
     pub time: u64,
-    /// Between two samples of what lists hold; no CPU runs ahead further than that.
+    /// Nanoseconds between two samples of lists; no CPU runs ahead further than that.
     pub step: u64,
     /// Whether each CPU is one of two hardware threads of a core.
     pub siblings: bool,
     /// How lists are locked.
     pub list_lock: ListLock,
-    /// Somebody drains all lists, one after the other, so often.
+    /// Nanoseconds between two drains; each takes the next CPU's lists.
     pub drain_every: Option<u64>,
     /// Whether gaps between a page's uses are measured, see [`crate::offline`].
     pub watched: bool,
@@ -51,8 +48,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// One node with memory to spare: lists may keep 150 MiB each, as much as page_fault1 swings,
-    /// and more.
+    /// One node with ample memory: lists may keep 150 MiB each, more than page_fault1 swings by.
     pub fn new(programs: Vec<Program>) -> Setup {
         Setup {
             managed: (programs.len() as u32 * 8 * 37_500).max(1 << 21),

@@ -1,11 +1,10 @@
-//! Recorded page events, and the programs that do the same again.
+//! Recorded page events, and the programs that replay them.
 //!
-//! Sits between a file that a program on neap left behind and the machine. The format is described
-//! where it is written, in `crates/neap/src/trace.rs`. What is replayed is what concerns lists and
-//! zone: when, and on which CPU, a block of an order was taken or given. Runs, and blocks that are
-//! too large for lists, are replayed as the smallest of those: they visit the zone once and move as
-//! one there, whatever their length, which the simulator would charge page by page. A free of a
-//! block that was allocated before the recording began means nothing and is left out.
+//! The format is described in `crates/neap/src/trace.rs`. Only events of lists and zone are
+//! replayed: when, and on which CPU, a block of an order was allocated or freed. Runs, and blocks
+//! that are too large for lists, are replayed as the smallest of such blocks: they visit the zone
+//! once and move as one there, whatever their length, which the simulator would charge page by
+//! page. A free of a block that was allocated before the recording is left out.
 
 use std::collections::BTreeMap;
 
@@ -17,21 +16,21 @@ use crate::program::{Op, Program};
 const MAGIC: &[u8; 8] = b"neaptrc2";
 const HEADER: usize = 64;
 const PLACE: usize = 16;
-/// The most CPUs that a trace may name.
+/// Most CPUs that a trace may name.
 const MOST_CPUS: u16 = 1024;
-/// The smallest order that goes past the lists.
+/// The smallest order that bypasses the lists.
 const PAST_LISTS: u8 = 4;
 
 /// A block was allocated or freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Nanoseconds since the first one.
+    /// Nanoseconds since the first event.
     pub at: u64,
-    /// Where.
+    /// The CPU.
     pub cpu: u16,
-    /// Freed, not allocated.
+    /// Whether it was freed, not allocated.
     pub free: bool,
-    /// In the block or run.
+    /// Pages of the block or run.
     pub pages: u32,
     /// The block's first page.
     pub page: u32,
@@ -40,13 +39,13 @@ pub struct Event {
 /// A whole recording. The times of its events are below 2^48 - 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// CPUs of the machine that it is of.
+    /// CPUs of the recorded machine.
     pub cpus: u16,
     /// The page size as a power of two.
     pub page_shift: u8,
-    /// The file was full before the program had ended.
+    /// Whether the file was full before the program ended.
     pub cut_off: bool,
-    /// In the order of time.
+    /// The events, ordered by time.
     pub events: Vec<Event>,
 }
 
@@ -63,7 +62,7 @@ impl Event {
         Some(Event { at, cpu: when as u16, free: what >> 31 == 1, pages: what & !(1 << 31), page })
     }
 
-    /// The order of the block that it is replayed with.
+    /// The order of the block that is replayed.
     fn order(&self) -> u8 {
         Order::holding(self.pages).0.min(PAST_LISTS)
     }
@@ -72,8 +71,7 @@ impl Event {
 impl Trace {
     /// Reads a file's bytes.
     ///
-    /// # Errors
-    /// What is wrong with them.
+    /// The error in the file.
     pub fn read(bytes: &[u8]) -> Result<Trace, String> {
         if !bytes.starts_with(MAGIC) {
             return Err("it does not begin like a trace of neap's".into());
@@ -98,7 +96,7 @@ impl Trace {
         }
         let written = rest.chunks_exact(PLACE).take(claimed as usize);
         let mut events: Vec<Event> = written.filter_map(Event::read).collect();
-        // Places were claimed in an order that may differ from that of the times by a little.
+        // Places were claimed in nearly the order of their times.
         events.sort_by_key(|event| event.at);
         if let Some(event) = events.iter().find(|event| event.cpu >= cpus || event.pages == 0) {
             return Err(format!("it has an event of {} pages on CPU {} of {cpus}", event.pages, event.cpu));
@@ -106,19 +104,19 @@ impl Trace {
         Ok(Trace { cpus, page_shift, cut_off: full != 0, events })
     }
 
-    /// Pages of all blocks that a replay takes.
+    /// Pages of all blocks that a replay allocates.
     pub fn taken(&self) -> u64 {
         self.events.iter().filter(|event| !event.free).map(|event| 1 << event.order()).sum()
     }
 
-    /// A machine whose CPUs do what was recorded, at the times that were recorded or as soon as
+    /// A machine with CPUs that repeat the recorded events, at their recorded times or as soon as
     /// they can.
     ///
     /// # Errors
-    /// The event that allocates what is allocated already.
+    /// The event that allocates a page which is allocated already.
     pub fn setup(&self) -> Result<Setup, String> {
-        // What each CPU does: when, which order (none: a free), and a name for the block, another
-        // one each time that a page is allocated.
+        // The steps of each CPU: time, order (none: a free), and a name for the block, a new one
+        // each time that a page is allocated.
         let mut steps: Vec<Vec<(u64, Option<u8>, u32)>> = vec![Vec::new(); self.cpus.into()];
         let (mut out, mut used, mut most) = (BTreeMap::new(), 0_u64, 0);
         for (name, event) in (0..).zip(&self.events) {
@@ -170,7 +168,7 @@ mod tests {
     use crate::policies::{self, Name};
     use crate::random::Random;
 
-    /// A file's bytes, with no more places than there are events.
+    /// A file's bytes, with exactly as many places as events.
     fn bytes(trace: &Trace) -> Vec<u8> {
         let count = trace.events.len() as u32;
         let mut bytes = MAGIC.to_vec();
@@ -186,7 +184,7 @@ mod tests {
         bytes
     }
 
-    /// Four CPUs that allocate and free what any of them allocated.
+    /// Four CPUs that allocate, and free blocks of any of them.
     fn recorded() -> Trace {
         let (mut random, mut out, mut events) = (Random::new(1, 1), Vec::new(), Vec::new());
         for step in 0..20_000_u32 {
@@ -210,7 +208,7 @@ mod tests {
         let mut trace = recorded();
         let mut file = bytes(&trace);
         assert_eq!(Trace::read(&file), Ok(trace.clone()));
-        // Places that nobody claimed, and one whose thread was killed before it wrote.
+        // Places that no thread claimed, and one of a thread that was killed before it wrote.
         file.extend([0; 3 * PLACE]);
         file[12..16].copy_from_slice(&20_003_u32.to_le_bytes());
         file[HEADER + 19_999 * PLACE..][..8].fill(0);
@@ -226,7 +224,7 @@ mod tests {
         let sorted = trace.clone();
         trace.events.chunks_mut(2).for_each(<[Event]>::reverse);
         assert_eq!(Trace::read(&bytes(&trace)), Ok(sorted));
-        // At the same time it is the order of the places.
+        // Events of the same time are ordered by their places.
         trace.events.iter_mut().for_each(|event| event.at = 0);
         assert_eq!(Trace::read(&bytes(&trace)), Ok(trace));
     }

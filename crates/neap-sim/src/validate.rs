@@ -1,19 +1,21 @@
-//! What the simulator says beside what was published, for runs that nothing was calibrated on.
+//! Simulated beside published numbers, for runs that nothing was calibrated on.
 //!
-//! Sits between runs and the comparison. Published numbers are rounded: a simulated one is wrong by
-//! its distance to the nearest number that would be printed the same, as a share of the published
-//! one. Nothing is left out of the largest error but the lines that say "calibrated". "Series" is
-//! that of source 003; "later" the merged one, whose build was eight builds in a memory group each.
+//! Published numbers are rounded. The error of a simulated one is its distance to the nearest
+//! number that would be printed alike, as a share of the published one. The largest error covers
+//! all lines but those marked "calibrated". "Series" is the first series of auto-tuning; "later"
+//! the merged one, with a build of eight builds in a memory group each.
 //!
-//! Published lock shares are of all locks. What is not the zone's is not simulated and is added,
-//! from published numbers alone: in the series' build 17.0 % less what the simulated zone takes in
-//! the unchanged kernel; under `Depth` 0.75 more, by which the share of the lock of the lists of
-//! pages in use rose. In the later build 0.6 %: its two postings have three lines with a size that
-//! is tuned before the last line, 0.5, 0.7 and 0.6 %, and the zone, from which a sixth of the pages
-//! came, can have had little of that. For page_fault1 nothing like it is known, and not either
-//! which part of the 300 s of a run the profile is of. So two numbers are simulated, what is left
-//! after the benchmark's warm-up and the average of all 300 s, and the error is the distance to the
-//! nearer one, or none in between.
+//! Published lock shares are of all locks. Locks other than the zone's are not simulated, and are
+//! added from published numbers alone:
+//!
+//! * Series' build: 17.0 %, less the simulated share of the zone in the unchanged kernel. Under
+//!   `Depth` 0.75 more, the rise of the lock of the lists of pages in use.
+//! * Later build: 0.6 %. Its two postings have three lines with a tuned size before the last one,
+//!   0.5, 0.7 and 0.6 %; the zone, from which a sixth of the pages came, can have had little of
+//!   that.
+//! * page_fault1: nothing is known, not even which part of the 300 s of a run the profile covers.
+//!   So two numbers are simulated: the part after the warm-up, and the average of all 300 s. The
+//!   error is the distance to the nearer one, or none in between.
 
 use serde::Serialize;
 
@@ -23,7 +25,7 @@ use crate::scenarios::Scenario;
 
 /// Percent of cycles in all locks in the series' unchanged build.
 const BUILD_LOCKS: f64 = 17.00;
-/// By how much the lock that was published apart from these rose under `Depth`: from 1.21 to 1.96.
+/// Rise under `Depth` of the one lock that was published separately: from 1.21 to 1.96.
 const BUILD_RISE: f64 = 0.75;
 /// Percent of cycles in other locks in the later build.
 const LATER_OTHERS: f64 = 0.6;
@@ -33,17 +35,17 @@ const WHOLE_RUN: f64 = 300.0 * SECOND as f64;
 /// One published number.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What it is of.
+    /// The published quantity.
     pub what: &'static str,
-    /// As published.
+    /// The published value.
     pub published: f64,
     /// Half of its last digit.
     pub rounding: f64,
-    /// What the simulator says.
+    /// The simulated value.
     pub simulated: f64,
-    /// Where it says anything from `simulated` to this.
+    /// The other end, if the simulated value is a range.
     pub to: Option<f64>,
-    /// The distance as a share of the published number; none where it was calibrated on.
+    /// The distance as a share of the published number; `None` if it was calibrated on.
     pub error: Option<f64>,
 }
 
@@ -53,7 +55,7 @@ impl Check {
         Check { what, published, rounding, simulated, to: None, error: Some(error) }
     }
 
-    /// A number that is somewhere from what is simulated to `to`.
+    /// A simulated value in the range up to `to`.
     fn to(self, to: f64) -> Check {
         let nearest = self.published.clamp(self.simulated.min(to), self.simulated.max(to));
         let Check { error, .. } = Check::new(self.what, self.published, self.rounding, nearest);
@@ -65,7 +67,7 @@ impl Check {
     }
 }
 
-/// The runs that [`checks`] wants.
+/// The runs that [`checks`] needs.
 pub const WANTED: [(Scenario, Name); 5] = [
     (Scenario::PageFault(56), Name::Fixed),
     (Scenario::Learned, Name::Depth),
@@ -98,8 +100,8 @@ pub fn checks(runs: [&Run; 5]) -> Vec<Check> {
     ]
 }
 
-/// Percent of cycles in the zone's lock over a whole run, of which the warm-up and what follows it
-/// were simulated.
+/// Percent of cycles in the zone's lock over a whole run, from the simulated warm-up and the time
+/// after it.
 fn over_whole_run(run: &Run) -> f64 {
     let warm = run.warm_time as f64;
     let share = run.warm.lock_share() * warm + run.outcome.lock_share * (WHOLE_RUN - warm);

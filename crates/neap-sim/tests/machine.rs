@@ -1,7 +1,8 @@
-//! What the virtual machine owes: the same numbers for the same seed, no page lost, an end to
-//! everything, and the base it is calibrated on.
+//! Properties of the virtual machine: the same numbers for the same seed, no lost page, an end of
+//! every run, and the base it is calibrated on.
 //!
 //! Method: small machines under every policy, with the zone's own `verify` at the end. A failing
+//! test prints seed and policy; a repetition gives the same result.
 //! test prints seed and policy; all of it is deterministic, so running it again shows the same.
 
 use neap_pages::policy::fixed::Still;
@@ -12,7 +13,7 @@ use neap_sim::program::{Op, Program, View, mix, swing};
 use neap_sim::random::Random;
 use neap_sim::scenarios::{self, Scenario, Size};
 
-/// `program` until `end`, then it frees what it holds, and is done.
+/// `program` until `end`, then frees its blocks and ends.
 fn ending(mut program: Program, end: u64) -> Program {
     Box::new(move |view: &View| match (view.now < end, view.held.iter().position(|held| *held > 0)) {
         (true, _) => program(view),
@@ -21,7 +22,7 @@ fn ending(mut program: Program, end: u64) -> Program {
     })
 }
 
-/// Eight CPUs that do different things for a second.
+/// Eight CPUs with different programs for a second.
 fn small(seed: u64) -> Setup {
     let program = |cpu: u64| {
         let random = Random::new(seed, cpu);
@@ -57,7 +58,7 @@ fn conserves<T: Policy>() {
     verify(&machine);
     assert_eq!((machine.in_hands(), machine.room() + machine.listed()), (0, managed));
     assert_eq!((machine.costs.taken, machine.costs.counts.failures), (machine.costs.given, 0));
-    // Nothing but pages that were given or drained can be in the zone again.
+    // Only pages that were freed or drained can be in the zone again.
     machine.labs().for_each(|lab| _ = lab.drain(None));
     assert_eq!(machine.room(), managed);
     verify(&machine);
@@ -103,7 +104,7 @@ fn alone_nobody_waits_and_who_waits_is_told_so() {
     machine.run(SECOND / 10);
     assert!(machine.costs.waits > 100);
     assert_eq!(u64::from(machine.labs().next().unwrap().pages().statistics().zone_waits - before), machine.costs.waits);
-    // Sixteen that want it all the time keep the lock busy and no more than that.
+    // Sixteen CPUs that need it all the time keep the lock busy, at most 100 %.
     let held = machine.costs.held as f64 / (SECOND / 10) as f64;
     assert!((0.95..=1.001).contains(&held), "{held}");
 }
@@ -142,7 +143,8 @@ fn no_policy_lists_less_than_one_that_knew_the_future() {
         let run = policies::run(policy, setup);
         let least = run.costs.gaps.listed(run.outcome.zone_share, run.time);
         let listed = run.outcome.average_listed;
-        // None: part of what it did not take from the zone was listed before it was ever used.
+        // None: a part of the pages that it did not take from the zone was listed before its first
+        // use.
         assert!(least.is_none_or(|least| least <= listed * 1.02), "{policy:?} {listed} {least:?}");
         bounds += u32::from(least > Some(1000.0));
     }

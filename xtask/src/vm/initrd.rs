@@ -1,10 +1,9 @@
 //! The file system that the virtual machine boots from: an archive in memory, written without other
 //! programs.
 //!
-//! Sits between the list of files and machine.rs. The format is cpio's "newc": a header of
-//! hexadecimal numbers, a name and the bytes, each padded to four. Libraries are asked of the
-//! loader and taken along at the places where it found them. Not compressed: unpacking would take
-//! longer than reading.
+//! The format is cpio's "newc": a header of hexadecimal numbers, a name and the bytes, each padded
+//! to four. The loader lists the libraries, which are added at the paths where it found them. Not
+//! compressed: unpacking would take longer than reading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::process::command;
 
-/// What stands under a name.
+/// The content of a name.
 #[derive(Debug)]
 pub(crate) enum Entry {
     /// A copy of this file, executable.
@@ -30,7 +29,7 @@ pub(crate) fn add_libraries(files: &mut BTreeMap<String, Entry>) -> Result<()> {
     for entry in files.values() {
         let Entry::File(program) = entry else { continue };
         let mut loader = command("ldd", [program]);
-        // Fails for a program without libraries, which is as well.
+        // Fails for a program without libraries, which is fine.
         let output = loader.output().context("cannot start ldd")?;
         let output = String::from_utf8_lossy(&output.stdout).into_owned();
         let path = |word: &str| word.starts_with('/').then(|| word.to_string());

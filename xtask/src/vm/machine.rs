@@ -1,9 +1,8 @@
-//! Running the virtual machine: the emulator's command line, what init does, and what the console
-//! said.
+//! Runs the virtual machine: the emulator's command line, init's script, and the parsing of the
+//! console.
 //!
-//! Sits between packages.rs and initrd.rs and the list of tests. The console is the only way out:
-//! init prints a line before and after each test, and everything that the kernel or a test says
-//! stands between. A machine that hangs is ended by the time limit.
+//! The console is the only output. Init prints a line before and after each test; the kernel's and
+//! the test's output is between them. A time limit ends a machine that hangs.
 
 use core::time::Duration;
 use std::path::Path;
@@ -48,32 +47,32 @@ impl Shape {
     }
 }
 
-/// What a test's program did.
+/// The result of a test's program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// Its exit status; 143 where the time limit ended it.
+    /// Its exit status; 143 if the time limit ended it.
     pub(crate) status: i32,
     /// Its output.
     pub(crate) output: String,
 }
 
-/// What the console said.
+/// The output of the console.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Console {
-    /// Of each test that ended, in order.
+    /// The results of all tests that ended, in order.
     pub(crate) tests: Vec<Answer>,
-    /// What came after the last of them.
+    /// The output after the last of them.
     pub(crate) rest: String,
 }
 
 const BEGIN: &str = "<<< ";
 const END: &str = ">>> ";
-/// Seconds until init runs, many times over.
+/// Seconds until init runs, with a large margin.
 const BOOT: u32 = 60;
 /// Lines of output that are kept.
 const KEPT: usize = 40;
 
-/// The machine's first program: runs every line, and switches the machine off.
+/// The machine's first program: runs every line, and powers the machine off.
 pub(crate) fn init(lines: &[(&str, u32)]) -> String {
     let mut text = String::from(
         "#!/bin/busybox sh\n\
@@ -120,7 +119,7 @@ pub(crate) fn run(machine: &Machine, shape: Shape, initrd: &Path, limit: u32) ->
     Ok(console)
 }
 
-/// Takes apart what the console said.
+/// Parses the output of the console.
 fn read(text: &str) -> Console {
     let mut console = Console::default();
     let mut lines: Vec<&str> = Vec::new();

@@ -1,11 +1,11 @@
-//! `cargo xtask vm`: tests on a machine that we do not have.
+//! `cargo xtask vm`: tests on a larger, emulated machine.
 //!
-//! Boots a virtual machine with 4 CPUs, 2 nodes and an isolated CPU in seconds and runs test
-//! programs in it that were built here. packages.rs obtains the machine, initrd.rs packs what it
-//! boots, machine.rs runs it; what is run stands in this file. Needs no root and installs nothing
-//! outside the target folder. Where the machine cannot be had it says so and ends with the status
-//! of a skipped check: it never passes by doing nothing. It emulates every instruction, so it is
-//! for behaviour and never for time.
+//! Boots a virtual machine with 4 CPUs, 2 nodes and an isolated CPU in seconds, and runs test
+//! programs in it that were built here. packages.rs obtains the machine, initrd.rs packs its file
+//! system, machine.rs runs it; this file has the tests. Needs no root, and installs nothing outside
+//! the target folder. If the machine is not available it ends with the status of a skipped check:
+//! it never passes by doing nothing. It emulates every instruction, so it tests behaviour and never
+//! time.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ struct Guest {
     name: &'static str,
     shape: Shape,
     line: &'static str,
-    /// The most seconds that it may take: against a hang.
+    /// Most seconds that it may take, against a hang.
     limit: u32,
 }
 
@@ -36,8 +36,9 @@ const fn guest(name: &'static str, line: &'static str) -> Guest {
     Guest { name, shape: Shape::TwoNodes, line, limit: 240 }
 }
 
-/// CPUs go and come while a test runs; it must have happened, and the test must not have noticed.
-/// Of CPUs 1 and 2 one is always there, so that no thread loses all that it may run on.
+/// Takes CPUs offline and online while a test runs. That must have happened, and the test must not
+/// have noticed. One of CPUs 1 and 2 is always online, so that no thread loses all CPUs that it may
+/// run on.
 const HOTPLUG: &str = "\
 NEAP_SECONDS=10 /tests/neap-stress a6 & test=$!; turns=0
 cpus=/sys/devices/system/cpu
@@ -77,7 +78,7 @@ const GUESTS: &[Guest] = &[
     },
 ];
 
-/// Programs of `tests/programs` that are taken along.
+/// Programs of `tests/programs` that are included.
 const PROGRAMS: &[&str] = &["family", "fork_storm", "thread_storm", "signals_and_migration", "burst_idle"];
 
 /// Runs the guests whose names contain one of `names`, or all.
@@ -119,7 +120,7 @@ pub(crate) fn command(names: &[String]) -> Result<()> {
     report.close("vm")
 }
 
-/// Everything that the machine's file system holds.
+/// All files of the machine's file system.
 fn contents(found: &packages::Machine, lines: &[(&str, u32)]) -> Result<BTreeMap<String, initrd::Entry>> {
     let mut files = BTreeMap::new();
     let file = |path: PathBuf| initrd::Entry::File(path);
@@ -140,7 +141,7 @@ fn contents(found: &packages::Machine, lines: &[(&str, u32)]) -> Result<BTreeMap
     Ok(files)
 }
 
-/// The test programs of the crates that know a machine, by `crate-file`, or `crate` for a crate's
+/// The test programs of the crates that need a machine, by `crate-file`, or `crate` for a crate's
 /// own tests.
 fn tests() -> Result<BTreeMap<String, PathBuf>> {
     let mut arguments = vec!["test", "--no-run", "--message-format", "json"];

@@ -1,9 +1,8 @@
 //! The parts of the virtual machine, from Debian's packages.
 //!
-//! Sits between apt and machine.rs. A package is downloaded and unpacked into the target folder,
-//! never installed, so no root is needed; QEMU that is installed already is used as it is. What was
-//! unpacked once is found again. Reads the lists of packages that apt has; where there are none,
-//! `apt-get update` by root makes them.
+//! A package is downloaded and unpacked into the target folder, never installed, so no root is
+//! needed. An installed QEMU is used. Unpacked packages are reused. It reads apt's lists of
+//! packages; without them `apt-get update` by root is needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,18 +11,18 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{capture, command, which};
 
-/// What it takes to boot.
+/// Files needed to boot.
 #[derive(Debug)]
 pub(crate) struct Machine {
     /// An emulator, and the folder it was unpacked into unless it is installed.
     pub(crate) qemu: (PathBuf, Option<PathBuf>),
     /// The kernel's image.
     pub(crate) kernel: PathBuf,
-    /// A shell and what it needs, in one file without libraries.
+    /// A shell and its tools, in one file without libraries.
     pub(crate) busybox: PathBuf,
 }
 
-/// Finds everything, or gets it.
+/// Finds or downloads everything.
 pub(crate) fn obtain(folder: &Path) -> Result<Machine> {
     ensure!(cfg!(target_arch = "x86_64"), "the machine is described for x86-64 alone");
     let root = folder.join("root");
@@ -59,7 +58,7 @@ fn kernel(root: &Path) -> Option<PathBuf> {
     images.pop()
 }
 
-/// A package and those it needs that are not installed.
+/// A package and its dependencies that are not installed.
 fn with_missing(package: &str) -> Result<Vec<String>> {
     let plan = capture(command("apt-get", ["install", "--simulate", "--no-install-recommends", package]))?;
     let packages: Vec<String> =
@@ -73,7 +72,7 @@ fn with_missing(package: &str) -> Result<Vec<String>> {
 fn unpack(folder: &Path, root: &Path, packages: &[String]) -> Result<()> {
     println!("vm: downloading {}", packages.join(" "));
     let archives = folder.join("packages");
-    // Left from an attempt that was interrupted.
+    // Left from an interrupted attempt.
     if archives.exists() {
         fs::remove_dir_all(&archives)?;
     }

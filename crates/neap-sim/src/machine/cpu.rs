@@ -1,7 +1,7 @@
-//! A virtual CPU: its program, what it holds, and how it runs ahead on its own list.
+//! A virtual CPU: its program, its blocks, and its run ahead on its own list.
 //!
-//! Sits between the clock, which says how far a CPU may run, and the zones and channels, at which
-//! it stops. Nothing here waits or is waited for but a list that a drainer holds.
+//! A CPU runs as far as the clock allows, and stops at zones and channels. It waits for nothing
+//! else, but for a list that a drainer holds.
 
 use std::collections::VecDeque;
 
@@ -12,26 +12,26 @@ use neap_pages::policy::Policy;
 use super::{Block, ListLock, Machine};
 use crate::program::{HANDS, Op, Program, View};
 
-/// What a CPU does when its turn comes.
+/// The next action of a CPU.
 pub(super) enum Pending {
-    /// Goes on with its program.
+    /// Continues its program.
     Go,
-    /// Wants a zone's lock.
+    /// Needs a zone's lock.
     Visit { visit: Visit, operation: Operation, attempts: u32 },
-    /// Wants it again, for the rest of what moves, and has then done this; nothing where it only
-    /// carries.
+    /// Needs the lock again, for the rest of the pages; then the operation is complete. No
+    /// operation if the CPU only carries.
     Holds { node: usize, held: Held, operation: Option<Operation> },
     /// Sends or receives.
     Channel(Op),
 }
 
-/// An allocation or a free that a list could not do alone.
+/// An allocation or a free that a list could not serve alone.
 #[derive(Clone, Copy)]
 pub(crate) struct Operation {
-    /// The node whose zone is asked.
+    /// The node to ask.
     pub(super) node: usize,
     pub(crate) order: Order,
-    /// Where the block goes; none: it is freed.
+    /// The hand that gets the block; `None`: the block is freed.
     pub(crate) into: Option<usize>,
     pub(super) work: u32,
     pub(crate) since: u64,
@@ -43,16 +43,16 @@ pub(super) struct Cpu {
     pub(super) view: View,
     pub(super) at: u64,
     pub(super) pending: Pending,
-    /// Somebody else holds its list up to then.
+    /// Another CPU holds its list until then.
     pub(super) list_held_until: u64,
-    /// When the pages that it might have kept were freed, if gaps are measured.
+    /// Times at which the pages that it might have kept were freed, if gaps are measured.
     freed: Option<Vec<u64>>,
     pub(super) parked: bool,
     pub(super) ended: bool,
 }
 
 impl Cpu {
-    /// One that runs a program, or none and waits until it has something to carry.
+    /// A CPU with a program; without one it waits until it has pages to carry.
     pub(super) fn new(program: Option<Program>, watched: bool) -> Cpu {
         Cpu {
             freed: watched.then(Vec::new),
@@ -69,7 +69,7 @@ impl Cpu {
 }
 
 impl<T: Policy> Machine<T> {
-    /// Lets a CPU do what its program says, up to `horizon`.
+    /// Runs a CPU's program up to `horizon`.
     pub(super) fn go(&mut self, cpu: usize, horizon: u64) {
         let (home, list_cost) = (self.node(cpu), self.list_cost);
         let Cpu { program: Some(program), hands, view, at, pending, list_held_until, freed, parked, ended } =

@@ -1,8 +1,6 @@
-//! What CPUs pass to each other: blocks through channels, whole hands at places, and blocks by
-//! name.
+//! Exchange between CPUs: blocks through channels, whole hands at places, and blocks by name.
 //!
-//! Sits between two CPUs' programs. Takes place in the order of the clock; who waits for a block is
-//! woken as a thread is.
+//! Events happen in the order of the clock. A CPU that waits for a block is woken as a thread is.
 
 use std::collections::VecDeque;
 
@@ -17,7 +15,7 @@ use crate::program::Op;
 /// A block that was handed out.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
-    /// The node whose zone it is of.
+    /// The node of the block's zone.
     pub(super) node: usize,
     pub(super) order: Order,
     pub(super) pfn: Pfn,
@@ -30,7 +28,7 @@ pub(super) struct Channel {
 }
 
 impl<T: Policy> Machine<T> {
-    /// Sends or receives; answers whether the CPU goes on.
+    /// Sends or receives. Returns whether the CPU goes on.
     pub(super) fn pass_on(&mut self, cpu: usize, op: Op) -> bool {
         let at = self.cpus[cpu].at;
         match op {

@@ -1,12 +1,12 @@
-//! What happens under a zone's lock: refills, spills, what is carried there for others, and what
-//! follows where it has none.
+//! Operations under a zone's lock: refills, spills, pages that others carry there, and the
+//! fallbacks of a zone without pages.
 //!
-//! Sits between the CPUs and the real zone of each node. The lock is a queue, first come, first
-//! served; a hold lasts as the cost table says, and who takes it several times stands in the queue
-//! anew each time. What ticks and drains take out of lists is carried to the zone by a thread of
-//! each node that queues like everybody. An allocation that finds nothing drains the lists of its
-//! node; then it asks the next node; then it fails. Both are counted, and counted apart where pages
-//! sat in lists of the node that could have served it.
+//! The zones are real. The lock is a queue, first come, first served. A hold lasts as the cost
+//! table says; a CPU that needs several holds joins the queue anew each time. A thread of each
+//! node, which queues like any CPU, carries pages that ticks and drains took out of lists to the
+//! zone. An allocation that finds nothing drains the lists of its node, then asks the next node,
+//! then fails. The latter two are counted, and counted separately if lists of the nearer node had
+//! pages.
 
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Pfn, Platform};
@@ -18,15 +18,15 @@ use super::cpu::{Operation, Pending};
 use super::{Block, ListLock, Machine, SECOND};
 use crate::cost;
 
-/// What policies take the start for: a machine that has run for a while.
+/// Start time for policies: that of a machine that has run for a while.
 pub(super) const START: u64 = 10 * SECOND;
-/// Ticks that find nothing after which no other follows soon.
+/// Vain ticks after which none follows soon.
 const LAST_TICKS: u32 = 3;
-/// Between two attempts of whoever waits for what another CPU has under way.
+/// Nanoseconds between two attempts of a CPU that waits for an operation of another CPU.
 pub(super) const RETRY: u64 = 20_000;
-/// Attempts after which it fails.
+/// Attempts after which an operation fails.
 const ATTEMPTS: u32 = 100;
-/// Pages that are taken at once when a zone is filled.
+/// Pages taken at once when a zone is filled.
 const RUN: u32 = 1 << 16;
 
 /// A node's zone and lists.
@@ -34,7 +34,7 @@ pub(super) struct Zone<T: Policy> {
     pub(super) lab: Laboratory<Virtual, T>,
     pub(super) managed: u32,
     locked_until: u64,
-    /// Operations that have left a list for this zone and not come to it yet.
+    /// Operations that have left a list for this zone, and have not arrived yet.
     pub(super) visiting: u32,
     pub(super) reclaiming: bool,
     reclaimer: Option<usize>,
@@ -49,7 +49,7 @@ impl<T: Policy> Zone<T> {
         let budget = Some(managed);
         let shape = Shape { span, budget, tables: [SideTable::default(); TABLES], huge: false, list_high: None };
         let lab = Laboratory::open(Virtual::new(4096, cpus), &shape).expect("address space for the tables of the zone");
-        // A machine's memory is there from the start: growing is not what is measured.
+        // A machine's memory exists from the start: growth is not measured.
         let pages = lab.pages();
         let runs = (0..managed).step_by(RUN as usize).map(|start| {
             let length = RUN.min(managed - start);
@@ -93,7 +93,7 @@ impl<T: Policy> Machine<T> {
         }
     }
 
-    /// Lets the node's thread take its lock so often.
+    /// Lets the node's thread take the lock, once for each batch.
     fn maintain(&mut self, node: usize, more: Held) {
         let cpu = self.programs + node;
         if more.pages == 0 {
@@ -109,7 +109,7 @@ impl<T: Policy> Machine<T> {
         self.enqueue(cpu);
     }
 
-    /// Does what an operation left to do with a zone's lock.
+    /// Executes an operation under a zone's lock.
     pub(super) fn visit(&mut self, cpu: usize, visit: Visit, operation: Operation, attempts: u32) {
         let Operation { node, order, into, .. } = operation;
         let at = self.cpus[cpu].at;
@@ -117,7 +117,7 @@ impl<T: Policy> Machine<T> {
         let (answer, mut held) = self.zones[node].lab.visit(visit, self.zones[node].locked_until > at);
         match (answer, into) {
             (Ok(Some(block)), Some(hand)) => {
-                // The first hold brought what the others, if any, did not give back.
+                // The first hold took the pages that the others, if any, did not give back.
                 self.costs.brought += u64::from(held.pages);
                 self.costs.counts.misses += u64::from(node != self.node(cpu));
                 self.cpus[cpu].view.refused = false;
@@ -141,8 +141,8 @@ impl<T: Policy> Machine<T> {
         self.look_at_watermarks(node, at);
     }
 
-    /// What the library does where a node has nothing: its lists are drained, then it is asked
-    /// again, then the next one. Answers what to try, or nothing if the allocation fails.
+    /// The library's fallbacks for a node without pages: its lists are drained, then it is asked
+    /// again, then the next one. Returns the operation to try, or `None` if the allocation fails.
     fn refused(&mut self, cpu: usize, operation: Operation, attempts: u32) -> Option<Operation> {
         self.costs.counts.retries += 1;
         let (node, home) = (operation.node, self.node(cpu));
@@ -190,8 +190,8 @@ impl<T: Policy> Machine<T> {
         self.maintain(node, held);
     }
 
-    /// Takes a zone's lock once, and again later for the rest; after the last time the operation is
-    /// over.
+    /// Holds a zone's lock once, and again later for the rest. The last hold completes the
+    /// operation.
     pub(super) fn hold(&mut self, cpu: usize, node: usize, held: Held, operation: Option<Operation>) {
         let at = self.cpus[cpu].at;
         let zone = &mut self.zones[node];

@@ -1,25 +1,25 @@
 //! A kernel build: processes that start, grow and exit, one after the other on each CPU.
 //!
-//! What is known of it was published with the two series that source 003 began:
+//! The model follows figures that were published with two series of auto-tuning for Linux's page
+//! lists:
 //!
-//! * 224 CPUs are the hardware threads of two sockets, so 112 share a zone, whose lists keep 367
-//!   pages if nothing is tuned.
+//! * 224 CPUs are the hardware threads of two sockets, so 112 share a zone, with lists of 367 pages
+//!   without tuning.
 //! * One CPU's allocations minus frees rise by about 30 000 pages and fall again about once a
-//!   second: a compiler's process.
-//!   In ten seconds of that figure they always fell back to about the same: processes that end on another CPU than they
-//!   grew on are rare.
-//! * A process that exits frees its pages, then its page directory, a block of order 1, which in
-//!   the unchanged kernel empties
-//!   the list. Where only a block right after another one does, 19.5 % of the times are left, and 7.1 % where a batch has to be
-//!   in the list besides: one process in fourteen frees other blocks before its directory, almost three on average.
-//! * The first of these changes spared 4.4 % of the pages from the zone, which says how many
-//!   processes exit: the small ones
-//!   have one and a half thousand pages on average. Here it spares 4.8 %.
-//! * The unchanged kernel spends 15.38 % in allocations and in frees of single pages. From that
-//!   comes how many pages the
-//!   small processes (shells, drivers, assemblers) go through beside the compiler's.
+//!   second: a compiler's process. In ten seconds of that figure they always fell back to about one
+//!   level: processes rarely end on another CPU than they grew on.
+//! * A process that exits frees its pages, then its page directory, a block of order 1, which
+//!   empties the list in the unchanged kernel. If only a block right after another one empties it,
+//!   19.5 % of these events are left; if a batch must be in the list as well, 7.1 %. So one process
+//!   in fourteen frees other blocks before its directory, almost three on average.
+//! * The first of these changes kept 4.4 % of the pages from the zone, which gives the number of
+//!   exiting processes: the small ones have one and a half thousand pages on average. Here it keeps
+//!   4.8 %.
+//! * The unchanged kernel spends 15.38 % in allocations and in frees of single pages. That gives
+//!   the number of pages of the small processes (shells, drivers, assemblers) beside the
+//!   compiler's.
 //!
-//! No number here was fitted to what a tuned policy makes of it.
+//! No number here was fitted to the results of a tuned policy.
 
 use crate::machine::{SECOND, Setup};
 use crate::program::{Op, Program};
@@ -27,40 +27,41 @@ use crate::random::Random;
 
 /// CPUs of a socket.
 pub const CPUS: usize = 112;
-/// Pages of a zone: so many that lists keep 367 pages.
+/// Pages of a zone, with which lists keep 367 pages.
 const MANAGED: u32 = 30_200_000;
 /// Pages of a compiler's process.
 const PAGES: (u32, u32) = (20_000, 40_000);
-/// On average, and in a second.
+/// Mean of `PAGES`, and so pages in a second.
 const MEAN: u32 = (PAGES.0 + PAGES.1) / 2;
 /// Pages of small processes for each page of a compiler's.
 const SMALL_SHARE: f64 = 0.87;
 /// Pages of a small process.
 const SMALL: (u32, u32) = (300, 2_800);
-/// One in so many processes has more blocks than its directory when it exits, so many.
+/// One process in this many has more blocks than its directory when it exits; then `MORE_BLOCKS`
+/// give their number.
 const WITH_BLOCKS: u32 = 14;
 const MORE_BLOCKS: (u32, u32) = (1, 5);
-/// Nanoseconds for a page that is freed: unmapping it, among others.
+/// Nanoseconds of freeing a page, unmapping included.
 const FREE: u32 = 150;
-/// One in so many processes moves.
+/// One process in this many moves.
 const MOVES: u32 = 30;
-/// One in so many pages stays in the cache of files.
+/// One page in this many stays in the cache of files.
 const CACHED: u32 = 100;
-/// Hands: pages of the compiler, of the small process, blocks of both, and what stays.
+/// Hands: pages of the compiler, of the small process, blocks of both, and pages that stay.
 const COMPILER: usize = 0;
 const SMALL_ONE: usize = 1;
 const BLOCKS: usize = 2;
 const KEPT: usize = 3;
-/// CPUs that still have something to do near the end.
+/// CPUs that still have work near the end.
 const LAST: usize = 4;
 /// Places in which moving processes meet.
 const PLACES: usize = 8;
 
-/// The build on so many CPUs, measured while there is work for all; or long after most of them have
-/// run out of it.
+/// The build on `cpus` CPUs, measured while there is work for all of them; with `nearly_done`, long
+/// after most have run out of it.
 pub fn setup(cpus: usize, seed: u64, warm: u64, time: u64, nearly_done: bool) -> Setup {
-    // What nobody who waits has done ten seconds before measuring begins. A build is so much work,
-    // whoever is slower at it; so much stays in the cache of files.
+    // Work that CPUs without waits finish ten seconds before measuring begins. The total is the
+    // same for every policy; a fixed share stays in the cache of files.
     let share = warm.saturating_sub(10 * SECOND) as f64 / SECOND as f64 * f64::from(MEAN);
     let share = |cpu| if nearly_done && cpu >= LAST { share } else { f64::MAX };
     let programs = (0..cpus).map(|cpu| program(Random::new(seed, cpu as u64), share(cpu))).collect();
@@ -72,7 +73,7 @@ pub fn setup(cpus: usize, seed: u64, warm: u64, time: u64, nearly_done: bool) ->
 struct Process {
     /// Pages that it grows to.
     target: u32,
-    /// Blocks that it still wants, and those that it has.
+    /// Blocks that it still needs, and those that it has.
     wanted: u32,
     blocks: u32,
     exits: bool,
@@ -85,7 +86,7 @@ impl Process {
     }
 }
 
-/// A CPU's processes, up to so many pages of compilers.
+/// A CPU's processes, up to `share` pages of compilers.
 fn program(mut random: Random, share: f64) -> Program {
     let work = (SECOND as f64 / (f64::from(MEAN) * (1.0 + SMALL_SHARE))) as u32 - FREE;
     let (mut compiler, mut small, mut begun) = (Process::default(), Process::default(), false);
@@ -109,7 +110,7 @@ fn program(mut random: Random, share: f64) -> Program {
             } else if process.wanted > 0 {
                 process.wanted -= 1;
                 process.blocks += 1;
-                // The directory is not the last that it takes, but the last that it gives.
+                // The directory is not the last block that it takes, but the last that it frees.
                 let order = if process.wanted > 0 { random.between(1, 3) as u8 } else { 1 };
                 return Op::Take(order, BLOCKS, random.about(work));
             } else if !process.exits && held >= process.target {

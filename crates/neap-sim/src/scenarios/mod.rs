@@ -1,8 +1,7 @@
-//! Scenarios: machines, what runs on them, for how long.
+//! Scenarios: machines, their programs, and the time that they run.
 //!
-//! Sits between programs and the comparison. A scenario is made anew for each policy from the same
-//! seed, so all policies meet the same programs; what a program does next depends on virtual time
-//! alone.
+//! A scenario is made anew for each policy from the same seed, so all policies meet the same
+//! programs. A program's next step depends on virtual time only.
 
 pub mod first_touch;
 pub mod kernel_build;
@@ -13,7 +12,7 @@ pub mod programs;
 
 use crate::machine::{ListLock, SECOND, Setup};
 
-/// How much is run.
+/// Extent of the runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// A minute or two on two CPUs: fewer machines, shorter runs.
@@ -31,9 +30,9 @@ pub enum Scenario {
     Learned,
     /// pft on so many CPUs with lists locked like this.
     FirstTouch(usize, ListLock),
-    /// The kernel build while everything is to be done.
+    /// The kernel build while there is work for all CPUs.
     KernelBuild,
-    /// The kernel build when little is left to do.
+    /// The kernel build when little work is left.
     KernelBuildEnd,
     /// Senders and receivers.
     Network,
@@ -50,7 +49,7 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// What tables call it.
+    /// The name in tables.
     pub fn name(self) -> String {
         match self {
             Scenario::PageFault(cpus) => format!("page_fault1 x{cpus}"),
@@ -79,7 +78,7 @@ impl Scenario {
     pub fn setup(self, seed: u64, size: Size) -> Setup {
         let time = |quick: u64, full: u64| SECOND * if size == Size::Quick { quick } else { full } / 10;
         match self {
-            // With so many it takes a second or more until each has had its first swing.
+            // With more CPUs it takes a second or more until each has had its first swing.
             Scenario::PageFault(cpus) if cpus > 56 => {
                 page_fault::setup(cpus, seed, SECOND * cpus as u64 / 56, time(3, 3))
             }
@@ -120,7 +119,7 @@ pub fn compared(size: Size) -> Vec<Scenario> {
     scenarios
 }
 
-/// Numbers of CPUs for pft; those of source 002 in full.
+/// Numbers of CPUs for pft; those of the published runs in full.
 pub fn first_touch_cpus(size: Size) -> &'static [usize] {
     if size == Size::Quick { &[1, 80] } else { &[1, 4, 7, 12, 21, 30, 48, 79, 80] }
 }

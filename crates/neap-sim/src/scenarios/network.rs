@@ -1,16 +1,16 @@
 //! A network stream over the loopback: a CPU allocates blocks of order 3 in bursts, another one
 //! frees them.
 //!
-//! Source 003 ran 64 pairs on two sockets; 32 share a zone. No CPU ever gets back what it frees, so
-//! nothing that a list keeps is of use to it, only how much moves at once. Bursts, work and rests
-//! are assumed, so that under `Fixed` the zone's lock is held about two fifths of the time and CPUs
-//! are mostly idle, as they were there.
+//! The published runs had 64 pairs on two sockets; 32 share a zone. No CPU gets back the blocks
+//! that it frees, so the pages that a list keeps are of no use to it, only the number that moves at
+//! once. Bursts, work and rests are assumed: under `Fixed` the zone's lock is held about two fifths
+//! of the time and CPUs are mostly idle, as published.
 
 use crate::machine::Setup;
 use crate::program::{Op, Program};
 use crate::random::Random;
 
-/// Pages that source 003's machine had in use in each of its two nodes before anything was changed.
+/// Pages in use in each of the two nodes of the published machine, before any change.
 pub const BASE_USED: f64 = 5_479_861.0 / 4.0 / 2.0;
 /// Pairs of CPUs.
 const PAIRS: usize = 32;

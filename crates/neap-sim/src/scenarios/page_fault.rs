@@ -1,7 +1,7 @@
-//! page_fault1: each CPU faults in 128 MiB, page by page, and gives all of it back, over and over.
+//! page_fault1: each CPU faults in 128 MiB, page by page, and frees all of it, over and over.
 //!
-//! Source 003's figures are of 56 processes on one socket; other numbers of CPUs share one zone
-//! here too, which is harder than what such machines have. Calibrated on 56 CPUs and `Fixed`, see
+//! The published figures are of 56 processes on one socket. Other numbers of CPUs share one zone
+//! here too, which is harder than on such machines. Calibrated on 56 CPUs and `Fixed`, see
 //! [`crate::cost`].
 
 use crate::cost;
@@ -11,11 +11,11 @@ use crate::random::Random;
 
 /// Pages that each CPU swings by.
 pub const PAGES: u32 = (128 << 20) / 4096;
-/// Of the work for a page, what falls to the free; assumed: unmapping takes a sixth of the time of
+/// Part of a page's work that belongs to the free. Assumed: unmapping takes a sixth of the time of
 /// faulting in.
 const FREE_SHARE: f64 = 0.15;
 
-/// For so many CPUs.
+/// The setup for `cpus` CPUs.
 pub fn setup(cpus: usize, seed: u64, warm: u64, time: u64) -> Setup {
     let work = cost::page_work();
     let (up, down) = ((work * (1.0 - FREE_SHARE)) as u32, (work * FREE_SHARE) as u32);

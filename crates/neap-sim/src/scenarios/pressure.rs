@@ -1,11 +1,11 @@
 //! Memory pressure: programs that swing, in nodes of a gibibyte that a cache of files fills up
 //! again and again.
 //!
-//! When a node's low watermark is reached its reclaimer frees pages of the cache until the high one
-//! is. It begins early where free pages and those in lists are together above the high watermark:
-//! what lists keep is then its only reason. Of two nodes only the second one has a reclaimer, which
-//! takes the oldest pages of the cache whatever their node: the first one, where files are read,
-//! runs out of memory, and what is asked of it comes from the second.
+//! A node's reclaimer starts at the low watermark, and frees pages of the cache until the high one
+//! is reached. It starts early if free and listed pages together exceed the high watermark: then
+//! the lists are its only reason. Of two nodes only the second one has a reclaimer, which takes the
+//! oldest pages of the cache, whatever their node. The first one, where files are read, runs out of
+//! memory, and its allocations come from the second.
 
 use crate::machine::{SECOND, Setup};
 use crate::program::{self, Op, Program};

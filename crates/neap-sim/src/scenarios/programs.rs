@@ -1,7 +1,7 @@
 //! Programs of a few CPUs: a big one that starts and exits, bursts with long pauses, a steady mix,
 //! an adversary.
 //!
-//! Each asks one question of a policy. All numbers are assumed; they are the same for every policy.
+//! Each tests one property of a policy. All numbers are assumed, and equal for every policy.
 
 use crate::machine::{SECOND, Setup};
 use crate::program::{self, Op, Program};
@@ -64,7 +64,7 @@ pub fn steady_mix(seed: u64, warm: u64, time: u64) -> Setup {
     Setup { warm, time, ..Setup::new((0..CPUS).map(program).collect()) }
 }
 
-/// What every CPU does changes every 50 to 500 ms: swings, walks, only allocating, only freeing,
+/// The action of each CPU changes every 50 to 500 ms: swings, walks, only allocating, only freeing,
 /// nothing.
 pub fn adversary(seed: u64, warm: u64, time: u64) -> Setup {
     let programs = (0..CPUS).map(|cpu| fickle(Random::new(seed, cpu as u64)));
@@ -72,8 +72,8 @@ pub fn adversary(seed: u64, warm: u64, time: u64) -> Setup {
 }
 
 fn fickle(mut random: Random) -> Program {
-    // What happens when is the same for every policy; only how long a step takes depends on how
-    // many there were.
+    // The schedule is the same for every policy; only the time of a step depends on the number of
+    // steps.
     let mut jitter = random.clone();
     let (mut until, mut what, mut order, mut depth, mut up) = (0, 0, 0, 0, true);
     Box::new(move |view| {
