@@ -1,4 +1,5 @@
-/* neap.h in C++17: constants are constants, objects lie in classes, callbacks are functions without captures. */
+/* neap.h in C++17: constants are constant expressions, objects lie in classes, callbacks are
+ * functions without captures. */
 #include "../programs/check.h"
 
 #include <neap.h>
@@ -21,7 +22,7 @@ private:
     neap_counter counter{};
 };
 
-/* Being in a group, and a charge, as C++ would have them. */
+/* A guard of being in a group, and one of a charge, as C++ programs would write them. */
 class Inside {
 public:
     explicit Inside(neap_group group) { CHECK(neap_group_enter(&entered, group) == NEAP_OK, "in"); }

@@ -1,5 +1,5 @@
-/* Every function of neap.h as a C program calls it: from threads, in a signal handler where that is allowed, in a child of fork, and
- * with arguments that are none. */
+/* Every function of neap.h as a C program calls it: from threads, in a signal handler if
+ * allowed, in a child of fork, and with invalid arguments. */
 #include "../programs/check.h"
 
 #include <neap.h>
@@ -69,7 +69,7 @@ static void in_threads(void) {
     struct itimerval often = {.it_interval = {0, 200}, .it_value = {0, 200}}, never = {{0, 0}, {0, 0}};
     CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0, "signals");
     for (size_t i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0, "thread %zu", i);
-    /* At least one came, or this proves nothing. */
+    /* At least one came; else the test proves nothing. */
     while (signals == 0) usleep(1000);
     CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0, "no more signals");
     int64_t expected = (int64_t)THREADS * ROUNDS;
@@ -101,7 +101,7 @@ static void in_a_child(void) {
     CHECK(neap_counter_exact(&counter) == before, "what a child adds is its own");
 }
 
-/* The memory of what was freed comes back without another call, or by ticks where neap has no thread. */
+/* Freed memory is released without another call, or by ticks if neap has no thread. */
 static void comes_back(int ticks) {
     enum { MANY = 4000 };
     static neap_percpu data[MANY];

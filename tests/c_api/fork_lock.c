@@ -1,4 +1,5 @@
-/* Handlers of fork that take a lock, registered before neap's first use: the thread that has it meanwhile may be in neap. */
+/* Handlers of fork that take a lock, registered before neap's first use. The thread that holds
+ * the lock meanwhile may be inside neap. */
 #include "../programs/check.h"
 
 #include <neap.h>

@@ -1,5 +1,6 @@
-/* Memory groups as a C program uses them: charged by hand from threads while limits change and groups come and go, in a child of fork,
- * and by malloc where that is neap's. What each thread has is counted beside neap, so that neither can be wrong alone. */
+/* Memory groups as a C program uses them: charged by hand from threads while limits change and
+ * groups come and go, in a child of fork, and by neap's malloc. The program counts the charges
+ * of each thread itself, so an error on either side shows. */
 #include "../programs/check.h"
 
 #include <dlfcn.h>
@@ -35,8 +36,8 @@ static void took(int tenant, uint64_t bytes) {
 
 static void gives(int tenant, uint64_t bytes) { atomic_fetch_sub(&held_bytes[tenant], (int64_t)bytes); }
 
-/* Holds charges of all tenants, and splits, merges, moves and gives back at random; what is given back is counted before, what is charged
- * after, so the count is never more than what neap has. */
+/* Holds charges of all tenants, and splits, merges, moves and ends them at random. An end is
+ * counted before it is made, a charge after, so the count is never more than neap's. */
 static void *work(void *argument) {
     uint64_t state = 1 + (uint64_t)(size_t)argument;
     neap_charge charges[HELD] = {{{0}}}, part;
@@ -80,7 +81,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Groups that come and go meanwhile, deleted before what they were charged for is given back; and limits that change. */
+/* Groups that come and go meanwhile, deleted before their charges end, and limits that change. */
 static void *visit(void *argument) {
     (void)argument;
     uint64_t state = 99;
@@ -147,7 +148,7 @@ static void *frees(void *block) {
     return NULL;
 }
 
-/* malloc charges whoever is in a group, if it is of one library with the groups. */
+/* malloc charges the group that the thread is in, if malloc and groups are of one library. */
 static void in_a_group(void) {
     Dl_info library = {0};
     bool ours = dladdr((void *)(uintptr_t)neap_group_enter, &library) && strstr(library.dli_fname, "libneap_malloc.so");
@@ -169,7 +170,7 @@ static void in_a_group(void) {
     CHECK(ours ? sorting >= 300000 && sorting < 400000 : sorting == 0, "%llu", (unsigned long long)sorting);
     CHECK(ours ? all >= sorting + least && all < sorting + least + 100000 : all == 0, "%llu", (unsigned long long)all);
     CHECK(!ours || (info(group).objects_bytes >= 5000 && info(group).pages_bytes >= 1 << 20), "by kind");
-    /* A group may go before its memory does, and others may free that. */
+    /* A group may go before its memory does, and other threads may free that. */
     CHECK(neap_group_delete(below) == NEAP_OK && used(group) == all, "inherited");
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, frees, large) == 0 && pthread_join(thread, NULL) == 0, "a thread");
@@ -183,7 +184,8 @@ static void in_a_group(void) {
     CHECK(neap_group_delete(group) == NEAP_OK, "ends");
 }
 
-/* What is left of deleted groups goes by ticks: this program has one thread by now, so neap need not have one. */
+/* Ticks remove the remains of deleted groups: this program has one thread by now, so neap need
+ * not have one. */
 static void nothing_stays(uint64_t owners) {
     neap_group tenant, child = 0;
     int left = 0;

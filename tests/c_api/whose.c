@@ -1,5 +1,5 @@
-/* `whose WORD...`: from which file the functions of neap.h come; fails unless its name contains one of the words. That everything is
- * one instance where neap's malloc is preloaded depends on it. */
+/* `whose WORD...`: prints the file that the functions of neap.h come from. Fails unless its name
+ * contains one of the words. With neap's malloc preloaded, everything must be one instance. */
 #include "../programs/check.h"
 
 #include <dlfcn.h>

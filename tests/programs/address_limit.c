@@ -1,5 +1,6 @@
-/* A process with 256 MiB of address space, or of memory of its own in it, can use most of it, is told ENOMEM at the limit, and goes on after
- * freeing: with the limit there from the start, and with the limit set later, when address space may have been reserved. */
+/* A process with 256 MiB of address space, or of memory of its own in it, can use most of it,
+ * gets ENOMEM at the limit, and goes on after freeing. The limit is set from the start, or
+ * later, when address space may have been reserved. */
 #include "check.h"
 
 #include <pthread.h>
@@ -9,8 +10,9 @@
 
 enum { LIMIT_MIB = 256 };
 
-/* Allocates until the answer is NULL and says how many MiB that were; then frees everything. The blocks form a list. A
- * process that reserved address space before it was limited may get more than the limit: it stops there. */
+/* Allocates until the result is NULL and prints how many MiB that were; then frees everything.
+ * The blocks form a list. A process that reserved address space before it was limited may get
+ * more than the limit: it stops there. */
 static size_t until_refused(size_t size, int reserved_before) {
     void **list = NULL;
     size_t count = 0;
@@ -59,7 +61,7 @@ static void threads(void) {
     for (int i = 0; i < 8; i++) pthread_join(running[i], NULL);
 }
 
-/* Runs in a child of its own, so that one size does not meet what another left behind. */
+/* Runs in a child of its own, so that one size does not meet the remains of another. */
 static void one_size(size_t size) {
     pid_t child = fork();
     CHECK(child >= 0, "fork");
@@ -78,7 +80,7 @@ static void inside(void) {
     const size_t sizes[] = {16, 100, 1000, 4096, 65536, 1 << 20, 5 << 20};
     for (int i = 0; i < 7; i++) one_size(sizes[i]);
     threads();
-    /* Mixed: what the allocator keeps for one size may be missing for another, but nothing crashes. */
+    /* Mixed: cached memory of one size may be missing for another, but nothing crashes. */
     for (int i = 0; i < 7; i++) until_refused(sizes[i], 0);
 }
 
@@ -92,7 +94,7 @@ static void in_child(int resource, const char *program, const char *what) {
             execl(program, program, "inside", (char *)NULL);
             CHECK(0, "exec of %s", program);
         }
-        /* How much is left depends on what was reserved before; only the manner of refusal is checked. */
+        /* The rest depends on what was reserved before; only the manner of refusal is checked. */
         until_refused(1 << 20, 1);
         until_refused(3000, 1);
         small_blocks(NULL);

@@ -1,6 +1,7 @@
-/* `burst_idle THREADS MIB LIMIT`: each thread allocates MIB mebibytes in blocks of one size, frees them and waits; 2.5 s
- * later at most LIMIT MiB are resident, with the threads still there and no call made meanwhile. Where the environment
- * says that nothing runs in the background, memory returns from within calls, so the main thread does some ordinary work. */
+/* `burst_idle THREADS MIB LIMIT`: each thread allocates MIB mebibytes in blocks of one size,
+ * frees them and waits. 2.5 s later at most LIMIT MiB are resident, with the threads still there
+ * and no call made meanwhile. If the environment says that nothing runs in the background, calls
+ * release memory, so the main thread does some ordinary work. */
 #include "check.h"
 
 #include <pthread.h>
@@ -58,7 +59,8 @@ int main(int argc, char **argv) {
     long limit = atoi(argv[3]), peak = (long)count * atoi(argv[2]);
     const char *options = getenv("NEAP");
     int calls = options && strstr(options, "background:off");
-    /* A call gives back 16 MiB at most, and may not fence other CPUs, whose stacks keep slabs then. */
+    /* A call releases 16 MiB at most, and may not fence other CPUs; their stacks then keep
+     * slabs. */
     if (calls) limit *= 4;
     const size_t sizes[] = {64, 512, 4096, 32768};
     pthread_t threads[256];

@@ -1,5 +1,6 @@
-/* What the self-checking programs share: a check that says what was wrong, a generator of sizes that a seed repeats, and
- * patterns that show when two live blocks overlap. Programs print `ok` and nothing else on standard output. */
+/* Shared by the self-checking programs: a check that reports an error, a generator of sizes from
+ * a seed, and patterns that show when two live blocks overlap. Programs print only `ok` on
+ * standard output. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -22,7 +23,7 @@
         }                                                                                                              \
     } while (0)
 
-/* xorshift: the same seed gives the same sequence for ever. */
+/* xorshift: one seed always gives one sequence. */
 static inline uint64_t next_random(uint64_t *state) {
     uint64_t x = *state;
     x ^= x << 13;
@@ -57,7 +58,7 @@ static inline size_t differs(const void *block, size_t size, uint64_t key) {
     return i;
 }
 
-/* Large blocks are marked at both ends and once a page, which is enough to see an overlap and much faster. */
+/* Large blocks are marked at both ends and once a page: enough to see an overlap, and faster. */
 static inline void mark(void *block, size_t size, uint64_t key) {
     unsigned char *bytes = (unsigned char *)block;
     if (size <= 4096) {
@@ -86,7 +87,7 @@ static inline void all_sizes(void) {
     }
 }
 
-/* Waits for a child, which is to end well. */
+/* Waits for a child, which must succeed. */
 static inline void end_child(pid_t pid) {
     int status;
     pid_t ended;
@@ -94,7 +95,7 @@ static inline void end_child(pid_t pid) {
     CHECK(ended == pid && status == 0, "a child ended with status %#x", (unsigned)status);
 }
 
-/* Runs the program again where neap has no thread of its own. */
+/* Runs the program again in a mode where neap has no thread of its own. */
 static inline void without_background(int argc, char **argv) {
     const char *options = getenv("NEAP");
     if (argc > 1 || (options && strstr(options, "background:off"))) return;

@@ -1,5 +1,5 @@
-/* Children made in every way a program makes them (posix_spawn, popen, system, vfork with exec), from several threads,
- * while others allocate. */
+/* Children made in every way that programs use (posix_spawn, popen, system, vfork with exec),
+ * from several threads, while other threads allocate. */
 #define _GNU_SOURCE
 #include "check.h"
 

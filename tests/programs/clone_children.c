@@ -1,5 +1,6 @@
-/* Children of the bare system call clone, which run no fork handler: one that was made while another thread of its parent's was inside malloc or free forks itself, and
- * must not wait for that thread. */
+/* Children of the bare system call clone, which runs no fork handler. A child that was made
+ * while another thread of its parent was inside malloc or free forks itself, and must not wait
+ * for that thread. */
 #define _GNU_SOURCE
 #include "check.h"
 

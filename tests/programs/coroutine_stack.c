@@ -1,5 +1,6 @@
-/* The first use of malloc, and every other call of the family, on a coroutine's stack of 16 KiB with a page without access below. What of the stack was touched, by
- * malloc and the C library's functions below it together, stays below a bound; a signal handler would need more. */
+/* The first use of malloc, and every other call of the family, on a coroutine's stack of 16 KiB
+ * with a page without access below. The part of the stack that malloc and the C library's
+ * functions below it touch stays below a bound; a signal handler would need more. */
 #define _GNU_SOURCE
 #include "check.h"
 

@@ -1,5 +1,6 @@
-/* A plugin that is loaded with RTLD_DEEPBIND, as PHP loads its extensions, and the program hand memory to each other. dlopen answers what it does otherwise: a
- * missing file is an error with a text, and the program itself has a handle. */
+/* A plugin that is loaded with RTLD_DEEPBIND, as PHP loads its extensions, and the program pass
+ * memory to each other. dlopen otherwise behaves as usual: a missing file is an error with a
+ * text, and the program itself has a handle. */
 #define _GNU_SOURCE
 #include "check.h"
 

@@ -1,5 +1,5 @@
-/* A library that allocates in its constructor is loaded and unloaded again and again, from several threads; blocks cross
- * the border in both directions and outlive it. */
+/* A library that allocates in its constructor is loaded and unloaded again and again, from
+ * several threads. Blocks cross the border in both directions and outlive it. */
 #include "check.h"
 
 #include <dlfcn.h>

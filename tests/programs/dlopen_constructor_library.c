@@ -1,5 +1,5 @@
-/* The library that dlopen_constructor.c loads: it allocates in its constructor, keeps data per thread, and frees in its
- * destructor. */
+/* The library that dlopen_constructor.c loads: it allocates in its constructor, keeps data per
+ * thread, and frees in its destructor. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ __attribute__((destructor)) static void end(void) {
     for (int i = 0; i < 1000; i++) free(kept[i]);
 }
 
-/* The number of blocks that still hold what the constructor wrote. */
+/* The number of blocks that still hold the data of the constructor. */
 int count_kept(void) {
     int good = 0;
     for (int i = 0; i < 1000; i++) {
@@ -29,5 +29,5 @@ int count_kept(void) {
     return good + per_thread[5] - (char)good;
 }
 
-/* A block that another object frees, or even after this library is gone. */
+/* A block that another object frees, even after this library is gone. */
 char *give(const char *text) { return strdup(text); }

@@ -1,4 +1,5 @@
-// A C program with a plugin in C++ whose C++ library nobody else sees: where there is no memory the plugin's operator new throws all the same.
+// A C program with a plugin in C++. The C++ library is visible to the plugin only. Without memory
+// the plugin's operator new throws all the same.
 #include "check.h"
 
 #include <dlfcn.h>

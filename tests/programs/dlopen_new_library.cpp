@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <new>
 
-// The compiler may leave out what nobody looks at.
+// The compiler may remove unused allocations.
 static void *volatile seen;
 
 template <typename Take> static bool throws(Take take) {
@@ -15,7 +15,7 @@ template <typename Take> static bool throws(Take take) {
     return false;
 }
 
-// A bit for each form that gave memory that there cannot be, or answered some other way than it should.
+// A bit for each form that returned memory that cannot exist, or failed in a wrong way.
 extern "C" int forms_that_do_not_fail() {
     volatile std::size_t huge = PTRDIFF_MAX;
     std::align_val_t by{256};

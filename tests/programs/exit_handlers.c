@@ -1,5 +1,5 @@
-/* Everything that runs late still frees and allocates: atexit and on_exit handlers, destructors of the program, destructors
- * of thread-specific data, threads that never stop. */
+/* Code that runs late still frees and allocates: atexit and on_exit handlers, destructors of the
+ * program, destructors of thread-specific data, threads that never stop. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -23,7 +23,7 @@ static void release(int set) {
         CHECK(differs(blocks[set][i], length, i) == length, "set %d, block %d changed", set, i);
         free(blocks[set][i]);
     }
-    /* And the allocator still gives. */
+    /* And the allocator still works. */
     void *more = malloc(100000);
     CHECK(more, "100 kB in a handler");
     memset(more, 1, 100000);

@@ -1,5 +1,6 @@
-/* The malloc family does what its manual pages promise: alignment, usable size, zeroing, overflow, failure with ENOMEM
- * and the old block intact, errors of posix_memalign, errno kept by free. */
+/* The malloc family keeps the promises of its manual pages: alignment, usable size, zeroing,
+ * overflow, failure with ENOMEM and the old block intact, errors of posix_memalign, errno kept
+ * by free. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -120,7 +121,7 @@ static void alignments(void) {
     free(p);
 }
 
-/* Sizes that no machine has: NULL and ENOMEM, and a block that was to grow stays as it was. */
+/* Sizes that no machine has: NULL and ENOMEM, and a block that was to grow is unchanged. */
 static void impossible(void) {
     volatile size_t huge = (size_t)PTRDIFF_MAX + 1, most = SIZE_MAX;
     const size_t wanted[] = {huge, huge + 4096, most - 4096, most - 16, most};
@@ -167,7 +168,8 @@ static void errno_is_kept(void) {
     CHECK(errno == 1234, "free(NULL) changed errno");
 }
 
-/* Calls that report or tune: defined, harmless, and the sized forms of free release what malloc gave. */
+/* Calls that report or tune: defined, harmless, and the sized forms of free release blocks of
+ * malloc. */
 static void the_rest(void) {
     unsigned char *array = reallocarray(NULL, 100, 10);
     CHECK(array, "reallocarray(NULL, 100, 10)");

@@ -1,5 +1,6 @@
-/* Handlers of fork, registered before anything was allocated and again in main, that allocate in all sizes before and
- * after: those registered first run last of all before fork, when the allocator has made itself ready for it. */
+/* Handlers of fork, registered before the first allocation and again in main, that allocate in
+ * all sizes before and after. Those registered first run last before fork, when the allocator is
+ * prepared for it already. */
 #include "check.h"
 
 #include <pthread.h>

@@ -1,5 +1,6 @@
-/* A signal handler forks, and interrupts forks: of all of these children the ones in the handler go on in it or return from it, into a fork that was
- * another process's. All of them allocate. With several threads, neap's own among them, the C library itself waits for ever there, so that is switched off. */
+/* A signal handler forks, and interrupts forks. Children of the handler continue in it or return
+ * from it, into a fork of another process. All of them allocate. With several threads, neap's
+ * own among them, the C library itself waits forever there, so neap's thread is switched off. */
 #include "check.h"
 
 #include <signal.h>
@@ -21,7 +22,7 @@ static void handler(int number) {
     pid_t pid = fork();
     if (pid == 0) {
         guard_child();
-        /* Every other one that interrupted a fork returns into it. */
+        /* Every second child that interrupted a fork returns into it. */
         if (inner && nested % 2) {
             returned = 1;
             return;
@@ -36,7 +37,7 @@ static void handler(int number) {
 
 int main(int argc, char **argv) {
     without_background(argc, argv);
-    /* Enough to copy that most of a fork's time is in the system: signals arrive at its end. */
+    /* Enough to copy that most of a fork's time is in the kernel: signals arrive at its end. */
     size_t length = 64 << 20;
     char *memory = malloc(length);
     CHECK(memory, "%zu bytes", length);

@@ -1,6 +1,7 @@
-/* `fork_race COUNT`: three threads fork at the same time, COUNT times each, while two more allocate and free: the C library
- * lets handlers of two forks run at once. Each child allocates in all sizes, frees what it inherited, and gives back what
- * is free. A child that hangs is ended by its alarm and named. */
+/* `fork_race COUNT`: three threads fork at the same time, COUNT times each, while two more
+ * allocate and free. The C library lets handlers of two forks run at once. Each child allocates
+ * in all sizes, frees inherited blocks, and releases free memory. A child that hangs is ended by
+ * its alarm and named. */
 #include "check.h"
 
 #include <malloc.h>

@@ -1,6 +1,8 @@
-/* A thread is stopped inside malloc for longer than a fork likes to wait, by a signal handler that does not come back meanwhile: the fork goes on when the
- * thread does, and the child has all of malloc. And a handler that has interrupted malloc forks itself: nobody waits for that thread, and it
- * goes on in both, also where a third one forks at that moment. (The system's own malloc waits for itself there.) */
+/* A signal handler stops a thread inside malloc for longer than a fork likes to wait: the fork
+ * continues when the thread does, and the child has all of malloc. A handler that has
+ * interrupted malloc forks itself: the fork does not wait for that thread, and the thread
+ * continues in both processes, also while a third thread forks. (The system's own malloc waits
+ * for itself there.) */
 #include "check.h"
 
 #include <poll.h>
@@ -17,7 +19,8 @@ static void nap(int milliseconds) {
     poll(NULL, 0, milliseconds);
 }
 
-/* Stays until the fork is over, or says that it waits, and then for a while: it must not go on. */
+/* Stays until the fork is over, or prints that it waits, and then for a while: it must not go
+ * on. */
 static void stay(int number) {
     (void)number;
     int error = errno;
@@ -51,7 +54,7 @@ static void fork_here(int number) {
     errno = error;
 }
 
-/* Runs of pages have no fast path, so most of the time this is inside. */
+/* Runs of pages have no fast path, so most of the time the thread is inside. */
 static void *allocate(void *unused) {
     while (!over) free(malloc(100000));
     if (over == CHILD) {
@@ -76,7 +79,8 @@ static void handle(void (*handler)(int)) {
 }
 
 int main(int argc, char **argv) {
-    /* Its thread might wait, with another lock held, for one that a handler's thread has: a child would never get that one. */
+    /* This thread might wait, with another lock held, for a lock of a handler's thread: a child
+     * would never get that one. */
     without_background(argc, argv);
     int ends[2], errors = dup(2);
     CHECK(errors > 2 && pipe(ends) == 0 && dup2(ends[1], 2) == 2, "pipe");
@@ -111,7 +115,8 @@ int main(int argc, char **argv) {
     alarm(100);
     pthread_t forking;
     for (int i = 0; i < FORKS; i++) {
-        /* From half way on another one forks, and waits for whom the handler has interrupted. */
+        /* From half way on another thread forks, and waits for the thread that the handler has
+         * interrupted. */
         if (i == FORKS / 2) CHECK(pthread_create(&forking, NULL, fork_on, NULL) == 0, "thread");
         int before = forks;
         CHECK(pthread_kill(thread, SIGUSR1) == 0, "signal");

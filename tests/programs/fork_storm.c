@@ -1,6 +1,6 @@
-/* `fork_storm COUNT`: forks COUNT times while four threads allocate and free. Each child uses the allocator at once: it
- * frees inherited blocks, allocates, starts a thread and ends by exit or _exit. A child that hangs is ended by its alarm
- * and named. */
+/* `fork_storm COUNT`: forks COUNT times while four threads allocate and free. Each child uses
+ * the allocator at once: it frees inherited blocks, allocates, starts a thread and ends by exit
+ * or _exit. A child that hangs is ended by its alarm and named. */
 #include "check.h"
 
 #include <pthread.h>

@@ -1,5 +1,7 @@
-/* A thread that reads a line has its stream's lock, another that flushes all streams waits for that and has the lock of their list, a third forks, for which
- * the C library wants the list's: the first must get memory for its line all the same. */
+/* The first of three threads must get memory for its line, without a deadlock:
+ * 1. A thread that reads a line holds its stream's lock.
+ * 2. Another one flushes all streams: it holds the lock of their list, and waits for the first.
+ * 3. A third one forks, for which the C library takes the list's lock. */
 #include "check.h"
 
 #include <pthread.h>

@@ -1,5 +1,6 @@
-/* jemalloc's functions with flags, as a program finds them that is linked with it: sizes, alignments, zeroes, and memory that is
- * allocated by these and freed or measured by malloc's, and the other way round. */
+/* jemalloc's functions with flags, as a program finds them that is linked with it: sizes,
+ * alignments, zeroes, and blocks allocated by these and freed or measured by malloc's, and the
+ * other way round. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -56,7 +57,7 @@ int main(void) {
             CHECK(usable >= size && usable == malloc_usable_size(block), "%zu bytes are %zu", size, usable);
             CHECK(usable == nallocx_(size, flags), "%zu on %zu: %zu, foreseen %zu", size, align, usable, nallocx_(size, flags));
             CHECK(xallocx_(block, size, 0, 0) == usable, "the size where it is");
-            /* Larger and smaller: the real size before counts, not what was asked for. */
+            /* Larger and smaller: the real size before counts, not the requested one. */
             memset(block, 7, size);
             soil(2 * usable);
             block = rallocx_(block, 2 * usable, flags);
@@ -69,7 +70,7 @@ int main(void) {
             all_bytes(block, 0, size, 7);
             all_bytes(block, size, 2 * usable, 0);
             if (s % 2) sdallocx_(block, size, 0); else free(block);
-            /* malloc's, on more than it was asked for, measured and freed here. */
+            /* Blocks of malloc, on more than the requested alignment, measured and freed here. */
             block = malloc(size);
             CHECK(sallocx_(block, 0) == malloc_usable_size(block), "one size");
             memset(block, 9, size);

@@ -1,12 +1,14 @@
-/* What a program keeps is not taken from it: with a trim threshold of -1, or where all memory is locked, a burst that is used
- * again takes no page fault, however long after. Options that nothing follows are not accepted. */
+/* Memory that a program keeps is not released: with a trim threshold of -1, or if all memory is
+ * locked, a burst that is used again takes no page fault, however long after. Options without an
+ * effect are not accepted. */
 #include "check.h"
 
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-/* Pages are 6145 in a burst, and 1024 in a chunk: small blocks may take one that was kept where there is no fresh one. */
+/* A burst has 6145 pages, and a chunk 1024: small blocks may take a kept one if there is no
+ * fresh one. */
 enum { BURST = 24 << 20, FEW = 1100 };
 
 static long faults(void) {
@@ -22,7 +24,7 @@ static void burst(void) {
     free(block);
 }
 
-/* Calls of the kind that give memory back, for some intervals. */
+/* Calls of the kind that release memory, for some intervals. */
 static void rest(void) {
     for (int i = 0; i < 60; i++) {
         for (int size = 3000; size < 60000; size += 3000) free(malloc(size));
@@ -31,7 +33,7 @@ static void rest(void) {
 }
 
 static void keeps(const char *why) {
-    /* Small blocks may take a part of what the first bursts leave. */
+    /* Small blocks may take a part of the memory of the first bursts. */
     for (int i = 0; i < 3; i++) {
         burst();
         rest();

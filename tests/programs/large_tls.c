@@ -1,5 +1,6 @@
-/* A program with more thread-local variables than fit a small stack: the C library makes no thread on one, and what was freed has to go back to
- * the system all the same, though nobody calls the allocator any more. */
+/* A program with more thread-local variables than fit a small stack: the C library makes no
+ * thread on one. Freed memory must be released all the same, without further calls of the
+ * allocator. */
 #include "check.h"
 
 #include <unistd.h>
@@ -29,7 +30,7 @@ int main(void) {
     const char *options = getenv("NEAP");
     int calls = options && strstr(options, "background:off");
     for (int i = 0; i < 200 && after + 50000 > before; i++) {
-        /* No call of the allocator's in this time, unless only calls give memory back. */
+        /* No call of the allocator in this time, unless only calls release memory. */
         usleep(100000);
         for (int call = 0; calls && call < 100; call++) free(malloc(SIZE));
         if (i % 50 == 49) after = resident_kib();

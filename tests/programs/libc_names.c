@@ -1,4 +1,5 @@
-/* The names that the GNU C library has for its own functions, mixed with the plain ones: they are the same functions. */
+/* The GNU C library's own names of its functions, mixed with the plain ones: they are the same
+ * functions. */
 #include "check.h"
 
 #include <malloc.h>

@@ -1,5 +1,5 @@
-/* Under a limit, neap keeps no more resident than the limit and 4 MiB, whatever sizes a program uses in turn, and still
- * hands out most of it. Starts itself again under a limit. */
+/* Under a limit, neap keeps at most the limit and 4 MiB resident, whatever sizes a program uses
+ * in turn, and still hands out most of it. Starts itself again under a limit. */
 #include "check.h"
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-// A program that is linked with a library that has operator new and delete of its own, as allocators do: all of them have to be
-// from one and the same.
+// A program that is linked with a library that has its own operator new and delete, as allocators
+// do: all of them must come from one library.
 #include "check.h"
 
 #include <map>

@@ -1,4 +1,4 @@
-// Operators that keep to memory of their own and never call malloc or free. Nothing is used twice.
+// Operators with memory of their own, which never call malloc or free. No memory is reused.
 #include <cstdlib>
 #include <new>
 

@@ -1,5 +1,6 @@
-/* Threads allocate and free within callbacks of dl_iterate_phdr, which hold a lock of the dynamic linker, while others load a
- * library whose constructor and destructor do so, too, make threads, and fork. Nothing waits for what it holds. */
+/* Threads allocate and free within callbacks of dl_iterate_phdr, which hold a lock of the
+ * dynamic linker. Meanwhile other threads load a library whose constructor and destructor
+ * allocate and free too, make threads, and fork. None of them may hang. */
 #define _GNU_SOURCE
 #include "check.h"
 

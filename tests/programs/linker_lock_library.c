@@ -1,4 +1,4 @@
-/* What linker_lock.c loads: it allocates and frees when it comes and when it goes. */
+/* The library of linker_lock.c: it allocates and frees when it is loaded and unloaded. */
 #include <stdlib.h>
 #include <string.h>
 

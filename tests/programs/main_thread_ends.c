@@ -1,5 +1,6 @@
-/* The main thread ends before the others, in each of three ways, and the process ends with the last of the program's own
- * threads. A thread that the allocator has does not keep it. Children do it: one that does not end is ended by its alarm. */
+/* The main thread ends before the others, in each of three ways, and the process ends with the
+ * last of the program's own threads. A thread of the allocator does not keep it alive. Runs in
+ * children: one that does not end is ended by its alarm. */
 #include "check.h"
 
 #include <pthread.h>
@@ -15,7 +16,8 @@ static void *worker(void *argument) {
     for (int i = 0; i < 2000; i++) memset(blocks[i] = malloc(3000), 2, 3000);
     usleep(50000);
     for (int i = 0; i < 2000; i++) free(blocks[i]);
-    /* A thread that is made when the main thread is gone brings none of the allocator's back. */
+    /* A thread that is made after the main thread's end does not bring back one of the
+     * allocator's. */
     if (argument) {
         pthread_t last;
         CHECK(pthread_create(&last, NULL, worker, NULL) == 0, "the last thread");

@@ -1,5 +1,5 @@
-/* Wrong frees end the process with one line that starts with `neap: ` and names the address, before any block is handed
- * out twice. Each case runs in a child, which must die of SIGABRT. */
+/* Wrong frees end the process with one line that starts with `neap: ` and names the address,
+ * before any block is handed out twice. Each case runs in a child, which must die of SIGABRT. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -25,8 +25,8 @@ static void *named(void *address) {
 static void (*volatile release)(void *) = free;
 static void *(*volatile resize)(void *, size_t) = realloc;
 
-/* Uses the allocator until every cache has been flushed; blocks handed out twice while live are the failure that the
- * detection is there to prevent. */
+/* Uses the allocator until every cache has been flushed. Blocks handed out twice while live are
+ * the failure that the detection must prevent. */
 static void flush_caches(size_t size) {
     enum { BLOCKS = 20000 };
     static void *blocks[BLOCKS];

@@ -1,5 +1,5 @@
-/* A program of another C library, musl, that is started with the library preloaded: it allocates from several threads, forks, and frees what
- * its C library has allocated. */
+/* A program of another C library, musl, that is started with the library preloaded: it allocates
+ * from several threads, forks, and frees blocks that its C library has allocated. */
 #include "check.h"
 
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* A program with one thread may do what only such a program may, after memory came and went: make a user namespace. */
+/* A program with one thread may make a user namespace, as only such programs may, also after it
+ * has allocated and freed memory. */
 #define _GNU_SOURCE
 #include "check.h"
 

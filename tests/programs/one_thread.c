@@ -1,5 +1,5 @@
-/* In a program with one thread, where neap has none either, what a first burst leaves beyond 16 MiB is back with the system when
- * its last free returns, whatever the size of the blocks and the order of the frees. */
+/* In a program with one thread, where neap has none either, a first burst is released but for 16
+ * MiB when its last free returns, for any size of blocks and order of frees. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@ static long resident(void) {
     return pages * sysconf(_SC_PAGESIZE);
 }
 
-/* No memory of malloc's: only blocks are measured. */
+/* Not from malloc: only blocks are measured. */
 static void *table(size_t bytes) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     CHECK(memory != MAP_FAILED, "a table");
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
     static const size_t sizes[] = {64, 512, 4000, 30000, 100000, 5 << 20};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         for (int order = 0; order < 3; order++) {
-            /* A process for each, which has had no burst before. */
+            /* A process for each, without an earlier burst. */
             pid_t child = fork();
             if (child == 0) {
                 burst(sizes[i], order);

@@ -1,5 +1,5 @@
-// C++ on top of malloc: new and delete in all their forms, the new-handler loop, bad_alloc, containers, exceptions and
-// threads.
+// C++ on top of malloc: new and delete in all their forms, the new-handler loop, bad_alloc,
+// containers, exceptions and threads.
 #include "check.h"
 
 #include <map>
@@ -75,7 +75,7 @@ static void every_delete() {
         ::operator delete(::operator new(size, by), size, by);
         ::operator delete[](::operator new[](size, by), by);
         ::operator delete[](::operator new[](size, by), size, by);
-        // C's free takes what new gave when new is built on malloc, as libstdc++'s is.
+        // C's free takes blocks of new if new is built on malloc, as libstdc++'s is.
         free(plain_new(size));
     }
     ::operator delete(nullptr);

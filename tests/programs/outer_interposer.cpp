@@ -1,5 +1,5 @@
-// A library that is loaded in front of the allocator and wraps malloc and free sees what every form of operator new and delete does, as it does with the
-// C++ library's own operators.
+// A library that is loaded in front of the allocator and wraps malloc and free sees the calls of
+// every form of operator new and delete, as with the C++ library's own operators.
 #include "check.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-/* A profiler in front of every other malloc: it counts the calls, and hands them on. */
+/* A profiler in front of every other malloc: it counts the calls, and passes them on. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* A program with a malloc family of its own but no reallocarray: that one has to resize the program's memory, also when a
- * library calls it. The C library's goes through the symbol `realloc`. */
+/* A program with a malloc family of its own but no reallocarray, which must resize the program's
+ * memory, also when a library calls it. The C library's goes through the symbol `realloc`. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -8,7 +8,7 @@
 static char pool[8 << 20] __attribute__((aligned(4096)));
 static size_t used;
 
-/* In front of each block lies its size. Nothing is ever reused. */
+/* The size lies in front of each block. No memory is reused. */
 static void *take(size_t align, size_t size) {
     if (align < 16) align = 16;
     size_t start = (used + 16 + align - 1) / align * align;

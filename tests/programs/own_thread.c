@@ -1,6 +1,7 @@
-/* neap's own thread is nothing that a program meets: none in a process with one thread, whatever came and went; with several
- * one of normal policy, on the CPUs that the process was given, with the signals of the C library alone, and with the user
- * that the program changes to. Where neap is told to have no thread there is none either. */
+/* neap's own thread does not disturb the program. A process with one thread has none, whatever
+ * came and went. A process with several has one of normal policy, on the CPUs that the process
+ * was given, with the signals of the C library only, and with the user that the program changes
+ * to. With the option against it there is none. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -62,7 +63,8 @@ static void *bound(void *argument) {
     return argument;
 }
 
-/* The program's first thread is made by one that has the lowest policy, or the highest if that is permitted, and one CPU. */
+/* The program's first thread is made by one that has the lowest policy, or the highest if
+ * permitted, and one CPU. */
 static void settled(int threaded) {
     cpu_set_t before, after;
     CHECK(sched_getaffinity(0, sizeof before, &before) == 0, "affinity");

@@ -1,6 +1,6 @@
-/* `producer_consumer PAIRS MESSAGES`: each of PAIRS threads allocates messages, another thread checks, sometimes resizes,
- * and frees them. Memory only ever flows one way, so it must flow back inside the allocator: the resident size at the end
- * is far below the sum of what was allocated. */
+/* `producer_consumer PAIRS MESSAGES`: each of PAIRS threads allocates messages; another thread
+ * checks, sometimes resizes, and frees them. Memory flows one way only, so it must flow back
+ * inside the allocator: the resident size at the end is far below the sum of all allocations. */
 #include "check.h"
 
 #include <pthread.h>

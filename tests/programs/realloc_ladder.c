@@ -1,5 +1,5 @@
-/* realloc keeps the contents: up and down a ladder of sizes, in place or moved, with neighbours in the way, and in random
- * order. A failure prints the seed; `realloc_ladder SEED` repeats it. */
+/* realloc keeps the contents: up and down a ladder of sizes, in place or moved, with neighbours
+ * in the way, and in random order. A failure prints the seed; `realloc_ladder SEED` repeats it. */
 #include "check.h"
 
 static void ladder(unsigned factor_percent, int with_neighbours) {

@@ -1,5 +1,5 @@
-// A program with operators of its own for arrays and for alignments, and none of the plain ones: the forms that end in these get what they
-// have to be told.
+// A program with operators of its own for arrays and for alignments, and none of the plain ones:
+// the forms that end in these get the right arguments.
 #include "check.h"
 
 #include <new>

@@ -1,5 +1,6 @@
-// A program with an operator new and delete of its own, and no more than the plain ones: every other form without alignment has to end there, as the standard
-// says. What they hand out is not what malloc gave, so that a form that goes another way is found out.
+// A program with its own operator new and delete, in the plain forms only: every other form without
+// alignment must end there, as the standard says. Their memory is not from malloc, so a form that
+// goes another way is found.
 #include "check.h"
 
 #include <new>

@@ -1,5 +1,6 @@
-/* Registers each thread's rseq area as glibc does from 2.41 on: with the thread-local variables, which lie in front of the thread pointer. To be
- * preloaded where the C library was told to register none. At exit it says on standard error if malloc did not use it. */
+/* Registers each thread's rseq area as glibc does from 2.41 on: with the thread-local variables,
+ * which lie in front of the thread pointer. To be preloaded if the C library was told to
+ * register none. At exit it reports on standard error if malloc did not use it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -34,7 +35,7 @@ static int enter(void) { return (int)syscall(SYS_rseq, &area, sizeof area, 0, 0x
 
 __attribute__((constructor)) static void begin(void) {
     if (enter() != 0) {
-        /* The kernel or a sandbox has none; anything else is a mistake of this file's. */
+        /* The kernel or a sandbox has none; anything else is an error of this file. */
         if (errno != ENOSYS && errno != EPERM) fprintf(stderr, "neap: rseq area not registered: %s\n", strerror(errno));
         return;
     }

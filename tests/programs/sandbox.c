@@ -1,6 +1,7 @@
-/* A program that forbids itself system calls by seccomp, with EPERM: after it has started and allocated (membarrier and
- * process_madvise, with threads made later; rseq as well, with threads made before), and before it starts, by a filter that
- * lasts across exec (rseq, membarrier and process_madvise). Allocation goes on in each. */
+/* A program that forbids itself system calls by seccomp, with EPERM. After it has started and
+ * allocated: membarrier and process_madvise, with threads made later; rseq as well, with threads
+ * made before. Before it starts, by a filter that lasts across exec: rseq, membarrier and
+ * process_madvise. Allocation goes on in each case. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -91,7 +92,8 @@ static void with_later_threads(void) {
 }
 
 static void with_earlier_threads(void) {
-    /* glibc ends a process whose new thread cannot register rseq after its first could, so these are made before. */
+    /* glibc ends a process if a new thread cannot register rseq after the first could, so these
+     * are made before. */
     pthread_t threads[3];
     start(threads, &go);
     churn(NULL);

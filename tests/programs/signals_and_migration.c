@@ -1,5 +1,6 @@
-/* `signals_and_migration SECONDS`: threads allocate and free as fast as they can while signals interrupt them and their
- * CPU is changed under them all the time. Handlers do not allocate. Every block keeps its contents and no two overlap. */
+/* `signals_and_migration SECONDS`: threads allocate and free as fast as they can, while signals
+ * interrupt them and their CPU changes all the time. Handlers do not allocate. Every block keeps
+ * its contents and no two overlap. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -18,7 +19,7 @@ static atomic_long signals_seen, operations;
 static _Atomic pid_t ids[THREADS];
 
 static void on_signal(int number) {
-    /* Some work on the interrupted stack, so that whatever lies there is overwritten. */
+    /* Some work on the interrupted stack, so that any data there is overwritten. */
     volatile char scratch[512];
     for (unsigned i = 0; i < sizeof scratch; i++) scratch[i] = (char)number;
     atomic_fetch_add(&signals_seen, 1);

@@ -1,5 +1,5 @@
-/* Threads with 16 KiB of stack, a page that must not be touched below it, and the thread's own data inside it: every call
- * of the family works there, its slow paths too. */
+/* Threads with 16 KiB of stack, a page without access below it, and the thread's own data inside
+ * it: every call of the family works there, its slow paths too. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -10,7 +10,7 @@
 
 enum { STACK = 16384 };
 
-/* The least that the C library accepts is 16 KiB unless the CPU saves more than usual on a signal. */
+/* The C library's minimum is 16 KiB, unless the CPU saves more than usual on a signal. */
 static size_t stack_size(void) {
     long least = sysconf(_SC_THREAD_STACK_MIN);
     return least > STACK ? (size_t)least : STACK;

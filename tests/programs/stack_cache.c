@@ -1,7 +1,7 @@
-/* Threads with large stacks end one after the other: the C library keeps 40 MiB of their stacks and frees the rest, with
- * what belongs to them, under the lock that it needs to make a thread. Whatever those frees set off must not need that
- * lock. Each child puts them at another distance from the frees of some blocks that are worth being given back; one that
- * hangs is ended by its alarm and named. */
+/* Threads with large stacks end one after the other. The C library keeps 40 MiB of their stacks
+ * and frees the rest, with their data, under the lock that it needs to make a thread. No work
+ * after those frees may need that lock. Each child puts them at another distance from the frees
+ * of some blocks that are worth releasing; one that hangs is ended by its alarm and named. */
 #include "check.h"
 
 #include <pthread.h>

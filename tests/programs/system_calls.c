@@ -1,6 +1,7 @@
-/* What calls that allocate or free ask of the kernel, by situation: once the program is under way, a filter ends it at any
- * system call but those that docs/design/system-calls.md has in its table, with the arguments that OpenSSH's sandbox lets through. The
- * program itself makes none but `write` and `exit_group` from then on, and looks at the clock, which is none. */
+/* System calls of calls that allocate or free, by situation. Once the program is under way, a
+ * filter ends it at any system call but those in the table of docs/design/system-calls.md, with
+ * the arguments that OpenSSH's sandbox permits. From then on the program itself makes only
+ * `write` and `exit_group`, and reads the clock, which is no system call. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -20,7 +21,7 @@
 #define ANSWER(what) BPF_STMT(BPF_RET | BPF_K, what)
 #define UNLESS(value, skip) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)(value), 0, skip)
 
-/* Lets the calling thread make harmless calls, and `more` of them. */
+/* Permits the calling thread harmless calls, and `more` of them. */
 static void enter(const int *more, int count) {
     struct sock_filter code[100];
     unsigned short at = 0;
@@ -70,7 +71,7 @@ static void enter(const int *more, int count) {
 
 static const int of_glibc[] = {SYS_brk};
 
-/* What the allocator may call beyond the harmless. */
+/* Calls that the allocator may make beyond the harmless ones. */
 static void enter_alone(void) { enter(of_glibc, getenv("LD_PRELOAD") ? 0 : 1); }
 
 static double now(void) {
@@ -79,7 +80,8 @@ static double now(void) {
     return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-/* Objects of many sizes come and go, for so many seconds: long enough for several of neap's intervals. */
+/* Objects of many sizes come and go for some seconds: long enough for several of neap's
+ * intervals. */
 static void churn(int count, double seconds) {
     void **blocks = malloc(count * sizeof *blocks);
     double end = now() + seconds;
@@ -136,7 +138,7 @@ static void *works(void *argument) {
     enter_alone();
     double end = now() + 1.2;
     for (unsigned round = 0; now() < end; round++) {
-        /* What one allocates another frees. */
+        /* Each thread frees blocks of the other. */
         for (int i = 0; i < 256; i++) {
             size_t size = 16 << (round + i) % 12;
             void *block = malloc(size);
@@ -149,7 +151,8 @@ static void *works(void *argument) {
     }
     churn(20000, 0.2);
     atomic_fetch_add(&done, 1);
-    /* The end of a thread takes other calls, of the C library's: it lasts until the process ends. */
+    /* The end of a thread makes other calls, of the C library's: so threads last until the
+     * process ends. */
     pthread_mutex_lock(&never);
     return argument;
 }
@@ -221,7 +224,7 @@ static void traced(void) {
     _exit(0);
 }
 
-/* Takes what the limit leaves, in blocks of a size, and gives it back. */
+/* Allocates all that the limit leaves, in blocks of a size, and frees it. */
 static void to_the_limit(size_t size) {
     void **list = NULL, **block;
     while ((block = malloc(size))) {

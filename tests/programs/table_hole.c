@@ -1,5 +1,6 @@
-/* A page that the program maps behind any of the allocator's mappings, and an area there, leave it room to grow: a gibibyte is there in every case,
- * nothing of it overlaps, and the page keeps what is in it. */
+/* A page that the program maps behind any of the allocator's mappings, and an area there, leave
+ * it room to grow: a gibibyte is available in every case, none of it overlaps, and the page
+ * keeps its contents. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -9,7 +10,7 @@ enum { MOST = 256, BLOCK = 1 << 20, BLOCKS = 1024 };
 
 static unsigned long ends[MOST];
 
-/* Where mappings end that nothing follows at once, and no name says what of. */
+/* Ends of mappings without a name that no other mapping follows at once. */
 static int mappings(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     CHECK(maps, "/proc/self/maps");

@@ -1,6 +1,7 @@
-/* `thread_storm COUNT`: COUNT short threads, eight at a time. Each leaves some blocks for the next thread to free, as a
- * server's connections do. The resident size after all of them is that after the first hundred, give or take 8 MiB, and
- * the address space grows by less than 1 GiB, which 10 000 stacks would exceed. */
+/* `thread_storm COUNT`: COUNT short threads, eight at a time. Each leaves some blocks for the
+ * next thread to free, as a server's connections do. The resident size after all of them is that
+ * after the first hundred, give or take 8 MiB, and the address space grows by less than 1 GiB,
+ * which 10 000 stacks would exceed. */
 #include "check.h"
 
 #include <pthread.h>
@@ -41,7 +42,7 @@ static void threads(int count) {
     pthread_attr_destroy(&attributes);
 }
 
-/* Pages: the address space and what of it is resident. */
+/* Pages: the address space and its resident part. */
 static void footprint(long *total, long *resident) {
     FILE *file = fopen("/proc/self/statm", "r");
     CHECK(file && fscanf(file, "%ld %ld", total, resident) == 2, "/proc/self/statm");

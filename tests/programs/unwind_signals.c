@@ -1,5 +1,6 @@
-/* A profiler's signals while threads allocate and free: each handler unwinds what it has interrupted, and must come to the thread's first function. Signals
- * abort restartable sequences, so many of them find the exits of those. */
+/* A profiler's signals while threads allocate and free: each handler unwinds the interrupted
+ * code, and must reach the thread's first function. Signals abort restartable sequences, so many
+ * of them hit the abort exits. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -14,7 +15,7 @@
 enum { THREADS = 4, SAMPLES = 2000 };
 
 static atomic_ulong samples, lost;
-/* Where the first ones that did not come to the end had been. */
+/* Places of the first that did not reach the end. */
 static _Atomic(void *) places[4];
 
 static void *work(void *argument);
@@ -35,7 +36,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     if (n < 4) places[n] = (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
 }
 
-/* Signals are for threads that are in there, whose stacks are known. */
+/* Signals are for threads inside the test function, with known stacks. */
 static void *work(void *argument) {
     sigset_t profile;
     sigemptyset(&profile);
@@ -70,7 +71,7 @@ int main(void) {
     for (uintptr_t i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0, "thread");
     struct itimerval often = {{0, 200}, {0, 200}}, never = {{0, 0}, {0, 0}};
     CHECK(setitimer(ITIMER_PROF, &often, NULL) == 0, "timer");
-    /* A timer of the processor's time comes with the kernel's tick only: more signals by hand. */
+    /* A timer of processor time fires with the kernel's tick only: more signals by hand. */
     while (samples < SAMPLES) {
         for (int i = 0; i < THREADS; i++) pthread_kill(threads[i], SIGPROF);
         usleep(300);

@@ -1,6 +1,7 @@
-/* Steps through malloc and free, and unwinds at each instruction of theirs, to the function here that has called them, whose frame must be where it is. First
- * with restartable sequences that the kernel aborts at every step; then with ones that come to their end: the kernel no longer knows the thread's area, and the
- * thread, the only one and bound to a CPU, says itself which that is. */
+/* Steps through malloc and free, and unwinds at each of their instructions to the function here
+ * that has called them; its frame must be at its known place. First with restartable sequences
+ * that the kernel aborts at every step. Then with ones that complete: the kernel no longer knows
+ * the thread's area, and the thread, the only one and bound to a CPU, writes its CPU itself. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -20,12 +21,12 @@
 static uintptr_t low, high, frame;
 static unsigned long steps, lost;
 static void *places[4];
-/* How often it has been unwound from each instruction. */
+/* Number of unwinds from each instruction. */
 enum { LOOKS = 16, MOST_STEPS = 200000 };
 static unsigned char seen[4 << 20];
 static void driver(void);
 
-/* What the unwinder calls the frame's address is where that of the function ends that was called. */
+/* The unwinder's address of a frame is the end of the called function's frame. */
 static _Unwind_Reason_Code look(struct _Unwind_Context *context, void *argument) {
     enum { BELOW, IN_DRIVER, ARRIVED } *state = argument;
     if (*state == IN_DRIVER) {
@@ -40,7 +41,7 @@ static void on_step(int number, siginfo_t *info, void *context) {
     (void)number, (void)info;
     uintptr_t at = (uintptr_t)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
     if (at < low || at >= high) return;
-    /* What is left of the round runs on without steps. */
+    /* The rest of the round runs without steps. */
     if (++steps == MOST_STEPS) ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~0x100;
     unsigned char *times = at - low < sizeof seen ? &seen[at - low] : seen;
     if (*times == LOOKS) return;
@@ -68,7 +69,7 @@ __attribute__((noinline, optimize("no-omit-frame-pointer"))) static void driver(
     set_trap(0);
 }
 
-/* The part of a mapping that has code, in which a function is. */
+/* The part of a mapping with code that contains a function. */
 static void find_code(void *function) {
     Dl_info library;
     CHECK(dladdr(function, &library) != 0, "malloc is in no library");
@@ -84,7 +85,7 @@ static void find_code(void *function) {
     CHECK(low < high, "malloc is nowhere");
 }
 
-/* Lets the thread say which CPU it is on instead of the kernel; 0: it has no area, or not of this size. */
+/* Has the thread write its CPU instead of the kernel; 0: it has no area, or one of another size. */
 static int say_cpu(void) {
     ptrdiff_t *offset = dlsym(RTLD_DEFAULT, "__rseq_offset");
     unsigned *size = dlsym(RTLD_DEFAULT, "__rseq_size");

@@ -1,5 +1,6 @@
-/* Children of vfork that allocate while threads of the parent do. POSIX does not allow it, and the C library's malloc permits it. Blocks carry their owner's
- * number; a child frees what it allocated, but for one block that its parent frees. */
+/* Children of vfork that allocate while threads of the parent do. POSIX does not allow it, and
+ * the C library's malloc permits it. Blocks carry their owner's number. A child frees its
+ * blocks, but for one that its parent frees. */
 #define _GNU_SOURCE
 #include "check.h"
 

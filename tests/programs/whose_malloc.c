@@ -1,4 +1,5 @@
-/* Prints, for each function of the malloc family that programs use most, the shared object that provides it. */
+/* Prints, for the most used functions of the malloc family, the shared object that provides
+ * each. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

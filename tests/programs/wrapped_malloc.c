@@ -1,5 +1,6 @@
-/* A program whose malloc family counts calls and hands them on to the names that the GNU C library has for its own. Those may
- * not come back to the plain names, which are the program's; and what the program does not have ends in its functions. */
+/* A program with a malloc family that counts calls and passes them on to the GNU C library's own
+ * names. Those must not come back to the plain names, which are the program's. Functions that
+ * the program does not have end in its functions. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -13,8 +14,8 @@ void *__libc_memalign(size_t, size_t);
 
 static int calls;
 
-/* A malloc that makes a thread or registers a handler calls itself through the C library. A wrapper deeper in itself than
- * that never comes back. */
+/* A malloc that makes a thread or registers a handler calls itself through the C library. A
+ * deeper recursion of a wrapper would never end. */
 enum { DEEP = 10 };
 
 static __thread int inside;

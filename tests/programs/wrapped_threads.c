@@ -1,5 +1,6 @@
-/* A program that has a pthread_create of its own, as profilers and collectors do: under its lock it allocates and frees 40 MiB,
- * and calls the next one. The allocator never comes through it, and never waits for its lock. */
+/* A program with its own pthread_create, as profilers and collectors have: under its lock it
+ * allocates and frees 40 MiB, and calls the next one. The allocator never calls it, and never
+ * waits for its lock. */
 #define _GNU_SOURCE
 #include "check.h"
 
