@@ -152,7 +152,7 @@ impl<'a> Desk<'a> {
         self.word_at(72).store(request.what, Ordering::Relaxed);
         self.word_at(76).store(request.from, Ordering::Relaxed);
         self.number_at(80).store(request.group, Ordering::Relaxed);
-        ticket.store(mine, Ordering::Release); // Pairs with the process's Acquire: who sees it sees the rest.
+        ticket.store(mine, Ordering::Release); // Pairs with the process's Acquire: it publishes the request.
         // SAFETY: the word is mapped; waking touches no memory.
         let woken = unsafe { libc::syscall(libc::SYS_futex, ticket.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
         if woken < 0 {

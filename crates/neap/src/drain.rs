@@ -31,7 +31,7 @@ pub struct Scope {
     pub node: Option<u32>,
     /// Only memory of this zone, by its number in its node. There is one, 0.
     pub zone: Option<u32>,
-    /// Only until the zone has so many free pages. The order is page lists, stacks, barns: the
+    /// Only until the zone has this many free pages. The order is page lists, stacks, barns: the
     /// cheapest first.
     pub until: Option<u64>,
 }

@@ -28,8 +28,8 @@ impl<T> Lazy<T> {
     /// Returns the value, if it was made.
     #[inline]
     pub(crate) fn get(&self) -> Option<&T> {
-        // Acquire pairs with the Release in `get_or_make`. SAFETY: `made` is set after the value
-        // was initialised.
+        // Acquire pairs with the Release in `get_or_make`.
+        // SAFETY: `made` is set after the value was initialised.
         self.made.load(Ordering::Acquire).then(|| unsafe { (*self.value.get()).assume_init_ref() })
     }
 

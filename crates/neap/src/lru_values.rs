@@ -198,8 +198,9 @@ impl<T: Send + Sync + 'static> LruList<T> {
                 Verdict::Removed => {
                     let entry = ManuallyDrop::into_inner(entry);
                     // If `keep` fails another thread has removed the value, and only this reference
-                    // is left to drop. SAFETY: the reference in `entry` keeps the item in place;
-                    // `hands` gave it out.
+                    // is left to drop.
+                    // SAFETY: the reference in `entry` keeps the item in place; `hands` gave it
+                    // out.
                     if unsafe { hands.keep(item) } {
                         walked.removed += 1;
                         evicted(Handle(entry));

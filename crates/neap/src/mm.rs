@@ -255,8 +255,8 @@ impl<P: Platform> Mm<P> {
 
     /// Returns the core if the manager is open.
     pub(crate) fn core_if_open(&self) -> Option<&Core<P>> {
-        // Acquire pairs with the Release in `open`. SAFETY: OPEN is stored after the core was
-        // initialised.
+        // Acquire pairs with the Release in `open`.
+        // SAFETY: OPEN is stored after the core was initialised.
         (self.state.load(Ordering::Acquire) == OPEN).then(|| unsafe { (*self.core.get()).assume_init_ref() })
     }
 
@@ -566,9 +566,10 @@ impl<P: Platform> Core<P> {
         let Options { rseq, huge, page_list_high: list_high, .. } = *options;
         let config = Config { span: SPAN, budget, rseq, huge, list_high };
         // On failure the maintenance's few pages stay mapped: the caller is about to give up on
-        // memory altogether. SAFETY: `place` holds `Core::unopened` and is the caller's, so its
-        // objects are `Objects::unopened`; `hot` fulfils the conditions of `Objects::open` (the
-        // caller's promise).
+        // memory altogether.
+        // SAFETY: `place` holds `Core::unopened` and is the caller's, so its objects are
+        // `Objects::unopened`; `hot` fulfils the conditions of `Objects::open` (the caller's
+        // promise).
         unsafe { Objects::open(&raw mut (*place).objects, platform, &config, hot)? };
         // SAFETY: the place is the caller's; the objects were opened above, and `Core::unopened`
         // has initialised the other three.

@@ -287,7 +287,7 @@ impl<P: Platform> Host for Source<'_, P> {
     }
 
     fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
-        self.data.check(size, align)?; // Before anybody is charged, or shrinks for it.
+        self.data.check(size, align)?; // Before a group is charged, or a cache shrinks.
         let answer = if wait == Wait::Never {
             self.allocate_at_once(owner, size, align)
         } else {

@@ -76,7 +76,7 @@ impl Splits {
         places.partition_point(|place| *place < pages.start)..places.partition_point(|place| *place <= pages.end)
     }
 
-    /// Whether the places are few enough after a move to `pages` in so many pieces.
+    /// Whether the places are few enough after a move to `pages` in `pieces` pieces.
     pub(crate) fn have_room(&self, pages: &Range<u32>, pieces: usize) -> bool {
         self.memory != 0 && self.count - self.covered(pages).len() + pieces < self.most
     }

@@ -140,7 +140,8 @@ impl StatPage {
     #[inline]
     fn header(&self) -> Option<&Header> {
         // Acquire pairs with the Release in `own`: the pointer leads to zeroes, or to data that
-        // `make` wrote. SAFETY: null, or a mapping that stays.
+        // `make` wrote.
+        // SAFETY: null, or a mapping that stays.
         let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
         // Acquire pairs with the Release in `make`: a thread that sees the page sees its start.
         // SAFETY: null, or a page that this process mapped and never unmaps: a child reads null.
@@ -574,7 +575,7 @@ mod tests {
         assert_eq!(memory.read().unwrap().2, "", "what cannot be cut off is left out");
     }
 
-    /// The object that a manager writes about itself into a page of so many words.
+    /// The object that a manager writes about itself into a page of `words` words.
     fn described(mm: &Mm<Virtual>, words: usize) -> String {
         let memory = Memory::new(words);
         memory.sheet().publish(1, 1, |text| mm.core().unwrap().describe(mm, &"a test", text));
@@ -626,7 +627,7 @@ mod tests {
         given.into_iter().for_each(|memory| unsafe { mm.free(memory) });
         let text = described(&mm, LENGTH / 8);
         assert_eq!((number(&text, "unaccounted"), mm.usage().unaccounted_bytes), (0, 0), "{text}");
-        // SAFETY: everything was given back.
+        // SAFETY: all memory was freed, and no thread uses the manager any more.
         unsafe { mm.close() };
     }
 
@@ -659,7 +660,7 @@ mod tests {
         assert_eq!(sum(&text, "nodes", "zone_waits"), 0, "{text}");
         // SAFETY: allocated above, once each.
         blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
-        // SAFETY: everything was given back.
+        // SAFETY: all memory was freed, and no thread uses the manager any more.
         unsafe { mm.close() };
     }
 
@@ -688,7 +689,7 @@ mod tests {
         assert_eq!(numbers(&mm), [0, 2, pages]);
         // SAFETY: allocated above.
         unsafe { mm.free(all) };
-        // SAFETY: everything was given back.
+        // SAFETY: all memory was freed, and no thread uses the manager any more.
         unsafe { mm.close() };
     }
 

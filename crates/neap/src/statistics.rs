@@ -224,7 +224,7 @@ mod tests {
         assert_eq!((census.allocated, census.accounted), (0, 0));
         mm.release_all();
         assert_eq!(mm.usage().owner_vectors, 0);
-        // SAFETY: everything was given back.
+        // SAFETY: all memory was freed, and no thread uses the manager any more.
         unsafe { mm.close() };
     }
 

@@ -201,7 +201,7 @@ mod tests {
         unsafe { core::mem::zeroed() }
     }
 
-    /// A recording in memory, with room for so many events.
+    /// A recording in memory, with room for `places` events.
     fn recording(places: usize) -> (Trace, &'static [AtomicU64]) {
         let trace = nowhere();
         let words: Vec<AtomicU64> = (0..8 + 2 * places).map(|_| AtomicU64::new(0)).collect();

@@ -97,8 +97,8 @@ fn a_process() {
         waits_until_all_is_back("what was left of it");
     }
     assert_eq!(tasks().len(), 1, "the same thread all the time");
-    // A child has no thread until it requests one. SAFETY: using the allocator in a child is part
-    // of this test; the child ends by `_exit`.
+    // A child has no thread until it requests one.
+    // SAFETY: using the allocator in a child is part of this test; the child ends by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let done = std::panic::catch_unwind(|| {

@@ -65,7 +65,7 @@ impl Instance {
         let pages = Pages::open(&platform, &shape).map_err(refused)?;
         let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let options = neap::options::Options { stat: false, ..neap::options::Options::DEFAULT };
-        // SAFETY: the manager stays in its box, which is never given back.
+        // SAFETY: the manager stays in its box, which is never freed.
         unsafe { mm.open(platform, &options) }.map_err(refused)?;
         Ok(Instance { platform, pages, mm: isolated.map(|_| mm) })
     }

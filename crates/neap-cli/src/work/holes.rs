@@ -62,7 +62,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
     let burst = own_rss_kib()?;
     let meter = Meter::start();
     for (&block, _) in blocks.iter().zip(stays.iter()).filter(|(_, stays)| stays.is_null()) {
-        // SAFETY: allocated above and given back once.
+        // SAFETY: allocated above, and freed once.
         unsafe { give(block) };
     }
     let spent = allocated.and(meter.stop());

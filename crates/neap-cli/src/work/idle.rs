@@ -97,7 +97,7 @@ fn burst(mut table: Table, options: &Options, step: &Barrier, gate: &Gate) {
         }
         step.wait();
         for &entry in table.iter() {
-            // SAFETY: each entry was taken above and is given back once.
+            // SAFETY: each entry was allocated above, and is freed once.
             unsafe { give(entry) };
         }
         step.wait();

@@ -288,7 +288,7 @@ mod tests {
     fn blocks_are_written_and_the_meter_sees_the_faults() {
         let meter = Meter::start();
         let block = take(1 << 20);
-        // SAFETY: the block came from take and is given back once.
+        // SAFETY: the block came from `take`, and is freed once.
         unsafe { give(block) };
         assert!(meter.stop().outcome(1).minor_faults > 0);
     }

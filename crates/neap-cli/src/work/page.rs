@@ -29,7 +29,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
             *entry = take(options.size);
         }
         for &entry in table.iter() {
-            // SAFETY: each entry was taken above and is given back once.
+            // SAFETY: each entry was allocated above, and is freed once.
             unsafe { give(entry) };
         }
     }

@@ -35,7 +35,7 @@ const DRIFTS: u64 = 4;
 const PLACES: usize = 32 << 10;
 /// Places of the exchange.
 const EXCHANGE: usize = 512;
-/// Of so many frees, `EXCHANGED` go through the exchange. With eight threads seven in eight of
+/// Of this many frees, `EXCHANGED` go through the exchange. With eight threads seven in eight of
 /// these free a block of another thread: a tenth of all.
 const FREES: usize = 35;
 const EXCHANGED: usize = 4;

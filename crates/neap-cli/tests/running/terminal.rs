@@ -35,7 +35,7 @@ fn settings(terminal: &OwnedFd) -> libc::termios {
 }
 
 impl Terminal {
-    /// Runs `command` in a terminal of so many columns and rows.
+    /// Runs `command` in a terminal with the given columns and rows.
     pub(crate) fn run(mut command: Command, columns: u16, rows: u16) -> Terminal {
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let (mut master, mut slave) = (-1, -1);
@@ -49,7 +49,7 @@ impl Terminal {
             // SAFETY: other children of this process are not to keep the terminal open.
             unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
-        // SAFETY: a read that would wait answers so instead.
+        // SAFETY: changes a flag of a descriptor of this process: reads fail instead of waiting.
         unsafe { libc::fcntl(master.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         let side = || Stdio::from(slave.try_clone().unwrap());
         command.stdin(side()).stdout(side()).stderr(side()).env("TERM", "xterm");

@@ -24,11 +24,11 @@ pub enum Size {
 /// One scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scenario {
-    /// page_fault1 on so many CPUs.
+    /// page_fault1 on this many CPUs.
     PageFault(usize),
     /// page_fault1 on 56 CPUs until a policy with a window of a second has learned it.
     Learned,
-    /// pft on so many CPUs with lists locked like this.
+    /// pft on this many CPUs with this lock of lists.
     FirstTouch(usize, ListLock),
     /// The kernel build while there is work for all CPUs.
     KernelBuild,
@@ -42,7 +42,7 @@ pub enum Scenario {
     Bursts,
     /// A steady mix.
     SteadyMix,
-    /// Memory that runs out, on so many nodes.
+    /// Memory that runs out, on this many nodes.
     Pressure(usize),
     /// A switching load.
     Adversary,
