@@ -20,7 +20,7 @@
 //! let about = pages.add_on(tenant, 0, "about us")?;
 //! assert_eq!(pages.count(tenant), 2);
 //!
-//! // The oldest is asked first. What was in use goes on as the newest.
+//! // The oldest is asked first. A page in use becomes the newest.
 //! let mut evicted = Vec::new();
 //! let walked = pages.walk(
 //!     tenant,
@@ -31,7 +31,7 @@
 //! );
 //! assert_eq!((walked.scanned, walked.removed, evicted), (2, 1, vec!["about us"]));
 //!
-//! // What is left is the parent's when the tenant goes.
+//! // The remaining page becomes the parent's when the tenant is deleted.
 //! tenant.delete()?;
 //! assert_eq!(pages.count(Group::find("cache")?), 1);
 //! assert!(pages.remove(&front) && !pages.remove(&about));

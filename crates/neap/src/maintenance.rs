@@ -3,14 +3,15 @@
 //! # Design
 //! A tick does the following. It stops or signals no thread.
 //!
-//! 1. It drains the stacks of CPUs that were idle since the last tick.
-//! 2. It trims barns to their working sets.
-//! 3. It punches holes into resting slabs, and releases pages.
-//! 4. It runs the worker of per-CPU data.
-//! 5. It answers requests of other processes ([`requests`](crate::requests)).
+//! 1. It serves groups and reclaim.
+//! 2. It drains the stacks of CPUs that were idle since the last tick.
+//! 3. It trims barns to their working sets.
+//! 4. It punches holes into resting slabs, and releases pages.
+//! 5. It runs the worker of per-CPU data.
 //!
 //! neap's own thread ([`background`](crate::background)) ticks or, where there is none, calls on
-//! the slow path.
+//! the slow path. The thread or call that ticks also answers requests of other processes
+//! ([`requests`](crate::requests)).
 //!
 //! # Locking
 //! One tick at a time: its mutex is only tried.

@@ -68,7 +68,8 @@ pub struct Mm<P: Platform> {
     core: UnsafeCell<MaybeUninit<Core<P>>>,
 }
 
-/// Starts a thread for a manager's background work. Returns the handle by which it is joined.
+/// Starts a thread for a manager's background work. Returns its handle, by which neap's thread is
+/// joined.
 pub type Spawn<P> = fn(&Mm<P>, Task) -> Result<usize, Errno>;
 
 /// Work of a thread of a manager.
@@ -112,7 +113,7 @@ pub(crate) struct Core<P: Platform> {
     /// worth its cost again.
     pub(crate) flushing: Mutex<u64>,
     pub(crate) page: StatPage,
-    /// Where runs that were moved by their page tables begin and end.
+    /// Starts and ends of runs that were moved by their page tables.
     pub(crate) splits: Mutex<Splits>,
     pub(crate) objects: Objects<P>,
     pub(crate) per_cpu: Place,

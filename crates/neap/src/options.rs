@@ -46,7 +46,7 @@ pub struct Options {
     pub nodes: u32,
     /// CPUs that are never interrupted, besides those that the kernel lists as isolated.
     pub isolated: CpuSet,
-    /// Whether `malloc` in a group at its limit answers null.
+    /// Whether `malloc` in a group at its limit returns null.
     pub refuse: bool,
     /// Whether threads are put into groups of their own.
     pub groups: ThreadGroups,
@@ -357,7 +357,7 @@ impl Options {
     }
 }
 
-/// A number with an optional k, m or g for powers of 1024.
+/// Parses a number with an optional k, m or g for powers of 1024.
 fn bytes(text: &[u8]) -> Option<u64> {
     let (digits, shift) = match text.last()?.to_ascii_lowercase() {
         b'k' => (&text[..text.len() - 1], 10),

@@ -39,7 +39,7 @@ enum Cache {
     Holes,
     /// Free pages that are resident.
     Free,
-    /// Pages of per-CPU data without anything in them.
+    /// Populated pages of per-CPU data without data.
     PerCpu,
 }
 

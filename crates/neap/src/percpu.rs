@@ -16,7 +16,7 @@
 //! });
 //! assert_eq!(requests.exact(), 4000);
 //!
-//! // What belongs together shares pages, which are free when its owner is gone.
+//! // Data of one owner shares pages, which are free when the owner is closed.
 //! let tenant = open_owner()?;
 //! let (reads, writes) = (PerCpuCounter::of(tenant, 64, Wait::Long)?, PerCpuCounter::of(tenant, 64, Wait::Long)?);
 //! reads.add(2);

@@ -68,7 +68,7 @@
 //! time; half a minute halves the time again:
 //!
 //! * a function that had a CPU for longer than its budget;
-//! * the third function in a row that waited for longer than its budget;
+//! * a function that waited for longer than its budget three times in a row;
 //! * a panic;
 //! * an answer that cannot be true.
 //!

@@ -1,4 +1,4 @@
-//! Where moves of page tables have split the arena's mapping.
+//! The places at which moves of page tables have split the arena's mapping.
 //!
 //! A run that is moved takes its mapping along, which merges with none beside it: the kernel counts
 //! one more where the run begins and one more where it ends, of 65530 by default. Both stay when
@@ -29,7 +29,7 @@ impl Splits {
         Splits { memory: 0, count: 0, most: MOST }
     }
 
-    /// Maps the memory, where that has not happened.
+    /// Maps the memory, unless it is mapped.
     ///
     /// # Errors
     /// A limit.

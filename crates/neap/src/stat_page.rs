@@ -620,7 +620,7 @@ mod tests {
         core.count_run(0, 4096);
         assert_eq!(number(&described(&mm, LENGTH / 8), "unaccounted"), 4096);
         core.count_run(4096, 0);
-        // A small page holds what it can, and says so.
+        // A page that is too small has a part of the numbers, and says so.
         let text = described(&mm, described(&mm, LENGTH / 8).len() / 8);
         assert!(text.ends_with("],\"cpus\":[],\"truncated\":true}"), "{text}");
         // SAFETY: allocated above, once each.
