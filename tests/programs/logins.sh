@@ -1,5 +1,6 @@
-# Logs in to an OpenSSH server of its own on loopback, LOGINS times (20), with a key made for it, in the current folder. The server's
-# children drop their privileges in a sandbox that ends them at system calls they need not make.
+# Logs in to an OpenSSH server of its own on loopback, LOGINS times (20), with a key made for it, in
+# the current folder. The server's children drop their privileges in a sandbox that ends them at
+# unnecessary system calls.
 set -u
 logins=${LOGINS:-20}
 [ "$(id -u)" = 0 ] || { echo "only root's sshd has a sandboxed child for each login" >&2; exit 77; }
@@ -22,7 +23,7 @@ UsePAM no
 MaxStartups 100
 END
 options="-F none -i user_key -o IdentitiesOnly=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR -o BatchMode=yes"
-# A free port: the server says on which it could not listen.
+# A free port: the server reports ports on which it could not listen.
 for attempt in 1 2 3 4 5 6 7 8; do
     port=$((20000 + (RANDOM * 32768 + RANDOM) % 30000))
     "$sshd" -D -e -f "$here/sshd_config" -p "$port" 2>log &
@@ -37,7 +38,7 @@ for attempt in 1 2 3 4 5 6 7 8; do
 done
 [ -n "$server" ] || { cat log >&2; exit 1; }
 trap 'kill "$server"' EXIT
-# A client that is preloaded is another program: this is about the server.
+# The client is not preloaded: only the server is tested.
 unset LD_PRELOAD NEAP
 succeeded=0
 for number in $(seq "$logins"); do

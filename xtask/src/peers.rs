@@ -169,7 +169,7 @@ fn package_version(job: &Job) -> Result<String> {
     Ok(job.package_version.clone())
 }
 
-/// tcmalloc has no versions: the day of the crate's release says which state of it this is.
+/// tcmalloc has no versions: the day of the crate's release identifies its state.
 fn tcmalloc_version(job: &Job) -> Result<String> {
     let changes = fs::read_to_string(job.sources.join("CHANGELOG.md"))?;
     let heading = format!("## [{}]", job.package_version);

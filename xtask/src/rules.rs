@@ -16,7 +16,7 @@ pub(crate) struct Rules {
     pub(crate) above: i64,
     /// Registers that lie this far below the frame's address; `rip` is the return address.
     pub(crate) saved: BTreeMap<String, i64>,
-    /// The return address as an expression, where it does not lie on the stack.
+    /// The return address as an expression, if it does not lie on the stack.
     pub(crate) computed: Option<String>,
 }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const MOST_SCRIPTS: usize = 5;
 /// Most bytes of a script's first line that are read; the kernel reads fewer.
 const FIRST_LINE: u64 = 4096;
-/// Where programs are looked for without `PATH`, as execvp(3) does.
+/// Search path of programs without `PATH`, as in execvp(3).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 const EXECUTABLE: u16 = 2;

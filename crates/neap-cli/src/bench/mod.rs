@@ -378,7 +378,7 @@ impl Session {
         found.map_or(Vec::new(), values)
     }
 
-    /// Median and spread of what the workload measures.
+    /// Median and spread of the workload's reading.
     pub(crate) fn summary(&self, variant: &str, workload: &str) -> Option<Summary> {
         summary(self.measured(variant, workload, None).into_iter().map(|(_, value)| value))
     }

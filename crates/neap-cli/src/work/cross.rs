@@ -124,7 +124,7 @@ pub(super) fn larson(options: &LarsonOptions) -> Result<Outcome> {
     Ok(spent.outcome(replaced * options.threads as u64))
 }
 
-/// A place where batches wait, full or empty.
+/// A queue of batches, full or empty.
 struct Shelf {
     batches: Mutex<Vec<Table>>,
     filled: Condvar,
@@ -136,7 +136,7 @@ impl Shelf {
     }
 
     fn put(&self, batch: Table) {
-        // The capacity is the number of batches there are, so this never allocates.
+        // The capacity is the number of all batches, so this never allocates.
         self.batches.lock().unwrap_or_else(PoisonError::into_inner).push(batch);
         self.filled.notify_one();
     }

@@ -69,7 +69,7 @@ enum Workload {
     Pool(pool::Options),
 }
 
-/// What one run of a workload or program cost. Fields that a workload does not measure are left out
+/// Costs of one run of a workload or program. Fields that a workload does not measure are left out
 /// of the JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -99,7 +99,7 @@ pub(crate) struct Outcome {
     /// How a program ended, with the length and a hash of its standard output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) output: Option<String>,
-    /// What else the workload counts, by name.
+    /// Other counts of the workload, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) counts: BTreeMap<String, f64>,
 }

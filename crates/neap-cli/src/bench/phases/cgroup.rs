@@ -93,7 +93,7 @@ impl Groups {
 impl Drop for Groups {
     fn drop(&mut self) {
         let Some(child) = self.moved.take() else { return };
-        // Groups with controllers handed on take no process, so that is undone first.
+        // A group that hands on controllers takes no process, so that is undone first.
         let _ = write(&self.own.join("cgroup.subtree_control"), "-memory");
         let _ = write(&self.own.join("cgroup.procs"), "0");
         remove(&child);

@@ -28,7 +28,7 @@ const LARGEST: usize = 8;
 /// A program that takes longer counts as one that does not survive: it evicts its own code again
 /// and again.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Exit status where the rights are missing.
+/// Exit status without the necessary rights.
 const NOT_MEASURED: u8 = 77;
 const NAME: &str = "8 sizes, stride, 2 t, limit";
 
