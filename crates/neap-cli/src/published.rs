@@ -2,8 +2,8 @@
 //! runs.
 //!
 //! The library keeps a memfd named `neap-stat` up to date. It is opened through `/proc/PID/fd`,
-//! which the kernel allows the process's own user and root, also with `kernel.yama.ptrace_scope` =
-//! 1. If a program has closed the descriptor its mapping is read, which takes the right to trace
+//! which the kernel allows the process's own user and root, even if `kernel.yama.ptrace_scope`
+//! is 1. If a program has closed the descriptor its mapping is read, which takes the right to trace
 //! the process. The process is neither stopped nor signalled. Its page is untrusted: it is checked
 //! here, and escaped before it reaches a terminal.
 //!

@@ -37,8 +37,7 @@ use neap_os::futex::{self, Scope};
 use neap_os::stack;
 use neap_reclaim::lru::Lists;
 
-/// Whether a request is refused outright. The limit is that of the C library: differences of
-/// pointers fit.
+/// Whether a request is refused outright, as in the C library: differences of pointers must fit.
 pub(crate) fn is_beyond_any(size: usize, align: usize) -> bool {
     size > isize::MAX as usize || align > neap_pages::MOST_ALIGNMENT
 }
@@ -58,8 +57,7 @@ pub struct Mm<P: Platform> {
     /// Counts threads inside slow paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
-    /// Control block of neap's thread, which may make system calls that other threads may not; 0
-    /// without one.
+    /// Control block of neap's thread, which may make more system calls than others; 0: none.
     pub(crate) own_thread: AtomicUsize,
     pub(crate) of_process: OfProcess,
     /// Whether the C library's fork calls its handlers: of the process's manager alone.
@@ -68,8 +66,7 @@ pub struct Mm<P: Platform> {
     core: UnsafeCell<MaybeUninit<Core<P>>>,
 }
 
-/// Starts a thread for a manager's background work. Returns its handle, by which neap's thread is
-/// joined.
+/// Starts a thread for a manager's background work. Returns the handle of the thread.
 pub type Spawn<P> = fn(&Mm<P>, Task) -> Result<usize, Errno>;
 
 /// Work of a thread of a manager.
@@ -88,8 +85,7 @@ pub struct Hooks<P: Platform> {
     pub open: fn(&Mm<P>),
     /// Starts a thread; without it calls of the program and [`Mm::tick`] release memory.
     pub spawn: Option<Spawn<P>>,
-    /// Called after each tick, and before the maintenance thread sleeps; must neither allocate nor
-    /// free.
+    /// Called after each tick, and before neap's thread sleeps; must neither allocate nor free.
     pub ticked: Option<fn(&Mm<P>)>,
 }
 
@@ -98,8 +94,7 @@ unsafe impl<P: Platform> Sync for Mm<P> {}
 
 /// Everything of a manager that exists only once it is open.
 ///
-/// Fields that every program writes come first and side by side, then the class caches, then rarely
-/// used parts. So opening takes few page faults.
+/// Commonly written fields come first, then the class caches: so opening takes few page faults.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Core<P: Platform> {
@@ -109,8 +104,7 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) options: Options,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
-    /// Held while caches are flushed for the payers of their objects. The value: when a flush is
-    /// worth its cost again.
+    /// Held while caches are flushed for payers. The value: when a flush is worth its cost again.
     pub(crate) flushing: Mutex<u64>,
     pub(crate) page: StatPage,
     /// Starts and ends of runs that were moved by their page tables.
@@ -147,8 +141,7 @@ impl<P: Platform> Mm<P> {
     /// # Safety
     /// The manager does not move from now on, until [`Mm::close`].
     pub unsafe fn open(&self, platform: P, options: &Options) -> Result<bool, Errno> {
-        // Acquire pairs with the Release store of `state` below: a thread that reads OPEN sees the
-        // core.
+        // Acquire pairs with the Release store of `state` below, which publishes the core.
         if self.state.compare_exchange(CLOSED, OPENING, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return Ok(false);
         }
@@ -158,12 +151,12 @@ impl<P: Platform> Mm<P> {
         // (the caller's promise).
         let opened = unsafe { Core::open((*self.core.get()).as_mut_ptr(), platform, options, &self.hot) };
         let answer = opened.map(|()| {
-            // SAFETY: `Core::open` succeeded, so the core is initialised; from now on it is used by
-            // shared references only.
+            // SAFETY: `Core::open` succeeded, so the core is initialised; it is only shared from
+            // now on.
             let core = unsafe { (*self.core.get()).assume_init_ref() };
             self.make_tag();
-            // SAFETY: the state is not OPEN yet, so no thread has used `hot` but to be refused; it
-            // is a field of the same manager as the core.
+            // SAFETY: the state is not OPEN yet, so `hot` has refused every call; it belongs to
+            // this core.
             unsafe { core.objects.open_hot() };
             if options.groups != ThreadGroups::Off {
                 // A thread that has entered no group, as at its start, is to be put into one.
@@ -191,8 +184,7 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Resets the state that a thread of the parent left while it opened the manager. In a forked
-    /// child.
+    /// In a forked child: resets the state that an opening thread of the parent left.
     pub(crate) fn forget_opener(&self) {
         let _ = self.state.compare_exchange(OPENING, CLOSED, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -304,8 +296,7 @@ impl<P: Platform> Mm<P> {
         let (memory, zero) =
             if size <= LARGEST { (self.allocate(size), false) } else { self.allocate_any(size, GRAIN) };
         if !zero && !memory.is_null() {
-            // SAFETY: allocated above for this call with at least `size` bytes, and not written to
-            // yet.
+            // SAFETY: just allocated for this call with at least `size` bytes.
             unsafe { self.zero(memory, size) };
         }
         memory
@@ -342,8 +333,7 @@ impl<P: Platform> Mm<P> {
         }
         let (memory, zero) = self.allocate_any(size, align);
         if !zero && !memory.is_null() {
-            // SAFETY: allocated above for this call with at least `size` bytes, and not written to
-            // yet.
+            // SAFETY: just allocated for this call with at least `size` bytes.
             unsafe { self.zero(memory, size) };
         }
         memory
@@ -403,14 +393,12 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Puts an object that is marked as cached, and that no other thread has, into a stack or its
-    /// slab.
+    /// Puts a cached object that no other thread has into a stack or its slab.
     #[cold]
     #[inline(never)]
     pub(crate) fn free_unplaced(&self, pointer: *mut u8) {
         let Some(core) = self.core_if_open() else { return };
-        // SAFETY: the object's state byte was found in the arena's table when it was marked as
-        // cached, so it lies in the arena.
+        // SAFETY: the object's state byte, marked as cached, is in the arena's table.
         let class = unsafe { self.hot.kind(pointer) }.class();
         if core.objects.free_at_once(class, pointer) {
             return;
@@ -476,8 +464,8 @@ impl<P: Platform> Mm<P> {
     /// # Safety
     /// Those of [`Mm::free`], unless null is returned.
     pub unsafe fn reallocate(&self, pointer: *mut u8, size: usize) -> *mut u8 {
-        // SAFETY: the caller owes what `free` asks for, unless null is returned; every allocation
-        // is on a multiple of `GRAIN`.
+        // SAFETY: the caller owes what `free` asks for; every allocation is on a multiple of
+        // `GRAIN`.
         unsafe { self.reallocate_aligned(pointer, size, GRAIN) }
     }
 
@@ -517,11 +505,10 @@ impl<P: Platform> Mm<P> {
         }
         let memory = self.allocate_aligned(size, align);
         if !memory.is_null() {
-            // SAFETY: the old memory has `usable` bytes, the new one `size`; it was just allocated,
-            // so they do not overlap.
+            // SAFETY: the old memory has `usable` bytes, the new one `size`; they do not overlap.
             unsafe { memory.copy_from_nonoverlapping(pointer, usable.min(size)) };
-            // SAFETY: no thread uses the old memory once this call returns non-null, which it does
-            // (the caller's promise).
+            // SAFETY: this call returns non-null, so no thread uses the old memory (the caller's
+            // promise).
             unsafe { self.free(pointer) };
         }
         memory

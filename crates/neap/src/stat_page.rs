@@ -1,41 +1,32 @@
 //! The page of numbers that `neap stat` reads while the program runs.
 //!
-//! Another process reads a memfd named `neap-stat` through `/proc/PID/fd`, or the mapping of it
-//! where the program closed the descriptor. Numbers are written after each tick and never in
-//! between.
+//! Another process reads a memfd named `neap-stat` through `/proc/PID/fd`, or its mapping if the
+//! program closed the descriptor. Numbers are written after each tick only.
 //!
 //! # Design
-//! The page is made where no other thread of the program runs, since its descriptor is the lowest
+//! The page is made while no other thread of the program runs, since its descriptor is the lowest
 //! free one for a moment: at the first use of neap by a process with one thread, and in the fork
-//! handler of a child whose parent has a page. All other processes live without: a program runs the
-//! same then. No call that allocates or frees makes a page.
+//! handler of a child whose parent has a page. No call that allocates or frees makes one.
 //!
-//! A child must not write to its parent's page, where it could ask for things in the name of a user
-//! that it gave up:
+//! A child must not write to its parent's page, by which it could make requests as a user that it
+//! gave up:
 //! 1. The kernel keeps the mapping from every child.
-//! 2. Where the page is mapped stands in [`Own`], which reads as zeroes in every child.
+//! 2. [`Own`], which has the page's address, reads as zeroes in every child.
 //! 3. The fork handler closes the descriptor, before code of the program runs in the child.
 //!
-//! A child of the bare system call runs no handler: it keeps the descriptor until it executes
-//! something, and has no page.
+//! A child of the bare system call runs no handler: it keeps the descriptor, and has no page.
 //!
 //! # Locking
 //! One mutex, only ever tried, is held while numbers or a report are written.
 //!
 //! # Format
-//! Version 5, in the machine's byte order:
-//!
-//! 1. magic (8 bytes), version, sequence, process id and length (4 bytes each), nanoseconds of
-//!    `CLOCK_MONOTONIC` (8 bytes);
-//! 2. a request to the process and its answer ([`requests`](crate::requests));
-//! 3. a JSON object of the given length;
-//! 4. from 64 KiB on, a report on chunks of per-CPU data, on groups, on shrinkers or on the arena
-//!    ([`chunk_report`](crate::chunk_report), [`group_report`](crate::group_report),
-//!    [`shrinker_report`](crate::shrinker_report), [`map_report`](crate::map_report)).
+//! Version 5, in the machine's byte order: magic (8 bytes), version, sequence, process id and
+//! length (4 bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), a request and its answer
+//! ([`requests`](crate::requests)), and a JSON object of that length. A report on chunks, groups,
+//! shrinkers or the arena follows from 64 KiB on.
 //!
 //! The sequence is odd while the numbers are written, and 0 before the first time. A reader that
-//! finds it even, and unchanged afterwards, has read one whole object. The process id is that of
-//! the process that made the page.
+//! finds it even, and unchanged afterwards, has one whole object. The process id is the maker's.
 
 use crate::map_report;
 use crate::mm::{Core, Mm};
@@ -57,27 +48,22 @@ use neap_pages::Watermarks;
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Format version. Incremented with every change that an older reader would misread.
 const VERSION: u32 = 5;
-/// Bytes of the file for the numbers, of which [`room`] are used, and then for reports. The process
-/// that requests a report allocates its memory.
+/// Bytes of the file for the numbers, of which [`room`] are used, and then for reports.
 const LENGTH: usize = 64 << 10;
 const REPORT: usize = 64 << 10;
-/// Most bytes of numbers for the whole, a class, a CPU and a node. Lists that do not fit are cut
-/// off.
+/// Most bytes of numbers for the whole, a class, a CPU and a node. Longer lists are cut off.
 const ROOM: [usize; 4] = [6 << 10, 128, 128, 512];
 /// Bytes kept free behind lists, for the text that follows.
 const TAIL: usize = 64;
-/// Most reads of the numbers until they agree: parts of a busy program are read at slightly
-/// different moments.
+/// Most reads of the numbers until they agree: parts are of slightly different moments.
 const LOOKS: u32 = 4;
 
-/// Returns the bytes for the numbers of a machine.
 fn room(cpus: usize, nodes: usize) -> usize {
     let [whole, class, cpu, node] = ROOM;
     let bytes = whole + class * Class::all().count() + cpu * cpus + node * nodes;
     bytes.next_multiple_of(memory::page_size()).min(LENGTH)
 }
 
-/// The header in front of the text.
 #[derive(Debug)]
 #[repr(C)]
 struct Header {
@@ -95,8 +81,7 @@ struct Header {
 pub(crate) struct StatPage {
     /// Held by the thread that writes numbers or a report.
     writing: Mutex<()>,
-    /// Null until the first page is made; then a page of memory that stays mapped, also in
-    /// children.
+    /// Null until the first page is made; then memory that stays mapped, also in children.
     own: AtomicPtr<Own>,
     /// The file, for a child that has to close it; a negative descriptor if there is none.
     descriptor: AtomicI32,
@@ -136,11 +121,9 @@ impl StatPage {
         }
     }
 
-    /// The page of this process.
     #[inline]
     fn header(&self) -> Option<&Header> {
-        // Acquire pairs with the Release in `own`: the pointer leads to zeroes, or to data that
-        // `make` wrote.
+        // Acquire pairs with the Release in `own`: the pointer leads to zeroes, or data of `make`.
         // SAFETY: null, or a mapping that stays.
         let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
         // Acquire pairs with the Release in `make`: a thread that sees the page sees its start.
@@ -159,9 +142,8 @@ impl StatPage {
         self.header().is_some_and(|header| header.desk.ticket() != self.taken.load(Ordering::Relaxed))
     }
 
-    /// Makes the page of this process, which has none, with `room` bytes for the numbers. Only
-    /// where no other thread of the process runs. If a limit or a sandbox prevents it there is no
-    /// page.
+    /// Makes the page of this process, which has none and no other thread, with `room` bytes for
+    /// the numbers. Does nothing if a limit or a sandbox prevents it.
     pub(crate) fn make(&self, room: usize) {
         let Some(own) = self.own() else { return };
         let Ok(memfd) = Memfd::make(c"neap-stat", LENGTH + REPORT, room) else { return };
@@ -200,23 +182,20 @@ impl StatPage {
         unsafe { self.own.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// In the fork handler of a child: gives up the descriptor of the parent's page, and makes a
-    /// page if the parent had one.
+    /// In the fork handler of a child: replaces the parent's page, if there is one, by its own.
     pub(crate) fn renew(&self) {
         // Relaxed: written by this thread, or before it was made.
         let descriptor = self.descriptor.swap(-1, Ordering::Relaxed);
         if descriptor >= 0 {
             let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
             OpenFile { descriptor, device, inode }.close();
-            // A signal handler may have forked between the load of the page's address and a read
-            // there. Zeroes are mapped for that read.
+            // A signal handler may have forked before a read at the page's address.
             let _ = memory::map_at(self.address.load(Ordering::Relaxed), LENGTH + REPORT);
             self.make(self.room.load(Ordering::Relaxed));
         }
     }
 
-    /// Calls `write` with the words for a report in the page of this process. `None` if another
-    /// thread writes to the page, or there is none.
+    /// Calls `write` with the words for a report. `None` without a page, or if it is in use.
     pub(crate) fn report(&self, write: impl FnOnce(&[AtomicU64])) -> Option<()> {
         let _writing = self.writing.try_lock()?;
         let address = core::ptr::from_ref(self.header()?).expose_provenance();
@@ -226,8 +205,7 @@ impl StatPage {
         Some(())
     }
 
-    /// Replaces the numbers by the output of `write`, if this process has a page. Does nothing if
-    /// another thread writes to it.
+    /// Replaces the numbers by the output of `write`, unless there is no page or it is in use.
     pub(crate) fn publish(&self, write: impl FnOnce(&mut Text<'_>) -> fmt::Result) {
         let Some(_writing) = self.writing.try_lock() else { return };
         let Some(header) = self.header() else { return };
@@ -239,7 +217,6 @@ impl StatPage {
     }
 }
 
-/// A page in memory.
 #[derive(Clone, Copy)]
 struct Sheet<'a> {
     header: &'a Header,
@@ -250,14 +227,11 @@ impl<'a> Sheet<'a> {
     /// Returns the page at `address`, with `length` bytes.
     ///
     /// # Safety
-    /// * `address` is a multiple of 8.
-    /// * The `length` bytes there, at least those of a header, are initialised and live as long as
-    ///   the returned value.
-    /// * They are changed by atomic accesses only.
+    /// The `length` bytes at `address`, a multiple of 8, have at least a header, are initialised,
+    /// outlive the returned value, and are changed by atomic accesses only.
     unsafe fn at(address: usize, length: usize) -> Sheet<'a> {
         let header = core::ptr::with_exposed_provenance::<Header>(address);
-        // SAFETY: the bytes are initialised, aligned, live long enough, and are changed by atomic
-        // accesses only (the caller's promise), as references to atomics need.
+        // SAFETY: initialised, aligned, alive and changed by atomics only (the caller's promise).
         unsafe {
             let text = header.add(1).cast::<AtomicU8>();
             Sheet { header: &*header, text: core::slice::from_raw_parts(text, length - size_of::<Header>()) }
@@ -269,8 +243,7 @@ impl<'a> Sheet<'a> {
         let header = self.header;
         let sequence = header.sequence.load(Ordering::Relaxed) | 1;
         header.sequence.store(sequence, Ordering::Relaxed);
-        // Release pairs with the reader's second load of the sequence: a reader that sees a byte
-        // written below sees the sequence odd, or later.
+        // Release pairs with the reader's second load: after a byte written below it differs.
         fence(Ordering::Release);
         header.magic.store(MAGIC, Ordering::Relaxed);
         header.version.store(VERSION, Ordering::Relaxed);
@@ -279,14 +252,12 @@ impl<'a> Sheet<'a> {
         let mut text = Text { bytes: self.text, length: 0, limit: self.text.len(), truncated: false };
         let length = if write(&mut text).is_ok() { text.length } else { 0 };
         header.length.store(length as u32, Ordering::Relaxed);
-        // Release pairs with the reader's first load: a reader that sees this sequence sees the
-        // numbers that belong to it.
+        // Release pairs with the reader's first load: it publishes the numbers.
         header.sequence.store(sequence.wrapping_add(1), Ordering::Release);
     }
 }
 
-/// A writer of JSON, up to the end of its bytes. A list that does not fit is cut off after a whole
-/// element.
+/// A writer of JSON. A list that does not fit is cut off after a whole element.
 pub(crate) struct Text<'a> {
     bytes: &'a [AtomicU8],
     length: usize,
@@ -308,7 +279,6 @@ impl Write for Text<'_> {
 }
 
 impl Text<'_> {
-    /// Writes a JSON list of `items`, each by `each`.
     fn list<T>(&mut self, items: impl Iterator<Item = T>, each: impl Fn(&mut Self, T) -> fmt::Result) -> fmt::Result {
         self.write_char('[')?;
         self.limit = self.bytes.len().saturating_sub(TAIL);
@@ -327,15 +297,14 @@ impl Text<'_> {
     }
 }
 
-/// Makes the page of a manager that was just opened, if the process has one thread and may have a
-/// page.
+/// Makes the page of a manager that was just opened, if the process may have one.
 pub(crate) fn open(mm: &Mm<Linux>) {
     if let Some(core) = mm.core_if_open().filter(|core| core.options.stat && thread::count() == Some(1)) {
         core.page.make(room(core.objects.slots.cpus(), core.objects.pages.nodes()));
     }
 }
 
-/// Publishes the numbers of the process's manager. The caller is inside the gate.
+/// Publishes the numbers of the process's manager. Inside the gate.
 pub(crate) fn publish(mm: &Mm<Linux>) {
     let Some(core) = mm.core_if_open().filter(|core| core.options.stat) else { return };
     // Formatting calls functions deeply.
