@@ -92,7 +92,7 @@ impl<P: Platform> Host for Source<'_, P> {
                 core.count_run(0, bytes);
             }
             class => {
-                // It is marked as allocated, and belongs into a cache.
+                // It is marked as allocated: it is marked as cached first.
                 if core.objects.disown(memory.as_ptr()) {
                     core.objects.free(class, memory.as_ptr());
                 }

@@ -42,8 +42,9 @@ impl<P: Platform> Mm<P> {
 
     fn put_into_group(&self, how: ThreadGroups) {
         let Ok(grouped) = self.groups() else { return };
-        // Only if its group is directly below the root, or is the root because none could be made,
-        // unless the thread has entered it itself. Not if its group is gone.
+        // Name of the thread's group, if that is directly below the root, or is the root because no
+        // group could be made. A thread in a deeper group has entered it itself, and stays there.
+        // `None` if the group is gone.
         let mut now = None;
         if entered() != 0 {
             let Some(id) = self.group_of_thread() else { return };
