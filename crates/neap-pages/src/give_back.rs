@@ -217,6 +217,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let willing = self.run(platform, turn, pages, explicit, stop, report);
         let mut inner = self.zone.lock();
         inner.buddy.backed_low = inner.buddy.backed_free;
+        inner.population.pieces = 0;
         report.left = willing && inner.buddy.backed_free > 0;
     }
 

@@ -51,6 +51,9 @@ const AT_ONCE: u32 = 2;
 /// Number of blocks left at which huge pages are allowed for the next batch, while other threads
 /// populate these.
 const AHEAD: u32 = 4;
+/// Pages that come from unbacked pieces of less than 2 MiB between two ticks. A program that grows
+/// slowly fills them; beyond that, pieces wait until no whole block is left.
+const MOST_PIECES: u32 = 128;
 /// Number of opportunities that are skipped after the system refused.
 const PATIENCE: u32 = 256;
 
@@ -75,6 +78,8 @@ pub(crate) struct Population {
     next: Range<u32>,
     /// Number of opportunities to skip.
     patience: u32,
+    /// Pages that came from unbacked pieces of less than 2 MiB since the last tick.
+    pub(crate) pieces: u32,
     /// Pages populated so far.
     pub(crate) pages: u64,
 }
@@ -118,7 +123,11 @@ impl Inner {
             return None;
         }
         let found = self.buddy.find(order);
-        if found.is_some_and(|(_, size, class)| class != UNBACKED || size < HUGE) {
+        if found.is_some_and(|(.., class)| class != UNBACKED) {
+            return None;
+        }
+        if found.is_some_and(|(_, size, _)| size < HUGE) && self.population.pieces < MOST_PIECES {
+            self.population.pieces += order.pages();
             return None;
         }
         if self.population.patience > 0 {
@@ -137,15 +146,19 @@ impl Inner {
         }
         let (ready, few) = (population.ready.len(), (AHEAD * HUGE.pages()) as usize);
         if found.is_some() && ready <= few && population.next.is_empty() {
-            if !population.allowing {
-                let pages = self.detach_huge((resident.saturating_mul(AT_ONCE) / HUGE.pages()).clamp(1, BATCH))?;
-                self.population.allowing = true;
-                return Some(Step::Allow(pages));
-            }
-            if ready == 0 {
-                return Some(self.wait_for_step(steps));
+            if population.allowing {
+                if ready == 0 {
+                    return Some(self.wait_for_step(steps));
+                }
+            } else {
+                let blocks = (resident.saturating_mul(AT_ONCE) / HUGE.pages()).clamp(1, BATCH);
+                if let Some(pages) = self.detach_huge(blocks) {
+                    self.population.allowing = true;
+                    return Some(Step::Allow(pages));
+                }
             }
         }
+        let population = &mut self.population;
         let start = population.ready.start;
         (!population.ready.is_empty()).then(|| {
             population.ready.start += HUGE.pages();
@@ -314,17 +327,35 @@ mod tests {
     #[test]
     fn pieces_that_were_released_are_used_before_a_huge_page_is_taken() {
         let machine = Virtual::new(4096, 1);
-        let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
-        while o.pages.statistics().populated == 0 {
-            o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
-        }
-        for _ in 0..15 {
+        let o = opened_with_a_huge_page(&machine);
+        for _ in 0..12 {
             (0..2).for_each(|_| _ = o.pages.tick(&machine));
             assert_eq!(o.pages.statistics().backed_free, 0);
             o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
         }
         assert_eq!(o.pages.statistics().populated, 512);
         o.pages.verify().unwrap();
+    }
+
+    /// A program that grows fast takes huge pages although pieces are left.
+    #[test]
+    fn fast_growth_leaves_pieces_for_later() {
+        let machine = Virtual::new(4096, 1);
+        let o = opened_with_a_huge_page(&machine);
+        (0..2).for_each(|_| _ = o.pages.tick(&machine));
+        let zero = || o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap().zero;
+        assert_eq!((0..8).filter(|_| zero()).count(), MOST_PIECES as usize / 32, "blocks out of pieces");
+        assert_eq!(o.pages.statistics().populated, 1024);
+        o.pages.verify().unwrap();
+    }
+
+    /// A zone that takes blocks of 32 pages until the first huge page is populated.
+    fn opened_with_a_huge_page(machine: &Virtual) -> Opened<'_, Virtual> {
+        let o = Opened::new(machine, &Shape { huge: true, ..shape(None) }).unwrap();
+        while o.pages.statistics().populated == 0 {
+            o.pages.allocate_one_more_block(machine, Order(5), true).unwrap();
+        }
+        o
     }
 
     #[test]
