@@ -58,8 +58,7 @@ int main(int argc, char **argv) {
     threads(count);
     footprint(&total[1], &resident[1]);
     long grown = (resident[1] - resident[0]) * page >> 20, reserved = (total[1] - total[0]) * page >> 20;
-    /* Beyond a few MiB the heap grows by huge pages. */
-    CHECK(grown <= 12, "%d threads left %ld MiB more resident than the first hundred", count, grown);
+    CHECK(grown <= 8, "%d threads left %ld MiB more resident than the first hundred", count, grown);
     CHECK(reserved < 1024, "%d threads left %ld MiB more address space than the first hundred", count, reserved);
     return finish();
 }

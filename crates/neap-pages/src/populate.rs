@@ -39,10 +39,10 @@ pub(crate) const HUGE: Order = Order(9);
 pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// The largest order of blocks that population is for.
 pub(crate) const LARGEST: Order = Order(8);
-/// Pages in use or backed, besides listed pages, from which on blocks are populated: 4 MiB.
-const FLOOR: u32 = 1024;
-/// Pages in use or backed from which on one more block of many alike is populated: 2 MiB.
-const BULK_FLOOR: u32 = 512;
+/// Pages in use or backed, besides listed pages, from which on blocks are populated: 8 MiB.
+const FLOOR: u32 = 2048;
+/// Pages in use or backed from which on one more block of many alike is populated: 4 MiB.
+const BULK_FLOOR: u32 = 1024;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
 /// Huge pages are allowed for this multiple of the resident memory at once. Each time all threads
