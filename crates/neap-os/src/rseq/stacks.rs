@@ -1,0 +1,418 @@
+//! Restartable sequences on the per-CPU stacks of pointers: pops, pushes and the capacity.
+//!
+//! Each call is one attempt. Takes no lock, never retries. Signal-safe. The rules are those of the
+//! [module above](super).
+
+use super::{Outcome, Table};
+use core::arch::asm;
+use core::sync::atomic::Ordering;
+
+/// Pops the topmost pointer of this CPU's stack at `place` (bytes from the start of a region). Null
+/// if the pop was refused or aborted.
+///
+/// # Safety
+/// * The table holds [`registered_offset`](super::registered_offset), and a region for each entry, as
+///   [`Table`] describes.
+/// * The regions have stacks at `place`, and stay mapped.
+#[inline(always)]
+pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
+    let value: *mut u8;
+    // SAFETY: the caller promises a valid table and stacks at `place`. The only store is the
+    // commit, into the head of a stack of this CPU.
+    unsafe {
+        asm!(
+            pop_sequence!(),
+            offset = inout(reg) table.offset.load(Ordering::Relaxed) => _,
+            table = in(reg) table, first = const Table::FIRST, place = inout(reg) place => _,
+            t = out(reg) _, next = out(reg) _, value = out(reg) value,
+            options(nostack),
+        );
+    }
+    value
+}
+
+/// Pushes `value` (not null) on this CPU's stack at `place` if the low 16 bits of the CPU's id are
+/// `home`; otherwise on the next stack behind it.
+///
+/// # Safety
+/// As for [`pop`], with a second stack behind the one at `place`.
+#[inline(always)]
+pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Outcome {
+    // SAFETY: the caller promises a valid table and both stacks. The store before the commit goes
+    // to the cell at the head, which no thread reads until the commit.
+    unsafe {
+        asm!(
+            push_sequence!(),
+            offset = in(reg) table.offset.load(Ordering::Relaxed),
+            table = in(reg) table, first = const Table::FIRST, place = inout(reg) place => _,
+            home = inout(reg) usize::from(home) => _, value = in(reg) value, t = out(reg) _,
+            full = label { return Outcome::Refused },
+            aborted = label { return Outcome::Aborted },
+            options(nostack),
+        );
+    }
+    Outcome::Committed
+}
+
+/// One attempt of a sequence at `place` that moves several pointers or none. Takes the body from
+/// the region's address in `t` to the commit, and its operands. The body jumps to `refused` before
+/// the commit.
+macro_rules! attempt {
+    ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
+        asm!(
+            sequence!($($body),+, "22:"; abort: "jmp {aborted}"),
+            offset = in(reg) $table.offset.load(Ordering::Relaxed),
+            table = in(reg) $table, first = const Table::FIRST, place = in(reg) $place, t = out(reg) _,
+            $($operands)*,
+            refused = label { return Outcome::Refused },
+            aborted = label { return Outcome::Aborted },
+            options(nostack),
+        );
+        Outcome::Committed
+    }};
+}
+
+/// Pops the topmost `to.len()` pointers of this CPU's stack at `place`, all or none. They keep the
+/// order in which they lie in the stack.
+///
+/// # Safety
+/// As for [`pop`].
+#[inline]
+pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outcome {
+    // SAFETY: the caller promises a valid table and stack. The copies go to `to`, which has room
+    // for them, and count only after the commit.
+    unsafe {
+        attempt!(
+            table, place:
+            "add {t}, {place}",
+            "lea rsi, [rcx * 8]",
+            "neg rsi",
+            "add rsi, qword ptr [{t}]",
+            "cmp rsi, qword ptr [{t} + 8]",
+            "jl {refused}",
+            "mov {rest}, rsi",
+            "rep movsq",
+            "mov qword ptr [{t}], {rest}";
+            rest = out(reg) _, inout("rcx") to.len() => _, inout("rdi") to.as_mut_ptr() => _, out("rsi") _
+        )
+    }
+}
+
+/// Pushes all pointers of `from` on this CPU's stack at `place`, all or none.
+///
+/// # Safety
+/// As for [`pop`]; no pointer is null.
+#[inline]
+pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcome {
+    // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
+    // `end`, as checked, and no thread reads them until the commit.
+    unsafe {
+        attempt!(
+            table, place:
+            "add {t}, {place}",
+            "mov rdi, qword ptr [{t}]",
+            "lea {total}, [rdi + rcx * 8]",
+            "cmp {total}, qword ptr [{t} + 16]",
+            "jg {refused}",
+            "rep movsq",
+            "mov qword ptr [{t}], {total}";
+            total = out(reg) _, inout("rcx") from.len() => _, inout("rsi") from.as_ptr() => _, out("rdi") _
+        )
+    }
+}
+
+/// Pushes `count` pointers on this CPU's stack at `place`, all or none: `value`, and each further
+/// one `step` bytes behind the one before.
+///
+/// # Safety
+/// As for [`pop`]; there is at least one pointer, and none is null.
+#[inline]
+pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step: isize, count: usize) -> Outcome {
+    // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
+    // `end`, as checked, and no thread reads them until the commit.
+    unsafe {
+        attempt!(
+            table, place:
+            "add {t}, {place}",
+            "mov {cell}, qword ptr [{t}]",
+            "lea {total}, [{cell} + {total} * 8]",
+            "cmp {total}, qword ptr [{t} + 16]",
+            "jg {refused}",
+            "25:",
+            "mov qword ptr [{cell}], {value}",
+            "add {value}, {step}",
+            "add {cell}, 8",
+            "cmp {cell}, {total}",
+            "jne 25b",
+            "mov qword ptr [{t}], {total}";
+            value = inout(reg) value => _, step = in(reg) step, total = inout(reg) count => _, cell = out(reg) _
+        )
+    }
+}
+
+/// Raises the capacity of this CPU's stack at `place` to `capacity` cells, if it is lower. Refused
+/// if the region's first word is 0, which marks the region that must not be written.
+///
+/// # Safety
+/// As for [`pop`]; the region has that many cells for the stack.
+#[inline]
+pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
+    // SAFETY: the caller promises a valid table and stack. The only store is the commit, into the
+    // stack's `end`.
+    unsafe {
+        attempt!(
+            table, place:
+            "cmp dword ptr [{t}], 0",
+            "je {refused}",
+            "add {t}, {place}",
+            "mov {end}, qword ptr [{t} + 8]",
+            "lea {end}, [{end} + {capacity} * 8]",
+            "cmp {end}, qword ptr [{t} + 16]",
+            "cmovb {end}, qword ptr [{t} + 16]",
+            "mov qword ptr [{t} + 16], {end}";
+            capacity = in(reg) capacity as usize, end = out(reg) _
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rseq::{Stack, UNREGISTERED, registered_offset};
+    use core::sync::atomic::{AtomicPtr, AtomicU32};
+    use std::boxed::Box;
+    use std::vec;
+    use std::vec::Vec;
+
+    /// A region with two stacks: without room at place 1, with four cells behind it.
+    #[repr(C)]
+    struct Region {
+        writable: u64,
+        full: Stack,
+        stack: Stack,
+        before: u64,
+        none: *mut u8,
+        cells: [*mut u8; 4],
+        after: u64,
+    }
+
+    const FULL: usize = size_of::<u64>();
+    const STACK: usize = FULL + size_of::<Stack>();
+    /// A value of `home` that no CPU of this machine has.
+    const ELSEWHERE: u16 = u16::MAX;
+
+    /// Creates a table in which one region serves every entry, so the test may run on any CPU.
+    fn table(capacity: usize) -> Option<(Box<Table>, Box<Region>)> {
+        let offset = registered_offset()?;
+        let null = || AtomicPtr::new(core::ptr::null_mut());
+        let [full, stack] = [(), ()].map(|()| Stack { head: null(), bottom: null(), end: null() });
+        let mut region = Box::new(Region {
+            writable: 1,
+            full,
+            stack,
+            before: 7,
+            none: pointer(0),
+            cells: [pointer(0); 4],
+            after: 7,
+        });
+        let cells = region.cells.as_mut_ptr();
+        region.stack.head.store(cells, Ordering::Relaxed);
+        region.stack.bottom.store(cells, Ordering::Relaxed);
+        region.stack.end.store(cells.wrapping_add(capacity), Ordering::Relaxed);
+        let table = Box::new(Table::unopened());
+        table.offset.store(offset, Ordering::Relaxed);
+        let region_start = (&raw mut *region).cast();
+        table.regions.iter().for_each(|entry| entry.store(region_start, Ordering::Relaxed));
+        Some((table, region))
+    }
+
+    /// Repeats an attempt until it is not aborted. (A pop cannot tell an abort from a refusal.)
+    fn settled(mut attempt: impl FnMut() -> Outcome) -> Outcome {
+        core::iter::repeat_with(&mut attempt).find(|&outcome| outcome != Outcome::Aborted).unwrap()
+    }
+
+    unsafe fn settled_pop(table: &Table) -> *mut u8 {
+        // SAFETY: the caller promises a valid table with a stack at `STACK`.
+        (0..100).map(|_| unsafe { pop(table, STACK) }).find(|value| !value.is_null()).unwrap_or_default()
+    }
+
+    fn pointer(value: usize) -> *mut u8 {
+        core::ptr::without_provenance_mut(value)
+    }
+
+    /// Pushes from a CPU that is not the object's home.
+    unsafe fn push_guest(table: &Table, value: usize) -> Outcome {
+        // SAFETY: the caller promises a valid table with stacks at `FULL` and behind it.
+        settled(|| unsafe { push(table, FULL, ELSEWHERE, pointer(value)) })
+    }
+
+    #[test]
+    fn a_stack_is_last_in_first_out_and_bounded() {
+        let Some((table, region)) = table(4) else { return };
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
+        unsafe {
+            for value in 1..=4 {
+                assert_eq!(push_guest(&table, value), Outcome::Committed);
+            }
+            assert_eq!(push_guest(&table, 5), Outcome::Refused);
+            for value in (1..=4).rev() {
+                assert_eq!(settled_pop(&table), pointer(value));
+            }
+            assert!(settled_pop(&table).is_null());
+        }
+        assert_eq!((region.before, region.after), (7, 7));
+    }
+
+    #[test]
+    fn an_object_goes_to_the_first_stack_at_home_and_to_the_second_elsewhere() {
+        let Some((table, region)) = table(4) else { return };
+        let home = pin();
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
+        unsafe {
+            assert_eq!(settled(|| push(&table, FULL, home, pointer(1))), Outcome::Refused);
+            assert_eq!(push_guest(&table, 2), Outcome::Committed);
+            // With the second stack's place, home has room, and no cell behind it is touched.
+            assert_eq!(settled(|| push(&table, STACK, home, pointer(3))), Outcome::Committed);
+            assert_eq!([settled_pop(&table), settled_pop(&table)], [3, 2].map(pointer));
+        }
+        assert_eq!((region.before, region.after), (7, 7));
+    }
+
+    /// Pins this thread to its current CPU, and returns the CPU.
+    fn pin() -> u16 {
+        // SAFETY: a zeroed set of CPUs is valid, and the calls only read or write it.
+        unsafe {
+            let cpu = libc::sched_getcpu();
+            let mut set: libc::cpu_set_t = core::mem::zeroed();
+            libc::CPU_SET(cpu as usize, &mut set);
+            assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0);
+            cpu as u16
+        }
+    }
+
+    #[test]
+    fn many_go_together_or_not_at_all() {
+        let Some((table, region)) = table(4) else { return };
+        let three = [1, 2, 3].map(pointer);
+        let mut taken = [pointer(0); 2];
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
+        unsafe {
+            assert_eq!(settled(|| push_many(&table, STACK, &three)), Outcome::Committed);
+            assert_eq!(settled(|| push_many(&table, STACK, &three)), Outcome::Refused);
+            assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), Outcome::Committed);
+            assert_eq!(taken, [2, 3].map(pointer));
+            assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), Outcome::Refused);
+            assert_eq!(settled_pop(&table), pointer(1));
+        }
+        assert_eq!((region.before, region.after), (7, 7));
+    }
+
+    #[test]
+    fn a_progression_goes_up_or_down_and_together() {
+        let Some((table, region)) = table(4) else { return };
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
+        unsafe {
+            let progression =
+                |first, step, count| settled(|| push_progression(&table, STACK, pointer(first), step, count));
+            assert_eq!(progression(48, 16, 5), Outcome::Refused);
+            assert_eq!(progression(48, 16, 3), Outcome::Committed);
+            assert_eq!(progression(7, 1, 2), Outcome::Refused);
+            assert_eq!(progression(7, 1, 1), Outcome::Committed);
+            assert_eq!([(); 5].map(|()| settled_pop(&table)), [7, 80, 64, 48, 0].map(pointer));
+            assert_eq!(progression(64, -16, 4), Outcome::Committed);
+            assert_eq!([(); 5].map(|()| settled_pop(&table)), [16, 32, 48, 64, 0].map(pointer));
+        }
+        assert_eq!((region.before, region.after), (7, 7));
+    }
+
+    /// Eight threads push and pop on all CPUs, interrupted by fences: the stacks hold exactly the
+    /// pointers that were pushed and not popped. Runs until each operation on several pointers was
+    /// interrupted.
+    #[test]
+    fn no_object_is_lost_between_threads() {
+        const CELLS: usize = 64;
+        let Some(offset) = registered_offset() else { return };
+        // A region: one word, the stack at `FULL` without room, the next stack, null, and its
+        // cells.
+        let stack = STACK / size_of::<usize>();
+        let length = stack + 4 + CELLS;
+        let mut memory = vec![0_usize; crate::topology::nameable() * length];
+        let table = Box::new(Table::unopened());
+        table.offset.store(offset, Ordering::Relaxed);
+        for (region, entry) in memory.chunks_mut(length).zip(&table.regions[UNREGISTERED..]) {
+            let cells = region[stack + 4..].as_ptr().expose_provenance();
+            region[0] = 1; // The region is writable.
+            region[stack..stack + 3].copy_from_slice(&[cells, cells, cells + CELLS * size_of::<usize>()]);
+            entry.store(region.as_mut_ptr().cast(), Ordering::Relaxed);
+        }
+        let aborted = [(); 4].map(|()| AtomicU32::new(0));
+        // Number of pointers that an attempt moved.
+        let moved = |which: usize, outcome: Outcome, count: isize| {
+            aborted[which].fetch_add(u32::from(outcome == Outcome::Aborted), Ordering::Relaxed);
+            if outcome == Outcome::Committed { count } else { 0 }
+        };
+        let fenced = crate::fence::register().is_ok();
+        let all_aborted = || aborted.iter().all(|times| times.load(Ordering::Relaxed) > 0);
+        let work = || {
+            let mut left = 0_isize;
+            for round in 0..50_000_000_u32 {
+                // SAFETY: the table has a region for each CPU, which lives to the end of the test.
+                // Only these calls change the stacks.
+                unsafe {
+                    left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == Outcome::Committed);
+                    left -= isize::from(!pop(&table, STACK).is_null());
+                    if round % 16 == 0 {
+                        left += moved(0, push_progression(&table, STACK, pointer(8), 8, 7), 7);
+                        left -= moved(1, pop_many(&table, STACK, &mut [pointer(0); 7]), 7);
+                        left += moved(2, push_many(&table, STACK, &[pointer(1); 7]), 7);
+                        left -= moved(1, pop_many(&table, STACK, &mut [pointer(0); 7]), 7);
+                        moved(3, widen(&table, STACK, 1), 0);
+                        if round > 2_000_000 && (!fenced || all_aborted()) {
+                            break;
+                        }
+                    }
+                }
+            }
+            left
+        };
+        let left: isize = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+            // Each fence interrupts the threads that run on other CPUs.
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                let _ = crate::fence::all();
+            }
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert!(!fenced || all_aborted(), "{aborted:?}");
+        let there = memory.chunks(length).map(|region| (region[stack] - region[stack + 1]) / size_of::<usize>());
+        assert_eq!(there.sum::<usize>() as isize, left);
+    }
+
+    #[test]
+    fn a_stack_refuses_beyond_its_capacity_which_only_grows() {
+        let Some((table, mut region)) = table(0) else { return };
+        region.writable = 0;
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
+        assert_eq!(settled(|| unsafe { widen(&table, STACK, 1) }), Outcome::Refused);
+        region.writable = 1;
+        // SAFETY: the table and its one region live to the end of the test, and only this thread
+        // uses them.
+        unsafe {
+            assert_eq!(push_guest(&table, 1), Outcome::Refused);
+            assert_eq!(settled(|| widen(&table, STACK, 1)), Outcome::Committed);
+            assert_eq!(push_guest(&table, 1), Outcome::Committed);
+            assert_eq!(push_guest(&table, 2), Outcome::Refused);
+            assert_eq!(settled(|| widen(&table, STACK, 3)), Outcome::Committed);
+            assert_eq!(settled(|| widen(&table, STACK, 2)), Outcome::Committed);
+            assert_eq!(
+                [2, 3, 4].map(|value| push_guest(&table, value)),
+                [Outcome::Committed, Outcome::Committed, Outcome::Refused]
+            );
+        }
+    }
+}
