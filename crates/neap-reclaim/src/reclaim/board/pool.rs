@@ -1,0 +1,108 @@
+//! Pool of reclaimer threads, without its lock: how many there are, and whether another one is to
+//! be created.
+//!
+//! # Design
+//!
+//! Reclaimers have numbers from 1 on, which are never used again. A reclaimer that was written off
+//! does not count as working. It is lost until its callback returns.
+//!
+//! | event | working | lost |
+//! |---|---|---|
+//! | hired, before the thread is created | +1 | |
+//! | creation failed | -1 | |
+//! | written off | -1 | +1 |
+//! | returns after it was written off | | -1 |
+//! | returns before the watcher writes it off | -1 | |
+//! | fork, in the child | 0 | 0 |
+//! | all are dismissed | 0 | 0 |
+//!
+//! Numbers up to that of the newest reclaimer at a fork are numbers of the parent's reclaimers. A
+//! reclaimer with such a number ends, and is not counted.
+//!
+//! # Locking
+//!
+//! None: the caller holds the mutex of the board.
+
+/// Maximum number of written-off reclaimers that have not returned. No more threads are created at
+/// that number.
+pub(in crate::reclaim) const MOST_LOST: u32 = 32;
+/// Delay after a failed creation of a thread before the next attempt, in nanoseconds.
+pub(super) const AGAIN: u64 = 1_000_000_000;
+
+/// Number of reclaimers.
+#[derive(Debug)]
+pub(super) struct Pool {
+    /// Reclaimers that work, and reclaimers that were written off and have not returned.
+    working: u32,
+    lost: u32,
+    /// Number of the newest reclaimer, and of the newest one that this process's parent had.
+    last: u32,
+    parents: u32,
+    /// Time before which no reclaimer is created, after a failed creation.
+    until: u64,
+}
+
+impl Pool {
+    pub(super) const fn new() -> Pool {
+        Pool { working: 0, lost: 0, last: 0, parents: 0, until: 0 }
+    }
+
+    /// Returns whether a reclaimer is not counted: it is one of the parent process, or all were
+    /// dismissed.
+    pub(super) fn is_gone(&self, reclaimer: u32) -> bool {
+        reclaimer <= self.parents
+    }
+
+    /// Returns whether fewer reclaimers than `least` work, or fewer are idle than jobs are posted.
+    pub(super) fn is_short(&self, least: u32, posted: u32, taken: u32) -> bool {
+        self.working < least || posted > self.working.saturating_sub(taken)
+    }
+
+    /// Counts another reclaimer, and returns its number. `None` if `most` work, too many are lost,
+    /// or a creation failed lately.
+    pub(super) fn hire(&mut self, most: u32, now: u64) -> Option<u32> {
+        if self.working >= most || self.lost >= MOST_LOST || now < self.until {
+            return None;
+        }
+        self.working += 1;
+        self.last += 1;
+        Some(self.last)
+    }
+
+    /// Records that the creation of a counted reclaimer failed, and starts the delay.
+    pub(super) fn not_made(&mut self, now: u64) {
+        self.working -= 1;
+        self.until = now.saturating_add(AGAIN);
+    }
+
+    /// Counts a working reclaimer as lost.
+    pub(super) fn write_off(&mut self) {
+        self.working -= 1;
+        self.lost += 1;
+    }
+
+    /// Counts a reclaimer out that returned from a callback before the watcher wrote it off.
+    pub(super) fn end_working(&mut self) {
+        self.working -= 1;
+    }
+
+    /// Counts a reclaimer out that was written off and has returned.
+    pub(super) fn end_lost(&mut self) {
+        self.lost -= 1;
+    }
+
+    /// Returns the number of reclaimers that work, and of lost ones.
+    pub(super) fn threads(&self) -> (u32, u32) {
+        (self.working, self.lost)
+    }
+
+    /// Resets the pool in a forked child, which has none of the reclaimers.
+    pub(super) fn forget_all(&mut self) {
+        (self.working, self.lost, self.parents, self.until) = (0, 0, self.last, 0);
+    }
+
+    /// Lets every reclaimer end; no more are created.
+    pub(super) fn dismiss(&mut self) {
+        (self.working, self.lost, self.parents, self.until) = (0, 0, u32::MAX, u64::MAX);
+    }
+}
