@@ -16,26 +16,19 @@
 //! Threads wait only for mutexes that are held for a few links. All but the fast path of the stocks
 //! runs inside the host's fork gate, so a fork finds no mutex held.
 
+use crate::counts::{counts_of_new_group, drop_counts};
 use crate::events::Subscribers;
 use crate::group::{Bound, Event, Group, Name, ROOT};
 use crate::id::{GroupId, Kind, Payer};
-use crate::owners::Behind;
 use crate::protection::Standing;
 use crate::queue::Waiters;
 use crate::seat::Seat;
 use crate::stock::Stocks;
 use crate::tree::{Count, Denied, Tree};
-use core::sync::atomic::{AtomicI64, Ordering};
+use core::sync::atomic::Ordering;
 use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
-use neap_percpu::{Alone, Charge, Handle, Host, Owner, Wait};
-
-/// Maximum grace-period polls in [`Groups::end_deleted`]; slightly more than an idle system needs.
-const LOOKS: u32 = 4;
-/// Maximum attempts to end deleted groups before tables grow, and the sleep between them, in
-/// nanoseconds.
-const NAPS: u32 = 100;
-const NAP: u64 = 1_000_000;
+use neap_percpu::{Alone, Charge, Host, Owner};
 
 /// Services of the host that groups use, besides per-CPU data.
 pub trait Reclaimer: Host {
@@ -93,8 +86,8 @@ pub struct Groups {
     /// Readers of ids and slots.
     pub(crate) rcu: Rcu,
     /// Begin of the grace period that deleted slots and ids wait for.
-    reaping: Mutex<Mark>,
-    nodes: usize,
+    pub(crate) reaping: Mutex<Mark>,
+    pub(crate) nodes: usize,
 }
 
 /// Description of a group.
@@ -179,25 +172,6 @@ impl Groups {
         }
     }
 
-    /// Makes a group below another. Its counts are per-CPU data with an owner of the group's own.
-    ///
-    /// Ends deleted groups first if a table would otherwise grow, which is for good, though deleted
-    /// groups hold a quarter of it. That can take a tenth of a second if a thread that charges was
-    /// preempted.
-    ///
-    /// # Errors
-    /// See [`Denied`]; nothing has changed then.
-    pub fn create<H: Reclaimer>(&self, host: &H, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
-        for _ in (0..NAPS).take_while(|_| host.inside(|| self.tree.is_crowded())) {
-            if self.end_deleted(host) && host.inside(|| self.tree.is_crowded()) {
-                host.platform().sleep(NAP);
-            }
-        }
-        let per_cpu = counts_of_new_group(host, self.nodes)?;
-        let made = host.inside(|| self.tree.create(host.platform(), parent, name, per_cpu));
-        made.inspect_err(|_| drop_counts(host, per_cpu.0))
-    }
-
     /// Records the thread that a group was made for, by the thread's id, which is not 0.
     pub fn note_thread<H: Host>(&self, host: &H, id: GroupId, thread: u32) {
         host.inside(|| {
@@ -223,31 +197,6 @@ impl Groups {
     /// [`Denied::NoSuchGroup`].
     pub fn find<H: Host>(&self, host: &H, from: GroupId, path: &str) -> Result<GroupId, Denied> {
         host.inside(|| self.tree.find(from, path))
-    }
-
-    /// Deletes a group without children. Its charges become its parent's, after the items attached
-    /// to it ([`Reclaimer::offline`]).
-    ///
-    /// Bytes that are uncharged later go to the parent. Charging the group fails from now on,
-    /// except from a stock filled a moment ago. Its slot and id are freed a few ticks later.
-    ///
-    /// # Errors
-    /// See [`Denied`]; nothing has changed then.
-    pub fn delete<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<(), Denied> {
-        host.inside(|| {
-            let subscribers = self.subscribers.lock();
-            // The slot is not reused before the group's subscribers have its counts.
-            let _reading = self.rcu.enter();
-            let slot = self.tree.delete(id, |child, parent| host.offline(self, child, parent))?;
-            let is_news = self.tree.group(slot).is_some_and(|group| self.subscribers.orphan(&subscribers, group));
-            drop(subscribers);
-            self.tree.group(slot).inspect(|group| self.hand_down_counts(host, group));
-            if is_news {
-                host.come_soon();
-            }
-            self.end_waits(host, id);
-            Ok(())
-        })
     }
 
     /// Sets a bound, counts the event, and returns the previous value. Takes effect at once.
@@ -551,63 +500,6 @@ impl Groups {
         self.rcu.mapping(platform).inspect(|&(records, length)| each(records, length));
     }
 
-    /// Does pending work: empties idle stocks, ends deleted groups, and serves waiters.
-    ///
-    /// A stock is idle if its CPU has not charged since the last call. Returns in how many
-    /// nanoseconds to come again; `None` if nothing is left. To be called now and then, outside the
-    /// fork gate; never waits.
-    pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
-        let left = host.inside(|| {
-            let out = |payer, bytes| self.settle(host, payer, bytes);
-            let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
-            // A CPU that cannot be fenced is no reason to come again for ever.
-            self.reap(host) || stocked && !skipped
-        });
-        let next = self.attend(host, host.platform().now());
-        next.or(left.then_some(INTERVAL))
-    }
-
-    /// Ends deleted groups, unless other threads may still be reading them; returns whether any are
-    /// left. For hosts whose ticks may not come soon. Fences.
-    pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
-        (0..LOOKS).all(|_| host.inside(|| self.reap(host)))
-    }
-
-    /// Ends deleted groups that no reader can have found; returns whether any are left. The caller
-    /// must be inside the fork gate.
-    fn reap<H: Reclaimer>(&self, host: &H) -> bool {
-        if !self.tree.is_waiting().contains(&true) {
-            return false;
-        }
-        let Some(mut since) = self.reaping.try_lock() else { return true };
-        let [_, ending] = self.tree.is_waiting();
-        if ending {
-            if !self.has_passed(host.platform(), *since) {
-                return true;
-            }
-            let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.is_there(payer.id());
-            let out = |payer, bytes| self.settle(host, payer, bytes);
-            if self.stocks.drain(host.platform(), gone, out) > 0 {
-                return true;
-            }
-            self.tree.end_grace(|group| {
-                self.hand_down_counts(host, group);
-                let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
-                // SAFETY: the id of the group leads to its heir since before the grace period
-                // began, and all readers of that time have gone. No thread can find its counts, or
-                // allocate for its owner. The owner was opened for this group alone, so there is no
-                // error.
-                let _ = unsafe { host.data().close_owner(owner) };
-            });
-        }
-        let [beginning, _] = self.tree.is_waiting();
-        if beginning {
-            self.tree.begin_grace();
-            *since = self.rcu.mark();
-        }
-        beginning
-    }
-
     /// Takes cached bytes of a group and its descendants back, and empties their stocks. Returns
     /// the number of CPUs that had to be skipped.
     pub fn drain<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
@@ -662,67 +554,4 @@ impl Groups {
     pub fn shared_operations(&self) -> u64 {
         self.stocks.shared()
     }
-
-    /// Adds to the counts of a group, on this CPU.
-    pub(crate) fn count_charged<H: Host>(&self, host: &H, group: &Group, payer: Payer, bytes: u64) {
-        let index = payer.node().min(self.nodes - 1) * Kind::ALL.len() + payer.kind() as usize;
-        let cpu = host.platform().cpu();
-        if let Some(count) = self.counts(host, group, cpu).and_then(|counts| counts.get(index)) {
-            count.fetch_add(bytes as i64, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns the counts of a group on a CPU. The caller is within a read, ends the group's grace
-    /// period, or is the only user of the groups.
-    fn counts<'h, H: Host>(&self, host: &'h H, group: &Group, cpu: usize) -> Option<&'h [AtomicI64]> {
-        let handle = core::num::NonZeroU64::new(group.counts.load(Ordering::Relaxed))?;
-        let copy = host.data().copy(Handle::from_bits(handle), cpu)?.cast::<AtomicI64>();
-        // SAFETY: `counts_of_new_group` allocated this many words in each copy. They are freed only
-        // after the group's grace period, which has not ended for the caller: it is within a read,
-        // ends that period itself, or is the only user of the groups.
-        Some(unsafe { core::slice::from_raw_parts(copy, self.nodes * Kind::ALL.len()) })
-    }
-
-    /// Returns the bytes charged to a group alone, of one kind.
-    pub(crate) fn of_kind<H: Host>(&self, host: &H, group: &Group, kind: Kind) -> u64 {
-        (0..self.nodes).map(|node| self.counted(host, group, kind, node)).sum()
-    }
-
-    fn counted<H: Host>(&self, host: &H, group: &Group, kind: Kind, node: usize) -> u64 {
-        let index = node * Kind::ALL.len() + kind as usize;
-        let words = (0..host.data().cpus()).filter_map(|cpu| self.counts(host, group, cpu)?.get(index));
-        words.map(|word| word.load(Ordering::Relaxed)).fold(0, i64::wrapping_add).max(0) as u64
-    }
-
-    /// Adds the counts of a deleted group to those of its heir.
-    pub(crate) fn hand_down_counts<H: Host>(&self, host: &H, group: &Group) {
-        let _reading = self.rcu.enter();
-        let Some(Behind::Heir(slot)) = self.tree.owners.behind(group.id()) else { return };
-        let Some(heir) = self.tree.group(slot) else { return };
-        for cpu in 0..host.data().cpus() {
-            let (Some(from), Some(to)) = (self.counts(host, group, cpu), self.counts(host, heir, cpu)) else { return };
-            for (from, to) in from.iter().zip(to) {
-                to.fetch_add(from.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-            }
-        }
-    }
-}
-
-/// Opens an owner of per-CPU data, and allocates a group's counts under it.
-fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Owner, Handle), Denied> {
-    let owner = host.inside(|| host.data().open_owner(host.platform()))?;
-    let size = nodes * Kind::ALL.len() * size_of::<AtomicI64>();
-    match host.allocate(owner, size, align_of::<AtomicI64>(), Wait::Long) {
-        Ok(counts) => Ok((owner, counts)),
-        Err(refused) => {
-            drop_counts(host, owner);
-            Err(refused.into())
-        }
-    }
-}
-
-fn drop_counts<H: Host>(host: &H, owner: Owner) {
-    // SAFETY: the owner is that of a group that was not made, or of the root in `close`. No thread
-    // can find its counts or allocates for it. It is open, so there is no error.
-    let _ = host.inside(|| unsafe { host.data().close_owner(owner) });
 }
