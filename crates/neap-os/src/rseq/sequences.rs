@@ -15,7 +15,7 @@
 //! | operand | value |
 //! |---|---|
 //! | `offset` | offset of the thread's rseq area from the thread pointer |
-//! | `table`, `first` | address of the [`Table`](super::Table), and [`Table::FIRST`](super::Table::FIRST) |
+//! | `table`, `first` | address of the region table, and its [`FIRST`](super::Table::FIRST) |
 //! | `place` | bytes from the start of a region to a stack |
 //! | `t` | scratch register |
 

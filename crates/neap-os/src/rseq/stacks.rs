@@ -11,8 +11,8 @@ use core::sync::atomic::Ordering;
 /// if the pop was refused or aborted.
 ///
 /// # Safety
-/// * The table holds [`registered_offset`](super::registered_offset), and a region for each entry, as
-///   [`Table`] describes.
+/// * The table holds [`registered_offset`](super::registered_offset), and a region for each entry,
+///   as [`Table`] describes.
 /// * The regions have stacks at `place`, and stay mapped.
 #[inline(always)]
 pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
