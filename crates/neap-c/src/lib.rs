@@ -2,7 +2,7 @@
 //!
 //! C functions over the process's [`neap::percpu`], [`neap::groups`], [`neap::lru`] and
 //! [`neap::reclaim`]. Each function checks its arguments, calls neap, and returns numbers. There is
-//! no state here: objects lie in the caller's memory ([`object`]). No function unwinds, writes
+//! no state here: objects lie in the caller's memory (`object.rs`). No function unwinds, writes
 //! errno, or allocates memory beyond the request. The header holds the contract of every function.
 //!
 //! The library libneap is this crate with the feature `runtime`. `neap-malloc` contains this crate

@@ -66,7 +66,7 @@ impl Progression {
     }
 }
 
-/// A progression in one word, for a known size of objects. The lower [`ADDRESS`] bits are the first
+/// A progression in one word, for a known size of objects. The lower `ADDRESS` bits are the first
 /// object. The bits above are the length, negative if the objects go downward.
 #[derive(Clone, Copy, Debug)]
 pub struct Packed(u64);

@@ -12,16 +12,16 @@
 //! 3. the page lists of every CPU.
 //!
 //! The threads that need memory take the steps. Before a new slab or run, a thread works until the
-//! pages can serve it from resident memory, and until [`PER_GROWN_BYTE`] bytes were returned to
+//! pages can serve it from resident memory, and until `PER_GROWN_BYTE` bytes were returned to
 //! slabs for each byte grown since the sweep began. It returns no more than about
-//! [`OBJECTS_PER_CALL`] objects. A program that allocates again what it freed grows nothing, so it
-//! never sweeps. A sweep that recovers little doubles the next quantum, up to [`MOST_BACKOFF`]
+//! `OBJECTS_PER_CALL` objects. A program that allocates again what it freed grows nothing, so it
+//! never sweeps. A sweep that recovers little doubles the next quantum, up to `MOST_BACKOFF`
 //! times. Free pages that lie too scattered at the end of a sweep are released, so that growth
 //! replaces them.
 //!
 //! A step that takes stacks needs a fence, which is a system call if the process has several
 //! threads. The step then [asks](crate::helper) a thread that may fence, for all CPUs at once, and
-//! waits at most [`PATIENCE`]. Without such a thread a sweep leaves other CPUs' stacks alone.
+//! waits at most `PATIENCE`. Without such a thread a sweep leaves other CPUs' stacks alone.
 //!
 //! # Locking
 //!

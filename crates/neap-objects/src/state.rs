@@ -132,9 +132,9 @@ struct Nothing([AtomicU8; SHIFT_BITS as usize]);
 /// The state tables of an arena.
 ///
 /// There is a word for each count of trailing zeros of an address. It is the address of the byte of
-/// address 0, plus [`BEHIND`]. So an address needs no subtraction of the base. Its low six bits are
+/// address 0, plus `BEHIND`. So an address needs no subtraction of the base. Its low six bits are
 /// the shift from an address to the number of its byte; shift instructions use no other bits. For
-/// this, tables begin some [bytes](LEADS) into a cache line.
+/// this, tables begin some bytes (`LEADS`) into a cache line.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct States {

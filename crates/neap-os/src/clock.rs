@@ -1,6 +1,6 @@
 //! Monotonic time in nanoseconds.
 //!
-//! The time comes from the kernel's function in the [vDSO](crate::vdso), since a sandbox may end a
+//! The time comes from the kernel's function in the vDSO (`vdso.rs`), since a sandbox may end a
 //! process that asks for it by a system call. Where there is no such function it is the system
 //! call. No lock, signal-safe.
 

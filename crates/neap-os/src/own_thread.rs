@@ -12,7 +12,7 @@
 //!
 //! # Locking
 //!
-//! No lock of its own. [`Functions::find`] takes the dynamic linker's lock, and [`make`] allocates.
+//! No lock of its own. `Functions::find` takes the dynamic linker's lock, and [`make`] allocates.
 //! Neither is called from within a call that allocates or frees.
 
 use crate::Errno;

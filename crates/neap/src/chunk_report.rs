@@ -1,7 +1,7 @@
 //! The report on the chunks of per-CPU data for another process: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request ([`requests`](crate::requests)). A report begins at the requested chunk and
+//! It answers a request (`requests.rs`). A report begins at the requested chunk and
 //! ends where the page does, so a large instance takes several reports; each chunk is of one
 //! moment. Writes only to the page, which is touched before any lock is taken.
 //!

@@ -1,7 +1,7 @@
 //! The report on memory groups for another process: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request ([`requests`](crate::requests)). A report begins at the requested slot and
+//! It answers a request (`requests.rs`). A report begins at the requested slot and
 //! ends where the page does, so many groups take several reports; each group is of one moment. The
 //! last reports have other entries: charged bytes that are not in use, all of one moment, then
 //! bytes booked under ids of deleted groups. Allocates nothing.

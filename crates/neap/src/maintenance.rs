@@ -9,9 +9,9 @@
 //! 4. It punches holes into resting slabs, and releases pages.
 //! 5. It runs the worker of per-CPU data.
 //!
-//! neap's own thread ([`background`](crate::background)) ticks or, where there is none, calls on
+//! neap's own thread (`background.rs`) ticks or, where there is none, calls on
 //! the slow path. The thread or call that ticks also answers requests of other processes
-//! ([`requests`](crate::requests)).
+//! (`requests.rs`).
 //!
 //! # Locking
 //! One tick at a time: its mutex is only tried.

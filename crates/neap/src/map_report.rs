@@ -2,7 +2,7 @@
 //! kernel's view: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request ([`requests`](crate::requests)) of [`reconcile`](crate::reconcile). This
+//! It answers a request (`requests.rs`) of [`reconcile`](crate::reconcile). This
 //! process makes no system call for it: a sandbox may end it for opening a file, and the asker can
 //! read its mappings from outside. A report begins at the requested piece of the arena and ends
 //! where the page does; the first one has the rest as well. Each piece is of one moment. Allocates
