@@ -1,7 +1,7 @@
 //! `cargo xtask test` and `cargo xtask ci`: the checks in their order.
 //!
-//! `test` is what a reader of the README runs; `ci` adds formatting, lints, source rules and the model checkers. All
-//! steps run even when one fails; the summary at the end names each with its time.
+//! `test` is for readers of the README. `ci` adds formatting, lints, source rules and the model
+//! checkers. All steps run even when one fails. The summary at the end names each with its time.
 
 use std::time::Instant;
 
@@ -17,16 +17,18 @@ fn cargo_step(arguments: &[&str]) -> Result<()> {
     run(cargo)
 }
 
-/// Tests with the optimiser's passes of a release and without the checks that only tests have: what either hides is seen
-/// here. Without optimisation at link time, which would take minutes for each of them.
+/// Runs tests with the optimiser's passes of a release and without the checks that only tests have.
+/// It finds errors that either hides. Omits optimisation at link time, which would take minutes for
+/// each test.
 fn optimised(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
     cargo.arg("--release").env("CARGO_PROFILE_RELEASE_LTO", "off").current_dir(layout::root());
     run(cargo)
 }
 
-/// The crates' own tests. Those of what ships run by themselves, because in one invocation with the simulator they would test
-/// what the feature `lab` makes of it; what that feature adds is tested once more.
+/// Runs the crates' own tests. The shipped crates are tested apart: in one invocation with the
+/// simulator they would be built with the feature `lab`. The additions of that feature are tested
+/// once more.
 fn units(report: &mut Report) {
     // With what only a program in Rust switches on.
     let (mut ships, mut others) = (vec!["test", "--features", "neap/std"], vec!["test", "--workspace"]);
@@ -75,7 +77,8 @@ const STEPS: &[Step] = &[
     ("clippy", || {
         cargo_step(&["clippy", "--all-targets", "--features", "neap/std", "--", "-D", "warnings"]).map(|()| None)
     }),
-    // By itself and optimised for the reasons given in build.rs: one set of features, and a panic that aborts.
+    // By itself and optimised for the reasons given in build.rs: one set of features, and a panic
+    // that aborts.
     ("clippy of the library", || {
         cargo_step(&["clippy", "--release", "--package", "neap-malloc", "--", "-D", "warnings"]).map(|()| None)
     }),

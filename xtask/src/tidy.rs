@@ -1,8 +1,8 @@
 //! `cargo xtask tidy`: rules about the sources that no compiler checks.
 //!
-//! Each rule reads lines of text, so it can be fooled and errs on the strict side; what a rule allows stands beside it.
-//! A file's tests begin at a `#[cfg(test)]`, or one that adds conditions to it, before a `mod`, and run to its end; a file
-//! whose name ends in `tests.rs` holds nothing else.
+//! Each rule reads lines of text, so it can be fooled and errs on the strict side. Exceptions stand
+//! beside their rule. A file's tests begin at a `#[cfg(test)]`, or one that adds conditions to it,
+//! before a `mod`, and run to its end. A file whose name ends in `tests.rs` holds only tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,8 @@ impl Source<'_> {
     }
 }
 
-/// Words that mark unfinished work. Written in two parts so that this file does not break its own rule.
+/// Words that mark unfinished work. Written in two parts so that this file does not break its own
+/// rule.
 fn unfinished() -> [String; 6] {
     [("TO", "DO"), ("FIX", "ME"), ("XX", "X:"), ("HA", "CK:"), ("todo", "!("), ("unimplemented", "!(")]
         .map(|(a, b)| format!("{a}{b}"))

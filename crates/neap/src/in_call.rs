@@ -45,7 +45,8 @@ const MOST_OBJECTS: u64 = 1 << 16;
 const MOST_SLABS: usize = 1024;
 /// Bytes that slow frees return between two looks, at least.
 const STEP: u64 = 512 << 10;
-/// The same after the system refused everything, as it does for locked memory.
+/// Bytes that slow frees return between two looks, at least, after the system refused everything.
+/// It does so for locked memory.
 const REFUSED: u64 = 64 << 20;
 /// Bytes that make a look worth repeating at once while a burst comes to its end.
 const FRUITFUL: u64 = 64 << 10;
@@ -341,7 +342,7 @@ mod tests {
 
     fn close(mut mm: Box<Mm<Virtual>>) {
         assert_eq!(mm.verify(0).map(|_| ()), Ok(()));
-        // SAFETY: nobody uses the manager any more.
+        // SAFETY: no thread uses the manager any more.
         unsafe { mm.close() };
     }
 
@@ -418,7 +419,7 @@ mod tests {
         (0..3).for_each(|_| _ = burst(mm, 64 * MIB, 100_000, 0, 1));
         for _ in 0..6 {
             mm.core().unwrap().objects.platform.advance(300_000_000);
-            // SAFETY: the runs are nobody's.
+            // SAFETY: each run was allocated by the call before, and is freed once.
             (0..100).for_each(|_| unsafe { mm.free(mm.allocate(50_000)) });
         }
     }

@@ -118,7 +118,7 @@ impl PerCpuCounter {
 /// let users = PerCpuRef::new()?;
 /// assert!(users.try_get());
 /// // One fence for all that are killed together.
-/// PerCpuRef::kill_all([&users].into_iter(), |_| unreachable!("somebody has a reference")).unwrap();
+/// PerCpuRef::kill_all([&users].into_iter(), |_| unreachable!("a reference is left")).unwrap();
 /// assert!(!users.try_get());
 /// assert!(users.put(), "it was the last");
 /// # Ok::<(), neap::percpu::Refused>(())
