@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
-use crate::{build, c_api, dependent, fast_path, layout, models, smoke, symbols, tidy};
+use crate::{build, c_api, dependent, docs, fast_path, layout, models, smoke, symbols, tidy};
 
 fn cargo_step(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
@@ -31,7 +31,8 @@ fn optimised(arguments: &[&str]) -> Result<()> {
 /// once more.
 fn units(report: &mut Report) {
     // With what only a program in Rust switches on.
-    let (mut ships, mut others) = (vec!["test", "--features", "neap/std"], vec!["test", "--workspace"]);
+    let (mut ships, mut others) =
+        (vec!["test", "--features", "neap/std"], vec!["test", "--workspace", "--exclude", "neap-book"]);
     for name in tidy::RING_0 {
         others.extend(["--exclude", name]);
         // That one has no tests, and a panic handler of its own.
@@ -74,6 +75,7 @@ type Step = (&'static str, fn() -> Result<Option<String>>);
 const STEPS: &[Step] = &[
     ("fmt", || cargo_step(&["fmt", "--all", "--check"]).map(|()| None)),
     ("tidy", || tidy::check().map(|()| None)),
+    ("docs", || docs::build().map(|()| None)),
     ("clippy", || {
         cargo_step(&["clippy", "--all-targets", "--features", "neap/std", "--", "-D", "warnings"]).map(|()| None)
     }),

@@ -12,12 +12,14 @@ mod c_api;
 mod ci;
 mod dependent;
 mod depth;
+mod docs;
 mod fast_path;
 mod install;
 mod installed;
 mod kernel_percpu;
 mod layout;
 mod librseq;
+mod links;
 mod listing;
 mod models;
 mod peers;
@@ -48,6 +50,7 @@ usage: cargo xtask COMMAND [arguments]
   dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
   tidy                        rules about the sources that no compiler checks
+  docs                        checks every link of the documentation, and renders the book into target/book
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
   vm [NAME...]                tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
@@ -87,6 +90,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "c-api" => alone(c_api::check),
         "dependent" => alone(dependent::command_alone),
         "tidy" => alone(tidy::check),
+        "docs" => alone(docs::build),
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),
         "vm" => vm::command(rest),
