@@ -10,10 +10,12 @@ use anyhow::{Result, bail};
 mod build;
 mod c_api;
 mod ci;
+mod cycles;
 mod dependent;
 mod depth;
 mod docs;
 mod fast_path;
+mod imports;
 mod install;
 mod installed;
 mod kernel_percpu;
@@ -50,6 +52,7 @@ usage: cargo xtask COMMAND [arguments]
   dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
   tidy                        rules about the sources that no compiler checks
+  cycles                      files that import each other in a circle; `tidy` holds their number
   docs                        checks every link of the documentation, and renders the book into target/book
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
@@ -90,6 +93,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "c-api" => alone(c_api::check),
         "dependent" => alone(dependent::command_alone),
         "tidy" => alone(tidy::check),
+        "cycles" => alone(cycles::check),
         "docs" => alone(docs::build),
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),

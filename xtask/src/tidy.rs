@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use crate::layout;
+use crate::{cycles, layout};
 
 /// Crates that are linked into the preload library.
 pub(crate) const RING_0: &[&str] = &[
@@ -38,12 +38,16 @@ const NEVER_WRITTEN: &[(&str, &str)] = &[("crates/neap-objects/src/state.rs", "s
 const MAX_LINES: usize = 700;
 
 /// A source file: its path from the root, and its lines.
-struct Source<'a> {
+pub(crate) struct Source<'a> {
     path: &'a str,
     lines: Vec<&'a str>,
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    pub(crate) fn new(path: &'a str, text: &'a str) -> Source<'a> {
+        Source { path, lines: text.lines().collect() }
+    }
+
     /// The number of lines before the file's tests.
     fn tests_begin(&self) -> usize {
         if self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs") {
@@ -56,7 +60,7 @@ impl Source<'_> {
     }
 
     /// Lines of code with their numbers, tests and comments left out.
-    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+    pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         let numbered = self.lines[..self.tests_begin()].iter().enumerate();
         numbered.map(|(at, line)| (at + 1, *line)).filter(|(_, line)| !line.trim_start().starts_with("//"))
     }
@@ -134,6 +138,14 @@ fn is_mutable_static(line: &str) -> bool {
     rest.starts_with("mut ") || ["Atomic", "Cell", "Mutex", "Once", "Lock"].iter().any(|shared| kind.contains(shared))
 }
 
+/// All files of the project, sorted.
+pub(crate) fn files(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    walk(root, &mut files)?;
+    files.sort();
+    Ok(files)
+}
+
 /// All text files of the project, from the root; the target folder and hidden folders but `.ci` are not the project's.
 fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
@@ -153,20 +165,18 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 /// Checks every file of the project.
 pub(crate) fn check() -> Result<()> {
     let root = layout::root();
-    let mut files = Vec::new();
-    walk(&root, &mut files)?;
-    files.sort();
     let mut found = Vec::new();
     let mut read = 0;
-    for file in &files {
+    for file in &files(&root)? {
         // A file that is not text has no lines to judge.
         let Ok(text) = fs::read_to_string(file) else {
             continue;
         };
         let path = file.strip_prefix(&root)?.to_string_lossy();
-        found.extend(findings(&Source { path: &path, lines: text.lines().collect() }));
+        found.extend(findings(&Source::new(&path, &text)));
         read += 1;
     }
+    found.extend(cycles::findings()?);
     for line in &found {
         println!("{line}");
     }
