@@ -1,6 +1,7 @@
 //! `cargo xtask cycles`: groups of files of a crate that import each other in a circle.
 //!
-//! Two files may import each other. A crate with more in a cycle has a ceiling, which may only fall.
+//! Two files may import each other. A crate with more in a cycle has a ceiling, which may only
+//! fall.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -2,9 +2,9 @@
 //!
 //! # Design
 //!
-//! 1. An import is a path that begins with `crate`, `self` or `super`, inside or outside a `use`, or
-//!    a `use` of a child module. Tests do not count. A call of a child module by its bare name is no
-//!    import: a folder's file may dispatch to its children.
+//! 1. An import is a path that begins with `crate`, `self` or `super`, inside or outside a `use`,
+//!    or a `use` of a child module. Tests do not count. A call of a child module by its bare name
+//!    is no import: a folder's file may dispatch to its children.
 //! 2. A path leads to the file of its longest prefix that is a module. If that file only passes the
 //!    name on by a `use`, the path leads to the file behind it.
 //! 3. A `pub use` passes names on and counts as no import of its file.

@@ -15,6 +15,7 @@ mod dependent;
 mod depth;
 mod docs;
 mod fast_path;
+mod figures;
 mod imports;
 mod install;
 mod installed;
@@ -53,6 +54,8 @@ usage: cargo xtask COMMAND [arguments]
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
   tidy                        rules about the sources that no compiler checks
   cycles                      files that import each other in a circle; `tidy` holds their number
+  figures [--pairs N] [FILE...]
+                              plots and tables of README and the book, from `neap bench` or its --json files
   docs                        checks every link of the documentation, and renders the book into target/book
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
@@ -95,6 +98,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "tidy" => alone(tidy::check),
         "cycles" => alone(cycles::check),
         "docs" => alone(docs::build),
+        "figures" => figures::command_line(rest),
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),
         "vm" => vm::command(rest),
