@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::imports::{self, Graph, Module};
 use crate::layout;
-use crate::tidy::{self, Source};
+use crate::sources::{self, Source};
 
 /// Files in a cycle that need no ceiling.
 const ALLOWED: usize = 2;
@@ -98,7 +98,7 @@ fn listing(graph: &Graph, cycles: &[BTreeSet<&Module>]) -> String {
 fn graphs() -> Result<BTreeMap<String, Graph>> {
     let root = layout::root();
     let mut crates: BTreeMap<String, BTreeMap<Module, String>> = BTreeMap::new();
-    for file in tidy::files(&root)? {
+    for file in sources::files(&root)? {
         let path = file.strip_prefix(&root)?.to_string_lossy();
         let Some((folder, inside)) = path.split_once("/src/").filter(|_| path.ends_with(".rs")) else {
             continue;

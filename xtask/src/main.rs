@@ -28,9 +28,11 @@ mod models;
 mod peers;
 mod process;
 mod programs;
+mod prose;
 mod report;
 mod rules;
 mod smoke;
+mod sources;
 mod stack;
 mod symbols;
 mod tidy;
@@ -54,6 +56,7 @@ usage: cargo xtask COMMAND [arguments]
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
   tidy                        rules about the sources that no compiler checks
   cycles                      files that import each other in a circle; `tidy` holds their number
+  prose                       comments that break the rules for text; `tidy` holds their number
   figures [--pairs N] [FILE...]
                               plots and tables of README and the book, from `neap bench` or its --json files
   docs                        checks every link of the documentation, and renders the book into target/book
@@ -98,6 +101,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "tidy" => alone(tidy::check),
         "cycles" => alone(cycles::check),
         "docs" => alone(docs::build),
+        "prose" => alone(prose::list),
         "figures" => figures::command_line(rest),
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),

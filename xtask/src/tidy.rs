@@ -1,15 +1,14 @@
 //! `cargo xtask tidy`: rules about the sources that no compiler checks.
 //!
 //! Each rule reads lines of text, so it can be fooled and errs on the strict side. Exceptions stand
-//! beside their rule. A file's tests begin at a `#[cfg(test)]`, or one that adds conditions to it,
-//! before a `mod`, and run to its end. A file whose name ends in `tests.rs` holds only tests.
+//! beside their rule.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use crate::{cycles, layout};
+use crate::sources::{self, Source};
+use crate::{cycles, layout, prose};
 
 /// Crates that are linked into the preload library.
 pub(crate) const RING_0: &[&str] = &[
@@ -37,34 +36,7 @@ const NEVER_WRITTEN: &[(&str, &str)] = &[("crates/neap-objects/src/state.rs", "s
 
 const MAX_LINES: usize = 700;
 
-/// A source file: its path from the root, and its lines.
-pub(crate) struct Source<'a> {
-    path: &'a str,
-    lines: Vec<&'a str>,
-}
-
-impl<'a> Source<'a> {
-    pub(crate) fn new(path: &'a str, text: &'a str) -> Source<'a> {
-        Source { path, lines: text.lines().collect() }
-    }
-
-    /// The number of lines before the file's tests.
-    fn tests_begin(&self) -> usize {
-        if self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs") {
-            return 0;
-        }
-        let is_module = |line: &str| line.trim_start_matches("pub(crate) ").starts_with("mod ");
-        let is_test = |line: &str| line == "#[cfg(test)]" || line.starts_with("#[cfg(all(test,");
-        let marked = |at: usize| is_test(self.lines[at]) && self.lines.get(at + 1).is_some_and(|next| is_module(next));
-        (0..self.lines.len()).find(|at| marked(*at)).unwrap_or(self.lines.len())
-    }
-
-    /// Lines of code with their numbers, tests and comments left out.
-    pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
-        let numbered = self.lines[..self.tests_begin()].iter().enumerate();
-        numbered.map(|(at, line)| (at + 1, *line)).filter(|(_, line)| !line.trim_start().starts_with("//"))
-    }
-
+impl Source<'_> {
     fn in_crate_source(&self) -> bool {
         self.path.starts_with("crates/") && self.path.contains("/src/")
     }
@@ -138,36 +110,12 @@ fn is_mutable_static(line: &str) -> bool {
     rest.starts_with("mut ") || ["Atomic", "Cell", "Mutex", "Once", "Lock"].iter().any(|shared| kind.contains(shared))
 }
 
-/// All files of the project, sorted.
-pub(crate) fn files(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    walk(root, &mut files)?;
-    files.sort();
-    Ok(files)
-}
-
-/// All text files of the project, from the root; the target folder and hidden folders but `.ci` are not the project's.
-fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.is_dir() {
-            if name != "target" && (!name.starts_with('.') || name == ".ci" || name == ".cargo") {
-                walk(&path, files)?;
-            }
-        } else {
-            files.push(path);
-        }
-    }
-    Ok(())
-}
-
 /// Checks every file of the project.
 pub(crate) fn check() -> Result<()> {
     let root = layout::root();
     let mut found = Vec::new();
     let mut read = 0;
-    for file in &files(&root)? {
+    for file in &sources::files(&root)? {
         // A file that is not text has no lines to judge.
         let Ok(text) = fs::read_to_string(file) else {
             continue;
@@ -177,6 +125,7 @@ pub(crate) fn check() -> Result<()> {
         read += 1;
     }
     found.extend(cycles::findings()?);
+    found.extend(prose::findings()?);
     for line in &found {
         println!("{line}");
     }
