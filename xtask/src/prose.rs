@@ -13,16 +13,15 @@ use crate::{layout, sources};
 struct Rule {
     name: &'static str,
     breaks: fn(&str) -> bool,
-    /// The most lines that may break the rule. It may only fall: to 20 for words that name no actor,
-    /// and to 0 for the others.
+    /// The most lines that may break the rule. It may only fall.
     ceiling: usize,
 }
 
 const RULES: &[Rule] = &[
-    Rule { name: "names no actor (who, somebody, nobody)", breaks: names_no_actor, ceiling: 1434 },
-    Rule { name: "begins with `/// The same`", breaks: begins_the_same, ceiling: 124 },
-    Rule { name: "SAFETY without its own proof (as above)", breaks: refers_above, ceiling: 128 },
-    Rule { name: "comment over 100 columns", breaks: is_long, ceiling: 3109 },
+    Rule { name: "names no actor (who, somebody, nobody)", breaks: names_no_actor, ceiling: 6 },
+    Rule { name: "begins with `/// The same`", breaks: begins_the_same, ceiling: 0 },
+    Rule { name: "SAFETY without its own proof (as above)", breaks: refers_above, ceiling: 0 },
+    Rule { name: "comment over 100 columns", breaks: is_long, ceiling: 7 },
 ];
 
 /// Words that stand for an actor without naming one.

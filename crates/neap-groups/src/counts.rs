@@ -18,10 +18,9 @@ use crate::group::Group;
 use crate::groups::Groups;
 use crate::id::{Kind, Payer};
 use crate::owners::Behind;
-use crate::tree::Denied;
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Platform;
-use neap_percpu::{Handle, Host, Owner, Wait};
+use neap_percpu::{Handle, Host};
 
 impl Groups {
     /// Adds to the counts of a group, on this CPU.
@@ -67,24 +66,4 @@ impl Groups {
             }
         }
     }
-}
-
-/// Opens an owner of per-CPU data, and allocates a group's counts under it.
-pub(crate) fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Owner, Handle), Denied> {
-    let owner = host.inside(|| host.data().open_owner(host.platform()))?;
-    let size = nodes * Kind::ALL.len() * size_of::<AtomicI64>();
-    match host.allocate(owner, size, align_of::<AtomicI64>(), Wait::Long) {
-        Ok(counts) => Ok((owner, counts)),
-        Err(refused) => {
-            drop_counts(host, owner);
-            Err(refused.into())
-        }
-    }
-}
-
-/// Frees the counts of a group with their owner.
-pub(crate) fn drop_counts<H: Host>(host: &H, owner: Owner) {
-    // SAFETY: the owner is that of a group that was not made, or of the root in `close`. No thread
-    // can find its counts or allocates for it. It is open, so there is no error.
-    let _ = host.inside(|| unsafe { host.data().close_owner(owner) });
 }

@@ -16,7 +16,8 @@
 //! Threads wait only for mutexes that are held for a few links. All but the fast path of the stocks
 //! runs inside the host's fork gate, so a fork finds no mutex held.
 
-use crate::counts::{counts_of_new_group, drop_counts};
+use crate::counts_memory::{counts_of_new_group, drop_counts};
+use crate::denied::Denied;
 use crate::events::Subscribers;
 use crate::group::{Bound, Event, Group, Name, ROOT};
 use crate::id::{GroupId, Kind, Payer};
@@ -24,7 +25,7 @@ use crate::protection::Standing;
 use crate::queue::Waiters;
 use crate::seat::Seat;
 use crate::stock::Stocks;
-use crate::tree::{Count, Denied, Tree};
+use crate::tree::{Count, Tree};
 use core::sync::atomic::Ordering;
 use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};

@@ -15,10 +15,10 @@
 //! The mutex of the grace period is only tried: if another thread ends groups, a tick leaves that
 //! to it.
 
-use crate::counts::{counts_of_new_group, drop_counts};
+use crate::counts_memory::{counts_of_new_group, drop_counts};
+use crate::denied::Denied;
 use crate::groups::{Groups, INTERVAL, Reclaimer};
 use crate::id::{GroupId, Payer};
-use crate::tree::Denied;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_percpu::Owner;
