@@ -1,15 +1,25 @@
 /* Threads allocate and free within callbacks of dl_iterate_phdr, which hold a lock of the
  * dynamic linker. Meanwhile other threads load a library whose constructor and destructor
- * allocate and free too, make threads, and fork. None of them may hang. */
+ * allocate and free too, make threads, and fork. None of them may hang.
+ *
+ * To find a process that hangs, its parent counts naps. A clock would also go on while the
+ * machine is stopped, or busy with other programs. */
 #define _GNU_SOURCE
 #include "check.h"
 
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
+
+/* Naps of 10 ms that a moment may take. */
+enum { PATIENCE = 6000 };
 
 static atomic_int stop;
+/* Shared with the process of a moment: the thread that it waits for, for the message. */
+static atomic_int *awaited;
 static char library[4096];
 
 static int each(struct dl_phdr_info *info, size_t size, void *data) {
@@ -49,7 +59,6 @@ static void *forks(void *argument) {
         pid_t pid = fork();
         CHECK(pid >= 0, "fork");
         if (pid == 0) {
-            alarm(10);
             each(NULL, 0, NULL);
             _exit(0);
         }
@@ -64,25 +73,44 @@ static void moment(void) {
     void *(*const works[])(void *) = {loads, loads, iterates, iterates, makes, forks};
     enum { COUNT = sizeof works / sizeof *works };
     pthread_t threads[COUNT];
-    alarm(20);
     for (int i = 0; i < COUNT; i++) {
         CHECK(pthread_create(&threads[i], NULL, works[i], NULL) == 0, "thread %d", i);
         if (i == 1) usleep(2000);
     }
     usleep(50000);
     stop = 1;
-    for (int i = 0; i < COUNT; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < COUNT; i++) {
+        *awaited = i;
+        pthread_join(threads[i], NULL);
+    }
     _exit(0);
+}
+
+/* Waits for a moment. One that hangs is killed, with the children that its forks made. */
+static void end_moment(pid_t pid) {
+    int status = 0;
+    pid_t ended = 0;
+    for (int nap = 0; ended == 0 && nap < PATIENCE; nap++) {
+        ended = waitpid(pid, &status, WNOHANG);
+        if (ended == 0) usleep(10000);
+    }
+    if (ended == 0) kill(-pid, SIGKILL);
+    CHECK(ended == pid, "a moment hangs, and waits for its thread %d (-1: makes them)", *awaited);
+    CHECK(status == 0, "a moment ended with status %#x", (unsigned)status);
 }
 
 int main(int argc, char **argv) {
     CHECK(argc == 2, "usage: linker_lock TIMES");
     snprintf(library, sizeof library, "%s_library.so", argv[0]);
+    awaited = mmap(NULL, sizeof *awaited, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(awaited != MAP_FAILED, "a shared page");
     for (int time = 0; time < atoi(argv[1]); time++) {
+        *awaited = -1;
         pid_t pid = fork();
         CHECK(pid >= 0, "fork");
+        setpgid(pid ? pid : 0, 0);
         if (pid == 0) moment();
-        end_child(pid);
+        end_moment(pid);
     }
     return finish();
 }
