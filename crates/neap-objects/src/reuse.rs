@@ -319,6 +319,14 @@ impl<P: Platform> Objects<P> {
         bytes.sum()
     }
 
+    /// Bytes of slabs that no object can have.
+    pub fn slab_waste(&self) -> u64 {
+        let page_size = self.pages.page_size();
+        let caches = Class::all().flat_map(|class| self.caches_of(class).map(move |cache| (class, cache)));
+        let waste = |class: Class| class.slab_shape(page_size).waste as u64;
+        caches.map(|(class, cache)| u64::from(cache.lock().slabs) * waste(class)).sum()
+    }
+
     /// The statistics of reuse so far.
     pub fn reuse_numbers(&self) -> ReuseNumbers {
         let [sweeps, objects, grown, released] = self.reuse.counters.each_ref().map(|counter| counter.load(Relaxed));

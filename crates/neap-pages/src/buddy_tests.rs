@@ -140,7 +140,7 @@ fn small_step(tiny: &mut Tiny, model: &mut Small, step: Step) -> bool {
             }
         }
         Step::Release => {
-            let Some((pfn, order, backed)) = tiny.buddy.detach_block(u32::MAX) else {
+            let Some((pfn, order, backed)) = tiny.buddy.detach_block(u32::MAX, Order(0)) else {
                 assert_eq!(model.free & model.dirty, 0);
                 return false;
             };
@@ -350,7 +350,7 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
             assert!(*fails || small.all(|pfn| model.dirty(pfn, CHUNK) == 0), "a chunk was passed over");
         }
         Large::Release(pages) => {
-            if let Some((pfn, order, backed)) = buddy.detach_block(*pages) {
+            if let Some((pfn, order, backed)) = buddy.detach_block(*pages, Order(0)) {
                 assert!(backed <= *pages && backed == model.dirty(pfn, order.pages()));
                 assert!(model.is_free(pfn, order.pages()));
                 buddy.attach(pfn, order.pages(), order.pages());

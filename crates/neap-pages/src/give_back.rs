@@ -61,6 +61,17 @@ pub enum Drain {
     Skipped,
 }
 
+/// The pages that a run releases.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    /// The most backed pages.
+    pages: u32,
+    /// The least order of blocks below a chunk.
+    least: Order,
+    /// Whether a caller asked for it; see [`Run::explicit`].
+    explicit: bool,
+}
+
 /// Attempts at a turn that another thread has: some tenths of a second.
 pub(crate) const TURN_LOOKS: u32 = 3000;
 
@@ -159,13 +170,26 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Releases up to `pages` free pages although they may be needed again, for callers with a
     /// reason other than time. Pages in lists stay. Does nothing while another thread releases.
     pub fn release(&self, platform: &P, pages: u32, stop: &dyn Fn() -> bool) -> Report {
+        self.release_blocks(platform, pages, Order(0), stop)
+    }
+
+    /// Releases up to `pages` pages of free blocks that are at least of order `least`, as
+    /// [`Pages::release`] does.
+    pub fn release_blocks(&self, platform: &P, pages: u32, least: Order, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         if let Some(turn) = self.release.turn() {
-            self.run(platform, turn, pages, false, stop, &mut report);
+            self.run(platform, turn, Wanted { pages, least, explicit: false }, stop, &mut report);
             let mut inner = self.zone.lock();
             inner.buddy.backed_low = inner.buddy.backed_low.min(inner.buddy.backed_free);
         }
         report
+    }
+
+    /// Notes that so many pages went although they may be needed again: then free blocks with few
+    /// backed pages are populated by one call each. Each tick forgets half of them.
+    pub fn expect_again(&self, pages: u32) {
+        let again = &mut self.zone.lock().population.again;
+        *again = again.saturating_add(pages);
     }
 
     /// Lets the system take up to `most` pages of whole free chunks when it is short of memory, of
@@ -214,10 +238,12 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) {
-        let willing = self.run(platform, turn, pages, explicit, stop, report);
+        let wanted = Wanted { pages, least: Order(0), explicit };
+        let willing = self.run(platform, turn, wanted, stop, report);
         let mut inner = self.zone.lock();
         inner.buddy.backed_low = inner.buddy.backed_free;
         inner.population.pieces = 0;
+        inner.population.again /= 2;
         report.left = willing && inner.buddy.backed_free > 0;
     }
 
@@ -226,8 +252,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         &self,
         platform: &P,
         mut turn: Turn<'_>,
-        pages: u32,
-        explicit: bool,
+        Wanted { pages, least, explicit }: Wanted,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) -> bool {
@@ -237,7 +262,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // Pages freed meanwhile are left for the next time, since threads may free and allocate as
         // fast as this runs.
         let pages = pages.min(zone.lock().buddy.backed_free);
-        Run { release, ranges, platform, arena, zone, hold, explicit, stop }.run(pages, report)
+        Run { release, ranges, platform, arena, zone, hold, least, explicit, stop }.run(pages, report)
     }
 
     /// Takes the surplus pages from every CPU's list. Returns whether pages are left in a list.

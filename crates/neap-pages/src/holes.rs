@@ -48,7 +48,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
         // The kernel would fill holes again in ranges where it may make huge pages.
         zone.end_population(arena, platform);
-        let run = Run { release, ranges, platform, arena, zone, hold, explicit: all, stop };
+        let run = Run { release, ranges, platform, arena, zone, hold, least: Order(0), explicit: all, stop };
         report.left = run.held(gather, settle, &mut report);
         Some(report)
     }

@@ -54,6 +54,11 @@ const AHEAD: u32 = 4;
 /// Pages that come from unbacked pieces of less than 2 MiB between two ticks. A program that grows
 /// slowly fills them; beyond that, pieces wait until no whole block is left.
 const MOST_PIECES: u32 = 128;
+/// The smallest blocks that are populated because pages of them were released and are needed again:
+/// 64 KiB.
+const LEAST_REFILL: Order = Order(4);
+/// One page in so many that is backed is not worth keeping the others from coming together.
+const FEW: u32 = 4;
 /// Number of opportunities that are skipped after the system refused.
 const PATIENCE: u32 = 256;
 
@@ -80,6 +85,8 @@ pub(crate) struct Population {
     patience: u32,
     /// Pages that came from unbacked pieces of less than 2 MiB since the last tick.
     pub(crate) pieces: u32,
+    /// Pages that may be needed again: see [`Pages::expect_again`](crate::Pages::expect_again).
+    pub(crate) again: u32,
     /// Pages populated so far.
     pub(crate) pages: u64,
 }
@@ -109,6 +116,9 @@ pub(crate) enum Step {
     Wait(u32),
     /// Populate this detached block; also early tables, if they will be written to for it.
     Populate(Pfn, bool),
+    /// Populate this detached block of so many pages, which has had memory before and has little of
+    /// it now.
+    Refill(Pfn, Order),
 }
 
 impl Inner {
@@ -123,16 +133,29 @@ impl Inner {
             return None;
         }
         let found = self.buddy.find(order);
-        if found.is_some_and(|(.., class)| class != UNBACKED) {
+        let missing = found.and_then(|found| self.block_to_refill(found));
+        if missing.is_none() && found.is_some_and(|(.., class)| class != UNBACKED) {
             return None;
         }
-        if found.is_some_and(|(_, size, _)| size < HUGE) && self.population.pieces < MOST_PIECES {
+        let is_piece = missing.is_none() && found.is_some_and(|(_, size, _)| size < HUGE);
+        if is_piece && self.population.pieces < MOST_PIECES {
             self.population.pieces += order.pages();
             return None;
         }
         if self.population.patience > 0 {
             self.population.patience -= 1;
             return None;
+        }
+        if let (Some(size), Some((pfn, found, class))) = (missing, found) {
+            let (pfn, _) = self.buddy.carve(pfn, found, class, size);
+            self.buddy.frames.frame(pfn).set_head(State::Releasing, size);
+            self.releasing += size.pages();
+            self.population.busy += size.pages();
+            self.population.again -= size.pages();
+            if size == HUGE {
+                self.population.note_allowed(&(pfn.0..pfn.0 + size.pages()));
+            }
+            return Some(Step::Refill(pfn, size));
         }
         // At most as much is populated at once as is resident. Small pages meanwhile would cost
         // more than the wait: a small page would break into 2 MiB, whose rest would come as small
@@ -167,6 +190,19 @@ impl Inner {
         })
     }
 
+    /// The part of a found block that is to be populated since pages of it were released and are
+    /// needed again: at most two mebibytes. `None` where most pages are backed, or a call for it
+    /// would not pay.
+    fn block_to_refill(&self, (pfn, size, class): (Pfn, Order, usize)) -> Option<Order> {
+        let part = size.min(HUGE);
+        let pages = part.pages();
+        if part < LEAST_REFILL || self.population.again < pages || class == UNBACKED && size >= HUGE {
+            return None;
+        }
+        let mut parts = (pfn.0..pfn.0 + size.pages()).step_by(pages as usize);
+        parts.all(|part| self.buddy.count_backed(Pfn(part), pages) <= pages / FEW).then_some(part)
+    }
+
     /// A step that waits until the next step is over.
     fn wait_for_step(&mut self, steps: &AtomicU32) -> Step {
         self.population.awaited = true;
@@ -190,11 +226,16 @@ impl Inner {
         pages
     }
 
-    /// Puts a detached block back.
+    /// Puts a detached block of two mebibytes back.
     fn attach_huge(&mut self, pfn: Pfn, touched: bool) {
+        self.attach_populated(pfn, HUGE, touched);
+    }
+
+    /// Puts a detached block back.
+    fn attach_populated(&mut self, pfn: Pfn, size: Order, touched: bool) {
         self.buddy.frames.frame(pfn).set_state(State::Inside);
-        self.buddy.give(pfn, HUGE, touched);
-        self.releasing -= HUGE.pages();
+        self.buddy.give(pfn, size, touched);
+        self.releasing -= size.pages();
     }
 }
 
@@ -206,6 +247,7 @@ impl Zone {
             Step::Allow(pages) => self.allow_huge_pages(arena, platform, pages),
             Step::Wait(steps) => wait(&self.steps, steps),
             Step::Populate(pfn, early) => self.populate_block(arena, platform, pfn, early),
+            Step::Refill(pfn, size) => self.refill_block(arena, platform, pfn, size),
         }
     }
 
@@ -258,6 +300,29 @@ impl Zone {
         self.end_step(inner);
     }
 
+    /// Populates a detached block, as a huge page if it can be one: for that it is emptied, since
+    /// beside small pages the system makes none.
+    fn refill_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, size: Order) {
+        let (address, bytes) = (arena.address(pfn), (size.pages() as usize) << arena.page_shift());
+        // SAFETY: the block is mapped and detached, so no other thread uses it.
+        if size == HUGE && unsafe { platform.release_unless_locked(address, bytes) }.is_ok() {
+            // Where that is refused, what comes is small pages.
+            let _ = platform.huge_pages(address, bytes, true);
+            return self.populate_block(arena, platform, pfn, true);
+        }
+        let answer = platform.populate(address, bytes);
+        let mut inner = self.lock();
+        inner.population.busy -= size.pages();
+        match answer {
+            Ok(()) => inner.population.pages += u64::from(size.pages()),
+            Err(_) => inner.population.patience = PATIENCE,
+        }
+        // Refused or not, some of it may have memory now.
+        inner.attach_populated(pfn, size, true);
+        self.count_growth(size.pages().into());
+        self.end_step(inner);
+    }
+
     /// Lets the next tick forbid huge pages in a range.
     pub(crate) fn forbid_later(&self, pages: &Range<u32>) {
         self.lock().population.note_allowed(pages);
@@ -290,6 +355,7 @@ mod tests {
     use crate::pages::Shape;
     use core::sync::atomic::AtomicBool;
     use neap_base::virtual_platform::Virtual;
+    use std::vec::Vec;
 
     #[test]
     fn who_finds_as_much_under_way_as_there_is_waits_and_takes_no_small_pages() {
@@ -356,6 +422,46 @@ mod tests {
             o.pages.allocate_one_more_block(machine, Order(5), true).unwrap();
         }
         o
+    }
+
+    /// What calls released between a few pages that stay comes by one call for each block when it
+    /// is needed again.
+    #[test]
+    fn released_pages_that_are_expected_again_are_populated_together() {
+        let machine = Virtual::new(4096, 1);
+        let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
+        let take = |order: u8| o.pages.allocate_one_more_block(&machine, Order(order), true).unwrap();
+        let mut blocks = [(); 256].map(|()| take(5));
+        for expected in [false, true] {
+            let mut freed: Vec<_> =
+                blocks.iter_mut().enumerate().filter(|(n, _)| n % 16 > 0).map(|(_, block)| block).collect();
+            freed.iter().for_each(|block| o.pages.free_block(&machine, block.pfn, Order(5)));
+            o.pages.drain_all(&machine);
+            let released = o.pages.release_blocks(&machine, u32::MAX, Order(4), &|| false).released;
+            assert!(released >= 240 * 32, "{released} pages");
+            if expected {
+                o.pages.expect_again(released);
+            }
+            let before = o.pages.statistics().populated;
+            freed[..200].iter_mut().for_each(|block| **block = take(5));
+            let populated = o.pages.statistics().populated - before;
+            let zero = freed[..200].iter().filter(|block| block.zero).count();
+            assert!(if expected { populated >= 200 * 32 && zero == 0 } else { populated == 0 }, "{populated}, {zero}");
+            freed[200..].iter_mut().for_each(|block| **block = take(5));
+            o.pages.verify().unwrap();
+        }
+    }
+
+    #[test]
+    fn ticks_forget_what_may_be_needed_again() {
+        let machine = Virtual::new(4096, 1);
+        let o = Opened::new(&machine, &shape(None)).unwrap();
+        o.pages.expect_again(100);
+        let after = [(); 8].map(|()| {
+            o.pages.tick(&machine);
+            o.pages.zone.lock().population.again
+        });
+        assert_eq!(after, [50, 25, 12, 6, 3, 1, 0, 0]);
     }
 
     #[test]

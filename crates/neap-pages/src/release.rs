@@ -111,6 +111,8 @@ pub(crate) struct Run<'a, P> {
     pub(crate) zone: &'a Zone,
     /// Number of blocks handled under one hold of the zone's lock.
     pub(crate) hold: u32,
+    /// The least order of released blocks that are smaller than a chunk.
+    pub(crate) least: Order,
     /// Whether a caller asked for the release: single calls are not rationed, and locked memory is
     /// released too.
     pub(crate) explicit: bool,
@@ -329,7 +331,7 @@ impl<P: Platform> Run<'_, P> {
             let mut inner = self.zone.lock();
             for _ in 0..self.hold {
                 dry = count == self.ranges.len() || bytes >= CALL_BYTES || *wanted == 0;
-                let block = if dry { None } else { inner.buddy.detach_block(*wanted) };
+                let block = if dry { None } else { inner.buddy.detach_block(*wanted, self.least) };
                 let Some((pfn, order, backed)) = block else {
                     dry = true;
                     break;
