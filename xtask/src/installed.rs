@@ -64,6 +64,32 @@ with multiprocessing.get_context('fork').Pool(4) as pool:
     print(pool.map(work, range(0, 20000, 1000)))
 ";
 
+/// The extensions that the distribution loads by default are opened with `RTLD_DEEPBIND`.
+const PHP: &str = r#"<?php
+$names = get_loaded_extensions();
+sort($names);
+echo implode(' ', $names), "\n";
+$rows = array_map(fn($n) => ['n' => $n, 'text' => str_repeat("ab$n", $n % 50)], range(1, 20000));
+usort($rows, fn($a, $b) => [$b['text'], $a['n']] <=> [$a['text'], $b['n']]);
+$json = json_encode($rows);
+echo md5($json), ' ', count(json_decode($json)), ' ', preg_match_all('/ab\d+/', $json), "\n";
+if (function_exists('gzcompress')) {
+    echo strlen(gzuncompress(gzcompress($json))), "\n";
+}
+if (function_exists('iconv')) {
+    echo strlen(iconv('UTF-8', 'UTF-16LE', $json)), "\n";
+}
+if (extension_loaded('sodium')) {
+    echo bin2hex(sodium_crypto_generichash($json)), "\n";
+}
+if (extension_loaded('openssl')) {
+    echo hash('sha256', openssl_encrypt($json, 'aes-128-ctr', 'key', 0, str_repeat("\0", 16))), "\n";
+}
+if (extension_loaded('fileinfo')) {
+    echo (new finfo(FILEINFO_MIME_TYPE))->buffer($json), "\n";
+}
+"#;
+
 const PYTHON_SUBPROCESS: &str = "\
 import subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +195,7 @@ pub(crate) const INSTALLED: &[Program] = &[
         files: &[("hello.c", HELLO_C)],
         line: &["bash", "-c", "gcc -O2 -o hello hello.c && ./hello"],
     },
+    Program { name: "php", needs: &["php"], files: &[("script.php", PHP)], line: &["php", "script.php"] },
     Program { name: "git", needs: &["git"], files: &[], line: &["bash", "-c", GIT] },
     Program { name: "sqlite3", needs: &["sqlite3"], files: &[], line: &["sqlite3", "t.db", SQL] },
     Program {
