@@ -31,6 +31,10 @@ static __thread volatile struct area area __attribute__((tls_model("initial-exec
 ptrdiff_t __rseq_offset;
 unsigned __rseq_size, __rseq_flags;
 
+/* Whether there is membarrier, without which there are no sequences. Asked at the start: by its end a program may be in a
+ * sandbox that has none. */
+static int has_membarrier;
+
 static int enter(void) { return (int)syscall(SYS_rseq, &area, sizeof area, 0, 0x53053053); }
 
 __attribute__((constructor)) static void begin(void) {
@@ -41,6 +45,7 @@ __attribute__((constructor)) static void begin(void) {
     }
     __rseq_offset = (ptrdiff_t)((char *)&area - (char *)__builtin_thread_pointer());
     __rseq_size = sizeof area;
+    has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) > 0;
 }
 
 struct start {
@@ -72,8 +77,7 @@ __attribute__((destructor)) static void end(void) {
     const char *preloaded = getenv("LD_PRELOAD");
     if (!preloaded || !dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_is)) return;
     if (strncmp(preloaded, malloc_is.dli_fname, strlen(malloc_is.dli_fname)) != 0) return;
-    /* Without membarrier there are no sequences either. */
-    if (__rseq_size == 0 || syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) <= 0) return;
+    if (__rseq_size == 0 || !has_membarrier) return;
     for (int i = 0; i < 1000; i++) {
         area.rseq_cs = 0;
         free(malloc(64));

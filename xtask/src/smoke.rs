@@ -45,9 +45,6 @@ pub(crate) const MODES: &[Mode] = &[
     Mode { beside: Some("rseq_in_front"), ..mode("rseq in front", NO_RSEQ) },
 ];
 
-/// The program whose children may make few system calls.
-const SANDBOXED: &str = "sshd logins";
-
 /// `smoke [--library FILE] [NAME...]`.
 pub(crate) fn command(arguments: &[String]) -> Result<()> {
     let (library, names) = match arguments {
@@ -149,11 +146,6 @@ fn compare(report: &mut Report, program: &Program, library: &Path, scratch: &Pat
         return Ok(());
     }
     for mode in MODES {
-        // The library in front registers threads itself, which ends a child in the server's
-        // sandbox.
-        if mode.beside.is_some() && program.name == SANDBOXED {
-            continue;
-        }
         let mut line = fresh()?;
         preload(&mut line, library, mode);
         let found = observe(line, limit)?;
