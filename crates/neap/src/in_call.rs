@@ -62,7 +62,7 @@ const PATIENCE: u32 = 32;
 /// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
 const LEAST: Order = Order(4);
 /// Pages of slabs in use go at the end of a burst: when so many times as much is free as is live.
-const LATE: u64 = 256;
+const LATE: u64 = 96;
 /// Pages in lists that are not worth draining the lists.
 const FEW_LISTED: u64 = 64;
 /// Nanoseconds after which survivors of a burst are taken to stay, and pages between them go one by
