@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::machine::Machine;
 use crate::statistics::Summary;
-use crate::variant::Missing;
+use crate::variant::{Failure, Missing};
 use crate::work::Outcome;
 
 /// The object that `--json` prints.
@@ -50,15 +50,6 @@ pub(crate) struct Ratio {
     #[serde(flatten)]
     pub(crate) summary: Summary,
     pub(crate) pairs: usize,
-}
-
-/// A run that failed; the variant has no figures in that workload.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Failure {
-    pub(crate) variant: &'static str,
-    pub(crate) workload: String,
-    pub(crate) round: usize,
-    pub(crate) reason: String,
 }
 
 impl Report {

@@ -13,7 +13,6 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::report::Failure;
 use crate::{library, work};
 
 /// Variables that steer an allocator; none is inherited by a measured program.
@@ -63,6 +62,15 @@ pub(crate) struct Variant {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Missing {
     pub(crate) name: String,
+    pub(crate) reason: String,
+}
+
+/// A run that failed; the variant has no figures in that workload.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Failure {
+    pub(crate) variant: &'static str,
+    pub(crate) workload: String,
+    pub(crate) round: usize,
     pub(crate) reason: String,
 }
 

@@ -34,9 +34,9 @@ use clap::{Args, ValueEnum};
 
 use crate::library;
 use crate::machine::Machine;
-use crate::report::{Failure, Ratio, Report, Results, cell, rounded};
+use crate::report::{Ratio, Report, Results, cell, rounded};
 use crate::statistics::{Measured, Summary, paired_ratios, summary};
-use crate::variant::{self, Choice, Found, Kind, Missing, Variant};
+use crate::variant::{self, Choice, Failure, Found, Kind, Missing, Variant};
 use crate::work::{self, Outcome};
 
 const EXAMPLES: &str = "\
