@@ -21,7 +21,6 @@ const CEILINGS: &[(&str, usize)] = &[
     ("neap-groups", 8),
     ("neap-objects", 5),
     ("neap-pages", 14),
-    ("neap-percpu", 3),
     ("neap-reclaim", 6),
     ("neap-sim", 5),
 ];

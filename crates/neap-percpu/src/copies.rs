@@ -4,7 +4,8 @@
 //! [`CpuLock`]: the CPU's number is a hint, the lock decides. If any copy will do, a thread never
 //! waits for a preempted holder.
 
-use crate::data::{Handle, Refused, Wait};
+use crate::data::{Refused, Wait};
+use crate::handle::Handle;
 use crate::host::Host;
 use crate::rows::Owner;
 use core::marker::PhantomData;

@@ -10,47 +10,15 @@
 
 use crate::chunk::NONE;
 use crate::geometry::{GRANULE, Geometry, LARGEST};
+use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
 use crate::state::{Freed, Place, Request, State};
 use crate::work::Work;
 use core::fmt;
-use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicBool, Ordering};
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform, bitmap};
-
-const ADDRESS_BITS: u32 = 48;
-
-/// An allocation of one instance: the address of its first copy, and its row's class.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Handle(NonZeroU64);
-
-impl Handle {
-    pub(crate) fn new(address: usize, class: usize) -> Handle {
-        // A process's addresses are not 0 and have fewer than 48 bits.
-        let word = (class as u64) << ADDRESS_BITS | address as u64;
-        Handle(NonZeroU64::new(word).unwrap_or(NonZeroU64::MIN))
-    }
-
-    pub(crate) fn address(self) -> usize {
-        (self.0.get() & ((1 << ADDRESS_BITS) - 1)) as usize
-    }
-
-    pub(crate) fn class(self) -> usize {
-        (self.0.get() >> ADDRESS_BITS) as usize
-    }
-
-    /// The handle as a number, not 0.
-    pub fn to_bits(self) -> NonZeroU64 {
-        self.0
-    }
-
-    /// The handle that [`Handle::to_bits`] turned into `bits`.
-    pub fn from_bits(bits: NonZeroU64) -> Handle {
-        Handle(bits)
-    }
-}
 
 /// How long a caller can wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,26 +63,6 @@ impl fmt::Display for Refused {
 }
 
 impl core::error::Error for Refused {}
-
-/// Why a handle was not freed. Nothing has changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Invalid {
-    /// The handle belongs to another instance.
-    Foreign,
-    /// No allocation begins there: it was freed before, or the handle is invalid.
-    NotAllocated,
-}
-
-impl fmt::Display for Invalid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Invalid::Foreign => "the handle is of another instance",
-            Invalid::NotAllocated => "no allocation begins there: freed before?",
-        })
-    }
-}
-
-impl core::error::Error for Invalid {}
 
 /// Charges owners. Called without a lock; may allocate and free in the same instance.
 /// [`Owner::NOBODY`] is not charged.

@@ -4,7 +4,8 @@
 //! threads out of these calls during a fork, and wakes its worker after them. [`Alone`], an
 //! instance by itself, does neither. No locks of its own.
 
-use crate::data::{Charge, Handle, Invalid, PerCpuData, Refused, Wait};
+use crate::data::{Charge, PerCpuData, Refused, Wait};
+use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
 use neap_base::Platform;
 

@@ -7,7 +7,8 @@
 //! only, and not on isolated CPUs. Without sequences every addition is refused, and the caller
 //! counts elsewhere. No locks.
 
-use crate::data::{Handle, Refused, Wait};
+use crate::data::{Refused, Wait};
+use crate::handle::Handle;
 use crate::host::Host;
 use crate::reference::Counts;
 use crate::rows::Owner;

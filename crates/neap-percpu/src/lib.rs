@@ -53,6 +53,7 @@ mod copies;
 mod counter;
 mod data;
 mod geometry;
+mod handle;
 mod histogram;
 mod host;
 mod lent;
@@ -71,8 +72,9 @@ mod work;
 
 pub use copies::PerCpu;
 pub use counter::PerCpuCounter;
-pub use data::{Charge, Handle, Invalid, PerCpuData, Refused, Wait};
+pub use data::{Charge, PerCpuData, Refused, Wait};
 pub use geometry::{GRANULE, LARGEST, LINE, Layout, Shape};
+pub use handle::{Handle, Invalid};
 pub use histogram::PerCpuHistogram;
 pub use host::{Alone, Host};
 pub use lent::LentWords;

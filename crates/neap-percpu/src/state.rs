@@ -6,8 +6,8 @@
 //! reserve, no row is placed in it, and the worker empties it.
 
 use crate::chunk::{Chunks, Header, NONE};
-use crate::data::{Handle, Invalid};
 use crate::geometry::{CLASSES, GRANULE, Geometry, LINE, is_multiple};
+use crate::handle::{Handle, Invalid};
 use crate::lists::{Lists, slot};
 use crate::rows::{Owner, Row, Rows};
 use core::ops::Range;

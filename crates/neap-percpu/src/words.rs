@@ -5,7 +5,8 @@
 //! are never mixed in one allocation, since each would undo the other. An addition may be refused;
 //! the caller then counts elsewhere. The users are counters, references and histograms.
 
-use crate::data::{Handle, Refused, Wait};
+use crate::data::{Refused, Wait};
+use crate::handle::Handle;
 use crate::host::Host;
 use crate::rows::Owner;
 use core::sync::atomic::{AtomicI64, Ordering};
