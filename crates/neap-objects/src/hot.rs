@@ -10,7 +10,7 @@
 //! [`Hot::allocate`] and [`Hot::free`] are one block of assembly each, from the size or the pointer
 //! to the commit, so that each fits into two cache lines (docs/design/fast-path.md).
 
-use crate::paid::Payback;
+use crate::payback::Payback;
 use crate::region::STACKS_END;
 use crate::size_class::{Class, GRAIN, LARGEST, OF_GRAINS};
 use crate::state::{ACCOUNTED, ALLOCATED, BEHIND, CACHED, PAID, States};

@@ -27,8 +27,10 @@ mod known_bug_tests;
 #[path = "../tests/machine/mod.rs"]
 mod machine;
 pub mod objects;
+mod other_nodes;
 pub mod owners;
 pub mod paid;
+mod payback;
 pub mod progression;
 mod punch;
 pub mod region;

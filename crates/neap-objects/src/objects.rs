@@ -10,14 +10,15 @@
 //!
 //! No other lock is taken under a class cache's mutex. Pages are allocated and freed outside it.
 
-use crate::barns::{Others, sheaf_memory};
 use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::helper::Helper;
 use crate::hot::{Hot, KindEntry};
 use crate::isolated_use::IsolatedUse;
-use crate::paid::Payback;
+use crate::other_nodes::Others;
+use crate::payback::Payback;
 use crate::region::StackId;
 use crate::reuse::Reuse;
+use crate::sheaf::sheaf_memory;
 use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::slots::{Attempt, Slots};

@@ -269,6 +269,11 @@ impl Sheaf {
     }
 }
 
+/// The class of the memory of sheaves of `class`.
+pub(crate) fn sheaf_memory(class: Class, bound: bool) -> Class {
+    Class::of_size(Sheaf::bytes(if bound { 0 } else { class.sheaf_capacity() }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,11 +11,11 @@
 //!
 //! Takes the locks it needs one at a time. Removes its marks in the end, and allocates nothing.
 
-use crate::barns::sheaf_memory;
 use crate::class_cache::ClassCache;
 use crate::objects::Objects;
 use crate::owners::Vector;
 use crate::region::{REGION, StackId, dummy_cell, objects, stack};
+use crate::sheaf::sheaf_memory;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
 use crate::slots::{Kind, Slots};

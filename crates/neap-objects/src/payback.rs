@@ -1,0 +1,45 @@
+//! The function that pays owners back.
+//!
+//! Set once by [`Payback::open`], then called without a lock of this crate.
+
+use crate::size_class::Class;
+use core::ptr::null_mut;
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// Uncharges an owner for a number of objects of a class. `inside` says whether the caller is in a
+/// slow path of the objects'. The caller holds no lock of theirs.
+pub type Repay = unsafe fn(context: *const (), owner: u64, class: Class, objects: u32, inside: bool);
+
+/// The callback that pays back owners.
+#[derive(Debug)]
+pub struct Payback {
+    run: AtomicPtr<()>,
+    context: AtomicPtr<()>,
+}
+
+impl Payback {
+    pub(crate) const fn closed() -> Payback {
+        Payback { run: AtomicPtr::new(null_mut()), context: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Sets the callback, before any object has an owner. Later calls pass the same callback.
+    ///
+    /// # Safety
+    /// `repay` can be called with `context` from any thread for as long as objects are used.
+    pub unsafe fn open(&self, repay: Repay, context: *const ()) {
+        self.context.store(context.cast_mut(), Relaxed);
+        self.run.store(repay as *mut (), Release); // Pairs with the Acquire in `pay`.
+    }
+
+    pub(crate) fn pay(&self, owner: u64, class: Class, objects: u32, inside: bool) {
+        let run = self.run.load(Acquire); // Pairs with the Release in `open`.
+        if !run.is_null() {
+            // SAFETY: only `open` writes `run`, with a `Repay`; its caller said that it can be
+            // called with `context` from any thread.
+            unsafe {
+                core::mem::transmute::<*mut (), Repay>(run)(self.context.load(Relaxed), owner, class, objects, inside)
+            };
+        }
+    }
+}
