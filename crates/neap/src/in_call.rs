@@ -62,7 +62,7 @@ const PATIENCE: u32 = 32;
 /// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
 const LEAST: Order = Order(4);
 /// Pages of slabs in use go at the end of a burst: when so many times as much is free as is live.
-const LATE: u64 = 96;
+const LATE: u64 = 16;
 /// Pages in lists that are not worth draining the lists.
 const FEW_LISTED: u64 = 64;
 /// Nanoseconds after which survivors of a burst are taken to stay, and pages between them go one by
@@ -241,7 +241,13 @@ impl<P: Platform> Core<P> {
             let live = self.live(surplus);
             let has_settled = learned.has_settled(live, now);
             let scattered = has_settled && surplus > live / 2 || live < surplus / LATE;
-            let worked = self.work_down(most, scattered, &|| mm.gate.is_closed());
+            let least = match scattered {
+                true => Order(0),
+                // Smaller blocks would break huge pages that the live part needs.
+                false if surplus < live => self.huge_order(),
+                false => LEAST,
+            };
+            let worked = self.work_down(most, least, &|| mm.gate.is_closed());
             learned.given += worked.gone;
             let rest = surplus.saturating_sub(worked.gone);
             next = if worked.refused {
@@ -270,16 +276,20 @@ impl<P: Platform> Core<P> {
         self.resident().saturating_sub(surplus).saturating_sub(self.objects.slab_waste())
     }
 
+    /// The order of 2 MiB, which is a huge page where pages have 4 KiB.
+    fn huge_order(&self) -> Order {
+        Order(21 - self.objects.pages.page_shift() as u8)
+    }
+
     fn resident(&self) -> u64 {
         self.objects.pages.resident() << self.objects.pages.page_shift()
     }
 
-    /// Gives about `most` bytes of the surplus back, until it is to `stop`; of `scattered` pages as
-    /// well. Inside the gate.
-    fn work_down(&self, most: u64, scattered: bool, stop: &dyn Fn() -> bool) -> Worked {
+    /// Gives about `most` bytes of the surplus back, until it is to `stop`: blocks of at least order
+    /// `least`, and with order 0 pages of slabs in use as well. Inside the gate.
+    fn work_down(&self, most: u64, least: Order, stop: &dyn Fn() -> bool) -> Worked {
         let (mut worked, mut objects) = (Worked::default(), 0);
         let release = |worked: &mut Worked| {
-            let least = if scattered { Order(0) } else { LEAST };
             let (gone, refused) = self.release_pages(most - worked.gone.min(most), least, stop);
             worked.gone += gone;
             worked.refused |= refused;
@@ -304,7 +314,7 @@ impl<P: Platform> Core<P> {
         if objects > 0 && !release(&mut worked) {
             return Worked { more: !worked.refused, ..worked };
         }
-        if scattered {
+        if least == Order(0) {
             self.release_holes(most - worked.gone.min(most), &mut worked, stop);
         }
         worked
