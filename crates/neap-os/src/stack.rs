@@ -13,7 +13,8 @@ use core::ptr::null_mut;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 /// Bytes of a stack. Untouched pages cost nothing. A signal handler of the program may run on it.
-pub const BYTES: usize = 256 << 10;
+/// Code without optimisation has room for a copy at each move of a large value.
+pub const BYTES: usize = if cfg!(debug_assertions) { 1 << 20 } else { 256 << 10 };
 
 /// Bytes without access below a stack.
 const GUARD: usize = 64 << 10;
