@@ -40,8 +40,8 @@ impl Buddy {
         Some((first, top - first + 1, sum))
     }
 
-    /// Detaches one block of at least order `least` with at most `pages` backed pages. Returns it and
-    /// their number.
+    /// Detaches one block of at least order `least` with at most `pages` backed pages. Returns it
+    /// and their number.
     pub(crate) fn detach_block(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
         (least.index()..LIST_ORDERS).rev().find_map(|order| {
             let (pfn, order) = (self.lists[BACKED][order].tail.some()?, Order(order as u8));

@@ -285,8 +285,8 @@ impl<P: Platform> Core<P> {
         self.objects.pages.resident() << self.objects.pages.page_shift()
     }
 
-    /// Gives about `most` bytes of the surplus back, until it is to `stop`: blocks of at least order
-    /// `least`, and with order 0 pages of slabs in use as well. Inside the gate.
+    /// Gives about `most` bytes of the surplus back, until it is to `stop`: blocks of at least
+    /// order `least`, and with order 0 pages of slabs in use as well. Inside the gate.
     fn work_down(&self, most: u64, least: Order, stop: &dyn Fn() -> bool) -> Worked {
         let (mut worked, mut objects) = (Worked::default(), 0);
         let release = |worked: &mut Worked| {
