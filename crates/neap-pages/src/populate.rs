@@ -446,7 +446,9 @@ mod tests {
             freed[..200].iter_mut().for_each(|block| **block = take(5));
             let populated = o.pages.statistics().populated - before;
             let zero = freed[..200].iter().filter(|block| block.zero).count();
-            assert!(if expected { populated >= 200 * 32 && zero == 0 } else { populated == 0 }, "{populated}, {zero}");
+            // Otherwise the first ones are small pages out of the pieces.
+            let pieces = MOST_PIECES as usize / 32;
+            assert!(if expected { populated >= 200 * 32 && zero == 0 } else { zero >= pieces }, "{populated}, {zero}");
             freed[200..].iter_mut().for_each(|block| **block = take(5));
             o.pages.verify().unwrap();
         }
