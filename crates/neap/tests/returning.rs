@@ -57,7 +57,7 @@ fn flows_back<P: Platform>(machine: &Shared<P>, options: &Options) {
     for round in 0..2 {
         burst(&mm, machine.cpus());
         let resident = mm.usage().cached_bytes + mm.usage().free_bytes;
-        assert!(in_stacks(&mm) > 0 && resident > 4 << 20, "{resident}");
+        assert!(in_stacks(&mm) > 0 && resident > 3 << 20, "{resident}");
         let (fences, mut ticks, mut released) = (machine.fences.load(Relaxed), 0, 0);
         let tick = |ticks: &mut u64| -> Tick {
             *ticks += 1;
