@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     int calls = options && strstr(options, "background:off");
     /* A call releases 16 MiB at most, and may not fence other CPUs; their stacks then keep
      * slabs. */
-    if (calls) limit *= 4;
+    if (calls) limit *= 3;
     const size_t sizes[] = {64, 512, 4096, 32768};
     pthread_t threads[256];
     CHECK(count > 0 && count <= 256, "%u threads", count);

@@ -11,6 +11,10 @@
 //! 3. the stacks of all CPUs are emptied, whose few objects keep many slabs from being whole;
 //! 4. pages without objects in slabs that are in use go.
 //!
+//! Steps 1 and 4 leave what would go page by page as long as what is live shrinks: by then it may
+//! lie in long ranges. It goes at the end of a burst, or when at most twice as much is live as free
+//! and no longer shrinks.
+//!
 //! A call returns at most [`MOST_BYTES`] beyond the run that it frees, and puts at most about
 //! [`MOST_OBJECTS`] objects back into slabs. If more is left, the next slow free goes on.
 //!
@@ -27,7 +31,7 @@
 
 use crate::mm::{Core, Mm};
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use neap_base::{Mutex, Platform};
+use neap_base::{Mutex, Order, Platform};
 use neap_objects::size_class::Class;
 
 /// Bytes of surplus above which frees give back, if nothing was learned.
@@ -43,6 +47,8 @@ pub(crate) const MOST_BYTES: u64 = 16 << 20;
 const MOST_OBJECTS: u64 = 1 << 16;
 /// Slabs in use of which one call looks for empty pages, at most.
 const MOST_SLABS: usize = 1024;
+/// Slabs of which pages go before the bytes are counted again.
+const FEW_SLABS: usize = 8;
 /// Bytes that slow frees return between two looks, at least.
 const STEP: u64 = 512 << 10;
 /// Bytes that slow frees return between two looks, at least, after the system refused everything.
@@ -52,8 +58,16 @@ const REFUSED: u64 = 64 << 20;
 const FRUITFUL: u64 = 64 << 10;
 /// Looks in a row that find less, after which they become rarer.
 const PATIENCE: u32 = 32;
+/// The smallest free blocks that calls release while a burst is being freed: 16 pages. A call for
+/// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
+const LEAST: Order = Order(4);
+/// Pages of slabs in use go at the end of a burst: when so many times as much is free as is live.
+const LATE: u64 = 16;
 /// Pages in lists that are not worth draining the lists.
 const FEW_LISTED: u64 = 64;
+/// Nanoseconds after which survivors of a burst are taken to stay, and pages between them go one by
+/// one.
+const SETTLED: u64 = SECOND / 5;
 /// Nanoseconds after which the bound shrinks by an eighth.
 const SECOND: u64 = 1_000_000_000;
 /// Steps after which it is what it was at first.
@@ -105,6 +119,11 @@ struct Learned {
     given: u64,
     /// Taken from the system so far.
     grown: u64,
+    /// In use at the last look that left much.
+    live: u64,
+    /// In use when a look last found much less or more, and the time of that.
+    steady_live: u64,
+    steady_since: u64,
     /// Looks in a row that gave hardly anything back although much was free, and one; 0 if enough
     /// went at the last one.
     fruitless: u32,
@@ -114,7 +133,7 @@ struct Learned {
 
 impl Learned {
     const fn new() -> Learned {
-        Learned { kept: 0, given: 0, grown: 0, fruitless: 0, aged: 0 }
+        Learned { kept: 0, given: 0, grown: 0, live: 0, steady_live: 0, steady_since: 0, fruitless: 0, aged: 0 }
     }
 
     /// Learns from what the program took from the system since the last look.
@@ -133,16 +152,21 @@ impl Learned {
     /// that keeps many pages, and what is freed last is not looked at any more: then looks are as
     /// frequent as they are of use.
     fn after_stuck(&mut self, rest: u64, live: u64, gone: u64) -> u64 {
-        let ends = live < rest / 3;
-        if gone >= FRUITFUL {
-            self.fruitless = 1;
-            if ends {
-                return 0;
-            }
-        }
-        self.fruitless = self.fruitless.saturating_add(1);
-        let step = if ends { live / 8 } else { rest.min(live) / 2 };
+        // Looks that come as what is live shrinks are few anyway.
+        let shrinks = live < self.live - self.live / 16;
+        self.live = live;
+        self.fruitless = if shrinks || gone >= FRUITFUL { 1 } else { self.fruitless.saturating_add(1) };
+        let step = rest.min(live) / 8;
         (step << self.fruitless.saturating_sub(PATIENCE).min(16)).min(rest / 2)
+    }
+
+    /// Notes how much is live. Returns whether this has not shrunk, nor become many times as much,
+    /// for [`SETTLED`].
+    fn has_settled(&mut self, live: u64, now: u64) -> bool {
+        if live < self.steady_live - self.steady_live / 8 || live / 4 > self.steady_live {
+            (self.steady_live, self.steady_since) = (live, now);
+        }
+        now.saturating_sub(self.steady_since) >= SETTLED
     }
 
     /// Takes an eighth of what stays, and half of what may be regretted, for every second that has
@@ -204,7 +228,8 @@ impl<P: Platform> Core<P> {
         // the child.
         let _inside = mm.gate.enter(platform.cpu());
         let Some(mut learned) = self.in_call.learned.try_lock() else { return };
-        learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), platform.now());
+        let now = platform.now();
+        learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), now);
         self.in_call.kept.store(learned.kept, Relaxed);
         let kept = learned.kept.max(keep);
         let surplus = self.surplus();
@@ -213,7 +238,16 @@ impl<P: Platform> Core<P> {
         let mut next = high.saturating_sub(surplus).max(STEP);
         if surplus > high && !platform.is_isolated_cpu_in_use() {
             let most = (surplus - low).min(MOST_BYTES + own);
-            let worked = self.work_down(most, &|| mm.gate.is_closed());
+            let live = self.live(surplus);
+            let has_settled = learned.has_settled(live, now);
+            let scattered = has_settled && surplus > live / 2 || live < surplus / LATE;
+            let least = match scattered {
+                true => Order(0),
+                // Smaller blocks would break huge pages that the live part needs.
+                false if surplus < live => self.huge_order(),
+                false => LEAST,
+            };
+            let worked = self.work_down(most, least, &|| mm.gate.is_closed());
             learned.given += worked.gone;
             let rest = surplus.saturating_sub(worked.gone);
             next = if worked.refused {
@@ -221,7 +255,7 @@ impl<P: Platform> Core<P> {
             } else if worked.more {
                 0
             } else if rest > high {
-                learned.after_stuck(rest, self.resident().saturating_sub(rest), worked.gone)
+                learned.after_stuck(rest, live, worked.gone)
             } else {
                 learned.fruitless = 0;
                 (high - rest).max(STEP)
@@ -236,15 +270,27 @@ impl<P: Platform> Core<P> {
         self.objects.free_object_bytes() + ((pages.backed_free_pages() + pages.listed()) << pages.page_shift())
     }
 
+    /// Resident bytes that are in use, in stacks of CPUs, or holes that such stacks will fill,
+    /// beside a surplus.
+    fn live(&self, surplus: u64) -> u64 {
+        self.resident().saturating_sub(surplus).saturating_sub(self.objects.slab_waste())
+    }
+
+    /// The order of 2 MiB, which is a huge page where pages have 4 KiB.
+    fn huge_order(&self) -> Order {
+        Order(21 - self.objects.pages.page_shift() as u8)
+    }
+
     fn resident(&self) -> u64 {
         self.objects.pages.resident() << self.objects.pages.page_shift()
     }
 
-    /// Gives about `most` bytes of the surplus back, until it is to `stop`. Inside the gate.
-    fn work_down(&self, most: u64, stop: &dyn Fn() -> bool) -> Worked {
+    /// Gives about `most` bytes of the surplus back, until it is to `stop`: blocks of at least
+    /// order `least`, and with order 0 pages of slabs in use as well. Inside the gate.
+    fn work_down(&self, most: u64, least: Order, stop: &dyn Fn() -> bool) -> Worked {
         let (mut worked, mut objects) = (Worked::default(), 0);
         let release = |worked: &mut Worked| {
-            let (gone, refused) = self.release_pages(most - worked.gone.min(most), stop);
+            let (gone, refused) = self.release_pages(most - worked.gone.min(most), least, stop);
             worked.gone += gone;
             worked.refused |= refused;
             worked.gone < most && !worked.refused && !stop()
@@ -268,7 +314,9 @@ impl<P: Platform> Core<P> {
         if objects > 0 && !release(&mut worked) {
             return Worked { more: !worked.refused, ..worked };
         }
-        self.release_holes(most - worked.gone.min(most), &mut worked, stop);
+        if least == Order(0) {
+            self.release_holes(most - worked.gone.min(most), &mut worked, stop);
+        }
         worked
     }
 
@@ -282,12 +330,13 @@ impl<P: Platform> Core<P> {
     /// Gives back what the system may take: before an allocation fails. Returns how many bytes.
     /// Inside the gate.
     pub(crate) fn release_lazily_free(&self, stop: &dyn Fn() -> bool) -> u64 {
-        self.release_pages(self.objects.pages.lazily_free() << self.objects.pages.page_shift(), stop).0
+        let bytes = self.objects.pages.lazily_free() << self.objects.pages.page_shift();
+        self.release_pages(bytes, Order(0), stop).0
     }
 
-    /// Gives up to `bytes` bytes of free pages back. Returns how many bytes, and whether the system
-    /// refused.
-    fn release_pages(&self, bytes: u64, stop: &dyn Fn() -> bool) -> (u64, bool) {
+    /// Gives up to `bytes` bytes of free blocks back that are at least of order `least`. Returns
+    /// how many bytes, and whether the system refused.
+    fn release_pages(&self, bytes: u64, least: Order, stop: &dyn Fn() -> bool) -> (u64, bool) {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let wanted = u32::try_from(bytes >> pages.page_shift()).unwrap_or(u32::MAX);
         if pages.backed_free_pages() < u64::from(wanted) && pages.listed() > FEW_LISTED {
@@ -295,26 +344,29 @@ impl<P: Platform> Core<P> {
         }
         let (mut released, mut failed) = (0, 0);
         for node in 0..pages.nodes() {
-            let report = pages.node(node).release(platform, wanted - released.min(wanted), stop);
+            let report = pages.node(node).release_blocks(platform, wanted - released.min(wanted), least, stop);
+            pages.node(node).expect_again(report.released);
             released += report.released;
             failed += report.failed;
         }
         (u64::from(released) << pages.page_shift(), released == 0 && failed > 0)
     }
 
-    /// Gives pages without objects back, of slabs that rest; where less is in use than is free, of
-    /// others as well.
+    /// Gives about `bytes` bytes of pages without objects back, of slabs in use.
     fn release_holes(&self, bytes: u64, worked: &mut Worked, stop: &dyn Fn() -> bool) {
-        let pages = &self.objects.pages;
-        let rounds = if self.surplus() * 2 > self.resident() { 2 } else { 1 };
-        let before = worked.gone;
-        for node in (0..pages.nodes()).flat_map(|node| (0..rounds).map(move |_| node)) {
-            if worked.gone - before < bytes {
-                let (slabs, report) = self.objects.punch_on(node, false, MOST_SLABS, stop);
+        let (pages, before, mut looked) = (&self.objects.pages, worked.gone, 0);
+        for node in 0..pages.nodes() {
+            // Slabs come to rest after a first round without any.
+            let mut dry = 0;
+            while dry < 2 && worked.gone - before < bytes && looked < MOST_SLABS && !stop() {
+                let (slabs, report) = self.objects.punch_on(node, false, FEW_SLABS, stop);
+                pages.node(node).expect_again(report.released);
                 worked.gone += u64::from(report.released) << pages.page_shift();
-                worked.more |= slabs == MOST_SLABS && report.released > 0;
+                looked += slabs;
+                dry = if slabs < FEW_SLABS { dry + 1 } else { 0 };
             }
         }
+        worked.more |= worked.gone > before && (worked.gone - before >= bytes || looked >= MOST_SLABS);
     }
 }
 
@@ -365,13 +417,14 @@ mod tests {
                 }
             }
         }
-        let (platform, mut most) = (&mm.core().unwrap().objects.platform, 0);
+        let gone = || mm.core().unwrap().objects.pages.statistics().released << 12;
+        let mut most = 0;
         for (n, &block) in blocks.iter().enumerate() {
             Virtual::run_on(n * 4 / blocks.len() % cpus);
-            let before = platform.released_bytes();
+            let before = gone();
             // SAFETY: the blocks are this test's.
             unsafe { mm.free(block) };
-            most = most.max(platform.released_bytes() - before);
+            most = most.max(gone() - before);
         }
         Virtual::run_on(0);
         most
@@ -483,13 +536,53 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_frequent_at_the_end_of_a_burst_and_rare_where_they_give_nothing() {
+    fn looks_follow_what_is_live_and_get_rare_where_they_give_nothing() {
         let mut learned = Learned::new();
-        assert_eq!(learned.after_stuck(40 * MIB, 30 * MIB, MIB), 15 * MIB, "half of what may be freed yet");
-        assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, 0), MIB / 2);
-        assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, FRUITFUL), 0);
+        assert_eq!(learned.after_stuck(40 * MIB, 32 * MIB, 0), 4 * MIB, "an eighth of what may be freed yet");
+        assert_eq!(learned.after_stuck(80 * MIB, 90 * MIB, 0), 10 * MIB);
+        // Looks that give nothing stay frequent while what is live shrinks.
+        let steps = [(); 60].map(|()| learned.after_stuck(80 * MIB, learned.live - learned.live / 8, 0));
+        assert!(steps.is_sorted_by(|a, b| a >= b) && steps[59] < MIB / 64, "{steps:?}");
         let steps = [(); 40].map(|()| learned.after_stuck(40 * MIB, 4 * MIB, 0));
         assert_eq!((steps[30], steps[31], steps[38]), (MIB / 2, MIB, 20 * MIB));
+        assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, FRUITFUL), MIB / 2);
+    }
+
+    #[test]
+    fn pages_between_survivors_go_when_these_have_settled() {
+        for size in [512, 4000] {
+            let mm = open(Virtual::new(4096, 1));
+            let blocks: Vec<*mut u8> = (0..(64 << 20) / size).map(|_| mm.allocate(size)).collect();
+            for (_, block) in blocks.iter().enumerate().filter(|(n, _)| n % 20 > 0) {
+                // SAFETY: the blocks are this test's.
+                unsafe { mm.free(*block) };
+            }
+            // Calls that take and free as much as lies between two looks, before and after the
+            // survivors have settled.
+            for _ in 0..10 {
+                burst(&mm, MIB / 4, 100_000, 0, 1);
+            }
+            mm.core().unwrap().objects.platform.advance(SETTLED);
+            for _ in 0..100 {
+                burst(&mm, MIB / 4, 100_000, 0, 1);
+            }
+            let surplus = mm.core().unwrap().surplus();
+            assert!(surplus < 32 * MIB, "{surplus} bytes are free, blocks of {size} bytes");
+            close(mm);
+        }
+    }
+
+    #[test]
+    fn burst_freed_at_random_goes_by_few_system_calls() {
+        for size in [512, 4000, 30_000] {
+            let mm = open(Virtual::new(4096, 1));
+            burst(&mm, 96 * MIB, size, 7, 1);
+            let calls = mm.core().unwrap().objects.pages.statistics().release_calls;
+            assert!(resident(&mm) < 16 * MIB, "{} bytes left of blocks of {size} bytes", resident(&mm));
+            // A call for each page would be 20,000.
+            assert!(calls < 2000, "{calls} calls for blocks of {size} bytes");
+            close(mm);
+        }
     }
 
     #[test]
