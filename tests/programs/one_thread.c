@@ -44,10 +44,7 @@ static void burst(size_t size, int order) {
     }
     for (size_t i = 0; i < count; i++) free(blocks[next[i]]);
     long left = resident() - before;
-    /* Two nodes each keep pages between the last objects: in 1 of about 20 runs more than MOST. */
-    const char *options = getenv("NEAP");
-    long most = options && strstr(options, "nodes:") ? 2 * MOST : MOST;
-    CHECK(left <= most, "%ld KiB left of %zu bytes, order %d", left >> 10, size, order);
+    CHECK(left <= MOST, "%ld KiB left of %zu bytes, order %d", left >> 10, size, order);
     struct stat tasks;
     CHECK(stat("/proc/self/task", &tasks) != 0 || tasks.st_nlink == 3, "%d threads", (int)tasks.st_nlink - 2);
 }

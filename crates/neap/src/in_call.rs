@@ -20,10 +20,10 @@
 //!
 //! How much more than [`LOW`] stays is learned from regret, as page lists learn their size: bytes
 //! that calls gave back and that the program takes from the system again soon should have been
-//! kept. The bound grows by these bytes, and shrinks by an eighth a second. Of what is kept, whole
-//! free chunks that nothing needed from one tick within calls to the next are offered to the system
-//! (lazily free): it takes them when it is short of memory. Not sooner, since a page that was
-//! offered costs as much as a fault when it is written to again.
+//! kept, as far as more is live then. The bound grows by these bytes, and shrinks by an eighth a
+//! second. Of what is kept, whole free chunks that nothing needed from one tick within calls to the
+//! next are offered to the system (lazily free): it takes them when it is short of memory. Not
+//! sooner, since a page that was offered costs as much as a fault when it is written to again.
 //!
 //! # Locking
 //! The learned numbers are under a mutex that is only tried, inside the fork gate: one call at a
@@ -62,7 +62,7 @@ const PATIENCE: u32 = 32;
 /// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
 const LEAST: Order = Order(4);
 /// Pages of slabs in use go at the end of a burst: when so many times as much is free as is live.
-const LATE: u64 = 16;
+const LATE: u64 = 8;
 /// Pages in lists that are not worth draining the lists.
 const FEW_LISTED: u64 = 64;
 /// Nanoseconds after which survivors of a burst are taken to stay, and pages between them go one by
@@ -119,6 +119,8 @@ struct Learned {
     given: u64,
     /// Taken from the system so far.
     grown: u64,
+    /// In use at the last look.
+    last_live: u64,
     /// In use at the last look that left much.
     live: u64,
     /// In use when a look last found much less or more, and the time of that.
@@ -133,14 +135,26 @@ struct Learned {
 
 impl Learned {
     const fn new() -> Learned {
-        Learned { kept: 0, given: 0, grown: 0, live: 0, steady_live: 0, steady_since: 0, fruitless: 0, aged: 0 }
+        Learned {
+            kept: 0,
+            given: 0,
+            grown: 0,
+            last_live: 0,
+            live: 0,
+            steady_live: 0,
+            steady_since: 0,
+            fruitless: 0,
+            aged: 0,
+        }
     }
 
-    /// Learns from what the program took from the system since the last look.
-    fn learn(&mut self, grown: u64, now: u64) {
+    /// Learns from what the program took from the system since the last look, and from what is live
+    /// now. Memory that neap takes for itself while the program frees is no reason to keep more.
+    fn learn(&mut self, grown: u64, live: u64, now: u64) {
         self.age(now);
-        let again = grown.saturating_sub(self.grown).min(self.given);
-        self.grown = grown;
+        let more = live.saturating_sub(self.last_live);
+        let again = grown.saturating_sub(self.grown).min(self.given).min(more);
+        (self.grown, self.last_live) = (grown, live);
         self.given -= again;
         self.kept += again;
     }
@@ -152,9 +166,12 @@ impl Learned {
     /// that keeps many pages, and what is freed last is not looked at any more: then looks are as
     /// frequent as they are of use.
     fn after_stuck(&mut self, rest: u64, live: u64, gone: u64) -> u64 {
-        // Looks that come as what is live shrinks are few anyway.
+        // Looks that come as what is live shrinks are few anyway. It may take several of them to
+        // shrink by a sixteenth: a free that takes the slow path may return few objects.
         let shrinks = live < self.live - self.live / 16;
-        self.live = live;
+        if shrinks || live > self.live {
+            self.live = live;
+        }
         self.fruitless = if shrinks || gone >= FRUITFUL { 1 } else { self.fruitless.saturating_add(1) };
         let step = rest.min(live) / 8;
         (step << self.fruitless.saturating_sub(PATIENCE).min(16)).min(rest / 2)
@@ -229,16 +246,16 @@ impl<P: Platform> Core<P> {
         let _inside = mm.gate.enter(platform.cpu());
         let Some(mut learned) = self.in_call.learned.try_lock() else { return };
         let now = platform.now();
-        learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), now);
+        let surplus = self.surplus();
+        let live = self.live(surplus);
+        learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), live, now);
         self.in_call.kept.store(learned.kept, Relaxed);
         let kept = learned.kept.max(keep);
-        let surplus = self.surplus();
         let is_scattered = learned.fruitless > 0 && surplus > self.resident() / 2;
         let (low, high) = if is_scattered { (SCATTERED + kept, SCATTERED + kept) } else { (LOW + kept, HIGH + kept) };
         let mut next = high.saturating_sub(surplus).max(STEP);
         if surplus > high && !platform.is_isolated_cpu_in_use() {
             let most = (surplus - low).min(MOST_BYTES + own);
-            let live = self.live(surplus);
             let has_settled = learned.has_settled(live, now);
             let scattered = has_settled && surplus > live / 2 || live < surplus / LATE;
             let least = match scattered {
@@ -525,14 +542,23 @@ mod tests {
     #[test]
     fn bound_shrinks_by_an_eighth_a_second() {
         let mut learned = Learned { given: 80, ..Learned::new() };
-        learned.learn(64, 0);
+        learned.learn(64, 64, 0);
         assert_eq!((learned.kept, learned.given), (64, 16));
-        learned.learn(64, SECOND - 1);
+        learned.learn(64, 64, SECOND - 1);
         assert_eq!((learned.kept, learned.given), (64, 16));
-        learned.learn(66, SECOND);
+        learned.learn(66, 66, SECOND);
         assert_eq!((learned.kept, learned.given), (58, 6), "two of the eight bytes that may be regretted");
-        learned.learn(66, FORGOTTEN * 2 * SECOND);
+        learned.learn(66, 66, FORGOTTEN * 2 * SECOND);
         assert_eq!((learned.kept, learned.given), (0, 0));
+    }
+
+    #[test]
+    fn growth_while_the_program_frees_is_not_regretted() {
+        let mut learned = Learned { given: 80, last_live: 100, ..Learned::new() };
+        learned.learn(64, 40, 0);
+        assert_eq!((learned.kept, learned.given), (0, 80));
+        learned.learn(128, 50, 0);
+        assert_eq!((learned.kept, learned.given), (10, 70), "ten bytes more are live");
     }
 
     #[test]
@@ -543,6 +569,13 @@ mod tests {
         // Looks that give nothing stay frequent while what is live shrinks.
         let steps = [(); 60].map(|()| learned.after_stuck(80 * MIB, learned.live - learned.live / 8, 0));
         assert!(steps.is_sorted_by(|a, b| a >= b) && steps[59] < MIB / 64, "{steps:?}");
+        // Each look may find only a hundredth less.
+        let mut live = 4 * MIB;
+        let steps = [(); 400].map(|()| {
+            live -= live / 100;
+            learned.after_stuck(80 * MIB, live, 0)
+        });
+        assert!(steps.is_sorted_by(|a, b| a >= b) && steps[399] < MIB / 64, "{steps:?}");
         let steps = [(); 40].map(|()| learned.after_stuck(40 * MIB, 4 * MIB, 0));
         assert_eq!((steps[30], steps[31], steps[38]), (MIB / 2, MIB, 20 * MIB));
         assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, FRUITFUL), MIB / 2);
@@ -557,6 +590,8 @@ mod tests {
                 // SAFETY: the blocks are this test's.
                 unsafe { mm.free(*block) };
             }
+            let left = resident(&mm) - 64 * MIB / 20;
+            assert!(left < 32 * MIB, "{left} bytes right after the burst, blocks of {size} bytes");
             // Calls that take and free as much as lies between two looks, before and after the
             // survivors have settled.
             for _ in 0..10 {
