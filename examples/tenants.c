@@ -66,7 +66,7 @@ static double populated(void) {
 }
 
 int main(void) {
-    check(neap_histogram_init(&sizes, NEAP_NOBODY, NEAP_FOREVER), "a histogram");
+    check(neap_histogram_init(&sizes, NEAP_NO_OWNER, NEAP_FOREVER), "a histogram");
     double before = populated();
     for (int i = 0; i < TENANTS; i++) open_tenant(&tenants[i]);
     double full = populated();

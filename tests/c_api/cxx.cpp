@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-static_assert(NEAP_NOBODY == 0 && NEAP_LARGEST == 32 * 1024 && NEAP_ROOT != 0 && NEAP_MAX == 0, "constants");
+static_assert(NEAP_NO_OWNER == 0 && NEAP_LARGEST == 32 * 1024 && NEAP_ROOT != 0 && NEAP_MAX == 0, "constants");
 
 class Counter {
 public:
@@ -75,7 +75,7 @@ static void groups() {
 }
 
 int main() {
-    Counter counter(NEAP_NOBODY);
+    Counter counter(NEAP_NO_OWNER);
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; i++)
         threads.emplace_back([&counter] {
@@ -84,7 +84,7 @@ int main() {
     for (std::thread &thread : threads) thread.join();
     CHECK(counter.exact() == 40000, "%lld", static_cast<long long>(counter.exact()));
     neap_percpu data = 0;
-    CHECK(neap_percpu_alloc(&data, NEAP_NOBODY, sizeof(std::uint64_t), alignof(std::uint64_t), NEAP_FOREVER) == NEAP_OK, "data");
+    CHECK(neap_percpu_alloc(&data, NEAP_NO_OWNER, sizeof(std::uint64_t), alignof(std::uint64_t), NEAP_FOREVER) == NEAP_OK, "data");
     std::string cpus;
     auto each = [](void *copy, unsigned cpu, void *argument) {
         *static_cast<std::uint64_t *>(copy) = cpu;

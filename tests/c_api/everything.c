@@ -58,10 +58,10 @@ static void on_signal(int number) {
 }
 
 static void in_threads(void) {
-    CHECK(neap_counter_init(&counter, NEAP_NOBODY, 32, NEAP_FOREVER) == NEAP_OK, "a counter");
-    CHECK(neap_histogram_init(&histogram, NEAP_NOBODY, NEAP_FOREVER) == NEAP_OK, "a histogram");
-    CHECK(neap_ref_init(&shared, NEAP_NOBODY, released, &releases, NEAP_FOREVER) == NEAP_OK, "a reference");
-    CHECK(neap_percpu_alloc(&words, NEAP_NOBODY, 8, 8, NEAP_FOREVER) == NEAP_OK, "words");
+    CHECK(neap_counter_init(&counter, NEAP_NO_OWNER, 32, NEAP_FOREVER) == NEAP_OK, "a counter");
+    CHECK(neap_histogram_init(&histogram, NEAP_NO_OWNER, NEAP_FOREVER) == NEAP_OK, "a histogram");
+    CHECK(neap_ref_init(&shared, NEAP_NO_OWNER, released, &releases, NEAP_FOREVER) == NEAP_OK, "a reference");
+    CHECK(neap_percpu_alloc(&words, NEAP_NO_OWNER, 8, 8, NEAP_FOREVER) == NEAP_OK, "words");
     pthread_t threads[THREADS];
     for (size_t i = 0; i < THREADS; i++)
         CHECK(pthread_create(&threads[i], NULL, work, i < 2 ? &counter : NULL) == 0, "thread %zu", i);
@@ -127,13 +127,13 @@ static void comes_back(int ticks) {
 static void who_cannot_wait(void) {
     static neap_percpu data[4096];
     int got = 0;
-    while (got < 4096 && neap_percpu_alloc(&data[got], NEAP_NOBODY, 4096, 8, NEAP_NEVER) == NEAP_OK) got++;
+    while (got < 4096 && neap_percpu_alloc(&data[got], NEAP_NO_OWNER, 4096, 8, NEAP_NEVER) == NEAP_OK) got++;
     CHECK(got < 4096, "there is an end to what is there");
     neap_counter small;
-    int answer = neap_counter_init(&small, NEAP_NOBODY, 1, NEAP_NEVER);
+    int answer = neap_counter_init(&small, NEAP_NO_OWNER, 1, NEAP_NEVER);
     CHECK(answer == NEAP_OK || answer == NEAP_E_WAIT, "%s", neap_error_text(answer));
     if (answer == NEAP_OK) CHECK(neap_counter_destroy(&small) == NEAP_OK, "its end");
-    CHECK(neap_percpu_alloc(&data[got], NEAP_NOBODY, 4096, 8, INT64_C(10000000000)) == NEAP_OK, "who waits gets it");
+    CHECK(neap_percpu_alloc(&data[got], NEAP_NO_OWNER, 4096, 8, INT64_C(10000000000)) == NEAP_OK, "who waits gets it");
     for (; got >= 0; got--) CHECK(neap_percpu_free(data[got]) == NEAP_OK, "%d", got);
 }
 
@@ -144,7 +144,7 @@ static void what_is_none(void) {
     CHECK(neap_counter_exact(&none) == 0 && neap_counter_exact(NULL) == 0, "nothing is nothing");
     CHECK(neap_counter_destroy(&none) == NEAP_E_ARGUMENT && neap_ref_kill(NULL) == NEAP_E_ARGUMENT, "errors");
     CHECK(neap_percpu_on(0, 0) == NULL && neap_percpu_on(words, ~0u) == NULL && neap_percpu_free(0) == NEAP_OK, "no copy");
-    CHECK(neap_percpu_alloc(NULL, NEAP_NOBODY, 8, 8, NEAP_FOREVER) == NEAP_E_ARGUMENT, "nowhere");
+    CHECK(neap_percpu_alloc(NULL, NEAP_NO_OWNER, 8, 8, NEAP_FOREVER) == NEAP_E_ARGUMENT, "nowhere");
     CHECK(neap_percpu_alloc(&words, UINT64_C(99) << 32, 8, 8, NEAP_FOREVER) == NEAP_E_OWNER, "no owner");
     CHECK(strcmp(neap_version(), NEAP_VERSION) == 0, "header %s, library %s", NEAP_VERSION, neap_version());
 }
@@ -152,7 +152,7 @@ static void what_is_none(void) {
 int main(int argc, char **argv) {
     (void)argv;
     errno = 4711;
-    CHECK(neap_cpus() == 0 && neap_percpu_alloc(&words, NEAP_NOBODY, 8, 8, NEAP_NEVER) == NEAP_E_WAIT, "nothing yet");
+    CHECK(neap_cpus() == 0 && neap_percpu_alloc(&words, NEAP_NO_OWNER, 8, 8, NEAP_NEVER) == NEAP_E_WAIT, "nothing yet");
     in_threads();
     in_a_child();
     comes_back(argc > 1);

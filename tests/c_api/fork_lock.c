@@ -19,7 +19,7 @@ static void *work(void *counter) {
         neap_percpu data;
         lock();
         neap_counter_exact(counter);
-        CHECK(neap_percpu_alloc(&data, NEAP_NOBODY, 64, 8, NEAP_FOREVER) == NEAP_OK, "64 bytes");
+        CHECK(neap_percpu_alloc(&data, NEAP_NO_OWNER, 64, 8, NEAP_FOREVER) == NEAP_OK, "64 bytes");
         neap_percpu_free(data);
         unlock();
     }
@@ -30,7 +30,7 @@ int main(void) {
     alarm(60);
     CHECK(pthread_atfork(lock, unlock, unlock) == 0, "handlers");
     neap_counter counter;
-    CHECK(neap_counter_init(&counter, NEAP_NOBODY, 1, NEAP_FOREVER) == NEAP_OK, "a counter");
+    CHECK(neap_counter_init(&counter, NEAP_NO_OWNER, 1, NEAP_FOREVER) == NEAP_OK, "a counter");
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, work, &counter) == 0, "a thread");
     for (int i = 0; i < 200; i++) {

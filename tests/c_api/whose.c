@@ -7,7 +7,7 @@
 
 int main(int argc, char **argv) {
     neap_counter counter;
-    CHECK(neap_counter_init(&counter, NEAP_NOBODY, 1, NEAP_FOREVER) == NEAP_OK, "a counter");
+    CHECK(neap_counter_init(&counter, NEAP_NO_OWNER, 1, NEAP_FOREVER) == NEAP_OK, "a counter");
     /* Two addresses of one library would show that it is half of one and half of another. */
     Dl_info first, second;
     CHECK(dladdr((void *)(uintptr_t)neap_counter_init, &first) && dladdr((void *)(uintptr_t)neap_release, &second), "dladdr");

@@ -31,8 +31,8 @@ static __thread volatile struct area area __attribute__((tls_model("initial-exec
 ptrdiff_t __rseq_offset;
 unsigned __rseq_size, __rseq_flags;
 
-/* Whether there is membarrier, without which there are no sequences. Asked at the start: by its end a program may be in a
- * sandbox that has none. */
+/* Whether there is membarrier, without which there are no sequences. Asked at the start: by its
+ * end a program may be in a sandbox that has none. */
 static int has_membarrier;
 
 static int enter(void) { return (int)syscall(SYS_rseq, &area, sizeof area, 0, 0x53053053); }

@@ -175,7 +175,7 @@ fn render(root: &Path, sources: &Pages) -> Result<()> {
         fs::remove_dir_all(site())?;
     }
     let mut book = cargo(["run", "--quiet", "--package", "neap-book", "--"]);
-    // The variable overrides `build-dir` of book.toml, because CARGO_TARGET_DIR may move the folder.
+    // The variable overrides `build-dir` of book.toml: CARGO_TARGET_DIR may move the folder.
     book.arg(root).env("MDBOOK_BUILD__BUILD_DIR", site().join("docs")).current_dir(root);
     run(book)?;
     for path in sources.linked_sources() {

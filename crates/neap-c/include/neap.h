@@ -96,11 +96,11 @@ const char *neap_error_text(int error);
 /* ---- Owners and allocations ---- */
 
 /*
- * An owner of data that lies together. 0 is NEAP_NOBODY: data without an owner, which shares cache
+ * An owner of data that lies together. 0 is NEAP_NO_OWNER: data without an owner, which shares cache
  * lines.
  */
 typedef uint64_t neap_owner;
-#define NEAP_NOBODY UINT64_C(0)
+#define NEAP_NO_OWNER UINT64_C(0)
 
 /* An allocation: a copy of some bytes for each CPU. 0 is none. */
 typedef uint64_t neap_percpu;
@@ -131,7 +131,7 @@ int neap_owner_open(neap_owner *owner);
  * Ends an owner and frees all of its data. No thread uses the data any more, or allocates for the
  * owner meanwhile. Counters, references and histograms of the owner are gone, and must not be
  * destroyed. Stores the freed bytes of all copies in `bytes`, which may be NULL. NEAP_E_OWNER;
- * NEAP_E_ARGUMENT for NEAP_NOBODY, which never ends.
+ * NEAP_E_ARGUMENT for NEAP_NO_OWNER, which never ends.
  */
 int neap_owner_close(neap_owner owner, size_t *bytes);
 
@@ -873,7 +873,7 @@ typedef struct neap_usage {
     uint64_t populated_bytes;
     uint64_t empty_bytes;
     uint64_t reserve_bytes;
-    /* Numbers of allocations, and of owners without NEAP_NOBODY. */
+    /* Numbers of allocations, and of owners without NEAP_NO_OWNER. */
     uint64_t allocations;
     uint64_t owners;
 } neap_usage;

@@ -73,7 +73,7 @@ fn constants_and_layouts_are_those_of_the_library() {
         same(&format!("NEAP_E_{name}"), error as i128);
     }
     same("NEAP_OK", 0);
-    same("NEAP_NOBODY", neap::percpu::Owner::NOBODY.to_bits().into());
+    same("NEAP_NO_OWNER", neap::percpu::Owner::NONE.to_bits().into());
     same("NEAP_LARGEST", neap::percpu::LARGEST as i128);
     same("NEAP_ROOT", Group::ROOT.id().to_bits().into());
     assert_eq!(UNLIMITED, u64::MAX);

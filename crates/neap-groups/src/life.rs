@@ -117,10 +117,9 @@ impl Groups {
             self.tree.end_grace(|group| {
                 self.hand_down_counts(host, group);
                 let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
-                // SAFETY: the id of the group leads to its heir since before the grace period
-                // began, and all readers of that time have gone. No thread can find its counts, or
-                // allocate for its owner. The owner was opened for this group alone, so there is no
-                // error.
+                // SAFETY: before the grace period the id led to the heir, and its readers have gone,
+                // so no thread can find the counts or allocate for the owner. The owner was opened
+                // for this group alone, so there is no error.
                 let _ = unsafe { host.data().close_owner(owner) };
             });
         }

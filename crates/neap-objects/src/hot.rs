@@ -308,11 +308,10 @@ impl Hot {
             return None; // Miri has no sequences.
         }
         let object: *mut u8;
-        // SAFETY: the size is below a limit that is not 0, so the slots have been opened and
-        // `places` has an entry for the size. Objects on stacks lie in the arena, whose state
-        // tables cover all of it. On x86-64 plain loads stay in order, so they pair with the
-        // Release in `serve`. The only stores are the commit and the state byte of the object,
-        // which is this thread's then.
+        // On x86-64 plain loads stay in order, so they pair with the Release in `serve`.
+        // SAFETY: the size is below a limit that is not 0, so the slots are open and `places` has
+        // its entry. Objects on stacks lie in the arena, which the state tables cover. The only
+        // stores are the commit and the state byte of the object, which is this thread's then.
         unsafe {
             asm!(
                 "27:",
@@ -382,9 +381,10 @@ impl Hot {
         // On x86-64 plain loads stay in order, so the load of `bytes` pairs with the Release in
         // `cover`. The base and the table's offset were stored before any object was handed out, so
         // a thread that has an object sees both. The offset is not loaded by the table's address,
-        // so that a sequence does not wait for that. SAFETY: `bytes` is 0 until the slots have been
-        // opened. Below it, the kind map and the state tables cover the arena. The only stores are
-        // the state byte of an object that is this thread's then, and those of a push.
+        // so that a sequence does not wait for that.
+        // SAFETY: `bytes` is 0 until the slots are open. Below it, the kind map and the state
+        // tables cover the arena. The only stores are the state byte of an object that is this
+        // thread's then, and those of a push.
         unsafe {
             asm!(
                 "mov {place}, {value}",

@@ -65,7 +65,7 @@ impl fmt::Display for Refused {
 impl core::error::Error for Refused {}
 
 /// Charges owners. Called without a lock; may allocate and free in the same instance.
-/// [`Owner::NOBODY`] is not charged.
+/// [`Owner::NONE`] is not charged.
 pub trait Charge: Sync {
     /// Charges `bytes` of all copies together to an owner. `false`: refused.
     fn charge(&self, owner: Owner, bytes: usize) -> bool;
@@ -155,12 +155,12 @@ impl<C: Charge> PerCpuData<C> {
     ///
     /// # Errors
     /// [`Refused::UnknownOwner`] if it was closed before; [`Refused::BadRequest`] for
-    /// [`Owner::NOBODY`], which never ends.
+    /// [`Owner::NONE`], which never ends.
     ///
     /// # Safety
     /// No thread uses the owner's allocations any more, or allocates for the owner meanwhile.
     pub unsafe fn close_owner(&self, owner: Owner) -> Result<usize, Refused> {
-        if owner == Owner::NOBODY {
+        if owner == Owner::NONE {
             return Err(Refused::BadRequest);
         }
         let mut bytes = 0;
@@ -204,7 +204,7 @@ impl<C: Charge> PerCpuData<C> {
         self.check(size, align)?;
         let request = Request { owner, granules: size.div_ceil(GRANULE), align: align.max(GRANULE) };
         let bytes = self.bytes(request.granules);
-        let charged = owner != Owner::NOBODY;
+        let charged = owner != Owner::NONE;
         if charged && !self.charge.charge(owner, bytes) {
             return Err(Refused::Charge);
         }
@@ -246,7 +246,7 @@ impl<C: Charge> PerCpuData<C> {
         let payer = state.rows.record(owner).map_or(0, |record| record.payer);
         self.tell(&state);
         drop(state);
-        if owner != Owner::NOBODY {
+        if owner != Owner::NONE {
             self.charge.uncharge(owner, self.bytes(granules));
         }
         Ok((granules * GRANULE, payer))

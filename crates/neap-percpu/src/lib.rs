@@ -34,7 +34,7 @@
 //! and a page. Rows are at most 17/16 of the requested bytes, plus two losses: less than a cache
 //! line for each row, and the remainders of sizes that do not fit together. An owner with one tiny
 //! allocation takes a cache line for each CPU, and shares pages with similar owners.
-//! [`Owner::NOBODY`] has rows of about a page, in which allocations without an owner share cache
+//! [`Owner::NONE`] has rows of about a page, in which allocations without an owner share cache
 //! lines. One that stays keeps about a page.
 //!
 //! # Nodes

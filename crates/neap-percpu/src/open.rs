@@ -151,7 +151,7 @@ impl<C: Charge> PerCpuData<C> {
             }
         }
         match data.open_owner(platform) {
-            Ok(Owner::NOBODY) => Ok(data),
+            Ok(Owner::NONE) => Ok(data),
             answer => {
                 // SAFETY: no other thread has the instance.
                 unsafe { data.close(platform) };

@@ -38,9 +38,9 @@ pub struct Owner {
 
 impl Owner {
     /// The owner of allocations without an owner, which share rows. Not charged.
-    pub const NOBODY: Owner = Owner { index: 0, generation: 1 };
+    pub const NONE: Owner = Owner { index: 0, generation: 1 };
 
-    /// The owner as a number; 0 for [`Owner::NOBODY`].
+    /// The owner as a number; 0 for [`Owner::NONE`].
     pub fn to_bits(self) -> u64 {
         u64::from(self.generation.wrapping_sub(1)) << 32 | u64::from(self.index)
     }

@@ -29,7 +29,7 @@ pub struct Statistics {
     pub allocations: usize,
     /// Number of rows.
     pub rows: usize,
-    /// Number of owners, without [`Owner::NOBODY`](crate::Owner::NOBODY).
+    /// Number of owners, without [`Owner::NONE`](crate::Owner::NONE).
     pub owners: usize,
     /// Number of chunks.
     pub chunks: usize,

@@ -67,7 +67,7 @@ fn history_looked_at<P: Platform>(
     mut each: impl FnMut(&PerCpuData, u64, &mut Random),
 ) {
     let data = open(platform, shape);
-    let (mut random, mut held, mut owners) = (Random(seed()), Vec::new(), vec![Owner::NOBODY]);
+    let (mut random, mut held, mut owners) = (Random(seed()), Vec::new(), vec![Owner::NONE]);
     for stamp in 0..steps {
         step(&data, platform, &mut random, &mut owners, &mut held, stamp);
         if stamp % every == 0 {
@@ -186,7 +186,7 @@ fn threads_and_a_worker_do_not_disturb_each_other() {
             scope.spawn(move || {
                 let _done = Done(done);
                 let (mut random, mut held) = (Random(seed + thread), Vec::new());
-                let mut owners = vec![Owner::NOBODY, data.open_owner(linux).unwrap()];
+                let mut owners = vec![Owner::NONE, data.open_owner(linux).unwrap()];
                 for stamp in 0..6000 {
                     step(data, linux, &mut random, &mut owners, &mut held, stamp);
                     if stamp % 1500 == 1499 {

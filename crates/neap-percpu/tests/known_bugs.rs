@@ -72,7 +72,7 @@ fn p2_depopulated_pages_read_as_zeroes_through_every_copy() {
         // SAFETY: the addresses stay mapped as long as the instance is open.
         assert!(gone.iter().all(|address| unsafe { address.read() } == 0));
         // New allocations in the freed places; `take` checks that they are zeroes.
-        let make = |stamp| take(&data, &linux, Owner::NOBODY, (1000, 8), Wait::Long, stamp).unwrap();
+        let make = |stamp| take(&data, &linux, Owner::NONE, (1000, 8), Wait::Long, stamp).unwrap();
         let new: Vec<Held> = (0..400).map(make).collect();
         new.iter().chain(&kept).for_each(|held| held.check(&data));
         end(&data, &linux, new.into_iter().chain(kept).collect());
@@ -96,7 +96,7 @@ fn p3_where_nothing_can_be_given_back_nobody_keeps_asking() {
     assert!(asked() - before < 100, "asked {} times in 1000 ticks", asked() - before);
     // Meanwhile all of the memory can be allocated without waiting.
     let all: Vec<Held> =
-        (0..200).map(|stamp| take(&data, &machine, Owner::NOBODY, (1024, 8), Wait::Never, stamp).unwrap()).collect();
+        (0..200).map(|stamp| take(&data, &machine, Owner::NONE, (1024, 8), Wait::Never, stamp).unwrap()).collect();
     machine.fail(Call::Release, 0, 0);
     machine.fail(Call::ReleaseScattered, 0, 0);
     end(&data, &machine, all);
@@ -109,10 +109,10 @@ fn p4_who_can_wait_is_served_where_nothing_is_populated() {
     for (layout, wait) in LAYOUTS.iter().flat_map(|layout| [(layout, Wait::Long), (layout, Wait::Until(0))]) {
         let machine = Virtual::new(4096, 2);
         let data = open(&machine, &shape(*layout, 2, 4096));
-        let refused = take(&data, &machine, Owner::NOBODY, (8, 8), Wait::Never, 0).err();
+        let refused = take(&data, &machine, Owner::NONE, (8, 8), Wait::Never, 0).err();
         assert_eq!(refused, Some(Refused::WouldWait));
         assert!(data.is_work_wanted());
-        let held = take(&data, &machine, Owner::NOBODY, (LARGEST, 8), wait, 1).unwrap();
+        let held = take(&data, &machine, Owner::NONE, (LARGEST, 8), wait, 1).unwrap();
         end(&data, &machine, vec![held]);
     }
 }
@@ -131,7 +131,7 @@ impl Recursive {
         let data = *self.data.lock().unwrap();
         if let Some(data) = data.filter(|_| !self.inside.swap(true, Relaxed)) {
             for wait in [Wait::Never, Wait::Long] {
-                let got = data.allocate(&self.machine, Owner::NOBODY, 5000, 8, wait);
+                let got = data.allocate(&self.machine, Owner::NONE, 5000, 8, wait);
                 // SAFETY: no code uses it any more.
                 got.into_iter().for_each(|handle| assert!(unsafe { data.free(handle) }.is_ok()));
             }
@@ -221,13 +221,13 @@ fn wait_to_a_deadline() {
     *probe.on_populate.lock().unwrap() = Some(Box::new(move || {
         if !once.swap(true, Relaxed) {
             let until = Wait::Until(probe.now() + 1000);
-            let answer = data.allocate(probe, Owner::NOBODY, 30_000, 8, until);
+            let answer = data.allocate(probe, Owner::NONE, 30_000, 8, until);
             assert_eq!(answer, Err(Refused::WouldWait));
-            assert_eq!(data.allocate(probe, Owner::NOBODY, 30_000, 8, Wait::Never), Err(Refused::WouldWait));
+            assert_eq!(data.allocate(probe, Owner::NONE, 30_000, 8, Wait::Never), Err(Refused::WouldWait));
             seen.fetch_add(1, Relaxed);
         }
     }));
-    let held = take(data, probe, Owner::NOBODY, (8, 8), Wait::Long, 1).unwrap();
+    let held = take(data, probe, Owner::NONE, (8, 8), Wait::Long, 1).unwrap();
     assert_eq!((seen.load(Relaxed), probe.pauses.load(Relaxed)), (1, 10));
     *probe.on_populate.lock().unwrap() = None;
     end(data, probe, vec![held]);
@@ -244,7 +244,7 @@ fn p8_who_cannot_wait_is_served_at_any_time_while_others_free() {
             give(&data, held);
             // Before and after the worker runs.
             for _ in 0..2 {
-                let small = take(&data, &machine, Owner::NOBODY, (900, 8), Wait::Never, at as u64);
+                let small = take(&data, &machine, Owner::NONE, (900, 8), Wait::Never, at as u64);
                 give(&data, small.unwrap_or_else(|refused| panic!("after {at}: {refused}")));
                 isolated += data.statistics().depopulating_chunks;
                 if at % 50 == 0 {
@@ -457,7 +457,7 @@ fn while_nothing_goes_what_is_free_is_used_again() {
         machine.use_isolated_cpu(isolated);
         refuse(if isolated { 0 } else { usize::MAX });
         let cycle = |seed: u64| {
-            let make = |stamp| take(&data, &machine, Owner::NOBODY, (2000, 8), Wait::Long, seed + stamp).unwrap();
+            let make = |stamp| take(&data, &machine, Owner::NONE, (2000, 8), Wait::Long, seed + stamp).unwrap();
             let held: Vec<Held> = (0..100).map(make).collect();
             held.into_iter().for_each(|held| give(&data, held));
             if ticks {
@@ -489,8 +489,7 @@ fn copies_are_on_their_nodes() {
         let machine = Virtual::new(4096, 5).with_nodes(&nodes);
         let shape = shape(layout, 5, 4096);
         let data = PerCpuData::open(&machine, &shape, |cpu| nodes[cpu], ()).unwrap();
-        let make =
-            |stamp| take(&data, &machine, Owner::NOBODY, (1 + 97 * stamp as usize, 8), Wait::Long, stamp).unwrap();
+        let make = |stamp| take(&data, &machine, Owner::NONE, (1 + 97 * stamp as usize, 8), Wait::Long, stamp).unwrap();
         let held: Vec<Held> = (0..100).map(make).collect();
         for held in &held {
             for (cpu, node) in nodes.iter().enumerate() {
@@ -511,7 +510,7 @@ fn cpus_that_do_not_exist_yet_have_copies() {
     let cpus = linux.cpus() + 3;
     let data = open(&linux, &shape(Layout::Rows, cpus, 0));
     assert_eq!((data.cpus(), data.statistics().page), (cpus, memory::page_size()));
-    let held = take(&data, &linux, Owner::NOBODY, (100, 64), Wait::Long, 1).unwrap();
+    let held = take(&data, &linux, Owner::NONE, (100, 64), Wait::Long, 1).unwrap();
     end(&data, &linux, vec![held]);
 }
 
@@ -520,19 +519,19 @@ fn requests_and_owners_that_make_no_sense_are_refused() {
     let machine = Virtual::new(4096, 2);
     let data = open(&machine, &Shape { span: 64 << 10, ..shape(Layout::Rows, 2, 4096) });
     for (size, align) in [(0, 8), (LARGEST + 1, 8), (8, 0), (8, 3), (8, 8192)] {
-        assert_eq!(data.allocate(&machine, Owner::NOBODY, size, align, Wait::Long), Err(Refused::BadRequest));
+        assert_eq!(data.allocate(&machine, Owner::NONE, size, align, Wait::Long), Err(Refused::BadRequest));
     }
     let owner = data.open_owner(&machine).unwrap();
     // SAFETY: the owner has no allocations.
     unsafe {
         assert_eq!(data.close_owner(owner), Ok(0));
         assert_eq!(data.close_owner(owner), Err(Refused::UnknownOwner));
-        assert_eq!(data.close_owner(Owner::NOBODY), Err(Refused::BadRequest));
+        assert_eq!(data.close_owner(Owner::NONE), Err(Refused::BadRequest));
     }
     assert_ne!(data.open_owner(&machine), Ok(owner), "an old owner's number");
     assert_eq!(data.allocate(&machine, owner, 8, 8, Wait::Long), Err(Refused::UnknownOwner));
     let all: Vec<Held> =
-        (0..2).map(|stamp| take(&data, &machine, Owner::NOBODY, (LARGEST, 8), Wait::Long, stamp).unwrap()).collect();
-    assert_eq!(data.allocate(&machine, Owner::NOBODY, 8, 8, Wait::Long), Err(Refused::Full));
+        (0..2).map(|stamp| take(&data, &machine, Owner::NONE, (LARGEST, 8), Wait::Long, stamp).unwrap()).collect();
+    assert_eq!(data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long), Err(Refused::Full));
     end(&data, &machine, all);
 }

@@ -141,7 +141,7 @@ fn a_free_and_the_worker_leave_nothing_behind() {
         let machine = std::sync::Arc::new(Virtual::new(4096, 1));
         let shape = Shape { unit: 64 << 10, span: 128 << 10, ..Shape::usual(1) };
         let data = Arc::new(PerCpuData::open(&*machine, &shape, |_| 0, ()).unwrap());
-        let take = |_| data.allocate(&*machine, Owner::NOBODY, 16 << 10, 8, Wait::Long).unwrap();
+        let take = |_| data.allocate(&*machine, Owner::NONE, 16 << 10, 8, Wait::Long).unwrap();
         let held: Vec<_> = (0..5).map(take).collect();
         // SAFETY: no code uses the allocation any more.
         let free = |data: &PerCpuData, handle| _ = unsafe { data.free(handle) }.unwrap();

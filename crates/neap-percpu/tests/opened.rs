@@ -54,11 +54,11 @@ fn a_step_that_is_refused_is_taken_later() {
     let data = open(&machine, &shape(Layout::Rows, 2, 4096));
     machine.fail(Call::Open, 0, 2);
     for _ in 0..2 {
-        let answer = data.allocate(&machine, Owner::NOBODY, 8, 8, Wait::Long);
+        let answer = data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long);
         assert!(matches!(answer, Err(Refused::Memory(_))), "{answer:?}");
         data.verify().unwrap();
     }
-    let mut held = vec![take(&data, &machine, Owner::NOBODY, (8, 8), Wait::Long, 1).unwrap()];
+    let mut held = vec![take(&data, &machine, Owner::NONE, (8, 8), Wait::Long, 1).unwrap()];
     let opened = machine.made(Call::Open);
     // The first step of owners is opened from the start.
     let mut owners = Vec::new();

@@ -14,7 +14,7 @@ fn a_small_history_touches_nothing_but_its_own() {
         let shape = Shape { layout, unit: 32 << 10, span: 128 << 10, ..Shape::usual(3) };
         let data = open(&machine, &shape);
         let (mut random, mut held) = (Random(seed()), Vec::<Held>::new());
-        let owners = [Owner::NOBODY, data.open_owner(&machine).unwrap(), data.open_owner(&machine).unwrap()];
+        let owners = [Owner::NONE, data.open_owner(&machine).unwrap(), data.open_owner(&machine).unwrap()];
         for stamp in 0..60 {
             let owner = owners[random.below(3) as usize];
             let most = 1 << random.below(12);

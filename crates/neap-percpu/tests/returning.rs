@@ -35,7 +35,7 @@ fn run(shape: &Shape, owners: usize, goes: impl Fn(usize) -> bool, before: usize
     let machine = Virtual::new(4096, shape.cpus);
     let data = PerCpuData::open(&machine, shape, |_| 0, ()).unwrap();
     for _ in 0..before {
-        data.allocate(&machine, Owner::NOBODY, 8, 8, Wait::Long).unwrap();
+        data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long).unwrap();
     }
     settle(&data, &machine);
     let populated = || data.statistics().populated;

@@ -84,7 +84,7 @@ fn a_walk_agrees_with_the_statistics_through_a_life() {
             // The instance grows, and then shrinks.
             let grows = random.below(10) < if step < 1500 { 7 } else { 2 };
             if grows {
-                let owner = if random.below(2) == 0 { Owner::NOBODY } else { data.open_owner(&machine).unwrap() };
+                let owner = if random.below(2) == 0 { Owner::NONE } else { data.open_owner(&machine).unwrap() };
                 let size = 1 + random.below(4000) as usize;
                 held.push(take(&data, &machine, owner, (size, 8), Wait::Long, step).unwrap());
             } else if !held.is_empty() {

@@ -103,7 +103,7 @@ mod tests {
         let data = PerCpuData::open(&machine, &Shape { span: 8 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
         let empty = report(Some(&data), 0, 100);
         assert_eq!((empty[0], empty[1], empty[2]), (1, 0, u64::MAX));
-        let make = |_| data.allocate(&machine, Owner::NOBODY, 8000, 8, Wait::Long).unwrap();
+        let make = |_| data.allocate(&machine, Owner::NONE, 8000, 8, Wait::Long).unwrap();
         let handles: Vec<_> = (0..100).map(make).collect();
         let chunks = data.statistics().chunks;
         assert!(chunks > 10);

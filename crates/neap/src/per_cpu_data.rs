@@ -197,7 +197,7 @@ impl<'m, P: Platform> Source<'m, P> {
 
     /// Returns the groups, and the payer of an owner, if it has one. Inside the gate.
     fn payer(&self, owner: Owner) -> Option<(Grouped<'m, P>, Payer)> {
-        let grouped = self.mm.groups_if_made().filter(|_| owner != Owner::NOBODY)?;
+        let grouped = self.mm.groups_if_made().filter(|_| owner != Owner::NONE)?;
         let payer = self.data.payer(owner);
         (payer != 0).then(|| (grouped, Payer::from_bits(payer)))
     }

@@ -65,7 +65,7 @@ impl<T: Send> PerCpu<T> {
     /// # Errors
     /// Those of [`allocate`].
     pub fn new(make: impl FnMut(usize) -> T) -> Result<Self, Refused> {
-        PerCpu::of(Owner::NOBODY, Wait::Long, make)
+        PerCpu::of(Owner::NONE, Wait::Long, make)
     }
 
     /// Makes a value for each CPU that belongs to `owner`. `wait` says how long the caller can
@@ -98,7 +98,7 @@ impl PerCpuCounter {
     /// # Errors
     /// Those of [`allocate`].
     pub fn new(batch: i64) -> Result<Self, Refused> {
-        PerCpuCounter::of(Owner::NOBODY, batch, Wait::Long)
+        PerCpuCounter::of(Owner::NONE, batch, Wait::Long)
     }
 
     /// Makes a counter at 0 that belongs to `owner`. `wait` says how long the caller can wait.
@@ -132,7 +132,7 @@ impl PerCpuRef {
     /// # Errors
     /// Those of [`allocate`].
     pub fn new() -> Result<Self, Refused> {
-        PerCpuRef::of(Owner::NOBODY, Wait::Long)
+        PerCpuRef::of(Owner::NONE, Wait::Long)
     }
 
     /// Makes a count of one that belongs to `owner`. `wait` says how long the caller can wait.
@@ -189,7 +189,7 @@ impl PerCpuHistogram {
     /// # Errors
     /// Those of [`allocate`].
     pub fn new() -> Result<Self, Refused> {
-        PerCpuHistogram::of(Owner::NOBODY, Wait::Long)
+        PerCpuHistogram::of(Owner::NONE, Wait::Long)
     }
 
     /// Makes an empty histogram that belongs to `owner`. `wait` says how long the caller can wait.
@@ -236,13 +236,13 @@ pub fn open_owner() -> Result<Owner, Refused> {
 ///
 /// # Errors
 /// [`Refused::UnknownOwner`] if it was closed before; [`Refused::BadRequest`] for
-/// [`Owner::NOBODY`], which cannot be closed.
+/// [`Owner::NONE`], which cannot be closed.
 ///
 /// # Safety
 /// * No thread uses the owner's data any more, or allocates for it meanwhile.
 /// * Typed values of the owner are forgotten, not dropped.
 pub unsafe fn close_owner(owner: Owner) -> Result<usize, Refused> {
-    if owner == Owner::NOBODY {
+    if owner == Owner::NONE {
         return Err(Refused::BadRequest);
     }
     let source = PROCESS.per_cpu_if_made().ok_or(Refused::UnknownOwner)?;

@@ -51,7 +51,7 @@ fn what_is_locked_is_what_was_touched() {
     };
     let mut handles = Vec::new();
     let full = grown(|| {
-        handles.extend((0..20_000).map(|_| data.allocate(&linux, Owner::NOBODY, 64, 8, Wait::Long).unwrap()));
+        handles.extend((0..20_000).map(|_| data.allocate(&linux, Owner::NONE, 64, 8, Wait::Long).unwrap()));
     });
     assert!(opened + full < LITTLE, "{opened} and {full} bytes for 20 000 allocations");
     // SAFETY: no thread uses them any more.

@@ -92,7 +92,7 @@ fn what_was_freed_goes_back_by_ticks_and_the_rest_with_the_manager() {
 fn all_that_is_free_goes_back_at_once_on_demand() {
     let mm = Opened::new(Shared::new(Virtual::new(4096, 2)), &OPTIONS).unwrap();
     let source = mm.per_cpu(Wait::Long).unwrap();
-    let handles: Vec<_> = (0..60).map(|_| source.allocate(Owner::NOBODY, 4000, 8, Wait::Long).unwrap()).collect();
+    let handles: Vec<_> = (0..60).map(|_| source.allocate(Owner::NONE, 4000, 8, Wait::Long).unwrap()).collect();
     let full = source.statistics().populated;
     // SAFETY: no thread uses the allocations, and each is freed once. They are fewer than the
     // quarter of a chunk that is released without waiting.
@@ -135,7 +135,7 @@ fn copies_are_near_their_cpus() {
     let machine = Shared::new(Virtual::new(4096, 4).with_nodes(&[0, 1, 1, 0]));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let source = mm.per_cpu(Wait::Long).unwrap();
-    let handle = source.allocate(Owner::NOBODY, 100, 8, Wait::Long).unwrap();
+    let handle = source.allocate(Owner::NONE, 100, 8, Wait::Long).unwrap();
     let nodes: Vec<_> = (0..4).map(|cpu| machine.bound_to(source.data().address(handle, cpu).addr())).collect();
     assert_eq!(nodes, [Some(0), Some(1), Some(1), Some(0)]);
 }
@@ -145,19 +145,19 @@ fn who_may_not_wait_gets_what_is_there_or_nothing() {
     let machine = Shared::new(Virtual::new(4096, 2));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let source = mm.per_cpu(Wait::Long).unwrap();
-    source.allocate(Owner::NOBODY, 8, 8, Wait::Long).unwrap();
+    source.allocate(Owner::NONE, 8, 8, Wait::Long).unwrap();
     let calls = || [Call::Map, Call::Open, Call::Populate, Call::Release].map(|call| machine.made(call));
     let before = calls();
     let mut got = 0;
-    while source.allocate(Owner::NOBODY, 2000, 8, Wait::Never).is_ok() {
+    while source.allocate(Owner::NONE, 2000, 8, Wait::Never).is_ok() {
         got += 1;
         assert!(got < 1000);
     }
     assert!(got > 0 && calls() == before, "{got} allocations, {before:?} {:?}", calls());
-    assert_eq!(source.allocate(Owner::NOBODY, 2000, 8, Wait::Never), Err(Refused::WouldWait));
+    assert_eq!(source.allocate(Owner::NONE, 2000, 8, Wait::Never), Err(Refused::WouldWait));
     // A tick refills the reserve.
     mm.tick(1);
-    assert!(source.allocate(Owner::NOBODY, 2000, 8, Wait::Never).is_ok());
+    assert!(source.allocate(Owner::NONE, 2000, 8, Wait::Never).is_ok());
     proves(&*mm);
 }
 

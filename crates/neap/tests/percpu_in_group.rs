@@ -34,7 +34,7 @@ fn all_copies_are_charged_until_they_are_freed() {
         for size in [1, 8, 64, 100, 4096, 32_768] {
             handles.push(allocate(owner, size));
             allocate(nobodys, size);
-            allocate(Owner::NOBODY, size);
+            allocate(Owner::NONE, size);
             bytes += size.next_multiple_of(8) as u64 * cpus;
             assert_eq!((groups.used(group), groups.used(above), groups.used(other)), (Ok(bytes), Ok(bytes), Ok(0)));
             mm.verify(0).unwrap();
@@ -101,7 +101,7 @@ fn who_never_waits_fences_nobody_and_empties_nothing() {
     let owner = groups.open_owner(group).unwrap();
     groups.set_bound(group, Bound::Max, BATCH + 1000).unwrap();
     // There are populated pages: an allocation without an owner succeeds.
-    let nobodys = source.allocate(Owner::NOBODY, 4096, 8, Wait::Never).unwrap();
+    let nobodys = source.allocate(Owner::NONE, 4096, 8, Wait::Never).unwrap();
     Virtual::run_on(3);
     let object = mm.enter(Some(group));
     let block = mm.allocate(1000);

@@ -115,7 +115,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         PerCpuData::open(&linux, &Shape::usual(linux.cpus()), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
     let host = Alone { data: &data, platform: &linux };
     // A part is moved once in 4096 additions of 1.
-    let counter = PerCpuCounter::new(host, Owner::NOBODY, 4096, Wait::Long).map_err(|refused| anyhow!("{refused}"))?;
+    let counter = PerCpuCounter::new(host, Owner::NONE, 4096, Wait::Long).map_err(|refused| anyhow!("{refused}"))?;
     let (atomic, shards) = (Shard::default(), on.iter().map(|_| Shard::default()).collect::<Vec<_>>());
     let times = options.amount(10_000_000);
     let rounds = options.rounds(30);

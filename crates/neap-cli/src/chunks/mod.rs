@@ -305,7 +305,7 @@ mod tests {
         free(&|at| (150..300).contains(&at) && at % 50 != 0);
         data.tick(&machine);
         free(&|at| (400..450).contains(&at) && at % 25 != 0);
-        data.allocate(&machine, Owner::NOBODY, 30_000, 8, Wait::Long).unwrap();
+        data.allocate(&machine, Owner::NONE, 30_000, 8, Wait::Long).unwrap();
         let mut chunks = Vec::new();
         let (instance, next) = Seen::read(&report(Some(&data), 0), &mut chunks).unwrap().unwrap();
         assert_eq!(next, None);
@@ -348,7 +348,7 @@ mod tests {
     fn a_report_that_makes_no_sense_is_refused() {
         let machine = Virtual::new(4096, 2);
         let data = PerCpuData::open(&machine, &Shape { span: 1 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
-        data.allocate(&machine, Owner::NOBODY, 8, 8, Wait::Long).unwrap();
+        data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long).unwrap();
         let good = report(Some(&data), 0);
         assert!(Seen::read(&good, &mut Vec::new()).is_ok());
         for (at, word) in [(1, 1000), (1, u64::MAX), (7, 0), (8, 33), (9, u64::MAX), (11, 0), (8, 1 << 40)] {
