@@ -117,7 +117,7 @@ impl Groups {
             self.tree.end_grace(|group| {
                 self.hand_down_counts(host, group);
                 let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
-                // SAFETY: before the grace period the id led to the heir, and its readers have gone,
+                // SAFETY: before the grace period the id led to the heir; its readers have gone,
                 // so no thread can find the counts or allocate for the owner. The owner was opened
                 // for this group alone, so there is no error.
                 let _ = unsafe { host.data().close_owner(owner) };
