@@ -415,13 +415,12 @@ impl Platform for Virtual {
     }
 
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
-        // Each machine of the process starts at another address.
+        // Machines of a process have parts of 16 TiB that do not overlap until all of it was used.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let (chunk, span) = (self.page_size << 10, span.next_multiple_of(1 << 30));
-        (attempt < 16).then(|| {
-            let machine = NEXT.fetch_add(1, Ordering::Relaxed) % 512;
-            0x1800_0000_0000 + machine * (span + (chunk << 8)) % (1 << 44) + machine % 251 * chunk
-        })
+        let chunk = self.page_size << 10;
+        // Room for the chunk's alignment too.
+        let part = span.next_multiple_of(1 << 30) + chunk;
+        (attempt < 16).then(|| 0x1800_0000_0000 + NEXT.fetch_add(part, Ordering::Relaxed) % (1 << 44))
     }
 
     fn address_space_is_scarce(&self) -> bool {
