@@ -244,7 +244,7 @@ impl<P: Platform> NodePages<P> {
     /// Allocates a run of the nearest node without memory from the system: see
     /// [`Pages::allocate_resident_run`].
     pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
-        let run = self.node(self.nearest(platform)).allocate_resident_run(pages, align_pages)?;
+        let run = self.node(self.nearest(platform)).allocate_resident_run(platform, pages, align_pages)?;
         platform.note(Handover { pfn: run.pfn, pages, freed: false });
         Some(run)
     }
@@ -266,7 +266,7 @@ impl<P: Platform> NodePages<P> {
             // Memory that a program keeps serves the same uses again, whatever node the thread is
             // on now.
             let nodes = &self.orders[self.nearest(platform)][..self.count];
-            nodes.iter().find_map(|&node| self.node(node.into()).allocate_resident_run(pages, align_pages))
+            nodes.iter().find_map(|&node| self.node(node.into()).allocate_resident_run(platform, pages, align_pages))
         };
         let run = match if self.count > 1 && self.keeps_chunks() { kept() } else { None } {
             Some(run) => run,

@@ -210,9 +210,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Releases as many free pages as there is memory beyond the limit.
     fn shed(&self, platform: &P) {
-        let beyond = self.zone.beyond();
-        if beyond > 0 {
-            self.release(platform, beyond.max(LEAST_SHED), &|| false);
+        let mut beyond = self.zone.beyond();
+        // A call stops where all that is left lies in larger blocks than it still wants.
+        while beyond > 0 {
+            let released = self.release(platform, beyond.max(LEAST_SHED), &|| false).released;
+            beyond = if released == 0 { 0 } else { beyond.saturating_sub(released) };
         }
     }
 
@@ -225,13 +227,18 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         {
             return Some(block);
         }
-        self.zone.take_resident(&self.arena, order.pages(), |buddy| buddy.allocate_backed_block(order))
+        let taken = self.zone.take_resident(&self.arena, order.pages(), |buddy| buddy.allocate_backed_block(order))?;
+        self.shed(platform);
+        Some(taken)
     }
 
     /// Allocates a run as [`Pages::allocate_run`] does, some pages of which have memory already;
     /// `None` if all of it would come from the system.
-    pub fn allocate_resident_run(&self, pages: u32, align_pages: u32) -> Option<Block> {
-        self.zone.take_resident(&self.arena, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))
+    pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
+        let taken =
+            self.zone.take_resident(&self.arena, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))?;
+        self.shed(platform);
+        Some(taken)
     }
 
     #[cold]

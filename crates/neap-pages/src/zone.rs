@@ -309,6 +309,8 @@ impl Zone {
         let before = inner.resident();
         let block = take(&mut inner.buddy)?;
         self.count_growth(inner.resident().wrapping_sub(before).into());
+        // A block that has memory in part takes the rest from the system.
+        self.note_beyond(&inner);
         Some(block)
     }
 

@@ -269,6 +269,37 @@ fn a_budget_counts_what_is_used_and_what_lists_keep() {
     o.pages.verify().unwrap();
 }
 
+/// A block that has memory in part takes the rest from the system.
+#[test]
+fn a_budget_bounds_what_is_resident_when_free_memory_is_reused() {
+    const BUDGET: u32 = 3000;
+    let machine = Virtual::new(4096, 1);
+    let o = Opened::new(&machine, &Shape { list_high: Some(0), ..shape(Some(BUDGET)) }).unwrap();
+    let mut random = Random(seed());
+    let (mut held, mut reused) = (Vec::new(), 0);
+    for _ in 0..5000 {
+        let pages = 1 + random.below(600) as u32;
+        match random.below(5) {
+            0 | 1 if !held.is_empty() => {
+                let (pfn, pages) = held.swap_remove(random.below(held.len()));
+                o.pages.free_run(&machine, pfn, pages);
+            }
+            2 => _ = o.pages.release(&machine, pages, &|| false),
+            3 => held.extend(o.pages.allocate_run(&machine, pages, 1).map(|run| (run.pfn, pages))),
+            _ => {
+                let run = o.pages.allocate_resident_run(&machine, pages, 1);
+                reused += u32::from(run.is_some());
+                held.extend(run.map(|run| (run.pfn, pages)));
+            }
+        }
+        let now = o.pages.statistics();
+        let resident = now.used + now.backed_free + now.table_pages;
+        assert!(resident <= BUDGET, "{resident} pages of {BUDGET}");
+    }
+    assert!(reused > 100, "{reused}");
+    o.pages.verify().unwrap();
+}
+
 #[test]
 fn a_tiny_budget_works_without_lists() {
     let machine = Virtual::new(4096, 4);

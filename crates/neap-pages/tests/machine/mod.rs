@@ -27,7 +27,7 @@ pub(crate) fn tables() -> [SideTable; TABLES] {
     tables
 }
 
-/// Eight gibibytes at most. Every test has the same span, so that instances keep apart.
+/// Eight gibibytes at most.
 pub(crate) fn shape(budget: Option<u32>) -> Shape {
     Shape { span: 8 << 30, budget, tables: tables(), huge: false, list_high: None }
 }
