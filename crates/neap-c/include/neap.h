@@ -566,17 +566,33 @@ typedef struct neap_asked {
     uint64_t scanned;
     /* How many bytes were freed, if the callback says so. Of what is charged to groups it is known without that. */
     uint64_t freed_bytes;
+    /* Bytes that are still needed; UINT64_MAX: all that there are. */
+    uint64_t need;
+    /* When the caller gives up, in nanoseconds of CLOCK_MONOTONIC; UINT64_MAX: it does not. */
+    uint64_t deadline;
+    /* How hard memory is to get: from 12 down to 0, where all is asked for. */
+    uint32_t priority;
+    /* 0. */
+    uint32_t reserved;
 } neap_asked;
 
-/* How many objects there are, about and at once; 0: none for now; NEAP_EMPTY: none until neap_shrinker_mark. */
+/*
+ * How many objects there are, about and at once; 0: none for now; NEAP_EMPTY: none until
+ * neap_shrinker_mark; NEAP_STOP: it cannot say, because a lock is held.
+ */
 typedef uint64_t (*neap_count_fn)(void *data, const neap_asked *asked);
-/* Gives up so many objects, and answers how many it has; NEAP_STOP: it cannot, for now. */
+/*
+ * Gives up so many objects, and answers how many it has; NEAP_STOP: it cannot, because a lock is
+ * held; NEAP_EMPTY: there is nothing until neap_shrinker_mark; NEAP_DONE: it looked at all of them,
+ * frees none, and is not to be called again in this visit.
+ */
 typedef uint64_t (*neap_scan_fn)(void *data, neap_asked *asked);
 /* Is called once, when nobody will ever call the others again: `data` can go. */
 typedef void (*neap_gone_fn)(void *data);
 
 #define NEAP_EMPTY (UINT64_MAX - 1)
 #define NEAP_STOP UINT64_MAX
+#define NEAP_DONE (UINT64_MAX - 2)
 
 /* It knows nodes: it is called for each, and otherwise for node 0. */
 #define NEAP_BY_NODE 1u

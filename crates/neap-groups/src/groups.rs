@@ -17,7 +17,7 @@ use crate::protection::Standing;
 use crate::queue::Waiters;
 use crate::seat::Seat;
 use crate::stock::Stocks;
-use crate::tree::{Count, Denied, Tree};
+use crate::tree::{Denied, GroupCount, Tree};
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
@@ -294,7 +294,7 @@ impl Groups {
         host.inside(|| self.with(id, |group| self.info_of(host, group)))
     }
 
-    /// The same for whoever goes through all slots, from 0 up to [`Count::slots`]; `None` for one without a group. Inside the gate.
+    /// The same for whoever goes through all slots, from 0 up to [`GroupCount::slots`]; `None` for one without a group. Inside the gate.
     pub fn info_at<H: Host>(&self, host: &H, slot: u32) -> Option<Info> {
         let _reading = self.rcu.enter();
         self.tree.at(slot, |group| self.info_of(host, group))
@@ -454,12 +454,12 @@ impl Groups {
     }
 
     /// How many groups there are.
-    pub fn count<H: Host>(&self, host: &H) -> Count {
+    pub fn count<H: Host>(&self, host: &H) -> GroupCount {
         host.inside(|| self.count_inside())
     }
 
     /// The same inside the gate.
-    pub fn count_inside(&self) -> Count {
+    pub fn count_inside(&self) -> GroupCount {
         self.tree.count()
     }
 

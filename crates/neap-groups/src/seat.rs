@@ -14,7 +14,7 @@ use neap_base::rcu::{Mark, Reading};
 pub struct Seat {
     /// The group.
     pub group: GroupId,
-    /// Below [`Count::slots`](crate::Count::slots); the root's is 0.
+    /// Below [`GroupCount::slots`](crate::GroupCount::slots); the root's is 0.
     pub slot: u32,
 }
 

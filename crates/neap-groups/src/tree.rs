@@ -103,7 +103,7 @@ struct Lists {
 
 /// How many groups there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct GroupCount {
     /// In the tree, the root included.
     pub live: u32,
     /// Deleted, and not quite gone: waiting for others' sections to end.
@@ -393,10 +393,10 @@ impl Tree {
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> Count {
+    pub(crate) fn count(&self) -> GroupCount {
         let ids = self.owners.count();
         let lists = self.lists.lock();
-        Count { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
+        GroupCount { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
     }
 
     /// The groups right below one, one after the other: the one behind `after`, or the first.

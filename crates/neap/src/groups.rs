@@ -38,7 +38,7 @@ use core::task::{Context, Poll};
 use core::time::Duration;
 use neap_base::{Linux, Platform};
 pub use neap_groups::{
-    Bound, Count, Denied, Event, GroupId, Happened, How, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
+    Bound, Denied, Event, GroupCount, GroupId, Happened, How, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
     UNLIMITED,
 };
 use neap_groups::{FOREVER, Subscription};
@@ -120,6 +120,12 @@ impl Group {
     /// [`Denied::HasChildren`], [`Denied::Root`], [`Denied::NoSuchGroup`]; nothing has changed then.
     pub fn delete(self) -> Result<(), Denied> {
         made_or_here(self)?.delete(self.0)
+    }
+
+    /// The group that has its charges and list items: itself, or the next group above that is
+    /// there once it is deleted. `None` for a group that never was, or that all memory of is gone.
+    pub fn heir(self) -> Option<Group> {
+        made_or_here(self).ok()?.heir(self.0).map(Group)
     }
 
     /// Changes what bounds the group, in bytes, and answers what it was. Takes effect at once and does not wait.
@@ -471,7 +477,7 @@ fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, Denied> {
 ///
 /// # Errors
 /// [`Denied::NoMemory`] where there were none, and cannot be.
-pub fn count() -> Result<Count, Denied> {
+pub fn count() -> Result<GroupCount, Denied> {
     Ok(here()?.count())
 }
 

@@ -6,8 +6,9 @@
 
 extern crate std;
 
-use super::{Denied, Group, Item, PROCESS, Verdict, Walked, made};
+use super::{Denied, Group, Item, PROCESS, ShrinkerId, Verdict, Walked, made};
 use crate::per_cpu_data::Source;
+use crate::reclaim::{Context, Count, Scan};
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
@@ -61,6 +62,8 @@ unsafe fn reference<T>(item: NonNull<Item>) -> Arc<Entry<T>> {
 /// A list of values by group and node. Dropping it drops its references to the values.
 pub struct LruList<T: Send + Sync + 'static> {
     list: neap_reclaim::lru::LruList,
+    /// It marks a shrinker.
+    marks: bool,
     values: PhantomData<Arc<T>>,
 }
 
@@ -70,8 +73,48 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// # Errors
     /// [`Denied::NoMemory`].
     pub fn new() -> Result<LruList<T>, Denied> {
-        let list = PROCESS.lists()?.site().open(true, None)?;
-        Ok(LruList { list, values: PhantomData })
+        LruList::open(None)
+    }
+
+    fn open(shrinker: Option<u64>) -> Result<LruList<T>, Denied> {
+        let list = PROCESS.lists()?.site().open(true, shrinker)?;
+        Ok(LruList { list, marks: shrinker.is_some(), values: PhantomData })
+    }
+
+    /// Makes a list that marks a shrinker whenever a group gets its first value on a node. The
+    /// shrinker is one that knows groups ([`by_group`](crate::reclaim::Builder::by_group)), and is
+    /// asked for groups that have values alone.
+    ///
+    /// ```
+    /// use neap::groups::{Bound, Charge, Group};
+    /// use neap::lru::{LruList, Verdict};
+    /// use neap::reclaim::{Context, Shrinker};
+    /// use std::sync::Arc;
+    ///
+    /// // One list and one shrinker for all tenants.
+    /// let prepared = Shrinker::named("pages").by_group().by_node().batch(8).prepare_shrink()?;
+    /// let pages = Arc::new(LruList::<(Vec<u8>, Charge)>::for_shrinker(prepared.id())?);
+    /// let (counted, shrunk) = (pages.clone(), pages.clone());
+    /// let shrinker = prepared.start((
+    ///     move |cx: &Context| counted.count_for(cx),
+    ///     move |cx: &Context, objects| shrunk.evict(cx, objects, |_| Verdict::Removed, drop),
+    /// ))?;
+    ///
+    /// let tenant = Group::create("sites/acme")?;
+    /// tenant.set(Bound::Max, 1 << 20)?;
+    /// for _ in 0..64 {
+    ///     let charge = tenant.charge(64 << 10)?;
+    ///     pages.add(tenant, (vec![0; 64 << 10], charge))?;
+    /// }
+    /// assert!((1..=16).contains(&pages.count(tenant)));
+    /// drop(shrinker);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Denied::NoMemory`].
+    pub fn for_shrinker(shrinker: ShrinkerId) -> Result<LruList<T>, Denied> {
+        LruList::open(Some(shrinker.to_bits()))
     }
 
     /// Puts a value on it, as the newest of a group, on the node nearest to this thread.
@@ -133,15 +176,50 @@ impl<T: Send + Sync + 'static> LruList<T> {
 
     /// Values of a group alone, on all nodes, at this moment. Takes no lock.
     pub fn count(&self, group: Group) -> usize {
-        made().map_or(0, |listed| {
-            let nodes = 0..listed.grouped().platform().nodes();
-            nodes.map(|node| self.list.count(&listed.site(), group.id(), node)).sum()
-        })
+        (0..nodes()).map(|node| self.count_on(group, node)).sum()
     }
 
     /// Values of a group alone on a node, at this moment. Takes no lock.
     pub fn count_on(&self, group: Group, node: usize) -> usize {
         made().map_or(0, |listed| self.list.count(&listed.site(), group.id(), node))
+    }
+
+    /// Counts the values that a shrinker is asked for: [`Shrink::count`](crate::reclaim::Shrink::count).
+    /// Takes no lock.
+    pub fn count_for(&self, cx: &Context) -> Count {
+        let objects = cx.node().map_or_else(|| self.count(cx.group()), |node| self.count_on(cx.group(), node));
+        match objects as u64 {
+            0 if self.marks => Count::Empty,
+            objects => Count::Objects(objects),
+        }
+    }
+
+    /// Asks `decide` about the oldest of the values that a shrinker is asked for, as
+    /// [`LruList::walk`] does: [`Shrink::scan`](crate::reclaim::Shrink::scan).
+    pub fn evict(
+        &self,
+        cx: &Context,
+        objects: usize,
+        mut decide: impl FnMut(&T) -> Verdict,
+        mut evicted: impl FnMut(Handle<T>),
+    ) -> Scan {
+        let nodes = cx.node().map_or(0..nodes(), |node| node..node + 1);
+        let mut all = Walked::default();
+        for node in nodes {
+            let mut walked = Walked { removed: MOST, scanned: MOST, stopped: false };
+            // A walk looks at a bounded number. If all of these went, there may be more.
+            while walked.removed == MOST && all.scanned < objects {
+                walked = self.walk(cx.group(), node, objects - all.scanned, &mut decide, &mut evicted);
+                all.scanned += walked.scanned;
+                all.removed += walked.removed;
+                all.stopped |= walked.stopped;
+            }
+        }
+        match (all.scanned, all.removed) {
+            (0, _) if self.marks => Scan::Empty,
+            (_, 0) if all.stopped => Scan::Stop,
+            (_, removed) => Scan::Freed(removed as u64),
+        }
     }
 
     /// Asks `decide` about up to `most` values of a group alone on a node ([`MOST`] in one call), oldest first and each once, and does what it
@@ -196,6 +274,11 @@ impl<T: Send + Sync + 'static> LruList<T> {
         drop(held);
         walked
     }
+}
+
+/// How many nodes there are; 0 before the first list is opened.
+fn nodes() -> usize {
+    made().map_or(0, |listed| listed.grouped().platform().nodes())
 }
 
 /// The item of an entry, from which [`reference`] finds the way back: not that of a `&Entry`, which leads to the entry alone and not to its counts.

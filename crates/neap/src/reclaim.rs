@@ -69,9 +69,17 @@ pub use crate::reclaiming::Payment;
 use crate::reclaiming::Reclaiming;
 use core::ffi::c_void;
 use core::time::Duration;
+#[cfg(feature = "std")]
+pub use shrink::Prepared;
+pub use shrink::{Context, Count, Scan, Shrink};
+
+mod shrink;
+
 use neap_base::{Linux, Platform};
 pub use neap_reclaim::reclaim::{Culprit, Got, Verdict};
-pub use neap_reclaim::{Asked, CountFn, EMPTY, GoneFn, NotDone, Report, STOP, ScanFn, ShrinkerId, Spec, Unregistered};
+pub use neap_reclaim::{
+    Asked, CountFn, DONE, EMPTY, GoneFn, NotDone, Report, STOP, ScanFn, ShrinkerId, Spec, Unregistered,
+};
 use neap_reclaim::{DEFAULT_SEEKS, is_calling};
 
 /// Objects that are asked for at a time, where nobody says.
@@ -95,6 +103,8 @@ impl Shrinker {
             group: None,
             seeks: DEFAULT_SEEKS,
             batch: BATCH,
+            by_group: false,
+            by_node: false,
             inline: false,
             budget: 0,
             #[cfg(feature = "std")]
@@ -105,6 +115,12 @@ impl Shrinker {
     /// Its number, for reports and for [`mark`].
     pub fn id(&self) -> ShrinkerId {
         self.0
+    }
+
+    /// [`mark`], on all nodes: that it may have something of a group, once its `count` sees it.
+    pub fn mark(&self, group: Group) -> bool {
+        let Some(reclaiming) = PROCESS.reclaiming_if_made() else { return false };
+        (0..reclaiming.nodes()).all(|node| reclaiming.mark(self.0, group.id(), node))
     }
 }
 
@@ -123,6 +139,8 @@ pub struct Builder<'a> {
     group: Option<Group>,
     seeks: u32,
     batch: u64,
+    by_group: bool,
+    by_node: bool,
     inline: bool,
     /// Nanoseconds; 0: as long as any.
     budget: u64,
@@ -146,6 +164,18 @@ impl<'a> Builder<'a> {
     /// How many objects it is asked to give up at a time: 32 unless said otherwise, 1 where they are large. Never 0.
     pub const fn batch(self, objects: u64) -> Self {
         Builder { batch: if objects == 0 { 1 } else { objects }, ..self }
+    }
+
+    /// That it serves many groups, and [marks](mark) each that gets a first object: it is called for
+    /// marked groups, one at a time, with the group in the [`Context`]. A [`group`](Builder::group)
+    /// is marked from the start.
+    pub const fn by_group(self) -> Self {
+        Builder { by_group: true, ..self }
+    }
+
+    /// That it keeps the objects of each node apart: it is called for one node at a time.
+    pub const fn by_node(self) -> Self {
+        Builder { by_node: true, ..self }
     }
 
     /// How many bytes an object has, about, where they are charged to nobody: reclaim knows then what came back.
@@ -183,7 +213,7 @@ impl<'a> Builder<'a> {
     ) -> Result<Shrinker, NotDone> {
         // SAFETY: as the caller promises.
         let shrinker = unsafe { self.prepare(count, scan, gone, data) }?;
-        self.start(shrinker)
+        start(shrinker.0, self.group, !self.by_group, self.by_node).map(|()| shrinker)
     }
 
     /// Names it; nothing is called yet, and on an error nothing is kept.
@@ -194,7 +224,7 @@ impl<'a> Builder<'a> {
         gone: Option<GoneFn>,
         data: *mut c_void,
     ) -> Result<Shrinker, NotDone> {
-        let Builder { name, group, seeks, batch, inline, budget, .. } = self;
+        let Builder { name, group, seeks, batch, by_node, inline, budget, .. } = self;
         // With groups, if there were none.
         let reclaiming = here()?;
         let is_there =
@@ -202,17 +232,12 @@ impl<'a> Builder<'a> {
         if group.is_some_and(|group| !is_there(group)) {
             return Err(NotDone::NoSuchGroup);
         }
-        let by_group = group.is_some();
-        let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node: false, by_group, inline };
+        let by_group = group.is_some() || self.by_group;
+        let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
         // SAFETY: as the caller promises.
         let shrinker = unsafe { reclaiming.prepare(&spec) }.map(Shrinker)?;
         reclaiming.set_budget(shrinker.0, budget);
         Ok(shrinker)
-    }
-
-    /// Lets it be called.
-    fn start(self, shrinker: Shrinker) -> Result<Shrinker, NotDone> {
-        start(shrinker.0, self.group, true, false).map(|()| shrinker)
     }
 }
 
@@ -297,93 +322,5 @@ pub fn each_shrinker(each: impl FnMut(&Report)) {
 pub fn each_culprit(each: impl FnMut(Culprit)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
         reclaiming.each_culprit(each);
-    }
-}
-
-#[cfg(feature = "std")]
-mod closures {
-    //! Functions of Rust's as shrinkers: in a box, which goes when nobody calls them any more, and with panics caught.
-
-    extern crate std;
-
-    use super::{Asked, Builder, NotDone, STOP, Shrinker, ShrinkerId};
-    use crate::process::PROCESS;
-    use core::ffi::c_void;
-    use core::panic::AssertUnwindSafe;
-    use core::sync::atomic::{AtomicU64, Ordering};
-    use std::boxed::Box;
-    use std::panic::catch_unwind;
-
-    struct Functions<C, E> {
-        count: C,
-        evict: E,
-        object_bytes: u64,
-        /// [`ShrinkerId`]; 0 until it is known.
-        id: AtomicU64,
-    }
-
-    impl Builder<'_> {
-        /// Registers it: `count` says how many objects there are, at once and about; `evict` gives up so many of them and answers how many it has.
-        /// Both may be called by several threads at a time. A panic of theirs goes no further.
-        ///
-        /// # Errors
-        /// See [`NotDone`].
-        pub fn register<C, E>(self, count: C, evict: E) -> Result<Shrinker, NotDone>
-        where
-            C: Fn() -> u64 + Send + Sync + 'static,
-            E: Fn(u64) -> u64 + Send + Sync + 'static,
-        {
-            let functions = Functions { count, evict, object_bytes: self.object_bytes, id: AtomicU64::new(0) };
-            let data = Box::into_raw(Box::new(functions));
-            // SAFETY: they are Sync, live until `gone`, and nothing of theirs unwinds.
-            match unsafe { self.prepare(call_count::<C, E>, call_evict::<C, E>, Some(gone::<C, E>), data.cast()) } {
-                Ok(shrinker) => {
-                    // SAFETY: it lives until the shrinker, which is here, is unregistered. Nobody calls it yet.
-                    unsafe { &*data }.id.store(shrinker.id().to_bits(), Ordering::Relaxed);
-                    self.start(shrinker)
-                }
-                Err(error) => {
-                    // SAFETY: nobody else has seen it.
-                    drop(unsafe { Box::from_raw(data) });
-                    Err(error)
-                }
-            }
-        }
-    }
-
-    /// What a function answers; [`STOP`] where it panics, which makes it a culprit.
-    fn guarded(id: &AtomicU64, call: impl FnOnce() -> u64) -> u64 {
-        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| {
-            // What was thrown may throw when it is dropped.
-            core::mem::forget(payload);
-            if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
-                reclaiming.has_panicked(ShrinkerId::from_bits(id.load(Ordering::Relaxed)));
-            }
-            STOP
-        })
-    }
-
-    unsafe extern "C" fn call_count<C: Fn() -> u64, E>(data: *mut c_void, _asked: *const Asked) -> u64 {
-        // SAFETY: made by `register`, and not gone.
-        let functions = unsafe { &*data.cast::<Functions<C, E>>() };
-        match guarded(&functions.id, &functions.count) {
-            // Nothing, for now: it does not say when there is something again.
-            answer if answer >= super::EMPTY => 0,
-            answer => answer,
-        }
-    }
-
-    unsafe extern "C" fn call_evict<C, E: Fn(u64) -> u64>(data: *mut c_void, asked: *mut Asked) -> u64 {
-        // SAFETY: as above; what is asked is the caller's, for the time of the call.
-        let (functions, asked) = unsafe { (&*data.cast::<Functions<C, E>>(), &mut *asked) };
-        let objects = guarded(&functions.id, || (functions.evict)(asked.to_scan));
-        asked.unsure = 1;
-        asked.freed_bytes = if objects == STOP { 0 } else { objects.saturating_mul(functions.object_bytes) };
-        objects
-    }
-
-    unsafe extern "C" fn gone<C, E>(data: *mut c_void) {
-        // SAFETY: made by `register`, and nobody calls it any more.
-        drop(unsafe { Box::from_raw(data.cast::<Functions<C, E>>()) });
     }
 }

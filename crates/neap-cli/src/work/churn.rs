@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use clap::Args;
-use neap::groups::{self, Bound, Charge, Count, Group, GroupId};
+use neap::groups::{self, Bound, Charge, Group, GroupCount, GroupId};
 use neap::process::PROCESS;
 use neap_base::{Linux, Platform};
 use neap_percpu::{Host, Statistics, Wait};
@@ -73,7 +73,7 @@ impl Times {
 
 /// What there is at a moment at which nobody charges.
 struct Moment {
-    count: Count,
+    count: GroupCount,
     /// Bytes of groups' tables and stocks, and of the rows of per-CPU data that groups have.
     metadata: u64,
     /// Bytes of populated per-CPU data.

@@ -15,8 +15,10 @@ use neap_percpu::LentWords;
 
 /// What `count` answers where there is nothing, and nothing will be until a mark says so.
 pub const EMPTY: u64 = u64::MAX - 1;
-/// What `scan` answers where it can do nothing at the moment.
+/// The answer of a `count` that cannot say, or a `scan` that can do nothing, at the moment.
 pub const STOP: u64 = u64::MAX;
+/// The answer of a `scan` that has looked at its objects, and gives no more in this visit.
+pub const DONE: u64 = u64::MAX - 2;
 
 /// A shrinker, for as long as it is there: an index and a generation, so an id that outlived its shrinker names nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,18 +73,44 @@ pub struct Asked {
     pub scanned: u64,
     /// How many bytes it has freed, if it says so.
     pub freed_bytes: u64,
+    /// Bytes that the pass still needs; `u64::MAX` where it takes all that there are.
+    pub need: u64,
+    /// When the pass is over, in nanoseconds of the monotonic clock; `u64::MAX`: it has no end.
+    pub deadline: u64,
+    /// How hard the pass presses: from [`FIRST_PRIORITY`](crate::FIRST_PRIORITY) down to 0.
+    pub priority: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 impl Asked {
+    /// A question about a group's objects on a node, for a pass without an end that takes all.
+    pub const fn of(group: GroupId, node: u32) -> Asked {
+        Asked {
+            group: group.to_bits(),
+            node,
+            unsure: 0,
+            to_scan: 0,
+            scanned: 0,
+            freed_bytes: 0,
+            need: u64::MAX,
+            deadline: u64::MAX,
+            priority: 0,
+            reserved: 0,
+        }
+    }
+
     /// The group.
     pub fn group(&self) -> GroupId {
         GroupId::from_bits(self.group)
     }
 }
 
-/// Says about how many objects there are, in no time: 0 (none to be had now) or [`EMPTY`] (none, until a mark).
+/// Says about how many objects there are, in no time: 0 (none to be had now), [`EMPTY`] (none, until
+/// a mark) or [`STOP`] (busy).
 pub type CountFn = unsafe extern "C" fn(data: *mut c_void, asked: *const Asked) -> u64;
-/// Looks at `to_scan` objects and frees those that nobody needs; answers how many it freed, or [`STOP`].
+/// Looks at `to_scan` objects and frees those that nobody needs; answers how many it freed, [`STOP`],
+/// [`EMPTY`] or [`DONE`].
 pub type ScanFn = unsafe extern "C" fn(data: *mut c_void, asked: *mut Asked) -> u64;
 /// Is called once, after the last call of the others has ended for good: by who unregisters, or by the thread that made that call.
 pub type GoneFn = unsafe extern "C" fn(data: *mut c_void);

@@ -14,7 +14,7 @@ use super::calling::{Frame, is_calling};
 use super::life::{LIVE, PREPARED};
 use super::places::{BLOCK, Spot, UNIT};
 use super::registry::Shrinkers;
-use super::shrinker::{Asked, EMPTY, STOP, Shrinker, ShrinkerId, Total};
+use super::shrinker::{Asked, DONE, EMPTY, STOP, Shrinker, ShrinkerId, Total};
 use super::work::{Press, Work};
 use crate::host::Host;
 use core::ops::Range;
@@ -28,6 +28,11 @@ pub trait Caller {
     /// nothing was done since that takes time.
     fn began(&self, _id: ShrinkerId, _again: bool) -> bool {
         true
+    }
+
+    /// When the pass is over, in nanoseconds of the platform's clock; `u64::MAX`: it has no end.
+    fn deadline(&self) -> u64 {
+        u64::MAX
     }
 
     /// Asked between batches, when something was freed: whether that is enough for a pass that
@@ -59,7 +64,7 @@ pub struct Visited {
     /// Objects that count as looked at though it may be that a callback was busy: it freed none,
     /// and cannot say why.
     pub unsure: u64,
-    /// Scans that looked at nothing.
+    /// Scans that looked at nothing, and counts that could not say.
     pub stops: u64,
     /// Words that other visitors of this group may look at and that were written: bits, and deferred work.
     pub written: u64,
@@ -128,12 +133,12 @@ impl Shrinkers {
         group: GroupId,
         node: u32,
     ) -> Option<u64> {
-        let mut asked = asked(group, node);
+        let mut asked = Asked { deadline: caller.deadline(), ..Asked::of(group, node) };
         let count = |calls: &mut Calls<'_, C>| match may_have(host, calls.shrinker, group) {
             true => calls.count(&mut asked),
             false => Some(EMPTY),
         };
-        self.call(host, caller, id, count)?.map(|answer| if answer >= EMPTY { 0 } else { answer })
+        self.call(host, caller, id, count)?.map(|answer| if answer >= DONE { 0 } else { answer })
     }
 
     /// Has a shrinker look at so many objects of a group on a node, in batches; `None` as for [`Shrinkers::count`].
@@ -146,7 +151,7 @@ impl Shrinkers {
         node: u32,
         objects: u64,
     ) -> Option<Visited> {
-        let mut asked = asked(group, node);
+        let mut asked = Asked { deadline: caller.deadline(), ..Asked::of(group, node) };
         self.call(host, caller, id, |calls| {
             // Exactly that many: a batch that is left over counts as one. What the host has goes as a whole.
             calls.most = if calls.shrinker.own() { u64::MAX } else { objects };
@@ -203,10 +208,6 @@ fn may_have<H: Host>(host: &H, shrinker: &Shrinker, group: GroupId) -> bool {
     let mut may = false;
     host.follow(of, |seat| may |= seat.group == group);
     may
-}
-
-fn asked(group: GroupId, node: u32) -> Asked {
-    Asked { group: group.to_bits(), node, unsure: 0, to_scan: 0, scanned: 0, freed_bytes: 0 }
 }
 
 impl<H: Host, C: Caller> Visit<'_, H, C> {
@@ -322,14 +323,18 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         if !may_have(self.host, shrinker, self.group) {
             return Had::Nothing;
         }
-        let mut asked = asked(self.group, if shrinker.by_node() { self.node } else { 0 });
+        let node = if shrinker.by_node() { self.node } else { 0 };
+        let (deadline, Press { priority, need, .. }) = (self.caller.deadline(), self.press);
+        let need = need.saturating_sub(self.visited.freed_bytes);
+        let mut asked = Asked { need, deadline, priority, ..Asked::of(self.group, node) };
         let freeable = calls.count(&mut asked);
-        if let Some(freeable @ 1..EMPTY) = freeable {
+        if let Some(freeable @ 1..DONE) = freeable {
             self.scan(calls, &mut asked, freeable, spot);
         }
+        calls.visited.stops += u64::from(freeable == Some(STOP));
         self.visited.add(calls.visited);
         // Who does not mark has its bit always.
-        if freeable == Some(EMPTY) && shrinker.by_group() { Had::Nothing } else { Had::Something }
+        if (freeable == Some(EMPTY) || calls.is_empty) && shrinker.by_group() { Had::Nothing } else { Had::Something }
     }
 
     fn scan(&mut self, calls: &mut Calls<'_, C>, asked: &mut Asked, freeable: u64, spot: Option<&Spot<'_>>) {
@@ -345,7 +350,8 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         let taken = unit.map_or(0, |unit| unit.take(index, generation));
         let mut work = Work::new(freeable, taken, shrinker.seeks(), shrinker.batch(), self.press);
         while let Some(next) = work.next() {
-            if !calls.scan(asked, next) || !work.done(asked.scanned) {
+            let goes_on = calls.scan(asked, next);
+            if !work.done(asked.scanned) || !goes_on {
                 break;
             }
             if self.has_enough(calls.visited) {
@@ -375,11 +381,13 @@ struct Calls<'c, C: Caller> {
     most: u64,
     visited: Visited,
     nanoseconds: u64,
+    /// A scan found that there is nothing, and will be nothing until a mark.
+    is_empty: bool,
 }
 
 impl<'c, C: Caller> Calls<'c, C> {
     fn new(shrinker: &'c Shrinker, id: ShrinkerId, caller: &'c C) -> Self {
-        Calls { shrinker, id, caller, most: 0, visited: Visited::default(), nanoseconds: 0 }
+        Calls { shrinker, id, caller, most: 0, visited: Visited::default(), nanoseconds: 0, is_empty: false }
     }
 
     fn batch(&self) -> u64 {
@@ -398,18 +406,22 @@ impl<'c, C: Caller> Calls<'c, C> {
         Some(answer)
     }
 
-    /// Whether it did anything.
+    /// Whether another scan is worth it. `asked.scanned` is the number of objects looked at.
     fn scan(&mut self, asked: &mut Asked, objects: u64) -> bool {
         if !self.caller.began(self.id, self.visited.calls > 0) {
+            asked.scanned = 0;
             return false;
         }
         (asked.to_scan, asked.scanned, asked.freed_bytes, asked.unsure) = (objects, objects, 0, 0);
         let freed = self.shrinker.call_scan(asked);
         self.ended(asked, freed);
-        if freed == STOP {
-            self.visited.stops += 1;
+        if freed == STOP || freed == EMPTY {
+            asked.scanned = 0;
+            self.visited.stops += u64::from(freed == STOP);
+            self.is_empty = freed == EMPTY;
             return false;
         }
+        let (is_done, freed) = (freed == DONE, if freed == DONE { 0 } else { freed });
         // No more than there was.
         asked.scanned = asked.scanned.min(self.most.max(objects));
         let (scanned, freed_bytes) = (asked.scanned, asked.freed_bytes);
@@ -423,7 +435,7 @@ impl<'c, C: Caller> Calls<'c, C> {
             stops,
             ..Visited::default()
         });
-        scanned > 0
+        scanned > 0 && !is_done
     }
 
     fn ended(&mut self, asked: &Asked, answer: u64) {
