@@ -174,13 +174,14 @@ impl<T: Send + Sync + 'static> LruList<T> {
         false
     }
 
-    /// Values of a group alone, on all nodes, at this moment. Takes no lock.
+    /// Values of a group alone, or its heir, on all nodes, at this moment. Takes no lock.
     pub fn count(&self, group: Group) -> usize {
         (0..nodes()).map(|node| self.count_on(group, node)).sum()
     }
 
-    /// Values of a group alone on a node, at this moment. Takes no lock.
+    /// Values of a group alone, or its heir, on a node, at this moment. Takes no lock.
     pub fn count_on(&self, group: Group, node: usize) -> usize {
+        let Some(group) = living(group) else { return 0 };
         made().map_or(0, |listed| self.list.count(&listed.site(), group.id(), node))
     }
 
@@ -222,7 +223,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         }
     }
 
-    /// Asks `decide` about up to `most` values of a group alone on a node ([`MOST`] in one call), oldest first and each once, and does what it
+    /// Asks `decide` about up to `most` values of a group alone, or its heir, on a node ([`MOST`] in one call), oldest first and each once, and does what it
     /// answers ([`Verdict::Retry`] is [`Verdict::Skip`] here, where no lock is held that anybody could wait for). Those that are taken off are
     /// handed to `evicted`. Both may do anything, also add to and remove from this list.
     pub fn walk(
@@ -240,8 +241,15 @@ impl<T: Send + Sync + 'static> LruList<T> {
         items.reserve(most.min(self.count_on(group, node)));
         let most = most.min(items.capacity());
         let site = listed.site();
-        // SAFETY: the list's references keep the items there. There is room for them, so nothing is allocated.
-        let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
+        let hands = loop {
+            let Some(group) = living(group) else { return walked };
+            // SAFETY: the list's references keep the items there. There is room for them, so nothing is allocated.
+            let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
+            // A group that was deleted meanwhile has left its values to its heir.
+            if hands.is_some() || listed.grouped().is_there(group.id()) {
+                break hands;
+            }
+        };
         let Some(hands) = hands else { return walked };
         // Whatever happens, those that are still held then go back, the newest first.
         let mut held = Held::<T> { hands: &hands, items, left: Vec::new(), values: PhantomData };
@@ -274,6 +282,12 @@ impl<T: Send + Sync + 'static> LruList<T> {
         drop(held);
         walked
     }
+}
+
+/// A group, or its [heir](Group::heir) if it is deleted, as long as a charge tells which that is.
+/// A cache that keeps the name of its group so finds the charged values that the group had.
+fn living(group: Group) -> Option<Group> {
+    if made()?.grouped().is_there(group.id()) { Some(group) } else { group.heir() }
 }
 
 /// How many nodes there are; 0 before the first list is opened.

@@ -10,6 +10,9 @@ use std::sync::{Arc, Mutex};
 const OBJECT: u64 = 64 << 10;
 const LONG: Duration = Duration::from_secs(10);
 
+/// Group, node, need and priority.
+type Call = (Group, Option<usize>, Option<u64>, u32);
+
 /// A cache that is whatever a test makes of it.
 #[derive(Default)]
 struct Fake {
@@ -19,8 +22,8 @@ struct Fake {
     stops: AtomicBool,
     counts: AtomicU64,
     scans: AtomicU64,
-    /// The last call: group, node, need, priority.
-    asked: Mutex<Option<(Group, Option<usize>, Option<u64>, u32)>>,
+    /// The last call.
+    asked: Mutex<Option<Call>>,
     is_in_time: AtomicBool,
 }
 
@@ -90,7 +93,8 @@ fn an_empty_cache_is_not_called_before_it_marks() {
     assert_eq!(before.1, 1, "the scan that finds nothing is the only one");
     reclaim::reclaim(group, OBJECT, LONG);
     assert_eq!(calls(), before);
-    (fake.answers_empty.store(false, Relaxed), fake.objects.store(8, Relaxed));
+    fake.answers_empty.store(false, Relaxed);
+    fake.objects.store(8, Relaxed);
     assert!(shrinker.mark(group));
     assert!(reclaim::reclaim(group, OBJECT, LONG).bytes >= OBJECT);
 }
@@ -182,5 +186,31 @@ fn one_list_serves_many_tenants_and_each_pays_for_itself() {
     reclaim::reclaim(tenants[1], u64::MAX, LONG);
     (0..100).for_each(|_| add(tenants[1]));
     assert!((4..=16).contains(&list.count(tenants[1])));
+    drop(shrinker);
+}
+
+/// The closures of a program that does not think of deletions: they keep the name of their group.
+#[test]
+fn closures_that_keep_their_group_serve_its_heir() {
+    let group = Group::create("kept/tenant").unwrap();
+    let list = Arc::new(LruList::new().unwrap());
+    let (counted, shrunk) = (list.clone(), list.clone());
+    let count = move || counted.count(group) as u64;
+    let evict =
+        move |objects| shrunk.walk(group, 0, objects as usize, |_: &Charge| Verdict::Removed, drop).removed as u64;
+    let shrinker = Shrinker::named("kept").group(group).batch(8).register(count, evict).unwrap();
+    let add = || list.add_on(group, 0, group.charge(OBJECT).unwrap()).unwrap();
+    let handles: Vec<_> = (0..48).map(|_| add()).collect();
+    group.delete().unwrap();
+    let heir = Group::find("kept").unwrap();
+    assert_eq!((list.count(group), list.count(heir), heir.used().unwrap()), (48, 48, 48 * OBJECT));
+    assert!(list.remove(&handles[0]));
+    drop(handles);
+    let got = reclaim::reclaim(heir, 16 * OBJECT, LONG);
+    assert!(got.bytes >= 16 * OBJECT && list.count(heir) <= 47 - 16, "{got:?}");
+    // What is added in the name of the group is the heir's as well.
+    list.add_on(group, 0, heir.charge(OBJECT).unwrap()).unwrap();
+    reclaim::reclaim(heir, u64::MAX, LONG);
+    assert_eq!((list.count(group), heir.used().unwrap()), (0, 0));
     drop(shrinker);
 }

@@ -529,7 +529,8 @@ fn a_scan_may_say_that_there_is_nothing_or_nothing_more() {
         // Counted and scanned, and counted once more after the bit went.
         assert_eq!([0; 2].map(|_| visit(shrinkers, host, 70, 0, 0).calls), [3, 0]);
         // A count that is busy keeps the bit, and is told from an empty one.
-        (objects.store(STOP, Relaxed), shrinkers.mark(host, id, 70, 0));
+        objects.store(STOP, Relaxed);
+        shrinkers.mark(host, id, 70, 0);
         assert_eq!([0; 2].map(|_| visit(shrinkers, host, 70, 0, 0).stops), [1; 2]);
     });
 }

@@ -8,7 +8,7 @@
 //! # Concurrency
 //! Several threads may call a cache at once. A context belongs to one call.
 
-use super::{Asked, NotDone};
+use super::Asked;
 use crate::groups::Group;
 use core::cell::Cell;
 use core::time::Duration;
@@ -163,8 +163,8 @@ mod registered {
 
     extern crate std;
 
-    use super::super::{Asked, Builder, DONE, EMPTY, STOP, Shrinker, ShrinkerId};
-    use super::{Context, Count, NotDone, Scan, Shrink};
+    use super::super::{Asked, Builder, DONE, EMPTY, NotDone, STOP, Shrinker, ShrinkerId};
+    use super::{Context, Count, Scan, Shrink};
     use crate::process::PROCESS;
     use core::ffi::c_void;
     use core::panic::AssertUnwindSafe;
