@@ -283,6 +283,18 @@ int neap_group_find_or_create(const char *path, neap_group *group);
 int neap_group_delete(neap_group group);
 
 /*
+ * Deletes a group and all groups below it, the lowest first, also those that other threads make
+ * meanwhile. NEAP_E_GROUP; NEAP_E_ARGUMENT for the root, where nothing has changed.
+ */
+int neap_group_delete_all(neap_group group);
+
+/*
+ * The group that has its charges and list items: itself, or the next group above that is there once
+ * it is deleted. 0 once no charge is left that was made to a deleted group.
+ */
+neap_group neap_group_heir(neap_group group);
+
+/*
  * Steps through the groups right below one: puts the one behind `*child` into `*child`, or the first if that is 0. Answers 1, and
  * at the end 0, with `*child` 0. NEAP_E_GROUP if the parent is gone, or `*child` is not right below it any more: then begin again.
  */
@@ -451,8 +463,16 @@ typedef struct neap_refusal {
     uint64_t need_bytes;
     /* Who holds most of it: groups right below it, or itself; largest first, the rest 0. */
     neap_holder holders[3];
-    uint64_t reserved[6];
+    /* NEAP_AT_LIMIT, NEAP_AT_DEADLINE or NEAP_TOO_LARGE. */
+    uint64_t reason;
+    uint64_t reserved[5];
 } neap_refusal;
+
+/* Why a charge was refused: a limit was reached, and reclaim brought too little; a limit was reached
+ * until the time was over; or more was asked for than the limit, so waiting is in vain. */
+#define NEAP_AT_LIMIT 0u
+#define NEAP_AT_DEADLINE 1u
+#define NEAP_TOO_LARGE 2u
 
 /*
  * What becomes of a charge beyond a limit, once shrinkers have given what they can: it is refused, or granted and counted, for somebody

@@ -1,7 +1,7 @@
 //! That the header says what the library is: it compiles alone as C and as C++, and its constants, structures and sizes are those
 //! of this crate. (That each function it declares is there, and no other, `cargo xtask symbols` asks the finished libraries.)
 
-use crate::charge::{Charged, Holder, Refusal};
+use crate::charge::{AT_DEADLINE, AT_LIMIT, Charged, Holder, Refusal, TOO_LARGE};
 use crate::counter::Counter;
 use crate::error::Error;
 use crate::event::Listens;
@@ -118,6 +118,9 @@ fn constants_and_layouts_are_those_of_the_library() {
     for (name, flag) in [("BY_NODE", BY_NODE), ("BY_GROUP", BY_GROUP), ("INLINE", INLINE), ("NO_SEEKS", NO_SEEKS)] {
         same(&format!("NEAP_{name}"), flag.into());
     }
+    for (name, reason) in [("AT_LIMIT", AT_LIMIT), ("AT_DEADLINE", AT_DEADLINE), ("TOO_LARGE", TOO_LARGE)] {
+        same(&format!("NEAP_{name}"), reason.into());
+    }
     macro_rules! fields {
         ($name:literal, $layout:ty: $($field:ident)*) => {
             $(same(concat!("offsetof(", $name, ", ", stringify!($field), ")"), offset_of!($layout, $field) as i128);)*
@@ -134,7 +137,7 @@ fn constants_and_layouts_are_those_of_the_library() {
     fields!("neap_shrinker_spec", Said: name count scan gone data group batch seeks flags);
     fields!("neap_walked", Walked: scanned removed stopped);
     fields!("neap_reclaimed", Reclaimed: bytes scanned freed late);
-    fields!("neap_refusal", Refusal: group max_bytes charged_bytes need_bytes holders reserved);
+    fields!("neap_refusal", Refusal: group max_bytes charged_bytes need_bytes holders reason reserved);
     for (name, bytes) in [
         ("neap_owner", 8),
         ("neap_percpu", 8),

@@ -15,6 +15,7 @@
 //! assert_eq!(Group::find("tenant")?.used()?, 1 << 20);
 //! let refused = acme.charge(100 << 20).unwrap_err();
 //! assert!(refused.to_string().starts_with("tenant/acme has 1.0 MiB of 64.0 MiB and is asked for 100.0 MiB more"), "{refused}");
+//! assert!(matches!(refused, neap::groups::ChargeError::TooLarge(_)));
 //!
 //! // A group may go before what was charged to it: its parent has that from then on.
 //! acme.delete()?;
@@ -27,23 +28,26 @@
 //! Source: the memory cgroups of Linux, by idea.
 
 use crate::memory_groups::Grouped;
-use crate::per_cpu_data::Source;
 use crate::process::PROCESS;
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
-use core::pin::Pin;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
-use core::task::{Context, Poll};
 use core::time::Duration;
-use neap_base::{Linux, Platform};
+use neap_base::Linux;
+use neap_groups::Subscription;
 pub use neap_groups::{
-    Bound, Denied, Event, GroupCount, GroupId, Happened, How, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
+    Bound, Denied, Event, GroupCount, GroupId, Happened, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
     UNLIMITED,
 };
-use neap_groups::{FOREVER, Subscription};
 use neap_os::entered::{guards, set_guards};
 use neap_percpu::Owner;
+
+mod handle;
+mod request;
+
+pub use handle::GroupHandle;
+pub use request::{ChargeAsync, ChargeError, ChargeRequest};
 
 /// The process's groups.
 fn here() -> Result<Grouped<'static, Linux>, Denied> {
@@ -123,7 +127,7 @@ impl Group {
     }
 
     /// The group that has its charges and list items: itself, or the next group above that is
-    /// there once it is deleted. `None` for a group that never was, or that all memory of is gone.
+    /// there once it is deleted. `None` once no charge is left that was made to a deleted group.
     pub fn heir(self) -> Option<Group> {
         made_or_here(self).ok()?.heir(self.0).map(Group)
     }
@@ -189,50 +193,16 @@ impl Group {
     }
 
     /// Charges bytes to the group and all above it. Beyond a `max` this asks for memory back, then empties stocks, then refuses; above a `high` it
-    /// takes up to two seconds.
+    /// takes up to two seconds. [`Group::request`] has all choices.
     ///
     /// # Errors
-    /// See [`Refused`]; nothing is charged then.
+    /// See [`ChargeError`]; nothing is charged then.
     #[inline]
-    pub fn charge(self, bytes: u64) -> Result<Charge, Refused> {
-        self.charge_on(0, bytes, How::Refuse)
+    pub fn charge(self, bytes: u64) -> Result<Charge, ChargeError> {
+        self.request(bytes).now()
     }
 
-    /// The same for memory of a node; `how` says what becomes of it beyond a limit.
-    ///
-    /// # Errors
-    /// [`Refused`]: with [`How::Overcharge`] only if the group is gone, or all its bytes would be more than `i64::MAX`.
-    #[inline]
-    pub fn charge_on(self, node: usize, bytes: u64, how: How) -> Result<Charge, Refused> {
-        let payer = self.0.payer(Kind::ByHand, node);
-        // What is stocked is had without a word of memory being passed on: the processor waits long for what was written and is read wider.
-        if PROCESS.take_stocked(payer, bytes) {
-            return Ok(Charge { payer, bytes });
-        }
-        self.charge_slowly(payer, bytes, how)
-    }
-
-    /// The same, but shrinkers that [allow](crate::reclaim::Builder::inline) it are called in this thread: it holds nothing that they wait for.
-    ///
-    /// # Errors
-    /// As for [`Group::charge`].
-    pub fn charge_inline(self, bytes: u64) -> Result<Charge, Refused> {
-        let payer = self.0.payer(Kind::ByHand, 0);
-        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
-        grouped.inline().charge(payer, bytes, How::Refuse).map_err(Refused)?;
-        Ok(Charge { payer, bytes })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn charge_slowly(self, payer: Payer, bytes: u64, how: How) -> Result<Charge, Refused> {
-        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
-        grouped.charge(payer, bytes, how).map_err(Refused)?;
-        Ok(Charge { payer, bytes })
-    }
-
-    /// The same, but where a limit is reached it waits for room, so long at most; the oldest first, with small ones passing now and then. The caller holds nothing
-    /// that others need to make room.
+    /// `request(bytes).deadline(time).wait()`.
     ///
     /// ```
     /// use core::time::Duration;
@@ -249,25 +219,9 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// As for [`Group::charge`], when the time is over, or at once for more than a limit.
-    pub fn charge_or_wait(self, bytes: u64, time: Duration) -> Result<Charge, Refused> {
-        let payer = self.0.payer(Kind::ByHand, 0);
-        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
-        let deadline = deadline(grouped.platform(), time);
-        grouped.charge_or_wait(payer, bytes, deadline).map_err(Refused)?;
-        Ok(Charge { payer, bytes })
-    }
-
-    /// The same as a future, which asks when it is first polled; dropping it gives up. It is woken by neap's thread, or by whoever
-    /// [ticks](crate::mm::Mm::tick) where there can be none.
-    ///
-    /// # Errors
-    /// [`Denied::NoSuchGroup`]; the future answers as [`Group::charge_or_wait`] does.
-    pub fn charge_async(self, bytes: u64, time: Duration) -> Result<ChargeAsync, Denied> {
-        let payer = self.0.payer(Kind::ByHand, 0);
-        let grouped = made_or_here(self)?;
-        let deadline = deadline(grouped.platform(), time);
-        Ok(ChargeAsync { payer, bytes, waiting: grouped.charge_async(payer, bytes, deadline) })
+    /// See [`ChargeError`].
+    pub fn charge_or_wait(self, bytes: u64, time: Duration) -> Result<Charge, ChargeError> {
+        self.request(bytes).deadline(time).wait()
     }
 
     /// Has a listener told what happens to the group and those below it, until the answer is dropped or the group is gone, which it is told as well. Callbacks run on
@@ -432,28 +386,6 @@ impl Drop for Entered {
     }
 }
 
-fn deadline(platform: &Linux, time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).map_or(FOREVER, |time| platform.now().saturating_add(time))
-}
-
-/// A charge that waits for room: [`Group::charge_async`].
-#[derive(Debug)]
-#[must_use = "a future does nothing unless it is polled"]
-pub struct ChargeAsync {
-    payer: Payer,
-    bytes: u64,
-    waiting: neap_groups::ChargeAsync<'static, Source<'static, Linux>>,
-}
-
-impl Future for ChargeAsync {
-    type Output = Result<Charge, Refused>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = Pin::new(&mut self.waiting).poll(context);
-        answer.map(|answer| answer.map(|_| Charge { payer: self.payer, bytes: self.bytes }).map_err(Refused))
-    }
-}
-
 /// A listener that is told; no more when this is dropped. Where it is being told at the moment, dropping waits for that, but in the listener itself.
 #[derive(Debug)]
 #[must_use = "the listener is told nothing more when this is dropped"]
@@ -544,8 +476,8 @@ impl Charge {
     ///
     /// # Errors
     /// As for [`Group::charge`]; then they are where they were.
-    pub fn move_to(&mut self, group: Group) -> Result<(), Refused> {
-        let charge = group.charge_on(self.payer.node(), self.bytes, How::Refuse)?;
+    pub fn move_to(&mut self, group: Group) -> Result<(), ChargeError> {
+        let charge = group.request(self.bytes).node(self.payer.node()).now()?;
         // What is dropped is the old one.
         drop(core::mem::replace(self, charge));
         Ok(())
@@ -561,40 +493,6 @@ impl Drop for Charge {
         }
     }
 }
-
-/// Why a charge was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused(neap_groups::Refusal);
-
-impl Refused {
-    /// The limit that was reached; `None` if the group is gone.
-    pub fn limit(&self) -> Option<&Limit> {
-        match &self.0 {
-            neap_groups::Refusal::Limit(limit) => Some(limit),
-            neap_groups::Refusal::Gone => None,
-        }
-    }
-}
-
-/// Names the group, its limit, what was needed, and who holds the memory.
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(limit) = self.limit() else { return f.write_str("the group is gone") };
-        let &Limit { group, max, charged, need, holders } = limit;
-        let [charged, max, need] = [charged, max, need].map(Bytes);
-        write!(f, "{} has {charged} of {max} and is asked for {need} more", Group(group))?;
-        for (separator, (id, bytes)) in ["; held by ", ", ", ", "].into_iter().zip(holders.into_iter().flatten()) {
-            let holder = Group(id);
-            match id == group {
-                true => write!(f, "{separator}itself ({})", Bytes(bytes))?,
-                false => write!(f, "{separator}{holder} ({})", Bytes(bytes))?,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl core::error::Error for Refused {}
 
 /// Bytes, as people read them: `1.5 MiB`.
 #[derive(Clone, Copy, Debug)]

@@ -42,10 +42,11 @@
 //! Who calls: within `malloc` and [`Group::charge`] nobody's functions are called, because the
 //! thread may hold the very lock that they take. It waits, for 200 ms at most each time that it
 //! asks, for neap's own threads, which come into being with the first shrinker, and call them.
-//! [`Group::charge_inline`] calls those that allow it ([`Shrinker::inline`](Builder::inline)) in
-//! its own thread, and [`reclaim`] all. A charge that waits ([`Group::charge_or_wait`],
-//! [`Group::charge_async`]) calls nothing itself: its group is asked again and again, by neap's
-//! threads, for as long as it waits. So is a group whose limit was set below what it uses, until it
+//! A charge that is [`inline`](crate::groups::ChargeRequest::inline) calls those that allow it
+//! ([`Shrinker::inline`](Builder::inline)) in its own thread, and [`reclaim`] all. A charge that
+//! waits ([`ChargeRequest::wait`](crate::groups::ChargeRequest::wait), or as a future) otherwise
+//! calls nothing itself: its group is asked again and again, by neap's threads, for as long as it
+//! waits. So is a group whose limit was set below what it uses, until it
 //! uses less.
 //!
 //! A function that has not come back after 100 ms, or the shrinker's own [budget](Builder::budget),
@@ -184,7 +185,7 @@ impl<'a> Builder<'a> {
         Builder { object_bytes: bytes, ..self }
     }
 
-    /// That its functions wait for nothing that a thread which charges may hold: they may be called by [`Group::charge_inline`].
+    /// That its functions wait for nothing that a thread which charges may hold: they may be called by a charge that is [`inline`](crate::groups::ChargeRequest::inline).
     pub const fn inline(self, inline: bool) -> Self {
         Builder { inline, ..self }
     }

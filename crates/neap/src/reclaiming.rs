@@ -19,6 +19,7 @@ use neap_percpu::Host as _;
 use neap_reclaim::reclaim::{Ask, Culprit, Domain, Given, Got, Grip, Level, Levels, Verdict, press};
 use neap_reclaim::{
     FIRST_PRIORITY, Host, NotDone, Press, Report, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, WHOLE, Whom,
+    is_calling,
 };
 
 /// Groups that are looked at one by one, where a pass has no more; else those that have something are, of all groups.
@@ -372,19 +373,33 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.blame(id, Verdict::Panicked);
     }
 
-    /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock;
-    /// callbacks run in this thread, which holds nothing Asks the shrinkers of a group that allow
-    /// it, in this thread: what a charge that the program makes inline asks for, and an allocation
-    /// never. Returns the bytes that came of it.
+    /// Asks the shrinkers of a group that allow it, in this thread: what a charge that the program
+    /// makes inline asks for, and an allocation never. Returns the bytes that came of it.
     #[inline(never)]
-    pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64) -> u64 {
-        let deadline = self.now().saturating_add(crate::reclaimers::PATIENCE);
+    pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
+        let deadline = deadline.min(self.now().saturating_add(crate::reclaimers::PATIENCE));
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: false };
         self.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) }).0.bytes
     }
 
-    /// that they take. Inside a callback it does nothing. Where too many threads run callbacks it
-    /// waits for one of them to end.
+    /// Makes room for a charge, in this thread, by shrinkers that allow it, until a time of the
+    /// platform's clock: in each group that the charge would take beyond its `max`.
+    pub(crate) fn make_room_inline(&self, group: GroupId, bytes: u64, deadline: u64) {
+        if is_calling() {
+            return;
+        }
+        let chain = core::iter::successors(self.info(group), |info| self.info(info.parent?));
+        for info in chain.filter(|info| bytes <= info.bounds[Bound::Max as usize]) {
+            let missing = info.charged.saturating_add(bytes).saturating_sub(info.bounds[Bound::Max as usize]);
+            if missing > 0 && self.now() < deadline {
+                self.ask_inline(info.id, missing, deadline);
+            }
+        }
+    }
+
+    /// Asks a group, and those below it, for so many bytes, until a time of the platform's clock;
+    /// callbacks run in this thread, which holds nothing that they take. Inside a callback it does
+    /// nothing. Where too many threads run callbacks it waits for one of them to end.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
         while !self.reclaim.lanes.is_room() && self.now() < deadline {
             self.source().platform().sleep(NAP);

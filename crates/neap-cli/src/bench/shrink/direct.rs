@@ -3,7 +3,7 @@
 //! On the process's own manager: 4000 groups below one that is full to its `max`, each with a cache of a batch of 128 objects of 64 bytes, which its group
 //! pays for. N threads charge 128 KiB each, at that limit, one time after the other: what a charge takes is the look at the limit, the emptying of
 //! stocks, the pass (protection, shares, the shared walk, counting and freeing of sixteen caches or more), and the second try, in thread CPU time. Callbacks run in the thread that
-//! charges ([`Group::charge_inline`]), since a thread that waits for reclaimers takes no time. What was freed is cached again in between, which is not
+//! charges ([`inline`](neap::groups::ChargeRequest::inline)), since a thread that waits for reclaimers takes no time. What was freed is cached again in between, which is not
 //! measured. Each cache has a lock, which a callback only tries.
 
 use core::cell::Cell;
@@ -42,7 +42,7 @@ struct Cache {
 impl Cache {
     /// Fills it, if there is room; whether it is full then.
     fn fill(&self, id: ShrinkerId) -> bool {
-        let Ok(charge) = self.group.charge_inline(BYTES) else { return false };
+        let Ok(charge) = self.group.request(BYTES).inline().now() else { return false };
         let objects: Vec<Box<[u8; OBJECT]>> = (0..BATCH).map(|_| Box::new([1; OBJECT])).collect();
         // A callback finds it locked or not, and frees outside the lock.
         let before = self.objects.lock().map(|mut place| core::mem::replace(&mut *place, (objects, Some(charge))));
@@ -166,7 +166,7 @@ impl Direct {
             for _ in 0..times {
                 GAVE.set(0);
                 let start = thread_cpu_ns();
-                let charge = self.asker.charge_inline(GOAL);
+                let charge = self.asker.request(GOAL).inline().now();
                 let spent = thread_cpu_ns() - start;
                 // Others' passes may have made the room.
                 took.extend((GAVE.get() > 0).then(|| (spent, GAVE.get())));
