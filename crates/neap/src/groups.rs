@@ -45,9 +45,11 @@ use neap_percpu::Owner;
 
 mod handle;
 mod request;
+mod scope;
 
 pub use handle::GroupHandle;
 pub use request::{ChargeAsync, ChargeError, ChargeRequest};
+pub use scope::Scope;
 
 /// The process's groups.
 fn here() -> Result<Grouped<'static, Linux>, Denied> {
