@@ -719,6 +719,12 @@ int neap_list_add(const neap_list *list, neap_group group, unsigned node, neap_i
  */
 bool neap_list_del(const neap_list *list, neap_item *item);
 
+/*
+ * Makes an item that was used the newest of the group that has it by now, on its node; whether this
+ * was done: not where it is on no list, or on another, or a walk has taken it off. The item is there.
+ */
+bool neap_list_touch(const neap_list *list, neap_item *item);
+
 /* Items of a group alone on a node, at this moment; 0 where it is gone. Takes no lock. */
 size_t neap_list_count(const neap_list *list, neap_group group, unsigned node);
 

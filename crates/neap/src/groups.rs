@@ -180,6 +180,26 @@ impl Group {
         core::iter::successors(next(None), move |&child| next(Some(child)))
     }
 
+    /// The group, and all below it, each before those below it; some are left out if groups are
+    /// deleted meanwhile.
+    pub fn below(self) -> impl Iterator<Item = Group> {
+        core::iter::successors(Some(self), move |&group| {
+            if let Ok(Some(child)) = group.next_child(None) {
+                return Some(child);
+            }
+            let mut last = group;
+            while last != self {
+                let parent = Group(made().ok()?.place(last.0).ok()?.0?);
+                match parent.next_child(Some(last)) {
+                    Ok(Some(next)) => return Some(next),
+                    Ok(None) => last = parent,
+                    Err(_) => return None,
+                }
+            }
+            None
+        })
+    }
+
     /// The group right below it that is behind `after`, or the first; `None` at the end.
     ///
     /// # Errors
@@ -448,6 +468,11 @@ impl Charge {
     /// How many.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The node that the bytes are counted for.
+    pub fn node(&self) -> usize {
+        self.payer.node()
     }
 
     /// Who was charged. It may be gone; then its heir has the bytes.

@@ -152,6 +152,16 @@ impl RawList {
         made().is_some_and(|listed| unsafe { self.0.del(&listed.site(), item) })
     }
 
+    /// Makes an item the newest of the group that has it by now, on the node that it is on. Returns
+    /// whether that was done: not where it is on no list, on another, or taken off by a walk.
+    ///
+    /// # Safety
+    /// The item is there. Not called by a function that a walk calls under the lock.
+    pub unsafe fn touch(self, item: NonNull<Item>) -> bool {
+        // SAFETY: the caller keeps the item there, and holds no lock of a list.
+        made().is_some_and(|listed| unsafe { self.0.touch(&listed.site(), item) })
+    }
+
     /// Items of a group alone on a node, at this moment; 0 where the group is gone. Takes no lock.
     pub fn count(self, group: Group, node: usize) -> usize {
         made().map_or(0, |listed| self.0.count(&listed.site(), group.id(), node))

@@ -7,12 +7,14 @@
 extern crate std;
 
 use super::{Denied, Group, Item, PROCESS, ShrinkerId, Verdict, Walked, made};
+use crate::groups::Charge;
 use crate::per_cpu_data::Source;
 use crate::reclaim::{Context, Count, Scan};
+use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use neap_base::{Linux, Platform};
 use neap_reclaim::lru::{End, Hands, MOST};
@@ -24,6 +26,9 @@ use std::vec::Vec;
 struct Entry<T> {
     item: Item,
     list: neap_reclaim::lru::LruList,
+    /// Bytes.
+    weight: u64,
+    charge: Option<Charge>,
     value: T,
 }
 
@@ -33,6 +38,19 @@ pub struct Handle<T>(Arc<Entry<T>>);
 impl<T> Clone for Handle<T> {
     fn clone(&self) -> Self {
         Handle(self.0.clone())
+    }
+}
+
+impl<T> Handle<T> {
+    /// Bytes that the value counts for: those of its charge, or as [`LruList::add_weighted`] was
+    /// told; 0 otherwise.
+    pub fn weight(&self) -> u64 {
+        self.0.weight
+    }
+
+    /// The charge of a value that was added with one.
+    pub fn charge(&self) -> Option<&Charge> {
+        self.0.charge.as_ref()
     }
 }
 
@@ -131,12 +149,52 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// # Errors
     /// As for [`LruList::add`].
     pub fn add_on(&self, group: Group, node: usize, value: T) -> Result<Handle<T>, Denied> {
-        let handle = Handle(Arc::new(Entry { item: Item::new(), list: self.list, value }));
+        self.add_entry(group, node, 0, None, value)
+    }
+
+    /// Puts a value on it that counts for so many bytes, which are charged to no group:
+    /// [`LruList::evict`] tells reclaim of them.
+    ///
+    /// # Errors
+    /// As for [`LruList::add`].
+    pub fn add_weighted(&self, group: Group, node: usize, bytes: u64, value: T) -> Result<Handle<T>, Denied> {
+        self.add_entry(group, node, bytes, None, value)
+    }
+
+    /// Puts a value on it together with its charge, as the newest of the group that was charged, on
+    /// the charge's node. The charge goes with the value, when the list and all handles have let go
+    /// of it, so what is listed for a group is what the group is charged for.
+    ///
+    /// # Errors
+    /// As for [`LruList::add`]; the charge is given back.
+    pub fn add_charged(&self, charge: Charge, value: T) -> Result<Handle<T>, Denied> {
+        let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
+        self.add_entry(group, node, bytes, Some(charge), value)
+    }
+
+    fn add_entry(
+        &self,
+        group: Group,
+        node: usize,
+        weight: u64,
+        charge: Option<Charge>,
+        value: T,
+    ) -> Result<Handle<T>, Denied> {
+        let handle = Handle(Arc::new(Entry { item: Item::new(), list: self.list, weight, charge, value }));
         self.add_again(group, node, &handle)?;
         Ok(handle)
     }
 
+    /// Makes a value the newest of its group on its node, because it was used. Returns whether that
+    /// was done: not where it is not on this list, or a walk asks about it at this moment.
+    pub fn touch(&self, handle: &Handle<T>) -> bool {
+        let (Some(listed), true) = (made(), handle.0.list == self.list) else { return false };
+        // SAFETY: the handle keeps the item there.
+        unsafe { self.list.touch(&listed.site(), item_in(&handle.0)) }
+    }
+
     /// Puts a value of this list that was taken off on it again; answers whether it did: not where it is on it, nor where it is another list's.
+    /// A value with a charge goes to the group and node of that, whatever is said here.
     ///
     /// # Errors
     /// As for [`LruList::add`].
@@ -144,6 +202,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         if handle.0.list != self.list {
             return Ok(false);
         }
+        let (group, node) = handle.charge().map_or((group, node), |charge| (charge.group(), charge.node()));
         let listed = made().ok_or(Denied::NoSuchGroup)?;
         let item = item_of(handle.0.clone());
         // SAFETY: the list's reference keeps the item there; it goes back when the item is taken off.
@@ -185,18 +244,64 @@ impl<T: Send + Sync + 'static> LruList<T> {
         made().map_or(0, |listed| self.list.count(&listed.site(), group.id(), node))
     }
 
+    /// Values of a group and of all groups below it, on all nodes. Takes no lock.
+    pub fn count_below(&self, group: Group) -> usize {
+        living(group).map_or(0, |group| group.below().map(|group| self.count(group)).sum())
+    }
+
+    /// [`LruList::walk`] for a group and all groups below it, on all nodes: each group's oldest
+    /// first, one group after the other. `most` is for all together.
+    pub fn walk_below(
+        &self,
+        group: Group,
+        most: usize,
+        decide: impl FnMut(&T) -> Verdict,
+        evicted: impl FnMut(Handle<T>),
+    ) -> Walked {
+        let groups = living(group).into_iter().flat_map(Group::below);
+        self.walk_each(groups, 0..nodes(), most, decide, evicted)
+    }
+
+    fn walk_each(
+        &self,
+        groups: impl Iterator<Item = Group>,
+        nodes: Range<usize>,
+        most: usize,
+        mut decide: impl FnMut(&T) -> Verdict,
+        mut evicted: impl FnMut(Handle<T>),
+    ) -> Walked {
+        let mut all = Walked::default();
+        for (group, node) in groups.flat_map(|group| nodes.clone().map(move |node| (group, node))) {
+            let mut walked = Walked { removed: MOST, scanned: MOST, stopped: false };
+            // A walk looks at a bounded number. If all of these went, there may be more.
+            while walked.removed == MOST && all.scanned < most && !all.stopped {
+                walked = self.walk(group, node, most - all.scanned, &mut decide, &mut evicted);
+                all.scanned += walked.scanned;
+                all.removed += walked.removed;
+                all.stopped |= walked.stopped;
+            }
+        }
+        all
+    }
+
     /// Counts the values that a shrinker is asked for: [`Shrink::count`](crate::reclaim::Shrink::count).
     /// Takes no lock.
     pub fn count_for(&self, cx: &Context) -> Count {
-        let objects = cx.node().map_or_else(|| self.count(cx.group()), |node| self.count_on(cx.group(), node));
+        let objects = match cx.node() {
+            _ if !cx.is_by_group() => self.count_below(cx.group()),
+            Some(node) => self.count_on(cx.group(), node),
+            None => self.count(cx.group()),
+        };
         match objects as u64 {
-            0 if self.marks => Count::Empty,
+            0 if self.marks && cx.is_by_group() => Count::Empty,
             objects => Count::Objects(objects),
         }
     }
 
     /// Asks `decide` about the oldest of the values that a shrinker is asked for, as
-    /// [`LruList::walk`] does: [`Shrink::scan`](crate::reclaim::Shrink::scan).
+    /// [`LruList::walk`] does: [`Shrink::scan`](crate::reclaim::Shrink::scan). Ends once the
+    /// [weights](Handle::weight) of the evicted values are the bytes that are needed. A shrinker
+    /// without groups is asked for the values of all groups.
     pub fn evict(
         &self,
         cx: &Context,
@@ -205,19 +310,21 @@ impl<T: Send + Sync + 'static> LruList<T> {
         mut evicted: impl FnMut(Handle<T>),
     ) -> Scan {
         let nodes = cx.node().map_or(0..nodes(), |node| node..node + 1);
-        let mut all = Walked::default();
-        for node in nodes {
-            let mut walked = Walked { removed: MOST, scanned: MOST, stopped: false };
-            // A walk looks at a bounded number. If all of these went, there may be more.
-            while walked.removed == MOST && all.scanned < objects {
-                walked = self.walk(cx.group(), node, objects - all.scanned, &mut decide, &mut evicted);
-                all.scanned += walked.scanned;
-                all.removed += walked.removed;
-                all.stopped |= walked.stopped;
+        let (weight, need) = (Cell::new(0_u64), cx.need().unwrap_or(u64::MAX).max(1));
+        let decide = |value: &T| if weight.get() >= need { Verdict::Stop } else { decide(value) };
+        let evicted = |handle: Handle<T>| {
+            weight.set(weight.get().saturating_add(handle.weight()));
+            if handle.charge().is_none() {
+                cx.add_freed_bytes(handle.weight());
             }
-        }
+            evicted(handle);
+        };
+        let all = match cx.is_by_group() {
+            true => self.walk_each(core::iter::once(cx.group()), nodes, objects, decide, evicted),
+            false => self.walk_each(cx.group().below(), nodes, objects, decide, evicted),
+        };
         match (all.scanned, all.removed) {
-            (0, _) if self.marks => Scan::Empty,
+            (0, _) if self.marks && cx.is_by_group() => Scan::Empty,
             (_, 0) if all.stopped => Scan::Stop,
             (_, removed) => Scan::Freed(removed as u64),
         }

@@ -214,3 +214,39 @@ fn closures_that_keep_their_group_serve_its_heir() {
     assert_eq!((list.count(group), heir.used().unwrap()), (0, 0));
     drop(shrinker);
 }
+
+#[test]
+fn values_with_their_charge_go_for_as_much_as_is_needed() {
+    let group = Group::create("charged/tenant").unwrap();
+    group.set(Bound::Max, 64 * OBJECT).unwrap();
+    let prepared = Shrinker::named("charged").by_group().batch(64).prepare_shrink().unwrap();
+    let list = Arc::new(LruList::<u64>::for_shrinker(prepared.id()).unwrap());
+    let (counted, shrunk) = (list.clone(), list.clone());
+    let shrinker = prepared
+        .start((
+            move |cx: &Context| counted.count_for(cx),
+            move |cx: &Context, objects| shrunk.evict(cx, objects, |_| Verdict::Removed, drop),
+        ))
+        .unwrap();
+    let add = |number| list.add_charged(group.charge(OBJECT).unwrap(), number).unwrap();
+    let first = add(0);
+    assert_eq!((first.weight(), first.charge().map(Charge::group), list.count(group)), (OBJECT, Some(group), 1));
+    (1..64).for_each(|number| drop(add(number)));
+    assert_eq!(group.used().unwrap(), 64 * OBJECT);
+    // Oldest first, but what was used; and no more than is needed.
+    assert!(list.touch(&first));
+    drop(group.charge(4 * OBJECT).unwrap());
+    assert!((56..=60).contains(&list.count(group)), "{} are left", list.count(group));
+    assert_eq!(group.used().unwrap(), list.count(group) as u64 * OBJECT, "list and charges agree");
+    assert!(list.remove(&first) && group.used().unwrap() > list.count(group) as u64 * OBJECT);
+    assert!(list.add_again(Group::ROOT, 7, &first).unwrap(), "it goes to the group of its charge");
+    assert_eq!(group.used().unwrap(), list.count(group) as u64 * OBJECT);
+    group.delete().unwrap();
+    let heir = Group::find("charged").unwrap();
+    let late = list.add_charged(heir.charge(OBJECT).unwrap(), 99).unwrap();
+    assert_eq!(heir.used().unwrap(), list.count(heir) as u64 * OBJECT);
+    drop((first, late));
+    reclaim::reclaim(heir, u64::MAX, LONG);
+    assert_eq!((list.count(heir), heir.used().unwrap()), (0, 0));
+    drop(shrinker);
+}

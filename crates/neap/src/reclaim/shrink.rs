@@ -20,14 +20,21 @@ const ALL: u64 = 1 << 62;
 #[derive(Debug)]
 pub struct Context {
     asked: Asked,
+    by_group: bool,
     by_node: bool,
     freed_bytes: Cell<u64>,
 }
 
 impl Context {
     #[cfg(feature = "std")]
-    fn new(asked: &Asked, by_node: bool) -> Context {
-        Context { asked: *asked, by_node, freed_bytes: Cell::new(0) }
+    fn new(asked: &Asked, by_group: bool, by_node: bool) -> Context {
+        Context { asked: *asked, by_group, by_node, freed_bytes: Cell::new(0) }
+    }
+
+    /// Whether the objects of one group are meant. Otherwise the cache has no groups, and those of
+    /// all are.
+    pub fn is_by_group(&self) -> bool {
+        self.by_group
     }
 
     /// The group whose objects are meant. The root for a cache without groups.
@@ -238,6 +245,7 @@ mod registered {
     struct Functions<A> {
         answer: OnceLock<A>,
         object_bytes: u64,
+        by_group: bool,
         by_node: bool,
         /// [`ShrinkerId`]; 0 until it is known.
         id: AtomicU64,
@@ -284,7 +292,9 @@ mod registered {
     impl<A: Answer> Half<A> {
         fn new(builder: Builder<'_>) -> Result<Half<A>, NotDone> {
             let Builder { group, object_bytes, by_group, by_node, .. } = builder;
-            let functions = Functions { answer: OnceLock::new(), object_bytes, by_node, id: AtomicU64::new(0) };
+            let answer = OnceLock::new();
+            let has_groups = by_group || group.is_some();
+            let functions = Functions { answer, object_bytes, by_group: has_groups, by_node, id: AtomicU64::new(0) };
             let data = Box::into_raw(Box::new(functions));
             // SAFETY: they are Sync, live until `gone`, and nothing of theirs unwinds.
             match unsafe { builder.prepare(call_count::<A>, call_scan::<A>, Some(gone::<A>), data.cast()) } {
@@ -359,7 +369,7 @@ mod registered {
         // time of the call.
         let (functions, asked) = unsafe { (&*data.cast::<Functions<A>>(), &*asked) };
         let Some(answer) = functions.answer.get() else { return 0 };
-        guarded(&functions.id, || answer.count(&Context::new(asked, functions.by_node)))
+        guarded(&functions.id, || answer.count(&Context::new(asked, functions.by_group, functions.by_node)))
     }
 
     unsafe extern "C" fn call_scan<A: Answer>(data: *mut c_void, asked: *mut Asked) -> u64 {
@@ -367,7 +377,7 @@ mod registered {
         // the time of the call.
         let (functions, asked) = unsafe { (&*data.cast::<Functions<A>>(), &mut *asked) };
         let Some(answer) = functions.answer.get() else { return STOP };
-        let (context, mut unsure) = (Context::new(asked, functions.by_node), 0);
+        let (context, mut unsure) = (Context::new(asked, functions.by_group, functions.by_node), 0);
         let objects = guarded(&functions.id, || answer.scan(&context, asked.to_scan, &mut unsure));
         asked.unsure = unsure;
         let said = if objects >= DONE { 0 } else { objects.saturating_mul(functions.object_bytes) };
