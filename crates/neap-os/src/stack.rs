@@ -14,8 +14,8 @@ use core::ptr::null_mut;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 /// Bytes of a stack. Pages that are not touched cost nothing; a signal handler of the program's may
-/// run on it.
-pub const BYTES: usize = 256 << 10;
+/// run on it. Code without optimisation has room for a copy at each move of a large value.
+pub const BYTES: usize = if cfg!(debug_assertions) { 1 << 20 } else { 256 << 10 };
 
 /// The page without access, and some more.
 const GUARD: usize = 64 << 10;
