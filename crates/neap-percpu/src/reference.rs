@@ -56,7 +56,7 @@ pub struct Count<W> {
 }
 
 impl<W: Counts> Count<W> {
-    /// A count of one: the reference that [`Count::kill_all`] puts.
+    /// A count of one: the reference that `Count::kill_all` puts.
     pub fn new(words: W) -> Count<W> {
         let open = words.opened();
         Count { words, open: AtomicUsize::new(open), shared: AtomicUsize::new(BIAS + 1), state: AtomicUsize::new(LIVE) }

@@ -3,6 +3,14 @@
 //! Sits on top of objects and pages and below whoever allocates: `neap-malloc` (the C library's malloc family), [`Neap`]
 //! (Rust's global allocator) and tests, which make managers of any shape with [`mm::Mm`]. Locks are those of the layers
 //! below; the order in which memory is given up for an allocation is one function, `Core::retry`.
+//!
+//! - [`Neap`]: the process's allocator, `#[global_allocator]`.
+//! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
+//! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists that say what a cache gives up first.
+//! - [`percpu`]: per-CPU data. [`mod@drain`], [`statistics`], [`mod@verify`]: looking and tidying up.
+//!
+//! A cache with a limit that shrinks instead of refusing, with the feature `std`:
+#![cfg_attr(feature = "std", doc = concat!("```\n", include_str!("../examples/tenant_cache.rs"), "```"))]
 #![no_std]
 #![deny(missing_docs)]
 

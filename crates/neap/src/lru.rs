@@ -1,8 +1,8 @@
 //! LRU lists of this process: what is cached, by group and node, oldest first, so that whoever wants memory back from a group finds its oldest.
 //!
 //! Sits between caches and the process's manager ([`PROCESS`]). Every group and node has its own part of a list, under a lock of its own, made when
-//! it is first used. When a group is deleted, what it has is its parent's at once, as the oldest there. [`LruList`] keeps values by
-//! [`Handle`], safely. [`RawList`] links objects by an [`Item`] inside them and takes no memory for them.
+//! it is first used. When a group is deleted, what it has is its parent's at once, as the oldest there. `LruList` keeps values by
+//! `Handle`, safely. [`RawList`] links objects by an [`Item`] inside them and takes no memory for them.
 //!
 //! All of it can be called from any thread, at any time, but not from signal handlers.
 //!

@@ -7,7 +7,7 @@
 //!
 //! A report, in words of 64 bits: whether there is anything; the piece to ask for next, all bits set if there is none; bytes of a page; the arena's
 //! first address; the first piece, and pieces in this report; ranges in it; numbers in it. Then the numbers of [`Books`], in their order; for each range
-//! its start, its length and its [`Source`]; and for each piece a nibble for every page ([`Use`](neap_pages::Use)).
+//! its start, its length and its `Source`; and for each piece a nibble for every page ([`Use`](neap_pages::Use)).
 
 use crate::mm::Mm;
 use crate::pen::{self, Pen};

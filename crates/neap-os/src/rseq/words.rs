@@ -15,7 +15,7 @@ use core::sync::atomic::AtomicPtr;
 /// any more.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`]; `offsets` is as described, and the words are changed by this function alone.
+/// `offset` is `registered_offset`; `offsets` is as described, and the words are changed by this function alone.
 #[inline(always)]
 pub unsafe fn add(offset: isize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> bool {
     // SAFETY: as the caller promises; the only store is the commit, into this CPU's word.
@@ -94,7 +94,7 @@ pub unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usize, val
 /// larger than any number.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`], and `regions` as in a [`Table`](super::Table) from CPU 0 on, with words instead of stacks: `place` is that of a word, which
+/// `offset` is `registered_offset`, and `regions` as in a [`Table`](super::Table) from CPU 0 on, with words instead of stacks: `place` is that of a word, which
 /// where nothing may be written is larger than any number under every tag.
 #[inline(always)]
 pub unsafe fn alter(

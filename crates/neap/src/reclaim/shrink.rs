@@ -68,7 +68,7 @@ impl Context {
     }
 
     /// Adds to the bytes that this call has freed, where they are charged to no group. Replaces
-    /// what [`object_bytes`](super::Builder::object_bytes) would say.
+    /// what `object_bytes` of the builder would say.
     pub fn add_freed_bytes(&self, bytes: u64) {
         self.freed_bytes.set(self.freed_bytes.get().saturating_add(bytes));
     }
