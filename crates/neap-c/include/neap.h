@@ -288,6 +288,9 @@ int neap_group_delete(neap_group group);
  */
 int neap_group_delete_all(neap_group group);
 
+/* Lets the group's `peak_bytes` begin again at what it is charged for at this moment. NEAP_E_GROUP. */
+int neap_group_reset_peak(neap_group group);
+
 /*
  * The group that has its charges and list items: itself, or the next group above that is there once
  * it is deleted. 0 once no charge is left that was made to a deleted group.

@@ -133,6 +133,11 @@ pub(crate) extern "C" fn neap_group_delete_all(number: u64) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_group_reset_peak(number: u64) -> c_int {
+    answer(group(number).and_then(|group| Ok(group.reset_peak()?)).map(|_| 0))
+}
+
+#[unsafe(no_mangle)]
 pub(crate) extern "C" fn neap_group_heir(number: u64) -> u64 {
     group(number).ok().and_then(Group::heir).map_or(0, |heir| heir.id().to_bits())
 }

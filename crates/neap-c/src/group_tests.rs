@@ -225,6 +225,10 @@ fn a_tree_is_deleted_and_a_refusal_says_why() {
         assert_eq!(refusal.reason, AT_DEADLINE);
         assert_eq!(neap_group_charge_wait(none.as_mut_ptr(), leaf, 4097, -1, refusal), code(Error::Charge));
         assert_eq!((refusal.reason, neap_group_heir(leaf)), (TOO_LARGE, leaf));
+        assert_eq!(neap_group_charge(none.as_mut_ptr(), leaf, 4096, 1, null_mut()), 0);
+        assert_eq!((info(leaf).peak_bytes >= 8192, neap_group_uncharge(none.as_mut_ptr())), (true, 0));
+        assert_eq!((neap_group_reset_peak(leaf), neap_group_reset_peak(NONE[0])), (0, code(Error::Group)));
+        assert_eq!(info(leaf).peak_bytes, info(leaf).charged_bytes);
         assert_eq!((neap_group_delete_all(ROOT), neap_group_delete_all(top)), (code(Error::Argument), 0));
         assert_eq!((neap_group_delete_all(top), neap_group_heir(leaf), used(above)), (code(Error::Group), above, 4096));
         assert_eq!((neap_group_uncharge(charge.as_mut_ptr()), neap_group_delete(above)), (0, 0));

@@ -92,7 +92,7 @@ pub struct Info {
     pub bounds: [u64; Bound::ALL.len()],
     /// Bytes charged to it and all below it, stocks included.
     pub charged: u64,
-    /// The most that ever was.
+    /// The most since the group was made, or [`Groups::reset_peak`].
     pub peak: u64,
     /// Bytes charged to it alone, by [`Kind`], stocks included. What was on its way through a group below while that was deleted is counted
     /// a few ticks later.
@@ -312,6 +312,22 @@ impl Groups {
             events: core::array::from_fn(|event| group.events[event].load(Ordering::Relaxed)),
             children: group.children.load(Ordering::Relaxed),
         }
+    }
+
+    /// Lets a group's peak begin again at its charge of this moment. Returns the peak before.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn reset_peak<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+        let reset = |group: &Group| {
+            let peak = &group.counters.peak;
+            // Relaxed: statistics; they publish no other data.
+            let before = peak.swap(group.usage(), Ordering::Relaxed);
+            // A charge in between has raised the peak that was replaced.
+            peak.fetch_max(group.usage(), Ordering::Relaxed);
+            before
+        };
+        host.inside(|| self.with(id, reset))
     }
 
     /// Bytes charged to a group alone, of one kind on one node, stocks included.

@@ -150,6 +150,15 @@ impl Group {
         made_or_here(self)?.info(self.0)
     }
 
+    /// Lets the group's [peak](Info::peak) begin again at what it is charged for at this moment.
+    /// Returns the peak before. The groups above and below keep theirs.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn reset_peak(self) -> Result<u64, Denied> {
+        made_or_here(self)?.reset_peak(self.0)
+    }
+
     /// Bytes charged to the group alone, of one kind on one node, with what is stocked.
     ///
     /// # Errors

@@ -275,6 +275,14 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.info(&self.source, id)
     }
 
+    /// [`Groups::reset_peak`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reset_peak(&self, id: GroupId) -> Result<u64, Denied> {
+        self.groups.reset_peak(&self.source, id)
+    }
+
     /// [`Groups::charged`].
     ///
     /// # Errors

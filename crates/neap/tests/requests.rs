@@ -73,6 +73,24 @@ fn a_tree_goes_while_other_threads_make_groups_in_it() {
 }
 
 #[test]
+fn a_peak_begins_again_at_the_charge_of_the_moment() {
+    let (above, group) = (Group::create("peaks").unwrap(), Group::create("peaks/below").unwrap());
+    let peaks = || [above, group].map(|group| group.info().unwrap().peak);
+    let kept = group.charge(1 << 20).unwrap();
+    drop(group.charge(4 << 20).unwrap());
+    let [first, second] = peaks();
+    assert!(first >= 5 << 20 && second >= 5 << 20);
+    assert_eq!(group.reset_peak(), Ok(second));
+    let now = group.info().unwrap().charged;
+    assert_eq!((peaks(), (1 << 20..5 << 20).contains(&now)), ([first, now], true));
+    drop(group.charge(2 << 20).unwrap());
+    assert!((now + (2 << 20) - (256 << 10)..second).contains(&peaks()[1]), "{:?}", peaks());
+    drop(kept);
+    group.delete().unwrap();
+    assert_eq!(group.reset_peak(), Err(Denied::NoSuchGroup));
+}
+
+#[test]
 fn a_refusal_says_why_and_names_the_holders() {
     let (pool, tenant) = (Group::create("why").unwrap(), Group::create("why/tenant").unwrap());
     pool.set(Bound::Max, 1 << 20).unwrap();
