@@ -84,6 +84,11 @@ const STEPS: &[Step] = &[
     ("clippy of the library", || {
         cargo_step(&["clippy", "--release", "--package", "neap-malloc", "--", "-D", "warnings"]).map(|()| None)
     }),
+    ("doc", || {
+        let mut doc = cargo(["doc", "--no-deps", "--lib", "--features", "neap/std"]);
+        doc.env("RUSTDOCFLAGS", "-D warnings").current_dir(layout::root());
+        run(doc).map(|()| None)
+    }),
     ("test", || test().map(|()| None)),
     ("lab", || lab().map(|()| None)),
     ("loom", || models::loom().map(|()| None)),
