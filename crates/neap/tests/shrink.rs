@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 use neap::groups::{Bound, Charge, Event, Group};
 use neap::lru::{LruList, Verdict};
-use neap::reclaim::{self, Context, Count, Scan, Shrink, Shrinker};
+use neap::reclaim::{self, Context, Count, NotDone, Scan, Shrink, Shrinker};
 use std::sync::{Arc, Mutex};
 
 const OBJECT: u64 = 64 << 10;
@@ -155,6 +155,15 @@ fn a_cache_that_is_prepared_and_not_started_goes_and_is_never_called() {
     }
     drop(pair);
     assert_eq!(Arc::strong_count(&kept), 1);
+}
+
+/// A program may end a shrinker by its id before it starts it.
+#[test]
+fn a_cache_that_was_unregistered_by_its_id_does_not_start() {
+    let prepared = Shrinker::named("ended").prepare_shrink().unwrap();
+    reclaim::unregister(prepared.id()).unwrap();
+    let pair = (|_: &Context| Count::Empty, |_: &Context, _| Scan::Busy);
+    assert_eq!(prepared.start(pair).unwrap_err(), NotDone::NoSuchShrinker);
 }
 
 /// Makes one list and one shrinker for all tenants.

@@ -189,7 +189,6 @@ mod registered {
     use core::ffi::c_void;
     use core::panic::AssertUnwindSafe;
     use core::sync::atomic::{AtomicU64, Ordering};
-    use std::boxed::Box;
     use std::panic::catch_unwind;
     use std::sync::{Arc, OnceLock};
 
@@ -292,15 +291,8 @@ mod registered {
     struct Half<A> {
         builder: (Option<crate::groups::Group>, bool, bool),
         shrinker: Shrinker,
-        functions: *const Functions<A>,
+        functions: Arc<Functions<A>>,
     }
-
-    // SAFETY: the pointer is only used for a shared reference. `Functions<A>` is Sync, and Send,
-    // because `A: Answer` is both. `gone` may free it in any thread.
-    unsafe impl<A: Answer> Send for Half<A> {}
-    // SAFETY: a shared `Half` gives access to the shrinker's id alone. After `new` only `start`
-    // follows the pointer, and takes the `Half` by value.
-    unsafe impl<A: Answer> Sync for Half<A> {}
 
     impl<A> core::fmt::Debug for Half<A> {
         fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -314,21 +306,20 @@ mod registered {
             let answer = OnceLock::new();
             let has_groups = by_group || group.is_some();
             let functions = Functions { answer, object_bytes, by_group: has_groups, by_node, id: AtomicU64::new(0) };
-            let data = Box::into_raw(Box::new(functions));
-            // SAFETY: `data` is a `Functions<A>`, which is Sync, and only `gone` frees it. The
-            // callbacks catch the panics of the cache's functions (`guarded`), so none unwinds.
+            let functions = Arc::new(functions);
+            let data = Arc::into_raw(functions.clone()).cast_mut();
+            // SAFETY: `data` is a `Functions<A>`, which is Sync, and a reference to it that `gone`
+            // drops. The callbacks catch the panics of the cache's functions (`guarded`), so none
+            // unwinds.
             match unsafe { builder.prepare(call_count::<A>, call_scan::<A>, Some(gone::<A>), data.cast()) } {
                 Ok(shrinker) => {
-                    // SAFETY: `gone` frees `data` when the shrinker is unregistered. `shrinker`,
-                    // which unregisters it when it is dropped, is alive, and its id is not handed
-                    // out yet.
-                    unsafe { &*data }.id.store(shrinker.id().to_bits(), Ordering::Relaxed);
-                    Ok(Half { builder: (group, by_group, by_node), shrinker, functions: data })
+                    functions.id.store(shrinker.id().to_bits(), Ordering::Relaxed);
+                    Ok(Half { builder: (group, by_group, by_node), shrinker, functions })
                 }
                 Err(error) => {
-                    // SAFETY: made by `Box::into_raw` above. `prepare` failed and keeps nothing, so
-                    // no other thread has the pointer, and `gone` is not called.
-                    drop(unsafe { Box::from_raw(data) });
+                    // SAFETY: made by `Arc::into_raw` above. `prepare` failed and keeps nothing, so
+                    // `gone` is not called.
+                    drop(unsafe { Arc::from_raw(data) });
                     Err(error)
                 }
             }
@@ -336,9 +327,7 @@ mod registered {
 
         fn start(self, answer: A) -> Result<Shrinker, NotDone> {
             let (group, by_group, by_node) = self.builder;
-            // SAFETY: `gone` frees the functions when the shrinker is unregistered, which dropping
-            // `self.shrinker` does later. The program must not pass its id to `unregister` before.
-            _ = unsafe { &*self.functions }.answer.set(answer);
+            _ = self.functions.answer.set(answer);
             super::super::start(self.shrinker.id(), group, !by_group, by_node).map(|()| self.shrinker)
         }
     }
@@ -415,8 +404,8 @@ mod registered {
     }
 
     unsafe extern "C" fn gone<A>(data: *mut c_void) {
-        // SAFETY: `Half::new` made `data` by `Box::into_raw`. This callback runs once, after all
+        // SAFETY: `Half::new` made `data` by `Arc::into_raw`. This callback runs once, after all
         // other calls with `data` have ended.
-        drop(unsafe { Box::from_raw(data.cast::<Functions<A>>()) });
+        drop(unsafe { Arc::from_raw(data.cast::<Functions<A>>()) });
     }
 }
