@@ -415,10 +415,11 @@ impl Platform for Virtual {
     }
 
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
-        // Machines of a process have parts of 16 TiB that do not overlap until all of it was used.
+        // Each machine of the process gets the next part of 16 TiB. Parts overlap only after all 16
+        // TiB were used.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let chunk = self.page_size << 10;
-        // Room for the chunk's alignment too.
+        // The caller aligns the address to a chunk.
         let part = span.next_multiple_of(1 << 30) + chunk;
         (attempt < 16).then(|| 0x1800_0000_0000 + NEXT.fetch_add(part, Ordering::Relaxed) % (1 << 44))
     }
@@ -623,6 +624,19 @@ impl Platform for Virtual {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machines_of_different_spans_get_places_that_do_not_overlap() {
+        let spans = [1 << 30, 16 << 30, 100 << 20];
+        let place = |machine: usize| {
+            let (machine, span) = (Virtual::new([4096, 65536][machine % 2], 1), spans[machine % 3]);
+            let start = machine.address_hint(0, span).unwrap().next_multiple_of(machine.page_size << 10);
+            (start, start + span)
+        };
+        let mut places: std::vec::Vec<_> = (0..300).map(place).collect();
+        places.sort_unstable();
+        assert!(places.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{places:x?}");
+    }
 
     #[test]
     fn a_call_fails_when_told_and_only_then() {

@@ -241,7 +241,7 @@ impl<P: Platform> NodePages<P> {
         Some(block)
     }
 
-    /// Allocates a run of the nearest node without memory from the system: see
+    /// Allocates a run of the nearest node, some pages of which have memory already: see
     /// [`Pages::allocate_resident_run`].
     pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
         let run = self.node(self.nearest(platform)).allocate_resident_run(platform, pages, align_pages)?;

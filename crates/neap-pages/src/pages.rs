@@ -211,7 +211,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Releases as many free pages as there is memory beyond the limit.
     fn shed(&self, platform: &P) {
         let mut beyond = self.zone.beyond();
-        // A call stops where all that is left lies in larger blocks than it still wants.
+        // A release stops early if all other backed pages lie in blocks with more of them than it
+        // still wants.
         while beyond > 0 {
             let released = self.release(platform, beyond.max(LEAST_SHED), &|| false).released;
             beyond = if released == 0 { 0 } else { beyond.saturating_sub(released) };
@@ -227,16 +228,19 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         {
             return Some(block);
         }
-        let taken = self.zone.take_resident(&self.arena, order.pages(), |buddy| buddy.allocate_backed_block(order))?;
-        self.shed(platform);
-        Some(taken)
+        self.take_resident(platform, order.pages(), |buddy| buddy.allocate_backed_block(order))
     }
 
     /// Allocates a run as [`Pages::allocate_run`] does, some pages of which have memory already;
     /// `None` if all of it would come from the system.
     pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
-        let taken =
-            self.zone.take_resident(&self.arena, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))?;
+        self.take_resident(platform, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))
+    }
+
+    /// Lets `take` take pages out of the buddy, as [`Zone::take_resident`] does, and releases as
+    /// [`Pages::acquire`] does.
+    fn take_resident(&self, platform: &P, pages: u32, take: impl FnOnce(&mut Buddy) -> Option<Block>) -> Option<Block> {
+        let taken = self.zone.take_resident(&self.arena, pages, take)?;
         self.shed(platform);
         Some(taken)
     }

@@ -276,27 +276,36 @@ fn a_budget_bounds_what_is_resident_when_free_memory_is_reused() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &Shape { list_high: Some(0), ..shape(Some(BUDGET)) }).unwrap();
     let mut random = Random(seed());
-    let (mut held, mut reused) = (Vec::new(), 0);
-    for _ in 0..5000 {
-        let pages = 1 + random.below(600) as u32;
-        match random.below(5) {
-            0 | 1 if !held.is_empty() => {
-                let (pfn, pages) = held.swap_remove(random.below(held.len()));
+    let (mut runs, mut blocks, mut reused) = (Vec::new(), Vec::new(), [0, 0]);
+    for _ in 0..10_000 {
+        let (pages, order) = (1 + random.below(600) as u32, Order(random.below(9) as u8));
+        match random.below(8) {
+            0 | 1 if !runs.is_empty() => {
+                let (pfn, pages) = runs.swap_remove(random.below(runs.len()));
                 o.pages.free_run(&machine, pfn, pages);
             }
-            2 => _ = o.pages.release(&machine, pages, &|| false),
-            3 => held.extend(o.pages.allocate_run(&machine, pages, 1).map(|run| (run.pfn, pages))),
-            _ => {
+            2 | 3 if !blocks.is_empty() => {
+                let (pfn, order) = blocks.swap_remove(random.below(blocks.len()));
+                o.pages.free_block(&machine, pfn, order);
+            }
+            4 => _ = o.pages.release(&machine, pages, &|| false),
+            5 => runs.extend(o.pages.allocate_run(&machine, pages, 1).map(|run| (run.pfn, pages))),
+            6 => {
                 let run = o.pages.allocate_resident_run(&machine, pages, 1);
-                reused += u32::from(run.is_some());
-                held.extend(run.map(|run| (run.pfn, pages)));
+                reused[0] += u32::from(run.is_some());
+                runs.extend(run.map(|run| (run.pfn, pages)));
+            }
+            _ => {
+                let block = o.pages.allocate_resident_block(&machine, order);
+                reused[1] += u32::from(block.is_some());
+                blocks.extend(block.map(|block| (block.pfn, order)));
             }
         }
         let now = o.pages.statistics();
-        let resident = now.used + now.backed_free + now.table_pages;
+        let resident = now.used + now.backed_free;
         assert!(resident <= BUDGET, "{resident} pages of {BUDGET}");
     }
-    assert!(reused > 100, "{reused}");
+    assert!(reused.iter().all(|&times| times > 100), "{reused:?}");
     o.pages.verify().unwrap();
 }
 
