@@ -30,6 +30,10 @@ impl Blocks {
         self.0.try_lock().map_or(0, |blocks| blocks.len() as u64)
     }
 
+    fn held(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
     fn put(&self) -> bool {
         let block = PROCESS.allocate(BLOCK);
         if !block.is_null() {
@@ -70,9 +74,14 @@ fn an_allocation_beyond_the_limit_has_caches_shrink() {
     let shrinker = register(&blocks);
     (0..1000).for_each(|round| assert!(blocks.put(), "{round}: {} are left", blocks.len()));
     assert!(blocks.len() <= without);
-    // A request beyond the limit is refused without shrinking any cache.
-    let before = blocks.len();
-    assert!(PROCESS.allocate((64 << 20) + 1).is_null() && blocks.len() == before);
+    // A request beyond the limit is refused without shrinking any cache: it would shrink this one
+    // to nothing. Background reclaim takes a few blocks from it now and then.
+    let is_left_alone = |_| {
+        let before = blocks.held();
+        assert!(PROCESS.allocate((64 << 20) + 1).is_null());
+        before > 0 && blocks.held() == before
+    };
+    assert!((0..100).any(is_left_alone));
     drop(shrinker);
     while blocks.put() {}
     assert!(blocks.evict(u64::MAX).abs_diff(without) <= 8, "nothing was lost");
