@@ -18,11 +18,12 @@ fn cargo_step(arguments: &[&str]) -> Result<()> {
 }
 
 /// Runs tests with the optimiser's passes of a release and without the checks that only tests have.
-/// It finds errors that either hides. Omits optimisation at link time, which would take minutes for
-/// each test.
+/// It finds errors that either hides. Omits what takes minutes for each test: optimisation at link
+/// time, and compilation as one unit.
 fn optimised(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
-    cargo.arg("--release").env("CARGO_PROFILE_RELEASE_LTO", "off").current_dir(layout::root());
+    cargo.arg("--release").env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    cargo.current_dir(layout::root());
     run(cargo)
 }
 
@@ -83,6 +84,11 @@ const STEPS: &[Step] = &[
     // that aborts.
     ("clippy of the library", || {
         cargo_step(&["clippy", "--release", "--package", "neap-malloc", "--", "-D", "warnings"]).map(|()| None)
+    }),
+    ("doc", || {
+        let mut doc = cargo(["doc", "--no-deps", "--lib", "--features", "neap/std"]);
+        doc.env("RUSTDOCFLAGS", "-D warnings").current_dir(layout::root());
+        run(doc).map(|()| None)
     }),
     ("test", || test().map(|()| None)),
     ("lab", || lab().map(|()| None)),

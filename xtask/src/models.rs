@@ -5,6 +5,7 @@
 //! own. Miri interprets the tests listed below and reports undefined behaviour; it needs a nightly
 //! toolchain, which rustup installs if it is missing.
 
+use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::fs;
 
 use anyhow::{Context, Result, bail};
@@ -12,16 +13,18 @@ use anyhow::{Context, Result, bail};
 use crate::layout;
 use crate::process::{capture, cargo, command, run, which};
 
-/// Tests that miri interprets: crate, test programs, arguments. Miri knows no inline assembly and
-/// few system calls, so these tests use plain memory. It is some hundred times slower than the
-/// machine, so they are small.
-const MIRI: &[(&str, &[&str], &[&str])] = &[
+/// Tests that miri interprets: crate, test programs, arguments.
+type Interpreted = (&'static str, &'static [&'static str], &'static [&'static str]);
+
+/// The longest first. Miri knows no inline assembly and few system calls, so these tests use plain
+/// memory. It is some hundred times slower than the machine, so they are small.
+const MIRI: &[Interpreted] = &[
+    ("neap-reclaim", &["--lib"], &["shrinkers::"]),
     ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units", "rcu::"]),
     ("neap-objects", &["--lib"], &["progression::", "sheaf::", "slab::", "holes::"]),
     ("neap-percpu", &["--test", "plain_memory"], &[]),
     ("neap-groups", &["--lib"], &["id::", "table::"]),
     ("neap-reclaim", &["--test", "lists_model"], &["a_small_history"]),
-    ("neap-reclaim", &["--lib"], &["shrinkers::"]),
 ];
 
 /// Runs every crate's loom tests.
@@ -80,28 +83,42 @@ pub(crate) fn miri_missing() -> Option<String> {
     }
 }
 
-/// Runs the listed tests under miri.
+/// Runs the listed tests under miri, which uses one CPU for each, two at a time.
 pub(crate) fn miri() -> Result<()> {
     if let Some(reason) = miri_missing() {
         bail!("{reason}");
     }
-    for (name, program, arguments) in MIRI {
-        println!("miri: {name} {}", arguments.join(" "));
-        let mut test = command("rustup", ["run", "nightly", "cargo", "miri", "test", "--package", name]);
-        test.args(*program)
-            .arg("--")
-            .args(*arguments)
-            .current_dir(layout::root())
-            .env("CARGO_TARGET_DIR", layout::target().join("miri"))
-            // The arena is addressed by number. Property tests run few cases, and read a file of
-            // earlier failures.
-            .env("MIRIFLAGS", "-Zmiri-permissive-provenance -Zmiri-disable-isolation")
-            .env("PROPTEST_CASES", "8");
-        // These name the stable toolchain that runs xtask.
-        for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
-            test.env_remove(variable);
+    let next = AtomicUsize::new(0);
+    let lane = || -> Result<()> {
+        while let Some(tests) = MIRI.get(next.fetch_add(1, Relaxed)) {
+            interpret(tests)?;
         }
-        run(test).with_context(|| format!("miri on {name}"))?;
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(lane);
+        let own = lane();
+        other.join().expect("a lane does not panic").and(own)
+    })
+}
+
+/// Runs one line of the list, and prints its results once it has ended.
+fn interpret((name, program, arguments): &Interpreted) -> Result<()> {
+    let mut test = command("rustup", ["run", "nightly", "cargo", "miri", "test", "--package", name]);
+    test.args(*program)
+        .arg("--")
+        .args(*arguments)
+        .current_dir(layout::root())
+        .env("CARGO_TARGET_DIR", layout::target().join("miri"))
+        // The arena is addressed by number. Property tests run few cases, and read a file of
+        // earlier failures.
+        .env("MIRIFLAGS", "-Zmiri-permissive-provenance -Zmiri-disable-isolation")
+        .env("PROPTEST_CASES", "8");
+    // These name the stable toolchain that runs xtask.
+    for variable in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
+        test.env_remove(variable);
     }
+    let said = capture(test).with_context(|| format!("miri on {name}"))?;
+    println!("miri: {name} {}\n{said}", arguments.join(" "));
     Ok(())
 }

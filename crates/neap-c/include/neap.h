@@ -345,6 +345,21 @@ int neap_group_find_or_create(const char *path, neap_group *group);
 int neap_group_delete(neap_group group);
 
 /*
+ * Deletes a group and all groups below it, the lowest first, also those that other threads make
+ * meanwhile. NEAP_E_GROUP; NEAP_E_ARGUMENT for the root, where nothing has changed.
+ */
+int neap_group_delete_all(neap_group group);
+
+/* Resets the group's `peak_bytes` to its charge at this moment. NEAP_E_GROUP. */
+int neap_group_reset_peak(neap_group group);
+
+/*
+ * Returns the group that has its charges and list items: itself, or the next group above that
+ * exists once it is deleted. 0 once no charge is left that was made to a deleted group.
+ */
+neap_group neap_group_heir(neap_group group);
+
+/*
  * Steps through the groups directly below `parent`: replaces `*child` by the next one, or 0 by the
  * first. Returns 1, or 0 at the end, with `*child` 0. NEAP_E_GROUP if the parent is gone, or
  * `*child` is no longer directly below it: then start again.
@@ -530,8 +545,16 @@ typedef struct neap_refusal {
     uint64_t need_bytes;
     /* The largest holders: groups directly below it, or itself; largest first, the rest 0. */
     neap_holder holders[3];
-    uint64_t reserved[6];
+    /* NEAP_AT_LIMIT, NEAP_AT_DEADLINE or NEAP_TOO_LARGE. */
+    uint64_t reason;
+    uint64_t reserved[5];
 } neap_refusal;
+
+/* Why a charge was refused: a limit was reached, and reclaim brought too little; a limit was reached
+ * until the time was over; or more was asked for than the limit, so waiting is in vain. */
+#define NEAP_AT_LIMIT 0u
+#define NEAP_AT_DEADLINE 1u
+#define NEAP_TOO_LARGE 2u
 
 /*
  * What happens to a charge beyond a limit, once shrinkers have freed what they can.
@@ -670,20 +693,33 @@ typedef struct neap_asked {
     uint64_t scanned;
     /* Bytes freed, if the callback says so. Not needed for memory that is charged to groups. */
     uint64_t freed_bytes;
+    /* Bytes that are still needed; UINT64_MAX: all that there are. */
+    uint64_t need;
+    /* When the caller gives up, in nanoseconds of CLOCK_MONOTONIC; UINT64_MAX: it does not. */
+    uint64_t deadline;
+    /* How hard memory is to get: from 12 down to 0, where all is asked for. */
+    uint32_t priority;
+    /* 0. */
+    uint32_t reserved;
 } neap_asked;
 
 /*
  * Returns the approximate number of objects at once; 0: none for now; NEAP_EMPTY: none until
- * neap_shrinker_mark.
+ * neap_shrinker_mark; NEAP_STOP: it cannot count, because a lock is held.
  */
 typedef uint64_t (*neap_count_fn)(void *data, const neap_asked *asked);
-/* Frees up to `to_scan` objects, and returns how many it freed; NEAP_STOP: it cannot, for now. */
+/*
+ * Frees up to `to_scan` objects, and returns how many it freed; NEAP_STOP: it cannot, because a
+ * lock is held; NEAP_EMPTY: there is nothing until neap_shrinker_mark; NEAP_DONE: it looked at all
+ * of them, frees none, and is not to be called again in this visit.
+ */
 typedef uint64_t (*neap_scan_fn)(void *data, neap_asked *asked);
 /* Called once, after the last call of the other functions: `data` can be freed. */
 typedef void (*neap_gone_fn)(void *data);
 
 #define NEAP_EMPTY (UINT64_MAX - 1)
 #define NEAP_STOP UINT64_MAX
+#define NEAP_DONE (UINT64_MAX - 2)
 
 /* The shrinker is called for each node; otherwise for node 0 only. */
 #define NEAP_BY_NODE 1u
@@ -806,6 +842,12 @@ int neap_list_add(const neap_list *list, neap_group group, unsigned node, neap_i
  * that got the item, here or in `dispose`, may free it.
  */
 bool neap_list_del(const neap_list *list, neap_item *item);
+
+/*
+ * Makes an item that was used the newest of the group that has it now, on its node. Returns whether
+ * it did: not if the item is on no list, or on another, or a walk has taken it off. The item exists.
+ */
+bool neap_list_touch(const neap_list *list, neap_item *item);
 
 /*
  * Number of items of a group, without those below it, on a node at this moment; 0 if the group is

@@ -8,7 +8,7 @@ use crate::group::group;
 use crate::object::{Kind, Object};
 use core::ffi::{c_int, c_uint};
 use core::ptr::eq;
-use neap::groups::{Charge, Group, GroupId, How, Refused};
+use neap::groups::{Charge, ChargeError, Group, GroupId};
 
 /// `neap_charge`.
 pub(crate) type Charged = Object<Charge>;
@@ -16,6 +16,10 @@ pub(crate) type Charged = Object<Charge>;
 impl Kind for Charge {
     const MARK: u64 = u64::from_ne_bytes(*b"neapChrg");
 }
+
+pub(crate) const AT_LIMIT: u64 = 0;
+pub(crate) const AT_DEADLINE: u64 = 1;
+pub(crate) const TOO_LARGE: u64 = 2;
 
 /// `neap_holder`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,14 +38,15 @@ pub(crate) struct Refusal {
     pub(crate) charged_bytes: u64,
     pub(crate) need_bytes: u64,
     pub(crate) holders: [Holder; 3],
-    pub(crate) reserved: [u64; 6],
+    pub(crate) reason: u64,
+    pub(crate) reserved: [u64; 5],
 }
 
 /// Translates a refusal into an error, and describes the limit at `place` if there is one.
 ///
 /// # Safety
 /// `place` is null, misaligned or writable.
-unsafe fn told(refused: Refused, place: *mut Refusal) -> Error {
+unsafe fn told(refused: ChargeError, place: *mut Refusal) -> Error {
     let Some(limit) = refused.limit() else { return Error::Group };
     if !place.is_null() && place.is_aligned() {
         let holder = |(id, bytes): (GroupId, u64)| Holder { group: id.to_bits(), bytes };
@@ -51,7 +56,12 @@ unsafe fn told(refused: Refused, place: *mut Refusal) -> Error {
             charged_bytes: limit.charged,
             need_bytes: limit.need,
             holders: limit.holders.map(|held| held.map_or(Holder::default(), holder)),
-            reserved: [0; 6],
+            reason: match refused {
+                ChargeError::Timeout(_) => AT_DEADLINE,
+                ChargeError::TooLarge(_) => TOO_LARGE,
+                _ => AT_LIMIT,
+            },
+            reserved: [0; 5],
         };
         // SAFETY: `place` is neither null nor misaligned, so the caller promises that it is
         // writable.
@@ -61,11 +71,12 @@ unsafe fn told(refused: Refused, place: *mut Refusal) -> Error {
 }
 
 /// Charges a group; `flags` select the behaviour at a limit.
-fn charge_by(flags: c_uint, group: Group, bytes: u64) -> Result<Result<Charge, Refused>, Error> {
+fn charge_by(flags: c_uint, group: Group, bytes: u64) -> Result<Result<Charge, ChargeError>, Error> {
+    let request = group.request(bytes);
     match flags {
-        0 => Ok(group.charge_on(0, bytes, How::Refuse)),
-        1 => Ok(group.charge_on(0, bytes, How::Overcharge)),
-        4 => Ok(group.charge_inline(bytes)),
+        0 => Ok(request.now()),
+        1 => Ok(request.overcharge().now()),
+        4 => Ok(request.inline().now()),
         _ => Err(Error::Argument),
     }
 }

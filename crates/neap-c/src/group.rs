@@ -131,6 +131,21 @@ pub(crate) extern "C" fn neap_group_delete(number: u64) -> c_int {
     answer(group(number).and_then(|group| Ok(group.delete()?)).map(|()| 0))
 }
 
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_group_delete_all(number: u64) -> c_int {
+    answer(group(number).and_then(|group| Ok(group.delete_all()?)).map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_group_reset_peak(number: u64) -> c_int {
+    answer(group(number).and_then(|group| Ok(group.reset_peak()?)).map(|_| 0))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_group_heir(number: u64) -> u64 {
+    group(number).ok().and_then(Group::heir).map_or(0, |heir| heir.id().to_bits())
+}
+
 /// # Safety
 /// See the header.
 #[unsafe(no_mangle)]

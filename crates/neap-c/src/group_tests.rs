@@ -168,7 +168,7 @@ fn bounds_are_changed_and_events_counted() {
         );
         let holders = [Holder { group, bytes: 10_000 }, Holder::default(), Holder::default()];
         let expected =
-            Refusal { group, max_bytes: 8192, charged_bytes: 10_000, need_bytes: 5, holders, reserved: [0; 6] };
+            Refusal { group, max_bytes: 8192, charged_bytes: 10_000, need_bytes: 5, holders, ..Refusal::default() };
         assert_eq!(refusal, expected);
         assert_eq!(neap_group_charge(refused.as_mut_ptr(), group, 5, 0, null_mut()), code(Error::Charge));
         assert_eq!(neap_group_uncharge(refused.as_mut_ptr()), code(Error::Argument), "nothing was made");
@@ -209,6 +209,33 @@ fn what_is_known_fits_into_older_and_newer_structures() {
         }
     }
     assert_eq!(neap_group_delete(group), 0);
+}
+
+#[test]
+fn a_tree_is_deleted_and_a_refusal_says_why() {
+    let _alone = ALONE.lock().unwrap();
+    let (top, leaf) = (made("c-all/top"), made("c-all/top/a/b"));
+    let (above, refusal) = (at(neap_group_find, "c-all").1, &mut Refusal::default());
+    let (mut charge, mut none) = (zeroed::<Charged>(), zeroed::<Charged>());
+    // SAFETY: the objects are this function's.
+    unsafe {
+        assert_eq!(neap_group_set(top, 0, 4096, null_mut()), 0);
+        assert_eq!(neap_group_charge(charge.as_mut_ptr(), leaf, 4096, 0, null_mut()), 0);
+        assert_eq!(neap_group_charge(none.as_mut_ptr(), leaf, 1, 0, refusal), code(Error::Charge));
+        assert_eq!(refusal.reason, AT_LIMIT);
+        assert_eq!(neap_group_charge_wait(none.as_mut_ptr(), leaf, 1, 1, refusal), code(Error::Charge));
+        assert_eq!(refusal.reason, AT_DEADLINE);
+        assert_eq!(neap_group_charge_wait(none.as_mut_ptr(), leaf, 4097, -1, refusal), code(Error::Charge));
+        assert_eq!((refusal.reason, neap_group_heir(leaf)), (TOO_LARGE, leaf));
+        assert_eq!(neap_group_charge(none.as_mut_ptr(), leaf, 4096, 1, null_mut()), 0);
+        assert_eq!((info(leaf).peak_bytes >= 8192, neap_group_uncharge(none.as_mut_ptr())), (true, 0));
+        assert_eq!((neap_group_reset_peak(leaf), neap_group_reset_peak(NONE[0])), (0, code(Error::Group)));
+        assert_eq!(info(leaf).peak_bytes, info(leaf).charged_bytes);
+        assert_eq!((neap_group_delete_all(ROOT), neap_group_delete_all(top)), (code(Error::Argument), 0));
+        assert_eq!((neap_group_delete_all(top), neap_group_heir(leaf), used(above)), (code(Error::Group), above, 4096));
+        assert_eq!((neap_group_uncharge(charge.as_mut_ptr()), neap_group_delete(above)), (0, 0));
+    }
+    assert_eq!(neap_group_heir(NONE[0]), 0);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! constants, structures and sizes equal those of this crate. (`cargo xtask symbols` compares the
 //! declared functions with the finished libraries.)
 
-use crate::charge::{Charged, Holder, Refusal};
+use crate::charge::{AT_DEADLINE, AT_LIMIT, Charged, Holder, Refusal, TOO_LARGE};
 use crate::counter::Counter;
 use crate::error::Error;
 use crate::event::Listens;
@@ -15,7 +15,7 @@ use crate::shrinker::{BY_GROUP, BY_NODE, INLINE, NO_SEEKS, Reclaimed, Said};
 use core::fmt::Write;
 use core::mem::{align_of, offset_of, size_of};
 use neap::groups::{Bound, Event, Group, UNLIMITED};
-use neap::reclaim::{Asked, EMPTY, STOP};
+use neap::reclaim::{Asked, DONE, EMPTY, STOP};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -115,8 +115,12 @@ fn constants_and_layouts_are_those_of_the_library() {
     same("sizeof(neap_reclaimed)", size_of::<Reclaimed>() as i128);
     same("(NEAP_EMPTY == UINT64_MAX - 1)", (EMPTY == u64::MAX - 1).into());
     same("(NEAP_STOP == UINT64_MAX)", (STOP == u64::MAX).into());
+    same("(NEAP_DONE == UINT64_MAX - 2)", (DONE == u64::MAX - 2).into());
     for (name, flag) in [("BY_NODE", BY_NODE), ("BY_GROUP", BY_GROUP), ("INLINE", INLINE), ("NO_SEEKS", NO_SEEKS)] {
         same(&format!("NEAP_{name}"), flag.into());
+    }
+    for (name, reason) in [("AT_LIMIT", AT_LIMIT), ("AT_DEADLINE", AT_DEADLINE), ("TOO_LARGE", TOO_LARGE)] {
+        same(&format!("NEAP_{name}"), reason.into());
     }
     macro_rules! fields {
         ($name:literal, $layout:ty: $($field:ident)*) => {
@@ -130,11 +134,11 @@ fn constants_and_layouts_are_those_of_the_library() {
     fields!("neap_group_count", Count: live dying ids);
     fields!("neap_group_info", Info: pressure_low_events pressure_medium_events pressure_critical_events);
     fields!("neap_holder", Holder: group bytes);
-    fields!("neap_asked", Asked: group node unsure to_scan scanned freed_bytes);
+    fields!("neap_asked", Asked: group node unsure to_scan scanned freed_bytes need deadline priority);
     fields!("neap_shrinker_spec", Said: name count scan gone data group batch seeks flags);
     fields!("neap_walked", Walked: scanned removed stopped);
     fields!("neap_reclaimed", Reclaimed: bytes scanned freed late);
-    fields!("neap_refusal", Refusal: group max_bytes charged_bytes need_bytes holders reserved);
+    fields!("neap_refusal", Refusal: group max_bytes charged_bytes need_bytes holders reason reserved);
     for (name, bytes) in [
         ("neap_owner", 8),
         ("neap_percpu", 8),

@@ -107,6 +107,16 @@ pub(crate) unsafe extern "C" fn neap_list_del(list: *const List, at: *mut Item) 
 /// # Safety
 /// See the header.
 #[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_list_touch(list: *const List, at: *mut Item) -> bool {
+    // SAFETY: the list is null, misaligned, or the caller's object.
+    let list: Option<&Open> = unsafe { Object::value(list) };
+    // SAFETY: the caller keeps the item there.
+    list.zip(item(at)).is_some_and(|(list, item)| unsafe { list.0.touch(item) })
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_list_count(list: *const List, number: u64, node: c_uint) -> usize {
     // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
     // destroys during the call.

@@ -109,11 +109,12 @@ fn what_is_no_list_no_item_and_no_group_is_refused() {
             (ARGUMENT, Error::Group as c_int)
         );
         assert_eq!(neap_list_walk(list, ROOT, 0, 1, None, Some(dispose), null_mut(), null_mut()), ARGUMENT);
+        assert!(!neap_list_touch(list, item) && !neap_list_touch(null(), item) && !neap_list_touch(list, null_mut()));
         assert!(!neap_list_del(list, item) && !neap_item_is_linked(null()) && !neap_item_leave_hands(null_mut()));
         // A list without groups has all items with the root.
         let group = group(c"c-lists-flat");
         assert_eq!((neap_list_add(list, group, 0, item), neap_list_count(list, ROOT, 0)), (1, 1));
-        assert!(neap_list_del(list, item));
+        assert!(neap_list_touch(list, item) && neap_list_del(list, item));
         assert_eq!((neap_list_destroy(list), neap_group_delete(group)), (0, 0));
     }
 }

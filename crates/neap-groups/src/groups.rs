@@ -25,7 +25,7 @@ use crate::protection::Standing;
 use crate::queue::Waiters;
 use crate::seat::Seat;
 use crate::stock::Stocks;
-use crate::tree::{Count, Tree};
+use crate::tree::{GroupCount, Tree};
 use core::sync::atomic::Ordering;
 use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
@@ -104,7 +104,7 @@ pub struct Info {
     pub bounds: [u64; Bound::ALL.len()],
     /// Bytes charged to it and all its descendants, stocks included.
     pub charged: u64,
-    /// Maximum of the charged bytes so far.
+    /// Maximum of the charged bytes since the group was created, or [`Groups::reset_peak`].
     pub peak: u64,
     /// Bytes charged to it alone, by [`Kind`], stocks included. Charges that were under way in a
     /// child while that was deleted are counted a few ticks later.
@@ -273,7 +273,7 @@ impl Groups {
     }
 
     /// Returns a description of the group in a slot; `None` if there is none. Slots go from 0 up to
-    /// [`Count::slots`]. The caller must be inside the fork gate.
+    /// [`GroupCount::slots`]. The caller must be inside the fork gate.
     pub fn info_at<H: Host>(&self, host: &H, slot: u32) -> Option<Info> {
         let _reading = self.rcu.enter();
         self.tree.at(slot, |group| self.info_of(host, group))
@@ -291,6 +291,22 @@ impl Groups {
             events: core::array::from_fn(|event| group.events[event].load(Ordering::Relaxed)),
             children: group.children.load(Ordering::Relaxed),
         }
+    }
+
+    /// Resets a group's peak to its charge at this moment. Returns the peak before.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn reset_peak<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+        let reset = |group: &Group| {
+            let peak = &group.counters.peak;
+            // Relaxed: statistics; they publish no other data.
+            let before = peak.swap(group.usage(), Ordering::Relaxed);
+            // A charge in between has raised the peak that was replaced.
+            peak.fetch_max(group.usage(), Ordering::Relaxed);
+            before
+        };
+        host.inside(|| self.with(id, reset))
     }
 
     /// Returns the bytes charged to a group alone, of one kind on one node, stocks included.
@@ -446,12 +462,12 @@ impl Groups {
     }
 
     /// Returns the number of groups.
-    pub fn count<H: Host>(&self, host: &H) -> Count {
+    pub fn count<H: Host>(&self, host: &H) -> GroupCount {
         host.inside(|| self.count_inside())
     }
 
     /// Returns the number of groups. The caller must be inside the fork gate.
-    pub fn count_inside(&self) -> Count {
+    pub fn count_inside(&self) -> GroupCount {
         self.tree.count()
     }
 

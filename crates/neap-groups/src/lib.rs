@@ -41,6 +41,6 @@ pub use groups::{Groups, INTERVAL, Info, Reclaimer};
 pub use id::{GroupId, Kind, MOST_GROUPS, PAYER_BITS, Payer};
 pub use seat::Seat;
 pub use stock::{BATCH, CAP};
-pub use tree::Count;
+pub use tree::GroupCount;
 pub use verify::Finding;
 pub use wait::{ChargeAsync, FOREVER, Reason, Waiting};

@@ -15,7 +15,7 @@ use neap_base::rcu::{Mark, Reading};
 pub struct Seat {
     /// The group.
     pub group: GroupId,
-    /// Below [`Count::slots`](crate::Count::slots); 0 for the root.
+    /// Below [`GroupCount::slots`](crate::GroupCount::slots); 0 for the root.
     pub slot: u32,
 }
 

@@ -57,7 +57,7 @@ struct Lists {
 
 /// Numbers of groups and ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct GroupCount {
     /// Groups in the tree, the root included.
     pub live: u32,
     /// Deleted groups with a slot, which waits for the end of readers.
@@ -356,10 +356,10 @@ impl Tree {
     }
 
     /// Returns the numbers of groups, slots and ids.
-    pub(crate) fn count(&self) -> Count {
+    pub(crate) fn count(&self) -> GroupCount {
         let ids = self.owners.count();
         let lists = self.lists.lock();
-        Count { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
+        GroupCount { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
     }
 
     /// Returns the child of `parent` behind `after`, or its first child. The caller must be within

@@ -62,7 +62,7 @@ pub struct Count<W> {
 }
 
 impl<W: Counts> Count<W> {
-    /// Creates a count of one: the reference that [`Count::put_first`] puts.
+    /// Creates a count of one: the reference that `Count::put_first` puts.
     pub fn new(words: W) -> Count<W> {
         let open = words.opened();
         Count { words, open: AtomicUsize::new(open), shared: AtomicUsize::new(BIAS + 1), state: AtomicUsize::new(LIVE) }

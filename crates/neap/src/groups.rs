@@ -17,6 +17,7 @@
 //! assert_eq!(Group::find("tenant")?.used()?, 1 << 20);
 //! let refused = acme.charge(100 << 20).unwrap_err();
 //! assert!(refused.to_string().starts_with("tenant/acme has 1.0 MiB of 64.0 MiB and is asked for 100.0 MiB more"), "{refused}");
+//! assert!(matches!(refused, neap::groups::ChargeError::TooLarge(_)));
 //!
 //! // A group may be deleted before its charges end: they become its parent's.
 //! acme.delete()?;
@@ -29,23 +30,28 @@
 //! Source: the memory cgroups of Linux, by idea.
 
 use crate::memory_groups::Grouped;
-use crate::per_cpu_data::Source;
 use crate::process::PROCESS;
 use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
-use core::pin::Pin;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
-use core::task::{Context, Poll};
 use core::time::Duration;
-use neap_base::{Linux, Platform};
+use neap_base::Linux;
+use neap_groups::Subscription;
 pub use neap_groups::{
-    Bound, Count, Denied, Event, GroupId, Happened, How, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
+    Bound, Denied, Event, GroupCount, GroupId, Happened, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
     UNLIMITED,
 };
-use neap_groups::{FOREVER, Subscription};
 use neap_os::entered::{guards, set_guards};
 use neap_percpu::Owner;
+
+mod handle;
+mod request;
+mod scope;
+
+pub use handle::GroupHandle;
+pub use request::{ChargeAsync, ChargeError, ChargeRequest};
+pub use scope::Scope;
 
 /// The process's groups.
 fn here() -> Result<Grouped<'static, Linux>, Denied> {
@@ -128,6 +134,12 @@ impl Group {
         made_or_here(self)?.delete(self.0)
     }
 
+    /// Returns the group that has its charges and list items: itself, or the next group above that
+    /// exists once it is deleted. `None` once no charge is left that was made to a deleted group.
+    pub fn heir(self) -> Option<Group> {
+        made_or_here(self).ok()?.heir(self.0).map(Group)
+    }
+
     /// Sets a bound of the group, in bytes, and returns the previous value. Takes effect at once;
     /// does not wait.
     ///
@@ -143,6 +155,15 @@ impl Group {
     /// [`Denied::NoSuchGroup`].
     pub fn info(self) -> Result<Info, Denied> {
         made_or_here(self)?.info(self.0)
+    }
+
+    /// Resets the group's [peak](Info::peak) to its charge at this moment. Returns the peak before.
+    /// The groups above and below keep theirs.
+    ///
+    /// # Errors
+    /// [`Denied::NoSuchGroup`].
+    pub fn reset_peak(self) -> Result<u64, Denied> {
+        made_or_here(self)?.reset_peak(self.0)
     }
 
     /// Bytes charged to the group alone, of one kind on one node, stocks included.
@@ -177,6 +198,26 @@ impl Group {
         core::iter::successors(next(None), move |&child| next(Some(child)))
     }
 
+    /// Walks through the group and all groups below it, each before those below it. Some are left
+    /// out if groups are deleted meanwhile.
+    pub fn below(self) -> impl Iterator<Item = Group> {
+        core::iter::successors(Some(self), move |&group| {
+            if let Ok(Some(child)) = group.next_child(None) {
+                return Some(child);
+            }
+            let mut last = group;
+            while last != self {
+                let parent = Group(made().ok()?.place(last.0).ok()?.0?);
+                match parent.next_child(Some(last)) {
+                    Ok(Some(next)) => return Some(next),
+                    Ok(None) => last = parent,
+                    Err(_) => return None,
+                }
+            }
+            None
+        })
+    }
+
     /// Returns the group directly below it that follows `after`, or the first; `None` at the end.
     ///
     /// # Errors
@@ -193,54 +234,17 @@ impl Group {
 
     /// Charges bytes to the group and all above it. Beyond a `max` the charge asks for memory, then
     /// drains stocks, then is refused. Above a `high` it takes up to two seconds.
+    /// [`Group::request`] has all choices.
     ///
     /// # Errors
-    /// See [`Refused`]; nothing is charged then.
+    /// See [`ChargeError`]; nothing is charged then.
     #[inline]
-    pub fn charge(self, bytes: u64) -> Result<Charge, Refused> {
-        self.charge_on(0, bytes, How::Refuse)
+    pub fn charge(self, bytes: u64) -> Result<Charge, ChargeError> {
+        self.request(bytes).now()
     }
 
-    /// Charges bytes as memory of a node; `how` decides what happens beyond a limit.
-    ///
-    /// # Errors
-    /// [`Refused`]. With [`How::Overcharge`] only if the group is gone, or its bytes would exceed
-    /// `i64::MAX`.
-    #[inline]
-    pub fn charge_on(self, node: usize, bytes: u64, how: How) -> Result<Charge, Refused> {
-        let payer = self.0.payer(Kind::ByHand, node);
-        // The payer is not passed through memory here: a wide load of words that were just stored
-        // narrower would stall.
-        if PROCESS.take_stocked(payer, bytes) {
-            return Ok(Charge { payer, bytes });
-        }
-        self.charge_slowly(payer, bytes, how)
-    }
-
-    /// Charges bytes like [`Group::charge`], but calls shrinkers that
-    /// [allow](crate::reclaim::Builder::inline) it in this thread. The thread must hold no lock
-    /// that they wait for.
-    ///
-    /// # Errors
-    /// Those of [`Group::charge`].
-    pub fn charge_inline(self, bytes: u64) -> Result<Charge, Refused> {
-        let payer = self.0.payer(Kind::ByHand, 0);
-        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
-        grouped.inline().charge(payer, bytes, How::Refuse).map_err(Refused)?;
-        Ok(Charge { payer, bytes })
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn charge_slowly(self, payer: Payer, bytes: u64, how: How) -> Result<Charge, Refused> {
-        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
-        grouped.charge(payer, bytes, how).map_err(Refused)?;
-        Ok(Charge { payer, bytes })
-    }
-
-    /// Charges bytes; at a limit it waits for room, for at most `time`. The oldest waiter comes
-    /// first; small charges pass it now and then. The caller must hold nothing that other threads
-    /// need to make room.
+    /// Waits for room at a limit, for at most `time`: `request(bytes).deadline(time).wait()`. The
+    /// caller must hold nothing that other threads need to make room.
     ///
     /// ```
     /// use core::time::Duration;
@@ -257,26 +261,9 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Group::charge`]: when the time is over, or at once for more than a limit.
-    pub fn charge_or_wait(self, bytes: u64, time: Duration) -> Result<Charge, Refused> {
-        let payer = self.0.payer(Kind::ByHand, 0);
-        let grouped = made_or_here(self).map_err(|_| Refused(neap_groups::Refusal::Gone))?;
-        let deadline = deadline(grouped.platform(), time);
-        grouped.charge_or_wait(payer, bytes, deadline).map_err(Refused)?;
-        Ok(Charge { payer, bytes })
-    }
-
-    /// Returns a future that charges bytes, and asks when it is first polled; dropping it gives up.
-    /// It is woken by neap's thread or, where there can be none, by the thread that
-    /// [ticks](crate::mm::Mm::tick).
-    ///
-    /// # Errors
-    /// [`Denied::NoSuchGroup`]; the future answers as [`Group::charge_or_wait`] does.
-    pub fn charge_async(self, bytes: u64, time: Duration) -> Result<ChargeAsync, Denied> {
-        let payer = self.0.payer(Kind::ByHand, 0);
-        let grouped = made_or_here(self)?;
-        let deadline = deadline(grouped.platform(), time);
-        Ok(ChargeAsync { payer, bytes, waiting: grouped.charge_async(payer, bytes, deadline) })
+    /// See [`ChargeError`].
+    pub fn charge_or_wait(self, bytes: u64, time: Duration) -> Result<Charge, ChargeError> {
+        self.request(bytes).deadline(time).wait()
     }
 
     /// Calls a listener at events of the group and those below it, until the returned handle is
@@ -456,28 +443,6 @@ impl Drop for Entered {
     }
 }
 
-fn deadline(platform: &Linux, time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).map_or(FOREVER, |time| platform.now().saturating_add(time))
-}
-
-/// A charge that waits for room: [`Group::charge_async`].
-#[derive(Debug)]
-#[must_use = "a future does nothing unless it is polled"]
-pub struct ChargeAsync {
-    payer: Payer,
-    bytes: u64,
-    waiting: neap_groups::ChargeAsync<'static, Source<'static, Linux>>,
-}
-
-impl Future for ChargeAsync {
-    type Output = Result<Charge, Refused>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = Pin::new(&mut self.waiting).poll(context);
-        answer.map(|answer| answer.map(|_| Charge { payer: self.payer, bytes: self.bytes }).map_err(Refused))
-    }
-}
-
 /// A subscription, which ends when this is dropped. Dropping waits for a running call of the
 /// listener, but not inside the listener itself.
 #[derive(Debug)]
@@ -503,7 +468,7 @@ fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, Denied> {
 ///
 /// # Errors
 /// [`Denied::NoMemory`] if the groups cannot be made.
-pub fn count() -> Result<Count, Denied> {
+pub fn count() -> Result<GroupCount, Denied> {
     Ok(here()?.count())
 }
 
@@ -543,6 +508,11 @@ impl Charge {
         self.bytes
     }
 
+    /// The node that the bytes are counted for.
+    pub fn node(&self) -> usize {
+        self.payer.node()
+    }
+
     /// The charged group. If it is gone its heir is charged.
     pub fn group(&self) -> Group {
         Group(self.payer.id())
@@ -572,8 +542,8 @@ impl Charge {
     ///
     /// # Errors
     /// Those of [`Group::charge`]; then the bytes stay with their group.
-    pub fn move_to(&mut self, group: Group) -> Result<(), Refused> {
-        let charge = group.charge_on(self.payer.node(), self.bytes, How::Refuse)?;
+    pub fn move_to(&mut self, group: Group) -> Result<(), ChargeError> {
+        let charge = group.request(self.bytes).node(self.payer.node()).now()?;
         // Drops the old charge.
         drop(core::mem::replace(self, charge));
         Ok(())
@@ -589,40 +559,6 @@ impl Drop for Charge {
         }
     }
 }
-
-/// Why a charge was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused(neap_groups::Refusal);
-
-impl Refused {
-    /// The limit that was reached; `None` if the group is gone.
-    pub fn limit(&self) -> Option<&Limit> {
-        match &self.0 {
-            neap_groups::Refusal::Limit(limit) => Some(limit),
-            neap_groups::Refusal::Gone => None,
-        }
-    }
-}
-
-/// The group, its limit, the missing bytes, and the groups that hold most.
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(limit) = self.limit() else { return f.write_str("the group is gone") };
-        let &Limit { group, max, charged, need, holders } = limit;
-        let [charged, max, need] = [charged, max, need].map(Bytes);
-        write!(f, "{} has {charged} of {max} and is asked for {need} more", Group(group))?;
-        for (separator, (id, bytes)) in ["; held by ", ", ", ", "].into_iter().zip(holders.into_iter().flatten()) {
-            let holder = Group(id);
-            match id == group {
-                true => write!(f, "{separator}itself ({})", Bytes(bytes))?,
-                false => write!(f, "{separator}{holder} ({})", Bytes(bytes))?,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl core::error::Error for Refused {}
 
 /// Bytes in a readable form: `1.5 MiB`.
 #[derive(Clone, Copy, Debug)]

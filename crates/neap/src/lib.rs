@@ -3,6 +3,15 @@
 //! Used by `neap-malloc` (the C library's malloc family), [`Neap`] (Rust's global allocator), and
 //! tests, which make managers of any shape with [`mm::Mm`]. Locks are those of the layers below.
 //! One function, `Core::make_room_for`, has the order in which caches give memory to an allocation.
+//!
+//! - [`Neap`]: the process's allocator, `#[global_allocator]`.
+//! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
+//! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists in the order of a cache's eviction.
+//! - [`percpu`]: per-CPU data. [`mod@drain`], [`statistics`], [`mod@verify`]: give back, count,
+//!   check.
+//!
+//! A cache with a limit that shrinks instead of refusing, with the feature `std`:
+#![cfg_attr(feature = "std", doc = concat!("```\n", include_str!("../examples/tenant_cache.rs"), "```"))]
 #![no_std]
 #![deny(missing_docs)]
 

@@ -1,7 +1,7 @@
 //! LRU lists of this process: cached objects by group and node, oldest first, so that reclaim from
 //! a group finds its oldest.
 //!
-//! [`LruList`] keeps values by [`Handle`], safely. [`RawList`] links objects by an [`Item`] inside
+//! `LruList` keeps values by `Handle`, safely. [`RawList`] links objects by an [`Item`] inside
 //! them, and allocates nothing for them.
 //!
 //! Every group and node has its own sub-list with its own lock, made at first use. When a group is
@@ -160,6 +160,16 @@ impl RawList {
         // SAFETY: the item is in place, and no walk's callback calls this under the lock (the
         // caller's promise).
         made().is_some_and(|listed| unsafe { self.0.del(&listed.site(), item) })
+    }
+
+    /// Makes an item the newest of the group that has it now, on the node that it is on. Returns
+    /// whether it did: not if the item is on no list, on another, or taken off by a walk.
+    ///
+    /// # Safety
+    /// The item exists. No function that a walk calls under the lock may call this.
+    pub unsafe fn touch(self, item: NonNull<Item>) -> bool {
+        // SAFETY: the caller says that the item exists, and that no lock of a list is held.
+        made().is_some_and(|listed| unsafe { self.0.touch(&listed.site(), item) })
     }
 
     /// Returns how many items of a group alone are on a node; 0 if the group is gone. Takes no

@@ -10,12 +10,15 @@
 
 extern crate std;
 
-use super::{Denied, Group, Item, PROCESS, Verdict, Walked, made};
+use super::{Denied, Group, Item, PROCESS, ShrinkerId, Verdict, Walked, made};
+use crate::groups::Charge;
 use crate::per_cpu_data::Source;
+use crate::reclaim::{Context, Count, Scan};
+use core::cell::Cell;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use neap_base::{Linux, Platform};
 use neap_reclaim::lru::{End, Hands, MOST};
@@ -27,6 +30,9 @@ use std::vec::Vec;
 struct Entry<T> {
     item: Item,
     list: neap_reclaim::lru::LruList,
+    /// Bytes.
+    weight: u64,
+    charge: Option<Charge>,
     value: T,
 }
 
@@ -36,6 +42,19 @@ pub struct Handle<T>(Arc<Entry<T>>);
 impl<T> Clone for Handle<T> {
     fn clone(&self) -> Self {
         Handle(self.0.clone())
+    }
+}
+
+impl<T> Handle<T> {
+    /// Bytes that the value counts for: those of its charge, or as [`LruList::add_weighted`] was
+    /// told; 0 otherwise.
+    pub fn weight(&self) -> u64 {
+        self.0.weight
+    }
+
+    /// The charge of a value that was added with one.
+    pub fn charge(&self) -> Option<&Charge> {
+        self.0.charge.as_ref()
     }
 }
 
@@ -66,6 +85,8 @@ unsafe fn reference<T>(item: NonNull<Item>) -> Arc<Entry<T>> {
 /// A list of values by group and node. Dropping it drops its references to the values.
 pub struct LruList<T: Send + Sync + 'static> {
     list: neap_reclaim::lru::LruList,
+    /// It marks a shrinker.
+    marks: bool,
     values: PhantomData<Arc<T>>,
 }
 
@@ -75,8 +96,48 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// # Errors
     /// [`Denied::NoMemory`].
     pub fn new() -> Result<LruList<T>, Denied> {
-        let list = PROCESS.lists()?.site().open(true, None)?;
-        Ok(LruList { list, values: PhantomData })
+        LruList::open(None)
+    }
+
+    fn open(shrinker: Option<u64>) -> Result<LruList<T>, Denied> {
+        let list = PROCESS.lists()?.site().open(true, shrinker)?;
+        Ok(LruList { list, marks: shrinker.is_some(), values: PhantomData })
+    }
+
+    /// Makes a list that marks a shrinker whenever a group gets its first value on a node. The
+    /// shrinker is one that knows groups ([`by_group`](crate::reclaim::Builder::by_group)), and is
+    /// asked for groups that have values alone.
+    ///
+    /// ```
+    /// use neap::groups::{Bound, Charge, Group};
+    /// use neap::lru::{LruList, Verdict};
+    /// use neap::reclaim::{Context, Shrinker};
+    /// use std::sync::Arc;
+    ///
+    /// // One list and one shrinker for all tenants.
+    /// let prepared = Shrinker::named("pages").by_group().by_node().batch(8).prepare_shrink()?;
+    /// let pages = Arc::new(LruList::<(Vec<u8>, Charge)>::for_shrinker(prepared.id())?);
+    /// let (counted, shrunk) = (pages.clone(), pages.clone());
+    /// let shrinker = prepared.start((
+    ///     move |cx: &Context| counted.count_for(cx),
+    ///     move |cx: &Context, objects| shrunk.evict(cx, objects, |_| Verdict::Removed, drop),
+    /// ))?;
+    ///
+    /// let tenant = Group::create("sites/acme")?;
+    /// tenant.set(Bound::Max, 1 << 20)?;
+    /// for _ in 0..64 {
+    ///     let charge = tenant.charge(64 << 10)?;
+    ///     pages.add(tenant, (vec![0; 64 << 10], charge))?;
+    /// }
+    /// assert!((1..=16).contains(&pages.count(tenant)));
+    /// drop(shrinker);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Denied::NoMemory`].
+    pub fn for_shrinker(shrinker: ShrinkerId) -> Result<LruList<T>, Denied> {
+        LruList::open(Some(shrinker.to_bits()))
     }
 
     /// Adds a value as the newest of a group, on the node nearest to this thread.
@@ -94,13 +155,53 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// # Errors
     /// Those of [`LruList::add`].
     pub fn add_on(&self, group: Group, node: usize, value: T) -> Result<Handle<T>, Denied> {
-        let handle = Handle(Arc::new(Entry { item: Item::new(), list: self.list, value }));
+        self.add_entry(group, node, 0, None, value)
+    }
+
+    /// Puts a value on it that counts for so many bytes, which are charged to no group:
+    /// [`LruList::evict`] tells reclaim of them.
+    ///
+    /// # Errors
+    /// As for [`LruList::add`].
+    pub fn add_weighted(&self, group: Group, node: usize, bytes: u64, value: T) -> Result<Handle<T>, Denied> {
+        self.add_entry(group, node, bytes, None, value)
+    }
+
+    /// Puts a value on it together with its charge, as the newest of the group that was charged, on
+    /// the charge's node. The charge goes with the value, when the list and all handles have let go
+    /// of it, so what is listed for a group is what the group is charged for.
+    ///
+    /// # Errors
+    /// As for [`LruList::add`]; the charge is given back.
+    pub fn add_charged(&self, charge: Charge, value: T) -> Result<Handle<T>, Denied> {
+        let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
+        self.add_entry(group, node, bytes, Some(charge), value)
+    }
+
+    fn add_entry(
+        &self,
+        group: Group,
+        node: usize,
+        weight: u64,
+        charge: Option<Charge>,
+        value: T,
+    ) -> Result<Handle<T>, Denied> {
+        let handle = Handle(Arc::new(Entry { item: Item::new(), list: self.list, weight, charge, value }));
         self.add_again(group, node, &handle)?;
         Ok(handle)
     }
 
+    /// Makes a value the newest of its group on its node, because it was used. Returns whether it
+    /// did: not if the value is not on this list, or a walk calls `decide` with it at this moment.
+    pub fn touch(&self, handle: &Handle<T>) -> bool {
+        let (Some(listed), true) = (made(), handle.0.list == self.list) else { return false };
+        // SAFETY: the handle keeps the item in place.
+        unsafe { self.list.touch(&listed.site(), item_in(&handle.0)) }
+    }
+
     /// Adds a value of this list that was taken off it. Returns whether it did: not if the value is
     /// on the list, or belongs to another list.
+    /// A value with a charge goes to the group and node of that charge, not to those given here.
     ///
     /// # Errors
     /// Those of [`LruList::add`].
@@ -108,6 +209,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         if handle.0.list != self.list {
             return Ok(false);
         }
+        let (group, node) = handle.charge().map_or((group, node), |charge| (charge.group(), charge.node()));
         let listed = made().ok_or(Denied::NoSuchGroup)?;
         let item = item_of(handle.0.clone());
         // SAFETY: `item_of` leaked a reference for the list, which keeps the entry in place until
@@ -141,22 +243,110 @@ impl<T: Send + Sync + 'static> LruList<T> {
         false
     }
 
-    /// Returns how many values of a group alone are on the list, on all nodes. Takes no lock.
+    /// Returns how many values of a group alone, or its heir, are on the list, on all nodes. Takes
+    /// no lock.
     pub fn count(&self, group: Group) -> usize {
-        made().map_or(0, |listed| {
-            let nodes = 0..listed.grouped().platform().nodes();
-            nodes.map(|node| self.list.count(&listed.site(), group.id(), node)).sum()
-        })
+        (0..nodes()).map(|node| self.count_on(group, node)).sum()
     }
 
-    /// Returns how many values of a group alone are on the list on a node. Takes no lock.
+    /// Returns how many values of a group alone, or its heir, are on the list on a node. Takes no
+    /// lock.
     pub fn count_on(&self, group: Group, node: usize) -> usize {
+        let Some(group) = living(group) else { return 0 };
         made().map_or(0, |listed| self.list.count(&listed.site(), group.id(), node))
     }
 
-    /// Calls `decide` with up to `most` values of a group alone on a node ([`MOST`] in one call),
-    /// oldest first and each once, and obeys its verdicts. [`Verdict::Retry`] counts as
-    /// [`Verdict::Skip`]: no lock is held that another thread could wait for.
+    /// Returns how many values of a group and of all groups below it are on the list, on all nodes.
+    /// Takes no lock.
+    pub fn count_below(&self, group: Group) -> usize {
+        living(group).map_or(0, |group| group.below().map(|group| self.count(group)).sum())
+    }
+
+    /// Walks as [`LruList::walk`] does through a group and all groups below it, on all nodes: one
+    /// group after the other, each with its oldest values first. `most` is the bound of all of them
+    /// together.
+    pub fn walk_below(
+        &self,
+        group: Group,
+        most: usize,
+        decide: impl FnMut(&T) -> Verdict,
+        evicted: impl FnMut(Handle<T>),
+    ) -> Walked {
+        let groups = living(group).into_iter().flat_map(Group::below);
+        self.walk_each(groups, 0..nodes(), most, decide, evicted)
+    }
+
+    fn walk_each(
+        &self,
+        groups: impl Iterator<Item = Group>,
+        nodes: Range<usize>,
+        most: usize,
+        mut decide: impl FnMut(&T) -> Verdict,
+        mut evicted: impl FnMut(Handle<T>),
+    ) -> Walked {
+        let mut all = Walked::default();
+        for (group, node) in groups.flat_map(|group| nodes.clone().map(move |node| (group, node))) {
+            let mut walked = Walked { removed: MOST, scanned: MOST, stopped: false };
+            // A walk looks at a bounded number. If all of these went, there may be more.
+            while walked.removed == MOST && all.scanned < most && !all.stopped {
+                walked = self.walk(group, node, most - all.scanned, &mut decide, &mut evicted);
+                all.scanned += walked.scanned;
+                all.removed += walked.removed;
+                all.stopped |= walked.stopped;
+            }
+        }
+        all
+    }
+
+    /// Counts the values that a shrinker is called for, as
+    /// [`Shrink::count`](crate::reclaim::Shrink::count) does. Takes no lock.
+    pub fn count_for(&self, cx: &Context) -> Count {
+        let objects = match cx.node() {
+            _ if !cx.is_by_group() => self.count_below(cx.group()),
+            Some(node) => self.count_on(cx.group(), node),
+            None => self.count(cx.group()),
+        };
+        match objects as u64 {
+            0 if self.marks && cx.is_by_group() => Count::Empty,
+            objects => Count::Objects(objects),
+        }
+    }
+
+    /// Evicts the oldest of the values that a shrinker is called for, as [`LruList::walk`] does,
+    /// for [`Shrink::scan`](crate::reclaim::Shrink::scan). Ends once the [weights](Handle::weight)
+    /// of the evicted values reach the bytes that are needed. A shrinker that is not by group is
+    /// called for the values of all groups.
+    pub fn evict(
+        &self,
+        cx: &Context,
+        objects: usize,
+        mut decide: impl FnMut(&T) -> Verdict,
+        mut evicted: impl FnMut(Handle<T>),
+    ) -> Scan {
+        let nodes = cx.node().map_or(0..nodes(), |node| node..node + 1);
+        let (weight, need) = (Cell::new(0_u64), cx.need().unwrap_or(u64::MAX).max(1));
+        let decide = |value: &T| if weight.get() >= need { Verdict::Stop } else { decide(value) };
+        let evicted = |handle: Handle<T>| {
+            weight.set(weight.get().saturating_add(handle.weight()));
+            if handle.charge().is_none() {
+                cx.add_freed_bytes(handle.weight());
+            }
+            evicted(handle);
+        };
+        let all = match cx.is_by_group() {
+            true => self.walk_each(core::iter::once(cx.group()), nodes, objects, decide, evicted),
+            false => self.walk_each(cx.group().below(), nodes, objects, decide, evicted),
+        };
+        match (all.scanned, all.removed) {
+            (0, _) if self.marks && cx.is_by_group() => Scan::Empty,
+            (_, 0) if all.stopped => Scan::Stop,
+            (_, removed) => Scan::Freed(removed as u64),
+        }
+    }
+
+    /// Calls `decide` with up to `most` values of a group alone, or its heir, on a node ([`MOST`]
+    /// in one call), oldest first and each once, and obeys its verdicts. [`Verdict::Retry`] counts
+    /// as [`Verdict::Skip`]: no lock is held that another thread could wait for.
     ///
     /// Values that are taken off are passed to `evicted`. Both callbacks may do anything, even add
     /// to and remove from this list.
@@ -175,9 +365,16 @@ impl<T: Send + Sync + 'static> LruList<T> {
         items.reserve(most.min(self.count_on(group, node)));
         let most = most.min(items.capacity());
         let site = listed.site();
-        // SAFETY: the list's references keep the entries in place. The vector has room for all
-        // items, so the callback allocates nothing.
-        let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
+        let hands = loop {
+            let Some(group) = living(group) else { return walked };
+            // SAFETY: the list's references keep the entries in place. The vector has room for all
+            // items, so the callback allocates nothing.
+            let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
+            // A group that was deleted meanwhile has left its values to its heir.
+            if hands.is_some() || listed.grouped().is_there(group.id()) {
+                break hands;
+            }
+        };
         let Some(hands) = hands else { return walked };
         // Items still held when this is dropped go back, newest first, even after a panic.
         let mut held = Held::<T> { hands: &hands, items, left: Vec::new(), values: PhantomData };
@@ -213,6 +410,18 @@ impl<T: Send + Sync + 'static> LruList<T> {
         drop(held);
         walked
     }
+}
+
+/// Returns a group, or its [heir](Group::heir) if it is deleted, as long as a charge tells which
+/// that is. So a cache that keeps the name of its group finds the charged values that the group
+/// had.
+fn living(group: Group) -> Option<Group> {
+    if made()?.grouped().is_there(group.id()) { Some(group) } else { group.heir() }
+}
+
+/// Returns the number of nodes; 0 before the first list is opened.
+fn nodes() -> usize {
+    made().map_or(0, |listed| listed.grouped().platform().nodes())
 }
 
 /// Returns the item of an entry. Its pointer comes from the `Arc`, as [`reference`] needs: one from

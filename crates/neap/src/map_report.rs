@@ -15,7 +15,7 @@
 //!    of a page; the arena's base; the first piece, and pieces in this report; ranges in it;
 //!    numbers in it;
 //! 2. the numbers of [`Books`], in their order;
-//! 3. for each range: start, length, [`Source`](crate::reconcile::Source);
+//! 3. for each range: start, length, `Source`;
 //! 4. for each piece: a nibble for every page ([`Use`](neap_pages::Use)).
 
 use crate::mm::Mm;

@@ -9,7 +9,7 @@ use crate::per_cpu_data::Source;
 use crate::reclaimers::Manner;
 use neap_base::Platform;
 use neap_groups::{
-    Bound, ChargeAsync, Count, Denied, Event, GroupId, Groups, How, INTERVAL, Info, Kind, Listener, Name,
+    Bound, ChargeAsync, Denied, Event, GroupCount, GroupId, Groups, How, INTERVAL, Info, Kind, Listener, Name,
     NotSubscribed, Payer, Reclaimer, Refusal, Seat, Subscription,
 };
 use neap_objects::size_class::Class;
@@ -284,6 +284,14 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.info(&self.source, id)
     }
 
+    /// [`Groups::reset_peak`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reset_peak(&self, id: GroupId) -> Result<u64, Denied> {
+        self.groups.reset_peak(&self.source, id)
+    }
+
     /// [`Groups::charged`].
     ///
     /// # Errors
@@ -314,7 +322,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     }
 
     /// [`Groups::count`].
-    pub fn count(&self) -> Count {
+    pub fn count(&self) -> GroupCount {
         self.groups.count(&self.source)
     }
 

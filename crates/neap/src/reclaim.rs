@@ -51,12 +51,12 @@
 //! very lock that these take. They wait for neap's own threads to call them, for at most 200 ms
 //! each time. These threads are made with the first shrinker.
 //!
-//! [`Group::charge_inline`] calls those that allow it ([`Shrinker::inline`](Builder::inline)) in
-//! its own thread, and [`reclaim`] all.
+//! A charge that is [`inline`](crate::groups::ChargeRequest::inline) calls those that allow it
+//! ([`Shrinker::inline`](Builder::inline)) in its own thread, and [`reclaim`] all.
 //!
-//! A charge that waits ([`Group::charge_or_wait`], [`Group::charge_async`]) calls nothing itself:
-//! neap's threads ask its group again and again for as long as it waits. They do the same for a
-//! group whose limit was set below its usage, until it uses less.
+//! Any other charge that waits ([`ChargeRequest::wait`](crate::groups::ChargeRequest::wait), or a
+//! future) calls no function itself. neap's threads ask its group repeatedly for as long as it
+//! waits. They also ask a group whose limit was set below its usage, until it uses less.
 //!
 //! # Slow and wrong functions
 //!
@@ -91,9 +91,17 @@ pub use crate::reclaiming::Payment;
 use crate::reclaiming::Reclaiming;
 use core::ffi::c_void;
 use core::time::Duration;
+#[cfg(feature = "std")]
+pub use shrink::Prepared;
+pub use shrink::{Context, Count, Scan, Shrink};
+
+mod shrink;
+
 use neap_base::{Linux, Platform};
 pub use neap_reclaim::reclaim::{Culprit, Got, Verdict};
-pub use neap_reclaim::{Asked, CountFn, EMPTY, GoneFn, NotDone, Report, STOP, ScanFn, ShrinkerId, Spec, Unregistered};
+pub use neap_reclaim::{
+    Asked, CountFn, DONE, EMPTY, GoneFn, NotDone, Report, STOP, ScanFn, ShrinkerId, Spec, Unregistered,
+};
 use neap_reclaim::{DEFAULT_SEEKS, is_calling};
 
 /// Default number of objects per call.
@@ -120,6 +128,8 @@ impl Shrinker {
             group: None,
             seeks: DEFAULT_SEEKS,
             batch: BATCH,
+            by_group: false,
+            by_node: false,
             inline: false,
             budget: 0,
             #[cfg(feature = "std")]
@@ -130,6 +140,12 @@ impl Shrinker {
     /// Its id, for reports and for [`mark`].
     pub fn id(&self) -> ShrinkerId {
         self.0
+    }
+
+    /// [`mark`], on all nodes: that it may have something of a group, once its `count` sees it.
+    pub fn mark(&self, group: Group) -> bool {
+        let Some(reclaiming) = PROCESS.reclaiming_if_made() else { return false };
+        (0..reclaiming.nodes()).all(|node| reclaiming.mark(self.0, group.id(), node))
     }
 }
 
@@ -149,6 +165,8 @@ pub struct Builder<'a> {
     group: Option<Group>,
     seeks: u32,
     batch: u64,
+    by_group: bool,
+    by_node: bool,
     inline: bool,
     /// Budget of a call in nanoseconds; 0: the default.
     budget: u64,
@@ -176,6 +194,18 @@ impl<'a> Builder<'a> {
         Builder { batch: if objects == 0 { 1 } else { objects }, ..self }
     }
 
+    /// Serves many groups, and [marks](mark) each that gets a first object: it is called for marked
+    /// groups, one at a time, with the group in the [`Context`]. A [`group`](Builder::group) is
+    /// marked from the start.
+    pub const fn by_group(self) -> Self {
+        Builder { by_group: true, ..self }
+    }
+
+    /// Keeps the objects of each node apart: it is called for one node at a time.
+    pub const fn by_node(self) -> Self {
+        Builder { by_node: true, ..self }
+    }
+
     /// Sets the approximate bytes of an object that is charged to no group, so reclaim knows how
     /// much was freed.
     #[cfg(feature = "std")]
@@ -183,8 +213,8 @@ impl<'a> Builder<'a> {
         Builder { object_bytes: bytes, ..self }
     }
 
-    /// Allows calls by [`Group::charge_inline`]: the functions wait for no lock that a charging
-    /// thread may hold.
+    /// Allows calls by a charge that is [`inline`](crate::groups::ChargeRequest::inline): the
+    /// functions wait for no lock that a charging thread may hold.
     pub const fn inline(self, inline: bool) -> Self {
         Builder { inline, ..self }
     }
@@ -217,7 +247,7 @@ impl<'a> Builder<'a> {
         // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
         // and do not unwind (the caller's promise).
         let shrinker = unsafe { self.prepare(count, scan, gone, data) }?;
-        self.start(shrinker)
+        start(shrinker.0, self.group, !self.by_group, self.by_node).map(|()| shrinker)
     }
 
     /// Enters the cache into the registry. Nothing is called yet; on an error nothing is kept.
@@ -228,7 +258,7 @@ impl<'a> Builder<'a> {
         gone: Option<GoneFn>,
         data: *mut c_void,
     ) -> Result<Shrinker, NotDone> {
-        let Builder { name, group, seeks, batch, inline, budget, .. } = self;
+        let Builder { name, group, seeks, batch, by_node, inline, budget, .. } = self;
         // Makes the groups, if there are none yet.
         let reclaiming = here()?;
         let is_there =
@@ -236,18 +266,13 @@ impl<'a> Builder<'a> {
         if group.is_some_and(|group| !is_there(group)) {
             return Err(NotDone::NoSuchGroup);
         }
-        let by_group = group.is_some();
-        let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node: false, by_group, inline };
+        let by_group = group.is_some() || self.by_group;
+        let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
         // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
-        // and do not unwind: promised to the public functions, or by `register` of the closures.
+        // and do not unwind: promised to the public functions, or by `register`.
         let shrinker = unsafe { reclaiming.prepare(&spec) }.map(Shrinker)?;
         reclaiming.set_budget(shrinker.0, budget);
         Ok(shrinker)
-    }
-
-    /// Allows calls of the prepared shrinker.
-    fn start(self, shrinker: Shrinker) -> Result<Shrinker, NotDone> {
-        start(shrinker.0, self.group, true, false).map(|()| shrinker)
     }
 }
 
@@ -345,104 +370,5 @@ pub fn each_shrinker(each: impl FnMut(&Report)) {
 pub fn each_culprit(each: impl FnMut(Culprit)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
         reclaiming.each_culprit(each);
-    }
-}
-
-#[cfg(feature = "std")]
-mod closures {
-    //! Shrinkers with functions in Rust: in a box, which is dropped after the last call, and with
-    //! panics caught.
-
-    extern crate std;
-
-    use super::{Asked, Builder, NotDone, STOP, Shrinker, ShrinkerId};
-    use crate::process::PROCESS;
-    use core::ffi::c_void;
-    use core::panic::AssertUnwindSafe;
-    use core::sync::atomic::{AtomicU64, Ordering};
-    use std::boxed::Box;
-    use std::panic::catch_unwind;
-
-    struct Functions<C, E> {
-        count: C,
-        evict: E,
-        object_bytes: u64,
-        /// [`ShrinkerId`]; 0 until it is known.
-        id: AtomicU64,
-    }
-
-    impl Builder<'_> {
-        /// Registers the cache. `count` returns the approximate number of objects, without waiting.
-        /// `evict` frees up to the given number of objects, and returns how many it freed. Several
-        /// threads may call both at a time. Their panics are caught.
-        ///
-        /// # Errors
-        /// See [`NotDone`].
-        pub fn register<C, E>(self, count: C, evict: E) -> Result<Shrinker, NotDone>
-        where
-            C: Fn() -> u64 + Send + Sync + 'static,
-            E: Fn(u64) -> u64 + Send + Sync + 'static,
-        {
-            let functions = Functions { count, evict, object_bytes: self.object_bytes, id: AtomicU64::new(0) };
-            let data = Box::into_raw(Box::new(functions));
-            // SAFETY: the functions are Sync, the box lives until `gone` is called, and `guarded`
-            // catches panics.
-            match unsafe { self.prepare(call_count::<C, E>, call_evict::<C, E>, Some(gone::<C, E>), data.cast()) } {
-                Ok(shrinker) => {
-                    // SAFETY: the box lives until `gone`, which is called after `shrinker`, a local
-                    // variable, is unregistered. Nothing was started, so no thread calls the
-                    // functions yet.
-                    unsafe { &*data }.id.store(shrinker.id().to_bits(), Ordering::Relaxed);
-                    self.start(shrinker)
-                }
-                Err(error) => {
-                    // SAFETY: `prepare` failed, so it kept no copy of the pointer, which came from
-                    // the box above.
-                    drop(unsafe { Box::from_raw(data) });
-                    Err(error)
-                }
-            }
-        }
-    }
-
-    /// Returns the answer of a function, or [`STOP`] if it panicked, which makes its shrinker a
-    /// culprit.
-    fn guarded(id: &AtomicU64, call: impl FnOnce() -> u64) -> u64 {
-        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| {
-            // Dropping the payload could panic.
-            core::mem::forget(payload);
-            if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
-                reclaiming.has_panicked(ShrinkerId::from_bits(id.load(Ordering::Relaxed)));
-            }
-            STOP
-        })
-    }
-
-    unsafe extern "C" fn call_count<C: Fn() -> u64, E>(data: *mut c_void, _asked: *const Asked) -> u64 {
-        // SAFETY: `data` is the box that `register` made for these types; `gone` was not called, as
-        // a call runs.
-        let functions = unsafe { &*data.cast::<Functions<C, E>>() };
-        match guarded(&functions.id, &functions.count) {
-            // Counts as no objects for now: an answer of [`EMPTY`](super::EMPTY) would promise a
-            // mark, which closures never set.
-            answer if answer >= super::EMPTY => 0,
-            answer => answer,
-        }
-    }
-
-    unsafe extern "C" fn call_evict<C, E: Fn(u64) -> u64>(data: *mut c_void, asked: *mut Asked) -> u64 {
-        // SAFETY: `data` is the box that `register` made for these types; `gone` was not called, as
-        // a call runs. `asked` is valid for the time of the call.
-        let (functions, asked) = unsafe { (&*data.cast::<Functions<C, E>>(), &mut *asked) };
-        let objects = guarded(&functions.id, || (functions.evict)(asked.to_scan));
-        asked.unsure = 1;
-        asked.freed_bytes = if objects == STOP { 0 } else { objects.saturating_mul(functions.object_bytes) };
-        objects
-    }
-
-    unsafe extern "C" fn gone<C, E>(data: *mut c_void) {
-        // SAFETY: `data` is the box that `register` made for these types. The registry calls `gone`
-        // once, after the last call.
-        drop(unsafe { Box::from_raw(data.cast::<Functions<C, E>>()) });
     }
 }

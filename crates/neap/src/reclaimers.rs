@@ -129,7 +129,7 @@ impl<P: Platform> Core<P> {
     ) -> Option<u64> {
         let before = reclaiming.charged(group);
         let wanted = before.map_or(bytes, |charged| goal(bytes, charged));
-        let had = if manner == Manner::Inline { reclaiming.ask_inline(group, wanted) } else { 0 };
+        let had = if manner == Manner::Inline { reclaiming.ask_inline(group, wanted, u64::MAX) } else { 0 };
         if had >= bytes && had > 0 {
             return Some(had);
         }

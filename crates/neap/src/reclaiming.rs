@@ -23,6 +23,7 @@ use neap_percpu::Host as _;
 use neap_reclaim::reclaim::{Ask, Culprit, Domain, Given, Got, Grip, Level, Levels, Verdict, press};
 use neap_reclaim::{
     FIRST_PRIORITY, Host, NotDone, Press, Report, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, WHOLE, Whom,
+    is_calling,
 };
 
 /// Largest subtree whose groups a pass visits one by one; in larger ones it visits marked slots of
@@ -385,10 +386,25 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Asks the shrinkers of a group that allow it for `bytes` bytes, in this thread. Returns the
     /// bytes that came back. For charges that the program makes inline, never for an allocation.
     #[inline(never)]
-    pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64) -> u64 {
-        let deadline = self.now().saturating_add(crate::reclaimers::PATIENCE);
+    pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
+        let deadline = deadline.min(self.now().saturating_add(crate::reclaimers::PATIENCE));
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: false };
         self.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) }).0.bytes
+    }
+
+    /// Makes room for a charge, in this thread, by shrinkers that allow it, until `deadline` by the
+    /// platform's clock: in each group that the charge would take beyond its `max`.
+    pub(crate) fn make_room_inline(&self, group: GroupId, bytes: u64, deadline: u64) {
+        if is_calling() {
+            return;
+        }
+        let chain = core::iter::successors(self.info(group), |info| self.info(info.parent?));
+        for info in chain.filter(|info| bytes <= info.bounds[Bound::Max as usize]) {
+            let missing = info.charged.saturating_add(bytes).saturating_sub(info.bounds[Bound::Max as usize]);
+            if missing > 0 && self.now() < deadline {
+                self.ask_inline(info.id, missing, deadline);
+            }
+        }
     }
 
     /// Asks a group, and those below it, for `bytes` bytes, until `deadline` by the platform's

@@ -37,7 +37,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use neap_base::Mutex;
 use neap_base::platform::{Linux, Platform};
-use neap_groups::{Count, Groups};
+use neap_groups::{GroupCount, Groups};
 use neap_objects::size_class::Class;
 use neap_objects::slots::Kind;
 use neap_os::memfd::{Memfd, OpenFile};
@@ -375,7 +375,7 @@ impl<P: Platform> Core<P> {
             None => write!(text, "null,")?,
         }
         match self.groups.get().map(Groups::count_inside) {
-            Some(Count { live, dying, ids, .. }) => {
+            Some(GroupCount { live, dying, ids, .. }) => {
                 write!(text, "\"groups\":{{\"live\":{live},\"dying\":{dying},\"ids\":{ids}}},")?;
             }
             None => write!(text, "\"groups\":null,")?,

@@ -15,7 +15,7 @@ use core::cell::Cell;
 use neap_base::Platform;
 use neap_os::clock;
 use neap_reclaim::reclaim::{BUDGET, Lane, SLACK, Verdict};
-use neap_reclaim::{Asked, Caller, EMPTY, STOP, ShrinkerId};
+use neap_reclaim::{Asked, Caller, DONE, STOP, ShrinkerId};
 
 /// More objects, or bytes, than any cache has.
 const ABSURD: u64 = 1 << 48;
@@ -59,6 +59,10 @@ impl<P: Platform, E: Fn(u64, u64) -> bool> Caller for Enough<'_, '_, '_, P, E> {
         self.watch.began(id, again)
     }
 
+    fn deadline(&self) -> u64 {
+        self.watch.deadline
+    }
+
     fn has_enough(&self, need: u64, said: u64) -> bool {
         (self.enough)(need, said)
     }
@@ -69,6 +73,10 @@ impl<P: Platform, E: Fn(u64, u64) -> bool> Caller for Enough<'_, '_, '_, P, E> {
 }
 
 impl<P: Platform> Caller for Watch<'_, '_, P> {
+    fn deadline(&self) -> u64 {
+        self.deadline
+    }
+
     fn began(&self, id: ShrinkerId, again: bool) -> bool {
         let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
         // Reading a clock is a system call.
@@ -105,7 +113,7 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
             self.base.set((self.ended.get(), clock::of_thread()));
         }
         let is_count = asked.to_scan == 0;
-        let objects = if answer >= EMPTY { 0 } else { answer };
+        let objects = if answer >= DONE { 0 } else { answer };
         // No shrinker can have freed more than requested, and more than it has just counted.
         let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();
         if is_count {

@@ -111,7 +111,7 @@ fn a_charge_that_waits_gets_what_a_busy_cache_has_when_it_is_busy_no_more() {
             let charging = scope.spawn(move || {
                 waiting.store(true, Relaxed);
                 match is_async {
-                    true => block_on(group.charge_async(OBJECT, PATIENCE).unwrap()),
+                    true => block_on(group.request(OBJECT).deadline(PATIENCE).into_future()),
                     false => group.charge_or_wait(OBJECT, PATIENCE),
                 }
             });
@@ -135,7 +135,7 @@ fn however_many_tenants_wait_each_is_asked() {
     let waker = Arc::new(Unpark(std::thread::current())).into();
     let mut context = Context::from_waker(&waker);
     let mut futures: Vec<_> =
-        caches.iter().map(|cache| Some(cache.group.charge_async(OBJECT, PATIENCE).unwrap())).collect();
+        caches.iter().map(|cache| Some(cache.group.request(OBJECT).deadline(PATIENCE).into_future())).collect();
     while futures.iter().any(Option::is_some) {
         for (future, cache) in futures.iter_mut().zip(&caches) {
             let Some(Poll::Ready(answer)) = future.as_mut().map(|pending| Pin::new(pending).poll(&mut context)) else {
@@ -170,7 +170,7 @@ fn charges_of_every_kind_find_room_below_a_limit_that_was_cut() {
         let charge = match round % 3 {
             0 => cache.group.charge(OBJECT),
             1 => cache.group.charge_or_wait(OBJECT, PATIENCE),
-            _ => block_on(cache.group.charge_async(OBJECT, PATIENCE).unwrap()),
+            _ => block_on(cache.group.request(OBJECT).deadline(PATIENCE).into_future()),
         };
         cache.put(charge.unwrap_or_else(|refused| panic!("round {round}: {refused}")));
     }
@@ -182,7 +182,7 @@ fn a_high_bounds_what_futures_charge_as_it_does_what_threads_do() {
     let cache = Cache::new("asking/high", Bound::High, 32);
     let mut most = 0;
     for _ in 0..300 {
-        let charge = block_on(cache.group.charge_async(OBJECT, PATIENCE).unwrap()).unwrap();
+        let charge = block_on(cache.group.request(OBJECT).deadline(PATIENCE).into_future()).unwrap();
         cache.put(charge);
         most = most.max(cache.len());
     }
@@ -292,7 +292,7 @@ fn a_charge_finds_a_reclaimer_however_many_threads_run_callbacks() {
             scope.spawn(|| reclaim::reclaim(group, OBJECT, Duration::from_nanos(u64::MAX / 4)));
         }
         enter.wait();
-        (0..32).for_each(|_| cache.put(cache.group.charge_inline(OBJECT).unwrap()));
+        (0..32).for_each(|_| cache.put(cache.group.request(OBJECT).inline().now().unwrap()));
         is_over.store(true, Relaxed);
         leave.wait();
     });

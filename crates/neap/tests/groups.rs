@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use neap::groups::{Bound, Charge, Denied, Event, Group, How, Kind, Listener, UNLIMITED, count};
+use neap::groups::{Bound, Charge, ChargeRequest, Denied, Event, Group, Kind, Listener, UNLIMITED, count};
 use neap::process::PROCESS;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -90,7 +90,7 @@ fn a_refusal_says_who_holds_the_memory() {
     let text =
         "who has 9.0 MiB of 10.0 MiB and is asked for 2.0 MiB more; held by who/b (5.0 MiB), who/c (2.0 MiB), who/";
     assert!(refused.to_string().starts_with(text), "{refused}");
-    let over = leaf.charge_on(0, 2 << 20, How::Overcharge).unwrap();
+    let over = leaf.request(2 << 20).overcharge().now().unwrap();
     let info = top.info().unwrap();
     assert_eq!((info.events[3], info.events[4], top.used()), (1, 1, Ok(11 << 20)));
     assert!(leaf.charge(1).is_err());
@@ -123,16 +123,18 @@ fn what_a_deleted_group_leaves_ends_though_nobody_ticks() {
 fn more_than_can_be_counted_is_refused_to_everybody() {
     let _alone = ALONE.lock().unwrap();
     let group = Group::create("uncountable/below").unwrap();
-    for how in [How::Refuse, How::Overcharge] {
-        assert!(group.charge_on(0, u64::MAX, how).unwrap_err().limit().is_some());
-        let most = group.charge_on(0, i64::MAX as u64, how).unwrap();
-        let refused = group.charge_on(0, i64::MAX as u64, how).unwrap_err();
+    let request = |bytes| group.request(bytes);
+    for is_over in [false, true] {
+        let charge = |request: ChargeRequest| if is_over { request.overcharge().now() } else { request.now() };
+        assert!(charge(request(u64::MAX)).unwrap_err().limit().is_some());
+        let most = charge(request(i64::MAX as u64)).unwrap();
+        let refused = charge(request(i64::MAX as u64)).unwrap_err();
         assert_eq!(refused.limit().map(|limit| (limit.group, limit.max)), Some((group.id(), UNLIMITED)));
         assert_eq!(group.info().unwrap().kinds[Kind::ByHand as usize], i64::MAX as u64);
         drop(most);
         assert_eq!(
             (group.used(), Group::ROOT.used(), group.info().unwrap().events[3]),
-            (Ok(0), Ok(0), 2 + 2 * u64::from(how == How::Overcharge))
+            (Ok(0), Ok(0), 2 + 2 * u64::from(is_over))
         );
     }
     group.delete().unwrap();
@@ -229,7 +231,7 @@ fn a_charge_that_waits_is_woken_by_neaps_thread() {
     let mut held = Some(group.charge(1 << 20).unwrap());
     let waker = std::sync::Arc::new(Unpark(std::thread::current())).into();
     let mut context = core::task::Context::from_waker(&waker);
-    let mut wait = group.charge_async(4096, Duration::from_secs(600)).unwrap();
+    let mut wait = group.request(4096).deadline(Duration::from_secs(600)).into_future();
     let mut polls = 0;
     let charge = loop {
         match core::pin::Pin::new(&mut wait).poll(&mut context) {

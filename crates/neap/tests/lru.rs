@@ -3,11 +3,15 @@
 
 use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use core::time::Duration;
 use neap::groups::Group;
 use neap::lru::{Handle, LruList, Verdict};
 use neap::process::PROCESS;
+use neap::reclaim::{self, Context, Shrinker};
 use std::panic::catch_unwind;
 use std::sync::Arc;
+
+const OBJECT: u64 = 64 << 10;
 
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
@@ -82,8 +86,75 @@ fn values_live_as_long_as_the_list_or_a_handle_has_them() {
     verify();
 }
 
+#[test]
+fn a_touched_value_is_the_newest_also_after_its_group_has_gone() {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let [above, group] = ["lru/touch", "lru/touch/below"].map(|path| Group::create(path).unwrap());
+    let list = LruList::new().unwrap();
+    let add = |group, number| list.add_on(group, 0, Counted(number, dropped.clone())).unwrap();
+    let handles: Vec<_> = (0..4).map(|number| add(group, number)).collect();
+    let newest = add(above, 9);
+    assert!(list.touch(&handles[1]) && list.touch(&handles[3]) && list.touch(&handles[3]));
+    assert_eq!(all(&list, group), [0, 2, 1, 3]);
+    let other = LruList::<Counted>::new().unwrap();
+    assert!(!other.touch(&handles[0]), "it is on another list");
+    // A walk that asks about a value decides what becomes of it.
+    let look = |value: &Counted| {
+        assert!(!list.touch(&handles[value.0 as usize]));
+        Verdict::Skip
+    };
+    assert_eq!(list.walk(group, 0, 9, look, drop).scanned, 4);
+    // Values of a group that has gone name its part of the list for a while.
+    group.delete().unwrap();
+    assert!(list.touch(&handles[2]));
+    assert_eq!(all(&list, above), [0, 1, 3, 9, 2]);
+    verify();
+    for _ in 0..3 {
+        handles.iter().for_each(|handle| assert!(list.touch(handle)));
+        PROCESS.tick(0);
+        verify();
+    }
+    assert_eq!(all(&list, above), [9, 0, 1, 2, 3]);
+    assert!(list.remove(&newest) && !list.touch(&newest));
+    drop(list);
+    assert!(!LruList::new().unwrap().touch(&handles[0]));
+    drop((handles, newest));
+    assert_eq!(dropped.load(Relaxed), 5);
+    verify();
+}
+
+#[test]
+fn a_subtree_is_counted_and_walked_as_a_whole() {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let paths = ["lru/tree", "lru/tree/a", "lru/tree/a/b", "lru/tree/c", "lru/beside"];
+    let groups = paths.map(|path| Group::create(path).or_else(|_| Group::find(path)).unwrap());
+    let below: Vec<_> = groups[0].below().map(|group| group.to_string()).collect();
+    let mut sorted = below.clone();
+    sorted.sort();
+    assert_eq!((sorted.as_slice(), below[0].as_str()), (&paths.map(String::from)[..4], "lru/tree"));
+    let at = |path: &str| below.iter().position(|group| group == path);
+    assert!(at("lru/tree/a") < at("lru/tree/a/b"));
+    assert!(groups[1].below().eq([groups[1], groups[2]]) && groups[4].below().eq([groups[4]]));
+    let list = LruList::new().unwrap();
+    for (number, &group) in groups.iter().enumerate() {
+        (0..2).for_each(|_| drop(list.add(group, Counted(number as u32, dropped.clone())).unwrap()));
+    }
+    assert_eq!((list.count_below(groups[0]), list.count_below(groups[1]), list.count(groups[0])), (8, 4, 2));
+    let mut evicted = Vec::new();
+    let walked = list.walk_below(groups[0], 5, |_| Verdict::Removed, |handle| evicted.push(handle.0));
+    assert_eq!(
+        (walked.removed, evicted.len(), list.count_below(groups[0]), &evicted[..2]),
+        (5, 5, 3, [0, 0].as_slice())
+    );
+    let stopped = list.walk_below(groups[0], 99, |_| Verdict::Stop, drop);
+    assert_eq!((stopped.scanned, stopped.stopped), (1, true), "a verdict ends all of it");
+    list.walk_below(groups[0], usize::MAX, |_| Verdict::Removed, drop);
+    assert_eq!((list.count_below(groups[0]), list.count(groups[4])), (0, 2));
+    drop((evicted, list));
+    verify();
+}
+
 /// A value that deletes a group when it is dropped. The group's values go to the parent, where the
-/// list has been emptied already.
 /// list has been emptied already.
 struct Deleter(Option<Group>, Arc<AtomicUsize>);
 
@@ -238,4 +309,24 @@ fn a_child_finds_lists_in_order() {
         over.store(true, Relaxed);
     });
     assert_eq!(kept.iter().filter(|handle| list.remove(handle)).count(), 100);
+}
+
+/// A cache without groups, whose values have weights and are charged to none.
+#[test]
+fn weights_are_told_and_a_cache_without_groups_gives_those_of_all() {
+    let tenants = ["weighed/a", "weighed/b"].map(|path| Group::create(path).unwrap());
+    let list = Arc::new(LruList::<u64>::new().unwrap());
+    for (number, tenant) in (0..64).zip(tenants.into_iter().cycle()) {
+        drop(list.add_weighted(tenant, 0, OBJECT, number).unwrap());
+    }
+    let (counted, shrunk) = (list.clone(), list.clone());
+    let pair = (
+        move |cx: &Context| counted.count_for(cx),
+        move |cx: &Context, objects| shrunk.evict(cx, objects, |_| Verdict::Removed, drop),
+    );
+    let shrinker = Shrinker::named("weighed").batch(64).register_shrink(pair).unwrap();
+    let got = reclaim::reclaim(Group::ROOT, u64::MAX, Duration::from_secs(10));
+    assert!(got.bytes >= 64 * OBJECT, "{got:?}");
+    assert_eq!(tenants.map(|tenant| list.count(tenant)), [0, 0]);
+    drop(shrinker);
 }

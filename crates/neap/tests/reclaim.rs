@@ -108,7 +108,7 @@ fn a_cache_keeps_what_it_has_where_a_charge_can_never_be_granted() {
     let cache = Cache::new("never", group);
     (0..32).for_each(|_| assert!(cache.insert()));
     assert!(group.charge(64 * OBJECT + 1).is_err() && cache.len() == 32);
-    assert!(group.charge_inline(64 * OBJECT + 1).is_err() && cache.len() == 32);
+    assert!(group.request(64 * OBJECT + 1).inline().now().is_err() && cache.len() == 32);
     let refused = group.charge_or_wait(64 * OBJECT + 1, Duration::from_secs(30)).unwrap_err();
     assert_eq!((refused.limit().unwrap().group, cache.len()), (group.id(), 32));
     // The group may use its whole limit.
@@ -330,7 +330,7 @@ fn inline_charges_call_those_that_allow_it_in_their_own_thread() {
         )
         .unwrap();
     for key in 0..32 {
-        let charge = group.charge_inline(OBJECT).unwrap();
+        let charge = group.request(OBJECT).inline().now().unwrap();
         objects.lock().unwrap().insert(key, charge);
     }
     assert!(own.load(Relaxed) >= 24);

@@ -197,7 +197,7 @@ impl Storm {
             // A thread that holds a lock that others need does not wait.
             let charged = match random.below(4) {
                 0 if held.is_none() => group.charge_or_wait(OBJECT, WAIT).ok(),
-                1 if held.is_none() => group.charge_async(OBJECT, WAIT).ok().and_then(|charge| block_on(charge).ok()),
+                1 if held.is_none() => block_on(group.request(OBJECT).deadline(WAIT).into_future()).ok(),
                 _ => group.charge(OBJECT).ok(),
             };
             let Some(charge) = charged else {

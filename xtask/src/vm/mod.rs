@@ -54,12 +54,12 @@ wait $test || exit 1
 echo \"$turns turns\"; [ $turns -gt 2 ]";
 
 const GUESTS: &[Guest] = &[
-    guest("what the machine has", "/tests/neap-second_machine --ignored --test-threads 1 --skip memoryless"),
+    guest("what the machine has", "/tests/neap-managers second_machine:: --ignored --test-threads 1 --skip memoryless"),
     guest("neap-os", "/tests/neap-os"),
     guest("neap-base", "/tests/neap-base"),
-    guest("nodes", "/tests/neap-nodes"),
-    guest("large", "/tests/neap-large"),
-    guest("limits", "/tests/neap-limits"),
+    guest("nodes", "/tests/neap-managers nodes::"),
+    guest("large", "/tests/neap-managers large::"),
+    guest("limits", "/tests/neap-managers limits::"),
     guest("fork", "/tests/neap-fork"),
     guest("stress", "NEAP_SECONDS=10 /tests/neap-stress a6"),
     guest("stress while CPUs come and go", HOTPLUG),
@@ -70,7 +70,7 @@ const GUESTS: &[Guest] = &[
     guest("burst_idle", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
     Guest {
         shape: Shape::Memoryless,
-        ..guest("a node without memory", "/tests/neap-second_machine --ignored --test-threads 1 memoryless")
+        ..guest("a node without memory", "/tests/neap-managers second_machine::a_memoryless --ignored --test-threads 1")
     },
     Guest {
         shape: Shape::Memoryless,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use clap::Args;
-use neap::groups::{self, Bound, Charge, Count, Group, GroupId};
+use neap::groups::{self, Bound, Charge, Group, GroupCount, GroupId};
 use neap::process::PROCESS;
 use neap_base::{Linux, Platform};
 use neap_percpu::{Host, Statistics, Wait};
@@ -74,7 +74,7 @@ impl Times {
 
 /// State at a moment when no thread charges.
 struct Moment {
-    count: Count,
+    count: GroupCount,
     /// Bytes of groups' tables and stocks, and of the rows of per-CPU data of groups.
     metadata: u64,
     /// Bytes of populated per-CPU data.

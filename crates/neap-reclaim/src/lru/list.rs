@@ -309,6 +309,36 @@ impl LruList {
         })
     }
 
+    /// Makes an item the newest of the group that has it now, on the node that it is on. Returns
+    /// whether it did: not if the item is on no list, on another, or taken off by a walk.
+    ///
+    /// # Safety
+    /// The item exists. No function that a walk calls under the lock may call this.
+    pub unsafe fn touch<H: Host>(self, site: &Site<'_, H>, item: NonNull<Item>) -> bool {
+        // SAFETY: the caller says that the item exists.
+        let there = unsafe { item.as_ref() };
+        site.host.inside(|| {
+            let _reading = site.groups.reading();
+            // SAFETY: the sub-list was found within the reading, which keeps it.
+            while let Some(sub) = there.name().map(|sub| unsafe { sub.as_ref() }) {
+                if !sub.is_of(self.0) {
+                    return false;
+                }
+                let (sub, mut chain) = sub.lock();
+                // Another thread may have taken it off and put it elsewhere.
+                // SAFETY: the sub-list was found within the reading, which keeps it.
+                if there.name().is_some_and(|now| core::ptr::eq(unsafe { now.as_ref() }.live(), sub)) {
+                    chain.unlink(item);
+                    // All items behind the last that may name another sub-list name this one.
+                    there.rename(sub);
+                    chain.push(item, End::Newest);
+                    return true;
+                }
+            }
+            false
+        })
+    }
+
     /// Returns the number of items of a group alone on a node, at this moment; 0 if the group is
     /// gone. Takes no lock.
     pub fn count<H>(self, site: &Site<'_, H>, group: GroupId, node: usize) -> usize {

@@ -15,6 +15,6 @@ mod work;
 
 pub use calling::{is_calling, without_reclaim};
 pub use registry::{MOST_SHRINKERS, NotDone, Report, Shrinkers, Unregistered};
-pub use shrinker::{Asked, CountFn, EMPTY, GoneFn, STOP, ScanFn, ShrinkerId, Spec};
+pub use shrinker::{Asked, CountFn, DONE, EMPTY, GoneFn, STOP, ScanFn, ShrinkerId, Spec};
 pub use visit::{Caller, Visited};
 pub use work::{DEFAULT_BATCH, DEFAULT_SEEKS, FIRST_PRIORITY, Press, WHOLE, Whom, Work, share};

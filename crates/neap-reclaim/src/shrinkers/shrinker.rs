@@ -17,8 +17,10 @@ use neap_percpu::LentWords;
 
 /// Answer of `count`: there are no objects, and none come without a mark.
 pub const EMPTY: u64 = u64::MAX - 1;
-/// Answer of `scan`: it can do nothing at the moment.
+/// The answer of a `count` that cannot tell, or of a `scan` that can do nothing, at the moment.
 pub const STOP: u64 = u64::MAX;
+/// The answer of a `scan` that has looked at its objects, and gives no more in this visit.
+pub const DONE: u64 = u64::MAX - 2;
 
 /// Id of a shrinker: an index and a generation, so an id that outlived its shrinker names nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,20 +77,45 @@ pub struct Asked {
     pub scanned: u64,
     /// Answer: number of freed bytes, 0 by default.
     pub freed_bytes: u64,
+    /// Bytes that the pass still needs; `u64::MAX` where it takes all that there are.
+    pub need: u64,
+    /// When the pass is over, in nanoseconds of the monotonic clock; `u64::MAX`: it has no end.
+    pub deadline: u64,
+    /// How hard the pass presses: from [`FIRST_PRIORITY`](crate::FIRST_PRIORITY) down to 0.
+    pub priority: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 impl Asked {
+    /// Returns a request for a group's objects on a node, in a pass that takes all of them and has
+    /// no deadline.
+    pub const fn of(group: GroupId, node: u32) -> Asked {
+        Asked {
+            group: group.to_bits(),
+            node,
+            unsure: 0,
+            to_scan: 0,
+            scanned: 0,
+            freed_bytes: 0,
+            need: u64::MAX,
+            deadline: u64::MAX,
+            priority: 0,
+            reserved: 0,
+        }
+    }
+
     /// Returns the group.
     pub fn group(&self) -> GroupId {
         GroupId::from_bits(self.group)
     }
 }
 
-/// Returns about how many objects there are, without delay: 0 (none can be freed now) or [`EMPTY`]
-/// (none until a mark).
+/// Returns about how many objects there are, without delay: 0 (none can be freed now), [`EMPTY`]
+/// (none until a mark) or [`STOP`] (busy).
 pub type CountFn = unsafe extern "C" fn(data: *mut c_void, asked: *const Asked) -> u64;
-/// Scans `to_scan` objects and frees those not in use. Returns the number of freed objects, or
-/// [`STOP`].
+/// Scans `to_scan` objects and frees those not in use. Returns the number of freed objects,
+/// [`STOP`], [`EMPTY`] or [`DONE`].
 pub type ScanFn = unsafe extern "C" fn(data: *mut c_void, asked: *mut Asked) -> u64;
 /// Called once, after the last call of the other two has ended, by the thread that unregisters or
 /// the one that made that call.

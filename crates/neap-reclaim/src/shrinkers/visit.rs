@@ -25,7 +25,7 @@ use super::calling::{Frame, is_calling};
 use super::life::{LIVE, PREPARED};
 use super::places::{BLOCK, Spot, UNIT};
 use super::registry::Shrinkers;
-use super::shrinker::{Asked, EMPTY, STOP, Shrinker, ShrinkerId, Total};
+use super::shrinker::{Asked, DONE, EMPTY, STOP, Shrinker, ShrinkerId, Total};
 use super::work::{Press, Work};
 use crate::host::Host;
 use core::ops::Range;
@@ -42,6 +42,11 @@ pub trait Caller {
     /// takes time.
     fn began(&self, _id: ShrinkerId, _again: bool) -> bool {
         true
+    }
+
+    /// The end of the pass, in nanoseconds of the platform's clock; `u64::MAX`: it has none.
+    fn deadline(&self) -> u64 {
+        u64::MAX
     }
 
     /// Called between batches, when something was freed. Returns whether that is enough for a pass
@@ -73,7 +78,7 @@ pub struct Visited {
     /// Objects that count as scanned, though their callback may have been busy: it freed none, and
     /// cannot say why.
     pub unsure: u64,
-    /// Number of scans that scanned nothing.
+    /// Number of scans that scanned nothing, and of counts that could not tell.
     pub stops: u64,
     /// Number of written words that other visitors of this group may read: bits and deferred work.
     pub written: u64,
@@ -145,12 +150,12 @@ impl Shrinkers {
         group: GroupId,
         node: u32,
     ) -> Option<u64> {
-        let mut asked = asked(group, node);
+        let mut asked = Asked { deadline: caller.deadline(), ..Asked::of(group, node) };
         let count = |calls: &mut Calls<'_, C>| match may_have(host, calls.shrinker, group) {
             true => calls.count(&mut asked),
             false => Some(EMPTY),
         };
-        self.call(host, caller, id, count)?.map(|answer| if answer >= EMPTY { 0 } else { answer })
+        self.call(host, caller, id, count)?.map(|answer| if answer >= DONE { 0 } else { answer })
     }
 
     /// Lets a shrinker scan `objects` objects of a group on a node, in batches. `None` if it is
@@ -164,7 +169,7 @@ impl Shrinkers {
         node: u32,
         objects: u64,
     ) -> Option<Visited> {
-        let mut asked = asked(group, node);
+        let mut asked = Asked { deadline: caller.deadline(), ..Asked::of(group, node) };
         self.call(host, caller, id, |calls| {
             // No more than requested count as scanned. The host's own caches may free more at once.
             calls.most = if calls.shrinker.own() { u64::MAX } else { objects };
@@ -223,10 +228,6 @@ fn may_have<H: Host>(host: &H, shrinker: &Shrinker, group: GroupId) -> bool {
     let mut may = false;
     host.follow(of, |seat| may |= seat.group == group);
     may
-}
-
-fn asked(group: GroupId, node: u32) -> Asked {
-    Asked { group: group.to_bits(), node, unsure: 0, to_scan: 0, scanned: 0, freed_bytes: 0 }
 }
 
 impl<H: Host, C: Caller> Visit<'_, H, C> {
@@ -345,14 +346,18 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         if !may_have(self.host, shrinker, self.group) {
             return Had::Nothing;
         }
-        let mut asked = asked(self.group, if shrinker.by_node() { self.node } else { 0 });
+        let node = if shrinker.by_node() { self.node } else { 0 };
+        let (deadline, Press { priority, need, .. }) = (self.caller.deadline(), self.press);
+        let need = need.saturating_sub(self.visited.freed_bytes);
+        let mut asked = Asked { need, deadline, priority, ..Asked::of(self.group, node) };
         let freeable = calls.count(&mut asked);
-        if let Some(freeable @ 1..EMPTY) = freeable {
+        if let Some(freeable @ 1..DONE) = freeable {
             self.scan(calls, &mut asked, freeable, spot);
         }
+        calls.visited.stops += u64::from(freeable == Some(STOP));
         self.visited.add(calls.visited);
         // A shrinker that does not mark groups keeps its bit.
-        if freeable == Some(EMPTY) && shrinker.by_group() { Had::Nothing } else { Had::Something }
+        if (freeable == Some(EMPTY) || calls.is_empty) && shrinker.by_group() { Had::Nothing } else { Had::Something }
     }
 
     fn scan(&mut self, calls: &mut Calls<'_, C>, asked: &mut Asked, freeable: u64, spot: Option<&Spot<'_>>) {
@@ -368,7 +373,8 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         let taken = unit.map_or(0, |unit| unit.take(index, generation));
         let mut work = Work::new(freeable, taken, shrinker.seeks(), shrinker.batch(), self.press);
         while let Some(next) = work.next() {
-            if !calls.scan(asked, next) || !work.done(asked.scanned) {
+            let goes_on = calls.scan(asked, next);
+            if !work.done(asked.scanned) || !goes_on {
                 break;
             }
             if self.has_enough(calls.visited) {
@@ -398,11 +404,13 @@ struct Calls<'c, C: Caller> {
     most: u64,
     visited: Visited,
     nanoseconds: u64,
+    /// A scan found that there is nothing, and will be nothing until a mark.
+    is_empty: bool,
 }
 
 impl<'c, C: Caller> Calls<'c, C> {
     fn new(shrinker: &'c Shrinker, id: ShrinkerId, caller: &'c C) -> Self {
-        Calls { shrinker, id, caller, most: 0, visited: Visited::default(), nanoseconds: 0 }
+        Calls { shrinker, id, caller, most: 0, visited: Visited::default(), nanoseconds: 0, is_empty: false }
     }
 
     fn batch(&self) -> u64 {
@@ -421,18 +429,23 @@ impl<'c, C: Caller> Calls<'c, C> {
         Some(answer)
     }
 
-    /// Calls `scan`. Returns whether it scanned any objects.
+    /// Calls `scan`. Returns whether another scan is worth it. `asked.scanned` is the number of
+    /// objects scanned.
     fn scan(&mut self, asked: &mut Asked, objects: u64) -> bool {
         if !self.caller.began(self.id, self.visited.calls > 0) {
+            asked.scanned = 0;
             return false;
         }
         (asked.to_scan, asked.scanned, asked.freed_bytes, asked.unsure) = (objects, objects, 0, 0);
         let freed = self.shrinker.call_scan(asked);
         self.ended(asked, freed);
-        if freed == STOP {
-            self.visited.stops += 1;
+        if freed == STOP || freed == EMPTY {
+            asked.scanned = 0;
+            self.visited.stops += u64::from(freed == STOP);
+            self.is_empty = freed == EMPTY;
             return false;
         }
+        let (is_done, freed) = (freed == DONE, if freed == DONE { 0 } else { freed });
         // At most as many as there were.
         asked.scanned = asked.scanned.min(self.most.max(objects));
         let (scanned, freed_bytes) = (asked.scanned, asked.freed_bytes);
@@ -446,7 +459,7 @@ impl<'c, C: Caller> Calls<'c, C> {
             stops,
             ..Visited::default()
         });
-        scanned > 0
+        scanned > 0 && !is_done
     }
 
     fn ended(&mut self, asked: &Asked, answer: u64) {

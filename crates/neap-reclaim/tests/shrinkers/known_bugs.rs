@@ -8,7 +8,8 @@ use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_reclaim::{
-    Asked, Caller, EMPTY, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, Whom, is_calling,
+    Asked, Caller, DONE, EMPTY, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, Whom,
+    is_calling,
 };
 use std::collections::HashSet;
 use std::sync::{Barrier, Mutex, OnceLock, mpsc};
@@ -511,13 +512,39 @@ fn l11_a_count_of_0_keeps_its_bit_and_an_empty_one_does_not() {
 }
 
 #[test]
+fn a_scan_may_say_that_there_is_nothing_or_nothing_more() {
+    with(&Stage::with_nodes(&[0]), |host, shrinkers| {
+        let (answer, objects) = (AtomicU64::new(DONE), AtomicU64::new(1000));
+        let made = Made::of(
+            |_| objects.load(Relaxed),
+            |asked| {
+                assert_eq!((asked.need, asked.priority), (u64::MAX, 0));
+                objects.store(if answer.load(Relaxed) == EMPTY { EMPTY } else { 1000 }, Relaxed);
+                answer.load(Relaxed)
+            },
+        );
+        let id = register(shrinkers, host, &Spec { by_group: true, ..made.spec() });
+        shrinkers.mark(host, id, 70, 0);
+        let visited = visit(shrinkers, host, 70, 0, 0);
+        assert_eq!((visited.calls, visited.scanned, visited.freed, visited.stops), (2, 128, 0, 0));
+        answer.store(EMPTY, Relaxed);
+        // Counted and scanned, and counted once more after the bit went.
+        assert_eq!([0; 2].map(|_| visit(shrinkers, host, 70, 0, 0).calls), [3, 0]);
+        // A count that is busy keeps the bit, and is told from an empty one.
+        objects.store(STOP, Relaxed);
+        shrinkers.mark(host, id, 70, 0);
+        assert_eq!([0; 2].map(|_| visit(shrinkers, host, 70, 0, 0).stops), [1; 2]);
+    });
+}
+
+#[test]
 fn lies_about_numbers_are_bounded() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let made = Made::of(
             |_| 1000,
             |asked| {
                 asked.scanned = u64::MAX;
-                u64::MAX - 1
+                u64::MAX / 2
             },
         );
         let id = register(shrinkers, host, &made.spec());

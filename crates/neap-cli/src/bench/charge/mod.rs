@@ -31,7 +31,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use neap::groups::{Charge, Group, Refused};
+use neap::groups::{Charge, ChargeError, Group};
 use neap_groups::CAP;
 
 use super::counter::timed;
@@ -113,7 +113,7 @@ impl Level {
 /// as both.
 #[inline(always)]
 fn pair(group: Group, bytes: u64) {
-    let charge: Result<Charge, Refused> = group.charge(bytes);
+    let charge: Result<Charge, ChargeError> = group.charge(bytes);
     black_box(&charge);
 }
 

@@ -7,9 +7,9 @@
 //! the drain of stocks, the pass (protection, shares, the shared walk, counting and freeing of
 //! sixteen caches or more), and the second try.
 //!
-//! Callbacks run in the charging thread ([`Group::charge_inline`]), since a thread that waits for
-//! reclaimers uses no CPU time. Caches are refilled in between, which is not measured. Each cache
-//! has a lock, which a callback only tries.
+//! Callbacks run in the charging thread ([`inline`](neap::groups::ChargeRequest::inline)), since a
+//! thread that waits for reclaimers uses no CPU time. Caches are refilled in between, which is not
+//! measured. Each cache has a lock, which a callback only tries.
 
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -47,7 +47,7 @@ struct Cache {
 impl Cache {
     /// Fills it, if there is room. Returns whether it is full then.
     fn fill(&self, id: ShrinkerId) -> bool {
-        let Ok(charge) = self.group.charge_inline(BYTES) else { return false };
+        let Ok(charge) = self.group.request(BYTES).inline().now() else { return false };
         let objects: Vec<Box<[u8; OBJECT]>> = (0..BATCH).map(|_| Box::new([1; OBJECT])).collect();
         // A callback finds it locked or not. The former objects are freed outside the lock.
         let before = self.objects.lock().map(|mut place| core::mem::replace(&mut *place, (objects, Some(charge))));
@@ -173,7 +173,7 @@ impl Direct {
             for _ in 0..times {
                 GAVE.set(0);
                 let start = thread_cpu_ns();
-                let charge = self.asker.charge_inline(GOAL);
+                let charge = self.asker.request(GOAL).inline().now();
                 let spent = thread_cpu_ns() - start;
                 // Passes of other threads may have made the room.
                 took.extend((GAVE.get() > 0).then(|| (spent, GAVE.get())));

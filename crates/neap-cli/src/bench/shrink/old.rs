@@ -102,7 +102,7 @@ impl Old {
         };
         let walking = (self.guarding == Guarding::Srcu).then(|| self.readers.enter());
         let bits = &self.groups[slot];
-        let asked = Asked { group: group(slot).to_bits(), node: 0, unsure: 0, to_scan: 0, scanned: 0, freed_bytes: 0 };
+        let asked = Asked::of(group(slot), 0);
         let mut calls = 0;
         let mut summary = bits.summary.load(Ordering::Relaxed);
         while summary != 0 {

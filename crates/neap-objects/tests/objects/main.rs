@@ -1,0 +1,20 @@
+//! Objects on virtual machines, and on the real one where a file says so.
+//!
+//! One program: each of its own would compile the objects for the virtual machine again. Tests that
+//! fork or bind themselves to a CPU are programs of their own.
+
+#[path = "../instance/mod.rs"]
+mod instance;
+#[path = "../machine/mod.rs"]
+mod machine;
+
+mod bound;
+mod exhaustive;
+mod filled;
+mod guests;
+mod holes;
+mod owners;
+mod paid_edges;
+mod residual;
+mod reuse;
+mod verify;

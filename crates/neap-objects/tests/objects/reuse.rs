@@ -1,0 +1,130 @@
+//! Reuse before growth: after a live set was freed, a live set of other sizes grows the process
+//! little, in whatever order the first was freed. Measured in pages of the virtual machine.
+
+use crate::instance::{CONFIG, Opened, machine};
+use crate::machine::{Random, seed};
+use neap_base::virtual_platform::Virtual;
+use neap_objects::size_class::Class;
+
+const LIVE: usize = 64 << 20;
+
+/// An order in which a live set is freed.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Allocated,
+    Reversed,
+    Random,
+    Stride,
+}
+
+fn reorder(objects: &mut [*mut u8], order: Order, random: &mut Random) {
+    match order {
+        Order::Allocated => {}
+        Order::Reversed => objects.reverse(),
+        Order::Random => (1..objects.len()).rev().for_each(|n| objects.swap(n, random.below(n + 1))),
+        Order::Stride => {
+            let before = objects.to_vec();
+            let mut visited = vec![false; before.len()];
+            let mut at = 0;
+            for object in objects.iter_mut() {
+                while visited[at] {
+                    at = (at + 1) % before.len();
+                }
+                visited[at] = true;
+                *object = before[at];
+                at = (at + 7919) % before.len();
+            }
+        }
+    }
+}
+
+/// Runs live sets of these sizes one after the other. Returns the most pages that were resident.
+fn peak_of_phases(o: &Opened<impl neap_base::Platform>, sizes: &[usize], order: Order, random: &mut Random) -> u64 {
+    let mut peak = 0;
+    for &size in sizes {
+        let class = Class::of_size(size);
+        let mut objects = Vec::from(o.take_many(class, LIVE / class.size()));
+        peak = peak.max(o.pages.resident());
+        reorder(&mut objects, order, random);
+        objects.into_iter().for_each(|object| o.give(class, object));
+        peak = peak.max(o.pages.resident());
+    }
+    peak
+}
+
+#[test]
+fn phases_of_other_sizes_reuse_what_was_freed() {
+    let mut random = Random(seed());
+    let sizes = [64, 4096, 300, 32768, 1000, 128, 2048, 64, 32768, 16, 4096];
+    for order in [Order::Allocated, Order::Reversed, Order::Random, Order::Stride] {
+        let o = Opened::new(machine(2), &CONFIG).unwrap();
+        let peak = peak_of_phases(&o, &sizes, order, &mut random) as usize * 4096;
+        assert!(peak < LIVE * 3 / 2, "{order:?}: {} of {} KiB", peak >> 10, LIVE >> 10);
+        assert!(o.reuse_numbers().sweeps > 0 && o.reuse_numbers().objects > 0);
+        o.drain();
+        assert_eq!(o.prove().slabs, 0);
+    }
+}
+
+/// Half of the pages are freed on another CPU, whose stacks then keep slabs from being whole.
+#[test]
+fn stacks_of_other_cpus_are_emptied_before_growth() {
+    let o = Opened::new(machine(4), &CONFIG).unwrap();
+    let mut peak = 0;
+    for round in 0..6 {
+        let class = Class::of_size([64, 4096, 1000][round % 3]);
+        Virtual::run_on(round % 4);
+        let objects = Vec::from(o.take_many(class, LIVE / class.size()));
+        peak = peak.max(o.pages.resident());
+        for (n, object) in objects.into_iter().enumerate() {
+            Virtual::run_on(n / 1000 % 4);
+            o.give(class, object);
+        }
+    }
+    Virtual::run_on(0);
+    assert!((peak as usize) << 12 < LIVE * 5 / 4, "{peak} pages");
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}
+
+#[test]
+fn a_burst_that_repeats_is_served_by_its_barn() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let class = Class::of_size(64);
+    for round in 0..5 {
+        let before = o.reuse_numbers();
+        let objects = Vec::from(o.take_many(class, LIVE / class.size()));
+        objects.into_iter().for_each(|object| o.give(class, object));
+        assert!(round == 0 || o.reuse_numbers() == before, "round {round} swept");
+    }
+    o.drain();
+}
+
+/// A program that only grows checks a few times whether there is something to reuse, and never
+/// sweeps.
+#[test]
+fn growth_alone_does_not_sweep() {
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let held: Vec<_> =
+        [64, 300, 5000].map(|size| (Class::of_size(size), o.take_many(Class::of_size(size), LIVE / size))).into();
+    assert_eq!(o.reuse_numbers().sweeps, 0);
+    held.into_iter()
+        .for_each(|(class, objects)| Vec::from(objects).into_iter().for_each(|object| o.give(class, object)));
+    o.drain();
+}
+
+/// Frees in disorder list their objects in little memory of their own.
+#[test]
+fn cells_of_sheaves_are_bounded_by_what_is_resident() {
+    let mut random = Random(seed());
+    let o = Opened::new(machine(1), &CONFIG).unwrap();
+    let class = Class::of_size(64);
+    let mut objects = Vec::from(o.take_many(class, LIVE / class.size()));
+    let before = o.pages.resident();
+    reorder(&mut objects, Order::Random, &mut random);
+    objects.into_iter().for_each(|object| o.give(class, object));
+    let more = (o.pages.resident() - before) as usize * 4096;
+    assert!(more <= LIVE / 16, "{more} bytes more");
+    o.drain();
+    assert_eq!(o.prove().slabs, 0);
+}

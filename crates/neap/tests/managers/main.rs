@@ -1,0 +1,26 @@
+//! Whole managers on virtual machines, and on the real one where a file says so.
+//!
+//! One program: each of its own would compile the manager for the virtual machine again. Tests that
+//! fork, handle signals, or use the process's manager are programs of their own.
+
+#[path = "../../../neap-objects/tests/machine/mod.rs"]
+mod machine;
+#[path = "../program/mod.rs"]
+mod program;
+
+mod asked_in_vain;
+mod drain;
+mod faults;
+mod group_options;
+mod instances;
+mod isolated;
+mod large;
+mod limits;
+mod model;
+mod nodes;
+mod own_caches;
+mod percpu_in_group;
+mod reconcile;
+mod returning;
+mod second_machine;
+mod stopped;
