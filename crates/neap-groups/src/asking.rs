@@ -22,9 +22,9 @@
 //! The ring is under the waiters' mutex, which is held for [`LOOKS`] groups at most.
 
 use crate::group::{Bound, Group};
-use crate::groups::{Groups, INTERVAL, Reclaimer};
+use crate::groups::{Groups, Reclaimer};
 use crate::id::GroupId;
-use crate::queue::{Queues, Waiter};
+use crate::queue::{AFRESH, INTERVAL, Queues, Waiter};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
@@ -32,8 +32,6 @@ use neap_base::Platform;
 const FIRST: u64 = 1_000_000;
 /// Maximum rest of a group while no charge waits there, in nanoseconds.
 const IDLE: u64 = 16 * INTERVAL;
-/// Maximum rest of a group when another charge comes, in nanoseconds.
-pub(crate) const AFRESH: u64 = 8_000_000;
 /// Groups that are examined during one hold of the mutex.
 const LOOKS: usize = 128;
 /// Waiters of one group with requests that are added up.

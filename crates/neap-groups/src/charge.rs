@@ -24,7 +24,7 @@
 //!
 //! Source: Linux `mm/memcontrol.c` (`try_charge`), by description.
 
-use crate::group::{Bound, DEEPEST, Event, Group, NONE};
+use crate::group::{Bound, DEEPEST, Event, Group, HOLDERS, NONE};
 use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Kind, Payer};
 use crate::owners::Behind;
@@ -37,8 +37,6 @@ use neap_base::Platform;
 const RETRIES: u32 = 16;
 /// Part of a `max` by which [`How::Reserve`] may exceed it.
 const RESERVE: u64 = 8;
-/// Number of groups that a refusal names.
-pub(crate) const HOLDERS: usize = 3;
 /// Maximum number of children that a refusal visits.
 const LOOKS: u64 = 64;
 

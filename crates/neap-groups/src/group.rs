@@ -5,7 +5,6 @@
 //! counter is raised by compare-and-exchange, so it never exceeds `max`, not even for a moment.
 //! Takes no lock.
 
-use crate::charge::HOLDERS;
 use crate::id::GroupId;
 use crate::table::Entry;
 use core::fmt;
@@ -16,6 +15,8 @@ use crossbeam_utils::CachePadded;
 pub(crate) const NONE: u32 = u32::MAX;
 /// The root's slot.
 pub(crate) const ROOT: u32 = 0;
+/// Number of groups that a refusal names.
+pub(crate) const HOLDERS: usize = 3;
 /// Maximum bytes of a name.
 pub const LONGEST_NAME: usize = 56;
 /// Maximum depth of the tree, the root included: the levels that a charge goes up.
@@ -25,6 +26,20 @@ pub const UNLIMITED: u64 = u64::MAX;
 /// Maximum charge of a group: counts by kind are signed, and an id's entry also counts other
 /// references than bytes.
 const COUNTABLE: u64 = i64::MAX as u64;
+
+/// A group and its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seat {
+    /// The group.
+    pub group: GroupId,
+    /// Below [`GroupCount::slots`](crate::GroupCount::slots); 0 for the root.
+    pub slot: u32,
+}
+
+impl Seat {
+    /// The root and its slot.
+    pub const ROOT: Seat = Seat { group: GroupId::ROOT, slot: ROOT };
+}
 
 /// Bounds of a group's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -19,11 +19,10 @@
 use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::denied::Denied;
 use crate::events::Subscribers;
-use crate::group::{Bound, Event, Group, Name, ROOT};
+use crate::group::{Bound, Event, Group, Name, ROOT, Seat};
 use crate::id::{GroupId, Kind, Payer};
 use crate::protection::Standing;
 use crate::queue::Waiters;
-use crate::seat::Seat;
 use crate::stock::Stocks;
 use crate::tree::{GroupCount, Tree};
 use core::sync::atomic::Ordering;
@@ -73,9 +72,6 @@ pub trait Reclaimer: Host {
 
 /// A standalone host keeps the no-op defaults: it never reclaims.
 impl<P: Platform, C: Charge> Reclaimer for Alone<'_, P, C> {}
-
-/// Interval of [`Groups::tick`] in nanoseconds, where nothing is more urgent.
-pub const INTERVAL: u64 = 250_000_000;
 
 /// A tree of groups, and all that it takes to charge them.
 #[derive(Debug)]

@@ -17,8 +17,9 @@
 
 use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::denied::Denied;
-use crate::groups::{Groups, INTERVAL, Reclaimer};
+use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
+use crate::queue::INTERVAL;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_percpu::Owner;

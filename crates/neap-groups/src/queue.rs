@@ -12,9 +12,7 @@
 //! One mutex protects all of it. It is held for links and counters, and not while a waker is called
 //! or dropped.
 
-use crate::asking::AFRESH;
 use crate::group::{Group, NONE};
-use crate::groups::INTERVAL;
 use crate::id::Payer;
 use crate::table::{Entry, Table};
 use crate::tree::Tree;
@@ -25,6 +23,11 @@ use core::task::{RawWakerVTable, Waker};
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
+
+/// Interval of [`Groups::tick`](crate::Groups::tick) in nanoseconds, where nothing is more urgent.
+pub const INTERVAL: u64 = 250_000_000;
+/// Maximum rest of a group when another charge comes, in nanoseconds.
+pub(crate) const AFRESH: u64 = 8_000_000;
 
 /// State of a waiter: the word that its thread sleeps on.
 pub(crate) mod state {

@@ -4,25 +4,12 @@
 //! [`Reading`] in which it was requested. A slot is not reused before the last reader of that time
 //! has gone.
 
+use crate::group::Seat;
 use crate::groups::Groups;
 use crate::id::GroupId;
 use core::sync::atomic::{Ordering, fence};
 use neap_base::Platform;
 use neap_base::rcu::{Mark, Reading};
-
-/// A group and its slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seat {
-    /// The group.
-    pub group: GroupId,
-    /// Below [`GroupCount::slots`](crate::GroupCount::slots); 0 for the root.
-    pub slot: u32,
-}
-
-impl Seat {
-    /// The root and its slot.
-    pub const ROOT: Seat = Seat { group: GroupId::ROOT, slot: crate::group::ROOT };
-}
 
 impl Groups {
     /// Begins a read: groups that are found from now on keep their slots until it ends. Never

@@ -15,11 +15,10 @@
 //! be taken, and items of a deleted group move to its parent.
 
 use crate::denied::Denied;
-use crate::group::{Bound, DEEPEST, Group, NONE, ROOT, is_name};
+use crate::group::{Bound, DEEPEST, Group, NONE, ROOT, Seat, is_name};
 use crate::id::GroupId;
 use crate::owners::{Behind, Owners};
 use crate::protection::{Claim, Standing};
-use crate::seat::Seat;
 use crate::table::Table;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;

@@ -27,9 +27,9 @@
 use crate::asking::Due;
 use crate::charge::{Against, How, Refusal};
 use crate::group::Bound;
-use crate::groups::{Groups, INTERVAL, Reclaimer};
+use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
-use crate::queue::{Handle, Waiter, state};
+use crate::queue::{Handle, INTERVAL, Waiter, state};
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;

@@ -17,19 +17,17 @@
 
 use crate::frames;
 use crate::huge_runs::HugeRuns;
-use crate::pages::{MARKED, Shape};
-use crate::populate::HUGE;
-use crate::survey::Part;
-use crate::tables::{ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Table, layout, place_whole, whole_bytes};
+use crate::shape::{MARKED, Shape};
+use crate::tables::{
+    ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Part, Table, layout, place_whole, whole_bytes,
+};
+use crate::units::{CHUNK, HUGE};
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Pfn, Platform};
-
-/// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
-pub(crate) const CHUNK: u32 = 1024;
 
 /// Index of a chunk's byte that says which tables may have memory for it: see [`Arena::marks`].
 const MARKS: usize = 0;

@@ -14,15 +14,12 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::arena::CHUNK;
 use crate::frames::{Frames, State};
-use crate::pages::Block;
+use crate::units::{Block, CHUNK, CHUNK_ORDER};
 use core::ops::Range;
 use core::ptr::NonNull;
 use neap_base::{Order, Pfn, bitmap};
 
-/// The order of a chunk.
-pub(crate) const CHUNK_ORDER: Order = Order(CHUNK.trailing_zeros() as u8);
 /// Number of orders with lists.
 pub(crate) const LIST_ORDERS: usize = CHUNK_ORDER.index();
 

@@ -4,9 +4,8 @@
 //! exactly which blocks may be handed out, which requests must be refused and which pages are known
 //! to be zero. So the tests compare for equality.
 
-use crate::arena::CHUNK;
-use crate::buddy::Buddy;
-use crate::buddy::take_out;
+use crate::buddy::{Buddy, take_out};
+use crate::units::CHUNK;
 use neap_base::{Order, Pfn};
 use proptest::prelude::*;
 use std::boxed::Box;

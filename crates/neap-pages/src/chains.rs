@@ -7,7 +7,7 @@
 
 use crate::buddy::{BACKED, Buddy, UNBACKED};
 use crate::frames::State;
-use crate::populate::HUGE;
+use crate::units::HUGE;
 use neap_base::{Order, Pfn};
 
 /// In the `spare` of a listed block's first frame: its contents are undefined, since some of it was

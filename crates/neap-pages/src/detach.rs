@@ -10,9 +10,9 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::arena::CHUNK;
-use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, LIST_ORDERS};
+use crate::buddy::{BACKED, Buddy, LIST_ORDERS};
 use crate::frames::State;
+use crate::units::{CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
 
 impl Buddy {

@@ -11,46 +11,14 @@
 //! A list's lock is held to detach pages, and the zone's lock for a batch at a time, one after the
 //! other. No lock is held over a system call but the turn.
 
-use crate::arena::CHUNK;
 use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::{Run, Turn};
+use crate::release::{Report, Run, Turn};
+use crate::units::CHUNK;
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::{Order, Platform};
-
-/// The result of a tick or release.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Number of pages released.
-    pub released: u32,
-    /// Number of system calls made for that.
-    pub calls: u32,
-    /// Number of these calls that failed.
-    pub failed: u32,
-    /// Number of pages that came back from CPU lists.
-    pub drained: u32,
-    /// Number of CPU lists that were busy.
-    pub skipped: u32,
-    /// Whether a later tick may find something to do even if no thread allocates or frees in
-    /// between.
-    pub left: bool,
-}
-
-impl Report {
-    /// The sum of two reports.
-    pub fn and(self, other: Report) -> Report {
-        Report {
-            released: self.released + other.released,
-            calls: self.calls + other.calls,
-            failed: self.failed + other.failed,
-            drained: self.drained + other.drained,
-            skipped: self.skipped + other.skipped,
-            left: self.left || other.left,
-        }
-    }
-}
 
 /// The result of draining one CPU's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,11 +11,11 @@
 //! The release turn is held over system calls, the zone's lock for a moment.
 
 use crate::buddy::take_out;
-use crate::give_back::{Report, TURN_LOOKS};
+use crate::give_back::TURN_LOOKS;
 use crate::node_pages::NodePages;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::Run;
+use crate::release::{Report, Run};
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Handover;

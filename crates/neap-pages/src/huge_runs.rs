@@ -29,8 +29,8 @@
 //! The run then has small pages, which is correct. The opposite error cannot occur: the owner
 //! forbids huge pages before it frees the run.
 
-use crate::arena::{Arena, CHUNK, IN_RUNS};
-use crate::populate::HUGE;
+use crate::arena::{Arena, IN_RUNS};
+use crate::units::{CHUNK, HUGE};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::{Pfn, Platform};

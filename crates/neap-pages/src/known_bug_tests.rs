@@ -8,7 +8,7 @@ use crate::give_back::Drain;
 use crate::machine::probe::{Probe, at_call};
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use crate::page_lists::Why;
-use crate::pages::Exhausted;
+use crate::units::Exhausted;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};

@@ -11,12 +11,14 @@
 
 use crate::buddy::{Buddy, take_out};
 use crate::chains::Chain;
-use crate::give_back::Report;
-use crate::page_lists::{LISTED_ORDERS, Missing, Why};
-use crate::pages::{Block, Exhausted, Pages, Shape};
+use crate::page_lists::{Missing, Why};
+use crate::pages::Pages;
 use crate::policy::{Limits, Policy};
+use crate::release::Report;
+use crate::shape::Shape;
+use crate::units::{Block, Exhausted, LISTED_ORDERS};
 use crate::zone::Wanted;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
 
@@ -45,34 +47,6 @@ pub struct Held {
     pub holds: u32,
     /// Number of pages that moved, in either direction.
     pub pages: u32,
-}
-
-/// Counts holds of a zone's lock, and makes it seem contended.
-#[derive(Debug, Default)]
-pub(crate) struct Meter {
-    /// Whether a [`Laboratory`] drives the zone. Otherwise nothing is counted, so that a benchmark
-    /// measures the shipped code.
-    on: AtomicBool,
-    busy: AtomicU32,
-    holds: AtomicU32,
-    pages: AtomicU32,
-    /// Free pages when the lock was taken last.
-    free: AtomicU32,
-}
-
-impl Meter {
-    /// Records that the lock was taken while `free` pages were free. Returns how often it counts as
-    /// found held.
-    #[inline]
-    pub(crate) fn enter(&self, free: u32) -> u32 {
-        if self.on.load(Relaxed) { self.count(free) } else { 0 }
-    }
-
-    fn count(&self, free: u32) -> u32 {
-        self.holds.fetch_add(1, Relaxed);
-        self.pages.fetch_add(free.abs_diff(self.free.swap(free, Relaxed)), Relaxed);
-        self.busy.swap(0, Relaxed)
-    }
 }
 
 /// A platform and pages on it whose lists have policy `T`; closed when dropped.

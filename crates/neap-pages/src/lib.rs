@@ -46,6 +46,8 @@ pub mod lab;
 #[cfg(test)]
 #[path = "../tests/machine/mod.rs"]
 mod machine;
+#[cfg(feature = "lab")]
+mod meter;
 mod node_pages;
 mod open;
 mod page_lists;
@@ -61,19 +63,25 @@ mod populate;
 mod release;
 mod run_cache;
 mod runs;
+mod shape;
 mod shortage;
 mod statistics;
 mod survey;
 mod tables;
+mod units;
 mod verify;
 mod zone;
 
 pub use arena::MOST_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
-pub use give_back::{Drain, Report};
+pub use give_back::Drain;
 pub use holes::MOST_PAGES;
 pub use node_pages::NodePages;
-pub use pages::{Block, Exhausted, MARKED, Pages, Shape, SideTable, TABLES};
+pub use pages::Pages;
+pub use release::Report;
+pub use shape::{MARKED, Shape, SideTable, TABLES};
 pub use shortage::Shortage;
 pub use statistics::{Finding, Statistics, Watermarks};
-pub use survey::{PIECE, Part, Use};
+pub use survey::{PIECE, Use};
+pub use tables::Part;
+pub use units::{Block, Exhausted};

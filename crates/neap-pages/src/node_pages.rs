@@ -12,12 +12,15 @@
 //!
 //! This module has no lock of its own.
 
-use crate::arena::CHUNK;
 use crate::frames::Frames;
-use crate::give_back::{Drain, Report};
-use crate::pages::{Block, Exhausted, Pages, Shape};
+use crate::give_back::Drain;
+use crate::pages::Pages;
+use crate::release::Report;
+use crate::shape::Shape;
 use crate::statistics::{Finding, Statistics};
-use crate::survey::{PIECE, Part};
+use crate::survey::PIECE;
+use crate::tables::Part;
+use crate::units::{Block, CHUNK, Exhausted};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::platform::Errno;

@@ -3,15 +3,16 @@
 //! The first node makes the arena and keeps it in a mapping of its own. The other nodes use that
 //! arena. There are no locks: no other thread uses pages that are opened or closed.
 
-use crate::arena::{Arena, CHUNK, Grown, Shared};
+use crate::arena::{Arena, Grown, Shared};
 use crate::buddy::Buddy;
 use crate::page_lists::PageLists;
-use crate::pages::{Pages, Shape};
+use crate::pages::Pages;
 use crate::policy::{Limits, NOMINAL, Policy, watermarks};
 use crate::release::Release;
+use crate::shape::Shape;
 use crate::statistics::Needs;
-use crate::survey::Part;
-use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS, LAZY_CHUNKS};
+use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS, LAZY_CHUNKS, Part};
+use crate::units::CHUNK;
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::ptr::NonNull;

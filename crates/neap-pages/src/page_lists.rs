@@ -21,10 +21,10 @@
 use crate::buddy::Ends;
 use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
-use crate::pages::Block;
 use crate::policy::{self, Limits, Policy, Supply};
 use crate::run_cache::{Run, RunCache, Runs};
 use crate::statistics::Finding;
+use crate::units::{Block, LISTED_ORDERS};
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::cpu_lock::CpuGuard;
@@ -32,8 +32,6 @@ use neap_base::{CpuLock, Order, Pfn};
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::used_cpus::UsedCpus;
 
-/// Orders that have lists: 0 to 3.
-pub(crate) const LISTED_ORDERS: usize = 4;
 /// Attempts at a list of another CPU before it is skipped.
 const TRIES: u32 = 1000;
 /// A quarter of a second, in nanoseconds.

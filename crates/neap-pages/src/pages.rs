@@ -11,80 +11,28 @@
 //! This module has no lock of its own. System calls are made with none held but the arena's growth
 //! mutex.
 
-use crate::arena::{self, Shared};
-use crate::buddy::{Buddy, CHUNK_ORDER, take_out};
+use crate::arena::Shared;
+use crate::buddy::{Buddy, take_out};
 use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
 use crate::open::Own;
-use crate::page_lists::{LISTED_ORDERS, Missing, PageLists};
+use crate::page_lists::{Missing, PageLists};
 use crate::policy::{Adaptive, Policy};
 use crate::release::Release;
 use crate::run_cache::{LONGEST, Run, Runs};
+use crate::shape::MARKED;
 use crate::statistics::{Finding, Needs, Statistics};
 use crate::tables::OWN_TABLES;
+use crate::units::{Block, CHUNK, CHUNK_ORDER, Exhausted, LISTED_ORDERS};
 use crate::zone::{Touched, Wanted, Zone};
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::{Order, Pfn, Platform};
 
-/// Number of side tables that the layer above may have.
-pub const TABLES: usize = 7;
-
-/// Number of side tables, from the first, of which it is recorded where they have memory. Only
-/// these may be [droppable](SideTable::droppable) or [early](SideTable::early).
-pub const MARKED: usize = 6;
-
-/// A table of one byte per 2^shift bytes of the arena.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SideTable {
-    /// 0: no such table.
-    pub shift: u8,
-    /// Unused bytes in front of the first byte, less than a page.
-    pub lead: u8,
-    /// Whether its memory is released with a chunk's. All its bytes for a free chunk must be zero
-    /// in meaning. Only for shifts up to 10. With a lead, the pages at both ends of the part stay,
-    /// since they may have bytes of other chunks.
-    pub droppable: bool,
-    /// Whether it is populated with any block that is. It has a page or two for each block, which
-    /// are written to under locks.
-    pub brief: bool,
-    /// Whether it is populated with a block for small blocks, or with a block for which it will be
-    /// written to.
-    pub early: bool,
-}
-
 /// The fewest pages that are released when there is memory beyond the limit: those of a huge page,
 /// which is released as a whole.
 const LEAST_SHED: u32 = 512;
-
-/// Configuration of an arena.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// The most address space it may take, in bytes.
-    pub span: usize,
-    /// The most pages that may be in use.
-    pub budget: Option<u32>,
-    /// Side tables of the layer above.
-    pub tables: [SideTable; TABLES],
-    /// Whether fresh memory may be populated as huge pages, and runs may have them.
-    pub huge: bool,
-    /// The most pages that a CPU's list keeps; 0: no lists; `None`: tuned at run time.
-    pub list_high: Option<u32>,
-}
-
-/// A block or run that was handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Its first page.
-    pub pfn: Pfn,
-    /// Whether every byte of it is known to be zero.
-    pub zero: bool,
-}
-
-/// There is no memory: the budget is used up, or the system or the address space refuses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exhausted;
 
 /// All pages of a node. Only the laboratory uses another policy of lists.
 #[derive(Debug)]
@@ -191,7 +139,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 Err(Missing::Busy) => {}
             }
         }
-        assert!(order <= CHUNK_ORDER, "a block has at most {} pages", arena::CHUNK);
+        assert!(order <= CHUNK_ORDER, "a block has at most {} pages", CHUNK);
         self.acquire(platform, wanted, |buddy, _| buddy.allocate_block(order))
     }
 
@@ -303,7 +251,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         debug_assert!(pages > 0 && align_pages.is_power_of_two());
         // The base is a multiple of a chunk, but perhaps of no stricter alignment.
         if pages <= LONGEST
-            && align_pages <= arena::CHUNK
+            && align_pages <= CHUNK
             && self.lists.is_on()
             && let Some(run) = self.lists.take_run(self.frames(), platform.cpu(), pages, align_pages)
         {
@@ -311,7 +259,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
         // New pages begin at a multiple of a chunk. A stricter alignment may need that many more of
         // them.
-        let growth = if align_pages > arena::CHUNK { pages.saturating_add(align_pages) } else { pages };
+        let growth = if align_pages > CHUNK { pages.saturating_add(align_pages) } else { pages };
         // `populate` depends on the order: a long run may never be touched as a whole.
         let populate = Some(Touched::block(Order::holding(pages.max(align_pages))));
         let wanted = Wanted { pages, growth, populate };
@@ -466,9 +414,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// caller holds the zone's lock. A chunk's node never changes.
     fn is_own(&self, pfn: Pfn, old: u32, new: u32) -> bool {
         let end = pfn.0.saturating_add(new).min(self.frames().pages());
-        let behind = (pfn.0 + old).next_multiple_of(arena::CHUNK)..end;
+        let behind = (pfn.0 + old).next_multiple_of(CHUNK)..end;
         let own = |page| self.arena.node(Pfn(page)) == Some(self.node);
-        behind.step_by(arena::CHUNK as usize).all(own)
+        behind.step_by(CHUNK as usize).all(own)
     }
 
     /// Gives up the unused part of the budget, and the memory of free pages, for other nodes of the

@@ -26,6 +26,7 @@
 use crate::arena::Arena;
 use crate::buddy::UNBACKED;
 use crate::frames::State;
+use crate::units::HUGE;
 use crate::zone::{Inner, Touched, Zone};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -33,10 +34,6 @@ use neap_base::mutex::Guard;
 use neap_base::sync::{wait, wake};
 use neap_base::{Order, Pfn, Platform};
 
-/// Order of 2 MiB of small pages: the size of a huge page on every machine with such pages.
-pub(crate) const HUGE: Order = Order(9);
-/// Size of a huge page in bytes.
-pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// The largest order of blocks that population is for.
 pub(crate) const LARGEST: Order = Order(8);
 /// Pages in use or backed, besides listed pages, from which on blocks are populated: 8 MiB.
@@ -352,7 +349,7 @@ impl Zone {
 mod tests {
     use super::*;
     use crate::machine::{Opened, shape};
-    use crate::pages::Shape;
+    use crate::shape::Shape;
     use core::sync::atomic::AtomicBool;
     use neap_base::virtual_platform::Virtual;
     use std::vec::Vec;

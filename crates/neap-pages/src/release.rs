@@ -13,12 +13,13 @@
 //! One thread at a time releases: it has the turn. Other threads are told so and do not wait. No
 //! lock but the turn is held over a call.
 
-use crate::arena::{Arena, CHUNK};
+use crate::arena::Arena;
 use crate::buddy::Buddy;
-use crate::give_back::Report;
-use crate::pages::MARKED;
-use crate::populate::HUGE_BYTES;
+use crate::units::CHUNK;
+
+use crate::shape::MARKED;
 use crate::tables::{FRAMES, OWN_TABLES};
+use crate::units::HUGE_BYTES;
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::memory::{Range, SCATTERED_RANGES};
@@ -32,6 +33,38 @@ const SINGLE_CALLS: u32 = 64;
 const REFUSALS: u32 = 2;
 /// The most ticks for which a refused way is not tried again.
 const MOST_PATIENCE: u32 = 64;
+
+/// The result of a tick or release.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Number of pages released.
+    pub released: u32,
+    /// Number of system calls made for that.
+    pub calls: u32,
+    /// Number of these calls that failed.
+    pub failed: u32,
+    /// Number of pages that came back from CPU lists.
+    pub drained: u32,
+    /// Number of CPU lists that were busy.
+    pub skipped: u32,
+    /// Whether a later tick may find something to do even if no thread allocates or frees in
+    /// between.
+    pub left: bool,
+}
+
+impl Report {
+    /// The sum of two reports.
+    pub fn and(self, other: Report) -> Report {
+        Report {
+            released: self.released + other.released,
+            calls: self.calls + other.calls,
+            failed: self.failed + other.failed,
+            drained: self.drained + other.drained,
+            skipped: self.skipped + other.skipped,
+            left: self.left || other.left,
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Release {

@@ -15,10 +15,9 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::arena::CHUNK;
-use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, Map, not_handed_out};
+use crate::buddy::{BACKED, Buddy, Map, not_handed_out};
 use crate::frames::State;
-use crate::pages::Block;
+use crate::units::{Block, CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
 
 impl Buddy {

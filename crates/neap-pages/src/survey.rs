@@ -4,27 +4,14 @@
 //! Unlike the verification (`verify`) it runs while other threads work, under the zone's lock for
 //! one piece of the arena. It changes nothing.
 
-use crate::arena::CHUNK;
 use crate::buddy::Buddy;
 use crate::frames::State;
+use crate::units::CHUNK;
 use crate::zone::Zone;
 use neap_base::{Pfn, bitmap};
 
 /// Number of pages of a piece of the arena.
 pub const PIECE: usize = CHUNK as usize;
-
-/// A kind of mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Memory that is handed out.
-    Arena,
-    /// Frames, and maps of pages and chunks.
-    OwnTables,
-    /// A side table of the layer above, by its number.
-    Table(usize),
-    /// Lists of CPUs, and the other data of a node's pages.
-    Lists,
-}
 
 /// The use of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,13 +17,25 @@
 //! # Locking
 //!
 //! None. The arena's growth maps tables, and a table is populated for a block that the caller has.
-use crate::arena::CHUNK;
-use crate::pages::{MARKED, SideTable, TABLES};
-use crate::populate::HUGE_BYTES;
+use crate::shape::{MARKED, SideTable, TABLES};
+use crate::units::{CHUNK, HUGE_BYTES};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
+
+/// A kind of mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Memory that is handed out.
+    Arena,
+    /// Frames, and maps of pages and chunks.
+    OwnTables,
+    /// A side table of the layer above, by its number.
+    Table(usize),
+    /// Lists of CPUs, and the other data of a node's pages.
+    Lists,
+}
 
 /// The arena's own tables, in front of the caller's.
 pub(crate) const OWN_TABLES: usize = 6;

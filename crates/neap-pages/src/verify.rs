@@ -4,10 +4,10 @@
 //! block to block by the frames and the chunk map, then follows every list, and compares all sums.
 //! It changes nothing.
 
-use crate::arena::CHUNK;
-use crate::buddy::{BACKED, Buddy, CHUNK_ORDER, LIST_ORDERS};
+use crate::buddy::{BACKED, Buddy, LIST_ORDERS};
 use crate::frames::State;
 use crate::statistics::Finding;
+use crate::units::{CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
 
 /// Pages by state.

@@ -15,9 +15,8 @@
 use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
-use crate::page_lists::LISTED_ORDERS;
-use crate::pages::{Block, Exhausted};
 use crate::populate::Population;
+use crate::units::{Block, Exhausted, LISTED_ORDERS};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
@@ -162,7 +161,7 @@ pub(crate) struct Zone {
     /// Number of times that the lock was found held.
     waits: AtomicU32,
     #[cfg(feature = "lab")]
-    pub(crate) meter: crate::lab::Meter,
+    pub(crate) meter: crate::meter::Meter,
 }
 
 impl Zone {
@@ -197,7 +196,7 @@ impl Zone {
             grown: AtomicU64::new(0),
             waits: AtomicU32::new(0),
             #[cfg(feature = "lab")]
-            meter: crate::lab::Meter::default(),
+            meter: crate::meter::Meter::default(),
         }
     }
 

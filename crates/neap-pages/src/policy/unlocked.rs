@@ -4,7 +4,8 @@
 //! their opener must exclude both.
 
 use super::{Adaptive, Limits, List, Policy, Supply};
-use crate::pages::{Pages, Shape};
+use crate::pages::Pages;
+use crate::shape::Shape;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 

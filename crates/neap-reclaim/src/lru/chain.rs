@@ -1,14 +1,167 @@
-//! The items of a sub-list, oldest first, under its lock.
+//! Items, the parts of cached objects by which they are on lists, and the chain of a sub-list's
+//! items, oldest first.
+//!
+//! An item names the sub-list that it was put on, which leads to its heir once the group is
+//! deleted. Taking it off therefore needs no group and no lookup. The links are protected by the
+//! sub-list's lock; the name may be read without it.
 //!
 //! The items of a deleted group are put before all other items in one step, however many they are.
 //! They still name their previous sub-list, which leads here. They are renamed later, some at a
 //! time, so that it can be freed: from the newest that may name another sub-list, towards the
 //! oldest. All items behind that one name this sub-list, and only a splice puts others before it.
 
-use super::block::Sub;
-use super::item::Item;
-use core::ptr::{NonNull, null_mut};
+use super::sub::Sub;
+use core::fmt;
+use core::ptr::{NonNull, null, null_mut, without_provenance_mut};
+use neap_base::constructor;
+use neap_base::sync::{AtomicPtr, Ordering, UnsafeCell};
 use neap_groups::Seat;
+
+/// Returns the name of an item that was taken off the sub-list `of` and is in hands: until it is
+/// let go, or put back. With null it cannot be put back.
+///
+/// If two threads had the item in hands one after the other, from different sub-lists, the first
+/// thereby cannot act in the second's place.
+fn in_hands(of: *const Sub) -> *mut Sub {
+    of.map_addr(|address| address | 1).cast_mut()
+}
+
+/// Returns the name of an item in a walk's chain, which uses its link: it cannot be let go yet.
+fn chained() -> *mut Sub {
+    without_provenance_mut(2)
+}
+
+/// A part of an object, by which it is on a list. All zeroes are an item that is on none. It must
+/// not move while it is on a list.
+#[repr(C)]
+pub struct Item {
+    /// The sub-list that it is on, or one that leads to that; null on none.
+    name: AtomicPtr<Sub>,
+    links: UnsafeCell<Links>,
+}
+
+/// The neighbours of an item.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Links {
+    pub(super) next: *mut Item,
+    pub(super) previous: *mut Item,
+}
+
+// SAFETY: the links are used only under the lock of the sub-list, or by the thread that took the
+// item off. The name is atomic.
+unsafe impl Sync for Item {}
+// SAFETY: it has no relation to a thread.
+unsafe impl Send for Item {}
+
+impl Item {
+    constructor! {
+        /// Makes an item that is on no list.
+        pub fn new() -> Item {
+            let links = Links { next: null_mut(), previous: null_mut() };
+            Item { name: AtomicPtr::new(null_mut()), links: UnsafeCell::new(links) }
+        }
+    }
+
+    /// Returns whether it is on a list, or in the hands of a walk that has taken it off. If it is
+    /// not, the owner of the object may free it.
+    pub fn is_linked(&self) -> bool {
+        !self.name.load(Ordering::Acquire).is_null() // Pairs with the Release in `let_go`.
+    }
+
+    /// Takes the item out of hands, and returns whether it was in any. It may be put on a list
+    /// again afterwards.
+    ///
+    /// To be called by a walk's `dispose`, before any other thread can do so. Also by a thread that
+    /// keeps the object in existence as long as the thread that took the item off may look at it.
+    pub fn leave_hands(&self) -> bool {
+        let mut name = self.name.load(Ordering::Relaxed);
+        while name.addr() & 1 != 0 {
+            // AcqRel pairs with itself and with the others here: the links belong to the next
+            // owner.
+            match self.name.compare_exchange(name, null_mut(), Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(now) => name = now,
+            }
+        }
+        false
+    }
+
+    /// Takes the item out of the hands that took it off `sub`. Returns whether it was in these.
+    pub(super) fn leave_hands_of(&self, sub: &Sub) -> bool {
+        // AcqRel: as in `leave_hands`.
+        self.name.compare_exchange(in_hands(sub), null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Returns the sub-list that it names, which stays within a read.
+    pub(super) fn name(&self) -> Option<NonNull<Sub>> {
+        // Pairs with the Release in `rename` and `claim`: it is made.
+        let name = self.name.load(Ordering::Acquire);
+        NonNull::new(name).filter(|_| name.addr().is_multiple_of(align_of::<Sub>()))
+    }
+
+    /// Names a sub-list, under its lock, before the item is linked there. Returns false if the item
+    /// is on another one, or in other hands.
+    ///
+    /// The item must be on no list, or in the hands that took it off `from`.
+    pub(super) fn claim(&self, sub: &Sub, from: Option<&Sub>) -> bool {
+        let before = from.map_or(null_mut(), |from| in_hands(from));
+        // AcqRel: Acquire pairs with the Release of the thread that let go, Release with the
+        // Acquire in `name`.
+        let sub = core::ptr::from_ref(sub).cast_mut();
+        self.name.compare_exchange(before, sub, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Names a sub-list that is the heir of the named one. Under its lock.
+    pub(super) fn rename(&self, sub: &Sub) {
+        // Pairs with the Acquire in `name`.
+        self.name.store(core::ptr::from_ref(sub).cast_mut(), Ordering::Release);
+    }
+
+    /// Ends its time on a list. The caller must not look at the item after that.
+    pub(super) fn let_go(&self) {
+        // Pairs with the Acquire in `claim` and `is_linked`.
+        self.name.store(null_mut(), Ordering::Release);
+    }
+
+    /// Moves it from a list to a walk's chain. Under the lock.
+    pub(super) fn take(&self) {
+        self.name.store(chained(), Ordering::Release); // Pairs with the Acquire in `name`.
+    }
+
+    /// Moves it from a list to the caller's hands, which do not use its links any more. It may be
+    /// put back to `to`, or its heir.
+    pub(super) fn hand_out(&self, to: Option<&Sub>) {
+        let to = to.map_or(null(), core::ptr::from_ref);
+        // Pairs with the Acquire in `leave_hands` and `claim`.
+        self.name.store(in_hands(to), Ordering::Release);
+    }
+
+    /// Returns its neighbours. Under the lock of the sub-list, or in the caller's own chain.
+    pub(super) fn links(&self) -> Links {
+        // SAFETY: the caller has the sub-list's lock, or the item in a chain of its own. No other
+        // thread uses the links then.
+        self.links.with_mut(|links| unsafe { *links })
+    }
+
+    /// Changes its neighbours. Under the lock of the sub-list, or in the caller's own chain.
+    pub(super) fn relink(&self, change: impl FnOnce(&mut Links)) {
+        // SAFETY: the caller has the sub-list's lock, or the item in a chain of its own, so no
+        // other thread uses the links. `change` does not use them by another way.
+        self.links.with_mut(|links| change(unsafe { &mut *links }));
+    }
+}
+
+impl Default for Item {
+    fn default() -> Self {
+        Item::new()
+    }
+}
+
+impl fmt::Debug for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Item").field("linked", &self.is_linked()).finish_non_exhaustive()
+    }
+}
 
 /// An end of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -15,11 +15,11 @@
 //!
 //! So A is told of each item under the lock, before it is in hands.
 
-use super::block::{self, Sub};
-use super::chain::End;
-use super::item::Item;
+use super::block;
+use super::chain::{End, Item};
 use super::list::LruList;
 use super::registry::Site;
+use super::sub::Sub;
 use crate::Host;
 use core::ptr::NonNull;
 use neap_groups::GroupId;

@@ -6,11 +6,11 @@
 //! are passed on after the lock was released. All of it runs inside the host's fork gate, so a fork
 //! finds no lock held.
 
-use super::block::{self, Block, Sub};
-use super::chain::End;
-use super::item::Item;
+use super::block::{self, Block, Head};
+use super::chain::{End, Item};
 use super::radix::Radix;
 use super::registry::{Site, chain};
+use super::sub::Sub;
 use crate::Host;
 use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
@@ -22,28 +22,6 @@ use neap_groups::{Denied, GroupId, Seat};
 const HOLD: usize = 256;
 /// Maximum number of items in one hold of the lock, since a fork waits for it.
 pub const LONGEST: usize = 1 << 16;
-
-/// Memory that a [`LruList`] leads to.
-#[derive(Debug)]
-pub(super) struct Head {
-    /// The block of each group but the root, by slot.
-    pub(super) table: Radix,
-    /// The block of the root, with all items of a list that is not by group.
-    pub(super) root: NonNull<Block>,
-    by_group: bool,
-    pub(super) shrinker: Option<u64>,
-    pub(super) nodes: usize,
-    /// Links of the chain of all lists, under the registry's mutex.
-    pub(super) next: Cell<*mut Head>,
-    pub(super) previous: Cell<*mut Head>,
-}
-
-impl Head {
-    /// Returns the block of a group.
-    pub(super) fn block(&self, slot: u32) -> Option<NonNull<Block>> {
-        if slot == Seat::ROOT.slot { Some(self.root) } else { self.table.get(slot) }
-    }
-}
 
 /// Reference to a list, which does not move until it is closed. It does not keep the list alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

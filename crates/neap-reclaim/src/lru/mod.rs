@@ -11,15 +11,14 @@
 mod block;
 mod chain;
 mod hands;
-mod item;
 mod list;
 mod radix;
 mod registry;
+mod sub;
 mod verify;
 
-pub use chain::End;
+pub use chain::{End, Item};
 pub use hands::{Hands, MOST};
-pub use item::Item;
 pub use list::{LONGEST, LruList, Verdict, Walked};
 pub use registry::{Lists, Site};
 pub use verify::Finding;

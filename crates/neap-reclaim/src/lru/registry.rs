@@ -14,8 +14,8 @@
 //! Groups' tree, then the registry's mutex, then a sub-list, then its heir. Memory is requested
 //! under the registry's mutex.
 
-use super::block::{self, Block};
-use super::list::{Head, LruList};
+use super::block::{self, Block, Head};
+use super::list::LruList;
 use super::radix::Radix;
 use crate::Host;
 use core::ptr::{NonNull, null_mut};

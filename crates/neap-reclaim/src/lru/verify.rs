@@ -5,10 +5,10 @@
 //! its list's table and in its group's chain, and the group must exist. Dead blocks must lead to an
 //! heir and have the right number of pins.
 
-use super::block::{self, Block, Sub};
-use super::item::Item;
-use super::list::Head;
+use super::block::{self, Block, Head};
+use super::chain::Item;
 use super::registry::{Site, chain, header};
+use super::sub::Sub;
 use crate::Host;
 use core::ptr::NonNull;
 use neap_groups::{GroupId, Seat};

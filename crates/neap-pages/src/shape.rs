@@ -1,0 +1,42 @@
+//! The shape of an arena: its span, its budget and the tables beside it.
+
+/// Number of side tables that the layer above may have.
+pub const TABLES: usize = 7;
+
+/// Number of side tables, from the first, of which it is recorded where they have memory. Only
+/// these may be [droppable](SideTable::droppable) or [early](SideTable::early).
+pub const MARKED: usize = 6;
+
+/// A table of one byte per 2^shift bytes of the arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SideTable {
+    /// 0: no such table.
+    pub shift: u8,
+    /// Unused bytes in front of the first byte, less than a page.
+    pub lead: u8,
+    /// Whether its memory is released with a chunk's. All its bytes for a free chunk must be zero
+    /// in meaning. Only for shifts up to 10. With a lead, the pages at both ends of the part stay,
+    /// since they may have bytes of other chunks.
+    pub droppable: bool,
+    /// Whether it is populated with any block that is. It has a page or two for each block, which
+    /// are written to under locks.
+    pub brief: bool,
+    /// Whether it is populated with a block for small blocks, or with a block for which it will be
+    /// written to.
+    pub early: bool,
+}
+
+/// Configuration of an arena.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// The most address space it may take, in bytes.
+    pub span: usize,
+    /// The most pages that may be in use.
+    pub budget: Option<u32>,
+    /// Side tables of the layer above.
+    pub tables: [SideTable; TABLES],
+    /// Whether fresh memory may be populated as huge pages, and runs may have them.
+    pub huge: bool,
+    /// The most pages that a CPU's list keeps; 0: no lists; `None`: tuned at run time.
+    pub list_high: Option<u32>,
+}

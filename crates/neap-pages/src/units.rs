@@ -1,0 +1,29 @@
+//! Units of memory, in pages, and what is handed out of them.
+
+use neap_base::{Order, Pfn};
+
+/// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
+pub(crate) const CHUNK: u32 = 1024;
+/// The order of a chunk.
+pub(crate) const CHUNK_ORDER: Order = Order(CHUNK.trailing_zeros() as u8);
+
+/// Order of 2 MiB of small pages: the size of a huge page on every machine with such pages.
+pub(crate) const HUGE: Order = Order(9);
+/// Size of a huge page in bytes.
+pub(crate) const HUGE_BYTES: usize = 2 << 20;
+
+/// Orders that have lists: 0 to 3.
+pub(crate) const LISTED_ORDERS: usize = 4;
+
+/// A block or run that was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its first page.
+    pub pfn: Pfn,
+    /// Whether every byte of it is known to be zero.
+    pub zero: bool,
+}
+
+/// There is no memory: the budget is used up, or the system or the address space refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exhausted;
