@@ -25,6 +25,7 @@ mod librseq;
 mod links;
 mod listing;
 mod models;
+mod names;
 mod peers;
 mod process;
 mod programs;

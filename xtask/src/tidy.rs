@@ -7,6 +7,7 @@ use std::fs;
 
 use anyhow::{Result, bail};
 
+use crate::names::Names;
 use crate::sources::{self, Source};
 use crate::{cycles, layout, prose};
 
@@ -114,16 +115,21 @@ fn is_mutable_static(line: &str) -> bool {
 pub(crate) fn check() -> Result<()> {
     let root = layout::root();
     let mut found = Vec::new();
-    let mut read = 0;
+    let (mut read, mut names) = (0, Names::default());
     for file in &sources::files(&root)? {
         // A file that is not text has no lines to judge.
         let Ok(text) = fs::read_to_string(file) else {
             continue;
         };
         let path = file.strip_prefix(&root)?.to_string_lossy();
-        found.extend(findings(&Source::new(&path, &text)));
+        let source = Source::new(&path, &text);
+        found.extend(findings(&source));
+        if source.in_crate_source() && path.ends_with(".rs") {
+            names.add(&source);
+        }
         read += 1;
     }
+    found.extend(names.findings());
     found.extend(cycles::findings()?);
     found.extend(prose::findings()?);
     for line in &found {

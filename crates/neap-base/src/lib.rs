@@ -10,6 +10,7 @@ extern crate std;
 
 pub mod bitmap;
 pub mod cpu_lock;
+pub mod finding;
 pub mod gate;
 pub mod in_place;
 pub mod mutex;
@@ -21,6 +22,7 @@ pub mod units;
 pub mod virtual_platform;
 
 pub use cpu_lock::CpuLock;
+pub use finding::Finding;
 pub use mutex::Mutex;
 pub use platform::{Linux, Platform};
 pub use rcu::{Rcu, RcuHead};

@@ -98,7 +98,7 @@ mod imp {
 #[cfg(not(loom))]
 mod imp {
     pub use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
-    use neap_os::futex::{self, Scope};
+    use neap_os::futex::{self, Sharing};
     pub use neap_os::thread::pointer as me;
 
     /// The number of this process.
@@ -155,17 +155,17 @@ mod imp {
 
     /// Sleeps while `word` holds `expected`. Spurious returns happen.
     pub fn wait(word: &AtomicU32, expected: u32) {
-        futex::wait(word, expected, None, Scope::Process);
+        futex::wait(word, expected, None, Sharing::Process);
     }
 
     /// Sleeps while `word` holds `expected`, for `nanoseconds` at most. Spurious returns happen.
     pub fn wait_for(word: &AtomicU32, expected: u32, nanoseconds: u64) {
-        futex::wait(word, expected, Some(nanoseconds), Scope::Process);
+        futex::wait(word, expected, Some(nanoseconds), Sharing::Process);
     }
 
     /// Wakes up to `count` sleepers on `word`.
     pub fn wake(word: &AtomicU32, count: u32) {
-        futex::wake(word, count, Scope::Process);
+        futex::wake(word, count, Sharing::Process);
     }
 
     /// One iteration of a short wait.

@@ -11,7 +11,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicU32, Ordering};
 use neap::groups::{Event, Group, Happened, Heard, Listener};
-use neap_os::futex::{self, Scope};
+use neap_os::futex::{self, Sharing};
 
 /// Function that a listener calls.
 pub(crate) type Told = extern "C" fn(*mut c_void, u64, c_int, u64);
@@ -153,7 +153,7 @@ pub(crate) unsafe extern "C" fn neap_group_unsubscribe(listener: *mut Listens) -
     // Acquire pairs with the Release in `subscribe`. The store is a few instructions away, and no
     // thread wakes a waiter after it.
     while ear.is_made.load(Ordering::Acquire) == 0 {
-        futex::wait(&ear.is_made, 0, Some(LOOK), Scope::Process);
+        futex::wait(&ear.is_made, 0, Some(LOOK), Sharing::Process);
     }
     // Before the object is destroyed: the drop waits for a callback that runs elsewhere and reads
     // it.

@@ -13,7 +13,7 @@ use neap::groups::{Bound, Denied, Entered, Group, GroupId, Name};
 /// `neap_group_info`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Info {
+pub(crate) struct GroupInfo {
     pub(crate) group: u64,
     pub(crate) parent: u64,
     pub(crate) name: [u8; 64],
@@ -39,8 +39,8 @@ pub(crate) struct Info {
     pub(crate) pressure_critical_events: u64,
 }
 
-impl From<neap::groups::Info> for Info {
-    fn from(known: neap::groups::Info) -> Info {
+impl From<neap::groups::Info> for GroupInfo {
+    fn from(known: neap::groups::Info) -> GroupInfo {
         let mut name = [0; 64];
         name.iter_mut().zip(known.name.as_str().bytes()).for_each(|(to, from)| *to = from);
         let [max_bytes, high_bytes, low_bytes, min_bytes] = known.bounds;
@@ -48,7 +48,7 @@ impl From<neap::groups::Info> for Info {
         let [low_events, high_events, max_events, refused_events, overcharged_events, changed_events, pressure @ ..] =
             known.events;
         let [pressure_low_events, pressure_medium_events, pressure_critical_events] = pressure;
-        Info {
+        GroupInfo {
             group: known.id.to_bits(),
             parent: known.parent.map_or(0, GroupId::to_bits),
             name,
@@ -215,7 +215,7 @@ pub(crate) extern "C" fn neap_group_drain(number: u64) -> c_int {
 /// `neap_group_count`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Count {
+pub(crate) struct GroupCount {
     pub(crate) live: u64,
     pub(crate) dying: u64,
     pub(crate) ids: u64,
@@ -224,10 +224,10 @@ pub(crate) struct Count {
 /// # Safety
 /// See the header.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn neap_group_count_get(count: *mut Count) -> c_int {
+pub(crate) unsafe extern "C" fn neap_group_count_get(count: *mut GroupCount) -> c_int {
     let get = || {
         let now = neap::groups::count()?;
-        Ok(Count { live: now.live.into(), dying: now.dying.into(), ids: now.ids.into() })
+        Ok(GroupCount { live: now.live.into(), dying: now.dying.into(), ids: now.ids.into() })
     };
     // SAFETY: by the header's contract, `count` is null, misaligned or writable.
     unsafe { into(count, get) }
@@ -236,17 +236,17 @@ pub(crate) unsafe extern "C" fn neap_group_count_get(count: *mut Count) -> c_int
 /// # Safety
 /// See the header.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut Info, size: usize) -> c_int {
+pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut GroupInfo, size: usize) -> c_int {
     if info.is_null() || !info.is_aligned() || size == 0 {
         return Error::Argument as c_int;
     }
     let get = || {
-        let known = Info::from(group(number)?.info()?);
+        let known = GroupInfo::from(group(number)?.info()?);
         // SAFETY: by the header's contract there are `size` bytes. Fields that this version does
         // not know are 0.
         unsafe {
             info.cast::<u8>().write_bytes(0, size);
-            copy_nonoverlapping((&raw const known).cast::<u8>(), info.cast(), size.min(size_of::<Info>()));
+            copy_nonoverlapping((&raw const known).cast::<u8>(), info.cast(), size.min(size_of::<GroupInfo>()));
         }
         Ok(0)
     };

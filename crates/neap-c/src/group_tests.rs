@@ -47,12 +47,12 @@ fn used(group: u64) -> u64 {
     bytes
 }
 
-fn info(group: u64) -> Info {
-    let mut info = zeroed::<Info>();
+fn info(group: u64) -> GroupInfo {
+    let mut info = zeroed::<GroupInfo>();
     // SAFETY: the place is local, zeroes are a valid value, and the call writes at most `size`
     // bytes.
     unsafe {
-        assert_eq!(neap_group_info_get(group, info.as_mut_ptr(), size_of::<Info>()), 0);
+        assert_eq!(neap_group_info_get(group, info.as_mut_ptr(), size_of::<GroupInfo>()), 0);
         info.assume_init_read()
     }
 }
@@ -189,7 +189,7 @@ fn what_is_known_fits_into_older_and_newer_structures() {
     let group = made("c-sizes");
     let known = info(group);
     // SAFETY: the structure is plain numbers without padding.
-    let expected: [u64; size_of::<Info>() / 8] = unsafe { core::mem::transmute(known) };
+    let expected: [u64; size_of::<GroupInfo>() / 8] = unsafe { core::mem::transmute(known) };
     for words in [1, 2, expected.len() - 1, expected.len(), expected.len() + 5] {
         let mut place = [u64::MAX; 64];
         // SAFETY: the buffer has at least `words * 8` bytes.
@@ -200,12 +200,12 @@ fn what_is_known_fits_into_older_and_newer_structures() {
             place[same..words].iter().all(|&word| word == 0) && place[words..].iter().all(|&word| word == u64::MAX)
         );
     }
-    let mut place = MaybeUninit::<Info>::zeroed();
+    let mut place = MaybeUninit::<GroupInfo>::zeroed();
     // SAFETY: the place is local.
     unsafe {
         assert_eq!(neap_group_info_get(group, place.as_mut_ptr(), 0), code(Error::Argument));
         for nowhere in [null_mut(), misaligned()] {
-            assert_eq!(neap_group_info_get(group, nowhere, size_of::<Info>()), code(Error::Argument));
+            assert_eq!(neap_group_info_get(group, nowhere, size_of::<GroupInfo>()), code(Error::Argument));
         }
     }
     assert_eq!(neap_group_delete(group), 0);
@@ -294,7 +294,7 @@ fn what_is_none_is_refused() {
             assert_eq!(neap_group_set(none, 0, 0, null_mut()), code(Error::Group));
             assert_eq!((neap_group_used(none, &raw mut number), number), (code(Error::Group), 7));
             assert_eq!(neap_group_path(none, null_mut(), 0), code(Error::Group));
-            let mut about = zeroed::<Info>();
+            let mut about = zeroed::<GroupInfo>();
             assert_eq!(neap_group_info_get(none, about.as_mut_ptr(), 8), code(Error::Group));
             assert_eq!(neap_group_charge(charge, none, 1, 1, &raw mut refusal), code(Error::Group));
             assert_eq!(
@@ -494,7 +494,7 @@ fn a_charge_waits_for_room_or_until_its_time_is_over() {
 fn protection_stocks_and_counts_are_told() {
     let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (mut min, mut low) = (7, 7);
-    let mut before = zeroed::<Count>();
+    let mut before = zeroed::<GroupCount>();
     // SAFETY: the objects and places are local.
     unsafe {
         assert_eq!(neap_group_count_get(before.as_mut_ptr()), 0);
@@ -505,7 +505,7 @@ fn protection_stocks_and_counts_are_told() {
         assert_eq!(info(group).charged_bytes, 1 << 20, "nothing is in stock");
         assert_eq!((neap_group_set(group, 3, 4096, null_mut()), neap_group_set(group, 2, 8192, null_mut())), (0, 0));
         assert_eq!((neap_group_protection(group, &raw mut min, &raw mut low), min, low), (0, 4096, 8192));
-        let mut now = zeroed::<Count>();
+        let mut now = zeroed::<GroupCount>();
         assert_eq!(neap_group_count_get(now.as_mut_ptr()), 0);
         assert!(now.assume_init_ref().live >= 2 && now.assume_init_ref().ids >= now.assume_init_ref().live);
         assert_eq!((neap_group_uncharge(charge.as_mut_ptr()), neap_group_delete(group)), (0, 0));

@@ -6,7 +6,7 @@ use crate::charge::{AT_DEADLINE, AT_LIMIT, Charged, Holder, Refusal, TOO_LARGE};
 use crate::counter::Counter;
 use crate::error::Error;
 use crate::event::Listens;
-use crate::group::{Count, Info, Inside};
+use crate::group::{GroupCount, GroupInfo, Inside};
 use crate::histogram::Histogram;
 use crate::instance::Usage;
 use crate::list::{List, VERDICTS, Walked};
@@ -102,8 +102,8 @@ fn constants_and_layouts_are_those_of_the_library() {
     object("neap_list", size_of::<List>(), align_of::<List>(), 32);
     object("neap_item", size_of::<neap::lru::Item>(), align_of::<neap::lru::Item>(), 24);
     same("sizeof(neap_usage)", size_of::<Usage>() as i128);
-    same("sizeof(neap_group_info)", size_of::<Info>() as i128);
-    same("sizeof(neap_group_count)", size_of::<Count>() as i128);
+    same("sizeof(neap_group_info)", size_of::<GroupInfo>() as i128);
+    same("sizeof(neap_group_count)", size_of::<GroupCount>() as i128);
     same("sizeof(neap_holder)", size_of::<Holder>() as i128);
     same("sizeof(neap_refusal)", size_of::<Refusal>() as i128);
     same("sizeof(neap_asked)", size_of::<Asked>() as i128);
@@ -128,11 +128,11 @@ fn constants_and_layouts_are_those_of_the_library() {
         };
     }
     fields!("neap_usage", Usage: allocated_bytes populated_bytes empty_bytes reserve_bytes allocations owners);
-    fields!("neap_group_info", Info: group parent name max_bytes high_bytes low_bytes min_bytes charged_bytes peak_bytes);
-    fields!("neap_group_info", Info: pages_bytes objects_bytes percpu_bytes by_hand_bytes low_events high_events);
-    fields!("neap_group_info", Info: max_events refused_events overcharged_events changed_events children);
-    fields!("neap_group_count", Count: live dying ids);
-    fields!("neap_group_info", Info: pressure_low_events pressure_medium_events pressure_critical_events);
+    fields!("neap_group_info", GroupInfo: group parent name max_bytes high_bytes low_bytes min_bytes charged_bytes peak_bytes);
+    fields!("neap_group_info", GroupInfo: pages_bytes objects_bytes percpu_bytes by_hand_bytes low_events high_events);
+    fields!("neap_group_info", GroupInfo: max_events refused_events overcharged_events changed_events children);
+    fields!("neap_group_count", GroupCount: live dying ids);
+    fields!("neap_group_info", GroupInfo: pressure_low_events pressure_medium_events pressure_critical_events);
     fields!("neap_holder", Holder: group bytes);
     fields!("neap_asked", Asked: group node unsure to_scan scanned freed_bytes need deadline priority);
     fields!("neap_shrinker_spec", Said: name count scan gone data group batch seeks flags);

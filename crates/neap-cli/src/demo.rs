@@ -23,7 +23,7 @@ Examples:
 /// Show a burst of memory flow back to the system, and not flow back.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct DemoOptions {
     /// Block size in bytes
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(16..=1 << 20))]
     size: u32,
@@ -36,7 +36,7 @@ const THREADS: usize = 16;
 const MIB: usize = 32;
 const ROUNDS: usize = 3;
 
-pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+pub(crate) fn main(options: &DemoOptions) -> Result<ExitCode> {
     let mut session = Session::new("demo", Choice::Defaults, &["glibc".to_string()])?;
     if session.found.variants.len() < 2 {
         bail!("the demo needs both the system's malloc and neap");

@@ -19,7 +19,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
-use crate::published::{DESK, DESK_LENGTH, Page, Process, REPORT, REPORT_LENGTH};
+use crate::published::{DESK, DESK_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH};
 
 /// Request: drain caches.
 pub(crate) const DRAIN: u32 = 0;
@@ -49,7 +49,7 @@ const HASTE: Duration = Duration::from_secs(1);
 
 /// A request. Fields with defaults are not given.
 #[derive(Default)]
-pub(crate) struct Request {
+pub(crate) struct DeskRequest {
     pub(crate) what: u32,
     pub(crate) cpu: Option<u32>,
     pub(crate) node: Option<u32>,
@@ -70,7 +70,7 @@ pub(crate) fn name_of(bytes: &[u8]) -> String {
 
 /// The part of a page for requests, mapped.
 pub(crate) struct Desk<'a> {
-    process: &'a Process,
+    process: &'a ProcessStatus,
     page: &'a Page,
     file: File,
     mapping: NonNull<u8>,
@@ -82,7 +82,7 @@ const _: () = assert!(DESK + DESK_LENGTH <= MAPPED);
 
 impl<'a> Desk<'a> {
     /// The desk in a process's page.
-    pub(crate) fn of(process: &'a Process, page: &'a Page) -> Result<Desk<'a>> {
+    pub(crate) fn of(process: &'a ProcessStatus, page: &'a Page) -> Result<Desk<'a>> {
         let Some(path) = &page.path else {
             bail!("process {} has closed neap's descriptor, by which it is asked", process.pid)
         };
@@ -119,7 +119,7 @@ impl<'a> Desk<'a> {
     }
 
     /// Makes a request, and waits for the answer: 0, or the refusal.
-    pub(crate) fn ask(&self, request: &Request) -> Result<u32> {
+    pub(crate) fn ask(&self, request: &DeskRequest) -> Result<u32> {
         let end = Instant::now() + self.patience;
         // SAFETY: a lock on an open file, which ends with it.
         while unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
@@ -139,7 +139,7 @@ impl<'a> Desk<'a> {
         }
     }
 
-    fn ask_once(&self, request: &Request, end: Instant) -> Result<u32> {
+    fn ask_once(&self, request: &DeskRequest, end: Instant) -> Result<u32> {
         let (ticket, answered) = (self.word_at(0), self.word_at(24));
         let old = ticket.load(Ordering::Relaxed);
         let mine = old.wrapping_add(1);
@@ -187,7 +187,7 @@ impl<'a> Desk<'a> {
     ) -> Result<bool> {
         let (pid, mut from) = (self.process.pid, 0);
         let is_there = loop {
-            match self.ask(&Request { what, from, ..Request::default() })? {
+            match self.ask(&DeskRequest { what, from, ..DeskRequest::default() })? {
                 0 => {}
                 other => bail!("process {pid} refused, for reason {other}"),
             }

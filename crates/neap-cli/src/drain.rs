@@ -9,8 +9,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::desk::{DRAIN, Desk, Request};
-use crate::published::{Page, Process};
+use crate::desk::{DRAIN, Desk, DeskRequest};
+use crate::published::{Page, ProcessStatus};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +27,7 @@ answers from within one of its next calls that allocate or free, which may be ne
 /// Give what a running process caches for its CPUs to its free pages.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct DrainOptions {
     /// The process
     #[arg(value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
@@ -59,11 +59,16 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "more bytes than there can be".to_string())
 }
 
-pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let process = Process::look(options.pid)?;
+pub(crate) fn main(options: &DrainOptions) -> Result<ExitCode> {
+    let process = ProcessStatus::look(options.pid)?;
     let page = process.page()?;
-    let wanted =
-        Request { what: DRAIN, cpu: options.cpu, node: options.node, until: options.until, ..Request::default() };
+    let wanted = DeskRequest {
+        what: DRAIN,
+        cpu: options.cpu,
+        node: options.node,
+        until: options.until,
+        ..DeskRequest::default()
+    };
     let started = Instant::now();
     let answer = ask(&process, &page, &wanted)?;
     if options.json {
@@ -75,10 +80,10 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 }
 
 /// Asks a process to drain, and waits for the answer.
-fn ask(process: &Process, page: &Page, wanted: &Request) -> Result<Answer> {
+fn ask(process: &ProcessStatus, page: &Page, wanted: &DeskRequest) -> Result<DrainAnswer> {
     let desk = Desk::of(process, page)?;
     match desk.ask(wanted)? {
-        0 => Ok(Answer::read(&desk)),
+        0 => Ok(DrainAnswer::read(&desk)),
         1 => bail!("process {} knows no CPU {}", process.pid, wanted.cpu.unwrap_or_default()),
         2 => bail!("process {} has no node {}", process.pid, wanted.node.unwrap_or_default()),
         other => bail!("process {} refused, for reason {other}", process.pid),
@@ -87,15 +92,15 @@ fn ask(process: &Process, page: &Page, wanted: &Request) -> Result<Answer> {
 
 /// Asks a process to drain one CPU or all. Returns the result in words.
 pub(crate) fn drain(pid: i32, cpu: Option<u32>) -> Result<String> {
-    let process = Process::look(pid)?;
+    let process = ProcessStatus::look(pid)?;
     let page = process.page()?;
-    let answer = ask(&process, &page, &Request { what: DRAIN, cpu, ..Request::default() })?;
+    let answer = ask(&process, &page, &DeskRequest { what: DRAIN, cpu, ..DeskRequest::default() })?;
     Ok(answer.skipped().map_or(answer.went_back(), |skipped| format!("{}. {skipped}", answer.went_back())))
 }
 
 /// The answer of a process.
 #[derive(Debug)]
-struct Answer {
+struct DrainAnswer {
     cpus: u32,
     skipped: u32,
     retried: u32,
@@ -105,14 +110,14 @@ struct Answer {
     free: u64,
 }
 
-impl Answer {
-    fn read(desk: &Desk) -> Answer {
+impl DrainAnswer {
+    fn read(desk: &Desk) -> DrainAnswer {
         let [cpus, skipped, retried, page_size] = [32, 36, 40, 44].map(|offset| desk.word(offset));
         let [pages, objects, free] = [48, 56, 64].map(|offset| desk.number(offset));
-        Answer { cpus, skipped, retried, page_size, pages, objects, free }
+        DrainAnswer { cpus, skipped, retried, page_size, pages, objects, free }
     }
 
-    fn json(&self, process: &Process, options: &Options, took: Duration) -> Value {
+    fn json(&self, process: &ProcessStatus, options: &DrainOptions, took: Duration) -> Value {
         let bytes = |pages: u64| pages.saturating_mul(self.page_size.into());
         json!({
             "pid": process.pid, "cpu": options.cpu, "node": options.node, "until_bytes": options.until,
@@ -122,7 +127,7 @@ impl Answer {
         })
     }
 
-    fn report(&self, process: &Process) -> String {
+    fn report(&self, process: &ProcessStatus) -> String {
         let (name, free) = (process.name.escape_debug(), self.kib(self.free));
         let skipped = self.skipped().map_or(String::new(), |skipped| format!("{skipped}\n"));
         let back = self.went_back();
@@ -159,9 +164,9 @@ mod tests {
 
     #[test]
     fn a_report_says_what_was_skipped_only_where_something_was() {
-        let process = Process { name: "a\u{7}b".to_string(), ..nobody() };
+        let process = ProcessStatus { name: "a\u{7}b".to_string(), ..nobody() };
         let mut answer =
-            Answer { cpus: 2, skipped: 0, retried: 0, page_size: 4096, pages: 3, objects: 9, free: u64::MAX };
+            DrainAnswer { cpus: 2, skipped: 0, retried: 0, page_size: 4096, pages: 3, objects: 9, free: u64::MAX };
         let text = answer.report(&process);
         assert!(text.starts_with("Process 12 (a\\u{7}b): 3 pages (12 KiB) and 9 objects of 2 CPUs"), "{text}");
         assert!(!text.contains("Skipped"), "{text}");

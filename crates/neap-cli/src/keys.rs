@@ -27,13 +27,13 @@ const INDENT: usize = 17;
 /// List the options of the library: keys, values, defaults.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct KeysOptions {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+pub(crate) fn main(options: &KeysOptions) -> Result<ExitCode> {
     if options.json {
         let each = DESCRIPTIONS.iter().map(|option| {
             json!({"key": option.key, "values": option.values, "default": option.default, "text": option.text})

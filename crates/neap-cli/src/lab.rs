@@ -32,7 +32,7 @@ The same seed and size print the same numbers on every machine.";
 /// Run the page lists' policies on simulated machines.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct LabOptions {
     #[command(subcommand)]
     what: What,
 }
@@ -81,7 +81,7 @@ impl How {
     }
 }
 
-pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+pub(crate) fn main(options: &LabOptions) -> Result<ExitCode> {
     let tell = |what: &str| eprintln!("neap lab: {what}");
     match &options.what {
         What::Compare { how, json, html } => {

@@ -64,18 +64,18 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(run::Options),
-    Options(keys::Options),
-    Stat(stat::Options),
+    Run(run::RunOptions),
+    Options(keys::KeysOptions),
+    Stat(stat::StatOptions),
     Top(top::Options),
-    Drain(drain::Options),
+    Drain(drain::DrainOptions),
     Group(groups::BoundOptions),
-    Shrink(shrinkers::Options),
-    Demo(demo::Options),
+    Shrink(shrinkers::ShrinkersOptions),
+    Demo(demo::DemoOptions),
     Bench(bench::Options),
-    Lab(lab::Options),
+    Lab(lab::LabOptions),
     #[command(hide = true)]
-    Work(work::Options),
+    Work(work::WorkOptions),
 }
 
 fn main() -> ExitCode {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::published::{Page, Process, VERSION};
+use crate::published::{Page, ProcessStatus, VERSION};
 
 /// The shown numbers of a page. Numbers that another version of the library lacks are zero.
 #[derive(Default, Deserialize)]
@@ -17,11 +17,11 @@ pub(crate) struct Numbers {
     pub(crate) version: String,
     pub(crate) mode: Mode,
     pub(crate) bytes: Bytes,
-    pub(crate) per_cpu: Option<PerCpu>,
+    pub(crate) per_cpu: Option<PerCpuNumbers>,
     /// Whether there have been memory groups.
     pub(crate) groups: Option<IgnoredAny>,
     pub(crate) pages: Pages,
-    pub(crate) lists: Lists,
+    pub(crate) lists: ListNumbers,
     pub(crate) released: Released,
     pub(crate) holes: Holes,
     pub(crate) reuse: Reuse,
@@ -39,7 +39,7 @@ pub(crate) struct Numbers {
 
 impl Numbers {
     /// Reads a page: the published object, and the numbers known here.
-    pub(crate) fn read(process: &Process, page: &Page) -> Result<(Value, Numbers)> {
+    pub(crate) fn read(process: &ProcessStatus, page: &Page) -> Result<(Value, Numbers)> {
         let object: Value =
             serde_json::from_slice(&page.text).with_context(|| format!("process {} published no JSON", process.pid))?;
         let numbers = Numbers::deserialize(&object)
@@ -85,7 +85,7 @@ pub(crate) struct Bytes {
 /// Bytes of pages.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct PerCpu {
+pub(crate) struct PerCpuNumbers {
     pub(crate) used: u64,
     pub(crate) free: u64,
 }
@@ -107,7 +107,7 @@ pub(crate) struct Pages {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Lists {
+pub(crate) struct ListNumbers {
     pub(crate) highs: u64,
     pub(crate) drains: u64,
     pub(crate) need_drains: u64,

@@ -30,7 +30,7 @@ pub(crate) fn monotonic() -> u64 {
 }
 
 /// The kernel's information about a process.
-pub(crate) struct Process {
+pub(crate) struct ProcessStatus {
     pub(crate) pid: i32,
     pub(crate) name: String,
     pub(crate) user: String,
@@ -52,9 +52,9 @@ pub(crate) struct Page {
 /// The kernel's name of the page among descriptors and mappings.
 const LINK: &str = "/memfd:neap-stat (deleted)";
 
-impl Process {
+impl ProcessStatus {
     /// Reads the process's files in `/proc`.
-    pub(crate) fn look(pid: i32) -> Result<Process> {
+    pub(crate) fn look(pid: i32) -> Result<ProcessStatus> {
         let status = match fs::read_to_string(format!("/proc/{pid}/status")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("there is no process {pid}"),
             status => status.with_context(|| format!("cannot read the status of process {pid}"))?,
@@ -68,7 +68,7 @@ impl Process {
         }
         // One id per nested namespace, the innermost last.
         let own_id = field("NStgid").split_whitespace().last().and_then(|id| id.parse().ok());
-        Ok(Process {
+        Ok(ProcessStatus {
             pid,
             name: field("Name").to_string(),
             user: field("Uid").split_whitespace().next().unwrap_or("?").to_string(),
@@ -142,7 +142,7 @@ impl Process {
 
     /// Explains an error of `/proc`.
     pub(crate) fn refused(&self, error: io::Error) -> anyhow::Error {
-        let Process { pid, user, .. } = self;
+        let ProcessStatus { pid, user, .. } = self;
         match error.kind() {
             io::ErrorKind::NotFound => anyhow!("process {pid} has ended"),
             io::ErrorKind::PermissionDenied => {
@@ -260,9 +260,9 @@ pub(crate) mod tests {
     use core::cell::Cell;
 
     /// A process without existence, for reports.
-    pub(crate) fn nobody() -> Process {
+    pub(crate) fn nobody() -> ProcessStatus {
         let (name, user) = ("nobody".to_string(), "0".to_string());
-        Process { pid: 12, name, user, own_id: 12, resident_kib: 2048 }
+        ProcessStatus { pid: 12, name, user, own_id: 12, resident_kib: 2048 }
     }
 
     fn bytes(sequence: u32, text: &str) -> Vec<u8> {

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::desk::{Desk, MAP};
 use crate::process::rss_kib;
-use crate::published::{Page, Process};
+use crate::published::{Page, ProcessStatus};
 
 /// The reports of a process.
 struct Told {
@@ -76,7 +76,7 @@ impl Told {
 
     /// Requests reports. If the process does not answer, its mappings come from its numbers,
     /// together with the reason.
-    fn of(process: &Process) -> Result<(Told, Option<anyhow::Error>)> {
+    fn of(process: &ProcessStatus) -> Result<(Told, Option<anyhow::Error>)> {
         let page = process.page()?;
         let mut told = Told::BLANK;
         let asked =
@@ -104,7 +104,7 @@ impl Told {
     }
 }
 
-fn compare(process: &Process, told: &Told) -> Result<Reconciliation> {
+fn compare(process: &ProcessStatus, told: &Told) -> Result<Reconciliation> {
     let path = |file| CString::new(format!("/proc/{}/{file}", process.pid)).unwrap_or_default();
     let refused = |error: neap_os::Errno| process.refused(error.into());
     let view = Mappings::open(&path("smaps"), &path("pagemap")).map_err(refused)?;
@@ -116,7 +116,7 @@ fn compare(process: &Process, told: &Told) -> Result<Reconciliation> {
     Ok(tally.end())
 }
 
-fn object(process: &Process, seen: &Reconciliation, resident: u64, unanswered: Option<&anyhow::Error>) -> Value {
+fn object(process: &ProcessStatus, seen: &Reconciliation, resident: u64, unanswered: Option<&anyhow::Error>) -> Value {
     let source = |source: Source| {
         json!({
             "source": format!("{source:?}"), "name": source.name(), "resident": seen.resident_of(source),
@@ -136,7 +136,7 @@ fn object(process: &Process, seen: &Reconciliation, resident: u64, unanswered: O
 }
 
 /// Shows it.
-pub(crate) fn show(process: &Process, json: bool) -> Result<ExitCode> {
+pub(crate) fn show(process: &ProcessStatus, json: bool) -> Result<ExitCode> {
     let (told, unanswered) = Told::of(process)?;
     let seen = compare(process, &told)?;
     // By the kernel's own sum over all mappings, which is read separately.

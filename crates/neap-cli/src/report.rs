@@ -13,7 +13,7 @@ use crate::work::Outcome;
 
 /// The object that `--json` prints.
 #[derive(Serialize)]
-pub(crate) struct Report {
+pub(crate) struct JsonReport {
     pub(crate) bench: &'static str,
     /// Figures by name, for thresholds.
     pub(crate) figures: BTreeMap<String, f64>,
@@ -52,7 +52,7 @@ pub(crate) struct Ratio {
     pub(crate) pairs: usize,
 }
 
-impl Report {
+impl JsonReport {
     /// Prints the object, or `tables` with the notes to read them.
     pub(crate) fn print(&self, json: bool, tables: &str, unavailable: &[Missing]) -> anyhow::Result<()> {
         if json {

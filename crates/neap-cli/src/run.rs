@@ -33,7 +33,7 @@ where it executes several. It can be replayed at any time, also after the progra
 Exit status: the program's; 125 when neap's library is missing, an option is not known or the
 program is statically linked, 126 when the program cannot be executed, 127 when it cannot be found.
 
-Options for --neap and the variable NEAP:
+RunOptions for --neap and the variable NEAP:
 ";
 
 /// The examples, and behind them every option.
@@ -44,7 +44,7 @@ fn after_help() -> String {
 /// Run a program on neap's malloc.
 #[derive(Args)]
 #[command(after_help = after_help())]
-pub(crate) struct Options {
+pub(crate) struct RunOptions {
     /// Options for the library, as in the variable NEAP
     #[arg(long, value_name = "KEY:VALUE,...")]
     neap: Option<OsString>,
@@ -60,7 +60,7 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
-pub(crate) fn main(options: &Options) -> ExitCode {
+pub(crate) fn main(options: &RunOptions) -> ExitCode {
     let program = &options.command[0];
     let mut command = match prepared(options) {
         Ok(command) => command,
@@ -75,7 +75,7 @@ pub(crate) fn main(options: &Options) -> ExitCode {
 }
 
 /// The program with its variables set.
-fn prepared(options: &Options) -> Result<Command> {
+fn prepared(options: &RunOptions) -> Result<Command> {
     let library = match &options.library {
         Some(file) => library::named(file)?,
         None => library::find(&library::executable()?)?,

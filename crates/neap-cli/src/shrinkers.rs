@@ -14,9 +14,9 @@ use neap::reclaim::Verdict;
 use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MORE, MOST_PLACES, PLACE, SHRINKER};
 use serde_json::{Value, json};
 
-use crate::desk::{Desk, NO_RECLAIMER, Request, SHRINK, SHRINKERS, name_of};
-use crate::groups::Seen as Groups;
-use crate::published::{Page, Process};
+use crate::desk::{Desk, DeskRequest, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
+use crate::groups::ReadGroups as Groups;
+use crate::published::{Page, ProcessStatus};
 use crate::report::{number, table};
 
 const EXAMPLES: &str = "\
@@ -35,7 +35,7 @@ after 100 ms is written off, and its shrinker barred for some time. Where neap m
 /// Have a cache of a running process shrink.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct ShrinkersOptions {
     /// The process
     #[arg(value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
@@ -53,7 +53,7 @@ pub(crate) struct Options {
 
 /// A group on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct GroupNode {
     group: u64,
     node: u32,
     deferred: u64,
@@ -63,7 +63,7 @@ struct Place {
 
 /// A shrinker in a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Shrinker {
+struct ReportedShrinker {
     id: u64,
     flags: u64,
     seeks: u64,
@@ -75,16 +75,16 @@ struct Shrinker {
     blames: [u64; Verdict::ALL.len()],
     barred: u64,
     name: String,
-    places: Vec<Place>,
+    places: Vec<GroupNode>,
 }
 
-impl Shrinker {
+impl ReportedShrinker {
     /// Requests the groups that one report has no room for.
     fn ask_more(&mut self, desk: &Desk<'_>) -> Result<()> {
         while self.flags & MORE != 0 {
             let (what, from, cpu) = (SHRINKERS, self.id as u32, Some(self.places.len() as u32));
             ensure!(
-                desk.ask(&Request { what, from, cpu, ..Request::default() })? == 0,
+                desk.ask(&DeskRequest { what, from, cpu, ..DeskRequest::default() })? == 0,
                 "a shrinker's groups are not told"
             );
             let mut more = Seen::default();
@@ -101,7 +101,7 @@ impl Shrinker {
 /// All shrinkers of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Seen {
-    shrinkers: Vec<Shrinker>,
+    shrinkers: Vec<ReportedShrinker>,
     /// Reclaimers, those that do not return, waits for them, and waits in vain.
     threads: [u64; 4],
     /// Of direct and background passes: passes, groups asked, objects scanned, objects freed,
@@ -126,10 +126,11 @@ fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
         ensure!(count <= MOST_PLACES, "{count} groups of a shrinker in it");
         let (places, more) = more.split_at_checked(count * PLACE).context("it ends within a shrinker's groups")?;
         rest = more;
-        let place = |words: &[u64]| Place { group: words[0], node: words[1] as u32, deferred: words[2], objects: None };
+        let place =
+            |words: &[u64]| GroupNode { group: words[0], node: words[1] as u32, deferred: words[2], objects: None };
         let length = head[12] as usize;
         let name: Vec<u8> = head[13..SHRINKER - 1].iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
-        seen.shrinkers.push(Shrinker {
+        seen.shrinkers.push(ReportedShrinker {
             id: head[0],
             flags: head[1],
             seeks: head[2],
@@ -148,15 +149,22 @@ fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
 }
 
 /// Makes a request for a shrinker to count its objects, or to scan some.
-fn request(shrinker: &Shrinker, place: &Place, objects: Option<u64>) -> Request {
+fn request(shrinker: &ReportedShrinker, place: &GroupNode, objects: Option<u64>) -> DeskRequest {
     let (index, rest) = (shrinker.id as u32, (shrinker.id >> 32) as u32);
-    Request { what: SHRINK, from: index, cpu: Some(rest), node: Some(place.node), until: objects, group: place.group }
+    DeskRequest {
+        what: SHRINK,
+        from: index,
+        cpu: Some(rest),
+        node: Some(place.node),
+        until: objects,
+        group: place.group,
+    }
 }
 
 impl Seen {
     /// Requests reports of all shrinkers; `None` if there is no memory for them: the first request
     /// makes neap's own, and groups with them.
-    fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
+    fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<Seen>> {
         let (desk, mut seen) = (Desk::of(process, page)?, Seen::default());
         if !desk.reports(SHRINKERS, |words| read(words, &mut seen))? {
             return Ok(None);
@@ -186,7 +194,7 @@ impl Seen {
         Ok(())
     }
 
-    fn text(&self, process: &Process) -> String {
+    fn text(&self, process: &ProcessStatus) -> String {
         let [threads, lost, waits, late] = self.threads;
         let [direct, background] = self.passes;
         let mut text = format!(
@@ -200,7 +208,7 @@ impl Seen {
                 number(bytes as f64 / f64::from(1 << 20), 1)
             );
         }
-        let row = |shrinker: &Shrinker| {
+        let row = |shrinker: &ReportedShrinker| {
             let milliseconds = number(shrinker.nanoseconds as f64 / 1e6, 1);
             let numbers = [shrinker.calls, shrinker.scanned, shrinker.freed].map(|count| count.to_string());
             let state = match (shrinker.flags & GONE != 0, shrinker.barred) {
@@ -223,7 +231,7 @@ impl Seen {
         heads.extend(Verdict::ALL.map(Verdict::name));
         heads.push("state");
         text += &format!("\n{}", table(&heads, &rows));
-        let place = |(shrinker, place): (&Shrinker, &Place)| {
+        let place = |(shrinker, place): (&ReportedShrinker, &GroupNode)| {
             let objects = place.objects.map_or("?".to_string(), |objects| objects.to_string());
             let node = if shrinker.flags & BY_NODE != 0 { place.node.to_string() } else { String::new() };
             vec![self.path(place.group), shrinker.name.clone(), node, objects, place.deferred.to_string()]
@@ -237,8 +245,8 @@ impl Seen {
 
     fn object(&self) -> Value {
         let pass = |[passes, visits, scanned, freed, bytes]: [u64; 5]| json!({"passes": passes, "groups": visits, "scanned": scanned, "freed": freed, "bytes": bytes});
-        let shrinker = |shrinker: &Shrinker| {
-            let place = |place: &Place| {
+        let shrinker = |shrinker: &ReportedShrinker| {
+            let place = |place: &GroupNode| {
                 let path = self.paths.get(&place.group);
                 json!({"group": place.group, "path": path, "node": place.node, "objects": place.objects, "deferred": place.deferred})
             };
@@ -268,7 +276,7 @@ impl Seen {
 const OBJECTS: usize = 56;
 
 /// `neap stat PID --shrinkers`.
-pub(crate) fn show(process: &Process, is_json: bool) -> Result<ExitCode> {
+pub(crate) fn show(process: &ProcessStatus, is_json: bool) -> Result<ExitCode> {
     let mut first = None;
     for page in process.pages()? {
         if let Some(mut seen) = Seen::ask(process, &page)? {
@@ -290,13 +298,13 @@ pub(crate) fn show(process: &Process, is_json: bool) -> Result<ExitCode> {
 }
 
 /// `neap shrink`.
-pub(crate) fn shrink(options: &Options) -> Result<ExitCode> {
-    let process = Process::look(options.pid)?;
+pub(crate) fn shrink(options: &ShrinkersOptions) -> Result<ExitCode> {
+    let process = ProcessStatus::look(options.pid)?;
     for page in process.pages()? {
         let Some(seen) = Seen::ask(&process, &page)? else { continue };
         let desk = Desk::of(&process, &page)?;
-        let named = |shrinker: &&Shrinker| shrinker.name == options.name && shrinker.flags & GONE == 0;
-        let wanted = |place: &&Place| {
+        let named = |shrinker: &&ReportedShrinker| shrinker.name == options.name && shrinker.flags & GONE == 0;
+        let wanted = |place: &&GroupNode| {
             let of_group = options.group.as_ref().is_none_or(|path| seen.paths.get(&place.group) == Some(path));
             of_group && options.node.is_none_or(|node| place.node == node)
         };
@@ -347,7 +355,7 @@ mod tests {
         let mut seen = Seen::default();
         assert_eq!(read(&words, &mut seen).unwrap(), Some(Some(7)));
         let [shrinker] = &seen.shrinkers[..] else { panic!("one shrinker") };
-        let place = Place { group: 99, node: 0, deferred: 12, objects: None };
+        let place = GroupNode { group: 99, node: 0, deferred: 12, objects: None };
         assert_eq!((shrinker.name.as_str(), shrinker.blames, &shrinker.places[..]), ("pages", [1, 0, 2], &[place][..]));
         let object = seen.object();
         assert_eq!((object["direct"]["passes"].as_u64(), object["late"].as_u64()), (Some(5), Some(4)));

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use crate::numbers::{Class, Cpu, Node, Numbers, PerCpu, Watermarks};
-use crate::published::{Process, monotonic};
+use crate::numbers::{Class, Cpu, Node, Numbers, PerCpuNumbers, Watermarks};
+use crate::published::{ProcessStatus, monotonic};
 use crate::report::{number, table};
 use crate::{chunks, groups, reconcile, shrinkers};
 
@@ -37,7 +37,7 @@ chunk's map is counts of pages: u used, e populated and empty, - not populated."
 /// Show the numbers of a running process.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct StatOptions {
     /// The process
     #[arg(value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
@@ -65,8 +65,8 @@ pub(crate) struct Options {
     html: Option<PathBuf>,
 }
 
-pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let process = Process::look(options.pid)?;
+pub(crate) fn main(options: &StatOptions) -> Result<ExitCode> {
+    let process = ProcessStatus::look(options.pid)?;
     if options.percpu {
         return chunks::show(&process, options.json, options.html.as_deref());
     }
@@ -100,7 +100,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 const SHOWN: usize = 10;
 
 impl Numbers {
-    fn report(&self, process: &Process, age: u64) -> String {
+    fn report(&self, process: &ProcessStatus, age: u64) -> String {
         let Numbers { mode, bytes, pages, lists, released, holes, reuse, .. } = self;
         let mib = |bytes: u64| number(bytes as f64 / f64::from(1 << 20), 2);
         let isolated: Vec<String> = mode.isolated_cpus.iter().map(u32::to_string).collect();
@@ -108,7 +108,7 @@ impl Numbers {
             cells.iter().map(|(name, value)| vec![(*name).to_string(), value.clone()]).collect()
         };
         let mut text = format!(
-            "Process {} ({}): neap {}, numbers {age} ms old\n\
+            "ProcessStatus {} ({}): neap {}, numbers {age} ms old\n\
              Slots: {} ({}); isolated CPUs: {}\n\
              Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
              Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
@@ -146,7 +146,7 @@ impl Numbers {
             ("address space of the arena", mib(bytes.mapped)),
             ("address space of its tables", mib(bytes.tables)),
         ];
-        if let Some(PerCpu { used, free }) = self.per_cpu {
+        if let Some(PerCpuNumbers { used, free }) = self.per_cpu {
             memory.push(("per-CPU data, pages in use", mib(used)));
             memory.push(("per-CPU data, empty pages", mib(free)));
         }
@@ -258,7 +258,7 @@ mod tests {
             "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n, "in_barn": n})).collect::<Vec<_>>(),
             "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "of a later version": 1,
         });
-        let process = Process { name: "a\u{7}b".to_string(), ..nobody() };
+        let process = ProcessStatus { name: "a\u{7}b".to_string(), ..nobody() };
         let text = Numbers::deserialize(&object).unwrap().report(&process, 345);
         for part in ["Process 12 (a\\u{7}b): neap 9.9, numbers 345 ms old", "it works\\u{1b}[2J", "isolated CPUs: 3, 4"]
         {

@@ -24,7 +24,7 @@ const STEERING_PREFIXES: [&str; 4] = ["MALLOC_", "MIMALLOC_", "TCMALLOC_", "SNMA
 const TCMALLOC_PER_CPU: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum AllocatorKind {
     /// neap as it is installed.
     Neap,
     /// neap with its restartable sequences switched off.
@@ -50,7 +50,7 @@ pub(crate) enum Choice {
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
-    pub(crate) kind: Kind,
+    pub(crate) kind: AllocatorKind,
     /// The library to preload; none for the C library's malloc.
     pub(crate) library: Option<PathBuf>,
     pub(crate) environment: Vec<(&'static str, &'static str)>,
@@ -85,22 +85,22 @@ pub(crate) struct Found {
 }
 
 /// A row of the table of all allocators: name, kind, library's name, environment, release thread.
-type Row = (&'static str, Kind, &'static str, &'static [(&'static str, &'static str)], bool);
+type Row = (&'static str, AllocatorKind, &'static str, &'static [(&'static str, &'static str)], bool);
 
 const TABLE: [Row; 13] = [
-    ("neap", Kind::Neap, "neap", &[], false),
-    ("neap-no-rseq", Kind::NeapNoRseq, "neap", &[("NEAP", "rseq:off")], false),
-    ("glibc", Kind::Peer, "", &[], false),
-    ("jemalloc", Kind::Peer, "jemalloc", &[], false),
-    ("mimalloc2", Kind::Peer, "mimalloc2", &[], false),
-    ("mimalloc3", Kind::Peer, "mimalloc3", &[], false),
-    ("snmalloc", Kind::Peer, "snmalloc", &[], false),
-    ("tcmalloc", Kind::Peer, "tcmalloc", &[], false),
-    ("tcmalloc-percpu", Kind::Tuned, "tcmalloc", &[TCMALLOC_PER_CPU], false),
-    ("jemalloc-tuned", Kind::Tuned, "jemalloc", &[("MALLOC_CONF", JEMALLOC_RETURN)], false),
-    ("mimalloc2-tuned", Kind::Tuned, "mimalloc2", &[("MIMALLOC_PURGE_DELAY", "0")], false),
-    ("mimalloc3-tuned", Kind::Tuned, "mimalloc3", &[("MIMALLOC_PURGE_DELAY", "0")], false),
-    ("tcmalloc-tuned", Kind::Tuned, "tcmalloc", &[TCMALLOC_PER_CPU], true),
+    ("neap", AllocatorKind::Neap, "neap", &[], false),
+    ("neap-no-rseq", AllocatorKind::NeapNoRseq, "neap", &[("NEAP", "rseq:off")], false),
+    ("glibc", AllocatorKind::Peer, "", &[], false),
+    ("jemalloc", AllocatorKind::Peer, "jemalloc", &[], false),
+    ("mimalloc2", AllocatorKind::Peer, "mimalloc2", &[], false),
+    ("mimalloc3", AllocatorKind::Peer, "mimalloc3", &[], false),
+    ("snmalloc", AllocatorKind::Peer, "snmalloc", &[], false),
+    ("tcmalloc", AllocatorKind::Peer, "tcmalloc", &[], false),
+    ("tcmalloc-percpu", AllocatorKind::Tuned, "tcmalloc", &[TCMALLOC_PER_CPU], false),
+    ("jemalloc-tuned", AllocatorKind::Tuned, "jemalloc", &[("MALLOC_CONF", JEMALLOC_RETURN)], false),
+    ("mimalloc2-tuned", AllocatorKind::Tuned, "mimalloc2", &[("MIMALLOC_PURGE_DELAY", "0")], false),
+    ("mimalloc3-tuned", AllocatorKind::Tuned, "mimalloc3", &[("MIMALLOC_PURGE_DELAY", "0")], false),
+    ("tcmalloc-tuned", AllocatorKind::Tuned, "tcmalloc", &[TCMALLOC_PER_CPU], true),
 ];
 
 const JEMALLOC_RETURN: &str = "background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0";
@@ -129,7 +129,7 @@ impl Variant {
     }
 
     pub(crate) fn is_neap(&self) -> bool {
-        matches!(self.kind, Kind::Neap | Kind::NeapNoRseq)
+        matches!(self.kind, AllocatorKind::Neap | AllocatorKind::NeapNoRseq)
     }
 
     /// Runs a program that allocates little, and checks which `malloc` it used.
@@ -184,16 +184,16 @@ pub(crate) fn find(executable: &Path, choice: Choice, against: &[String]) -> Res
     Ok(found)
 }
 
-fn is_peer(kind: Kind) -> bool {
-    matches!(kind, Kind::Peer | Kind::Tuned)
+fn is_peer(kind: AllocatorKind) -> bool {
+    matches!(kind, AllocatorKind::Peer | AllocatorKind::Tuned)
 }
 
-fn belongs(name: &str, kind: Kind, choice: Choice) -> bool {
+fn belongs(name: &str, kind: AllocatorKind, choice: Choice) -> bool {
     match kind {
-        Kind::Neap | Kind::Peer => true,
-        Kind::NeapNoRseq => choice == Choice::Speed,
-        Kind::Tuned if name == "tcmalloc-percpu" => choice == Choice::Speed,
-        Kind::Tuned => choice == Choice::Return,
+        AllocatorKind::Neap | AllocatorKind::Peer => true,
+        AllocatorKind::NeapNoRseq => choice == Choice::Speed,
+        AllocatorKind::Tuned if name == "tcmalloc-percpu" => choice == Choice::Speed,
+        AllocatorKind::Tuned => choice == Choice::Return,
     }
 }
 
@@ -247,7 +247,7 @@ mod tests {
     fn a_variant_replaces_what_is_inherited() {
         let variant = Variant {
             name: "neap-no-rseq",
-            kind: Kind::NeapNoRseq,
+            kind: AllocatorKind::NeapNoRseq,
             library: Some(PathBuf::from("/x/libneap_malloc.so")),
             environment: vec![("NEAP", "rseq:off")],
             release_thread: false,

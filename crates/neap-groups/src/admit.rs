@@ -26,7 +26,7 @@ use crate::id::GroupId;
 use crate::owners::Behind;
 use crate::queue::{Queues, Waiter, state};
 use core::sync::atomic::Ordering;
-use neap_os::futex::{self, Scope};
+use neap_os::futex::{self, Sharing};
 
 /// Number of waiters that may pass the oldest waiter of a group.
 pub(crate) const PASSES: u32 = 8;
@@ -107,7 +107,7 @@ impl Groups {
         };
         // An entry that has a new owner by now is woken without need.
         for waiter in round.woken[..round.threads].iter().filter_map(|&index| self.waiters.entry(index)) {
-            futex::wake(&waiter.state, 1, Scope::Process);
+            futex::wake(&waiter.state, 1, Sharing::Process);
         }
         if round.due || round.unfinished {
             host.come_soon();

@@ -30,7 +30,7 @@ use neap_base::platform::Errno;
 use neap_base::sync::me;
 use neap_base::{Mutex, Platform};
 use neap_os::event_fd;
-use neap_os::futex::{self, Scope};
+use neap_os::futex::{self, Sharing};
 
 /// Called with the context of the subscriber and the event. It may do anything but unwind.
 pub type Callback = fn(context: usize, happened: Happened);
@@ -185,13 +185,13 @@ impl Subscriber {
 #[derive(Debug)]
 pub(crate) struct Subscribers {
     table: Table<Subscriber>,
-    lists: Mutex<Lists>,
+    lists: Mutex<FreeSubscriptions>,
     /// An event happened to a group with subscribers.
     marked: AtomicBool,
 }
 
 #[derive(Debug)]
-pub(crate) struct Lists {
+pub(crate) struct FreeSubscriptions {
     /// The first free entry, plus one.
     free: u32,
     /// Number of entries that were ever used.
@@ -200,12 +200,12 @@ pub(crate) struct Lists {
 
 impl Subscribers {
     pub(crate) fn new() -> Subscribers {
-        let lists = Lists { free: 0, fresh: 0 };
+        let lists = FreeSubscriptions { free: 0, fresh: 0 };
         Subscribers { table: Table::new(), lists: Mutex::new(lists), marked: AtomicBool::new(false) }
     }
 
     /// Locks the subscriptions.
-    pub(crate) fn lock(&self) -> Guard<'_, Lists> {
+    pub(crate) fn lock(&self) -> Guard<'_, FreeSubscriptions> {
         self.lists.lock()
     }
 
@@ -228,7 +228,7 @@ impl Subscribers {
         core::iter::successors(first, move |(_, entry)| follow(entry.next.load(Ordering::Relaxed)))
     }
 
-    fn free(&self, lists: &mut Lists, index: u32, group: Option<&Group>) {
+    fn free(&self, lists: &mut FreeSubscriptions, index: u32, group: Option<&Group>) {
         let Some(entry) = self.table.get(index) else { return };
         if let Some(group) = group {
             let links = self.of_group(group).map(|(_, entry)| &entry.next);
@@ -249,7 +249,7 @@ impl Subscribers {
     /// something to deliver that was not noted yet.
     ///
     /// The mutex is held since before the group was deleted.
-    pub(crate) fn orphan(&self, _lists: &Lists, group: &Group) -> bool {
+    pub(crate) fn orphan(&self, _lists: &FreeSubscriptions, group: &Group) -> bool {
         let mut next = group.first_subscriber.swap(0, Ordering::Relaxed);
         let any = next != 0;
         group.heard.store(0, Ordering::Relaxed);
@@ -373,7 +373,7 @@ impl Groups {
                 _ => Some((entry, entry.turns.load(Ordering::Relaxed))),
             }
         }) {
-            futex::wait(&entry.turns, turns, None, Scope::Process);
+            futex::wait(&entry.turns, turns, None, Sharing::Process);
         }
         was_there
     }
@@ -443,7 +443,7 @@ impl Groups {
         }
         drop(lists);
         if ended {
-            futex::wake(&entry.turns, i32::MAX as u32, Scope::Process);
+            futex::wake(&entry.turns, i32::MAX as u32, Sharing::Process);
         }
     }
 

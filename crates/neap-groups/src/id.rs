@@ -6,6 +6,7 @@
 //! programs that charge by hand. No state, no locks.
 
 use core::fmt;
+use neap_base::finding::At;
 use neap_os::nodes::MAX_NODES;
 
 const INDEX_BITS: u32 = 21;
@@ -61,6 +62,12 @@ impl GroupId {
     /// Returns the payer for memory of a kind on a node that is charged to the group.
     pub const fn payer(self, kind: Kind, node: usize) -> Payer {
         Payer(self.0 | (node as u64 % MAX_NODES as u64) << ID_BITS | (kind as u64) << (ID_BITS + NODE_BITS))
+    }
+}
+
+impl From<GroupId> for At {
+    fn from(id: GroupId) -> At {
+        At { thing: "group", number: id.to_bits() }
     }
 }
 

@@ -42,5 +42,4 @@ pub use id::{GroupId, Kind, MOST_GROUPS, PAYER_BITS, Payer};
 pub use queue::INTERVAL;
 pub use stock::{BATCH, CAP};
 pub use tree::GroupCount;
-pub use verify::Finding;
 pub use wait::{ChargeAsync, FOREVER, Reason, Waiting};

@@ -63,11 +63,11 @@ unsafe impl Entry for Owner {}
 #[derive(Debug)]
 pub(crate) struct Owners {
     table: Table<Owner>,
-    lists: Mutex<Lists>,
+    lists: Mutex<FreeIds>,
 }
 
 #[derive(Debug)]
-struct Lists {
+struct FreeIds {
     free: u32,
     /// Entries without references. The grace period of the second list has begun.
     waiting: [u32; 2],
@@ -107,7 +107,7 @@ impl Behind {
 
 impl Owners {
     pub(crate) fn new() -> Owners {
-        let lists = Lists { free: NONE, waiting: [NONE; 2], fresh: 0, used: 0, buried: 0 };
+        let lists = FreeIds { free: NONE, waiting: [NONE; 2], fresh: 0, used: 0, buried: 0 };
         Owners { table: Table::new(), lists: Mutex::new(lists) }
     }
 
@@ -253,7 +253,7 @@ impl Owners {
     }
 
     /// Drops a reference by an entry that inherited from the one at `index`.
-    fn drop_heir(&self, lists: &mut Lists, index: u32) {
+    fn drop_heir(&self, lists: &mut FreeIds, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
         entry.heirs.fetch_sub(1, Ordering::Relaxed);
         // AcqRel: as in `unbook`.
@@ -263,7 +263,7 @@ impl Owners {
     }
 
     /// Puts an entry without references into the first waiting list. Under the mutex.
-    fn bury(&self, lists: &mut Lists, index: u32) {
+    fn bury(&self, lists: &mut FreeIds, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
         entry.next.store(lists.waiting[0], Ordering::Relaxed);
         lists.waiting[0] = index;

@@ -129,7 +129,7 @@ impl Waiter {
 
 /// Reference of an owner to its waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Handle {
+pub(crate) struct WaiterHandle {
     pub(crate) index: u32,
     generation: u32,
 }
@@ -138,13 +138,13 @@ pub(crate) struct Handle {
 #[derive(Debug)]
 pub(crate) struct Waiters {
     table: Table<Waiter>,
-    lists: Mutex<Lists>,
+    lists: Mutex<WaiterLists>,
     /// Time of the last flush of caches for waiters, in the platform's nanoseconds.
     flushed: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Lists {
+struct WaiterLists {
     free: u32,
     /// Never used yet.
     fresh: u32,
@@ -160,13 +160,13 @@ struct Lists {
 pub(crate) struct Queues<'w> {
     table: &'w Table<Waiter>,
     tree: &'w Tree,
-    lists: Guard<'w, Lists>,
+    lists: Guard<'w, WaiterLists>,
 }
 
 impl Waiters {
     pub(crate) fn new() -> Waiters {
         let lists =
-            Lists { free: NONE, fresh: 0, used: 0, ticket: 0, due: AtomicU32::new(0), asking: AtomicU32::new(0) };
+            WaiterLists { free: NONE, fresh: 0, used: 0, ticket: 0, due: AtomicU32::new(0), asking: AtomicU32::new(0) };
         Waiters { table: Table::new(), lists: Mutex::new(lists), flushed: AtomicU64::new(0) }
     }
 
@@ -209,7 +209,7 @@ impl<'w> Queues<'w> {
         self.tree
     }
 
-    /// Returns [`Lists::asking`].
+    /// Returns [`WaiterLists::asking`].
     pub(crate) fn last_asking(&self) -> &AtomicU32 {
         &self.lists.asking
     }
@@ -225,7 +225,7 @@ impl<'w> Queues<'w> {
         bytes: u64,
         deadline: u64,
         state: u32,
-    ) -> Result<Handle, Errno> {
+    ) -> Result<WaiterHandle, Errno> {
         let lists = &mut *self.lists;
         let index = lists.free.min(lists.fresh);
         if index == self.table.len() {
@@ -250,11 +250,11 @@ impl<'w> Queues<'w> {
         waiter.place.store(NONE, Ordering::Relaxed);
         waiter.passed.store(0, Ordering::Relaxed);
         waiter.state.store(state, Ordering::Relaxed);
-        Ok(Handle { index, generation: waiter.generation.load(Ordering::Relaxed) })
+        Ok(WaiterHandle { index, generation: waiter.generation.load(Ordering::Relaxed) })
     }
 
     /// Returns an owner's waiter; `None` in a forked child, which has none of its parent's.
-    pub(crate) fn of(&self, handle: Handle) -> Option<&'w Waiter> {
+    pub(crate) fn of(&self, handle: WaiterHandle) -> Option<&'w Waiter> {
         let is_it = |waiter: &&Waiter| waiter.generation.load(Ordering::Relaxed) == handle.generation;
         self.table.get(handle.index).filter(is_it)
     }

@@ -23,7 +23,7 @@ use crate::id::{PAYER_BITS, Payer};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
-use neap_os::rseq::{self, Outcome, UNREGISTERED};
+use neap_os::rseq::{self, SequenceResult, UNREGISTERED};
 
 /// Maximum of a word, in bytes.
 pub const CAP: u64 = 256 << 10;
@@ -154,14 +154,14 @@ impl Stocks {
     /// Changes the payer's word on this CPU by `delta` if it holds `low` to `low + span` bytes.
     #[inline(always)]
     fn alter<P: Platform>(&self, platform: &P, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> bool {
-        if self.sequences != 0 && self.attempt(place, tag, low, span, delta) == Outcome::Committed {
+        if self.sequences != 0 && self.attempt(place, tag, low, span, delta) == SequenceResult::Committed {
             return true;
         }
         self.alter_again(platform, place, tag, low, span, delta)
     }
 
     #[inline(always)]
-    fn attempt(&self, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> Outcome {
+    fn attempt(&self, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> SequenceResult {
         let regions = core::ptr::with_exposed_provenance(self.regions);
         // SAFETY: `sequences` is the offset of the rseq area. Each table entry leads to a CPU's
         // line or DUMMY, which have `WORDS` words, and `place` is below that.
@@ -173,7 +173,7 @@ impl Stocks {
         let cpu = platform.cpu();
         if self.has_sequences(platform, cpu) {
             let mut attempts = (1..ATTEMPTS).map(|_| self.attempt(place, tag, low, span, delta));
-            return attempts.find(|outcome| *outcome != Outcome::Aborted) == Some(Outcome::Committed);
+            return attempts.find(|outcome| *outcome != SequenceResult::Aborted) == Some(SequenceResult::Committed);
         }
         let change = |word: u64| ((word ^ tag).wrapping_sub(low) <= span).then(|| word.wrapping_add(delta));
         // Relaxed, as are sequences: the word is a number. The transfer of the memory that it

@@ -36,7 +36,7 @@ pub(crate) struct Tree {
     pub(crate) owners: Owners,
     /// Address of a mapping of [`BUCKETS`] numbers: the first slot of each, plus one.
     buckets: usize,
-    lists: Mutex<Lists>,
+    lists: Mutex<FreeSlots>,
     /// Passes of reclaim that have begun. Sums over children are computed anew in each.
     passes: AtomicU64,
     /// Children that were visited for such sums.
@@ -44,7 +44,7 @@ pub(crate) struct Tree {
 }
 
 #[derive(Debug)]
-struct Lists {
+struct FreeSlots {
     free: u32,
     /// Number of slots that were ever used.
     fresh: u32,
@@ -73,7 +73,7 @@ impl Tree {
             slots: Table::new(),
             owners: Owners::new(),
             buckets: platform.map(buckets_length(platform))?,
-            lists: Mutex::new(Lists { free: NONE, fresh: 0, dying: [NONE; 2], live: 0, dying_count: 0 }),
+            lists: Mutex::new(FreeSlots { free: NONE, fresh: 0, dying: [NONE; 2], live: 0, dying_count: 0 }),
             passes: AtomicU64::new(0),
             summed: AtomicU64::new(0),
         };
@@ -119,7 +119,7 @@ impl Tree {
         core::iter::successors(self.group(slot).map(|group| (slot, group)), above)
     }
 
-    fn slot<P: Platform>(&self, lists: &mut Lists, platform: &P) -> Result<u32, Errno> {
+    fn slot<P: Platform>(&self, lists: &mut FreeSlots, platform: &P) -> Result<u32, Errno> {
         if let Some(group) = self.group(lists.free) {
             let slot = lists.free;
             lists.free = group.next.load(Ordering::Relaxed);
@@ -135,7 +135,7 @@ impl Tree {
     /// Adds a group below the one in slot `parent`. Under the mutex.
     fn add<P: Platform>(
         &self,
-        lists: &mut Lists,
+        lists: &mut FreeSlots,
         platform: &P,
         parent: u32,
         name: &str,

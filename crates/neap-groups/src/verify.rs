@@ -10,23 +10,11 @@ use crate::groups::Groups;
 use crate::id::{GroupId, Kind};
 use crate::owners::Behind;
 use core::sync::atomic::Ordering;
+use neap_base::Finding;
 use neap_percpu::Host;
 
-/// An inconsistency.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Finding {
-    /// Description of the checked value.
-    pub what: &'static str,
-    /// The group.
-    pub group: GroupId,
-    /// Expected value.
-    pub expected: u64,
-    /// Found value.
-    pub found: u64,
-}
-
 fn same(what: &'static str, group: GroupId, expected: u64, found: u64) -> Result<(), Finding> {
-    if expected == found { Ok(()) } else { Err(Finding { what, group, expected, found }) }
+    Finding::unless_equal(what, group, expected, found)
 }
 
 impl Groups {

@@ -29,14 +29,14 @@ use crate::charge::{Against, How, Refusal};
 use crate::group::Bound;
 use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
-use crate::queue::{Handle, INTERVAL, Waiter, state};
+use crate::queue::{INTERVAL, Waiter, WaiterHandle, state};
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering;
 use core::task::{Context, Poll, Waker};
 use neap_base::Platform;
-use neap_os::futex::{self, Scope};
+use neap_os::futex::{self, Sharing};
 
 /// No deadline.
 pub const FOREVER: u64 = u64::MAX;
@@ -73,7 +73,7 @@ pub enum Reason {
 
 /// Result of a wait.
 #[derive(Clone, Copy)]
-enum End {
+enum WaitEnd {
     Granted,
     /// Refused, at the limit of this group.
     Refused(GroupId),
@@ -114,7 +114,7 @@ impl Groups {
             // Acquire pairs with the Release in `conclude`.
             let is_waiting = |waiter: &&Waiter| waiter.state.load(Ordering::Acquire) == state::WAITING;
             if let Some(waiter) = self.waiters.entry(handle.index).filter(is_waiting) {
-                futex::wait(&waiter.state, state::WAITING, Some(time), Scope::Process);
+                futex::wait(&waiter.state, state::WAITING, Some(time), Sharing::Process);
                 now = host.platform().now();
                 // There may be no thread that ticks. The last call is after the deadline.
                 if is_waiting(&waiter) {
@@ -188,7 +188,7 @@ impl Groups {
 
     /// Delays a charge that was granted above a `high`, until a time at most; `None` if there is no
     /// memory for that. The groups above their `high` ask for memory.
-    fn hold<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, until: u64) -> Option<Handle> {
+    fn hold<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, until: u64) -> Option<WaiterHandle> {
         let handle = host.inside(|| {
             let handle = self.waiters.lock(&self.tree).add(host.platform(), payer, bytes, until, state::HELD).ok();
             let _reading = self.rcu.enter();
@@ -210,7 +210,7 @@ impl Groups {
         payer: Payer,
         bytes: u64,
         deadline: u64,
-    ) -> Result<Handle, Result<u64, Refusal>> {
+    ) -> Result<WaiterHandle, Result<u64, Refusal>> {
         if self.stocks.take(host.platform(), payer, bytes) {
             return Err(Ok(0));
         }
@@ -233,7 +233,7 @@ impl Groups {
                 Some(handle)
             })
         });
-        let Some(handle) = added else { return Err(self.answer(host, End::Refused(full), payer, bytes)) };
+        let Some(handle) = added else { return Err(self.answer(host, WaitEnd::Refused(full), payer, bytes)) };
         if let Some(end) = self.look(host, handle, false, &mut None) {
             return Err(self.answer(host, end, payer, bytes));
         }
@@ -250,17 +250,25 @@ impl Groups {
     ///
     /// If it goes on, `waker` is stored there and replaced by the previous one. The caller drops
     /// the waker that it gets.
-    fn look<H: Reclaimer>(&self, host: &H, handle: Handle, giving_up: bool, waker: &mut Option<Waker>) -> Option<End> {
+    fn look<H: Reclaimer>(
+        &self,
+        host: &H,
+        handle: WaiterHandle,
+        giving_up: bool,
+        waker: &mut Option<Waker>,
+    ) -> Option<WaitEnd> {
         host.inside(|| {
             self.in_queues(host, |queues, round| {
-                let Some(waiter) = queues.of(handle) else { return Some(End::Forgotten) };
+                let Some(waiter) = queues.of(handle) else { return Some(WaitEnd::Forgotten) };
                 let (place, answer) = (waiter.place(), waiter.answer.load(Ordering::Relaxed));
                 let end = match waiter.state.load(Ordering::Relaxed) {
-                    state::GRANTED => End::Granted,
-                    state::REFUSED => End::Refused(GroupId::from_bits(answer)),
-                    state::GONE => End::Gone,
-                    state::HELD if giving_up => End::Granted,
-                    _ if giving_up => self.tree.group(place).map_or(End::Gone, |group| End::Refused(group.id())),
+                    state::GRANTED => WaitEnd::Granted,
+                    state::REFUSED => WaitEnd::Refused(GroupId::from_bits(answer)),
+                    state::GONE => WaitEnd::Gone,
+                    state::HELD if giving_up => WaitEnd::Granted,
+                    _ if giving_up => {
+                        self.tree.group(place).map_or(WaitEnd::Gone, |group| WaitEnd::Refused(group.id()))
+                    }
                     _ => {
                         if waker.is_some() {
                             *waker = waiter.replace_waker(waker.take());
@@ -278,11 +286,11 @@ impl Groups {
         })
     }
 
-    fn answer<H: Reclaimer>(&self, host: &H, end: End, payer: Payer, bytes: u64) -> Result<u64, Refusal> {
+    fn answer<H: Reclaimer>(&self, host: &H, end: WaitEnd, payer: Payer, bytes: u64) -> Result<u64, Refusal> {
         match end {
-            End::Granted => Ok(self.delay(host, payer, bytes)),
-            End::Refused(group) => Err(host.inside(|| self.refuse(host, group, bytes))),
-            End::Gone | End::Forgotten => Err(Refusal::Gone),
+            WaitEnd::Granted => Ok(self.delay(host, payer, bytes)),
+            WaitEnd::Refused(group) => Err(host.inside(|| self.refuse(host, group, bytes))),
+            WaitEnd::Gone | WaitEnd::Forgotten => Err(Refusal::Gone),
         }
     }
 
@@ -410,9 +418,9 @@ impl Groups {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Unasked,
-    Waits(Handle),
+    Waits(WaiterHandle),
     /// It has its bytes, and is delayed.
-    Held(Handle),
+    Held(WaiterHandle),
     Ended,
 }
 
@@ -453,7 +461,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
                     let is_late = host.platform().now() >= future.deadline;
                     match groups.look(host, handle, is_late, &mut Some(context.waker().clone())) {
                         None => return Poll::Pending,
-                        Some(End::Forgotten) => {
+                        Some(WaitEnd::Forgotten) => {
                             future.stage = Stage::Unasked;
                             continue;
                         }
@@ -462,7 +470,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
                 }
                 Stage::Held(handle) => match groups.look(host, handle, false, &mut Some(context.waker().clone())) {
                     None => return Poll::Pending,
-                    Some(End::Forgotten) => {
+                    Some(WaitEnd::Forgotten) => {
                         future.stage = Stage::Unasked;
                         continue;
                     }
@@ -486,7 +494,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
 impl<H: Reclaimer> Drop for ChargeAsync<'_, H> {
     fn drop(&mut self) {
         let (Stage::Waits(handle) | Stage::Held(handle)) = self.stage else { return };
-        if let Some(End::Granted) = self.groups.look(&self.host, handle, true, &mut None) {
+        if let Some(WaitEnd::Granted) = self.groups.look(&self.host, handle, true, &mut None) {
             self.host.inside(|| self.groups.settle(&self.host, self.payer, self.bytes));
         }
     }

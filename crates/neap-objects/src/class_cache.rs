@@ -68,7 +68,7 @@ pub type SharedCache = Mutex<ClassCache>;
 
 /// An object, by slab and number.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct ObjectIndex {
     /// The slab.
     pub slab: SlabId,
     /// The object's number in the slab.
@@ -197,7 +197,7 @@ impl ClassCache {
     /// # Safety
     /// The caller holds this cache's lock. `slabs` is the table of its slabs, and the slab is one
     /// of this class.
-    pub unsafe fn put(&mut self, slabs: &SlabTable, place: Place, empties: &mut SlabList) -> bool {
+    pub unsafe fn put(&mut self, slabs: &SlabTable, place: ObjectIndex, empties: &mut SlabList) -> bool {
         // SAFETY: the caller holds this cache's lock, and the slab is one of this class.
         unsafe {
             if !slabs.put(place.slab, place.object) {

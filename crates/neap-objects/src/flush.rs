@@ -10,7 +10,7 @@
 //!
 //! One class cache's mutex at a time, for a batch of objects.
 
-use crate::class_cache::{FLUSH_BATCH, Place};
+use crate::class_cache::{FLUSH_BATCH, ObjectIndex};
 use crate::objects::Objects;
 use crate::owners::VectorList;
 use crate::size_class::Class;
@@ -118,10 +118,10 @@ impl<P: Platform> Objects<P> {
     }
 
     /// The slab of an object, and its number in the slab.
-    pub(crate) fn place(&self, class: Class, object: *const u8) -> Place {
+    pub(crate) fn place(&self, class: Class, object: *const u8) -> ObjectIndex {
         let pfn = self.pages.pfn(object.addr());
         let slab = SlabId(self.pages.frames().frame(pfn).owner());
-        Place { slab, object: ((object.addr() - self.start_of(slab)) as u32) / class.size() as u32 }
+        ObjectIndex { slab, object: ((object.addr() - self.start_of(slab)) as u32) / class.size() as u32 }
     }
 }
 

@@ -14,7 +14,7 @@
 //! asks may be inside.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use neap_os::futex::{self, Scope};
+use neap_os::futex::{self, Sharing};
 
 /// State shared by threads that need memory and the thread that drains for them.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl Helper {
     /// Wakes the thread that sleeps on the bell.
     pub fn ring(&self) {
         self.bell.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `rung`.
-        futex::wake(&self.bell, 1, Scope::Process);
+        futex::wake(&self.bell, 1, Sharing::Process);
     }
 
     /// Number of rings of the bell. A thread that finds nothing to do after this call sleeps [on
@@ -67,7 +67,7 @@ impl Helper {
         // Acquire pairs with the Release in `serve`, which publishes the objects returned to slabs.
         let done = self.done.load(Ordering::Acquire);
         if !is_done(done) {
-            futex::wait(&self.done, done, Some(nanoseconds), Scope::Process);
+            futex::wait(&self.done, done, Some(nanoseconds), Sharing::Process);
         }
         let in_time = is_done(self.done.load(Ordering::Acquire)); // Pairs with the Release in `serve`.
         self.late.fetch_add(u32::from(!in_time), Ordering::Relaxed);
@@ -80,7 +80,7 @@ impl Helper {
         let asked = self.asked.load(Ordering::Relaxed);
         if asked != self.done.load(Ordering::Relaxed) && work() {
             self.done.store(asked, Ordering::Release); // Pairs with the Acquire loads in `ask`.
-            futex::wake(&self.done, i32::MAX as u32, Scope::Process);
+            futex::wake(&self.done, i32::MAX as u32, Sharing::Process);
         }
     }
 
@@ -116,7 +116,7 @@ mod tests {
                     true
                 });
                 if !served {
-                    futex::wait(helper.bell(), rung, Some(1_000_000), Scope::Process);
+                    futex::wait(helper.bell(), rung, Some(1_000_000), Sharing::Process);
                 }
             }
             assert!(asks.join().unwrap());

@@ -19,7 +19,7 @@ use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use neap_base::Platform;
-use neap_os::rseq::{self, Outcome, Table};
+use neap_os::rseq::{self, SequenceResult, SequenceTable};
 use neap_pages::{Frame, NodePages};
 
 /// An entry of the kind map: what 4 KiB of the arena hold. Bits 0 to 15 are the home CPU. Bits 16
@@ -44,7 +44,7 @@ impl KindEntry {
 
     /// The class of the objects in the range; [`Class::NONE`] if there are none.
     pub fn class(&self) -> Class {
-        Kind(self.0.load(Ordering::Relaxed)).class()
+        PageKind(self.0.load(Ordering::Relaxed)).class()
     }
 
     /// Sets the class of the range; [`Class::NONE`] for no objects. The home becomes 0.
@@ -54,7 +54,7 @@ impl KindEntry {
 
     /// The range's home CPU, cut to 16 bits. No kernel supports more CPUs than fit.
     pub fn home(&self) -> u16 {
-        Kind(self.0.load(Ordering::Relaxed)).home()
+        PageKind(self.0.load(Ordering::Relaxed)).home()
     }
 
     /// Makes a CPU the home of the range. The caller has an object of the slab, so the class does
@@ -75,9 +75,9 @@ const GRAIN_SHIFT: u32 = GRAIN.trailing_zeros();
 /// The value of an entry of the kind map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub struct Kind(u32);
+pub struct PageKind(u32);
 
-impl Kind {
+impl PageKind {
     /// The class of the objects in the range.
     #[inline]
     pub fn class(self) -> Class {
@@ -138,7 +138,7 @@ pub struct Hot {
     /// The callback that pays back owners.
     pub(crate) payback: AtomicPtr<Payback>,
     /// The table of the sequences: offset of the thread's control block, and regions by CPU.
-    pub(crate) table: Table,
+    pub(crate) table: SequenceTable,
     /// The place of the class's stack, by size in grains, the largest first.
     places: [u16; PLACES],
 }
@@ -171,7 +171,7 @@ const fn places() -> [u16; PLACES] {
 }
 
 const _: () = {
-    assert!(offset_of!(Hot, table) <= offset_of!(Hot, limit) + 128 && align_of::<Table>() >= 64);
+    assert!(offset_of!(Hot, table) <= offset_of!(Hot, limit) + 128 && align_of::<SequenceTable>() >= 64);
     // At page offsets behind the stacks of a region.
     assert!(offset_of!(Hot, limit) % 4096 >= STACKS_END && offset_of!(Hot, table) % 4096 >= STACKS_END);
     // Not at the start of a page: `states`, and the entries in `places` for sizes of whole pages.
@@ -210,7 +210,7 @@ impl Hot {
             page_shift: AtomicU32::new(0),
             page_mask: AtomicUsize::new(0),
             payback: AtomicPtr::new(core::ptr::null_mut()),
-            table: Table::unopened(),
+            table: SequenceTable::unopened(),
             places: places(),
         }
     }
@@ -342,7 +342,7 @@ impl Hot {
                     then:
                         "mov byte ptr [{t} + {offset} - {behind}], {allocated}"
                 ),
-                table = in(reg) &raw const self.table, first = const Table::FIRST,
+                table = in(reg) &raw const self.table, first = const SequenceTable::FIRST,
                 place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, next = out(reg) _, value = out(reg) object,
                 limit = const LIMIT, places = const NO_SIZE, grain_shift = const GRAIN_SHIFT,
                 states = const from_table!(states), behind = const BEHIND, cached = const CACHED, allocated = const ALLOCATED,
@@ -418,7 +418,7 @@ impl Hot {
                 "28:",
                 ".subsection 0",
                 neap_os::unwinds_like!("26b" to "28b", like: "25b"),
-                table = in(reg) &raw const self.table, first = const Table::FIRST, value = in(reg) pointer,
+                table = in(reg) &raw const self.table, first = const SequenceTable::FIRST, value = in(reg) pointer,
                 place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = in(reg) self.table.offset.load(Ordering::Relaxed),
                 base = const from_table!(base), bytes = const from_table!(bytes), kinds = const from_table!(kinds),
                 states = const from_table!(states), behind = const BEHIND, kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
@@ -437,12 +437,12 @@ impl Hot {
     /// # Safety
     /// The address lies in the arena that this [`Hot`] was opened for.
     #[inline]
-    pub unsafe fn kind(&self, pointer: *const u8) -> Kind {
+    pub unsafe fn kind(&self, pointer: *const u8) -> PageKind {
         let offset = pointer.addr().wrapping_sub(self.base.load(Ordering::Relaxed));
         // SAFETY: the address lies in the arena, and the kind map has an entry for each 4 KiB of
         // it.
         let entry = unsafe { &*self.kinds.load(Ordering::Relaxed).wrapping_add(offset >> KindEntry::SHIFT) };
-        Kind(entry.0.load(Ordering::Relaxed))
+        PageKind(entry.0.load(Ordering::Relaxed))
     }
 
     /// Pushes an object that is marked as cached and is the caller's onto a stack of this CPU.
@@ -452,12 +452,12 @@ impl Hot {
     /// `object` belongs to the instance that this [`Hot`] was opened for, and `kind` is its kind,
     /// not [`Class::NONE`].
     #[inline(always)]
-    pub unsafe fn put(&self, kind: Kind, object: *mut u8) -> bool {
+    pub unsafe fn put(&self, kind: PageKind, object: *mut u8) -> bool {
         // Acquire pairs with the Release in `serve`. Before that there are no stacks to push to.
         // SAFETY: `served` is not 0, so the slots have been opened. The caller says that `kind` has
         // a class, so its place is that of a stack, and that the object is the caller's.
         let push = || unsafe { rseq::push(&self.table, kind.place().into(), kind.home(), object) };
-        self.served.load(Ordering::Acquire) > 0 && push() == Outcome::Committed
+        self.served.load(Ordering::Acquire) > 0 && push() == SequenceResult::Committed
     }
 }
 

@@ -6,14 +6,14 @@
 //! calls: the choice of classes runs while the taker holds the CPU's lock, or has DUMMY in the
 //! table.
 
-use crate::class_cache::Place;
+use crate::class_cache::ObjectIndex;
 use crate::instance::{CONFIG, Opened, machine, rseq};
 use crate::machine::Shared;
 use crate::objects::Config;
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabList};
-use crate::slots::Kind;
+use crate::slots::SlotKind;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
@@ -301,7 +301,7 @@ fn b5_a_cpu_beyond_the_rows_goes_without_a_stack() {
     }
     platform.told.store(1, Relaxed);
     let o = Opened::new(platform, &CONFIG).unwrap();
-    assert_eq!(o.slots.kind(&o.platform, 0), Kind::Rseq);
+    assert_eq!(o.slots.kind(&o.platform, 0), SlotKind::Rseq);
     for _ in 0..20 {
         churn(&o);
         std::thread::yield_now();
@@ -424,7 +424,7 @@ fn b11_a_bitmap_takes_an_object_once() {
     // SAFETY: the class cache's lock is held.
     unsafe {
         let start = o.pages.address(o.slabs.pfn_of(slab));
-        let place = Place { slab, object: ((held[0].addr() - start) / CLASS.size()) as u32 };
+        let place = ObjectIndex { slab, object: ((held[0].addr() - start) / CLASS.size()) as u32 };
         assert!(cache.put(&o.slabs, place, &mut empties) && !cache.put(&o.slabs, place, &mut empties));
     }
 }

@@ -43,7 +43,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{CpuLock, Mutex};
-use neap_os::rseq::{self, MOST_CPUS, Outcome, Stack, Table, UNREGISTERED, has_instructions};
+use neap_os::rseq::{self, MOST_CPUS, SequenceResult, SequenceTable, Stack, UNREGISTERED, has_instructions};
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::used_cpus::UsedCpus;
 
@@ -56,7 +56,7 @@ const REMOTE_TRIES: u32 = 1000;
 
 /// The kind of a CPU's slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum SlotKind {
     /// Restartable sequences.
     Rseq,
     /// A lock taken by compare-and-swap.
@@ -107,7 +107,7 @@ impl Slots {
     ///
     /// # Safety
     /// The table belongs to no other slots, does not move, and lives as long as these are used.
-    pub unsafe fn open<P: Platform>(platform: &P, use_rseq: bool, table: &Table) -> Result<Slots, Errno> {
+    pub unsafe fn open<P: Platform>(platform: &P, use_rseq: bool, table: &SequenceTable) -> Result<Slots, Errno> {
         let (cpus, named) = (platform.cpus().min(MAX_CPUS), platform.nameable_cpus().max(platform.cpus()));
         let length = Slots::regions_at(cpus) + (cpus + 1) * REGION;
         let length = length.next_multiple_of(platform.page_size());
@@ -199,7 +199,7 @@ impl Slots {
         }
         *region = self.make_region(cpu);
         self.used.insert(cpu);
-        if self.kind(platform, cpu) == Kind::Rseq {
+        if self.kind(platform, cpu) == SlotKind::Rseq {
             self.pointer(cpu).store(at(*region), Ordering::Release); // Pairs with the loads of the sequences.
         }
     }
@@ -213,9 +213,9 @@ impl Slots {
         self.used.contains(cpu.min(self.cpus - 1))
     }
 
-    fn table(&self) -> &Table {
+    fn table(&self) -> &SequenceTable {
         // SAFETY: `open` requires that the table lives as long as these slots and does not move.
-        unsafe { &*at::<Table>(self.table) }
+        unsafe { &*at::<SequenceTable>(self.table) }
     }
 
     pub(crate) fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
@@ -244,17 +244,17 @@ impl Slots {
 
     /// The kind of a CPU's slots. The table's entry of an isolated CPU stays DUMMY. Sequences there
     /// are refused, and the slow path leads to the Atomic slot.
-    pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> Kind {
-        if self.offset.is_some() && !platform.is_isolated(cpu) { Kind::Rseq } else { Kind::Atomic }
+    pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> SlotKind {
+        if self.offset.is_some() && !platform.is_isolated(cpu) { SlotKind::Rseq } else { SlotKind::Atomic }
     }
 
     /// Whether draining a CPU's stacks takes a fence.
     pub fn takes_fence<P: Platform>(&self, platform: &P, cpu: usize) -> bool {
-        self.kind(platform, cpu) == Kind::Rseq
+        self.kind(platform, cpu) == SlotKind::Rseq
     }
 
     /// Used CPUs of one kind.
-    fn of_kind<P: Platform>(&self, platform: &P, kind: Kind) -> impl Iterator<Item = usize> {
+    fn of_kind<P: Platform>(&self, platform: &P, kind: SlotKind) -> impl Iterator<Item = usize> {
         self.used.now().iter().filter(move |&cpu| self.kind(platform, cpu) == kind)
     }
 
@@ -267,9 +267,9 @@ impl Slots {
         if self.closed.swap(false, Ordering::Relaxed) {
             // SAFETY: `close_table` locked every used Atomic CPU and forgot the guards, and no CPU
             // was added since.
-            self.of_kind(platform, Kind::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
+            self.of_kind(platform, SlotKind::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
         }
-        for cpu in self.of_kind(platform, Kind::Rseq) {
+        for cpu in self.of_kind(platform, SlotKind::Rseq) {
             // SAFETY: the caller has closed the fork gate, or is the child's only thread, so no
             // thread changes the CPU's region.
             let region = unsafe { self.lock(cpu).peek() };
@@ -288,7 +288,7 @@ impl Slots {
     pub fn close_table<P: Platform>(&self, platform: &P, mut wait: impl FnMut() -> bool) -> Result<(), Errno> {
         self.shut.store(true, Ordering::Relaxed);
         let mut held = false;
-        for (taken, cpu) in self.of_kind(platform, Kind::Atomic).enumerate() {
+        for (taken, cpu) in self.of_kind(platform, SlotKind::Atomic).enumerate() {
             let guard = loop {
                 match self.lock(cpu).lock_bounded(REMOTE_TRIES) {
                     None if wait() => {}
@@ -297,7 +297,7 @@ impl Slots {
             };
             let Some(guard) = guard else {
                 // SAFETY: this loop locked the first `taken` CPUs and forgot their guards.
-                self.of_kind(platform, Kind::Atomic).take(taken).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
+                self.of_kind(platform, SlotKind::Atomic).take(taken).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
                 held = true;
                 break;
             };
@@ -305,7 +305,7 @@ impl Slots {
         }
         self.closed.store(!held, Ordering::Relaxed);
         let mut any = false;
-        for cpu in self.of_kind(platform, Kind::Rseq) {
+        for cpu in self.of_kind(platform, SlotKind::Rseq) {
             // SeqCst: pairs with the fence. After it every sequence has seen DUMMY or is over.
             self.pointer(cpu).store(at(self.dummy()), Ordering::SeqCst);
             any = true;
@@ -323,11 +323,11 @@ impl Slots {
         &self,
         platform: &P,
         stack: StackId,
-        mut sequence: impl FnMut(usize) -> (T, Outcome),
+        mut sequence: impl FnMut(usize) -> (T, SequenceResult),
         locked: impl FnOnce(&mut LockedStack) -> Option<T>,
     ) -> Attempt<T> {
         let cpu = platform.cpu();
-        if self.kind(platform, cpu) == Kind::Atomic {
+        if self.kind(platform, cpu) == SlotKind::Atomic {
             if !self.is_used(cpu) {
                 return Attempt::Refused;
             }
@@ -336,9 +336,9 @@ impl Slots {
         }
         for _ in 0..ATTEMPTS {
             match sequence(usize::from(stack.place())) {
-                (value, Outcome::Committed) => return Attempt::Done(value),
-                (_, Outcome::Refused) => return Attempt::Refused,
-                (_, Outcome::Aborted) => {}
+                (value, SequenceResult::Committed) => return Attempt::Done(value),
+                (_, SequenceResult::Refused) => return Attempt::Refused,
+                (_, SequenceResult::Aborted) => {}
             }
         }
         Attempt::Busy
@@ -356,7 +356,7 @@ impl Slots {
         let cpu = platform.cpu();
         // The lock of a CPU without a region is not even tried. Fork takes the locks of used CPUs
         // only, and this code is outside the gate.
-        if self.kind(platform, cpu) == Kind::Rseq || !self.is_used(cpu) {
+        if self.kind(platform, cpu) == SlotKind::Rseq || !self.is_used(cpu) {
             return None;
         }
         let region = self.lock(cpu).try_lock()?;
@@ -384,7 +384,7 @@ impl Slots {
             // region of the table, and DUMMY, has a stack there and stays mapped until `close`.
             let object = unsafe { rseq::pop(self.table(), place) };
             // An aborted pop looks like a refused one. The refill that follows handles both.
-            (object, if object.is_null() { Outcome::Refused } else { Outcome::Committed })
+            (object, if object.is_null() { SequenceResult::Refused } else { SequenceResult::Committed })
         };
         self.attempt(platform, StackId::home(class), sequence, LockedStack::pop)
     }
@@ -460,7 +460,7 @@ impl Slots {
         // Threads of an Atomic CPU take this lock. For an Rseq CPU it guards which region is the
         // CPU's.
         let Some(mut region) = self.lock(cpu).lock_bounded(REMOTE_TRIES) else { return self.skip() };
-        if self.kind(platform, cpu) == Kind::Rseq {
+        if self.kind(platform, cpu) == SlotKind::Rseq {
             let pointer = self.pointer(cpu);
             // SeqCst: ordered before the fence. By way of it, pairs with the loads of the
             // sequences.
@@ -516,7 +516,7 @@ impl Slots {
         if !self.is_used(cpu) {
             return Some(self.dummy());
         }
-        if self.kind(platform, cpu) == Kind::Atomic {
+        if self.kind(platform, cpu) == SlotKind::Atomic {
             return self.lock(cpu).try_lock().map(|region| *region);
         }
         Some(self.pointer(cpu).load(Ordering::Acquire).addr()) // Pairs with the Release in `take` and `begin`.

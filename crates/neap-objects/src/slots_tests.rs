@@ -13,17 +13,17 @@ use crate::slots::{Peek, Slots};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Errno;
 use neap_base::{Linux, Platform};
-use neap_os::rseq::{Table, UNREGISTERED};
+use neap_os::rseq::{SequenceTable, UNREGISTERED};
 use neap_os::topology::CpuSet;
 use std::boxed::Box;
 use std::vec::Vec;
 
 /// Slots that are unmapped with the value.
-struct Own<P: Platform>(P, Slots, #[expect(dead_code, reason = "the slots are in it")] Box<Table>);
+struct Own<P: Platform>(P, Slots, #[expect(dead_code, reason = "the slots are in it")] Box<SequenceTable>);
 
 impl<P: Platform> Own<P> {
     fn open(platform: P) -> Own<P> {
-        let table = Box::new(Table::unopened());
+        let table = Box::new(SequenceTable::unopened());
         // SAFETY: the table is for these slots alone, and both live in one value.
         let slots = unsafe { Slots::open(&platform, true, &table) }.unwrap();
         Own(platform, slots, table)

@@ -18,7 +18,7 @@ use crate::region::{REGION, StackId, dummy_cell, objects, stack};
 use crate::sheaf::sheaf_memory;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
-use crate::slots::{Kind, Slots};
+use crate::slots::{SlotKind, Slots};
 use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
 use core::fmt;
 use core::ops::AddAssign;
@@ -57,10 +57,10 @@ impl Finding {
     }
 }
 
-impl From<neap_pages::Finding> for Finding {
-    fn from(finding: neap_pages::Finding) -> Finding {
-        let neap_pages::Finding { what, page, expected, found } = finding;
-        Finding { what, class: Class::NONE, at: page.some().map_or(0, Pfn::index), expected, found }
+impl From<neap_base::Finding> for Finding {
+    fn from(finding: neap_base::Finding) -> Finding {
+        let neap_base::Finding { what, at, expected, found } = finding;
+        Finding { what, class: Class::NONE, at: at.number as usize, expected, found }
     }
 }
 
@@ -110,7 +110,7 @@ impl AddAssign for Census {
 }
 
 /// Results of the walk over the arena.
-struct Walk {
+struct WalkSums {
     classes: [Census; CLASSES],
     /// Slabs with free objects.
     partial: [u32; CLASSES],
@@ -208,9 +208,9 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Walks every page of the arena.
-    fn walk(&self) -> Result<Walk, Finding> {
+    fn walk(&self) -> Result<WalkSums, Finding> {
         let (empty, frames) = (Census::default(), self.pages.frames());
-        let mut walk = Walk {
+        let mut walk = WalkSums {
             classes: [empty; CLASSES],
             partial: [0; CLASSES],
             holes: [0; CLASSES],
@@ -251,7 +251,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Verifies the slab that starts at a page, and all its objects. Returns its number of pages.
-    fn walk_slab(&self, page: Pfn, walk: &mut Walk) -> Result<u32, Finding> {
+    fn walk_slab(&self, page: Pfn, walk: &mut WalkSums) -> Result<u32, Finding> {
         let (frames, at) = (self.pages.frames(), self.pages.address(page));
         let id = SlabId(frames.frame(page).owner());
         let known = id.0 < self.slabs.numbers();
@@ -296,7 +296,7 @@ impl<P: Platform> Objects<P> {
 
     /// Verifies the owners of a slab's page. A page has owners only while the program or a cache
     /// may have an object of it. A vector is an object of neap's own, of the right class.
-    fn verify_owners(&self, page: Pfn, class: Class, useless: bool, walk: &mut Walk) -> Result<(), Finding> {
+    fn verify_owners(&self, page: Pfn, class: Class, useless: bool, walk: &mut WalkSums) -> Result<(), Finding> {
         let (owners, known) = (self.owners(page), u64::from(self.pages.frames().frame(page).word().load(Relaxed) != 0));
         let at = self.pages.address(page);
         Finding::unless_equal("owner where nobody can have an object", class, at, 0, known & u64::from(useless))?;
@@ -360,7 +360,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Compares the counts and lists of a class with the results of the walk.
-    fn verify_class(&self, class: Class, walk: &Walk, sheaves: u64) -> Result<(), Finding> {
+    fn verify_class(&self, class: Class, walk: &WalkSums, sheaves: u64) -> Result<(), Finding> {
         let seen = &walk.classes[class.index()];
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, 0, expected, found);
         equal("memory of sheaves", sheaves + walk.vectors[class.index()], seen.sheaves)?;
@@ -479,7 +479,7 @@ impl<P: Platform> Objects<P> {
             let twice =
                 used.iter().take_while(|&other| other < cpu).any(|other| unsafe { slots.lock(other).peek() } == region);
             equal("region of two CPUs", 0, twice.into())?;
-            let owned = entry == region && slots.kind(&self.platform, cpu) == Kind::Rseq;
+            let owned = entry == region && slots.kind(&self.platform, cpu) == SlotKind::Rseq;
             equal("table entry of a CPU", 1, u64::from(owned || entry == slots.dummy()))?;
             StackId::all().try_for_each(|id| slots.verify_stack(cpu, region, id))?;
         }

@@ -11,22 +11,22 @@ use rustix::time::Timespec;
 
 /// Users of the word: threads of one process, or any process that maps its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum Sharing {
     /// Threads of this process.
     Process,
     /// Threads of every process that maps the word's page.
     Shared,
 }
 
-impl Scope {
+impl Sharing {
     fn flags(self) -> Flags {
-        if self == Scope::Process { Flags::PRIVATE } else { Flags::empty() }
+        if self == Sharing::Process { Flags::PRIVATE } else { Flags::empty() }
     }
 }
 
 /// Sleeps while `word` holds `expected`, at most `nanoseconds` (`None`: without limit). Spurious
 /// returns happen.
-pub fn wait(word: &AtomicU32, expected: u32, nanoseconds: Option<u64>, scope: Scope) {
+pub fn wait(word: &AtomicU32, expected: u32, nanoseconds: Option<u64>, scope: Sharing) {
     let timeout = nanoseconds.map(timespec);
     // EAGAIN (the word changed), EINTR and ETIMEDOUT all mean: check again.
     let _ = futex::wait(word, scope.flags(), expected, timeout.as_ref());
@@ -55,7 +55,7 @@ pub fn wait_either(own: (&AtomicU32, u32), shared: (&AtomicU32, u32), nanosecond
 }
 
 /// Wakes up to `count` sleepers on `word`.
-pub fn wake(word: &AtomicU32, count: u32, scope: Scope) {
+pub fn wake(word: &AtomicU32, count: u32, scope: Sharing) {
     let _ = futex::wake(word, scope.flags(), count);
 }
 
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn either_word_ends_the_wait() {
         let words = [AtomicU32::new(0), AtomicU32::new(0)];
-        for (changed, scope) in [(0, Scope::Process), (1, Scope::Shared)] {
+        for (changed, scope) in [(0, Sharing::Process), (1, Sharing::Shared)] {
             words.iter().for_each(|word| word.store(0, Relaxed));
             std::thread::scope(|threads| {
                 let waiter = threads.spawn(|| {

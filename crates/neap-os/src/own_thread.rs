@@ -267,7 +267,7 @@ mod tests {
         settle(c"neap", &cpus);
         let is_settled = crate::thread::allowed() == cpus && crate::thread::own_name().0.starts_with(b"neap\0");
         RAN.store(if is_settled { 1 } else { 2 }, Ordering::Release); // Pairs with the Acquire load in the test.
-        futex::wake(&RAN, 1, futex::Scope::Process);
+        futex::wake(&RAN, 1, futex::Sharing::Process);
         core::ptr::null_mut()
     }
 

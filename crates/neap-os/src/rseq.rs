@@ -86,7 +86,7 @@ pub const MOST_CPUS: usize = 8192;
 /// The start of all sequences, on cache lines of its own.
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub struct Table {
+pub struct SequenceTable {
     /// Offset of the thread's rseq area from its thread pointer. Read by all threads, and kept
     /// apart from the entries, which takers write.
     pub offset: AtomicIsize,
@@ -96,20 +96,20 @@ pub struct Table {
     pub regions: [AtomicPtr<u8>; UNREGISTERED + MOST_CPUS],
 }
 
-impl Table {
+impl SequenceTable {
     /// Creates a table that no sequence may use yet.
-    pub const fn unopened() -> Table {
+    pub const fn unopened() -> SequenceTable {
         let regions = [const { AtomicPtr::new(core::ptr::null_mut()) }; UNREGISTERED + MOST_CPUS];
-        Table { offset: AtomicIsize::new(0), apart: [0; 7], regions }
+        SequenceTable { offset: AtomicIsize::new(0), apart: [0; 7], regions }
     }
 
     /// Offset of CPU 0's entry in bytes.
-    pub const FIRST: usize = offset_of!(Table, regions) + UNREGISTERED * size_of::<AtomicPtr<u8>>();
+    pub const FIRST: usize = offset_of!(SequenceTable, regions) + UNREGISTERED * size_of::<AtomicPtr<u8>>();
 }
 
 /// Result of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SequenceResult {
     /// The operation took effect.
     Committed,
     /// The stack has too few objects (pop) or too little room (push).

@@ -40,7 +40,7 @@ pub fn yield_now() {
 /// Sleeps for about `nanoseconds`; a signal may end the sleep early.
 pub fn sleep(nanoseconds: u64) {
     // The word is local, so no thread changes it or wakes the sleeper.
-    crate::futex::wait(&core::sync::atomic::AtomicU32::new(0), 0, Some(nanoseconds), crate::futex::Scope::Process);
+    crate::futex::wait(&core::sync::atomic::AtomicU32::new(0), 0, Some(nanoseconds), crate::futex::Sharing::Process);
 }
 
 /// This process's id.

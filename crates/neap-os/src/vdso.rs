@@ -26,7 +26,7 @@ const DT_GNU_HASH: usize = 0x6fff_fef5;
 
 /// A 64-bit shared object in memory.
 #[derive(Clone, Copy)]
-struct Object(usize);
+struct SharedObject(usize);
 
 /// A symbol, with the fields in their order in the file.
 #[repr(C)]
@@ -39,7 +39,7 @@ struct Symbol {
     size: usize,
 }
 
-impl Object {
+impl SharedObject {
     /// Reads a number at an address in the object.
     ///
     /// # Safety
@@ -61,14 +61,15 @@ impl Object {
         // begins with its kind; its offset in the file is at 8, and its address at 16.
         unsafe {
             let (first, length, count) = (
-                Object::read::<usize>(self.0 + 32),
-                Object::read::<u16>(self.0 + 54),
-                Object::read::<u16>(self.0 + 56),
+                SharedObject::read::<usize>(self.0 + 32),
+                SharedObject::read::<u16>(self.0 + 54),
+                SharedObject::read::<u16>(self.0 + 56),
             );
             let (mut base, mut dynamic) = (None, None);
             for header in (0..usize::from(count)).map(|number| self.0 + first + number * usize::from(length)) {
-                let (offset, address) = (Object::read::<usize>(header + 8), Object::read::<usize>(header + 16));
-                match Object::read::<u32>(header) {
+                let (offset, address) =
+                    (SharedObject::read::<usize>(header + 8), SharedObject::read::<usize>(header + 16));
+                match SharedObject::read::<u32>(header) {
                     PT_LOAD if base.is_none() => base = Some((self.0 + offset).wrapping_sub(address)),
                     PT_DYNAMIC => dynamic = Some(self.0 + offset),
                     _ => {}
@@ -89,7 +90,7 @@ impl Object {
             let (base, mut entry) = self.loaded()?;
             let (mut symbols, mut names, mut hash, mut gnu_hash) = (None, None, None, None);
             loop {
-                let (tag, address) = (Object::read::<usize>(entry), Object::read::<usize>(entry + 8));
+                let (tag, address) = (SharedObject::read::<usize>(entry), SharedObject::read::<usize>(entry + 8));
                 match tag {
                     DT_NULL => break,
                     DT_SYMTAB => symbols = Some(base.wrapping_add(address)),
@@ -103,15 +104,15 @@ impl Object {
             let (symbols, names) = (symbols?, names?);
             let count = match (hash, gnu_hash) {
                 // The second number is the number of chains: one for each symbol.
-                (Some(hash), _) => Object::read::<u32>(hash + 4),
-                (None, Some(hash)) => Object::count(hash),
+                (Some(hash), _) => SharedObject::read::<u32>(hash + 4),
+                (None, Some(hash)) => SharedObject::count(hash),
                 (None, None) => return None,
             };
             (0..count as usize).find_map(|number| {
                 let symbol = symbols + number * size_of::<Symbol>();
-                let text = names + Object::read::<u32>(symbol + core::mem::offset_of!(Symbol, name)) as usize;
-                let is_defined = Object::read::<u16>(symbol + core::mem::offset_of!(Symbol, section)) != 0;
-                let value = Object::read::<usize>(symbol + core::mem::offset_of!(Symbol, value));
+                let text = names + SharedObject::read::<u32>(symbol + core::mem::offset_of!(Symbol, name)) as usize;
+                let is_defined = SharedObject::read::<u16>(symbol + core::mem::offset_of!(Symbol, section)) != 0;
+                let value = SharedObject::read::<usize>(symbol + core::mem::offset_of!(Symbol, value));
                 let is_it = is_defined && CStr::from_ptr(core::ptr::with_exposed_provenance(text)) == name;
                 is_it.then(|| base.wrapping_add(value))
             })
@@ -127,14 +128,16 @@ impl Object {
         // each chain, and the chains. A chain's first symbol is in its bucket, and its last one is
         // odd in the chains.
         unsafe {
-            let [buckets, first, words] = [0, 4, 8].map(|at| Object::read::<u32>(hash + at));
+            let [buckets, first, words] = [0, 4, 8].map(|at| SharedObject::read::<u32>(hash + at));
             let start = hash + 16 + words as usize * size_of::<usize>();
-            let last = (0..buckets as usize).map(|bucket| Object::read::<u32>(start + bucket * 4)).max().unwrap_or(0);
+            let last =
+                (0..buckets as usize).map(|bucket| SharedObject::read::<u32>(start + bucket * 4)).max().unwrap_or(0);
             if last < first {
                 return first;
             }
             let chains = start + buckets as usize * 4;
-            let end = (last..).find(|symbol| Object::read::<u32>(chains + (symbol - first) as usize * 4) & 1 == 1);
+            let end =
+                (last..).find(|symbol| SharedObject::read::<u32>(chains + (symbol - first) as usize * 4) & 1 == 1);
             end.map_or(last, |symbol| symbol + 1)
         }
     }
@@ -148,7 +151,7 @@ pub(crate) fn find() -> Option<ClockGettime> {
         return None;
     }
     // SAFETY: the kernel has mapped a valid object at this address, which stays.
-    let function = unsafe { Object(address).function(c"__vdso_clock_gettime") }?;
+    let function = unsafe { SharedObject(address).function(c"__vdso_clock_gettime") }?;
     // SAFETY: the kernel's function of this name has this type.
     Some(unsafe { core::mem::transmute::<usize, ClockGettime>(function) })
 }

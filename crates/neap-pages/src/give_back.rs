@@ -14,7 +14,7 @@
 use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::{Report, Run, Turn};
+use crate::release::{ReleasePass, Report, Turn};
 use crate::units::CHUNK;
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
@@ -36,7 +36,7 @@ struct Wanted {
     pages: u32,
     /// The least order of blocks below a chunk.
     least: Order,
-    /// Whether a caller asked for it; see [`Run::explicit`].
+    /// Whether a caller asked for it; see [`ReleasePass::explicit`].
     explicit: bool,
 }
 
@@ -230,7 +230,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // Pages freed meanwhile are left for the next time, since threads may free and allocate as
         // fast as this runs.
         let pages = pages.min(zone.lock().buddy.backed_free);
-        Run { release, ranges, platform, arena, zone, hold, least, explicit, stop }.run(pages, report)
+        ReleasePass { release, ranges, platform, arena, zone, hold, least, explicit, stop }.run(pages, report)
     }
 
     /// Takes the surplus pages from every CPU's list. Returns whether pages are left in a list.

@@ -15,7 +15,7 @@ use crate::give_back::TURN_LOOKS;
 use crate::node_pages::NodePages;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::{Report, Run};
+use crate::release::{ReleasePass, Report};
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Handover;
@@ -48,7 +48,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
         // The kernel would fill holes again in ranges where it may make huge pages.
         zone.end_population(arena, platform);
-        let run = Run { release, ranges, platform, arena, zone, hold, least: Order(0), explicit: all, stop };
+        let run = ReleasePass { release, ranges, platform, arena, zone, hold, least: Order(0), explicit: all, stop };
         report.left = run.held(gather, settle, &mut report);
         Some(report)
     }

@@ -42,7 +42,7 @@ pub struct Spilled(Chain, Order);
 
 /// Use of the zone's lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct LockUse {
     /// Number of times that it was taken.
     pub holds: u32,
     /// Number of pages that moved, in either direction.
@@ -122,7 +122,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
 
     /// Runs the rest of an operation, on the CPU that began it. `busy`: its first hold of the
     /// zone's lock found that held. A visit for an allocation returns the block.
-    pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, Held) {
+    pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, LockUse) {
         let (pages, platform) = (&self.pages, &self.platform);
         self.metered(busy, || match visit {
             Visit::Refill(order, blocks) => pages.refill(platform, Wanted::block(order), order, blocks).map(Some),
@@ -143,7 +143,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
 
     /// The part of a tick that concerns lists. `forget`: nothing else is left to do, so that no
     /// tick follows soon. Returns whether a list has pages.
-    pub fn tick(&self, forget: bool) -> (bool, Held) {
+    pub fn tick(&self, forget: bool) -> (bool, LockUse) {
         let (pages, mut report) = (&self.pages, Report::default());
         self.metered(false, || {
             pages.look_at(self.room());
@@ -156,7 +156,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     }
 
     /// Drains a CPU's list, or all of them.
-    pub fn drain(&self, cpu: Option<usize>) -> Held {
+    pub fn drain(&self, cpu: Option<usize>) -> LockUse {
         let drain = || match cpu {
             Some(cpu) => _ = self.pages.drain_cpu(&self.platform, cpu),
             None => _ = self.pages.drain_all(&self.platform),
@@ -165,7 +165,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     }
 
     /// Calls [`Pages::set_reclaiming`], and returns its use of the zone's lock.
-    pub fn set_reclaiming(&self, reclaiming: bool) -> Held {
+    pub fn set_reclaiming(&self, reclaiming: bool) -> LockUse {
         self.metered(false, || self.pages.set_reclaiming(reclaiming)).1
     }
 
@@ -185,7 +185,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         (0..self.pages.lists.cpus()).all(|cpu| self.pages.lists.is_settled(cpu))
     }
 
-    fn metered<R>(&self, busy: bool, act: impl FnOnce() -> R) -> (R, Held) {
+    fn metered<R>(&self, busy: bool, act: impl FnOnce() -> R) -> (R, LockUse) {
         let (meter, free) = (&self.pages.zone.meter, || self.pages.zone.peek().0);
         meter.holds.store(0, Relaxed);
         meter.pages.store(0, Relaxed);
@@ -195,7 +195,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         // The pages of the last hold are counted by the next one, or here.
         let pages = meter.pages.load(Relaxed) + free().abs_diff(meter.free.load(Relaxed));
         meter.busy.store(0, Relaxed);
-        (answer, Held { holds: meter.holds.load(Relaxed), pages })
+        (answer, LockUse { holds: meter.holds.load(Relaxed), pages })
     }
 }
 

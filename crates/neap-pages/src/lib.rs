@@ -81,7 +81,7 @@ pub use pages::Pages;
 pub use release::Report;
 pub use shape::{MARKED, Shape, SideTable, TABLES};
 pub use shortage::Shortage;
-pub use statistics::{Finding, Statistics, Watermarks};
+pub use statistics::{Statistics, Watermarks};
 pub use survey::{PIECE, Use};
 pub use tables::Part;
 pub use units::{Block, Exhausted};

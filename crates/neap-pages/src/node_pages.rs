@@ -17,7 +17,7 @@ use crate::give_back::Drain;
 use crate::pages::Pages;
 use crate::release::Report;
 use crate::shape::Shape;
-use crate::statistics::{Finding, Statistics};
+use crate::statistics::Statistics;
 use crate::survey::PIECE;
 use crate::tables::Part;
 use crate::units::{Block, CHUNK, Exhausted};
@@ -26,7 +26,7 @@ use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::platform::Errno;
 use neap_base::platform::Handover;
 use neap_base::platform::nodes::MAX_NODES;
-use neap_base::{Order, Pfn, Platform};
+use neap_base::{Finding, Order, Pfn, Platform};
 use neap_os::topology::CpuSet;
 
 /// All pages of an instance.

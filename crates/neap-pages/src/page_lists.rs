@@ -23,12 +23,11 @@ use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
 use crate::policy::{self, Limits, Policy, Supply};
 use crate::run_cache::{Run, RunCache, Runs};
-use crate::statistics::Finding;
 use crate::units::{Block, LISTED_ORDERS};
 use crate::zone::Zone;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::cpu_lock::CpuGuard;
-use neap_base::{CpuLock, Order, Pfn};
+use neap_base::{CpuLock, Finding, Order, Pfn};
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::used_cpus::UsedCpus;
 
@@ -529,7 +528,7 @@ impl<T: Policy> PageLists<T> {
     pub(crate) fn verify(&self, frames: &Frames) -> Result<u32, Finding> {
         let mut sum = 0;
         for cpu in self.used().iter() {
-            let taken = Finding { what: "CPU list held while nobody runs", page: Pfn::NONE, expected: 0, found: 1 };
+            let taken = Finding::new("CPU list held while nobody runs", Pfn::NONE, 0, 1);
             let guard = self.remote(cpu).ok_or(taken)?;
             let mut pages = 0;
             for (order, list) in guard.lists.iter().enumerate() {

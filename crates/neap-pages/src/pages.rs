@@ -21,14 +21,14 @@ use crate::policy::{Adaptive, Policy};
 use crate::release::Release;
 use crate::run_cache::{LONGEST, Run, Runs};
 use crate::shape::MARKED;
-use crate::statistics::{Finding, Needs, Statistics};
+use crate::statistics::{Needs, Statistics};
 use crate::tables::OWN_TABLES;
 use crate::units::{Block, CHUNK, CHUNK_ORDER, Exhausted, LISTED_ORDERS};
 use crate::zone::{Touched, Wanted, Zone};
 use core::marker::PhantomData;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use neap_base::{Order, Pfn, Platform};
+use neap_base::{Finding, Order, Pfn, Platform};
 
 /// The fewest pages that are released when there is memory beyond the limit: those of a huge page,
 /// which is released as a whole.

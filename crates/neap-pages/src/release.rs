@@ -5,8 +5,8 @@
 //! `madvise` releases the buddy's detached blocks. Whole chunks go first, neighbours by one call of
 //! at most 32 MiB, with their parts of side tables. Then go blocks, up to 512 by one call if the
 //! kernel supports that, else a few one by one. Pages of blocks that are handed out go the same
-//! way; their holders choose them ([`Run::held`]). Blocks that the system refused stay as they
-//! were. The caller decides how many pages go.
+//! way; their holders choose them ([`ReleasePass::held`]). Blocks that the system refused stay as
+//! they were. The caller decides how many pages go.
 //!
 //! # Locking
 //!
@@ -136,7 +136,7 @@ impl Turn<'_> {
 }
 
 /// One run of releasing.
-pub(crate) struct Run<'a, P> {
+pub(crate) struct ReleasePass<'a, P> {
     pub(crate) release: &'a Release,
     pub(crate) ranges: &'a mut [Range],
     pub(crate) platform: &'a P,
@@ -153,7 +153,7 @@ pub(crate) struct Run<'a, P> {
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
-impl<P: Platform> Run<'_, P> {
+impl<P: Platform> ReleasePass<'_, P> {
     /// Releases up to `pages` backed pages. Returns whether the system would take more.
     pub(crate) fn run(mut self, pages: u32, report: &mut Report) -> bool {
         let release = self.release;

@@ -1,8 +1,6 @@
-//! Statistics of the page layer, and findings of its verification. Values only, no locks.
+//! Statistics of the page layer. Values only, no locks.
 
-use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use neap_base::Pfn;
 
 /// Free-page thresholds of a zone with a budget, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,32 +145,5 @@ impl Needs {
     pub(crate) fn count(&self, pages: u64) {
         self.drains.fetch_add(1, Relaxed);
         self.pages.fetch_add(pages, Relaxed);
-    }
-}
-
-/// Two numbers that should be equal and differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Name of the number.
-    pub what: &'static str,
-    /// The page it belongs to; [`Pfn::NONE`] if none in particular.
-    pub page: Pfn,
-    /// The number expected.
-    pub expected: u64,
-    /// The number found.
-    pub found: u64,
-}
-
-impl Finding {
-    /// Returns a finding unless both numbers are equal.
-    pub(crate) fn unless_equal(what: &'static str, page: Pfn, expected: u64, found: u64) -> Result<(), Finding> {
-        if expected == found { Ok(()) } else { Err(Finding { what, page, expected, found }) }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: expected {}, found {}", self.what, self.expected, self.found)?;
-        if self.page == Pfn::NONE { Ok(()) } else { write!(f, " at page {}", self.page.0) }
     }
 }

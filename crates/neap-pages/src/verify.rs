@@ -6,9 +6,8 @@
 
 use crate::buddy::{BACKED, Buddy, LIST_ORDERS};
 use crate::frames::State;
-use crate::statistics::Finding;
 use crate::units::{CHUNK, CHUNK_ORDER};
-use neap_base::{Order, Pfn, bitmap};
+use neap_base::{Finding, Order, Pfn, bitmap};
 
 /// Pages by state.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,11 +58,11 @@ impl Buddy {
                         sums.listed += pages;
                     }
                     other => {
-                        return Err(Finding { what: "page in no block", page: at, expected: 2, found: other as u64 });
+                        return Err(Finding::new("page in no block", at, 2, other as u64));
                     }
                 }
                 if pages == 0 {
-                    return Err(Finding { what: "block without pages", page: at, expected: 1, found: 0 });
+                    return Err(Finding::new("block without pages", at, 1, 0));
                 }
             }
             self.verify_inside(at, pages, state)?;

@@ -12,7 +12,7 @@ use crate::chunk::NONE;
 use crate::geometry::{GRANULE, Geometry, LARGEST};
 use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
-use crate::state::{Freed, Place, Request, State};
+use crate::state::{Freed, Request, RowAllocation, State};
 use crate::work::Work;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -354,7 +354,7 @@ impl<C: Charge> PerCpuData<C> {
     }
 
     /// Returns the handle of an allocation, and writes its class's offsets if it is the first.
-    fn handle(&self, state: &mut State, place: Place) -> Handle {
+    fn handle(&self, state: &mut State, place: RowAllocation) -> Handle {
         let handle = state.handle(self.base, place);
         let (class, cpus) = (handle.class(), self.geometry.cpus);
         if !bitmap::set(&mut state.known, class) {

@@ -80,6 +80,6 @@ pub use host::{Alone, Host};
 pub use lent::LentWords;
 pub use reference::PerCpuRef;
 pub use rows::Owner;
-pub use statistics::{Finding, Statistics};
+pub use statistics::Statistics;
 pub use walk::{Chunk, Dimensions, List};
 pub use work::Tick;

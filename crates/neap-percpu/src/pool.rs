@@ -9,7 +9,7 @@ use core::ops::Range;
 
 #[derive(Debug)]
 #[repr(C)]
-struct Entry<T> {
+struct PoolEntry<T> {
     /// The next free entry.
     link: u32,
     value: T,
@@ -32,7 +32,7 @@ pub(crate) struct Pool<T> {
 
 impl<T: Copy> Pool<T> {
     pub(crate) fn bytes(most: u32) -> usize {
-        most as usize * size_of::<Entry<T>>()
+        most as usize * size_of::<PoolEntry<T>>()
     }
 
     /// # Safety
@@ -47,9 +47,9 @@ impl<T: Copy> Pool<T> {
         self.address + Self::bytes(entries.start)..self.address + Self::bytes(entries.end)
     }
 
-    fn entry(&self, index: u32) -> *mut Entry<T> {
+    fn entry(&self, index: u32) -> *mut PoolEntry<T> {
         debug_assert!(index < self.reach);
-        core::ptr::with_exposed_provenance_mut(self.address + index as usize * size_of::<Entry<T>>())
+        core::ptr::with_exposed_provenance_mut(self.address + index as usize * size_of::<PoolEntry<T>>())
     }
 
     pub(crate) fn get(&self, index: u32) -> &T {

@@ -69,7 +69,7 @@ pub(crate) struct Request {
 
 /// An allocation in a row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RowAllocation {
     pub(crate) row: u32,
     /// Its first granule, counted from the chunk's start, and its length in granules.
     pub(crate) granule: u32,
@@ -80,7 +80,7 @@ pub(crate) struct Place {
 #[derive(Debug)]
 struct Kept {
     handle: Handle,
-    place: Place,
+    place: RowAllocation,
     owner: Owner,
     /// Whether it is free still.
     free: bool,
@@ -121,7 +121,7 @@ impl State {
 
     /// Places a request in one of the owner's rows; `None` if none of the tried rows has room.
     #[inline(always)]
-    pub(crate) fn share(&mut self, request: &Request) -> Option<Place> {
+    pub(crate) fn share(&mut self, request: &Request) -> Option<RowAllocation> {
         if !self.geometry().shares() {
             return None;
         }
@@ -163,7 +163,7 @@ impl State {
     // Always inlined, as are all functions that return a place: one that is stored in parts and
     // loaded as a whole stalls.
     #[inline(always)]
-    fn mark(&mut self, index: u32, granule: usize, granules: usize) -> Place {
+    fn mark(&mut self, index: u32, granule: usize, granules: usize) -> RowAllocation {
         let row = self.rows.rows.get_mut(index);
         row.free -= granules as u32;
         let chunk = self.chunks.get(row.chunk);
@@ -171,7 +171,7 @@ impl State {
         bitmap::set(chunk.starts, granule);
         self.granules += granules;
         self.allocations += 1;
-        Place { row: index, granule: granule as u32, granules: granules as u32 }
+        RowAllocation { row: index, granule: granule as u32, granules: granules as u32 }
     }
 
     /// Whether the unused ends of rows' last pages are few enough for a row to begin a page.
@@ -237,7 +237,7 @@ impl State {
 
     /// Makes a row at a spot, and places the request in it. The row is not on its owner's list yet.
     #[inline(always)]
-    pub(crate) fn commit(&mut self, spot: Spot, request: &Request) -> Option<Place> {
+    pub(crate) fn commit(&mut self, spot: Spot, request: &Request) -> Option<RowAllocation> {
         let Spot { chunk, start, width } = spot;
         let grain_granules = self.geometry().grain_granules();
         let free = width * grain_granules as u32;
@@ -300,7 +300,7 @@ impl State {
     }
 
     /// The handle of an allocation; `base` is the address of the first chunk.
-    pub(crate) fn handle(&self, base: usize, place: Place) -> Handle {
+    pub(crate) fn handle(&self, base: usize, place: RowAllocation) -> Handle {
         let (row, geometry) = (self.rows.rows.get(place.row), self.geometry());
         let inside = place.granule as usize - row.start as usize * geometry.grain_granules();
         let address =
@@ -309,7 +309,7 @@ impl State {
     }
 
     /// The place of a handle's allocation.
-    fn locate(&mut self, base: usize, handle: Handle) -> Result<Place, Invalid> {
+    fn locate(&mut self, base: usize, handle: Handle) -> Result<RowAllocation, Invalid> {
         let offset = handle.address().checked_sub(base).ok_or(Invalid::Foreign)?;
         let (chunk, inside) = self.geometry().chunk_of(offset);
         if !self.chunks.exists(chunk) {
@@ -329,11 +329,11 @@ impl State {
         let range = granules_of(geometry, row);
         let granule = range.start + inside / GRANULE; // Behind the range for another CPU's copy.
         let end = view.allocation_end(granule, range.end).ok_or(Invalid::NotAllocated)?;
-        Ok(Place { row: index, granule: granule as u32, granules: (end - granule) as u32 })
+        Ok(RowAllocation { row: index, granule: granule as u32, granules: (end - granule) as u32 })
     }
 
     /// Frees an allocation, and its row if it is empty then.
-    pub(crate) fn free(&mut self, place: Place) -> Freed {
+    pub(crate) fn free(&mut self, place: RowAllocation) -> Freed {
         let row = self.rows.rows.get_mut(place.row);
         row.free += place.granules;
         let row = *row;

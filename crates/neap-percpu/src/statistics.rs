@@ -6,7 +6,6 @@ use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
 use crate::geometry::GRANULE;
 use crate::state::State;
-use core::fmt;
 
 /// Statistics of an instance at a moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -53,33 +52,6 @@ pub struct Statistics {
     pub looks: u64,
     /// Entries that the tables of rows and owners have grown to.
     pub table_entries: usize,
-}
-
-/// Two numbers that should be equal and are not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Name of the number.
-    pub what: &'static str,
-    /// The chunk, or another numbered thing; `u32::MAX` for none.
-    pub place: u32,
-    /// The expected value.
-    pub expected: u64,
-    /// The value found.
-    pub found: u64,
-}
-
-impl Finding {
-    /// Returns a finding unless both numbers are equal.
-    pub(crate) fn unless_equal(what: &'static str, place: u32, expected: u64, found: u64) -> Result<(), Finding> {
-        if expected == found { Ok(()) } else { Err(Finding { what, place, expected, found }) }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: expected {}, found {}", self.what, self.expected, self.found)?;
-        if self.place == NONE { Ok(()) } else { write!(f, " at {}", self.place) }
-    }
 }
 
 impl<C: Charge> PerCpuData<C> {

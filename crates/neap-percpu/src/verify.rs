@@ -8,8 +8,9 @@ use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
 use crate::lists::slot;
 use crate::state::{State, granules_of};
-use crate::statistics::Finding;
+use neap_base::Finding;
 use neap_base::bitmap;
+use neap_base::finding::At;
 
 /// Sums over chunks.
 #[derive(Default)]
@@ -23,6 +24,13 @@ struct Sums {
     rows: u64,
     chunks: u64,
     row_bytes: u64,
+}
+
+/// Returns a finding about a chunk, row or owner, or about none ([`NONE`]), unless both numbers are
+/// equal.
+fn equal(what: &'static str, number: u32, expected: u64, found: u64) -> Result<(), Finding> {
+    let at = if number == NONE { At::NONE } else { At { thing: "entry", number: number.into() } };
+    Finding::unless_equal(what, at, expected, found)
 }
 
 impl<C: Charge> PerCpuData<C> {
@@ -49,7 +57,6 @@ impl State {
 
     /// Verifies all chunks, lists, rows and owners.
     pub(crate) fn verify(&mut self) -> Result<(), Finding> {
-        let equal = Finding::unless_equal;
         let mut sums = Sums::default();
         for chunk in 0..self.chunks.reach() {
             if self.chunks.exists(chunk as usize) {
@@ -70,8 +77,7 @@ impl State {
     }
 
     fn verify_chunk(&mut self, chunk: u32, sums: &mut Sums) -> Result<(), Finding> {
-        let equal =
-            |what, expected: usize, found: usize| Finding::unless_equal(what, chunk, expected as u64, found as u64);
+        let equal = |what, expected: usize, found: usize| equal(what, chunk, expected as u64, found as u64);
         let geometry = self.chunks.geometry.clone();
         let view = self.chunks.get(chunk);
         equal("exact hints", 1, view.map.hints_are_exact().into())?;
@@ -141,22 +147,17 @@ impl State {
         for list in 0..=self.lists.to_depopulate() {
             let (mut next, mut before) = (self.lists.head(list).unwrap_or(NONE), NONE);
             let filled = self.lists.is_marked_filled(list);
-            Finding::unless_equal("map of lists", list as u32, (next != NONE).into(), filled.into())?;
+            equal("map of lists", list as u32, (next != NONE).into(), filled.into())?;
             while next != NONE {
                 let header = *self.chunks.header(next);
-                Finding::unless_equal("list of a listed chunk", next, list as u64, header.list.into())?;
-                Finding::unless_equal("back link of a chunk", next, before.into(), header.prev.into())?;
+                equal("list of a listed chunk", next, list as u64, header.list.into())?;
+                equal("back link of a chunk", next, before.into(), header.prev.into())?;
                 (before, next, listed) = (next, header.next, listed + 1);
-                Finding::unless_equal("length of the lists of chunks", NONE, 1, (listed <= chunks).into())?;
+                equal("length of the lists of chunks", NONE, 1, (listed <= chunks).into())?;
             }
-            Finding::unless_equal(
-                "tail of a list of chunks",
-                list as u32,
-                before.into(),
-                self.lists.tail(list).into(),
-            )?;
+            equal("tail of a list of chunks", list as u32, before.into(), self.lists.tail(list).into())?;
         }
-        Finding::unless_equal("chunks on lists", NONE, chunks, listed)
+        equal("chunks on lists", NONE, chunks, listed)
     }
 
     fn verify_owners(&self, sums: &Sums) -> Result<(), Finding> {
@@ -170,18 +171,18 @@ impl State {
             let (mut next, mut before, mut own) = (record.head, NONE, 0);
             while next != NONE {
                 let row = self.rows.rows.get(next);
-                Finding::unless_equal("owner of a row", next, index.into(), row.owner.into())?;
-                Finding::unless_equal("back link of a row", next, before.into(), row.prev.into())?;
+                equal("owner of a row", next, index.into(), row.owner.into())?;
+                equal("back link of a row", next, before.into(), row.prev.into())?;
                 own += u64::from(row.width) * self.rows.grain as u64;
                 (before, next, rows) = (next, row.next, rows + 1);
-                Finding::unless_equal("length of the lists of rows", index, 1, (rows <= sums.rows).into())?;
+                equal("length of the lists of rows", index, 1, (rows <= sums.rows).into())?;
             }
-            Finding::unless_equal("tail of a list of rows", index, before.into(), record.tail.into())?;
-            Finding::unless_equal("bytes of an owner", index, own, record.bytes)?;
+            equal("tail of a list of rows", index, before.into(), record.tail.into())?;
+            equal("bytes of an owner", index, own, record.bytes)?;
             bytes += own;
         }
-        Finding::unless_equal("rows on lists", NONE, sums.rows, rows)?;
-        Finding::unless_equal("bytes of all owners", NONE, sums.row_bytes, bytes)?;
-        Finding::unless_equal("owners", NONE, owners, self.rows.owners.in_use().into())
+        equal("rows on lists", NONE, sums.rows, rows)?;
+        equal("bytes of all owners", NONE, sums.row_bytes, bytes)?;
+        equal("owners", NONE, owners, self.rows.owners.in_use().into())
     }
 }

@@ -46,7 +46,7 @@ pub(crate) struct Work {
     /// Ticks left in which nothing is released, because the system refused.
     idle: u32,
     patience: u32,
-    pub(crate) counts: Counts,
+    pub(crate) counts: WorkTotals,
 }
 
 // SAFETY: the pointer leads to memory that only this value uses.
@@ -54,7 +54,7 @@ unsafe impl Send for Work {}
 
 /// Totals since the start.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct WorkTotals {
     pub(crate) released: u64,
     pub(crate) release_calls: u64,
     pub(crate) release_failures: u64,
@@ -90,13 +90,13 @@ pub struct Tick {
 
 /// A run of pages of a chunk that is to be released.
 #[derive(Clone, Copy)]
-struct Run {
+struct PageRun {
     chunk: u32,
     first: usize,
     count: usize,
 }
 
-impl Run {
+impl PageRun {
     fn pages(&self) -> Range<usize> {
         self.first..self.first + self.count
     }
@@ -108,7 +108,7 @@ impl Work {
     /// as long as it exists.
     pub(crate) unsafe fn at(ranges: usize) -> Work {
         let ranges = core::ptr::with_exposed_provenance_mut(ranges);
-        Work { ranges, idle: 0, patience: 0, counts: Counts::default() }
+        Work { ranges, idle: 0, patience: 0, counts: WorkTotals::default() }
     }
 
     fn ranges(&mut self) -> &mut [memory::Range] {
@@ -222,7 +222,7 @@ impl<C: Charge> PerCpuData<C> {
         stop: &dyn Fn() -> bool,
     ) -> neap_base::mutex::Guard<'a, Work> {
         while !stop() {
-            let mut runs = [Run { chunk: 0, first: 0, count: 0 }; RUNS];
+            let mut runs = [PageRun { chunk: 0, first: 0, count: 0 }; RUNS];
             let mut gone = [0; RUNS];
             let most = RUNS.min(SCATTERED_RANGES / self.geometry.groups).max(1);
             let mut state = self.state.lock();
@@ -266,7 +266,7 @@ impl<C: Charge> PerCpuData<C> {
 
     /// Releases runs in all groups; returns how many, from the first, are released. The rest is
     /// unchanged.
-    fn release<P: Platform>(&self, platform: &P, work: &mut Work, runs: &[Run]) -> usize {
+    fn release<P: Platform>(&self, platform: &P, work: &mut Work, runs: &[PageRun]) -> usize {
         let (groups, page) = (self.geometry.groups, self.geometry.page);
         let mut done = 0;
         if runs.len() * groups <= SCATTERED_RANGES && runs.len() * groups > 1 {
@@ -406,7 +406,7 @@ impl State {
 
     /// Finds pages of isolated chunks to release, from their ends. Reintegrates, sidelines or
     /// destroys chunks without such pages. Returns the number of runs, and of destroyed chunks.
-    fn gather(&mut self, runs: &mut [Run], gone: &mut [usize], floor: usize) -> (usize, usize) {
+    fn gather(&mut self, runs: &mut [PageRun], gone: &mut [usize], floor: usize) -> (usize, usize) {
         let (mut count, mut destroyed, list) = (0, 0, self.lists.to_depopulate());
         let mut next = self.lists.head(list).unwrap_or(NONE);
         while next != NONE && count < runs.len() && destroyed < gone.len() {
@@ -421,7 +421,7 @@ impl State {
                 let mut before = view.geometry.pages;
                 while left > 0 && count < runs.len() {
                     let Some(pages) = view.last_empty(before, left) else { break };
-                    runs[count] = Run { chunk, first: pages.start, count: pages.len() };
+                    runs[count] = PageRun { chunk, first: pages.start, count: pages.len() };
                     (left, before, count) = (left - pages.len(), pages.start, count + 1);
                 }
             } else if spare && header.populated == 0 {

@@ -23,7 +23,7 @@ use crate::measure::{Costs, Sample};
 pub use crate::setup::{ListLock, SECOND, Setup, TICK};
 pub(crate) use cpu::Operation;
 use cpu::{Cpu, Pending};
-use exchange::{Block, Channel};
+use exchange::{Channel, HeldBlock};
 use zone::Zone;
 
 /// A machine with lists of policy `T`.
@@ -34,7 +34,7 @@ pub struct Machine<T: Policy> {
     cpus: Vec<Cpu>,
     programs: usize,
     channels: Vec<Channel>,
-    named: BTreeMap<u32, Block>,
+    named: BTreeMap<u32, HeldBlock>,
     /// Time, a number that orders equal times, CPU.
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     queued: u64,
@@ -131,7 +131,7 @@ impl<T: Policy> Machine<T> {
 
     /// Pages in programs' hands and channels.
     pub fn in_hands(&self) -> u32 {
-        let pages = |blocks: &VecDeque<Block>| blocks.iter().map(|block| block.order.pages()).sum::<u32>();
+        let pages = |blocks: &VecDeque<HeldBlock>| blocks.iter().map(|block| block.order.pages()).sum::<u32>();
         let hands: u32 = self.cpus.iter().flat_map(|cpu| &cpu.hands).map(pages).sum();
         let named: u32 = self.named.values().map(|block| block.order.pages()).sum();
         hands + named + self.channels.iter().map(|channel| pages(&channel.blocks)).sum::<u32>()

@@ -7,7 +7,6 @@ use crate::mm::Mm;
 use crate::per_cpu_data::Source;
 use neap_base::Platform;
 use neap_groups::Denied;
-use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
 use neap_reclaim::lru::{Lists, Site};
 
@@ -46,11 +45,7 @@ impl<P: Platform> Mm<P> {
     /// Verifies the lists. The gate is closed, and no thread inside.
     pub(crate) fn verify_lists(&self) -> Result<(), Finding> {
         let Some(listed) = self.lists_if_made() else { return Ok(()) };
-        listed.site().verify().map_err(|finding| {
-            let neap_reclaim::lru::Finding { what, group, expected, found } = finding;
-            let [expected, found] = [expected, found].map(|number| number as u64);
-            Finding { what, class: Class::NONE, at: group.to_bits() as usize, expected, found }
-        })
+        Ok(listed.site().verify()?)
     }
 }
 

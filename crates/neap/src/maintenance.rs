@@ -63,7 +63,7 @@ struct Seen {
 }
 
 /// Limits of one `give_back`.
-struct Work {
+struct GiveBackLimits {
     /// Time, if an interval is over; `None` to go on with what an earlier call left.
     now: Option<u64>,
     /// Bytes at most.
@@ -171,11 +171,11 @@ impl<P: Platform> Core<P> {
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
             self.tick_groups(mm);
             self.tick_reclaim(mm, false);
-            let tick = self.give_back(mm, Work { now: Some(now), most: IN_CALL, fences: false });
+            let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: IN_CALL, fences: false });
             let _inside = mm.gate.enter(platform.cpu());
             self.in_call.note_given(u64::from(tick.pages.released) * self.objects.pages.page_size() as u64);
         } else if self.maintenance.unfinished.load(Ordering::Relaxed) {
-            self.give_back(mm, Work { now: None, most: IN_CALL, fences: false });
+            self.give_back(mm, GiveBackLimits { now: None, most: IN_CALL, fences: false });
         }
     }
 
@@ -200,7 +200,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
         let groups = self.tick_groups(mm);
         self.tick_reclaim(mm, makes_threads);
-        let mut tick = self.give_back(mm, Work { now: Some(now), most: u64::MAX, fences: true });
+        let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });
         tick.left |= groups.is_some();
         Tick { groups, ..tick }
     }
@@ -211,7 +211,7 @@ impl<P: Platform> Core<P> {
         !self.objects.slots.takes_fence(platform, cpu) || platform.may_fence()
     }
 
-    fn give_back(&self, mm: &Mm<P>, Work { now, most, fences }: Work) -> Tick {
+    fn give_back(&self, mm: &Mm<P>, GiveBackLimits { now, most, fences }: GiveBackLimits) -> Tick {
         let mut tick = Tick::default();
         let room = Cell::new(most);
         // The gate first: fork finds no thread inside and copies the mutex, which must not be held

@@ -148,10 +148,7 @@ impl<P: Platform> Mm<P> {
         let (Some(Grouped { source, groups }), Some(core)) = (self.groups_if_made(), self.core_if_open()) else {
             return Ok(());
         };
-        groups.verify(&source).map_err(|finding| {
-            let neap_groups::Finding { what, group, expected, found } = finding;
-            Finding { what, class: Class::NONE, at: group.to_bits() as usize, expected, found }
-        })?;
+        groups.verify(&source)?;
         if in_hands > 0 {
             return Ok(());
         }

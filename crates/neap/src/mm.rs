@@ -33,7 +33,7 @@ use neap_objects::hot::{Freed, Hot};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::entered::entered;
-use neap_os::futex::{self, Scope};
+use neap_os::futex::{self, Sharing};
 use neap_os::stack;
 use neap_reclaim::lru::Lists;
 
@@ -166,7 +166,7 @@ impl<P: Platform> Mm<P> {
         });
         let state = if answer.is_ok() { OPEN } else { CLOSED };
         self.state.store(state, Ordering::Release); // Pairs with the Acquire loads in `core` and above.
-        futex::wake(&self.state, i32::MAX as u32, Scope::Process);
+        futex::wake(&self.state, i32::MAX as u32, Sharing::Process);
         answer
     }
 
@@ -180,7 +180,7 @@ impl<P: Platform> Mm<P> {
             if self.state.load(Ordering::Relaxed) != OPENING {
                 break;
             }
-            futex::wait(&self.state, OPENING, Some(WAIT.0), Scope::Process);
+            futex::wait(&self.state, OPENING, Some(WAIT.0), Sharing::Process);
         }
     }
 
@@ -233,7 +233,7 @@ impl<P: Platform> Mm<P> {
             match self.state.load(Ordering::Acquire) {
                 // SAFETY: the state OPEN is stored after the core was initialised.
                 OPEN => return Some(unsafe { (*self.core.get()).assume_init_ref() }),
-                OPENING => futex::wait(&self.state, OPENING, None, Scope::Process),
+                OPENING => futex::wait(&self.state, OPENING, None, Sharing::Process),
                 _ => {
                     (self.hooks.open)(self);
                     // Relaxed: it only decides whether to give up; the next round loads with

@@ -11,7 +11,6 @@ use crate::reclaimers::Manner;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_groups::{GroupId, How, Kind, Payer};
-use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
 use neap_os::stack;
 use neap_os::topology::MAX_CPUS;
@@ -87,9 +86,7 @@ impl Place {
 
     /// Verifies its counters.
     pub(crate) fn verify(&self) -> Result<(), Finding> {
-        let Some(Err(finding)) = self.get().map(PerCpuData::verify) else { return Ok(()) };
-        let neap_percpu::Finding { what, place, expected, found } = finding;
-        Err(Finding { what, class: Class::NONE, at: place as usize, expected, found })
+        Ok(self.get().map_or(Ok(()), PerCpuData::verify)?)
     }
 }
 

@@ -75,9 +75,9 @@
 //! A function that charges is not throttled above a `high`, and may exceed a `max` by an eighth, so
 //! a cache may compress what it evicts.
 //!
-//! Only [`Group::charge_inline`] and [`reclaim`] call functions where neap may have no thread
-//! (`NEAP=background:off`). The same holds in a child of `fork` before it makes a thread or calls
-//! [`start_background`](crate::mm::Mm::start_background).
+//! Only [inline requests](crate::groups::ChargeRequest::inline) and [`reclaim`] call functions
+//! where neap may have no thread (`NEAP=background:off`). The same holds in a child of `fork`
+//! before it makes a thread or calls [`start_background`](crate::mm::Mm::start_background).
 //!
 //! Memory pressure is reported as events of the group that is asked
 //! ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on), to listeners that

@@ -30,7 +30,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_groups::{Bound, GroupId};
 use neap_os::clock;
-use neap_os::futex::{self, Scope as Reach};
+use neap_os::futex::{self, Sharing};
 use neap_os::stack;
 use neap_reclaim::ShrinkerId;
 
@@ -287,7 +287,7 @@ impl<P: Platform> Core<P> {
         let taken = self.page.taken.load(Ordering::Relaxed);
         match self.page.desk().filter(|_| requests) {
             Some(desk) if futex::wait_either(bell, (&desk.ticket, taken), nanoseconds) => {}
-            _ => futex::wait(bell.0, bell.1, nanoseconds, Reach::Process),
+            _ => futex::wait(bell.0, bell.1, nanoseconds, Sharing::Process),
         }
     }
 }

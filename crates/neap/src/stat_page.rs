@@ -39,7 +39,7 @@ use neap_base::Mutex;
 use neap_base::platform::{Linux, Platform};
 use neap_groups::{GroupCount, Groups};
 use neap_objects::size_class::Class;
-use neap_objects::slots::Kind;
+use neap_objects::slots::SlotKind;
 use neap_os::memfd::{Memfd, OpenFile};
 use neap_os::{clock, memory, stack, thread};
 use neap_pages::Watermarks;
@@ -351,7 +351,7 @@ impl<P: Platform> Core<P> {
 
     fn describe_mode(&self, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         let (objects, version) = (&self.objects, env!("CARGO_PKG_VERSION"));
-        let kind = if objects.slots.has_rseq() { Kind::Rseq } else { Kind::Atomic };
+        let kind = if objects.slots.has_rseq() { SlotKind::Rseq } else { SlotKind::Atomic };
         write!(text, "{{\"pid\":{},\"version\":\"{version}\",", self.page.process.load(Ordering::Relaxed))?;
         write!(text, "\"mode\":{{\"slots\":\"{}\",\"why\":\"{why}\",\"isolated_cpus\":", kind_name(kind))?;
         let isolated = (0..objects.slots.cpus()).filter(|&cpu| objects.platform.is_isolated(cpu));
@@ -439,8 +439,8 @@ fn write_watermarks(text: &mut Text<'_>, Watermarks { min, low, high }: Watermar
     write!(text, "\"watermarks\":{{\"min\":{min},\"low\":{low},\"high\":{high}}}")
 }
 
-fn kind_name(kind: Kind) -> &'static str {
-    if kind == Kind::Rseq { "rseq" } else { "atomic" }
+fn kind_name(kind: SlotKind) -> &'static str {
+    if kind == SlotKind::Rseq { "rseq" } else { "atomic" }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_objects::slots::Kind;
+use neap_objects::slots::SlotKind;
 use neap_os::topology::CpuSet;
 
 /// Bytes of a manager by state.
@@ -167,7 +167,7 @@ impl<P: Platform> Mm<P> {
 
     /// Returns the kind of slots of CPU 0 and, unless it is isolated, of all CPUs that are not.
     /// `None` before the first allocation.
-    pub fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<SlotKind> {
         self.core_if_open().map(|core| core.objects.slots.kind(&core.objects.platform, 0))
     }
 

@@ -121,7 +121,7 @@ struct Felt {
 }
 
 /// State shared by owner and drainer.
-struct Stage {
+struct DrainStage {
     /// Odd while a window is open.
     window: AtomicU32,
     /// The window that the owner is in.
@@ -131,7 +131,7 @@ struct Stage {
     felt: Mutex<Option<Felt>>,
 }
 
-impl Stage {
+impl DrainStage {
     /// Body of the owner: works in windows, and spins between them.
     fn own(&self, instance: &Instance) {
         // SAFETY: reads this thread's id.
@@ -279,7 +279,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         // They are in use until the process ends.
         let mine: &Instance = Box::leak(Box::new(Instance::open(isolated)?));
         let other: &Instance = Box::leak(Box::new(Instance::open(isolated)?));
-        let stage = Stage {
+        let stage = DrainStage {
             window: AtomicU32::new(0),
             entered: AtomicU32::new(0),
             over: AtomicBool::new(false),
@@ -407,7 +407,7 @@ mod tests {
         let places = cpus().unwrap();
         let mine = Instance::open(Some(places[0])).unwrap();
         let [window, entered, owner] = [(); 3].map(|()| AtomicU32::new(0));
-        let stage = Stage { window, entered, over: AtomicBool::new(false), owner, felt: Mutex::new(None) };
+        let stage = DrainStage { window, entered, over: AtomicBool::new(false), owner, felt: Mutex::new(None) };
         thread::scope(|scope| {
             scope.spawn(|| {
                 pin_to(places[0]).unwrap();

@@ -22,7 +22,7 @@ use anyhow::Result;
 use super::{Options, Session, Workload, default_peers};
 use crate::report::{cell, table};
 use crate::statistics::{Summary, summary};
-use crate::variant::{Choice, Kind, Variant};
+use crate::variant::{AllocatorKind, Choice, Variant};
 use crate::work::{self, Outcome};
 
 /// The burst and ten seconds.
@@ -45,7 +45,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         let seed = round.to_string();
         let mut arguments = vec!["holes", "--seed", &seed];
         match workload.name == BESIDE {
-            true if variant.kind != Kind::Neap => return None,
+            true if variant.kind != AllocatorKind::Neap => return None,
             true => arguments.push("--spin"),
             false if round >= if variant.is_neap() { 3 } else { 1 } => arguments.push("--no-wait"),
             false => {}
@@ -146,7 +146,8 @@ mod tests {
 
     #[test]
     fn the_figures_are_the_least_of_neap_and_the_most_of_the_peers() {
-        let variants = ["neap", "slow", "tuned"].into_iter().zip([Kind::Neap, Kind::Peer, Kind::Tuned]);
+        let variants =
+            ["neap", "slow", "tuned"].into_iter().zip([AllocatorKind::Neap, AllocatorKind::Peer, AllocatorKind::Tuned]);
         let mut session = session(variants.map(|(name, kind)| variant(name, kind)).collect());
         let workload = |name: &str| Workload::timed(name, 2, &[]);
         session.measure(&[workload(QUIET), workload(BESIDE)], |variant, workload, round| {

@@ -14,7 +14,7 @@ use anyhow::Result;
 use super::{Options, Reading, Session, Workload, default_peers};
 use crate::report::{Ratio, cell, table};
 use crate::statistics::Summary;
-use crate::variant::{Choice, Kind, Variant};
+use crate::variant::{AllocatorKind, Choice, Variant};
 use crate::work::{self, Outcome};
 
 /// Block sizes in bytes.
@@ -64,7 +64,7 @@ fn figures(session: &mut Session, sizes: &[String]) {
         .found
         .variants
         .iter()
-        .filter(|variant| variant.kind == Kind::Tuned)
+        .filter(|variant| variant.kind == AllocatorKind::Tuned)
         .map(|variant| variant.name)
         .collect();
     for name in tuned {

@@ -34,9 +34,9 @@ use clap::{Args, ValueEnum};
 
 use crate::library;
 use crate::machine::Machine;
-use crate::report::{Ratio, Report, Results, cell, rounded};
+use crate::report::{JsonReport, Ratio, Results, cell, rounded};
 use crate::statistics::{Measured, Summary, paired_ratios, summary};
-use crate::variant::{self, Choice, Failure, Found, Kind, Missing, Variant};
+use crate::variant::{self, AllocatorKind, Choice, Failure, Found, Missing, Variant};
 use crate::work::{self, Outcome};
 
 const EXAMPLES: &str = "\
@@ -273,7 +273,7 @@ impl Session {
     pub(crate) fn of_parts(bench: &'static str, names: &[&'static str]) -> Result<Session> {
         let variant = |&name: &&'static str| Variant {
             name,
-            kind: Kind::Neap,
+            kind: AllocatorKind::Neap,
             library: None,
             environment: Vec::new(),
             release_thread: false,
@@ -441,7 +441,7 @@ impl Session {
 
     /// The cell of neap's ratio to a variant: "-" for neap itself.
     pub(crate) fn ratio_cell(&self, variant: &Variant, workload: &str) -> String {
-        if variant.kind == Kind::Neap {
+        if variant.kind == AllocatorKind::Neap {
             return "-".to_string();
         }
         cell(self.ratio("neap", variant.name, workload).map(|ratio| ratio.summary), 2)
@@ -457,7 +457,7 @@ impl Session {
             let results = Results { unit: series.unit, summary, raw: series.raw };
             variants.entry(series.variant).or_default().insert(series.workload, results);
         }
-        let report = Report {
+        let report = JsonReport {
             bench: self.bench,
             figures: self.figures,
             ratios: self.ratios,
@@ -501,7 +501,7 @@ impl Options {
 
 /// The peers in their defaults.
 fn default_peers(variant: &Variant) -> bool {
-    variant.kind == Kind::Peer
+    variant.kind == AllocatorKind::Peer
 }
 
 /// All variants, starting with another one each round and going backwards in every second one.
@@ -521,7 +521,7 @@ fn order(variants: &[Variant], round: usize) -> Vec<&Variant> {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn variant(name: &'static str, kind: Kind) -> Variant {
+    pub(crate) fn variant(name: &'static str, kind: AllocatorKind) -> Variant {
         Variant { name, kind, library: None, environment: Vec::new(), release_thread: false }
     }
 
@@ -542,7 +542,11 @@ pub(crate) mod tests {
 
     /// neap takes 3 ns, `slow` 6 and `fast` 2, in each of four rounds whose clock speeds differ.
     fn measured() -> Session {
-        let variants = vec![variant("neap", Kind::Neap), variant("slow", Kind::Peer), variant("fast", Kind::Peer)];
+        let variants = vec![
+            variant("neap", AllocatorKind::Neap),
+            variant("slow", AllocatorKind::Peer),
+            variant("fast", AllocatorKind::Peer),
+        ];
         let mut session = session(variants);
         session.measure(&[Workload::timed("pair", 4, &[])], |variant, _, round| {
             let cost = match variant.name {
@@ -557,7 +561,8 @@ pub(crate) mod tests {
 
     #[test]
     fn every_variant_is_first_and_last_in_turn() {
-        let variants = [variant("a", Kind::Neap), variant("b", Kind::Peer), variant("c", Kind::Peer)];
+        let variants =
+            [variant("a", AllocatorKind::Neap), variant("b", AllocatorKind::Peer), variant("c", AllocatorKind::Peer)];
         let rounds: Vec<String> =
             (0..6).map(|round| order(&variants, round).iter().map(|variant| variant.name).collect()).collect();
         assert_eq!(rounds, ["abc", "cba", "bca", "acb", "cab", "bac"]);
@@ -583,7 +588,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_failing_variant_loses_its_figures_and_is_not_run_again() {
-        let mut session = session(vec![variant("neap", Kind::Neap), variant("broken", Kind::Peer)]);
+        let mut session = session(vec![variant("neap", AllocatorKind::Neap), variant("broken", AllocatorKind::Peer)]);
         let mut runs = 0;
         session.measure(&[Workload::timed("pair", 3, &[])], |variant, _, round| {
             if variant.name == "neap" {

@@ -122,12 +122,17 @@ fn children_usage() -> libc::rusage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::variant::Kind;
+    use crate::variant::AllocatorKind;
 
     #[test]
     fn every_start_is_counted() {
-        let plain =
-            Variant { name: "glibc", kind: Kind::Peer, library: None, environment: Vec::new(), release_thread: false };
+        let plain = Variant {
+            name: "glibc",
+            kind: AllocatorKind::Peer,
+            library: None,
+            environment: Vec::new(),
+            release_thread: false,
+        };
         let outcome = spawn(&plain, 3).unwrap();
         assert_eq!(outcome.operations, 3);
         assert!(outcome.wall_ns > 0 && outcome.minor_faults > 0);

@@ -87,11 +87,16 @@ fn tables(session: &Session) -> String {
 mod tests {
     use super::*;
     use crate::bench::tests::{session, variant};
-    use crate::variant::Kind;
+    use crate::variant::AllocatorKind;
 
     #[test]
     fn rates_compare_with_the_fastest_peer_and_peaks_with_the_median_one() {
-        let variants = [("neap", Kind::Neap), ("a", Kind::Peer), ("b", Kind::Peer), ("c", Kind::Peer)];
+        let variants = [
+            ("neap", AllocatorKind::Neap),
+            ("a", AllocatorKind::Peer),
+            ("b", AllocatorKind::Peer),
+            ("c", AllocatorKind::Peer),
+        ];
         let mut session = session(variants.map(|(name, kind)| variant(name, kind)).to_vec());
         let workload = Workload { metric: mops, ..Workload::timed(NAME, 2, &[]) };
         session.measure(&[workload], |variant, _, _| {

@@ -4,8 +4,8 @@
 
 use core::fmt::{self, Write};
 
-use super::{Chunk, FREE, Instance, Page, SIDELINED, Seen, TO_DEPOPULATE};
-use crate::published::Process;
+use super::{ChunkPage, FREE, Instance, ReadChunk, ReadChunks, SIDELINED, TO_DEPOPULATE};
+use crate::published::ProcessStatus;
 use crate::report::number;
 
 const STYLE: &str = "\
@@ -44,14 +44,14 @@ fn size(bytes: u64) -> String {
 }
 
 /// The page.
-pub(super) fn page(process: &Process, seen: &Seen) -> String {
+pub(super) fn page(process: &ProcessStatus, seen: &ReadChunks) -> String {
     let mut page = String::new();
     // Writing into a string does not fail.
     let _ = write_page(&mut page, process, seen);
     page
 }
 
-fn write_page(page: &mut String, process: &Process, seen: &Seen) -> fmt::Result {
+fn write_page(page: &mut String, process: &ProcessStatus, seen: &ReadChunks) -> fmt::Result {
     let (of, pid, name) = (&seen.instance, process.pid, escaped(&process.name));
     write!(page, "<!DOCTYPE html><html lang=en><meta charset=utf-8>")?;
     write!(page, "<meta name=viewport content='width=device-width'><meta name=color-scheme content='light dark'>")?;
@@ -78,9 +78,14 @@ fn write_page(page: &mut String, process: &Process, seen: &Seen) -> fmt::Result 
         write!(page, "<div><dt>{what}<dd>{value} <small>{more}</small></div>")?;
     }
     write!(page, "</dl><ul><li class=used>used<li class=empty>populated, and empty<li>not populated</ul>")?;
-    let all: Vec<&Page> = seen.chunks.iter().flat_map(|chunk| &chunk.map).collect();
+    let all: Vec<&ChunkPage> = seen.chunks.iter().flat_map(|chunk| &chunk.map).collect();
     let count = |wanted| all.iter().filter(|page| ***page == wanted).count();
-    strip(page, "all", all.len(), [(Page::Used, count(Page::Used)), (Page::Empty, count(Page::Empty))].into_iter())?;
+    strip(
+        page,
+        "all",
+        all.len(),
+        [(ChunkPage::Used, count(ChunkPage::Used)), (ChunkPage::Empty, count(ChunkPage::Empty))].into_iter(),
+    )?;
     for chunks in seen.chunks.chunk_by(|a, b| a.list == b.list) {
         write_list(page, of, chunks)?;
     }
@@ -90,7 +95,7 @@ fn write_page(page: &mut String, process: &Process, seen: &Seen) -> fmt::Result 
     write!(page, "</html>")
 }
 
-fn write_list(page: &mut String, of: &Instance, chunks: &[Chunk]) -> fmt::Result {
+fn write_list(page: &mut String, of: &Instance, chunks: &[ReadChunk]) -> fmt::Result {
     let (title, what) = match chunks[0].list {
         SIDELINED => ("Sidelined".to_string(), "emptied once; allocations go to fuller chunks first".to_string()),
         FREE => ("Free".to_string(), "nothing is in them; all but one are destroyed".to_string()),
@@ -120,15 +125,15 @@ fn write_list(page: &mut String, of: &Instance, chunks: &[Chunk]) -> fmt::Result
 }
 
 /// Writes runs of pages side by side, of `pages` in all; missing pages show the background.
-fn strip(page: &mut String, class: &str, pages: usize, runs: impl Iterator<Item = (Page, usize)>) -> fmt::Result {
+fn strip(page: &mut String, class: &str, pages: usize, runs: impl Iterator<Item = (ChunkPage, usize)>) -> fmt::Result {
     write!(page, "<svg class={class} viewBox='0 0 {} 1' preserveAspectRatio=none ", pages.max(1))?;
     write!(page, "shape-rendering=crispEdges>")?;
     let mut at = 0;
     for (what, count) in runs {
         let class = match what {
-            Page::Used => "u",
-            Page::Empty => "e",
-            Page::Missing => "",
+            ChunkPage::Used => "u",
+            ChunkPage::Empty => "e",
+            ChunkPage::Missing => "",
         };
         if !class.is_empty() && count > 0 {
             write!(page, "<rect class={class} x={at} width={count} height=1 />")?;
@@ -146,22 +151,22 @@ mod tests {
 
     #[test]
     fn the_page_has_a_strip_for_each_chunk_and_loads_nothing() {
-        let process = Process { name: "a<b>&\u{7}".to_string(), ..crate::published::tests::nobody() };
+        let process = ProcessStatus { name: "a<b>&\u{7}".to_string(), ..crate::published::tests::nobody() };
         let seen = seen(Layout::Rows, 2);
         let page = page(&process, &seen);
         assert_eq!(page.matches("<svg class=map").count(), seen.chunks.len());
         let rects = |wanted| {
-            let runs = |chunk: &Chunk| chunk.map.chunk_by(|a, b| a == b).filter(|run| run[0] == wanted).count();
+            let runs = |chunk: &ReadChunk| chunk.map.chunk_by(|a, b| a == b).filter(|run| run[0] == wanted).count();
             seen.chunks.iter().map(runs).sum::<usize>()
         };
         // One more in the strip of all chunks.
-        assert_eq!(page.matches("<rect class=u").count(), rects(Page::Used) + 1);
-        assert_eq!(page.matches("<rect class=e").count(), rects(Page::Empty) + 1);
+        assert_eq!(page.matches("<rect class=u").count(), rects(ChunkPage::Used) + 1);
+        assert_eq!(page.matches("<rect class=e").count(), rects(ChunkPage::Empty) + 1);
         assert!(page.contains("a&lt;b&gt;&amp;\\u{7}") && page.contains("<h2>Sidelined: "), "{page}");
         for foreign in ["http", "src=", "<script", "@import", "url(", "NaN", "inf", "a<b"] {
             assert!(!page.contains(foreign), "{foreign}");
         }
-        let empty = Seen { chunks: Vec::new(), ..seen };
+        let empty = ReadChunks { chunks: Vec::new(), ..seen };
         assert!(super::page(&process, &empty).contains("There is no chunk"));
     }
 

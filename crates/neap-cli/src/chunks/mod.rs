@@ -17,7 +17,7 @@ use neap::chunk_report::{CHUNK, HEAD};
 use serde_json::{Value, json};
 
 use crate::desk::{CHUNKS, Desk};
-use crate::published::{Page as Published, Process};
+use crate::published::{Page as Published, ProcessStatus};
 use crate::report::rounded;
 
 /// More chunks than any process has address space for.
@@ -27,7 +27,7 @@ const MOST: u64 = 1 << 24;
 
 /// A page of a chunk, in all groups alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Page {
+enum ChunkPage {
     /// It has no memory.
     Missing,
     /// It has memory without data.
@@ -63,7 +63,7 @@ struct Instance {
 }
 
 #[derive(Clone, Debug)]
-struct Chunk {
+struct ReadChunk {
     number: u64,
     /// A slot, or one of the three behind [`SIDELINED`].
     list: u64,
@@ -76,14 +76,14 @@ struct Chunk {
     allocations: u64,
     /// Runs of free grains.
     fragments: u64,
-    map: Vec<Page>,
+    map: Vec<ChunkPage>,
 }
 
 const SIDELINED: u64 = 64;
 const FREE: u64 = 65;
 const TO_DEPOPULATE: u64 = 66;
 
-impl Chunk {
+impl ReadChunk {
     fn list(&self) -> String {
         match self.list {
             SIDELINED => "sidelined".to_string(),
@@ -107,10 +107,10 @@ impl Chunk {
 
     /// The map as counts, each before the letter of its kind: `3u1e28-`.
     fn runs(&self) -> String {
-        let letter = |page: Page| match page {
-            Page::Missing => '-',
-            Page::Empty => 'e',
-            Page::Used => 'u',
+        let letter = |page: ChunkPage| match page {
+            ChunkPage::Missing => '-',
+            ChunkPage::Empty => 'e',
+            ChunkPage::Used => 'u',
         };
         self.map.chunk_by(|a, b| a == b).map(|run| format!("{}{}", run.len(), letter(run[0]))).collect()
     }
@@ -118,14 +118,14 @@ impl Chunk {
 
 /// An instance with its chunks.
 #[derive(Clone, Debug)]
-struct Seen {
+struct ReadChunks {
     instance: Instance,
-    chunks: Vec<Chunk>,
+    chunks: Vec<ReadChunk>,
 }
 
-impl Seen {
+impl ReadChunks {
     /// Requests reports of all chunks; `None` if there is no per-CPU data.
-    fn ask(process: &Process, page: &Published) -> Result<Option<Seen>> {
+    fn ask(process: &ProcessStatus, page: &Published) -> Result<Option<ReadChunks>> {
         let numbers: Value = serde_json::from_slice(&page.text).unwrap_or_default();
         // The numbers have it from the first use on. A process without it may have no thread that
         // answers.
@@ -134,17 +134,17 @@ impl Seen {
         }
         let (mut chunks, mut last) = (Vec::new(), None);
         Desk::of(process, page)?.reports(CHUNKS, |words| {
-            let Some((instance, next)) = Seen::read(words, &mut chunks)? else { return Ok(None) };
+            let Some((instance, next)) = ReadChunks::read(words, &mut chunks)? else { return Ok(None) };
             ensure!(chunks.len() < MOST_CHUNKS, "it has {} chunks", chunks.len());
             last = Some(instance);
             Ok(Some(next))
         })?;
-        Ok(last.map(|instance| Seen { instance, chunks }))
+        Ok(last.map(|instance| ReadChunks { instance, chunks }))
     }
 
     /// Reads a report: the instance's numbers, and the next chunk to request. Appends its chunks to
     /// `chunks`.
-    fn read(words: &[u64], chunks: &mut Vec<Chunk>) -> Result<Option<(Instance, Option<u32>)>> {
+    fn read(words: &[u64], chunks: &mut Vec<ReadChunk>) -> Result<Option<(Instance, Option<u32>)>> {
         ensure!(words.len() >= HEAD, "it has {} words", words.len());
         if words[0] == 0 {
             return Ok(None);
@@ -192,7 +192,7 @@ impl Seen {
 
     fn json(&self) -> Value {
         let of = &self.instance;
-        let chunk = |chunk: &Chunk| {
+        let chunk = |chunk: &ReadChunk| {
             json!({
                 "chunk": chunk.number, "list": chunk.list(), "isolated": chunk.isolated,
                 "populated": chunk.populated, "empty": chunk.empty, "allocations": chunk.allocations,
@@ -213,12 +213,13 @@ impl Seen {
     }
 }
 
-fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> Chunk {
+fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> ReadChunk {
     let (head, maps) = words.split_at(CHUNK);
     let (populated, taken) = maps.split_at(map_words);
     let bit = |words: &[u64], at: u64| words[at as usize / 64] >> (at % 64) & 1 == 1;
-    let mut map: Vec<Page> =
-        (0..instance.pages).map(|page| if bit(populated, page) { Page::Empty } else { Page::Missing }).collect();
+    let mut map: Vec<ChunkPage> = (0..instance.pages)
+        .map(|page| if bit(populated, page) { ChunkPage::Empty } else { ChunkPage::Missing })
+        .collect();
     let mut fragments = 0;
     for grain in 0..instance.grains {
         if bit(taken, grain) {
@@ -227,15 +228,15 @@ fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> Chunk {
             for page in pages {
                 // A page that is being populated for a row does not count yet.
                 let page = &mut map[page as usize];
-                if *page == Page::Empty {
-                    *page = Page::Used;
+                if *page == ChunkPage::Empty {
+                    *page = ChunkPage::Used;
                 }
             }
         } else {
             fragments += u64::from(grain == 0 || bit(taken, grain - 1));
         }
     }
-    Chunk {
+    ReadChunk {
         number: head[0],
         list: head[1],
         isolated: head[2] != 0,
@@ -250,10 +251,10 @@ fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> Chunk {
 }
 
 /// Shows a process's chunks, and writes the page if one is wanted.
-pub(crate) fn show(process: &Process, json: bool, html: Option<&Path>) -> Result<ExitCode> {
+pub(crate) fn show(process: &ProcessStatus, json: bool, html: Option<&Path>) -> Result<ExitCode> {
     let mut seen = None;
     for page in process.pages()? {
-        seen = seen.or(Seen::ask(process, &page)?);
+        seen = seen.or(ReadChunks::ask(process, &page)?);
     }
     if let Some(seen) = &mut seen {
         seen.sort();
@@ -262,7 +263,7 @@ pub(crate) fn show(process: &Process, json: bool, html: Option<&Path>) -> Result
         fs::write(path, html::page(process, seen)).with_context(|| format!("cannot write {}", path.display()))?;
     }
     if json {
-        let percpu = seen.as_ref().map(Seen::json);
+        let percpu = seen.as_ref().map(ReadChunks::json);
         println!("{}", json!({"pid": process.pid, "name": process.name, "percpu": percpu}));
     } else if let Some(seen) = &seen {
         print!("{}", text::report(process, seen, &text::Look::here()));
@@ -286,7 +287,7 @@ mod tests {
     }
 
     /// An instance in which chunks are on every list.
-    pub(super) fn seen(layout: Layout, cpus: usize) -> Seen {
+    pub(super) fn seen(layout: Layout, cpus: usize) -> ReadChunks {
         let machine = Virtual::new(4096, cpus);
         let shape = Shape { layout, span: 16 << 20, ..Shape::usual(cpus) };
         let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();
@@ -307,22 +308,25 @@ mod tests {
         free(&|at| (400..450).contains(&at) && at % 25 != 0);
         data.allocate(&machine, Owner::NONE, 30_000, 8, Wait::Long).unwrap();
         let mut chunks = Vec::new();
-        let (instance, next) = Seen::read(&report(Some(&data), 0), &mut chunks).unwrap().unwrap();
+        let (instance, next) = ReadChunks::read(&report(Some(&data), 0), &mut chunks).unwrap().unwrap();
         assert_eq!(next, None);
         let statistics = data.statistics();
         assert_eq!(chunks.len(), statistics.chunks);
         let pages = |page| chunks.iter().flat_map(|chunk| &chunk.map).filter(|&&each| each == page).count();
         let groups = instance.groups as usize;
-        assert_eq!(pages(Page::Empty) * groups, statistics.empty + statistics.isolated_empty);
-        assert_eq!((pages(Page::Empty) + pages(Page::Used)) * groups, statistics.populated);
+        assert_eq!(pages(ChunkPage::Empty) * groups, statistics.empty + statistics.isolated_empty);
+        assert_eq!((pages(ChunkPage::Empty) + pages(ChunkPage::Used)) * groups, statistics.populated);
         for chunk in &chunks {
             let of = |page| chunk.map.iter().filter(|&&each| each == page).count() as u64;
-            assert_eq!((of(Page::Empty), of(Page::Empty) + of(Page::Used)), (chunk.empty, chunk.populated));
+            assert_eq!(
+                (of(ChunkPage::Empty), of(ChunkPage::Empty) + of(ChunkPage::Used)),
+                (chunk.empty, chunk.populated)
+            );
             assert!(chunk.fragments > 0 || chunk.longest == 0);
         }
         // SAFETY: no thread uses it any more.
         unsafe { data.close(&machine) };
-        let mut seen = Seen { instance, chunks };
+        let mut seen = ReadChunks { instance, chunks };
         seen.sort();
         seen
     }
@@ -341,7 +345,7 @@ mod tests {
             assert_eq!(pages, seen.instance.pages, "{map}");
             assert!(first["fragmentation_percent"].as_f64().is_some_and(|percent| (0.0..=100.0).contains(&percent)));
         }
-        assert!(Seen::read(&report(None, 0), &mut Vec::new()).unwrap().is_none());
+        assert!(ReadChunks::read(&report(None, 0), &mut Vec::new()).unwrap().is_none());
     }
 
     #[test]
@@ -350,21 +354,21 @@ mod tests {
         let data = PerCpuData::open(&machine, &Shape { span: 1 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
         data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long).unwrap();
         let good = report(Some(&data), 0);
-        assert!(Seen::read(&good, &mut Vec::new()).is_ok());
+        assert!(ReadChunks::read(&good, &mut Vec::new()).is_ok());
         for (at, word) in [(1, 1000), (1, u64::MAX), (7, 0), (8, 33), (9, u64::MAX), (11, 0), (8, 1 << 40)] {
             let mut bad = good.clone();
             bad[at] = word;
-            assert!(Seen::read(&bad, &mut Vec::new()).is_err(), "word {at} is {word}");
+            assert!(ReadChunks::read(&bad, &mut Vec::new()).is_err(), "word {at} is {word}");
         }
-        assert!(Seen::read(&good[..HEAD - 1], &mut Vec::new()).is_err());
+        assert!(ReadChunks::read(&good[..HEAD - 1], &mut Vec::new()).is_err());
         // Numbers that are no sizes are shown unchanged.
         let mut odd = good.clone();
         for at in (3..7).chain(12..HEAD).chain(HEAD..HEAD + CHUNK) {
             odd[at] = u64::MAX;
         }
         let mut chunks = Vec::new();
-        let (instance, _) = Seen::read(&odd, &mut chunks).unwrap().unwrap();
-        let seen = Seen { instance, chunks };
+        let (instance, _) = ReadChunks::read(&odd, &mut chunks).unwrap().unwrap();
+        let seen = ReadChunks { instance, chunks };
         let process = crate::published::tests::nobody();
         assert!(seen.json()["chunks"].is_array());
         assert!(!text::report(&process, &seen, &text::Look::PLAIN).is_empty());

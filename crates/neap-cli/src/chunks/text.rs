@@ -7,8 +7,8 @@
 use core::fmt::Write;
 use std::io::IsTerminal;
 
-use super::{Instance, Page, Seen};
-use crate::published::Process;
+use super::{ChunkPage, Instance, ReadChunks};
+use crate::published::ProcessStatus;
 use crate::report::{number, table};
 
 /// Cells of a line, at most.
@@ -48,9 +48,9 @@ enum Cell {
 }
 
 impl Cell {
-    fn of(pages: &[Page]) -> Cell {
+    fn of(pages: &[ChunkPage]) -> Cell {
         let has = |page| pages.contains(&page);
-        match (has(Page::Used), has(Page::Empty), has(Page::Missing)) {
+        match (has(ChunkPage::Used), has(ChunkPage::Empty), has(ChunkPage::Missing)) {
             (true, false, false) => Cell::Used,
             (true, ..) => Cell::Partly,
             (false, true, _) => Cell::Empty,
@@ -79,7 +79,7 @@ impl Cell {
 }
 
 /// A map in cells of `each` pages.
-fn picture(map: &[Page], each: usize, look: &Look) -> String {
+fn picture(map: &[ChunkPage], each: usize, look: &Look) -> String {
     let cells: Vec<Cell> = map.chunks(each).map(Cell::of).collect();
     let run = |run: &[Cell]| {
         let letters: String = run.iter().map(|cell| cell.letter(look)).collect();
@@ -89,7 +89,7 @@ fn picture(map: &[Page], each: usize, look: &Look) -> String {
 }
 
 /// The whole report.
-pub(super) fn report(process: &Process, seen: &Seen, look: &Look) -> String {
+pub(super) fn report(process: &ProcessStatus, seen: &ReadChunks, look: &Look) -> String {
     let of = &seen.instance;
     let mut text = format!(
         "Process {} ({}): per-CPU data of {} CPUs, {}\n{}\n",
@@ -99,7 +99,7 @@ pub(super) fn report(process: &Process, seen: &Seen, look: &Look) -> String {
         if of.cpu_major { "CPU by CPU" } else { "in rows" },
         summary(of)
     );
-    let row = |chunk: &super::Chunk| {
+    let row = |chunk: &super::ReadChunk| {
         let bytes = [chunk.longest, chunk.free(of)].map(|bytes| bytes.to_string());
         let [longest, free] = bytes;
         let fragmentation = number(chunk.fragmentation(of), 1);
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_cell_says_what_all_its_pages_are() {
-        use Page::{Empty, Missing, Used};
+        use ChunkPage::{Empty, Missing, Used};
         let cases = [
             (&[Used, Used][..], Cell::Used),
             (&[Used, Empty], Cell::Partly),

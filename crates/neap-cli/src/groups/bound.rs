@@ -10,10 +10,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use neap::groups::{Bound, UNLIMITED};
 
-use super::{Group, Seen};
-use crate::desk::{BOUND, Desk, NO_SUCH_GROUP, Request};
+use super::{ReadGroups, ReportedGroup};
+use crate::desk::{BOUND, Desk, DeskRequest, NO_SUCH_GROUP};
 use crate::drain::size;
-use crate::published::Process;
+use crate::published::ProcessStatus;
 use crate::report::human;
 
 const EXAMPLES: &str = "\
@@ -30,7 +30,7 @@ its new max keeps what it has, and is charged for no more until there is room.";
 /// Change what bounds a memory group of a running process.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct Options {
+pub(crate) struct BoundOptions {
     /// The process
     #[arg(value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
@@ -53,10 +53,10 @@ pub(crate) fn bytes_of(bound: Bound, text: &str) -> Result<u64, String> {
     if text == "none" { Ok(bound.default()) } else { size(text) }
 }
 
-pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let process = Process::look(options.pid)?;
+pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
+    let process = ProcessStatus::look(options.pid)?;
     for page in process.pages()? {
-        let Some(seen) = Seen::ask(&process, &page)? else { continue };
+        let Some(seen) = ReadGroups::ask(&process, &page)? else { continue };
         let Some(group) = seen.find(&options.path) else { continue };
         for &(bound, bytes) in &options.bounds {
             let done = change(&Desk::of(&process, &page)?, group, bound, bytes)?;
@@ -68,9 +68,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 }
 
 /// Requests a change of one bound. Returns the new and the previous value in words.
-pub(crate) fn change(desk: &Desk<'_>, group: &Group, bound: Bound, bytes: u64) -> Result<String> {
+pub(crate) fn change(desk: &Desk<'_>, group: &ReportedGroup, bound: Bound, bytes: u64) -> Result<String> {
     let request =
-        Request { what: BOUND, from: bound as u32, until: Some(bytes), group: group.id, ..Request::default() };
+        DeskRequest { what: BOUND, from: bound as u32, until: Some(bytes), group: group.id, ..DeskRequest::default() };
     let shown = |bytes: u64| if bytes == UNLIMITED { "none".into() } else { human(bytes) };
     let before = group.bounds[bound as usize];
     match desk.ask(&request)? {

@@ -17,17 +17,17 @@ use neap::groups::{Bound, Event, Kind, UNLIMITED};
 use serde_json::{Map, Value, json};
 
 use crate::desk::{Desk, GROUPS, name_of};
-use crate::published::{Page, Process};
+use crate::published::{Page, ProcessStatus};
 
 pub(crate) use bound::main as change_bound;
-pub(crate) use bound::{Options as BoundOptions, bytes_of, change};
+pub(crate) use bound::{BoundOptions, bytes_of, change};
 
 /// More groups than a process has ids for.
 const MOST_GROUPS: usize = 1 << 21;
 
 /// A group in a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct ReportedGroup {
     pub(crate) id: u64,
     /// 0 for the root.
     pub(crate) parent: u64,
@@ -56,8 +56,8 @@ pub(crate) struct Gone {
 
 /// All groups of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub(crate) groups: Vec<Group>,
+pub(crate) struct ReadGroups {
+    pub(crate) groups: Vec<ReportedGroup>,
     pub(crate) gone: Vec<Gone>,
     pub(crate) dying: u64,
     /// Ids in use.
@@ -68,7 +68,7 @@ pub(crate) struct Seen {
 }
 
 /// Adds one report. Returns the next slot to request.
-fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
+fn read(words: &[u64], seen: &mut ReadGroups) -> Result<Option<Option<u32>>> {
     ensure!(words.len() >= HEAD, "it has {} words", words.len());
     if words[0] == 0 {
         return Ok(None);
@@ -90,7 +90,7 @@ fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
     Ok(Some(u32::try_from(next).ok()))
 }
 
-fn read_group(words: &[u64]) -> Group {
+fn read_group(words: &[u64]) -> ReportedGroup {
     let mut rest = words;
     let mut take = |count: usize| {
         let (taken, after) = rest.split_at(count);
@@ -104,7 +104,7 @@ fn read_group(words: &[u64]) -> Group {
     let length = take(1)[0] as usize;
     let name: Vec<u8> = rest.iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
     let fill = |from: &[u64], at: usize| from.get(at).copied().unwrap_or_default();
-    Group {
+    ReportedGroup {
         id: head[0],
         parent: head[1],
         charged: head[2],
@@ -118,22 +118,22 @@ fn read_group(words: &[u64]) -> Group {
     }
 }
 
-impl Seen {
+impl ReadGroups {
     /// Requests reports of all groups; `None` if there are none, or were none when the process last
     /// published.
-    pub(crate) fn ask(process: &Process, page: &Page) -> Result<Option<Seen>> {
+    pub(crate) fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<ReadGroups>> {
         let numbers: Value = serde_json::from_slice(&page.text).unwrap_or_default();
         // The numbers have it from the first use on. A process without groups may have no thread
         // that answers.
         if numbers["groups"].is_null() {
             return Ok(None);
         }
-        Seen::at(&Desk::of(process, page)?)
+        ReadGroups::at(&Desk::of(process, page)?)
     }
 
     /// Requests reports of all groups of a process that has some.
-    pub(crate) fn at(desk: &Desk<'_>) -> Result<Option<Seen>> {
-        let mut seen = Seen::default();
+    pub(crate) fn at(desk: &Desk<'_>) -> Result<Option<ReadGroups>> {
+        let mut seen = ReadGroups::default();
         let is_there = desk.reports(GROUPS, |words| {
             let next = read(words, &mut seen)?;
             ensure!(seen.groups.len() < MOST_GROUPS, "it has {} groups", seen.groups.len());
@@ -144,9 +144,9 @@ impl Seen {
     }
 
     /// Returns the groups of the first page with any, of all pages that a process has published.
-    pub(crate) fn of(process: &Process) -> Result<Option<Seen>> {
+    pub(crate) fn of(process: &ProcessStatus) -> Result<Option<ReadGroups>> {
         for page in process.pages()? {
-            if let Some(seen) = Seen::ask(process, &page)? {
+            if let Some(seen) = ReadGroups::ask(process, &page)? {
                 return Ok(Some(seen));
             }
         }
@@ -154,13 +154,13 @@ impl Seen {
     }
 
     /// The groups in the order of their paths, each with its path and how deep it is.
-    pub(crate) fn sorted(&self) -> Vec<(String, usize, &Group)> {
-        let mut children: BTreeMap<u64, Vec<&Group>> = BTreeMap::new();
+    pub(crate) fn sorted(&self) -> Vec<(String, usize, &ReportedGroup)> {
+        let mut children: BTreeMap<u64, Vec<&ReportedGroup>> = BTreeMap::new();
         self.groups.iter().for_each(|group| children.entry(group.parent).or_default().push(group));
         children.values_mut().for_each(|children| children.sort_by(|one, other| one.name.cmp(&other.name)));
         let mut sorted = Vec::new();
         // From the root down. A group that claims to be its own ancestor is left out.
-        let mut open: Vec<(String, usize, &Group)> =
+        let mut open: Vec<(String, usize, &ReportedGroup)> =
             children.remove(&0).into_iter().flatten().map(|root| (String::new(), 0, root)).collect();
         while let Some((path, depth, group)) = open.pop() {
             let below = children.remove(&group.id).into_iter().flatten().rev();
@@ -172,7 +172,7 @@ impl Seen {
     }
 
     /// The group at a path.
-    pub(crate) fn find(&self, path: &str) -> Option<&Group> {
+    pub(crate) fn find(&self, path: &str) -> Option<&ReportedGroup> {
         self.sorted().into_iter().find(|(each, ..)| each == path).map(|(.., group)| group)
     }
 
@@ -191,7 +191,7 @@ impl Seen {
     }
 
     fn json(&self) -> Value {
-        let group = |(path, _, group): &(String, usize, &Group)| {
+        let group = |(path, _, group): &(String, usize, &ReportedGroup)| {
             let bounds: Map<String, Value> = Bound::ALL
                 .iter()
                 .map(|&bound| (bound.name().into(), bound_json(bound, group.bounds[bound as usize])))
@@ -220,10 +220,10 @@ fn bound_json(bound: Bound, bytes: u64) -> Value {
 }
 
 /// Shows a process's groups; with `dead`, also the remains of deleted ones.
-pub(crate) fn show(process: &Process, json: bool, dead: bool) -> Result<ExitCode> {
-    let seen = Seen::of(process)?;
+pub(crate) fn show(process: &ProcessStatus, json: bool, dead: bool) -> Result<ExitCode> {
+    let seen = ReadGroups::of(process)?;
     if json {
-        let groups = seen.as_ref().map(Seen::json);
+        let groups = seen.as_ref().map(ReadGroups::json);
         println!("{}", json!({"pid": process.pid, "name": process.name, "memory_groups": groups}));
     } else if let Some(seen) = &seen {
         print!("{}", tree::report(process, seen, dead));
@@ -258,8 +258,8 @@ mod tests {
         8 * (GROUP - 5 - Bound::ALL.len() - Kind::ALL.len() - Event::ALL.len())
     }
 
-    pub(super) fn seen() -> Seen {
-        let mut seen = Seen::default();
+    pub(super) fn seen() -> ReadGroups {
+        let mut seen = ReadGroups::default();
         let first = words(&[(1, 0, ""), (2, 1, "tenant"), (4, 2, "beta")], 3);
         assert_eq!(read(&first, &mut seen).unwrap(), Some(Some(3)));
         assert_eq!(read(&words(&[(3, 2, "acme")], 1 << 30), &mut seen).unwrap(), Some(Some(1 << 30)));
@@ -288,16 +288,16 @@ mod tests {
     #[test]
     fn a_report_that_makes_no_sense_is_refused_or_shown_as_it_is() {
         let good = words(&[(1, 0, ""), (2, 1, "a")], 3);
-        assert!(read(&good[..HEAD - 1], &mut Seen::default()).is_err());
+        assert!(read(&good[..HEAD - 1], &mut ReadGroups::default()).is_err());
         for count in [3, 1 << 40, u64::MAX] {
             let mut bad = good.clone();
             bad[1] = count;
-            assert!(read(&bad, &mut Seen::default()).is_err());
+            assert!(read(&bad, &mut ReadGroups::default()).is_err());
         }
         // A group below itself, a name longer than there is room for, control characters.
         let mut odd = words(&[(1, 0, "\u{1b}[2J"), (2, 2, "loop"), (3, 4, "x"), (4, 3, "y")], 3);
         odd[HEAD + GROUP - 8] = u64::MAX;
-        let mut seen = Seen::default();
+        let mut seen = ReadGroups::default();
         read(&odd, &mut seen).unwrap();
         assert!(!seen.groups[0].name.contains('\u{1b}'));
         assert_eq!(seen.sorted().len(), 1);

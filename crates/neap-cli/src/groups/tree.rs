@@ -4,15 +4,15 @@ use core::fmt::Write;
 
 use neap::groups::{Bound, Event, UNLIMITED};
 
-use super::{Group, Seen};
-use crate::published::Process;
+use super::{ReadGroups, ReportedGroup};
+use crate::published::ProcessStatus;
 use crate::report::human;
 
 /// Cells of a bar.
 const BAR: u64 = 20;
 
 /// Returns a tree of a process's groups; with `dead`, also the remains of deleted ones.
-pub(super) fn report(process: &Process, seen: &Seen, dead: bool) -> String {
+pub(super) fn report(process: &ProcessStatus, seen: &ReadGroups, dead: bool) -> String {
     let sorted = seen.sorted();
     let mut text = String::new();
     let name = |path: &str, depth: usize| match depth {
@@ -74,7 +74,7 @@ fn bar(part: u64, of: u64, mark: char) -> String {
 }
 
 /// Bounds besides the `max`, and events.
-fn remarks(group: &Group) -> String {
+fn remarks(group: &ReportedGroup) -> String {
     let mut text = String::new();
     for bound in [Bound::High, Bound::Low, Bound::Min] {
         let bytes = group.bounds[bound as usize];

@@ -10,15 +10,15 @@ use anyhow::{Context, Result};
 
 use super::listing::size;
 use super::reading::{Reading, time_of_day};
-use super::state::{Change, State};
+use super::state::{Change, View};
 use crate::desk::Desk;
 use crate::drain;
-use crate::groups::{self, Seen};
-use crate::published::{Process, monotonic};
+use crate::groups::{self, ReadGroups};
+use crate::published::{ProcessStatus, monotonic};
 use neap::groups::UNLIMITED;
 
 /// A request.
-pub(super) enum Wanted {
+pub(super) enum Query {
     Groups,
     /// Drain the caches of a CPU, or of all.
     Drain(Option<u32>),
@@ -26,14 +26,14 @@ pub(super) enum Wanted {
 }
 
 enum Answer {
-    Groups(Result<Option<Seen>>),
+    Groups(Result<Option<ReadGroups>>),
     /// The result of a command, in words.
     Done(Result<String>),
 }
 
 /// The requesting thread, as seen by the screen.
 pub(super) struct Asking {
-    wanted: Sender<Wanted>,
+    wanted: Sender<Query>,
     answers: Receiver<Answer>,
     /// Requests under way: a report, and a command.
     report: bool,
@@ -41,28 +41,28 @@ pub(super) struct Asking {
 }
 
 /// Requests the groups of a process; `None` if there are none.
-pub(super) fn groups(pid: i32) -> Result<Option<Seen>> {
-    let process = Process::look(pid)?;
-    Seen::ask(&process, &process.page()?)
+pub(super) fn groups(pid: i32) -> Result<Option<ReadGroups>> {
+    let process = ProcessStatus::look(pid)?;
+    ReadGroups::ask(&process, &process.page()?)
 }
 
 fn change(pid: i32, wanted: &Change) -> Result<String> {
-    let process = Process::look(pid)?;
+    let process = ProcessStatus::look(pid)?;
     let page = process.page()?;
-    let seen = Seen::ask(&process, &page)?.unwrap_or_default();
+    let seen = ReadGroups::ask(&process, &page)?.unwrap_or_default();
     let group = seen.groups.iter().find(|group| group.id == wanted.group);
     let group = group.with_context(|| format!("group \"{}\" is gone", wanted.path))?;
     let done = groups::change(&Desk::of(&process, &page)?, group, wanted.bound, wanted.bytes)?;
     Ok(format!("{}: {done}", wanted.path))
 }
 
-impl Wanted {
+impl Query {
     fn words(&self) -> String {
         match self {
-            Wanted::Groups => "for groups".to_string(),
-            Wanted::Drain(None) => "to drain everything".to_string(),
-            Wanted::Drain(Some(cpu)) => format!("to drain CPU {cpu}"),
-            Wanted::Change(Change { path, bound, bytes, .. }) => {
+            Query::Groups => "for groups".to_string(),
+            Query::Drain(None) => "to drain everything".to_string(),
+            Query::Drain(Some(cpu)) => format!("to drain CPU {cpu}"),
+            Query::Change(Change { path, bound, bytes, .. }) => {
                 let bytes = if *bytes == UNLIMITED { "none".to_string() } else { size(*bytes) };
                 format!("for {} {bytes} of {path}", bound.name())
             }
@@ -78,9 +78,9 @@ impl Asking {
         std::thread::spawn(move || {
             for wanted in requests {
                 let answer = match wanted {
-                    Wanted::Groups => Answer::Groups(groups(pid)),
-                    Wanted::Drain(cpu) => Answer::Done(drain::drain(pid, cpu)),
-                    Wanted::Change(wanted) => Answer::Done(change(pid, &wanted)),
+                    Query::Groups => Answer::Groups(groups(pid)),
+                    Query::Drain(cpu) => Answer::Done(drain::drain(pid, cpu)),
+                    Query::Change(wanted) => Answer::Done(change(pid, &wanted)),
                 };
                 if sender.send(answer).is_err() {
                     // The user has quit.
@@ -94,12 +94,12 @@ impl Asking {
     /// Requests the groups for a new reading, if it has any and the last report has come.
     pub(super) fn follow(&mut self, reading: &Reading) {
         if reading.numbers.groups.is_some() && !self.report {
-            self.report = self.wanted.send(Wanted::Groups).is_ok();
+            self.report = self.wanted.send(Query::Groups).is_ok();
         }
     }
 
     /// Makes a request of the user, unless one is under way.
-    pub(super) fn ask(&mut self, wanted: Wanted, state: &mut State) {
+    pub(super) fn ask(&mut self, wanted: Query, state: &mut View) {
         if self.request {
             state.message = Some("The process has not answered the last request yet.".to_string());
             return;
@@ -111,7 +111,7 @@ impl Asking {
     }
 
     /// Takes an answer, if there is one; returns whether.
-    pub(super) fn hear(&mut self, state: &mut State) -> bool {
+    pub(super) fn hear(&mut self, state: &mut View) -> bool {
         let answer = match self.answers.try_recv() {
             Ok(answer) => answer,
             Err(TryRecvError::Disconnected) if self.request => Answer::Done(Ok("The request got lost.".to_string())),

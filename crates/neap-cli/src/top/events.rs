@@ -13,7 +13,7 @@ const MOST: usize = 500;
 
 /// An event.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Event {
+pub(super) struct EventRow {
     /// Serial number.
     pub(super) number: u64,
     pub(super) clock: String,
@@ -25,17 +25,17 @@ pub(super) struct Event {
 #[derive(Default)]
 pub(super) struct Log {
     /// The last one first.
-    events: Vec<Event>,
+    events: Vec<EventRow>,
     numbers: u64,
 }
 
 impl Log {
-    pub(super) fn events(&self) -> &[Event] {
+    pub(super) fn events(&self) -> &[EventRow] {
         &self.events
     }
 
     pub(super) fn add(&mut self, clock: &str, kind: &'static str, what: String) {
-        self.events.insert(0, Event { number: self.numbers, clock: clock.to_string(), kind, what });
+        self.events.insert(0, EventRow { number: self.numbers, clock: clock.to_string(), kind, what });
         self.numbers += 1;
         self.events.truncate(MOST);
     }

@@ -10,7 +10,7 @@ use anyhow::Result;
 use neap::groups::{Bound, Event, UNLIMITED};
 
 use super::listing::{Cell, Listing};
-use crate::groups::{Group, Seen};
+use crate::groups::{ReadGroups, ReportedGroup};
 
 /// Age beyond the interval of readings from which on a report's age is shown.
 const OLD: Duration = Duration::from_secs(1);
@@ -18,8 +18,8 @@ const OLD: Duration = Duration::from_secs(1);
 /// The known groups of a process.
 #[derive(Default)]
 pub(super) struct Known {
-    previous: Option<Seen>,
-    current: Option<Seen>,
+    previous: Option<ReadGroups>,
+    current: Option<ReadGroups>,
     /// Time of the last report, by the clock of readings.
     at: u64,
     /// The reason why no later one came.
@@ -29,10 +29,10 @@ pub(super) struct Known {
 }
 
 /// A group in the pane.
-struct Row<'a> {
+struct PaneRow<'a> {
     path: String,
     depth: usize,
-    group: &'a Group,
+    group: &'a ReportedGroup,
     /// Groups below it that are folded.
     hidden: usize,
 }
@@ -40,7 +40,7 @@ struct Row<'a> {
 impl Known {
     /// Takes the result of a request, at a moment. Returns the error if the request before did not
     /// fail.
-    pub(super) fn follow(&mut self, asked: Result<Option<Seen>>, at: u64) -> Option<&str> {
+    pub(super) fn follow(&mut self, asked: Result<Option<ReadGroups>>, at: u64) -> Option<&str> {
         match asked {
             Ok(Some(seen)) => {
                 self.previous = self.current.replace(seen);
@@ -76,12 +76,12 @@ impl Known {
     }
 
     /// Rows in the order of the tree, without folded groups.
-    fn rows(&self) -> Vec<Row<'_>> {
-        let mut rows: Vec<Row<'_>> = Vec::new();
-        for (path, depth, group) in self.current.iter().flat_map(Seen::sorted) {
+    fn rows(&self) -> Vec<PaneRow<'_>> {
+        let mut rows: Vec<PaneRow<'_>> = Vec::new();
+        for (path, depth, group) in self.current.iter().flat_map(ReadGroups::sorted) {
             match rows.last_mut() {
                 Some(last) if depth > last.depth && self.folded.contains(&last.group.id) => last.hidden += 1,
-                _ => rows.push(Row { path, depth, group, hidden: 0 }),
+                _ => rows.push(PaneRow { path, depth, group, hidden: 0 }),
             }
         }
         rows
@@ -97,11 +97,11 @@ impl Known {
         let empty = self.failed.as_deref().unwrap_or("No report of its groups has come yet.");
         let before: BTreeMap<u64, u64> =
             self.previous.iter().flat_map(|seen| &seen.groups).map(|group| (group.id, group.used)).collect();
-        let change = |row: &Row<'_>| {
+        let change = |row: &PaneRow<'_>| {
             let missing = if self.previous.is_some() { 0 } else { row.group.used };
             row.group.used.wrapping_sub(before.get(&row.group.id).copied().unwrap_or(missing)) as i64
         };
-        let name = |row: &Row<'_>| {
+        let name = |row: &PaneRow<'_>| {
             let mut shown = match row.path.rsplit('/').next() {
                 Some(name) if is_tree && row.depth > 0 => format!("{}{name}", "  ".repeat(row.depth - 1)),
                 _ => readable(&row.path),
@@ -112,9 +112,9 @@ impl Known {
             Cell::Path(shown, row.path.clone())
         };
         let rows = self.rows();
-        let limit = |bound: Bound| move |row: &Row<'_>| Cell::Limit(some(row.group.bounds[bound as usize]));
-        let bytes = |bound: Bound| move |row: &Row<'_>| Cell::Bytes(row.group.bounds[bound as usize]);
-        let count = |event: Event| move |row: &Row<'_>| Cell::Number(row.group.events[event as usize]);
+        let limit = |bound: Bound| move |row: &PaneRow<'_>| Cell::Limit(some(row.group.bounds[bound as usize]));
+        let bytes = |bound: Bound| move |row: &PaneRow<'_>| Cell::Bytes(row.group.bounds[bound as usize]);
+        let count = |event: Event| move |row: &PaneRow<'_>| Cell::Number(row.group.events[event as usize]);
         let mut listing = Listing::of(title, empty, &rows, |row| row.group.id.to_string())
             .column("group", "path", name)
             .column("used", "used_bytes", |row| Cell::Bytes(row.group.used))
@@ -127,7 +127,7 @@ impl Known {
             .column("at max", "at_max", count(Event::Max))
             .column("at high", "at_high", count(Event::High))
             .column("over", "overcharged", count(Event::Overcharged));
-        let press = |row: &Row<'_>| {
+        let press = |row: &PaneRow<'_>| {
             let [medium, critical] =
                 [Event::PressureMedium, Event::PressureCritical].map(|event| row.group.events[event as usize]);
             medium + critical
@@ -162,8 +162,8 @@ pub(super) mod tests {
     use serde_json::{Value, json};
 
     /// Groups with an id, a parent, a name and bytes in use.
-    fn seen(groups: &[(u64, u64, &str, u64)]) -> Seen {
-        let group = |&(id, parent, name, used): &(u64, u64, &str, u64)| Group {
+    fn seen(groups: &[(u64, u64, &str, u64)]) -> ReadGroups {
+        let group = |&(id, parent, name, used): &(u64, u64, &str, u64)| ReportedGroup {
             id,
             parent,
             name: name.to_string(),
@@ -171,9 +171,9 @@ pub(super) mod tests {
             charged: used + 4096,
             peak: used * 2,
             bounds: [UNLIMITED, UNLIMITED, 0, 0],
-            ..Group::default()
+            ..ReportedGroup::default()
         };
-        Seen { groups: groups.iter().map(group).collect(), ..Seen::default() }
+        ReadGroups { groups: groups.iter().map(group).collect(), ..ReadGroups::default() }
     }
 
     /// Of two reports a second apart; the last came at 10.5 s.

@@ -84,7 +84,7 @@ pub(super) fn size(bytes: u64) -> String {
 
 /// How rows are ordered.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Order {
+pub(super) struct SortOrder {
     /// The column; `None` for the pane's own order.
     pub(super) column: Option<usize>,
     pub(super) reversed: bool,
@@ -144,7 +144,7 @@ impl Listing {
         self.rows.iter().map(|(key, _)| key.as_str())
     }
 
-    pub(super) fn sorted(mut self, order: Order) -> Listing {
+    pub(super) fn sorted(mut self, order: SortOrder) -> Listing {
         if let Some(column) = order.column {
             // Equal rows keep their order.
             self.rows.sort_by(|(_, a), (_, b)| a[column].order(&b[column]));
@@ -156,7 +156,7 @@ impl Listing {
     }
 
     /// The title with the order of the rows.
-    pub(super) fn heading(&self, order: Order) -> String {
+    pub(super) fn heading(&self, order: SortOrder) -> String {
         let reversed = if order.reversed { ", reversed" } else { "" };
         match order.column {
             Some(column) => format!("{}, by {}{reversed}", self.title, self.heads[column]),
@@ -275,13 +275,13 @@ mod tests {
     #[test]
     fn numbers_are_sorted_downwards_and_text_upwards_and_equal_ones_stay() {
         let keys = |column, reversed| {
-            let sorted = listing(&[("b", 5), ("c", 9), ("a", 5)]).sorted(Order { column, reversed });
+            let sorted = listing(&[("b", 5), ("c", 9), ("a", 5)]).sorted(SortOrder { column, reversed });
             sorted.keys().collect::<Vec<_>>().join("")
         };
         assert_eq!([keys(None, false), keys(None, true)], ["bca", "acb"]);
         assert_eq!([keys(Some(0), false), keys(Some(0), true)], ["cba", "abc"]);
         assert_eq!([keys(Some(2), false), keys(Some(2), true)], ["abc", "cba"]);
-        let heading = listing(&[]).heading(Order { column: Some(1), reversed: true });
+        let heading = listing(&[]).heading(SortOrder { column: Some(1), reversed: true });
         assert_eq!(heading, "Things, by half, reversed");
     }
 

@@ -18,10 +18,10 @@ use ratatui::crossterm::execute;
 use ratatui::{DefaultTerminal, Frame};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use super::asking::{Asking, Wanted};
+use super::asking::{Asking, Query};
 use super::reading::{Pair, Reading};
 use super::screen;
-use super::state::{Action, State};
+use super::state::{Action, View};
 
 /// Longest delay until a signal or an answer is noticed.
 const LOOK: Duration = Duration::from_millis(50);
@@ -41,7 +41,7 @@ impl Screen {
         Ok(Screen(terminal))
     }
 
-    fn draw(&mut self, pair: Pair<'_>, state: &State) -> Result<()> {
+    fn draw(&mut self, pair: Pair<'_>, state: &View) -> Result<()> {
         self.0.draw(|frame| draw(frame, pair, state)).context("cannot write to the terminal")?;
         Ok(())
     }
@@ -60,7 +60,7 @@ fn restore() {
 }
 
 /// Fills a frame.
-pub(super) fn draw(frame: &mut Frame<'_>, pair: Pair<'_>, state: &State) {
+pub(super) fn draw(frame: &mut Frame<'_>, pair: Pair<'_>, state: &View) {
     let area = frame.area();
     let lines = screen::lines(area.width.into(), area.height.into(), pair, state);
     for (row, line) in area.rows().zip(&lines) {
@@ -69,7 +69,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, pair: Pair<'_>, state: &State) {
 }
 
 /// The end of a session without an error.
-enum End {
+enum SessionEnd {
     Quit,
     /// The process has ended.
     Ended,
@@ -88,17 +88,17 @@ pub(super) fn run(first: Reading, interval: Duration) -> Result<ExitCode> {
     }
     let (pid, name) = (first.pid, first.name.clone());
     let screen = Screen::open()?;
-    let end = watch(screen, first, State::new(interval), &signal);
+    let end = watch(screen, first, View::new(interval), &signal);
     match end? {
-        End::Quit => {}
-        End::Ended => println!("process {pid} ({name}) has ended"),
-        End::Signal(number) => signal_hook::low_level::emulate_default_handler(number)?,
+        SessionEnd::Quit => {}
+        SessionEnd::Ended => println!("process {pid} ({name}) has ended"),
+        SessionEnd::Signal(number) => signal_hook::low_level::emulate_default_handler(number)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Runs the session; restores the terminal at the end.
-fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUsize) -> Result<End> {
+fn watch(mut screen: Screen, first: Reading, mut state: View, signal: &AtomicUsize) -> Result<SessionEnd> {
     let (mut previous, mut current): (Option<Reading>, Reading) = (None, first);
     let mut due = Instant::now() + state.interval;
     let mut asking = Asking::start(current.pid);
@@ -112,7 +112,7 @@ fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUs
         // Relaxed: it publishes no other data.
         match signal.load(Ordering::Relaxed) {
             0 => {}
-            number => return Ok(End::Signal(number as i32)),
+            number => return Ok(SessionEnd::Signal(number as i32)),
         }
         if event::poll(due.saturating_duration_since(Instant::now()).min(LOOK)).context("cannot read keys")? {
             // The terminal's size may have changed.
@@ -123,9 +123,9 @@ fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUs
                 let interval = state.interval;
                 match state.press(key, pair) {
                     Action::None => {}
-                    Action::Quit => return Ok(End::Quit),
-                    Action::Drain(cpu) => asking.ask(Wanted::Drain(cpu), &mut state),
-                    Action::Change(change) => asking.ask(Wanted::Change(change), &mut state),
+                    Action::Quit => return Ok(SessionEnd::Quit),
+                    Action::Drain(cpu) => asking.ask(Query::Drain(cpu), &mut state),
+                    Action::Change(change) => asking.ask(Query::Change(change), &mut state),
                 }
                 if state.interval != interval {
                     due = Instant::now() + state.interval;
@@ -147,9 +147,9 @@ fn watch(mut screen: Screen, first: Reading, mut state: State, signal: &AtomicUs
                 asking.follow(&next);
                 previous = Some(core::mem::replace(&mut current, next));
             }
-            Ok(_) => return Ok(End::Ended),
+            Ok(_) => return Ok(SessionEnd::Ended),
             Err(error) => match current.now() {
-                None => return Ok(End::Ended),
+                None => return Ok(SessionEnd::Ended),
                 Some(now) if now.headless => state.message = Some("Its main thread has ended.".to_string()),
                 Some(_) => return Err(error),
             },

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 use panes::Pane;
 use reading::{Pair, Reading};
-use state::{LONGEST, SHORTEST, State};
+use state::{LONGEST, SHORTEST, View};
 
 use crate::published::monotonic;
 
@@ -73,7 +73,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if !options.once && !options.json {
         return live::run(first, options.interval);
     }
-    let mut state = State::new(options.interval);
+    let mut state = View::new(options.interval);
     let mut ask = |reading: &Reading| {
         if reading.numbers.groups.is_some() {
             state.groups.follow(asking::groups(reading.pid), monotonic());
@@ -94,7 +94,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 }
 
 /// A whole screen as a JSON object.
-fn object(pair: Pair<'_>, state: &State) -> Value {
+fn object(pair: Pair<'_>, state: &View) -> Value {
     let now = pair.current;
     let mut object = json!({
         "pid": now.pid, "name": now.name, "version": now.numbers.version, "time": now.clock,

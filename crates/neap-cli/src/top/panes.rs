@@ -2,10 +2,10 @@
 //!
 //! To add a pane, add a variant with its columns, and the condition for showing it, if any.
 
-use super::events::Event;
-use super::listing::{Cell, Listing, Order};
+use super::events::EventRow;
+use super::listing::{Cell, Listing, SortOrder};
 use super::reading::Pair;
-use super::state::State;
+use super::state::View;
 use crate::numbers::{Cpu, Node};
 
 /// A part of the screen with rows.
@@ -38,10 +38,10 @@ impl Pane {
     }
 
     /// The pane's rows.
-    pub(super) fn listing(self, pair: Pair<'_>, state: &State) -> Listing {
+    pub(super) fn listing(self, pair: Pair<'_>, state: &View) -> Listing {
         match self {
             Pane::Groups => {
-                state.groups.listing(pair.current.at, state.interval, state.order(self) == Order::default())
+                state.groups.listing(pair.current.at, state.interval, state.order(self) == SortOrder::default())
             }
             Pane::Zones => zones(pair),
             Pane::Cpus => cpus(pair),
@@ -98,7 +98,7 @@ fn cpus(pair: Pair<'_>) -> Listing {
         .listing
 }
 
-fn log(events: &[Event]) -> Listing {
+fn log(events: &[EventRow]) -> Listing {
     Listing::of("Events", "Nothing has happened yet.", events, |event| event.number.to_string())
         .column("time", "time", |event| Cell::Text(event.clock.clone()))
         .column("event", "event", |event| Cell::Text(event.kind.to_string()))

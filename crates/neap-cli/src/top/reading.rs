@@ -9,7 +9,7 @@ use std::fs;
 use anyhow::{Context, Result};
 
 use crate::numbers::Numbers;
-use crate::published::{Process, monotonic};
+use crate::published::{ProcessStatus, monotonic};
 
 /// The state at one moment.
 #[derive(Default)]
@@ -60,7 +60,7 @@ impl Kernel {
 impl Reading {
     /// Reads the state of a process.
     pub(super) fn take(pid: i32) -> Result<Reading> {
-        let process = Process::look(pid)?;
+        let process = ProcessStatus::look(pid)?;
         let page = process.page()?;
         let (_, numbers) = Numbers::read(&process, &page)?;
         let kernel = Kernel::read(pid).with_context(|| format!("process {pid} has ended"))?;

@@ -8,7 +8,7 @@ use ratatui::text::{Line, Span};
 
 use super::panes::Pane;
 use super::reading::Pair;
-use super::state::State;
+use super::state::View;
 use super::summary;
 
 /// Smallest useful size.
@@ -39,7 +39,7 @@ const HELP: &[&str] = &[
 ];
 
 /// All lines of a screen of this size.
-pub(super) fn lines(width: usize, height: usize, pair: Pair<'_>, state: &State) -> Vec<Line<'static>> {
+pub(super) fn lines(width: usize, height: usize, pair: Pair<'_>, state: &View) -> Vec<Line<'static>> {
     if width < LEAST.0 || height < LEAST.1 {
         let (least_width, least_height) = LEAST;
         let text = format!("{width}x{height} is too small: neap top needs {least_width}x{least_height}. q quits.");
@@ -62,7 +62,7 @@ pub(super) fn lines(width: usize, height: usize, pair: Pair<'_>, state: &State) 
 }
 
 /// The whole content, without keys, in as many lines and columns as needed.
-pub(super) fn text(pair: Pair<'_>, state: &State) -> String {
+pub(super) fn text(pair: Pair<'_>, state: &View) -> String {
     let listings: Vec<_> = Pane::shown(pair).iter().map(|pane| state.listing(*pane, pair)).collect();
     let width = listings.iter().map(|listing| listing.width()).max().unwrap_or(0).max(WIDTH);
     let height = listings.iter().map(|listing| listing.height()).sum();
@@ -85,7 +85,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 }
 
 /// The title, and the lines about the whole process.
-fn head(pair: Pair<'_>, state: &State, width: usize) -> Vec<Line<'static>> {
+fn head(pair: Pair<'_>, state: &View, width: usize) -> Vec<Line<'static>> {
     let now = pair.current;
     let (frozen, every) = match state.frozen {
         true => ("FROZEN at ", String::new()),
@@ -124,7 +124,7 @@ fn shares(room: usize, wanted: &[usize], user: usize) -> Vec<usize> {
     shares
 }
 
-fn panes(width: usize, room: usize, pair: Pair<'_>, state: &State) -> Vec<Line<'static>> {
+fn panes(width: usize, room: usize, pair: Pair<'_>, state: &View) -> Vec<Line<'static>> {
     let shown = Pane::shown(pair);
     let listings: Vec<_> = shown.iter().map(|pane| state.listing(*pane, pair)).collect();
     let wanted: Vec<usize> = listings.iter().map(|listing| listing.height()).collect();
@@ -170,16 +170,16 @@ mod tests {
     use ratatui::backend::TestBackend;
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
-    fn state() -> State {
-        State::new(Duration::from_secs(1))
+    fn state() -> View {
+        View::new(Duration::from_secs(1))
     }
 
     /// The content of a terminal of this size, without spaces at ends of lines.
-    fn shown(width: u16, height: u16, state: &State) -> String {
+    fn shown(width: u16, height: u16, state: &View) -> String {
         shown_of(&readings(), width, height, state)
     }
 
-    fn shown_of([previous, current]: &[Reading; 2], width: u16, height: u16, state: &State) -> String {
+    fn shown_of([previous, current]: &[Reading; 2], width: u16, height: u16, state: &View) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         terminal.draw(|frame| draw(frame, Pair { previous, current }, state)).unwrap();
         let cells = terminal.backend().buffer().content().chunks(width.into());
@@ -187,7 +187,7 @@ mod tests {
         lines.map(|line| format!("{}\n", line.trim_end())).collect()
     }
 
-    fn press(state: &mut State, code: KeyCode) {
+    fn press(state: &mut View, code: KeyCode) {
         let [previous, current] = &readings();
         state.press(KeyEvent::from(code), Pair { previous, current });
     }
@@ -263,7 +263,7 @@ q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help
         let [previous, current] = readings;
         let mut state = state();
         state.groups = known();
-        let press = |state: &mut State, code| _ = state.press(KeyEvent::from(code), Pair { previous, current });
+        let press = |state: &mut View, code| _ = state.press(KeyEvent::from(code), Pair { previous, current });
         [KeyCode::BackTab, KeyCode::BackTab, KeyCode::End].into_iter().for_each(|key| press(&mut state, key));
         let expected = "\
 neap top 1234 (redis-server), 13:42:11, numbers 120 ms old, every 1000 ms
@@ -295,7 +295,7 @@ q quit  Tab pane  s sort  Enter fold  m max  h high  l low  n min  ? help
         assert_eq!(screen, expected);
         press(&mut state, KeyCode::Char('m'));
         "64q".chars().for_each(|letter| press(&mut state, KeyCode::Char(letter)));
-        let last = |state: &State| shown_of(readings, 80, 24, state).lines().last().unwrap().to_string();
+        let last = |state: &View| shown_of(readings, 80, 24, state).lines().last().unwrap().to_string();
         assert_eq!(last(&state), "max: 64q_  of tenant/beta: as 64m, or none; Enter sends it, Esc does not");
         press(&mut state, KeyCode::Enter);
         assert_eq!(last(&state), "max: 64q_  of tenant/beta: not a number of bytes");

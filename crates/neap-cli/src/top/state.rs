@@ -11,7 +11,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::events::Log;
 use super::groups::Known;
-use super::listing::{Listing, Order};
+use super::listing::{Listing, SortOrder};
 use super::panes::Pane;
 use super::reading::Pair;
 use crate::groups::bytes_of;
@@ -56,13 +56,13 @@ struct Input {
 /// The selection in a pane.
 #[derive(Clone, Default)]
 struct Choice {
-    order: Order,
+    order: SortOrder,
     /// A row, by its key and its place: if the row is gone, the one at its place is selected.
     row: Option<(String, usize)>,
 }
 
 /// The state of a screen besides readings.
-pub(super) struct State {
+pub(super) struct View {
     pane: Pane,
     choices: [Choice; Pane::ALL.len()],
     /// No new readings are taken.
@@ -77,9 +77,9 @@ pub(super) struct State {
     pub(super) groups: Known,
 }
 
-impl State {
-    pub(super) fn new(interval: Duration) -> State {
-        State {
+impl View {
+    pub(super) fn new(interval: Duration) -> View {
+        View {
             pane: Pane::Cpus,
             choices: Default::default(),
             frozen: false,
@@ -104,7 +104,7 @@ impl State {
         Some(format!("{}: {text}_  of {}: {hint}", wanted.bound.name(), wanted.path))
     }
 
-    pub(super) fn order(&self, pane: Pane) -> Order {
+    pub(super) fn order(&self, pane: Pane) -> SortOrder {
         self.choices[pane as usize].order
     }
 
@@ -172,7 +172,7 @@ impl State {
         let columns = self.listing(self.pane, pair).columns();
         let order = &mut self.choices[self.pane as usize].order;
         let next = order.column.map_or(0, |column| column + 1);
-        *order = Order { column: (next < columns).then_some(next), reversed: false };
+        *order = SortOrder { column: (next < columns).then_some(next), reversed: false };
     }
 
     /// The item of the selected row, if it belongs to this pane.
@@ -249,7 +249,7 @@ mod tests {
     use crate::top::reading::tests::{readings, readings_with_groups};
 
     /// Presses keys, each a letter or a name. Returns the action of the last.
-    fn press(state: &mut State, pair: Pair<'_>, keys: &str) -> Action {
+    fn press(state: &mut View, pair: Pair<'_>, keys: &str) -> Action {
         let mut last = Action::None;
         for key in keys.split(' ') {
             let code = match key {
@@ -271,7 +271,7 @@ mod tests {
         last
     }
 
-    fn chosen(state: &State, pair: Pair<'_>) -> Option<String> {
+    fn chosen(state: &View, pair: Pair<'_>) -> Option<String> {
         let listing = state.listing(state.pane, pair);
         state.row(state.pane, &listing).map(|row| listing.keys().nth(row).unwrap().to_string())
     }
@@ -280,7 +280,7 @@ mod tests {
     fn the_chosen_cpu_is_drained_wherever_it_stands_now() {
         let [previous, current] = &readings();
         let (pair, old) = (Pair { previous, current }, Pair { previous, current: previous });
-        let mut state = State::new(Duration::from_secs(1));
+        let mut state = View::new(Duration::from_secs(1));
         assert_eq!(press(&mut state, pair, "D"), Action::None);
         assert!(state.message.as_ref().unwrap().contains("Choose a CPU"));
         assert_eq!(press(&mut state, old, "Down Down D"), Action::Drain(Some(2)));
@@ -304,7 +304,7 @@ mod tests {
     fn panes_go_round_and_each_keeps_its_row() {
         let [previous, current] = &readings();
         let pair = Pair { previous, current };
-        let mut state = State::new(Duration::from_secs(1));
+        let mut state = View::new(Duration::from_secs(1));
         press(&mut state, pair, "End Tab");
         assert_eq!((state.pane, chosen(&state, pair)), (Pane::Events, None));
         press(&mut state, pair, "Down Tab PgDn PgDn");
@@ -319,7 +319,7 @@ mod tests {
     fn sorting_goes_through_the_columns_and_ends_where_it_began() {
         let [previous, current] = &readings();
         let pair = Pair { previous, current };
-        let mut state = State::new(Duration::from_secs(1));
+        let mut state = View::new(Duration::from_secs(1));
         let columns = state.listing(Pane::Cpus, pair).columns();
         let mut seen = Vec::new();
         for _ in 0..=columns {
@@ -328,15 +328,15 @@ mod tests {
         }
         assert_eq!(seen, (0..columns).map(Some).chain([None]).collect::<Vec<_>>());
         press(&mut state, pair, "r");
-        assert_eq!(state.order(Pane::Cpus), Order { column: None, reversed: true });
-        assert_eq!(state.order(Pane::Zones), Order::default());
+        assert_eq!(state.order(Pane::Cpus), SortOrder { column: None, reversed: true });
+        assert_eq!(state.order(Pane::Zones), SortOrder::default());
     }
 
     #[test]
     fn keys_freeze_change_the_interval_explain_themselves_and_end_it() {
         let [previous, current] = &readings();
         let pair = Pair { previous, current };
-        let mut state = State::new(Duration::from_secs(1));
+        let mut state = View::new(Duration::from_secs(1));
         press(&mut state, pair, "+ +");
         assert_eq!(state.interval, Duration::from_secs(4));
         press(&mut state, pair, "+ + + + + +");
@@ -361,7 +361,7 @@ mod tests {
     fn a_group_s_bounds_are_typed_and_sent_once_they_are_numbers() {
         let [previous, current] = &readings_with_groups();
         let pair = Pair { previous, current };
-        let mut state = State { groups: known(), pane: Pane::Groups, ..State::new(Duration::from_secs(1)) };
+        let mut state = View { groups: known(), pane: Pane::Groups, ..View::new(Duration::from_secs(1)) };
         assert_eq!(press(&mut state, pair, "m"), Action::None);
         assert!(state.typed().is_none() && state.message.as_ref().unwrap().contains("Choose a group"));
         let change =
@@ -398,8 +398,8 @@ mod tests {
     fn groups_fold_and_are_chosen_wherever_they_stand() {
         let [previous, current] = &readings_with_groups();
         let pair = Pair { previous, current };
-        let mut state = State { groups: known(), pane: Pane::Groups, ..State::new(Duration::from_secs(1)) };
-        let rows = |state: &State| state.listing(Pane::Groups, pair).keys().collect::<Vec<_>>().join(" ");
+        let mut state = View { groups: known(), pane: Pane::Groups, ..View::new(Duration::from_secs(1)) };
+        let rows = |state: &View| state.listing(Pane::Groups, pair).keys().collect::<Vec<_>>().join(" ");
         assert_eq!(rows(&state), "1 5 2 3 4");
         press(&mut state, pair, "Down Down Down Enter");
         assert_eq!((rows(&state).as_str(), chosen(&state, pair).as_deref()), ("1 5 2", Some("2")));
@@ -415,7 +415,7 @@ mod tests {
         let with = Pair { previous, current };
         let [previous, current] = &readings();
         let without = Pair { previous, current };
-        let mut state = State { groups: known(), ..State::new(Duration::from_secs(1)) };
+        let mut state = View { groups: known(), ..View::new(Duration::from_secs(1)) };
         press(&mut state, with, "Back Back");
         assert_eq!((state.pane(with), state.pane(without)), (Pane::Groups, Pane::Cpus));
         press(&mut state, with, "Back");

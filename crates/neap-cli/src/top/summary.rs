@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::listing::Cell;
 use super::reading::Pair;
-use crate::numbers::{Numbers, PerCpu};
+use crate::numbers::{Numbers, PerCpuNumbers};
 
 /// A number with its name for people and its name in JSON.
 struct Fact {
@@ -36,7 +36,7 @@ fn facts(pair: Pair<'_>) -> [Facts; 4] {
         fact("l page lists", "listed_bytes", Cell::Bytes(now.bytes(numbers.pages.listed))),
         fact(". free pages", "free_resident_bytes", Cell::Bytes(now.bytes(numbers.pages.backed_free))),
     ];
-    if let Some(PerCpu { used, free }) = numbers.per_cpu {
+    if let Some(PerCpuNumbers { used, free }) = numbers.per_cpu {
         memory.push(fact("p per-CPU data", "per_cpu_bytes", Cell::Bytes(used.saturating_add(free))));
         cached.push(fact("empty per-CPU", "per_cpu_free_bytes", Cell::Bytes(free)));
     }

@@ -22,7 +22,7 @@ use super::Outcome;
 use super::meter::{Meter, Random, cpus, own_rss_kib, pin_to, thread_cpu_ns};
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct ChurnOptions {
     /// Groups in all
     #[arg(long, default_value_t = 11_000)]
     groups: usize,
@@ -186,7 +186,7 @@ fn rest() -> Result<u32> {
     Ok(groups::count()?.dying)
 }
 
-pub(super) fn run(options: &Options) -> Result<Outcome> {
+pub(super) fn run(options: &ChurnOptions) -> Result<Outcome> {
     ensure!(0 < options.alive && options.alive < options.groups, "of fewer than all groups some are alive");
     let meter = Meter::start();
     let mut times = Times::new(options.groups);

@@ -13,7 +13,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::Outcome;
-use super::meter::{Meter, Random, Table, give, take};
+use super::meter::{BlockTable, Meter, Random, give, take};
 
 #[derive(Args)]
 pub(super) struct LarsonOptions {
@@ -56,7 +56,7 @@ const BATCHES_PER_PRODUCER: usize = 16;
 
 /// An array of blocks that passes through the threads.
 struct Lane {
-    table: Table,
+    table: BlockTable,
     random: Random,
     left: usize,
     replacements: u64,
@@ -101,7 +101,7 @@ pub(super) fn larson(options: &LarsonOptions) -> Result<Outcome> {
     let mut lanes = Vec::with_capacity(options.threads);
     for number in 0..options.threads {
         let mut lane = Lane {
-            table: Table::new(options.blocks)?,
+            table: BlockTable::new(options.blocks)?,
             random: Random::new(number as u64 + 1),
             left: options.generations.max(1),
             replacements: options.replacements,
@@ -126,7 +126,7 @@ pub(super) fn larson(options: &LarsonOptions) -> Result<Outcome> {
 
 /// A queue of batches, full or empty.
 struct Shelf {
-    batches: Mutex<Vec<Table>>,
+    batches: Mutex<Vec<BlockTable>>,
     filled: Condvar,
 }
 
@@ -135,13 +135,13 @@ impl Shelf {
         Shelf { batches: Mutex::new(Vec::with_capacity(capacity)), filled: Condvar::new() }
     }
 
-    fn put(&self, batch: Table) {
+    fn put(&self, batch: BlockTable) {
         // The capacity is the number of all batches, so this never allocates.
         self.batches.lock().unwrap_or_else(PoisonError::into_inner).push(batch);
         self.filled.notify_one();
     }
 
-    fn take(&self) -> Table {
+    fn take(&self) -> BlockTable {
         let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match batches.pop() {
@@ -156,7 +156,7 @@ pub(super) fn xmalloc(options: &XmallocOptions) -> Result<Outcome> {
     let there_are = options.threads * BATCHES_PER_PRODUCER;
     let (empty, full) = (Shelf::new(there_are), Shelf::new(there_are));
     for _ in 0..there_are {
-        empty.put(Table::new(options.blocks)?);
+        empty.put(BlockTable::new(options.blocks)?);
     }
     let meter = Meter::start();
     thread::scope(|scope| {

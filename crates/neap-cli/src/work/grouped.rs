@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::Outcome;
-use super::meter::{Meter, Table, own_rss_kib, take};
+use super::meter::{BlockTable, Meter, own_rss_kib, take};
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct GroupedOptions {
     #[arg(long, default_value_t = 64)]
     size: usize,
     #[arg(long, default_value_t = 500_000)]
@@ -62,8 +62,8 @@ fn entered(path: &str) -> Result<[u64; 4]> {
 }
 
 /// Resident memory without blocks, and with them.
-pub(super) fn run(options: &Options) -> Result<Outcome> {
-    let mut table = Table::new(options.blocks)?;
+pub(super) fn run(options: &GroupedOptions) -> Result<Outcome> {
+    let mut table = BlockTable::new(options.blocks)?;
     options.group.as_deref().map_or(Ok(()), enter)?;
     // The memory that the first block and the first page need is not a block's.
     table[0] = take(options.size);

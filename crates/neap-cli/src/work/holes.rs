@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::Outcome;
-use super::meter::{Meter, Random, Table, cpus, give, own_rss_kib, pin_to, take};
+use super::meter::{BlockTable, Meter, Random, cpus, give, own_rss_kib, pin_to, take};
 
 /// Number and size of the blocks.
 const BLOCKS: [(usize, usize); 3] = [(150_000, 512), (100_000, 1 << 10), (50_000, 2 << 10)];
@@ -21,7 +21,7 @@ const BLOCKS: [(usize, usize); 3] = [(150_000, 512), (100_000, 1 << 10), (50_000
 const ONE_IN: usize = 20;
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct HolesOptions {
     /// Chooses the survivors
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -45,10 +45,10 @@ fn size_of_block(number: usize) -> usize {
     ends.into_iter().find(|&(end, _)| number < end).map_or(0, |(_, size)| size)
 }
 
-pub(super) fn run(options: &Options) -> Result<Outcome> {
+pub(super) fn run(options: &HolesOptions) -> Result<Outcome> {
     let count = BLOCKS.iter().map(|(count, _)| count).sum();
-    let mut blocks = Table::new(count)?;
-    let mut stays = Table::new(count)?;
+    let mut blocks = BlockTable::new(count)?;
+    let mut stays = BlockTable::new(count)?;
     let mut random = Random::new(options.seed);
     for entry in stays.iter_mut() {
         *entry = std::ptr::without_provenance_mut(usize::from(random.below(ONE_IN) == 0));
@@ -85,7 +85,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
 }
 
 /// Waits, reads resident memory at the end, and counts the cost of the wait.
-fn wait(options: &Options, outcome: &mut Outcome) -> Result<()> {
+fn wait(options: &HolesOptions, outcome: &mut Outcome) -> Result<()> {
     let (over, running) = (AtomicBool::new(false), AtomicBool::new(false));
     let allowed = cpus()?;
     let (first, last) = (*allowed.first().context("no CPU")?, *allowed.last().context("no CPU")?);
@@ -146,7 +146,7 @@ fn pages(blocks: &[*mut u8], wanted: impl Fn(usize) -> bool) -> Result<usize> {
     // SAFETY: sysconf takes a number.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     // The first page of each, and the last; 0 is no page of any block.
-    let mut touched = Table::new(2 * blocks.len())?;
+    let mut touched = BlockTable::new(2 * blocks.len())?;
     for (number, &block) in blocks.iter().enumerate().filter(|&(number, _)| wanted(number)) {
         let (first, last) = (block.addr() / page, (block.addr() + size_of_block(number) - 1) / page);
         touched[2 * number] = std::ptr::without_provenance_mut(first);

@@ -12,13 +12,13 @@ use anyhow::Result;
 use clap::Args;
 
 use super::Outcome;
-use super::meter::{Meter, Table, give, own_rss_kib, take};
+use super::meter::{BlockTable, Meter, give, own_rss_kib, take};
 
 /// When resident memory is read, in milliseconds after the last block was freed.
 pub(crate) const READ_AT_MS: [u64; 4] = [0, 500, 1000, 2000];
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct IdleOptions {
     #[arg(long, default_value_t = 16)]
     threads: usize,
     /// Live memory per thread
@@ -56,14 +56,14 @@ impl Gate {
     }
 }
 
-pub(super) fn run(options: &Options) -> Result<Outcome> {
+pub(super) fn run(options: &IdleOptions) -> Result<Outcome> {
     let blocks = (options.mib << 20) / options.size.max(1);
     let step = Barrier::new(options.threads + 1);
     let gate = Gate::default();
     thread::scope(|scope| {
         let mut mapped = Vec::with_capacity(options.threads);
         for _ in 0..options.threads {
-            mapped.push(Table::new(blocks)?);
+            mapped.push(BlockTable::new(blocks)?);
         }
         for table in mapped {
             let (step, gate) = (&step, &gate);
@@ -88,7 +88,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
 }
 
 /// One thread: rounds of allocating everything and freeing everything, then waiting for the gate.
-fn burst(mut table: Table, options: &Options, step: &Barrier, gate: &Gate) {
+fn burst(mut table: BlockTable, options: &IdleOptions, step: &Barrier, gate: &Gate) {
     step.wait();
     step.wait();
     for _ in 0..options.rounds {
@@ -109,7 +109,7 @@ fn burst(mut table: Table, options: &Options, step: &Barrier, gate: &Gate) {
 
 /// Reads resident memory at each time, and the processor time that passed while the threads only
 /// waited.
-fn watch(options: &Options, busy: Duration) -> Result<(Vec<u64>, Option<u64>)> {
+fn watch(options: &IdleOptions, busy: Duration) -> Result<(Vec<u64>, Option<u64>)> {
     let ended = Instant::now();
     let mut readings = Vec::with_capacity(READ_AT_MS.len());
     let mut idle_cpu_ns = 0;

@@ -173,16 +173,16 @@ pub(super) fn pin() -> Result<()> {
 }
 
 /// Addresses of blocks, in populated memory that is unmapped when this is dropped.
-pub(super) struct Table {
+pub(super) struct BlockTable {
     base: NonNull<*mut u8>,
     length: usize,
 }
 
 // SAFETY: the table owns its mapping, and its addresses are plain numbers to it.
-unsafe impl Send for Table {}
+unsafe impl Send for BlockTable {}
 
-impl Table {
-    pub(super) fn new(length: usize) -> Result<Table> {
+impl BlockTable {
+    pub(super) fn new(length: usize) -> Result<BlockTable> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let bytes = length.max(1) * size_of::<*mut u8>();
@@ -192,11 +192,11 @@ impl Table {
             return Err(io::Error::last_os_error()).with_context(|| format!("cannot map a table of {bytes} bytes"));
         }
         let base = NonNull::new(base.cast()).context("mmap gave address 0")?;
-        Ok(Table { base, length })
+        Ok(BlockTable { base, length })
     }
 }
 
-impl Deref for Table {
+impl Deref for BlockTable {
     type Target = [*mut u8];
 
     fn deref(&self) -> &[*mut u8] {
@@ -205,7 +205,7 @@ impl Deref for Table {
     }
 }
 
-impl DerefMut for Table {
+impl DerefMut for BlockTable {
     fn deref_mut(&mut self) -> &mut [*mut u8] {
         // SAFETY: the mapping has this many zero-initialised words, lives as long as self, and self
         // is borrowed mutably.
@@ -213,7 +213,7 @@ impl DerefMut for Table {
     }
 }
 
-impl Drop for Table {
+impl Drop for BlockTable {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by new with this length and nothing refers to it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length.max(1) * size_of::<*mut u8>()) };
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_table_holds_what_is_put_in_and_goes_back() {
-        let mut table = Table::new(8 << 20).unwrap();
+        let mut table = BlockTable::new(8 << 20).unwrap();
         assert!(table.iter().all(|entry| entry.is_null()));
         let with_table = own_rss_kib().unwrap();
         table[5] = 77 as *mut u8;

@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Run one workload on whatever malloc this process has.
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct WorkOptions {
     /// Start the release thread that Google's tcmalloc leaves to the program
     #[arg(long, global = true)]
     release_thread: bool,
@@ -48,25 +48,25 @@ pub(crate) struct Options {
 enum Workload {
     /// Only say whose malloc this is
     Which,
-    Idle(idle::Options),
-    Holes(holes::Options),
-    Pair(pair::Options),
+    Idle(idle::IdleOptions),
+    Holes(holes::HolesOptions),
+    Pair(pair::PairOptions),
     Batch(pair::BatchOptions),
-    Page(page::Options),
+    Page(page::PageOptions),
     /// Live sets of one block size after another
-    Phases(phases::Options),
+    Phases(phases::PhasesOptions),
     /// Blocks of many sizes replaced at random by eight threads
-    Steady(steady::Options),
+    Steady(steady::SteadyOptions),
     Larson(cross::LarsonOptions),
     Xmalloc(cross::XmallocOptions),
     PageFault(page_lists::FaultOptions),
     FirstTouch(page_lists::TouchOptions),
     /// Blocks kept in a memory group, or in none
-    Grouped(grouped::Options),
+    Grouped(grouped::GroupedOptions),
     /// Memory groups that come and go
-    Churn(churn::Options),
+    Churn(churn::ChurnOptions),
     /// librseq's memory pool
-    Pool(pool::Options),
+    Pool(pool::PoolOptions),
 }
 
 /// Costs of one run of a workload or program. Fields that a workload does not measure are left out
@@ -125,7 +125,7 @@ impl Outcome {
     }
 }
 
-pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+pub(crate) fn main(options: &WorkOptions) -> Result<ExitCode> {
     if options.release_thread {
         start_release_thread()?;
     }

@@ -5,10 +5,10 @@ use anyhow::Result;
 use clap::Args;
 
 use super::Outcome;
-use super::meter::{Meter, Table, give, pin, take};
+use super::meter::{BlockTable, Meter, give, pin, take};
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct PageOptions {
     /// Block size in bytes
     #[arg(long, default_value_t = 4096)]
     size: usize,
@@ -20,9 +20,9 @@ pub(super) struct Options {
     repeats: usize,
 }
 
-pub(super) fn run(options: &Options) -> Result<Outcome> {
+pub(super) fn run(options: &PageOptions) -> Result<Outcome> {
     pin()?;
-    let mut table = Table::new((options.mib << 20) / options.size.max(1))?;
+    let mut table = BlockTable::new((options.mib << 20) / options.size.max(1))?;
     let meter = Meter::start();
     for _ in 0..options.repeats {
         for entry in table.iter_mut() {

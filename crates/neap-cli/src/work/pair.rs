@@ -11,11 +11,11 @@ use std::thread;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::meter::{Meter, Random, Table, pin};
+use super::meter::{BlockTable, Meter, Random, pin};
 use super::{Outcome, grouped};
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct PairOptions {
     #[arg(long, default_value_t = 64)]
     size: usize,
     /// Draw each size from 1 to this instead
@@ -42,7 +42,7 @@ pub(super) struct BatchOptions {
     #[arg(long, default_value_t = 1000)]
     blocks: usize,
     #[arg(long, value_enum)]
-    order: Order,
+    order: BatchOrder,
     /// Pairs in all
     #[arg(long)]
     count: u64,
@@ -53,7 +53,7 @@ pub(super) struct BatchOptions {
 
 /// Which block of a batch is freed first.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Order {
+enum BatchOrder {
     /// The last one allocated
     Lifo,
     /// The first one allocated
@@ -81,7 +81,7 @@ fn pairs(count: u64, mut size: impl FnMut(u64) -> usize) {
     }
 }
 
-pub(super) fn run(options: &Options) -> Result<Outcome> {
+pub(super) fn run(options: &PairOptions) -> Result<Outcome> {
     let mut random = Random::new(1);
     let mut sizes = [0u16; 4096];
     if let Some(largest) = options.mixed {
@@ -125,7 +125,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
 pub(super) fn run_batch(options: &BatchOptions) -> Result<Outcome> {
     pin()?;
     options.group.as_deref().map_or(Ok(()), grouped::enter)?;
-    let mut table = Table::new(options.blocks)?;
+    let mut table = BlockTable::new(options.blocks)?;
     batch(&mut table, options);
     let rounds = (options.count / options.blocks.max(1) as u64).max(1);
     let meter = Meter::start();
@@ -136,7 +136,7 @@ pub(super) fn run_batch(options: &BatchOptions) -> Result<Outcome> {
 }
 
 /// Allocates and frees one batch.
-fn batch(table: &mut Table, options: &BatchOptions) {
+fn batch(table: &mut BlockTable, options: &BatchOptions) {
     for entry in table.iter_mut() {
         // SAFETY: malloc may be called with any size.
         *entry = unsafe { libc::malloc(opaque(options.size)) }.cast();
@@ -144,7 +144,7 @@ fn batch(table: &mut Table, options: &BatchOptions) {
     // SAFETY: each entry came from malloc above and is freed once.
     let free = |entry: &*mut u8| unsafe { libc::free(entry.cast()) };
     match options.order {
-        Order::Lifo => table.iter().rev().for_each(free),
-        Order::Fifo => table.iter().for_each(free),
+        BatchOrder::Lifo => table.iter().rev().for_each(free),
+        BatchOrder::Fifo => table.iter().for_each(free),
     }
 }

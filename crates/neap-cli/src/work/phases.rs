@@ -15,13 +15,13 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::Outcome;
-use super::meter::{Meter, Random, Table, give, own_peak_kib, own_rss_kib, take};
+use super::meter::{BlockTable, Meter, Random, give, own_peak_kib, own_rss_kib, take};
 
 /// Distance between two blocks that are freed one after the other by stride; a prime.
 const STRIDE: usize = 7919;
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct PhasesOptions {
     /// MiB of blocks that are live at the end of a phase's allocations
     #[arg(long, default_value_t = 300)]
     live: usize,
@@ -58,7 +58,7 @@ impl Order {
     }
 }
 
-pub(super) fn run(options: &Options) -> Result<Outcome> {
+pub(super) fn run(options: &PhasesOptions) -> Result<Outcome> {
     let threads = usize::from(options.threads);
     let share = (options.live << 20) / threads;
     let Some(&smallest) = options.sizes.iter().min().filter(|&&size| size > 0) else {
@@ -67,7 +67,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
     let count = |size: usize| (share / size).max(1);
     let mut tables = Vec::with_capacity(threads);
     for _ in 0..threads {
-        tables.push(Table::new(count(smallest))?);
+        tables.push(BlockTable::new(count(smallest))?);
     }
     let allocated = Barrier::new(threads);
     let before = own_rss_kib()?;
@@ -181,14 +181,14 @@ mod tests {
     #[test]
     fn every_phase_is_counted_and_the_peak_holds_the_live_set() {
         for order in [Order::Allocated, Order::Reversed, Order::Random, Order::Stride] {
-            let options = Options { live: 4, order, threads: 2, turns: 3, sizes: vec![1 << 10, 64 << 10] };
+            let options = PhasesOptions { live: 4, order, threads: 2, turns: 3, sizes: vec![1 << 10, 64 << 10] };
             let outcome = run(&options).unwrap();
             assert_eq!(outcome.operations, 3 * (4096 + 64), "{order:?}");
             assert_eq!(outcome.count("live_kib"), 4096.0);
         }
-        let options = Options { live: 1, order: Order::Stride, threads: 8, turns: 1, sizes: vec![200_000] };
+        let options = PhasesOptions { live: 1, order: Order::Stride, threads: 8, turns: 1, sizes: vec![200_000] };
         assert_eq!(run(&options).unwrap().operations, 8, "a thread has one block at least");
-        let nothing = Options { live: 1, order: Order::Stride, threads: 1, turns: 1, sizes: vec![0] };
+        let nothing = PhasesOptions { live: 1, order: Order::Stride, threads: 1, turns: 1, sizes: vec![0] };
         assert!(run(&nothing).unwrap_err().to_string().contains("--sizes"));
     }
 }

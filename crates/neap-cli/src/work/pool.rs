@@ -24,7 +24,7 @@ const SHIFTS: core::ops::RangeInclusive<u32> = 3..=15;
 const PAIRS: u64 = 1000;
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct PoolOptions {
     /// CPUs that have copies
     #[arg(long)]
     cpus: usize,
@@ -40,7 +40,7 @@ pub(super) struct Options {
 
 /// Times pairs, and then runs the script: resident KiB before, with all owners, without those that
 /// go, and without any.
-pub(super) fn run(options: &Options) -> Result<Outcome> {
+pub(super) fn run(options: &PoolOptions) -> Result<Outcome> {
     pin()?;
     let library = Library::of_process()?;
     let pools = Pools::new(&library, options.cpus)?;
@@ -53,7 +53,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome> {
     Ok(Outcome { operations: PAIRS, wall_ns, rss_kib: script(&library, options)?, ..Outcome::default() })
 }
 
-fn script(library: &Library, options: &Options) -> Result<Vec<u64>> {
+fn script(library: &Library, options: &PoolOptions) -> Result<Vec<u64>> {
     let pools = Pools::new(library, options.cpus)?;
     let mut items: Vec<Vec<*mut u8>> = vec![vec![null_mut(); options.sizes.len()]; options.owners];
     let resident = || rss_kib(std::process::id());

@@ -22,7 +22,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::Outcome;
-use super::meter::{Meter, Random, Table, give, own_peak_kib, own_rss_kib, take};
+use super::meter::{BlockTable, Meter, Random, give, own_peak_kib, own_rss_kib, take};
 
 const SMALLEST: usize = 16;
 /// From 16 bytes to 64 KiB.
@@ -41,7 +41,7 @@ const FREES: usize = 35;
 const EXCHANGED: usize = 4;
 
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct SteadyOptions {
     /// Where the random numbers begin
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -57,9 +57,9 @@ pub(super) struct Options {
 
 /// One thread's blocks.
 struct Live {
-    blocks: Table,
+    blocks: BlockTable,
     /// Size of each block, 0 for an empty place.
-    sizes: Table,
+    sizes: BlockTable,
     bytes: usize,
     bound: usize,
     random: Random,
@@ -74,10 +74,10 @@ struct Exchange {
 }
 
 impl Live {
-    fn new(number: u64, options: &Options) -> Result<Live> {
+    fn new(number: u64, options: &SteadyOptions) -> Result<Live> {
         Ok(Live {
-            blocks: Table::new(PLACES)?,
-            sizes: Table::new(PLACES)?,
+            blocks: BlockTable::new(PLACES)?,
+            sizes: BlockTable::new(PLACES)?,
             bytes: 0,
             bound: (options.live << 20) / usize::from(options.threads),
             random: Random::new(options.seed.wrapping_mul(1000) + number),
@@ -156,7 +156,7 @@ fn draw(random: &mut Random, window: usize) -> usize {
     (SMALLEST as f64 * octaves.exp2()) as usize
 }
 
-pub(super) fn run(options: &Options) -> Result<Outcome> {
+pub(super) fn run(options: &SteadyOptions) -> Result<Outcome> {
     let mut threads = Vec::with_capacity(usize::from(options.threads));
     for number in 0..options.threads {
         threads.push(Live::new(u64::from(number), options)?);
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn live_bytes_stay_within_the_bound_and_a_tenth_changes_hands() {
-        let options = Options { seed: 7, threads: 8, live: 8, blocks: 20_000 };
+        let options = SteadyOptions { seed: 7, threads: 8, live: 8, blocks: 20_000 };
         let exchange = Exchange::new();
         let mut live = Live::new(0, &options).unwrap();
         live.run(options.blocks, &exchange);

@@ -21,7 +21,7 @@ use neap_objects::hot::Freed;
 use neap_objects::objects::{Config, Part};
 use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
-use neap_objects::slots::Kind;
+use neap_objects::slots::SlotKind;
 
 /// The most bytes in a CPU's two stacks of a class, as [`Class::stack_capacity`] says.
 const OF_A_CLASS: usize = 1536 << 10;
@@ -201,7 +201,7 @@ fn a_drain_costs_a_cpu_one_fence() {
     let (machine, cpus) = (&o.platform, o.slots.cpus());
     let before = (machine.fences.load(Relaxed), o.slots.counters().0);
     (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some()));
-    let fenced = o.slots.used().iter().filter(|&cpu| o.slots.kind(machine, cpu) == Kind::Rseq).count();
+    let fenced = o.slots.used().iter().filter(|&cpu| o.slots.kind(machine, cpu) == SlotKind::Rseq).count();
     assert!(fenced > 0 || machine.is_isolated(machine.cpu()));
     assert_eq!(machine.fences.load(Relaxed) - before.0, fenced);
     assert_eq!(o.slots.counters().0 - before.1, fenced as u32);

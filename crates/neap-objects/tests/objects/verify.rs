@@ -11,7 +11,7 @@ use crate::machine::Shared;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use neap_base::Pfn;
 use neap_base::virtual_platform::Virtual;
-use neap_objects::class_cache::Place;
+use neap_objects::class_cache::ObjectIndex;
 use neap_objects::hot::KindEntry;
 use neap_objects::progression::Packed;
 use neap_objects::region::StackId;
@@ -63,12 +63,12 @@ fn pushed(o: &Instance, class: Class, object: *mut u8) {
 }
 
 /// The slab of an object, and the object's number.
-fn place(o: &Instance, object: *mut u8) -> Place {
+fn place(o: &Instance, object: *mut u8) -> ObjectIndex {
     let pfn = o.pages.pfn(object.addr());
     let slab = SlabId(o.pages.frames().frame(pfn).owner());
     // SAFETY: the test holds the object, so its slab exists.
     let start = o.pages.address(unsafe { o.slabs.pfn_of(slab) });
-    Place { slab, object: ((object.addr() - start) / CLASS.size()) as u32 }
+    ObjectIndex { slab, object: ((object.addr() - start) / CLASS.size()) as u32 }
 }
 
 /// The slab of an object.

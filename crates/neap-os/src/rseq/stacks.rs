@@ -3,7 +3,7 @@
 //! Each call is one attempt. Takes no lock, never retries. Signal-safe. The rules are those of the
 //! [module above](super).
 
-use super::{Outcome, Table};
+use super::{SequenceResult, SequenceTable};
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 
@@ -12,10 +12,10 @@ use core::sync::atomic::Ordering;
 ///
 /// # Safety
 /// * The table holds [`registered_offset`](super::registered_offset), and a region for each entry,
-///   as [`Table`] describes.
+///   as [`SequenceTable`] describes.
 /// * The regions have stacks at `place`, and stay mapped.
 #[inline(always)]
-pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
+pub unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
     let value: *mut u8;
     // SAFETY: the caller promises a valid table and stacks at `place`. The only store is the
     // commit, into the head of a stack of this CPU.
@@ -23,7 +23,7 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
         asm!(
             pop_sequence!(),
             offset = inout(reg) table.offset.load(Ordering::Relaxed) => _,
-            table = in(reg) table, first = const Table::FIRST, place = inout(reg) place => _,
+            table = in(reg) table, first = const SequenceTable::FIRST, place = inout(reg) place => _,
             t = out(reg) _, next = out(reg) _, value = out(reg) value,
             options(nostack),
         );
@@ -37,21 +37,21 @@ pub unsafe fn pop(table: &Table, place: usize) -> *mut u8 {
 /// # Safety
 /// As for [`pop`], with a second stack behind the one at `place`.
 #[inline(always)]
-pub unsafe fn push(table: &Table, place: usize, home: u16, value: *mut u8) -> Outcome {
+pub unsafe fn push(table: &SequenceTable, place: usize, home: u16, value: *mut u8) -> SequenceResult {
     // SAFETY: the caller promises a valid table and both stacks. The store before the commit goes
     // to the cell at the head, which no thread reads until the commit.
     unsafe {
         asm!(
             push_sequence!(),
             offset = in(reg) table.offset.load(Ordering::Relaxed),
-            table = in(reg) table, first = const Table::FIRST, place = inout(reg) place => _,
+            table = in(reg) table, first = const SequenceTable::FIRST, place = inout(reg) place => _,
             home = inout(reg) usize::from(home) => _, value = in(reg) value, t = out(reg) _,
-            full = label { return Outcome::Refused },
-            aborted = label { return Outcome::Aborted },
+            full = label { return SequenceResult::Refused },
+            aborted = label { return SequenceResult::Aborted },
             options(nostack),
         );
     }
-    Outcome::Committed
+    SequenceResult::Committed
 }
 
 /// One attempt of a sequence at `place` that moves several pointers or none. Takes the body from
@@ -62,13 +62,13 @@ macro_rules! attempt {
         asm!(
             sequence!($($body),+, "22:"; abort: "jmp {aborted}"),
             offset = in(reg) $table.offset.load(Ordering::Relaxed),
-            table = in(reg) $table, first = const Table::FIRST, place = in(reg) $place, t = out(reg) _,
+            table = in(reg) $table, first = const SequenceTable::FIRST, place = in(reg) $place, t = out(reg) _,
             $($operands)*,
-            refused = label { return Outcome::Refused },
-            aborted = label { return Outcome::Aborted },
+            refused = label { return SequenceResult::Refused },
+            aborted = label { return SequenceResult::Aborted },
             options(nostack),
         );
-        Outcome::Committed
+        SequenceResult::Committed
     }};
 }
 
@@ -78,7 +78,7 @@ macro_rules! attempt {
 /// # Safety
 /// As for [`pop`].
 #[inline]
-pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outcome {
+pub unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mut u8]) -> SequenceResult {
     // SAFETY: the caller promises a valid table and stack. The copies go to `to`, which has room
     // for them, and count only after the commit.
     unsafe {
@@ -103,7 +103,7 @@ pub unsafe fn pop_many(table: &Table, place: usize, to: &mut [*mut u8]) -> Outco
 /// # Safety
 /// As for [`pop`]; no pointer is null.
 #[inline]
-pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcome {
+pub unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut u8]) -> SequenceResult {
     // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
     // `end`, as checked, and no thread reads them until the commit.
     unsafe {
@@ -127,7 +127,13 @@ pub unsafe fn push_many(table: &Table, place: usize, from: &[*mut u8]) -> Outcom
 /// # Safety
 /// As for [`pop`]; there is at least one pointer, and none is null.
 #[inline]
-pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step: isize, count: usize) -> Outcome {
+pub unsafe fn push_progression(
+    table: &SequenceTable,
+    place: usize,
+    value: *mut u8,
+    step: isize,
+    count: usize,
+) -> SequenceResult {
     // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
     // `end`, as checked, and no thread reads them until the commit.
     unsafe {
@@ -156,7 +162,7 @@ pub unsafe fn push_progression(table: &Table, place: usize, value: *mut u8, step
 /// # Safety
 /// As for [`pop`]; the region has that many cells for the stack.
 #[inline]
-pub unsafe fn widen(table: &Table, place: usize, capacity: u32) -> Outcome {
+pub unsafe fn widen(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
     // SAFETY: the caller promises a valid table and stack. The only store is the commit, into the
     // stack's `end`.
     unsafe {
@@ -202,7 +208,7 @@ mod tests {
     const ELSEWHERE: u16 = u16::MAX;
 
     /// Creates a table in which one region serves every entry, so the test may run on any CPU.
-    fn table(capacity: usize) -> Option<(Box<Table>, Box<Region>)> {
+    fn table(capacity: usize) -> Option<(Box<SequenceTable>, Box<Region>)> {
         let offset = registered_offset()?;
         let null = || AtomicPtr::new(core::ptr::null_mut());
         let [full, stack] = [(), ()].map(|()| Stack { head: null(), bottom: null(), end: null() });
@@ -219,7 +225,7 @@ mod tests {
         region.stack.head.store(cells, Ordering::Relaxed);
         region.stack.bottom.store(cells, Ordering::Relaxed);
         region.stack.end.store(cells.wrapping_add(capacity), Ordering::Relaxed);
-        let table = Box::new(Table::unopened());
+        let table = Box::new(SequenceTable::unopened());
         table.offset.store(offset, Ordering::Relaxed);
         let region_start = (&raw mut *region).cast();
         table.regions.iter().for_each(|entry| entry.store(region_start, Ordering::Relaxed));
@@ -227,11 +233,11 @@ mod tests {
     }
 
     /// Repeats an attempt until it is not aborted. (A pop cannot tell an abort from a refusal.)
-    fn settled(mut attempt: impl FnMut() -> Outcome) -> Outcome {
-        core::iter::repeat_with(&mut attempt).find(|&outcome| outcome != Outcome::Aborted).unwrap()
+    fn settled(mut attempt: impl FnMut() -> SequenceResult) -> SequenceResult {
+        core::iter::repeat_with(&mut attempt).find(|&outcome| outcome != SequenceResult::Aborted).unwrap()
     }
 
-    unsafe fn settled_pop(table: &Table) -> *mut u8 {
+    unsafe fn settled_pop(table: &SequenceTable) -> *mut u8 {
         // SAFETY: the caller promises a valid table with a stack at `STACK`.
         (0..100).map(|_| unsafe { pop(table, STACK) }).find(|value| !value.is_null()).unwrap_or_default()
     }
@@ -241,7 +247,7 @@ mod tests {
     }
 
     /// Pushes from a CPU that is not the object's home.
-    unsafe fn push_guest(table: &Table, value: usize) -> Outcome {
+    unsafe fn push_guest(table: &SequenceTable, value: usize) -> SequenceResult {
         // SAFETY: the caller promises a valid table with stacks at `FULL` and behind it.
         settled(|| unsafe { push(table, FULL, ELSEWHERE, pointer(value)) })
     }
@@ -253,9 +259,9 @@ mod tests {
         // uses them.
         unsafe {
             for value in 1..=4 {
-                assert_eq!(push_guest(&table, value), Outcome::Committed);
+                assert_eq!(push_guest(&table, value), SequenceResult::Committed);
             }
-            assert_eq!(push_guest(&table, 5), Outcome::Refused);
+            assert_eq!(push_guest(&table, 5), SequenceResult::Refused);
             for value in (1..=4).rev() {
                 assert_eq!(settled_pop(&table), pointer(value));
             }
@@ -271,10 +277,10 @@ mod tests {
         // SAFETY: the table and its one region live to the end of the test, and only this thread
         // uses them.
         unsafe {
-            assert_eq!(settled(|| push(&table, FULL, home, pointer(1))), Outcome::Refused);
-            assert_eq!(push_guest(&table, 2), Outcome::Committed);
+            assert_eq!(settled(|| push(&table, FULL, home, pointer(1))), SequenceResult::Refused);
+            assert_eq!(push_guest(&table, 2), SequenceResult::Committed);
             // With the second stack's place, home has room, and no cell behind it is touched.
-            assert_eq!(settled(|| push(&table, STACK, home, pointer(3))), Outcome::Committed);
+            assert_eq!(settled(|| push(&table, STACK, home, pointer(3))), SequenceResult::Committed);
             assert_eq!([settled_pop(&table), settled_pop(&table)], [3, 2].map(pointer));
         }
         assert_eq!((region.before, region.after), (7, 7));
@@ -300,11 +306,11 @@ mod tests {
         // SAFETY: the table and its one region live to the end of the test, and only this thread
         // uses them.
         unsafe {
-            assert_eq!(settled(|| push_many(&table, STACK, &three)), Outcome::Committed);
-            assert_eq!(settled(|| push_many(&table, STACK, &three)), Outcome::Refused);
-            assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), Outcome::Committed);
+            assert_eq!(settled(|| push_many(&table, STACK, &three)), SequenceResult::Committed);
+            assert_eq!(settled(|| push_many(&table, STACK, &three)), SequenceResult::Refused);
+            assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), SequenceResult::Committed);
             assert_eq!(taken, [2, 3].map(pointer));
-            assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), Outcome::Refused);
+            assert_eq!(settled(|| pop_many(&table, STACK, &mut taken)), SequenceResult::Refused);
             assert_eq!(settled_pop(&table), pointer(1));
         }
         assert_eq!((region.before, region.after), (7, 7));
@@ -318,12 +324,12 @@ mod tests {
         unsafe {
             let progression =
                 |first, step, count| settled(|| push_progression(&table, STACK, pointer(first), step, count));
-            assert_eq!(progression(48, 16, 5), Outcome::Refused);
-            assert_eq!(progression(48, 16, 3), Outcome::Committed);
-            assert_eq!(progression(7, 1, 2), Outcome::Refused);
-            assert_eq!(progression(7, 1, 1), Outcome::Committed);
+            assert_eq!(progression(48, 16, 5), SequenceResult::Refused);
+            assert_eq!(progression(48, 16, 3), SequenceResult::Committed);
+            assert_eq!(progression(7, 1, 2), SequenceResult::Refused);
+            assert_eq!(progression(7, 1, 1), SequenceResult::Committed);
             assert_eq!([(); 5].map(|()| settled_pop(&table)), [7, 80, 64, 48, 0].map(pointer));
-            assert_eq!(progression(64, -16, 4), Outcome::Committed);
+            assert_eq!(progression(64, -16, 4), SequenceResult::Committed);
             assert_eq!([(); 5].map(|()| settled_pop(&table)), [16, 32, 48, 64, 0].map(pointer));
         }
         assert_eq!((region.before, region.after), (7, 7));
@@ -341,7 +347,7 @@ mod tests {
         let stack = STACK / size_of::<usize>();
         let length = stack + 4 + CELLS;
         let mut memory = vec![0_usize; crate::topology::nameable() * length];
-        let table = Box::new(Table::unopened());
+        let table = Box::new(SequenceTable::unopened());
         table.offset.store(offset, Ordering::Relaxed);
         for (region, entry) in memory.chunks_mut(length).zip(&table.regions[UNREGISTERED..]) {
             let cells = region[stack + 4..].as_ptr().expose_provenance();
@@ -351,9 +357,9 @@ mod tests {
         }
         let aborted = [(); 4].map(|()| AtomicU32::new(0));
         // Number of pointers that an attempt moved.
-        let moved = |which: usize, outcome: Outcome, count: isize| {
-            aborted[which].fetch_add(u32::from(outcome == Outcome::Aborted), Ordering::Relaxed);
-            if outcome == Outcome::Committed { count } else { 0 }
+        let moved = |which: usize, outcome: SequenceResult, count: isize| {
+            aborted[which].fetch_add(u32::from(outcome == SequenceResult::Aborted), Ordering::Relaxed);
+            if outcome == SequenceResult::Committed { count } else { 0 }
         };
         let fenced = crate::fence::register().is_ok();
         let all_aborted = || aborted.iter().all(|times| times.load(Ordering::Relaxed) > 0);
@@ -363,7 +369,7 @@ mod tests {
                 // SAFETY: the table has a region for each CPU, which lives to the end of the test.
                 // Only these calls change the stacks.
                 unsafe {
-                    left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == Outcome::Committed);
+                    left += isize::from(push(&table, FULL, ELSEWHERE, pointer(1)) == SequenceResult::Committed);
                     left -= isize::from(!pop(&table, STACK).is_null());
                     if round % 16 == 0 {
                         left += moved(0, push_progression(&table, STACK, pointer(8), 8, 7), 7);
@@ -398,20 +404,20 @@ mod tests {
         region.writable = 0;
         // SAFETY: the table and its one region live to the end of the test, and only this thread
         // uses them.
-        assert_eq!(settled(|| unsafe { widen(&table, STACK, 1) }), Outcome::Refused);
+        assert_eq!(settled(|| unsafe { widen(&table, STACK, 1) }), SequenceResult::Refused);
         region.writable = 1;
         // SAFETY: the table and its one region live to the end of the test, and only this thread
         // uses them.
         unsafe {
-            assert_eq!(push_guest(&table, 1), Outcome::Refused);
-            assert_eq!(settled(|| widen(&table, STACK, 1)), Outcome::Committed);
-            assert_eq!(push_guest(&table, 1), Outcome::Committed);
-            assert_eq!(push_guest(&table, 2), Outcome::Refused);
-            assert_eq!(settled(|| widen(&table, STACK, 3)), Outcome::Committed);
-            assert_eq!(settled(|| widen(&table, STACK, 2)), Outcome::Committed);
+            assert_eq!(push_guest(&table, 1), SequenceResult::Refused);
+            assert_eq!(settled(|| widen(&table, STACK, 1)), SequenceResult::Committed);
+            assert_eq!(push_guest(&table, 1), SequenceResult::Committed);
+            assert_eq!(push_guest(&table, 2), SequenceResult::Refused);
+            assert_eq!(settled(|| widen(&table, STACK, 3)), SequenceResult::Committed);
+            assert_eq!(settled(|| widen(&table, STACK, 2)), SequenceResult::Committed);
             assert_eq!(
                 [2, 3, 4].map(|value| push_guest(&table, value)),
-                [Outcome::Committed, Outcome::Committed, Outcome::Refused]
+                [SequenceResult::Committed, SequenceResult::Committed, SequenceResult::Refused]
             );
         }
     }

@@ -3,7 +3,7 @@
 //! The rules and macros are those of the sequences on stacks. The users are counters, references,
 //! RCU's readers and the stocks of memory groups. Takes no lock, never retries. Signal-safe.
 
-use super::Outcome;
+use super::SequenceResult;
 use core::arch::asm;
 use core::sync::atomic::AtomicPtr;
 
@@ -100,8 +100,9 @@ pub unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usize, val
 ///
 /// # Safety
 /// `offset` is [`registered_offset`](super::registered_offset). `regions` is laid out as in a
-/// [`Table`](super::Table) from CPU 0 on, with words instead of stacks, and `place` is that of a
-/// word. In a region that must not be written, the word exceeds every bound under every tag.
+/// [`SequenceTable`](super::SequenceTable) from CPU 0 on, with words instead of stacks, and `place`
+/// is that of a word. In a region that must not be written, the word exceeds every bound under
+/// every tag.
 #[inline(always)]
 pub unsafe fn alter(
     offset: isize,
@@ -111,7 +112,7 @@ pub unsafe fn alter(
     low: u64,
     span: u64,
     delta: u64,
-) -> Outcome {
+) -> SequenceResult {
     // SAFETY: the caller promises regions with a word at `place`. The only store is the commit,
     // into a word of this CPU that the checks have admitted.
     unsafe {
@@ -131,12 +132,12 @@ pub unsafe fn alter(
             offset = in(reg) offset, table = in(reg) regions, first = const 0, place = in(reg) place,
             tag = in(reg) tag, low = in(reg) low, span = in(reg) span, delta = in(reg) delta,
             t = out(reg) _, word = out(reg) _, number = out(reg) _,
-            refused = label { return Outcome::Refused },
-            aborted = label { return Outcome::Aborted },
+            refused = label { return SequenceResult::Refused },
+            aborted = label { return SequenceResult::Aborted },
             options(nostack),
         );
     }
-    Outcome::Committed
+    SequenceResult::Committed
 }
 
 /// Adds one to word number `word` of this CPU, for readers of RCU. `table` has for each of `cpus`
@@ -280,10 +281,10 @@ mod tests {
         let work = || {
             let mut left = 0_i64;
             for n in (1..=7).cycle().take(500_000) {
-                left += if give(n) == Outcome::Committed { n as i64 } else { 0 };
-                left -= if take(n + 1) == Outcome::Committed { n as i64 + 1 } else { 0 };
+                left += if give(n) == SequenceResult::Committed { n as i64 } else { 0 };
+                left -= if take(n + 1) == SequenceResult::Committed { n as i64 + 1 } else { 0 };
                 let others = [TAG + (1 << 20), TAG - (1 << 20), 0].map(|tag| alter(tag, 0, MOST, 1));
-                assert!(!others.contains(&Outcome::Committed));
+                assert!(!others.contains(&SequenceResult::Committed));
             }
             left
         };

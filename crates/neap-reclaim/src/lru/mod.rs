@@ -21,4 +21,3 @@ pub use chain::{End, Item};
 pub use hands::{Hands, MOST};
 pub use list::{LONGEST, LruList, Verdict, Walked};
 pub use registry::{Lists, Site};
-pub use verify::Finding;

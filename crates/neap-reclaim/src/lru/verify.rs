@@ -11,23 +11,11 @@ use super::registry::{Site, chain, header};
 use super::sub::Sub;
 use crate::Host;
 use core::ptr::NonNull;
+use neap_base::Finding;
 use neap_groups::{GroupId, Seat};
 
-/// An inconsistency.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Finding {
-    /// Description of the checked value.
-    pub what: &'static str,
-    /// The group.
-    pub group: GroupId,
-    /// Expected value.
-    pub expected: usize,
-    /// Found value.
-    pub found: usize,
-}
-
 fn same(what: &'static str, group: GroupId, expected: usize, found: usize) -> Result<(), Finding> {
-    if expected == found { Ok(()) } else { Err(Finding { what, group, expected, found }) }
+    Finding::unless_equal(what, group, expected as u64, found as u64)
 }
 
 impl<H: Host> Site<'_, H> {

@@ -44,7 +44,7 @@ mod queue;
 use neap_base::mutex::{Guard, Mutex};
 use neap_base::sync::{AtomicU32, Ordering, wait, wait_for, wake};
 use pool::Pool;
-use queue::{Answer, Placed, Queue, State};
+use queue::{JobState, Placed, Queue, QueueAnswer};
 
 pub(super) use pool::MOST_LOST;
 pub use queue::Aim;
@@ -172,14 +172,14 @@ impl Jobs {
     }
 
     /// Wakes the threads that the new state of a job concerns, after releasing the mutex.
-    fn leave(&self, mut board: Guard<'_, Board>, state: State) {
-        let is_room = state == State::Free && board.queue.take_full();
+    fn leave(&self, mut board: Guard<'_, Board>, state: JobState) {
+        let is_room = state == JobState::Free && board.queue.take_full();
         drop(board);
         match state {
             // A reclaimer may sleep while another one was written off. With one job and one
             // reclaimer left, no further one is created, so the sleeping one must be woken.
-            State::Posted => self.call(),
-            State::Done(_) => self.tell(),
+            JobState::Posted => self.call(),
+            JobState::Done(_) => self.tell(),
             _ if is_room => self.tell(),
             _ => {}
         }
@@ -189,9 +189,9 @@ impl Jobs {
     /// void after an answer.
     fn look(&self, ticket: Ticket, giving_up: bool) -> Option<u64> {
         let mut board = self.board.lock();
-        let Answer { bytes, is_freed } = board.queue.look(ticket.0, giving_up)?;
+        let QueueAnswer { bytes, is_freed } = board.queue.look(ticket.0, giving_up)?;
         if is_freed {
-            self.leave(board, State::Free);
+            self.leave(board, JobState::Free);
         }
         Some(bytes)
     }

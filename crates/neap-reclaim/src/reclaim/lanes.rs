@@ -96,7 +96,7 @@ pub enum Excess {
 
 /// A lane: a place for a thread that may run callbacks.
 #[derive(Debug, Default)]
-struct Place {
+struct LanePlace {
     seat: Seat,
     /// Index plus one of the record that counts this lane's callback as stuck; 0 for none. Under
     /// the mutex.
@@ -105,7 +105,7 @@ struct Place {
 
 /// A shrinker that was blamed.
 #[derive(Debug, Default)]
-struct Record {
+struct Blamed {
     /// 0: the record is free.
     shrinker: AtomicU64,
     /// Time until which the shrinker is not asked, and its number of stuck callbacks: written off,
@@ -150,8 +150,8 @@ impl Culprit {
 #[derive(Debug)]
 pub struct Lanes {
     /// Lanes of reclaimers lie behind those of the program's threads.
-    places: [CachePadded<Place>; LANES + RECLAIMERS],
-    records: [Record; CULPRITS],
+    places: [CachePadded<LanePlace>; LANES + RECLAIMERS],
+    records: [Blamed; CULPRITS],
     /// Records that were ever used.
     known: AtomicU32,
     blaming: Mutex<()>,
@@ -166,7 +166,7 @@ impl Default for Lanes {
     fn default() -> Lanes {
         Lanes {
             places: core::array::from_fn(|_| CachePadded::default()),
-            records: core::array::from_fn(|_| Record::default()),
+            records: core::array::from_fn(|_| Blamed::default()),
             known: AtomicU32::new(0),
             blaming: Mutex::new(()),
             on_time: AtomicU64::new(0),
@@ -180,7 +180,7 @@ impl Default for Lanes {
 #[derive(Debug)]
 pub struct Lane<'l> {
     lanes: &'l Lanes,
-    place: &'l Place,
+    place: &'l LanePlace,
     /// Time when its last callback began.
     began: Cell<u64>,
 }
@@ -209,7 +209,7 @@ impl Lanes {
         self.places[..LANES].iter().any(|place| !place.seat.is_taken())
     }
 
-    fn record(&self, shrinker: u64) -> Option<&Record> {
+    fn record(&self, shrinker: u64) -> Option<&Blamed> {
         let known = self.known.load(Ordering::Relaxed) as usize;
         self.records[..known].iter().find(|record| record.shrinker.load(Ordering::Relaxed) == shrinker)
     }
@@ -255,7 +255,7 @@ impl Lanes {
     }
 
     /// Counts a verdict. Returns the shrinker's record, if there is room for one. Under the mutex.
-    fn count(&self, shrinker: u64, name: Option<Name>, verdict: Verdict, now: u64) -> Option<&Record> {
+    fn count(&self, shrinker: u64, name: Option<Name>, verdict: Verdict, now: u64) -> Option<&Blamed> {
         self.counts[verdict as usize].fetch_add(1, Ordering::Relaxed);
         let name = name.as_ref().map_or(GONE, Name::as_str);
         let record = self.record(shrinker).or_else(|| self.new_record(shrinker, name, now))?;
@@ -271,7 +271,7 @@ impl Lanes {
     }
 
     /// Returns a record that was never used, or that of a shrinker that is not barred.
-    fn new_record(&self, shrinker: u64, name: &str, now: u64) -> Option<&Record> {
+    fn new_record(&self, shrinker: u64, name: &str, now: u64) -> Option<&Blamed> {
         let known = self.known.load(Ordering::Relaxed) as usize;
         let index = if known < CULPRITS {
             known
@@ -352,12 +352,12 @@ impl Lanes {
         }
     }
 
-    fn stuck_at(&self, place: &Place) -> Option<&Record> {
+    fn stuck_at(&self, place: &LanePlace) -> Option<&Blamed> {
         self.records.get((place.record.load(Ordering::Relaxed) as usize).checked_sub(1)?)
     }
 }
 
-impl Record {
+impl Blamed {
     /// Bars the shrinker of a callback that took too long, if that is to be blamed. Under the
     /// mutex.
     fn charge(&self, excess: Excess, now: u64) {

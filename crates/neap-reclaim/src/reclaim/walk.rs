@@ -22,14 +22,14 @@ const ENTRIES: usize = 256;
 /// Position of a round in one word: the next slot, the round, and a part of the hash of root and
 /// node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place(u64);
+struct RoundPosition(u64);
 
 const SLOT_BITS: u32 = 32;
 const ROUND_BITS: u32 = 16;
 
-impl Place {
-    fn new(tag: u16, round: u16, slot: u32) -> Place {
-        Place(u64::from(tag) << (SLOT_BITS + ROUND_BITS) | u64::from(round) << SLOT_BITS | u64::from(slot))
+impl RoundPosition {
+    fn new(tag: u16, round: u16, slot: u32) -> RoundPosition {
+        RoundPosition(u64::from(tag) << (SLOT_BITS + ROUND_BITS) | u64::from(round) << SLOT_BITS | u64::from(slot))
     }
 
     fn slot(self) -> u32 {
@@ -73,11 +73,12 @@ impl Walks {
         let hash = (root.to_bits() ^ (node as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // Never 0, the tag of a place that was never used.
         let (place, tag) = (&self.places[(hash >> 56) as usize % ENTRIES], (hash >> 32) as u16 | 1);
-        let now = Place(place.load(Ordering::Relaxed));
+        let now = RoundPosition(place.load(Ordering::Relaxed));
         let round = if now.tag() == tag { now.round() } else { 0 };
         if now.tag() != tag {
             // Another thread that does this begins the same round.
-            let _ = place.compare_exchange(now.0, Place::new(tag, 0, 0).0, Ordering::Relaxed, Ordering::Relaxed);
+            let _ =
+                place.compare_exchange(now.0, RoundPosition::new(tag, 0, 0).0, Ordering::Relaxed, Ordering::Relaxed);
         }
         Walk { place, tag, round, seen: 0 }
     }
@@ -86,7 +87,7 @@ impl Walks {
     /// round.
     pub fn place_of(&self, root: GroupId, node: usize) -> u32 {
         let walk = self.join(root, node);
-        let now = Place(walk.place.load(Ordering::Relaxed));
+        let now = RoundPosition(walk.place.load(Ordering::Relaxed));
         if now.tag() == walk.tag { now.slot() } else { 0 }
     }
 }
@@ -128,14 +129,14 @@ impl Walk<'_> {
     pub fn next(&mut self, mut next: impl FnMut(u32) -> Option<u32>) -> Option<u32> {
         loop {
             // Relaxed, and below: the lookup of the group in a slot has its own ordering.
-            let now = Place(self.place.load(Ordering::Relaxed));
+            let now = RoundPosition(self.place.load(Ordering::Relaxed));
             if now.tag() != self.tag || now.round() != self.round {
                 return None;
             }
             let found = next(now.slot());
             let then = match found {
-                Some(slot) => Place::new(self.tag, self.round, slot + 1),
-                None => Place::new(self.tag, self.round.wrapping_add(1), 0),
+                Some(slot) => RoundPosition::new(self.tag, self.round, slot + 1),
+                None => RoundPosition::new(self.tag, self.round.wrapping_add(1), 0),
             };
             if self.place.compare_exchange(now.0, then.0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
                 continue;

@@ -10,7 +10,7 @@ use neap_os::entered::{calling, set_calling};
 
 /// A callback that this thread is in.
 #[derive(Debug)]
-pub(crate) struct Frame {
+pub(crate) struct CallFrame {
     /// Address of the registry, and the index of the shrinker there.
     registry: usize,
     index: u32,
@@ -18,13 +18,13 @@ pub(crate) struct Frame {
     _pinned: PhantomPinned,
 }
 
-impl Frame {
-    pub(crate) fn new(registry: usize, index: u32) -> Frame {
-        Frame { registry, index, before: 0, _pinned: PhantomPinned }
+impl CallFrame {
+    pub(crate) fn new(registry: usize, index: u32) -> CallFrame {
+        CallFrame { registry, index, before: 0, _pinned: PhantomPinned }
     }
 
     /// Adds the frame to this thread's chain until the answer is dropped.
-    pub(crate) fn enter(self: Pin<&mut Frame>) -> Inside<'_> {
+    pub(crate) fn enter(self: Pin<&mut CallFrame>) -> Inside<'_> {
         // SAFETY: the reference is used to write a field, and nothing is moved out of it.
         let frame = unsafe { self.get_unchecked_mut() };
         frame.before = calling();
@@ -34,7 +34,7 @@ impl Frame {
 }
 
 /// Presence of a frame in the thread's chain.
-pub(crate) struct Inside<'f>(&'f Frame);
+pub(crate) struct Inside<'f>(&'f CallFrame);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
@@ -52,7 +52,7 @@ pub fn is_calling() -> bool {
 /// For work of neap in a thread that other threads may wait for.
 pub fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
     // No registry is at address 0.
-    let frame = pin!(Frame::new(0, 0));
+    let frame = pin!(CallFrame::new(0, 0));
     let _inside = frame.enter();
     f()
 }
@@ -62,7 +62,7 @@ pub(crate) fn depth(registry: usize, index: u32) -> usize {
     let frame = |word: usize| {
         // SAFETY: the word is 0, or leads to a frame of this thread's chain. Frames are pinned on
         // its stack further up, and leave the chain (`Inside::drop`) before they end.
-        unsafe { core::ptr::with_exposed_provenance::<Frame>(word).as_ref() }
+        unsafe { core::ptr::with_exposed_provenance::<CallFrame>(word).as_ref() }
     };
     let frames = core::iter::successors(frame(calling()), |inner| frame(inner.before));
     frames.filter(|frame| frame.registry == registry && frame.index == index).count()

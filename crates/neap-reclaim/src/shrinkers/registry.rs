@@ -161,7 +161,7 @@ struct Link(AtomicPtr<Shrinker>);
 unsafe impl Entry for Link {}
 
 #[derive(Debug)]
-struct Lists {
+struct ShrinkerLists {
     /// The first free index of each kind, plus one.
     free: [u32; KINDS],
 }
@@ -171,7 +171,7 @@ pub struct Shrinkers {
     table: Table<Link>,
     /// Number of indexes that were ever used.
     used: AtomicU32,
-    lists: Mutex<Lists>,
+    lists: Mutex<ShrinkerLists>,
     pub(crate) places: Places,
     /// RCU domain of the callbacks that run.
     pub(crate) running: Rcu,
@@ -201,7 +201,7 @@ impl Shrinkers {
             let running = Rcu::new();
             // Without memory for sequences, readers count by locked instructions.
             let _ = running.open(host.platform());
-            let lists = Mutex::new(Lists { free: [0; KINDS] });
+            let lists = Mutex::new(ShrinkerLists { free: [0; KINDS] });
             Ok(Shrinkers { table: Table::new(), used: AtomicU32::new(0), lists, places, running, owner })
         })
     }

@@ -21,7 +21,7 @@
 //! sets the bit again, for a new group in the slot, and marks the heir as well. Deferred work is
 //! treated alike.
 
-use super::calling::{Frame, is_calling};
+use super::calling::{CallFrame, is_calling};
 use super::life::{LIVE, PREPARED};
 use super::places::{BLOCK, Spot, UNIT};
 use super::registry::Shrinkers;
@@ -209,7 +209,7 @@ impl Shrinkers {
         if !shrinker.try_get() {
             return None;
         }
-        let frame = pin!(Frame::new(core::ptr::from_ref(self).addr(), index));
+        let frame = pin!(CallFrame::new(core::ptr::from_ref(self).addr(), index));
         let inside = frame.enter();
         let mut calls = Calls::new(shrinker, shrinker.id(index), caller);
         let answer = f(&mut calls);

@@ -6,10 +6,10 @@
 use std::collections::VecDeque;
 
 use neap_base::Order;
-use neap_pages::lab::{Held, Visit};
+use neap_pages::lab::{LockUse, Visit};
 use neap_pages::policy::Policy;
 
-use super::{Block, ListLock, Machine};
+use super::{HeldBlock, ListLock, Machine};
 use crate::program::{HANDS, Op, Program, View};
 
 /// The next action of a CPU.
@@ -20,7 +20,7 @@ pub(super) enum Pending {
     Visit { visit: Visit, operation: Operation, attempts: u32 },
     /// Needs the lock again, for the rest of the pages; then the operation is complete. No
     /// operation if the CPU only carries.
-    Holds { node: usize, held: Held, operation: Option<Operation> },
+    Holds { node: usize, held: LockUse, operation: Option<Operation> },
     /// Sends or receives.
     Channel(Op),
 }
@@ -39,7 +39,7 @@ pub(crate) struct Operation {
 
 pub(super) struct Cpu {
     pub(super) program: Option<Program>,
-    pub(super) hands: [VecDeque<Block>; HANDS],
+    pub(super) hands: [VecDeque<HeldBlock>; HANDS],
     pub(super) view: View,
     pub(super) at: u64,
     pub(super) pending: Pending,
@@ -104,14 +104,14 @@ impl<T: Policy> Machine<T> {
                     match self.zones[home].lab.begin_allocate(operation.order, bypass) {
                         Ok(block) => {
                             view.refused = false;
-                            hands[hand].push_back(Block { node: home, order: operation.order, pfn: block.pfn });
+                            hands[hand].push_back(HeldBlock { node: home, order: operation.order, pfn: block.pfn });
                             (None, operation)
                         }
                         Err(visit) => (Some(visit), operation),
                     }
                 }
                 Op::Give(hand, work) => {
-                    let Some(Block { node, order, pfn }) = hands[hand].pop_front() else { continue };
+                    let Some(HeldBlock { node, order, pfn }) = hands[hand].pop_front() else { continue };
                     costs.given += u64::from(order.pages());
                     if let Some(freed) = freed {
                         freed.extend((0..order.pages()).map(|_| since));

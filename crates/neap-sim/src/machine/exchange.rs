@@ -14,7 +14,7 @@ use crate::program::Op;
 
 /// A block that was handed out.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct HeldBlock {
     /// The node of the block's zone.
     pub(super) node: usize,
     pub(super) order: Order,
@@ -23,7 +23,7 @@ pub(super) struct Block {
 
 #[derive(Default)]
 pub(super) struct Channel {
-    pub(super) blocks: VecDeque<Block>,
+    pub(super) blocks: VecDeque<HeldBlock>,
     receiver: Option<usize>,
 }
 

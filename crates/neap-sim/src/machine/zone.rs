@@ -10,12 +10,12 @@
 
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Pfn, Platform};
-use neap_pages::lab::{Held, Laboratory, Visit};
+use neap_pages::lab::{Laboratory, LockUse, Visit};
 use neap_pages::policy::Policy;
 use neap_pages::{Shape, SideTable, TABLES};
 
 use super::cpu::{Operation, Pending};
-use super::{Block, ListLock, Machine, SECOND};
+use super::{HeldBlock, ListLock, Machine, SECOND};
 use crate::cost;
 
 /// Start time for policies: that of a machine that has run for a while.
@@ -94,7 +94,7 @@ impl<T: Policy> Machine<T> {
     }
 
     /// Lets the node's thread take the lock, once for each batch.
-    fn maintain(&mut self, node: usize, more: Held) {
+    fn maintain(&mut self, node: usize, more: LockUse) {
         let cpu = self.programs + node;
         if more.pages == 0 {
             return;
@@ -121,7 +121,7 @@ impl<T: Policy> Machine<T> {
                 self.costs.brought += u64::from(held.pages);
                 self.costs.counts.misses += u64::from(node != self.node(cpu));
                 self.cpus[cpu].view.refused = false;
-                self.cpus[cpu].hands[hand].push_back(Block { node, order, pfn: block.pfn });
+                self.cpus[cpu].hands[hand].push_back(HeldBlock { node, order, pfn: block.pfn });
             }
             (Err(_), Some(_)) => match self.refused(cpu, operation, attempts) {
                 Some(next) => {
@@ -131,7 +131,7 @@ impl<T: Policy> Machine<T> {
                     return;
                 }
                 None => {
-                    held = Held { holds: 1, pages: 0 };
+                    held = LockUse { holds: 1, pages: 0 };
                     self.cpus[cpu].view.refused = true;
                 }
             },
@@ -192,7 +192,7 @@ impl<T: Policy> Machine<T> {
 
     /// Holds a zone's lock once, and again later for the rest. The last hold completes the
     /// operation.
-    pub(super) fn hold(&mut self, cpu: usize, node: usize, held: Held, operation: Option<Operation>) {
+    pub(super) fn hold(&mut self, cpu: usize, node: usize, held: LockUse, operation: Option<Operation>) {
         let at = self.cpus[cpu].at;
         let zone = &mut self.zones[node];
         let wait = zone.locked_until.saturating_sub(at);
@@ -211,7 +211,7 @@ impl<T: Policy> Machine<T> {
             self.costs.busy_time += wait + time;
         }
         if held.holds > 1 {
-            let held = Held { holds: held.holds - 1, pages: held.pages - now };
+            let held = LockUse { holds: held.holds - 1, pages: held.pages - now };
             self.cpus[cpu].pending = Pending::Holds { node, held, operation };
             return;
         }
@@ -225,6 +225,6 @@ impl<T: Policy> Machine<T> {
     }
 }
 
-fn sum(one: Held, other: Held) -> Held {
-    Held { holds: one.holds + other.holds, pages: one.pages + other.pages }
+fn sum(one: LockUse, other: LockUse) -> LockUse {
+    LockUse { holds: one.holds + other.holds, pages: one.pages + other.pages }
 }

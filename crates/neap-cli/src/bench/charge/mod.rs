@@ -118,7 +118,7 @@ fn pair(group: Group, bytes: u64) {
 }
 
 /// Groups and counters to charge.
-struct Stage {
+struct ChargeStage {
     /// By depth, beginning directly below the root.
     groups: Vec<Group>,
     levels: Vec<Level>,
@@ -129,8 +129,8 @@ struct Stage {
     times: u64,
 }
 
-impl Stage {
-    fn open(times: u64) -> Result<Stage> {
+impl ChargeStage {
+    fn open(times: u64) -> Result<ChargeStage> {
         let mut groups: Vec<Group> = Vec::new();
         let mut path = String::new();
         for depth in 1..=DEEPEST {
@@ -138,7 +138,7 @@ impl Stage {
             groups.push(Group::find_or_create(&path)?);
         }
         let levels = |count| (0..count).map(|_| Level::default()).collect();
-        Ok(Stage { groups, levels: levels(DEEPEST), shards: levels(MOST_THREADS), cpus: cpus()?, times })
+        Ok(ChargeStage { groups, levels: levels(DEEPEST), shards: levels(MOST_THREADS), cpus: cpus()?, times })
     }
 
     /// Makes one run. `None` if the variant does not apply to the workload.
@@ -190,7 +190,7 @@ impl Stage {
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let mut session = Session::of_parts("charge", &VARIANTS)?;
-    let (rounds, stage) = (options.rounds(30), Stage::open(options.amount(1_000_000))?);
+    let (rounds, stage) = (options.rounds(30), ChargeStage::open(options.amount(1_000_000))?);
     let all = What::all();
     let workloads: Vec<Workload> = all.iter().map(|what| what.workload(rounds)).collect();
     session.measure(&workloads, |variant, workload, _| {

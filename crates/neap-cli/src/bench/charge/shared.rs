@@ -50,7 +50,7 @@ pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Re
     for _ in 0..depth {
         group = groups.create(&host, group, "below")?;
     }
-    let mut stage = Stage {
+    let mut stage = SharedStage {
         groups: &groups,
         host,
         payer: group.payer(Kind::ByHand, 0),
@@ -75,7 +75,7 @@ pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Re
     Ok(Outcome { operations: calls, counts, ..Outcome::default() })
 }
 
-struct Stage<'a> {
+struct SharedStage<'a> {
     groups: &'a Groups,
     host: Machine<'a>,
     payer: Payer,
@@ -86,7 +86,7 @@ struct Stage<'a> {
     on_the_way: VecDeque<usize>,
 }
 
-impl Stage<'_> {
+impl SharedStage<'_> {
     /// Makes one call.
     fn step(&mut self, pattern: Pattern) -> Result<()> {
         let (cpu, half) = (self.random.below(self.held.len()), self.held.len() / 2);

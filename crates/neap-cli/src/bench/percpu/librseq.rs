@@ -9,7 +9,7 @@ use super::script::SIZES;
 use super::{STAYS, Session};
 use crate::report::number;
 use crate::statistics::summary;
-use crate::variant::{Kind, Missing, Variant, locate};
+use crate::variant::{AllocatorKind, Missing, Variant, locate};
 use crate::work::{self, Outcome};
 
 const NAME: &str = "librseq";
@@ -27,7 +27,7 @@ impl Librseq {
     pub(super) fn find(session: &mut Session, cpus: usize, owners: usize) -> Option<Librseq> {
         match locate(&session.executable, NAME) {
             Ok(library) => {
-                let (kind, environment) = (Kind::Peer, Vec::new());
+                let (kind, environment) = (AllocatorKind::Peer, Vec::new());
                 let variant = Variant { name: NAME, kind, library, environment, release_thread: false };
                 Some(Librseq { variant, cpus, owners, outcomes: Vec::new() })
             }

@@ -43,7 +43,7 @@ use crate::report::{number, table};
 use crate::statistics::summary;
 use crate::work::meter;
 use librseq::Librseq;
-use script::{Random, Run, SIZES};
+use script::{SIZES, SplitMix, Trial};
 
 /// CPUs and bytes of a page.
 const MACHINES: [(usize, usize); 7] =
@@ -66,7 +66,7 @@ struct Line {
     machine: String,
     what: &'static str,
     layout: &'static str,
-    outcome: Run,
+    outcome: Trial,
 }
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
@@ -128,7 +128,7 @@ fn measure(
             continue;
         }
         let shape = Shape { layout, page, ..Shape::usual(cpus) };
-        let mut run = |what: &'static str, owners: &[Vec<usize>], goes: &[bool]| -> Result<Run> {
+        let mut run = |what: &'static str, owners: &[Vec<usize>], goes: &[bool]| -> Result<Trial> {
             eprintln!("neap bench percpu: {cpus} CPUs, {} KiB pages, {name}, {what}", page >> 10);
             let outcome = script::run(linux, &shape, owners, goes)?;
             lines.push(Line { machine: format!("{cpus} x {} KiB", page >> 10), what, layout: name, outcome });
@@ -159,7 +159,7 @@ fn measure(
 
 /// Returns as many remaining owners, at random places.
 fn shuffled(goes: &[bool]) -> Vec<bool> {
-    let (mut random, mut goes) = (Random(1), goes.to_vec());
+    let (mut random, mut goes) = (SplitMix(1), goes.to_vec());
     for at in (1..goes.len()).rev() {
         goes.swap(at, random.below(at as u64 + 1) as usize);
     }
@@ -168,7 +168,7 @@ fn shuffled(goes: &[bool]) -> Vec<bool> {
 
 /// Owners with 64 bytes to 16 KiB each, split as the usual ones are.
 fn mixed(count: usize) -> Vec<Vec<usize>> {
-    let (mut random, all) = (Random(2), SIZES.iter().sum::<usize>());
+    let (mut random, all) = (SplitMix(2), SIZES.iter().sum::<usize>());
     let owner = |_| {
         let total = 64 + random.below(16384 - 64 + 1) as usize;
         let mut sizes: Vec<usize> = SIZES.iter().map(|size| size * total / all).filter(|size| *size > 0).collect();
@@ -235,7 +235,7 @@ fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
 
 fn tables(lines: &[Line]) -> String {
     let row = |line: &Line| {
-        let Run { before, full, few, after, waste, returned_ms, bound, .. } = line.outcome;
+        let Trial { before, full, few, after, waste, returned_ms, bound, .. } = line.outcome;
         let mut cells = vec![format!("{} {} {}", line.machine, line.layout, line.what)];
         cells.extend([before, full, few, after].map(|kib| number(kib, 0)));
         cells.extend([(line.outcome.ratio(), 2), (bound, 2), (waste, 3), (returned_ms, 0)].map(|(n, d)| number(n, d)));

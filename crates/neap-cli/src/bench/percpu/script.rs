@@ -22,9 +22,9 @@ const QUIET: Duration = Duration::from_millis(900);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Numbers from a seed (SplitMix64).
-pub(super) struct Random(pub(super) u64);
+pub(super) struct SplitMix(pub(super) u64);
 
-impl Random {
+impl SplitMix {
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -36,7 +36,7 @@ impl Random {
 
 /// Populated memory in KiB, and the times of its release.
 #[derive(Clone, Copy)]
-pub(super) struct Run {
+pub(super) struct Trial {
     pub(super) before: f64,
     pub(super) full: f64,
     pub(super) few: f64,
@@ -50,7 +50,7 @@ pub(super) struct Run {
     pub(super) bound: f64,
 }
 
-impl Run {
+impl Trial {
     pub(super) fn ratio(&self) -> f64 {
         self.full / self.few
     }
@@ -139,7 +139,7 @@ fn resident_bytes(start: usize, length: usize) -> Result<usize> {
 
 /// Runs the script: an owner for each list of sizes. First the owners in `goes` are closed, then
 /// the others.
-pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[bool]) -> Result<Run> {
+pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[bool]) -> Result<Trial> {
     let refused = |error| anyhow!("the allocator was refused memory: {error:?}");
     let data = PerCpuData::open(linux, shape, |_| 0, ()).map_err(refused)?;
     let over = AtomicBool::new(false);
@@ -163,7 +163,7 @@ pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[b
     outcome
 }
 
-fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) -> Result<Run> {
+fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) -> Result<Trial> {
     let Stage { data, linux } = stage;
     stage.fill()?;
     let before = stage.checked()?;
@@ -190,7 +190,7 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     let ((few, first), (after, second)) = (close(true)?, close(false)?);
     let page = data.statistics().page;
     let sum = |each: fn(&Vec<usize>) -> usize| (owners.iter().map(each).sum::<usize>() * cpus) as f64 / 1024.0;
-    Ok(Run {
+    Ok(Trial {
         before,
         full,
         few,

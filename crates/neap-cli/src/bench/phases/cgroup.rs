@@ -36,7 +36,7 @@ enum Version {
 }
 
 /// One memory group with a limit.
-pub(super) struct Group {
+pub(super) struct Cgroup {
     folder: PathBuf,
 }
 
@@ -75,10 +75,10 @@ impl Groups {
     }
 
     /// Makes a group with a limit in bytes.
-    pub(super) fn make(&self, limit: u64) -> Result<Group> {
+    pub(super) fn make(&self, limit: u64) -> Result<Cgroup> {
         let folder = self.own.join(format!("neap-bench-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let group = Group { folder };
+        let group = Cgroup { folder };
         let (memory, swap, of_swap) = match self.version {
             Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit),
             Version::Two => ("memory.max", "memory.swap.max", 0),
@@ -100,7 +100,7 @@ impl Drop for Groups {
     }
 }
 
-impl Group {
+impl Cgroup {
     /// Makes the program of `command` enter the group before it begins.
     pub(super) fn enter(&self, command: &mut Command) -> Result<()> {
         let path = self.folder.join("cgroup.procs");
@@ -119,7 +119,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for Cgroup {
     fn drop(&mut self) {
         remove(&self.folder);
     }

@@ -121,7 +121,7 @@ fn survives(executable: &Path, variant: &Variant, arguments: &[&str], limit: u64
 mod tests {
     use super::*;
     use crate::bench::tests::{session, variant};
-    use crate::variant::Kind;
+    use crate::variant::AllocatorKind;
 
     #[test]
     fn bisection_finds_the_smallest_that_survives_in_few_tries() {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn limit_figures_compare_with_the_best_peer() {
-        let variants = [("neap", Kind::Neap), ("big", Kind::Peer), ("small", Kind::Peer)];
+        let variants = [("neap", AllocatorKind::Neap), ("big", AllocatorKind::Peer), ("small", AllocatorKind::Peer)];
         let mut session = session(variants.map(|(name, kind)| variant(name, kind)).to_vec());
         let workload = Workload { metric: |outcome| outcome.count("limit"), ..Workload::timed(NAME, 1, &[]) };
         session.measure(&[workload], |variant, _, _| {

@@ -175,7 +175,7 @@ fn tables(session: &Session, variations: &[Variation]) -> String {
 mod tests {
     use super::*;
     use crate::bench::tests::{session, variant};
-    use crate::variant::Kind;
+    use crate::variant::AllocatorKind;
 
     #[test]
     fn every_variation_has_a_name_of_its_own_and_all_threads() {
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn figures_are_the_worst_of_all_variations() {
-        let variants = [("neap", Kind::Neap), ("thrifty", Kind::Peer), ("fast", Kind::Peer)];
+        let variants = [("neap", AllocatorKind::Neap), ("thrifty", AllocatorKind::Peer), ("fast", AllocatorKind::Peer)];
         let mut session = session(variants.map(|(name, kind)| variant(name, kind)).to_vec());
         let variations: Vec<Variation> =
             variations(true).into_iter().filter(|variation| variation.threads == 1).collect();

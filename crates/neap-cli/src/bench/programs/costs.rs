@@ -16,7 +16,7 @@ use crate::work::Outcome;
 const SMALL_MIB: f64 = 15.0;
 
 /// One program: neap's median over the smallest median, and the latter.
-struct Row {
+struct CostRow {
     ratio: f64,
     best: f64,
 }
@@ -25,16 +25,16 @@ pub(super) fn cpu_seconds(outcome: &Outcome) -> f64 {
     outcome.cpu_ns as f64 / 1e9
 }
 
-fn row(session: &Session, program: &str, reading: Reading) -> Option<Row> {
+fn row(session: &Session, program: &str, reading: Reading) -> Option<CostRow> {
     let median = |variant: &str| Some(session.summary_of(variant, program, reading)?.median);
     let ours = median("neap")?;
     let peers = session.found.variants.iter().filter(|variant| default_peers(variant));
     let same = peers.filter(|peer| !differs(session, peer.name, program));
     let best = same.filter_map(|peer| median(peer.name)).fold(ours, f64::min);
-    (best > 0.0).then(|| Row { ratio: ours / best, best })
+    (best > 0.0).then(|| CostRow { ratio: ours / best, best })
 }
 
-fn mean(rows: impl Iterator<Item = Row>) -> Option<f64> {
+fn mean(rows: impl Iterator<Item = CostRow>) -> Option<f64> {
     geometric_mean(&rows.map(|row| row.ratio).collect::<Vec<_>>())
 }
 
@@ -58,11 +58,11 @@ mod tests {
     use super::*;
     use crate::bench::Workload;
     use crate::bench::tests::{session, variant};
-    use crate::variant::Kind;
+    use crate::variant::AllocatorKind;
 
     #[test]
     fn ratios_are_to_the_best_of_each_row() {
-        let variants = [("neap", Kind::Neap), ("glibc", Kind::Peer), ("wrong", Kind::Peer)];
+        let variants = [("neap", AllocatorKind::Neap), ("glibc", AllocatorKind::Peer), ("wrong", AllocatorKind::Peer)];
         let mut session = session(variants.map(|(name, kind)| variant(name, kind)).to_vec());
         let programs = ["one", "two", "small"];
         session.measure(&programs.map(|name| Workload::timed(name, 1, &[])), |variant, workload, _| {

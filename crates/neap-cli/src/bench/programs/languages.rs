@@ -10,10 +10,10 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::scratch::Scratch;
-use super::{Program, Run, tool};
+use super::{Method, Program, tool};
 
 pub(super) fn programs() -> Vec<Program> {
-    let through = Run::Through;
+    let through = Method::Through;
     vec![
         Program { name: "python-lists", needs: &["python3"], prepare: prepare_lists, run: through(lists) },
         Program { name: "lua", needs: &["lua5.4"], prepare: prepare_lua, run: through(lua) },

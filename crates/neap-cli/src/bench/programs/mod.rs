@@ -32,7 +32,7 @@ use super::{Options, Session, Workload, default_peers};
 use crate::process::{self, Finished, cpu_ns};
 use crate::report::{cell, number, table};
 use crate::statistics::geometric_mean;
-use crate::variant::{Choice, Kind, Missing, Variant};
+use crate::variant::{AllocatorKind, Choice, Missing, Variant};
 use crate::work::Outcome;
 use scratch::Scratch;
 
@@ -56,11 +56,11 @@ struct Program {
     needs: &'static [&'static str],
     /// Generates its input.
     prepare: fn(&Scratch) -> Result<()>,
-    run: Run,
+    run: Method,
 }
 
 /// How a program is run and measured.
-enum Run {
+enum Method {
     /// Start it, read its output, wait for its end.
     Through(fn(&Scratch) -> Result<Command>),
     /// By a function of its own.
@@ -92,8 +92,8 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         let program = programs.iter().find(|program| program.name == workload.name)?;
         eprintln!("neap bench programs: {} on {}", program.name, variant.name);
         Some(match program.run {
-            Run::Own(run) => run(&scratch, variant),
-            Run::Through(command) => command(&scratch).and_then(|command| run_through(&scratch, command, variant)),
+            Method::Own(run) => run(&scratch, variant),
+            Method::Through(command) => command(&scratch).and_then(|command| run_through(&scratch, command, variant)),
         })
     });
     let names: Vec<&'static str> = programs.iter().map(|program| program.name).collect();
@@ -201,7 +201,7 @@ fn kept_mib(outcome: &Outcome) -> f64 {
 }
 
 fn figures(session: &mut Session, programs: &[&'static str]) {
-    if session.found.variants.iter().any(|variant| variant.kind == Kind::Neap) {
+    if session.found.variants.iter().any(|variant| variant.kind == AllocatorKind::Neap) {
         let differing = programs.iter().filter(|program| differs(session, "neap", program)).count();
         session.figure("programs_differing", Some(differing as f64));
     }
@@ -303,7 +303,12 @@ mod tests {
     /// Two programs; `say` returns output and peak in MiB by variant and program, or `None` for a
     /// failure.
     fn measured(say: impl Fn(&str, &str) -> Option<(&'static str, u64)>) -> Session {
-        let variants = [("neap", Kind::Neap), ("glibc", Kind::Peer), ("small", Kind::Peer), ("broken", Kind::Peer)];
+        let variants = [
+            ("neap", AllocatorKind::Neap),
+            ("glibc", AllocatorKind::Peer),
+            ("small", AllocatorKind::Peer),
+            ("broken", AllocatorKind::Peer),
+        ];
         let mut session = session(variants.map(|(name, kind)| variant(name, kind)).to_vec());
         let workloads = ["one", "two"].map(|name| Workload { metric: peak_mib, ..Workload::timed(name, 1, &[]) });
         session.measure(&workloads, |variant, workload, _| {
@@ -350,7 +355,8 @@ mod tests {
 
     #[test]
     fn series_peak_is_compared_with_that_of_jemalloc() {
-        let variants = [("neap", Kind::Neap), ("glibc", Kind::Peer), ("jemalloc", Kind::Peer)];
+        let variants =
+            [("neap", AllocatorKind::Neap), ("glibc", AllocatorKind::Peer), ("jemalloc", AllocatorKind::Peer)];
         let mut session = session(variants.map(|(name, kind)| variant(name, kind)).to_vec());
         let workload = Workload { metric: peak_mib, ..Workload::timed(series::NAME, 1, &[]) };
         session.measure(&[workload], |variant, _, _| {

@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::scratch::Scratch;
-use super::{Program, Run, tool};
+use super::{Method, Program, tool};
 
 pub(super) fn programs() -> Vec<Program> {
-    let through = Run::Through;
+    let through = Method::Through;
     vec![
         Program { name: "sqlite3", needs: &["sqlite3"], prepare: prepare_sqlite3, run: through(sqlite3) },
         Program { name: "gcc", needs: &["gcc"], prepare: prepare_gcc, run: through(gcc) },

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::scratch::Scratch;
-use super::{LIMIT, Output, Program, Run, read_until, tool};
+use super::{LIMIT, Method, Output, Program, read_until, tool};
 use crate::process::{Process, rss_kib};
 use crate::variant::Variant;
 use crate::work::Outcome;
@@ -41,7 +41,7 @@ print(sums)
 ";
 
 pub(super) fn program() -> Program {
-    Program { name: "python", needs: &["python3"], prepare, run: Run::Own(run) }
+    Program { name: "python", needs: &["python3"], prepare, run: Method::Own(run) }
 }
 
 fn prepare(scratch: &Scratch) -> Result<()> {

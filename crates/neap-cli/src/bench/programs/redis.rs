@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::scratch::Scratch;
-use super::{LIMIT, Output, Program, Run, tool};
+use super::{LIMIT, Method, Output, Program, tool};
 use crate::process::{Process, rss_kib, threads_cpu_ns};
 use crate::variant::Variant;
 use crate::work::Outcome;
@@ -23,7 +23,7 @@ const PIPELINE: usize = 64;
 const VALUE_BYTES: usize = 200;
 
 pub(super) fn program() -> Program {
-    Program { name: "redis", needs: &["redis-server"], prepare: |_| Ok(()), run: Run::Own(run) }
+    Program { name: "redis", needs: &["redis-server"], prepare: |_| Ok(()), run: Method::Own(run) }
 }
 
 /// A server that keeps nothing on disk, and a connection to it.

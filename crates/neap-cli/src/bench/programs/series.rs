@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::redis::{Reply, Server};
 use super::scratch::Scratch;
-use super::{Program, Run, tool};
+use super::{Method, Program, tool};
 use crate::variant::Variant;
 use crate::work::Outcome;
 
@@ -22,7 +22,7 @@ const BESIDE: usize = 90;
 pub(super) const NAME: &str = "redis-series";
 
 pub(super) fn program() -> Program {
-    Program { name: NAME, needs: &["redis-server"], prepare: |_| Ok(()), run: Run::Own(run) }
+    Program { name: NAME, needs: &["redis-server"], prepare: |_| Ok(()), run: Method::Own(run) }
 }
 
 fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {

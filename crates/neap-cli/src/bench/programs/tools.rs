@@ -9,17 +9,17 @@ use anyhow::{Context, Result};
 
 use super::ordinary::scattered;
 use super::scratch::Scratch;
-use super::{LIMIT, Output, Program, Run, tool};
+use super::{LIMIT, Method, Output, Program, tool};
 use crate::process;
 use crate::variant::Variant;
 use crate::work::Outcome;
 
 pub(super) fn programs() -> Vec<Program> {
-    let through = Run::Through;
+    let through = Method::Through;
     vec![
         Program { name: "z3", needs: &["z3"], prepare: prepare_z3, run: through(z3) },
         Program { name: "ghostscript", needs: &["gs"], prepare: prepare_ghostscript, run: through(ghostscript) },
-        Program { name: "db_bench", needs: &["db_bench"], prepare: |_| Ok(()), run: Run::Own(db_bench) },
+        Program { name: "db_bench", needs: &["db_bench"], prepare: |_| Ok(()), run: Method::Own(db_bench) },
     ]
 }
 

@@ -47,7 +47,7 @@ struct Participant {
 }
 
 #[derive(Default)]
-struct State {
+struct ClockState {
     now: u64,
     threads: Vec<Participant>,
     /// Number of threads that have not begun yet.
@@ -56,7 +56,7 @@ struct State {
     changes: u64,
 }
 
-impl State {
+impl ClockState {
     fn runs(&self) -> bool {
         self.awaited > 0 || self.threads.iter().any(|thread| thread.doing == Doing::Runs)
     }
@@ -65,7 +65,7 @@ impl State {
 /// The virtual time of the threads that take part.
 #[derive(Default)]
 pub(super) struct Clock {
-    state: Mutex<State>,
+    state: Mutex<ClockState>,
     /// For the thread that advances time. The others are woken one by one: a thread that woke
     /// without need would hold the lock while it counts as asleep.
     changed: Condvar,
@@ -77,7 +77,7 @@ thread_local! {
 }
 
 impl Clock {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClockState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

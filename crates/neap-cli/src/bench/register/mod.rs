@@ -124,16 +124,16 @@ unsafe extern "C" fn sleep(_: *mut c_void, _: *const Asked) -> u64 {
 
 /// A place where callbacks are held.
 #[derive(Default)]
-struct Gate {
+struct CallbackGate {
     /// Number of callbacks inside, and whether they may go on.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }
 
-impl Gate {
+impl CallbackGate {
     unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
         // SAFETY: registered with a gate, which outlives it.
-        let gate = unsafe { &*data.cast::<Gate>() };
+        let gate = unsafe { &*data.cast::<CallbackGate>() };
         gate.change(|(inside, _)| *inside += 1);
         gate.wait_until(|(_, open)| *open);
         0
@@ -189,10 +189,10 @@ fn cycles(registry: Registry<'_>, with_reclaim: bool, time: Duration) -> Result<
 /// Cycles while other threads are inside a callback that does not end. Counts the unregistrations
 /// that wait for it.
 fn held(registry: Registry<'_>) -> Result<Outcome> {
-    let gate = Gate::default();
-    let id = registry.register(counted(Gate::count, core::ptr::from_ref(&gate).cast_mut().cast()), SLEEPING)?;
+    let gate = CallbackGate::default();
+    let id = registry.register(counted(CallbackGate::count, core::ptr::from_ref(&gate).cast_mut().cast()), SLEEPING)?;
     let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
-    let finished = Gate::default();
+    let finished = CallbackGate::default();
     let mut waiting = 0;
     let run = |slot: usize| {
         for _ in 0..HELD_CYCLES {

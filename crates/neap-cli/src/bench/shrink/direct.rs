@@ -35,7 +35,7 @@ const FULL: u64 = GROUPS as u64 * BYTES;
 type Objects = (Vec<Box<[u8; OBJECT]>>, Option<Charge>);
 
 /// A cache of one group.
-struct Cache {
+struct DirectCache {
     objects: Mutex<Objects>,
     length: AtomicU64,
     group: Group,
@@ -44,7 +44,7 @@ struct Cache {
     index: usize,
 }
 
-impl Cache {
+impl DirectCache {
     /// Fills it, if there is room. Returns whether it is full then.
     fn fill(&self, id: ShrinkerId) -> bool {
         let Ok(charge) = self.group.request(BYTES).inline().now() else { return false };
@@ -59,7 +59,7 @@ impl Cache {
     fn spec(&self) -> Spec<'static> {
         unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
             // SAFETY: registered with a cache that stays until the process ends.
-            match unsafe { &*data.cast::<Cache>() }.length.load(Ordering::Relaxed) {
+            match unsafe { &*data.cast::<DirectCache>() }.length.load(Ordering::Relaxed) {
                 0 => EMPTY,
                 length => length,
             }
@@ -67,7 +67,7 @@ impl Cache {
         unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
             // SAFETY: registered with a cache that stays until the process ends; `asked` is valid
             // for the time of the call.
-            let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &mut *asked) };
+            let (cache, asked) = unsafe { (&*data.cast::<DirectCache>(), &mut *asked) };
             let Ok(mut place) = cache.objects.try_lock() else { return STOP };
             let (objects, charge) = core::mem::take(&mut *place);
             cache.length.store(0, Ordering::Relaxed);
@@ -102,7 +102,7 @@ impl Cache {
 pub(super) struct Direct {
     all: Group,
     asker: Group,
-    caches: &'static [Cache],
+    caches: &'static [DirectCache],
     ids: Vec<ShrinkerId>,
 }
 
@@ -120,14 +120,14 @@ impl Direct {
         let all = Group::create("bench")?;
         let asker = Group::create("bench/asker")?;
         let emptied: &'static Mutex<Vec<usize>> = Box::leak(Box::default());
-        let cache = |index: usize| -> Result<Cache> {
+        let cache = |index: usize| -> Result<DirectCache> {
             let group = Group::create(&format!("bench/{index}"))?;
-            Ok(Cache { objects: Mutex::default(), length: AtomicU64::new(0), group, emptied, index })
+            Ok(DirectCache { objects: Mutex::default(), length: AtomicU64::new(0), group, emptied, index })
         };
-        let caches: Vec<Cache> = (0..GROUPS).map(cache).collect::<Result<_>>()?;
-        let caches: &'static [Cache] = caches.leak();
+        let caches: Vec<DirectCache> = (0..GROUPS).map(cache).collect::<Result<_>>()?;
+        let caches: &'static [DirectCache] = caches.leak();
         // SAFETY: the caches stay until the process ends, and the callbacks only try their locks.
-        let register = |cache: &Cache| Ok(unsafe { reclaim::register(&cache.spec(), Some(cache.group)) }?);
+        let register = |cache: &DirectCache| Ok(unsafe { reclaim::register(&cache.spec(), Some(cache.group)) }?);
         let ids = caches.iter().map(register).collect::<Result<Vec<_>>>()?;
         all.set(Bound::Max, FULL)?;
         Ok(Direct { all, asker, caches, ids })
@@ -151,7 +151,7 @@ impl Direct {
 
     /// Refills all caches, or nearly all.
     fn fill(&self) -> Result<()> {
-        let empty = |cache: &&Cache| cache.length.load(Ordering::Relaxed) == 0;
+        let empty = |cache: &&DirectCache| cache.length.load(Ordering::Relaxed) == 0;
         for cache in self.caches.iter().filter(empty) {
             cache.fill(self.ids[cache.index]);
         }

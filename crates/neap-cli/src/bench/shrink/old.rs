@@ -33,14 +33,14 @@ struct Bits {
 }
 
 /// A shrinker: null, or one that is called. All have one count function.
-struct Entry(AtomicPtr<Spec<'static>>);
+struct OldShrinker(AtomicPtr<Spec<'static>>);
 
 /// A registry of up to 4096 shrinkers.
 pub(crate) struct Old {
     guarding: Guarding,
     lock: RwLock<()>,
     readers: Rcu,
-    table: Vec<Entry>,
+    table: Vec<OldShrinker>,
     free: Mutex<Vec<usize>>,
     groups: Vec<Bits>,
 }
@@ -55,7 +55,7 @@ impl Old {
             guarding,
             lock: RwLock::new(()),
             readers,
-            table: (0..BITS * BITS).map(|_| Entry(AtomicPtr::default())).collect(),
+            table: (0..BITS * BITS).map(|_| OldShrinker(AtomicPtr::default())).collect(),
             free: Mutex::new((0..BITS * BITS).rev().collect()),
             groups: (0..groups).map(|_| bits()).collect(),
         }

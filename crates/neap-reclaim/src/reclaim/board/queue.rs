@@ -68,7 +68,7 @@ impl Aim {
 
 /// State of a place in the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum JobState {
     Free,
     Posted,
     /// By the reclaimer with this number.
@@ -79,7 +79,7 @@ pub(super) enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Job {
-    state: State,
+    state: JobState,
     aim: Aim,
     waiters: u32,
     /// A caller that does not wait requested the job, too: it runs even if all waiters give up. For
@@ -110,7 +110,7 @@ pub(super) struct Placed {
 
 /// Result of [`Queue::look`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answer {
+pub(super) struct QueueAnswer {
     pub(super) bytes: u64,
     /// The place of the job became free.
     pub(super) is_freed: bool,
@@ -118,35 +118,35 @@ pub(super) struct Answer {
 
 impl Queue {
     pub(super) const fn new() -> Queue {
-        let job = Job { state: State::Free, aim: Aim::Node(0), waiters: 0, wanted: false, age: 0 };
+        let job = Job { state: JobState::Free, aim: Aim::Node(0), waiters: 0, wanted: false, age: 0 };
         Queue { jobs: [job; JOBS + SERVERS], posted: 0, is_full: false }
     }
 
     /// Returns the index of a free place for a job.
     fn room_for(&self, aim: Aim) -> Option<usize> {
         let places = if aim == Aim::Requests { JOBS..JOBS + SERVERS } else { 0..JOBS };
-        places.into_iter().find(|&place| self.jobs[place].state == State::Free)
+        places.into_iter().find(|&place| self.jobs[place].state == JobState::Free)
     }
 
-    fn count(&self, is: impl Fn(State) -> bool) -> u32 {
+    fn count(&self, is: impl Fn(JobState) -> bool) -> u32 {
         self.jobs.iter().filter(|job| is(job.state)).count() as u32
     }
 
     /// Returns the number of posted jobs.
     pub(super) fn posted(&self) -> u32 {
-        self.count(|state| state == State::Posted)
+        self.count(|state| state == JobState::Posted)
     }
 
     /// Returns the number of taken jobs.
     pub(super) fn taken(&self) -> u32 {
-        self.count(|state| matches!(state, State::Taken(_)))
+        self.count(|state| matches!(state, JobState::Taken(_)))
     }
 
     /// Posts a job, or adds it to one that serves both; `None` if there is no room. With `waits`,
     /// [`Queue::look`] must follow until it returns an answer.
     pub(super) fn place(&mut self, aim: Aim, waits: bool) -> Option<Placed> {
         let same = |job: &Job| match job.state {
-            State::Posted => job.aim.and(aim),
+            JobState::Posted => job.aim.and(aim),
             // A pass that has begun does not serve a new request, except a pass for a node: two
             // passes over a node at a time bring no more than one. Such a pass may already have
             // seen enough memory:
@@ -154,7 +154,7 @@ impl Queue {
             // 2. A thread allocates, finds the node at its low watermark, and comes here.
             // 3. The pass ends.
             // So the job is marked to run again. The board's mutex orders steps 2 and 3.
-            State::Taken(_) if !waits => job.aim.and(aim).filter(|both| matches!(both, Aim::Node(_))),
+            JobState::Taken(_) if !waits => job.aim.and(aim).filter(|both| matches!(both, Aim::Node(_))),
             _ => None,
         };
         let (index, is_new) = match self.jobs.iter().position(|job| same(job).is_some()) {
@@ -169,44 +169,44 @@ impl Queue {
         };
         if is_new {
             self.posted += 1;
-            self.jobs[index] = Job { state: State::Posted, aim, waiters: 0, wanted: false, age: self.posted };
+            self.jobs[index] = Job { state: JobState::Posted, aim, waiters: 0, wanted: false, age: self.posted };
         }
         let job = &mut self.jobs[index];
         job.aim = if is_new { aim } else { same(job).unwrap_or(aim) };
         job.waiters += u32::from(waits);
         job.wanted |= !waits;
-        Some(Placed { index, is_posted: job.state == State::Posted })
+        Some(Placed { index, is_posted: job.state == JobState::Posted })
     }
 
     /// Returns the result of a job that is done, or 0 if its waiter is `giving_up`. The waiter is
     /// not counted after an answer.
-    pub(super) fn look(&mut self, index: usize, giving_up: bool) -> Option<Answer> {
+    pub(super) fn look(&mut self, index: usize, giving_up: bool) -> Option<QueueAnswer> {
         let job = self.jobs.get_mut(index)?;
         let bytes = match job.state {
-            State::Done(bytes) => bytes,
+            JobState::Done(bytes) => bytes,
             _ if giving_up => 0,
             // The ticket is one of the parent process.
-            State::Free => 0,
+            JobState::Free => 0,
             _ => return None,
         };
         job.waiters = job.waiters.saturating_sub(1);
         // A job that no caller wants any more is not begun.
         let is_freed = match job.state {
-            State::Done(_) => job.waiters == 0,
-            State::Posted => job.waiters == 0 && !job.wanted,
+            JobState::Done(_) => job.waiters == 0,
+            JobState::Posted => job.waiters == 0 && !job.wanted,
             _ => false,
         };
         if is_freed {
-            job.state = State::Free;
+            job.state = JobState::Free;
         }
-        Some(Answer { bytes, is_freed })
+        Some(QueueAnswer { bytes, is_freed })
     }
 
     /// Gives the oldest posted job to a reclaimer; `None` if there is none.
     pub(super) fn take(&mut self, reclaimer: u32) -> Option<Aim> {
-        let posted = self.jobs.iter_mut().filter(|job| job.state == State::Posted);
+        let posted = self.jobs.iter_mut().filter(|job| job.state == JobState::Posted);
         let oldest = posted.min_by_key(|job| job.age)?;
-        oldest.state = State::Taken(reclaimer);
+        oldest.state = JobState::Taken(reclaimer);
         oldest.wanted &= !matches!(oldest.aim, Aim::Node(_));
         Some(oldest.aim)
     }
@@ -216,17 +216,17 @@ impl Queue {
     ///
     /// Calls `idle` with the node if the job was a pass for one. Returns the new state of the job;
     /// `None` if the reclaimer had none.
-    pub(super) fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce(usize)) -> Option<State> {
-        let job = self.jobs.iter_mut().find(|job| job.state == State::Taken(reclaimer))?;
+    pub(super) fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce(usize)) -> Option<JobState> {
+        let job = self.jobs.iter_mut().find(|job| job.state == JobState::Taken(reclaimer))?;
         let mut goes_on = done.is_none() && (job.waiters > 0 || job.wanted);
         if let Aim::Node(node) = job.aim {
             idle(node);
             goes_on |= job.wanted;
         }
         job.state = match done {
-            Some(bytes) if job.waiters > 0 => State::Done(bytes),
-            _ if goes_on => State::Posted,
-            _ => State::Free,
+            Some(bytes) if job.waiters > 0 => JobState::Done(bytes),
+            _ if goes_on => JobState::Posted,
+            _ => JobState::Free,
         };
         Some(job.state)
     }
@@ -238,6 +238,6 @@ impl Queue {
 
     /// Frees all places.
     pub(super) fn forget_all(&mut self) {
-        self.jobs.iter_mut().for_each(|job| job.state = State::Free);
+        self.jobs.iter_mut().for_each(|job| job.state = JobState::Free);
     }
 }
