@@ -9,6 +9,7 @@
 
 mod cpu;
 mod exchange;
+mod parts;
 mod zone;
 
 use std::cmp::Reverse;
@@ -21,10 +22,8 @@ use neap_pages::policy::Policy;
 use crate::cost;
 use crate::measure::{Costs, Sample};
 pub use crate::setup::{ListLock, SECOND, Setup, TICK};
-pub(crate) use cpu::Operation;
-use cpu::{Cpu, Pending};
-use exchange::{Channel, HeldBlock};
-use zone::Zone;
+pub(crate) use parts::Operation;
+use parts::{Channel, Cpu, HeldBlock, Pending, Zone};
 
 /// A machine with lists of policy `T`.
 pub struct Machine<T: Policy> {

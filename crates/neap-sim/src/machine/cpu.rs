@@ -3,70 +3,12 @@
 //! A CPU runs as far as the clock allows, and stops at zones and channels. It waits for nothing
 //! else, but for a list that a drainer holds.
 
-use std::collections::VecDeque;
-
 use neap_base::Order;
-use neap_pages::lab::{LockUse, Visit};
 use neap_pages::policy::Policy;
 
-use super::{HeldBlock, ListLock, Machine};
-use crate::program::{HANDS, Op, Program, View};
-
-/// The next action of a CPU.
-pub(super) enum Pending {
-    /// Continues its program.
-    Go,
-    /// Needs a zone's lock.
-    Visit { visit: Visit, operation: Operation, attempts: u32 },
-    /// Needs the lock again, for the rest of the pages; then the operation is complete. No
-    /// operation if the CPU only carries.
-    Holds { node: usize, held: LockUse, operation: Option<Operation> },
-    /// Sends or receives.
-    Channel(Op),
-}
-
-/// An allocation or a free that a list could not serve alone.
-#[derive(Clone, Copy)]
-pub(crate) struct Operation {
-    /// The node to ask.
-    pub(super) node: usize,
-    pub(crate) order: Order,
-    /// The hand that gets the block; `None`: the block is freed.
-    pub(crate) into: Option<usize>,
-    pub(super) work: u32,
-    pub(crate) since: u64,
-}
-
-pub(super) struct Cpu {
-    pub(super) program: Option<Program>,
-    pub(super) hands: [VecDeque<HeldBlock>; HANDS],
-    pub(super) view: View,
-    pub(super) at: u64,
-    pub(super) pending: Pending,
-    /// Another CPU holds its list until then.
-    pub(super) list_held_until: u64,
-    /// Times at which the pages that it might have kept were freed, if gaps are measured.
-    freed: Option<Vec<u64>>,
-    pub(super) parked: bool,
-    pub(super) ended: bool,
-}
-
-impl Cpu {
-    /// A CPU with a program; without one it waits until it has pages to carry.
-    pub(super) fn new(program: Option<Program>, watched: bool) -> Cpu {
-        Cpu {
-            freed: watched.then(Vec::new),
-            parked: program.is_none(),
-            program,
-            hands: Default::default(),
-            view: View::default(),
-            at: 0,
-            pending: Pending::Go,
-            list_held_until: 0,
-            ended: false,
-        }
-    }
-}
+use super::parts::{Cpu, HeldBlock, Operation, Pending};
+use super::{ListLock, Machine};
+use crate::program::Op;
 
 impl<T: Policy> Machine<T> {
     /// Runs a CPU's program up to `horizon`.

@@ -2,30 +2,12 @@
 //!
 //! Events happen in the order of the clock. A CPU that waits for a block is woken as a thread is.
 
-use std::collections::VecDeque;
-
-use neap_base::{Order, Pfn};
 use neap_pages::policy::Policy;
 
-use super::cpu::Pending;
+use super::parts::Pending;
 use super::{Machine, zone};
 use crate::cost;
 use crate::program::Op;
-
-/// A block that was handed out.
-#[derive(Clone, Copy)]
-pub(super) struct HeldBlock {
-    /// The node of the block's zone.
-    pub(super) node: usize,
-    pub(super) order: Order,
-    pub(super) pfn: Pfn,
-}
-
-#[derive(Default)]
-pub(super) struct Channel {
-    pub(super) blocks: VecDeque<HeldBlock>,
-    receiver: Option<usize>,
-}
 
 impl<T: Policy> Machine<T> {
     /// Sends or receives. Returns whether the CPU goes on.

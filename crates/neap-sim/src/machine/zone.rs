@@ -8,14 +8,13 @@
 //! then fails. The latter two are counted, and counted separately if lists of the nearer node had
 //! pages.
 
+use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_base::{Pfn, Platform};
-use neap_pages::lab::{Laboratory, LockUse, Visit};
+use neap_pages::lab::{LockUse, Visit};
 use neap_pages::policy::Policy;
-use neap_pages::{Shape, SideTable, TABLES};
 
-use super::cpu::{Operation, Pending};
-use super::{HeldBlock, ListLock, Machine, SECOND};
+use super::parts::{HeldBlock, Operation, Pending};
+use super::{ListLock, Machine, SECOND};
 use crate::cost;
 
 /// Start time for policies: that of a machine that has run for a while.
@@ -26,45 +25,6 @@ const LAST_TICKS: u32 = 3;
 pub(super) const RETRY: u64 = 20_000;
 /// Attempts after which an operation fails.
 const ATTEMPTS: u32 = 100;
-/// Pages taken at once when a zone is filled.
-const RUN: u32 = 1 << 16;
-
-/// A node's zone and lists.
-pub(super) struct Zone<T: Policy> {
-    pub(super) lab: Laboratory<Virtual, T>,
-    pub(super) managed: u32,
-    locked_until: u64,
-    /// Operations that have left a list for this zone, and have not arrived yet.
-    pub(super) visiting: u32,
-    pub(super) reclaiming: bool,
-    reclaimer: Option<usize>,
-    empty_ticks: u32,
-}
-
-impl<T: Policy> Zone<T> {
-    /// # Panics
-    /// If the system refuses address space for the zone's tables.
-    pub(super) fn new(managed: u32, cpus: usize, reclaimer: Option<usize>) -> Zone<T> {
-        let span = ((managed as usize) << 12).next_power_of_two() * 2;
-        let budget = Some(managed);
-        let shape = Shape { span, budget, tables: [SideTable::default(); TABLES], huge: false, list_high: None };
-        let lab = Laboratory::open(Virtual::new(4096, cpus), &shape).expect("address space for the tables of the zone");
-        // A machine's memory exists from the start: growth is not measured.
-        let pages = lab.pages();
-        let runs = (0..managed).step_by(RUN as usize).map(|start| {
-            let length = RUN.min(managed - start);
-            (pages.allocate_run(lab.platform(), length, 1).expect("address space for the zone").pfn, length)
-        });
-        let runs: Vec<(Pfn, u32)> = runs.collect();
-        runs.iter().for_each(|&(pfn, length)| pages.free_run(lab.platform(), pfn, length));
-        Zone { lab, managed, locked_until: 0, visiting: 0, reclaiming: false, reclaimer, empty_ticks: 0 }
-    }
-
-    fn listed(&self, cpus: usize) -> u32 {
-        (0..cpus).map(|cpu| self.lab.list(cpu).1).sum()
-    }
-}
-
 impl<T: Policy> Machine<T> {
     pub(super) fn tick(&mut self, node: usize) {
         let zone = &mut self.zones[node];
