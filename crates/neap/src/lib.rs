@@ -7,6 +7,7 @@
 //! - [`Neap`]: the process's allocator, `#[global_allocator]`.
 //! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
 //! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists in the order of a cache's eviction.
+//! - [`fn@set`]: changes options while the process runs.
 //! - [`percpu`]: per-CPU data. [`mod@drain`], [`statistics`], [`mod@verify`]: give back, count,
 //!   check.
 //!
@@ -50,6 +51,7 @@ mod reclaimers_tests;
 pub mod reclaiming;
 pub mod reconcile;
 mod requests;
+pub mod settings;
 pub mod shrinker_report;
 mod splits;
 mod stat_page;
@@ -63,3 +65,4 @@ mod watching;
 
 pub use global::Neap;
 pub use neap_os::write::{Line, die, say};
+pub use settings::set;

@@ -59,6 +59,7 @@ pub use unlocked::Unlocked;
 pub use upstream::Upstream;
 
 use crate::statistics::Watermarks;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// The size of a zone without a budget, in bytes, for the sizes of lists on any machine.
 pub(crate) const NOMINAL: u64 = 1 << 30;
@@ -134,6 +135,61 @@ impl Limits {
             return 0;
         }
         ((self.ceiling / 8).min(cap / 2) / self.fixed.batch).max(1).ilog2().min(DOUBLINGS)
+    }
+}
+
+/// The [`Limits`] of an instance's lists, which may change at any time.
+///
+/// A reader during a change may see old and new words together. Every rule of a policy holds for
+/// any mix: no number is an index, and no difference runs below zero. The thread that changes them
+/// resets each list afterwards under the list's lock, and each tick brings a list within them.
+#[derive(Debug)]
+pub(crate) struct SharedLimits {
+    high: AtomicU32,
+    batch: AtomicU32,
+    ceiling: AtomicU32,
+    marks: [AtomicU32; 3],
+    cpus: u32,
+}
+
+impl SharedLimits {
+    pub(crate) fn new(limits: Limits) -> SharedLimits {
+        let Limits { fixed, ceiling, cpus, watermarks: Watermarks { min, low, high } } = limits;
+        SharedLimits {
+            high: AtomicU32::new(fixed.high),
+            batch: AtomicU32::new(fixed.batch),
+            ceiling: AtomicU32::new(ceiling),
+            marks: [min, low, high].map(AtomicU32::new),
+            cpus,
+        }
+    }
+
+    /// The limits at the moment.
+    #[inline]
+    pub(crate) fn now(&self) -> Limits {
+        // Relaxed: any mix will do, and no other data is published.
+        let fixed = Fixed { high: self.high.load(Relaxed), batch: self.batch.load(Relaxed) };
+        let [min, low, high] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
+        let watermarks = Watermarks { min, low, high };
+        Limits { fixed, ceiling: self.ceiling.load(Relaxed), cpus: self.cpus, watermarks }
+    }
+
+    /// Replaces the limits. The number of lists stays.
+    pub(crate) fn set(&self, limits: Limits) {
+        let Limits { fixed, ceiling, cpus: _, watermarks: Watermarks { min, low, high } } = limits;
+        // Relaxed: any mix will do, and no other data is published.
+        self.high.store(fixed.high, Relaxed);
+        self.batch.store(fixed.batch, Relaxed);
+        self.ceiling.store(ceiling, Relaxed);
+        self.marks.iter().zip([min, low, high]).for_each(|(mark, pages)| mark.store(pages, Relaxed));
+    }
+
+    /// Whether pages are listed at all.
+    #[inline]
+    pub(crate) fn are_any_listed(&self) -> bool {
+        // Relaxed: it publishes no other data. A block that is listed after the lists were switched
+        // off goes to the zone at a tick, or when an allocation drains all lists.
+        self.high.load(Relaxed) > 0
     }
 }
 
