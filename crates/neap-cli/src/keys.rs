@@ -24,7 +24,7 @@ Examples:
 /// Columns of the listing.
 const WIDTH: usize = 100;
 /// Where the text begins.
-const INDENT: usize = 18;
+const INDENT: usize = 20;
 
 /// List the options of the library: keys, values, defaults.
 #[derive(Args)]

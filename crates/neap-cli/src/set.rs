@@ -110,7 +110,7 @@ mod tests {
     fn help_lists_what_may_change_and_nothing_else() {
         let help = after_help();
         for option in &DESCRIPTIONS {
-            let line = format!("\n  {:<16}{} (default", option.key, option.values);
+            let line = format!("\n  {:<18}{} (default", option.key, option.values);
             assert_eq!(help.contains(&line), option.setting.is_some(), "{line}");
         }
     }

@@ -50,7 +50,7 @@ fn every_option_is_listed_in_every_form() {
     assert_eq!(json["options"].as_array().unwrap().len(), DESCRIPTIONS.len());
     for (option, json) in DESCRIPTIONS.iter().zip(json["options"].as_array().unwrap()) {
         let changes = if option.setting.is_some() { "; may change" } else { "" };
-        let line = format!("\n  {:<16}{} (default: {}){changes}\n", option.key, option.values, option.default);
+        let line = format!("\n  {:<18}{} (default: {}){changes}\n", option.key, option.values, option.default);
         assert!(list.contains(&line) && help.contains(&line), "{line}{list}{help}");
         let fields = ["key", "values", "default", "text"].map(|field| json[field].as_str().unwrap());
         assert_eq!(fields, [option.key, option.values, option.default, option.text]);

@@ -36,7 +36,10 @@ fn running_process_takes_new_values_and_shows_them() {
     assert_eq!((number(&object, "lists", "highs"), number(&object, "pages", "listed")), (Some(0), Some(0)));
     assert!(number(&object, "pages", "budget") < number(&object, "pages", "used"), "cut below the use: {object}");
     let report = String::from_utf8(neap("stat", pid, &[]).stdout).unwrap();
-    assert!(report.contains("Settings: interval 10, limit 1048576, page_list_high 0, refuse on\n"), "{report}");
+    assert!(
+        report.contains("Settings: interval 10, limit 1048576, page_batch_scale 5, page_list_high 0, refuse on\n"),
+        "{report}"
+    );
     assert!(set(pid, &["limit=none", "page_list_high=auto", "refuse=off"]).status.success());
     let object = numbers_with(pid, "limit lifted", |object| object["settings"]["refuse"] == "off");
     assert!(object["pages"]["budget"].is_null() && number(&object, "lists", "highs") > Some(0), "{object}");

@@ -74,7 +74,7 @@ pub use frames::{Frame, Frames, State};
 pub use give_back::{Drain, Report};
 pub use holes::MOST_PAGES;
 pub use node_pages::NodePages;
-pub use pages::{Block, Exhausted, MARKED, Pages, Shape, SideTable, TABLES};
+pub use pages::{BATCH_SCALE, Block, Exhausted, MARKED, MOST_BATCH_SCALE, Pages, Shape, SideTable, TABLES};
 pub use settings::Settings;
 pub use shortage::Shortage;
 pub use statistics::{Finding, Statistics, Watermarks};

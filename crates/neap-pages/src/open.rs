@@ -104,7 +104,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         grown: Option<Grown>,
     ) -> Pages<P, T> {
         let (page_shift, nodes) = (arena.page_shift(), arena.nodes as u32);
-        let settings = Settings { budget: shape.budget, list_high: shape.list_high };
+        let settings = Settings { budget: shape.budget, list_high: shape.list_high, batch_scale: shape.batch_scale };
         let limits = settings.limits(nodes, platform.cpus(), page_shift);
         // SAFETY: `Own::map` mapped zeroed memory for exactly these two, aligned to 128 bytes.
         let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };

@@ -17,7 +17,7 @@ use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
 use crate::open::Own;
 use crate::page_lists::{LISTED_ORDERS, Missing, PageLists};
-use crate::policy::{Adaptive, Policy};
+use crate::policy::{self, Adaptive, Policy};
 use crate::release::Release;
 use crate::run_cache::{LONGEST, Run, Runs};
 use crate::statistics::{Finding, Needs, Statistics};
@@ -58,6 +58,12 @@ pub struct SideTable {
 /// which is released as a whole.
 const LEAST_SHED: u32 = 512;
 
+/// The batch scale unless another is set.
+pub const BATCH_SCALE: u32 = policy::DOUBLINGS;
+
+/// The largest batch scale.
+pub const MOST_BATCH_SCALE: u32 = policy::MOST_DOUBLINGS;
+
 /// Configuration of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -71,6 +77,8 @@ pub struct Shape {
     pub huge: bool,
     /// The most pages that a CPU's list keeps; 0: no lists; `None`: tuned at run time.
     pub list_high: Option<u32>,
+    /// The most doublings of the pages that move at once; at most [`MOST_BATCH_SCALE`].
+    pub batch_scale: u32,
 }
 
 /// A block or run that was handed out.

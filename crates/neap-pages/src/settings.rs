@@ -28,6 +28,8 @@ pub struct Settings {
     pub budget: Option<u32>,
     /// The most pages that a CPU's list keeps; 0: no lists; `None`: tuned at run time.
     pub list_high: Option<u32>,
+    /// The most doublings of the pages that move at once.
+    pub batch_scale: u32,
 }
 
 impl Settings {
@@ -37,7 +39,7 @@ impl Settings {
         // moment.
         let part = self.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
         let marks = self.budget.map(|_| watermarks(part, page_shift)).unwrap_or_default();
-        let limits = Limits::new(part, cpus, page_shift, marks);
+        let limits = Limits::new(part, cpus, page_shift, marks).with_scale(self.batch_scale);
         self.list_high.map_or(limits, |pages| limits.with_size(pages))
     }
 }

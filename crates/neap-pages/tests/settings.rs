@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use machine::{Random, seed, shape};
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Order, Pfn};
-use neap_pages::{NodePages, Settings, Shape};
+use neap_pages::{BATCH_SCALE, NodePages, Settings, Shape};
 
 const ONE: &[usize] = &[0, 0];
 const TWO: &[usize] = &[0, 0, 1, 1];
@@ -20,8 +20,12 @@ fn machine_with(nodes: &[usize]) -> Virtual {
     if nodes.contains(&1) { machine.with_nodes(nodes) } else { machine }
 }
 
+fn budget_only(budget: Option<u32>) -> Settings {
+    Settings { budget, list_high: None, batch_scale: BATCH_SCALE }
+}
+
 fn budget(pages: u32) -> Settings {
-    Settings { budget: Some(pages), list_high: Some(0) }
+    Settings { list_high: Some(0), ..budget_only(Some(pages)) }
 }
 
 /// Takes pages, one by one on each CPU in turn, until there is no more.
@@ -78,7 +82,7 @@ fn memory_beyond_a_cut_budget_is_released() {
         let mut held = fill(&machine, &pages, nodes.len());
         held.drain(500..).for_each(|pfn| pages.free_block(&machine, pfn, Order(0)));
         let released = pages.statistics().released;
-        pages.change(&Settings { budget: Some(1000), list_high: None });
+        pages.change(&budget_only(Some(1000)));
         assert_eq!(pages.beyond_budget(), 0);
         pages.shed(&machine, &|| true);
         assert_eq!(pages.statistics().released, released, "stopped at once");
@@ -108,7 +112,7 @@ fn budget_can_be_set_and_lifted_while_memory_is_in_use() {
         pages.change(&budget(2100 + tables as u32));
         held.extend(fill(&machine, &pages, nodes.len()));
         assert_eq!((held.len(), pages.beyond_budget()), (2100, 0));
-        pages.change(&Settings { budget: None, list_high: Some(0) });
+        pages.change(&Settings { list_high: Some(0), ..budget_only(None) });
         held.extend((0..3000).map(take));
         pages.verify().unwrap();
         assert_eq!((pages.beyond_budget(), pages.statistics().budget), (0, None));
@@ -130,7 +134,7 @@ fn lists_follow_a_changed_bound_at_once() {
     let tuned = highs().0;
     swing(2000);
     assert!(highs().1 > 100, "pages are listed: {:?}", highs());
-    let set = |list_high| pages.change(&Settings { budget: None, list_high });
+    let set = |list_high| pages.change(&Settings { list_high, ..budget_only(None) });
     set(Some(20));
     assert!(highs().0 == 20 && highs().1 <= 20, "{:?}", highs());
     swing(2000);
@@ -146,6 +150,22 @@ fn lists_follow_a_changed_bound_at_once() {
     set(None);
     assert!(highs().0 == tuned && highs().1 <= tuned, "{:?}", highs());
     end(&machine, &pages, Vec::new());
+}
+
+#[test]
+fn batches_follow_a_changed_scale() {
+    // An eighth of what one CPU's list may keep holds the largest batch.
+    let machine = machine_with(&[0]);
+    let pages = NodePages::open(&machine, &Shape { batch_scale: 0, ..shape(None) }).unwrap();
+    Virtual::run_on(0);
+    let mut held = Vec::new();
+    let mut batch_of = |scale| {
+        pages.change(&Settings { batch_scale: scale, ..budget_only(None) });
+        held.extend((0..20_000).map(|_| pages.allocate_block(&machine, Order(0)).unwrap().pfn));
+        pages.statistics().list_batch
+    };
+    assert_eq!([0, 5, 2, 6].map(&mut batch_of), [63, 2016, 252, 4032]);
+    end(&machine, &pages, held);
 }
 
 #[test]
@@ -176,7 +196,8 @@ fn changes_while_threads_allocate_lose_no_page() {
         for _ in 0..300 {
             let budget = [None, Some(200), Some(3000), Some(30_000)][random.below(4)];
             let list_high = [None, Some(0), Some(7), Some(2000)][random.below(4)];
-            pages.change(&Settings { budget, list_high });
+            let batch_scale = random.below(7) as u32;
+            pages.change(&Settings { budget, list_high, batch_scale });
             pages.shed(&machine, &|| false);
             if random.below(8) == 0 {
                 pages.tick(&machine);

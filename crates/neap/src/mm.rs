@@ -553,10 +553,10 @@ impl<P: Platform> Core<P> {
     /// * `hot` fulfils the conditions of [`Objects::open`].
     unsafe fn open(place: *mut Core<P>, platform: P, options: &Options, hot: &Hot) -> Result<(), Errno> {
         let settings = Settings::new(options);
-        let neap_pages::Settings { budget, list_high } = settings.of_pages(platform.page_size());
+        let neap_pages::Settings { budget, list_high, batch_scale } = settings.of_pages(platform.page_size());
         let maintenance = Maintenance::open(&platform)?;
         let Options { rseq, huge, .. } = *options;
-        let config = Config { span: SPAN, budget, rseq, huge, list_high };
+        let config = Config { span: SPAN, budget, rseq, huge, list_high, batch_scale };
         // On failure the maintenance's few pages stay mapped: the caller is about to give up on
         // memory altogether.
         // SAFETY: `place` holds `Core::unopened` and is the caller's, so its objects are

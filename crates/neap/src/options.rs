@@ -13,6 +13,7 @@ use neap_os::cpuset;
 use neap_os::nodes::MAX_NODES;
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::write::{say, stop};
+use neap_pages::{BATCH_SCALE, MOST_BATCH_SCALE};
 
 /// When there is a thread that releases memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +43,8 @@ pub struct Options {
     pub stat: bool,
     /// Most pages that a CPU's page list keeps; `None`: tuned at run time.
     pub page_list_high: Option<u32>,
+    /// The most doublings of the pages that move between a page list and the zone at once.
+    pub page_batch_scale: u32,
     /// Number of simulated nodes, over which CPUs are spread; 0 for the machine's own, 1 to treat
     /// all memory alike.
     pub nodes: u32,
@@ -112,7 +115,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 13] = [
+pub const DESCRIPTIONS: [Description; 14] = [
     Description {
         key: "rseq",
         values: "on, off",
@@ -170,6 +173,13 @@ pub const DESCRIPTIONS: [Description; 13] = [
         setting: Some(Setting::PageListHigh),
     },
     Description {
+        key: "page_batch_scale",
+        values: "0 to 6",
+        default: "5",
+        text: "most doublings of the pages that move at once between a CPU page list and the zone, 63 pages of 4 KiB at first; fewer: shorter calls, more of them",
+        setting: Some(Setting::PageBatchScale),
+    },
+    Description {
         key: "nodes",
         values: "auto, 1 to 32",
         default: "auto",
@@ -207,7 +217,7 @@ pub const DESCRIPTIONS: [Description; 13] = [
 ];
 
 /// Length of the longest key.
-const LONGEST_KEY: usize = 14;
+const LONGEST_KEY: usize = 16;
 
 /// Returns the key that the one in `item` is most likely meant to be; `None` where it is a key, or
 /// like no key.
@@ -257,6 +267,7 @@ impl Options {
         interval: 250,
         stat: true,
         page_list_high: None,
+        page_batch_scale: BATCH_SCALE,
         nodes: 0,
         isolated: CpuSet::EMPTY,
         refuse: false,
@@ -367,6 +378,7 @@ impl Options {
                 let pages = bytes(value).ok_or("is neither auto nor a number of pages")?;
                 self.set_number(Setting::PageListHigh, pages.min(u32::MAX.into()))?;
             }
+            b"page_batch_scale" => self.set_number(Setting::PageBatchScale, bytes(value).unwrap_or(u64::MAX))?,
             b"nodes" if value == b"auto" => self.nodes = 0,
             b"nodes" => {
                 let count = bytes(value).filter(|count| (1..=MAX_NODES as u64).contains(count));
@@ -385,6 +397,7 @@ impl Options {
             Setting::Limit => self.limit,
             Setting::Interval => self.interval.into(),
             Setting::PageListHigh => self.page_list_high.map_or(AUTO, u64::from),
+            Setting::PageBatchScale => self.page_batch_scale.into(),
             Setting::Refuse => self.refuse.into(),
         }
     }
@@ -402,6 +415,8 @@ impl Options {
             Setting::PageListHigh => {
                 self.page_list_high = Some(u32::try_from(number).map_err(|_| "is more than 4294967295 pages")?);
             }
+            Setting::PageBatchScale if number > MOST_BATCH_SCALE.into() => return Err("is not a number from 0 to 6"),
+            Setting::PageBatchScale => self.page_batch_scale = number as u32,
             Setting::Refuse if number > 1 => return Err("is neither on nor off"),
             Setting::Refuse => self.refuse = number == 1,
         }
@@ -448,7 +463,7 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
-            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3,\
+            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
              refuse:on,groups:by-thread,trace:/a/b,strict:on",
         );
         let expected = Options {
@@ -459,6 +474,7 @@ mod tests {
             interval: 1000,
             stat: false,
             page_list_high: Some(0),
+            page_batch_scale: 1,
             nodes: 3,
             isolated: CpuSet::parse(b"1,3-5").unwrap(),
             refuse: true,
@@ -488,6 +504,7 @@ mod tests {
             ("stats:off", "stat"),
             ("node", "nodes"),
             ("pagelisthigh:3", "page_list_high"),
+            ("batch_scale:3", "page_batch_scale"),
             ("back:off", "background"),
             ("hugepages:off", "huge"),
             (" trce:/a", "trace"),

@@ -36,11 +36,14 @@ pub enum Setting {
     PageListHigh,
     /// 1: on; 0: off.
     Refuse,
+    /// Doublings.
+    PageBatchScale,
 }
 
 impl Setting {
     /// All settings, in the order of their numbers.
-    pub const ALL: [Setting; 4] = [Setting::Limit, Setting::Interval, Setting::PageListHigh, Setting::Refuse];
+    pub const ALL: [Setting; 5] =
+        [Setting::Limit, Setting::Interval, Setting::PageListHigh, Setting::Refuse, Setting::PageBatchScale];
 
     /// The option's key.
     pub fn key(self) -> &'static str {
@@ -192,6 +195,7 @@ impl Settings {
         neap_pages::Settings {
             budget: limit.map(|limit| page_budget(limit, page_size)),
             list_high: list_high.map(|pages| pages as u32),
+            batch_scale: self.number(Setting::PageBatchScale) as u32,
         }
     }
 }
@@ -215,7 +219,7 @@ impl<P: Platform> Core<P> {
             let _inside = mm.gate.enter(objects.platform.cpu());
             let _changing = settings.changing.lock();
             let before = settings.values[setting as usize].swap(number, Ordering::Relaxed);
-            if matches!(setting, Setting::Limit | Setting::PageListHigh) && before != number {
+            if !matches!(setting, Setting::Interval | Setting::Refuse) && before != number {
                 objects.pages.change(&settings.of_pages(objects.pages.page_size()));
             }
             before
