@@ -87,7 +87,9 @@ enum neap_error {
     /* The shrinker does not exist, or was ended. */
     NEAP_E_SHRINKER = -15,
     /* A shrinker's callback would wait for itself. */
-    NEAP_E_CALLBACK = -16
+    NEAP_E_CALLBACK = -16,
+    /* The option is read at the start of the process only. */
+    NEAP_E_FIXED = -17
 };
 
 /* Describes an error in a few words; never NULL. Signal-safe. */
@@ -925,6 +927,14 @@ typedef struct neap_usage {
  * thread. NEAP_E_ARGUMENT.
  */
 int neap_usage_get(neap_usage *usage);
+
+/*
+ * Changes the option `key` of the process to `value`, both as in the variable NEAP: "limit" to
+ * "512m". `neap options` lists the options that may change. The effect is at once; a limit below
+ * the memory in use takes none of it away, but starts reclaim. NEAP_E_ARGUMENT for an unknown key or
+ * value, NEAP_E_FIXED, NEAP_E_MEMORY.
+ */
+int neap_set(const char *key, const char *value);
 
 /*
  * Does the work that neap's thread does every 250 ms, for programs without this thread

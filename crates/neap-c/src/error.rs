@@ -5,6 +5,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::time::Duration;
 use neap::groups::{Denied, NotSubscribed};
 use neap::percpu::{Invalid, Refused, Wait};
+use neap::settings::NotSet;
 
 /// `enum neap_error`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +27,11 @@ pub(crate) enum Error {
     EventFd = -14,
     Shrinker = -15,
     Callback = -16,
+    Fixed = -17,
 }
 
 impl Error {
-    pub(crate) const ALL: [Error; 16] = [
+    pub(crate) const ALL: [Error; 17] = [
         Error::Argument,
         Error::Owner,
         Error::Charge,
@@ -46,6 +48,7 @@ impl Error {
         Error::EventFd,
         Error::Shrinker,
         Error::Callback,
+        Error::Fixed,
     ];
 
     fn text(self) -> &'static CStr {
@@ -66,6 +69,7 @@ impl Error {
             Error::EventFd => c"it is no eventfd, or one without EFD_NONBLOCK",
             Error::Shrinker => c"there is no such shrinker",
             Error::Callback => c"a shrinker's callback would wait for itself",
+            Error::Fixed => c"the option cannot change while the process runs",
         }
     }
 }
@@ -110,6 +114,16 @@ impl From<NotSubscribed> for Error {
             NotSubscribed::NoSuchGroup => Error::Group,
             NotSubscribed::NoMemory => Error::Memory,
             NotSubscribed::NoEventFd | NotSubscribed::Blocking => Error::EventFd,
+        }
+    }
+}
+
+impl From<NotSet<'_>> for Error {
+    fn from(refused: NotSet<'_>) -> Error {
+        match refused {
+            NotSet::Fixed { .. } => Error::Fixed,
+            NotSet::NoMemory => Error::Memory,
+            _ => Error::Argument,
         }
     }
 }

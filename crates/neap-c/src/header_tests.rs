@@ -65,7 +65,8 @@ fn constants_and_layouts_are_those_of_the_library() {
         writeln!(text, "static_assert({what} == {value}, \"{what}\");").unwrap();
     };
     let names =
-        "ARGUMENT OWNER CHARGE WAIT FULL MEMORY HANDLE FENCE GROUP EXISTS NAME DEEP CHILDREN EVENTFD SHRINKER CALLBACK"
+        "ARGUMENT OWNER CHARGE WAIT FULL MEMORY HANDLE FENCE GROUP EXISTS NAME DEEP CHILDREN EVENTFD SHRINKER CALLBACK \
+         FIXED"
             .split(' ');
     assert_eq!(names.clone().count(), Error::ALL.len());
     for (name, error) in names.zip(Error::ALL) {

@@ -1,6 +1,6 @@
 //! The process's instance for C: its version, its numbers, and its upkeep.
 
-use crate::error::into;
+use crate::error::{Error, answer, into};
 use core::ffi::{CStr, c_char, c_int};
 use neap::percpu;
 use neap::process::PROCESS;
@@ -44,6 +44,20 @@ pub(crate) unsafe extern "C" fn neap_usage_get(usage: *mut Usage) -> c_int {
     };
     // SAFETY: by the header's contract, `usage` is null, misaligned or writable.
     unsafe { into(usage, || Ok(now())) }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_set(key: *const c_char, value: *const c_char) -> c_int {
+    if key.is_null() || value.is_null() {
+        return Error::Argument as c_int;
+    }
+    // SAFETY: neither is null, so the header's contract says that both are strings that nothing
+    // changes during the call.
+    let [key, value] = [key, value].map(|text| unsafe { CStr::from_ptr(text) }.to_str());
+    let (Ok(key), Ok(value)) = (key, value) else { return Error::Argument as c_int };
+    answer(PROCESS.set(key, value).map(|()| 0).map_err(Error::from))
 }
 
 #[unsafe(no_mangle)]

@@ -13,6 +13,7 @@ use crate::reference::*;
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{null, null_mut};
+use neap::settings::Setting;
 use std::boxed::Box;
 
 const NEVER: i64 = 0;
@@ -165,6 +166,25 @@ fn who_cannot_wait_gets_the_reserve() {
         assert!(usage.reserve_bytes > 0 && usage.populated_bytes >= usage.empty_bytes, "{usage:?}");
         assert_eq!(neap_usage_get(null_mut()), code(Error::Argument));
     }
+}
+
+#[test]
+fn options_change_or_are_refused() {
+    let set = |key: &CStr, value: &CStr| {
+        // SAFETY: both are strings.
+        unsafe { neap_set(key.as_ptr(), value.as_ptr()) }
+    };
+    assert_eq!([set(c"interval", c"400"), set(c"page_list_high", c"100"), set(c"page_list_high", c"auto")], [0; 3]);
+    assert_eq!(neap::process::PROCESS.setting(Setting::Interval).unwrap().to_string(), "400");
+    for (key, value) in [(c"interval", c"4"), (c"colour", c"red"), (c"", c""), (c"limit", c"\xff")] {
+        assert_eq!(set(key, value), code(Error::Argument));
+    }
+    assert_eq!(set(c"rseq", c"off"), code(Error::Fixed));
+    // SAFETY: null is refused.
+    unsafe {
+        assert_eq!([neap_set(null(), c"1".as_ptr()), neap_set(c"limit".as_ptr(), null())], [code(Error::Argument); 2])
+    };
+    assert_eq!(set(c"interval", c"250"), 0);
 }
 
 #[test]

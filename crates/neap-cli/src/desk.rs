@@ -35,6 +35,10 @@ pub(crate) const SHRINKERS: u32 = 4;
 pub(crate) const SHRINK: u32 = 5;
 /// Request: a report on neap's mappings, pages and counters.
 pub(crate) const MAP: u32 = 7;
+/// Request: change an option.
+pub(crate) const SET: u32 = 8;
+/// Refusal: the request is not known.
+pub(crate) const UNKNOWN: u32 = 4;
 /// Refusal: the group is gone.
 pub(crate) const NO_SUCH_GROUP: u32 = 6;
 /// Refusal: callbacks need a thread of neap's, and there is none.

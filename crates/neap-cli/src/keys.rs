@@ -10,8 +10,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use neap::options::{self, DESCRIPTIONS};
+use neap::options::{self, DESCRIPTIONS, Description};
 use serde_json::json;
+
+use crate::set::may_change;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,7 +24,7 @@ Examples:
 /// Columns of the listing.
 const WIDTH: usize = 100;
 /// Where the text begins.
-const INDENT: usize = 17;
+const INDENT: usize = 20;
 
 /// List the options of the library: keys, values, defaults.
 #[derive(Args)]
@@ -36,7 +38,7 @@ pub(crate) struct KeysOptions {
 pub(crate) fn main(options: &KeysOptions) -> Result<ExitCode> {
     if options.json {
         let each = DESCRIPTIONS.iter().map(|option| {
-            json!({"key": option.key, "values": option.values, "default": option.default, "text": option.text})
+            json!({"key": option.key, "values": option.values, "default": option.default, "text": option.text, "changes": may_change(option)})
         });
         let all: Vec<_> = each.collect();
         println!("{}", json!({"version": env!("CARGO_PKG_VERSION"), "options": all}));
@@ -48,10 +50,16 @@ pub(crate) fn main(options: &KeysOptions) -> Result<ExitCode> {
 
 /// All options: key, values and default in one line, and below them the effect.
 pub(crate) fn listing() -> String {
+    listing_of(|_| true)
+}
+
+/// The options that are `wanted`.
+pub(crate) fn listing_of(wanted: impl Fn(&Description) -> bool) -> String {
     let mut text = String::new();
-    for option in &DESCRIPTIONS {
+    for option in DESCRIPTIONS.iter().filter(|option| wanted(option)) {
         let _ = write!(text, "  {:<1$}", option.key, INDENT - 2);
-        let _ = write!(text, "{} (default: {})", option.values, option.default);
+        let changes = if may_change(option) { "; may change" } else { "" };
+        let _ = write!(text, "{} (default: {}){changes}", option.values, option.default);
         let mut column = WIDTH;
         for word in option.text.split(' ') {
             if column + 1 + word.len() > WIDTH {

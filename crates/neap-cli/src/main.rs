@@ -25,6 +25,7 @@ mod published;
 mod reconcile;
 mod report;
 mod run;
+mod set;
 mod shrinkers;
 mod signals;
 mod stat;
@@ -44,6 +45,7 @@ Examples:
   neap stat 1234                       see what a process under neap has in use and in caches
   neap stat 1234 --groups              see which of its memory groups holds what
   neap group 1234 tenant/acme max=1g   bound one of them
+  neap set 1234 limit=2g               change an option of the running process
   neap shrink 1234 pages 100           have one of its caches give objects up
   neap top 1234                        watch the same live, drain it by a key
   neap drain 1234                      give what it caches for its CPUs back to its free pages
@@ -69,6 +71,7 @@ enum Command {
     Stat(stat::StatOptions),
     Top(top::Options),
     Drain(drain::DrainOptions),
+    Set(set::SetOptions),
     Group(groups::BoundOptions),
     Shrink(shrinkers::ShrinkersOptions),
     Demo(demo::DemoOptions),
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Stat(options) => stat::main(&options),
         Command::Top(options) => top::main(&options),
         Command::Drain(options) => drain::main(&options),
+        Command::Set(options) => set::main(&options),
         Command::Group(options) => groups::change_bound(&options),
         Command::Shrink(options) => shrinkers::shrink(&options),
         Command::Demo(options) => demo::main(&options),

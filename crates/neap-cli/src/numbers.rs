@@ -3,6 +3,8 @@
 //! They are parsed from the JSON that [`published`](crate::published) found. Only types and sums.
 //! The library in a process may be older or newer than this command.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -16,6 +18,8 @@ use crate::published::{Page, ProcessStatus, VERSION};
 pub(crate) struct Numbers {
     pub(crate) version: String,
     pub(crate) mode: Mode,
+    /// Options that may change, with the values in force.
+    pub(crate) settings: BTreeMap<String, String>,
     pub(crate) bytes: Bytes,
     pub(crate) per_cpu: Option<PerCpuNumbers>,
     /// Whether there have been memory groups.

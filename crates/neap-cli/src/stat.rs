@@ -110,6 +110,7 @@ impl Numbers {
         let mut text = format!(
             "ProcessStatus {} ({}): neap {}, numbers {age} ms old\n\
              Slots: {} ({}); isolated CPUs: {}\n\
+             Settings: {}\n\
              Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
              Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
              Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
@@ -120,6 +121,7 @@ impl Numbers {
             mode.slots.escape_debug(),
             mode.why.escape_debug(),
             if isolated.is_empty() { "none".to_string() } else { isolated.join(", ") },
+            self.shown_settings(),
             mode.background.escape_debug(),
             mode.interval_ms,
             self.ticks,
@@ -180,6 +182,15 @@ impl Numbers {
             text += "Lists were cut off where they did not fit into the page.\n";
         }
         text
+    }
+
+    /// The options that may change, with the values in force.
+    fn shown_settings(&self) -> String {
+        let shown = |(key, value): (&String, &String)| format!("{} {}", key.escape_debug(), value.escape_debug());
+        if self.settings.is_empty() {
+            return "unknown".to_string();
+        }
+        self.settings.iter().map(shown).collect::<Vec<_>>().join(", ")
     }
 
     /// Numbers by node; empty on a machine with one node.

@@ -36,7 +36,8 @@ fn options_page_has_the_table_of_options() {
     let rows = page.lines().skip_while(|line| !line.starts_with("| key | values ")).skip(2);
     let rows: Vec<&str> = rows.take_while(|line| line.starts_with('|')).collect();
     let row = |option: &neap::options::Description| {
-        format!("| `{}` | {} | {} | {} |", option.key, option.values, option.default, option.text)
+        let changes = if option.setting.is_some() { "yes" } else { "no" };
+        format!("| `{}` | {} | {} | {changes} | {} |", option.key, option.values, option.default, option.text)
     };
     assert_eq!(rows, DESCRIPTIONS.iter().map(row).collect::<Vec<_>>());
 }
@@ -48,10 +49,12 @@ fn every_option_is_listed_in_every_form() {
     let json: Value = serde_json::from_slice(&neap().args(["options", "--json"]).output().unwrap().stdout).unwrap();
     assert_eq!(json["options"].as_array().unwrap().len(), DESCRIPTIONS.len());
     for (option, json) in DESCRIPTIONS.iter().zip(json["options"].as_array().unwrap()) {
-        let line = format!("\n  {:<15}{} (default: {})\n", option.key, option.values, option.default);
+        let changes = if option.setting.is_some() { "; may change" } else { "" };
+        let line = format!("\n  {:<18}{} (default: {}){changes}\n", option.key, option.values, option.default);
         assert!(list.contains(&line) && help.contains(&line), "{line}{list}{help}");
         let fields = ["key", "values", "default", "text"].map(|field| json[field].as_str().unwrap());
         assert_eq!(fields, [option.key, option.values, option.default, option.text]);
+        assert_eq!(json["changes"].as_bool(), Some(option.setting.is_some()));
     }
     assert!(list.lines().all(|line| line.chars().count() <= 100), "{list}");
 }

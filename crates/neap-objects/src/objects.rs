@@ -56,6 +56,8 @@ pub struct Config {
     pub huge: bool,
     /// The most pages that a CPU's page list keeps; 0: no lists; `None`: tuned at run time.
     pub list_high: Option<u32>,
+    /// The most doublings of the pages that move between such a list and the zone at once.
+    pub batch_scale: u32,
 }
 
 /// A kind of mapping.
@@ -156,8 +158,8 @@ impl<P: Platform> Objects<P> {
         }
         tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, brief: true, ..SideTable::default() };
         tables[DESCRIPTORS].shift = TABLE_SHIFT;
-        let Config { span, budget, huge, list_high, .. } = *config;
-        let shape = Shape { span, budget, tables, huge, list_high };
+        let Config { span, budget, huge, list_high, batch_scale, .. } = *config;
+        let shape = Shape { span, budget, tables, huge, list_high, batch_scale };
         let pages = NodePages::open(&platform, &shape)?;
         let others = Others::open(&platform, pages.nodes() - 1).inspect_err(|_| {
             // SAFETY: the pages were just opened, and no other thread knows them.

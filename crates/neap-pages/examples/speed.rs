@@ -3,7 +3,7 @@
 //! `cargo run --release -p neap-pages --example speed`
 
 use neap_base::{Linux, Order, Pfn, Platform};
-use neap_pages::{Pages, Shape, SideTable, TABLES};
+use neap_pages::{BATCH_SCALE, Pages, Shape, SideTable, TABLES};
 use std::time::Instant;
 
 const COUNT: u32 = 32768;
@@ -34,7 +34,8 @@ fn main() {
     let huge = std::env::args().any(|argument| argument == "huge");
     // The size of a list without tuning on two CPUs, for comparison.
     let list_high = std::env::args().any(|argument| argument == "fixed").then_some(643);
-    let shape = Shape { span: 1 << 40, budget: None, tables: [SideTable::default(); TABLES], huge, list_high };
+    let tables = [SideTable::default(); TABLES];
+    let shape = Shape { span: 1 << 40, budget: None, tables, huge, list_high, batch_scale: BATCH_SCALE };
     let (start, before) = (Instant::now(), faults());
     let pages = Pages::open(&platform, &shape).expect("address space");
     pages.allocate_block(&platform, Order(0)).expect("a block");

@@ -21,10 +21,10 @@ use crate::shape::{MARKED, Shape};
 use crate::tables::{
     ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Part, Table, layout, place_whole, whole_bytes,
 };
-use crate::units::{CHUNK, HUGE};
+use crate::units::{CHUNK, HUGE, UNLIMITED};
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Pfn, Platform};
@@ -133,14 +133,16 @@ pub(crate) struct Arena {
     scarce: bool,
     span: usize,
     growth: Mutex<Growth>,
-    /// Pages of the budget that no node has: see [`Zone::acquire`](crate::zone::Zone::acquire).
-    pub(crate) reserve: AtomicU32,
+    /// The most pages that may be in use; `UNLIMITED` without a budget. Only [`Arena::budget`]
+    /// and `set_budget` access it.
+    pub(crate) budget: AtomicU32,
+    /// Pages of the budget that no node has. Below zero while more pages are in use than a budget
+    /// that was cut allows.
+    pub(crate) reserve: AtomicI64,
     /// Number of segments, and of parts of one mapped again, that the system did not bind to their
     /// node.
     pub(crate) unbound: AtomicU32,
     pub(crate) huge_runs: HugeRuns,
-    /// Whether pages are limited.
-    is_limited: bool,
     /// See [`Arena::table_pages`].
     table_pages: AtomicU32,
     /// Whether huge pages were requested for early tables. Then such a table may have memory for
@@ -222,10 +224,10 @@ impl Arena {
                     holes: [(0, 0); HOLES],
                     hole_count: 0,
                 }),
-                reserve: AtomicU32::new(0),
+                reserve: AtomicI64::new(0),
+                budget: AtomicU32::new(shape.budget.map_or(UNLIMITED, |pages| pages.min(UNLIMITED - 1))),
                 unbound: AtomicU32::new(0),
                 huge_runs: HugeRuns::new(platform, shape.huge),
-                is_limited: shape.budget.is_some(),
                 table_pages: AtomicU32::new(0),
                 huge_tables: AtomicBool::new(false),
             };
@@ -327,7 +329,7 @@ impl Arena {
     /// all threads that fault.
     fn claim_fresh(&self, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
-        if self.nodes > 1 || self.is_limited || self.scarce {
+        if self.nodes > 1 || self.budget().is_some() || self.scarce {
             return false;
         }
         let pages = |offset: usize| (offset.min(self.limit()) >> self.page_shift) as u32;
@@ -363,6 +365,14 @@ impl Arena {
     fn table_share(&self, named: usize) -> u32 {
         let table = self.table(OWN_TABLES + named);
         if table.droppable { CHUNK >> table.shift } else { 0 }
+    }
+
+    /// The most pages that may be in use; `None` without a budget.
+    #[inline]
+    pub(crate) fn budget(&self) -> Option<u32> {
+        // Relaxed: it publishes no other data. Whether pages fit is decided by the nodes' parts,
+        // which change under the zones' locks.
+        Some(self.budget.load(Relaxed)).filter(|&pages| pages != UNLIMITED)
     }
 
     /// The most resident pages of named tables: all their pages for the chunks for which they were

@@ -47,8 +47,10 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Records the zone's room. If it has come to a watermark, takes the surplus pages from all
     /// lists.
     pub(crate) fn look_at(&self, room: u32) {
-        // This node may also have the pages of the budget that no node has.
-        if self.lists.note_free(room.saturating_add(self.arena.reserve.load(Relaxed))) {
+        // This node may also have the pages of the budget that no node has. If these are fewer than
+        // none, it must give up as many.
+        let free = i64::from(room).saturating_add(self.arena.reserve.load(Relaxed));
+        if self.lists.note_free(free.clamp(0, u32::MAX.into()) as u32) {
             self.tell_pressure();
         }
     }
@@ -225,7 +227,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         report: &mut Report,
     ) -> bool {
         let (release, ranges) = turn.parts();
-        let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
+        let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.now().fixed.batch);
         zone.end_population(arena, platform);
         // Pages freed meanwhile are left for the next time, since threads may free and allocate as
         // fast as this runs.
@@ -257,7 +259,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let detached = self.lists.detach(self.frames(), &self.zone, cpu, why)?;
         for (order, chain) in detached.chains.iter().enumerate() {
             let order = Order(order as u8);
-            self.zone.give_chain(*chain, order, self.lists.limits.fixed.blocks(order.0));
+            self.zone.give_chain(*chain, order, self.lists.limits.now().fixed.blocks(order.0));
         }
         self.free_cached(&detached.runs);
         self.zone.arrive(detached.pages);

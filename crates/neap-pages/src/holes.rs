@@ -45,7 +45,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     ) -> Option<Report> {
         let (mut report, mut turn) = (Report::default(), self.release.turn()?);
         let (release, ranges) = turn.parts();
-        let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.fixed.batch);
+        let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.now().fixed.batch);
         // The kernel would fill holes again in ranges where it may make huge pages.
         zone.end_population(arena, platform);
         let run = ReleasePass { release, ranges, platform, arena, zone, hold, least: Order(0), explicit: all, stop };

@@ -68,7 +68,7 @@ fn d3_no_hold_of_the_zone_moves_more_than_a_batch() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     listed(&o, 0, 0, 500);
-    let (before, batch) = (o.pages.statistics(), o.pages.lists.limits.fixed.batch);
+    let (before, batch) = (o.pages.statistics(), o.pages.lists.limits.now().fixed.batch);
     assert_eq!(o.pages.drain_cpu(&machine, 0), Drain::Drained(before.listed));
     let after = o.pages.statistics();
     assert_eq!(after.zone_locks - before.zone_locks - 1, u64::from(before.listed.div_ceil(batch)));
@@ -110,7 +110,7 @@ fn d5_draining_visits_lists_that_look_empty() {
 fn d6_no_list_is_over_its_new_size_once_it_was_told() {
     let machine = Virtual::new(4096, 2);
     let o = Opened::new(&machine, &shape(None)).unwrap();
-    let fixed = o.pages.lists.limits.fixed.high;
+    let fixed = o.pages.lists.limits.now().fixed.high;
     for round in 0..20 {
         o.pages.set_reclaiming(false);
         let mut rounds = 0;
@@ -182,7 +182,7 @@ fn d9_blocks_of_order_3_that_cross_cpus_do_not_pile_up() {
     };
     exchange(500);
     let (pages, locks) = (16 * 8 * 1000, exchange(1000));
-    let largest = u64::from(o.pages.lists.limits.largest());
+    let largest = u64::from(o.pages.lists.limits.now().largest());
     assert!(locks <= 2 * (pages / largest + 1), "{locks} holds for {pages} pages");
     // A second after the stream has stopped, its pages are gone from the lists.
     (0..5).for_each(|_| {
@@ -245,7 +245,7 @@ fn b1_pages_that_cross_cpus_use_the_zone_once_a_batch() {
     };
     // Until the batches have grown and fresh memory is used up.
     exchange(10_000);
-    let (rounds, largest) = (30_000, o.pages.lists.limits.largest());
+    let (rounds, largest) = (30_000, o.pages.lists.limits.now().largest());
     let locks = exchange(rounds);
     assert_eq!(o.pages.statistics().list_batch, largest);
     assert!(locks <= 2 * (rounds / u64::from(largest) + 1), "{locks} holds of the zone");
@@ -333,7 +333,7 @@ fn b8_a_refill_that_migrates_lands_where_the_thread_is_now() {
     let o = Opened::new(&machine, &shape(None)).unwrap();
     Virtual::run_on(0);
     let block = take_block(&o, 0, 1).unwrap();
-    let batch = o.pages.lists.limits.fixed.batch;
+    let batch = o.pages.lists.limits.now().fixed.batch;
     assert_eq!((o.pages.listed_on(0), o.pages.listed_on(1)), (Some(0), Some(batch - 1)));
     give(&o, block);
     o.pages.verify().unwrap();

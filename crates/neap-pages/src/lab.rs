@@ -84,8 +84,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     }
 
     /// The bounds of the lists.
-    pub fn limits(&self) -> &Limits {
-        &self.pages.lists.limits
+    pub fn limits(&self) -> Limits {
+        self.pages.lists.limits.now()
     }
 
     /// Takes a block of order 0 to 3 from this CPU's list; `bypass` if another thread is to hold

@@ -131,7 +131,12 @@ impl<P: Platform> NodePages<P> {
         unsafe { &*self.others.add(node - 1) }
     }
 
-    fn all(&self) -> impl Iterator<Item = &Pages<P>> {
+    /// Number of CPUs that may ever exist.
+    pub(crate) fn cpus(&self) -> usize {
+        self.cpus
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Pages<P>> {
         (0..self.count).map(|node| self.node(node))
     }
 
@@ -515,7 +520,7 @@ impl<P: Platform> NodePages<P> {
         let reserve = self.first.arena.reserve.load(Relaxed);
         let shares = self.all().filter_map(Pages::share).map(u64::from).sum::<u64>();
         let budget = numbers.budget.map_or(0, u64::from);
-        Finding::unless_equal("budget of all nodes", Pfn::NONE, budget, shares + u64::from(reserve))
+        Finding::unless_equal("budget of all nodes", Pfn::NONE, budget, (shares as i64 + reserve) as u64)
     }
 
     /// The first address of the arena.

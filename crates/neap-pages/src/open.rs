@@ -7,12 +7,13 @@ use crate::arena::{Arena, Grown, Shared};
 use crate::buddy::Buddy;
 use crate::page_lists::PageLists;
 use crate::pages::Pages;
-use crate::policy::{Limits, NOMINAL, Policy, watermarks};
+use crate::policy::Policy;
 use crate::release::Release;
+use crate::settings::Settings;
 use crate::shape::Shape;
 use crate::statistics::Needs;
 use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS, LAZY_CHUNKS, Part};
-use crate::units::CHUNK;
+use crate::units::{CHUNK, UNLIMITED};
 use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
@@ -104,19 +105,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         grown: Option<Grown>,
     ) -> Pages<P, T> {
         let (page_shift, nodes) = (arena.page_shift(), arena.nodes as u32);
-        // Lists and watermarks are for this node's equal part, whichever node uses the budget at
-        // the moment.
-        let part = shape.budget.unwrap_or((NOMINAL >> page_shift) as u32) / nodes;
-        let marks = shape.budget.map(|_| watermarks(part, page_shift)).unwrap_or_default();
-        let limits = Limits::new(part, platform.cpus(), page_shift, marks);
-        let limits = shape.list_high.map_or(limits, |pages| limits.with_size(pages));
+        let settings = Settings { budget: shape.budget, list_high: shape.list_high, batch_scale: shape.batch_scale };
+        let limits = settings.limits(nodes, platform.cpus(), page_shift);
         // SAFETY: `Own::map` mapped zeroed memory for exactly these two, aligned to 128 bytes.
         let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
         let table = |table: usize| arena.table(table).start;
         let mut buddy = Buddy::new(table(FRAMES), table(BACKED), chunk_maps);
         buddy.base_chunks = (arena.base() >> page_shift) / CHUNK as usize;
         // The first node has the whole budget until other nodes need some of it.
-        let budget = if node == 0 { shape.budget } else { shape.budget.map(|_| 0) };
+        let budget = arena.budget().map_or(UNLIMITED, |pages| if node == 0 { pages } else { 0 });
         let zone = Zone::new(buddy, node, budget, limits.all_fixed(), page_shift, shape.huge);
         grown.into_iter().for_each(|grown| zone.add(grown));
         let (misses, refilled, needs) = (AtomicU64::new(0), AtomicU64::new(0), Needs::default());

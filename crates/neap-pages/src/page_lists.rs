@@ -21,7 +21,7 @@
 use crate::buddy::Ends;
 use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
-use crate::policy::{self, Limits, Policy, Supply};
+use crate::policy::{self, Limits, Policy, SharedLimits, Supply};
 use crate::run_cache::{Run, RunCache, Runs};
 use crate::units::{Block, LISTED_ORDERS};
 use crate::zone::Zone;
@@ -170,6 +170,8 @@ pub(crate) enum Why {
     Time(u32),
     /// Free memory has come to a watermark, or reclaim has begun.
     Pressure,
+    /// The lists' bounds have changed. The policy's state is reset.
+    Limits,
 }
 
 /// The reason that a list gave no block.
@@ -192,7 +194,7 @@ pub(crate) struct PageLists<T> {
     cpus: usize,
     /// CPUs whose lists were made.
     used: UsedCpus,
-    pub(crate) limits: Limits,
+    pub(crate) limits: SharedLimits,
     /// Free pages of the zone when a thread last looked.
     free: AtomicU32,
     reclaiming: AtomicBool,
@@ -239,7 +241,7 @@ impl<T: Policy> PageLists<T> {
             slots,
             cpus,
             used: UsedCpus::new(),
-            limits,
+            limits: SharedLimits::new(limits),
             free,
             reclaiming,
             level,
@@ -261,7 +263,7 @@ impl<T: Policy> PageLists<T> {
     /// Whether pages are listed at all.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        self.limits.fixed.high > 0
+        self.limits.are_any_listed()
     }
 
     #[inline]
@@ -289,7 +291,7 @@ impl<T: Policy> PageLists<T> {
     #[cold]
     #[inline(never)]
     fn make(&self, cpu: usize, list: &mut PageList<T>) {
-        *list = PageList::empty(&self.limits);
+        *list = PageList::empty(&self.limits.now());
         // The lock is held. A walk that does not see the CPU yet comes before any use of the lists.
         self.used.insert(cpu.min(self.cpus - 1));
     }
@@ -317,9 +319,9 @@ impl<T: Policy> PageLists<T> {
         Busy
     }
 
-    fn supply(&self) -> Supply<'_> {
+    fn supply<'a>(&self, limits: &'a Limits) -> Supply<'a> {
         Supply {
-            limits: &self.limits,
+            limits,
             free: self.free.load(Relaxed),
             reclaiming: self.is_reclaiming(),
             #[cfg(not(feature = "lab"))]
@@ -333,7 +335,7 @@ impl<T: Policy> PageLists<T> {
     /// watermark that it was above before. All lists are to be told then.
     pub(crate) fn note_free(&self, free: u32) -> bool {
         self.free.store(free, Relaxed);
-        let marks = self.limits.watermarks;
+        let marks = self.limits.now().watermarks;
         let level = u8::from(free <= marks.high) + u8::from(free <= marks.low);
         level != self.level.load(Relaxed) && level > self.level.swap(level, Relaxed)
     }
@@ -369,7 +371,7 @@ impl<T: Policy> PageLists<T> {
     #[cold]
     fn missing(&self, list: &mut PageList<T>, order: Order) -> Missing {
         let now = list.now();
-        Missing::Blocks(list.policy.refill(now, order.0, &self.supply()))
+        Missing::Blocks(list.policy.refill(now, order.0, &self.supply(&self.limits.now())))
     }
 
     /// Puts a block into this CPU's list. Returns a surplus chain for the zone, which counts as
@@ -385,8 +387,9 @@ impl<T: Policy> PageLists<T> {
     ) -> Result<Option<(Chain, Order)>, Busy> {
         let mut list = self.own(cpu)?;
         list.push(frames, pfn, order);
-        let now = list.now();
-        match list.policy.put(now, order.0, || self.supply()) {
+        let (now, mut limits) = (list.now(), None);
+        let limits = &mut limits;
+        match list.policy.put(now, order.0, move || self.supply(limits.insert(self.limits.now()))) {
             0 => Ok(None),
             give => Ok(Some(self.spill(&mut list, frames, zone, give))),
         }
@@ -417,7 +420,7 @@ impl<T: Policy> PageLists<T> {
         self.refills.fetch_add(1, Relaxed);
         let Ok(mut list) = self.own(cpu) else { return Err(chain) };
         if contended {
-            list.policy.contended(&self.supply());
+            list.policy.contended(&self.supply(&self.limits.now()));
         }
         if list.count + (chain.blocks << order.0) > list.policy.high() {
             return Err(chain);
@@ -451,7 +454,7 @@ impl<T: Policy> PageLists<T> {
     /// Tells a list's policy that the zone's lock was busy when the list gave pages.
     pub(crate) fn contended(&self, cpu: usize) {
         if let Ok(mut list) = self.own(cpu) {
-            list.policy.contended(&self.supply());
+            list.policy.contended(&self.supply(&self.limits.now()));
         }
     }
 
@@ -462,11 +465,16 @@ impl<T: Policy> PageLists<T> {
             return Some(Detached { chains: [Chain::EMPTY; LISTED_ORDERS], runs: Runs::NONE, pages: 0, left: 0 });
         }
         let mut list = self.remote(cpu)?;
-        let (now, supply) = (list.now(), self.supply());
+        let (now, limits) = (list.now(), self.limits.now());
+        let supply = self.supply(&limits);
         let pages = match why {
             Why::Wanted => {
-                list.policy = T::new(&self.limits);
+                list.policy = T::new(&limits);
                 now.count
+            }
+            Why::Limits => {
+                list.policy = T::new(&limits);
+                now.count.saturating_sub(list.policy.high())
             }
             Why::Time(quarters) => list.policy.decay(now, &supply, quarters),
             Why::Pressure => list.policy.pressure(now, &supply),
@@ -487,19 +495,20 @@ impl<T: Policy> PageLists<T> {
             return Some(self.first_sizes());
         }
         let list = self.remote(cpu)?;
-        Some((list.policy.high(), list.policy.batch(&self.limits)))
+        Some((list.policy.high(), list.policy.batch(&self.limits.now())))
     }
 
     /// The result of [`PageLists::sizes`] for new lists.
     pub(crate) fn first_sizes(&self) -> (u32, u32) {
-        let policy = T::new(&self.limits);
-        (policy.high(), policy.batch(&self.limits))
+        let limits = self.limits.now();
+        let policy = T::new(&limits);
+        (policy.high(), policy.batch(&limits))
     }
 
     /// Whether the passing of time would change nothing more about a CPU's lists.
     #[cfg(feature = "lab")]
     pub(crate) fn is_settled(&self, cpu: usize) -> bool {
-        let settled = |list: CpuGuard<'_, PageList<T>>| list.count == 0 && list.policy.is_settled(&self.limits);
+        let settled = |list: CpuGuard<'_, PageList<T>>| list.count == 0 && list.policy.is_settled(&self.limits.now());
         !self.is_used(cpu) || self.remote(cpu).is_some_and(settled)
     }
 

@@ -158,11 +158,16 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Releases as many free pages as there is memory beyond the limit.
     fn shed(&self, platform: &P) {
+        self.shed_until(platform, &|| false);
+    }
+
+    /// Releases as many free pages as there is memory beyond the limit, until `stop` says so.
+    pub(crate) fn shed_until(&self, platform: &P, stop: &dyn Fn() -> bool) {
         let mut beyond = self.zone.beyond();
         // A release stops early if all other backed pages lie in blocks with more of them than it
         // still wants.
-        while beyond > 0 {
-            let released = self.release(platform, beyond.max(LEAST_SHED), &|| false).released;
+        while beyond > 0 && !stop() {
+            let released = self.release(platform, beyond.max(LEAST_SHED), stop).released;
             beyond = if released == 0 { 0 } else { beyond.saturating_sub(released) };
         }
     }
@@ -211,7 +216,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         if chain.blocks > 0
             && let Err(chain) = self.lists.fill(self.frames(), platform.cpu(), chain, order, contended)
         {
-            self.zone.give_chain(chain, order, self.lists.limits.fixed.blocks(order.0));
+            self.zone.give_chain(chain, order, self.lists.limits.now().fixed.blocks(order.0));
         }
         self.look_at(room);
         Ok(block)
@@ -302,7 +307,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Frees a run. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
         // Under a limit, free memory must be available to any allocation.
-        let may_cache = pages <= LONGEST && self.lists.is_on() && self.zone.budget.is_none();
+        let may_cache = pages <= LONGEST && self.lists.is_on() && self.arena.budget().is_none();
         if may_cache && self.cache_run(platform, pfn, pages) {
             return;
         }
@@ -422,7 +427,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Gives up the unused part of the budget, and the memory of free pages, for other nodes of the
     /// same budget.
     pub(crate) fn give_up_room(&self, platform: &P) {
-        if self.zone.budget.is_some() {
+        if self.arena.budget().is_some() {
             {
                 let mut inner = self.zone.lock();
                 inner.give_up_room(&self.arena.reserve);
@@ -434,7 +439,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Pages that may be used here at the moment; `None` without a budget.
     pub(crate) fn share(&self) -> Option<u32> {
-        self.zone.budget.map(|_| self.zone.lock().budget)
+        self.arena.budget().map(|_| self.zone.lock().budget)
     }
 
     /// Pages taken from the system so far. Pages that were released and taken again count again.
@@ -500,8 +505,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             releasing: inner.releasing,
             holes: inner.holes.max(0) as u32,
             travelling: inner.releasing + self.zone.draining(),
-            budget: self.zone.budget,
-            watermarks: self.lists.limits.watermarks,
+            budget: self.arena.budget(),
+            watermarks: self.lists.limits.now().watermarks,
             released: self.release.released.load(Relaxed),
             punched: self.release.punched.load(Relaxed),
             refilled: self.refilled.load(Relaxed),

@@ -92,7 +92,14 @@ impl Population {
     /// The state of a new zone. Lists keep up to `listed` pages, which count as used although they
     /// may never have been touched.
     pub(crate) fn new(enabled: bool, listed: u32) -> Population {
-        Population { enabled, floor: FLOOR.saturating_add(listed), ..Population::default() }
+        let mut population = Population { enabled, ..Population::default() };
+        population.set_listed(listed);
+        population
+    }
+
+    /// Sets the most pages that lists keep without tuning.
+    pub(crate) fn set_listed(&mut self, listed: u32) {
+        self.floor = FLOOR.saturating_add(listed);
     }
 
     /// Records that huge pages are allowed in a range from now on.

@@ -1,5 +1,13 @@
 //! The shape of an arena: its span, its budget and the tables beside it.
 
+use crate::policy;
+
+/// The batch scale unless another is set.
+pub const BATCH_SCALE: u32 = policy::DOUBLINGS;
+
+/// The largest batch scale.
+pub const MOST_BATCH_SCALE: u32 = policy::MOST_DOUBLINGS;
+
 /// Number of side tables that the layer above may have.
 pub const TABLES: usize = 7;
 
@@ -39,4 +47,6 @@ pub struct Shape {
     pub huge: bool,
     /// The most pages that a CPU's list keeps; 0: no lists; `None`: tuned at run time.
     pub list_high: Option<u32>,
+    /// The most doublings of the pages that move at once; at most [`MOST_BATCH_SCALE`].
+    pub batch_scale: u32,
 }

@@ -40,18 +40,17 @@ impl<P: Platform> NodePages<P> {
     pub fn shortage(&self, node: usize) -> Shortage {
         // The first node has the whole budget at first, and gives it up as other nodes need some.
         let first = self.node(0);
-        let Some(budget) = first.zone.budget else { return Shortage::default() };
-        let (mut left, mut room) =
-            (i64::from(budget) / self.nodes() as i64, i64::from(first.arena.reserve.load(Relaxed)));
+        let Some(budget) = first.arena.budget() else { return Shortage::default() };
+        let (mut left, mut room) = (i64::from(budget) / self.nodes() as i64, first.arena.reserve.load(Relaxed));
         let mut sum = Watermarks::default();
         for at in 0..self.nodes() {
             let pages = self.node(at);
             let inner = pages.zone.lock();
             room += i64::from(inner.room());
             left -= if at == node { i64::from(inner.used()) } else { 0 };
-            sum = sum.and(pages.lists.limits.watermarks);
+            sum = sum.and(pages.lists.limits.now().watermarks);
         }
-        let (own, all) = (Shortage::of(left, self.node(node).lists.limits.watermarks), Shortage::of(room, sum));
+        let (own, all) = (Shortage::of(left, self.node(node).lists.limits.now().watermarks), Shortage::of(room, sum));
         Shortage { is_low: own.is_low && all.is_low, pages: own.pages.min(all.pages) }
     }
 }

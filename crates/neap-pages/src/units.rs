@@ -15,6 +15,9 @@ pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// Orders that have lists: 0 to 3.
 pub(crate) const LISTED_ORDERS: usize = 4;
 
+/// The number of pages that stands for no budget. Arenas are smaller.
+pub(crate) const UNLIMITED: u32 = u32::MAX;
+
 /// A block or run that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {

@@ -16,8 +16,8 @@ use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
 use crate::populate::Population;
-use crate::units::{Block, Exhausted, LISTED_ORDERS};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use crate::units::{Block, Exhausted, LISTED_ORDERS, UNLIMITED};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
 
@@ -25,7 +25,7 @@ use neap_base::{Mutex, Order, Platform};
 const LOOKS: u32 = 2000;
 
 /// The most pages that a node draws from the reserve beyond what it needs.
-const MOST_AHEAD: u32 = 256;
+const MOST_AHEAD: i64 = 256;
 
 /// Waits between two attempts of a bounded wait for another thread's system call.
 pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {
@@ -45,11 +45,12 @@ pub(crate) struct Inner {
     pub(crate) holes: i32,
     pub(crate) locks: u64,
     pub(crate) population: Population,
+    /// Pages that may be used here; [`UNLIMITED`] without a budget.
     pub(crate) budget: u32,
     /// Whether the budget pays for the tables; it does on one node.
-    pays_tables: bool,
+    pub(crate) pays_tables: bool,
     /// Pages of tables that are charged to the budget, as of the last [`Inner::fits`].
-    tables: u32,
+    pub(crate) tables: u32,
 }
 
 impl Inner {
@@ -84,6 +85,11 @@ impl Inner {
         if self.pays_tables {
             self.tables = arena.table_pages();
         }
+        // The budget was cut below the use: no page is handed out until that is made up for.
+        // Relaxed: a count that publishes no other data.
+        if arena.reserve.load(Relaxed) < 0 {
+            self.give_up_room(&arena.reserve);
+        }
         let missing = pages.saturating_sub(self.room());
         if missing == 0 {
             return true;
@@ -91,17 +97,21 @@ impl Inner {
         // Some more than is missing, so that not every page asks for the reserve; but little, so
         // that much is left for nodes that need much. Relaxed: a count that publishes no other
         // data.
-        let drawn = |left: u32| missing + (left.saturating_sub(missing) / 4).min(MOST_AHEAD);
+        let missing = i64::from(missing);
+        let drawn = |left: i64| missing + ((left - missing) / 4).min(MOST_AHEAD);
         let before = arena.reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
-        self.budget += before.map_or(0, drawn);
+        // At most the whole budget, which is less than `UNLIMITED`.
+        self.budget += before.map_or(0, |left| drawn(left) as u32);
         before.is_ok()
     }
 
     /// Gives up the unused part of the budget, for other nodes.
-    pub(crate) fn give_up_room(&mut self, reserve: &AtomicU32) {
-        let room = self.room();
+    pub(crate) fn give_up_room(&mut self, reserve: &AtomicI64) {
+        // A node without a budget has nothing to give up, though another thread may have found
+        // that there is one.
+        let room = if self.budget == UNLIMITED { 0 } else { self.room() };
         self.budget -= room;
-        reserve.fetch_add(room, Relaxed);
+        reserve.fetch_add(room.into(), Relaxed);
     }
 }
 
@@ -151,7 +161,6 @@ pub(crate) struct Zone {
     /// Number of steps of population that are over, wrapping. Written under the lock.
     pub(crate) steps: AtomicU32,
     pub(crate) node: usize,
-    pub(crate) budget: Option<u32>,
     /// Pages on their way from a CPU's list into the buddy.
     draining: AtomicU32,
     /// Resident pages beyond the budget when pages were last taken.
@@ -165,18 +174,11 @@ pub(crate) struct Zone {
 }
 
 impl Zone {
-    /// A node's zone over `buddy`. At most `budget` pages are in use at once. `listed` of them are
+    /// A node's zone over `buddy`. At most `budget` pages are in use at once, [`UNLIMITED`] for no
+    /// budget. `listed` of them are
     /// in lists without tuning.
-    pub(crate) fn new(
-        buddy: Buddy,
-        node: usize,
-        budget: Option<u32>,
-        listed: u32,
-        page_shift: u32,
-        huge: bool,
-    ) -> Zone {
+    pub(crate) fn new(buddy: Buddy, node: usize, budget: u32, listed: u32, page_shift: u32, huge: bool) -> Zone {
         let population = Population::new(huge && page_shift == 12, listed);
-        let most = budget.unwrap_or(u32::MAX);
         Zone {
             inner: Mutex::new(Inner {
                 buddy,
@@ -184,13 +186,12 @@ impl Zone {
                 holes: 0,
                 locks: 0,
                 population,
-                budget: most,
-                pays_tables: budget.is_some() && node == 0,
+                budget,
+                pays_tables: budget != UNLIMITED && node == 0,
                 tables: 0,
             }),
             steps: AtomicU32::new(0),
             node,
-            budget,
             draining: AtomicU32::new(0),
             beyond: AtomicU32::new(0),
             grown: AtomicU64::new(0),
@@ -282,7 +283,7 @@ impl Zone {
 
     /// Stores the number of resident pages beyond the budget. The caller holds the lock.
     pub(crate) fn note_beyond(&self, inner: &Inner) {
-        if self.budget.is_some() {
+        if inner.budget != UNLIMITED {
             self.beyond.store(inner.beyond_budget(), Relaxed);
         }
     }

@@ -243,8 +243,7 @@ impl<P: Platform> Mm<P> {
     pub(crate) fn background(&self) {
         let Some(core) = self.core_if_open() else { return };
         let state = &core.background.state;
-        let interval = u64::from(core.options.interval) * 1_000_000;
-        let mut nap = interval;
+        let mut nap = core.settings.interval();
         while core.nap(self, nap) {
             // Caching memory from here on turns DROWSY back into AWAKE, so the thread does not
             // sleep over it:
@@ -260,6 +259,7 @@ impl<P: Platform> Mm<P> {
             state.store(DROWSY, Ordering::SeqCst);
             let Tick { left, groups, .. } = core.tick(self, core.objects.platform.now(), true);
             self.deliver();
+            let interval = core.settings.interval();
             nap = groups.map_or(interval, |next| next.min(interval));
             // Acquire pairs with the Release in `keep_awake`.
             if left || state.compare_exchange(DROWSY, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_err() {

@@ -235,7 +235,7 @@ impl<P: Platform> Mm<P> {
     /// Returns how an allocation beyond a limit is charged.
     fn how(&self) -> How {
         // A callback of reclaim may exceed a limit: it makes room.
-        let refuse = self.core_if_open().is_some_and(|core| core.options.refuse) && !is_calling();
+        let refuse = self.core_if_open().is_some_and(|core| core.settings.refuses()) && !is_calling();
         if refuse { How::Refuse } else { How::Overcharge }
     }
 

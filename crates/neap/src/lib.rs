@@ -7,6 +7,7 @@
 //! - [`Neap`]: the process's allocator, `#[global_allocator]`.
 //! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
 //! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists in the order of a cache's eviction.
+//! - [`fn@set`]: changes options while the process runs.
 //! - [`percpu`]: per-CPU data. [`mod@drain`], [`statistics`], [`mod@verify`]: give back, count,
 //!   check.
 //!
@@ -19,6 +20,7 @@
 extern crate std;
 
 mod background;
+mod change;
 pub mod chunk_report;
 pub mod drain;
 mod fair_clock;
@@ -50,6 +52,7 @@ mod reclaimers_tests;
 pub mod reclaiming;
 pub mod reconcile;
 mod requests;
+pub mod settings;
 pub mod shrinker_report;
 mod splits;
 mod stat_page;
@@ -61,5 +64,6 @@ pub mod verify;
 mod waiting_tests;
 mod watching;
 
+pub use change::set;
 pub use global::Neap;
 pub use neap_os::write::{Line, die, say};

@@ -167,7 +167,7 @@ impl<P: Platform> Core<P> {
             return;
         }
         let now = platform.now();
-        let interval = u64::from(self.options.interval) * 1_000_000;
+        let interval = self.settings.interval();
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
             self.tick_groups(mm);
             self.tick_reclaim(mm, false);
@@ -202,6 +202,9 @@ impl<P: Platform> Core<P> {
         self.tick_reclaim(mm, makes_threads);
         let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });
         tick.left |= groups.is_some();
+        // Reclaim goes on by ticks until the use is below a limit that was cut. Without shrinkers,
+        // frees alone can get it there.
+        tick.left |= self.is_beyond_limit(mm) && mm.reclaiming_if_made().is_some();
         Tick { groups, ..tick }
     }
 

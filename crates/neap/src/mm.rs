@@ -19,6 +19,7 @@ use crate::maintenance::Maintenance;
 use crate::options::{Background as Threads, Options, ThreadGroups};
 use crate::per_cpu_data::Place;
 use crate::reclaimers::Reclaim;
+use crate::settings::Settings;
 use crate::splits::Splits;
 use crate::stat_page::StatPage;
 use core::cell::UnsafeCell;
@@ -101,7 +102,9 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) background: Background,
     pub(crate) maintenance: Maintenance,
     pub(crate) in_call: InCall,
+    /// As the process was started; [`Settings`] has the values of those that change.
     pub(crate) options: Options,
+    pub(crate) settings: Settings,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
     /// Held while caches are flushed for payers. The value: when a flush is worth its cost again.
@@ -373,7 +376,7 @@ impl<P: Platform> Mm<P> {
 
     /// Follows a call that took memory, or tried to. Not inside the gate.
     fn after_allocation(&self, core: &Core<P>) {
-        if core.options.limit > 0 {
+        if core.settings.limit() > 0 {
             core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform));
         }
         core.after(self);
@@ -515,13 +518,6 @@ impl<P: Platform> Mm<P> {
     }
 }
 
-/// Returns how many pages may be resident within a limit, in bytes. Each has 16 bytes of a frame
-/// and 4 of the kind map; pages of slabs have up to 32 bytes of descriptors.
-pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
-    const BESIDE: u64 = 16 + 4 + 32;
-    (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
-}
-
 impl<P: Platform> Core<P> {
     /// Whether no group pays for this thread's allocations.
     fn is_ordinary(&self) -> bool {
@@ -549,10 +545,11 @@ impl<P: Platform> Core<P> {
     /// * `place` holds [`Core::unopened`], and belongs to the caller.
     /// * `hot` fulfils the conditions of [`Objects::open`].
     unsafe fn open(place: *mut Core<P>, platform: P, options: &Options, hot: &Hot) -> Result<(), Errno> {
-        let budget = (options.limit > 0).then(|| page_budget(options.limit, platform.page_size()));
+        let settings = Settings::new(options);
+        let neap_pages::Settings { budget, list_high, batch_scale } = settings.of_pages(platform.page_size());
         let maintenance = Maintenance::open(&platform)?;
-        let Options { rseq, huge, page_list_high: list_high, .. } = *options;
-        let config = Config { span: SPAN, budget, rseq, huge, list_high };
+        let Options { rseq, huge, .. } = *options;
+        let config = Config { span: SPAN, budget, rseq, huge, list_high, batch_scale };
         // On failure the maintenance's few pages stay mapped: the caller is about to give up on
         // memory altogether.
         // SAFETY: `place` holds `Core::unopened` and is the caller's, so its objects are
@@ -567,6 +564,7 @@ impl<P: Platform> Core<P> {
                 maintenance: maintenance,
                 in_call: InCall::new(),
                 options: *options,
+                settings: settings,
                 run_bytes: AtomicU64::new(0),
                 splits: Mutex::new(Splits::new()),
                 page: StatPage::new(),
@@ -597,7 +595,7 @@ impl<P: Platform> Core<P> {
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         // A request beyond the whole budget, or all memory: caches would give up everything in
         // vain.
-        let most = match self.options.limit {
+        let most = match self.settings.limit() {
             0 => self.objects.pages.limit() as u64,
             limit => limit,
         };
@@ -616,7 +614,7 @@ impl<P: Platform> Core<P> {
         }
         self.drain_for(mm, attempt).or_else(|| {
             let mut made_room = false;
-            if self.options.limit > 0 {
+            if self.settings.limit() > 0 {
                 mm.inside_to_the_end(self, |stop| made_room |= self.objects.punch(true, stop).released > 0);
             }
             if self.objects.pages.lazily_free() > 0 {

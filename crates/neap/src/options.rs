@@ -7,11 +7,13 @@
 //! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and
 //! a test compares the table in `docs/guide/options.md` with it.
 
+use crate::settings::{AUTO, Setting};
 use core::ffi::CStr;
 use neap_os::cpuset;
 use neap_os::nodes::MAX_NODES;
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::write::{say, stop};
+use neap_pages::{BATCH_SCALE, MOST_BATCH_SCALE};
 
 /// When there is a thread that releases memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,6 +43,8 @@ pub struct Options {
     pub stat: bool,
     /// Most pages that a CPU's page list keeps; `None`: tuned at run time.
     pub page_list_high: Option<u32>,
+    /// The most doublings of the pages that move between a page list and the zone at once.
+    pub page_batch_scale: u32,
     /// Number of simulated nodes, over which CPUs are spread; 0 for the machine's own, 1 to treat
     /// all memory alike.
     pub nodes: u32,
@@ -106,92 +110,114 @@ pub struct Description {
     pub default: &'static str,
     /// Its effect, and when to change it.
     pub text: &'static str,
+    /// Set if the option may change while the process runs, as by `neap set`.
+    pub setting: Option<Setting>,
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 13] = [
+pub const DESCRIPTIONS: [Description; 14] = [
     Description {
         key: "rseq",
         values: "on, off",
         default: "on",
         text: "restartable sequences for per-CPU lists, where kernel and C library have them; off for debuggers that step through malloc",
+        setting: None,
     },
     Description {
         key: "background",
         values: "auto, on, off",
         default: "auto",
         text: "a thread that gives memory back: auto: from the program's first thread on; on: from the start; off: never, memory goes back from within calls that allocate or free",
+        setting: None,
     },
     Description {
         key: "huge",
         values: "on, off",
         default: "on",
         text: "whole huge pages for memory that is used in bulk, and for allocations from 2 MiB on (unless the system gives them on request and the allocation is larger than the rest of the heap)",
+        setting: None,
     },
     Description {
         key: "limit",
-        values: "bytes, with k, m, g",
+        values: "none, or bytes with k, m, g",
         default: "none",
         text: "the most resident memory of the heap, with its tables and untouched allocations; allocations beyond it fail once free memory was released and shrinkers were asked",
+        setting: Some(Setting::Limit),
     },
     Description {
         key: "interval",
         values: "10 to 60000",
         default: "250",
         text: "maintenance interval in milliseconds",
+        setting: Some(Setting::Interval),
     },
     Description {
         key: "stat",
         values: "on, off",
         default: "on",
         text: "a page of numbers for `neap stat`; descriptor 1000, or the next free one, belongs to it",
+        setting: None,
     },
     Description {
         key: "isolated",
         values: "CPUs, as in 1,3-5",
         default: "the kernel's list",
         text: "more CPUs that nothing neap does interrupts: slower lists there, and no memory goes back by itself while they run the process",
+        setting: None,
     },
     Description {
         key: "page_list_high",
         values: "auto, pages",
         default: "auto",
         text: "maximum pages per CPU page list; auto: tuned at run time; a number: fixed; 0: lists disabled",
+        setting: Some(Setting::PageListHigh),
+    },
+    Description {
+        key: "page_batch_scale",
+        values: "0 to 6",
+        default: "5",
+        text: "most doublings of the pages that move at once between a CPU page list and the zone, 63 pages of 4 KiB at first; fewer: shorter calls, more of them",
+        setting: Some(Setting::PageBatchScale),
     },
     Description {
         key: "nodes",
         values: "auto, 1 to 32",
         default: "auto",
         text: "memory from the NUMA node nearest to the CPU that asks; 1: from wherever it is touched first; a number simulates so many, for tests",
+        setting: None,
     },
     Description {
         key: "groups",
         values: "off, by-thread-name, by-thread",
         default: "off",
         text: "memory groups for the program's threads, by their names or one each, for `neap stat --groups` and `neap top`",
+        setting: None,
     },
     Description {
         key: "refuse",
         values: "on, off",
         default: "off",
         text: "malloc in a memory group at its limit fails; off: it goes beyond the limit, and is counted",
+        setting: Some(Setting::Refuse),
     },
     Description {
         key: "trace",
         values: "a file, from / on",
         default: "none",
         text: "record pages that are handed out and come back, as `neap run --trace` does: 64 MiB of disk",
+        setting: None,
     },
     Description {
         key: "strict",
         values: "on, off",
         default: "off",
         text: "a program that is told an unknown key or value exits with status 125 at its first allocation; NEAP_STRICT=1 is equivalent",
+        setting: None,
     },
 ];
 
 /// Length of the longest key.
-const LONGEST_KEY: usize = 14;
+const LONGEST_KEY: usize = 16;
 
 /// Returns the key that the one in `item` is most likely meant to be; `None` where it is a key, or
 /// like no key.
@@ -241,6 +267,7 @@ impl Options {
         interval: 250,
         stat: true,
         page_list_high: None,
+        page_batch_scale: BATCH_SCALE,
         nodes: 0,
         isolated: CpuSet::EMPTY,
         refuse: false,
@@ -307,7 +334,14 @@ impl Options {
 
     fn set(&mut self, item: &[u8]) -> Result<(), &'static str> {
         let colon = item.iter().position(|&byte| byte == b':').ok_or("has no colon")?;
-        let (key, value) = (&item[..colon], &item[colon + 1..]);
+        self.assign(&item[..colon], &item[colon + 1..])
+    }
+
+    /// Sets the option `key` to `value`.
+    ///
+    /// # Errors
+    /// The fault of the key or of the value.
+    pub(crate) fn assign(&mut self, key: &[u8], value: &[u8]) -> Result<(), &'static str> {
         let switch = || match value {
             b"on" => Ok(true),
             b"off" => Ok(false),
@@ -336,22 +370,55 @@ impl Options {
                 }
             }
             b"trace" => self.trace = Path::absolute(value).ok_or("is not a path from / on of at most 255 bytes")?,
+            b"limit" if value == b"none" => self.limit = 0,
             b"limit" => self.limit = bytes(value).ok_or("is not a number of bytes")?,
-            b"interval" => {
-                let value = bytes(value).filter(|value| (10..=60_000).contains(value));
-                self.interval = value.ok_or("is not a number from 10 to 60000")? as u32;
-            }
+            b"interval" => self.set_number(Setting::Interval, bytes(value).unwrap_or(0))?,
             b"page_list_high" if value == b"auto" => self.page_list_high = None,
             b"page_list_high" => {
                 let pages = bytes(value).ok_or("is neither auto nor a number of pages")?;
-                self.page_list_high = Some(pages.min(u32::MAX.into()) as u32);
+                self.set_number(Setting::PageListHigh, pages.min(u32::MAX.into()))?;
             }
+            b"page_batch_scale" => self.set_number(Setting::PageBatchScale, bytes(value).unwrap_or(u64::MAX))?,
             b"nodes" if value == b"auto" => self.nodes = 0,
             b"nodes" => {
                 let count = bytes(value).filter(|count| (1..=MAX_NODES as u64).contains(count));
                 self.nodes = count.ok_or("is neither auto nor a number from 1 to 32")? as u32;
             }
             _ => return Err("is not an option"),
+        }
+        Ok(())
+    }
+}
+
+impl Options {
+    /// The value of an option that may change, as a number: see [`Setting`].
+    pub fn number(&self, setting: Setting) -> u64 {
+        match setting {
+            Setting::Limit => self.limit,
+            Setting::Interval => self.interval.into(),
+            Setting::PageListHigh => self.page_list_high.map_or(AUTO, u64::from),
+            Setting::PageBatchScale => self.page_batch_scale.into(),
+            Setting::Refuse => self.refuse.into(),
+        }
+    }
+
+    /// Sets an option that may change to a number: see [`Setting`].
+    ///
+    /// # Errors
+    /// The fault of the number.
+    pub fn set_number(&mut self, setting: Setting, number: u64) -> Result<(), &'static str> {
+        match setting {
+            Setting::Limit => self.limit = number,
+            Setting::Interval if !(10..=60_000).contains(&number) => return Err("is not a number from 10 to 60000"),
+            Setting::Interval => self.interval = number as u32,
+            Setting::PageListHigh if number == AUTO => self.page_list_high = None,
+            Setting::PageListHigh => {
+                self.page_list_high = Some(u32::try_from(number).map_err(|_| "is more than 4294967295 pages")?);
+            }
+            Setting::PageBatchScale if number > MOST_BATCH_SCALE.into() => return Err("is not a number from 0 to 6"),
+            Setting::PageBatchScale => self.page_batch_scale = number as u32,
+            Setting::Refuse if number > 1 => return Err("is neither on nor off"),
+            Setting::Refuse => self.refuse = number == 1,
         }
         Ok(())
     }
@@ -396,7 +463,7 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
-            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,nodes:3,\
+            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
              refuse:on,groups:by-thread,trace:/a/b,strict:on",
         );
         let expected = Options {
@@ -407,6 +474,7 @@ mod tests {
             interval: 1000,
             stat: false,
             page_list_high: Some(0),
+            page_batch_scale: 1,
             nodes: 3,
             isolated: CpuSet::parse(b"1,3-5").unwrap(),
             refuse: true,
@@ -436,6 +504,7 @@ mod tests {
             ("stats:off", "stat"),
             ("node", "nodes"),
             ("pagelisthigh:3", "page_list_high"),
+            ("batch_scale:3", "page_batch_scale"),
             ("back:off", "background"),
             ("hugepages:off", "huge"),
             (" trce:/a", "trace"),

@@ -333,7 +333,7 @@ impl<P: Platform> Core<P> {
     /// Posts a job for reclaimers if a node is at its low watermark. The job frees pages of that
     /// node alone, until it is above the high watermark. Does not wait. Not inside the gate.
     pub(crate) fn look_at_node(&self, mm: &Mm<P>, node: usize) {
-        if self.options.limit == 0 || is_calling() {
+        if self.settings.limit() == 0 || is_calling() {
             return;
         }
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };

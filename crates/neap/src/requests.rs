@@ -1,10 +1,10 @@
 //! Requests of other processes, by way of the page of numbers.
 //!
 //! # Design
-//! `neap drain`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and `--reconcile`,
-//! and `neap top` write a request into the page and wake the thread that sleeps on it. neap's
-//! thread executes it and writes the answer; where there is no thread, a call on the slow path
-//! does.
+//! `neap drain`, `neap set`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and
+//! `--reconcile`, and `neap top` write a request into the page and wake the thread that sleeps on
+//! it. neap's thread executes it and writes the answer; where there is no thread, a call on the
+//! slow path does.
 //!
 //! No thread is signalled. None is stopped, but for the milliseconds of a small process's
 //! [books](crate::reconcile) where there are groups.
@@ -16,7 +16,7 @@
 //! # Protocol
 //! 1. The asker takes a lock on the file, which excludes other askers.
 //! 2. The asker writes the request ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`], [`SHRINKERS`],
-//!    [`SHRINK`] or [`MAP`]), and then a ticket that differs from the last one.
+//!    [`SHRINK`], [`MAP`] or [`SET`]), and then a ticket that differs from the last one.
 //! 3. This process writes the answer, and then the same ticket.
 //!
 //! To withdraw a request, the asker restores the ticket that was answered last.
@@ -25,6 +25,7 @@ use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
 use crate::options::Background;
 use crate::reconcile::Books;
+use crate::settings::Setting;
 use crate::{chunk_report, group_report, map_report, shrinker_report};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Platform;
@@ -56,6 +57,9 @@ const SHRINK: u32 = 5;
 /// Request: a report on neap's mappings, pages and counters ([`map_report`]), from the piece in
 /// `from` on.
 const MAP: u32 = 7;
+/// Request: change an option. The number of the [`Setting`] is in `from`, its value in `until`. The
+/// previous value is answered in `objects`.
+const SET: u32 = 8;
 /// Refusals. `UNKNOWN`: the request is not known. `BUSY`: the numbers are being written, or a call
 /// of the program cannot serve the request.
 const UNKNOWN: u32 = 4;
@@ -63,6 +67,7 @@ const BUSY: u32 = 5;
 const NO_SUCH_GROUP: u32 = 6;
 const NO_ANSWER: u32 = 7;
 const NO_RECLAIMER: u32 = 8;
+const NO_SUCH_VALUE: u32 = 9;
 
 /// The part of the page for requests. Words with all bits set are not given.
 #[derive(Debug)]
@@ -139,6 +144,19 @@ fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk, is_call: bool) -> u32 {
     if changed.is_some() { 0 } else { NO_SUCH_GROUP }
 }
 
+/// Changes an option. Returns the refusal, or 0.
+fn change_setting<P: Platform>(mm: &Mm<P>, desk: &Desk) -> u32 {
+    let setting = Setting::ALL.get(desk.from.load(Ordering::Relaxed) as usize);
+    let Some(&setting) = setting else { return UNKNOWN };
+    match mm.set_number(setting, desk.until.load(Ordering::Relaxed)) {
+        Ok(before) => {
+            desk.objects.store(before, Ordering::Relaxed);
+            0
+        }
+        Err(_) => NO_SUCH_VALUE,
+    }
+}
+
 impl<P: Platform> Core<P> {
     /// Serves a request of another process, if there is one. Returns whether there was. Held lists
     /// are tried again, but never in a call of the program, which must not wait. Not inside the
@@ -174,6 +192,7 @@ impl<P: Platform> Core<P> {
             GROUPS => desk.answer(ticket, if self.report_groups(mm, desk) { 0 } else { BUSY }),
             MAP => desk.answer(ticket, if self.report_map(mm, desk, is_call) { 0 } else { BUSY }),
             BOUND => desk.answer(ticket, change_bound(mm, desk, is_call)),
+            SET => desk.answer(ticket, change_setting(mm, desk)),
             SHRINKERS => desk.answer(ticket, if self.report_shrinkers(mm, desk) { 0 } else { BUSY }),
             // The request waits for a reclaimer, and may make one.
             SHRINK if is_call && self.options.background != Background::Never => desk.answer(ticket, BUSY),

@@ -357,8 +357,9 @@ impl<P: Platform> Core<P> {
         let isolated = (0..objects.slots.cpus()).filter(|&cpu| objects.platform.is_isolated(cpu));
         text.list(isolated, |text, cpu| write!(text, "{cpu}"))?;
         let (background, page_size) = (self.background.state(), objects.pages.page_size());
-        write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.options.interval)?;
-        write!(text, "\"page_size\":{page_size},\"huge\":{}}},", self.options.huge)
+        write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.settings.interval() / 1_000_000)?;
+        write!(text, "\"page_size\":{page_size},\"huge\":{}}},", self.options.huge)?;
+        write!(text, "\"settings\":{{{}}},", self.settings)
     }
 
     fn describe_pages(&self, text: &mut Text<'_>) -> fmt::Result {
@@ -385,7 +386,7 @@ impl<P: Platform> Core<P> {
         let draining = pages.travelling.saturating_sub(pages.releasing);
         write!(text, "\"releasing\":{},\"draining\":{draining},\"budget\":", pages.releasing)?;
         // The limit in pages, some of which are for tables.
-        let limit = pages.budget.map(|_| self.options.limit >> self.objects.pages.page_shift());
+        let limit = pages.budget.map(|_| self.settings.limit() >> self.objects.pages.page_shift());
         match limit {
             Some(budget) => write!(text, "{budget}")?,
             None => text.write_str("null")?,
@@ -447,8 +448,8 @@ fn kind_name(kind: SlotKind) -> &'static str {
 mod tests {
     use super::*;
     use crate::mm::Hooks;
-    use crate::mm::page_budget;
     use crate::options::Options;
+    use crate::settings::page_budget;
     use neap_base::virtual_platform::Virtual;
     use std::boxed::Box;
     use std::string::String;

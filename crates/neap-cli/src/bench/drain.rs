@@ -30,7 +30,7 @@ use neap::drain::Scope;
 use neap::mm::{Hooks, Mm};
 use neap_base::{Linux, Order, Pfn};
 use neap_os::topology::CpuSet;
-use neap_pages::{Pages, Shape, SideTable, TABLES};
+use neap_pages::{BATCH_SCALE, Pages, Shape, SideTable, TABLES};
 
 use super::{Options, Reading, Session, Workload};
 use crate::report::{cell, table};
@@ -61,7 +61,8 @@ impl Instance {
         let platform = Linux::probe().with_isolated(&set);
         let refused = |error| anyhow!("the page layer was refused memory: {error:?}");
         let tables = [SideTable::default(); TABLES];
-        let shape = Shape { span: 1 << 40, budget: None, tables, huge: true, list_high: None };
+        let shape =
+            Shape { span: 1 << 40, budget: None, tables, huge: true, list_high: None, batch_scale: BATCH_SCALE };
         let pages = Pages::open(&platform, &shape).map_err(refused)?;
         let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let options = neap::options::Options { stat: false, ..neap::options::Options::DEFAULT };

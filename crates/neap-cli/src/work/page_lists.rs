@@ -12,7 +12,7 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use neap_base::{Linux, Order, Pfn, Platform};
 use neap_pages::policy::{Policy, Unlocked};
-use neap_pages::{Pages, Shape, SideTable, Statistics, TABLES};
+use neap_pages::{BATCH_SCALE, Pages, Shape, SideTable, Statistics, TABLES};
 
 use super::Outcome;
 use super::meter::{Meter, cpus, pin_to};
@@ -48,7 +48,8 @@ pub(super) struct TouchOptions {
 
 /// The shape of pages: `huge` as in the library, or one fault for every page.
 fn shape(huge: bool, list_high: Option<u32>) -> Shape {
-    Shape { span: 1 << 40, budget: None, tables: [SideTable::default(); TABLES], huge, list_high }
+    let tables = [SideTable::default(); TABLES];
+    Shape { span: 1 << 40, budget: None, tables, huge, list_high, batch_scale: BATCH_SCALE }
 }
 
 /// Writes to a page.

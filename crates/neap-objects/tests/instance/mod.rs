@@ -18,7 +18,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
 /// Eight gibibytes at most. Every test has the same span, so that instances keep apart.
-pub(crate) const CONFIG: Config = Config { span: 8 << 30, budget: None, rseq: true, huge: false, list_high: None };
+pub(crate) const CONFIG: Config = Config {
+    span: 8 << 30,
+    budget: None,
+    rseq: true,
+    huge: false,
+    list_high: None,
+    batch_scale: neap_pages::BATCH_SCALE,
+};
 
 /// Objects, and the hot part in front of them.
 pub(crate) struct Opened<P: Platform> {

@@ -37,7 +37,7 @@ fn holds<T: Policy>(bounds: Limits, events: &[(Event, u16)], strict: bool) -> Re
     let mut now = supply(&bounds, u32::MAX);
     let (mut count, mut moved) = (0_u32, u32::MAX - 5000);
     let mut lengths = [0_u32; 4];
-    let largest = if strict { bounds.largest() } else { bounds.fixed.batch << super::DOUBLINGS };
+    let largest = if strict { bounds.largest() } else { bounds.fixed.batch << super::DOUBLINGS.max(bounds.scale) };
     for &(event, times) in events {
         for _ in 0..times {
             let mut give = 0;
@@ -104,8 +104,9 @@ proptest! {
         managed in prop_oneof![0..3000_u32, 0..(1_u32 << 22), Just(u32::MAX)],
         cpus in prop_oneof![1..4_usize, 1..300_usize],
         size in proptest::option::weighted(0.2, 0..100_000_u32),
+        scale in 0..=super::MOST_DOUBLINGS,
     ) {
-        let bounds = limits(managed, cpus);
+        let bounds = limits(managed, cpus).with_scale(scale);
         let bounds = size.map_or(bounds, |size| bounds.with_size(size));
         holds::<Adaptive>(bounds, &events, true)?;
         holds::<Still>(bounds, &events, false)?;

@@ -59,12 +59,17 @@ pub use unlocked::Unlocked;
 pub use upstream::Upstream;
 
 use crate::statistics::Watermarks;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// The size of a zone without a budget, in bytes, for the sizes of lists on any machine.
 pub(crate) const NOMINAL: u64 = 1 << 30;
 
-/// The most doublings of the batch. With 4 KiB pages the largest batch is 2016 pages, as in Linux.
+/// The most doublings of the batch if nothing else is set. With 4 KiB pages the largest batch is
+/// 2016 pages, as in Linux.
 pub const DOUBLINGS: u32 = 5;
+
+/// The most doublings of the batch that can be set, as in Linux.
+pub const MOST_DOUBLINGS: u32 = 6;
 
 /// Bounds that all lists of an instance share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +78,8 @@ pub struct Limits {
     pub fixed: Fixed,
     /// The most pages that a list may be tuned to.
     pub ceiling: u32,
+    /// The most doublings of the batch.
+    pub scale: u32,
     /// Number of lists that share the zone.
     pub cpus: u32,
     /// Thresholds of the budget; zero without one.
@@ -84,7 +91,7 @@ impl Limits {
     /// all pages there are.
     pub fn new(managed: u32, cpus: usize, page_shift: u32, watermarks: Watermarks) -> Limits {
         let fixed = Fixed::new(managed, cpus, page_shift);
-        Limits { fixed, ceiling: managed / 8 / cpus as u32, cpus: cpus as u32, watermarks }
+        Limits { fixed, ceiling: managed / 8 / cpus as u32, scale: DOUBLINGS, cpus: cpus as u32, watermarks }
     }
 
     /// Replaces the size by one that the user has chosen, without tuning; 0 for no lists.
@@ -92,6 +99,11 @@ impl Limits {
         let fixed = Fixed { high: pages.min(self.ceiling), ..self.fixed };
         // A ceiling below the size marks a size that is not tuned.
         Limits { fixed, ceiling: 0, ..self }
+    }
+
+    /// Bounds the batch by `doublings` of the fixed one.
+    pub fn with_scale(self, doublings: u32) -> Limits {
+        Limits { scale: doublings.min(MOST_DOUBLINGS), ..self }
     }
 
     /// The most pages that all lists keep together without tuning.
@@ -133,7 +145,66 @@ impl Limits {
         if cap <= self.fixed.high {
             return 0;
         }
-        ((self.ceiling / 8).min(cap / 2) / self.fixed.batch).max(1).ilog2().min(DOUBLINGS)
+        ((self.ceiling / 8).min(cap / 2) / self.fixed.batch).max(1).ilog2().min(self.scale)
+    }
+}
+
+/// The [`Limits`] of an instance's lists, which may change at any time.
+///
+/// A reader during a change may see old and new words together. Every rule of a policy holds for
+/// any mix: no number is an index, and no difference runs below zero. The thread that changes them
+/// resets each list afterwards under the list's lock, and each tick brings a list within them.
+#[derive(Debug)]
+pub(crate) struct SharedLimits {
+    high: AtomicU32,
+    batch: AtomicU32,
+    ceiling: AtomicU32,
+    scale: AtomicU32,
+    marks: [AtomicU32; 3],
+    cpus: u32,
+}
+
+impl SharedLimits {
+    pub(crate) fn new(limits: Limits) -> SharedLimits {
+        let Limits { fixed, ceiling, scale, cpus, watermarks: Watermarks { min, low, high } } = limits;
+        SharedLimits {
+            high: AtomicU32::new(fixed.high),
+            batch: AtomicU32::new(fixed.batch),
+            ceiling: AtomicU32::new(ceiling),
+            scale: AtomicU32::new(scale),
+            marks: [min, low, high].map(AtomicU32::new),
+            cpus,
+        }
+    }
+
+    /// The limits at the moment.
+    #[inline]
+    pub(crate) fn now(&self) -> Limits {
+        // Relaxed: any mix will do, and no other data is published.
+        let fixed = Fixed { high: self.high.load(Relaxed), batch: self.batch.load(Relaxed) };
+        let [min, low, high] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
+        let watermarks = Watermarks { min, low, high };
+        let (ceiling, scale) = (self.ceiling.load(Relaxed), self.scale.load(Relaxed));
+        Limits { fixed, ceiling, scale, cpus: self.cpus, watermarks }
+    }
+
+    /// Replaces the limits. The number of lists stays.
+    pub(crate) fn set(&self, limits: Limits) {
+        let Limits { fixed, ceiling, scale, cpus: _, watermarks: Watermarks { min, low, high } } = limits;
+        // Relaxed: any mix will do, and no other data is published.
+        self.high.store(fixed.high, Relaxed);
+        self.batch.store(fixed.batch, Relaxed);
+        self.ceiling.store(ceiling, Relaxed);
+        self.scale.store(scale, Relaxed);
+        self.marks.iter().zip([min, low, high]).for_each(|(mark, pages)| mark.store(pages, Relaxed));
+    }
+
+    /// Whether pages are listed at all.
+    #[inline]
+    pub(crate) fn are_any_listed(&self) -> bool {
+        // Relaxed: it publishes no other data. A block that is listed after the lists were switched
+        // off goes to the zone at a tick, or when an allocation drains all lists.
+        self.high.load(Relaxed) > 0
     }
 }
 
@@ -275,6 +346,13 @@ pub(crate) mod tests {
             assert_eq!((fixed.fixed.high, fixed.is_tuned(), fixed.largest()), (high, false, 63));
             assert!([0, 1000, u32::MAX].iter().all(|&free| fixed.cap(&supply(&fixed, free)) == high));
         }
+    }
+
+    #[test]
+    fn scale_bounds_the_batch() {
+        let bounds = limits(1 << 22, 2);
+        let largest = [0, 1, 5, 6, 7].map(|scale| bounds.with_scale(scale).largest());
+        assert_eq!(largest, [63, 126, 2016, 4032, 4032]);
     }
 
     #[test]

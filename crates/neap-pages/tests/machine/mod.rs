@@ -9,7 +9,7 @@ mod random;
 
 use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
-use neap_pages::{Exhausted, Pages, Shape, SideTable, TABLES};
+use neap_pages::{BATCH_SCALE, Exhausted, Pages, Shape, SideTable, TABLES};
 use std::vec;
 
 #[allow(unused_imports, reason = "as above")]
@@ -29,7 +29,7 @@ pub(crate) fn tables() -> [SideTable; TABLES] {
 
 /// Eight gibibytes at most.
 pub(crate) fn shape(budget: Option<u32>) -> Shape {
-    Shape { span: 8 << 30, budget, tables: tables(), huge: false, list_high: None }
+    Shape { span: 8 << 30, budget, tables: tables(), huge: false, list_high: None, batch_scale: BATCH_SCALE }
 }
 
 /// Pages that open and close with a value.

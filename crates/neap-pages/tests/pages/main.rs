@@ -14,5 +14,6 @@ mod nodes;
 mod pages;
 mod populate;
 mod release;
+mod settings;
 mod stress;
 mod survey;

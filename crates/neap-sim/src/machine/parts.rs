@@ -6,7 +6,7 @@ use neap_base::virtual_platform::Virtual;
 use neap_base::{Order, Pfn};
 use neap_pages::lab::{Laboratory, LockUse, Visit};
 use neap_pages::policy::Policy;
-use neap_pages::{Shape, SideTable, TABLES};
+use neap_pages::{BATCH_SCALE, Shape, SideTable, TABLES};
 
 use crate::program::{HANDS, Op, Program, View};
 
@@ -102,7 +102,8 @@ impl<T: Policy> Zone<T> {
     pub(super) fn new(managed: u32, cpus: usize, reclaimer: Option<usize>) -> Zone<T> {
         let span = ((managed as usize) << 12).next_power_of_two() * 2;
         let budget = Some(managed);
-        let shape = Shape { span, budget, tables: [SideTable::default(); TABLES], huge: false, list_high: None };
+        let tables = [SideTable::default(); TABLES];
+        let shape = Shape { span, budget, tables, huge: false, list_high: None, batch_scale: BATCH_SCALE };
         let lab = Laboratory::open(Virtual::new(4096, cpus), &shape).expect("address space for the tables of the zone");
         // A machine's memory exists from the start: growth is not measured.
         let pages = lab.pages();

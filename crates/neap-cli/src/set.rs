@@ -1,0 +1,117 @@
+//! `neap set PID limit=1g`: changes options of a running process, by the process's
+//! [desk](crate::desk).
+//!
+//! Which options may change, and their values, are those of [`neap::options`]. A value is parsed
+//! here, and sent as a number, which the process checks once more.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use neap::options::Description;
+use neap::settings::Setting;
+
+use crate::desk::{Desk, DeskRequest, SET, UNKNOWN};
+use crate::keys;
+use crate::published::ProcessStatus;
+
+const EXAMPLES: &str = "\
+Examples:
+  neap set 1234 limit=512m      bound the heap of process 1234, also below what it has in use
+  neap set 1234 limit=none      lift the bound
+  neap set 1234 page_list_high=0 interval=50
+                                switch its page lists off, and let it give memory back sooner
+  neap stat 1234                see the values in force
+
+For the process's own user and root. Values take effect at once, one after the other, and last as long as the process.
+A process with more in use than a new limit keeps it: it drains its caches, asks its shrinkers, and gets no more
+memory until it is below. SetOptions that a process reads at its start only are refused.
+
+SetOptions that may change:
+";
+
+/// The examples, and behind them the options that may change.
+fn after_help() -> String {
+    format!("{EXAMPLES}{}", keys::listing_of(may_change))
+}
+
+/// Whether an option may change while a process runs.
+pub(crate) fn may_change(option: &Description) -> bool {
+    option.setting.is_some()
+}
+
+/// Change options of a running process.
+#[derive(Args)]
+#[command(after_help = after_help())]
+pub(crate) struct SetOptions {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
+    pid: i32,
+    /// SetOptions and their new values, as in the variable NEAP
+    #[arg(required = true, value_name = "KEY=VALUE", value_parser = change)]
+    changes: Vec<(Setting, u64)>,
+}
+
+/// Parses a change.
+fn change(text: &str) -> Result<(Setting, u64), String> {
+    let (key, value) = text.split_once(['=', ':']).ok_or("it has no \"=\", as in limit=64m")?;
+    Setting::parse(key, value).map_err(|refused| refused.to_string())
+}
+
+/// Offset of the previous value in the answer.
+const BEFORE: usize = 56;
+
+pub(crate) fn main(options: &SetOptions) -> Result<ExitCode> {
+    let process = ProcessStatus::look(options.pid)?;
+    let page = process.page()?;
+    for &(setting, number) in &options.changes {
+        let desk = Desk::of(&process, &page)?;
+        let request = DeskRequest { what: SET, from: setting as u32, until: Some(number), ..DeskRequest::default() };
+        match desk.ask(&request)? {
+            0 => {
+                let (now, before) = (setting.value(number), setting.value(desk.number(BEFORE)));
+                println!("{}: {now} (was {before})", setting.key());
+            }
+            UNKNOWN => bail!(
+                "process {} cannot change {}: its library is older than this command; start it with NEAP={0}:{}",
+                process.pid,
+                setting.key(),
+                setting.value(number)
+            ),
+            other => bail!("process {} refused, for reason {other}", process.pid),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use neap::options::DESCRIPTIONS;
+    use neap::settings::AUTO;
+
+    #[test]
+    fn changes_are_parsed_like_options_or_refused_by_name() {
+        assert_eq!(change("limit=64m"), Ok((Setting::Limit, 64 << 20)));
+        assert_eq!(change("limit=none"), Ok((Setting::Limit, 0)));
+        assert_eq!(change("interval:50"), Ok((Setting::Interval, 50)));
+        assert_eq!(change("page_list_high=auto"), Ok((Setting::PageListHigh, AUTO)));
+        for (bad, said) in [
+            ("limit", "it has no \"=\", as in limit=64m"),
+            ("limt=1g", "\"limt\" is not an option (did you mean \"limit\"?)"),
+            ("interval=5", "interval: \"5\" is not a number from 10 to 60000"),
+            ("rseq=off", "rseq cannot change while the process runs; start the process with NEAP=rseq:off"),
+        ] {
+            assert_eq!(change(bad), Err(said.to_string()));
+        }
+    }
+
+    #[test]
+    fn help_lists_what_may_change_and_nothing_else() {
+        let help = after_help();
+        for option in &DESCRIPTIONS {
+            let line = format!("\n  {:<18}{} (default", option.key, option.values);
+            assert_eq!(help.contains(&line), option.setting.is_some(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Settings: the options that may change while the process runs, in the place of sysctl.
+//!
+//! The table of options ([`DESCRIPTIONS`]) names them. Each has its value in one word here, from
+//! which every reader takes it.
+
+use crate::options::{DESCRIPTIONS, Options};
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use neap_base::Mutex;
+
+/// The number of [`Setting::PageListHigh`] for tuning at run time.
+pub const AUTO: u64 = u64::MAX;
+
+/// An option that may change while the process runs, with its value as a number. `neap set` sends
+/// the number of the setting, so these stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Setting {
+    /// Bytes; 0: none.
+    Limit,
+    /// Milliseconds.
+    Interval,
+    /// Pages; [`AUTO`]: tuned at run time.
+    PageListHigh,
+    /// 1: on; 0: off.
+    Refuse,
+    /// Doublings.
+    PageBatchScale,
+}
+
+impl Setting {
+    /// All settings, in the order of their numbers.
+    pub const ALL: [Setting; 5] =
+        [Setting::Limit, Setting::Interval, Setting::PageListHigh, Setting::Refuse, Setting::PageBatchScale];
+
+    /// The option's key.
+    pub fn key(self) -> &'static str {
+        let own = DESCRIPTIONS.iter().find(|option| option.setting == Some(self));
+        own.map_or("", |option| option.key)
+    }
+
+    /// Returns `number` as the option's value is written.
+    pub fn value(self, number: u64) -> Value {
+        Value(self, number)
+    }
+
+    /// Returns the setting of the option `key`, and the number of its value `text`.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn parse<'a>(key: &'a str, text: &'a str) -> Result<(Setting, u64), NotSet<'a>> {
+        let option = DESCRIPTIONS.iter().find(|option| option.key == key);
+        let option = option.ok_or_else(|| NotSet::Unknown { key, near: crate::options::nearest(key.as_bytes()) })?;
+        let mut options = Options::DEFAULT;
+        let assigned = options.assign(key.as_bytes(), text.as_bytes());
+        let setting = option.setting.ok_or(NotSet::Fixed { key, value: text })?;
+        assigned.map_err(|wrong| NotSet::Value { key, value: text, wrong })?;
+        Ok((setting, options.number(setting)))
+    }
+}
+
+/// A value of a [`Setting`]; displayed as it is written in options.
+#[derive(Clone, Copy, Debug)]
+pub struct Value(Setting, u64);
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Value(Setting::Limit, 0) => f.write_str("none"),
+            Value(Setting::PageListHigh, AUTO) => f.write_str("auto"),
+            Value(Setting::Refuse, on) => f.write_str(if on == 1 { "on" } else { "off" }),
+            Value(_, number) => write!(f, "{number}"),
+        }
+    }
+}
+
+/// The reason why an option was not changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum NotSet<'a> {
+    /// There is no option of this key. `near` may be meant.
+    Unknown {
+        /// The key.
+        key: &'a str,
+        /// The most similar key.
+        near: Option<&'static str>,
+    },
+    /// The option is read once, at the start.
+    Fixed {
+        /// The key.
+        key: &'a str,
+        /// The value.
+        value: &'a str,
+    },
+    /// The value is not one of the option.
+    Value {
+        /// The key.
+        key: &'a str,
+        /// The value.
+        value: &'a str,
+        /// Its fault.
+        wrong: &'static str,
+    },
+    /// The system gave no memory to open the manager.
+    NoMemory,
+}
+
+impl fmt::Display for NotSet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            NotSet::Unknown { key, near: None } => write!(f, "\"{}\" is not an option", key.escape_debug()),
+            NotSet::Unknown { key, near: Some(near) } => {
+                write!(f, "\"{}\" is not an option (did you mean \"{near}\"?)", key.escape_debug())
+            }
+            NotSet::Fixed { key, value } => write!(
+                f,
+                "{key} cannot change while the process runs; start the process with NEAP={key}:{}",
+                value.escape_debug()
+            ),
+            NotSet::Value { key, value, wrong } => write!(f, "{key}: \"{}\" {wrong}", value.escape_debug()),
+            NotSet::NoMemory => f.write_str("the system gave no memory"),
+        }
+    }
+}
+
+impl core::error::Error for NotSet<'_> {}
+
+/// The values in force.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// By the number of the setting. Relaxed, everywhere: each value is a word of its own, and a
+    /// thread that reads the previous one acts as shortly before the change.
+    pub(crate) values: [AtomicU64; Setting::ALL.len()],
+    /// Held during a change.
+    pub(crate) changing: Mutex<()>,
+}
+
+impl Settings {
+    pub(crate) fn new(options: &Options) -> Settings {
+        Settings { values: Setting::ALL.map(|setting| options.number(setting).into()), changing: Mutex::new(()) }
+    }
+
+    pub(crate) fn number(&self, setting: Setting) -> u64 {
+        self.values[setting as usize].load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that may be in use; 0: no limit.
+    pub(crate) fn limit(&self) -> u64 {
+        self.number(Setting::Limit)
+    }
+
+    /// Nanoseconds between two ticks.
+    pub(crate) fn interval(&self) -> u64 {
+        self.number(Setting::Interval) * 1_000_000
+    }
+
+    /// Whether an allocation in a group at its limit fails.
+    pub(crate) fn refuses(&self) -> bool {
+        self.number(Setting::Refuse) == 1
+    }
+
+    /// The settings of the page layer.
+    pub(crate) fn of_pages(&self, page_size: usize) -> neap_pages::Settings {
+        let limit = Some(self.limit()).filter(|&limit| limit > 0);
+        let list_high = Some(self.number(Setting::PageListHigh)).filter(|&pages| pages != AUTO);
+        neap_pages::Settings {
+            budget: limit.map(|limit| page_budget(limit, page_size)),
+            list_high: list_high.map(|pages| pages as u32),
+            batch_scale: self.number(Setting::PageBatchScale) as u32,
+        }
+    }
+}
+
+/// All settings in force, as the members of a JSON object.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, setting) in Setting::ALL.into_iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            write!(f, "{comma}\"{}\":\"{}\"", setting.key(), setting.value(self.number(setting)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns how many pages may be resident within a limit, in bytes. Each has 16 bytes of a frame
+/// and 4 of the kind map; pages of slabs have up to 32 bytes of descriptors.
+pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
+    const BESIDE: u64 = 16 + 4 + 32;
+    (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
+}
