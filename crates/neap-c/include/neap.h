@@ -943,6 +943,31 @@ int neap_set(const char *key, const char *value);
  */
 bool neap_tick(void);
 
+/* For neap_drain: every CPU, or every node. */
+#define NEAP_ALL UINT32_MAX
+
+/* The result of a drain. */
+typedef struct neap_drained {
+    /* Bytes of pages that left page lists, and that are free now. */
+    uint64_t page_bytes;
+    uint64_t free_bytes;
+    /* Objects that went from stacks and barns to their slabs. */
+    uint64_t objects;
+    /* CPUs of the scope, and lists and stacks that were held at each try: they are unchanged. */
+    uint32_t cpus;
+    uint32_t skipped;
+} neap_drained;
+
+/*
+ * Moves what CPUs cache to the free pages: that of one CPU, by its number from 0, or NEAP_ALL; on
+ * one node, or NEAP_ALL. Barns belong to no CPU, and are drained for NEAP_ALL CPUs only. Stops once
+ * `until` bytes are free; UINT64_MAX for never. No thread is stopped or waited for: what another
+ * thread holds is tried again for some milliseconds. neap's ticks, or neap_release, release the
+ * memory to the system. Stores the result in `drained`, which may be NULL; `size` is its size.
+ * NEAP_E_ARGUMENT for a CPU or node that does not exist; nothing is drained then.
+ */
+int neap_drain(uint32_t cpu, uint32_t node, uint64_t until, neap_drained *drained, size_t size);
+
 /* Releases all free memory to the system, except the reserve; returns whether there was any. */
 bool neap_release(void);
 

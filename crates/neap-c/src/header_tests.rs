@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::event::Listens;
 use crate::group::{GroupCount, GroupInfo, Inside};
 use crate::histogram::Histogram;
-use crate::instance::Usage;
+use crate::instance::{ALL, Drained, Usage};
 use crate::list::{List, VERDICTS, Walked};
 use crate::reference::Ref;
 use crate::shrinker::{BY_GROUP, BY_NODE, INLINE, NO_SEEKS, Reclaimed, Said};
@@ -102,6 +102,8 @@ fn constants_and_layouts_are_those_of_the_library() {
     object("neap_charge", size_of::<Charged>(), align_of::<Charged>(), 32);
     object("neap_list", size_of::<List>(), align_of::<List>(), 32);
     object("neap_item", size_of::<neap::lru::Item>(), align_of::<neap::lru::Item>(), 24);
+    same("(NEAP_ALL == UINT32_MAX)", (ALL == u32::MAX).into());
+    same("sizeof(neap_drained)", size_of::<Drained>() as i128);
     same("sizeof(neap_usage)", size_of::<Usage>() as i128);
     same("sizeof(neap_group_info)", size_of::<GroupInfo>() as i128);
     same("sizeof(neap_group_count)", size_of::<GroupCount>() as i128);
@@ -129,6 +131,7 @@ fn constants_and_layouts_are_those_of_the_library() {
         };
     }
     fields!("neap_usage", Usage: allocated_bytes populated_bytes empty_bytes reserve_bytes allocations owners);
+    fields!("neap_drained", Drained: page_bytes free_bytes objects cpus skipped);
     fields!("neap_group_info", GroupInfo: group parent name max_bytes high_bytes low_bytes min_bytes charged_bytes peak_bytes);
     fields!("neap_group_info", GroupInfo: pages_bytes objects_bytes percpu_bytes by_hand_bytes low_events high_events);
     fields!("neap_group_info", GroupInfo: max_events refused_events overcharged_events changed_events children);

@@ -2,6 +2,8 @@
 
 use crate::error::{Error, answer, into};
 use core::ffi::{CStr, c_char, c_int};
+use core::ptr::copy_nonoverlapping;
+use neap::drain::Scope;
 use neap::percpu;
 use neap::process::PROCESS;
 
@@ -63,6 +65,53 @@ pub(crate) unsafe extern "C" fn neap_set(key: *const c_char, value: *const c_cha
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn neap_tick() -> bool {
     PROCESS.tick(neap_os::clock::coarse()).left
+}
+
+/// `NEAP_ALL`.
+pub(crate) const ALL: u32 = u32::MAX;
+
+/// `neap_drained`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Drained {
+    pub(crate) page_bytes: u64,
+    pub(crate) free_bytes: u64,
+    pub(crate) objects: u64,
+    pub(crate) cpus: u32,
+    pub(crate) skipped: u32,
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_drain(
+    cpu: u32,
+    node: u32,
+    until: u64,
+    drained: *mut Drained,
+    size: usize,
+) -> c_int {
+    let some = |number: u32| Some(number).filter(|&number| number != ALL);
+    let page_size = PROCESS.page_size() as u64;
+    let until = Some(until).filter(|&bytes| bytes != u64::MAX).map(|bytes| bytes.div_ceil(page_size));
+    let scope = Scope { cpu: some(cpu), node: some(node), zone: None, until };
+    let Ok(done) = PROCESS.drain(&scope) else { return Error::Argument as c_int };
+    let known = Drained {
+        page_bytes: done.pages * page_size,
+        free_bytes: done.free * page_size,
+        objects: done.objects,
+        cpus: done.cpus,
+        skipped: done.skipped,
+    };
+    if !drained.is_null() && drained.is_aligned() {
+        // SAFETY: `drained` is neither null nor misaligned, and by the header's contract there are
+        // `size` bytes. Fields that this version does not know are 0.
+        unsafe {
+            drained.cast::<u8>().write_bytes(0, size);
+            copy_nonoverlapping((&raw const known).cast::<u8>(), drained.cast(), size.min(size_of::<Drained>()));
+        }
+    }
+    0
 }
 
 #[unsafe(no_mangle)]

@@ -13,6 +13,7 @@ use crate::reference::*;
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{null, null_mut};
+use neap::process::PROCESS;
 use neap::settings::Setting;
 use std::boxed::Box;
 
@@ -175,7 +176,7 @@ fn options_change_or_are_refused() {
         unsafe { neap_set(key.as_ptr(), value.as_ptr()) }
     };
     assert_eq!([set(c"interval", c"400"), set(c"page_list_high", c"100"), set(c"page_list_high", c"auto")], [0; 3]);
-    assert_eq!(neap::process::PROCESS.setting(Setting::Interval).unwrap().to_string(), "400");
+    assert_eq!(PROCESS.setting(Setting::Interval).unwrap().to_string(), "400");
     for (key, value) in [(c"interval", c"4"), (c"colour", c"red"), (c"", c""), (c"limit", c"\xff")] {
         assert_eq!(set(key, value), code(Error::Argument));
     }
@@ -185,6 +186,38 @@ fn options_change_or_are_refused() {
         assert_eq!([neap_set(null(), c"1".as_ptr()), neap_set(c"limit".as_ptr(), null())], [code(Error::Argument); 2])
     };
     assert_eq!(set(c"interval", c"250"), 0);
+}
+
+#[test]
+fn caches_of_a_scope_are_drained() {
+    let drain = |cpu, node| {
+        let mut drained = Drained { skipped: 99, ..Drained::default() };
+        // SAFETY: the place is local, and of that size.
+        let answer = unsafe { neap_drain(cpu, node, u64::MAX, &raw mut drained, size_of::<Drained>()) };
+        (answer, drained)
+    };
+    let fill = || {
+        let blocks: Vec<*mut u8> = (0..2000).map(|_| PROCESS.allocate(500)).collect();
+        // SAFETY: allocated above, and not used any more.
+        blocks.into_iter().for_each(|block| unsafe { PROCESS.free(block) });
+    };
+    fill();
+    let (answer, all) = drain(ALL, ALL);
+    assert!(answer == 0 && all.objects > 1000 && all.cpus > 0 && all.free_bytes > 0, "{all:?}");
+    fill();
+    let (answer, one) = drain(0, ALL);
+    assert_eq!((answer, one.cpus), (0, 1));
+    let (answer, node) = drain(ALL, 0);
+    assert_eq!((answer, node.cpus <= all.cpus), (0, true));
+    for (cpu, node) in [(1 << 20, ALL), (ALL, 1 << 20)] {
+        assert_eq!(drain(cpu, node), (code(Error::Argument), Drained { skipped: 99, ..Drained::default() }));
+    }
+    // SAFETY: nothing is written to null or a misaligned place.
+    unsafe { assert_eq!([neap_drain(ALL, ALL, 0, null_mut(), 8), neap_drain(ALL, ALL, 0, misaligned(), 8)], [0; 2]) };
+    let mut first = [0_u64, 99];
+    // SAFETY: the place is local, and has eight bytes.
+    assert_eq!(unsafe { neap_drain(ALL, ALL, u64::MAX, first.as_mut_ptr().cast(), 8) }, 0);
+    assert_eq!(first[1], 99, "as far as the caller's size reaches");
 }
 
 #[test]
