@@ -143,8 +143,16 @@ pub(crate) fn run(command: Command, limit: Duration, mut sink: impl FnMut(&[u8])
 
 /// Processor time in a rusage, user and system together.
 pub(crate) fn cpu_ns(usage: &libc::rusage) -> u64 {
-    let nanoseconds = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
-    nanoseconds(usage.ru_utime) + nanoseconds(usage.ru_stime)
+    nanoseconds(usage.ru_utime) + system_ns(usage)
+}
+
+/// System time in a rusage.
+pub(crate) fn system_ns(usage: &libc::rusage) -> u64 {
+    nanoseconds(usage.ru_stime)
+}
+
+fn nanoseconds(time: libc::timeval) -> u64 {
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000
 }
 
 /// Resident memory of another process in KiB, from its page tables: the counters in `statm` lag by

@@ -35,6 +35,24 @@ pub(crate) fn paired_ratios(ours: &[Measured], theirs: &[Measured]) -> Vec<f64> 
         .collect()
 }
 
+/// The ends of an interval that contains the median of the distribution with a probability of at
+/// least 95 %, by the order of the values alone. `None` for fewer than six.
+pub(crate) fn median_interval(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    // Each value is below the median with probability 1/2. `outside` is the probability that the
+    // median is below the value at `ends`, or above the one as far from the other end.
+    let count = sorted.len();
+    let (mut probability, mut outside, mut ends) = (0.5_f64.powi(count as i32), 0.0, 0);
+    while ends < count.div_ceil(2) && outside + 2.0 * probability <= 0.05 {
+        outside += 2.0 * probability;
+        probability *= (count - ends) as f64 / (ends + 1) as f64;
+        ends += 1;
+    }
+    let first = ends.checked_sub(1)?;
+    Some((sorted[first], sorted[count - 1 - first]))
+}
+
 /// The geometric mean, or nothing for no values.
 pub(crate) fn geometric_mean(values: &[f64]) -> Option<f64> {
     if values.is_empty() {
@@ -70,6 +88,15 @@ mod tests {
         let theirs = [(0, 2.0), (1, 20.0), (2, 2.2)];
         let ratios = summary(paired_ratios(&ours, &theirs)).unwrap();
         assert!((ratios.min - 0.5).abs() < 1e-9 && (ratios.max - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn median_interval_leaves_out_as_many_ends_as_chance_allows() {
+        let interval = |count: usize| median_interval((1..=count).rev().map(|value| value as f64));
+        // 2 * (1/2)^5 is above 5 %, 2 * (1/2)^6 is not.
+        assert_eq!([interval(0), interval(5), interval(6)], [None, None, Some((1.0, 6.0))]);
+        // Of 20 values the sixth and fifteenth: 4.1 % are outside.
+        assert_eq!([interval(9), interval(20)], [Some((2.0, 8.0)), Some((6.0, 15.0))]);
     }
 
     #[test]

@@ -305,6 +305,62 @@ fn benchmarks_of_neaps_parts_need_no_library_and_have_their_figures() {
     }
 }
 
+/// Makes `files` small files below the folder.
+fn with_files(folder: &Path, files: usize) -> PathBuf {
+    let root = folder.join("files");
+    for file in 0..files {
+        let directory = root.join(format!("d{}", file / 16));
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join(format!("f{file}.h")), vec![b'x'; 100 + file * 37 % 4000]).unwrap();
+    }
+    root
+}
+
+#[test]
+fn metadata_of_a_small_directory_has_its_figures() {
+    let neap = Installed::new("metadata");
+    let root = with_files(&neap.0, 600);
+    let output =
+        neap.neap(&["bench", "metadata", "--quick", "--pairs", "1", "--json", "--directory", root.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["bench"], &report["failed"]), (&"metadata".into(), &serde_json::json!([])));
+    for figure in ["elapsed_ratio", "cpu_ratio", "hit_drop_points", "hit_drop_points_global", "hit_drop_points_worst"] {
+        assert!(report["figures"][figure].is_f64(), "{figure}: {report}");
+    }
+    assert!(report["machine"]["cpus"].is_u64() && report["versions"]["neap"].is_string());
+    for (variant, workload) in
+        ["global", "node", "group", "refuse"].map(|variant| [(variant, "build"), (variant, "flood")]).as_flattened()
+    {
+        let raw = &report["variants"][variant][workload]["raw"][0];
+        let counts = &raw["counts"];
+        let rate = counts["hit_rate_innocent"].as_f64().unwrap();
+        assert!((1.0..=100.0).contains(&rate), "{variant}, {workload}: {raw}");
+        for name in
+            ["hit_rate", "hit_rate_flooding", "hit_rate_innocent_worst", "user_s", "system_s", "evictions", "refused"]
+        {
+            assert!(counts[name].is_f64(), "{name}: {raw}");
+        }
+        assert!(raw["voluntary_switches"].is_u64() && raw["involuntary_switches"].is_u64());
+        assert_eq!(counts["evictions"].as_f64() > Some(0.0), *variant != "refuse", "{variant}, {workload}: {raw}");
+        let sum =
+            |variant: &str, workload: &str| report["variants"][variant][workload]["raw"][0]["counts"]["sum"].clone();
+        assert_eq!(counts["sum"], sum("global", "build"), "{variant}, {workload}");
+    }
+}
+
+#[test]
+fn metadata_of_a_missing_or_empty_directory_names_it_and_the_option() {
+    let neap = Installed::new("metadata-errors");
+    let (absent, few) = (neap.0.join("absent"), with_files(&neap.0, 3));
+    for (directory, problem) in [(absent, "cannot read directory"), (few, "has 3 files")] {
+        let output = neap.neap(&["bench", "metadata", "--directory", directory.to_str().unwrap()]);
+        let message = text(&output.stderr);
+        assert!(!output.status.success() && message.contains(problem), "{message}");
+        assert!(message.contains(directory.to_str().unwrap()) && message.contains("--directory"), "{message}");
+    }
+}
+
 #[test]
 fn a_library_that_does_not_provide_malloc_is_not_measured_as_neap() {
     let neap = Installed::new("impostor");

@@ -12,6 +12,7 @@ mod cross;
 mod drain;
 mod holes;
 mod idle;
+mod metadata;
 mod page;
 mod page_fault;
 mod pair;
@@ -55,6 +56,8 @@ Examples:
   neap bench percpu --cpus 32 --page 65536   per-CPU data on a machine that is not there
   neap bench charge                          memory groups: what a charge costs
   neap bench shrink                          shrinkers: what a visit of theirs costs, and a pass
+  neap bench metadata                        a cache of file metadata of /usr at a memory limit
+  neap bench metadata --directory ~/src      the same of another directory
 
 Peers are looked for in ../peers beside the folder of this executable (`cargo xtask peers` makes
 them). One that is missing is named and its figures are left out. Progress goes to standard error.
@@ -62,8 +65,8 @@ Ratios are medians of the ratios of paired rounds: neap's result over the peer's
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
-`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink` and `register` use neap's parts inside this
-executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases`, `steady` and `programs` as much memory as a run needs is
+`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink`, `register` and `metadata` use neap's parts
+inside this executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases`, `steady` and `programs` as much memory as a run needs is
 touched and given back: none pays for what the host of a virtual machine took meanwhile.
 `phases --limit` ends with status 77, and says why, where it may not make memory groups.";
 
@@ -110,6 +113,9 @@ pub(crate) struct Options {
     /// An older libneap_malloc.so that `accounting` compares with
     #[arg(long, value_name = "FILE")]
     old: Option<PathBuf>,
+    /// Directory whose files `metadata` caches (default /usr)
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -155,6 +161,9 @@ enum Which {
     /// Shrinkers that come and go while others are called: against a registry that waits for every
     /// walk
     Register,
+    /// A cache of file metadata at a memory limit: one LRU list, one per node, one per memory
+    /// group, and without shrinking; with a tenant that floods it, and without
+    Metadata,
     /// malloc and free of a thread in a memory group, of one in none, and of an older library
     Accounting,
     /// Real programs: same output, peak memory, memory kept, time
@@ -181,6 +190,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Churn => churn::main(options),
         Which::Shrink => shrink::main(options),
         Which::Register => register::main(options),
+        Which::Metadata => metadata::main(options),
         Which::Programs => programs::main(options),
     }
 }

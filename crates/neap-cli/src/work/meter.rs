@@ -23,6 +23,7 @@ pub(super) struct Meter {
 pub(super) struct Spent {
     wall: Duration,
     cpu_ns: u64,
+    system_ns: u64,
     minor_faults: u64,
     voluntary_switches: u64,
     involuntary_switches: u64,
@@ -41,6 +42,7 @@ impl Meter {
         Spent {
             wall,
             cpu_ns: process::cpu_ns(&usage).saturating_sub(process::cpu_ns(&self.usage)),
+            system_ns: process::system_ns(&usage).saturating_sub(process::system_ns(&self.usage)),
             minor_faults: difference(usage.ru_minflt, self.usage.ru_minflt),
             voluntary_switches: difference(usage.ru_nvcsw, self.usage.ru_nvcsw),
             involuntary_switches: difference(usage.ru_nivcsw, self.usage.ru_nivcsw),
@@ -53,11 +55,17 @@ impl Spent {
         self.cpu_ns
     }
 
+    /// The part of `cpu_ns` that the kernel took.
+    pub(super) fn system_ns(&self) -> u64 {
+        self.system_ns
+    }
+
     /// Returns the sum of both.
     pub(super) fn and(self, other: Spent) -> Spent {
         Spent {
             wall: self.wall + other.wall,
             cpu_ns: self.cpu_ns + other.cpu_ns,
+            system_ns: self.system_ns + other.system_ns,
             minor_faults: self.minor_faults + other.minor_faults,
             voluntary_switches: self.voluntary_switches + other.voluntary_switches,
             involuntary_switches: self.involuntary_switches + other.involuntary_switches,

@@ -10,6 +10,7 @@ mod cross;
 mod grouped;
 mod holes;
 pub(crate) mod idle;
+pub(crate) mod metadata;
 pub(crate) mod meter;
 mod page;
 mod page_lists;
@@ -65,6 +66,8 @@ enum Workload {
     Grouped(grouped::GroupedOptions),
     /// Memory groups that come and go
     Churn(churn::ChurnOptions),
+    /// A cache of file metadata at a memory limit
+    Metadata(metadata::MetadataOptions),
     /// librseq's memory pool
     Pool(pool::PoolOptions),
 }
@@ -144,6 +147,7 @@ pub(crate) fn main(options: &WorkOptions) -> Result<ExitCode> {
         Workload::FirstTouch(options) => page_lists::first_touch(options)?,
         Workload::Grouped(options) => grouped::run(options)?,
         Workload::Churn(options) => churn::run(options)?,
+        Workload::Metadata(options) => metadata::run(options)?,
         Workload::Pool(options) => pool::run(options)?,
     };
     outcome.malloc_from = malloc_origin();
