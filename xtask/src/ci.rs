@@ -32,8 +32,7 @@ fn optimised(arguments: &[&str]) -> Result<()> {
 /// once more.
 fn units(report: &mut Report) {
     // With what only a program in Rust switches on.
-    let (mut ships, mut others) =
-        (vec!["test", "--features", "neap/std"], vec!["test", "--workspace", "--exclude", "neap-book"]);
+    let (mut ships, mut others) = (vec!["test"], vec!["test", "--workspace", "--exclude", "neap-book"]);
     for name in tidy::RING_0 {
         others.extend(["--exclude", name]);
         // That one has no tests, and a panic handler of its own.
@@ -77,16 +76,14 @@ const STEPS: &[Step] = &[
     ("fmt", || cargo_step(&["fmt", "--all", "--check"]).map(|()| None)),
     ("tidy", || tidy::check().map(|()| None)),
     ("docs", || docs::build().map(|()| None)),
-    ("clippy", || {
-        cargo_step(&["clippy", "--all-targets", "--features", "neap/std", "--", "-D", "warnings"]).map(|()| None)
-    }),
+    ("clippy", || cargo_step(&["clippy", "--all-targets", "--", "-D", "warnings"]).map(|()| None)),
     // By itself and optimised for the reasons given in build.rs: one set of features, and a panic
     // that aborts.
     ("clippy of the library", || {
         cargo_step(&["clippy", "--release", "--package", "neap-malloc", "--", "-D", "warnings"]).map(|()| None)
     }),
     ("doc", || {
-        let mut doc = cargo(["doc", "--no-deps", "--lib", "--features", "neap/std"]);
+        let mut doc = cargo(["doc", "--no-deps", "--lib"]);
         doc.env("RUSTDOCFLAGS", "-D warnings").current_dir(layout::root());
         run(doc).map(|()| None)
     }),

@@ -1,7 +1,7 @@
 //! A plain `HashMap` as a cache that shrinks, in two groups with a limit: no charge is refused, and
 //! one tenant's growth costs the other nothing.
 //!
-//! Run by `cargo run --release -p neap --features std --example shrinking_map`. It evicts the
+//! Run by `cargo run --release -p neap --example shrinking_map`. It evicts the
 //! entries that the map has first; a real cache keeps recently used ones.
 
 use core::error::Error;

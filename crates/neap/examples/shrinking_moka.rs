@@ -1,6 +1,6 @@
 //! A moka cache that shrinks at its group's limit, and again when the limit is lowered.
 //!
-//! Run by `cargo run --release -p neap --features std --example shrinking_moka`. moka evicts by
+//! Run by `cargo run --release -p neap --example shrinking_moka`. moka evicts by
 //! itself only beyond its capacity, which is set practically infinite: the group's limit decides.
 //! When asked to shrink, it evicts the objects that its iterator returns first, which says nothing
 //! about their use.

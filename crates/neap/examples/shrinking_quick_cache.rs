@@ -1,7 +1,7 @@
 //! A quick_cache cache that shrinks at its group's limit, in its own order: frequently used objects
 //! stay.
 //!
-//! Run by `cargo run --release -p neap --features std --example shrinking_quick_cache`. A lower
+//! Run by `cargo run --release -p neap --example shrinking_quick_cache`. A lower
 //! capacity makes the cache evict the objects that it values least. Its own capacity is set
 //! practically infinite: the group's limit decides, and can change at any time.
 

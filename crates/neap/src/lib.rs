@@ -11,7 +11,7 @@
 //! - [`percpu`]: per-CPU data. [`mod@drain`], [`statistics`], [`mod@verify`]: give back, count,
 //!   check.
 //!
-//! A cache with a limit that shrinks instead of refusing, with the feature `std`:
+//! A cache with a limit that shrinks instead of refusing:
 #![cfg_attr(feature = "std", doc = concat!("```\n", include_str!("../examples/tenant_cache.rs"), "```"))]
 #![no_std]
 #![deny(missing_docs)]
