@@ -11,6 +11,9 @@ use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
 use crate::{build, c_api, dependent, docs, fast_path, layout, models, smoke, symbols, tidy};
 
+/// Features of the crate `neap` that are off by default.
+const OPTIONAL: &str = "neap/allocator-api2,neap/stream";
+
 fn cargo_step(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
     cargo.current_dir(layout::root());
@@ -31,8 +34,8 @@ fn optimised(arguments: &[&str]) -> Result<()> {
 /// simulator they would be built with the feature `lab`. The additions of that feature are tested
 /// once more.
 fn units(report: &mut Report) {
-    // With what only a program in Rust switches on.
-    let (mut ships, mut others) = (vec!["test"], vec!["test", "--workspace", "--exclude", "neap-book"]);
+    let (mut ships, mut others) =
+        (vec!["test", "--features", OPTIONAL], vec!["test", "--workspace", "--exclude", "neap-book"]);
     for name in tidy::RING_0 {
         others.extend(["--exclude", name]);
         // That one has no tests, and a panic handler of its own.
@@ -76,14 +79,16 @@ const STEPS: &[Step] = &[
     ("fmt", || cargo_step(&["fmt", "--all", "--check"]).map(|()| None)),
     ("tidy", || tidy::check().map(|()| None)),
     ("docs", || docs::build().map(|()| None)),
-    ("clippy", || cargo_step(&["clippy", "--all-targets", "--", "-D", "warnings"]).map(|()| None)),
+    ("clippy", || {
+        cargo_step(&["clippy", "--all-targets", "--features", OPTIONAL, "--", "-D", "warnings"]).map(|()| None)
+    }),
     // By itself and optimised for the reasons given in build.rs: one set of features, and a panic
     // that aborts.
     ("clippy of the library", || {
         cargo_step(&["clippy", "--release", "--package", "neap-malloc", "--", "-D", "warnings"]).map(|()| None)
     }),
     ("doc", || {
-        let mut doc = cargo(["doc", "--no-deps", "--lib"]);
+        let mut doc = cargo(["doc", "--no-deps", "--lib", "--features", OPTIONAL]);
         doc.env("RUSTDOCFLAGS", "-D warnings").current_dir(layout::root());
         run(doc).map(|()| None)
     }),

@@ -45,11 +45,19 @@ pub use neap_groups::{
 use neap_os::entered::{guards, set_guards};
 use neap_percpu::Owner;
 
+#[cfg(feature = "allocator-api2")]
+mod allocator;
 mod handle;
+#[cfg(feature = "std")]
+mod listen;
 mod request;
 mod scope;
 
+#[cfg(feature = "allocator-api2")]
+pub use allocator::{GroupVec, InGroup};
 pub use handle::GroupHandle;
+#[cfg(feature = "std")]
+pub use listen::{Events, Listening};
 pub use request::{ChargeAsync, ChargeError, ChargeRequest};
 pub use scope::Scope;
 

@@ -1,0 +1,116 @@
+//! Collections whose memory a group pays for, in any thread.
+//!
+//! With the feature `allocator-api2`. No state and no locks of its own; see [`InGroup`].
+
+use super::Group;
+use crate::process::PROCESS;
+use allocator_api2::alloc::{AllocError, Allocator, Layout};
+use core::ptr::NonNull;
+
+/// A vector whose memory a group pays for: `GroupVec::new_in(group.allocator())`.
+pub type GroupVec<T> = allocator_api2::vec::Vec<T, InGroup>;
+
+/// An allocator of neap's memory that a group pays for, whichever group the calling thread is in.
+/// [`Group::allocator`] returns it.
+///
+/// Use it with collections of `allocator_api2`, and with others that take its allocators, such as
+/// hashbrown's maps. The charge ends when the memory is freed, in any thread.
+/// It goes beyond a limit, and is counted, unless `NEAP=refuse:on` is set. After the group's
+/// deletion its heir pays.
+///
+/// The process needs no [`Neap`](crate::Neap) as its global allocator. After the first allocation
+/// every thread's malloc checks whether the thread is in a group, until the process ends.
+///
+/// ```
+/// use neap::groups::{Group, GroupVec};
+///
+/// let query = Group::create("queries/23")?;
+/// let mut rows = GroupVec::new_in(query.allocator());
+/// rows.resize(1 << 20, 0_u8);
+/// assert!(query.used()? >= 1 << 20);
+/// std::thread::spawn(|| drop(rows)).join().unwrap();
+/// assert!(query.used()? < 1 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Source: the trait `Allocator` of Rust, by the crate `allocator-api2`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InGroup(Group);
+
+impl Group {
+    /// Returns an allocator whose memory the group pays for.
+    pub const fn allocator(self) -> InGroup {
+        InGroup(self)
+    }
+}
+
+impl InGroup {
+    /// Calls `allocate` with this thread in the group. It returns null or `layout.size()` bytes.
+    fn paid(self, layout: Layout, allocate: impl FnOnce() -> *mut u8) -> Result<NonNull<[u8]>, AllocError> {
+        let before = PROCESS.enter(Some(self.0.0));
+        let memory = allocate();
+        PROCESS.leave(before);
+        NonNull::new(memory).map(|memory| NonNull::slice_from_raw_parts(memory, layout.size())).ok_or(AllocError)
+    }
+
+    /// Resizes memory in place, or moves it.
+    ///
+    /// # Safety
+    /// Those of [`Allocator::grow`] or [`Allocator::shrink`].
+    unsafe fn resize(self, pointer: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if old.size() > 0 && new.size() > 0 && old.align() >= new.align() {
+            // SAFETY: memory of more than 0 bytes came from this process's manager with the old
+            // alignment, and is no longer used if the call succeeds (the caller's promise).
+            return self.paid(new, || unsafe { PROCESS.reallocate_aligned(pointer.as_ptr(), new.size(), old.align()) });
+        }
+        let memory = self.allocate(new)?;
+        let kept = old.size().min(new.size());
+        // SAFETY: the old memory has `old.size()` bytes (the caller's promise), the new one
+        // `new.size()`. They do not overlap.
+        unsafe { memory.cast::<u8>().copy_from_nonoverlapping(pointer, kept) };
+        // SAFETY: the memory is no longer used once this function succeeds (the caller's promise).
+        unsafe { self.deallocate(pointer, old) };
+        Ok(memory)
+    }
+}
+
+// SAFETY: the manager hands out every byte once, on the requested alignment, until it is freed.
+// Copies of an allocator share the process's manager, which never moves.
+unsafe impl Allocator for InGroup {
+    fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if layout.size() == 0 {
+            return Ok(NonNull::slice_from_raw_parts(dangling(layout), 0));
+        }
+        self.paid(layout, || PROCESS.allocate_aligned(layout.size(), layout.align()))
+    }
+
+    fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        if layout.size() == 0 {
+            return self.allocate(layout);
+        }
+        self.paid(layout, || PROCESS.allocate_zeroed_aligned(layout.size(), layout.align()))
+    }
+
+    unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
+        if layout.size() > 0 {
+            // SAFETY: memory of more than 0 bytes came from this process's manager, and is no
+            // longer used (the contract of `deallocate`).
+            unsafe { PROCESS.free(pointer.as_ptr()) };
+        }
+    }
+
+    unsafe fn grow(&self, pointer: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller owes what `grow` asks for.
+        unsafe { self.resize(pointer, old, new) }
+    }
+
+    unsafe fn shrink(&self, pointer: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+        // SAFETY: the caller owes what `shrink` asks for.
+        unsafe { self.resize(pointer, old, new) }
+    }
+}
+
+/// A pointer that is aligned for `layout` and to no memory.
+fn dangling(layout: Layout) -> NonNull<u8> {
+    NonNull::without_provenance(core::num::NonZero::new(layout.align()).unwrap_or(core::num::NonZero::<usize>::MIN))
+}

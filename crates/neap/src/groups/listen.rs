@@ -1,0 +1,184 @@
+//! Events of groups for closures and for async programs.
+//!
+//! # Concurrency
+//! A closure lives as long as its handle or a call of it, whichever is longer: a call may drop the
+//! handle of its own closure. Otherwise dropping the handle waits until the call has returned.
+
+extern crate std;
+
+use super::{Event, Group, Happened, Heard, Listener, NotSubscribed};
+use core::future::poll_fn;
+use core::panic::AssertUnwindSafe;
+use core::ptr::with_exposed_provenance;
+use core::task::{Context, Poll, Waker};
+use std::panic::catch_unwind;
+use std::sync::{Arc, Mutex, PoisonError};
+
+impl Group {
+    /// Calls a closure at events of the group and those below it, until the returned handle is
+    /// dropped or the group is gone. The closure is told of the latter, too.
+    ///
+    /// It is called on neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be
+    /// none, by one thread at a time. It may do anything. A panic ends that call alone.
+    ///
+    /// ```
+    /// use neap::groups::{Bound, Event, Group};
+    /// use std::sync::mpsc::channel;
+    ///
+    /// let tenant = Group::create("listened")?;
+    /// tenant.set(Bound::Max, 4096)?;
+    /// let (to, from) = channel();
+    /// let _listening = tenant.listen(&[Event::Refused], move |happened| _ = to.send(happened))?;
+    /// assert!(tenant.charge(8192).is_err());
+    /// assert_eq!(from.recv()?.event, Some((Event::Refused, 1)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`NotSubscribed`].
+    pub fn listen<F>(self, events: &[Event], listener: F) -> Result<Listening, NotSubscribed>
+    where
+        F: Fn(Happened) + Send + Sync + 'static,
+    {
+        let listener = Arc::new(listener);
+        let context = Arc::as_ptr(&listener).expose_provenance();
+        // The closure is dropped after the subscription: fields are dropped in their order.
+        Ok(Listening { _heard: self.subscribe(events, Listener::Callback(call::<F>, context))?, _listener: listener })
+    }
+
+    /// Returns the events of the group and those below it, from now on, one after the other.
+    ///
+    /// Events of one kind between two polls are told as one, with their number. So it needs little
+    /// memory, however seldom it is polled.
+    ///
+    /// ```no_run
+    /// # async fn watch() -> Result<(), Box<dyn std::error::Error>> {
+    /// use neap::groups::{Event, Group};
+    ///
+    /// let tenant = Group::find("tenant/acme")?;
+    /// let mut events = tenant.events(&[Event::High, Event::PressureCritical])?;
+    /// while let Some(happened) = events.next().await {
+    ///     println!("{tenant}: {:?}", happened.event);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// See [`NotSubscribed`].
+    pub fn events(self, events: &[Event]) -> Result<Events, NotSubscribed> {
+        let waiting: Arc<Mutex<Waiting>> = Arc::default();
+        let told = waiting.clone();
+        let listening = self.listen(events, move |happened| tell(&told, happened))?;
+        Ok(Events { waiting, has_ended: false, _listening: listening })
+    }
+}
+
+/// A subscription of a closure, which ends when this is dropped. Dropping waits for a running call,
+/// but not inside the closure itself.
+#[must_use = "the closure is called no more when this is dropped"]
+pub struct Listening {
+    _heard: Heard,
+    _listener: Arc<dyn Fn(Happened) + Send + Sync>,
+}
+
+impl core::fmt::Debug for Listening {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("Listening").field(&self._heard).finish()
+    }
+}
+
+/// Calls the closure at the address `context`.
+fn call<F: Fn(Happened)>(context: usize, happened: Happened) {
+    let listener = with_exposed_provenance::<F>(context);
+    // SAFETY: `Arc::as_ptr` returned the address. Its handle keeps one reference until no call
+    // begins any more, and this call takes another, so the closure outlives it.
+    let listener = unsafe {
+        Arc::increment_strong_count(listener);
+        Arc::from_raw(listener)
+    };
+    // The panic hook has reported a panic. Dropping its payload could panic again.
+    let _ = catch_unwind(AssertUnwindSafe(|| listener(happened))).map_err(core::mem::forget);
+}
+
+/// Events that were told and not taken.
+#[derive(Default)]
+struct Waiting {
+    /// The group that was subscribed to, once something happened.
+    last: Option<Happened>,
+    numbers: [u64; Event::ALL.len()],
+    is_gone: bool,
+    waker: Option<Waker>,
+}
+
+fn tell(waiting: &Mutex<Waiting>, happened: Happened) {
+    let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    waiting.last = Some(happened);
+    match happened.event {
+        Some((event, number)) => waiting.numbers[event as usize] += number,
+        None => waiting.is_gone = true,
+    }
+    let waker = waiting.waker.take();
+    drop(waiting);
+    waker.inspect(Waker::wake_by_ref);
+}
+
+/// Events of a group as they happen. [`Group::events`] returns it.
+///
+/// With the feature `stream` it is a `Stream` of the crate `futures-core`.
+#[derive(Debug)]
+pub struct Events {
+    waiting: Arc<Mutex<Waiting>>,
+    has_ended: bool,
+    _listening: Listening,
+}
+
+impl core::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Waiting")
+            .field("numbers", &self.numbers)
+            .field("is_gone", &self.is_gone)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Events {
+    /// Waits for the next event. The last one has no [`Happened::event`]: the group is gone. `None`
+    /// after that. No event is lost if the future is dropped.
+    pub async fn next(&mut self) -> Option<Happened> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// Returns the next event, or has the task woken when there is one.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Happened>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        let waker = context.waker().clone();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(last) = waiting.last else {
+            waiting.waker = Some(waker);
+            return Poll::Pending;
+        };
+        let event = Event::ALL.into_iter().find(|event| waiting.numbers[*event as usize] > 0);
+        if let Some(event) = event {
+            let number = core::mem::take(&mut waiting.numbers[event as usize]);
+            return Poll::Ready(Some(Happened { event: Some((event, number)), ..last }));
+        }
+        if waiting.is_gone {
+            self.has_ended = true;
+            return Poll::Ready(Some(Happened { event: None, ..last }));
+        }
+        waiting.waker = Some(waker);
+        Poll::Pending
+    }
+}
+
+#[cfg(feature = "stream")]
+impl futures_core::Stream for Events {
+    type Item = Happened;
+
+    fn poll_next(self: core::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Happened>> {
+        self.get_mut().poll_next(context)
+    }
+}
