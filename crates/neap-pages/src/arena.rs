@@ -21,7 +21,6 @@ use crate::pages::{MARKED, Shape};
 use crate::populate::HUGE;
 use crate::survey::Part;
 use crate::tables::{ALL_TABLES, CHUNKS, FRAMES, FREE_CHUNKS, OWN_TABLES, Table, layout, place_whole, whole_bytes};
-use crate::zone::UNLIMITED;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -31,6 +30,9 @@ use neap_base::{Mutex, Pfn, Platform};
 
 /// Pages of a chunk: the unit of growth, and the largest block of the buddy allocator.
 pub(crate) const CHUNK: u32 = 1024;
+
+/// The number of pages that stands for no budget. Arenas are smaller.
+pub(crate) const UNLIMITED: u32 = u32::MAX;
 
 /// Index of a chunk's byte that says which tables may have memory for it: see [`Arena::marks`].
 const MARKS: usize = 0;

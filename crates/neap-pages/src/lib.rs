@@ -34,6 +34,7 @@ mod buddy;
 #[cfg(test)]
 mod buddy_tests;
 mod chains;
+mod change;
 mod detach;
 mod frames;
 mod give_back;

@@ -3,7 +3,7 @@
 //! The first node makes the arena and keeps it in a mapping of its own. The other nodes use that
 //! arena. There are no locks: no other thread uses pages that are opened or closed.
 
-use crate::arena::{Arena, CHUNK, Grown, Shared};
+use crate::arena::{Arena, CHUNK, Grown, Shared, UNLIMITED};
 use crate::buddy::Buddy;
 use crate::page_lists::PageLists;
 use crate::pages::{Pages, Shape};
@@ -13,7 +13,7 @@ use crate::settings::Settings;
 use crate::statistics::Needs;
 use crate::survey::Part;
 use crate::tables::{BACKED, BACKED_CHUNKS, FRAMES, FREE_CHUNKS, LAZY_CHUNKS};
-use crate::zone::{UNLIMITED, Zone};
+use crate::zone::Zone;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;

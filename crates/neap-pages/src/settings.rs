@@ -1,25 +1,7 @@
-//! Settings: the numbers of an open instance that may change while threads use it.
-//!
-//! # Design
-//!
-//! The budget is split into the nodes' parts and a reserve. A change adds the difference to the
-//! reserve. If that makes it less than zero, more pages are in use than the budget allows. Each
-//! node gives up its unused part then, at the change and at its next allocations. No page is handed
-//! out until the reserve is zero again. So the parts and the reserve always sum up to the budget,
-//! and no node's part is less than its use.
-//!
-//! # Locking
-//!
-//! One zone's lock or one list's lock at a time. Two changes must not run at the same time.
+//! Settings of an open instance, which may change (`change.rs`), and the bounds of lists.
+//! Values only, no locks.
 
-use crate::give_back::Report;
-use crate::node_pages::NodePages;
-use crate::page_lists::Why;
-use crate::pages::Pages;
 use crate::policy::{Limits, NOMINAL, watermarks};
-use crate::zone::UNLIMITED;
-use core::sync::atomic::Ordering::Relaxed;
-use neap_base::Platform;
 
 /// Settings of the page layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,94 +23,5 @@ impl Settings {
         let marks = self.budget.map(|_| watermarks(part, page_shift)).unwrap_or_default();
         let limits = Limits::new(part, cpus, page_shift, marks).with_scale(self.batch_scale);
         self.list_high.map_or(limits, |pages| limits.with_size(pages))
-    }
-}
-
-impl<P: Platform> NodePages<P> {
-    /// Changes the settings. Memory in use stays in use; [`NodePages::beyond_budget`] returns how
-    /// much of it the new budget does not allow. One thread at a time.
-    pub fn change(&self, settings: &Settings) {
-        self.set_budget(settings.budget.map_or(UNLIMITED, |pages| pages.min(UNLIMITED - 1)));
-        let limits = settings.limits(self.nodes() as u32, self.cpus(), self.page_shift());
-        self.all().for_each(|pages| pages.set_limits(limits));
-        self.give_first_the_reserve();
-        _ = self.beyond_budget();
-        for pages in self.all() {
-            let inner = pages.zone.lock();
-            pages.zone.note_beyond(&inner);
-        }
-    }
-
-    fn set_budget(&self, pages: u32) {
-        let arena = &self.node(0).arena;
-        // Relaxed, here and below: the parts change under the zones' locks, and a thread that still
-        // sees the old budget decides nothing but whether to give up room.
-        let before = arena.budget.swap(pages, Relaxed);
-        match (before, pages) {
-            (UNLIMITED, UNLIMITED) => {}
-            (UNLIMITED, _) => {
-                // The whole budget first, so that no node is refused its part meanwhile.
-                arena.reserve.store(pages.into(), Relaxed);
-                for node in self.all() {
-                    let mut inner = node.zone.lock();
-                    inner.pays_tables = node.node == 0;
-                    inner.tables = if inner.pays_tables { arena.table_pages() } else { 0 };
-                    inner.budget = inner.used().saturating_add(inner.tables);
-                    arena.reserve.fetch_sub(inner.budget.into(), Relaxed);
-                }
-            }
-            (_, UNLIMITED) => {
-                for node in self.all() {
-                    let mut inner = node.zone.lock();
-                    (inner.budget, inner.pays_tables, inner.tables) = (UNLIMITED, false, 0);
-                    node.zone.note_beyond(&inner);
-                }
-                arena.reserve.store(0, Relaxed);
-            }
-            _ => _ = arena.reserve.fetch_add(i64::from(pages) - i64::from(before), Relaxed),
-        }
-    }
-
-    /// Gives the first node all of the budget that no node has, as at the start.
-    fn give_first_the_reserve(&self) {
-        let (mut inner, reserve) = (self.node(0).zone.lock(), &self.node(0).arena.reserve);
-        let drawn = reserve.fetch_update(Relaxed, Relaxed, |left| (left > 0).then_some(0));
-        // At most the whole budget, which is less than `UNLIMITED`.
-        inner.budget += drawn.map_or(0, |left| left as u32);
-    }
-
-    /// Pages in use beyond the budget, after all nodes gave up their unused parts; 0 without a
-    /// budget. More than 0 only after the budget was cut.
-    pub fn beyond_budget(&self) -> u64 {
-        let reserve = &self.node(0).arena.reserve;
-        for pages in self.all() {
-            // Relaxed: a count that publishes no other data.
-            if reserve.load(Relaxed) < 0 {
-                pages.zone.lock().give_up_room(reserve);
-            }
-        }
-        (-reserve.load(Relaxed)).max(0) as u64
-    }
-
-    /// Releases free pages while more memory is resident than the budget allows, until `stop` says
-    /// so.
-    pub fn shed(&self, platform: &P, stop: &dyn Fn() -> bool) {
-        self.all().for_each(|pages| pages.shed_until(platform, stop));
-    }
-}
-
-impl<P: Platform> Pages<P> {
-    /// Sets the bounds of the lists, and brings the lists within them. The next tick does the lists
-    /// that another thread holds.
-    fn set_limits(&self, limits: Limits) {
-        self.lists.limits.set(limits);
-        self.zone.lock().population.set_listed(limits.all_fixed());
-        let mut report = Report::default();
-        self.drain_lists(Why::Limits, &mut report);
-        if report.skipped > 0 {
-            self.lists.untold.store(true, Relaxed);
-        }
-        let room = self.zone.lock().room();
-        self.look_at(room);
     }
 }

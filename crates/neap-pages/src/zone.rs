@@ -12,7 +12,7 @@
 //!
 //! One mutex protects the buddy and the counters. No system call is made under it.
 
-use crate::arena::{Arena, Grown};
+use crate::arena::{Arena, Grown, UNLIMITED};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
 use crate::page_lists::LISTED_ORDERS;
@@ -27,9 +27,6 @@ const LOOKS: u32 = 2000;
 
 /// The most pages that a node draws from the reserve beyond what it needs.
 const MOST_AHEAD: i64 = 256;
-
-/// The number of pages that stands for no budget. Arenas are smaller.
-pub(crate) const UNLIMITED: u32 = u32::MAX;
 
 /// Waits between two attempts of a bounded wait for another thread's system call.
 pub(crate) fn wait<P: Platform>(platform: &P, look: u32) {

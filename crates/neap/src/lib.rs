@@ -20,6 +20,7 @@
 extern crate std;
 
 mod background;
+mod change;
 pub mod chunk_report;
 pub mod drain;
 mod fair_clock;
@@ -63,6 +64,6 @@ pub mod verify;
 mod waiting_tests;
 mod watching;
 
+pub use change::set;
 pub use global::Neap;
 pub use neap_os::write::{Line, die, say};
-pub use settings::set;

@@ -518,13 +518,6 @@ impl<P: Platform> Mm<P> {
     }
 }
 
-/// Returns how many pages may be resident within a limit, in bytes. Each has 16 bytes of a frame
-/// and 4 of the kind map; pages of slabs have up to 32 bytes of descriptors.
-pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
-    const BESIDE: u64 = 16 + 4 + 32;
-    (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
-}
-
 impl<P: Platform> Core<P> {
     /// Whether no group pays for this thread's allocations.
     fn is_ordinary(&self) -> bool {

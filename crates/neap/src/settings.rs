@@ -1,44 +1,15 @@
 //! Settings: the options that may change while the process runs, in the place of sysctl.
 //!
 //! # Design
-//! The table of options ([`DESCRIPTIONS`](crate::options::DESCRIPTIONS)) names them. Each has its
-//! value in one word here, from which every reader takes it. A change is parsed and checked as at
-//! the start ([`Options`]), by [`Mm::set`], C's `neap_set`, and the request of `neap set`.
-//!
-//! A limit that is cut below the use takes no memory from the program. It starts reclaim at once:
-//! 1. Every cache is drained, and free pages beyond the limit are released.
-//! 2. Shrinkers are asked, by reclaimers, until the use is below the high watermark.
-//! 3. Until the use is below the limit, allocations that need more pages fail.
-//!
-//! # Locking
-//! One mutex, for one change at a time, inside the fork gate. No system call is made under it.
+//! The table of options ([`DESCRIPTIONS`]) names them. Each has its value in one word here, from
+//! which every reader takes it. A change ([`set`](fn@crate::set)) is parsed and checked as at the
+//! start.
 
-use crate::mm::{Core, Mm, page_budget};
+pub use crate::options::{AUTO, Setting};
 use crate::options::{DESCRIPTIONS, Options};
-use crate::process::PROCESS;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-use neap_base::{Mutex, Platform};
-
-/// The number of [`Setting::PageListHigh`] for tuning at run time.
-pub const AUTO: u64 = u64::MAX;
-
-/// An option that may change while the process runs, with its value as a number. `neap set` sends
-/// the number of the setting, so these stay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Setting {
-    /// Bytes; 0: none.
-    Limit,
-    /// Milliseconds.
-    Interval,
-    /// Pages; [`AUTO`]: tuned at run time.
-    PageListHigh,
-    /// 1: on; 0: off.
-    Refuse,
-    /// Doublings.
-    PageBatchScale,
-}
+use neap_base::Mutex;
 
 impl Setting {
     /// All settings, in the order of their numbers.
@@ -137,21 +108,11 @@ impl fmt::Display for NotSet<'_> {
 
 impl core::error::Error for NotSet<'_> {}
 
-/// Changes an option of the process's manager: [`Mm::set`].
-///
-/// ```
-/// assert_eq!(neap::set("interval", "500"), Ok(()));
-/// let refused = neap::set("rseq", "off").unwrap_err();
-/// assert_eq!(
-///     refused.to_string(),
-///     "rseq cannot change while the process runs; start the process with NEAP=rseq:off"
-/// );
-/// ```
-///
-/// # Errors
-/// The reason why nothing was changed.
-pub fn set<'a>(key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
-    PROCESS.set(key, value)
+/// Returns how many pages may be resident within a limit, in bytes. Each has 16 bytes of a frame
+/// and 4 of the kind map; pages of slabs have up to 32 bytes of descriptors.
+pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
+    const BESIDE: u64 = 16 + 4 + 32;
+    (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
 }
 
 /// The values in force.
@@ -159,9 +120,9 @@ pub fn set<'a>(key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
 pub(crate) struct Settings {
     /// By the number of the setting. Relaxed, everywhere: each value is a word of its own, and a
     /// thread that reads the previous one acts as shortly before the change.
-    values: [AtomicU64; Setting::ALL.len()],
+    pub(crate) values: [AtomicU64; Setting::ALL.len()],
     /// Held during a change.
-    changing: Mutex<()>,
+    pub(crate) changing: Mutex<()>,
 }
 
 impl Settings {
@@ -208,81 +169,5 @@ impl fmt::Display for Settings {
             write!(f, "{comma}\"{}\":\"{}\"", setting.key(), setting.value(self.number(setting)))?;
         }
         Ok(())
-    }
-}
-
-impl<P: Platform> Core<P> {
-    /// Puts a checked number in force. Returns the previous one. Not inside the gate.
-    fn change(&self, mm: &Mm<P>, setting: Setting, number: u64) -> u64 {
-        let (objects, settings) = (&self.objects, &self.settings);
-        let before = {
-            let _inside = mm.gate.enter(objects.platform.cpu());
-            let _changing = settings.changing.lock();
-            let before = settings.values[setting as usize].swap(number, Ordering::Relaxed);
-            if !matches!(setting, Setting::Interval | Setting::Refuse) && before != number {
-                objects.pages.change(&settings.of_pages(objects.pages.page_size()));
-            }
-            before
-        };
-        if setting == Setting::Limit && number > 0 {
-            self.reach_limit(mm);
-        }
-        // Ends a nap of the previous interval, and publishes the values.
-        self.come_soon();
-        before
-    }
-
-    /// Starts reclaim if more is in use than the limit allows.
-    fn reach_limit(&self, mm: &Mm<P>) {
-        let pages = &self.objects.pages;
-        if self.is_beyond_limit(mm) {
-            mm.inside_to_the_end(self, |stop| _ = self.drain_everything(false, stop));
-        }
-        if self.is_beyond_limit(mm) {
-            mm.inside_to_the_end(self, |stop| _ = self.objects.punch(true, stop));
-        }
-        mm.inside_to_the_end(self, |stop| pages.shed(&self.objects.platform, stop));
-        (0..pages.nodes()).for_each(|node| self.look_at_node(mm, node));
-    }
-
-    /// Whether more is in use than the limit allows, since it was cut. Not inside the gate.
-    pub(crate) fn is_beyond_limit(&self, mm: &Mm<P>) -> bool {
-        if self.settings.limit() == 0 {
-            return false;
-        }
-        let _inside = mm.gate.enter(self.objects.platform.cpu());
-        self.objects.pages.beyond_budget() > 0
-    }
-}
-
-impl<P: Platform> Mm<P> {
-    /// Changes the option `key` to `value`, both as in the variable `NEAP`. The effect is at once.
-    ///
-    /// `neap options` lists the options that may change. A limit below the use takes nothing from
-    /// the program: see [the module](self). Not from a signal handler.
-    ///
-    /// # Errors
-    /// The reason why nothing was changed.
-    pub fn set<'a>(&self, key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
-        let (setting, number) = Setting::parse(key, value)?;
-        let core = self.core().ok_or(NotSet::NoMemory)?;
-        core.change(self, setting, number);
-        Ok(())
-    }
-
-    /// Changes a setting to a number. Returns the previous one.
-    ///
-    /// # Errors
-    /// The fault of the number; nothing was changed then.
-    pub(crate) fn set_number(&self, setting: Setting, number: u64) -> Result<u64, &'static str> {
-        let mut checked = Options::DEFAULT;
-        checked.set_number(setting, number)?;
-        let core = self.core().ok_or("is refused: the system gave no memory")?;
-        Ok(core.change(self, setting, number))
-    }
-
-    /// Returns the value of a setting in force; `None` if the manager cannot be opened.
-    pub fn setting(&self, setting: Setting) -> Option<Value> {
-        Some(setting.value(self.core()?.settings.number(setting)))
     }
 }

@@ -448,8 +448,8 @@ fn kind_name(kind: Kind) -> &'static str {
 mod tests {
     use super::*;
     use crate::mm::Hooks;
-    use crate::mm::page_budget;
     use crate::options::Options;
+    use crate::settings::page_budget;
     use neap_base::virtual_platform::Virtual;
     use std::boxed::Box;
     use std::string::String;
