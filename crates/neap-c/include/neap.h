@@ -782,6 +782,13 @@ int neap_shrinker_mark(neap_shrinker shrinker, neap_group group, unsigned node);
  */
 int neap_shrinkers_synchronize(void);
 
+/*
+ * For `scan` of a cache with several lists, which have `total` objects together: the part of
+ * `to_scan` objects for the list with `count` of them. At least 1 for a list with objects, so that
+ * a small list beside large ones is asked as well. Signal-safe.
+ */
+uint64_t neap_share(uint64_t to_scan, uint64_t count, uint64_t total);
+
 /* Result of reclaim. Later versions may add fields at the end. */
 typedef struct neap_reclaimed {
     uint64_t bytes;

@@ -134,6 +134,11 @@ pub(crate) extern "C" fn neap_shrinkers_synchronize() -> c_int {
     answer(reclaim::synchronize().map(|()| 0).map_err(Error::from))
 }
 
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn neap_share(to_scan: u64, count: u64, total: u64) -> u64 {
+    reclaim::share(to_scan, count, total)
+}
+
 /// # Safety
 /// See the header.
 #[unsafe(no_mangle)]

@@ -79,6 +79,13 @@ fn register(said: &Said) -> Result<u64, c_int> {
 }
 
 #[test]
+fn lists_of_a_cache_share_a_scan() {
+    let parts = [900, 99, 1, 0].map(|count| neap_share(100, count, 1000));
+    assert_eq!(parts, [90, 9, 1, 0]);
+    assert_eq!((neap_share(10, 1, 1_000_000), neap_share(10, 5, 0)), (1, 5));
+}
+
+#[test]
 fn a_cache_of_cs_shrinks_where_a_charge_would_have_been_refused() {
     static CACHE: Cache = Cache::new();
     let group = group(c"c/shrinks", 32 * OBJECT);

@@ -11,9 +11,9 @@
 //! One mutex, for one change at a time, inside the fork gate. No system call is made under it.
 
 use crate::mm::{Core, Mm};
-use crate::options::Options;
+use crate::options::{Options, Setting};
 use crate::process::PROCESS;
-use crate::settings::{NotSet, Setting, Value};
+use crate::settings::{NotSet, Value};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
@@ -82,7 +82,7 @@ impl<P: Platform> Mm<P> {
     /// Changes the option `key` to `value`, both as in the variable `NEAP`. The effect is at once.
     ///
     /// `neap options` lists the options that may change. A limit below the use takes nothing from
-    /// the program: see [the module](self). Not from a signal handler.
+    /// the program, but starts reclaim. Not from a signal handler.
     ///
     /// # Errors
     /// The reason why nothing was changed.

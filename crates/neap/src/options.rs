@@ -7,7 +7,6 @@
 //! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and
 //! a test compares the table in `docs/guide/options.md` with it.
 
-use crate::settings::{AUTO, Setting};
 use core::ffi::CStr;
 use neap_os::cpuset;
 use neap_os::nodes::MAX_NODES;
@@ -97,6 +96,26 @@ impl Path {
     pub fn as_c_str(&self) -> Option<&CStr> {
         CStr::from_bytes_until_nul(&self.0).ok().filter(|path| !path.is_empty())
     }
+}
+
+/// The number of [`Setting::PageListHigh`] for tuning at run time.
+pub const AUTO: u64 = u64::MAX;
+
+/// An option that may change while the process runs, with its value as a number. `neap set` sends
+/// the number of the setting, so these stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Setting {
+    /// Bytes; 0: none.
+    Limit,
+    /// Milliseconds.
+    Interval,
+    /// Pages; [`AUTO`]: tuned at run time.
+    PageListHigh,
+    /// 1: on; 0: off.
+    Refuse,
+    /// Doublings.
+    PageBatchScale,
 }
 
 /// One option: its key, its values, its default and what it does.

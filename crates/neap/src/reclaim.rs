@@ -100,7 +100,7 @@ mod shrink;
 use neap_base::{Linux, Platform};
 pub use neap_reclaim::reclaim::{Culprit, Got, Verdict};
 pub use neap_reclaim::{
-    Asked, CountFn, DONE, EMPTY, GoneFn, NotDone, Report, STOP, ScanFn, ShrinkerId, Spec, Unregistered,
+    Asked, CountFn, DONE, EMPTY, GoneFn, NotDone, Report, STOP, ScanFn, ShrinkerId, Spec, Unregistered, share,
 };
 use neap_reclaim::{DEFAULT_SEEKS, is_calling};
 

@@ -1,32 +1,15 @@
 //! Settings: the options that may change while the process runs, in the place of sysctl.
 //!
+//! # Design
 //! The table of options ([`DESCRIPTIONS`]) names them. Each has its value in one word here, from
-//! which every reader takes it.
+//! which every reader takes it. A change ([`set`](fn@crate::set)) is parsed and checked as at the
+//! start.
 
+pub use crate::options::{AUTO, Setting};
 use crate::options::{DESCRIPTIONS, Options};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Mutex;
-
-/// The number of [`Setting::PageListHigh`] for tuning at run time.
-pub const AUTO: u64 = u64::MAX;
-
-/// An option that may change while the process runs, with its value as a number. `neap set` sends
-/// the number of the setting, so these stay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Setting {
-    /// Bytes; 0: none.
-    Limit,
-    /// Milliseconds.
-    Interval,
-    /// Pages; [`AUTO`]: tuned at run time.
-    PageListHigh,
-    /// 1: on; 0: off.
-    Refuse,
-    /// Doublings.
-    PageBatchScale,
-}
 
 impl Setting {
     /// All settings, in the order of their numbers.
@@ -125,6 +108,13 @@ impl fmt::Display for NotSet<'_> {
 
 impl core::error::Error for NotSet<'_> {}
 
+/// Returns how many pages may be resident within a limit, in bytes. Each has 16 bytes of a frame
+/// and 4 of the kind map; pages of slabs have up to 32 bytes of descriptors.
+pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
+    const BESIDE: u64 = 16 + 4 + 32;
+    (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
+}
+
 /// The values in force.
 #[derive(Debug)]
 pub(crate) struct Settings {
@@ -180,11 +170,4 @@ impl fmt::Display for Settings {
         }
         Ok(())
     }
-}
-
-/// Returns how many pages may be resident within a limit, in bytes. Each has 16 bytes of a frame
-/// and 4 of the kind map; pages of slabs have up to 32 bytes of descriptors.
-pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
-    const BESIDE: u64 = 16 + 4 + 32;
-    (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
 }

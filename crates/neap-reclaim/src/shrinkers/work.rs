@@ -135,7 +135,14 @@ fn delta(freeable: u64, seeks: u32, press: Press) -> u64 {
 /// to its `count`.
 ///
 /// The part is at least one for a list with objects, so that a small list beside large ones is not
-/// left out for ever.
+/// left out for ever. So the parts of many lists may be more than `to_scan`. A caller that stops at
+/// `to_scan` begins with another list each time.
+///
+/// ```
+/// let lists = [900, 99, 1];
+/// let parts = lists.map(|count| neap_reclaim::share(100, count, lists.iter().sum()));
+/// assert_eq!(parts, [90, 9, 1]);
+/// ```
 pub fn share(to_scan: u64, count: u64, total: u64) -> u64 {
     let part = u128::from(to_scan) * u128::from(count) / u128::from(total.max(1));
     u64::try_from(part).unwrap_or(u64::MAX).max(1).min(count)
