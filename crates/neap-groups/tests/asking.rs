@@ -258,6 +258,27 @@ fn a_future_above_high_is_pending_until_its_delay_is_over_or_usage_is_below() {
     }
 }
 
+#[test]
+fn overcharging_future_is_delayed_above_high_and_waits_at_no_limit() {
+    with_groups(|m| {
+        let (id, payer) = m.full("g", 1 << 20);
+        let overcharge = |bytes| m.groups.charge_async(m.host, payer, bytes, FOREVER).overcharge();
+        assert_eq!(poll(&mut overcharge(100)), Poll::Ready(Ok(0)));
+        m.groups.set_bound(&m.host, id, Bound::High, 1 << 19).unwrap();
+        let mut waiter = overcharge(4 << 20);
+        assert!(poll(&mut waiter).is_pending());
+        let mut reasons = Vec::new();
+        m.groups.each_waiting(&m.host, |waiting| reasons.push((waiting.at, waiting.reason)));
+        assert_eq!(reasons, [(id, Reason::High)]);
+        m.clock.advance(2_000 * MILLI);
+        m.groups.tick(&m.host);
+        assert_eq!(poll(&mut waiter), Poll::Ready(Ok(0)));
+        drop(poll(&mut overcharge(4 << 20)));
+        m.uncharge(payer, (5 << 20) + 100);
+        m.groups.drain(&m.host, id);
+    });
+}
+
 /// Memory that a callback of reclaim needs before it frees.
 #[test]
 fn a_reserve_is_an_eighth_beyond_a_limit_and_asks_nobody() {
