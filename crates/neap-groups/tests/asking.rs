@@ -99,7 +99,8 @@ fn a_waiting_charge_asks_again_after_rests_that_are_bounded() {
         assert_eq!(m.take(1).bytes, 100);
         m.groups.leave_request(1);
         let mut rests = Vec::new();
-        for _ in 0..12 {
+        for pass in 0..12 {
+            assert!(matches!(m.due(), Due::Now(request) if request.vain == pass.min(8)));
             rests.push(m.serve_in_vain() / MILLI);
             m.clock.advance(rests[rests.len() - 1] * MILLI);
         }

@@ -39,6 +39,9 @@ const LOOK: u64 = BUDGET / 4;
 const LEAST: usize = 4;
 /// Nanoseconds that a reclaimer's pass may take, and calls that another process requests.
 pub(crate) const PASS: u64 = 10 * BUDGET;
+/// Priorities that a pass for a request skips for each pass before it that was in vain. Slow
+/// callbacks may use up the time of a pass before it asks small caches for anything.
+pub(crate) const STEPS: u32 = 4;
 
 /// Shrinkers and reclaim of a manager. Made when the first shrinker is registered.
 #[derive(Debug)]
@@ -317,6 +320,13 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn may_have_reclaimers(&self, mm: &Mm<P>) -> bool {
         mm.hooks.spawn.is_some() && self.options.background != Background::Never
+    }
+
+    /// Records that neap's thread, which watches callbacks, woke `late_by` nanoseconds too late.
+    pub(crate) fn look_after_nap(&self, mm: &Mm<P>, late_by: u64) {
+        if let Some(reclaiming) = mm.reclaiming_if_made() {
+            reclaiming.reclaim.lanes.looked(reclaiming.moment(), late_by);
+        }
     }
 
     /// Does reclaim's part of a tick: checks callbacks and nodes, and makes reclaimers. Not inside
