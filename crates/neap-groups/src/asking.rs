@@ -44,6 +44,8 @@ pub struct Request {
     pub group: GroupId,
     /// Bytes that it is to free, with its descendants.
     pub bytes: u64,
+    /// Passes in a row that did not reduce the need.
+    pub vain: u32,
     slot: u32,
     /// Bytes that a charge that does not wait has asked for.
     once: u64,
@@ -201,7 +203,9 @@ impl Groups {
                     if at <= now {
                         group.counters.server.store(server, Ordering::Relaxed);
                         let once = group.counters.asks_once.load(Ordering::Relaxed);
-                        return Some(Due::Now(Request { group: group.id(), bytes, slot, once }));
+                        // The rest is doubled after each pass in vain.
+                        let vain = (group.rest() / FIRST).checked_ilog2().map_or(0, |doublings| doublings + 1);
+                        return Some(Due::Now(Request { group: group.id(), bytes, vain, slot, once }));
                     }
                     soonest = soonest.min(at);
                 }

@@ -134,7 +134,7 @@ impl Groups {
     /// [`Groups::deliver`] wakes its task, on a request by [`Reclaimer::come_soon`]. At the
     /// deadline [`Groups::tick`] must come before that.
     pub fn charge_async<H: Reclaimer>(&self, host: H, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'_, H> {
-        ChargeAsync { groups: self, host, payer, bytes, deadline, stage: Stage::Unasked }
+        ChargeAsync { groups: self, host, payer, bytes, deadline, how: How::Refuse, stage: Stage::Unasked }
     }
 
     /// Calls `each` with all charges that wait at this moment, in no order. It must not allocate
@@ -437,7 +437,15 @@ pub struct ChargeAsync<'g, H: Reclaimer> {
     payer: Payer,
     bytes: u64,
     deadline: u64,
+    how: How,
     stage: Stage,
+}
+
+impl<H: Reclaimer> ChargeAsync<'_, H> {
+    /// Charges as [`How::Overcharge`] does: no limit is waited for, only the delay above a `high`.
+    pub fn overcharge(self) -> Self {
+        ChargeAsync { how: How::Overcharge, ..self }
+    }
 }
 
 impl<H: Reclaimer> Unpin for ChargeAsync<'_, H> {}
@@ -450,6 +458,9 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
         let (groups, host) = (future.groups, &future.host);
         loop {
             let answer = match future.stage {
+                Stage::Unasked if future.how == How::Overcharge => {
+                    groups.charge(host, future.payer, future.bytes, How::Overcharge)
+                }
                 Stage::Unasked => match groups.ask(host, future.payer, future.bytes, future.deadline) {
                     Ok(handle) => {
                         future.stage = Stage::Waits(handle);

@@ -99,7 +99,8 @@ fn a_waiting_charge_asks_again_after_rests_that_are_bounded() {
         assert_eq!(m.take(1).bytes, 100);
         m.groups.leave_request(1);
         let mut rests = Vec::new();
-        for _ in 0..12 {
+        for pass in 0..12 {
+            assert!(matches!(m.due(), Due::Now(request) if request.vain == pass.min(8)));
             rests.push(m.serve_in_vain() / MILLI);
             m.clock.advance(rests[rests.len() - 1] * MILLI);
         }
@@ -256,6 +257,27 @@ fn a_future_above_high_is_pending_until_its_delay_is_over_or_usage_is_below() {
             m.uncharge(payer, if is_freed { 1 << 20 } else { 4 << 20 });
         });
     }
+}
+
+#[test]
+fn overcharging_future_is_delayed_above_high_and_waits_at_no_limit() {
+    with_groups(|m| {
+        let (id, payer) = m.full("g", 1 << 20);
+        let overcharge = |bytes| m.groups.charge_async(m.host, payer, bytes, FOREVER).overcharge();
+        assert_eq!(poll(&mut overcharge(100)), Poll::Ready(Ok(0)));
+        m.groups.set_bound(&m.host, id, Bound::High, 1 << 19).unwrap();
+        let mut waiter = overcharge(4 << 20);
+        assert!(poll(&mut waiter).is_pending());
+        let mut reasons = Vec::new();
+        m.groups.each_waiting(&m.host, |waiting| reasons.push((waiting.at, waiting.reason)));
+        assert_eq!(reasons, [(id, Reason::High)]);
+        m.clock.advance(2_000 * MILLI);
+        m.groups.tick(&m.host);
+        assert_eq!(poll(&mut waiter), Poll::Ready(Ok(0)));
+        let _ = poll(&mut overcharge(4 << 20));
+        m.uncharge(payer, (5 << 20) + 100);
+        m.groups.drain(&m.host, id);
+    });
 }
 
 /// Memory that a callback of reclaim needs before it frees.

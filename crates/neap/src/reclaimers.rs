@@ -39,6 +39,9 @@ const LOOK: u64 = BUDGET / 4;
 const LEAST: usize = 4;
 /// Nanoseconds that a reclaimer's pass may take, and calls that another process requests.
 pub(crate) const PASS: u64 = 10 * BUDGET;
+/// Priorities that a pass for a request skips for each pass before it that was in vain. Slow
+/// callbacks may use up the time of a pass before it asks small caches for anything.
+pub(crate) const STEPS: u32 = 4;
 
 /// Shrinkers and reclaim of a manager. Made when the first shrinker is registered.
 #[derive(Debug)]
@@ -223,9 +226,9 @@ impl<P: Platform> Core<P> {
         self.ask_reclaimers(mm, reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
     }
 
-    /// Posts a job, and waits for it for `patience` nanoseconds, if given. Returns the job's
-    /// answer, 0 where there can be no reclaimers, and `None` if it was not awaited or came too
-    /// late.
+    /// Posts a job, and waits for it for `patience` nanoseconds, if given. Time by which the thread
+    /// is woken too late does not count. Returns the job's answer, 0 where there can be no
+    /// reclaimers, and `None` if it was not awaited or came too late.
     pub(crate) fn ask_reclaimers(
         &self,
         mm: &Mm<P>,
@@ -242,7 +245,7 @@ impl<P: Platform> Core<P> {
             _ = self.call_reclaimers(reclaiming);
             return None;
         };
-        let end = clock::precise().saturating_add(patience);
+        let mut end = clock::precise().saturating_add(patience);
         waits.fetch_add(1, Ordering::Relaxed);
         let mut waiter = Waiter::new(aim);
         loop {
@@ -256,14 +259,18 @@ impl<P: Platform> Core<P> {
             let before = reclaiming.moment();
             jobs.wait(&waiter, left.min(LOOK));
             let now = reclaiming.moment();
-            reclaiming.reclaim.lanes.looked(now, now.saturating_sub(before).saturating_sub(left.min(LOOK)));
-            self.watch(reclaiming);
+            let late_by = now.saturating_sub(before).saturating_sub(left.min(LOOK));
+            let is_on_time = reclaiming.reclaim.lanes.looked(now, late_by);
+            // While this thread did not run, in a stopped process or beyond a CPU quota, reclaimers
+            // may not have run either.
+            end = end.saturating_add(late_by);
+            self.watch(reclaiming, Some(before).filter(|_| is_on_time));
         }
     }
 
     /// Writes off threads whose callbacks have not returned in time, and lets other threads take
-    /// over their jobs.
-    fn watch(&self, reclaiming: &Reclaiming<'_, P>) {
+    /// over their jobs. `seen_from` is the time from which this thread has watched.
+    fn watch(&self, reclaiming: &Reclaiming<'_, P>, seen_from: Option<u64>) {
         let Reclaim { shrinkers, lanes, jobs, .. } = reclaiming.reclaim;
         let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
         let replace = |overdue: Overdue| {
@@ -272,7 +279,7 @@ impl<P: Platform> Core<P> {
                 jobs.write_off(overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
             }
         };
-        reclaiming.inside(|| lanes.write_off(reclaiming.moment(), name, replace));
+        reclaiming.inside(|| lanes.write_off(reclaiming.moment(), seen_from, name, replace));
     }
 
     /// Requests a reclaimer from neap's thread if there are fewer than the jobs need. Returns
@@ -315,11 +322,18 @@ impl<P: Platform> Core<P> {
         mm.hooks.spawn.is_some() && self.options.background != Background::Never
     }
 
+    /// Records that neap's thread, which watches callbacks, woke `late_by` nanoseconds too late.
+    pub(crate) fn look_after_nap(&self, mm: &Mm<P>, late_by: u64) {
+        if let Some(reclaiming) = mm.reclaiming_if_made() {
+            reclaiming.reclaim.lanes.looked(reclaiming.moment(), late_by);
+        }
+    }
+
     /// Does reclaim's part of a tick: checks callbacks and nodes, and makes reclaimers. Not inside
     /// the gate.
     pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, makes_threads: bool) {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };
-        self.watch(&reclaiming);
+        self.watch(&reclaiming, None);
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
         // Also for requests that were handed back, or found no reclaimer when they were posted.
         if self.may_have_reclaimers(mm) && matches!(reclaiming.look_for_request(), Due::Now(_)) {

@@ -238,6 +238,29 @@ fn a_scan_that_somebody_outside_wants_looks_at_what_there_is_and_for_a_second_at
     close(mm);
 }
 
+/// A charge that waits inline, at a full group, with callbacks that each take a tenth of a second.
+#[test]
+fn inline_wait_begins_no_callback_after_its_deadline() {
+    for (time, callbacks) in [(0, 0), (SECOND / 20, 1)] {
+        let objects = AtomicU64::new(0);
+        let mm = manager(nobody, &Options::DEFAULT);
+        let (groups, reclaiming) = (mm.groups().unwrap(), mm.reclaiming().unwrap());
+        let machine = &mm.core_if_open().unwrap().objects.platform;
+        let data = core::ptr::from_ref(machine).cast_mut().cast();
+        let slow =
+            Spec { count: count_no_end, scan: scan_slowly, data, by_group: true, inline: true, ..spec(&objects) };
+        let id = register(&reclaiming, &slow);
+        let group = groups.create(GroupId::ROOT, "full").unwrap();
+        assert!(reclaiming.mark(id, group, 0));
+        groups.set_bound(group, Bound::Max, 4096).unwrap();
+        groups.charge(group.payer(Kind::Pages, 0), 4096, How::Refuse).unwrap();
+        let begun = reclaiming.now();
+        reclaiming.make_room_inline(group, 4096, begun + time);
+        assert_eq!(reclaiming.now() - begun, callbacks * SECOND / 10);
+        close(mm);
+    }
+}
+
 #[test]
 fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     let mm = manager(nobody, &Options { limit: 64 << 20, ..Options::DEFAULT });

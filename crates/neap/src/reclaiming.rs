@@ -11,7 +11,7 @@ use crate::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
 use crate::own_caches;
 use crate::per_cpu_data::Source;
-use crate::reclaimers::{PASS, Reclaim};
+use crate::reclaimers::{PASS, Reclaim, STEPS};
 use crate::watching::{Enough, Watch};
 use core::ptr::NonNull;
 use neap_base::Platform;
@@ -625,7 +625,7 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
             // are drained.
             (if self.for_budget { 0 } else { said }).max(fallen.unwrap_or(0)) >= need || self.has_enough()
         };
-        let watch = Enough { watch, enough };
+        let watch = Enough { watch, enough, takes_turns: self.request.is_some(), begun: Default::default() };
         let Visited { scanned, freed, freed_bytes, unsure, stops, .. } =
             shrinkers.visit(source, &watch, group, slot, node as u32, press);
         Given { scanned, freed, bytes: if self.for_budget { 0 } else { freed_bytes }, unsure, stops }
@@ -651,6 +651,10 @@ impl<P: Platform> Domain for Ground<'_, '_, P> {
         let pages = &self.reclaiming.source().core().objects.pages;
         self.request.is_some_and(|request| self.reclaiming.needs(&request) == 0)
             || self.node.is_some_and(|node| self.reclaiming.inside(|| pages.shortage(node).pages == 0))
+    }
+
+    fn first_priority(&self) -> u32 {
+        self.request.map_or(FIRST_PRIORITY, |request| FIRST_PRIORITY.saturating_sub(STEPS * request.vain))
     }
 
     fn is_called_off(&self) -> bool {

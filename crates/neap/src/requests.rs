@@ -279,6 +279,7 @@ impl<P: Platform> Core<P> {
             let answered = self.answer(mm, false);
             let left = end.saturating_sub(clock::precise());
             if self.background.is_ending() || self.background.is_wanted_soon() || left == 0 {
+                self.look_after_nap(mm, clock::precise().saturating_sub(end));
                 return !self.background.is_ending();
             }
             self.sleep(rung, Some(if answered { left.min(PAUSE) } else { left }), !answered);

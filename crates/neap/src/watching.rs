@@ -52,11 +52,24 @@ impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
 pub(crate) struct Enough<'e, 'w, 'm, P: Platform, E> {
     pub(crate) watch: &'e Watch<'w, 'm, P>,
     pub(crate) enough: E,
+    /// Shrinkers take turns: each is called for the time of one callback in a visit. The rest is
+    /// for later passes.
+    pub(crate) takes_turns: bool,
+    /// Time when the first callback of a shrinker began.
+    pub(crate) begun: Cell<u64>,
 }
 
 impl<P: Platform, E: Fn(u64, u64) -> bool> Caller for Enough<'_, '_, '_, P, E> {
     fn began(&self, id: ShrinkerId, again: bool) -> bool {
-        self.watch.began(id, again)
+        let has_turn = !again || !self.takes_turns || {
+            let took = self.watch.ended.get().saturating_sub(self.begun.get());
+            took < self.watch.budget_of(id)
+        };
+        let begins = has_turn && self.watch.began(id, again);
+        if !again {
+            self.begun.set(self.watch.lane.last_began());
+        }
+        begins
     }
 
     fn deadline(&self) -> u64 {

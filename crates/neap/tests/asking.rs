@@ -33,7 +33,7 @@ struct Cache {
 
 impl Cache {
     fn new(path: &str, bound: Bound, objects: u64) -> Cache {
-        let group = Group::create(path).unwrap();
+        let group = Group::find_or_create(path).unwrap();
         group.set(bound, objects * OBJECT).unwrap();
         let (all, calls) = (Objects::default(), Arc::new(AtomicU64::new(0)));
         let (counted, shrunk, called) = (all.clone(), all.clone(), calls.clone());
@@ -147,6 +147,23 @@ fn however_many_tenants_wait_each_is_asked() {
         std::thread::park_timeout(Duration::from_millis(20));
     }
     assert!(caches.iter().all(|cache| cache.calls.load(Relaxed) > 0 && cache.count(Event::Refused) == 0));
+}
+
+/// A slow cache with objects in use takes the time of a pass before a small cache is asked for
+/// anything: each pass for the waiting charge begins with more pressure, and caches take turns.
+#[test]
+fn waiting_charge_reaches_a_small_cache_behind_a_slow_one() {
+    let group = Group::create("asking/slow").unwrap();
+    let busy = |_| {
+        std::thread::sleep(Duration::from_millis(90));
+        0
+    };
+    let slow = Shrinker::named("slow").group(group).batch(8).register(|| 4000, busy).unwrap();
+    let cache = Cache::new("asking/slow", Bound::Max, 16);
+    cache.fill(16);
+    let charge = cache.group.charge_or_wait(OBJECT, PATIENCE);
+    assert_eq!(charge.map(|charge| charge.bytes()), Ok(OBJECT));
+    drop(slow);
 }
 
 #[test]
@@ -310,6 +327,28 @@ fn a_cache_that_was_busy_is_no_critical_pressure() {
         assert!(group.charge(OBJECT).is_err());
         assert_eq!(group.info().unwrap().events[Event::PressureCritical as usize], 0, "answers {answer}");
         drop(busy);
+    }
+    drop(held);
+}
+
+/// Prints how late waits end, one thread at a time: `--ignored --nocapture`.
+#[test]
+#[ignore = "a measurement, for a machine that does nothing else"]
+fn waits_end_soon_after_their_deadline() {
+    const TIME: Duration = Duration::from_millis(5);
+    let cache = Cache::new("asking/late", Bound::Max, 16);
+    let held: Vec<Charge> = (0..16).map(|_| cache.group.charge(OBJECT).unwrap()).collect();
+    for is_async in [false, true] {
+        let mut late: Vec<Duration> = (0..1000)
+            .map(|_| {
+                let (request, begun) = (cache.group.request(OBJECT).deadline(TIME), Instant::now());
+                let answer = if is_async { block_on(request.into_future()) } else { request.wait() };
+                assert!(answer.is_err());
+                begun.elapsed().saturating_sub(TIME)
+            })
+            .collect();
+        late.sort_unstable();
+        println!("future: {is_async}; late by {:?} in the median, {:?} at p99", late[500], late[990]);
     }
     drop(held);
 }

@@ -162,5 +162,13 @@ fn a_wait_that_is_inline_calls_shrinkers_in_its_own_thread() {
     let before = (own.load(Relaxed), objects.lock().unwrap().len());
     assert!(matches!(group.request(9 * OBJECT).inline().wait(), Err(ChargeError::TooLarge(_))));
     assert_eq!((own.load(Relaxed), objects.lock().unwrap().len()), before);
+    // A future calls no shrinker in its thread, whatever it may exceed.
+    let inline = own.load(Relaxed);
+    for _ in 0..32 {
+        let mut future = pin!(group.request(OBJECT).inline().overcharge().into_future());
+        let Poll::Ready(charge) = poll(future.as_mut()) else { panic!("no limit is waited for") };
+        objects.lock().unwrap().push_back(charge.unwrap());
+    }
+    assert_eq!(own.load(Relaxed), inline);
     drop(shrinker);
 }

@@ -5,7 +5,8 @@
 //! 1. A thread that is about to run callbacks takes a lane, and publishes there the shrinker and
 //!    the end of its time.
 //! 2. A watching thread looks through the lanes, and writes a lane off where a callback has run
-//!    longer than its budget ([`BUDGET`] by default).
+//!    longer than its budget ([`BUDGET`] by default). Where no thread watched when that time was
+//!    over, the callback has a [`BUDGET`] more: the process may have been stopped.
 //! 3. The shrinker is not asked while a callback of it that was written off has not returned.
 //! 4. A reclaimer that returns to a lane that was written off ends: it has been replaced.
 //!
@@ -101,6 +102,24 @@ struct LanePlace {
     /// Index plus one of the record that counts this lane's callback as stuck; 0 for none. Under
     /// the mutex.
     record: AtomicU32,
+    /// End of the time of a callback that a watching thread found overdue without having watched
+    /// it, and the time of that look. Under the mutex.
+    doubted: AtomicU64,
+    doubted_at: AtomicU64,
+}
+
+impl LanePlace {
+    /// Returns whether an overdue callback is to be written off: a thread watched when its time was
+    /// over, or found it overdue a [`BUDGET`] ago. Under the mutex.
+    fn is_given_up(&self, running: &Running, now: u64, seen_from: Option<u64>) -> bool {
+        if seen_from.is_some_and(|from| from <= running.due) {
+            return true;
+        }
+        if self.doubted.swap(running.due, Ordering::Relaxed) != running.due {
+            self.doubted_at.store(now, Ordering::Relaxed);
+        }
+        now >= self.doubted_at.load(Ordering::Relaxed).saturating_add(BUDGET)
+    }
 }
 
 /// A shrinker that was blamed.
@@ -228,11 +247,12 @@ impl Lanes {
     }
 
     /// Records that a watching thread looked at the time `now`, `late_by` nanoseconds later than it
-    /// planned.
-    pub fn looked(&self, now: u64, late_by: u64) {
+    /// planned. Returns whether it was on time.
+    pub fn looked(&self, now: u64, late_by: u64) -> bool {
         let moment = if late_by > LATE { &self.late } else { &self.on_time };
         // Relaxed: heuristic; it publishes no other data.
         moment.store(now, Ordering::Relaxed);
+        late_by <= LATE
     }
 
     /// Returns the reason for which a callback took too long that began at `began`. `busy` is an
@@ -296,9 +316,19 @@ impl Lanes {
     /// Writes off each callback that has run longer than its budget, and blames its shrinker. The
     /// caller must be inside the fork gate.
     ///
+    /// `seen_from` is the time from which the caller has watched; `None` if it came late or has not
+    /// watched. A callback whose time was over before is written off a [`BUDGET`] later, if it has
+    /// not returned: the process may have been stopped.
+    ///
     /// `name` returns the name of a shrinker. `each` is called once for each callback that was
     /// written off, outside the mutex.
-    pub fn write_off(&self, now: u64, name: impl Fn(u64) -> Option<Name>, mut each: impl FnMut(Overdue)) {
+    pub fn write_off(
+        &self,
+        now: u64,
+        seen_from: Option<u64>,
+        name: impl Fn(u64) -> Option<Name>,
+        mut each: impl FnMut(Overdue),
+    ) {
         for place in &self.places {
             let is_overdue = |running: &Running| now > running.due;
             let Some(running) = place.seat.running().filter(is_overdue) else { continue };
@@ -307,7 +337,7 @@ impl Lanes {
                 // The mutex first: a callback that returns and reads the bit waits in `is_back`
                 // until the record counts it as stuck.
                 let _blaming = self.blaming.lock();
-                if !place.seat.write_off(&running) {
+                if !place.is_given_up(&running, now, seen_from) || !place.seat.write_off(&running) {
                     continue;
                 }
                 let record = self.count(shrinker, name, Verdict::Overran, now);
@@ -436,240 +466,4 @@ impl Drop for Lane<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::format;
-    use std::vec::Vec;
-
-    const SECOND: u64 = 1_000_000_000;
-
-    fn named(name: &str) -> Option<Name> {
-        let shared = neap_groups::SharedName::default();
-        shared.set(name);
-        Some(shared.get())
-    }
-
-    /// Returns all callbacks that are written off now.
-    fn overdue(lanes: &Lanes, now: u64) -> Vec<Overdue> {
-        let mut all = Vec::new();
-        lanes.write_off(now, |_| named("seven"), |overdue| all.push(overdue));
-        all
-    }
-
-    fn culprits(lanes: &Lanes) -> Vec<Culprit> {
-        let mut all = Vec::new();
-        lanes.each_culprit(|culprit| all.push(culprit));
-        all
-    }
-
-    #[test]
-    fn a_callback_that_runs_for_too_long_is_written_off_once_and_barred_until_it_is_back() {
-        let lanes = Lanes::default();
-        let lane = lanes.enter(1).unwrap();
-        assert!(lane.began(7, 1000, BUDGET));
-        assert_eq!(overdue(&lanes, 1000 + BUDGET), []);
-        assert_eq!(overdue(&lanes, 1001 + BUDGET), [Overdue { shrinker: 7, reclaimer: 1 }]);
-        assert_eq!(overdue(&lanes, SECOND), [], "once");
-        assert!(lanes.is_barred(7, u64::MAX - 1) && !lanes.is_barred(8, 0));
-        assert!(!lanes.enter(0).unwrap().began(7, SECOND, BUDGET));
-        assert_eq!(lane.ended(3 * SECOND), (3 * SECOND - 1000, true));
-        lane.is_back(3 * SECOND, Excess::Busy);
-        assert!(lanes.is_barred(7, 4 * SECOND - 1) && !lanes.is_barred(7, 4 * SECOND));
-        assert!(lane.began(7, 4 * SECOND, BUDGET));
-        assert_eq!(lane.ended(4 * SECOND + 5), (5, false));
-        let [culprit] = culprits(&lanes)[..] else { panic!("one culprit") };
-        assert_eq!((culprit.name(), culprit.counts, lanes.counts()), ("seven", [1, 0, 0], [1, 0, 0]));
-    }
-
-    #[test]
-    fn who_is_blamed_again_is_barred_for_longer_up_to_a_minute() {
-        let lanes = Lanes::default();
-        let barred = [1, 2, 4, 8, 16, 32, 64, 64].map(|seconds| seconds * SECOND);
-        for seconds in barred {
-            lanes.blame(1, named("one"), Verdict::Lied, 0);
-            assert!(lanes.is_barred(1, seconds - 1) && !lanes.is_barred(1, seconds));
-        }
-    }
-
-    /// The number of doublings falls by one for each half minute.
-    #[test]
-    fn penalties_are_forgotten_in_time() {
-        let lanes = Lanes::default();
-        let barred_at = |now: u64, seconds: u64| {
-            lanes.overran(1, named("one"), Excess::Busy, now);
-            assert!(lanes.is_barred(1, now + seconds * SECOND - 1) && !lanes.is_barred(1, now + seconds * SECOND));
-        };
-        [1, 2, 4, 8].into_iter().for_each(|seconds| barred_at(0, seconds));
-        barred_at(DECAY, 8);
-        barred_at(3 * DECAY, 4);
-        barred_at(20 * DECAY, 1);
-    }
-
-    #[test]
-    fn waiting_is_blamed_the_third_time_in_a_row_and_being_starved_never() {
-        let lanes = Lanes::default();
-        for excess in [Excess::Waited, Excess::Starved, Excess::Waited, Excess::Starved] {
-            lanes.overran(1, named("one"), excess, 0);
-            assert!(!lanes.is_barred(1, 0), "{excess:?}");
-        }
-        lanes.overran(1, named("one"), Excess::Waited, 0);
-        assert!(lanes.is_barred(1, SECOND - 1) && !lanes.is_barred(1, SECOND));
-        // A callback that is in time ends the row.
-        let lane = lanes.enter(1).unwrap();
-        for _ in 0..ROW {
-            (1..ROW).for_each(|_| lanes.overran(1, named("one"), Excess::Waited, SECOND));
-            assert!(lane.began(1, SECOND, BUDGET));
-            assert_eq!(lane.ended(SECOND + BUDGET), (BUDGET, false));
-        }
-    }
-
-    #[test]
-    fn a_callback_that_was_written_off_and_was_not_busy_bars_no_longer_than_it_runs() {
-        let lanes = Lanes::default();
-        let lane = lanes.enter(1).unwrap();
-        assert!(lane.began(7, 0, BUDGET));
-        assert_eq!(overdue(&lanes, SECOND).len(), 1);
-        assert!(lanes.is_barred(7, u64::MAX - 1));
-        assert!(lane.ended(SECOND).1);
-        lane.is_back(SECOND, Excess::Starved);
-        assert!(!lanes.is_barred(7, SECOND));
-    }
-
-    #[test]
-    fn why_a_callback_took_long_is_known_by_its_cpu_and_by_those_who_watch() {
-        let lanes = Lanes::default();
-        let excess = |busy| lanes.excess_of(100, busy, BUDGET);
-        assert_eq!([excess(BUDGET), excess(BUDGET + SLACK + 1)], [Excess::Starved, Excess::Busy], "no thread watched");
-        lanes.looked(200, LATE);
-        assert_eq!(excess(0), Excess::Waited);
-        lanes.looked(300, LATE + 1);
-        assert_eq!([excess(0), lanes.excess_of(400, 0, BUDGET)], [Excess::Starved; 2]);
-        lanes.looked(500, 0);
-        assert_eq!([excess(0), lanes.excess_of(400, 0, BUDGET)], [Excess::Starved, Excess::Waited]);
-    }
-
-    #[test]
-    fn a_budget_is_its_shrinkers_own() {
-        let lanes = Lanes::default();
-        let [short, long] = [1, 2].map(|reclaimer| lanes.enter(reclaimer).unwrap());
-        assert!(short.began(6, 0, 10) && long.began(7, 0, SECOND));
-        assert_eq!(overdue(&lanes, 11), [Overdue { shrinker: 6, reclaimer: 1 }]);
-        assert_eq!(overdue(&lanes, SECOND), []);
-        assert_eq!(overdue(&lanes, SECOND + 1), [Overdue { shrinker: 7, reclaimer: 2 }]);
-    }
-
-    #[test]
-    fn reclaimers_have_lanes_however_many_threads_run_callbacks() {
-        let lanes = Lanes::default();
-        let all: Vec<_> = (0..LANES).map(|_| lanes.enter(0).unwrap()).collect();
-        assert!(lanes.enter(0).is_none());
-        let others: Vec<_> = (1..=RECLAIMERS as u32).map(|reclaimer| lanes.enter(reclaimer).unwrap()).collect();
-        drop((all, others));
-    }
-
-    #[test]
-    fn a_name_is_cut_between_characters() {
-        let lanes = Lanes::default();
-        lanes.blame(1, named(&"ä".repeat(28)), Verdict::Panicked, 0);
-        lanes.blame(2, named(&format!("x{}", "ä".repeat(27))), Verdict::Panicked, 0);
-        let names: Vec<_> = culprits(&lanes).iter().map(|culprit| culprit.name().len()).collect();
-        assert_eq!(names, [48, 47]);
-    }
-
-    #[test]
-    fn when_all_records_are_taken_those_who_are_not_barred_any_more_give_theirs() {
-        let lanes = Lanes::default();
-        (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, named("old"), Verdict::Lied, id));
-        lanes.blame(99, named("new"), Verdict::Lied, 1);
-        assert!(!lanes.is_barred(99, 1), "all others are barred");
-        lanes.blame(99, named("new"), Verdict::Lied, 1 + SECOND);
-        assert!(lanes.is_barred(99, 1 + SECOND) && !lanes.is_barred(1, 0));
-        assert_eq!((culprits(&lanes).len(), lanes.counts()[1]), (CULPRITS, CULPRITS as u32 + 2));
-    }
-
-    #[test]
-    fn one_that_is_gone_gives_its_record_first() {
-        let lanes = Lanes::default();
-        (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, named("old"), Verdict::Lied, id));
-        lanes.forget(7);
-        assert_eq!(culprits(&lanes).iter().filter(|culprit| culprit.shrinker == 7).count(), 1, "it is still known");
-        lanes.blame(99, named("new"), Verdict::Lied, 1);
-        assert_eq!(culprits(&lanes)[6].shrinker, 99);
-    }
-
-    #[test]
-    fn lanes_are_given_back_and_a_child_forgets_all_but_its_own() {
-        let lanes = Lanes::default();
-        std::thread::scope(|scope| {
-            let others = scope.spawn(|| {
-                let mut all: Vec<_> = (1..LANES).map(|_| lanes.enter(0).unwrap()).collect();
-                assert!(all[0].began(6, 0, BUDGET));
-                assert_eq!(overdue(&lanes, SECOND).len(), 1);
-                drop(all.pop());
-                all.push(lanes.enter(0).unwrap());
-                // These lanes stay taken, like those of other threads of a parent that forks.
-                all.into_iter().for_each(core::mem::forget);
-            });
-            others.join().unwrap();
-        });
-        let own = lanes.enter(0).unwrap();
-        assert!(own.began(5, 0, BUDGET) && lanes.enter(0).is_none() && lanes.is_barred(6, 0));
-        lanes.forget_others();
-        assert!(!lanes.is_barred(6, 0));
-        assert_eq!(overdue(&lanes, SECOND), [Overdue { shrinker: 5, reclaimer: 0 }]);
-        assert!(lanes.enter(0).is_some() && lanes.is_barred(5, u64::MAX - 1));
-        lanes.forget_others();
-        assert!(lanes.is_barred(5, u64::MAX - 1), "its own is as stuck there");
-        assert!(own.ended(SECOND).1);
-        own.is_back(SECOND, Excess::Busy);
-        assert!(lanes.is_barred(5, SECOND) && !lanes.is_barred(5, 3 * SECOND));
-    }
-
-    /// The callback returns, and in two cases another one begins, between the watcher's look and
-    /// its exchange.
-    #[test]
-    fn a_callback_that_comes_back_while_somebody_looks_is_not_written_off() {
-        for again in [None, Some(7), Some(8)] {
-            let lanes = Lanes::default();
-            let lane = lanes.enter(1).unwrap();
-            assert!(lane.began(7, 1000, BUDGET));
-            let name = |shrinker| {
-                assert_eq!((shrinker, lane.ended(SECOND)), (7, (SECOND - 1000, false)));
-                assert!(again.is_none_or(|again| lane.began(again, 1000, BUDGET)));
-                named("seven")
-            };
-            lanes.write_off(SECOND, name, |overdue| panic!("{overdue:?}"));
-            assert!(!lanes.is_barred(7, 0) && culprits(&lanes).is_empty());
-            assert!(again.is_none() || !lane.ended(SECOND).1);
-        }
-    }
-
-    #[test]
-    fn a_shrinker_is_barred_until_the_last_of_its_callbacks_that_are_stuck_is_back() {
-        let lanes = Lanes::default();
-        let [first, second] = [1, 2].map(|reclaimer| lanes.enter(reclaimer).unwrap());
-        assert!(first.began(7, 0, BUDGET) && second.began(7, 0, BUDGET));
-        assert_eq!(overdue(&lanes, SECOND).len(), 2);
-        lanes.blame(7, named("seven"), Verdict::Panicked, SECOND);
-        assert!(lanes.is_barred(7, u64::MAX - 1), "both are stuck");
-        assert!(first.ended(SECOND).1);
-        first.is_back(SECOND, Excess::Busy);
-        assert!(lanes.is_barred(7, u64::MAX - 1), "one is");
-        assert!(second.ended(SECOND).1);
-        second.is_back(SECOND, Excess::Busy);
-        assert!(lanes.is_barred(7, SECOND) && !lanes.is_barred(7, 5 * SECOND), "three verdicts: four seconds");
-    }
-
-    #[test]
-    fn what_is_stuck_where_there_is_no_record_for_it_bars_nobody() {
-        let lanes = Lanes::default();
-        let lane = lanes.enter(1).unwrap();
-        assert!(lane.began(99, 0, BUDGET));
-        (1..=CULPRITS as u64).for_each(|id| lanes.blame(id, named("old"), Verdict::Lied, SECOND));
-        assert_eq!(overdue(&lanes, SECOND).len(), 1);
-        lanes.blame(99, named("new"), Verdict::Lied, 3 * SECOND);
-        assert!(lane.ended(3 * SECOND).1);
-        lane.is_back(3 * SECOND, Excess::Busy);
-        assert!(lanes.is_barred(99, 3 * SECOND) && !lanes.is_barred(99, 4 * SECOND));
-    }
-}
+mod tests;

@@ -98,6 +98,11 @@ pub trait Domain {
         false
     }
 
+    /// Returns the priority at which the pass begins.
+    fn first_priority(&self) -> u32 {
+        FIRST_PRIORITY
+    }
+
     /// Returns whether no thread needs the pass any more. The pass ends then, and its result says
     /// nothing about memory.
     fn is_called_off(&self) -> bool {
@@ -274,7 +279,7 @@ impl<D: Domain> Pass<'_, D> {
         let (unsure, stops) = (self.unsure, self.stops);
         let (last, all) = (u32::from(self.ask.node.is_some()), 0..self.domain.nodes());
         let nodes = self.ask.node.map_or(all, |node| node..node + 1);
-        for priority in (last..=FIRST_PRIORITY).rev() {
+        for priority in (last..=self.domain.first_priority()).rev() {
             self.got.priority = priority;
             // The scanned objects did not suffice. If small caches were not asked for anything yet,
             // that alone is no pressure.

@@ -5,7 +5,7 @@
 
 use super::level::{Level, Levels};
 use super::pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
-use crate::shrinkers::{Press, WHOLE};
+use crate::shrinkers::{FIRST_PRIORITY, Press, WHOLE};
 use core::cell::{Cell, RefCell};
 use neap_groups::protection::Standing;
 use neap_groups::{Event, GroupId};
@@ -47,6 +47,8 @@ struct Model {
     looks: Cell<u32>,
     /// Callbacks report no bytes.
     is_mute: bool,
+    /// Priorities that are skipped.
+    skipped: u32,
 }
 
 fn id(slot: u32) -> GroupId {
@@ -64,6 +66,10 @@ impl Domain for Model {
 
     fn next(&self, _top: GroupId, _node: usize, from: u32) -> Option<u32> {
         (from..self.caches.len() as u32).find(|&slot| self.caches[slot as usize].objects.get() > 0)
+    }
+
+    fn first_priority(&self) -> u32 {
+        FIRST_PRIORITY - self.skipped
     }
 
     fn standing(&self, slot: u32, _top: GroupId) -> Option<Standing> {
@@ -300,6 +306,16 @@ fn a_pass_ends_at_its_deadline_and_where_nobody_has_anything() {
 }
 
 /// A shrinker with false reports ends passes too early, but the next pass begins behind it.
+/// A small cache is asked for nothing at the first priorities.
+#[test]
+fn pass_that_begins_with_more_pressure_reaches_small_caches_in_time() {
+    let freed = [0, FIRST_PRIORITY].map(|skipped| {
+        let model = Model { skipped, ..model(&[cache(8)]) };
+        Passes::default().run(&model, &Ask { deadline: 8, ..ask(SIZE) }).freed > 0
+    });
+    assert_eq!(freed, [false, true]);
+}
+
 #[test]
 fn a_liar_does_not_keep_others_from_being_asked() {
     let (passes, model) = (Passes::default(), model(&[Cache { lies: true, ..cache(5000) }, cache(5000)]));

@@ -63,8 +63,8 @@ impl ChargeRequest {
 
     /// Allows shrinker calls in this thread, which must hold no lock that shrinkers take.
     ///
-    /// Only shrinkers that [allow](crate::reclaim::Builder::inline) it are called. A future that
-    /// waits calls none.
+    /// Only shrinkers that [allow](crate::reclaim::Builder::inline) it are called. A future calls
+    /// none.
     pub const fn inline(self) -> Self {
         ChargeRequest { inline: true, ..self }
     }
@@ -149,15 +149,16 @@ impl ChargeRequest {
 }
 
 /// Makes [`ChargeRequest::wait`] a future. The first poll makes the request, and dropping the
-/// future withdraws it.
+/// future withdraws it. No poll waits or calls a shrinker.
 impl IntoFuture for ChargeRequest {
     type Output = Result<Charge, ChargeError>;
     type IntoFuture = ChargeAsync;
 
     fn into_future(self) -> ChargeAsync {
-        let waiting = self.grouped().ok().filter(|_| !self.overcharge).map(|grouped| {
+        let waiting = self.grouped().ok().map(|grouped| {
             let end = self.end(grouped.platform());
-            (grouped.charge_async(self.payer(), self.bytes, end), end)
+            let waiting = grouped.charge_async(self.payer(), self.bytes, end);
+            (if self.overcharge { waiting.overcharge() } else { waiting }, end)
         });
         ChargeAsync { request: self, waiting }
     }
@@ -165,14 +166,16 @@ impl IntoFuture for ChargeRequest {
 
 /// A charge that waits for room, as a future.
 ///
+/// With [`ChargeRequest::overcharge`] it waits only while it is delayed above a `high`.
+///
 /// neap's thread wakes its task. Where neap can have no thread, a thread that
 /// [ticks](crate::mm::Mm::tick) does.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
 pub struct ChargeAsync {
     request: ChargeRequest,
-    /// The waiting charge, and its deadline in nanoseconds of the platform's clock. `None`: the
-    /// charge does not wait.
+    /// The waiting charge, and its deadline in nanoseconds of the platform's clock. `None`: there
+    /// is no group.
     waiting: Option<(neap_groups::ChargeAsync<'static, Source<'static, Linux>>, u64)>,
 }
 
@@ -181,7 +184,7 @@ impl Future for ChargeAsync {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let request = self.request;
-        let Some((waiting, end)) = &mut self.waiting else { return Poll::Ready(request.now()) };
+        let Some((waiting, end)) = &mut self.waiting else { return Poll::Ready(Err(ChargeError::Deleted)) };
         let answer = core::task::ready!(Pin::new(waiting).poll(context));
         let is_over = || request.grouped().is_ok_and(|grouped| grouped.platform().now() >= *end);
         Poll::Ready(answer.map(|_| request.charged()).map_err(|refusal| ChargeError::of(refusal, is_over())))
