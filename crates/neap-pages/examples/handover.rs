@@ -71,7 +71,7 @@ fn measure(order: u8, list_high: Option<u32>, batch_scale: u32) -> (f64, u64) {
             let begun = Instant::now();
             // SAFETY: the block is this thread's until it passes it on.
             words(pages.address(block), bytes).for_each(|word| unsafe { word.write_volatile(turn as u64) });
-            if turn > (PAGES / 4) >> order.0 {
+            if turn > (PAGES >> order.0) / 4 {
                 writes.push(begun.elapsed().as_nanos() as u64);
                 wholes.push(start.elapsed().as_nanos() as u64);
             }
