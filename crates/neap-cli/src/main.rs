@@ -20,6 +20,7 @@ mod library;
 mod linkage;
 mod machine;
 mod numbers;
+mod pressure;
 mod process;
 mod published;
 mod reconcile;
@@ -47,6 +48,7 @@ Examples:
   neap shrink 1234 pages 100           have one of its caches give objects up
   neap top 1234                        watch the same live, drain it by a key
   neap drain 1234                      give what it caches for its CPUs back to its free pages
+  neap pressure 1234                   see which memory limit binds a process, and the room below it
   neap demo                            see a burst of memory flow back to the system
   neap bench pair                      compare the cost of malloc and free with other allocators
   neap bench idle --json > idle.json   the same for memory kept after a burst, as one JSON object
@@ -69,6 +71,7 @@ enum Command {
     Stat(stat::Options),
     Top(top::Options),
     Drain(drain::Options),
+    Pressure(pressure::Options),
     Group(groups::BoundOptions),
     Shrink(shrinkers::Options),
     Demo(demo::Options),
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Stat(options) => stat::main(&options),
         Command::Top(options) => top::main(&options),
         Command::Drain(options) => drain::main(&options),
+        Command::Pressure(options) => pressure::main(&options),
         Command::Group(options) => groups::change_bound(&options),
         Command::Shrink(options) => shrinkers::shrink(&options),
         Command::Demo(options) => demo::main(&options),
