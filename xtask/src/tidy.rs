@@ -11,8 +11,10 @@ use crate::names::Names;
 use crate::sources::{self, Source};
 use crate::{cycles, layout, prose};
 
-/// Crates that are linked into the preload library.
+/// Crates of ring 0. All but `neap-pressure` are linked into the preload library. That crate keeps
+/// the rules of ring 0, and only the command uses it.
 pub(crate) const RING_0: &[&str] = &[
+    "neap-pressure",
     "neap-os",
     "neap-base",
     "neap-pages",

@@ -20,6 +20,7 @@ mod library;
 mod linkage;
 mod machine;
 mod numbers;
+mod pressure;
 mod process;
 mod published;
 mod reconcile;
@@ -49,6 +50,7 @@ Examples:
   neap shrink 1234 pages 100           have one of its caches give objects up
   neap top 1234                        watch the same live, drain it by a key
   neap drain 1234                      give what it caches for its CPUs back to its free pages
+  neap pressure 1234                   see which memory limit binds a process, and the room below it
   neap demo                            see a burst of memory flow back to the system
   neap bench pair                      compare the cost of malloc and free with other allocators
   neap bench idle --json > idle.json   the same for memory kept after a burst, as one JSON object
@@ -72,6 +74,7 @@ enum Command {
     Top(top::Options),
     Drain(drain::DrainOptions),
     Set(set::SetOptions),
+    Pressure(pressure::PressureOptions),
     Group(groups::BoundOptions),
     Shrink(shrinkers::ShrinkersOptions),
     Demo(demo::DemoOptions),
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Command::Top(options) => top::main(&options),
         Command::Drain(options) => drain::main(&options),
         Command::Set(options) => set::main(&options),
+        Command::Pressure(options) => pressure::main(&options),
         Command::Group(options) => groups::change_bound(&options),
         Command::Shrink(options) => shrinkers::shrink(&options),
         Command::Demo(options) => demo::main(&options),

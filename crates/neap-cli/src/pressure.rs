@@ -1,0 +1,169 @@
+//! `neap pressure`: the memory limit and the headroom that bind a process, and how they were found.
+//!
+//! [`neap_pressure`] finds and reads; this file prints. The process need not run under neap.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use neap_pressure::{
+    LimitedBy, MemoryLevel, MemoryReport, Sensor, SignalState, Stalls, Subject, Swap, System, Version, Visibility,
+};
+use serde_json::{Value, json};
+
+const EXAMPLES: &str = "\
+Examples:
+  neap pressure           the limits of this shell's group, for this command itself
+  neap pressure 1234      those of process 1234, which may be in a container
+  neap pressure 1234 --json | python3 -m json.tool
+                          everything, as one JSON object; all sizes are bytes
+  neap pressure --root /tmp/tree
+                          a copy of another system's /proc and /sys/fs/cgroup
+
+Nothing is written. A level is a group, the machine, or a limit of the process (RLIMIT_AS,
+RLIMIT_DATA). Used memory is usage less the files and slabs that the kernel can take back. The
+level with the least headroom binds. Groups are those that this command can see: run it outside of
+a container to see all ancestors.";
+
+/// Show the memory limit that binds a process, the room below it, and the signals of pressure.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct PressureOptions {
+    /// The process; this command itself without it
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Read files below this directory instead of /
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+}
+
+pub(crate) fn main(options: &PressureOptions) -> Result<ExitCode> {
+    let files = match &options.root {
+        None => System::new(),
+        Some(root) => {
+            let path = CString::new(root.as_os_str().as_bytes()).context("--root: a path holds no NUL")?;
+            let below = System::below(&path);
+            below.map_err(|error| anyhow!("--root {}: {error}; name a directory", root.display()))?
+        }
+    };
+    if let Some(pid) = options.pid {
+        let root = options.root.clone().unwrap_or_else(|| PathBuf::from("/"));
+        if !root.join(format!("proc/{pid}")).is_dir() {
+            bail!("there is no process {pid}");
+        }
+    }
+    let mut sensor = Box::new(Sensor::new(options.pid.map_or(Subject::Own, Subject::Other)));
+    let report = sensor.survey(&files);
+    if options.json {
+        println!("{}", object(report));
+    } else {
+        let mut text = String::new();
+        report.explain(&mut text)?;
+        print!("{text}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn object(report: &MemoryReport) -> Value {
+    let (group_stalls, machine_stalls) = report.stalls();
+    let each_signal = report.signals().map(|(signal, state)| {
+        let (state, reason) = described(state);
+        json!({"signal": signal.name(), "state": state, "reason": reason})
+    });
+    json!({
+        "pid": match report.process() {
+            Subject::Own => std::process::id(),
+            Subject::Other(id) => id,
+        },
+        "cgroup_version": report.version().map(|version| match version {
+            Version::V1 => 1,
+            Version::V2 => 2,
+        }),
+        "hybrid": report.is_hybrid(),
+        "group": text(report.member()),
+        "directory": text(report.directory()),
+        "view": match report.view() {
+            Visibility::Nothing => "nothing",
+            Visibility::Outside => "outside",
+            Visibility::Missing => "missing",
+            Visibility::AncestorsOnly => "ancestors only",
+            Visibility::Deleted => "deleted",
+            Visibility::Own => "own",
+        },
+        "ancestors_hidden": report.ancestors_hidden(),
+        "levels": report.levels().iter().map(|each| level(report, each)).collect::<Vec<_>>(),
+        "levels_not_listed": report.unlisted(),
+        "limit": report.limit().map(|each| level(report, each)),
+        "wall": report.wall().map(|each| level(report, each)),
+        "soft_wall": report.soft_wall().map(|each| level(report, each)),
+        "swap_headroom": report.swap_headroom(),
+        "pressure": report.pressure().map(|pressure| pressure.name()),
+        "room_to_grow": report.room_to_grow(),
+        "privileged": report.is_privileged(),
+        "signals": each_signal.collect::<Vec<_>>(),
+        "group_stalls": group_stalls.map(stalls),
+        "machine_stalls": machine_stalls.map(stalls),
+        "watch_write": report.trigger().map(text),
+    })
+}
+
+fn level(report: &MemoryReport, level: &MemoryLevel) -> Value {
+    let kind = match level.owner {
+        LimitedBy::Group => "group",
+        LimitedBy::HiddenAncestor => "hidden ancestor",
+        LimitedBy::Machine => "machine",
+        LimitedBy::AddressSpace => "address space",
+        LimitedBy::Data => "data",
+    };
+    let (swap_limit, swap_usage, with_memory) = match level.swap {
+        Swap::Unlimited => (None, None, false),
+        Swap::Alone { limit, usage } => (Some(limit), Some(usage), false),
+        Swap::Together { limit, usage } => (Some(limit), Some(usage), true),
+    };
+    json!({
+        "kind": kind,
+        "path": (level.owner == LimitedBy::Group).then(|| text(report.path(level))),
+        "limit": level.limit,
+        "high": level.high,
+        "usage": level.usage,
+        "reclaimable": level.reclaimable,
+        "used": level.used(),
+        "headroom": level.headroom(),
+        "soft_headroom": level.soft_headroom(),
+        "swap_limit": swap_limit,
+        "swap_usage": swap_usage,
+        "swap_counts_memory": with_memory,
+    })
+}
+
+/// Name of a state, and the reason for it.
+fn described(state: SignalState) -> (&'static str, Option<String>) {
+    match state {
+        SignalState::Usable => ("usable", None),
+        SignalState::ReadOnly(error) => ("read only", Some(error.to_string())),
+        SignalState::WholeMachine => ("whole machine", None),
+        SignalState::Absent => ("absent", None),
+        SignalState::Refused(error) => ("refused", Some(error.to_string())),
+        SignalState::Not(reason) => ("not usable", Some(reason.to_string())),
+    }
+}
+
+fn stalls(stalls: Stalls) -> Value {
+    let percent = |hundredths: u32| f64::from(hundredths) / 100.0;
+    json!({
+        "some_percent_10s": percent(stalls.some_10),
+        "full_percent_10s": percent(stalls.full_10),
+        "some_us": stalls.some_us,
+        "full_us": stalls.full_us,
+    })
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

@@ -1,0 +1,166 @@
+//! `neap pressure` on this machine, with any version of cgroups, and on a made tree.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn neap(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_neap")).arg("pressure").args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn object(arguments: &[&str]) -> Value {
+    let output = neap(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// A directory that is removed at the end.
+struct Made(PathBuf);
+
+impl Made {
+    fn new(name: &str, files: &[(&str, &str)]) -> Made {
+        let root = std::env::temp_dir().join(format!("neap-pressure-{name}-{}", std::process::id()));
+        let made = Made(root);
+        for (path, text) in files {
+            let path = made.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        made
+    }
+
+    fn root(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn machine_is_a_level_and_nothing_has_more_headroom_than_it_has() {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+    let own = std::process::id().to_string();
+    for arguments in [&[][..], &[own.as_str()]] {
+        let object = object(arguments);
+        let levels = object["levels"].as_array().unwrap();
+        let machine = levels.iter().find(|level| level["kind"] == "machine").unwrap();
+        assert_eq!(machine["limit"], total << 10, "{object}");
+        let headroom = object["wall"]["headroom"].as_u64().unwrap();
+        let least = levels.iter().filter_map(|level| level["headroom"].as_u64()).min();
+        assert_eq!(Some(headroom), least, "{object}");
+        assert!(object["limit"]["limit"].as_u64().unwrap() <= total << 10, "{object}");
+        assert_eq!(object["signals"].as_array().unwrap().len(), 8);
+        // A group that was found is one that holds the process.
+        let directory = object["directory"].as_str().unwrap();
+        if object["view"] == "own"
+            && let Ok(members) = fs::read_to_string(format!("{directory}/cgroup.procs"))
+        {
+            assert!(members.lines().any(|line| line == own), "{object}");
+        }
+    }
+}
+
+#[test]
+fn explanation_has_every_part() {
+    let output = neap(&[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let text = text(&output.stdout);
+    for part in
+        ["This process: ", "\nLevels, ", "  the machine\n", "\nLimit: ", "\nHeadroom: ", "\nPressure: ", "\nSignals, "]
+    {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+}
+
+#[test]
+fn made_tree_is_read_below_its_root() {
+    let made = Made::new(
+        "tree",
+        &[
+            ("proc/77/cgroup", "0::/a/b\n"),
+            ("proc/self/mountinfo", "25 22 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+            ("proc/meminfo", "MemTotal: 4194304 kB\nMemFree: 1048576 kB\nMemAvailable: 2097152 kB\nSwapFree: 0 kB\n"),
+            ("sys/fs/cgroup/a/memory.max", "1073741824\n"),
+            ("sys/fs/cgroup/a/memory.current", "838860800\n"),
+            ("sys/fs/cgroup/a/memory.stat", "inactive_file 104857600\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.high", "524288000\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "104857600\n"),
+            ("sys/fs/cgroup/a/b/memory.events", "low 0\n"),
+        ],
+    );
+    let object = object(&["77", "--root", made.root()]);
+    assert_eq!((&object["pid"], &object["cgroup_version"], &object["view"]), (&77.into(), &2.into(), &"own".into()));
+    let wall = &object["wall"];
+    assert_eq!((&wall["path"], &wall["limit"]), (&"/sys/fs/cgroup/a".into(), &(1_u64 << 30).into()));
+    assert_eq!((&wall["used"], &wall["headroom"]), (&(700_u64 << 20).into(), &(324_u64 << 20).into()));
+    assert_eq!(object["soft_wall"]["soft_headroom"], 400_u64 << 20);
+    assert_eq!((&object["pressure"], &object["swap_headroom"]), (&"roomy".into(), &0.into()));
+    let output = neap(&["77", "--root", made.root()]);
+    let expected = "\
+Subject 77: cgroup version 2
+Group:     /a/b
+Directory: /sys/fs/cgroup/a/b
+Ancestors: all visible
+
+Levels, from the process's own group up:
+  /sys/fs/cgroup/a/b
+    limit none, throttled above 500.0 MiB, used 100.0 MiB
+  /sys/fs/cgroup/a
+    limit 1.0 GiB, used 700.0 MiB (800.0 MiB less 100.0 MiB reclaimable), headroom 324.0 MiB
+  the machine
+    limit 4.0 GiB, used 2.0 GiB (3.0 GiB less 1.0 GiB reclaimable), headroom 2.0 GiB
+
+Limit:     1.0 GiB, of /sys/fs/cgroup/a
+Headroom:  324.0 MiB, of /sys/fs/cgroup/a
+Throttled: after 400.0 MiB, by /sys/fs/cgroup/a/b
+Swap:      0 B free
+Pressure:  roomy; caches may grow by 196.0 MiB
+
+Signals, in the order of trust:
+  headroom                usable
+  memory.events.local     absent
+  memory.events           usable
+  MEMORY_PRESSURE_WATCH   not set
+  memory.pressure         absent
+  /proc/pressure/memory   absent
+  memory.pressure_level   absent
+  MemAvailable            usable
+";
+    assert_eq!(text(&output.stdout), expected);
+}
+
+#[test]
+fn an_example_of_the_guide_is_what_is_printed() {
+    // The guide explains each line of the tree above.
+    let page = include_str!("../../../docs/guide/pressure.md");
+    for line in ["Headroom:  324.0 MiB, of /sys/fs/cgroup/a", "Pressure:  roomy; caches may grow by 196.0 MiB"] {
+        assert!(page.contains(line), "{line}");
+    }
+}
+
+#[test]
+fn mistakes_are_named() {
+    let output = neap(&["--root", "/nowhere/at/all"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stderr), "neap: --root /nowhere/at/all: no such file; name a directory\n");
+    let output = neap(&["4194304999"]);
+    assert_ne!(output.status.code(), Some(0));
+    let output = neap(&["4194305"]);
+    assert_eq!(text(&output.stderr), "neap: there is no process 4194305\n");
+    assert_eq!(neap(&["0"]).status.code(), Some(2));
+}

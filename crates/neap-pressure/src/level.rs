@@ -1,0 +1,183 @@
+//! A level that limits memory: a group, the machine, or a limit of the process. Pure arithmetic.
+//!
+//! # Used memory
+//!
+//! The kernel kills in a group only after reclaim failed. So memory that reclaim takes without
+//! swapping counts as free:
+//!
+//! ```text
+//! used        = usage - reclaimable
+//! reclaimable = inactive_file + active_file + slab_reclaimable - dirty - writeback     version 2
+//! reclaimable = total_inactive_file + total_active_file - total_dirty - total_writeback  version 1
+//! used        = MemTotal - MemAvailable                                                the machine
+//! ```
+//!
+//! Files in tmpfs and shared memory are on the lists of anonymous memory, so they count as used.
+//! Dirty pages have to be written first, which may take longer than the growth that needs them.
+//! Version 1 does not say which part of its slabs is reclaimable.
+
+/// What limits memory at a level.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LimitedBy {
+    /// A visible group.
+    Group,
+    /// An ancestor above the mount. Version 1 shows the smallest limit of all ancestors to the
+    /// group itself. Its usage is at least that of the topmost visible group.
+    HiddenAncestor,
+    /// The machine, by `/proc/meminfo`.
+    Machine,
+    /// `RLIMIT_AS`: address space of the process, also where no memory is behind it.
+    AddressSpace,
+    /// `RLIMIT_DATA`: private writable memory of the process.
+    Data,
+}
+
+/// Swap of a group.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum Swap {
+    /// Not known, or not limited here.
+    #[default]
+    Unlimited,
+    /// Version 2: swapped memory alone.
+    Alone {
+        /// `memory.swap.max`.
+        limit: u64,
+        /// `memory.swap.current`.
+        usage: u64,
+    },
+    /// Version 1: memory and swapped memory together.
+    Together {
+        /// `memory.memsw.limit_in_bytes`.
+        limit: u64,
+        /// `memory.memsw.usage_in_bytes`.
+        usage: u64,
+    },
+}
+
+/// A level and its numbers, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryLevel {
+    /// Kind of the level.
+    pub owner: LimitedBy,
+    /// Length of the group's path: a prefix of the path of the process's own group.
+    pub(crate) path_length: usize,
+    /// Hard limit; `None` if there is none or it cannot be read.
+    pub limit: Option<u64>,
+    /// Limit above which the kernel throttles (`memory.high`).
+    pub high: Option<u64>,
+    /// Charged memory; `None` if it cannot be read.
+    pub usage: Option<u64>,
+    /// Part of the usage that reclaim takes without swapping.
+    pub reclaimable: u64,
+    /// Swap.
+    pub swap: Swap,
+}
+
+impl MemoryLevel {
+    pub(crate) const fn new(owner: LimitedBy) -> MemoryLevel {
+        MemoryLevel {
+            owner,
+            path_length: 0,
+            limit: None,
+            high: None,
+            usage: None,
+            reclaimable: 0,
+            swap: Swap::Unlimited,
+        }
+    }
+
+    /// Usage without its reclaimable part.
+    #[must_use]
+    pub fn used(&self) -> Option<u64> {
+        Some(self.usage?.saturating_sub(self.reclaimable))
+    }
+
+    /// Bytes until the hard limit. `None` without a limit or usage.
+    #[must_use]
+    pub fn headroom(&self) -> Option<u64> {
+        let memory = self.memory_headroom();
+        match self.swap {
+            // Memory and swap together may be full although memory is not.
+            Swap::Together { limit, usage } => {
+                let both = limit.saturating_sub(usage.saturating_sub(self.reclaimable));
+                // Without the usage of memory alone, its limit still bounds the headroom.
+                Some(memory.or(self.limit).map_or(both, |memory| memory.min(both)))
+            }
+            _ => memory,
+        }
+    }
+
+    fn memory_headroom(&self) -> Option<u64> {
+        Some(self.limit?.saturating_sub(self.used()?))
+    }
+
+    /// Bytes until the limit above which the kernel throttles.
+    #[must_use]
+    pub fn soft_headroom(&self) -> Option<u64> {
+        Some(self.high?.saturating_sub(self.used()?))
+    }
+
+    /// Bytes that the kernel may still swap out for this level. `None` if the level does not limit
+    /// them.
+    #[must_use]
+    pub fn swap_headroom(&self) -> Option<u64> {
+        match self.swap {
+            Swap::Unlimited => None,
+            Swap::Alone { limit, usage } => Some(limit.saturating_sub(usage)),
+            Swap::Together { limit, usage } => {
+                let both = limit.saturating_sub(usage.saturating_sub(self.reclaimable));
+                Some(both.saturating_sub(self.memory_headroom().unwrap_or(0)))
+            }
+        }
+    }
+}
+
+/// The level with the smallest value. The first of several.
+pub(crate) fn smallest(
+    levels: impl Iterator<Item = MemoryLevel>,
+    value: impl Fn(&MemoryLevel) -> Option<u64>,
+) -> Option<MemoryLevel> {
+    let valued = levels.filter(|level| value(level).is_some());
+    valued.min_by_key(|level| value(level))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEVEL: MemoryLevel = MemoryLevel {
+        limit: Some(100),
+        usage: Some(90),
+        reclaimable: 30,
+        high: Some(70),
+        ..MemoryLevel::new(LimitedBy::Group)
+    };
+
+    #[test]
+    fn reclaimable_memory_is_headroom() {
+        assert_eq!((LEVEL.used(), LEVEL.headroom(), LEVEL.soft_headroom()), (Some(60), Some(40), Some(10)));
+        let over = MemoryLevel { reclaimable: 1000, ..LEVEL };
+        assert_eq!((over.used(), over.headroom()), (Some(0), Some(100)));
+        let above = MemoryLevel { usage: Some(1000), ..LEVEL };
+        assert_eq!((above.headroom(), above.soft_headroom()), (Some(0), Some(0)));
+        assert_eq!(MemoryLevel { usage: None, ..LEVEL }.headroom(), None);
+        assert_eq!(MemoryLevel { limit: None, ..LEVEL }.headroom(), None);
+    }
+
+    #[test]
+    fn memory_and_swap_together_may_be_the_nearer_wall() {
+        let level = MemoryLevel { swap: Swap::Together { limit: 110, usage: 130 }, ..LEVEL };
+        assert_eq!((level.headroom(), level.swap_headroom()), (Some(10), Some(0)));
+        let level = MemoryLevel { swap: Swap::Together { limit: 200, usage: 90 }, ..LEVEL };
+        assert_eq!((level.headroom(), level.swap_headroom()), (Some(40), Some(100)));
+        let level = MemoryLevel { swap: Swap::Alone { limit: 5, usage: 9 }, ..LEVEL };
+        assert_eq!((level.headroom(), level.swap_headroom()), (Some(40), Some(0)));
+    }
+
+    #[test]
+    fn the_first_of_equal_levels_is_the_smallest() {
+        let other = MemoryLevel { owner: LimitedBy::Machine, ..LEVEL };
+        assert_eq!(smallest([LEVEL, other].into_iter(), MemoryLevel::headroom), Some(LEVEL));
+        assert_eq!(smallest([MemoryLevel::new(LimitedBy::Group)].into_iter(), MemoryLevel::headroom), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! Finds the memory limit and the headroom that bind a Linux process.
+//!
+//! A [`Sensor`] finds the process's own group in cgroup version 1, version 2 and hybrid systems. It
+//! reads the group, all visible ancestors, the machine, and the process's own limits. The
+//! [`MemoryReport`] has the level with the least headroom, the room to grow, and the signals of
+//! pressure that can be used. [`MemoryReport::explain`] writes all of it as text.
+//!
+//! ```
+//! use neap_pressure::{Sensor, Subject, System};
+//!
+//! let mut sensor = Sensor::new(Subject::Own);
+//! let report = sensor.look(&System::new());
+//! if let Some(wall) = report.wall() {
+//!     println!("{:?} bytes until {:?}", wall.headroom(), wall.owner);
+//! }
+//! ```
+//!
+//! # Design
+//!
+//! Decisions are pure functions of bytes: lines, positions, levels, pressure. [`Files`] is the only
+//! way to the system, so made trees are tests. The crate depends on no other crate of neap. It
+//! allocates nothing, starts no thread and writes to no file. File content of any kind leads to a
+//! report: unreadable parts are absent from it and named in its explanation.
+//!
+//! An [`Estimator`] turns a series of headrooms into the time to the wall, and [`Pressure`] into a
+//! level with hysteresis. Both take the caller's clock.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod explain;
+mod files;
+mod groups;
+mod level;
+mod lines;
+mod path;
+mod place;
+mod process;
+mod records;
+mod report;
+mod sensor;
+mod signals;
+mod stall;
+mod system;
+mod text;
+mod wall;
+mod watch;
+
+pub use explain::Size;
+pub use files::{Access, Errno, FileKind, Files};
+pub use groups::Version;
+pub use level::{LimitedBy, MemoryLevel, Swap};
+pub use lines::{Membership, Mount, Position, position};
+pub use place::Visibility;
+pub use process::Subject;
+pub use report::{MOST_LEVELS, MemoryReport};
+pub use sensor::Sensor;
+pub use signals::{Signal, SignalState};
+pub use stall::{LONGEST_TRIGGER, Stalls, Trigger};
+pub use system::System;
+pub use wall::{Estimator, KEPT, Pressure, Sample, margin, room_to_grow};
+pub use watch::{Watch, decode};

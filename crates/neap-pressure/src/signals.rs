@@ -1,0 +1,145 @@
+//! The signals of memory pressure that a process can use, in the order of trust.
+//!
+//! Files are opened and closed again; nothing is written, so no trigger stays behind. Files that a
+//! program's environment names are opened only for the process itself.
+
+use crate::files::{Access, Errno, FileKind, Files};
+use crate::groups::Reader;
+use crate::records::Records;
+use crate::stall::Stalls;
+use crate::watch::Watch;
+
+/// A source of news about memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Signal {
+    /// Limits and usages of the group and its ancestors, read again and again.
+    Headroom,
+    /// `memory.events.local` of the own group: notifies at its own limits.
+    EventsLocal,
+    /// `memory.events` of the own group: notifies at limits of the group and those below it.
+    Events,
+    /// The file that the service manager names in `MEMORY_PRESSURE_WATCH`.
+    Watch,
+    /// `memory.pressure` of the own version 2 group.
+    GroupPressure,
+    /// `/proc/pressure/memory`, of the whole machine.
+    MachinePressure,
+    /// `memory.pressure_level` of version 1, through `cgroup.event_control`.
+    PressureLevel,
+    /// `MemAvailable` of the whole machine, read again and again.
+    Available,
+}
+
+impl Signal {
+    /// All signals in the order of trust.
+    pub const ALL: [Signal; 8] = [
+        Signal::Headroom,
+        Signal::EventsLocal,
+        Signal::Events,
+        Signal::Watch,
+        Signal::GroupPressure,
+        Signal::MachinePressure,
+        Signal::PressureLevel,
+        Signal::Available,
+    ];
+
+    /// Name for people and machines.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Signal::Headroom => "headroom",
+            Signal::EventsLocal => "memory.events.local",
+            Signal::Events => "memory.events",
+            Signal::Watch => "MEMORY_PRESSURE_WATCH",
+            Signal::GroupPressure => "memory.pressure",
+            Signal::MachinePressure => "/proc/pressure/memory",
+            Signal::PressureLevel => "memory.pressure_level",
+            Signal::Available => "MemAvailable",
+        }
+    }
+}
+
+/// Whether a signal can be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SignalState {
+    /// It can be read, and can notify if it is one that notifies.
+    Usable,
+    /// It can be read, and cannot notify, for the kernel's reason.
+    ReadOnly(Errno),
+    /// It can be used, but tells of the whole machine: the group is the root group.
+    WholeMachine,
+    /// It does not exist.
+    Absent,
+    /// It exists, and the kernel refuses it.
+    Refused(Errno),
+    /// It cannot be used for another reason.
+    Not(&'static str),
+}
+
+impl SignalState {
+    /// Returns whether the signal is of any use.
+    #[must_use]
+    pub fn is_usable(self) -> bool {
+        matches!(self, SignalState::Usable | SignalState::ReadOnly(_) | SignalState::WholeMachine)
+    }
+}
+
+fn refusal(error: Errno) -> SignalState {
+    if error.is_absent() { SignalState::Absent } else { SignalState::Refused(error) }
+}
+
+impl<F: Files> Reader<'_, F> {
+    /// Tries to open a file of a group.
+    pub(crate) fn can_open(&mut self, parts: &[&[u8]], access: Access) -> SignalState {
+        let path = self.scratch.set(parts).and_then(|()| self.scratch.as_c_str());
+        match path.and_then(|path| self.files.open(path, access)) {
+            Ok(_) => SignalState::Usable,
+            Err(error) => refusal(error),
+        }
+    }
+
+    /// Reads a pressure file, and tries to open it for a trigger.
+    pub(crate) fn pressure_file(&mut self, parts: &[&[u8]]) -> (SignalState, Option<Stalls>) {
+        let writing = self.can_open(parts, Access::ReadWrite);
+        if writing == SignalState::Absent {
+            return (SignalState::Absent, None);
+        }
+        let path = self.scratch.set(parts).and_then(|()| self.scratch.as_c_str());
+        let mut lines = match path.and_then(|path| Records::open(self.files, path, b'\n', &mut *self.buffer)) {
+            Ok(lines) => lines,
+            Err(error) => return (refusal(error), None),
+        };
+        let mut stalls = Stalls::default();
+        let mut found = false;
+        while let Some(line) = lines.next() {
+            found |= stalls.add(line);
+        }
+        match (lines.error, writing) {
+            (Some(Errno::OPNOTSUPP), _) => (SignalState::Not("pressure stall information is switched off"), None),
+            (Some(error), _) => (SignalState::Refused(error), None),
+            _ if !found => (SignalState::Not("the file holds no stall times"), None),
+            (None, SignalState::Refused(error)) => (SignalState::ReadOnly(error), Some(stalls)),
+            (None, _) => (SignalState::Usable, Some(stalls)),
+        }
+    }
+
+    /// Looks at the file of systemd's variable.
+    pub(crate) fn watch(&mut self, value: Option<&[u8]>, is_own: bool) -> SignalState {
+        let path = match value.map(Watch::parse) {
+            None => return SignalState::Absent,
+            Some(Watch::Off) => return SignalState::Not("switched off by the service manager"),
+            Some(Watch::Malformed) => return SignalState::Not("the path is not absolute and normalised"),
+            Some(Watch::Path(path)) => path,
+        };
+        let kind = self.scratch.set(&[path]).and_then(|()| self.scratch.as_c_str());
+        match kind.and_then(|path| self.files.kind(path)) {
+            Err(error) => SignalState::Refused(error),
+            Ok(FileKind::Directory) => SignalState::Refused(Errno::ISDIR),
+            Ok(FileKind::Other) => SignalState::Not("the file is not one of procfs or cgroup2"),
+            Ok(_) if !is_own => SignalState::Not("not tried: the variable is of another process"),
+            Ok(FileKind::Socket) => SignalState::Usable,
+            Ok(FileKind::Stream) => self.can_open(&[path], Access::Read),
+            Ok(FileKind::Kernel) => self.can_open(&[path], Access::ReadWrite),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Pressure stall information: the text of a pressure file, and the trigger that one takes.
+
+use crate::text::number;
+
+/// Stall times of a pressure file.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Stalls {
+    /// Hundredths of a percent of the last 10 s in which some task waited for memory.
+    pub some_10: u32,
+    /// Hundredths of a percent of the last 10 s in which all tasks waited for memory.
+    pub full_10: u32,
+    /// Microseconds in which some task waited so far.
+    pub some_us: u64,
+    /// Microseconds in which all tasks waited so far.
+    pub full_us: u64,
+}
+
+impl Stalls {
+    /// Adds a line: `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`. Returns whether it is one.
+    pub fn add(&mut self, line: &[u8]) -> bool {
+        let mut words = line.split(|byte| *byte == b' ');
+        let (average, total) = match words.next() {
+            Some(b"some") => (&mut self.some_10, &mut self.some_us),
+            Some(b"full") => (&mut self.full_10, &mut self.full_us),
+            _ => return false,
+        };
+        let mut found = false;
+        for word in words {
+            if let Some(value) = word.strip_prefix(b"avg10=").and_then(hundredths) {
+                *average = value;
+            } else if let Some(value) = word.strip_prefix(b"total=").and_then(number) {
+                (*total, found) = (value, true);
+            }
+        }
+        found
+    }
+}
+
+/// Returns a number with two decimals as hundredths.
+fn hundredths(text: &[u8]) -> Option<u32> {
+    let at = text.iter().position(|byte| *byte == b'.')?;
+    let (whole, decimals) = (text.get(..at)?, text.get(at + 1..)?);
+    if decimals.len() != 2 {
+        return None;
+    }
+    let value = number(whole)?.checked_mul(100)?.checked_add(number(decimals)?)?;
+    u32::try_from(value).ok()
+}
+
+/// Longest trigger: the kernel cuts a longer write.
+pub const LONGEST_TRIGGER: usize = 32;
+
+/// A request for notification when tasks wait longer than `stall_us` in a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Trigger {
+    /// Microseconds of waiting in a window.
+    pub stall_us: u64,
+    /// Microseconds of a window.
+    pub window_us: u64,
+}
+
+/// Longest window of a trigger in microseconds.
+const LONGEST_WINDOW: u64 = 10_000_000;
+/// Windows without CAP_SYS_RESOURCE are a multiple of this.
+const UNPRIVILEGED_WINDOW: u64 = 2_000_000;
+/// Shortest window that every kernel takes with CAP_SYS_RESOURCE.
+const SHORTEST_WINDOW: u64 = 500_000;
+
+impl Trigger {
+    /// The nearest trigger that the kernel takes. The share of the window stays about equal.
+    #[must_use]
+    pub fn allowed(self, is_privileged: bool) -> Trigger {
+        let window_us = if is_privileged {
+            self.window_us.clamp(SHORTEST_WINDOW, LONGEST_WINDOW)
+        } else {
+            let windows = self.window_us.min(LONGEST_WINDOW).div_ceil(UNPRIVILEGED_WINDOW);
+            windows.max(1) * UNPRIVILEGED_WINDOW
+        };
+        let share = u128::from(self.stall_us) * u128::from(window_us) / u128::from(self.window_us.max(1));
+        let stall_us = u64::try_from(share).unwrap_or(u64::MAX).clamp(1, window_us);
+        Trigger { stall_us, window_us }
+    }
+
+    /// Writes the text for a pressure file into `buffer`, with the NUL at its end. Without the NUL
+    /// `/proc/pressure/memory` takes the last digit for one. Returns the length.
+    pub fn write(self, buffer: &mut [u8; LONGEST_TRIGGER]) -> usize {
+        let mut end = 0;
+        let mut put = |bytes: &[u8]| {
+            for (place, byte) in buffer.iter_mut().skip(end).zip(bytes) {
+                *place = *byte;
+            }
+            end += bytes.len();
+        };
+        put(b"some ");
+        for (value, behind) in [(self.stall_us, b' '), (self.window_us, 0)] {
+            // Eight digits hold the longest window.
+            let mut digits = [0; 8];
+            let mut rest = value.min(LONGEST_WINDOW);
+            for digit in digits.iter_mut().rev() {
+                *digit = b'0' + (rest % 10) as u8;
+                rest /= 10;
+            }
+            let zeroes = digits.iter().take_while(|digit| **digit == b'0').count();
+            put(digits.get(zeroes.min(7)..).unwrap_or_default());
+            put(&[behind]);
+        }
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_by_key() {
+        let mut stalls = Stalls::default();
+        assert!(stalls.add(b"some avg10=1.25 avg60=0.00 avg300=0.00 total=77"));
+        assert!(stalls.add(b"full later=1 avg10=100.00 total=5"));
+        assert_eq!(stalls, Stalls { some_10: 125, full_10: 10_000, some_us: 77, full_us: 5 });
+        for bad in ["", "some", "none avg10=1.25 total=7", "some avg10=x total=-1"] {
+            assert!(!stalls.add(bad.as_bytes()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn windows_are_what_the_kernel_takes() {
+        let allowed = |stall_us, window_us, privileged| {
+            let Trigger { stall_us, window_us } = Trigger { stall_us, window_us }.allowed(privileged);
+            (stall_us, window_us)
+        };
+        assert_eq!(allowed(100_000, 1_000_000, true), (100_000, 1_000_000));
+        assert_eq!(allowed(100_000, 1_000_000, false), (200_000, 2_000_000));
+        assert_eq!(allowed(150_000, 3_000_000, false), (200_000, 4_000_000));
+        assert_eq!(allowed(1, 60_000_000, false).1, 10_000_000);
+        assert_eq!(allowed(0, 0, false), (1, 2_000_000));
+        assert_eq!(allowed(u64::MAX, 1, true), (500_000, 500_000));
+    }
+
+    #[test]
+    fn triggers_end_with_a_nul() {
+        let mut buffer = [7; LONGEST_TRIGGER];
+        let length = Trigger { stall_us: 200_000, window_us: 2_000_000 }.write(&mut buffer);
+        assert_eq!(&buffer[..length], b"some 200000 2000000\0");
+        let length = Trigger { stall_us: u64::MAX, window_us: 0 }.write(&mut buffer);
+        assert_eq!(&buffer[..length], b"some 10000000 0\0");
+    }
+}
