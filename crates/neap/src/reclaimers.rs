@@ -227,8 +227,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// Posts a job, and waits for it for `patience` nanoseconds, if given. Time by which the thread
-    /// is woken too late does not count. Returns the job's answer, 0 where there can be no reclaimers, and `None` if it was not awaited or came too
-    /// late.
+    /// is woken too late does not count. Returns the job's answer, 0 where there can be no
+    /// reclaimers, and `None` if it was not awaited or came too late.
     pub(crate) fn ask_reclaimers(
         &self,
         mm: &Mm<P>,

@@ -43,8 +43,8 @@ const ALL: u64 = 96 * OBJECT;
 const BAD: usize = 24;
 /// Handles that a thread keeps.
 const KEPT: usize = 8;
-/// How long a charge without a wait has callbacks run, and for how long it asks none after passes in
-/// vain.
+/// How long a charge without a wait has callbacks run, and for how long it asks none after passes
+/// in vain.
 const NOW: Duration = Duration::from_millis(200);
 const BACK_OFF: Duration = Duration::from_millis(10);
 /// How long charges wait: one that may end in vain, and one that is to be admitted.
