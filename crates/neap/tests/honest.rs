@@ -83,6 +83,12 @@ impl Cache {
         self.objects.lock().unwrap().push_back(charge);
     }
 
+    /// Charges an object, however long that takes while the process is beyond its quota.
+    fn wait_and_put(&self) {
+        let charge = self.group.charge_or_wait(OBJECT, Duration::from_secs(60));
+        self.objects.lock().unwrap().push_back(charge.unwrap_or_else(|refused| panic!("{refused}")));
+    }
+
     fn assert_not_barred(&self) {
         reclaim::each_culprit(|culprit| {
             assert!(culprit.shrinker != self.shrinker.id().to_bits() || culprit.until == 0, "{culprit:?}");
@@ -171,13 +177,13 @@ impl Drop for Quota {
 
 /// Callbacks take 3 ms of CPU time each, beside two threads that spin.
 #[test]
-fn process_beyond_its_cpu_quota_refuses_no_charge() {
+fn process_beyond_its_cpu_quota_refuses_no_charge_that_waits() {
     if !is_child() {
         let Some(quota) = Quota::new(10) else {
             eprintln!("SKIPPED: this process may make no group with a CPU quota (cgroup v1, controller cpu)");
             return;
         };
-        let mut child = child("process_beyond_its_cpu_quota_refuses_no_charge");
+        let mut child = child("process_beyond_its_cpu_quota_refuses_no_charge_that_waits");
         assert!(quota.holds(&child), "the child does not enter its group");
         child.stdin.take().unwrap().write_all(b"go\n").unwrap();
         assert!(child.wait().unwrap().success());
@@ -205,7 +211,7 @@ fn process_beyond_its_cpu_quota_refuses_no_charge() {
             });
         }
         let _ends = Ends(&is_over);
-        (0..OBJECTS).for_each(|_| cache.put());
+        (0..OBJECTS).for_each(|_| cache.wait_and_put());
     });
     assert!(calls.load(Relaxed) > 0);
     cache.assert_not_barred();
