@@ -3,7 +3,7 @@
 //! # Design
 //!
 //! 1. The sources: each local link leads to a file, and each anchor to a heading of that file.
-//!    SUMMARY.md names every page of `docs`.
+//!    SUMMARY.md names every page of `docs`. Each test that `docs/meetings.md` names exists.
 //! 2. The book: the crate `neap-book` renders it into `target/book/docs`. Files outside `docs` to
 //!    which pages link are copied to the same relative places below `target/book`.
 //! 3. The rendered pages: each local address leads to a file, and each fragment to an `id` of it.
@@ -24,6 +24,8 @@ use crate::process::{cargo, run};
 const ROOT_PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
 
 const SUMMARY: &str = "docs/SUMMARY.md";
+/// The page that names a test for each rule.
+const MEETINGS: &str = "docs/meetings.md";
 
 /// The folder of the rendered book.
 fn site() -> PathBuf {
@@ -129,6 +131,34 @@ fn read(root: &Path, folder: &Path, ending: &str, parse: fn(&str) -> Page, pages
     Ok(())
 }
 
+/// Returns the tests in back quotes, as `file::test` or `crate/file::test`, that `exists` does not
+/// know by crate, file and test. Without a crate any may have the file.
+fn missing_tests(text: &str, exists: impl Fn(Option<&str>, &str, &str) -> bool) -> Vec<String> {
+    let lines = text.lines().enumerate();
+    let quoted = lines.flat_map(|(line, text)| text.split('`').skip(1).step_by(2).map(move |name| (line + 1, name)));
+    let named = quoted.filter_map(|(line, name)| name.split_once("::").map(|(file, test)| (line, name, file, test)));
+    let missing = named.filter(|(_, _, file, test)| {
+        let (of, file) = file.split_once('/').map_or((None, *file), |(of, file)| (Some(of), file));
+        !exists(of, file, test)
+    });
+    missing
+        .map(|(line, name, ..)| format!("{MEETINGS}:{line}: test `{name}` does not exist; correct the name"))
+        .collect()
+}
+
+/// Returns whether a crate, or any, has a test in a file of its folder `tests`, or of a folder in
+/// that.
+fn has_test(root: &Path, of: Option<&str>, file: &str, test: &str) -> bool {
+    let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let crates = entries(&root.join("crates")).filter(|entry| of.is_none_or(|of| entry.file_name() == of));
+    let tests: Vec<PathBuf> = crates.map(|entry| entry.path().join("tests")).collect();
+    let inner = tests.iter().flat_map(|tests| entries(tests)).map(|entry| entry.path());
+    let folders: Vec<PathBuf> = inner.filter(|path| path.is_dir()).chain(tests.iter().cloned()).collect();
+    let wanted = format!("fn {test}(");
+    let texts = folders.iter().filter_map(|folder| fs::read_to_string(folder.join(file).with_extension("rs")).ok());
+    texts.into_iter().any(|text| text.contains(&wanted))
+}
+
 /// Prints the findings; an error if there is one.
 fn judge(what: &str, findings: &[String], pages: &Pages) -> Result<()> {
     for finding in findings {
@@ -150,6 +180,8 @@ fn check_sources(root: &Path) -> Result<Pages> {
     read(root, &root.join("docs"), "md", markdown, &mut pages)?;
     let mut findings = pages.dead(|path| root.join(path).exists());
     findings.extend(pages.unlisted());
+    let meetings = fs::read_to_string(root.join(MEETINGS)).with_context(|| format!("cannot read {MEETINGS}"))?;
+    findings.extend(missing_tests(&meetings, |of, file, test| has_test(root, of, file, test)));
     judge("the sources", &findings, &pages)?;
     Ok(pages)
 }
@@ -228,6 +260,15 @@ mod tests {
         ];
         assert_eq!(found.len(), expected.len(), "{found:#?}");
         assert!(found.iter().zip(expected).all(|(found, expected)| found.starts_with(expected)), "{found:#?}");
+    }
+
+    #[test]
+    fn test_that_does_not_exist_is_named() {
+        let exists = |of: Option<&str>, file: &str, test: &str| {
+            [(None, "asking", "a"), (Some("neap"), "asking", "b")].contains(&(of, file, test))
+        };
+        let found = missing_tests("`max`\n`asking::a`, `neap/asking::b`\n| x | `asking::b` |\n", exists);
+        assert_eq!(found, ["docs/meetings.md:3: test `asking::b` does not exist; correct the name"]);
     }
 
     #[test]

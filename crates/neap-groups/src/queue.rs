@@ -65,6 +65,7 @@ pub(crate) struct Waiter {
     payer: AtomicU64,
     bytes: AtomicU64,
     deadline: AtomicU64,
+    since: AtomicU64,
     pub(crate) answer: AtomicU64,
     waker: AtomicPtr<()>,
     waker_vtable: AtomicPtr<RawWakerVTable>,
@@ -90,6 +91,11 @@ impl Waiter {
     /// Returns the end of its time, by the platform's clock.
     pub(crate) fn deadline(&self) -> u64 {
         self.deadline.load(Ordering::Relaxed)
+    }
+
+    /// Returns the time when it was added, by the platform's clock.
+    pub(crate) fn since(&self) -> u64 {
+        self.since.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
@@ -244,6 +250,7 @@ impl<'w> Queues<'w> {
             (&waiter.payer, payer.to_bits()),
             (&waiter.bytes, bytes),
             (&waiter.deadline, deadline),
+            (&waiter.since, platform.now()),
         ] {
             word.store(value, Ordering::Relaxed);
         }

@@ -29,7 +29,7 @@ use crate::charge::{Against, How, Refusal};
 use crate::group::Bound;
 use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
-use crate::queue::{INTERVAL, Waiter, WaiterHandle, state};
+use crate::queue::{INTERVAL, Queues, Waiter, WaiterHandle, state};
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
@@ -56,6 +56,8 @@ pub struct Waiting {
     pub age: u64,
     /// Number of waiters that have passed it while it was the oldest of a queue.
     pub passed: u32,
+    /// Time when it began to wait, in nanoseconds of the platform's clock.
+    pub since: u64,
     /// End of its time, in nanoseconds of the platform's clock; [`FOREVER`] for none.
     pub deadline: u64,
 }
@@ -65,6 +67,8 @@ pub struct Waiting {
 pub enum Reason {
     /// Room below a `max`: it is the oldest there.
     Room,
+    /// Room below a `max`, after reclaim in vain: caches are busy, barred, in use or empty.
+    Vain,
     /// Its turn: an older charge waits there.
     Turn,
     /// It has its bytes, and is delayed above a `high`.
@@ -141,33 +145,51 @@ impl Groups {
     /// from the manager that has these groups.
     pub fn each_waiting<H: Reclaimer>(&self, host: &H, mut each: impl FnMut(Waiting)) {
         host.inside(|| {
-            let mut index = 0;
-            // One by one, so that the mutex is held briefly however many wait.
-            while let Some(waiting) = {
-                let queues = self.waiters.lock(&self.tree);
-                queues.get(index).filter(|_| index < queues.len()).map(|waiter| {
-                    let group = self.tree.group(waiter.place()).filter(|_| waiter.is_waiting());
-                    let at = group.map(|group| {
-                        let is_first = queues.first(group) == Some(index);
-                        (group.id(), if is_first { Reason::Room } else { Reason::Turn })
-                    });
-                    let held = || Some((self.highest_above(waiter.payer().id())?, Reason::High));
-                    let at = if waiter.is_held() { held() } else { at };
-                    at.map(|(at, reason)| Waiting {
-                        group: waiter.payer().id(),
-                        at,
-                        reason,
-                        bytes: waiter.bytes(),
-                        age: waiter.ticket(),
-                        passed: waiter.passed.load(Ordering::Relaxed),
-                        deadline: waiter.deadline(),
-                    })
-                })
-            } {
-                waiting.inspect(|&waiting| each(waiting));
-                index += 1;
+            let mut from = 0;
+            while let Some((index, waiting)) = self.next_waiting(from) {
+                each(waiting);
+                from = index + 1;
             }
         });
+    }
+
+    /// Returns the first charge that waits, of the entries from `from` on, and its entry. The
+    /// caller must be inside the fork gate.
+    pub fn next_waiting(&self, from: u32) -> Option<(u32, Waiting)> {
+        let mut index = from;
+        loop {
+            // One by one, so that the mutex is held briefly however many wait.
+            let queues = self.waiters.lock(&self.tree);
+            let waiter = queues.get(index).filter(|_| index < queues.len())?;
+            if let Some((at, reason)) = self.reason(&queues, index, waiter) {
+                let waiting = Waiting {
+                    group: waiter.payer().id(),
+                    at,
+                    reason,
+                    bytes: waiter.bytes(),
+                    age: waiter.ticket(),
+                    passed: waiter.passed.load(Ordering::Relaxed),
+                    since: waiter.since(),
+                    deadline: waiter.deadline(),
+                };
+                return Some((index, waiting));
+            }
+            index += 1;
+        }
+    }
+
+    /// Returns the group that a waiter waits at, and the reason; `None` if it does not wait.
+    fn reason(&self, queues: &Queues<'_>, index: u32, waiter: &Waiter) -> Option<(GroupId, Reason)> {
+        if waiter.is_held() {
+            return Some((self.highest_above(waiter.payer().id())?, Reason::High));
+        }
+        let group = self.tree.group(waiter.place()).filter(|_| waiter.is_waiting())?;
+        let reason = match (queues.first(group) == Some(index), group.rest()) {
+            (false, _) => Reason::Turn,
+            (true, 0) => Reason::Room,
+            (true, _) => Reason::Vain,
+        };
+        Some((group.id(), reason))
     }
 
     /// Returns whether a request waits at the group of an id, or at an ancestor.

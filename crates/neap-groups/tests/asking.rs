@@ -105,6 +105,9 @@ fn a_waiting_charge_asks_again_after_rests_that_are_bounded() {
             m.clock.advance(rests[rests.len() - 1] * MILLI);
         }
         assert_eq!(rests, [1, 2, 4, 8, 16, 32, 64, 128, 250, 250, 250, 250]);
+        let mut waits = Vec::new();
+        m.groups.each_waiting(&m.host, |waiting| waits.push((waiting.at, waiting.reason, waiting.deadline)));
+        assert_eq!(waits, [(id, Reason::Vain, FOREVER)]);
         // Some of it is freed: the next pass is made at once.
         let request = m.take(1);
         let other = m.wait(payer, 300, FOREVER);

@@ -325,7 +325,8 @@ fn in_a_tree_nobody_overtakes_but_by_the_rule() {
                             held.push((any, bytes));
                             // As if it had waited: it is younger than all waiters.
                             let (reason, age, passed) = (Reason::Room, u64::MAX, 0);
-                            let waiting = Waiting { group: any, at: any, reason, bytes, age, passed, deadline };
+                            let waiting =
+                                Waiting { group: any, at: any, reason, bytes, age, passed, since: 0, deadline };
                             past += overtaken(&before, &snapshot(groups, &host), &[waiting], &parents);
                         }
                         Poll::Ready(Err(_)) => {}

@@ -4,26 +4,30 @@
 //! It answers a request (`requests.rs`). A report begins at the requested slot and
 //! ends where the page does, so many groups take several reports; each group is of one moment. The
 //! last reports have other entries: charged bytes that are not in use, all of one moment, then
-//! bytes booked under ids of deleted groups. Allocates nothing.
+//! bytes booked under ids of deleted groups, then charges that wait. Allocates nothing.
 //!
 //! # Format
 //! Words of 64 bits:
 //!
 //! 1. whether there are groups; entries in this report; the next slot to request, all bits set if
-//!    there is none; the kind of entries (0: groups, 1: unused bytes);
+//!    there is none; the kind of entries (0: groups, 1: unused bytes, 2: charges that wait);
 //! 2. groups in the tree, dying groups, slots, ids in use; bytes of memory for them; fences;
 //! 3. for each group: its id; its parent's, 0 for the root; bytes charged, and their maximum; its
 //!    bounds, by [`Bound`]; bytes charged to it alone, by [`Kind`]; events, by [`Event`]; length of
 //!    its name, and the name;
 //! 4. or for each entry of unused bytes: the group that has them; bytes; the id that they are
 //!    booked under if its group is gone, 0 for all bytes of a group that are stocked or kept by
-//!    caches.
+//!    caches;
+//! 5. or for each charge that waits: the group to be charged; the group that it waits at; the
+//!    reason, an index of [`REASONS`]; bytes; nanoseconds since it began, and until its deadline,
+//!    all bits set if it has none.
 
 use crate::memory_groups::Grouped;
 use crate::pen::{self, Pen};
+use crate::reclaiming::Reclaiming;
 use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
-use neap_groups::{Bound, Event, Info, Kind, LONGEST_NAME};
+use neap_groups::{Bound, Event, FOREVER, Groups, Info, Kind, LONGEST_NAME, Reason, Waiting};
 
 /// Words before the entries.
 pub const HEAD: usize = 10;
@@ -35,10 +39,22 @@ pub const LEFT: usize = 3;
 /// deleted groups.
 pub const ASK_LEFT: u32 = 1 << 30;
 const ASK_GONE: u32 = ASK_LEFT | 1 << 29;
+/// Added to the index of a waiting charge.
+pub const ASK_WAITING: u32 = 1 << 31;
+/// Words of a charge that waits.
+pub const WAITING: usize = 6;
+/// Reasons of waits: an older charge; no room, and reclaim is under way; no room after reclaim in
+/// vain; the same, and a shrinker of the group is barred; delayed above a `high`.
+pub const REASONS: [&str; 5] = ["turn", "room", "in vain", "barred", "high"];
 
 /// Writes a report on the groups from slot `from` on, or on unused bytes, into `words`, at least
 /// [`HEAD`] of them. Takes the tree's locks, one group after the other. Inside the gate.
-pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[AtomicU64]) {
+pub(crate) fn write<P: Platform>(
+    grouped: Option<Grouped<'_, P>>,
+    reclaiming: Option<Reclaiming<'_, P>>,
+    from: u32,
+    words: &[AtomicU64],
+) {
     pen::touch(words);
     let Some(grouped) = grouped else { return };
     let mut pen = Pen::new(words, HEAD);
@@ -67,7 +83,8 @@ pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[A
             slot += 1;
         }
         next = if slot < count.slots { ASK_LEFT + slot } else { ASK_GONE }.into();
-    } else {
+    } else if from < ASK_WAITING {
+        next = ASK_WAITING.into();
         let mut index = from - ASK_GONE;
         while let Some((id, heir, bytes)) = groups.next_gone(index) {
             if !pen.has_room(LEFT) {
@@ -78,13 +95,50 @@ pub fn write<P: Platform>(grouped: Option<Grouped<'_, P>>, from: u32, words: &[A
             entries += 1;
             index = id.index() + 1;
         }
+    } else {
+        let (now, mut index) = (grouped.platform().now(), from - ASK_WAITING);
+        while let Some((at, waiting)) = groups.next_waiting(index) {
+            if !pen.has_room(WAITING) {
+                next = (ASK_WAITING + at).into();
+                break;
+            }
+            let reason = reason(&waiting, groups, reclaiming.as_ref());
+            let left = if waiting.deadline == FOREVER { FOREVER } else { waiting.deadline.saturating_sub(now) };
+            pen.write_all([waiting.group.to_bits(), waiting.at.to_bits(), reason, waiting.bytes]);
+            pen.write_all([now.saturating_sub(waiting.since), left]);
+            entries += 1;
+            index = at + 1;
+        }
     }
+    let kind = match from {
+        ..ASK_LEFT => 0,
+        ASK_LEFT..ASK_WAITING => 1,
+        ASK_WAITING.. => 2,
+    };
     let numbers = [count.live, count.dying, count.slots, count.ids].map(u64::from);
     let mut pen = Pen::new(words, 0);
-    pen.write_all([1, entries, next, u64::from(from >= ASK_LEFT)]);
+    pen.write_all([1, entries, next, kind]);
     pen.write_all(numbers);
     pen.write_all([grouped.bytes() as u64, grouped.fences().into()]);
     debug_assert!(pen.at() == HEAD);
+}
+
+/// Returns the index of a wait's reason in [`REASONS`].
+fn reason<P: Platform>(waiting: &Waiting, groups: &Groups, reclaiming: Option<&Reclaiming<'_, P>>) -> u64 {
+    match waiting.reason {
+        Reason::Turn => 0,
+        Reason::Room => 1,
+        Reason::Vain => {
+            let is_barred = |reclaiming: &Reclaiming<'_, P>| {
+                [waiting.at, waiting.group].iter().any(|&id| {
+                    let seat = groups.seat(&groups.reading(), id);
+                    seat.is_some_and(|seat| reclaiming.is_any_barred(seat.slot))
+                })
+            };
+            2 + u64::from(reclaiming.is_some_and(is_barred))
+        }
+        Reason::High => 4,
+    }
 }
 
 fn write_group(info: &Info, pen: &mut Pen<'_>) {
@@ -134,9 +188,11 @@ mod tests {
         let words: Vec<AtomicU64> = (0..HEAD + 3 * LEFT).map(|_| AtomicU64::new(0)).collect();
         let (mut left, mut from) = (Vec::new(), ASK_LEFT);
         while from != u32::MAX {
-            write(Some(groups), from, &words);
+            write(Some(groups), None, from, &words);
             let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
-            left.extend(words[HEAD..].chunks_exact(LEFT).take(words[1] as usize).map(<[u64]>::to_vec));
+            if from < ASK_WAITING {
+                left.extend(words[HEAD..].chunks_exact(LEFT).take(words[1] as usize).map(<[u64]>::to_vec));
+            }
             let next = u32::try_from(words[2]).unwrap_or(u32::MAX);
             assert!(next > from);
             from = next;

@@ -210,7 +210,9 @@ impl<P: Platform> Core<P> {
     fn report_groups(&self, mm: &Mm<P>, desk: &Desk) -> bool {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let from = desk.from.load(Ordering::Relaxed);
-        self.page.report(|words| group_report::write(mm.groups_if_made(), from, words)).is_some()
+        self.page
+            .report(|words| group_report::write(mm.groups_if_made(), mm.reclaiming_if_made(), from, words))
+            .is_some()
     }
 
     fn report_map(&self, mm: &Mm<P>, desk: &Desk, is_call: bool) -> bool {

@@ -25,8 +25,8 @@
 use crate::reclaiming::Reclaiming;
 use neap_base::Platform;
 use neap_groups::{GroupId, LONGEST_NAME};
-use neap_reclaim::Report;
 use neap_reclaim::reclaim::{Culprit, Verdict};
+use neap_reclaim::{Report, ShrinkerId};
 
 /// Words before the entries.
 pub const HEAD: usize = 17 + Verdict::ALL.len();
@@ -120,6 +120,19 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
     head.write(reclaiming.passes().into_iter().flatten());
     head.write(reclaiming.blames().map(u64::from));
     words
+}
+
+impl<P: Platform> Reclaiming<'_, P> {
+    /// Returns whether a shrinker that is marked for the group in a slot is barred now.
+    pub(crate) fn is_any_barred(&self, slot: u32) -> bool {
+        let (now, mut is_barred) = (self.moment(), false);
+        self.each_culprit(|culprit| {
+            let id = ShrinkerId::from_bits(culprit.shrinker);
+            let is_marked = |node| self.reclaim.shrinkers.is_marked(id, slot, node);
+            is_barred |= culprit.until > now && (0..self.nodes()).any(is_marked);
+        });
+        is_barred
+    }
 }
 
 fn culprit<P: Platform>(reclaiming: &Reclaiming<'_, P>, is_it: impl Fn(&Culprit) -> bool) -> Option<Culprit> {

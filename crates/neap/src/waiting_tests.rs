@@ -4,10 +4,12 @@
 //! Method: managers on a virtual machine, without a thread of their own. The tests advance its
 //! clock.
 
+use crate::group_report::{self, ASK_WAITING, HEAD, REASONS, WAITING};
 use crate::mm::{Hooks, Mm};
 use crate::options::Options;
 use core::future::Future;
 use core::pin::pin;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
 use neap_base::Platform;
@@ -142,6 +144,31 @@ fn a_thread_is_not_refused_what_was_freed_before_its_deadline() {
     let full = Full::new();
     let deadline = full.clock().now() + INTERVAL / 5;
     assert_eq!(full.free_for_thread(deadline), Ok(()));
+    full.end();
+}
+
+#[test]
+fn report_tells_since_when_and_why_a_charge_waits() {
+    let full = Full::new();
+    let groups = full.mm.groups().unwrap();
+    {
+        let mut future = pin!(groups.charge_async(full.payer(), MAX, FOREVER));
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        full.clock().advance(7_000_000_000);
+        let words: Vec<AtomicU64> = (0..HEAD + WAITING).map(|_| AtomicU64::new(0)).collect();
+        group_report::write(Some(groups), None, ASK_WAITING, &words);
+        let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
+        let room = REASONS.iter().position(|&reason| reason == "room").unwrap() as u64;
+        let group = full.group.to_bits();
+        assert_eq!(
+            (&words[1..4], &words[HEAD..]),
+            (&[1, u64::MAX, 2][..], &[group, group, room, MAX, 7_000_000_000, FOREVER][..])
+        );
+        full.free();
+        full.clock().advance(INTERVAL);
+        full.mm.tick(full.clock().now());
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    }
     full.end();
 }
 

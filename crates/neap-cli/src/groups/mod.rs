@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use neap::group_report::{GROUP, HEAD, LEFT};
+use neap::group_report::{GROUP, HEAD, LEFT, REASONS, WAITING};
 use neap::groups::{Bound, Event, Kind, UNLIMITED};
 use serde_json::{Map, Value, json};
 
@@ -54,11 +54,38 @@ pub(crate) struct Gone {
     pub(crate) bytes: u64,
 }
 
+/// A charge that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaitingCharge {
+    pub(crate) group: u64,
+    /// The group with the limit that it waits at.
+    pub(crate) at: u64,
+    pub(crate) reason: &'static str,
+    pub(crate) bytes: u64,
+    /// Nanoseconds since it began, and until its deadline, if it has one.
+    pub(crate) waited: u64,
+    pub(crate) left: Option<u64>,
+}
+
+impl WaitingCharge {
+    fn read(words: &[u64]) -> WaitingCharge {
+        WaitingCharge {
+            group: words[0],
+            at: words[1],
+            reason: REASONS.get(words[2] as usize).unwrap_or(&"?"),
+            bytes: words[3],
+            waited: words[4],
+            left: Some(words[5]).filter(|left| *left != u64::MAX),
+        }
+    }
+}
+
 /// All groups of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadGroups {
     pub(crate) groups: Vec<ReportedGroup>,
     pub(crate) gone: Vec<Gone>,
+    pub(crate) waiting: Vec<WaitingCharge>,
     pub(crate) dying: u64,
     /// Ids in use.
     pub(crate) ids: u64,
@@ -73,14 +100,20 @@ fn read(words: &[u64], seen: &mut ReadGroups) -> Result<Option<Option<u32>>> {
     if words[0] == 0 {
         return Ok(None);
     }
-    let (count, next, left) = (words[1], words[2], words[3] != 0);
+    let (count, next, kind) = (words[1], words[2], words[3]);
     (seen.dying, seen.ids, seen.metadata, seen.fences) = (words[5], words[7], words[8], words[9]);
-    let size = if left { LEFT } else { GROUP };
+    let size = match kind {
+        0 => GROUP,
+        1 => LEFT,
+        _ => WAITING,
+    };
     let body = words[HEAD..].get(..(count as usize).saturating_mul(size));
     let body = body.with_context(|| format!("{count} entries in it"))?;
     for words in body.chunks_exact(size) {
-        if !left {
+        if kind == 0 {
             seen.groups.push(read_group(words));
+        } else if kind > 1 {
+            seen.waiting.push(WaitingCharge::read(words));
         } else if words[2] != 0 {
             seen.gone.push(Gone { heir: words[0], bytes: words[1], id: words[2] });
         } else if let Some(group) = seen.groups.iter_mut().find(|group| group.id == words[0]) {
@@ -176,6 +209,11 @@ impl ReadGroups {
         self.sorted().into_iter().find(|(each, ..)| each == path).map(|(.., group)| group)
     }
 
+    /// Number of charges that wait at a group.
+    pub(crate) fn waiting_at(&self, id: u64) -> u64 {
+        self.waiting.iter().filter(|waiting| waiting.at == id).count() as u64
+    }
+
     /// Computes the usage of each group with those below it, once all are known.
     fn settle(&mut self) {
         let order: Vec<(u64, u64)> = self.sorted().iter().map(|(.., group)| (group.id, group.parent)).collect();
@@ -205,10 +243,17 @@ impl ReadGroups {
                 "bounds": bounds, "own": kinds, "stocked": group.stocked, "events": events,
             })
         };
+        let waiting = |waiting: &WaitingCharge| {
+            json!({
+                "group": waiting.group, "at": waiting.at, "reason": waiting.reason, "bytes": waiting.bytes,
+                "waited_ns": waiting.waited, "left_ns": waiting.left,
+            })
+        };
         let gone = |gone: &Gone| json!({"id": gone.id, "heir": gone.heir, "bytes": gone.bytes});
         json!({
             "groups": self.sorted().iter().map(group).collect::<Vec<_>>(),
             "gone": self.gone.iter().map(gone).collect::<Vec<_>>(),
+            "waiting": self.waiting.iter().map(waiting).collect::<Vec<_>>(),
             "dying": self.dying, "ids": self.ids, "metadata_bytes": self.metadata, "fences": self.fences,
         })
     }
@@ -266,6 +311,9 @@ mod tests {
         let mut left = vec![1, 3, u64::MAX, 1, 4, 0, 9, 5, 4096, 3];
         left.extend([3, 100, 0, 3, 50, 0, 2, 77, 9]);
         assert_eq!(read(&left, &mut seen).unwrap(), Some(None));
+        let waiting =
+            [1, 2, u64::MAX, 2, 4, 0, 9, 5, 4096, 3, 3, 2, 3, 100, 2_500_000_000, u64::MAX, 4, 2, 0, 50, 7, 9];
+        assert_eq!(read(&waiting, &mut seen).unwrap(), Some(None));
         seen.settle();
         seen
     }
@@ -280,6 +328,8 @@ mod tests {
         assert_eq!((acme.id, acme.stocked, acme.used), (3, 150, 2850));
         assert_eq!(seen.find("").unwrap().used, 850);
         assert_eq!(seen.gone, [Gone { id: 9, heir: 2, bytes: 77 }]);
+        let barred = WaitingCharge { group: 3, at: 2, reason: "barred", bytes: 100, waited: 2_500_000_000, left: None };
+        assert_eq!((seen.waiting[0], seen.waiting[1].left, seen.waiting_at(2)), (barred, Some(9), 2));
         let json = seen.json();
         assert_eq!(json["groups"][2]["path"], "tenant/acme");
         assert_eq!((json["groups"][2]["bounds"]["max"].clone(), json["ids"].clone()), (Value::Null, 5.into()));

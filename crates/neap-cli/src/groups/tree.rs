@@ -2,11 +2,12 @@
 
 use core::fmt::Write;
 
+use neap::group_report::REASONS;
 use neap::groups::{Bound, Event, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
 use crate::published::ProcessStatus;
-use crate::report::human;
+use crate::report::{human, number};
 
 /// Cells of a bar.
 const BAR: u64 = 20;
@@ -48,6 +49,7 @@ pub(super) fn report(process: &ProcessStatus, seen: &ReadGroups, dead: bool) -> 
     }
     let _ = writeln!(text);
     let _ = writeln!(text, "# of its own limit, - of what all use. Peaks count what CPUs and caches kept, too.");
+    text += &waiting(seen);
     if dead {
         let _ = writeln!(text);
         let _ = writeln!(text, "Deleted groups on their way out: {}.", seen.dying);
@@ -62,6 +64,25 @@ pub(super) fn report(process: &ProcessStatus, seen: &ReadGroups, dead: bool) -> 
         }
     }
     text
+}
+
+/// Returns a line for the charges that wait at each group for each reason.
+fn waiting(seen: &ReadGroups) -> String {
+    let mut text = String::new();
+    for (path, _, group) in seen.sorted() {
+        for reason in REASONS {
+            let all: Vec<_> = seen.waiting.iter().filter(|it| it.at == group.id && it.reason == reason).collect();
+            let longest = all.iter().map(|it| it.waited).max().unwrap_or_default();
+            if !all.is_empty() {
+                let endless = all.iter().filter(|it| it.left.is_none()).count();
+                let _ = write!(text, "{} charges wait at {}", all.len(), if path.is_empty() { "(all)" } else { &path });
+                let bytes = human(all.iter().map(|it| it.bytes).fold(0, u64::saturating_add));
+                let seconds = number(longest as f64 / 1e9, 1);
+                let _ = writeln!(text, " for {bytes}, {seconds} s so far, {endless} without a deadline: {reason}");
+            }
+        }
+    }
+    if text.is_empty() { text } else { format!("\n{text}") }
 }
 
 fn bar(part: u64, of: u64, mark: char) -> String {
@@ -107,6 +128,8 @@ mod tests {
         assert!(row("  beta").contains("low 1.0 MiB") && !row("  acme").contains("low"), "{text}");
         assert!(row("(all)").contains("--------------------"), "{text}");
         assert!(text.contains("77 B now of tenant"), "{text}");
+        let waits = "1 charges wait at tenant for 100 B, 2.5 s so far, 1 without a deadline: barred";
+        assert!(text.contains(waits) && text.contains("50 B, 0.0 s so far, 0 without a deadline: turn"), "{text}");
         assert_eq!(bar(0, 0, '#'), "....................   0 %");
         assert_eq!(bar(u64::MAX, 1, '#').chars().filter(|cell| *cell == '#').count(), 20);
     }

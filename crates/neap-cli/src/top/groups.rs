@@ -127,6 +127,10 @@ impl Known {
             .column("at max", "at_max", count(Event::Max))
             .column("at high", "at_high", count(Event::High))
             .column("over", "overcharged", count(Event::Overcharged));
+        let waits = |row: &PaneRow<'_>| self.current.as_ref().map_or(0, |seen| seen.waiting_at(row.group.id));
+        if rows.iter().any(|row| waits(row) > 0) {
+            listing = listing.column("waiting", "waiting", move |row| Cell::Number(waits(row)));
+        }
         let press = |row: &PaneRow<'_>| {
             let [medium, critical] =
                 [Event::PressureMedium, Event::PressureCritical].map(|event| row.group.events[event as usize]);
