@@ -6,7 +6,7 @@ mod made;
 
 use made::table::{MEMINFO, MOUNT_V2, case};
 use made::{Entry, GIB, MIB, Tree, explained, name};
-use neap_pressure::{Errno, Kind, Level, Process, Report, Sensor, Signal, State, Version, View};
+use neap_pressure::{Errno, Kind, Level, Owner, Process, Report, Sensor, Signal, State, Version, View};
 
 fn survey(tree: &Tree) -> Box<Sensor> {
     let mut sensor = Box::new(Sensor::new(Process::Own));
@@ -40,6 +40,18 @@ fn views_tell_how_the_group_was_found() {
     assert_eq!(view("a group outside of the namespace is looked for at its root"), View::Outside);
     assert_eq!(view("a mount from outside of the namespace is taken for the namespace's root"), View::AncestorsOnly);
     assert_eq!(view("a removed group has no ancestors"), View::Deleted);
+}
+
+#[test]
+fn limit_of_a_visible_level_is_listed_once() {
+    let owners = |name: &str| {
+        let sensor = survey(&case(name).tree());
+        sensor.report().levels().iter().map(|level| level.owner).collect::<Vec<_>>()
+    };
+    let visible = owners("hierarchical_memory_limit of a visible level is counted as hidden");
+    assert_eq!(visible, [Owner::Group, Owner::Group, Owner::Machine]);
+    let hidden = owners("a limit above the mount is missed although version 1 shows it");
+    assert_eq!(hidden, [Owner::Group, Owner::HiddenAncestor, Owner::Machine]);
 }
 
 #[test]
