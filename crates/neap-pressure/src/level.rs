@@ -95,16 +95,16 @@ impl MemoryLevel {
     /// Bytes until the hard limit. `None` without a limit or usage.
     #[must_use]
     pub fn headroom(&self) -> Option<u64> {
-        let memory = self.memory_headroom();
-        match self.swap {
-            // Memory and swap together may be full although memory is not.
-            Swap::Together { limit, usage } => {
-                let both = limit.saturating_sub(usage.saturating_sub(self.reclaimable));
-                // Without the usage of memory alone, its limit still bounds the headroom.
-                Some(memory.or(self.limit).map_or(both, |memory| memory.min(both)))
-            }
-            _ => memory,
-        }
+        let Swap::Together { limit: both_limit, usage: both_usage } = self.swap else {
+            return self.memory_headroom();
+        };
+        let both_used = both_usage.saturating_sub(self.reclaimable);
+        // Usage of memory is at most that of memory and swap, so the latter stands for it.
+        let used = self.used().unwrap_or(both_used);
+        let memory = self.limit?.saturating_sub(used);
+        // Memory and swap together may be full although memory is not. The kernel keeps their limit
+        // at or above that of memory, so it is none where memory has none.
+        Some(memory.min(both_limit.saturating_sub(both_used)))
     }
 
     fn memory_headroom(&self) -> Option<u64> {
@@ -170,6 +170,9 @@ mod tests {
         assert_eq!((level.headroom(), level.swap_headroom()), (Some(10), Some(0)));
         let level = MemoryLevel { swap: Swap::Together { limit: 200, usage: 90 }, ..LEVEL };
         assert_eq!((level.headroom(), level.swap_headroom()), (Some(40), Some(100)));
+        let unknown = MemoryLevel { usage: None, reclaimable: 0, ..level };
+        assert_eq!(unknown.headroom(), Some(10), "memory is at most memory and swap");
+        assert_eq!(MemoryLevel { limit: None, ..level }.headroom(), None);
         let level = MemoryLevel { swap: Swap::Alone { limit: 5, usage: 9 }, ..LEVEL };
         assert_eq!((level.headroom(), level.swap_headroom()), (Some(40), Some(0)));
     }

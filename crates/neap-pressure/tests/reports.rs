@@ -7,7 +7,7 @@ mod made;
 use made::table::{MEMINFO, MOUNT_V2, case};
 use made::{Entry, GIB, MIB, Tree, explained, name};
 use neap_pressure::{
-    Errno, FileKind, MemoryLevel, MemoryReport, Sensor, Signal, SignalState, Subject, Version, Visibility,
+    Errno, FileKind, LimitedBy, MemoryLevel, MemoryReport, Sensor, Signal, SignalState, Subject, Version, Visibility,
 };
 
 fn survey(tree: &Tree) -> Box<Sensor> {
@@ -45,6 +45,18 @@ fn views_tell_how_the_group_was_found() {
         Visibility::AncestorsOnly
     );
     assert_eq!(view("a removed group has no ancestors"), Visibility::Deleted);
+}
+
+#[test]
+fn limit_of_a_visible_level_is_listed_once() {
+    let owners = |name: &str| {
+        let sensor = survey(&case(name).tree());
+        sensor.report().levels().iter().map(|level| level.owner).collect::<Vec<_>>()
+    };
+    let visible = owners("hierarchical_memory_limit of a visible level is counted as hidden");
+    assert_eq!(visible, [LimitedBy::Group, LimitedBy::Group, LimitedBy::Machine]);
+    let hidden = owners("a limit above the mount is missed although version 1 shows it");
+    assert_eq!(hidden, [LimitedBy::Group, LimitedBy::HiddenAncestor, LimitedBy::Machine]);
 }
 
 #[test]

@@ -477,6 +477,13 @@ pub(crate) const TABLE: &[Case] = &[
         ..USUAL
     },
     Case {
+        name: "a mount that is hidden by one of another group is taken",
+        members: "4:memory:/docker/x\n",
+        mounts: "34 31 0:32 / /cg ro - cgroup cgroup rw,memory\n35 34 0:32 /other /cg ro - cgroup cgroup rw,memory\n",
+        v1: ("/cg", &[("", "5", 100, "")]),
+        ..CASE
+    },
+    Case {
         name: "a mount of another type on the point is read",
         mounts: "20 1 0:5 / /sys/fs/cgroup rw - tmpfs cgroup2 rw,memory\n25 20 0:22 / /cg rw - cgroup2 none rw\n",
         v2: ("/cg", &[("/a", "1073741824", 100, "")]),
