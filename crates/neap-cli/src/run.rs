@@ -33,7 +33,7 @@ where it executes several. It can be replayed at any time, also after the progra
 Exit status: the program's; 125 when neap's library is missing, an option is not known or the
 program is statically linked, 126 when the program cannot be executed, 127 when it cannot be found.
 
-RunOptions for --neap and the variable NEAP:
+Options for --neap and the variable NEAP:
 ";
 
 /// The examples, and behind them every option.

@@ -25,9 +25,9 @@ Examples:
 
 For the process's own user and root. Values take effect at once, one after the other, and last as long as the process.
 A process with more in use than a new limit keeps it: it drains its caches, asks its shrinkers, and gets no more
-memory until it is below. SetOptions that a process reads at its start only are refused.
+memory until it is below. Options that a process reads at its start only are refused.
 
-SetOptions that may change:
+Options that may change:
 ";
 
 /// The examples, and behind them the options that may change.
@@ -47,7 +47,7 @@ pub(crate) struct SetOptions {
     /// The process
     #[arg(value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
-    /// SetOptions and their new values, as in the variable NEAP
+    /// Options and their new values, as in the variable NEAP
     #[arg(required = true, value_name = "KEY=VALUE", value_parser = change)]
     changes: Vec<(Setting, u64)>,
 }

@@ -108,7 +108,7 @@ impl Numbers {
             cells.iter().map(|(name, value)| vec![(*name).to_string(), value.clone()]).collect()
         };
         let mut text = format!(
-            "ProcessStatus {} ({}): neap {}, numbers {age} ms old\n\
+            "Process {} ({}): neap {}, numbers {age} ms old\n\
              Slots: {} ({}); isolated CPUs: {}\n\
              Settings: {}\n\
              Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\

@@ -112,7 +112,7 @@ fn made_tree_is_read_below_its_root() {
     assert_eq!((&object["pressure"], &object["swap_headroom"]), (&"roomy".into(), &0.into()));
     let output = neap(&["77", "--root", made.root()]);
     let expected = "\
-Subject 77: cgroup version 2
+Process 77: cgroup version 2
 Group:     /a/b
 Directory: /sys/fs/cgroup/a/b
 Ancestors: all visible

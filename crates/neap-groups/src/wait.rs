@@ -370,12 +370,7 @@ impl Groups {
     /// again. Returns in how many nanoseconds to come again. The caller must be outside the fork
     /// gate.
     pub(crate) fn attend<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
-        let is_late = host.inside(|| {
-            let queues = self.waiters.lock(&self.tree);
-            let mut all = (0..queues.len()).filter_map(|index| queues.get(index));
-            (queues.count() > 0).then(|| all.any(|waiter| waiter.is_waiting() && waiter.deadline() <= now))
-        })?;
-        let wanted = |payer: Payer| self.is_waited_for(payer.id());
+        let is_late = self.is_any_late(host, now)?;
         // A free that ends in a cache uncharges nothing and wakes no waiter:
         //
         // 1. A waits, after a flush of all caches.
@@ -386,8 +381,27 @@ impl Groups {
         // is refused.
         if is_late || self.waiters.flush_in(now) == 0 {
             self.waiters.note_flush(now);
-            host.flush(&wanted, true);
+            host.flush(&|payer| self.is_waited_for(payer.id()), true);
         }
+        self.settle_waiters(host, now)
+    }
+
+    /// Returns whether a waiter's deadline is over; `None` without waiters. By itself, as
+    /// [`Groups::settle_waiters`] is, so that a flush of caches does not add to their stack.
+    #[inline(never)]
+    fn is_any_late<H: Reclaimer>(&self, host: &H, now: u64) -> Option<bool> {
+        host.inside(|| {
+            let queues = self.waiters.lock(&self.tree);
+            let mut all = (0..queues.len()).filter_map(|index| queues.get(index));
+            (queues.count() > 0).then(|| all.any(|waiter| waiter.is_waiting() && waiter.deadline() <= now))
+        })
+    }
+
+    /// Empties stocks, ends waits after their deadline, and admits again. Returns in how many
+    /// nanoseconds to come again.
+    #[inline(never)]
+    fn settle_waiters<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
+        let wanted = |payer: Payer| self.is_waited_for(payer.id());
         host.inside(|| {
             self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes));
             let mut next = self.waiters.flush_in(now).min(INTERVAL);
