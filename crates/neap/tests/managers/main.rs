@@ -1,7 +1,8 @@
 //! Whole managers on virtual machines, and on the real one where a file says so.
 //!
 //! One program: each of its own would compile the manager for the virtual machine again. Tests that
-//! fork, handle signals, or use the process's manager are programs of their own.
+//! fork, handle signals, count the process's mappings, or use its manager are programs of their
+//! own.
 
 #[path = "../../../neap-objects/tests/machine/mod.rs"]
 mod machine;
@@ -12,7 +13,6 @@ mod asked_in_vain;
 mod drain;
 mod faults;
 mod group_options;
-mod instances;
 mod isolated;
 mod large;
 mod limits;

@@ -7,13 +7,17 @@
 //! and without a limit, each used by one program, in turn. Then the process's mappings are compared
 //! with the former places of their memory, and with earlier mappings.
 
-use crate::machine::Shared;
-use crate::program::{OPTIONS, Opened, Program, Request, linux};
+#[path = "../../neap-objects/tests/machine/mod.rs"]
+mod machine;
+mod program;
+
 use core::ops::Range;
+use machine::Shared;
 use neap::mm::{Hooks, Mm};
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
+use program::{OPTIONS, Opened, Program, Request, linux};
 
 /// A manager and its program, whatever the platform.
 trait Instance {
