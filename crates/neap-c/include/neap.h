@@ -938,8 +938,8 @@ int neap_usage_get(neap_usage *usage);
 /*
  * Changes the option `key` of the process to `value`, both as in the variable NEAP: "limit" to
  * "512m". `neap options` lists the options that may change. The effect is at once; a limit below
- * the memory in use takes none of it away, but starts reclaim. NEAP_E_ARGUMENT for an unknown key or
- * value, NEAP_E_FIXED, NEAP_E_MEMORY.
+ * the memory in use takes none of it away, but starts reclaim. NEAP_E_ARGUMENT for an unknown key
+ * or value, NEAP_E_FIXED, NEAP_E_MEMORY.
  */
 int neap_set(const char *key, const char *value);
 
