@@ -70,7 +70,7 @@ impl Group {
         let waiting: Arc<Mutex<Waiting>> = Arc::default();
         let told = waiting.clone();
         let listening = self.listen(events, move |happened| tell(&told, happened))?;
-        Ok(Events { waiting, has_ended: false, _listening: listening })
+        Ok(Events { group: self, waiting, has_ended: false, _listening: listening })
     }
 }
 
@@ -104,8 +104,6 @@ fn call<F: Fn(Happened)>(context: usize, happened: Happened) {
 /// Events that were told and not taken.
 #[derive(Default)]
 struct Waiting {
-    /// The group that was subscribed to, once something happened.
-    last: Option<Happened>,
     numbers: [u64; Event::ALL.len()],
     is_gone: bool,
     waker: Option<Waker>,
@@ -113,7 +111,6 @@ struct Waiting {
 
 fn tell(waiting: &Mutex<Waiting>, happened: Happened) {
     let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-    waiting.last = Some(happened);
     match happened.event {
         Some((event, number)) => waiting.numbers[event as usize] += number,
         None => waiting.is_gone = true,
@@ -128,6 +125,7 @@ fn tell(waiting: &Mutex<Waiting>, happened: Happened) {
 /// With the feature `stream` it is a `Stream` of the crate `futures-core`.
 #[derive(Debug)]
 pub struct Events {
+    group: Group,
     waiting: Arc<Mutex<Waiting>>,
     has_ended: bool,
     _listening: Listening,
@@ -156,21 +154,14 @@ impl Events {
         }
         let waker = context.waker().clone();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(last) = waiting.last else {
+        let event = Event::ALL.into_iter().find(|event| waiting.numbers[*event as usize] > 0);
+        let event = event.map(|event| (event, core::mem::take(&mut waiting.numbers[event as usize])));
+        if event.is_none() && !waiting.is_gone {
             waiting.waker = Some(waker);
             return Poll::Pending;
-        };
-        let event = Event::ALL.into_iter().find(|event| waiting.numbers[*event as usize] > 0);
-        if let Some(event) = event {
-            let number = core::mem::take(&mut waiting.numbers[event as usize]);
-            return Poll::Ready(Some(Happened { event: Some((event, number)), ..last }));
         }
-        if waiting.is_gone {
-            self.has_ended = true;
-            return Poll::Ready(Some(Happened { event: None, ..last }));
-        }
-        waiting.waker = Some(waker);
-        Poll::Pending
+        self.has_ended = event.is_none();
+        Poll::Ready(Some(Happened { group: self.group.id(), event }))
     }
 }
 
