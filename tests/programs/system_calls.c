@@ -43,7 +43,7 @@ static void enter(const int *more, int count) {
         ADD(LOAD(args[2]));
         ADD(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, ~(PROT_READ | PROT_WRITE), 1, 0));
         ADD(ANSWER(SECCOMP_RET_ALLOW));
-        ADD(ANSWER(SECCOMP_RET_KILL_PROCESS));
+        ADD(ANSWER(SECCOMP_RET_TRAP));
     }
     const int advice[] = {MADV_NORMAL, MADV_FREE, MADV_DONTNEED, MADV_DONTFORK, MADV_DONTDUMP, MADV_WIPEONFORK};
     enum { ADVICE = sizeof advice / sizeof *advice };
@@ -62,17 +62,27 @@ static void enter(const int *more, int count) {
         ADD(UNLESS(futex[i], 1));
         ADD(ANSWER(SECCOMP_RET_ALLOW));
     }
-    ADD(ANSWER(SECCOMP_RET_KILL_PROCESS));
-    ADD(ANSWER(SECCOMP_RET_KILL_PROCESS));
+    ADD(ANSWER(SECCOMP_RET_TRAP));
+    ADD(ANSWER(SECCOMP_RET_TRAP));
     struct sock_fprog program = {at, code};
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0,
           "a filter of %d instructions", at);
 }
 
-static const int of_glibc[] = {SYS_brk};
+/* Ends the process at a system call that the filter traps, and names the call. */
+static void trapped(int signal, siginfo_t *what, void *context) {
+    char line[100];
+    (void)signal, (void)context;
+    int size = snprintf(line, sizeof line, "system call %d is not in the table\n", what->si_syscall);
+    _exit(write(2, line, size) == size ? 5 : 6);
+}
+
+/* glibc's own malloc moves the break, and reads /proc/sys/vm/overcommit_memory before it first
+ * shrinks the heap of a thread. */
+static const int of_glibc[] = {SYS_brk, SYS_openat, SYS_read, SYS_close};
 
 /* Calls that the allocator may make beyond the harmless ones. */
-static void enter_alone(void) { enter(of_glibc, getenv("LD_PRELOAD") ? 0 : 1); }
+static void enter_alone(void) { enter(of_glibc, getenv("LD_PRELOAD") ? 0 : sizeof of_glibc / sizeof *of_glibc); }
 
 static double now(void) {
     struct timespec time;
@@ -272,8 +282,7 @@ static void in_child(void (*work)(void), const char *what, int signal) {
     int status;
     CHECK(waitpid(pid, &status, 0) == pid, "waitpid");
     int right = signal ? WIFSIGNALED(status) && WTERMSIG(status) == signal : status == 0;
-    CHECK(right, "%s: it ended with status %#x%s", what, (unsigned)status,
-          (status & 0x7f) == 31 ? ": a system call that is not in the table" : "");
+    CHECK(right, "%s: it ended with status %#x", what, (unsigned)status);
 }
 
 /* Runs the program again with an option of neap's, and `what` as its argument. */
@@ -294,6 +303,8 @@ static void again(const char *option, char *self, char *what) {
 }
 
 int main(int argc, char **argv) {
+    struct sigaction action = {.sa_sigaction = trapped, .sa_flags = SA_SIGINFO};
+    CHECK(sigaction(SIGSYS, &action, NULL) == 0, "a handler");
     if (argc > 1 && !strcmp(argv[1], "traced")) traced();
     if (argc > 1) {
         in_child(limited_alone, "one thread at a limit", 0);
