@@ -9,8 +9,11 @@ use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 use neap_os::clock::Clock;
 use neap_os::memory::Range;
+use neap_os::stack;
 use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
+pub use neap_pressure::{LimitedBy, Room};
+use neap_pressure::{Sensor, Subject, System};
 use nodes::{MAX_NODES, Nodes};
 
 /// A block or run of pages that is handed out or freed.
@@ -246,6 +249,12 @@ pub trait Platform: Send + Sync {
 
     /// Monotonic time in nanoseconds; may be coarse.
     fn now(&self) -> u64;
+
+    /// The room that containers and the machine leave the process, read now. `None` if no limit is
+    /// visible. Linux opens, reads and closes files of `/proc` and of control groups.
+    fn room(&self) -> Option<Room> {
+        None
+    }
 
     /// Lets other threads run, in a bounded wait.
     fn pause(&self);
@@ -611,6 +620,11 @@ impl Platform for Linux {
 
     fn now(&self) -> u64 {
         self.clock.coarse()
+    }
+
+    fn room(&self) -> Option<Room> {
+        // The sensor has buffers of 36 KiB.
+        stack::apart(|| Sensor::new(Subject::Own).look(&System::new()).room().copied())?
     }
 
     fn pause(&self) {

@@ -6,7 +6,7 @@
 //! the virtual CPU of a thread. Restartable sequences need a real CPU, so a virtual machine has
 //! Atomic stacks only, unless a test requests sequences.
 
-use crate::platform::Platform;
+use crate::platform::{Platform, Room};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 #[cfg(not(miri))]
@@ -114,9 +114,11 @@ pub enum Call {
     HugePages,
     /// [`Platform::release_lazily`].
     ReleaseLazily,
+    /// [`Platform::room`].
+    Room,
 }
 
-const CALLS: usize = 12;
+const CALLS: usize = 13;
 
 /// Every [`Call`], for tests that iterate over all.
 pub const ALL_CALLS: [Call; CALLS] = [
@@ -132,6 +134,7 @@ pub const ALL_CALLS: [Call; CALLS] = [
     Call::Bind,
     Call::HugePages,
     Call::ReleaseLazily,
+    Call::Room,
 ];
 
 /// Passes the calls of [`Platform`](crate::Platform) that wrappers do not change to the platform in
@@ -260,6 +263,16 @@ pub struct Virtual {
     offered: AtomicU64,
     /// Bytes mapped and not unmapped.
     mapped: AtomicUsize,
+    room: Mutex<RoomSource>,
+}
+
+/// A test's answer to [`Platform::room`].
+struct RoomSource(Option<std::boxed::Box<dyn Fn() -> Room + Send>>);
+
+impl core::fmt::Debug for RoomSource {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("RoomSource").field(&self.0.is_some()).finish()
+    }
 }
 
 impl Virtual {
@@ -288,6 +301,7 @@ impl Virtual {
             released: AtomicU64::new(0),
             offered: AtomicU64::new(0),
             mapped: AtomicUsize::new(0),
+            room: Mutex::new(RoomSource(None)),
         }
     }
 
@@ -349,6 +363,11 @@ impl Virtual {
     pub fn with_sequences(self) -> Virtual {
         let sequences = fence::register().ok().and_then(|()| neap_os::rseq::registered_offset());
         Virtual { sequences, ..self }
+    }
+
+    /// Has `room` answer how much memory the container leaves.
+    pub fn set_room(&self, room: impl Fn() -> Room + Send + 'static) {
+        *self.room.lock().expect("no holder panics") = RoomSource(Some(std::boxed::Box::new(room)));
     }
 
     /// Sets whether a thread runs on an isolated CPU.
@@ -609,6 +628,11 @@ impl Platform for Virtual {
 
     fn now(&self) -> u64 {
         self.now.load(Ordering::Relaxed)
+    }
+
+    fn room(&self) -> Option<Room> {
+        self.attempt(Call::Room).ok()?;
+        self.room.lock().expect("no holder panics").0.as_ref().map(|room| room())
     }
 
     fn pause(&self) {

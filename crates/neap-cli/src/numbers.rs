@@ -20,6 +20,8 @@ pub(crate) struct Numbers {
     pub(crate) mode: Mode,
     /// Options that may change, with the values in force.
     pub(crate) settings: BTreeMap<String, String>,
+    /// The container that the limit follows, if it does.
+    pub(crate) container: Option<ContainerNumbers>,
     pub(crate) bytes: Bytes,
     pub(crate) per_cpu: Option<PerCpuNumbers>,
     /// Whether there have been memory groups.
@@ -84,6 +86,19 @@ pub(crate) struct Bytes {
     pub(crate) free_resident: u64,
     pub(crate) tables: u64,
     pub(crate) unaccounted: i64,
+}
+
+/// The container that a limit follows: bytes, and counts since the start.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ContainerNumbers {
+    /// The nearest limit; 0 if none is visible.
+    pub(crate) limit: u64,
+    pub(crate) used: u64,
+    pub(crate) heap_limit: u64,
+    pub(crate) looks: u64,
+    /// Number of times that the heap went beyond its limit.
+    pub(crate) passed: u64,
 }
 
 /// Bytes of pages.

@@ -23,6 +23,7 @@ use crate::{keys, library, linkage, signals};
 const EXAMPLES: &str = "\
 Examples:
   neap run -- redis-server --port 7000
+  neap run --limit auto -- ./server
   neap run --neap rseq:off -- python3 -m http.server
   neap run --neap background:off,limit:2g -- ./a.out
   neap run --trace py.trace -- python3 big.py && neap lab replay py.trace
@@ -48,6 +49,9 @@ pub(crate) struct RunOptions {
     /// Options for the library, as in the variable NEAP
     #[arg(long, value_name = "KEY:VALUE,...")]
     neap: Option<OsString>,
+    /// The option limit: auto (follows the container), a percentage of its limit, or bytes
+    #[arg(long, value_name = "VALUE")]
+    limit: Option<OsString>,
     /// Record which pages are handed out and come back, when and on which CPU, until the file has
     /// its 64 MiB
     #[arg(long, value_name = "FILE")]
@@ -82,6 +86,10 @@ fn prepared(options: &RunOptions) -> Result<Command> {
     };
     let program = &options.command[0];
     let mut told = joined(env::var_os("NEAP").as_deref(), ",", options.neap.as_deref());
+    if let Some(limit) = &options.limit {
+        let option = joined(Some(OsStr::new("limit")), ":", Some(limit));
+        told = joined(Some(&told), ",", Some(&option));
+    }
     let complaints = keys::complaints(&told);
     if !complaints.is_empty() {
         bail!("NEAP: {}; `neap options` lists keys and values", complaints.join(", "));

@@ -52,6 +52,36 @@ pub(crate) struct SetOptions {
     changes: Vec<(Setting, u64)>,
 }
 
+const LIMIT_EXAMPLES: &str = "\
+Examples:
+  neap limit 1234 512m          bound the heap of process 1234
+  neap limit 1234 auto          follow what its container or the machine leaves
+  neap limit 1234 75%           likewise, with at most three quarters of the container's limit
+  neap limit 1234 none          lift the bound
+
+Equal to `neap set PID limit=VALUE`. `neap stat PID` shows what is in force.";
+
+/// Change the memory limit of a running process.
+#[derive(Args)]
+#[command(after_help = LIMIT_EXAMPLES)]
+pub(crate) struct LimitOptions {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
+    pid: i32,
+    /// none, auto, a percentage, or bytes with k, m, g
+    #[arg(value_name = "VALUE", value_parser = limit)]
+    limit: (Setting, u64),
+}
+
+fn limit(value: &str) -> Result<(Setting, u64), String> {
+    Setting::parse(Setting::Limit.key(), value).map_err(|refused| refused.to_string())
+}
+
+/// `neap limit`.
+pub(crate) fn limit_main(options: &LimitOptions) -> Result<ExitCode> {
+    main(&SetOptions { pid: options.pid, changes: vec![options.limit] })
+}
+
 /// Parses a change.
 fn change(text: &str) -> Result<(Setting, u64), String> {
     let (key, value) = text.split_once(['=', ':']).ok_or("it has no \"=\", as in limit=64m")?;
@@ -94,6 +124,11 @@ mod tests {
     fn changes_are_parsed_like_options_or_refused_by_name() {
         assert_eq!(change("limit=64m"), Ok((Setting::Limit, 64 << 20)));
         assert_eq!(change("limit=none"), Ok((Setting::Limit, 0)));
+        assert_eq!((change("limit=auto"), limit("auto")), (Ok((Setting::Limit, AUTO)), Ok((Setting::Limit, AUTO))));
+        assert_eq!(
+            limit("101%"),
+            Err("limit: \"101%\" is none of none, auto, 1% to 100%, and a number of bytes".into())
+        );
         assert_eq!(change("interval:50"), Ok((Setting::Interval, 50)));
         assert_eq!(change("page_list_high=auto"), Ok((Setting::PageListHigh, AUTO)));
         for (bad, said) in [

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use crate::numbers::{Class, Cpu, Node, Numbers, PerCpuNumbers, Watermarks};
+use crate::numbers::{Class, ContainerNumbers, Cpu, Node, Numbers, PerCpuNumbers, Watermarks};
 use crate::published::{ProcessStatus, monotonic};
 use crate::report::{number, table};
 use crate::{chunks, groups, reconcile, shrinkers};
@@ -111,6 +111,7 @@ impl Numbers {
             "Process {} ({}): neap {}, numbers {age} ms old\n\
              Slots: {} ({}); isolated CPUs: {}\n\
              Settings: {}\n\
+             {}\
              Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
              Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
              Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
@@ -122,6 +123,7 @@ impl Numbers {
             mode.why.escape_debug(),
             if isolated.is_empty() { "none".to_string() } else { isolated.join(", ") },
             self.shown_settings(),
+            self.container.as_ref().map(ContainerNumbers::shown).unwrap_or_default(),
             mode.background.escape_debug(),
             mode.interval_ms,
             self.ticks,
@@ -247,6 +249,26 @@ impl Numbers {
     }
 }
 
+impl ContainerNumbers {
+    fn shown(&self) -> String {
+        let mib = |bytes: u64| format!("{} MiB", number(bytes as f64 / f64::from(1 << 20), 1));
+        let ContainerNumbers { limit, used, heap_limit, looks, passed } = *self;
+        if looks == 0 {
+            return format!("Container: not looked at yet; the heap may have {}\n", mib(heap_limit));
+        }
+        if limit == 0 {
+            return "Container: no limit is visible, so the heap has none; `neap pressure` says why\n".to_string();
+        }
+        let passed = if passed > 0 { format!(", which it had to pass {passed} times") } else { String::new() };
+        format!(
+            "Container: {} of {} used at the last of {looks} looks; the heap may have {}{passed}\n",
+            mib(used),
+            mib(limit),
+            mib(heap_limit),
+        )
+    }
+}
+
 fn mib_signed(bytes: i64) -> String {
     number(bytes as f64 / f64::from(1 << 20), 2)
 }
@@ -256,6 +278,18 @@ mod tests {
     use super::*;
     use crate::published::tests::nobody;
     use serde::Deserialize;
+
+    #[test]
+    fn a_container_is_shown_with_what_it_leaves() {
+        let shown = |limit: u64, looks, passed| {
+            ContainerNumbers { limit: limit << 20, used: 512 << 20, heap_limit: 300 << 20, looks, passed }.shown()
+        };
+        assert_eq!(shown(0, 0, 0), "Container: not looked at yet; the heap may have 300.0 MiB\n");
+        assert!(shown(0, 1, 0).contains("no limit is visible"));
+        let used = "Container: 512.0 MiB of 1024.0 MiB used at the last of 7 looks; the heap may have 300.0 MiB";
+        assert_eq!(shown(1024, 7, 0), format!("{used}\n"));
+        assert_eq!(shown(1024, 7, 3), format!("{used}, which it had to pass 3 times\n"));
+    }
 
     #[test]
     fn a_report_has_every_part_and_no_control_characters() {

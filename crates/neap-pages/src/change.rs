@@ -75,6 +75,12 @@ impl<P: Platform> NodePages<P> {
         inner.budget += drawn.map_or(0, |left| left as u32);
     }
 
+    /// Pages that a budget counts: resident ones, used and free, untouched ones of allocations, and
+    /// tables.
+    pub fn counted(&self) -> u64 {
+        self.resident() + u64::from(self.node(0).arena.table_pages())
+    }
+
     /// Pages in use beyond the budget, after all nodes gave up their unused parts; 0 without a
     /// budget. More than 0 only after the budget was cut.
     pub fn beyond_budget(&self) -> u64 {

@@ -6,6 +6,7 @@ use crate::level::{LimitedBy, MemoryLevel};
 use crate::path::PathText;
 use crate::place::{FilesRead, GroupDirectory, Visibility};
 use crate::process::Subject;
+use crate::room::Room;
 use crate::signals::{Signal, SignalState};
 use crate::stall::Stalls;
 use crate::wall::{Pressure, room_to_grow};
@@ -29,6 +30,7 @@ pub struct MemoryReport {
     pub(crate) limit: Option<MemoryLevel>,
     pub(crate) wall: Option<MemoryLevel>,
     pub(crate) soft_wall: Option<MemoryLevel>,
+    pub(crate) room: Option<Room>,
     pub(crate) swap_headroom: Option<u64>,
     pub(crate) ancestors_hidden: bool,
     pub(crate) uncounted: usize,
@@ -62,6 +64,7 @@ impl MemoryReport {
             limit: None,
             wall: None,
             soft_wall: None,
+            room: None,
             swap_headroom: None,
             ancestors_hidden: false,
             uncounted: 0,
@@ -84,7 +87,7 @@ impl MemoryReport {
 
     pub(crate) fn forget_numbers(&mut self) {
         (self.listed, self.unlisted, self.uncounted) = (0, 0, 0);
-        (self.limit, self.wall, self.soft_wall, self.swap_headroom) = (None, None, None, None);
+        (self.limit, self.wall, self.soft_wall, self.swap_headroom, self.room) = (None, None, None, None, None);
         (self.refused, self.malformed, self.ancestors_hidden) = (None, false, false);
     }
 
@@ -104,6 +107,7 @@ impl MemoryReport {
         keep(&mut self.limit, |level| level.limit);
         keep(&mut self.wall, MemoryLevel::headroom);
         keep(&mut self.soft_wall, MemoryLevel::soft_headroom);
+        self.room = [self.room, Room::of(&level)].into_iter().flatten().reduce(Room::nearer);
         self.add_swap(level.swap_headroom());
     }
 
@@ -194,6 +198,12 @@ impl MemoryReport {
     #[must_use]
     pub fn soft_wall(&self) -> Option<&MemoryLevel> {
         self.soft_wall.as_ref()
+    }
+
+    /// The room below the nearest limit on resident memory. `None` if none is visible.
+    #[must_use]
+    pub fn room(&self) -> Option<&Room> {
+        self.room.as_ref()
     }
 
     /// Bytes that may still be swapped out, over all levels and the machine. `None` if unknown.

@@ -7,7 +7,8 @@
 //! - A process with one thread has none otherwise. There, and where the system refuses a thread,
 //!   calls tick ([`maintenance`](crate::maintenance)).
 //! - The thread ticks while anything is cached. Then it sleeps without a deadline, until a slow
-//!   call wakes it.
+//!   call wakes it. With a limit that [follows the container](crate::following) it wakes once a
+//!   second.
 //! - It ends with the main thread ([`Mm::end_background`]): the C library counts it, so the process
 //!   would not end with the last of the program's threads.
 //!
@@ -197,9 +198,11 @@ impl<P: Platform> Core<P> {
         made
     }
 
-    /// Drains the stacks of all CPUs for allocations that may not fence.
+    /// Drains the stacks of all CPUs for allocations that may not fence. First looks at the
+    /// container for those at a limit that follows it.
     pub(crate) fn help(&self, mm: &Mm<P>) {
         self.objects.helper.serve(|| {
+            self.look_for_allocation(mm);
             // Tried only: the asking thread may be inside the gate, and a fork wait for it.
             let Some(_inside) = mm.gate.try_enter(self.objects.platform.cpu()) else { return false };
             let used = self.objects.slots.used();

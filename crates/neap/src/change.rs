@@ -48,6 +48,9 @@ impl<P: Platform> Core<P> {
             before
         };
         if setting == Setting::Limit && number > 0 {
+            if settings.follows().is_some() {
+                self.follow(mm, self.objects.platform.now());
+            }
             self.reach_limit(mm);
         }
         // Ends a nap of the previous interval, and publishes the values.
@@ -55,8 +58,8 @@ impl<P: Platform> Core<P> {
         before
     }
 
-    /// Starts reclaim if more is in use than the limit allows.
-    fn reach_limit(&self, mm: &Mm<P>) {
+    /// Starts reclaim if more is in use than the limit allows. Not inside the gate.
+    pub(crate) fn reach_limit(&self, mm: &Mm<P>) {
         let pages = &self.objects.pages;
         if self.is_beyond_limit(mm) {
             mm.inside_to_the_end(self, |stop| _ = self.drain_everything(false, stop));

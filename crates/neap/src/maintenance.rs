@@ -3,7 +3,7 @@
 //! # Design
 //! A tick does the following. It stops or signals no thread.
 //!
-//! 1. It serves groups and reclaim.
+//! 1. It serves groups and reclaim, and a limit that follows the container.
 //! 2. It drains the stacks of CPUs that were idle since the last tick.
 //! 3. It trims barns to their working sets.
 //! 4. It punches holes into resting slabs, and releases pages.
@@ -169,6 +169,7 @@ impl<P: Platform> Core<P> {
         let now = platform.now();
         let interval = self.settings.interval();
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
+            self.follow_if_due(mm);
             self.tick_groups(mm);
             self.tick_reclaim(mm, false);
             let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: IN_CALL, fences: false });
@@ -198,6 +199,7 @@ impl<P: Platform> Core<P> {
 
     /// Makes one tick: groups, reclaim, then memory.
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
+        self.follow_if_due(mm);
         let groups = self.tick_groups(mm);
         self.tick_reclaim(mm, makes_threads);
         let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });

@@ -14,6 +14,7 @@ use crate::drain::NAP;
 use crate::in_call::{InCall, Returned};
 use crate::in_group::NO_TAG;
 use crate::lazy::Lazy;
+use crate::limit::Following;
 use crate::main_thread::OfProcess;
 use crate::maintenance::Maintenance;
 use crate::options::{Background as Threads, Options, ThreadGroups};
@@ -105,6 +106,7 @@ pub(crate) struct Core<P: Platform> {
     /// As the process was started; [`Settings`] has the values of those that change.
     pub(crate) options: Options,
     pub(crate) settings: Settings,
+    pub(crate) following: Following,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
     /// Held while caches are flushed for payers. The value: when a flush is worth its cost again.
@@ -565,6 +567,7 @@ impl<P: Platform> Core<P> {
                 in_call: InCall::new(),
                 options: *options,
                 settings: settings,
+                following: Following::new(),
                 run_bytes: AtomicU64::new(0),
                 splits: Mutex::new(Splits::new()),
                 page: StatPage::new(),
@@ -585,14 +588,23 @@ impl<P: Platform> Core<P> {
     /// Makes room for an allocation that has found no memory, and tries it again. `None` if it
     /// fails.
     ///
-    /// 1. Shrinkers are asked, outside the gate, as long as they give something. The allocation is
+    /// 1. A limit that follows the container is looked up.
+    /// 2. Shrinkers are asked, outside the gate, as long as they give something. The allocation is
     ///    also tried when they give nothing, since another thread may have freed memory meanwhile.
-    /// 2. Every cache is emptied into the pages, and again after threads that were inside the gate
+    /// 3. Every cache is emptied into the pages, and again after threads that were inside the gate
     ///    have left it.
-    /// 3. Under a limit, pages of slabs that hold no object are released.
-    /// 4. Lazily free pages are released.
+    /// 4. Under a limit, pages of slabs that hold no object are released.
+    /// 5. Lazily free pages are released.
+    /// 6. A limit that follows the container is passed.
     #[cold]
     fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        let found = if self.look_for_room(mm) { attempt() } else { None };
+        let found = found.or_else(|| self.give_up_caches_for(mm, bytes, attempt));
+        found.or_else(|| self.pass_limit(mm, bytes as u64, attempt))
+    }
+
+    /// Steps 2 to 5 of [`Core::make_room_for`].
+    fn give_up_caches_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         // A request beyond the whole budget, or all memory: caches would give up everything in
         // vain.
         let most = match self.settings.limit() {

@@ -7,6 +7,7 @@
 //! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and
 //! a test compares the table in `docs/guide/options.md` with it.
 
+use crate::limit::Limit;
 use core::ffi::CStr;
 use neap_os::cpuset;
 use neap_os::nodes::MAX_NODES;
@@ -34,7 +35,8 @@ pub struct Options {
     pub background: Background,
     /// Fresh memory as huge pages where much of it is used, or the system gives them to all memory.
     pub huge: bool,
-    /// The most bytes that may be in use at a time; 0 for no limit.
+    /// The most bytes that may be in use at a time; 0 for no limit; [`AUTO`] to follow the
+    /// container.
     pub limit: u64,
     /// Milliseconds between two ticks.
     pub interval: u32,
@@ -98,7 +100,7 @@ impl Path {
     }
 }
 
-/// The number of [`Setting::PageListHigh`] for tuning at run time.
+/// The number of a [`Setting`] that neap finds itself at run time.
 pub const AUTO: u64 = u64::MAX;
 
 /// An option that may change while the process runs, with its value as a number. `neap set` sends
@@ -106,7 +108,8 @@ pub const AUTO: u64 = u64::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Setting {
-    /// Bytes; 0: none.
+    /// Bytes; 0: none; [`AUTO`]: follows the container; 2^63 and a percentage: likewise, and at
+    /// most that part of the container's limit.
     Limit,
     /// Milliseconds.
     Interval,
@@ -158,9 +161,9 @@ pub const DESCRIPTIONS: [Description; 14] = [
     },
     Description {
         key: "limit",
-        values: "none, or bytes with k, m, g",
+        values: "none, auto, 1% to 100%, or bytes with k, m, g",
         default: "none",
-        text: "the most resident memory of the heap, with its tables and untouched allocations; allocations beyond it fail once free memory was released and shrinkers were asked",
+        text: "the most resident memory of the heap, with its tables and untouched allocations; allocations beyond it fail once free memory was released and shrinkers were asked; auto: what the container or machine leaves, looked at once a second; a percentage: also at most that part of the container's limit; a heap at such a limit goes beyond it, unless refuse:on has allocations fail",
         setting: Some(Setting::Limit),
     },
     Description {
@@ -216,7 +219,7 @@ pub const DESCRIPTIONS: [Description; 14] = [
         key: "refuse",
         values: "on, off",
         default: "off",
-        text: "malloc in a memory group at its limit fails; off: it goes beyond the limit, and is counted",
+        text: "malloc fails in a memory group at its limit, or at a limit:auto; off: it goes beyond the limit, and is counted",
         setting: Some(Setting::Refuse),
     },
     Description {
@@ -389,8 +392,10 @@ impl Options {
                 }
             }
             b"trace" => self.trace = Path::absolute(value).ok_or("is not a path from / on of at most 255 bytes")?,
-            b"limit" if value == b"none" => self.limit = 0,
-            b"limit" => self.limit = bytes(value).ok_or("is not a number of bytes")?,
+            b"limit" => {
+                let limit = Limit::parse(value, bytes);
+                self.limit = limit.ok_or("is none of none, auto, 1% to 100%, and a number of bytes")?.number();
+            }
             b"interval" => self.set_number(Setting::Interval, bytes(value).unwrap_or(0))?,
             b"page_list_high" if value == b"auto" => self.page_list_high = None,
             b"page_list_high" => {
@@ -427,6 +432,7 @@ impl Options {
     /// The fault of the number.
     pub fn set_number(&mut self, setting: Setting, number: u64) -> Result<(), &'static str> {
         match setting {
+            Setting::Limit if !Limit::is_number(number) => return Err("is no limit"),
             Setting::Limit => self.limit = number,
             Setting::Interval if !(10..=60_000).contains(&number) => return Err("is not a number from 10 to 60000"),
             Setting::Interval => self.interval = number as u32,
@@ -444,7 +450,7 @@ impl Options {
 }
 
 /// Parses a number with an optional k, m or g for powers of 1024.
-fn bytes(text: &[u8]) -> Option<u64> {
+pub(crate) fn bytes(text: &[u8]) -> Option<u64> {
     let (digits, shift) = match text.last()?.to_ascii_lowercase() {
         b'k' => (&text[..text.len() - 1], 10),
         b'm' => (&text[..text.len() - 1], 20),

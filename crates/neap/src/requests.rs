@@ -288,16 +288,17 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Sleeps until a call wakes the thread or a request was answered, and serves the helper
-    /// meanwhile.
+    /// Sleeps until a call wakes the thread or a request was answered. Meanwhile serves the helper,
+    /// and a limit that follows the container.
     pub(crate) fn sleep_until_woken(&self, mm: &Mm<P>) {
         loop {
             let rung = self.objects.helper.rung();
             self.help(mm);
+            let next_look = self.follow_if_due(mm);
             if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm, false) {
                 return;
             }
-            self.sleep(rung, None, true);
+            self.sleep(rung, next_look, true);
         }
     }
 

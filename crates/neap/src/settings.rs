@@ -5,6 +5,7 @@
 //! which every reader takes it. A change ([`set`](fn@crate::set)) is parsed and checked as at the
 //! start.
 
+use crate::limit::Limit;
 pub use crate::options::{AUTO, Setting};
 use crate::options::{DESCRIPTIONS, Options};
 use core::fmt;
@@ -49,7 +50,7 @@ pub struct Value(Setting, u64);
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Value(Setting::Limit, 0) => f.write_str("none"),
+            Value(Setting::Limit, number) => Limit::of_number(number).fmt(f),
             Value(Setting::PageListHigh, AUTO) => f.write_str("auto"),
             Value(Setting::Refuse, on) => f.write_str(if on == 1 { "on" } else { "off" }),
             Value(_, number) => write!(f, "{number}"),
@@ -108,11 +109,15 @@ impl fmt::Display for NotSet<'_> {
 
 impl core::error::Error for NotSet<'_> {}
 
-/// Returns how many pages may be resident within a limit, in bytes. Each has 16 bytes of a frame
-/// and 4 of the kind map; pages of slabs have up to 32 bytes of descriptors.
+/// Bytes that a resident page counts for: its own, 16 bytes of a frame and 4 of the kind map; pages
+/// of slabs have up to 32 bytes of descriptors.
+pub(crate) fn page_price(page_size: usize) -> u64 {
+    page_size as u64 + 16 + 4 + 32
+}
+
+/// Returns how many pages may be resident within a limit, in bytes.
 pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
-    const BESIDE: u64 = 16 + 4 + 32;
-    (limit / (page_size as u64 + BESIDE)).min(u32::MAX.into()) as u32
+    (limit / page_price(page_size)).min(u32::MAX.into()) as u32
 }
 
 /// The values in force.
@@ -121,13 +126,19 @@ pub(crate) struct Settings {
     /// By the number of the setting. Relaxed, everywhere: each value is a word of its own, and a
     /// thread that reads the previous one acts as shortly before the change.
     pub(crate) values: [AtomicU64; Setting::ALL.len()],
+    /// The limit in bytes while it [follows](crate::following) the container; 0: none.
+    pub(crate) followed: AtomicU64,
     /// Held during a change.
     pub(crate) changing: Mutex<()>,
 }
 
 impl Settings {
     pub(crate) fn new(options: &Options) -> Settings {
-        Settings { values: Setting::ALL.map(|setting| options.number(setting).into()), changing: Mutex::new(()) }
+        Settings {
+            values: Setting::ALL.map(|setting| options.number(setting).into()),
+            followed: AtomicU64::new(crate::limit::FIRST),
+            changing: Mutex::new(()),
+        }
     }
 
     pub(crate) fn number(&self, setting: Setting) -> u64 {
@@ -136,7 +147,21 @@ impl Settings {
 
     /// The most bytes that may be in use; 0: no limit.
     pub(crate) fn limit(&self) -> u64 {
-        self.number(Setting::Limit)
+        match Limit::of_number(self.number(Setting::Limit)) {
+            Limit::None => 0,
+            Limit::Bytes(bytes) => bytes,
+            Limit::Auto | Limit::Percent(_) => self.followed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The percentage of the container's limit that bounds a limit that follows it; `None` if the
+    /// limit follows nothing.
+    pub(crate) fn follows(&self) -> Option<u8> {
+        match Limit::of_number(self.number(Setting::Limit)) {
+            Limit::Auto => Some(100),
+            Limit::Percent(percent) => Some(percent),
+            Limit::None | Limit::Bytes(_) => None,
+        }
     }
 
     /// Nanoseconds between two ticks.

@@ -359,7 +359,8 @@ impl<P: Platform> Core<P> {
         let (background, page_size) = (self.background.state(), objects.pages.page_size());
         write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.settings.interval() / 1_000_000)?;
         write!(text, "\"page_size\":{page_size},\"huge\":{}}},", self.options.huge)?;
-        write!(text, "\"settings\":{{{}}},", self.settings)
+        write!(text, "\"settings\":{{{}}},\"container\":", self.settings)?;
+        self.describe_container(text)
     }
 
     fn describe_pages(&self, text: &mut Text<'_>) -> fmt::Result {

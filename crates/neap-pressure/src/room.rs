@@ -1,0 +1,105 @@
+//! The room for resident memory below the nearest limit. Pure arithmetic.
+//!
+//! A [`Room`] differs from headroom in two ways: it keeps a margin below the limit, and it tells
+//! how far the use is beyond that. Limits on address space do not count, since they end at
+//! untouched memory.
+
+use crate::level::{LimitedBy, MemoryLevel, Swap};
+use crate::wall::margin;
+
+/// A limit on resident memory, and the memory used below it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// What has the limit.
+    pub owner: LimitedBy,
+    /// The limit in bytes: a hard one, or one above which the kernel throttles.
+    pub limit: u64,
+    /// Used bytes, by all processes that share the limit.
+    pub used: u64,
+    /// The smallest limit of all levels; this one leaves the least room, so it may be larger.
+    pub smallest: u64,
+}
+
+impl Room {
+    /// Bytes that may still be used before only the [margin] is left; negative if less is left.
+    #[must_use]
+    pub fn spare(&self) -> i64 {
+        let target = self.limit - margin(self.limit);
+        // Limits and uses from 2^63 on do not exist: they are counts of bytes in memory.
+        i64::try_from(target).unwrap_or(i64::MAX).saturating_sub_unsigned(self.used)
+    }
+
+    /// The limit of a level that leaves the least room.
+    pub(crate) fn of(level: &MemoryLevel) -> Option<Room> {
+        if matches!(level.owner, LimitedBy::AddressSpace | LimitedBy::Data) {
+            return None;
+        }
+        let used = level.used();
+        let both = match level.swap {
+            Swap::Together { limit, usage } => Some((limit, usage.saturating_sub(level.reclaimable))),
+            _ => None,
+        };
+        let limits = [level.limit.zip(used), level.high.zip(used), both.filter(|_| level.limit.is_some())];
+        let room = |(limit, used)| Room { owner: level.owner, limit, used, smallest: limit };
+        limits.into_iter().flatten().map(room).reduce(Room::nearer)
+    }
+
+    /// The one of two with less room.
+    pub(crate) fn nearer(self, other: Room) -> Room {
+        let nearer = if other.spare() < self.spare() { other } else { self };
+        Room { smallest: self.smallest.min(other.smallest), ..nearer }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const LEVEL: MemoryLevel = MemoryLevel {
+        limit: Some(1000 * MIB),
+        usage: Some(700 * MIB),
+        reclaimable: 100 * MIB,
+        ..MemoryLevel::new(LimitedBy::Group)
+    };
+
+    fn spare(level: MemoryLevel) -> Option<i64> {
+        Room::of(&level).map(|room| room.spare() >> 20)
+    }
+
+    #[test]
+    fn a_margin_stays_and_use_beyond_it_counts() {
+        let (owner, limit) = (LimitedBy::Group, 1000 * MIB);
+        assert_eq!(Room::of(&LEVEL), Some(Room { owner, limit, used: 600 * MIB, smallest: limit }));
+        assert_eq!(spare(LEVEL), Some(336));
+        assert_eq!(spare(MemoryLevel { limit: Some(100 * MIB), ..LEVEL }), Some(-510), "a tenth of a small limit");
+        assert_eq!(spare(MemoryLevel { limit: None, ..LEVEL }), None);
+        assert_eq!(spare(MemoryLevel { usage: None, ..LEVEL }), None);
+    }
+
+    #[test]
+    fn the_nearest_limit_of_a_level_counts() {
+        assert_eq!(spare(MemoryLevel { high: Some(664 * MIB), ..LEVEL }), Some(0));
+        let swap = Swap::Together { limit: 1100 * MIB, usage: 1164 * MIB };
+        assert_eq!(spare(MemoryLevel { swap, ..LEVEL }), Some(-28));
+        assert_eq!(spare(MemoryLevel { swap, limit: None, ..LEVEL }), None);
+    }
+
+    #[test]
+    fn the_nearest_limit_need_not_be_the_smallest() {
+        let machine =
+            MemoryLevel { owner: LimitedBy::Machine, limit: Some(9000 * MIB), usage: Some(9000 * MIB), ..LEVEL };
+        let [group, machine] = [LEVEL, machine].map(|level| Room::of(&level).unwrap());
+        for room in [group.nearer(machine), machine.nearer(group)] {
+            assert_eq!((room.owner, room.limit >> 20, room.smallest >> 20), (LimitedBy::Machine, 9000, 1000));
+        }
+    }
+
+    #[test]
+    fn untouched_memory_is_not_resident() {
+        for owner in [LimitedBy::AddressSpace, LimitedBy::Data] {
+            assert_eq!(spare(MemoryLevel { owner, ..LEVEL }), None);
+        }
+        assert!(spare(MemoryLevel { owner: LimitedBy::Machine, ..LEVEL }).is_some());
+    }
+}

@@ -1,0 +1,364 @@
+//! A limit that follows the container: `limit:auto`, and a percentage.
+//!
+//! # Design
+//! A *look* reads how much the nearest limit of a container or of the machine leaves
+//! ([`Platform::room`]), and sets the manager's limit in bytes by it ([`limit_for`]). So the budget
+//! of the page layer is the sensor of fast growth: an allocation that comes to the limit first has
+//! another look made, then has memory given back, and only then goes beyond the limit, or fails
+//! with `refuse:on`. An allocation waits at most 100 ms for neap's thread.
+//!
+//! | when | by | how often |
+//! |---|---|---|
+//! | ticks, and while it would sleep | neap's thread | once a second |
+//! | ticks | calls, in a process without neap's thread | once a second |
+//! | an allocation is at the limit | neap's thread; with one thread the call | always |
+//!
+//! Several processes share what a container leaves, without knowing each other: each takes and
+//! gives its own share of the used memory. A small one may take a sixteenth of the spare.
+//!
+//! A limit that falls below the use starts reclaim at once ([`Core::reach_limit`]). The next look
+//! starts it again while the container has too little.
+//!
+//! # Locking
+//! The mutex of a [change](crate::change), inside the gate. A look holds no lock while it reads.
+
+use crate::limit::{Following, HURRY};
+use crate::mm::{Core, Mm};
+use crate::settings::page_price;
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicU64, Ordering};
+use neap_base::Platform;
+use neap_base::platform::Room;
+
+/// Nanoseconds that an allocation at the limit waits for neap's thread to look.
+const PATIENCE: u64 = 100_000_000;
+/// A part of the limit, and bytes: a smaller change is not worth its cost.
+const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
+/// The part of the spare room that a process may take whose own share is smaller.
+const LEAST_SHARE: u64 = 16;
+/// Bytes by which the limit is passed at a time, beyond what an allocation needs.
+const BEYOND: u64 = 8 << 20;
+
+/// The limit of a heap with `own` bytes, in a container that leaves `room`: what it has and its
+/// share of the spare room, or without its share of what is missing. At most `percent` hundredths
+/// of the smallest limit.
+///
+/// Processes look one after the other. If each gave its whole share of what is missing then, the
+/// first would give most. So a heap that is not almost alone gives half of it at each look.
+fn limit_for(own: u64, room: &Room, percent: u8) -> u64 {
+    let used = room.used.max(own).max(1);
+    let is_almost_alone = own > used / 8 * 7;
+    let spare = room.spare();
+    let bytes = spare.unsigned_abs();
+    let share = (u128::from(bytes) * u128::from(own) / u128::from(used)) as u64;
+    let limit = if spare >= 0 {
+        own.saturating_add(share.max(bytes / LEAST_SHARE))
+    } else {
+        own.saturating_sub(if is_almost_alone { share } else { share / 2 })
+    };
+    // 0 would be no limit.
+    limit.min(room.smallest / 100 * u64::from(percent)).max(1)
+}
+
+impl<P: Platform> Core<P> {
+    /// Bytes of the heap, as a limit counts them.
+    fn counted(&self) -> u64 {
+        self.objects.pages.counted() * page_price(self.objects.pages.page_size())
+    }
+
+    /// Looks if the limit follows the container, and a look is due. Returns the nanoseconds until
+    /// the next; `None` if the limit follows nothing. Not inside the gate.
+    pub(crate) fn follow_if_due(&self, mm: &Mm<P>) -> Option<u64> {
+        self.settings.follows()?;
+        let (now, last) = (self.objects.platform.now(), self.following.last.load(Ordering::Relaxed));
+        let left = (last + self.following.period()).saturating_sub(now);
+        if last > 0 && left > 0 {
+            return Some(left);
+        }
+        self.follow(mm, now);
+        if (1..self.counted()).contains(&self.settings.limit()) {
+            self.reach_limit(mm);
+            // Ticks go on with it.
+            self.come_soon();
+        }
+        Some(self.following.period())
+    }
+
+    /// Makes a look if an allocation waits for one. By neap's thread.
+    pub(crate) fn look_for_allocation(&self, mm: &Mm<P>) {
+        if self.following.wanted.swap(false, Ordering::Relaxed) {
+            self.follow(mm, self.objects.platform.now());
+        }
+    }
+
+    /// Makes a look at time `now`, and puts the limit in force. Not inside the gate.
+    pub(crate) fn follow(&self, mm: &Mm<P>, now: u64) {
+        let Some(percent) = self.settings.follows() else { return };
+        self.following.last.store(now.max(1), Ordering::Relaxed);
+        self.following.looks.fetch_add(1, Ordering::Relaxed);
+        let own = self.counted();
+        let room = self.objects.platform.room();
+        let nearest = room.map_or([0; 2], |room| [room.limit, room.used]);
+        for (word, number) in self.following.nearest.iter().zip(nearest) {
+            word.store(number, Ordering::Relaxed);
+        }
+        let short = if room.is_some_and(|room| room.spare() < 0) {
+            self.following.short.load(Ordering::Relaxed) + 1
+        } else {
+            0
+        };
+        self.following.short.store(short.min(HURRY.1 + 1), Ordering::Relaxed);
+        let limit = room.map_or(0, |room| limit_for(own, &room, percent));
+        let before = self.settings.followed.load(Ordering::Relaxed);
+        let least = LEAST_CHANGE.1.max(before / LEAST_CHANGE.0);
+        if limit == 0 || limit < own || limit.abs_diff(before) >= least {
+            self.put_in_force(mm, limit);
+        }
+    }
+
+    /// Writes the container that the limit follows, or null, as JSON.
+    pub(crate) fn describe_container(&self, text: &mut impl Write) -> fmt::Result {
+        if self.settings.follows().is_none() {
+            return text.write_str("null,");
+        }
+        // Relaxed: each number by itself.
+        let number = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let Following { looks, passed, nearest: [limit, used], .. } = &self.following;
+        write!(text, "{{\"limit\":{},\"used\":{},", number(limit), number(used))?;
+        write!(text, "\"heap_limit\":{},\"looks\":{},", self.settings.limit(), number(looks))?;
+        write!(text, "\"passed\":{}}},", number(passed))
+    }
+
+    /// Sets the limit that follows the container.
+    fn put_in_force(&self, mm: &Mm<P>, limit: u64) {
+        let (pages, settings) = (&self.objects.pages, &self.settings);
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let _changing = settings.changing.lock();
+        if settings.followed.swap(limit, Ordering::Relaxed) != limit && settings.follows().is_some() {
+            pages.change(&settings.of_pages(pages.page_size()));
+        }
+    }
+
+    /// Has a look made for an allocation that found no memory below a limit that follows the
+    /// container. Returns whether the limit is higher now. Not inside the gate.
+    pub(crate) fn look_for_room(&self, mm: &Mm<P>) -> bool {
+        if self.settings.follows().is_none() {
+            return false;
+        }
+        let (platform, before) = (&self.objects.platform, self.settings.limit());
+        if platform.may_fence() {
+            self.follow(mm, platform.now());
+        } else {
+            self.following.wanted.store(true, Ordering::Relaxed);
+            self.objects.helper.ask(PATIENCE);
+        }
+        let limit = self.settings.limit();
+        limit == 0 || limit > before
+    }
+
+    /// Passes a limit that follows the container, for an allocation of `bytes` bytes that found no
+    /// memory after all was given back. Not if allocations are to fail there.
+    pub(crate) fn pass_limit<T>(&self, mm: &Mm<P>, bytes: u64, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        let page_size = self.objects.pages.page_size() as u64;
+        if self.settings.follows().is_none() || self.settings.refuses() {
+            return None;
+        }
+        let before = self.settings.limit();
+        let needed = (bytes / page_size + 1) * page_price(page_size as usize);
+        self.put_in_force(mm, self.counted().max(before).saturating_add(needed + BEYOND));
+        let memory = attempt();
+        if memory.is_some() {
+            self.following.passed.fetch_add(1, Ordering::Relaxed);
+        } else {
+            // The system has none.
+            self.put_in_force(mm, before);
+        }
+        memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::PERIOD;
+    use crate::mm::Hooks;
+    use crate::options::{AUTO, Options};
+    use crate::settings::Setting;
+    use neap_base::platform::LimitedBy;
+    use neap_base::virtual_platform::{Call, Virtual};
+    use std::boxed::Box;
+    use std::sync::Arc;
+    use std::vec::Vec;
+
+    const MIB: u64 = 1 << 20;
+
+    fn room(limit: u64, used: u64) -> Room {
+        Room { owner: LimitedBy::Group, limit, used, smallest: limit }
+    }
+
+    #[test]
+    fn a_process_takes_and_gives_its_share() {
+        let limit = |own, (limit, used), percent| limit_for(own * MIB, &room(limit * MIB, used * MIB), percent) >> 20;
+        // The margin is 64 MiB.
+        assert_eq!(limit(500, (1064, 500), 100), 1000, "alone");
+        assert_eq!(limit(250, (1064, 500), 100), 500, "half of the use, half of the spare");
+        assert_eq!(limit(0, (1064, 200), 100), 50, "a sixteenth of the spare, of 800");
+        assert_eq!(limit(800, (664, 800), 100), 600, "alone, with 200 too much");
+        assert_eq!(limit(400, (664, 800), 100), 350, "half of it, in two looks");
+        assert_eq!(limit(9000, (1064, 100), 100), 1063, "untouched memory counts for the heap alone");
+        assert_eq!(limit(500, (1064, 500), 75), 797, "three quarters of the container");
+        assert_eq!(limit_for(5, &room(10, 1000), 100), 1, "0 would be no limit");
+        assert_eq!(limit_for(0, &room(0, 0), 1), 1);
+    }
+
+    /// Workers in one container whose limit is halved: each gives up to its limit, in turn.
+    #[test]
+    fn workers_give_by_their_sizes() {
+        let before = [400_u64, 300, 200, 100];
+        let mut sizes = before;
+        for _ in 0..20 {
+            for worker in 0..sizes.len() {
+                let used = sizes.iter().sum::<u64>();
+                sizes[worker] =
+                    sizes[worker].min(limit_for(sizes[worker] * MIB, &room(500 * MIB, used * MIB), 100) >> 20);
+            }
+        }
+        let used = sizes.iter().sum::<u64>();
+        assert!((430..=450).contains(&used), "{used} MiB below the margin at 450");
+        for (size, before) in sizes.iter().zip(before) {
+            let fair = before * used / 1000;
+            assert!(size.abs_diff(fair) * 5 <= fair, "{size} of {before}, fair are {fair}");
+        }
+    }
+
+    /// A manager in a container, whose limit and other memory a test sets.
+    struct Contained {
+        mm: Box<Mm<Virtual>>,
+        limit: Arc<AtomicU64>,
+        others: Arc<AtomicU64>,
+    }
+
+    fn contained(limit: u64, refuse: bool) -> Contained {
+        let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let options = Options { stat: false, limit: AUTO, refuse, ..Options::DEFAULT };
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
+        let (limit, others) = (Arc::new(AtomicU64::new(limit)), Arc::new(AtomicU64::new(0)));
+        let (its, theirs, heap) = (limit.clone(), others.clone(), (&raw const *mm).expose_provenance());
+        mm.core().unwrap().objects.platform.set_room(move || {
+            // SAFETY: the manager stays in its box until `close`, and its platform goes with it.
+            let mm = unsafe { &*core::ptr::with_exposed_provenance::<Mm<Virtual>>(heap) };
+            room(its.load(Ordering::Relaxed), theirs.load(Ordering::Relaxed) + mm.core().unwrap().counted())
+        });
+        Contained { mm, limit, others }
+    }
+
+    impl Contained {
+        fn core(&self) -> &Core<Virtual> {
+            self.mm.core().unwrap()
+        }
+
+        /// Allocates blocks of 256 KiB until one fails, or as many as `most`.
+        fn fill(&self, most: usize) -> Vec<*mut u8> {
+            (0..most).map(|_| self.mm.allocate(256 << 10)).take_while(|block| !block.is_null()).collect()
+        }
+
+        fn free(&self, blocks: impl IntoIterator<Item = *mut u8>) {
+            // SAFETY: allocated by `fill`, and not used after this.
+            blocks.into_iter().for_each(|block| unsafe { self.mm.free(block) });
+        }
+
+        fn looks(&self) -> usize {
+            self.core().objects.platform.made(Call::Room)
+        }
+
+        fn passed(&self) -> u64 {
+            self.core().following.passed.load(Ordering::Relaxed)
+        }
+
+        fn close(mut self) {
+            assert_eq!(self.mm.verify(0).map(|_| ()), Ok(()));
+            // SAFETY: no thread uses the manager any more.
+            unsafe { self.mm.close() };
+        }
+    }
+
+    #[test]
+    fn allocations_are_refused_before_the_margin_and_go_on_with_the_limit() {
+        let it = contained(200 * MIB, true);
+        it.others.store(60 * MIB, Ordering::Relaxed);
+        // The margin is 20 MiB.
+        let first = it.fill(1000);
+        let counted = it.core().counted();
+        assert!((100 * MIB..=120 * MIB).contains(&counted), "{counted} bytes of 120 MiB");
+        assert!(it.looks() < 40, "{} looks", it.looks());
+        it.limit.store(400 * MIB, Ordering::Relaxed);
+        let more = it.fill(2000);
+        let counted = it.core().counted();
+        assert!((270 * MIB..=300 * MIB).contains(&counted), "{counted} bytes of 300 MiB");
+        assert_eq!(it.passed(), 0);
+        it.free(first.into_iter().chain(more));
+        it.close();
+    }
+
+    #[test]
+    fn without_refuse_allocations_pass_the_limit_a_few_mebibytes_at_a_time() {
+        let it = contained(100 * MIB, false);
+        let blocks = it.fill(1200);
+        assert_eq!(blocks.len(), 1200, "300 MiB");
+        let most = 300 / 8 + 2;
+        assert!((10..=most).contains(&it.passed()), "passed {} times", it.passed());
+        let huge = it.mm.allocate(1 << 30);
+        assert!(!huge.is_null());
+        it.free(blocks.into_iter().chain([huge]));
+        it.close();
+    }
+
+    #[test]
+    fn a_cut_takes_free_memory_at_the_next_tick() {
+        let it = contained(400 * MIB, false);
+        assert!(it.mm.keep_free(u64::MAX), "the program keeps its free memory");
+        let mut blocks = it.fill(1000);
+        it.free(blocks.split_off(200));
+        let looks = it.looks();
+        it.mm.tick(1 << 30);
+        let kept = it.core().counted();
+        it.limit.store(80 * MIB, Ordering::Relaxed);
+        it.core().objects.platform.advance(PERIOD - 1);
+        it.mm.tick(2 << 30);
+        assert_eq!((it.looks(), it.core().counted()), (looks, kept), "too early");
+        it.core().objects.platform.advance(2);
+        it.mm.tick(3 << 30);
+        let counted = it.core().counted();
+        assert!(counted <= 72 * MIB, "{counted} bytes, {kept} before");
+        it.free(blocks);
+        it.close();
+    }
+
+    #[test]
+    fn where_no_limit_is_visible_there_is_none() {
+        let it = contained(80 * MIB, true);
+        it.core().objects.platform.fail(Call::Room, 0, usize::MAX);
+        let blocks = it.fill(800);
+        assert_eq!(blocks.len(), 800, "200 MiB");
+        assert_eq!((it.core().settings.limit(), it.passed()), (0, 0));
+        it.free(blocks);
+        it.close();
+    }
+
+    #[test]
+    fn the_rule_changes_while_the_process_runs() {
+        let it = contained(400 * MIB, true);
+        let few = it.fill(4);
+        let limits = ["50%", "64m", "auto", "none"].map(|value| {
+            it.mm.set(Setting::Limit.key(), value).unwrap();
+            it.core().settings.limit() >> 20
+        });
+        let near = |at: usize, least, most| (least..=most).contains(&limits[at]);
+        assert!(near(0, 199, 200) && near(1, 64, 64) && near(2, 359, 360) && near(3, 0, 0), "{limits:?}");
+        let blocks = it.fill(2000);
+        assert_eq!(blocks.len(), 2000, "none is none");
+        it.free(blocks.into_iter().chain(few));
+        it.close();
+    }
+}
