@@ -225,6 +225,10 @@ macro_rules! hand_on {
         fn now(&self) -> u64 {
             self.$inner.now()
         }
+
+        fn room(&self) -> Option<$crate::platform::Room> {
+            self.$inner.room()
+        }
     };
 }
 

@@ -286,9 +286,9 @@ mod tests {
         };
         assert_eq!(shown(0, 0, 0), "Container: not looked at yet; the heap may have 300.0 MiB\n");
         assert!(shown(0, 1, 0).contains("no limit is visible"));
-        let used = "Container: 512.0 MiB of 1024.0 MiB used at the last of 7 looks; the heap may have 300.0 MiB";
-        assert_eq!(shown(1024, 7, 0), format!("{used}\n"));
-        assert_eq!(shown(1024, 7, 3), format!("{used}, which it had to pass 3 times\n"));
+        let used = "Container: 512.0 MiB of 768.0 MiB used at the last of 7 looks; the heap may have 300.0 MiB";
+        assert_eq!(shown(768, 7, 0), format!("{used}\n"));
+        assert_eq!(shown(768, 7, 3), format!("{used}, which it had to pass 3 times\n"));
     }
 
     #[test]

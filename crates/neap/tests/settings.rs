@@ -42,7 +42,7 @@ fn option_changes_by_its_own_parser_or_says_why_not() {
     for (key, text, said) in [
         ("interval", "5", "interval: \"5\" is not a number from 10 to 60000"),
         ("page_batch_scale", "7", "page_batch_scale: \"7\" is not a number from 0 to 6"),
-        ("limit", "x", "limit: \"x\" is not a number of bytes"),
+        ("limit", "x", "limit: \"x\" is none of none, auto, 1% to 100%, and a number of bytes"),
         ("limti", "1g", "\"limti\" is not an option (did you mean \"limit\"?)"),
         ("colour", "red", "\"colour\" is not an option"),
     ] {

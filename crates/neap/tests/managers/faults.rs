@@ -11,8 +11,9 @@
 use crate::machine::Shared;
 use crate::program::{OPTIONS, Opened, Program, Request, linux};
 use core::sync::atomic::Ordering::Relaxed;
-use neap::options::Options;
+use neap::options::{AUTO, Options};
 use neap_base::Platform;
+use neap_base::platform::{LimitedBy, Room};
 use neap_base::virtual_platform::{ALL_CALLS, Call, Virtual};
 
 const SIZES: [usize; 8] = [24, 500, 40_000, 3000, 100, 300_000, 20_000, 70];
@@ -58,12 +59,15 @@ fn survives<P: Platform>(machine: &Shared<P>, options: &Options, recover: impl F
     program.end();
 }
 
-/// Runs it on a virtual machine. `nodes`: the nearest of each CPU.
+/// Runs it on a virtual machine. `nodes`: the nearest of each CPU. With two nodes the limit follows
+/// a container.
 fn on_a_virtual_machine(what: &str, nodes: [usize; 2], prepare: impl Fn(&Virtual)) -> Shared<Virtual> {
     let machine = Shared::new(Virtual::new(4096, 2).with_nodes(&nodes).with_scarce_address_space());
+    machine.set_room(|| Room { owner: LimitedBy::Group, limit: 2 << 30, used: 1 << 30, smallest: 2 << 30 });
     prepare(&machine);
     let recover = || ALL_CALLS.iter().for_each(|call| machine.fail(*call, 0, 0));
-    survives(&machine, &OPTIONS, recover, what);
+    let options = Options { limit: if nodes == [0, 0] { 0 } else { AUTO }, ..OPTIONS };
+    survives(&machine, &options, recover, what);
     machine
 }
 
@@ -78,7 +82,7 @@ fn every_call_fails_at_every_position_once_and_from_then_on() {
             // The program has no per-CPU data, and keeps no resting memory.
             let never =
                 matches!(call, Call::Fence | Call::MovePages | Call::Reserve | Call::Open | Call::ReleaseLazily)
-                    || call == Call::Bind && nodes == [0, 0];
+                    || matches!(call, Call::Bind | Call::Room) && nodes == [0, 0];
             assert!(faultless.made(call) > 0 || never, "{call:?} is never made");
             for position in 0..calls {
                 for failures in [1, usize::MAX] {
