@@ -20,21 +20,24 @@ pub(crate) enum Shape {
     /// CPU 0 on node 0; CPUs 1 and 2 on node 1, which has no memory and is nearer to node 2; CPU 3,
     /// isolated, on node 2.
     Memoryless,
+    /// [`Shape::TwoNodes`] with a kernel for realtime.
+    Realtime,
 }
 
 impl Shape {
-    pub(crate) const ALL: &[Shape] = &[Shape::TwoNodes, Shape::Memoryless];
+    pub(crate) const ALL: &[Shape] = &[Shape::TwoNodes, Shape::Memoryless, Shape::Realtime];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Shape::TwoNodes => "4 CPUs and 2 nodes, CPU 3 isolated",
             Shape::Memoryless => "4 CPUs and 3 nodes, one of them without memory",
+            Shape::Realtime => "4 CPUs and 2 nodes, CPU 3 isolated, a kernel for realtime",
         }
     }
 
     fn nodes(self) -> &'static [&'static str] {
         match self {
-            Shape::TwoNodes => &["node,memdev=m0,cpus=0-1", "node,memdev=m1,cpus=2-3"],
+            Shape::TwoNodes | Shape::Realtime => &["node,memdev=m0,cpus=0-1", "node,memdev=m1,cpus=2-3"],
             Shape::Memoryless => &[
                 "node,nodeid=0,memdev=m0,cpus=0",
                 "node,nodeid=1,cpus=1-2",
@@ -107,7 +110,8 @@ pub(crate) fn run(machine: &Machine, shape: Shape, initrd: &Path, limit: u32) ->
     }
     shape.nodes().iter().for_each(|node| _ = qemu.args(["-numa", node]));
     qemu.args(["-nodefaults", "-nic", "none", "-nographic", "-serial", "stdio", "-no-reboot"]);
-    qemu.arg("-kernel").arg(&machine.kernel).arg("-initrd").arg(initrd);
+    let kernel = if shape == Shape::Realtime { &machine.realtime } else { &machine.kernel };
+    qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
     qemu.args(["-append", "console=ttyS0 loglevel=2 isolcpus=3 nohz_full=3 panic=-1"]);
     let found = observe(qemu, Duration::from_secs(u64::from(limit + BOOT)))?;
     let mut console = read(&String::from_utf8_lossy(&found.stdout));

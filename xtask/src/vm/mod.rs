@@ -53,6 +53,34 @@ done
 wait $test || exit 1
 echo \"$turns turns\"; [ $turns -gt 2 ]";
 
+/// With groups of version 2 the heap comes to its limit before the kernel kills, with one thread and
+/// with several.
+const CONTAINER_FULL: &str = "\
+g=/sys/fs/cgroup; mount -t cgroup2 none $g; echo +memory >$g/cgroup.subtree_control
+mkdir $g/full; echo 200M >$g/full/memory.max
+for threads in 1 2; do
+  (echo 0 >$g/full/cgroup.procs
+   NEAP=limit:auto,refuse:on LD_PRELOAD=$PRELOAD exec /programs/container fill $threads 120 185) || exit 1
+done
+grep -q '^oom_kill 0' $g/full/memory.events";
+
+/// A lower `memory.high` takes memory that a program keeps free, and then `memory.max` can follow.
+const CONTAINER_SHRINKS: &str = "\
+g=/sys/fs/cgroup; mkdir $g/less; echo 400M >$g/less/memory.max
+(echo 0 >$g/less/cgroup.procs; NEAP=limit:auto LD_PRELOAD=$PRELOAD exec /programs/container keep 300 80) & test=$!
+until grep -q keeps /tmp/keeps 2>/dev/null; do sleep 0.2; kill -0 $test || exit 1; done
+echo 100M >$g/less/memory.high
+wait $test || exit 1
+echo 100M >$g/less/memory.max; grep -q '^oom_kill 0' $g/less/memory.events";
+
+/// The limit of a group above is the nearest.
+const CONTAINER_NESTED: &str = "\
+g=/sys/fs/cgroup; mkdir $g/outer; echo 150M >$g/outer/memory.max; echo +memory >$g/outer/cgroup.subtree_control
+mkdir $g/outer/inner; echo 1G >$g/outer/inner/memory.max
+(echo 0 >$g/outer/inner/cgroup.procs
+ NEAP=limit:auto,refuse:on LD_PRELOAD=$PRELOAD exec /programs/container fill 1 80 140) || exit 1
+grep -q '^oom_kill 0' $g/outer/memory.events";
+
 const GUESTS: &[Guest] = &[
     guest("what the machine has", "/tests/neap-managers second_machine:: --ignored --test-threads 1 --skip memoryless"),
     guest("neap-os", "/tests/neap-os"),
@@ -68,6 +96,9 @@ const GUESTS: &[Guest] = &[
     guest("thread_storm", "LD_PRELOAD=$PRELOAD /programs/thread_storm 300"),
     guest("signals_and_migration", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15"),
     guest("burst_idle", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
+    guest("a container that is full", CONTAINER_FULL),
+    guest("a container that shrinks", CONTAINER_SHRINKS),
+    guest("a container in a container", CONTAINER_NESTED),
     Guest {
         shape: Shape::Memoryless,
         ..guest("a node without memory", "/tests/neap-managers second_machine::a_memoryless --ignored --test-threads 1")
@@ -79,7 +110,7 @@ const GUESTS: &[Guest] = &[
 ];
 
 /// Programs of `tests/programs` that are included.
-const PROGRAMS: &[&str] = &["family", "fork_storm", "thread_storm", "signals_and_migration", "burst_idle"];
+const PROGRAMS: &[&str] = &["family", "fork_storm", "thread_storm", "signals_and_migration", "burst_idle", "container"];
 
 /// Runs the guests whose names contain one of `names`, or all.
 pub(crate) fn command(names: &[String]) -> Result<()> {

@@ -18,6 +18,8 @@ pub(crate) struct Machine {
     pub(crate) qemu: (PathBuf, Option<PathBuf>),
     /// The kernel's image.
     pub(crate) kernel: PathBuf,
+    /// That of a kernel with realtime preemption.
+    pub(crate) realtime: PathBuf,
     /// A shell and its tools, in one file without libraries.
     pub(crate) busybox: PathBuf,
 }
@@ -30,12 +32,8 @@ pub(crate) fn obtain(folder: &Path) -> Result<Machine> {
     if !busybox.exists() {
         unpack(folder, &root, &["busybox-static".into()])?;
     }
-    if kernel(&root).is_none() {
-        let newest = capture(command("apt-cache", ["depends", "linux-image-cloud-amd64"]))?;
-        let newest = newest.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
-        unpack(folder, &root, &[newest.context("apt knows no linux-image-cloud-amd64")?.into()])?;
-    }
-    let kernel = kernel(&root).context("the kernel's package has no boot/vmlinuz-*")?;
+    let cloud = kernel(folder, &root, "linux-image-cloud-amd64")?;
+    let realtime = kernel(folder, &folder.join("realtime"), "linux-image-rt-amd64")?;
     let own = root.join("usr/bin/qemu-system-x86_64");
     let qemu = match which("qemu-system-x86_64") {
         Some(installed) => (installed, None),
@@ -47,10 +45,20 @@ pub(crate) fn obtain(folder: &Path) -> Result<Machine> {
         }
     };
     ensure!(qemu.0.exists() && busybox.exists(), "the packages do not hold what their names say");
-    Ok(Machine { qemu, kernel, busybox })
+    Ok(Machine { qemu, kernel: cloud, realtime, busybox })
 }
 
-fn kernel(root: &Path) -> Option<PathBuf> {
+/// The kernel in `root`, unpacked there from the package that `newest` depends on.
+fn kernel(folder: &Path, root: &Path, newest: &str) -> Result<PathBuf> {
+    if image(root).is_none() {
+        let depends = capture(command("apt-cache", ["depends", newest]))?;
+        let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+        unpack(folder, root, &[package.with_context(|| format!("apt knows no {newest}"))?.into()])?;
+    }
+    image(root).context("the kernel's package has no boot/vmlinuz-*")
+}
+
+fn image(root: &Path) -> Option<PathBuf> {
     let files = fs::read_dir(root.join("boot")).ok()?;
     let mut images: Vec<PathBuf> = files.filter_map(|file| Some(file.ok()?.path())).collect();
     images.retain(|image| image.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz-")));
