@@ -1,7 +1,8 @@
 //! `cargo xtask test` and `cargo xtask ci`: the checks in their order.
 //!
 //! `test` is for readers of the README. `ci` adds formatting, lints, source rules and the model
-//! checkers. All steps run even when one fails. The summary at the end names each with its time.
+//! checkers; with `--full` also tests that take long. All steps run even when one fails. The
+//! summary at the end names each with its time.
 
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use anyhow::{Result, bail};
 
 use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
-use crate::{build, c_api, dependent, docs, fast_path, layout, models, smoke, symbols, tidy};
+use crate::{Skipped, build, c_api, dependent, docs, fast_path, layout, models, smoke, symbols, tidy, vm};
 
 /// Features of the crate `neap` that are off by default.
 const OPTIONAL: &str = "neap/allocator-api2,neap/stream";
@@ -20,31 +21,36 @@ fn cargo_step(arguments: &[&str]) -> Result<()> {
     run(cargo)
 }
 
-/// Runs tests with the optimiser's passes of a release and without the checks that only tests have.
-/// It finds errors that either hides. Omits what takes minutes for each test: optimisation at link
-/// time, and compilation as one unit.
-fn optimised(arguments: &[&str]) -> Result<()> {
+/// The packages that ship and have tests, as arguments of cargo. `neap-malloc` has none, and a
+/// panic handler of its own.
+fn ships(command: &'static str) -> Vec<&'static str> {
+    let tested = tidy::RING_0.iter().filter(|name| **name != "neap-malloc");
+    let packages = tested.flat_map(|name| ["--package", *name]);
+    [command, "--features", OPTIONAL].into_iter().chain(packages).collect()
+}
+
+/// Runs tests without the checks that only tests have, which may hide errors. Omits what takes
+/// minutes for each test: optimisation at link time, and compilation as one unit.
+fn without_checks(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
-    cargo.arg("--release").env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     cargo.current_dir(layout::root());
     run(cargo)
 }
+
+/// Tests that take minutes.
+const LONG: [&[&str]; 2] = [
+    &["test", "--release", "--package", "neap", "--test", "drift", "--", "--ignored"],
+    &["test", "--release", "--package", "neap-pressure", "--test", "random", "--", "--ignored"],
+];
 
 /// Runs the crates' own tests. The shipped crates are tested apart: in one invocation with the
 /// simulator they would be built with the feature `lab`. The additions of that feature are tested
 /// once more.
 fn units(report: &mut Report) {
-    let (mut ships, mut others) =
-        (vec!["test", "--features", OPTIONAL], vec!["test", "--workspace", "--exclude", "neap-book"]);
-    for name in tidy::RING_0 {
-        others.extend(["--exclude", name]);
-        // That one has no tests, and a panic handler of its own.
-        if *name != "neap-malloc" {
-            ships.extend(["--package", name]);
-        }
-    }
-    report.check("cargo test of what ships", cargo_step(&ships));
-    report.check("cargo test of what ships, optimised as it ships", optimised(&ships));
+    let mut others = vec!["test", "--workspace", "--exclude", "neap-book"];
+    tidy::RING_0.iter().for_each(|name| others.extend(["--exclude", *name]));
+    report.check("cargo test of what ships", cargo_step(&ships("test")));
     report.check("cargo test of the rest", cargo_step(&others));
     let lab = ["test", "--package", "neap-pages", "--features", "lab", "--lib"];
     report.check("cargo test of the laboratory's pages", cargo_step(&lab));
@@ -101,14 +107,33 @@ const STEPS: &[Step] = &[
     }),
 ];
 
+/// Steps of `--full` alone.
+const MORE: &[Step] = &[
+    ("tests without checks", || {
+        let mut arguments = ships("test");
+        arguments.insert(1, "--release");
+        without_checks(&arguments).map(|()| None)
+    }),
+    ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
+    ("vm", || vm::command(&[]).map(|()| None)),
+];
+
 /// Runs every step and sums up.
-pub(crate) fn ci() -> Result<()> {
+pub(crate) fn ci(arguments: &[String]) -> Result<()> {
+    let more = match arguments {
+        [] => &[][..],
+        [option] if option == "--full" => MORE,
+        _ => bail!("ci takes no argument but --full"),
+    };
     let mut lines = Vec::new();
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for (name, step) in STEPS {
+    for (name, step) in STEPS.iter().chain(more) {
         println!("\n==== {name}");
         let start = Instant::now();
-        let result = step();
+        let result = step().or_else(|error| match error.downcast::<Skipped>() {
+            Ok(skipped) => Ok(Some(skipped.to_string())),
+            Err(error) => Err(error),
+        });
         let seconds = start.elapsed().as_secs();
         lines.push(match result {
             Ok(None) => {
@@ -132,7 +157,7 @@ pub(crate) fn ci() -> Result<()> {
     }
     println!("ci: {passed} passed, {failed} failed, {skipped} skipped");
     if failed > 0 {
-        bail!("{failed} of {} steps failed", STEPS.len());
+        bail!("{failed} of {} steps failed", passed + failed + skipped);
     }
     Ok(())
 }

@@ -64,7 +64,7 @@ usage: cargo xtask COMMAND [arguments]
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
   vm [NAME...]                tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
-  ci                          everything that .ci/run runs
+  ci [--full]                 everything that .ci/run runs; all tests that take long as well
 ";
 
 /// A command that could do nothing here, with the reason. It ends with a status of its own: neither
@@ -107,7 +107,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),
         "vm" => vm::command(rest),
-        "ci" => alone(ci::ci),
+        "ci" => ci::ci(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
             Ok(())

@@ -6,10 +6,13 @@
 //! self-checking ones of `tests/programs` follow (programs.rs). The first check asks the loader
 //! which `malloc` a preloaded program gets: otherwise all later ones could pass on the system's.
 
+use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -74,12 +77,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
     println!("programs under {}", library.display());
     report.check("malloc is the library's", preload_takes_effect(library, &scratch));
     let chosen = |name: &str| names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str()));
-    for program in INSTALLED.iter().filter(|program| chosen(program.name)) {
-        match program.needs.iter().find(|needed| which(needed).is_none()) {
-            Some(missing) => report.skip(program.name, &format!("{missing} is not installed")),
-            None => compare(report, program, library, &scratch)?,
-        }
-    }
+    compare_all(report, library, &scratch.join("work"), &chosen)?;
     programs::into(report, library, &scratch, &chosen)
 }
 
@@ -121,35 +119,58 @@ pub(crate) fn plain(command: &mut Command) {
     command.env("LC_ALL", "C");
 }
 
-/// Runs one program without the library and in every mode, each in a fresh folder, and compares.
-fn compare(report: &mut Report, program: &Program, library: &Path, scratch: &Path) -> Result<()> {
+/// Compares the chosen programs, two at a time: many of them wait most of the time.
+fn compare_all(report: &mut Report, library: &Path, work: &Path, chosen: &dyn Fn(&str) -> bool) -> Result<()> {
+    let programs: Vec<&Program> = INSTALLED.iter().filter(|program| chosen(program.name)).collect();
+    let (next, report) = (AtomicUsize::new(0), Mutex::new(report));
+    let run = || -> Result<()> {
+        while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match program.needs.iter().find(|needed| which(needed).is_none()) {
+                Some(missing) => locked(&report).skip(program.name, &format!("{missing} is not installed")),
+                None => compare(&report, program, library, &work.join(program.name.replace([' ', '\''], "-")))?,
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let second = scope.spawn(run);
+        run().and(second.join().unwrap_or_else(|_| bail!("a panic while programs were compared")))
+    })
+}
+
+/// The report, also after a panic of another thread: that fails the run anyway.
+fn locked<'a, 'b>(report: &'a Mutex<&'b mut Report>) -> MutexGuard<'a, &'b mut Report> {
+    report.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs one program without the library and in every mode, each in a fresh `folder`, and compares.
+fn compare(report: &Mutex<&mut Report>, program: &Program, library: &Path, folder: &Path) -> Result<()> {
     let limit = Duration::from_secs(120);
-    let folder = scratch.join("work");
     let fresh = || -> Result<Command> {
         if folder.exists() {
-            fs::remove_dir_all(&folder)?;
+            fs::remove_dir_all(folder)?;
         }
-        fs::create_dir_all(&folder)?;
+        fs::create_dir_all(folder)?;
         for (file, text) in program.files {
             fs::write(folder.join(file), text)?;
         }
         let (first, rest) = program.line.split_first().context("an empty command line")?;
         let mut line = process::command(first, rest);
-        line.current_dir(&folder);
+        line.current_dir(folder);
         Ok(line)
     };
     let mut line = fresh()?;
     plain(&mut line);
     let expected = observe(line, limit)?;
     if expected.status.and_then(|status| status.code()) == Some(NOT_ALL_THERE) {
-        report.skip(program.name, String::from_utf8_lossy(&expected.stderr).trim());
+        locked(report).skip(program.name, String::from_utf8_lossy(&expected.stderr).trim());
         return Ok(());
     }
     for mode in MODES {
         let mut line = fresh()?;
         preload(&mut line, library, mode);
         let found = observe(line, limit)?;
-        report.check(&format!("{} ({})", program.name, mode.name), same(&expected, &found));
+        locked(report).check(&format!("{} ({})", program.name, mode.name), same(&expected, &found));
     }
     Ok(())
 }
