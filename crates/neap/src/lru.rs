@@ -47,7 +47,7 @@ use crate::process::PROCESS;
 use core::ptr::NonNull;
 use neap_base::Linux;
 use neap_reclaim::ShrinkerId;
-pub use neap_reclaim::lru::{Item, LONGEST, MOST, Verdict, Walked};
+pub use neap_reclaim::lru::{Item, LONGEST, MOST, Stamp, Turnover, Verdict, Walked};
 
 #[cfg(feature = "std")]
 #[path = "lru_values.rs"]

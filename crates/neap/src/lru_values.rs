@@ -5,12 +5,16 @@
 //! items off in one hold of the lock, calls `decide` with no lock held, and puts back those that
 //! stay. A value that is removed meanwhile is not put back.
 //!
+//! A value whose key returns soon after its eviction enters a second list, of *protected* values.
+//! Walks begin with the other values as long as these are more than a tenth of all. So values that
+//! are used once pass through that tenth, and do not push out the values that are used again.
+//!
 //! # Locking
 //! No lock of its own.
 
 extern crate std;
 
-use super::{Denied, Group, Item, PROCESS, ShrinkerId, Verdict, Walked, made};
+use super::{Denied, Group, Item, PROCESS, ShrinkerId, Stamp, Turnover, Verdict, Walked, made};
 use crate::groups::Charge;
 use crate::per_cpu_data::Source;
 use crate::reclaim::{Context, Count, Scan};
@@ -20,16 +24,22 @@ use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::{Linux, Platform};
-use neap_reclaim::lru::{End, Hands, MOST};
+use neap_reclaim::lru::{End, Hands, LruList as Raw, MOST};
 use std::sync::Arc;
 use std::vec::Vec;
+
+/// Part of all values that walks leave to values without protection: one of so many.
+const PROBATION: usize = 10;
 
 /// A value with its item and the list that it belongs to.
 #[repr(C)]
 struct Entry<T> {
     item: Item,
-    list: neap_reclaim::lru::LruList,
+    list: Raw,
+    /// Bits of the stamp of its last eviction; 0 before the first.
+    stamp: AtomicU64,
     /// Bytes.
     weight: u64,
     charge: Option<Charge>,
@@ -50,6 +60,13 @@ impl<T> Handle<T> {
     /// told; 0 otherwise.
     pub fn weight(&self) -> u64 {
         self.0.weight
+    }
+
+    /// Returns the stamp of the value's last eviction by a walk, which a cache keeps for its key
+    /// and passes to [`LruList::readmit`]. `None` if no walk evicted the value.
+    pub fn stamp(&self) -> Option<Stamp> {
+        // Relaxed: a hint; it publishes no other data.
+        Stamp::from_bits(self.0.stamp.load(Ordering::Relaxed))
     }
 
     /// The charge of a value that was added with one.
@@ -84,7 +101,9 @@ unsafe fn reference<T>(item: NonNull<Item>) -> Arc<Entry<T>> {
 
 /// A list of values by group and node. Dropping it drops its references to the values.
 pub struct LruList<T: Send + Sync + 'static> {
-    list: neap_reclaim::lru::LruList,
+    list: Raw,
+    /// Values that were needed again soon after their eviction.
+    protected: Raw,
     /// It marks a shrinker.
     marks: bool,
     values: PhantomData<Arc<T>>,
@@ -100,8 +119,14 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 
     fn open(shrinker: Option<u64>) -> Result<LruList<T>, Denied> {
-        let list = PROCESS.lists()?.site().open(true, shrinker)?;
-        Ok(LruList { list, marks: shrinker.is_some(), values: PhantomData })
+        let listed = PROCESS.lists()?;
+        let site = listed.site();
+        let list = site.open(true, shrinker)?;
+        let protected = site.open(true, shrinker).inspect_err(|_| {
+            // SAFETY: the list was opened above, and no other code has seen it.
+            unsafe { site.close_list(list) };
+        })?;
+        Ok(LruList { list, protected, marks: shrinker.is_some(), values: PhantomData })
     }
 
     /// Makes a list that marks a shrinker whenever a group gets its first value on a node. The
@@ -155,7 +180,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// # Errors
     /// Those of [`LruList::add`].
     pub fn add_on(&self, group: Group, node: usize, value: T) -> Result<Handle<T>, Denied> {
-        self.add_entry(group, node, 0, None, value)
+        self.add_entry(self.list, group, node, 0, None, value)
     }
 
     /// Puts a value on it that counts for so many bytes, which are charged to no group:
@@ -164,7 +189,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// # Errors
     /// As for [`LruList::add`].
     pub fn add_weighted(&self, group: Group, node: usize, bytes: u64, value: T) -> Result<Handle<T>, Denied> {
-        self.add_entry(group, node, bytes, None, value)
+        self.add_entry(self.list, group, node, bytes, None, value)
     }
 
     /// Puts a value on it together with its charge, as the newest of the group that was charged, on
@@ -175,18 +200,94 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// As for [`LruList::add`]; the charge is given back.
     pub fn add_charged(&self, charge: Charge, value: T) -> Result<Handle<T>, Denied> {
         let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
-        self.add_entry(group, node, bytes, Some(charge), value)
+        self.add_entry(self.list, group, node, bytes, Some(charge), value)
+    }
+
+    /// Adds a value whose key was evicted before, as [`LruList::add_weighted`] does, and protects
+    /// it if that was recently: if its group has evicted no more values on the node since the
+    /// [stamp](Handle::stamp) than it has there. [`LruList::is_protected`] tells.
+    ///
+    /// Walks leave protected values alone while more than a tenth of the values are not protected.
+    ///
+    /// ```
+    /// use neap::groups::Group;
+    /// use neap::lru::{LruList, Stamp, Verdict};
+    /// use std::collections::HashMap;
+    ///
+    /// let (tenant, pages) = (Group::create("cache/returns")?, LruList::new()?);
+    /// for key in 0..16 {
+    ///     pages.add_on(tenant, 0, key)?;
+    /// }
+    /// let mut evicted: HashMap<u32, Stamp> = HashMap::new();
+    /// pages.walk(tenant, 0, 1, |_| Verdict::Removed, |page| {
+    ///     evicted.extend(page.stamp().map(|stamp| (*page, stamp)));
+    /// });
+    ///
+    /// // Key 0 is needed again. Key 1 is the oldest now, but had key 0 been kept, 1 would be gone.
+    /// let page = pages.readmit(tenant, 0, 0, 0, evicted[&0])?;
+    /// assert!(pages.is_protected(&page));
+    /// assert_eq!(pages.turnover(tenant).refaults, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`LruList::add`].
+    pub fn readmit(&self, group: Group, node: usize, bytes: u64, value: T, stamp: Stamp) -> Result<Handle<T>, Denied> {
+        self.add_entry(self.list_for(group, node, stamp), group, node, bytes, None, value)
+    }
+
+    /// Adds a value with its charge, as [`LruList::add_charged`] does, and protects it as
+    /// [`LruList::readmit`] does.
+    ///
+    /// # Errors
+    /// Those of [`LruList::add`]; the charge ends.
+    pub fn readmit_charged(&self, charge: Charge, value: T, stamp: Stamp) -> Result<Handle<T>, Denied> {
+        let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
+        self.add_entry(self.list_for(group, node, stamp), group, node, bytes, Some(charge), value)
+    }
+
+    /// Returns whether a value of this list is protected.
+    pub fn is_protected(&self, handle: &Handle<T>) -> bool {
+        handle.0.list == self.protected
+    }
+
+    /// Returns how many values of a group alone, or its heir, walks evicted on all nodes, and how
+    /// many of these were needed again soon.
+    pub fn turnover(&self, group: Group) -> Turnover {
+        let Some((listed, group)) = made().zip(living(group)) else { return Turnover::default() };
+        let all = (0..nodes()).map(|node| self.list.turnover(&listed.site(), group.id(), node));
+        all.fold(Turnover::default(), |sum, node| Turnover {
+            evicted: sum.evicted + node.evicted,
+            refaults: sum.refaults + node.refaults,
+        })
+    }
+
+    /// Returns the list for a value whose key has a stamp.
+    fn list_for(&self, group: Group, node: usize, stamp: Stamp) -> Raw {
+        let Some((listed, group)) = made().zip(living(group)) else { return self.list };
+        let size = self.count_on(group, node);
+        match self.list.refault(&listed.site(), group.id(), node, stamp, size) {
+            true => self.protected,
+            false => self.list,
+        }
+    }
+
+    /// Returns whether a value was added to this list.
+    fn owns(&self, handle: &Handle<T>) -> bool {
+        handle.0.list == self.list || handle.0.list == self.protected
     }
 
     fn add_entry(
         &self,
+        list: Raw,
         group: Group,
         node: usize,
         weight: u64,
         charge: Option<Charge>,
         value: T,
     ) -> Result<Handle<T>, Denied> {
-        let handle = Handle(Arc::new(Entry { item: Item::new(), list: self.list, weight, charge, value }));
+        let handle =
+            Handle(Arc::new(Entry { item: Item::new(), list, stamp: AtomicU64::new(0), weight, charge, value }));
         self.add_again(group, node, &handle)?;
         Ok(handle)
     }
@@ -194,9 +295,9 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// Makes a value the newest of its group on its node, because it was used. Returns whether it
     /// did: not if the value is not on this list, or a walk calls `decide` with it at this moment.
     pub fn touch(&self, handle: &Handle<T>) -> bool {
-        let (Some(listed), true) = (made(), handle.0.list == self.list) else { return false };
+        let (Some(listed), true) = (made(), self.owns(handle)) else { return false };
         // SAFETY: the handle keeps the item in place.
-        unsafe { self.list.touch(&listed.site(), item_in(&handle.0)) }
+        unsafe { handle.0.list.touch(&listed.site(), item_in(&handle.0)) }
     }
 
     /// Adds a value of this list that was taken off it. Returns whether it did: not if the value is
@@ -206,7 +307,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// # Errors
     /// Those of [`LruList::add`].
     pub fn add_again(&self, group: Group, node: usize, handle: &Handle<T>) -> Result<bool, Denied> {
-        if handle.0.list != self.list {
+        if !self.owns(handle) {
             return Ok(false);
         }
         let (group, node) = handle.charge().map_or((group, node), |charge| (charge.group(), charge.node()));
@@ -214,7 +315,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         let item = item_of(handle.0.clone());
         // SAFETY: `item_of` leaked a reference for the list, which keeps the entry in place until
         // the item is taken off.
-        let added = unsafe { self.list.add(&listed.site(), group.id(), node, item) };
+        let added = unsafe { handle.0.list.add(&listed.site(), group.id(), node, item) };
         if added != Ok(true) {
             // SAFETY: the reference that `item_of` leaked above; the list did not take it.
             drop(unsafe { reference::<T>(item) });
@@ -225,11 +326,11 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// Takes a value off. Returns whether this call did. A walk that is deciding about it does not
     /// put it back.
     pub fn remove(&self, handle: &Handle<T>) -> bool {
-        let (Some(listed), true) = (made(), handle.0.list == self.list) else { return false };
+        let (Some(listed), true) = (made(), self.owns(handle)) else { return false };
         let item = item_in(&handle.0);
         while handle.0.item.is_linked() {
             // SAFETY: the handle keeps the entry in place.
-            if unsafe { self.list.del(&listed.site(), item) } {
+            if unsafe { handle.0.list.del(&listed.site(), item) } {
                 // SAFETY: `del` took the item off, so the list's reference is this call's. The
                 // caller has another one.
                 drop(unsafe { reference::<T>(item) });
@@ -252,8 +353,14 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// Returns how many values of a group alone, or its heir, are on the list on a node. Takes no
     /// lock.
     pub fn count_on(&self, group: Group, node: usize) -> usize {
-        let Some(group) = living(group) else { return 0 };
-        made().map_or(0, |listed| self.list.count(&listed.site(), group.id(), node))
+        self.counts(group, node).iter().sum()
+    }
+
+    /// Returns how many values of a group alone, or its heir, are without protection on a node, and
+    /// how many are protected.
+    fn counts(&self, group: Group, node: usize) -> [usize; 2] {
+        let Some((listed, group)) = made().zip(living(group)) else { return [0; 2] };
+        [self.list, self.protected].map(|list| list.count(&listed.site(), group.id(), node))
     }
 
     /// Returns how many values of a group and of all groups below it are on the list, on all nodes.
@@ -348,6 +455,9 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// in one call), oldest first and each once, and obeys its verdicts. [`Verdict::Retry`] counts
     /// as [`Verdict::Skip`]: no lock is held that another thread could wait for.
     ///
+    /// If more than a tenth of the values are not protected, [protected](LruList::readmit) values
+    /// come after these, and otherwise before them.
+    ///
     /// Values that are taken off are passed to `evicted`. Both callbacks may do anything, even add
     /// to and remove from this list.
     pub fn walk(
@@ -358,21 +468,48 @@ impl<T: Send + Sync + 'static> LruList<T> {
         mut decide: impl FnMut(&T) -> Verdict,
         mut evicted: impl FnMut(Handle<T>),
     ) -> Walked {
+        let [others, protected] = self.counts(group, node);
+        let mut order = [(self.list, others), (self.protected, protected)];
+        if others <= (others + protected) / PROBATION {
+            order.reverse();
+        }
+        let (mut all, most) = (Walked::default(), most.min(MOST));
+        for (list, count) in order {
+            let most = most - all.scanned;
+            if most > 0 && count > 0 && !all.stopped {
+                let walked = self.walk_part(list, group, node, most.min(count), &mut decide, &mut evicted);
+                all.scanned += walked.scanned;
+                all.removed += walked.removed;
+                all.stopped = walked.stopped;
+            }
+        }
+        all
+    }
+
+    /// Walks through up to `most` values of one of the two lists.
+    fn walk_part(
+        &self,
+        list: Raw,
+        group: Group,
+        node: usize,
+        most: usize,
+        decide: &mut impl FnMut(&T) -> Verdict,
+        evicted: &mut impl FnMut(Handle<T>),
+    ) -> Walked {
         let (mut walked, mut items) = (Walked::default(), Vec::new());
         let Some(listed) = made() else { return walked };
-        let most = most.min(MOST);
         // Outside the gate, inside which allocation is forbidden.
-        items.reserve(most.min(self.count_on(group, node)));
+        items.reserve(most);
         let most = most.min(items.capacity());
         let site = listed.site();
-        let hands = loop {
+        let (hands, group) = loop {
             let Some(group) = living(group) else { return walked };
             // SAFETY: the list's references keep the entries in place. The vector has room for all
             // items, so the callback allocates nothing.
-            let hands = unsafe { self.list.take(&site, group.id(), node, most, |item| items.push(item)) };
+            let hands = unsafe { list.take(&site, group.id(), node, most, |item| items.push(item)) };
             // A group that was deleted meanwhile has left its values to its heir.
             if hands.is_some() || listed.grouped().is_there(group.id()) {
-                break hands;
+                break (hands, group);
             }
         };
         let Some(hands) = hands else { return walked };
@@ -400,6 +537,10 @@ impl<T: Send + Sync + 'static> LruList<T> {
                     // out.
                     if unsafe { hands.keep(item) } {
                         walked.removed += 1;
+                        // Both lists age together.
+                        let stamp = self.list.stamp(&site, group.id(), node).map_or(0, Stamp::to_bits);
+                        // Relaxed: a hint; it publishes no other data.
+                        entry.stamp.store(stamp, Ordering::Relaxed);
                         evicted(Handle(entry));
                     }
                 }
@@ -466,9 +607,11 @@ impl<T> Drop for Held<'_, '_, T> {
 impl<T: Send + Sync + 'static> Drop for LruList<T> {
     fn drop(&mut self) {
         let Some(listed) = made() else { return };
-        // SAFETY: `&mut self` excludes other users of the list, and each item's reference, which
-        // was the list's, is passed on to `dispose`.
-        unsafe { listed.site().close_list_with(self.list, |item| drop(reference::<T>(item))) };
+        for list in [self.list, self.protected] {
+            // SAFETY: `&mut self` excludes other users of both lists, and each item's reference,
+            // which was the list's, is passed on to `dispose`.
+            unsafe { listed.site().close_list_with(list, |item| drop(reference::<T>(item))) };
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //!
 //! Source: list_lru of Linux, by idea.
 
+mod ages;
 mod block;
 mod chain;
 mod hands;
@@ -17,6 +18,7 @@ mod registry;
 mod sub;
 mod verify;
 
+pub use ages::{Stamp, Turnover};
 pub use chain::{End, Item};
 pub use hands::{Hands, MOST};
 pub use list::{LONGEST, LruList, Verdict, Walked};

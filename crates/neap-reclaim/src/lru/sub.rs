@@ -11,6 +11,7 @@
 use super::chain::{Chain, Item};
 use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicU64;
 use neap_base::Mutex;
 use neap_base::mutex::Guard;
 use neap_base::sync::{AtomicPtr, AtomicUsize, Ordering};
@@ -25,6 +26,9 @@ pub(super) struct Sub {
     heir: AtomicPtr<Sub>,
     /// Number of items, written under the lock.
     count: AtomicUsize,
+    /// Number of evictions, and of those that were needed again soon.
+    pub(super) evicted: AtomicU64,
+    pub(super) refaults: AtomicU64,
     /// The address of its list, for comparison.
     list: NonNull<()>,
     /// Of a dead sub-list, under the registry's mutex: items may name it, or a walk may have items
@@ -46,6 +50,8 @@ impl Sub {
             chain: Mutex::new(Chain::new(seat)),
             heir: AtomicPtr::new(null_mut()),
             count: AtomicUsize::new(0),
+            evicted: AtomicU64::new(0),
+            refaults: AtomicU64::new(0),
             list: list.cast(),
             named: Cell::new(false),
         }
