@@ -107,6 +107,11 @@ const GUESTS: &[Guest] = &[
         shape: Shape::Memoryless,
         ..guest("signals_and_migration beside it", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15")
     },
+    Guest {
+        shape: Shape::Realtime,
+        ..guest("realtime priorities", "grep -q PREEMPT_RT /proc/version && /tests/neap-realtime --nocapture")
+    },
+    Guest { shape: Shape::Realtime, ..guest("stress, realtime kernel", "NEAP_SECONDS=10 /tests/neap-stress a6") },
 ];
 
 /// Programs of `tests/programs` that are included.
