@@ -443,6 +443,16 @@ typedef struct neap_group_info {
     uint64_t pressure_low_events;
     uint64_t pressure_medium_events;
     uint64_t pressure_critical_events;
+    /* Numbers of the events above that met the group's own bounds or reclaim, not those below. */
+    uint64_t local_low_events;
+    uint64_t local_high_events;
+    uint64_t local_max_events;
+    uint64_t local_refused_events;
+    uint64_t local_overcharged_events;
+    uint64_t local_changed_events;
+    uint64_t local_pressure_low_events;
+    uint64_t local_pressure_medium_events;
+    uint64_t local_pressure_critical_events;
 } neap_group_info;
 
 /*

@@ -8,7 +8,7 @@ use crate::error::{Error, answer, into};
 use crate::object::{Kind, Object};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::copy_nonoverlapping;
-use neap::groups::{Bound, Denied, Entered, Group, GroupId, Name};
+use neap::groups::{Bound, Denied, Entered, Event, Group, GroupId, Name};
 
 /// `neap_group_info`.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,15 @@ pub(crate) struct GroupInfo {
     pub(crate) pressure_low_events: u64,
     pub(crate) pressure_medium_events: u64,
     pub(crate) pressure_critical_events: u64,
+    pub(crate) local_low_events: u64,
+    pub(crate) local_high_events: u64,
+    pub(crate) local_max_events: u64,
+    pub(crate) local_refused_events: u64,
+    pub(crate) local_overcharged_events: u64,
+    pub(crate) local_changed_events: u64,
+    pub(crate) local_pressure_low_events: u64,
+    pub(crate) local_pressure_medium_events: u64,
+    pub(crate) local_pressure_critical_events: u64,
 }
 
 impl From<neap::groups::Info> for GroupInfo {
@@ -48,6 +57,7 @@ impl From<neap::groups::Info> for GroupInfo {
         let [low_events, high_events, max_events, refused_events, overcharged_events, changed_events, pressure @ ..] =
             known.events;
         let [pressure_low_events, pressure_medium_events, pressure_critical_events] = pressure;
+        let local = |event: Event| known.local_events[event as usize];
         GroupInfo {
             group: known.id.to_bits(),
             parent: known.parent.map_or(0, GroupId::to_bits),
@@ -72,6 +82,15 @@ impl From<neap::groups::Info> for GroupInfo {
             pressure_low_events,
             pressure_medium_events,
             pressure_critical_events,
+            local_low_events: local(Event::Low),
+            local_high_events: local(Event::High),
+            local_max_events: local(Event::Max),
+            local_refused_events: local(Event::Refused),
+            local_overcharged_events: local(Event::Overcharged),
+            local_changed_events: local(Event::LimitChanged),
+            local_pressure_low_events: local(Event::PressureLow),
+            local_pressure_medium_events: local(Event::PressureMedium),
+            local_pressure_critical_events: local(Event::PressureCritical),
         }
     }
 }

@@ -175,6 +175,9 @@ fn bounds_are_changed_and_events_counted() {
         let about = info(group);
         assert_eq!((about.charged_bytes, about.by_hand_bytes, about.peak_bytes), (10_000, 10_000, 10_000));
         assert_eq!((about.refused_events, about.overcharged_events), (2, 1));
+        assert_eq!((about.local_refused_events, about.local_overcharged_events), (2, 1));
+        let root = info(Group::ROOT.id().to_bits());
+        assert!(root.refused_events >= 2 && root.local_refused_events == 0, "the root has no limit");
         assert_eq!(neap_group_uncharge(over.as_mut_ptr()), 0);
         let mut before = 7;
         for bound in [-1, 4, c_int::MIN] {

@@ -7,7 +7,7 @@
 //! the process. The process is neither stopped nor signalled. Its page is untrusted: it is checked
 //! here, and escaped before it reaches a terminal.
 //!
-//! The page's format, version 5, is described in the crate `neap`, `stat_page`. It is read by
+//! The page's format, version 6, is described in the crate `neap`, `stat_page`. It is read by
 //! bytes, since the library in a process may be of another version than this command.
 
 use core::time::Duration;
@@ -202,7 +202,7 @@ impl ProcessStatus {
 }
 
 const MAGIC: &[u8] = b"neapstat";
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 const HEADER: usize = 32;
 /// Offset of requests in the page, and behind them of the text.
 pub(crate) const DESK: usize = HEADER;
@@ -314,12 +314,12 @@ pub(crate) mod tests {
         let mut other = bytes(2, "{}");
         other[0] = b'x';
         let mut newer = bytes(2, "{}");
-        newer[8] = 6;
+        newer[8] = 7;
         let mut long = bytes(2, "{}");
         long[23] = 1;
         let cases = [
             (other, "is no page"),
-            (newer, "format 6"),
+            (newer, "format 7"),
             (long, "damaged"),
             (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
             (bytes(3, "{}"), "being written"),

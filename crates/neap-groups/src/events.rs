@@ -3,7 +3,9 @@
 //! # Design
 //!
 //! An event can happen inside the fork gate, perhaps inside malloc. It is only counted then, in the
-//! group and all its ancestors. A subscription stores the counts that it was told.
+//! group and all its ancestors. The group counts it as local, each ancestor as one from below, so
+//! that both sums take one addition for each group. A sum at the read would lose the events of
+//! deleted descendants. A subscription stores the counts that it was told.
 //! [`Groups::deliver`] tells it the difference, outside the gate and with no lock held. A callback
 //! may therefore do anything, such as end its subscription or delete the group.
 //!
@@ -156,7 +158,7 @@ impl Subscriber {
         let seen = &self.seen[event as usize];
         match counted {
             Some(group) => {
-                let count = group.events[event as usize].load(Ordering::Relaxed);
+                let count = group.events(event);
                 count.wrapping_sub(seen.swap(count, Ordering::Relaxed))
             }
             None => seen.swap(0, Ordering::Relaxed),
@@ -284,8 +286,9 @@ impl Groups {
     pub(crate) fn tell<H: Reclaimer>(&self, host: &H, group: &Group, event: Event) {
         let parent = group.parent.load(Ordering::Relaxed);
         let mut is_heard = false;
-        for group in core::iter::once(group).chain(self.tree.upwards(parent).map(|(_, above)| above)) {
-            group.events[event as usize].fetch_add(1, Ordering::Relaxed);
+        let above = self.tree.upwards(parent).map(|(_, above)| (above, false));
+        for (group, is_local) in core::iter::once((group, true)).chain(above) {
+            group.count_event(event, is_local);
             is_heard |= group.heard.load(Ordering::Relaxed) & bit(event) != 0;
         }
         if is_heard && self.subscribers.mark() {
@@ -340,8 +343,8 @@ impl Groups {
                     entry.context.store(context, Ordering::Relaxed);
                     entry.descriptor.store(descriptor, Ordering::Relaxed);
                     entry.next.store(of.first_subscriber.swap(index + 1, Ordering::Relaxed), Ordering::Relaxed);
-                    for (seen, count) in entry.seen.iter().zip(&of.events) {
-                        seen.store(count.load(Ordering::Relaxed), Ordering::Relaxed);
+                    for (seen, event) in entry.seen.iter().zip(Event::ALL) {
+                        seen.store(of.events(event), Ordering::Relaxed);
                     }
                 })
                 .map_err(|_| NotSubscribed::NoSuchGroup)?;

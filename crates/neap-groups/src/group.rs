@@ -167,7 +167,10 @@ pub(crate) struct Group {
     /// of its counts.
     pub(crate) per_cpu: AtomicU64,
     pub(crate) counts: AtomicU64,
-    pub(crate) events: [AtomicU64; Event::ALL.len()],
+    /// Events at the group itself, by [`Event`].
+    pub(crate) local_events: [AtomicU64; Event::ALL.len()],
+    /// Events of its descendants, also of deleted ones, by [`Event`].
+    pub(crate) events_below: [AtomicU64; Event::ALL.len()],
 }
 
 /// Counters that charges write, and the group's request for memory. Behind them, on cache lines of
@@ -214,8 +217,9 @@ pub(crate) struct Claims {
     pub(crate) sum: AtomicU64,
 }
 
-/// With tables that have just grown, and the entry of its id, less than 1 KiB for each group.
-const _: () = assert!(size_of::<Group>() <= 384);
+/// With tables that have just grown, and the entry of its id, little more than 1 KiB for each
+/// group.
+const _: () = assert!(size_of::<Group>() <= 512);
 
 // SAFETY: all fields are atomic integers, for which zeroes are a valid value, and change only
 // atomically.
@@ -237,6 +241,23 @@ impl Group {
 
     pub(crate) fn set_bound(&self, bound: Bound, bytes: u64) {
         self.bounds[bound as usize].store(bytes, Ordering::SeqCst); // As in `is_waited_for`.
+    }
+
+    /// Counts an event at the group itself, or of a descendant.
+    pub(crate) fn count_event(&self, event: Event, is_local: bool) {
+        let counts = if is_local { &self.local_events } else { &self.events_below };
+        // Relaxed: statistics. `Subscribers::mark` publishes them to the thread that delivers.
+        counts[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of events at the group itself.
+    pub(crate) fn local_events(&self, event: Event) -> u64 {
+        self.local_events[event as usize].load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of events at the group and its descendants.
+    pub(crate) fn events(&self, event: Event) -> u64 {
+        self.local_events(event).wrapping_add(self.events_below[event as usize].load(Ordering::Relaxed))
     }
 
     /// Returns the claims of its children.

@@ -105,8 +105,10 @@ pub struct Info {
     /// Bytes charged to it alone, by [`Kind`], stocks included. Charges that were under way in a
     /// child while that was deleted are counted a few ticks later.
     pub kinds: [u64; Kind::ALL.len()],
-    /// Events in it and its descendants so far, by [`Event`].
+    /// Events at it and its descendants so far, deleted ones included, by [`Event`].
     pub events: [u64; Event::ALL.len()],
+    /// Events at it alone so far, by [`Event`]: its own bounds were met, not those of a descendant.
+    pub local_events: [u64; Event::ALL.len()],
     /// Number of its children.
     pub children: u32,
 }
@@ -284,7 +286,8 @@ impl Groups {
             charged: group.usage(),
             peak: group.counters.peak.load(Ordering::Relaxed),
             kinds: Kind::ALL.map(|kind| self.of_kind(host, group, kind)),
-            events: core::array::from_fn(|event| group.events[event].load(Ordering::Relaxed)),
+            events: Event::ALL.map(|event| group.events(event)),
+            local_events: Event::ALL.map(|event| group.local_events(event)),
             children: group.children.load(Ordering::Relaxed),
         }
     }

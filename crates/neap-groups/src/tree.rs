@@ -147,7 +147,8 @@ impl Tree {
             group.next.store(lists.free, Ordering::Relaxed);
             lists.free = slot;
         })?;
-        for counter in group.events.iter().chain([&group.counters.usage, &group.counters.peak, &group.unused]) {
+        let events = group.local_events.iter().chain(&group.events_below);
+        for counter in events.chain([&group.counters.usage, &group.counters.peak, &group.unused]) {
             counter.store(0, Ordering::Relaxed);
         }
         Bound::ALL.into_iter().for_each(|bound| group.set_bound(bound, bound.default()));

@@ -105,6 +105,30 @@ fn events_are_told_once_with_how_often_and_to_those_above() {
     });
 }
 
+#[test]
+fn local_events_exclude_those_below_and_sums_keep_deleted() {
+    with_groups(|groups, host| {
+        let top = group(groups, &host, GroupId::ROOT, "top");
+        let leaf = group(groups, &host, top, "leaf");
+        let counts = |id: GroupId| {
+            let info = groups.info(&host, id).unwrap();
+            [info.events, info.local_events].map(|events| events[Event::Refused as usize])
+        };
+        (0..3).for_each(|_| refuse(groups, &host, leaf));
+        refuse(groups, &host, top);
+        assert_eq!([leaf, top, GroupId::ROOT].map(counts), [[3, 3], [4, 1], [4, 0]]);
+        // At the ancestor's limit, the charged group itself is not at one.
+        groups.set_bound(&host, leaf, Bound::Max, UNLIMITED).unwrap();
+        refuse(groups, &host, leaf);
+        assert_eq!([leaf, top, GroupId::ROOT].map(counts), [[3, 3], [5, 2], [5, 0]]);
+        groups.delete(&host, leaf).unwrap();
+        groups.end_deleted(&host);
+        assert_eq!([top, GroupId::ROOT].map(counts), [[5, 2], [5, 0]]);
+        let next = group(groups, &host, top, "leaf");
+        assert_eq!(counts(next), [0, 0], "also in the slot of a deleted group");
+    });
+}
+
 /// Events that are delivered after their group is deleted: counts must be kept before the group's
 /// memory is reused.
 #[test]

@@ -20,7 +20,7 @@
 //! One mutex, only ever tried, is held while numbers or a report are written.
 //!
 //! # Format
-//! Version 5, in the machine's byte order: magic (8 bytes), version, sequence, process id and
+//! Version 6, in the machine's byte order: magic (8 bytes), version, sequence, process id and
 //! length (4 bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), a request and its answer
 //! ([`requests`](crate::requests)), and a JSON object of that length. A report on chunks, groups,
 //! shrinkers or the arena follows from 64 KiB on.
@@ -47,7 +47,7 @@ use neap_pages::Watermarks;
 /// Magic at the start of the page.
 const MAGIC: u64 = u64::from_ne_bytes(*b"neapstat");
 /// Format version. Incremented with every change that an older reader would misread.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Bytes of the file for the numbers, of which [`room`] are used, and then for reports.
 const LENGTH: usize = 64 << 10;
 const REPORT: usize = 64 << 10;

@@ -38,7 +38,9 @@ pub(crate) struct ReportedGroup {
     pub(crate) bounds: [u64; Bound::ALL.len()],
     /// Bytes of its own, by kind.
     pub(crate) kinds: [u64; Kind::ALL.len()],
+    /// Those of the groups below it included.
     pub(crate) events: [u64; Event::ALL.len()],
+    pub(crate) local_events: [u64; Event::ALL.len()],
     /// Bytes of its own that are not in use: stocked, or kept by caches.
     pub(crate) stocked: u64,
     /// Bytes that it and those below it use: charged bytes without unused ones.
@@ -134,6 +136,7 @@ fn read_group(words: &[u64]) -> ReportedGroup {
     let bounds = take(Bound::ALL.len());
     let kinds = take(Kind::ALL.len());
     let events = take(Event::ALL.len());
+    let local_events = take(Event::ALL.len());
     let length = take(1)[0] as usize;
     let name: Vec<u8> = rest.iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
     let fill = |from: &[u64], at: usize| from.get(at).copied().unwrap_or_default();
@@ -145,6 +148,7 @@ fn read_group(words: &[u64]) -> ReportedGroup {
         bounds: core::array::from_fn(|at| fill(bounds, at)),
         kinds: core::array::from_fn(|at| fill(kinds, at)),
         events: core::array::from_fn(|at| fill(events, at)),
+        local_events: core::array::from_fn(|at| fill(local_events, at)),
         name: name_of(&name),
         stocked: 0,
         used: 0,
@@ -236,11 +240,13 @@ impl ReadGroups {
                 .collect();
             let kinds: Map<String, Value> =
                 Kind::ALL.iter().map(|&kind| (kind.name().into(), group.kinds[kind as usize].into())).collect();
-            let events: Map<String, Value> =
-                Event::ALL.iter().map(|&event| (event.name().into(), group.events[event as usize].into())).collect();
+            let events = |counts: &[u64]| -> Map<String, Value> {
+                Event::ALL.iter().map(|&event| (event.name().into(), counts[event as usize].into())).collect()
+            };
             json!({
                 "path": path, "id": group.id, "charged": group.charged, "used": group.used, "peak": group.peak,
-                "bounds": bounds, "own": kinds, "stocked": group.stocked, "events": events,
+                "bounds": bounds, "own": kinds, "stocked": group.stocked,
+                "events": events(&group.events), "local_events": events(&group.local_events),
             })
         };
         let waiting = |waiting: &WaitingCharge| {
@@ -290,6 +296,7 @@ mod tests {
             words.extend([*id, *parent, 1000 * id, 2000 * id]);
             words.extend([UNLIMITED, UNLIMITED, 0, 0]);
             words.extend([1, 2, 3, 4]);
+            words.extend(Event::ALL.map(|event| if event == Event::Refused { *id } else { 0 }));
             words.extend([0; Event::ALL.len()]);
             words.push(name.len() as u64);
             let mut padded = name.as_bytes().to_vec();
@@ -300,7 +307,7 @@ mod tests {
     }
 
     fn neap_groups_name() -> usize {
-        8 * (GROUP - 5 - Bound::ALL.len() - Kind::ALL.len() - Event::ALL.len())
+        8 * (GROUP - 5 - Bound::ALL.len() - Kind::ALL.len() - 2 * Event::ALL.len())
     }
 
     pub(super) fn seen() -> ReadGroups {
@@ -332,6 +339,8 @@ mod tests {
         assert_eq!((seen.waiting[0], seen.waiting[1].left, seen.waiting_at(2)), (barred, Some(9), 2));
         let json = seen.json();
         assert_eq!(json["groups"][2]["path"], "tenant/acme");
+        let events = ["events", "local_events"].map(|name| json["groups"][2][name]["refused"].as_u64());
+        assert_eq!(events, [Some(3), Some(0)]);
         assert_eq!((json["groups"][2]["bounds"]["max"].clone(), json["ids"].clone()), (Value::Null, 5.into()));
     }
 

@@ -104,9 +104,13 @@ fn remarks(group: &ReportedGroup) -> String {
         }
     }
     for event in [Event::Low, Event::High, Event::Max, Event::Refused, Event::Overcharged] {
-        let count = group.events[event as usize];
+        let (count, local) = (group.events[event as usize], group.local_events[event as usize]);
         if count > 0 {
             let _ = write!(text, "  {} x {count}", event.name());
+        }
+        // Without events below, both counts are equal.
+        if local < count {
+            let _ = write!(text, " ({local} here)");
         }
     }
     text
@@ -120,11 +124,14 @@ mod tests {
     fn a_tree_has_every_group_once() {
         let mut seen = super::super::tests::seen();
         seen.groups[2].bounds = [8000, UNLIMITED, 1 << 20, 0];
+        (seen.groups[2].events, seen.groups[2].local_events) = ([0; 9], [0; 9]);
         seen.groups[2].events[Event::Refused as usize] = 7;
+        seen.groups[2].local_events[Event::Refused as usize] = 7;
         let text = report(&crate::published::tests::nobody(), &seen, true);
         let lines: Vec<&str> = text.lines().collect();
         let row = |name: &str| *lines.iter().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{text}"));
-        assert!(row("  beta").contains("##########.......... ") && row("  beta").contains("refused x 7"), "{text}");
+        assert!(row("  beta").contains("##########.......... ") && row("  beta").ends_with("refused x 7"), "{text}");
+        assert!(row("tenant").contains("refused x 2 (0 here)"), "{text}");
         assert!(row("  beta").contains("low 1.0 MiB") && !row("  acme").contains("low"), "{text}");
         assert!(row("(all)").contains("--------------------"), "{text}");
         assert!(text.contains("77 B now of tenant"), "{text}");
