@@ -453,6 +453,12 @@ typedef struct neap_group_info {
     uint64_t local_pressure_low_events;
     uint64_t local_pressure_medium_events;
     uint64_t local_pressure_critical_events;
+    /*
+     * Microseconds in which a thread of the group, or of one below, was stalled on memory: it
+     * waited for room, was throttled above `high`, or reclaimed within a charge. Stalls that
+     * overlap count once.
+     */
+    uint64_t stalled_us;
 } neap_group_info;
 
 /*

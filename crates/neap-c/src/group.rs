@@ -46,6 +46,7 @@ pub(crate) struct GroupInfo {
     pub(crate) local_pressure_low_events: u64,
     pub(crate) local_pressure_medium_events: u64,
     pub(crate) local_pressure_critical_events: u64,
+    pub(crate) stalled_us: u64,
 }
 
 impl From<neap::groups::Info> for GroupInfo {
@@ -91,6 +92,7 @@ impl From<neap::groups::Info> for GroupInfo {
             local_pressure_low_events: local(Event::PressureLow),
             local_pressure_medium_events: local(Event::PressureMedium),
             local_pressure_critical_events: local(Event::PressureCritical),
+            stalled_us: known.stalled_us,
         }
     }
 }

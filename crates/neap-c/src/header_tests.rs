@@ -139,7 +139,7 @@ fn constants_and_layouts_are_those_of_the_library() {
     fields!("neap_group_info", GroupInfo: pressure_low_events pressure_medium_events pressure_critical_events);
     fields!("neap_group_info", GroupInfo: local_low_events local_high_events local_max_events local_refused_events);
     fields!("neap_group_info", GroupInfo: local_overcharged_events local_changed_events local_pressure_low_events);
-    fields!("neap_group_info", GroupInfo: local_pressure_medium_events local_pressure_critical_events);
+    fields!("neap_group_info", GroupInfo: local_pressure_medium_events local_pressure_critical_events stalled_us);
     fields!("neap_holder", Holder: group bytes);
     fields!("neap_asked", Asked: group node unsure to_scan scanned freed_bytes need deadline priority);
     fields!("neap_shrinker_spec", Said: name count scan gone data group batch seeks flags);

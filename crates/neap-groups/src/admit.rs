@@ -26,6 +26,7 @@ use crate::id::GroupId;
 use crate::owners::Behind;
 use crate::queue::{Queues, Waiter, state};
 use core::sync::atomic::Ordering;
+use neap_base::Platform;
 use neap_os::futex::{self, Sharing};
 
 /// Number of waiters that may pass the oldest waiter of a group.
@@ -183,15 +184,25 @@ impl Groups {
                 // Room may have come since: the thread that made it did not know of this waiter.
                 round.unfinished |= self.say_what_is_wanted(queues, group);
             }
-            Attempt::Granted => self.end(queues, index, state::GRANTED, 0, round),
-            Attempt::Never(group) => self.end(queues, index, state::REFUSED, group.to_bits(), round),
-            Attempt::Gone => self.end(queues, index, state::GONE, 0, round),
+            Attempt::Granted => self.end(host, queues, index, state::GRANTED, 0, round),
+            Attempt::Never(group) => self.end(host, queues, index, state::REFUSED, group.to_bits(), round),
+            Attempt::Gone => self.end(host, queues, index, state::GONE, 0, round),
         }
         true
     }
 
-    /// Answers a waiter. The caller must update the bytes that are waited for at its group.
-    pub(crate) fn end(&self, queues: &Queues<'_>, index: u32, state: u32, answer: u64, round: &mut Round) {
+    /// Answers a waiter, and ends its stall. The caller must update the bytes that are waited for
+    /// at its group.
+    pub(crate) fn end<H: Reclaimer>(
+        &self,
+        host: &H,
+        queues: &Queues<'_>,
+        index: u32,
+        state: u32,
+        answer: u64,
+        round: &mut Round,
+    ) {
+        queues.get(index).inspect(|waiter| queues.end_stall(waiter, host.platform().now()));
         let was_queued = queues.get(index).is_some_and(|waiter| waiter.place() != NONE);
         queues.withdraw(index);
         if queues.conclude(index, state, answer) {

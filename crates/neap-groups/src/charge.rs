@@ -183,7 +183,8 @@ impl Groups {
                 self.drain_with(host, full, how == How::Refuse);
             } else if reclaims_next {
                 // If nothing was freed, other threads may have made room meanwhile.
-                let got = host.reclaim(full, bytes.saturating_add(self.excess(host, full)));
+                let wanted = bytes.saturating_add(self.excess(host, full));
+                let got = self.stalled(host, payer, || host.reclaim(full, wanted));
                 tries = if got > 0 { tries + 1 } else { RETRIES };
                 drained = drained.filter(|_| got == 0);
             } else {

@@ -167,6 +167,12 @@ pub(crate) struct Group {
     /// of its counts.
     pub(crate) per_cpu: AtomicU64,
     pub(crate) counts: AtomicU64,
+    // Under the waiters' mutex, down to `stalled`; see `stall.rs`.
+    /// Number of stalls of it and its descendants at this moment.
+    pub(crate) stalls: AtomicU32,
+    /// Begin of the first of these, and nanoseconds of stalls that have ended.
+    pub(crate) stalled_since: AtomicU64,
+    pub(crate) stalled: AtomicU64,
     /// Events at the group itself, by [`Event`].
     pub(crate) local_events: [AtomicU64; Event::ALL.len()],
     /// Events of its descendants, also of deleted ones, by [`Event`].

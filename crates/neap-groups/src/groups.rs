@@ -109,6 +109,10 @@ pub struct Info {
     pub events: [u64; Event::ALL.len()],
     /// Events at it alone so far, by [`Event`]: its own bounds were met, not those of a descendant.
     pub local_events: [u64; Event::ALL.len()],
+    /// Microseconds in which at least one thread or future of it or of a descendant was stalled on
+    /// memory: waited for room, was delayed above a `high`, or reclaimed within a charge. Stalls
+    /// that overlap count once. By the platform's clock, which may be coarse.
+    pub stalled_us: u64,
     /// Number of its children.
     pub children: u32,
 }
@@ -288,6 +292,7 @@ impl Groups {
             kinds: Kind::ALL.map(|kind| self.of_kind(host, group, kind)),
             events: Event::ALL.map(|event| group.events(event)),
             local_events: Event::ALL.map(|event| group.local_events(event)),
+            stalled_us: self.stalled_us(host, group),
             children: group.children.load(Ordering::Relaxed),
         }
     }

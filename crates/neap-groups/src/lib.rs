@@ -26,6 +26,7 @@ mod owners;
 pub mod protection;
 mod queue;
 mod seat;
+mod stall;
 mod stock;
 pub mod table;
 mod tree;

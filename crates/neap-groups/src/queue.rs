@@ -43,6 +43,8 @@ pub(crate) mod state {
     pub(crate) const GONE: u32 = 4;
     /// Its bytes were charged, and it is delayed above a `high` until its deadline.
     pub(crate) const HELD: u32 = 5;
+    /// It is no request: its thread is stalled otherwise (`stall.rs`).
+    pub(crate) const STALLED: u32 = 6;
 }
 
 /// Place of an entry with a waker to be called.
@@ -67,6 +69,8 @@ pub(crate) struct Waiter {
     deadline: AtomicU64,
     since: AtomicU64,
     pub(crate) answer: AtomicU64,
+    /// Not 0 while groups count it as a stall.
+    pub(crate) counts: AtomicU32,
     waker: AtomicPtr<()>,
     waker_vtable: AtomicPtr<RawWakerVTable>,
 }
@@ -104,6 +108,11 @@ impl Waiter {
 
     pub(crate) fn is_held(&self) -> bool {
         self.state.load(Ordering::Relaxed) == state::HELD
+    }
+
+    /// Returns whether it is a stall and no request.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == state::STALLED
     }
 
     /// Returns the slot of the group that it is queued at, or [`NONE`].
@@ -154,12 +163,21 @@ struct WaiterLists {
     free: u32,
     /// Never used yet.
     fresh: u32,
+    /// Requests, and entries in use that are none.
     used: u32,
+    stalled: u32,
     ticket: u64,
     /// The first entry with a waker to be called, plus one; 0: there is none.
     due: AtomicU32,
     /// The last slot in the ring of groups that ask for memory, plus one; 0: there is none.
     asking: AtomicU32,
+}
+
+impl WaiterLists {
+    /// Returns the number of entries in use of the kind that has a state.
+    fn of_state(&mut self, state: u32) -> &mut u32 {
+        if state == state::STALLED { &mut self.stalled } else { &mut self.used }
+    }
 }
 
 /// The queues, while the mutex is held.
@@ -171,8 +189,15 @@ pub(crate) struct Queues<'w> {
 
 impl Waiters {
     pub(crate) fn new() -> Waiters {
-        let lists =
-            WaiterLists { free: NONE, fresh: 0, used: 0, ticket: 0, due: AtomicU32::new(0), asking: AtomicU32::new(0) };
+        let lists = WaiterLists {
+            free: NONE,
+            fresh: 0,
+            used: 0,
+            stalled: 0,
+            ticket: 0,
+            due: AtomicU32::new(0),
+            asking: AtomicU32::new(0),
+        };
         Waiters { table: Table::new(), lists: Mutex::new(lists), flushed: AtomicU64::new(0) }
     }
 
@@ -220,7 +245,8 @@ impl<'w> Queues<'w> {
         &self.lists.asking
     }
 
-    /// Adds a waiter, the youngest of all, in no queue, that waits or is delayed.
+    /// Adds a waiter, the youngest of all, in no queue, that waits or is delayed; or an entry that
+    /// is no request. Begins its stall. The caller must be within a read.
     ///
     /// # Errors
     /// There is no memory.
@@ -243,7 +269,7 @@ impl<'w> Queues<'w> {
         } else {
             lists.free = waiter.next.load(Ordering::Relaxed);
         }
-        lists.used += 1;
+        *lists.of_state(state) += 1;
         lists.ticket += 1;
         for (word, value) in [
             (&waiter.ticket, lists.ticket),
@@ -257,6 +283,7 @@ impl<'w> Queues<'w> {
         waiter.place.store(NONE, Ordering::Relaxed);
         waiter.passed.store(0, Ordering::Relaxed);
         waiter.state.store(state, Ordering::Relaxed);
+        self.begin_stall(waiter);
         Ok(WaiterHandle { index, generation: waiter.generation.load(Ordering::Relaxed) })
     }
 
@@ -275,21 +302,26 @@ impl<'w> Queues<'w> {
         self.lists.fresh
     }
 
-    /// Returns the number of entries in use.
+    /// Returns the number of requests.
     pub(crate) fn count(&self) -> u32 {
         self.lists.used
     }
 
-    /// Frees an entry, after taking it out of its list. Returns its waker, for the caller to drop
-    /// without the mutex.
-    pub(crate) fn free(&mut self, index: u32) -> Option<Waker> {
+    /// Returns whether no entry is in use.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lists.used + self.lists.stalled == 0
+    }
+
+    /// Frees an entry, after taking it out of its list, and ends its stall. Returns its waker, for
+    /// the caller to drop without the mutex. The caller must be within a read.
+    pub(crate) fn free(&mut self, index: u32, now: u64) -> Option<Waker> {
         let waiter = self.table.get(index)?;
         self.withdraw(index);
-        waiter.state.store(state::FREE, Ordering::Relaxed);
+        self.end_stall(waiter, now);
+        *self.lists.of_state(waiter.state.swap(state::FREE, Ordering::Relaxed)) -= 1;
         waiter.generation.fetch_add(1, Ordering::Relaxed);
         waiter.next.store(self.lists.free, Ordering::Relaxed);
         self.lists.free = index;
-        self.lists.used -= 1;
         waiter.replace_waker(None)
     }
 

@@ -148,7 +148,8 @@ impl Tree {
             lists.free = slot;
         })?;
         let events = group.local_events.iter().chain(&group.events_below);
-        for counter in events.chain([&group.counters.usage, &group.counters.peak, &group.unused]) {
+        let sums = [&group.counters.usage, &group.counters.peak, &group.unused, &group.stalled];
+        for counter in events.chain(sums) {
             counter.store(0, Ordering::Relaxed);
         }
         Bound::ALL.into_iter().for_each(|bound| group.set_bound(bound, bound.default()));
@@ -162,6 +163,7 @@ impl Tree {
             (&group.children, 0),
             (&group.made_for, 0),
             (&group.is_leaving, 0),
+            (&group.stalls, 0),
         ] {
             link.store(value, Ordering::Relaxed);
         }

@@ -212,7 +212,11 @@ impl Groups {
     /// memory for that. The groups above their `high` ask for memory.
     fn hold<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, until: u64) -> Option<WaiterHandle> {
         let handle = host.inside(|| {
-            let handle = self.waiters.lock(&self.tree).add(host.platform(), payer, bytes, until, state::HELD).ok();
+            let handle = {
+                let mut queues = self.waiters.lock(&self.tree);
+                let _reading = self.rcu.enter();
+                queues.add(host.platform(), payer, bytes, until, state::HELD).ok()
+            };
             let _reading = self.rcu.enter();
             self.tree.owners.behind(payer.id()).inspect(|behind| self.ask_for_excess(behind.slot()));
             host.come_soon();
@@ -299,7 +303,7 @@ impl Groups {
                     }
                 };
                 let was_waiting = waiter.is_waiting();
-                *waker = queues.free(handle.index);
+                *waker = queues.free(handle.index, host.platform().now());
                 if was_waiting {
                     self.admit_at(host, queues, place, round);
                 }
@@ -328,14 +332,18 @@ impl Groups {
                     while at < end && !round.is_over() {
                         let waiter = queues.get(at);
                         if ending && waiter.is_some_and(|waiter| waiter.is_held() && verdict(waiter).is_some()) {
-                            self.end(queues, at, state::GRANTED, 0, round);
+                            self.end(host, queues, at, state::GRANTED, 0, round);
+                        } else if let Some(waiter) = waiter.filter(|waiter| ending && waiter.is_stalled()) {
+                            if verdict(waiter).is_some() {
+                                queues.end_stall(waiter, host.platform().now());
+                            }
                         } else if let Some(waiter) = waiter.filter(|waiter| waiter.is_waiting())
                             && let Some(group) = self.tree.group(waiter.place())
                         {
                             if !ending && queues.first(group) == Some(at) {
                                 self.admit_at(host, queues, waiter.place(), round);
                             } else if ending && let Some(state) = verdict(waiter) {
-                                self.end(queues, at, state, group.id().to_bits(), round);
+                                self.end(host, queues, at, state, group.id().to_bits(), round);
                                 self.say_what_is_wanted(queues, group);
                             }
                         }
@@ -359,9 +367,10 @@ impl Groups {
         });
     }
 
-    /// Ends the waits to charge a deleted group. The caller must be inside the fork gate.
+    /// Ends the waits to charge a deleted group, and the stalls of its threads. The caller must be
+    /// inside the fork gate, and within a read since before the group was deleted.
     pub(crate) fn end_waits<H: Reclaimer>(&self, host: &H, gone: GroupId) {
-        if self.waiters.lock(&self.tree).count() > 0 {
+        if !self.waiters.lock(&self.tree).is_empty() {
             self.sweep(host, |waiter| (waiter.payer().id() == gone).then_some(state::GONE));
         }
     }
@@ -434,13 +443,15 @@ impl Groups {
         let mut index = 0;
         loop {
             let mut queues = self.waiters.lock(&self.tree);
+            let reading = self.rcu.enter();
             let Some(waiter) = queues.get(index).filter(|_| index < queues.len()) else { return };
             let (state, place) = (waiter.state.load(Ordering::Relaxed), waiter.place());
             let (payer, bytes) = (waiter.payer(), waiter.bytes());
             if state != state::FREE {
-                core::mem::forget(queues.free(index));
+                core::mem::forget(queues.free(index, host.platform().now()));
                 self.tree.group(place).inspect(|group| _ = self.say_what_is_wanted(&queues, group));
             }
+            drop(reading);
             drop(queues);
             if matches!(state, state::GRANTED | state::HELD) {
                 self.settle(host, payer, bytes);

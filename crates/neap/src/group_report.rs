@@ -12,9 +12,9 @@
 //! 1. whether there are groups; entries in this report; the next slot to request, all bits set if
 //!    there is none; the kind of entries (0: groups, 1: unused bytes, 2: charges that wait);
 //! 2. groups in the tree, dying groups, slots, ids in use; bytes of memory for them; fences;
-//! 3. for each group: its id; its parent's, 0 for the root; bytes charged, and their maximum; its
-//!    bounds, by [`Bound`]; bytes charged to it alone, by [`Kind`]; events, and those at it alone,
-//!    by [`Event`]; length of its name, and the name;
+//! 3. for each group: its id; its parent's, 0 for the root; bytes charged, and their maximum;
+//!    microseconds in which it was stalled; its bounds, by [`Bound`]; bytes charged to it alone, by
+//!    [`Kind`]; events, and those at it alone, by [`Event`]; length of its name, and the name;
 //! 4. or for each entry of unused bytes: the group that has them; bytes; the id that they are
 //!    booked under if its group is gone, 0 for all bytes of a group that are stocked or kept by
 //!    caches;
@@ -32,7 +32,7 @@ use neap_groups::{Bound, Event, FOREVER, Groups, Info, Kind, LONGEST_NAME, Reaso
 /// Words before the entries.
 pub const HEAD: usize = 10;
 /// Words of a group.
-pub const GROUP: usize = 5 + Bound::ALL.len() + Kind::ALL.len() + 2 * Event::ALL.len() + LONGEST_NAME / 8;
+pub const GROUP: usize = 6 + Bound::ALL.len() + Kind::ALL.len() + 2 * Event::ALL.len() + LONGEST_NAME / 8;
 /// Words of an entry of unused bytes.
 pub const LEFT: usize = 3;
 /// Added to a slot to request unused bytes of groups from there on, and to an id's index for
@@ -143,7 +143,7 @@ fn reason<P: Platform>(waiting: &Waiting, groups: &Groups, reclaiming: Option<&R
 
 fn write_group(info: &Info, pen: &mut Pen<'_>) {
     let parent = info.parent.map_or(0, |parent| parent.to_bits());
-    pen.write_all([info.id.to_bits(), parent, info.charged, info.peak]);
+    pen.write_all([info.id.to_bits(), parent, info.charged, info.peak, info.stalled_us]);
     pen.write_all(info.bounds);
     pen.write_all(info.kinds);
     pen.write_all(info.events);

@@ -398,6 +398,7 @@ mod tests {
             assert_eq!((clock.now() - begun, highs(), mm.used_and_charged(group).0), (0, 0, MAX / 8));
             assert_eq!(groups.charge(payer, MAX, How::Refuse), Ok(()));
             assert!(clock.now() > begun && highs() == 1, "what is used does");
+            assert_eq!(groups.info(group).unwrap().stalled_us, (clock.now() - begun) / 1000);
             groups.uncharge(payer, MAX / 8 + MAX);
         });
     }

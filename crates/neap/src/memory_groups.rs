@@ -390,10 +390,12 @@ impl<'m, P: Platform> Grouped<'m, P> {
         if is_calling() {
             return;
         }
-        let begun = clock::precise();
-        if !self.source.core().relieve(self.source.mm(), payer.id(), delay) {
-            self.platform().sleep(delay.saturating_sub(clock::precise() - begun));
-        }
+        self.groups.stalled(&self.source, payer, || {
+            let begun = clock::precise();
+            if !self.source.core().relieve(self.source.mm(), payer.id(), delay) {
+                self.platform().sleep(delay.saturating_sub(clock::precise() - begun));
+            }
+        });
     }
 
     /// [`Groups::take`].

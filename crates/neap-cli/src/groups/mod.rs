@@ -35,6 +35,8 @@ pub(crate) struct ReportedGroup {
     /// Bytes, those of the groups below it and of stocks included.
     pub(crate) charged: u64,
     pub(crate) peak: u64,
+    /// Microseconds in which it or those below it were stalled.
+    pub(crate) stalled_us: u64,
     pub(crate) bounds: [u64; Bound::ALL.len()],
     /// Bytes of its own, by kind.
     pub(crate) kinds: [u64; Kind::ALL.len()],
@@ -132,7 +134,7 @@ fn read_group(words: &[u64]) -> ReportedGroup {
         rest = after;
         taken
     };
-    let head = take(4);
+    let head = take(5);
     let bounds = take(Bound::ALL.len());
     let kinds = take(Kind::ALL.len());
     let events = take(Event::ALL.len());
@@ -145,6 +147,7 @@ fn read_group(words: &[u64]) -> ReportedGroup {
         parent: head[1],
         charged: head[2],
         peak: head[3],
+        stalled_us: head[4],
         bounds: core::array::from_fn(|at| fill(bounds, at)),
         kinds: core::array::from_fn(|at| fill(kinds, at)),
         events: core::array::from_fn(|at| fill(events, at)),
@@ -245,7 +248,7 @@ impl ReadGroups {
             };
             json!({
                 "path": path, "id": group.id, "charged": group.charged, "used": group.used, "peak": group.peak,
-                "bounds": bounds, "own": kinds, "stocked": group.stocked,
+                "bounds": bounds, "own": kinds, "stocked": group.stocked, "stalled_us": group.stalled_us,
                 "events": events(&group.events), "local_events": events(&group.local_events),
             })
         };
@@ -293,7 +296,7 @@ mod tests {
         let mut words = vec![1, groups.len() as u64, next, 0, groups.len() as u64, 0, 9, 9, 4096, 3];
         assert_eq!(words.len(), HEAD);
         for (id, parent, name) in groups {
-            words.extend([*id, *parent, 1000 * id, 2000 * id]);
+            words.extend([*id, *parent, 1000 * id, 2000 * id, 60_000 * id]);
             words.extend([UNLIMITED, UNLIMITED, 0, 0]);
             words.extend([1, 2, 3, 4]);
             words.extend(Event::ALL.map(|event| if event == Event::Refused { *id } else { 0 }));
@@ -307,7 +310,7 @@ mod tests {
     }
 
     fn neap_groups_name() -> usize {
-        8 * (GROUP - 5 - Bound::ALL.len() - Kind::ALL.len() - 2 * Event::ALL.len())
+        8 * (GROUP - 6 - Bound::ALL.len() - Kind::ALL.len() - 2 * Event::ALL.len())
     }
 
     pub(super) fn seen() -> ReadGroups {
@@ -340,7 +343,7 @@ mod tests {
         let json = seen.json();
         assert_eq!(json["groups"][2]["path"], "tenant/acme");
         let events = ["events", "local_events"].map(|name| json["groups"][2][name]["refused"].as_u64());
-        assert_eq!(events, [Some(3), Some(0)]);
+        assert_eq!((events, json["groups"][2]["stalled_us"].as_u64()), ([Some(3), Some(0)], Some(180_000)));
         assert_eq!((json["groups"][2]["bounds"]["max"].clone(), json["ids"].clone()), (Value::Null, 5.into()));
     }
 

@@ -113,6 +113,9 @@ fn remarks(group: &ReportedGroup) -> String {
             let _ = write!(text, " ({local} here)");
         }
     }
+    if group.stalled_us > 0 {
+        let _ = write!(text, "  stalled {} s", number(group.stalled_us as f64 / 1e6, 2));
+    }
     text
 }
 
@@ -125,13 +128,17 @@ mod tests {
         let mut seen = super::super::tests::seen();
         seen.groups[2].bounds = [8000, UNLIMITED, 1 << 20, 0];
         (seen.groups[2].events, seen.groups[2].local_events) = ([0; 9], [0; 9]);
+        seen.groups[2].stalled_us = 0;
         seen.groups[2].events[Event::Refused as usize] = 7;
         seen.groups[2].local_events[Event::Refused as usize] = 7;
         let text = report(&crate::published::tests::nobody(), &seen, true);
         let lines: Vec<&str> = text.lines().collect();
         let row = |name: &str| *lines.iter().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{text}"));
         assert!(row("  beta").contains("##########.......... ") && row("  beta").ends_with("refused x 7"), "{text}");
-        assert!(row("tenant").contains("refused x 2 (0 here)"), "{text}");
+        assert!(
+            row("tenant").contains("refused x 2 (0 here)") && row("tenant").ends_with("  stalled 0.12 s"),
+            "{text}"
+        );
         assert!(row("  beta").contains("low 1.0 MiB") && !row("  acme").contains("low"), "{text}");
         assert!(row("(all)").contains("--------------------"), "{text}");
         assert!(text.contains("77 B now of tenant"), "{text}");

@@ -139,6 +139,9 @@ impl Known {
         if rows.iter().any(|row| press(row) > 0) {
             listing = listing.column("pressed", "pressed", move |row| Cell::Number(press(row)));
         }
+        if rows.iter().any(|row| row.group.stalled_us > 0) {
+            listing = listing.column("stalled ms", "stalled_ms", |row| Cell::Number(row.group.stalled_us / 1000));
+        }
         for bound in [Bound::Low, Bound::Min] {
             let (head, json) = if bound == Bound::Low { ("low", "low_bytes") } else { ("min", "min_bytes") };
             if rows.iter().any(|row| row.group.bounds[bound as usize] > 0) {
@@ -236,6 +239,16 @@ pub(super) mod tests {
         group.events[Event::PressureCritical as usize] = 4;
         assert!(lines(&known, true)[0].contains("pressed"));
         assert_eq!(known.listing(NOW, Duration::from_secs(1), true).json()[4]["pressed"], 7);
+    }
+
+    #[test]
+    fn stalled_time_is_shown_where_there_was_any() {
+        let mut known = known();
+        assert!(!lines(&known, true)[0].contains("stalled"));
+        known.current.as_mut().unwrap().groups[3].stalled_us = 2_345_678;
+        let shown = lines(&known, true);
+        assert!(shown[0].contains("stalled ms") && shown[5].contains("2345"), "{shown:?}");
+        assert_eq!(known.listing(NOW, Duration::from_secs(1), true).json()[4]["stalled_ms"], 2345);
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(crate) struct Asked {
     pub(crate) come: AtomicU64,
     /// Requests to serve requests soon.
     pub(crate) ask: AtomicU64,
+    /// Nanoseconds that a reclaim takes.
+    pub(crate) reclaim_takes: AtomicU64,
     /// Bytes to reclaim.
     pub(crate) reclaim: AtomicU64,
     /// Deleted groups: see [`Offline`].
@@ -59,6 +61,10 @@ impl<P: Platform + Sync> neap_percpu::Host for Host<'_, P> {
 impl<P: Platform> Reclaimer for Host<'_, P> {
     fn reclaim(&self, _group: GroupId, bytes: u64) -> u64 {
         self.asked.reclaim.fetch_add(bytes, Relaxed);
+        match self.asked.reclaim_takes.load(Relaxed) {
+            0 => {}
+            time => self.alone.platform.sleep(time),
+        }
         0
     }
 
