@@ -496,6 +496,14 @@ typedef struct neap_group_count {
  */
 int neap_group_count_get(neap_group_count *count);
 
+/*
+ * Returns the group that pays for the memory at an address: the group of the thread that allocated
+ * it by neap's malloc, or the heir of that group. The address lies anywhere in a block of up to
+ * 32 KiB, or on the first page of a larger one; the block is not freed during the call. 0 if no
+ * group pays, or the memory is not neap's.
+ */
+neap_group neap_group_of(const void *memory);
+
 /* Size of a buffer for any group's path. */
 #define NEAP_PATH_SIZE 2048
 
@@ -860,6 +868,12 @@ int neap_list_destroy(neap_list *list);
  * NEAP_E_ARGUMENT.
  */
 int neap_list_add(const neap_list *list, neap_group group, unsigned node, neap_item *item);
+
+/*
+ * Adds an item as neap_list_add does, for the group that pays for the item's memory (neap_group_of)
+ * and on the node of that memory; for the root if no group pays. NEAP_E_ARGUMENT.
+ */
+int neap_list_add_by_memory(const neap_list *list, neap_item *item);
 
 /*
  * Removes an item, whichever group it belongs to by now; returns whether this call did. If not, it

@@ -6,9 +6,9 @@
 
 use crate::error::{Error, answer, into};
 use crate::object::{Kind, Object};
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::copy_nonoverlapping;
-use neap::groups::{Bound, Denied, Entered, Event, Group, GroupId, Name};
+use neap::groups::{Bound, Denied, Entered, Event, Group, GroupId, Name, payer_at};
 
 /// `neap_group_info`.
 #[derive(Clone, Copy, Debug)]
@@ -165,6 +165,14 @@ pub(crate) extern "C" fn neap_group_reset_peak(number: u64) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn neap_group_heir(number: u64) -> u64 {
     group(number).ok().and_then(Group::heir).map_or(0, |heir| heir.id().to_bits())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_group_of(memory: *const c_void) -> u64 {
+    // SAFETY: by the header's contract the block at `memory` is not freed during the call.
+    unsafe { payer_at(memory.cast()) }.map_or(0, |group| group.id().to_bits())
 }
 
 /// # Safety

@@ -96,6 +96,22 @@ pub(crate) unsafe extern "C" fn neap_list_add(list: *const List, number: u64, no
 /// # Safety
 /// See the header.
 #[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_list_add_by_memory(list: *const List, at: *mut Item) -> c_int {
+    let add = || {
+        // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
+        // destroys during the call.
+        let list: &Open = unsafe { Object::value(list) }.ok_or(Error::Argument)?;
+        let item = item(at).ok_or(Error::Argument)?;
+        // SAFETY: `item` is neither null nor misaligned. By the header's contract it is an item,
+        // which stays until it is off the list.
+        Ok(unsafe { list.0.add_by_memory(item) }?.into())
+    };
+    answer(add())
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_list_del(list: *const List, at: *mut Item) -> bool {
     // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
     // destroys during the call.

@@ -2,13 +2,14 @@
 //! arguments.
 
 use crate::error::Error;
-use crate::group::{neap_group_create, neap_group_delete};
+use crate::group::{neap_group_create, neap_group_delete, neap_group_of};
 use crate::list::*;
 use crate::tests::zeroed;
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::{null, null_mut};
-use neap::groups::Group;
+use neap::groups::{Group, GroupId};
 use neap::lru::Item;
+use neap::process::PROCESS;
 
 const ROOT: u64 = Group::ROOT.id().to_bits();
 const ARGUMENT: c_int = Error::Argument as c_int;
@@ -117,4 +118,29 @@ fn what_is_no_list_no_item_and_no_group_is_refused() {
         assert!(neap_list_touch(list, item) && neap_list_del(list, item));
         assert_eq!((neap_list_destroy(list), neap_group_delete(group)), (0, 0));
     }
+}
+
+#[test]
+fn an_item_is_added_for_the_group_that_pays_for_its_memory() {
+    let mut list = zeroed::<List>();
+    let list = list.as_mut_ptr();
+    let payer = group(c"c-lists-payer");
+    let inside = Group::from_id(GroupId::from_bits(payer)).enter().unwrap();
+    let memory = PROCESS.allocate(100);
+    drop(inside);
+    // SAFETY: the memory has 100 bytes and is this test's, also the item in it. The list is local.
+    unsafe {
+        memory.write_bytes(0, 100);
+        let item = memory.add(24).cast::<Item>();
+        assert_eq!((neap_group_of(memory.cast()), neap_group_of(item.cast())), (payer, payer));
+        assert_eq!((neap_group_of(null()), neap_group_of((&raw const payer).cast())), (0, 0));
+        assert_eq!(neap_list_init(list, 2, 0), 0);
+        assert_eq!(neap_list_add_by_memory(list, null_mut()), ARGUMENT);
+        assert_eq!([(); 2].map(|()| neap_list_add_by_memory(list, item)), [1, 0]);
+        assert_eq!((neap_list_count(list, payer, 0), neap_list_count(list, ROOT, 0)), (1, 0));
+        assert!(neap_list_del(list, item));
+        assert_eq!(neap_list_destroy(list), 0);
+        PROCESS.free(memory);
+    }
+    assert_eq!(neap_group_delete(payer), 0);
 }

@@ -30,6 +30,7 @@
 //! Source: the memory cgroups of Linux, by idea.
 
 use crate::memory_groups::Grouped;
+pub use crate::payers::{payer_at, payer_of};
 use crate::process::PROCESS;
 use core::cell::Cell;
 use core::fmt;
@@ -69,7 +70,7 @@ fn here() -> Result<Grouped<'static, Linux>, Denied> {
 /// The process's groups, if they were made. A caller that knows a group other than the root can
 /// rely on that.
 #[inline]
-fn made() -> Result<Grouped<'static, Linux>, Denied> {
+pub(crate) fn made() -> Result<Grouped<'static, Linux>, Denied> {
     PROCESS.groups_if_made().ok_or(Denied::NoSuchGroup)
 }
 

@@ -43,6 +43,7 @@ mod memory_groups;
 pub mod mm;
 pub mod options;
 mod own_caches;
+mod payers;
 mod pen;
 mod per_cpu_data;
 pub mod percpu;

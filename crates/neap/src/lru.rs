@@ -49,6 +49,8 @@ use neap_base::Linux;
 use neap_reclaim::ShrinkerId;
 pub use neap_reclaim::lru::{Item, LONGEST, MOST, Stamp, Turnover, Verdict, Walked};
 
+#[path = "lru_by_memory.rs"]
+mod by_memory;
 #[cfg(feature = "std")]
 #[path = "lru_values.rs"]
 mod values;

@@ -14,6 +14,7 @@
 
 extern crate std;
 
+use super::by_memory::place_of;
 use super::{Denied, Group, Item, PROCESS, ShrinkerId, Stamp, Turnover, Verdict, Walked, made};
 use crate::groups::Charge;
 use crate::per_cpu_data::Source;
@@ -56,6 +57,10 @@ impl<T> Clone for Handle<T> {
 }
 
 impl<T> Handle<T> {
+    fn new(list: Raw, weight: u64, charge: Option<Charge>, value: T) -> Handle<T> {
+        Handle(Arc::new(Entry { item: Item::new(), list, stamp: AtomicU64::new(0), weight, charge, value }))
+    }
+
     /// Bytes that the value counts for: those of its charge, or as [`LruList::add_weighted`] was
     /// told; 0 otherwise.
     pub fn weight(&self) -> u64 {
@@ -277,6 +282,19 @@ impl<T: Send + Sync + 'static> LruList<T> {
         handle.0.list == self.list || handle.0.list == self.protected
     }
 
+    /// Adds a value as the newest of the group that [pays](crate::groups::payer_of) for its memory,
+    /// on the node of that memory: the group that this thread is in, if neap is the allocator. A
+    /// thread in no group adds to the root.
+    ///
+    /// # Errors
+    /// Those of [`LruList::add`].
+    pub fn add_by_memory(&self, value: T) -> Result<Handle<T>, Denied> {
+        let handle = Handle::new(self.list, 0, None, value);
+        let (group, node) = place_of(&*handle.0);
+        self.add_again(Group::from_id(group), node, &handle)?;
+        Ok(handle)
+    }
+
     fn add_entry(
         &self,
         list: Raw,
@@ -286,8 +304,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         charge: Option<Charge>,
         value: T,
     ) -> Result<Handle<T>, Denied> {
-        let handle =
-            Handle(Arc::new(Entry { item: Item::new(), list, stamp: AtomicU64::new(0), weight, charge, value }));
+        let handle = Handle::new(list, weight, charge, value);
         self.add_again(group, node, &handle)?;
         Ok(handle)
     }

@@ -1,0 +1,94 @@
+//! The group that pays for memory, found by an address.
+//!
+//! # Design
+//!
+//! A block of up to 32 KiB is an object of a slab. Its start follows from the start of the slab and
+//! the size of the class, and its state byte says whether a group pays. A larger block is a run,
+//! whose payer is in the frame of its first page. A run's other pages do not lead to the first one,
+//! so they have no answer.
+//!
+//! Takes no lock.
+
+use crate::groups::{Group, made};
+use crate::mm::Mm;
+use crate::process::PROCESS;
+use core::ptr::from_ref;
+use neap_base::Platform;
+use neap_groups::Payer;
+use neap_objects::size_class::Class;
+
+impl<P: Platform> Mm<P> {
+    /// Returns the payer of the block of this manager that an address lies in. `None` if no group
+    /// pays for it, for memory of another origin, and behind the first page of a block above
+    /// 32 KiB.
+    ///
+    /// # Safety
+    /// Memory of this manager at `pointer` lies in a block that is not freed during the call.
+    pub unsafe fn payer_at(&self, pointer: *const u8) -> Option<Payer> {
+        let core = self.core_if_open()?;
+        let objects = &core.objects;
+        match objects.class_at(pointer)? {
+            Class::NONE => core.run_payer(pointer.map_addr(|at| at - at % objects.pages.page_size())),
+            class => {
+                let object = pointer.map_addr(|at| at - objects.offset_in(class, pointer));
+                // SAFETY: the kind map says that the address lies in an object of this manager. The
+                // object is not freed during the call (the caller's promise), so it has an owner
+                // and its page keeps its vector.
+                unsafe { self.hot.payer(object) }.map(Payer::from_bits)
+            }
+        }
+    }
+}
+
+/// Returns the payer of a value's memory, if the process's manager allocated that; see
+/// [`payer_of`].
+pub(crate) fn payer_of_value<T: ?Sized>(value: &T) -> Option<Payer> {
+    // A reference to no bytes may have any address, also one of freed memory.
+    if size_of_val(value) == 0 {
+        return None;
+    }
+    // SAFETY: the reference covers at least one byte, so the block at its address is not freed
+    // while the value is borrowed.
+    unsafe { PROCESS.payer_at(from_ref(value).cast()) }
+}
+
+/// Returns the group that pays for the memory that a value lies in: the group of the thread that
+/// allocated it, or the heir of that group.
+///
+/// The value may lie anywhere in a block of up to 32 KiB, and on the first page of a larger one.
+/// `None` if no group pays, or neap did not allocate the memory: a stack, a static, or a block of
+/// another allocator.
+///
+/// ```
+/// #[global_allocator]
+/// static ALLOCATOR: neap::Neap = neap::Neap;
+///
+/// use neap::groups::{Group, payer_of};
+///
+/// let tenant = Group::create("payers/acme")?;
+/// let inside = tenant.enter()?;
+/// let page = Box::new([0_u8; 100]);
+/// drop(inside);
+/// assert_eq!(payer_of(&page[99]), Some(tenant));
+/// assert_eq!(payer_of(&*Box::new(1)), None, "this thread is in no group");
+/// tenant.delete()?;
+/// assert_eq!(payer_of(&*page), Some(Group::find("payers")?));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn payer_of<T: ?Sized>(value: &T) -> Option<Group> {
+    living(payer_of_value(value)?)
+}
+
+/// Returns the group that pays for the memory at an address, as [`payer_of`] does.
+///
+/// # Safety
+/// Memory of neap at `pointer` lies in a block that is not freed during the call.
+pub unsafe fn payer_at(pointer: *const u8) -> Option<Group> {
+    // SAFETY: the block is not freed during the call (the caller's promise).
+    living(unsafe { PROCESS.payer_at(pointer) }?)
+}
+
+/// Returns the group of a payer, or its heir.
+fn living(payer: Payer) -> Option<Group> {
+    made().ok()?.heir(payer.id()).map(Group::from_id)
+}
