@@ -13,7 +13,7 @@ use crate::report::Report;
 use crate::{Skipped, build, c_api, dependent, docs, fast_path, layout, models, smoke, symbols, tidy, vm};
 
 /// Features of the crate `neap` that are off by default.
-const OPTIONAL: &str = "neap/allocator-api2,neap/stream";
+const OPTIONAL: &str = "neap/allocator-api2,neap/stream,neap/serde";
 
 fn cargo_step(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);

@@ -74,6 +74,7 @@ pub enum Refusal {
 
 /// The limit that a charge was refused at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Limit {
     /// The group with the limit: the charged group or an ancestor.
     pub group: GroupId,

@@ -49,6 +49,7 @@ pub enum Listener {
 
 /// News for a subscriber.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Happened {
     /// The group that was subscribed to: the event happened to it or to a descendant.
     pub group: GroupId,

@@ -89,6 +89,7 @@ pub struct Groups {
 
 /// Description of a group.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Info {
     /// The group.
     pub id: GroupId,

@@ -28,6 +28,7 @@ pub(crate) const LAST_GENERATION: u32 = (1 << GENERATION_BITS) - 1;
 
 /// Id of a group, valid while the group exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[repr(transparent)]
 pub struct GroupId(u64);
 

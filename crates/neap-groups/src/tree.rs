@@ -56,6 +56,7 @@ struct FreeSlots {
 
 /// Numbers of groups and ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct GroupCount {
     /// Groups in the tree, the root included.
     pub live: u32,

@@ -43,6 +43,7 @@ pub const FOREVER: u64 = u64::MAX;
 
 /// Description of a waiting charge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Waiting {
     /// The group to be charged.
     pub group: GroupId,
@@ -64,6 +65,8 @@ pub struct Waiting {
 
 /// Reason for which a charge waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Reason {
     /// Room below a `max`: it is the oldest there.
     Room,

@@ -73,6 +73,7 @@ impl fmt::Display for Finding {
 
 /// Number of objects by place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Census {
     /// Slabs.
     pub slabs: u64,

@@ -36,6 +36,7 @@ const MOST_PATIENCE: u32 = 64;
 
 /// The result of a tick or release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Report {
     /// Number of pages released.
     pub released: u32,

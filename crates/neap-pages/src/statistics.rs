@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Free-page thresholds of a zone with a budget, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Watermarks {
     /// Below this, only threads that free memory should allocate.
     pub min: u32,
@@ -21,6 +22,7 @@ impl Watermarks {
 
 /// The statistics of the page layer. Numbers are pages unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Statistics {
     /// Mapped pages: the sum of all states.
     pub managed: u32,

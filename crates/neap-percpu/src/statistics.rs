@@ -9,6 +9,7 @@ use crate::state::State;
 
 /// Statistics of an instance at a moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Statistics {
     /// Bytes of a page.
     pub page: usize,

@@ -75,6 +75,7 @@ enum Need {
 
 /// Result of a tick.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Tick {
     /// Pages released, in all groups together.
     pub released: u64,

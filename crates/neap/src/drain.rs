@@ -43,6 +43,7 @@ impl Scope {
 
 /// Result of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Drained {
     /// Pages moved from lists to the zone.
     pub pages: u64,

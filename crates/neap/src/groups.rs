@@ -77,6 +77,7 @@ pub(crate) fn made() -> Result<Grouped<'static, Linux>, Denied> {
 /// A handle of a group of this process, which keeps nothing alive. Once the group is deleted every
 /// call returns [`Denied::NoSuchGroup`], even if another group gets the same path later.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Group(GroupId);
 
 impl Group {

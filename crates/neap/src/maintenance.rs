@@ -74,6 +74,7 @@ struct GiveBackLimits {
 
 /// Report of a tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Tick {
     /// CPUs whose idle stacks were drained.
     pub drained: u32,

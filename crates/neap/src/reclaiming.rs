@@ -550,6 +550,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
 
 /// The share of one group in a dry run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Payment {
     /// The group.
     pub group: GroupId,

@@ -11,6 +11,7 @@ use neap_os::topology::CpuSet;
 
 /// Bytes of a manager by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Usage {
     /// Address space that memory was handed out of so far.
     pub mapped_bytes: u64,
@@ -34,6 +35,7 @@ pub struct Usage {
 
 /// One class's objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ClassNumbers {
     /// Bytes of an object.
     pub size: u32,

@@ -52,6 +52,7 @@ pub enum Verdict {
 
 /// Result of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Walked {
     /// Number of decisions.
     pub scanned: usize,

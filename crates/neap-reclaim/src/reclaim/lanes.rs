@@ -143,6 +143,7 @@ struct Blamed {
 
 /// Report of a shrinker that was blamed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Culprit {
     /// The shrinker's id, as a number.
     pub shrinker: u64,
@@ -152,17 +153,28 @@ pub struct Culprit {
     /// Number of blames by [`Verdict`].
     pub counts: [u32; Verdict::ALL.len()],
     /// The beginning of its name, padded by zeroes.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "serialize_name"))]
     pub name: [u8; NAME],
 }
 
 impl Culprit {
     /// Returns the name, as far as it is kept.
     pub fn name(&self) -> &str {
-        let end = self.name.iter().position(|&byte| byte == 0).unwrap_or(NAME);
-        let whole = |end: usize| core::str::from_utf8(&self.name[..end]).ok();
-        // The name may have been cut within a character.
-        (0..=end).rev().find_map(whole).unwrap_or("")
+        text(&self.name)
     }
+}
+
+/// Returns the text of a name that is padded by zeroes.
+fn text(name: &[u8; NAME]) -> &str {
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(NAME);
+    let whole = |end: usize| core::str::from_utf8(&name[..end]).ok();
+    // The name may have been cut within a character.
+    (0..=end).rev().find_map(whole).unwrap_or("")
+}
+
+#[cfg(feature = "serde")]
+fn serialize_name<S: serde::Serializer>(name: &[u8; NAME], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(text(name))
 }
 
 /// All lanes, and the records of blamed shrinkers.

@@ -144,6 +144,7 @@ pub struct Ask {
 
 /// Result of a pass.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Got {
     /// Freed bytes.
     pub bytes: u64,

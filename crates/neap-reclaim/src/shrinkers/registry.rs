@@ -122,6 +122,7 @@ pub enum Unregistered {
 
 /// Description of a shrinker, as registered, with its counts.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Report {
     /// Its id.
     pub id: ShrinkerId,

@@ -24,6 +24,7 @@ pub const DONE: u64 = u64::MAX - 2;
 
 /// Id of a shrinker: an index and a generation, so an id that outlived its shrinker names nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[repr(transparent)]
 pub struct ShrinkerId(u64);
 

@@ -66,6 +66,7 @@ impl Caller for () {}
 
 /// Result of a visit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Visited {
     /// Number of calls of callbacks.
     pub calls: u64,

@@ -197,6 +197,7 @@ const KINDS: usize = Kind::ALL.len();
 
 /// A manager's counters, in bytes; all bits set where it has none.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Books {
     /// Resident, by [`Source`].
     pub believed: [u64; SOURCES],

@@ -158,6 +158,7 @@ impl<'r> Tally<'r> {
 
 /// Charges, neap's counters and resident memory, in bytes.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Reconciliation {
     books: Books,
     by_source: [u64; SOURCES],
