@@ -29,6 +29,14 @@ impl Room {
         i64::try_from(target).unwrap_or(i64::MAX).saturating_sub_unsigned(self.used)
     }
 
+    /// Bytes that have to be given back until the whole margin is left. 0 while at least seven
+    /// eighths of it are: use near the margin varies, and does not ask for memory back each time.
+    #[must_use]
+    pub fn missing(&self) -> u64 {
+        let missing = self.spare().min(0).unsigned_abs();
+        if missing > margin(self.limit) / 8 { missing } else { 0 }
+    }
+
     /// The limit of a level that leaves the least room.
     pub(crate) fn of(level: &MemoryLevel) -> Option<Room> {
         if matches!(level.owner, LimitedBy::AddressSpace | LimitedBy::Data) {
@@ -75,6 +83,13 @@ mod tests {
         assert_eq!(spare(MemoryLevel { limit: Some(100 * MIB), ..LEVEL }), Some(-510), "a tenth of a small limit");
         assert_eq!(spare(MemoryLevel { limit: None, ..LEVEL }), None);
         assert_eq!(spare(MemoryLevel { usage: None, ..LEVEL }), None);
+    }
+
+    #[test]
+    fn an_eighth_of_the_margin_may_be_used() {
+        let missing =
+            |used| Room { owner: LimitedBy::Group, limit: 1064 * MIB, used: used * MIB, smallest: 0 }.missing();
+        assert_eq!([900, 1000, 1008, 1009, 1100].map(missing), [0, 0, 0, 9 * MIB, 100 * MIB]);
     }
 
     #[test]

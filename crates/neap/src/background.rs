@@ -260,10 +260,10 @@ impl<P: Platform> Mm<P> {
             //
             // SeqCst: before every look of the tick. Pairs with the load in `after`.
             state.store(DROWSY, Ordering::SeqCst);
-            let Tick { left, groups, .. } = core.tick(self, core.objects.platform.now(), true);
+            let Tick { left, soon, .. } = core.tick(self, core.objects.platform.now(), true);
             self.deliver();
             let interval = core.settings.interval();
-            nap = groups.map_or(interval, |next| next.min(interval));
+            nap = soon.map_or(interval, |next| next.min(interval));
             // Acquire pairs with the Release in `keep_awake`.
             if left || state.compare_exchange(DROWSY, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_err() {
                 state.store(AWAKE, Ordering::Relaxed);

@@ -76,8 +76,8 @@ impl fmt::Display for Limit {
 pub(crate) const FIRST: u64 = 64 << 20;
 /// Nanoseconds from one look to the next.
 pub(crate) const PERIOD: u64 = 1_000_000_000;
-/// Nanoseconds while the container has too little, for so many looks.
-pub(crate) const HURRY: (u64, u32) = (250_000_000, 8);
+/// Nanoseconds while the container has too little, for so many looks since the heap last shrank.
+const HURRY: (u64, u32) = (100_000_000, 8);
 
 /// State of a limit that follows the container. Counters and times: they publish no other data.
 #[derive(Debug)]
@@ -87,8 +87,10 @@ pub(crate) struct Following {
     /// An allocation waits for a look.
     pub(crate) wanted: AtomicBool,
     pub(crate) looks: AtomicU64,
-    /// Looks in a row that found too little room.
-    pub(crate) short: AtomicU32,
+    /// Looks in a row that found too little room, since the heap last shrank.
+    short: AtomicU32,
+    /// Bytes of the heap at the last look.
+    own: AtomicU64,
     /// Number of times that the limit was passed since nothing could be given back.
     pub(crate) passed: AtomicU64,
     /// Limit and used bytes of the nearest level at the last look; 0 if none was visible.
@@ -97,20 +99,34 @@ pub(crate) struct Following {
 
 impl Following {
     pub(crate) const fn new() -> Following {
-        let [last, looks, passed, limit, used] = [const { AtomicU64::new(0) }; 5];
+        let [last, looks, own, passed, limit, used] = [const { AtomicU64::new(0) }; 6];
         Following {
             last,
             wanted: AtomicBool::new(false),
             looks,
             short: AtomicU32::new(0),
+            own,
             passed,
             nearest: [limit, used],
         }
     }
 
+    /// Records a look: bytes of the heap, and whether the container has too little.
+    pub(crate) fn note(&self, own: u64, is_short: bool) {
+        let has_shrunk = self.own.swap(own, Ordering::Relaxed) > own + (1 << 20);
+        let before = if has_shrunk { 0 } else { self.short.load(Ordering::Relaxed) };
+        let short = if is_short { before.saturating_add(1) } else { 0 };
+        self.short.store(short, Ordering::Relaxed);
+    }
+
+    /// Whether looks follow each other fast.
+    pub(crate) fn is_hurrying(&self) -> bool {
+        (1..=HURRY.1).contains(&self.short.load(Ordering::Relaxed))
+    }
+
     /// Nanoseconds from the last look to the next.
     pub(crate) fn period(&self) -> u64 {
-        if (1..=HURRY.1).contains(&self.short.load(Ordering::Relaxed)) { HURRY.0 } else { PERIOD }
+        if self.is_hurrying() { HURRY.0 } else { PERIOD }
     }
 }
 

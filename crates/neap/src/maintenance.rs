@@ -87,8 +87,9 @@ pub struct Tick {
     /// Whether nothing was released because that would interrupt an isolated CPU, which runs the
     /// process.
     pub held: bool,
-    /// Nanoseconds until groups need the next tick, if they do.
-    pub groups: Option<u64>,
+    /// Nanoseconds until groups or a limit that follows the container need the next tick, if they
+    /// do.
+    pub soon: Option<u64>,
     /// Whether a later tick may find work even without calls in between.
     pub left: bool,
 }
@@ -200,15 +201,16 @@ impl<P: Platform> Core<P> {
 
     /// Makes one tick: groups, reclaim, then memory.
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
-        self.follow_if_due(mm);
+        let look = self.follow_if_due(mm).filter(|_| self.following.is_hurrying());
         let groups = self.tick_groups(mm);
         self.tick_reclaim(mm, makes_threads);
         let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });
-        tick.left |= groups.is_some();
+        let soon = [groups, look].into_iter().flatten().min();
+        tick.left |= soon.is_some();
         // Reclaim goes on by ticks until the use is below a limit that was cut. Without shrinkers,
         // frees alone can get it there.
         tick.left |= self.is_beyond_limit(mm) && mm.reclaiming_if_made().is_some();
-        Tick { groups, ..tick }
+        Tick { soon, ..tick }
     }
 
     /// Whether a call that allocates or frees may drain a CPU's stacks.

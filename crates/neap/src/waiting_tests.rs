@@ -115,7 +115,7 @@ impl Full {
         assert_eq!((groups.used(self.group), groups.info(self.group).unwrap().charged), (Ok(0), MAX));
         self.clock().advance(pass);
         let tick = self.mm.tick(self.clock().now());
-        assert!(tick.groups.is_some_and(|next| next <= INTERVAL), "{tick:?}");
+        assert!(tick.soon.is_some_and(|next| next <= INTERVAL), "{tick:?}");
         poll()
     }
 
