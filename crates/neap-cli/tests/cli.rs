@@ -453,6 +453,24 @@ fn phases_limit_is_found_or_the_missing_right_is_named() {
 }
 
 #[test]
+fn a_cut_limit_is_measured_or_the_missing_right_is_named() {
+    let neap = Installed::new("wall");
+    let output = neap.neap(&["bench", "wall", "--limit=256", "--pairs", "1", "--json"]);
+    if output.status.code() == Some(77) {
+        assert!(text(&output.stderr).contains("not measured: "), "{}", text(&output.stderr));
+        assert!(output.stdout.is_empty());
+        return;
+    }
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["failed"], &report["figures"]["runs"]), (&serde_json::json!([]), &1.0.into()));
+    for variant in ["neap-auto", "glibc-fixed", "glibc-poller"] {
+        let counts = &report["variants"][variant]["cut"]["raw"][0]["counts"];
+        assert!(counts["killed"] == 1.0 || counts["cut_p999_us"].as_f64() > Some(0.0), "{variant}: {report}");
+    }
+}
+
+#[test]
 fn a_scenario_is_shown_with_a_row_for_each_policy_and_the_same_seed_shows_the_same() {
     let neap = Installed::new("lab");
     let show = |seed| neap.neap(&["lab", "show", "bursts 3 s apart", "--quick", "--seed", seed]);

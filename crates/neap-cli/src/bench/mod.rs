@@ -5,8 +5,11 @@
 //! temporary disturbance of the machine affects all of them. Nothing runs in parallel.
 
 mod accounting;
+mod burst;
+mod cgroup;
 mod charge;
 mod churn;
+mod contained;
 mod counter;
 mod cross;
 mod drain;
@@ -24,6 +27,7 @@ mod register;
 mod shrink;
 mod start;
 mod steady;
+mod wall;
 mod warm;
 
 use std::collections::BTreeMap;
@@ -39,6 +43,9 @@ use crate::report::{JsonReport, Ratio, Results, cell, rounded};
 use crate::statistics::{Measured, Summary, paired_ratios, summary};
 use crate::variant::{self, AllocatorKind, Choice, Failure, Found, Missing, Variant};
 use crate::work::{self, Outcome};
+
+/// Exit status without the rights that a benchmark needs.
+const NOT_MEASURED: u8 = 77;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,6 +63,9 @@ Examples:
   neap bench percpu --cpus 32 --page 65536   per-CPU data on a machine that is not there
   neap bench charge                          memory groups: what a charge costs
   neap bench shrink                          shrinkers: what a visit of theirs costs, and a pass
+  neap bench burst --limit=1024              growth beside a cache, towards a limit of 1024 MiB
+  neap bench wall                            a server whose container's limit is cut to a quarter
+  neap bench wall --full                     from 4 GiB to 1 GiB, 100 times
   neap bench metadata                        a cache of file metadata of /usr at a memory limit
   neap bench metadata --directory ~/src      the same of another directory
 
@@ -65,10 +75,10 @@ Ratios are medians of the ratios of paired rounds: neap's result over the peer's
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
-`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink`, `register` and `metadata` use neap's parts
+`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink`, `register`, `metadata`, `burst` and `wall` use neap's parts
 inside this executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases`, `steady` and `programs` as much memory as a run needs is
 touched and given back: none pays for what the host of a virtual machine took meanwhile.
-`phases --limit` ends with status 77, and says why, where it may not make memory groups.";
+`phases --limit`, `burst` and `wall` end with status 77, and say why, where they may not make memory groups.";
 
 /// Measure neap against other allocators.
 #[derive(Args)]
@@ -98,9 +108,13 @@ pub(crate) struct Options {
     /// Live set of `phases` in MiB (default 300, with --quick 100)
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
     live: Option<u16>,
-    /// Instead of peaks, find the smallest memory limit in which the program of `phases` survives
+    /// Of `phases`: find the smallest memory limit in which the program survives, instead of peaks.
+    /// Of `burst` and `wall`: the limit in MiB (default 512 and 1024)
+    #[arg(long, value_name = "MIB", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    limit: Option<u32>,
+    /// Of `wall`: a limit of 4 GiB and 100 runs
     #[arg(long)]
-    limit: bool,
+    full: bool,
     /// CPUs of the machine that `percpu` simulates
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     cpus: Option<u16>,
@@ -166,6 +180,10 @@ enum Which {
     Metadata,
     /// malloc and free of a thread in a memory group, of one in none, and of an older library
     Accounting,
+    /// Growth at 0.25 to 4 GB/s towards the limit of a container, beside a cache that shrinks
+    Burst,
+    /// A server with a cache that shrinks while the limit of its container is cut to a quarter
+    Wall,
     /// Real programs: same output, peak memory, memory kept, time
     Programs,
 }
@@ -191,6 +209,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Shrink => shrink::main(options),
         Which::Register => register::main(options),
         Which::Metadata => metadata::main(options),
+        Which::Burst => burst::main(options),
+        Which::Wall => wall::main(options),
         Which::Programs => programs::main(options),
     }
 }
@@ -501,6 +521,11 @@ impl Options {
     /// Number of rounds: as requested, or two in a quick run, or the benchmark's own.
     fn rounds(&self, usual: usize) -> usize {
         self.pairs.map_or(if self.quick { usual.min(2) } else { usual }, usize::from)
+    }
+
+    /// The limit of a memory group in MiB.
+    fn limit_mib(&self, usual: u64) -> u64 {
+        self.limit.map(u64::from).filter(|&limit| limit > 0).unwrap_or(usual)
     }
 
     /// An amount of work: a tenth in a quick run.

@@ -5,6 +5,8 @@
 //! tables come from mmap, and its readings go to the stack. The result is one line of JSON on
 //! standard output.
 
+mod block_cache;
+mod burst;
 mod churn;
 mod cross;
 mod grouped;
@@ -18,6 +20,7 @@ mod pair;
 pub(crate) mod phases;
 mod pool;
 mod steady;
+mod wall;
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -68,6 +71,10 @@ enum Workload {
     Churn(churn::ChurnOptions),
     /// A cache of file metadata at a memory limit
     Metadata(metadata::MetadataOptions),
+    /// Growth at a rate beside a cache
+    Burst(burst::BurstOptions),
+    /// A server with a cache whose limit is cut
+    Wall(wall::WallOptions),
     /// librseq's memory pool
     Pool(pool::PoolOptions),
 }
@@ -148,6 +155,8 @@ pub(crate) fn main(options: &WorkOptions) -> Result<ExitCode> {
         Workload::Grouped(options) => grouped::run(options)?,
         Workload::Churn(options) => churn::run(options)?,
         Workload::Metadata(options) => metadata::run(options)?,
+        Workload::Burst(options) => burst::run(options)?,
+        Workload::Wall(options) => wall::run(options)?,
         Workload::Pool(options) => pool::run(options)?,
     };
     outcome.malloc_from = malloc_origin();

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::cgroup::Groups;
 use super::{ALL_SIZES, Variation, default_peers};
-use crate::bench::{Options, Session, Workload};
+use crate::bench::cgroup::Groups;
+use crate::bench::{NOT_MEASURED, Options, Session, Workload};
 use crate::process::Process;
 use crate::report::{cell, table};
 use crate::variant::{Choice, Variant};
@@ -28,8 +28,6 @@ const LARGEST: usize = 8;
 /// A program that takes longer counts as one that does not survive: it evicts its own code again
 /// and again.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Exit status without the necessary rights.
-const NOT_MEASURED: u8 = 77;
 const NAME: &str = "8 sizes, stride, 2 t, limit";
 
 pub(super) fn main(options: &Options, live: usize) -> Result<ExitCode> {

@@ -16,7 +16,6 @@
 //!
 //! With `--limit` the figures are those of [`limit`], and nothing else is measured.
 
-mod cgroup;
 mod limit;
 
 use std::process::ExitCode;
@@ -96,7 +95,7 @@ fn variations(quick: bool) -> Vec<Variation> {
 
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let live = options.live.map_or(if options.quick { QUICK_LIVE } else { LIVE }, usize::from);
-    if options.limit {
+    if options.limit.is_some() {
         return limit::main(options, live);
     }
     let mut session = Session::new("phases", Choice::Defaults, &options.against)?;

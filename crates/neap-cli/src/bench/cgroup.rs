@@ -38,6 +38,7 @@ enum Version {
 /// One memory group with a limit.
 pub(super) struct Cgroup {
     folder: PathBuf,
+    version: Version,
 }
 
 impl Groups {
@@ -78,14 +79,8 @@ impl Groups {
     pub(super) fn make(&self, limit: u64) -> Result<Cgroup> {
         let folder = self.own.join(format!("neap-bench-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let group = Cgroup { folder };
-        let (memory, swap, of_swap) = match self.version {
-            Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit),
-            Version::Two => ("memory.max", "memory.swap.max", 0),
-        };
-        write(&group.folder.join(memory), &limit.to_string())?;
-        // Absent where swap is not accounted; then most systems have none.
-        let _ = write(&group.folder.join(swap), &of_swap.to_string());
+        let group = Cgroup { folder, version: self.version };
+        group.set_limit(limit)?;
         Ok(group)
     }
 }
@@ -101,6 +96,54 @@ impl Drop for Groups {
 }
 
 impl Cgroup {
+    /// Sets the limit in bytes, and leaves no swap.
+    ///
+    /// Version 1 refuses a limit below the usage. Under version 2 the kernel kills a process then.
+    pub(super) fn set_limit(&self, limit: u64) -> Result<()> {
+        let (swap, of_swap) = match self.version {
+            Version::One => ("memory.memsw.limit_in_bytes", limit),
+            Version::Two => ("memory.swap.max", 0),
+        };
+        write(&self.limit_file(), &limit.to_string())?;
+        // Absent where swap is not accounted; then most systems have none.
+        let _ = write(&self.folder.join(swap), &of_swap.to_string());
+        Ok(())
+    }
+
+    /// The file with the limit in bytes.
+    pub(super) fn limit_file(&self) -> PathBuf {
+        self.folder.join(match self.version {
+            Version::One => "memory.limit_in_bytes",
+            Version::Two => "memory.max",
+        })
+    }
+
+    /// The file with the usage in bytes.
+    pub(super) fn usage_file(&self) -> PathBuf {
+        self.folder.join(match self.version {
+            Version::One => "memory.usage_in_bytes",
+            Version::Two => "memory.current",
+        })
+    }
+
+    /// Usage in bytes.
+    pub(super) fn usage(&self) -> Result<u64> {
+        number(&self.usage_file())
+    }
+
+    /// Largest usage so far in bytes. Version 2 has it from Linux 5.19 on.
+    pub(super) fn peak(&self) -> Result<u64> {
+        number(&self.folder.join(match self.version {
+            Version::One => "memory.max_usage_in_bytes",
+            Version::Two => "memory.peak",
+        }))
+    }
+
+    /// Whether no process is in the group.
+    pub(super) fn is_empty(&self) -> bool {
+        fs::read(self.folder.join("cgroup.procs")).is_ok_and(|processes| processes.is_empty())
+    }
+
     /// Makes the program of `command` enter the group before it begins.
     pub(super) fn enter(&self, command: &mut Command) -> Result<()> {
         let path = self.folder.join("cgroup.procs");
@@ -130,7 +173,7 @@ fn remove(folder: &Path) {
     let start = Instant::now();
     while let Err(error) = fs::remove_dir(folder) {
         if start.elapsed() > LEAVING {
-            eprintln!("neap bench phases: cannot remove {}: {error}", folder.display());
+            eprintln!("neap bench: cannot remove {}: {error}", folder.display());
             return;
         }
         thread::sleep(Duration::from_millis(10));
@@ -139,6 +182,11 @@ fn remove(folder: &Path) {
 
 fn write(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write `{text}` to {}", path.display()))
+}
+
+fn number(path: &Path) -> Result<u64> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    text.trim().parse().with_context(|| format!("{} has no number", path.display()))
 }
 
 /// Folder and version of this process's memory group: of version 1 if that has the controller, or
@@ -199,12 +247,17 @@ mod tests {
             Ok(groups) => {
                 let group = groups.make(64 << 20).unwrap();
                 let folder = group.folder.clone();
+                assert!(group.is_empty());
+                group.set_limit(32 << 20).unwrap();
+                assert_eq!(number(&group.limit_file()).unwrap(), 32 << 20);
                 let mut command = Command::new("/bin/cat");
                 command.arg("/proc/self/cgroup");
                 group.enter(&mut command).unwrap();
                 let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
                 assert!(said.contains(folder.file_name().unwrap().to_str().unwrap()), "{said}");
                 drop(command);
+                let (usage, peak) = (group.usage().unwrap(), group.peak().unwrap());
+                assert!(usage <= peak && peak <= 32 << 20, "{usage} bytes used, {peak} at most");
                 drop(group);
                 assert!(!folder.exists());
             }
