@@ -29,12 +29,11 @@ impl Room {
         i64::try_from(target).unwrap_or(i64::MAX).saturating_sub_unsigned(self.used)
     }
 
-    /// Bytes that have to be given back until the whole margin is left. 0 while at least seven
-    /// eighths of it are: use near the margin varies, and does not ask for memory back each time.
+    /// Bytes that have to be given back until seven eighths of the margin are left. Use near the
+    /// margin varies, and does not ask for memory back each time.
     #[must_use]
     pub fn missing(&self) -> u64 {
-        let missing = self.spare().min(0).unsigned_abs();
-        if missing > margin(self.limit) / 8 { missing } else { 0 }
+        self.spare().min(0).unsigned_abs().saturating_sub(margin(self.limit) / 8)
     }
 
     /// The limit of a level that leaves the least room.
@@ -89,7 +88,7 @@ mod tests {
     fn an_eighth_of_the_margin_may_be_used() {
         let missing =
             |used| Room { owner: LimitedBy::Group, limit: 1064 * MIB, used: used * MIB, smallest: 0 }.missing();
-        assert_eq!([900, 1000, 1008, 1009, 1100].map(missing), [0, 0, 0, 9 * MIB, 100 * MIB]);
+        assert_eq!([900, 1000, 1008, 1009, 1100].map(missing), [0, 0, 0, MIB, 92 * MIB]);
     }
 
     #[test]

@@ -199,8 +199,8 @@ mod tests {
         assert_eq!(limit(500, (1064, 500), 100), 1000, "alone");
         assert_eq!(limit(250, (1064, 500), 100), 500, "half of the use, half of the spare");
         assert_eq!(limit(0, (1064, 200), 100), 50, "a sixteenth of the spare, of 800");
-        assert_eq!(limit(800, (664, 800), 100), 600, "alone, with 200 too much");
-        assert_eq!(limit(400, (664, 800), 100), 350, "half of it, in two looks");
+        assert_eq!(limit(800, (664, 800), 100), 608, "alone, with 192 too much");
+        assert_eq!(limit(400, (664, 800), 100), 352, "half of it, in two looks");
         assert_eq!(limit(1005, (1064, 1005), 100), 1005, "an eighth of the margin may be used");
         assert_eq!(limit(9000, (1064, 100), 100), 1063, "untouched memory counts for the heap alone");
         assert_eq!(limit(500, (1064, 500), 75), 797, "three quarters of the container");
