@@ -76,7 +76,10 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("Platform>::now", OUTSIDE),
     ("neap_os::clock::", OUTSIDE),
     ("neap_os::environment::random", OUTSIDE),
-    ("neap_groups::asking::", OUTSIDE),
+    ("neap_groups::groups::Groups::create", HOOKS),
+    ("neap_groups::", OUTSIDE),
+    // Jumps by tables.
+    ("neap_pressure::", OUTSIDE),
     ("neap::watching::", OUTSIDE),
     ("reclaim::pass::Pass<D>::attempt", OUTSIDE),
     // The C library's functions of these names, and the function that makes neap's thread.
@@ -99,7 +102,6 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("::each_range", &["each_range::{{closure}}"]),
     ("::each_mapping", &["each_range::{{closure}}"]),
     ("neap::", HOOKS),
-    ("neap_groups::groups::Groups::create", HOOKS),
     ("hand_out_paid", &["neap::memory_groups::repay$"]),
     ("SheafList::look", &["::tally::{{closure}}"]),
     (

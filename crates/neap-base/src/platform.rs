@@ -623,8 +623,21 @@ impl Platform for Linux {
     }
 
     fn room(&self) -> Option<Room> {
-        // The sensor has buffers of 36 KiB.
-        stack::apart(|| Sensor::new(Subject::Own).look(&System::new()).room().copied())?
+        // Its buffers of 36 KiB would be too large for a frame.
+        static FRESH: Sensor = Sensor::new(Subject::Own);
+        let length = size_of::<Sensor>().next_multiple_of(self.page_size);
+        let address = memory::map(length).ok()?;
+        let place = core::ptr::with_exposed_provenance_mut::<Sensor>(address);
+        // SAFETY: the mapping was made above for this call alone. It is as long as a sensor, and
+        // aligned to a page.
+        let sensor = unsafe {
+            place.copy_from_nonoverlapping(&raw const FRESH, 1);
+            &mut *place
+        };
+        let room = stack::apart(|| sensor.look(&System::new()).room().copied());
+        // SAFETY: nothing refers to the mapping any more: `Room` holds numbers.
+        let _ = unsafe { memory::unmap(address, length) };
+        room.flatten()
     }
 
     fn pause(&self) {

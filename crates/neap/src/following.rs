@@ -29,6 +29,7 @@ use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_base::platform::Room;
+use neap_os::stack;
 
 /// Nanoseconds that an allocation at the limit waits for neap's thread to look.
 const PATIENCE: u64 = 100_000_000;
@@ -78,7 +79,8 @@ impl<P: Platform> Core<P> {
         }
         self.follow(mm, now);
         if (1..self.counted()).contains(&self.settings.limit()) {
-            self.reach_limit(mm);
+            // Calls of the program may come here, from a small stack.
+            stack::apart(|| self.reach_limit(mm));
             // Ticks go on with it.
             self.come_soon();
         }
