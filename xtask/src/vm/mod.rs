@@ -53,8 +53,8 @@ done
 wait $test || exit 1
 echo \"$turns turns\"; [ $turns -gt 2 ]";
 
-/// With groups of version 2 the heap comes to its limit before the kernel kills, with one thread and
-/// with several.
+/// With groups of version 2 the heap comes to its limit before the kernel kills, with one thread
+/// and with several.
 const CONTAINER_FULL: &str = "\
 g=/sys/fs/cgroup; mount -t cgroup2 none $g; echo +memory >$g/cgroup.subtree_control
 mkdir $g/full; echo 200M >$g/full/memory.max
