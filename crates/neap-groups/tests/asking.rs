@@ -4,44 +4,27 @@
 //! and frees as it likes.
 
 mod host;
+#[path = "host/machine.rs"]
+mod machine;
 
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering::Relaxed;
 use core::task::{Context, Poll, Waker};
-use host::{Asked, Host};
+use host::Host;
+use machine::{Machine, with_groups_after};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{
-    Bound, ChargeAsync, Denied, Due, Event, FOREVER, GroupId, Groups, How, INTERVAL, Kind, Payer, Reason, Refusal,
-    Request,
+    Bound, ChargeAsync, Denied, Due, Event, FOREVER, GroupId, How, INTERVAL, Kind, Payer, Reason, Refusal, Request,
 };
-use neap_percpu::{PerCpuData, Shape};
 
 const MILLI: u64 = 1_000_000;
 
-struct Machine<'a> {
-    groups: &'a Groups,
-    host: Host<'a, Virtual>,
-    clock: &'a Virtual,
-}
-
-/// Runs `test` with groups on a virtual machine; at the end nothing may be charged, and no charge
-/// wait.
 fn with_groups(test: impl FnOnce(&Machine<'_>)) {
-    let clock = Virtual::new(4096, 2);
-    clock.advance(3_600_000 * MILLI);
-    let data = PerCpuData::open(&clock, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
-    let asked = Asked::default();
-    let host = Host::new(&clock, &data, &asked);
-    let groups = Groups::open(&host).unwrap();
-    let machine = Machine { groups: &groups, host, clock: &clock };
-    test(&machine);
-    groups.drain(&host, GroupId::ROOT);
-    groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
-    assert_eq!(groups.info(&host, GroupId::ROOT).unwrap().charged, 0);
-    groups.each_waiting(&host, |waiting| panic!("{waiting:?}"));
-    assert_eq!(machine.due(), Due::Nothing, "what no group needs is asked for");
+    with_groups_after(3_600_000 * MILLI, test, |machine| {
+        assert_eq!(machine.due(), Due::Nothing, "what no group needs is asked for");
+    });
 }
 
 impl<'a> Machine<'a> {

@@ -1,39 +1,29 @@
 //! Time stalled on memory: which groups count it, and that stalls that overlap count once.
 
 mod host;
+#[path = "host/machine.rs"]
+mod machine;
 
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering::Relaxed;
 use core::task::{Context, Waker};
-use host::{Asked, Host};
+use host::Host;
+use machine::{Machine, with_groups_after};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, How, Kind};
-use neap_percpu::{PerCpuData, Shape};
+use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, How, Kind};
 
 const MILLISECOND: u64 = 1_000_000;
 
-struct Machine<'a> {
-    groups: &'a Groups,
-    host: Host<'a, Virtual>,
-    clock: &'a Virtual,
-}
-
+/// Runs `test` with groups. At the end no stall may run.
 fn with_groups(test: impl FnOnce(&Machine<'_>)) {
-    let clock = Virtual::new(4096, 2);
-    let data = PerCpuData::open(&clock, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
-    let asked = Asked::default();
-    let host = Host::new(&clock, &data, &asked);
-    let groups = Groups::open(&host).unwrap();
-    test(&Machine { groups: &groups, host, clock: &clock });
-    groups.drain(&host, GroupId::ROOT);
-    groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
-    // No stall is left running.
-    let stalled = || groups.info(&host, GroupId::ROOT).unwrap().stalled_us;
-    let before = stalled();
-    clock.sleep(MILLISECOND);
-    assert_eq!(stalled(), before);
+    with_groups_after(0, test, |Machine { groups, host, clock }| {
+        let stalled = || groups.info(host, GroupId::ROOT).unwrap().stalled_us;
+        let before = stalled();
+        clock.sleep(MILLISECOND);
+        assert_eq!(stalled(), before);
+    });
 }
 
 impl<'a> Machine<'a> {

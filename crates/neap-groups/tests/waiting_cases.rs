@@ -2,12 +2,15 @@
 //! Names that begin with a project's name and a number are after that project's issue.
 
 mod host;
+#[path = "host/machine.rs"]
+mod machine;
 
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
 use host::{Asked, Host};
+use machine::{Machine, with_groups_after};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, How, Kind, Payer, Refusal};
@@ -27,25 +30,8 @@ impl Wake for Count {
     }
 }
 
-struct Machine<'a> {
-    groups: &'a Groups,
-    host: Host<'a, Virtual>,
-    clock: &'a Virtual,
-}
-
-/// Runs `test` with groups on a virtual machine. At the end nothing may be charged, and no request
-/// wait.
 fn with_groups(test: impl FnOnce(&Machine<'_>)) {
-    let clock = Virtual::new(4096, 2);
-    let data = PerCpuData::open(&clock, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
-    let asked = Asked::default();
-    let host = Host::new(&clock, &data, &asked);
-    let groups = Groups::open(&host).unwrap();
-    test(&Machine { groups: &groups, host, clock: &clock });
-    groups.drain(&host, GroupId::ROOT);
-    groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
-    assert_eq!(groups.info(&host, GroupId::ROOT).unwrap().charged, 0);
-    groups.each_waiting(&host, |waiting| panic!("{waiting:?}"));
+    with_groups_after(0, test, |_| ());
 }
 
 impl<'a> Machine<'a> {
