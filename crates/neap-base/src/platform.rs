@@ -250,6 +250,11 @@ pub trait Platform: Send + Sync {
     /// Monotonic time in nanoseconds; may be coarse.
     fn now(&self) -> u64;
 
+    /// The time of [`Platform::now`], not coarse: for deadlines. A coarse time is before it.
+    fn precise(&self) -> u64 {
+        self.now()
+    }
+
     /// The room that containers and the machine leave the process, read now. `None` if no limit is
     /// visible. Linux opens, reads and closes files of `/proc` and of control groups.
     fn room(&self) -> Option<Room> {
@@ -620,6 +625,10 @@ impl Platform for Linux {
 
     fn now(&self) -> u64 {
         self.clock.coarse()
+    }
+
+    fn precise(&self) -> u64 {
+        self.clock.precise()
     }
 
     fn room(&self) -> Option<Room> {

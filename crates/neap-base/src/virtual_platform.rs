@@ -226,6 +226,10 @@ macro_rules! hand_on {
             self.$inner.now()
         }
 
+        fn precise(&self) -> u64 {
+            self.$inner.precise()
+        }
+
         fn room(&self) -> Option<$crate::platform::Room> {
             self.$inner.room()
         }

@@ -202,7 +202,7 @@ impl Groups {
         answer: u64,
         round: &mut Round,
     ) {
-        queues.get(index).inspect(|waiter| queues.end_stall(waiter, host.platform().now()));
+        queues.get(index).inspect(|waiter| queues.end_stall(waiter, host.platform().precise()));
         let was_queued = queues.get(index).is_some_and(|waiter| waiter.place() != NONE);
         queues.withdraw(index);
         if queues.conclude(index, state, answer) {

@@ -174,7 +174,7 @@ impl Groups {
     }
 
     fn next_request<H: Reclaimer>(&self, host: &H, server: u32) -> Due {
-        let now = host.platform().now();
+        let now = host.platform().precise();
         let (mut start, mut soonest, mut left) = (None, u64::MAX, self.tree.slots.len());
         loop {
             let due = host.inside(|| {
@@ -237,7 +237,7 @@ impl Groups {
     /// Returns the bytes that a request still needs: 0 if there are enough, or no charge waits any
     /// more. The caller must be outside the fork gate.
     pub fn needs<H: Reclaimer>(&self, host: &H, request: &Request) -> u64 {
-        let now = host.platform().now();
+        let now = host.platform().precise();
         host.inside(|| {
             let queues = self.waiters.lock(&self.tree);
             let group = self.tree.group(request.slot);
@@ -247,7 +247,7 @@ impl Groups {
 
     /// Ends the service of a request. The caller must be outside the fork gate.
     pub fn served<H: Reclaimer>(&self, host: &H, request: &Request, server: u32) {
-        let now = host.platform().now();
+        let now = host.platform().precise();
         host.inside(|| {
             let queues = self.waiters.lock(&self.tree);
             let Some(group) = self.tree.group(request.slot) else { return };

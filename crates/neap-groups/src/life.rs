@@ -88,7 +88,7 @@ impl Groups {
             // A CPU that cannot be fenced is no reason to come again for ever.
             self.reap(host) || stocked && !skipped
         });
-        let next = self.attend(host, host.platform().now());
+        let next = self.attend(host, host.platform().precise());
         next.or(left.then_some(INTERVAL))
     }
 

@@ -276,7 +276,7 @@ impl<'w> Queues<'w> {
             (&waiter.payer, payer.to_bits()),
             (&waiter.bytes, bytes),
             (&waiter.deadline, deadline),
-            (&waiter.since, platform.now()),
+            (&waiter.since, platform.precise()),
         ] {
             word.store(value, Ordering::Relaxed);
         }

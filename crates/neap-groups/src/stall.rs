@@ -76,7 +76,7 @@ impl Groups {
             // `None` in a child that `body` forked.
             if let Some(handle) = handle.filter(|&handle| queues.of(handle).is_some()) {
                 // Only a future has a waker.
-                let _ = queues.free(handle.index, host.platform().now());
+                let _ = queues.free(handle.index, host.platform().precise());
             }
         });
         answer
@@ -88,7 +88,7 @@ impl Groups {
         let _queues = self.waiters.lock(&self.tree);
         let running = match group.stalls.load(Ordering::Relaxed) {
             0 => 0,
-            _ => host.platform().now().saturating_sub(group.stalled_since.load(Ordering::Relaxed)),
+            _ => host.platform().precise().saturating_sub(group.stalled_since.load(Ordering::Relaxed)),
         };
         (group.stalled.load(Ordering::Relaxed) + running) / 1000
     }

@@ -112,7 +112,7 @@ impl Groups {
             Ok(handle) => handle,
             Err(answer) => return answer,
         };
-        let mut now = host.platform().now();
+        let mut now = host.platform().precise();
         loop {
             if let Some(end) = self.look(host, handle, now >= deadline, &mut None) {
                 return self.answer(host, end, payer, bytes);
@@ -122,7 +122,7 @@ impl Groups {
             let is_waiting = |waiter: &&Waiter| waiter.state.load(Ordering::Acquire) == state::WAITING;
             if let Some(waiter) = self.waiters.entry(handle.index).filter(is_waiting) {
                 futex::wait(&waiter.state, state::WAITING, Some(time), Sharing::Process);
-                now = host.platform().now();
+                now = host.platform().precise();
                 // There may be no thread that ticks. The last call is after the deadline.
                 if is_waiting(&waiter) {
                     self.attend(host, now);
@@ -306,7 +306,7 @@ impl Groups {
                     }
                 };
                 let was_waiting = waiter.is_waiting();
-                *waker = queues.free(handle.index, host.platform().now());
+                *waker = queues.free(handle.index, host.platform().precise());
                 if was_waiting {
                     self.admit_at(host, queues, place, round);
                 }
@@ -338,7 +338,7 @@ impl Groups {
                             self.end(host, queues, at, state::GRANTED, 0, round);
                         } else if let Some(waiter) = waiter.filter(|waiter| ending && waiter.is_stalled()) {
                             if verdict(waiter).is_some() {
-                                queues.end_stall(waiter, host.platform().now());
+                                queues.end_stall(waiter, host.platform().precise());
                             }
                         } else if let Some(waiter) = waiter.filter(|waiter| waiter.is_waiting())
                             && let Some(group) = self.tree.group(waiter.place())
@@ -451,7 +451,7 @@ impl Groups {
             let (state, place) = (waiter.state.load(Ordering::Relaxed), waiter.place());
             let (payer, bytes) = (waiter.payer(), waiter.bytes());
             if state != state::FREE {
-                core::mem::forget(queues.free(index, host.platform().now()));
+                core::mem::forget(queues.free(index, host.platform().precise()));
                 self.tree.group(place).inspect(|group| _ = self.say_what_is_wanted(&queues, group));
             }
             drop(reading);
@@ -519,7 +519,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
                     Err(answer) => answer,
                 },
                 Stage::Waits(handle) => {
-                    let is_late = host.platform().now() >= future.deadline;
+                    let is_late = host.platform().precise() >= future.deadline;
                     match groups.look(host, handle, is_late, &mut Some(context.waker().clone())) {
                         None => return Poll::Pending,
                         Some(WaitEnd::Forgotten) => {
@@ -540,7 +540,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
                 Stage::Ended => return Poll::Pending,
             };
             if let (Ok(delay @ 1..), false) = (answer, matches!(future.stage, Stage::Held(_))) {
-                let until = host.platform().now().saturating_add(delay).min(future.deadline);
+                let until = host.platform().precise().saturating_add(delay).min(future.deadline);
                 if let Some(handle) = groups.hold(host, future.payer, future.bytes, until) {
                     future.stage = Stage::Held(handle);
                     continue;

@@ -110,7 +110,7 @@ fn everybody_who_waits_has_a_turn_and_no_limit_is_passed() {
                         let payer = leaves[random.below(2)].payer(Kind::ByHand, 0);
                         let most = if random.below(4) == 0 { MAX / 2 } else { 20_000 };
                         let bytes = 1 + random.below(most as usize) as u64;
-                        let deadline = host.alone.platform.now() + LONG;
+                        let deadline = host.alone.platform.precise() + LONG;
                         let answer = if number % 2 == 0 {
                             groups.charge_or_wait(&host, payer, bytes, deadline)
                         } else {
@@ -160,7 +160,7 @@ fn a_storm_of_limits_deletes_and_cancels_leaves_nothing() {
                             let _ = groups.set_bound(&host, id, Bound::Max, max);
                         }
                         let bytes = 1 + random.below(1 << 19) as u64;
-                        let deadline = host.alone.platform.now() + random.below(3_000_000) as u64;
+                        let deadline = host.alone.platform.precise() + random.below(3_000_000) as u64;
                         let answer = match random.below(4) {
                             0 => groups.charge_or_wait(&host, payer, bytes, deadline),
                             1 => block_on(groups.charge_async(host, payer, bytes, deadline)),
@@ -211,13 +211,13 @@ fn a_deadline_that_passed_is_a_refusal() {
         groups.set_bound(&host, id, Bound::Max, 1000).unwrap();
         groups.charge(&host, payer, 1000, How::Refuse).unwrap();
         for wait in [0, 30_000_000] {
-            let deadline = host.alone.platform.now() + wait;
+            let deadline = host.alone.platform.precise() + wait;
             for answer in [
                 groups.charge_or_wait(&host, payer, 1, deadline),
                 block_on(groups.charge_async(host, payer, 1, deadline)),
             ] {
                 assert!(matches!(answer, Err(Refusal::Limit(limit)) if limit.group == id && limit.need == 1));
-                assert!(host.alone.platform.now() >= deadline, "before its time");
+                assert!(host.alone.platform.precise() >= deadline, "before its time");
             }
         }
         groups.uncharge(&host, payer, 1000);

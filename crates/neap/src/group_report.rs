@@ -96,7 +96,7 @@ pub(crate) fn write<P: Platform>(
             index = id.index() + 1;
         }
     } else {
-        let (now, mut index) = (grouped.platform().now(), from - ASK_WAITING);
+        let (now, mut index) = (grouped.platform().precise(), from - ASK_WAITING);
         while let Some((at, waiting)) = groups.next_waiting(index) {
             if !pen.has_room(WAITING) {
                 next = (ASK_WAITING + at).into();

@@ -427,7 +427,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
             return self.charge(payer, bytes, How::Refuse);
         }
         let delay = self.groups.charge_or_wait(&self.source, payer, bytes, deadline)?;
-        let delay = delay.min(deadline.saturating_sub(self.platform().now()));
+        let delay = delay.min(deadline.saturating_sub(self.platform().precise()));
         if delay > 0 {
             self.hold_up(payer, delay);
         }

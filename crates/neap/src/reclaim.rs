@@ -341,7 +341,7 @@ pub fn synchronize() -> Result<(), NotDone> {
 /// shrinker's function.
 pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
     let Some(reclaiming) = here().ok().filter(|_| !is_calling()) else { return Got::default() };
-    let now = PROCESS.groups_if_made().map_or(0, |grouped| grouped.platform().now());
+    let now = PROCESS.groups_if_made().map_or(0, |grouped| grouped.platform().precise());
     let deadline = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     reclaiming.ask(group.id(), bytes, now.saturating_add(deadline))
 }

@@ -179,7 +179,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     pub(crate) fn now(&self) -> u64 {
-        self.source().platform().now()
+        self.source().platform().precise()
     }
 
     /// The current time of the clock of lanes, in nanoseconds: for watching callbacks and for

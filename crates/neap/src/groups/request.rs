@@ -95,7 +95,7 @@ impl ChargeRequest {
     /// Returns the time of the deadline, in nanoseconds of the platform's clock.
     fn end(&self, platform: &Linux) -> u64 {
         let time = self.time.map_or(FOREVER, |time| u64::try_from(time.as_nanos()).unwrap_or(FOREVER));
-        platform.now().saturating_add(time)
+        platform.precise().saturating_add(time)
     }
 
     /// Charges the bytes, or refuses without waiting for other charges to end.
@@ -142,7 +142,7 @@ impl ChargeRequest {
         if let Some(reclaiming) = PROCESS.reclaiming_if_made().filter(|_| self.inline) {
             reclaiming.make_room_inline(self.group.0, self.bytes, end);
         }
-        let refused = |refusal| ChargeError::of(refusal, grouped.platform().now() >= end);
+        let refused = |refusal| ChargeError::of(refusal, grouped.platform().precise() >= end);
         grouped.charge_or_wait(self.payer(), self.bytes, end).map_err(refused)?;
         Ok(self.charged())
     }
@@ -186,7 +186,7 @@ impl Future for ChargeAsync {
         let request = self.request;
         let Some((waiting, end)) = &mut self.waiting else { return Poll::Ready(Err(ChargeError::Deleted)) };
         let answer = core::task::ready!(Pin::new(waiting).poll(context));
-        let is_over = || request.grouped().is_ok_and(|grouped| grouped.platform().now() >= *end);
+        let is_over = || request.grouped().is_ok_and(|grouped| grouped.platform().precise() >= *end);
         Poll::Ready(answer.map(|_| request.charged()).map_err(|refusal| ChargeError::of(refusal, is_over())))
     }
 }
