@@ -74,6 +74,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("neap_os::stack::run", HOOKS),
     // The kernel's clock, inlined into its callers.
     ("Platform>::now", OUTSIDE),
+    ("Platform>::precise", OUTSIDE),
     ("neap_os::clock::", OUTSIDE),
     ("neap_os::environment::random", OUTSIDE),
     ("neap_groups::groups::Groups::create", HOOKS),

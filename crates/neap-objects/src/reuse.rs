@@ -5,19 +5,19 @@
 //! Caches keep free objects by class and CPU. Memory that one class freed is of no use to another
 //! until its slabs are whole again. The pages count what they take from the system ("growth"). A
 //! *sweep* begins when growth has passed a quantum since the last one, and more than a sixteenth of
-//! the resident memory is not in use. A sweep empties
+//! the resident memory is not in use. The more a sweep will return, the smaller is the quantum
+//! (`Objects::quantum`). A sweep empties
 //!
 //! 1. barns, the fullest first;
 //! 2. the stacks of every CPU, since a few objects there keep many slabs from being whole;
 //! 3. the page lists of every CPU.
 //!
 //! The threads that need memory take the steps. Before a new slab or run, a thread works until the
-//! pages can serve it from resident memory, and until `PER_GROWN_BYTE` bytes were returned to
-//! slabs for each byte grown since the sweep began. It returns no more than about
+//! pages can serve it from wholly resident memory, and until `PER_GROWN_BYTE` bytes were returned
+//! to slabs for each byte grown since the sweep began. It returns no more than about
 //! `OBJECTS_PER_CALL` objects. A program that allocates again what it freed grows nothing, so it
-//! never sweeps. A sweep that recovers little doubles the next quantum, up to `MOST_BACKOFF`
-//! times. Free pages that lie too scattered at the end of a sweep are released, so that growth
-//! replaces them.
+//! never sweeps. Free pages that lie too scattered at the end of a sweep are released, so that
+//! growth replaces them.
 //!
 //! A step that takes stacks needs a fence, which is a system call if the process has several
 //! threads. The step then [asks](crate::helper) a thread that may fence, for all CPUs at once, and
@@ -49,7 +49,7 @@ const MOST_LISTED: u32 = 64;
 /// The most sheaves taken from a barn before the fullest one is determined again.
 const MOST_QUOTA: u64 = 64;
 
-/// The least growth from one sweep to the next, in bytes.
+/// The least growth from one check for a sweep to the next, in bytes.
 const LEAST_QUANTUM: u64 = 2 << 20;
 
 /// Pages of growth before the first check for a sweep.
@@ -60,9 +60,6 @@ const LEAST_UNUSED: u64 = 4 << 20;
 
 /// The most bytes that a call releases, unless it allocates more itself.
 const MOST_RELEASED: u64 = 16 << 20;
-
-/// The most doublings of the quantum.
-const MOST_BACKOFF: u32 = 2;
 
 /// Nanoseconds that a sweep waits for the thread that drains CPUs for it.
 const PATIENCE: u64 = 1_000_000;
@@ -84,9 +81,10 @@ pub(crate) struct Reuse {
     quota: AtomicU32,
     /// The growth when the sweep began.
     began: AtomicU64,
+    /// The growth when the last sweep ended.
+    ended: AtomicU64,
     /// Bytes returned to slabs by the sweep so far.
     done: AtomicU64,
-    backoff: AtomicU32,
     counters: [AtomicU64; 4],
 }
 
@@ -111,8 +109,8 @@ impl Reuse {
             victim: AtomicU32::new(0),
             quota: AtomicU32::new(0),
             began: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             done: AtomicU64::new(0),
-            backoff: AtomicU32::new(0),
             counters: [const { AtomicU64::new(0) }; 4],
         }
     }
@@ -155,17 +153,16 @@ impl<P: Platform> Objects<P> {
         taken.or_else(take)
     }
 
-    /// Begins a sweep if enough memory is unused; otherwise puts the next check off by a quantum.
+    /// Begins a sweep if growth has passed the quantum; otherwise puts the next check off.
     fn begin_sweep(&self) -> bool {
-        let pages = self.pages.listed() + self.pages.backed_free_pages();
-        let unused = self.free_object_bytes() + (pages << self.pages.page_shift());
+        let (reuse, grown) = (&self.reuse, self.pages.grown());
+        let since = grown.saturating_sub(reuse.ended.load(Relaxed)) << self.pages.page_shift();
         // A program that keeps free chunks wants its memory to stay where it is.
-        if unused < (self.resident_bytes() / 16).max(LEAST_UNUSED) || self.pages.keeps_chunks() {
+        if self.pages.keeps_chunks() || self.quantum().is_none_or(|quantum| since < quantum) {
             self.put_off();
             return false;
         }
-        let reuse = &self.reuse;
-        reuse.began.store(self.pages.grown(), Relaxed);
+        reuse.began.store(grown, Relaxed);
         reuse.done.store(0, Relaxed);
         reuse.quota.store(0, Relaxed);
         if reuse.stage.compare_exchange(IDLE, BARNS, Relaxed, Relaxed).is_ok() {
@@ -175,21 +172,30 @@ impl<P: Platform> Objects<P> {
         true
     }
 
+    /// Bytes of growth since the last sweep from which on another one is worth its work: the less,
+    /// the more it will return. `None` if too little is unused.
+    fn quantum(&self) -> Option<u64> {
+        let pages = self.pages.listed() + self.pages.backed_free_pages();
+        let (resident, (in_barns, objects)) = (self.resident_bytes(), self.free_bytes());
+        let unused = objects + (pages << self.pages.page_shift());
+        match () {
+            _ if unused < (resident / 16).max(LEAST_UNUSED) => None,
+            // Each sweep releases some of what is scattered.
+            _ if self.is_scattered() || in_barns >= resident / 8 => Some(LEAST_QUANTUM),
+            _ if in_barns >= resident / 32 => Some((resident / 32).max(LEAST_QUANTUM)),
+            _ => Some((resident / 8).max(LEAST_QUANTUM)),
+        }
+    }
+
     fn end_sweep(&self) {
-        let reuse = &self.reuse;
-        let little = reuse.done.load(Relaxed) < self.resident_bytes() / 32;
-        let backoff = if little { (reuse.backoff.load(Relaxed) + 1).min(MOST_BACKOFF) } else { 0 };
-        // While much memory is free but scattered, each sweep releases some of it.
-        reuse.backoff.store(if self.is_scattered() { 0 } else { backoff }, Relaxed);
-        let grown = self.pages.grown().saturating_sub(reuse.began.load(Relaxed));
-        reuse.counters[2].fetch_add(grown, Relaxed);
+        let (reuse, grown) = (&self.reuse, self.pages.grown());
+        reuse.counters[2].fetch_add(grown.saturating_sub(reuse.began.load(Relaxed)), Relaxed);
+        reuse.ended.store(grown, Relaxed);
         self.put_off();
     }
 
     fn put_off(&self) {
-        let most = (self.resident_bytes() / 32).max(LEAST_QUANTUM) << self.reuse.backoff.load(Relaxed);
-        let quantum = if self.is_scattered() { LEAST_QUANTUM } else { most };
-        self.reuse.next.store(self.pages.grown() + (quantum >> self.pages.page_shift()), Relaxed);
+        self.reuse.next.store(self.pages.grown() + (LEAST_QUANTUM >> self.pages.page_shift()), Relaxed);
     }
 
     /// Whether the sweep has returned fewer bytes than growth since its beginning asks for.
@@ -309,14 +315,19 @@ impl<P: Platform> Objects<P> {
 
     /// Resident bytes of free objects in slabs and barns, without the stacks of CPUs.
     pub fn free_object_bytes(&self) -> u64 {
+        self.free_bytes().1
+    }
+
+    /// Bytes of free objects in barns, and resident ones in barns and slabs.
+    fn free_bytes(&self) -> (u64, u64) {
         let page_size = self.pages.page_size() as u64;
         let caches = Class::all().flat_map(|class| self.caches_of(class).map(move |cache| (class, cache)));
         let bytes = caches.map(|(class, cache)| {
-            let cache = cache.lock();
-            let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity());
-            ((in_barn + cache.free) * class.size() as u64).saturating_sub(cache.holes * page_size)
+            let (cache, size) = (cache.lock(), class.size() as u64);
+            let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity()) * size;
+            (in_barn, (in_barn + cache.free * size).saturating_sub(cache.holes * page_size))
         });
-        bytes.sum()
+        bytes.fold((0, 0), |sums, (in_barn, all)| (sums.0 + in_barn, sums.1 + all))
     }
 
     /// Bytes of slabs that no object can have.

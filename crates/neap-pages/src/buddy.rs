@@ -2,10 +2,11 @@
 //!
 //! # Design
 //!
-//! Blocks of order 0 to 9 are on index-linked lists, two per order: with and without backed pages.
-//! Whole free chunks (order 10) are bits of a map. A bit per page says whether the page is backed.
-//! It is set when a block that was in use is freed, and cleared when the system has taken the
-//! memory. It determines a block's list.
+//! Blocks of order 0 to 9 are on index-linked lists, three per order: wholly, partly and not
+//! backed. Wholly backed blocks are taken first, however large: the rest of a partly backed one
+//! would come from the system. Whole free chunks (order 10) are bits of a map. A bit per page says
+//! whether the page is backed. It is set when a block that was in use is freed, and cleared when
+//! the system has taken the memory. It determines a block's list.
 //!
 //! Runs are in `runs`, chains for the CPU lists in `chains`, and detached blocks in `detach`. This
 //! module makes no system call and knows neither budget nor time.
@@ -23,9 +24,23 @@ use neap_base::{Order, Pfn, bitmap};
 /// Number of orders with lists.
 pub(crate) const LIST_ORDERS: usize = CHUNK_ORDER.index();
 
-/// The class of blocks without memory. [`BACKED`] is that of blocks with some.
+/// The class of blocks without memory, and of free chunks without.
 pub(crate) const UNBACKED: usize = 0;
-pub(crate) const BACKED: usize = 1;
+/// The class of blocks with memory behind some of their pages, and of free chunks with any.
+pub(crate) const PARTLY: usize = 1;
+/// The class of blocks with memory behind all of their pages.
+pub(crate) const BACKED: usize = 2;
+
+/// The class of a block of which so many pages are backed.
+const fn class_of(backed: u32, pages: u32) -> usize {
+    if backed == 0 {
+        UNBACKED
+    } else if backed < pages {
+        PARTLY
+    } else {
+        BACKED
+    }
+}
 
 /// A map in a table of the arena.
 #[derive(Debug)]
@@ -135,9 +150,9 @@ pub(crate) struct Buddy {
     pub(crate) lazy: u32,
     /// No chunk below this one is free.
     pub(crate) chunk_hint: u32,
-    pub(crate) lists: [[Ends; LIST_ORDERS]; 2],
+    pub(crate) lists: [[Ends; LIST_ORDERS]; 3],
     /// A bit per order: the list is not empty.
-    pub(crate) filled: [u16; 2],
+    pub(crate) filled: [u16; 3],
     pub(crate) managed: u32,
     pub(crate) free: u32,
     pub(crate) backed_free: u32,
@@ -168,8 +183,8 @@ impl Buddy {
             lazy_chunks: map(lazy),
             lazy: 0,
             chunk_hint: 0,
-            lists: [[Ends { head: Pfn::NONE, tail: Pfn::NONE }; LIST_ORDERS]; 2],
-            filled: [0; 2],
+            lists: [[Ends { head: Pfn::NONE, tail: Pfn::NONE }; LIST_ORDERS]; 3],
+            filled: [0; 3],
             managed: 0,
             free: 0,
             backed_free: 0,
@@ -212,9 +227,9 @@ impl Buddy {
         Some(Block { pfn, zero: class == UNBACKED })
     }
 
-    /// Allocates a block with memory behind some of its pages, if there is one.
+    /// Allocates a block with memory behind all of its pages, if there is one.
     pub(crate) fn allocate_backed_block(&mut self, order: Order) -> Option<Block> {
-        if matches!(self.find(order), Some((.., BACKED))) { self.allocate_block(order) } else { None }
+        if self.has_backed(order) { self.allocate_block(order) } else { None }
     }
 
     /// Removes a block of exactly this order from the free ones. Returns it and its class.
@@ -224,7 +239,7 @@ impl Buddy {
         Some((pfn, class))
     }
 
-    /// The smallest free block of at least this order, backed if possible.
+    /// The smallest free block of at least this order, of those with the most memory.
     pub(crate) fn find(&self, order: Order) -> Option<(Pfn, Order, usize)> {
         let listed = |class: usize| {
             let filled = u32::from(self.filled[class]) >> order.0;
@@ -232,14 +247,43 @@ impl Buddy {
             Some((self.lists[class][size.index()].head, size, class))
         };
         let chunk = |class| Some((Pfn(self.first_chunk(class)? * CHUNK), CHUNK_ORDER, class));
-        let backed = listed(BACKED);
-        if backed.is_none() && self.keeps_chunks {
+        let cuts_whole = |&(pfn, size, _): &(Pfn, Order, usize)| self.cuts_whole(pfn, size, order);
+        let larger = || {
+            (order.index() + 1..LIST_ORDERS)
+                .filter_map(|size| Some((self.lists[PARTLY][size].head.some()?, Order(size as u8), PARTLY)))
+        };
+        if let Some(whole) = listed(BACKED).or_else(|| larger().find(cuts_whole)) {
+            return Some(whole);
+        }
+        if self.keeps_chunks {
             // Kept memory serves smaller blocks once these have taken half as much beside it.
             let fresh = self.managed - self.free < self.backed_free / 2;
-            let [first, second] = if fresh { [UNBACKED, BACKED] } else { [BACKED, UNBACKED] };
-            return listed(UNBACKED).or_else(|| chunk(first)).or_else(|| chunk(second));
+            let [first, second] = if fresh { [UNBACKED, PARTLY] } else { [PARTLY, UNBACKED] };
+            let listed = listed(PARTLY).or_else(|| listed(UNBACKED));
+            return listed.or_else(|| chunk(first)).or_else(|| chunk(second));
         }
-        backed.or_else(|| chunk(BACKED)).or_else(|| listed(UNBACKED)).or_else(|| chunk(UNBACKED))
+        let partly = chunk(PARTLY);
+        let fresh = || listed(UNBACKED).or_else(|| chunk(UNBACKED));
+        partly.filter(cuts_whole).or_else(|| listed(PARTLY)).or(partly).or_else(fresh)
+    }
+
+    /// Whether a block of this order with memory behind all of its pages is free or can be cut.
+    pub(crate) fn has_backed(&self, order: Order) -> bool {
+        self.find(order).is_some_and(|(pfn, size, _)| self.cuts_whole(pfn, size, order))
+    }
+
+    /// Whether [`Buddy::carve`] cuts a wholly backed block out of a free one.
+    fn cuts_whole(&self, mut pfn: Pfn, mut size: Order, order: Order) -> bool {
+        let mut backed = self.count_backed(pfn, size.pages());
+        while size > order && backed < size.pages() {
+            size.0 -= 1;
+            let lower = self.count_backed(pfn, size.pages());
+            if lower < backed - lower {
+                pfn = pfn.plus(size.pages());
+            }
+            backed = lower.max(backed - lower);
+        }
+        backed == size.pages()
     }
 
     /// Removes the free block that [`Buddy::find`] found and cuts it down to `order`. The parts cut
@@ -259,7 +303,7 @@ impl Buddy {
             let upper = backed - lower;
             // Keep the half with more memory, the lower one if both have as much.
             let (kept, left, rest) = if lower >= upper { (pfn, right, upper) } else { (right, pfn, lower) };
-            self.insert(left, size, usize::from(rest > 0));
+            self.insert(left, size, class_of(rest, half));
             (pfn, backed) = (kept, backed - rest);
         }
         self.free -= order.pages();
@@ -267,7 +311,7 @@ impl Buddy {
             self.backed_free -= backed;
             self.backed_low = self.backed_low.min(self.backed_free);
         }
-        (pfn, usize::from(backed > 0))
+        (pfn, class_of(backed, order.pages()))
     }
 
     /// Frees a block and merges it with its buddies. The caller has reset its frames' states, so
@@ -282,7 +326,7 @@ impl Buddy {
         };
         self.free += pages;
         self.backed_free += backed;
-        let (mut pfn, mut order, mut class) = (pfn, order, usize::from(backed > 0));
+        let (mut pfn, mut order, mut class) = (pfn, order, class_of(backed, pages));
         while order < CHUNK_ORDER {
             let buddy = Pfn(pfn.0 ^ order.pages());
             if buddy.0 >= self.frames.pages() {
@@ -294,7 +338,7 @@ impl Buddy {
             }
             let other = usize::from(frame.spare());
             self.remove(buddy, order, other);
-            class |= other;
+            class = if class == other { class } else { PARTLY };
             pfn = Pfn(pfn.0 & buddy.0);
             order.0 += 1;
         }
@@ -306,7 +350,7 @@ impl Buddy {
         if order == CHUNK_ORDER {
             let chunk = pfn.0 / CHUNK;
             bitmap::set(self.free_chunks.get_mut(), chunk as usize);
-            if class == BACKED {
+            if class != UNBACKED {
                 bitmap::set(self.backed_chunks.get_mut(), chunk as usize);
             }
             self.chunk_hint = self.chunk_hint.min(chunk);
@@ -333,7 +377,7 @@ impl Buddy {
         if order == CHUNK_ORDER {
             let chunk = pfn.index() / CHUNK as usize;
             bitmap::clear(self.free_chunks.get_mut(), chunk);
-            if class == BACKED {
+            if class != UNBACKED {
                 bitmap::clear(self.backed_chunks.get_mut(), chunk);
                 if bitmap::get(self.lazy_chunks.get(), chunk) {
                     bitmap::clear(self.lazy_chunks.get_mut(), chunk);
@@ -363,19 +407,19 @@ impl Buddy {
         }
     }
 
-    /// The lowest free chunk of a class.
+    /// The lowest free chunk without memory, or with any.
     fn first_chunk(&self, class: usize) -> Option<u32> {
         // The map is not read then: at first it has no memory itself.
-        if class == BACKED && self.backed_free == 0 {
+        if class != UNBACKED && self.backed_free == 0 {
             return None;
         }
         let (free, backed) = (self.free_chunks.get(), self.backed_chunks.get());
         let from = self.chunk_hint as usize / 64;
         free.iter().zip(backed).enumerate().skip(from).find_map(|(word, (free, backed))| {
             let bits = match class {
-                BACKED => *backed,
-                _ if self.backed_free == 0 => *free,
-                _ => free & !backed,
+                UNBACKED if self.backed_free == 0 => *free,
+                UNBACKED => free & !backed,
+                _ => *backed,
             };
             (bits != 0).then(|| (word * 64) as u32 + bits.trailing_zeros())
         })
@@ -384,7 +428,7 @@ impl Buddy {
     /// The class of a block by the bits of its pages.
     #[inline]
     pub(crate) fn class(&self, pfn: Pfn, order: Order) -> usize {
-        usize::from(self.backed.any(pfn, order.pages()))
+        class_of(self.backed.count(pfn, order.pages()), order.pages())
     }
 
     /// Number of backed pages in a range.

@@ -469,3 +469,52 @@ fn a_run_joins_blocks_that_lie_side_by_side() {
     let run = tiny.buddy.allocate_run(48, 1).unwrap();
     assert_eq!((run.pfn, run.zero), (Pfn(96), false));
 }
+
+/// Two chunks of blocks of so many pages. Every other block is free, and has no memory behind its
+/// first `gap` pages; the others are in use. A third chunk is fresh.
+fn with_gaps(pages: u32, gap: u32) -> Tiny {
+    let mut tiny = Tiny::new(3 * CHUNK);
+    let all = tiny.buddy.allocate_run(2 * CHUNK, 1).unwrap();
+    let order = Order(pages.trailing_zeros() as u8);
+    tiny.buddy.free_run(all.pfn, 2 * CHUNK, false);
+    let held: Vec<Pfn> = (0..2 * CHUNK / pages).map(|_| tiny.buddy.allocate_block(order).unwrap().pfn).collect();
+    for &pfn in held.iter().filter(|pfn| (pfn.0 / pages).is_multiple_of(2)) {
+        take_out(&tiny.buddy.frames, pfn, order);
+        tiny.buddy.backed.set(pfn, gap, false);
+        tiny.buddy.backed.set(pfn.plus(gap), pages - gap, true);
+        tiny.buddy.give(pfn, order, false);
+    }
+    tiny.buddy.verify(|_| true).unwrap();
+    tiny
+}
+
+/// Blocks with memory behind a part of them are cut where they have it, before any page of them
+/// comes from the system.
+#[test]
+fn wholly_backed_blocks_are_cut_out_of_partly_backed_ones() {
+    let mut tiny = with_gaps(64, 8);
+    let backed = tiny.buddy.backed_free;
+    let grown = |tiny: &Tiny, taken: u32| taken * 16 - (backed - tiny.buddy.backed_free);
+    let mut taken = 0;
+    while tiny.buddy.has_backed(Order(4)) {
+        assert!(!tiny.buddy.allocate_block(Order(4)).unwrap().zero);
+        taken += 1;
+        assert_eq!(grown(&tiny, taken), 0, "after {taken} blocks");
+    }
+    assert_eq!(taken, CHUNK / 64 * 3, "three of the four parts of each block");
+    assert!(tiny.buddy.allocate_backed_block(Order(4)).is_none(), "all others lack pages");
+    assert!(!tiny.buddy.allocate_block(Order(4)).unwrap().zero, "but serve before fresh ones");
+    assert_eq!(grown(&tiny, taken + 1), 8);
+    tiny.buddy.verify(|_| true).unwrap();
+}
+
+/// A larger block with all of its memory is cut before a smaller one that lacks some.
+#[test]
+fn wholly_backed_blocks_come_first() {
+    let mut tiny = with_gaps(16, 8);
+    let run = tiny.buddy.allocate_run(CHUNK, 1).unwrap();
+    tiny.buddy.free_run(run.pfn, CHUNK, false);
+    let block = tiny.buddy.allocate_block(Order(4)).unwrap();
+    assert_eq!(block.pfn.0 / CHUNK, run.pfn.0 / CHUNK);
+    tiny.buddy.verify(|_| true).unwrap();
+}

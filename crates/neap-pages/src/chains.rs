@@ -5,7 +5,7 @@
 //! list operations. Every block of a chain is `Listed`, is on no list, and belongs to the thread
 //! that carries it.
 
-use crate::buddy::{BACKED, Buddy, UNBACKED};
+use crate::buddy::{Buddy, PARTLY, UNBACKED};
 use crate::frames::State;
 use crate::units::HUGE;
 use neap_base::{Order, Pfn};
@@ -44,10 +44,10 @@ impl Buddy {
             // huge page: the rest of a larger block may be populated before it is needed.
             let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8).min(HUGE.0.max(order.0));
             let (pfn, class) = self.carve(found, size, class, Order(cut));
-            let (pfn, cut) = if class == BACKED { self.shrink_to_backed(pfn, cut, order) } else { (pfn, cut) };
+            let (pfn, cut) = if class == PARTLY { self.shrink_to_backed(pfn, cut, order) } else { (pfn, cut) };
             for index in 0..1 << (cut - order.0) {
                 let block = pfn.plus(index << order.0);
-                let class = if class == BACKED { self.class(block, order) } else { UNBACKED };
+                let class = if class == PARTLY { self.class(block, order) } else { class };
                 self.append(&mut chain, block, order, class);
             }
         }
@@ -71,7 +71,7 @@ impl Buddy {
     fn append(&self, chain: &mut Chain, block: Pfn, order: Order, class: usize) {
         let frame = self.frames.frame(block);
         frame.set_head(State::Listed, order);
-        frame.set_spare(if class == BACKED { DIRTY } else { 0 });
+        frame.set_spare(if class == UNBACKED { 0 } else { DIRTY });
         frame.set_prev(chain.tail);
         frame.set_next(Pfn::NONE);
         match chain.tail.some() {

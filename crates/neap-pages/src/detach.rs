@@ -10,7 +10,7 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::buddy::{BACKED, Buddy, LIST_ORDERS};
+use crate::buddy::{BACKED, Buddy, LIST_ORDERS, PARTLY, UNBACKED};
 use crate::frames::State;
 use crate::units::{CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
@@ -35,7 +35,7 @@ impl Buddy {
             sum += more;
         }
         for chunk in first..=top {
-            self.detach(Pfn(chunk * CHUNK), CHUNK_ORDER, BACKED);
+            self.detach(Pfn(chunk * CHUNK), CHUNK_ORDER, PARTLY);
         }
         Some((first, top - first + 1, sum))
     }
@@ -43,43 +43,50 @@ impl Buddy {
     /// Detaches one block of at least order `least` with at most `pages` backed pages. Returns it
     /// and their number.
     pub(crate) fn detach_block(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
-        (least.index()..LIST_ORDERS).rev().find_map(|order| {
-            let (pfn, order) = (self.lists[BACKED][order].tail.some()?, Order(order as u8));
-            let backed = self.count_backed(pfn, order.pages());
-            if backed > pages {
-                return None;
-            }
-            self.detach(pfn, order, BACKED);
-            Some((pfn, order, backed))
-        })
+        let (pfn, order, class) = self.oldest_backed(least, pages)?;
+        let backed = self.count_backed(pfn, order.pages());
+        self.detach(pfn, order, class);
+        Some((pfn, order, backed))
     }
 
     /// Detaches a part with at most `pages` backed pages of a chunk or block that has more, the
     /// upper part if both fit. `None` if only parts smaller than `least` would fit.
     pub(crate) fn detach_part(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
-        let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER));
-        let larger = (least.index() + 1..LIST_ORDERS).rev();
-        let block = || larger.into_iter().find_map(|order| Some((self.lists[BACKED][order].tail.some()?, order)));
-        let (mut pfn, mut size) = chunk.or_else(|| block().map(|(pfn, order)| (pfn, Order(order as u8))))?;
+        let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER, PARTLY));
+        let (mut pfn, mut size, class) = chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX))?;
         if size <= least || pages < least.pages() {
             return None;
         }
-        self.remove(pfn, size, BACKED);
+        self.remove(pfn, size, class);
         while self.count_backed(pfn, size.pages()) > pages {
             size.0 -= 1;
             let upper = pfn.plus(size.pages());
             let (lower_class, upper_class) = (self.class(pfn, size), self.class(upper, size));
-            if upper_class == BACKED {
+            if upper_class != UNBACKED {
                 self.insert(pfn, size, lower_class);
                 pfn = upper;
             } else {
                 self.insert(upper, size, upper_class);
             }
         }
-        self.insert(pfn, size, BACKED);
-        let backed = self.count_backed(pfn, size.pages());
-        self.detach(pfn, size, BACKED);
+        let (class, backed) = (self.class(pfn, size), self.count_backed(pfn, size.pages()));
+        self.insert(pfn, size, class);
+        self.detach(pfn, size, class);
         Some((pfn, size, backed))
+    }
+
+    /// The largest block of at least order `least` with memory, at most `pages` pages of it: the one
+    /// freed longest ago, partly backed before wholly backed. Returns its class as well.
+    fn oldest_backed(&self, least: Order, pages: u32) -> Option<(Pfn, Order, usize)> {
+        for order in (least.index()..LIST_ORDERS).rev() {
+            for class in [PARTLY, BACKED] {
+                let (pfn, order) = (self.lists[class][order].tail, Order(order as u8));
+                if pfn != Pfn::NONE && self.count_backed(pfn, order.pages()) <= pages {
+                    return Some((pfn, order, class));
+                }
+            }
+        }
+        None
     }
 
     /// Detaches a block that is known to be free.
@@ -111,7 +118,7 @@ impl Buddy {
             (bits != 0).then(|| word as u32 * 64 + 63 - bits.leading_zeros())
         })?;
         let pfn = Pfn(chunk * CHUNK);
-        self.detach(pfn, CHUNK_ORDER, BACKED);
+        self.detach(pfn, CHUNK_ORDER, PARTLY);
         Some(pfn)
     }
 

@@ -172,8 +172,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Allocates a block of 2^order pages, some of which have memory already; `None` if all of it
-    /// would come from the system.
+    /// Allocates a block of 2^order pages that all have memory already; `None` if any would come
+    /// from the system.
     pub fn allocate_resident_block(&self, platform: &P, order: Order) -> Option<Block> {
         if order.index() < LISTED_ORDERS
             && self.lists.is_on()

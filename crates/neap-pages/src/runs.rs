@@ -15,7 +15,7 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::buddy::{BACKED, Buddy, Map, not_handed_out};
+use crate::buddy::{BACKED, Buddy, Map, PARTLY, UNBACKED, not_handed_out};
 use crate::frames::State;
 use crate::units::{Block, CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
@@ -31,10 +31,11 @@ impl Buddy {
         Some(self.make_run(pfn, pages))
     }
 
-    /// Allocates a run as [`Buddy::allocate_run`] does if some of its pages are backed.
+    /// Allocates a run as [`Buddy::allocate_run`] does, if it lies in a wholly backed block, in a
+    /// row of blocks with memory, or, longer than a chunk, in chunks with memory.
     pub(crate) fn allocate_backed_run(&mut self, pages: u32, align: u32) -> Option<Block> {
         let is_backed = match pages.max(align) <= CHUNK {
-            true => matches!(self.find(Order::holding(pages.max(align))), Some((.., BACKED))),
+            true => self.has_backed(Order::holding(pages.max(align))),
             false => self.backed_row(pages, align).is_some(),
         };
         if is_backed {
@@ -57,7 +58,7 @@ impl Buddy {
     fn take_within_chunk(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         let order = Order::holding(pages.max(align));
         let (block, class) = self.take(order)?;
-        let start = if align > 1 { block } else { self.free_before(block, order, class) };
+        let start = if align > 1 { block } else { self.free_before(block, order, |other| other == class) };
         self.take_at(start, block.0 - start.0);
         let (end, block_end) = (start.0 + pages, block.0 + order.pages());
         // All but the last page of the run may lie in front of the block.
@@ -65,14 +66,15 @@ impl Buddy {
         Some(start)
     }
 
-    /// The first page of the free blocks of a class, each smaller than `order`, that lie in a row
-    /// in front of `end` in its chunk.
-    fn free_before(&self, end: Pfn, order: Order, class: usize) -> Pfn {
+    /// The first page of the free blocks of wanted classes, each smaller than `order`, that lie in
+    /// a row in front of `end` in its chunk.
+    fn free_before(&self, end: Pfn, order: Order, is_wanted: impl Fn(usize) -> bool) -> Pfn {
         let mut start = end;
         while !start.0.is_multiple_of(CHUNK)
             && let Some(before) = (0..order.0).map(Order).find(|&order| {
                 let before = Pfn(start.0.wrapping_sub(order.pages()));
-                start.0.is_multiple_of(order.pages()) && self.free_block_at(before) == Some((order, class))
+                let is_it = |(size, class)| size == order && is_wanted(class);
+                start.0.is_multiple_of(order.pages()) && self.free_block_at(before).is_some_and(is_it)
             })
         {
             start.0 -= before.pages();
@@ -87,24 +89,20 @@ impl Buddy {
         /// Number of blocks examined.
         const LOOKS: usize = 8;
         let order = Order::holding(pages);
-        if align > 1
-            || pages > CHUNK
-            || order.0 < 2
-            || self.backed_free < pages
-            || matches!(self.find(order), Some((.., BACKED)))
-        {
+        if align > 1 || pages > CHUNK || order.0 < 2 || self.backed_free < pages || self.has_backed(order) {
             return None;
         }
         let half = Order(order.0 - 1);
-        let mut next = self.lists[BACKED][half.index()].head.some();
+        let first = |class: usize| self.lists[class][half.index()].head.some();
+        let (mut next, mut rest) = (first(BACKED), first(PARTLY));
         for _ in 0..LOOKS {
-            let block = next?;
-            let start = self.free_before(block, half, BACKED);
+            let block = next.or_else(|| rest.take())?;
+            let start = self.free_before(block, half, |class| class != UNBACKED);
             let chunk_end = ((block.0 / CHUNK + 1) * CHUNK).min(self.frames.pages());
             let mut end = block.0 + half.pages();
             while end < chunk_end
                 && end - start.0 < pages
-                && let Some((order, BACKED)) = self.free_block_at(Pfn(end))
+                && let Some((order, PARTLY | BACKED)) = self.free_block_at(Pfn(end))
             {
                 end += order.pages();
             }
@@ -175,7 +173,7 @@ impl Buddy {
             .backed_row(pages, align as u32 * CHUNK)
             .or_else(|| self.chunks_in_a_row(&self.free_chunks, count, align))?;
         let (pfn, taken) = (Pfn(first as u32 * CHUNK), count as u32 * CHUNK);
-        (first..first + count).for_each(|chunk| self.remove(Pfn(chunk as u32 * CHUNK), CHUNK_ORDER, BACKED));
+        (first..first + count).for_each(|chunk| self.remove(Pfn(chunk as u32 * CHUNK), CHUNK_ORDER, PARTLY));
         self.free -= taken;
         self.backed_free -= self.count_backed(pfn, taken);
         self.give_range(pfn.plus(pages), taken - pages, false);

@@ -4,6 +4,7 @@
 //! A manager owns its platform, and a test keeps a second reference to it.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
+pub(crate) mod orders;
 #[path = "../../../neap-pages/tests/machine/random.rs"]
 mod random;
 

@@ -2,41 +2,12 @@
 //! little, in whatever order the first was freed. Measured in pages of the virtual machine.
 
 use crate::instance::{CONFIG, Opened, machine};
+use crate::machine::orders::{Order, reorder};
 use crate::machine::{Random, seed};
 use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
 
 const LIVE: usize = 64 << 20;
-
-/// An order in which a live set is freed.
-#[derive(Clone, Copy, Debug)]
-enum Order {
-    Allocated,
-    Reversed,
-    Random,
-    Stride,
-}
-
-fn reorder(objects: &mut [*mut u8], order: Order, random: &mut Random) {
-    match order {
-        Order::Allocated => {}
-        Order::Reversed => objects.reverse(),
-        Order::Random => (1..objects.len()).rev().for_each(|n| objects.swap(n, random.below(n + 1))),
-        Order::Stride => {
-            let before = objects.to_vec();
-            let mut visited = vec![false; before.len()];
-            let mut at = 0;
-            for object in objects.iter_mut() {
-                while visited[at] {
-                    at = (at + 1) % before.len();
-                }
-                visited[at] = true;
-                *object = before[at];
-                at = (at + 7919) % before.len();
-            }
-        }
-    }
-}
 
 /// Runs live sets of these sizes one after the other. Returns the most pages that were resident.
 fn peak_of_phases(o: &Opened<impl neap_base::Platform>, sizes: &[usize], order: Order, random: &mut Random) -> u64 {
@@ -56,7 +27,7 @@ fn peak_of_phases(o: &Opened<impl neap_base::Platform>, sizes: &[usize], order: 
 fn phases_of_other_sizes_reuse_what_was_freed() {
     let mut random = Random(seed());
     let sizes = [64, 4096, 300, 32768, 1000, 128, 2048, 64, 32768, 16, 4096];
-    for order in [Order::Allocated, Order::Reversed, Order::Random, Order::Stride] {
+    for order in Order::ALL {
         let o = Opened::new(machine(2), &CONFIG).unwrap();
         let peak = peak_of_phases(&o, &sizes, order, &mut random) as usize * 4096;
         assert!(peak < LIVE * 3 / 2, "{order:?}: {} of {} KiB", peak >> 10, LIVE >> 10);

@@ -20,6 +20,7 @@ mod model;
 mod nodes;
 mod own_caches;
 mod percpu_in_group;
+mod phases;
 mod reconcile;
 mod returning;
 mod second_machine;
