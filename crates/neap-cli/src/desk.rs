@@ -4,7 +4,8 @@
 //! the file, from the first request to the end of the value. A futex on the page wakes neap's
 //! thread; the process's other threads are neither woken nor signalled. They are stopped for some
 //! milliseconds by `--reconcile` only, if there are groups and little memory in slabs. A request
-//! without a timely answer is withdrawn.
+//! without a timely answer is withdrawn. All requests of a command share the time of its
+//! [allowance](crate::allowance).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -12,14 +13,13 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
 use std::ptr::NonNull;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
-use serde_json::Value;
 
-use crate::published::{DESK, DESK_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH};
+use crate::foreign::escaped;
+use crate::published::{DESK, DESK_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
 
 /// Request: drain caches.
 pub(crate) const DRAIN: u32 = 0;
@@ -46,8 +46,8 @@ pub(crate) const NO_RECLAIMER: u32 = 8;
 /// Refusal: the page was being written.
 const BUSY: u32 = 5;
 
-/// Longest wait for an answer; a sleeping process takes some milliseconds.
-const LIMIT: Duration = Duration::from_secs(5);
+/// Looks for an answer between two looks for the end of the process.
+const LOOKS: u32 = 64;
 /// Longest wait for an answer if there is another source.
 const HASTE: Duration = Duration::from_secs(1);
 
@@ -65,11 +65,12 @@ pub(crate) struct DeskRequest {
     pub(crate) group: u64,
 }
 
-/// A name in a report, escaped: neap's own names have no control characters, but a process may
-/// pretend to be neap.
-pub(crate) fn name_of(bytes: &[u8]) -> String {
-    let name = String::from_utf8_lossy(bytes);
-    name.chars().map(|character| if character.is_control() { char::REPLACEMENT_CHARACTER } else { character }).collect()
+/// A name in a report, by its length and the words that hold it. Escaped: neap's own names have no
+/// control characters and no slash, but a process may pretend to be neap.
+pub(crate) fn name_of(length: u64, words: &[u64]) -> String {
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
+    escaped(&bytes).replace('/', "\\u{2f}")
 }
 
 /// The part of a page for requests, mapped.
@@ -78,7 +79,8 @@ pub(crate) struct Desk<'a> {
     page: &'a Page,
     file: File,
     mapping: NonNull<u8>,
-    patience: Duration,
+    /// Longest wait for one answer, if it is shorter than the rest of the allowance.
+    patience: Option<Duration>,
 }
 
 const MAPPED: usize = 4096;
@@ -87,17 +89,21 @@ const _: () = assert!(DESK + DESK_LENGTH <= MAPPED);
 impl<'a> Desk<'a> {
     /// The desk in a process's page.
     pub(crate) fn of(process: &'a ProcessStatus, page: &'a Page) -> Result<Desk<'a>> {
-        let Some(path) = &page.path else {
+        let Some(file) = &page.file else {
             bail!("process {} has closed neap's descriptor, by which it is asked", process.pid)
         };
-        let (file, mapping) = map(path).map_err(|error| process.refused(error))?;
-        Ok(Desk { process, page, file, mapping, patience: LIMIT })
+        let (file, mapping) = map(file).map_err(|error| process.refused(error))?;
+        Ok(Desk { process, page, file, mapping, patience: None })
     }
 
     /// Shortens the wait for answers, for callers with another source.
     pub(crate) fn in_haste(mut self) -> Desk<'a> {
-        self.patience = HASTE;
+        self.patience = Some(HASTE);
         self
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.process.pid
     }
 
     fn word_at(&self, offset: usize) -> &AtomicU32 {
@@ -124,11 +130,13 @@ impl<'a> Desk<'a> {
 
     /// Makes a request, and waits for the answer: 0, or the refusal.
     pub(crate) fn ask(&self, request: &DeskRequest) -> Result<u32> {
-        let end = Instant::now() + self.patience;
+        let (pid, allowance) = (self.process.pid, &self.process.allowance);
+        allowance.ensure_time().with_context(|| format!("process {pid}"))?;
+        let end = self.patience.map_or(allowance.end(), |patience| allowance.end().min(Instant::now() + patience));
         // SAFETY: a lock on an open file, which ends with it.
         while unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             if Instant::now() >= end {
-                bail!("somebody else is asking process {} all the time", self.process.pid);
+                bail!("another command keeps the page of process {pid} locked; end that command and ask again");
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -162,12 +170,19 @@ impl<'a> Desk<'a> {
         if woken < 0 {
             return Err(io::Error::last_os_error()).context("futex");
         }
+        let mut looks = 0_u32;
         // Acquire pairs with the process's Release: an asker that reads the ticket sees the answer.
         while answered.load(Ordering::Acquire) != mine {
-            if Instant::now() >= end {
+            looks = looks.wrapping_add(1);
+            let has_ended = looks.is_multiple_of(LOOKS) && self.process.handle.has_ended();
+            if has_ended || Instant::now() >= end {
                 // The process may take up the request at this moment and still execute it.
                 let _ = ticket.compare_exchange(mine, old, Ordering::Relaxed, Ordering::Relaxed);
-                return Err(self.unanswered());
+                return Err(if has_ended {
+                    anyhow!("process {} has ended", self.process.pid)
+                } else {
+                    self.unanswered()
+                });
             }
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -195,7 +210,7 @@ impl<'a> Desk<'a> {
                 0 => {}
                 other => bail!("process {pid} refused, for reason {other}"),
             }
-            let next = read(&self.report()?).with_context(|| format!("the report of process {pid} is damaged"))?;
+            let next = read(&self.report()?).with_context(|| format!("cannot read the report of process {pid}"))?;
             match next {
                 None => break false,
                 Some(None) => break true,
@@ -231,8 +246,8 @@ impl<'a> Desk<'a> {
 
     /// Explains why there was no answer, by the process's own numbers.
     fn unanswered(&self) -> anyhow::Error {
-        let numbers: Value = serde_json::from_slice(&self.page.text).unwrap_or_default();
-        let background = numbers["mode"]["background"].as_str().unwrap_or("unknown");
+        let mode = self.page.object.get("mode");
+        let background = mode.and_then(|mode| mode["background"].as_str()).unwrap_or("unknown");
         let pid = self.process.pid;
         let why = match background {
             "off" => "it has no thread of neap's (background:off, or none could be made)",
@@ -245,20 +260,19 @@ impl<'a> Desk<'a> {
             ""
         };
         anyhow!(
-            "process {pid} has not answered in {} s: {why}{calls}; nothing is left of the request",
-            self.patience.as_secs()
+            "process {pid} has not answered in {} s: {why}{calls}; the request is withdrawn",
+            self.patience.map_or(self.process.allowance.seconds(), |patience| patience.as_secs())
         )
     }
 }
 
-/// Maps the page behind a descriptor, if its file is sealed against shrinking.
-fn map(path: &Path) -> io::Result<(File, NonNull<u8>)> {
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+/// Opens a page for writing and maps it, if its file is sealed against shrinking.
+fn map(page: &File) -> io::Result<(File, NonNull<u8>)> {
+    let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(opened_path(page))?;
     // SAFETY: asks about a descriptor.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || file.metadata()?.len() < MAPPED as u64 {
-        return Err(io::Error::other("what is called neap-stat is not sealed as neap's page is"));
+        return Err(io::Error::other("the memfd neap-stat is not sealed as neap's page is"));
     }
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping wherever the kernel likes, of a file that cannot become shorter.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::desk::{DRAIN, Desk, DeskRequest};
 use crate::published::{Page, ProcessStatus};
+use crate::subject::{Subject, print, print_json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,9 +29,8 @@ answers from within one of its next calls that allocate or free, which may be ne
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DrainOptions {
-    /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[command(flatten)]
+    subject: Subject,
     /// Only the page lists and stacks of this CPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
     cpu: Option<u32>,
@@ -60,8 +60,6 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 }
 
 pub(crate) fn main(options: &DrainOptions) -> Result<ExitCode> {
-    let process = ProcessStatus::look(options.pid)?;
-    let page = process.page()?;
     let wanted = DeskRequest {
         what: DRAIN,
         cpu: options.cpu,
@@ -69,14 +67,16 @@ pub(crate) fn main(options: &DrainOptions) -> Result<ExitCode> {
         until: options.until,
         ..DeskRequest::default()
     };
-    let started = Instant::now();
-    let answer = ask(&process, &page, &wanted)?;
+    let (process, (answer, took)) = options.subject.look(move |process| {
+        let page = process.page()?;
+        let started = Instant::now();
+        let answer = ask(process, &page, &wanted)?;
+        Ok((answer, started.elapsed()))
+    })?;
     if options.json {
-        println!("{}", answer.json(&process, options, started.elapsed()));
-    } else {
-        print!("{}", answer.report(&process));
+        return print_json(&answer.json(&process, options, took));
     }
-    Ok(ExitCode::SUCCESS)
+    print(|output| write!(output, "{}", answer.report(&process)))
 }
 
 /// Asks a process to drain, and waits for the answer.
@@ -91,10 +91,9 @@ fn ask(process: &ProcessStatus, page: &Page, wanted: &DeskRequest) -> Result<Dra
 }
 
 /// Asks a process to drain one CPU or all. Returns the result in words.
-pub(crate) fn drain(pid: i32, cpu: Option<u32>) -> Result<String> {
-    let process = ProcessStatus::look(pid)?;
+pub(crate) fn drain(process: &ProcessStatus, cpu: Option<u32>) -> Result<String> {
     let page = process.page()?;
-    let answer = ask(&process, &page, &DeskRequest { what: DRAIN, cpu, ..DeskRequest::default() })?;
+    let answer = ask(process, &page, &DeskRequest { what: DRAIN, cpu, ..DeskRequest::default() })?;
     Ok(answer.skipped().map_or(answer.went_back(), |skipped| format!("{}. {skipped}", answer.went_back())))
 }
 
@@ -128,7 +127,7 @@ impl DrainAnswer {
     }
 
     fn report(&self, process: &ProcessStatus) -> String {
-        let (name, free) = (process.name.escape_debug(), self.kib(self.free));
+        let (name, free) = (&process.name, self.kib(self.free));
         let skipped = self.skipped().map_or(String::new(), |skipped| format!("{skipped}\n"));
         let back = self.went_back();
         format!("Process {} ({name}): {back}; {} pages ({free} KiB) are free.\n{skipped}", process.pid, self.free)
@@ -164,11 +163,11 @@ mod tests {
 
     #[test]
     fn a_report_says_what_was_skipped_only_where_something_was() {
-        let process = ProcessStatus { name: "a\u{7}b".to_string(), ..nobody() };
+        let process = nobody();
         let mut answer =
             DrainAnswer { cpus: 2, skipped: 0, retried: 0, page_size: 4096, pages: 3, objects: 9, free: u64::MAX };
         let text = answer.report(&process);
-        assert!(text.starts_with("Process 12 (a\\u{7}b): 3 pages (12 KiB) and 9 objects of 2 CPUs"), "{text}");
+        assert!(text.starts_with("Process 12 (nobody): 3 pages (12 KiB) and 9 objects of 2 CPUs"), "{text}");
         assert!(!text.contains("Skipped"), "{text}");
         (answer.skipped, answer.retried) = (1, 8);
         assert!(answer.report(&process).ends_with("Skipped: 1 lists or stacks, after 8 more tries.\n"));

@@ -8,12 +8,15 @@
     reason = "an ordinary program on std; only the crates inside the allocator avoid it"
 )]
 
+mod allowance;
 mod bench;
 mod chunks;
 mod demo;
 mod desk;
 mod drain;
+mod foreign;
 mod groups;
+mod handle;
 mod keys;
 mod lab;
 mod library;
@@ -31,6 +34,7 @@ mod shrinkers;
 mod signals;
 mod stat;
 mod statistics;
+mod subject;
 mod top;
 mod variant;
 mod work;
@@ -104,7 +108,9 @@ fn main() -> ExitCode {
         Command::Work(options) => work::main(&options),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("neap: {error:#}");
+        // It may quote another process, or a path.
+        let lines: Vec<String> = format!("{error:#}").lines().map(|line| foreign::escaped(line.as_bytes())).collect();
+        eprintln!("neap: {}", lines.join("\n"));
         ExitCode::FAILURE
     })
 }

@@ -1,6 +1,7 @@
 //! The numbers in a process's page that `neap stat` and `neap top` show.
 //!
-//! They are parsed from the JSON that [`published`](crate::published) found. Only types and sums.
+//! They come from the JSON that [`published`](crate::published) found, which is escaped. Only types
+//! and sums.
 //! The library in a process may be older or newer than this command.
 
 use std::collections::BTreeMap;
@@ -8,7 +9,6 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
 
 use crate::published::{Page, ProcessStatus, VERSION};
 
@@ -44,13 +44,10 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// Reads a page: the published object, and the numbers known here.
-    pub(crate) fn read(process: &ProcessStatus, page: &Page) -> Result<(Value, Numbers)> {
-        let object: Value =
-            serde_json::from_slice(&page.text).with_context(|| format!("process {} published no JSON", process.pid))?;
-        let numbers = Numbers::deserialize(&object)
-            .with_context(|| format!("the numbers of process {} are not those of neap {VERSION}", process.pid))?;
-        Ok((object, numbers))
+    /// The numbers of a page that are known here.
+    pub(crate) fn read(process: &ProcessStatus, page: &Page) -> Result<Numbers> {
+        let numbers = Numbers::deserialize(&page.object);
+        numbers.with_context(|| format!("the numbers of process {} are not those of neap {VERSION}", process.pid))
     }
 }
 

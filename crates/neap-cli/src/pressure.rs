@@ -14,6 +14,9 @@ use neap_pressure::{
 };
 use serde_json::{Value, json};
 
+use crate::foreign::escaped;
+use crate::handle::ProcessHandle;
+
 const EXAMPLES: &str = "\
 Examples:
   neap pressure           the limits of this shell's group, for this command itself
@@ -52,14 +55,17 @@ pub(crate) fn main(options: &PressureOptions) -> Result<ExitCode> {
             below.map_err(|error| anyhow!("--root {}: {error}; name a directory", root.display()))?
         }
     };
-    if let Some(pid) = options.pid {
-        let root = options.root.clone().unwrap_or_else(|| PathBuf::from("/"));
-        if !root.join(format!("proc/{pid}")).is_dir() {
-            bail!("there is no process {pid}");
-        }
-    }
+    // The handle shows afterwards whether all numbers were of one process.
+    let handle = match (options.pid, &options.root) {
+        (Some(pid), None) => Some(ProcessHandle::open(pid as i32)?),
+        (Some(pid), Some(root)) if !root.join(format!("proc/{pid}")).is_dir() => bail!("there is no process {pid}"),
+        _ => None,
+    };
     let mut sensor = Box::new(Sensor::new(options.pid.map_or(Subject::Own, Subject::Other)));
     let report = sensor.survey(&files);
+    if let Some(handle) = handle.filter(ProcessHandle::has_ended) {
+        bail!("process {} has ended", handle.pid);
+    }
     if options.json {
         println!("{}", object(report));
     } else {
@@ -165,5 +171,5 @@ fn stalls(stalls: Stalls) -> Value {
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    escaped(bytes)
 }

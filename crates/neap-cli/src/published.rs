@@ -4,8 +4,8 @@
 //! The library keeps a memfd named `neap-stat` up to date. It is opened through `/proc/PID/fd`,
 //! which the kernel allows the process's own user and root, even if `kernel.yama.ptrace_scope`
 //! is 1. If a program has closed the descriptor its mapping is read, which takes the right to trace
-//! the process. The process is neither stopped nor signalled. Its page is untrusted: it is checked
-//! here, and escaped before it reaches a terminal.
+//! the process. The process is neither stopped nor signalled. Its page is untrusted: only a memfd
+//! is opened, each file once, and [text](crate::foreign) is escaped.
 //!
 //! The page's format, version 6, is described in the crate `neap`, `stat_page`. It is read by
 //! bytes, since the library in a process may be of another version than this command.
@@ -13,10 +13,17 @@
 use core::time::Duration;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde_json::{Map, Value};
+
+use crate::allowance::Allowance;
+use crate::foreign::{escaped, escaped_object};
+use crate::handle::ProcessHandle;
 
 /// Version of this command.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -29,9 +36,12 @@ pub(crate) fn monotonic() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The kernel's information about a process.
+/// The kernel's information about a process, and the bytes and time that may be spent on it.
 pub(crate) struct ProcessStatus {
+    pub(crate) handle: Arc<ProcessHandle>,
+    pub(crate) allowance: Allowance,
     pub(crate) pid: i32,
+    /// Escaped.
     pub(crate) name: String,
     pub(crate) user: String,
     /// The id by which the process knows itself.
@@ -43,37 +53,45 @@ pub(crate) struct ProcessStatus {
 pub(crate) struct Page {
     writer: u32,
     pub(crate) published: u64,
-    pub(crate) text: Vec<u8>,
+    /// The numbers, escaped.
+    pub(crate) object: Map<String, Value>,
     pub(crate) way: &'static str,
-    /// The descriptor, if the page was read by one.
-    pub(crate) path: Option<PathBuf>,
+    /// The memfd, if the page was read by a descriptor. Opened for its path only.
+    pub(crate) file: Option<File>,
 }
 
 /// The kernel's name of the page among descriptors and mappings.
 const LINK: &str = "/memfd:neap-stat (deleted)";
+/// Pages of one process that are read. A manager has one, and few programs have a second manager.
+const MOST_PAGES: usize = 16;
 
 impl ProcessStatus {
-    /// Reads the process's files in `/proc`.
-    pub(crate) fn look(pid: i32) -> Result<ProcessStatus> {
-        let status = match fs::read_to_string(format!("/proc/{pid}/status")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("there is no process {pid}"),
+    /// Reads the process's status from `/proc`.
+    pub(crate) fn read(handle: &Arc<ProcessHandle>, allowance: Allowance) -> Result<ProcessStatus> {
+        let pid = handle.pid;
+        let status = match handle.read("status") {
+            Err(error) if is_end(&error) => bail!("process {pid} has ended"),
             status => status.with_context(|| format!("cannot read the status of process {pid}"))?,
         };
         let field = |name: &str| {
-            let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            value.map(str::trim).unwrap_or_default()
+            let mut lines = status.split(|&byte| byte == b'\n');
+            let value = lines.find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b":"));
+            value.unwrap_or_default().trim_ascii()
         };
-        if field("State").starts_with(['Z', 'X']) {
+        let words = |name: &str| str::from_utf8(field(name)).unwrap_or_default().split_whitespace();
+        if matches!(field("State").first(), Some(b'Z' | b'X')) {
             bail!("process {pid} has ended");
         }
         // One id per nested namespace, the innermost last.
-        let own_id = field("NStgid").split_whitespace().last().and_then(|id| id.parse().ok());
+        let own_id = words("NStgid").last().and_then(|id| id.parse().ok());
         Ok(ProcessStatus {
+            handle: Arc::clone(handle),
+            allowance,
             pid,
-            name: field("Name").to_string(),
-            user: field("Uid").split_whitespace().next().unwrap_or("?").to_string(),
+            name: escaped(field("Name")),
+            user: words("Uid").next().unwrap_or("?").to_string(),
             own_id: own_id.unwrap_or(pid as u32),
-            resident_kib: field("VmRSS").split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or(0),
+            resident_kib: words("VmRSS").next().and_then(|kib| kib.parse().ok()).unwrap_or(0),
         })
     }
 
@@ -86,12 +104,12 @@ impl ProcessStatus {
     /// beside the preloaded one.
     pub(crate) fn pages(&self) -> Result<Vec<Page>> {
         let (mut own, mut foreign) = (Vec::new(), None);
-        for path in self.descriptors()? {
-            let page = self.through(&path)?;
-            match page {
-                Some(page) if page.writer == self.own_id => own.push(Page { path: Some(path), ..page }),
-                Some(page) => foreign = Some(page.writer),
-                None => {}
+        for file in self.descriptors()? {
+            let page = self.through(file)?;
+            if page.writer == self.own_id {
+                own.push(page);
+            } else {
+                foreign = Some(page.writer);
             }
         }
         if !own.is_empty() {
@@ -99,11 +117,19 @@ impl ProcessStatus {
         }
         let mut has_library = false;
         if foreign.is_none() {
-            let maps = fs::read_to_string(self.path("maps")).map_err(|error| self.refused(error))?;
-            has_library =
-                maps.lines().any(|line| line.rsplit('/').next().is_some_and(|name| name.starts_with("libneap")));
-            if let Some(line) = maps.lines().find(|line| line.ends_with(LINK)) {
-                let page = self.through_memory(line)?;
+            let (mut mapping, device) = (None, memfds().map_err(|error| self.refused(error))?);
+            let seen = self.handle.each_line("maps", |line| {
+                let name = line.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+                has_library |= line.contains(&b'/') && name.starts_with(b"libneap");
+                if line.ends_with(LINK.as_bytes()) && is_on(line, device) {
+                    mapping = start_of(line);
+                }
+                mapping.is_none() && !self.allowance.is_over()
+            });
+            seen.map_err(|error| self.refused(error))?;
+            self.allowance.ensure_time().with_context(|| format!("process {}", self.pid))?;
+            if let Some(start) = mapping {
+                let page = self.through_memory(start)?;
                 if page.writer == self.own_id {
                     return Ok(vec![page]);
                 }
@@ -126,79 +152,141 @@ impl ProcessStatus {
             None if self.has_stat_off() => bail!(
                 "process {pid} ({}) has no neap library; if neap is built into it, NEAP=stat:off, with which it was started, \
                  keeps it from publishing numbers",
-                self.name.escape_debug()
+                self.name
             ),
             None => bail!(
                 "process {pid} ({}) does not run under neap; a program that has neap built in publishes numbers if it \
                  uses neap before it starts threads",
-                self.name.escape_debug()
+                self.name
             ),
         }
-    }
-
-    fn path(&self, file: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/{file}", self.pid))
     }
 
     /// Explains an error of `/proc`.
     pub(crate) fn refused(&self, error: io::Error) -> anyhow::Error {
         let ProcessStatus { pid, user, .. } = self;
         match error.kind() {
-            io::ErrorKind::NotFound => anyhow!("process {pid} has ended"),
+            _ if is_end(&error) => anyhow!("process {pid} has ended"),
             io::ErrorKind::PermissionDenied => {
                 anyhow!(
                     "not permitted: the numbers of process {pid} are for its user ({user}), and for root where it may trace processes"
                 )
             }
-            _ if error.raw_os_error() == Some(libc::ESRCH) => anyhow!("process {pid} has ended"),
             _ => anyhow::Error::new(error).context(format!("cannot look into process {pid}")),
         }
     }
 
-    /// The descriptors that are a page.
-    fn descriptors(&self) -> Result<Vec<PathBuf>> {
-        let folder = fs::read_dir(self.path("fd")).map_err(|error| self.refused(error))?;
-        let paths = folder.flatten().map(|entry| entry.path());
-        Ok(paths.filter(|path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == LINK)).collect())
+    /// The memfds among the descriptors that have the page's name, each once.
+    fn descriptors(&self) -> Result<Vec<File>> {
+        let folder = fs::read_dir(self.handle.path("fd")).map_err(|error| self.refused(error))?;
+        let (mut files, mut known) = (Vec::new(), Vec::new());
+        let device = memfds().map_err(|error| self.refused(error))?;
+        for path in folder.flatten().map(|entry| entry.path()) {
+            self.allowance.ensure_time().with_context(|| format!("process {}", self.pid))?;
+            if !fs::read_link(&path).is_ok_and(|link| link.as_os_str() == LINK) {
+                continue;
+            }
+            // The descriptor may be closed by now, or be another file. A file that is opened for
+            // its path only neither waits nor acquires a terminal.
+            let file = match OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                file => file.map_err(|error| self.refused(error))?,
+            };
+            let place = place(&file).map_err(|error| self.refused(error))?;
+            if place.device == device && !known.contains(&place.inode) {
+                ensure!(files.len() < MOST_PAGES, "process {} has more than {MOST_PAGES} pages of numbers", self.pid);
+                known.push(place.inode);
+                files.push(file);
+            }
+        }
+        Ok(files)
     }
 
-    /// Reads a page by one of the process's descriptors; `None` if the descriptor is closed by now.
-    fn through(&self, path: &PathBuf) -> Result<Option<Page>> {
-        // The descriptor may be another file by now: opening must neither wait nor acquire a
-        // terminal.
-        let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-        let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(|error| self.refused(error))?,
-        };
-        let read = |at: u64, bytes: &mut [u8]| file.read_exact_at(bytes, at);
+    /// Reads a page by its memfd.
+    fn through(&self, file: File) -> Result<Page> {
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(opened_path(&file));
+        let opened = opened.map_err(|error| self.refused(error))?;
+        let read = |at: u64, bytes: &mut [u8]| opened.read_exact_at(bytes, at);
         let page = page(&read, "descriptor").with_context(|| format!("process {}", self.pid))?;
-        Ok(Some(page))
+        Ok(Page { file: Some(file), ..page })
     }
 
-    /// Reads a page in the process's mapping, by a line of `maps`.
-    fn through_memory(&self, line: &str) -> Result<Page> {
-        let start = line.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok());
-        let start = start.with_context(|| format!("not a line of maps: {line}"))?;
+    /// Reads a page in the process's mapping, which begins at `start`.
+    fn through_memory(&self, start: u64) -> Result<Page> {
         let pid = self.pid;
-        let memory = File::open(self.path("mem")).map_err(|error| match error.kind() {
+        let memory = File::open(self.handle.path("mem")).map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => anyhow!(
                 "process {pid} has closed neap's descriptor, and reading its memory is not permitted (see \
                  kernel.yama.ptrace_scope): run this as root"
             ),
             _ => self.refused(error),
         })?;
-        let read = |at: u64, bytes: &mut [u8]| memory.read_exact_at(bytes, start + at);
+        let read = |at: u64, bytes: &mut [u8]| memory.read_exact_at(bytes, start.saturating_add(at));
         page(&read, "memory").with_context(|| format!("process {pid}"))
     }
 
     /// Whether the process was started with the option that turns the page off.
     fn has_stat_off(&self) -> bool {
-        let environment = fs::read(self.path("environ")).unwrap_or_default();
+        let environment = self.handle.read("environ").unwrap_or_default();
         let options = environment.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"NEAP="));
         let mut items = options.unwrap_or_default().split(|&byte| byte == b',').map(<[u8]>::trim_ascii);
         items.rfind(|item| item.starts_with(b"stat:")) == Some(b"stat:off")
     }
+}
+
+/// Whether an error of `/proc` says that the process has ended.
+fn is_end(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Path by which a file that is open in this command can be opened once more.
+pub(crate) fn opened_path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// A file system's number, and a file's in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct FilePlace {
+    device: (u32, u32),
+    inode: u64,
+}
+
+/// The place of an open file. Asks no server of a file system, which may never answer.
+fn place(file: &File) -> io::Result<FilePlace> {
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: all-zero bytes are valid numbers; the call only fills them.
+    let (done, status) = unsafe {
+        let mut status: libc::statx = core::mem::zeroed();
+        (libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_INO, &raw mut status), status)
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(FilePlace { device: (status.stx_dev_major, status.stx_dev_minor), inode: status.stx_ino })
+}
+
+/// The file system of all memfds. A file elsewhere may have a page's name, and a server that lets
+/// readers wait.
+fn memfds() -> io::Result<(u32, u32)> {
+    // SAFETY: the name is a C string.
+    let descriptor = unsafe { libc::memfd_create(c"neap".as_ptr(), libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and owned by nothing else.
+    let file = unsafe { File::from_raw_fd(descriptor) };
+    Ok(place(&file)?.device)
+}
+
+/// Whether a line of `maps` is of a file on a device.
+fn is_on(line: &[u8], (major, minor): (u32, u32)) -> bool {
+    let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
+    words.nth(3) == Some(format!("{major:02x}:{minor:02x}").as_bytes())
+}
+
+/// The address at which a mapping begins, by its line of `maps`.
+fn start_of(line: &[u8]) -> Option<u64> {
+    u64::from_str_radix(str::from_utf8(line.split(|&byte| byte == b'-').next()?).ok()?, 16).ok()
 }
 
 const MAGIC: &[u8] = b"neapstat";
@@ -210,8 +298,8 @@ pub(crate) const DESK_LENGTH: usize = 88;
 /// Offset and length of reports.
 pub(crate) const REPORT: usize = 64 << 10;
 pub(crate) const REPORT_LENGTH: usize = 64 << 10;
-/// Most bytes of text of a page.
-const MOST: u32 = 1 << 20;
+/// Most bytes of text of a page: it ends where reports begin.
+const MOST: u32 = (REPORT - DESK - DESK_LENGTH) as u32;
 /// Reads of a page that is being written, a millisecond apart; writing takes some microseconds.
 const LOOKS: u32 = 200;
 
@@ -232,7 +320,7 @@ fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> R
             continue;
         }
         if &before[..8] != MAGIC {
-            bail!("what is called neap-stat is no page of numbers");
+            bail!("the memfd neap-stat is not a page of numbers (bad magic)");
         }
         if version != FORMAT {
             bail!("its numbers are of format {version}; this is neap {VERSION}, which reads format {FORMAT}");
@@ -245,13 +333,23 @@ fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> R
         read(0, &mut after).context("cannot read the page of numbers")?;
         if before == after {
             let published = u64::from_ne_bytes(before[24..].try_into().unwrap_or_default());
-            return Ok(Page { writer, published, text, way, path: None });
+            let object = object(&text)?;
+            return Ok(Page { writer, published, object, way, file: None });
         }
     }
     if is_unwritten {
         bail!("has not published numbers yet: a forked child does so when it next gives memory back");
     }
     bail!("the page of numbers was being written at every look; is the process stopped?")
+}
+
+/// Parses the text of a page, and escapes all in it.
+fn object(text: &[u8]) -> Result<Map<String, Value>> {
+    match serde_json::from_slice(text) {
+        Ok(Value::Object(entries)) => Ok(escaped_object(entries)),
+        Ok(_) => bail!("the page of numbers is damaged: its text is not a JSON object"),
+        Err(error) => bail!("the page of numbers is damaged: its text is not JSON ({error})"),
+    }
 }
 
 #[cfg(test)]
@@ -262,7 +360,9 @@ pub(crate) mod tests {
     /// A process without existence, for reports.
     pub(crate) fn nobody() -> ProcessStatus {
         let (name, user) = ("nobody".to_string(), "0".to_string());
-        ProcessStatus { pid: 12, name, user, own_id: 12, resident_kib: 2048 }
+        let handle = Arc::new(ProcessHandle::open(std::process::id() as i32).unwrap());
+        let allowance = Allowance::new(Duration::from_secs(1000));
+        ProcessStatus { handle, allowance, pid: 12, name, user, own_id: 12, resident_kib: 2048 }
     }
 
     fn bytes(sequence: u32, text: &str) -> Vec<u8> {
@@ -292,12 +392,12 @@ pub(crate) mod tests {
     #[test]
     fn a_page_that_rests_is_read() {
         let page = read_in_turn(&[bytes(8, "{\"a\":1}")]).unwrap();
-        assert_eq!((page.writer, page.published, page.text.as_slice()), (77, 5_000_000, &b"{\"a\":1}"[..]));
+        assert_eq!((page.writer, page.published, &page.object["a"]), (77, 5_000_000, &1.into()));
     }
 
     #[test]
     fn a_page_that_changes_between_two_reads_is_read_again() {
-        let (old, torn, new) = (bytes(8, "old"), bytes(9, "onw"), bytes(10, "new"));
+        let (old, torn, new) = (bytes(8, "{\"a\":1}"), bytes(9, "{\"b\":1}"), bytes(10, "{\"a\":2}"));
         for pages in [
             vec![torn.clone(), new.clone()],
             vec![old.clone(), torn.clone(), new.clone()],
@@ -305,7 +405,7 @@ pub(crate) mod tests {
             vec![old.clone(), new.clone()],
             vec![old.clone(), old, new],
         ] {
-            assert_eq!(read_in_turn(&pages).unwrap().text, b"new");
+            assert_eq!(read_in_turn(&pages).unwrap().object["a"], 2);
         }
     }
 
@@ -318,9 +418,13 @@ pub(crate) mod tests {
         let mut long = bytes(2, "{}");
         long[23] = 1;
         let cases = [
-            (other, "is no page"),
+            (other, "not a page"),
             (newer, "format 7"),
             (long, "damaged"),
+            (bytes(2, "[]"), "is not a JSON object"),
+            (bytes(2, "7"), "is not a JSON object"),
+            (bytes(2, "{\"a\":\"\u{1b}\"}"), "is not JSON"),
+            (bytes(2, &"[".repeat(10_000)), "is not JSON"),
             (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
             (bytes(3, "{}"), "being written"),
             (vec![0; 64], "being written"),

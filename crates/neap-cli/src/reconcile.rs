@@ -5,6 +5,7 @@
 //! The process goes on meanwhile, so numbers of a busy one are of slightly different moments.
 
 use std::ffi::CString;
+use std::os::unix::ffi::OsStringExt;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,9 +15,12 @@ use neap::reconcile::{Books, Held, Range, Reconciliation, Source, Tally};
 use neap_os::mappings::Mappings;
 use serde_json::{Map, Value, json};
 
+use crate::allowance::Allowance;
 use crate::desk::{Desk, MAP};
-use crate::process::rss_kib;
+use crate::foreign::escaped;
+use crate::process::parse_rss;
 use crate::published::{Page, ProcessStatus};
+use crate::subject::{Subject, print, print_json};
 
 /// The reports of a process.
 struct Told {
@@ -28,7 +32,7 @@ struct Told {
 }
 
 /// Reads one report. Returns the next piece to request.
-fn read(words: &[u64], told: &mut Told) -> Result<Option<Option<u32>>> {
+fn read(words: &[u64], told: &mut Told, allowance: &Allowance) -> Result<Option<Option<u32>>> {
     ensure!(words.len() >= HEAD, "it has {} words", words.len());
     let &[is_there, next, page, base, from, pieces, ranges, numbers] = &words[..HEAD] else { bail!("it has no head") };
     if is_there == 0 {
@@ -56,6 +60,7 @@ fn read(words: &[u64], told: &mut Told) -> Result<Option<Option<u32>>> {
         let of = Source::ALL.get(range[2] as usize).copied();
         let end = range[0].checked_add(range[1]).filter(|end| *end < 1 << 63);
         ensure!(of.is_some() && end.is_some(), "a range in it is {range:x?}");
+        allowance.take(size_of::<Range>())?;
         told.ranges.push(Range {
             start: range[0] as usize,
             length: range[1] as usize,
@@ -67,6 +72,7 @@ fn read(words: &[u64], told: &mut Told) -> Result<Option<Option<u32>>> {
         told.pieces.len() as u64 + pieces.len() as u64 / WORDS as u64 <= room,
         "more pages than there are addresses in it"
     );
+    allowance.take(size_of_val(pieces))?;
     told.pieces.extend(pieces.chunks_exact(WORDS).filter_map(|words| <[u64; WORDS]>::try_from(words).ok()));
     Ok(Some(u32::try_from(next).ok()))
 }
@@ -79,8 +85,8 @@ impl Told {
     fn of(process: &ProcessStatus) -> Result<(Told, Option<anyhow::Error>)> {
         let page = process.page()?;
         let mut told = Told::BLANK;
-        let asked =
-            Desk::of(process, &page).and_then(|desk| desk.in_haste().reports(MAP, |words| read(words, &mut told)));
+        let asked = Desk::of(process, &page)
+            .and_then(|desk| desk.in_haste().reports(MAP, |words| read(words, &mut told, &process.allowance)));
         match asked {
             Ok(true) => Ok((told, None)),
             Ok(false) => bail!("process {} has nothing of neap's", process.pid),
@@ -93,24 +99,24 @@ impl Told {
 
     /// Returns the information that is known without an answer.
     fn published(page: &Page) -> Option<Told> {
-        let numbers: Value = serde_json::from_slice(&page.text).ok()?;
         let range = |mapping: &Value| {
             let of = Source::ALL.into_iter().find(|source| mapping["of"] == format!("{source:?}"))?;
             let number = |key: &str| mapping[key].as_u64().filter(|number| *number < 1 << 62);
             Some(Range { start: number("start")? as usize, length: number("length")? as usize, of })
         };
-        let ranges: Vec<Range> = numbers["mappings"].as_array()?.iter().filter_map(range).collect();
+        let ranges: Vec<Range> = page.object.get("mappings")?.as_array()?.iter().filter_map(range).collect();
         (!ranges.is_empty()).then_some(Told { ranges, ..Told::BLANK })
     }
 }
 
 fn compare(process: &ProcessStatus, told: &Told) -> Result<Reconciliation> {
-    let path = |file| CString::new(format!("/proc/{}/{file}", process.pid)).unwrap_or_default();
+    let path = |file| CString::new(process.handle.path(file).into_os_string().into_vec()).unwrap_or_default();
     let refused = |error: neap_os::Errno| process.refused(error.into());
     let view = Mappings::open(&path("smaps"), &path("pagemap")).map_err(refused)?;
     let mut tally = Tally::new(&told.ranges, told.books);
     tally.look(&view).map_err(refused)?;
     for (piece, uses) in told.pieces.iter().enumerate() {
+        process.allowance.ensure_time().with_context(|| format!("process {}", process.pid))?;
         tally.look_at(&view, told.base, told.page, piece as u32, uses);
     }
     Ok(tally.end())
@@ -131,24 +137,32 @@ fn object(process: &ProcessStatus, seen: &Reconciliation, resident: u64, unanswe
     json!({
         "pid": process.pid, "name": process.name, "resident_bytes": resident, "mappings_bytes": seen.resident,
         "explained_bytes": seen.explained(), "explained_percent": 100.0 * seen.explained() as f64 / resident.max(1) as f64,
-        "unanswered": unanswered.map(|reason| format!("{reason:#}")), "only_read_bytes": seen.only_read, "sources": Source::ALL.map(source), "in_slabs": held, "in_groups": groups,
+        "unanswered": unanswered.map(|reason| escaped(format!("{reason:#}").as_bytes())), "only_read_bytes": seen.only_read, "sources": Source::ALL.map(source), "in_slabs": held, "in_groups": groups,
     })
 }
 
 /// Shows it.
-pub(crate) fn show(process: &ProcessStatus, json: bool) -> Result<ExitCode> {
-    let (told, unanswered) = Told::of(process)?;
-    let seen = compare(process, &told)?;
-    // By the kernel's own sum over all mappings, which is read separately.
-    let resident = rss_kib(process.pid as u32)? << 10;
+pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
+    let (process, (seen, unanswered, resident)) = subject.look(|process| {
+        let (told, unanswered) = Told::of(process)?;
+        let seen = compare(process, &told)?;
+        // By the kernel's own sum over all mappings, which is read separately.
+        let rollup = process.handle.read("smaps_rollup").map_err(|error| process.refused(error))?;
+        let resident = parse_rss(&rollup).context("the kernel tells no Rss in smaps_rollup")? << 10;
+        Ok((seen, unanswered, resident))
+    })?;
     if json {
-        println!("{}", object(process, &seen, resident, unanswered.as_ref()));
-    } else {
-        println!("Process {} ({}): {resident} bytes are resident\n", process.pid, process.name.escape_debug());
-        print!("{seen}");
-        if let Some(reason) = unanswered {
-            println!("\nWhat neap believes is not known, nor what the arena's pages are: {reason:#}");
-        }
+        return print_json(&object(&process, &seen, resident, unanswered.as_ref()));
     }
-    Ok(ExitCode::SUCCESS)
+    print(|output| {
+        writeln!(output, "Process {} ({}): {resident} bytes are resident\n", process.pid, process.name)?;
+        write!(output, "{seen}")?;
+        match unanswered {
+            None => Ok(()),
+            Some(reason) => {
+                let what = "What neap believes is not known, nor what the arena's pages are";
+                writeln!(output, "\n{what}: {}", escaped(format!("{reason:#}").as_bytes()))
+            }
+        }
+    })
 }

@@ -3,6 +3,7 @@
 //! A figure that could not be computed is absent, never zero. No locks; nothing is measured here.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
 use serde::Serialize;
 
@@ -93,24 +94,38 @@ impl JsonReport {
 
 /// A markdown table with aligned columns; the first column is text, the others are numbers.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain([header[column].chars().count(), 3]).max().unwrap_or(3)
-    };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let line = |cells: &dyn Fn(usize) -> String| {
-        let padded = widths.iter().enumerate().map(|(column, &width)| {
-            let cell = cells(column);
-            if column == 0 { format!(" {cell:<width$} ") } else { format!(" {cell:>width$} ") }
-        });
-        format!("|{}|\n", padded.collect::<Vec<_>>().join("|"))
-    };
-    let mut text = line(&|column| header[column].to_string());
-    text += &line(&|column| if column == 0 { "-".repeat(widths[0]) } else { "-".repeat(widths[column] - 1) + ":" });
-    for row in rows {
-        text += &line(&|column| row.get(column).cloned().unwrap_or_default());
+    let mut text = Vec::new();
+    // Writing into a vector does not fail.
+    let _ = write_table(&mut text, header, rows, &|row: &Vec<String>| row.clone());
+    String::from_utf8(text).unwrap_or_default()
+}
+
+/// Writes a table whose rows are made one by one, twice: for the widths, and to be written.
+pub(crate) fn write_table<T>(
+    output: &mut dyn Write,
+    header: &[&str],
+    items: &[T],
+    row: &dyn Fn(&T) -> Vec<String>,
+) -> io::Result<()> {
+    let mut widths: Vec<usize> = header.iter().map(|head| head.chars().count().max(3)).collect();
+    for item in items {
+        let cells = row(item);
+        widths.iter_mut().zip(&cells).for_each(|(width, cell)| *width = (*width).max(cell.chars().count()));
     }
-    text
+    let mut line = |cells: &[String]| {
+        for (column, &width) in widths.iter().enumerate() {
+            let cell = cells.get(column).map(String::as_str).unwrap_or_default();
+            if column == 0 { write!(output, "| {cell:<width$} ")? } else { write!(output, "| {cell:>width$} ")? }
+        }
+        writeln!(output, "|")
+    };
+    line(&header.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+    let rule = |(column, &width): (usize, &usize)| match column {
+        0 => "-".repeat(width),
+        _ => "-".repeat(width - 1) + ":",
+    };
+    line(&widths.iter().enumerate().map(rule).collect::<Vec<_>>())?;
+    items.iter().try_for_each(|item| line(&row(item)))
 }
 
 /// Bytes in a readable form.

@@ -13,7 +13,8 @@ use neap::settings::Setting;
 
 use crate::desk::{Desk, DeskRequest, SET, UNKNOWN};
 use crate::keys;
-use crate::published::ProcessStatus;
+use crate::published::{Page, ProcessStatus};
+use crate::subject::{Subject, print};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,9 +45,8 @@ pub(crate) fn may_change(option: &Description) -> bool {
 #[derive(Args)]
 #[command(after_help = after_help())]
 pub(crate) struct SetOptions {
-    /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[command(flatten)]
+    subject: Subject,
     /// Options and their new values, as in the variable NEAP
     #[arg(required = true, value_name = "KEY=VALUE", value_parser = change)]
     changes: Vec<(Setting, u64)>,
@@ -65,9 +65,8 @@ Equal to `neap set PID limit=VALUE`. `neap stat PID` shows what is in force.";
 #[derive(Args)]
 #[command(after_help = LIMIT_EXAMPLES)]
 pub(crate) struct LimitOptions {
-    /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[command(flatten)]
+    subject: Subject,
     /// none, auto, a percentage, or bytes with k, m, g
     #[arg(value_name = "VALUE", value_parser = limit)]
     limit: (Setting, u64),
@@ -79,7 +78,7 @@ fn limit(value: &str) -> Result<(Setting, u64), String> {
 
 /// `neap limit`.
 pub(crate) fn limit_main(options: &LimitOptions) -> Result<ExitCode> {
-    main(&SetOptions { pid: options.pid, changes: vec![options.limit] })
+    main(&SetOptions { subject: options.subject.clone(), changes: vec![options.limit] })
 }
 
 /// Parses a change.
@@ -92,26 +91,36 @@ fn change(text: &str) -> Result<(Setting, u64), String> {
 const BEFORE: usize = 56;
 
 pub(crate) fn main(options: &SetOptions) -> Result<ExitCode> {
-    let process = ProcessStatus::look(options.pid)?;
-    let page = process.page()?;
-    for &(setting, number) in &options.changes {
-        let desk = Desk::of(&process, &page)?;
-        let request = DeskRequest { what: SET, from: setting as u32, until: Some(number), ..DeskRequest::default() };
-        match desk.ask(&request)? {
-            0 => {
-                let (now, before) = (setting.value(number), setting.value(desk.number(BEFORE)));
-                println!("{}: {now} (was {before})", setting.key());
-            }
-            UNKNOWN => bail!(
-                "process {} cannot change {}: its library is older than this command; start it with NEAP={0}:{}",
-                process.pid,
-                setting.key(),
-                setting.value(number)
-            ),
-            other => bail!("process {} refused, for reason {other}", process.pid),
+    let changes = options.changes.clone();
+    let (_, (done, end)) = options.subject.look(move |process| {
+        let (page, mut done) = (process.page()?, String::new());
+        let end = changes.iter().try_for_each(|&(setting, number)| {
+            done += &set(process, &page, setting, number)?;
+            Ok(())
+        });
+        Ok((done, end))
+    })?;
+    print(|output| write!(output, "{done}"))?;
+    end.map(|()| ExitCode::SUCCESS)
+}
+
+/// Requests a change of one option. Returns the new and the previous value in words.
+fn set(process: &ProcessStatus, page: &Page, setting: Setting, number: u64) -> Result<String> {
+    let desk = Desk::of(process, page)?;
+    let request = DeskRequest { what: SET, from: setting as u32, until: Some(number), ..DeskRequest::default() };
+    match desk.ask(&request)? {
+        0 => {
+            let (now, before) = (setting.value(number), setting.value(desk.number(BEFORE)));
+            Ok(format!("{}: {now} (was {before})\n", setting.key()))
         }
+        UNKNOWN => bail!(
+            "process {} cannot change {}: its library is older than this command; start it with NEAP={0}:{}",
+            process.pid,
+            setting.key(),
+            setting.value(number)
+        ),
+        other => bail!("process {} refused, for reason {other}", process.pid),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -5,19 +5,24 @@
 //! `neap`, `shrinker_report`. They are untrusted: sizes are checked. Shrinkers are asked for their
 //! counts one by one, for which callbacks run on the process's own threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use neap::reclaim::Verdict;
 use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MORE, MOST_PLACES, PLACE, SHRINKER};
+use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::allowance::Allowance;
 use crate::desk::{Desk, DeskRequest, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
+use crate::foreign::escaped;
 use crate::groups::ReadGroups as Groups;
 use crate::published::{Page, ProcessStatus};
-use crate::report::{number, table};
+use crate::report::{number, write_table};
+use crate::subject::{Rows, Subject, print, print_json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,9 +41,8 @@ after 100 ms is written off, and its shrinker barred for some time. Where neap m
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ShrinkersOptions {
-    /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[command(flatten)]
+    subject: Subject,
     /// The shrinker's name; all that have it
     name: String,
     /// How many objects it is to look at, of each group and node
@@ -80,15 +84,17 @@ struct ReportedShrinker {
 
 impl ReportedShrinker {
     /// Requests the groups that one report has no room for.
-    fn ask_more(&mut self, desk: &Desk<'_>) -> Result<()> {
+    fn ask_more(&mut self, desk: &Desk<'_>, allowance: &Allowance) -> Result<()> {
         while self.flags & MORE != 0 {
             let (what, from, cpu) = (SHRINKERS, self.id as u32, Some(self.places.len() as u32));
             ensure!(
                 desk.ask(&DeskRequest { what, from, cpu, ..DeskRequest::default() })? == 0,
-                "a shrinker's groups are not told"
+                "the process does not tell the groups of shrinker {}",
+                self.name
             );
             let mut more = Seen::default();
-            read(&desk.report()?, &mut more)?;
+            read(&desk.report()?, &mut more, allowance)
+                .with_context(|| format!("cannot read the shrinkers of process {}", desk.pid()))?;
             // It may be gone meanwhile.
             let Some(found) = more.shrinkers.into_iter().find(|found| found.id == self.id) else { break };
             self.flags = if found.places.is_empty() { found.flags & !MORE } else { found.flags };
@@ -107,12 +113,14 @@ struct Seen {
     /// Of direct and background passes: passes, groups asked, objects scanned, objects freed,
     /// bytes.
     passes: [[u64; 5]; 2],
-    /// Paths of groups.
+    /// Paths of the groups of shrinkers.
     paths: BTreeMap<u64, String>,
+    /// The time was over before each was asked for its count.
+    is_cut: bool,
 }
 
 /// Adds one report. Returns the next index to request.
-fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
+fn read(words: &[u64], seen: &mut Seen, allowance: &Allowance) -> Result<Option<Option<u32>>> {
     ensure!(words.len() >= HEAD, "it has {} words", words.len());
     if words[0] == 0 {
         return Ok(None);
@@ -128,8 +136,8 @@ fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
         rest = more;
         let place =
             |words: &[u64]| GroupNode { group: words[0], node: words[1] as u32, deferred: words[2], objects: None };
-        let length = head[12] as usize;
-        let name: Vec<u8> = head[13..SHRINKER - 1].iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
+        let name = name_of(head[12], &head[13..SHRINKER - 1]);
+        allowance.take(size_of::<ReportedShrinker>() + name.len() + count * size_of::<GroupNode>())?;
         seen.shrinkers.push(ReportedShrinker {
             id: head[0],
             flags: head[1],
@@ -141,7 +149,7 @@ fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
             nanoseconds: head[7],
             blames: core::array::from_fn(|at| head[8 + at]),
             barred: head[11],
-            name: name_of(&name),
+            name,
             places: places.chunks_exact(PLACE).map(place).collect(),
         });
     }
@@ -149,8 +157,8 @@ fn read(words: &[u64], seen: &mut Seen) -> Result<Option<Option<u32>>> {
 }
 
 /// Makes a request for a shrinker to count its objects, or to scan some.
-fn request(shrinker: &ReportedShrinker, place: &GroupNode, objects: Option<u64>) -> DeskRequest {
-    let (index, rest) = (shrinker.id as u32, (shrinker.id >> 32) as u32);
+fn request(shrinker: u64, place: &GroupNode, objects: Option<u64>) -> DeskRequest {
+    let (index, rest) = (shrinker as u32, (shrinker >> 32) as u32);
     DeskRequest {
         what: SHRINK,
         from: index,
@@ -165,13 +173,16 @@ impl Seen {
     /// Requests reports of all shrinkers; `None` if there is no memory for them: the first request
     /// makes neap's own, and groups with them.
     fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<Seen>> {
-        let (desk, mut seen) = (Desk::of(process, page)?, Seen::default());
-        if !desk.reports(SHRINKERS, |words| read(words, &mut seen))? {
+        let (desk, allowance, mut seen) = (Desk::of(process, page)?, &process.allowance, Seen::default());
+        if !desk.reports(SHRINKERS, |words| read(words, &mut seen, allowance))? {
             return Ok(None);
         }
-        seen.shrinkers.iter_mut().try_for_each(|shrinker| shrinker.ask_more(&desk))?;
-        let Some(groups) = Groups::at(&desk)? else { return Ok(None) };
-        seen.paths = groups.sorted().into_iter().map(|(path, _, group)| (group.id, path)).collect();
+        seen.shrinkers.iter_mut().try_for_each(|shrinker| shrinker.ask_more(&desk, allowance))?;
+        let Some(groups) = Groups::at(&desk, allowance)? else { return Ok(None) };
+        let places = seen.shrinkers.iter().flat_map(|shrinker| &shrinker.places);
+        let wanted: BTreeSet<u64> = places.map(|place| place.group).collect();
+        let known = groups.groups.into_iter().filter(|group| wanted.contains(&group.id));
+        seen.paths = known.map(|group| (group.id, group.path)).collect();
         Ok(Some(seen))
     }
 
@@ -183,30 +194,38 @@ impl Seen {
         }
     }
 
-    /// Requests the counts of all shrinkers that may be called.
-    fn count(&mut self, desk: &Desk<'_>) -> Result<()> {
+    /// Requests the counts of all shrinkers that may be called, as far as the time allows.
+    fn count(&mut self, desk: &Desk<'_>, allowance: &Allowance) -> Result<()> {
         for shrinker in self.shrinkers.iter_mut().filter(|shrinker| shrinker.barred == 0) {
-            let whole = shrinker.clone();
+            let id = shrinker.id;
             for place in &mut shrinker.places {
-                place.objects = (desk.ask(&request(&whole, place, None))? == 0).then(|| desk.number(OBJECTS));
+                match desk.ask(&request(id, place, None)) {
+                    Ok(refusal) => place.objects = (refusal == 0).then(|| desk.number(OBJECTS)),
+                    Err(_) if allowance.is_over() => {
+                        self.is_cut = true;
+                        return Ok(());
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
         Ok(())
     }
 
-    fn text(&self, process: &ProcessStatus) -> String {
+    fn write(&self, output: &mut dyn Write, process: &ProcessStatus) -> io::Result<()> {
         let [threads, lost, waits, late] = self.threads;
         let [direct, background] = self.passes;
-        let mut text = format!(
-            "Process {} ({}): {threads} reclaimers, {lost} that do not come back; {waits} waits for them, {late} in vain\n",
-            process.pid,
-            process.name.escape_debug(),
-        );
+        writeln!(
+            output,
+            "Process {} ({}): {threads} reclaimers, {lost} that do not come back; {waits} waits for them, {late} in vain",
+            process.pid, process.name,
+        )?;
         for (name, [passes, visits, scanned, freed, bytes]) in [("Direct", direct), ("Background", background)] {
-            text += &format!(
-                "{name}: {passes} passes asked {visits} groups, looked at {scanned} objects, freed {freed}; {} MiB\n",
+            writeln!(
+                output,
+                "{name}: {passes} passes asked {visits} groups, looked at {scanned} objects, freed {freed}; {} MiB",
                 number(bytes as f64 / f64::from(1 << 20), 1)
-            );
+            )?;
         }
         let row = |shrinker: &ReportedShrinker| {
             let milliseconds = number(shrinker.nanoseconds as f64 / 1e6, 1);
@@ -226,30 +245,34 @@ impl Seen {
                 .chain([state.to_string()])
                 .collect()
         };
-        let rows: Vec<Vec<String>> = self.shrinkers.iter().map(row).collect();
         let mut heads = vec!["shrinker", "calls", "looked at", "freed", "ms"];
         heads.extend(Verdict::ALL.map(Verdict::name));
         heads.push("state");
-        text += &format!("\n{}", table(&heads, &rows));
-        let place = |(shrinker, place): (&ReportedShrinker, &GroupNode)| {
+        writeln!(output)?;
+        write_table(output, &heads, &self.shrinkers, &row)?;
+        let places =
+            self.shrinkers.iter().flat_map(|shrinker| shrinker.places.iter().map(move |place| (shrinker, place)));
+        let places: Vec<(&ReportedShrinker, &GroupNode)> = places.collect();
+        writeln!(output)?;
+        write_table(output, &["group", "shrinker", "node", "objects", "deferred"], &places, &|(shrinker, place)| {
             let objects = place.objects.map_or("?".to_string(), |objects| objects.to_string());
             let node = if shrinker.flags & BY_NODE != 0 { place.node.to_string() } else { String::new() };
             vec![self.path(place.group), shrinker.name.clone(), node, objects, place.deferred.to_string()]
-        };
-        let places =
-            self.shrinkers.iter().flat_map(|shrinker| shrinker.places.iter().map(move |place| (shrinker, place)));
-        let rows: Vec<Vec<String>> = places.map(place).collect();
-        text += &format!("\n{}", table(&["group", "shrinker", "node", "objects", "deferred"], &rows));
-        text
+        })?;
+        if self.is_cut {
+            let seconds = process.allowance.seconds();
+            writeln!(output, "\nNot all were asked within {seconds} s; --timeout SECONDS allows more.")?;
+        }
+        Ok(())
     }
 
-    fn object(&self) -> Value {
+    fn json(&self) -> impl Serialize {
         let pass = |[passes, visits, scanned, freed, bytes]: [u64; 5]| json!({"passes": passes, "groups": visits, "scanned": scanned, "freed": freed, "bytes": bytes});
-        let shrinker = |shrinker: &ReportedShrinker| {
-            let place = |place: &GroupNode| {
-                let path = self.paths.get(&place.group);
-                json!({"group": place.group, "path": path, "node": place.node, "objects": place.objects, "deferred": place.deferred})
-            };
+        let place = |place: &GroupNode| {
+            let path = self.paths.get(&place.group);
+            json!({"group": place.group, "path": path, "node": place.node, "objects": place.objects, "deferred": place.deferred})
+        };
+        let shrinker = move |shrinker: &ReportedShrinker| {
             let blames: serde_json::Map<_, _> = Verdict::ALL
                 .iter()
                 .zip(shrinker.blames)
@@ -265,83 +288,138 @@ impl Seen {
         };
         let [reclaimers, lost, waits, late] = self.threads;
         let [direct, background] = self.passes.map(pass);
-        json!({
-            "reclaimers": reclaimers, "lost": lost, "waits": waits, "late": late, "direct": direct, "background": background,
-            "shrinkers": self.shrinkers.iter().map(shrinker).collect::<Vec<_>>(),
-        })
+        ShrinkersJson {
+            reclaimers,
+            lost,
+            waits,
+            late,
+            direct,
+            background,
+            all_asked: !self.is_cut,
+            shrinkers: Rows(&self.shrinkers, shrinker),
+        }
     }
+}
+
+/// The JSON object of shrinkers.
+#[derive(Serialize)]
+struct ShrinkersJson<S: Serialize> {
+    reclaimers: u64,
+    lost: u64,
+    waits: u64,
+    late: u64,
+    direct: Value,
+    background: Value,
+    /// Whether the time was enough to ask each for its count.
+    all_asked: bool,
+    shrinkers: S,
 }
 
 /// Offset of the number of objects in the answer.
 const OBJECTS: usize = 56;
 
 /// `neap stat PID --shrinkers`.
-pub(crate) fn show(process: &ProcessStatus, is_json: bool) -> Result<ExitCode> {
-    let mut first = None;
-    for page in process.pages()? {
-        if let Some(mut seen) = Seen::ask(process, &page)? {
-            seen.count(&Desk::of(process, &page)?)?;
-            first = Some(seen);
-            break;
+pub(crate) fn show(subject: &Subject, is_json: bool) -> Result<ExitCode> {
+    let (process, seen) = subject.look(|process| {
+        for page in process.pages()? {
+            if let Some(mut seen) = Seen::ask(process, &page)? {
+                seen.count(&Desk::of(process, &page)?, &process.allowance)?;
+                return Ok(Some(seen));
+            }
         }
-    }
+        Ok(None)
+    })?;
     if is_json {
-        let shrinkers = first.as_ref().map(Seen::object);
-        println!("{}", json!({"pid": process.pid, "name": process.name, "reclaim": shrinkers}));
-    } else {
-        match first {
-            Some(seen) => print!("{}", seen.text(process)),
-            None => println!("Process {} ({}) has no shrinkers.", process.pid, process.name.escape_debug()),
-        }
+        return print_json(&process.named("reclaim", &seen.as_ref().map(Seen::json)));
     }
-    Ok(ExitCode::SUCCESS)
+    print(|output| match &seen {
+        Some(seen) => seen.write(output, &process),
+        None => writeln!(output, "Process {} ({}) has no shrinkers.", process.pid, process.name),
+    })
 }
 
-/// `neap shrink`.
-pub(crate) fn shrink(options: &ShrinkersOptions) -> Result<ExitCode> {
-    let process = ProcessStatus::look(options.pid)?;
-    for page in process.pages()? {
-        let Some(seen) = Seen::ask(&process, &page)? else { continue };
-        let desk = Desk::of(&process, &page)?;
-        let named = |shrinker: &&ReportedShrinker| shrinker.name == options.name && shrinker.flags & GONE == 0;
-        let wanted = |place: &&GroupNode| {
-            let of_group = options.group.as_ref().is_none_or(|path| seen.paths.get(&place.group) == Some(path));
-            of_group && options.node.is_none_or(|node| place.node == node)
-        };
-        let (mut asked, mut unanswered) = (0, 0);
-        for shrinker in seen.shrinkers.iter().filter(named) {
-            for place in shrinker.places.iter().filter(wanted) {
-                asked += 1;
-                let path = seen.path(place.group);
-                match desk.ask(&request(shrinker, place, Some(options.objects)))? {
-                    0 => println!("{path}, node {}: {} objects freed", place.node, desk.number(OBJECTS)),
-                    refused => {
-                        unanswered += 1;
+/// Scans that `neap shrink` has requested.
+#[derive(Default)]
+struct Shrunk {
+    asked: usize,
+    unanswered: usize,
+    /// The answers in words.
+    text: String,
+}
+
+impl Shrunk {
+    /// Has the wanted shrinkers of a page scan objects, as far as the time allows.
+    fn ask(process: &ProcessStatus, page: &Page, wanted: &WantedScan) -> Result<Shrunk> {
+        let mut shrunk = Shrunk::default();
+        let Some(seen) = Seen::ask(process, page)? else { return Ok(shrunk) };
+        let desk = Desk::of(process, page)?;
+        for shrinker in seen.shrinkers.iter().filter(|it| it.name == wanted.name && it.flags & GONE == 0) {
+            for place in &shrinker.places {
+                let path = seen.paths.get(&place.group);
+                let is_of_group = wanted.group.as_ref().is_none_or(|group| path == Some(group));
+                if !is_of_group || wanted.node.is_some_and(|node| place.node != node) {
+                    continue;
+                }
+                shrunk.asked += 1;
+                let said = match desk.ask(&request(shrinker.id, place, Some(wanted.objects))) {
+                    Ok(0) => format!("{} objects freed", desk.number(OBJECTS)),
+                    Ok(refused) => {
+                        shrunk.unanswered += 1;
                         let why = if refused == NO_RECLAIMER {
                             "not asked: a cache of the program's is asked on a thread of neap's, and the process has none (NEAP=background:off?); \
                              those called neap:... are asked without"
                         } else {
                             "no answer (it is barred, gone, or too slow)"
                         };
-                        println!("{path}, node {}: {why}", place.node);
+                        why.to_string()
                     }
-                }
+                    Err(error) if process.allowance.is_over() => {
+                        shrunk.unanswered += 1;
+                        shrunk.text += &format!("{}, node {}: {error:#}\n", seen.path(place.group), place.node);
+                        return Ok(shrunk);
+                    }
+                    Err(error) => return Err(error),
+                };
+                let line = format!("{}, node {}: {said}\n", seen.path(place.group), place.node);
+                process.allowance.take(line.len())?;
+                shrunk.text += &line;
             }
         }
-        if asked > 0 {
-            return Ok(if unanswered < asked { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        }
+        Ok(shrunk)
     }
-    let of = options
-        .group
-        .as_ref()
-        .map_or(String::new(), |path| format!(" with anything of group \"{}\"", path.escape_debug()));
-    bail!("process {} has no shrinker \"{}\"{of}", process.pid, options.name.escape_debug())
+}
+
+/// The scans that a user wants. Names are escaped as those of reports are.
+struct WantedScan {
+    name: String,
+    objects: u64,
+    group: Option<String>,
+    node: Option<u32>,
+}
+
+/// `neap shrink`.
+pub(crate) fn shrink(options: &ShrinkersOptions) -> Result<ExitCode> {
+    let group = options.group.as_ref().map(|path| escaped(path.as_bytes()));
+    let (name, objects, node) = (escaped(options.name.as_bytes()), options.objects, options.node);
+    let wanted = WantedScan { name, objects, group, node };
+    let (_, shrunk) = options.subject.look(move |process| {
+        for page in process.pages()? {
+            let shrunk = Shrunk::ask(process, &page, &wanted)?;
+            if shrunk.asked > 0 {
+                return Ok(shrunk);
+            }
+        }
+        let of = wanted.group.map_or(String::new(), |path| format!(" with anything of group \"{path}\""));
+        bail!("process {} has no shrinker \"{}\"{of}", process.pid, wanted.name)
+    })?;
+    print(|output| write!(output, "{}", shrunk.text))?;
+    Ok(if shrunk.unanswered < shrunk.asked { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use core::time::Duration;
 
     #[test]
     fn a_report_is_read_as_it_is_written_and_a_damaged_one_is_refused() {
@@ -352,22 +430,22 @@ mod tests {
         words.extend([7 << 32 | 3, BY_GROUP | INLINE, 2, 32, 10, 20, 15, 3_000_000, 1, 0, 2, 1, 5]);
         words.extend([u64::from_ne_bytes(*b"pages\0\0\0"), 0, 0, 0, 0, 0, 0, 1]);
         words.extend([99, 0, 12]);
-        let mut seen = Seen::default();
-        assert_eq!(read(&words, &mut seen).unwrap(), Some(Some(7)));
+        let (mut seen, allowance) = (Seen::default(), &Allowance::new(Duration::from_secs(1000)));
+        assert_eq!(read(&words, &mut seen, allowance).unwrap(), Some(Some(7)));
         let [shrinker] = &seen.shrinkers[..] else { panic!("one shrinker") };
         let place = GroupNode { group: 99, node: 0, deferred: 12, objects: None };
         assert_eq!((shrinker.name.as_str(), shrinker.blames, &shrinker.places[..]), ("pages", [1, 0, 2], &[place][..]));
-        let object = seen.object();
+        let object = serde_json::to_value(seen.json()).unwrap();
         assert_eq!((object["direct"]["passes"].as_u64(), object["late"].as_u64()), (Some(5), Some(4)));
         assert_eq!(object["shrinkers"][0]["blamed"]["panicked"].as_u64(), Some(2));
-        let asked = request(shrinker, &place, Some(5));
+        let asked = request(shrinker.id, &place, Some(5));
         assert_eq!((asked.from, asked.cpu, asked.group, asked.until), (3, Some(7), 99, Some(5)));
         for (at, wrong) in [(1, 2), (HEAD + SHRINKER - 1, 17), (1, u64::MAX)] {
             let mut damaged = words.clone();
             damaged[at] = wrong;
-            assert!(read(&damaged, &mut Seen::default()).is_err(), "{at}");
+            assert!(read(&damaged, &mut Seen::default(), allowance).is_err(), "{at}");
         }
-        assert!(read(&words[..HEAD - 1], &mut Seen::default()).is_err());
-        assert_eq!(read(&[0; HEAD], &mut Seen::default()).unwrap(), None);
+        assert!(read(&words[..HEAD - 1], &mut Seen::default(), allowance).is_err());
+        assert_eq!(read(&[0; HEAD], &mut Seen::default(), allowance).unwrap(), None);
     }
 }

@@ -1,7 +1,6 @@
 //! `neap stat`: the published numbers of a process under neap, as a report or as one JSON object.
 //!
-//! Nothing is written, and nothing is left behind. The process's own text is escaped before it
-//! reaches a terminal.
+//! Nothing is written, and nothing is left behind.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,6 +11,7 @@ use clap::Args;
 use crate::numbers::{Class, ContainerNumbers, Cpu, Node, Numbers, PerCpuNumbers, Watermarks};
 use crate::published::{ProcessStatus, monotonic};
 use crate::report::{number, table};
+use crate::subject::{Subject, print, print_json};
 use crate::{chunks, groups, reconcile, shrinkers};
 
 const EXAMPLES: &str = "\
@@ -38,9 +38,8 @@ chunk's map is counts of pages: u used, e populated and empty, - not populated."
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct StatOptions {
-    /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[command(flatten)]
+    subject: Subject,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -66,34 +65,39 @@ pub(crate) struct StatOptions {
 }
 
 pub(crate) fn main(options: &StatOptions) -> Result<ExitCode> {
-    let process = ProcessStatus::look(options.pid)?;
+    let StatOptions { subject, json, .. } = options;
     if options.percpu {
-        return chunks::show(&process, options.json, options.html.as_deref());
+        return chunks::show(subject, *json, options.html.as_deref());
     }
     if options.groups {
-        return groups::show(&process, options.json, options.dead);
+        return groups::show(subject, *json, options.dead);
     }
     if options.reconcile {
-        return reconcile::show(&process, options.json);
+        return reconcile::show(subject, *json);
     }
     if options.shrinkers {
-        return shrinkers::show(&process, options.json);
+        return shrinkers::show(subject, *json);
     }
-    let page = process.page()?;
-    let age = monotonic().saturating_sub(page.published) / 1_000_000;
-    let (mut object, numbers) = Numbers::read(&process, &page)?;
-    if options.json {
-        // Inside a container the process has another id.
-        object["pid"] = process.pid.into();
-        object["name"] = process.name.into();
-        object["resident_bytes"] = (process.resident_kib << 10).into();
-        object["age_ms"] = age.into();
-        object["read_by"] = page.way.into();
-        println!("{object}");
-    } else {
-        print!("{}", numbers.report(&process, age));
+    let (process, (mut page, age)) = subject.look(|process| {
+        let page = process.page()?;
+        let age = monotonic().saturating_sub(page.published) / 1_000_000;
+        Ok((page, age))
+    })?;
+    let numbers = Numbers::read(&process, &page)?;
+    if !json {
+        return print(|output| write!(output, "{}", numbers.report(&process, age)));
     }
-    Ok(ExitCode::SUCCESS)
+    // Inside a container the process has another id.
+    for (key, value) in [
+        ("pid", process.pid.into()),
+        ("name", process.name.into()),
+        ("resident_bytes", (process.resident_kib << 10).into()),
+        ("age_ms", age.into()),
+        ("read_by", page.way.into()),
+    ] {
+        page.object.insert(key.to_string(), value);
+    }
+    print_json(&page.object)
 }
 
 /// Classes that the report shows.
@@ -117,14 +121,14 @@ impl Numbers {
              Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
              {} scattered pages released\n\n",
             process.pid,
-            process.name.escape_debug(),
-            self.version.escape_debug(),
-            mode.slots.escape_debug(),
-            mode.why.escape_debug(),
+            process.name,
+            self.version,
+            mode.slots,
+            mode.why,
             if isolated.is_empty() { "none".to_string() } else { isolated.join(", ") },
             self.shown_settings(),
             self.container.as_ref().map(ContainerNumbers::shown).unwrap_or_default(),
-            mode.background.escape_debug(),
+            mode.background,
             mode.interval_ms,
             self.ticks,
             self.drains,
@@ -188,7 +192,7 @@ impl Numbers {
 
     /// The options that may change, with the values in force.
     fn shown_settings(&self) -> String {
-        let shown = |(key, value): (&String, &String)| format!("{} {}", key.escape_debug(), value.escape_debug());
+        let shown = |(key, value): (&String, &String)| format!("{} {}", key, value);
         if self.settings.is_empty() {
             return "unknown".to_string();
         }
@@ -238,7 +242,7 @@ impl Numbers {
     fn report_cpus(&self) -> String {
         let row = |cpu: &Cpu| {
             let cached = number(cpu.cached_bytes as f64 / 1024.0, 1);
-            let kind = cpu.kind.escape_debug().to_string();
+            let kind = cpu.kind.clone();
             vec![cpu.cpu.to_string(), kind, cached, cpu.stacks.to_string(), cpu.page_list.to_string()]
         };
         let rows: Vec<Vec<String>> = self.cpus.iter().map(row).collect();
@@ -303,10 +307,9 @@ mod tests {
             "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n, "in_barn": n})).collect::<Vec<_>>(),
             "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "of a later version": 1,
         });
-        let process = ProcessStatus { name: "a\u{7}b".to_string(), ..nobody() };
-        let text = Numbers::deserialize(&object).unwrap().report(&process, 345);
-        for part in ["Process 12 (a\\u{7}b): neap 9.9, numbers 345 ms old", "it works\\u{1b}[2J", "isolated CPUs: 3, 4"]
-        {
+        let object = crate::foreign::escaped_value(object);
+        let text = Numbers::deserialize(&object).unwrap().report(&nobody(), 345);
+        for part in ["Process 12 (nobody): neap 9.9, numbers 345 ms old", "it works\\u{1b}[2J", "isolated CPUs: 3, 4"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
         for row in [

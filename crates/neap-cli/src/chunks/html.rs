@@ -1,8 +1,7 @@
 //! Chunks of per-CPU data as one HTML page: tables, and a strip for each chunk's map as inline SVG.
-//! It loads nothing and has no scripts; it follows the reader's choice of light or dark. The
-//! process's name, the only foreign string, is escaped.
+//! It loads nothing and has no scripts; it follows the reader's choice of light or dark.
 
-use core::fmt::{self, Write};
+use std::io::{self, Write};
 
 use super::{ChunkPage, FREE, Instance, ReadChunk, ReadChunks, SIDELINED, TO_DEPOPULATE};
 use crate::published::ProcessStatus;
@@ -28,10 +27,12 @@ const STYLE: &str = "\
     td,th{padding:.18em .6em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
     td:first-child,th:first-child{padding-left:0}td:nth-child(2),th:nth-child(2){width:50%;text-align:left}";
 
-/// Escapes characters with a meaning in HTML, and those that a terminal or a reader would misread.
-fn escaped(text: &str) -> String {
-    let safe = text.escape_debug().to_string();
-    safe.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// Pages or cells of a strip, at most: a screen shows no more.
+const CELLS: usize = 1024;
+
+/// Escapes characters with a meaning in HTML.
+fn quoted(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// Bytes in the unit that suits them.
@@ -43,16 +44,9 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// The page.
-pub(super) fn page(process: &ProcessStatus, seen: &ReadChunks) -> String {
-    let mut page = String::new();
-    // Writing into a string does not fail.
-    let _ = write_page(&mut page, process, seen);
-    page
-}
-
-fn write_page(page: &mut String, process: &ProcessStatus, seen: &ReadChunks) -> fmt::Result {
-    let (of, pid, name) = (&seen.instance, process.pid, escaped(&process.name));
+/// Writes the page.
+pub(super) fn write(page: &mut dyn Write, process: &ProcessStatus, seen: &ReadChunks) -> io::Result<()> {
+    let (of, pid, name) = (&seen.instance, process.pid, quoted(&process.name));
     write!(page, "<!DOCTYPE html><html lang=en><meta charset=utf-8>")?;
     write!(page, "<meta name=viewport content='width=device-width'><meta name=color-scheme content='light dark'>")?;
     write!(page, "<title>Per-CPU data of {name} ({pid})</title><style>{STYLE}</style>")?;
@@ -78,14 +72,10 @@ fn write_page(page: &mut String, process: &ProcessStatus, seen: &ReadChunks) -> 
         write!(page, "<div><dt>{what}<dd>{value} <small>{more}</small></div>")?;
     }
     write!(page, "</dl><ul><li class=used>used<li class=empty>populated, and empty<li>not populated</ul>")?;
-    let all: Vec<&ChunkPage> = seen.chunks.iter().flat_map(|chunk| &chunk.map).collect();
-    let count = |wanted| all.iter().filter(|page| ***page == wanted).count();
-    strip(
-        page,
-        "all",
-        all.len(),
-        [(ChunkPage::Used, count(ChunkPage::Used)), (ChunkPage::Empty, count(ChunkPage::Empty))].into_iter(),
-    )?;
+    let all = || seen.chunks.iter().flat_map(|chunk| &chunk.map);
+    let count = |wanted| all().filter(|page| **page == wanted).count();
+    let runs = [ChunkPage::Used, ChunkPage::Empty].map(|what| (what, count(what)));
+    strip(page, "all", all().count(), runs.into_iter())?;
     for chunks in seen.chunks.chunk_by(|a, b| a.list == b.list) {
         write_list(page, of, chunks)?;
     }
@@ -95,7 +85,7 @@ fn write_page(page: &mut String, process: &ProcessStatus, seen: &ReadChunks) -> 
     write!(page, "</html>")
 }
 
-fn write_list(page: &mut String, of: &Instance, chunks: &[ReadChunk]) -> fmt::Result {
+fn write_list(page: &mut dyn Write, of: &Instance, chunks: &[ReadChunk]) -> io::Result<()> {
     let (title, what) = match chunks[0].list {
         SIDELINED => ("Sidelined".to_string(), "emptied once; allocations go to fuller chunks first".to_string()),
         FREE => ("Free".to_string(), "nothing is in them; all but one are destroyed".to_string()),
@@ -115,8 +105,11 @@ fn write_list(page: &mut String, of: &Instance, chunks: &[ReadChunk]) -> fmt::Re
     write!(page, "map<th>populated<th>empty<th>allocations<th>longest run<th>free runs<th>fragmented")?;
     for chunk in chunks {
         write!(page, "<tr><td>{}<td>", chunk.number)?;
-        let runs = chunk.map.chunk_by(|a, b| a == b).map(|run| (run[0], run.len()));
-        strip(page, "map", chunk.map.len(), runs)?;
+        // A cell of several pages is what any of them is: used, else empty.
+        let cells = chunk.map.chunks(chunk.map.len().div_ceil(CELLS).max(1)).map(|pages| pages.iter().max());
+        let cells: Vec<ChunkPage> = cells.flatten().copied().collect();
+        let runs = cells.chunk_by(|a, b| a == b).map(|run| (run[0], run.len()));
+        strip(page, "map", cells.len(), runs)?;
         write!(page, "<td>{}<td>{}<td>{}<td>", chunk.populated, chunk.empty, chunk.allocations)?;
         let fragmented = number(chunk.fragmentation(of), 1);
         write!(page, "{}<td>{}<td>{fragmented} %", size(chunk.longest), chunk.fragments)?;
@@ -125,7 +118,12 @@ fn write_list(page: &mut String, of: &Instance, chunks: &[ReadChunk]) -> fmt::Re
 }
 
 /// Writes runs of pages side by side, of `pages` in all; missing pages show the background.
-fn strip(page: &mut String, class: &str, pages: usize, runs: impl Iterator<Item = (ChunkPage, usize)>) -> fmt::Result {
+fn strip(
+    page: &mut dyn Write,
+    class: &str,
+    pages: usize,
+    runs: impl Iterator<Item = (ChunkPage, usize)>,
+) -> io::Result<()> {
     write!(page, "<svg class={class} viewBox='0 0 {} 1' preserveAspectRatio=none ", pages.max(1))?;
     write!(page, "shape-rendering=crispEdges>")?;
     let mut at = 0;
@@ -151,9 +149,16 @@ mod tests {
 
     #[test]
     fn the_page_has_a_strip_for_each_chunk_and_loads_nothing() {
-        let process = ProcessStatus { name: "a<b>&\u{7}".to_string(), ..crate::published::tests::nobody() };
+        let process = ProcessStatus { name: "a<b>&".to_string(), ..crate::published::tests::nobody() };
         let seen = seen(Layout::Rows, 2);
-        let page = page(&process, &seen);
+        let page = |seen: &ReadChunks| {
+            let mut page = Vec::new();
+            write(&mut page, &process, seen).unwrap();
+            String::from_utf8(page).unwrap()
+        };
+        let empty = page(&ReadChunks { chunks: Vec::new(), ..seen.clone() });
+        assert!(empty.contains("There is no chunk"));
+        let page = page(&seen);
         assert_eq!(page.matches("<svg class=map").count(), seen.chunks.len());
         let rects = |wanted| {
             let runs = |chunk: &ReadChunk| chunk.map.chunk_by(|a, b| a == b).filter(|run| run[0] == wanted).count();
@@ -162,12 +167,10 @@ mod tests {
         // One more in the strip of all chunks.
         assert_eq!(page.matches("<rect class=u").count(), rects(ChunkPage::Used) + 1);
         assert_eq!(page.matches("<rect class=e").count(), rects(ChunkPage::Empty) + 1);
-        assert!(page.contains("a&lt;b&gt;&amp;\\u{7}") && page.contains("<h2>Sidelined: "), "{page}");
+        assert!(page.contains("a&lt;b&gt;&amp;") && page.contains("<h2>Sidelined: "), "{page}");
         for foreign in ["http", "src=", "<script", "@import", "url(", "NaN", "inf", "a<b"] {
             assert!(!page.contains(foreign), "{foreign}");
         }
-        let empty = ReadChunks { chunks: Vec::new(), ..seen };
-        assert!(super::page(&process, &empty).contains("There is no chunk"));
     }
 
     #[test]

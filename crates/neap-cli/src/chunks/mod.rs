@@ -8,25 +8,27 @@
 mod html;
 mod text;
 
-use std::fs;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use neap::chunk_report::{CHUNK, HEAD};
+use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::allowance::Allowance;
 use crate::desk::{CHUNKS, Desk};
 use crate::published::{Page as Published, ProcessStatus};
 use crate::report::rounded;
+use crate::subject::{Rows, Subject, print, print_json};
 
-/// More chunks than any process has address space for.
-const MOST_CHUNKS: usize = 1 << 20;
 /// More pages of a chunk, or grains, than possible.
 const MOST: u64 = 1 << 24;
 
 /// A page of a chunk, in all groups alike.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum ChunkPage {
     /// It has no memory.
     Missing,
@@ -126,16 +128,15 @@ struct ReadChunks {
 impl ReadChunks {
     /// Requests reports of all chunks; `None` if there is no per-CPU data.
     fn ask(process: &ProcessStatus, page: &Published) -> Result<Option<ReadChunks>> {
-        let numbers: Value = serde_json::from_slice(&page.text).unwrap_or_default();
         // The numbers have it from the first use on. A process without it may have no thread that
         // answers.
-        if numbers["per_cpu"].is_null() {
+        if page.object.get("per_cpu").is_none_or(Value::is_null) {
             return Ok(None);
         }
         let (mut chunks, mut last) = (Vec::new(), None);
         Desk::of(process, page)?.reports(CHUNKS, |words| {
-            let Some((instance, next)) = ReadChunks::read(words, &mut chunks)? else { return Ok(None) };
-            ensure!(chunks.len() < MOST_CHUNKS, "it has {} chunks", chunks.len());
+            let read = ReadChunks::read(words, &mut chunks, &process.allowance)?;
+            let Some((instance, next)) = read else { return Ok(None) };
             last = Some(instance);
             Ok(Some(next))
         })?;
@@ -144,7 +145,11 @@ impl ReadChunks {
 
     /// Reads a report: the instance's numbers, and the next chunk to request. Appends its chunks to
     /// `chunks`.
-    fn read(words: &[u64], chunks: &mut Vec<ReadChunk>) -> Result<Option<(Instance, Option<u32>)>> {
+    fn read(
+        words: &[u64],
+        chunks: &mut Vec<ReadChunk>,
+        allowance: &Allowance,
+    ) -> Result<Option<(Instance, Option<u32>)>> {
         ensure!(words.len() >= HEAD, "it has {} words", words.len());
         if words[0] == 0 {
             return Ok(None);
@@ -180,7 +185,10 @@ impl ReadChunks {
         let size = CHUNK + maps[0] + maps[1];
         let body = words[HEAD..].get(..(count as usize).saturating_mul(size));
         let body = body.with_context(|| format!("{count} chunks in it"))?;
-        chunks.extend(body.chunks_exact(size).map(|words| read_chunk(&instance, words, maps[0])));
+        for words in body.chunks_exact(size) {
+            allowance.take(size_of::<ReadChunk>() + pages as usize)?;
+            chunks.push(read_chunk(&instance, words, maps[0]));
+        }
         Ok(Some((instance, u32::try_from(next).ok())))
     }
 
@@ -190,7 +198,7 @@ impl ReadChunks {
         self.chunks.sort_by_key(|chunk| (chunk.list, chunk.number));
     }
 
-    fn json(&self) -> Value {
+    fn json(&self) -> impl Serialize {
         let of = &self.instance;
         let chunk = |chunk: &ReadChunk| {
             json!({
@@ -202,15 +210,48 @@ impl ReadChunks {
                 "map": chunk.runs(),
             })
         };
-        json!({
-            "layout": if of.cpu_major { "cpu-major" } else { "rows" }, "cpus": of.cpus, "groups": of.groups,
-            "columns": of.columns, "page_bytes": of.page, "chunk_pages": of.pages,
-            "chunk_bytes": of.grains * of.grain, "populated": of.populated, "empty": of.empty,
-            "isolated_empty": of.isolated_empty, "reserve": of.reserve, "allocated_bytes": of.allocated,
-            "row_bytes": of.rows_bytes, "allocations": of.allocations, "rows": of.rows, "owners": of.owners,
-            "chunks": self.chunks.iter().map(chunk).collect::<Vec<_>>(),
-        })
+        ChunksJson {
+            layout: if of.cpu_major { "cpu-major" } else { "rows" },
+            cpus: of.cpus,
+            groups: of.groups,
+            columns: of.columns,
+            page_bytes: of.page,
+            chunk_pages: of.pages,
+            chunk_bytes: of.grains * of.grain,
+            populated: of.populated,
+            empty: of.empty,
+            isolated_empty: of.isolated_empty,
+            reserve: of.reserve,
+            allocated_bytes: of.allocated,
+            row_bytes: of.rows_bytes,
+            allocations: of.allocations,
+            rows: of.rows,
+            owners: of.owners,
+            chunks: Rows(&self.chunks, chunk),
+        }
     }
+}
+
+/// The JSON object of chunks.
+#[derive(Serialize)]
+struct ChunksJson<C: Serialize> {
+    layout: &'static str,
+    cpus: u64,
+    groups: u64,
+    columns: u64,
+    page_bytes: u64,
+    chunk_pages: u64,
+    chunk_bytes: u64,
+    populated: u64,
+    empty: u64,
+    isolated_empty: u64,
+    reserve: u64,
+    allocated_bytes: u64,
+    row_bytes: u64,
+    allocations: u64,
+    rows: u64,
+    owners: u64,
+    chunks: C,
 }
 
 fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> ReadChunk {
@@ -251,34 +292,44 @@ fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> ReadChunk
 }
 
 /// Shows a process's chunks, and writes the page if one is wanted.
-pub(crate) fn show(process: &ProcessStatus, json: bool, html: Option<&Path>) -> Result<ExitCode> {
-    let mut seen = None;
-    for page in process.pages()? {
-        seen = seen.or(ReadChunks::ask(process, &page)?);
-    }
-    if let Some(seen) = &mut seen {
-        seen.sort();
-    }
+pub(crate) fn show(subject: &Subject, json: bool, html: Option<&Path>) -> Result<ExitCode> {
+    let (process, seen) = subject.look(|process| {
+        for page in process.pages()? {
+            if let Some(mut seen) = ReadChunks::ask(process, &page)? {
+                seen.sort();
+                return Ok(Some(seen));
+            }
+        }
+        Ok(None)
+    })?;
     if let (Some(path), Some(seen)) = (html, &seen) {
-        fs::write(path, html::page(process, seen)).with_context(|| format!("cannot write {}", path.display()))?;
+        let write = || {
+            let mut page = BufWriter::new(File::create(path)?);
+            html::write(&mut page, &process, seen)?;
+            page.flush()
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))?;
     }
     if json {
-        let percpu = seen.as_ref().map(ReadChunks::json);
-        println!("{}", json!({"pid": process.pid, "name": process.name, "percpu": percpu}));
-    } else if let Some(seen) = &seen {
-        print!("{}", text::report(process, seen, &text::Look::here()));
-    } else {
-        println!("Process {} ({}) has no per-CPU data.", process.pid, process.name.escape_debug());
+        return print_json(&process.named("percpu", &seen.as_ref().map(ReadChunks::json)));
     }
-    Ok(ExitCode::SUCCESS)
+    print(|output| match &seen {
+        Some(seen) => text::write(output, &process, seen, &text::Look::here()),
+        None => writeln!(output, "Process {} ({}) has no per-CPU data.", process.pid, process.name),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use core::sync::atomic::AtomicU64;
+    use core::time::Duration;
     use neap_base::virtual_platform::Virtual;
     use neap_percpu::{Layout, Owner, PerCpuData, Shape, Wait};
+
+    fn allowance() -> Allowance {
+        Allowance::new(Duration::from_secs(1000))
+    }
 
     fn report(data: Option<&PerCpuData>, from: u32) -> Vec<u64> {
         let words: Vec<AtomicU64> = (0..8192).map(|_| AtomicU64::new(0)).collect();
@@ -308,7 +359,7 @@ mod tests {
         free(&|at| (400..450).contains(&at) && at % 25 != 0);
         data.allocate(&machine, Owner::NONE, 30_000, 8, Wait::Long).unwrap();
         let mut chunks = Vec::new();
-        let (instance, next) = ReadChunks::read(&report(Some(&data), 0), &mut chunks).unwrap().unwrap();
+        let (instance, next) = ReadChunks::read(&report(Some(&data), 0), &mut chunks, &allowance()).unwrap().unwrap();
         assert_eq!(next, None);
         let statistics = data.statistics();
         assert_eq!(chunks.len(), statistics.chunks);
@@ -337,7 +388,7 @@ mod tests {
             let seen = seen(layout, cpus);
             let on = |list: &dyn Fn(u64) -> bool| seen.chunks.iter().filter(|chunk| list(chunk.list)).count();
             assert!(on(&|list| list < SIDELINED) > 0 && on(&|list| list >= SIDELINED) > 0, "{layout:?}");
-            let object = seen.json();
+            let object = serde_json::to_value(seen.json()).unwrap();
             assert_eq!(object["cpus"], cpus);
             let first = &object["chunks"][0];
             let map = first["map"].as_str().unwrap();
@@ -345,7 +396,7 @@ mod tests {
             assert_eq!(pages, seen.instance.pages, "{map}");
             assert!(first["fragmentation_percent"].as_f64().is_some_and(|percent| (0.0..=100.0).contains(&percent)));
         }
-        assert!(ReadChunks::read(&report(None, 0), &mut Vec::new()).unwrap().is_none());
+        assert!(ReadChunks::read(&report(None, 0), &mut Vec::new(), &allowance()).unwrap().is_none());
     }
 
     #[test]
@@ -354,25 +405,27 @@ mod tests {
         let data = PerCpuData::open(&machine, &Shape { span: 1 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
         data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long).unwrap();
         let good = report(Some(&data), 0);
-        assert!(ReadChunks::read(&good, &mut Vec::new()).is_ok());
+        assert!(ReadChunks::read(&good, &mut Vec::new(), &allowance()).is_ok());
         for (at, word) in [(1, 1000), (1, u64::MAX), (7, 0), (8, 33), (9, u64::MAX), (11, 0), (8, 1 << 40)] {
             let mut bad = good.clone();
             bad[at] = word;
-            assert!(ReadChunks::read(&bad, &mut Vec::new()).is_err(), "word {at} is {word}");
+            assert!(ReadChunks::read(&bad, &mut Vec::new(), &allowance()).is_err(), "word {at} is {word}");
         }
-        assert!(ReadChunks::read(&good[..HEAD - 1], &mut Vec::new()).is_err());
+        assert!(ReadChunks::read(&good[..HEAD - 1], &mut Vec::new(), &allowance()).is_err());
         // Numbers that are no sizes are shown unchanged.
         let mut odd = good.clone();
         for at in (3..7).chain(12..HEAD).chain(HEAD..HEAD + CHUNK) {
             odd[at] = u64::MAX;
         }
         let mut chunks = Vec::new();
-        let (instance, _) = ReadChunks::read(&odd, &mut chunks).unwrap().unwrap();
+        let (instance, _) = ReadChunks::read(&odd, &mut chunks, &allowance()).unwrap().unwrap();
         let seen = ReadChunks { instance, chunks };
         let process = crate::published::tests::nobody();
-        assert!(seen.json()["chunks"].is_array());
-        assert!(!text::report(&process, &seen, &text::Look::PLAIN).is_empty());
-        assert!(!html::page(&process, &seen).is_empty());
+        assert!(serde_json::to_value(seen.json()).unwrap()["chunks"].is_array());
+        let (mut text, mut page) = (Vec::new(), Vec::new());
+        text::write(&mut text, &process, &seen, &text::Look::PLAIN).unwrap();
+        html::write(&mut page, &process, &seen).unwrap();
+        assert!(!text.is_empty() && !page.is_empty());
         // SAFETY: no thread uses it any more.
         unsafe { data.close(&machine) };
     }

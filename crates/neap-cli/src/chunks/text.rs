@@ -4,12 +4,11 @@
 //! block characters if the locale has them; in colours if standard output is a terminal and
 //! `NO_COLOR` is not set.
 
-use core::fmt::Write;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 
 use super::{ChunkPage, Instance, ReadChunks};
 use crate::published::ProcessStatus;
-use crate::report::{number, table};
+use crate::report::{number, write_table};
 
 /// Cells of a line, at most.
 const CELLS: usize = 64;
@@ -88,17 +87,21 @@ fn picture(map: &[ChunkPage], each: usize, look: &Look) -> String {
     cells.chunk_by(|a, b| a == b).map(run).collect()
 }
 
-/// The whole report.
-pub(super) fn report(process: &ProcessStatus, seen: &ReadChunks, look: &Look) -> String {
+/// Writes the whole report.
+pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &ReadChunks, look: &Look) -> io::Result<()> {
     let of = &seen.instance;
-    let mut text = format!(
-        "Process {} ({}): per-CPU data of {} CPUs, {}\n{}\n",
+    writeln!(
+        output,
+        "Process {} ({}): per-CPU data of {} CPUs, {}\n{}",
         process.pid,
-        process.name.escape_debug(),
+        process.name,
         of.cpus,
         if of.cpu_major { "CPU by CPU" } else { "in rows" },
         summary(of)
-    );
+    )?;
+    if seen.chunks.is_empty() {
+        return writeln!(output, "It has no chunk.");
+    }
     let row = |chunk: &super::ReadChunk| {
         let bytes = [chunk.longest, chunk.free(of)].map(|bytes| bytes.to_string());
         let [longest, free] = bytes;
@@ -118,33 +121,27 @@ pub(super) fn report(process: &ProcessStatus, seen: &ReadChunks, look: &Look) ->
             fragmentation,
         ]
     };
-    let rows: Vec<Vec<String>> = seen.chunks.iter().map(row).collect();
-    if rows.is_empty() {
-        return text + "It has no chunk.\n";
-    }
     let header =
         ["chunk", "list", "populated", "empty", "allocations", "free B", "longest run B", "free runs", "fragmented %"];
-    text += &table(&header, &rows);
+    write_table(output, &header, &seen.chunks, &row)?;
     let each = (of.pages as usize).div_ceil(CELLS).max(1);
     let example = |cell: Cell| {
         let letter = cell.letter(look);
         if look.colours { format!("{}{letter}\x1b[0m", cell.colour()) } else { letter.to_string() }
     };
     let partly = if each == 1 { String::new() } else { format!(", {} partly used", example(Cell::Partly)) };
-    // Writing into a string does not fail.
-    let _ = writeln!(
-        text,
+    writeln!(
+        output,
         "\nPages of each chunk, {each} a cell: {} used{partly}, {} empty, {} not populated",
         example(Cell::Used),
         example(Cell::Empty),
         example(Cell::Missing)
-    );
+    )?;
     let width = seen.chunks.iter().map(|chunk| chunk.number.to_string().len()).max().unwrap_or(0);
     let lists = seen.chunks.iter().map(|chunk| chunk.list().len()).max().unwrap_or(0);
-    for chunk in &seen.chunks {
-        let _ = writeln!(text, "{:>width$} {:lists$} {}", chunk.number, chunk.list(), picture(&chunk.map, each, look));
-    }
-    text
+    seen.chunks.iter().try_for_each(|chunk| {
+        writeln!(output, "{:>width$} {:lists$} {}", chunk.number, chunk.list(), picture(&chunk.map, each, look))
+    })
 }
 
 /// The instance in two lines.
@@ -199,7 +196,9 @@ mod tests {
         let process = crate::published::tests::nobody();
         for cpus in [2, 24] {
             let seen = seen(Layout::Rows, cpus);
-            let text = report(&process, &seen, &Look::PLAIN);
+            let mut text = Vec::new();
+            write(&mut text, &process, &seen, &Look::PLAIN).unwrap();
+            let text = String::from_utf8(text).unwrap();
             let pictures: Vec<&str> = text.lines().filter(|line| line.ends_with(['#', '+', 'o', '.'])).collect();
             assert_eq!(pictures.len(), seen.chunks.len(), "{text}");
             let rows = text.lines().filter(|line| line.starts_with("| ")).count();

@@ -13,8 +13,9 @@ use neap::groups::{Bound, UNLIMITED};
 use super::{ReadGroups, ReportedGroup};
 use crate::desk::{BOUND, Desk, DeskRequest, NO_SUCH_GROUP};
 use crate::drain::size;
-use crate::published::ProcessStatus;
+use crate::foreign::escaped;
 use crate::report::human;
+use crate::subject::{Subject, print};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,9 +32,8 @@ its new max keeps what it has, and is charged for no more until there is room.";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BoundOptions {
-    /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[command(flatten)]
+    subject: Subject,
     /// The group's path
     path: String,
     /// Bounds: max, high, low or min, with bytes (k, m or g may follow), or none
@@ -54,17 +54,22 @@ pub(crate) fn bytes_of(bound: Bound, text: &str) -> Result<u64, String> {
 }
 
 pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
-    let process = ProcessStatus::look(options.pid)?;
-    for page in process.pages()? {
-        let Some(seen) = ReadGroups::ask(&process, &page)? else { continue };
-        let Some(group) = seen.find(&options.path) else { continue };
-        for &(bound, bytes) in &options.bounds {
-            let done = change(&Desk::of(&process, &page)?, group, bound, bytes)?;
-            println!("{}: {done}", options.path.escape_debug());
+    let (path, bounds) = (escaped(options.path.as_bytes()), options.bounds.clone());
+    let (_, (done, end)) = options.subject.look(move |process| {
+        for page in process.pages()? {
+            let Some(seen) = ReadGroups::ask(process, &page)? else { continue };
+            let Some(group) = seen.find(&path) else { continue };
+            let (desk, mut done) = (Desk::of(process, &page)?, String::new());
+            let end = bounds.iter().try_for_each(|&(bound, bytes)| {
+                done += &format!("{path}: {}\n", change(&desk, group, bound, bytes)?);
+                Ok(())
+            });
+            return Ok((done, end));
         }
-        return Ok(ExitCode::SUCCESS);
-    }
-    bail!("process {} has no group \"{}\"", process.pid, options.path.escape_debug())
+        bail!("process {} has no group \"{path}\"", process.pid)
+    })?;
+    print(|output| write!(output, "{done}"))?;
+    end.map(|()| ExitCode::SUCCESS)
 }
 
 /// Requests a change of one bound. Returns the new and the previous value in words.

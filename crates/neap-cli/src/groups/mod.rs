@@ -2,28 +2,33 @@
 //! and the reports for `neap top`.
 //!
 //! The reports come from the process's [desk](crate::desk); their format is described in the crate
-//! `neap`, `group_report`. They are untrusted: sizes are checked, and all else is text and numbers.
-//! The result is shown as a tree (`tree`), or as one JSON object.
+//! `neap`, `group_report`. They are untrusted: sizes and depths are checked, and all else is text
+//! and numbers. The result is shown as a tree (`tree`), or as one JSON object.
+//!
+//! Each group in the reports is of another moment. A group whose report is older than the growth
+//! of those below it is shown with their sum, and counted as such.
 
 mod bound;
 mod tree;
 
+use core::ops::Range;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use neap::group_report::{GROUP, HEAD, LEFT, REASONS, WAITING};
 use neap::groups::{Bound, Event, Kind, UNLIMITED};
+use neap_groups::DEEPEST;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::allowance::Allowance;
 use crate::desk::{Desk, GROUPS, name_of};
 use crate::published::{Page, ProcessStatus};
+use crate::subject::{Rows, Subject, print, print_json};
 
 pub(crate) use bound::main as change_bound;
 pub(crate) use bound::{BoundOptions, bytes_of, change};
-
-/// More groups than a process has ids for.
-const MOST_GROUPS: usize = 1 << 21;
 
 /// A group in a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,6 +37,12 @@ pub(crate) struct ReportedGroup {
     /// 0 for the root.
     pub(crate) parent: u64,
     pub(crate) name: String,
+    /// The names from below the root down to its own; empty for the root.
+    pub(crate) path: String,
+    /// Number of groups above it.
+    pub(crate) depth: usize,
+    /// The place in the order of paths, from 1 on; 0 if it has none.
+    pub(crate) rank: usize,
     /// Bytes, those of the groups below it and of stocks included.
     pub(crate) charged: u64,
     pub(crate) peak: u64,
@@ -47,6 +58,8 @@ pub(crate) struct ReportedGroup {
     pub(crate) stocked: u64,
     /// Bytes that it and those below it use: charged bytes without unused ones.
     pub(crate) used: u64,
+    /// Charges that wait at it.
+    pub(crate) waiting: u64,
 }
 
 /// Bytes booked under the id of a group that is gone.
@@ -87,7 +100,10 @@ impl WaitingCharge {
 /// All groups of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadGroups {
+    /// In the order of their paths, once all are known.
     pub(crate) groups: Vec<ReportedGroup>,
+    /// Bytes that are not in use, by group.
+    unused: BTreeMap<u64, u64>,
     pub(crate) gone: Vec<Gone>,
     pub(crate) waiting: Vec<WaitingCharge>,
     pub(crate) dying: u64,
@@ -96,10 +112,12 @@ pub(crate) struct ReadGroups {
     /// Bytes of memory of the groups, besides per-CPU data.
     pub(crate) metadata: u64,
     pub(crate) fences: u64,
+    /// Groups whose own numbers were less than the sum of those below them.
+    pub(crate) raised: u64,
 }
 
 /// Adds one report. Returns the next slot to request.
-fn read(words: &[u64], seen: &mut ReadGroups) -> Result<Option<Option<u32>>> {
+fn read(words: &[u64], seen: &mut ReadGroups, allowance: &Allowance) -> Result<Option<Option<u32>>> {
     ensure!(words.len() >= HEAD, "it has {} words", words.len());
     if words[0] == 0 {
         return Ok(None);
@@ -115,17 +133,26 @@ fn read(words: &[u64], seen: &mut ReadGroups) -> Result<Option<Option<u32>>> {
     let body = body.with_context(|| format!("{count} entries in it"))?;
     for words in body.chunks_exact(size) {
         if kind == 0 {
-            seen.groups.push(read_group(words));
+            let group = read_group(words);
+            allowance.take(size_of::<ReportedGroup>() + group.name.len())?;
+            seen.groups.push(group);
         } else if kind > 1 {
+            allowance.take(size_of::<WaitingCharge>())?;
             seen.waiting.push(WaitingCharge::read(words));
         } else if words[2] != 0 {
+            allowance.take(size_of::<Gone>())?;
             seen.gone.push(Gone { heir: words[0], bytes: words[1], id: words[2] });
-        } else if let Some(group) = seen.groups.iter_mut().find(|group| group.id == words[0]) {
-            group.stocked += words[1];
+        } else {
+            allowance.take(ENTRY)?;
+            let unused = seen.unused.entry(words[0]).or_default();
+            *unused = unused.saturating_add(words[1]);
         }
     }
     Ok(Some(u32::try_from(next).ok()))
 }
+
+/// Bytes of an entry of a map of numbers.
+const ENTRY: usize = 32;
 
 fn read_group(words: &[u64]) -> ReportedGroup {
     let mut rest = words;
@@ -139,8 +166,7 @@ fn read_group(words: &[u64]) -> ReportedGroup {
     let kinds = take(Kind::ALL.len());
     let events = take(Event::ALL.len());
     let local_events = take(Event::ALL.len());
-    let length = take(1)[0] as usize;
-    let name: Vec<u8> = rest.iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
+    let length = take(1)[0];
     let fill = |from: &[u64], at: usize| from.get(at).copied().unwrap_or_default();
     ReportedGroup {
         id: head[0],
@@ -152,9 +178,8 @@ fn read_group(words: &[u64]) -> ReportedGroup {
         kinds: core::array::from_fn(|at| fill(kinds, at)),
         events: core::array::from_fn(|at| fill(events, at)),
         local_events: core::array::from_fn(|at| fill(local_events, at)),
-        name: name_of(&name),
-        stocked: 0,
-        used: 0,
+        name: name_of(length, rest),
+        ..ReportedGroup::default()
     }
 }
 
@@ -162,23 +187,19 @@ impl ReadGroups {
     /// Requests reports of all groups; `None` if there are none, or were none when the process last
     /// published.
     pub(crate) fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<ReadGroups>> {
-        let numbers: Value = serde_json::from_slice(&page.text).unwrap_or_default();
         // The numbers have it from the first use on. A process without groups may have no thread
         // that answers.
-        if numbers["groups"].is_null() {
+        if page.object.get("groups").is_none_or(Value::is_null) {
             return Ok(None);
         }
-        ReadGroups::at(&Desk::of(process, page)?)
+        ReadGroups::at(&Desk::of(process, page)?, &process.allowance)
     }
 
     /// Requests reports of all groups of a process that has some.
-    pub(crate) fn at(desk: &Desk<'_>) -> Result<Option<ReadGroups>> {
+    pub(crate) fn at(desk: &Desk<'_>, allowance: &Allowance) -> Result<Option<ReadGroups>> {
         let mut seen = ReadGroups::default();
-        let is_there = desk.reports(GROUPS, |words| {
-            let next = read(words, &mut seen)?;
-            ensure!(seen.groups.len() < MOST_GROUPS, "it has {} groups", seen.groups.len());
-            Ok(next)
-        })?;
+        let is_there = desk.reports(GROUPS, |words| read(words, &mut seen, allowance))?;
+        seen.arrange(allowance).with_context(|| format!("cannot read the groups of process {}", desk.pid()))?;
         seen.settle();
         Ok(is_there.then_some(seen))
     }
@@ -193,50 +214,79 @@ impl ReadGroups {
         Ok(None)
     }
 
-    /// The groups in the order of their paths, each with its path and how deep it is.
-    pub(crate) fn sorted(&self) -> Vec<(String, usize, &ReportedGroup)> {
-        let mut children: BTreeMap<u64, Vec<&ReportedGroup>> = BTreeMap::new();
-        self.groups.iter().for_each(|group| children.entry(group.parent).or_default().push(group));
-        children.values_mut().for_each(|children| children.sort_by(|one, other| one.name.cmp(&other.name)));
-        let mut sorted = Vec::new();
-        // From the root down. A group that claims to be its own ancestor is left out.
-        let mut open: Vec<(String, usize, &ReportedGroup)> =
-            children.remove(&0).into_iter().flatten().map(|root| (String::new(), 0, root)).collect();
-        while let Some((path, depth, group)) = open.pop() {
-            let below = children.remove(&group.id).into_iter().flatten().rev();
-            let join = |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}/{name}") };
-            open.extend(below.map(|child| (join(&child.name), depth + 1, child)));
-            sorted.push((path, depth, group));
+    /// Puts the groups in the order of their paths, from the root down. A group that claims to be
+    /// its own ancestor is left out, and one whose parent is not known.
+    pub(crate) fn arrange(&mut self, allowance: &Allowance) -> Result<()> {
+        let groups = &mut self.groups;
+        groups
+            .sort_unstable_by(|one, other| (one.parent, &one.name, one.id).cmp(&(other.parent, &other.name, other.id)));
+        let mut families: BTreeMap<u64, Range<usize>> = BTreeMap::new();
+        for (at, group) in groups.iter().enumerate() {
+            families.entry(group.parent).or_insert(at..at).end = at + 1;
         }
-        sorted
+        // Places of groups, each with the place of its parent.
+        let mut open: Vec<(usize, Option<usize>)> = Vec::new();
+        let family = |open: &mut Vec<_>, range: Option<Range<usize>>, parent: Option<usize>| {
+            open.extend(range.into_iter().flatten().rev().map(|at| (at, parent)));
+        };
+        family(&mut open, families.remove(&0), None);
+        let mut count = 0;
+        while let Some((at, parent)) = open.pop() {
+            if let Some(parent) = parent.map(|parent| &groups[parent]) {
+                let depth = parent.depth + 1;
+                ensure!(depth <= DEEPEST as usize, "a group lies deeper than {DEEPEST} levels, the most of neap");
+                let slash = if parent.path.is_empty() { "" } else { "/" };
+                let path = [&parent.path, slash, &groups[at].name].concat();
+                allowance.take(path.len())?;
+                (groups[at].depth, groups[at].path) = (depth, path);
+            }
+            count += 1;
+            groups[at].rank = count;
+            family(&mut open, families.remove(&groups[at].id), Some(at));
+        }
+        groups.retain(|group| group.rank > 0);
+        groups.sort_unstable_by_key(|group| group.rank);
+        Ok(())
     }
 
     /// The group at a path.
     pub(crate) fn find(&self, path: &str) -> Option<&ReportedGroup> {
-        self.sorted().into_iter().find(|(each, ..)| each == path).map(|(.., group)| group)
+        self.groups.iter().find(|group| group.path == path)
     }
 
-    /// Number of charges that wait at a group.
-    pub(crate) fn waiting_at(&self, id: u64) -> u64 {
-        self.waiting.iter().filter(|waiting| waiting.at == id).count() as u64
-    }
-
-    /// Computes the usage of each group with those below it, once all are known.
+    /// Computes the usage of each group with those below it, once all are arranged.
     fn settle(&mut self) {
-        let order: Vec<(u64, u64)> = self.sorted().iter().map(|(.., group)| (group.id, group.parent)).collect();
-        let mut stocked: BTreeMap<u64, u64> = self.groups.iter().map(|group| (group.id, group.stocked)).collect();
-        // Children come after their parents.
-        for (id, parent) in order.into_iter().rev() {
-            let own = stocked.get(&id).copied().unwrap_or_default();
-            *stocked.entry(parent).or_default() += own;
+        let places: BTreeMap<u64, usize> = self.groups.iter().enumerate().map(|(at, group)| (group.id, at)).collect();
+        for waiting in &self.waiting {
+            if let Some(&at) = places.get(&waiting.at) {
+                self.groups[at].waiting += 1;
+            }
         }
-        for group in &mut self.groups {
-            group.used = group.charged.saturating_sub(stocked.get(&group.id).copied().unwrap_or_default());
+        // Of each group with those below it: unused bytes, and the sums of children's used and
+        // charged bytes.
+        let mut sums = vec![[0_u64; 3]; self.groups.len()];
+        // Children come after their parents.
+        for at in (0..self.groups.len()).rev() {
+            let [mut unused, used, charged] = sums[at];
+            let group = &mut self.groups[at];
+            group.stocked = self.unused.get(&group.id).copied().unwrap_or_default();
+            unused = unused.saturating_add(group.stocked);
+            group.used = group.charged.saturating_sub(unused);
+            if group.used < used || group.charged < charged {
+                self.raised += 1;
+                (group.used, group.charged) = (group.used.max(used), group.charged.max(charged));
+            }
+            let own = [unused, group.used, group.charged];
+            if group.depth > 0
+                && let Some(&parent) = places.get(&group.parent)
+            {
+                sums[parent].iter_mut().zip(own).for_each(|(sum, own)| *sum = sum.saturating_add(own));
+            }
         }
     }
 
-    fn json(&self) -> Value {
-        let group = |(path, _, group): &(String, usize, &ReportedGroup)| {
+    fn json(&self) -> impl Serialize {
+        let group = |group: &ReportedGroup| {
             let bounds: Map<String, Value> = Bound::ALL
                 .iter()
                 .map(|&bound| (bound.name().into(), bound_json(bound, group.bounds[bound as usize])))
@@ -247,7 +297,7 @@ impl ReadGroups {
                 Event::ALL.iter().map(|&event| (event.name().into(), counts[event as usize].into())).collect()
             };
             json!({
-                "path": path, "id": group.id, "charged": group.charged, "used": group.used, "peak": group.peak,
+                "path": group.path, "id": group.id, "charged": group.charged, "used": group.used, "peak": group.peak,
                 "bounds": bounds, "own": kinds, "stocked": group.stocked, "stalled_us": group.stalled_us,
                 "events": events(&group.events), "local_events": events(&group.local_events),
             })
@@ -259,13 +309,31 @@ impl ReadGroups {
             })
         };
         let gone = |gone: &Gone| json!({"id": gone.id, "heir": gone.heir, "bytes": gone.bytes});
-        json!({
-            "groups": self.sorted().iter().map(group).collect::<Vec<_>>(),
-            "gone": self.gone.iter().map(gone).collect::<Vec<_>>(),
-            "waiting": self.waiting.iter().map(waiting).collect::<Vec<_>>(),
-            "dying": self.dying, "ids": self.ids, "metadata_bytes": self.metadata, "fences": self.fences,
-        })
+        GroupsJson {
+            groups: Rows(&self.groups, group),
+            gone: Rows(&self.gone, gone),
+            waiting: Rows(&self.waiting, waiting),
+            dying: self.dying,
+            ids: self.ids,
+            metadata_bytes: self.metadata,
+            fences: self.fences,
+            raised: self.raised,
+        }
     }
+}
+
+/// The JSON object of groups.
+#[derive(Serialize)]
+struct GroupsJson<G: Serialize, L: Serialize, W: Serialize> {
+    groups: G,
+    gone: L,
+    waiting: W,
+    dying: u64,
+    ids: u64,
+    metadata_bytes: u64,
+    fences: u64,
+    /// Groups shown with the sum of those below them.
+    raised: u64,
 }
 
 /// A bound, or null if there is none.
@@ -274,29 +342,40 @@ fn bound_json(bound: Bound, bytes: u64) -> Value {
 }
 
 /// Shows a process's groups; with `dead`, also the remains of deleted ones.
-pub(crate) fn show(process: &ProcessStatus, json: bool, dead: bool) -> Result<ExitCode> {
-    let seen = ReadGroups::of(process)?;
+pub(crate) fn show(subject: &Subject, json: bool, dead: bool) -> Result<ExitCode> {
+    let (process, seen) = subject.look(ReadGroups::of)?;
     if json {
-        let groups = seen.as_ref().map(ReadGroups::json);
-        println!("{}", json!({"pid": process.pid, "name": process.name, "memory_groups": groups}));
-    } else if let Some(seen) = &seen {
-        print!("{}", tree::report(process, seen, dead));
-    } else {
-        println!("Process {} ({}) has no memory groups.", process.pid, process.name.escape_debug());
+        return print_json(&process.named("memory_groups", &seen.as_ref().map(ReadGroups::json)));
     }
-    Ok(ExitCode::SUCCESS)
+    print(|output| match &seen {
+        Some(seen) => tree::write(output, &process, seen, dead),
+        None => writeln!(output, "Process {} ({}) has no memory groups.", process.pid, process.name),
+    })
 }
 
 #[cfg(test)]
-mod tests {
+impl ReadGroups {
+    /// Groups as they would come from reports.
+    pub(crate) fn of_groups(groups: Vec<ReportedGroup>) -> ReadGroups {
+        let mut seen = ReadGroups { groups, ..ReadGroups::default() };
+        seen.arrange(&Allowance::new(core::time::Duration::from_secs(1000))).unwrap();
+        seen
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
     use super::*;
+    use core::time::Duration;
 
     /// A report of groups as the crate `neap` writes them.
-    fn words(groups: &[(u64, u64, &str)], next: u64) -> Vec<u64> {
+    pub(crate) fn words(groups: &[(u64, u64, &str)], next: u64) -> Vec<u64> {
         let mut words = vec![1, groups.len() as u64, next, 0, groups.len() as u64, 0, 9, 9, 4096, 3];
         assert_eq!(words.len(), HEAD);
         for (id, parent, name) in groups {
-            words.extend([*id, *parent, 1000 * id, 2000 * id, 60_000 * id]);
+            // Parents have what is below them.
+            let charged = [20_000, 9000, 3000, 4000].get(*id as usize - 1).copied().unwrap_or(1000 * id);
+            words.extend([*id, *parent, charged, 2 * charged, 60_000 * id]);
             words.extend([UNLIMITED, UNLIMITED, 0, 0]);
             words.extend([1, 2, 3, 4]);
             words.extend(Event::ALL.map(|event| if event == Event::Refused { *id } else { 0 }));
@@ -316,14 +395,16 @@ mod tests {
     pub(super) fn seen() -> ReadGroups {
         let mut seen = ReadGroups::default();
         let first = words(&[(1, 0, ""), (2, 1, "tenant"), (4, 2, "beta")], 3);
-        assert_eq!(read(&first, &mut seen).unwrap(), Some(Some(3)));
-        assert_eq!(read(&words(&[(3, 2, "acme")], 1 << 30), &mut seen).unwrap(), Some(Some(1 << 30)));
+        let allowance = &Allowance::new(Duration::from_secs(1000));
+        assert_eq!(read(&first, &mut seen, allowance).unwrap(), Some(Some(3)));
+        assert_eq!(read(&words(&[(3, 2, "acme")], 1 << 30), &mut seen, allowance).unwrap(), Some(Some(1 << 30)));
         let mut left = vec![1, 3, u64::MAX, 1, 4, 0, 9, 5, 4096, 3];
         left.extend([3, 100, 0, 3, 50, 0, 2, 77, 9]);
-        assert_eq!(read(&left, &mut seen).unwrap(), Some(None));
+        assert_eq!(read(&left, &mut seen, allowance).unwrap(), Some(None));
         let waiting =
             [1, 2, u64::MAX, 2, 4, 0, 9, 5, 4096, 3, 3, 2, 3, 100, 2_500_000_000, u64::MAX, 4, 2, 0, 50, 7, 9];
-        assert_eq!(read(&waiting, &mut seen).unwrap(), Some(None));
+        assert_eq!(read(&waiting, &mut seen, allowance).unwrap(), Some(None));
+        seen.arrange(allowance).unwrap();
         seen.settle();
         seen
     }
@@ -331,16 +412,16 @@ mod tests {
     #[test]
     fn a_report_is_read_as_it_was_meant() {
         let seen = seen();
-        let paths: Vec<_> = seen.sorted().into_iter().map(|(path, depth, _)| (path, depth)).collect();
+        let paths: Vec<_> = seen.groups.iter().map(|group| (group.path.clone(), group.depth)).collect();
         let expected = [("", 0), ("tenant", 1), ("tenant/acme", 2), ("tenant/beta", 2)];
         assert_eq!(paths, expected.map(|(path, depth)| (path.to_string(), depth)));
         let acme = seen.find("tenant/acme").unwrap();
         assert_eq!((acme.id, acme.stocked, acme.used), (3, 150, 2850));
-        assert_eq!(seen.find("").unwrap().used, 850);
+        assert_eq!((seen.find("").unwrap().used, seen.raised), (19_850, 0));
         assert_eq!(seen.gone, [Gone { id: 9, heir: 2, bytes: 77 }]);
         let barred = WaitingCharge { group: 3, at: 2, reason: "barred", bytes: 100, waited: 2_500_000_000, left: None };
-        assert_eq!((seen.waiting[0], seen.waiting[1].left, seen.waiting_at(2)), (barred, Some(9), 2));
-        let json = seen.json();
+        assert_eq!((seen.waiting[0], seen.waiting[1].left, seen.groups[1].waiting), (barred, Some(9), 2));
+        let json = serde_json::to_value(seen.json()).unwrap();
         assert_eq!(json["groups"][2]["path"], "tenant/acme");
         let events = ["events", "local_events"].map(|name| json["groups"][2][name]["refused"].as_u64());
         assert_eq!((events, json["groups"][2]["stalled_us"].as_u64()), ([Some(3), Some(0)], Some(180_000)));
@@ -348,21 +429,57 @@ mod tests {
     }
 
     #[test]
+    fn group_that_grew_after_its_parent_was_counted_raises_the_parent() {
+        let mut seen = ReadGroups::default();
+        let allowance = &Allowance::new(Duration::from_secs(1000));
+        let mut late = words(&[(1, 0, ""), (2, 1, "tenant"), (3, 2, "acme"), (4, 1, "beta")], u64::MAX);
+        late[HEAD + 2] = 30;
+        late[HEAD + GROUP + 2] = 2000;
+        read(&late, &mut seen, allowance).unwrap();
+        seen.arrange(allowance).unwrap();
+        seen.settle();
+        let numbers = |path: &str| seen.find(path).map(|group| (group.used, group.charged)).unwrap();
+        let sums = [numbers(""), numbers("tenant"), numbers("tenant/acme"), numbers("beta")];
+        assert_eq!((sums, seen.raised), ([(7000, 7000), (3000, 3000), (3000, 3000), (4000, 4000)], 2));
+        let mut text = Vec::new();
+        tree::write(&mut text, &crate::published::tests::nobody(), &seen, false).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("2 of them are shown with the sum") && text.contains("beta"), "{text}");
+        for percent in text.lines().filter_map(|line| line.strip_suffix(" %")?.rsplit(' ').next()) {
+            assert!(percent.parse::<u64>().is_ok_and(|percent| percent <= 100), "{text}");
+        }
+    }
+
+    #[test]
+    fn group_deeper_than_any_can_be_is_refused() {
+        let allowance = &Allowance::new(Duration::from_secs(1000));
+        let names: Vec<String> = (0..34).map(|depth| format!("g{depth}")).collect();
+        for (groups, is_right) in [(33, true), (34, false)] {
+            let mut seen = ReadGroups::default();
+            let chain: Vec<_> = (0..groups).map(|at| (at as u64 + 1, at as u64, names[at].as_str())).collect();
+            read(&words(&chain, u64::MAX), &mut seen, allowance).unwrap();
+            assert_eq!(seen.arrange(allowance).is_ok(), is_right, "{groups} groups");
+        }
+    }
+
+    #[test]
     fn a_report_that_makes_no_sense_is_refused_or_shown_as_it_is() {
+        let allowance = &Allowance::new(Duration::from_secs(1000));
         let good = words(&[(1, 0, ""), (2, 1, "a")], 3);
-        assert!(read(&good[..HEAD - 1], &mut ReadGroups::default()).is_err());
+        assert!(read(&good[..HEAD - 1], &mut ReadGroups::default(), allowance).is_err());
         for count in [3, 1 << 40, u64::MAX] {
             let mut bad = good.clone();
             bad[1] = count;
-            assert!(read(&bad, &mut ReadGroups::default()).is_err());
+            assert!(read(&bad, &mut ReadGroups::default(), allowance).is_err());
         }
         // A group below itself, a name longer than there is room for, control characters.
         let mut odd = words(&[(1, 0, "\u{1b}[2J"), (2, 2, "loop"), (3, 4, "x"), (4, 3, "y")], 3);
         odd[HEAD + GROUP - 8] = u64::MAX;
         let mut seen = ReadGroups::default();
-        read(&odd, &mut seen).unwrap();
+        read(&odd, &mut seen, allowance).unwrap();
         assert!(!seen.groups[0].name.contains('\u{1b}'));
-        assert_eq!(seen.sorted().len(), 1);
+        seen.arrange(allowance).unwrap();
+        assert_eq!(seen.groups.len(), 1);
         seen.settle();
     }
 }

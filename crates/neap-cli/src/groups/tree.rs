@@ -1,6 +1,8 @@
 //! Groups for people: a tree with bars. Names were escaped where they were read.
 
-use core::fmt::Write;
+use core::fmt::Write as _;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
 
 use neap::group_report::REASONS;
 use neap::groups::{Bound, Event, UNLIMITED};
@@ -12,77 +14,97 @@ use crate::report::{human, number};
 /// Cells of a bar.
 const BAR: u64 = 20;
 
-/// Returns a tree of a process's groups; with `dead`, also the remains of deleted ones.
-pub(super) fn report(process: &ProcessStatus, seen: &ReadGroups, dead: bool) -> String {
-    let sorted = seen.sorted();
-    let mut text = String::new();
-    let name = |path: &str, depth: usize| match depth {
+/// Writes a tree of a process's groups; with `dead`, also the remains of deleted ones.
+pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &ReadGroups, dead: bool) -> io::Result<()> {
+    let name = |group: &ReportedGroup| match group.depth {
         0 => "(all)".to_string(),
-        depth => format!("{}{}", "  ".repeat(depth - 1), path.rsplit('/').next().unwrap_or_default()),
+        depth => format!("{}{}", "  ".repeat(depth - 1), group.name),
     };
-    let names: Vec<String> = sorted.iter().map(|(path, depth, _)| name(path, *depth)).collect();
-    let width = names.iter().map(|name| name.chars().count()).chain([5]).max().unwrap_or(5);
-    let _ = writeln!(
-        text,
-        "Process {} ({}): {} groups, {} for them besides their per-CPU data",
+    let width = seen.groups.iter().map(|group| name(group).chars().count()).chain([5]).max().unwrap_or(5);
+    writeln!(
+        output,
+        "Process {} ({}): {} groups, {} for them besides their per-CPU data\n",
         process.pid,
-        process.name.escape_debug(),
-        sorted.len().saturating_sub(1),
+        process.name,
+        seen.groups.len().saturating_sub(1),
         human(seen.metadata)
-    );
-    let _ = writeln!(text);
-    let _ = writeln!(text, "{:width$}  {:>10} {:>10} {:>10}  of its limit, or of all", "group", "used", "peak", "max");
-    let all = sorted.first().map_or(0, |(.., root)| root.used);
-    for ((_, _, group), name) in sorted.iter().zip(names) {
-        let used = group.used;
+    )?;
+    writeln!(output, "{:width$}  {:>10} {:>10} {:>10}  of its limit, or of all", "group", "used", "peak", "max")?;
+    let all = seen.groups.first().map_or(0, |root| root.used);
+    for group in &seen.groups {
+        let (used, name) = (group.used, name(group));
         let max = group.bounds[Bound::Max as usize];
         let (of, mark) = if max == UNLIMITED { (all, '-') } else { (max, '#') };
         let limit = if max == UNLIMITED { "none".into() } else { human(max) };
-        let _ = write!(
-            text,
-            "{name:width$}  {:>10} {:>10} {limit:>10}  {}",
-            human(used),
-            human(group.peak),
-            bar(used, of, mark)
-        );
-        let _ = writeln!(text, "{}", remarks(group));
+        let (shown, peak, bar) = (human(used), human(group.peak), bar(used, of, mark));
+        writeln!(output, "{name:width$}  {shown:>10} {peak:>10} {limit:>10}  {bar}{}", remarks(group))?;
     }
-    let _ = writeln!(text);
-    let _ = writeln!(text, "# of its own limit, - of what all use. Peaks count what CPUs and caches kept, too.");
-    text += &waiting(seen);
-    if dead {
-        let _ = writeln!(text);
-        let _ = writeln!(text, "Deleted groups on their way out: {}.", seen.dying);
-        match seen.gone.len() {
-            0 => _ = writeln!(text, "Nothing is booked under the id of a group that is gone."),
-            count => _ = writeln!(text, "Ids of groups that are gone, and what is booked under them: {count}."),
-        }
-        for gone in &seen.gone {
-            let heir = sorted.iter().find(|(.., group)| group.id == gone.heir).map_or("?", |(path, ..)| path);
-            let heir = if heir.is_empty() { "(all)" } else { heir };
-            let _ = writeln!(text, "  {:>10} now of {heir}", human(gone.bytes));
-        }
+    writeln!(output, "\n# of its own limit, - of what all use. Peaks count what CPUs and caches kept, too.")?;
+    if seen.raised > 0 {
+        writeln!(
+            output,
+            "Groups were counted one after the other while they changed: {} of them are shown with the sum of those below.",
+            seen.raised
+        )?;
     }
-    text
+    write_waiting(output, seen)?;
+    if dead { write_dead(output, seen) } else { Ok(()) }
 }
 
-/// Returns a line for the charges that wait at each group for each reason.
-fn waiting(seen: &ReadGroups) -> String {
-    let mut text = String::new();
-    for (path, _, group) in seen.sorted() {
+/// The path of a group for people.
+fn shown(group: Option<&ReportedGroup>) -> &str {
+    match group.map(|group| group.path.as_str()) {
+        None => "?",
+        Some("") => "(all)",
+        Some(path) => path,
+    }
+}
+
+/// Writes what is left of deleted groups.
+fn write_dead(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
+    writeln!(output, "\nDeleted groups on their way out: {}.", seen.dying)?;
+    match seen.gone.len() {
+        0 => writeln!(output, "Nothing is booked under the id of a group that is gone.")?,
+        count => writeln!(output, "Ids of groups that are gone, and what is booked under them: {count}.")?,
+    }
+    let groups: BTreeMap<u64, &ReportedGroup> = seen.groups.iter().map(|group| (group.id, group)).collect();
+    for gone in &seen.gone {
+        writeln!(output, "  {:>10} now of {}", human(gone.bytes), shown(groups.get(&gone.heir).copied()))?;
+    }
+    Ok(())
+}
+
+/// Charges that wait at a group for one reason.
+#[derive(Default)]
+struct Waits {
+    charges: u64,
+    bytes: u64,
+    longest: u64,
+    endless: u64,
+}
+
+/// Writes a line for the charges that wait at each group for each reason.
+fn write_waiting(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
+    let mut all: BTreeMap<(u64, &str), Waits> = BTreeMap::new();
+    for waiting in &seen.waiting {
+        let waits = all.entry((waiting.at, waiting.reason)).or_default();
+        waits.charges += 1;
+        waits.bytes = waits.bytes.saturating_add(waiting.bytes);
+        waits.longest = waits.longest.max(waiting.waited);
+        waits.endless += u64::from(waiting.left.is_none());
+    }
+    let mut gap = "\n";
+    for group in &seen.groups {
         for reason in REASONS {
-            let all: Vec<_> = seen.waiting.iter().filter(|it| it.at == group.id && it.reason == reason).collect();
-            let longest = all.iter().map(|it| it.waited).max().unwrap_or_default();
-            if !all.is_empty() {
-                let endless = all.iter().filter(|it| it.left.is_none()).count();
-                let _ = write!(text, "{} charges wait at {}", all.len(), if path.is_empty() { "(all)" } else { &path });
-                let bytes = human(all.iter().map(|it| it.bytes).fold(0, u64::saturating_add));
-                let seconds = number(longest as f64 / 1e9, 1);
-                let _ = writeln!(text, " for {bytes}, {seconds} s so far, {endless} without a deadline: {reason}");
-            }
+            let Some(Waits { charges, bytes, longest, endless }) = all.remove(&(group.id, reason)) else { continue };
+            let (path, bytes) = (shown(Some(group)), human(bytes));
+            let seconds = number(longest as f64 / 1e9, 1);
+            write!(output, "{gap}{charges} charges wait at {path} for {bytes}, {seconds} s so far, ")?;
+            writeln!(output, "{endless} without a deadline: {reason}")?;
+            gap = "";
         }
     }
-    if text.is_empty() { text } else { format!("\n{text}") }
+    Ok(())
 }
 
 fn bar(part: u64, of: u64, mark: char) -> String {
@@ -126,12 +148,14 @@ mod tests {
     #[test]
     fn a_tree_has_every_group_once() {
         let mut seen = super::super::tests::seen();
-        seen.groups[2].bounds = [8000, UNLIMITED, 1 << 20, 0];
-        (seen.groups[2].events, seen.groups[2].local_events) = ([0; 9], [0; 9]);
-        seen.groups[2].stalled_us = 0;
-        seen.groups[2].events[Event::Refused as usize] = 7;
-        seen.groups[2].local_events[Event::Refused as usize] = 7;
-        let text = report(&crate::published::tests::nobody(), &seen, true);
+        seen.groups[3].bounds = [8000, UNLIMITED, 1 << 20, 0];
+        (seen.groups[3].events, seen.groups[3].local_events) = ([0; 9], [0; 9]);
+        seen.groups[3].stalled_us = 0;
+        seen.groups[3].events[Event::Refused as usize] = 7;
+        seen.groups[3].local_events[Event::Refused as usize] = 7;
+        let mut text = Vec::new();
+        write(&mut text, &crate::published::tests::nobody(), &seen, true).unwrap();
+        let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         let row = |name: &str| *lines.iter().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{text}"));
         assert!(row("  beta").contains("##########.......... ") && row("  beta").ends_with("refused x 7"), "{text}");

@@ -4,16 +4,21 @@
 //! An answer may take seconds, so a thread waits for it, and makes one request after the other; the
 //! screen goes on. Of each kind, reports and commands, at most one is under way.
 
+use core::time::Duration;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 
 use anyhow::{Context, Result};
 
+use super::groups::readable;
 use super::listing::size;
 use super::reading::{Reading, time_of_day};
 use super::state::{Change, View};
+use crate::allowance::Allowance;
 use crate::desk::Desk;
 use crate::drain;
-use crate::groups::{self, ReadGroups};
+use crate::groups::{self, ReadGroups, ReportedGroup};
+use crate::handle::ProcessHandle;
 use crate::published::{ProcessStatus, monotonic};
 use neap::groups::UNLIMITED;
 
@@ -40,20 +45,38 @@ pub(super) struct Asking {
     request: bool,
 }
 
-/// Requests the groups of a process; `None` if there are none.
-pub(super) fn groups(pid: i32) -> Result<Option<ReadGroups>> {
-    let process = ProcessStatus::look(pid)?;
-    ReadGroups::ask(&process, &process.page()?)
+/// Bytes that may be kept of a report: a screen has two, and rows of text.
+const MOST_BYTES: usize = 8 << 20;
+
+/// A process as requests find it, with a new allowance for each.
+#[derive(Clone)]
+pub(super) struct Asked {
+    pub(super) handle: Arc<ProcessHandle>,
+    pub(super) time: Duration,
 }
 
-fn change(pid: i32, wanted: &Change) -> Result<String> {
-    let process = ProcessStatus::look(pid)?;
-    let page = process.page()?;
-    let seen = ReadGroups::ask(&process, &page)?.unwrap_or_default();
-    let group = seen.groups.iter().find(|group| group.id == wanted.group);
-    let group = group.with_context(|| format!("group \"{}\" is gone", wanted.path))?;
-    let done = groups::change(&Desk::of(&process, &page)?, group, wanted.bound, wanted.bytes)?;
-    Ok(format!("{}: {done}", wanted.path))
+impl Asked {
+    fn process(&self) -> Result<ProcessStatus> {
+        ProcessStatus::read(&self.handle, Allowance::of_bytes(MOST_BYTES, self.time))
+    }
+
+    /// Requests the groups of the process; `None` if there are none.
+    pub(super) fn groups(&self) -> Result<Option<ReadGroups>> {
+        let process = self.process()?;
+        ReadGroups::ask(&process, &process.page()?)
+    }
+
+    fn change(&self, wanted: &Change) -> Result<String> {
+        let process = self.process()?;
+        let page = process.page()?;
+        let seen = ReadGroups::ask(&process, &page)?.unwrap_or_default();
+        // The process may have executed another program, whose groups have the same ids.
+        let is_it = |group: &&ReportedGroup| group.id == wanted.group && readable(&group.path) == wanted.path;
+        let group = seen.groups.iter().find(is_it);
+        let group = group.with_context(|| format!("group \"{}\" is gone", wanted.path))?;
+        let done = groups::change(&Desk::of(&process, &page)?, group, wanted.bound, wanted.bytes)?;
+        Ok(format!("{}: {done}", wanted.path))
+    }
 }
 
 impl Query {
@@ -72,15 +95,15 @@ impl Query {
 
 impl Asking {
     /// Starts the thread. It ends with this value, or after the answer that it waits for.
-    pub(super) fn start(pid: i32) -> Asking {
+    pub(super) fn start(asked: Asked) -> Asking {
         let (wanted, requests) = channel();
         let (sender, answers) = channel();
         std::thread::spawn(move || {
             for wanted in requests {
                 let answer = match wanted {
-                    Query::Groups => Answer::Groups(groups(pid)),
-                    Query::Drain(cpu) => Answer::Done(drain::drain(pid, cpu)),
-                    Query::Change(wanted) => Answer::Done(change(pid, &wanted)),
+                    Query::Groups => Answer::Groups(asked.groups()),
+                    Query::Drain(cpu) => Answer::Done(asked.process().and_then(|process| drain::drain(&process, cpu))),
+                    Query::Change(wanted) => Answer::Done(asked.change(&wanted)),
                 };
                 if sender.send(answer).is_err() {
                     // The user has quit.

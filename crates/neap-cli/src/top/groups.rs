@@ -1,7 +1,7 @@
 //! The pane of memory groups: a tree that can be folded, or a list sorted by a column.
 //!
 //! Its rows come from reports of groups ([`asking`](super::asking)). If a report fails the last one
-//! stays, with its age. Names were escaped where they were read.
+//! stays, with its age.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,8 @@ const OLD: Duration = Duration::from_secs(1);
 /// The known groups of a process.
 #[derive(Default)]
 pub(super) struct Known {
-    previous: Option<ReadGroups>,
+    /// Bytes in use by group, of the report before.
+    previous: Option<BTreeMap<u64, u64>>,
     current: Option<ReadGroups>,
     /// Time of the last report, by the clock of readings.
     at: u64,
@@ -30,8 +31,6 @@ pub(super) struct Known {
 
 /// A group in the pane.
 struct PaneRow<'a> {
-    path: String,
-    depth: usize,
     group: &'a ReportedGroup,
     /// Groups below it that are folded.
     hidden: usize,
@@ -43,7 +42,8 @@ impl Known {
     pub(super) fn follow(&mut self, asked: Result<Option<ReadGroups>>, at: u64) -> Option<&str> {
         match asked {
             Ok(Some(seen)) => {
-                self.previous = self.current.replace(seen);
+                let used = |seen: ReadGroups| seen.groups.iter().map(|group| (group.id, group.used)).collect();
+                self.previous = self.current.replace(seen).map(used);
                 (self.at, self.failed) = (at, None);
             }
             Ok(None) => *self = Known::default(),
@@ -63,8 +63,8 @@ impl Known {
 
     /// The path of a group for people.
     pub(super) fn path(&self, id: u64) -> Option<String> {
-        let sorted = self.current.as_ref()?.sorted();
-        sorted.into_iter().find(|(.., group)| group.id == id).map(|(path, ..)| readable(&path))
+        let group = self.current.as_ref()?.groups.iter().find(|group| group.id == id);
+        group.map(|group| readable(&group.path))
     }
 
     /// Shows or hides the children of a group.
@@ -78,10 +78,12 @@ impl Known {
     /// Rows in the order of the tree, without folded groups.
     fn rows(&self) -> Vec<PaneRow<'_>> {
         let mut rows: Vec<PaneRow<'_>> = Vec::new();
-        for (path, depth, group) in self.current.iter().flat_map(ReadGroups::sorted) {
+        for group in self.current.iter().flat_map(|seen| &seen.groups) {
             match rows.last_mut() {
-                Some(last) if depth > last.depth && self.folded.contains(&last.group.id) => last.hidden += 1,
-                _ => rows.push(PaneRow { path, depth, group, hidden: 0 }),
+                Some(last) if group.depth > last.group.depth && self.folded.contains(&last.group.id) => {
+                    last.hidden += 1;
+                }
+                _ => rows.push(PaneRow { group, hidden: 0 }),
             }
         }
         rows
@@ -95,21 +97,20 @@ impl Known {
             _ => "Groups".to_string(),
         };
         let empty = self.failed.as_deref().unwrap_or("No report of its groups has come yet.");
-        let before: BTreeMap<u64, u64> =
-            self.previous.iter().flat_map(|seen| &seen.groups).map(|group| (group.id, group.used)).collect();
         let change = |row: &PaneRow<'_>| {
-            let missing = if self.previous.is_some() { 0 } else { row.group.used };
-            row.group.used.wrapping_sub(before.get(&row.group.id).copied().unwrap_or(missing)) as i64
+            let before = self.previous.as_ref().map(|before| before.get(&row.group.id).copied().unwrap_or_default());
+            row.group.used.wrapping_sub(before.unwrap_or(row.group.used)) as i64
         };
         let name = |row: &PaneRow<'_>| {
-            let mut shown = match row.path.rsplit('/').next() {
-                Some(name) if is_tree && row.depth > 0 => format!("{}{name}", "  ".repeat(row.depth - 1)),
-                _ => readable(&row.path),
-            };
+            let (ReportedGroup { path, depth, name, .. }, mut shown) = (row.group, String::new());
+            match *depth {
+                1.. if is_tree => shown += &format!("{}{name}", "  ".repeat(depth - 1)),
+                _ => shown += &readable(path),
+            }
             if row.hidden > 0 {
                 shown += &format!(" +{}", row.hidden);
             }
-            Cell::Path(shown, row.path.clone())
+            Cell::Path(shown, path.clone())
         };
         let rows = self.rows();
         let limit = |bound: Bound| move |row: &PaneRow<'_>| Cell::Limit(some(row.group.bounds[bound as usize]));
@@ -127,14 +128,13 @@ impl Known {
             .column("at max", "at_max", count(Event::Max))
             .column("at high", "at_high", count(Event::High))
             .column("over", "overcharged", count(Event::Overcharged));
-        let waits = |row: &PaneRow<'_>| self.current.as_ref().map_or(0, |seen| seen.waiting_at(row.group.id));
-        if rows.iter().any(|row| waits(row) > 0) {
-            listing = listing.column("waiting", "waiting", move |row| Cell::Number(waits(row)));
+        if rows.iter().any(|row| row.group.waiting > 0) {
+            listing = listing.column("waiting", "waiting", |row| Cell::Number(row.group.waiting));
         }
         let press = |row: &PaneRow<'_>| {
             let [medium, critical] =
                 [Event::PressureMedium, Event::PressureCritical].map(|event| row.group.events[event as usize]);
-            medium + critical
+            medium.saturating_add(critical)
         };
         if rows.iter().any(|row| press(row) > 0) {
             listing = listing.column("pressed", "pressed", move |row| Cell::Number(press(row)));
@@ -158,7 +158,7 @@ fn some(bytes: u64) -> Option<u64> {
 }
 
 /// A path; the root has none.
-fn readable(path: &str) -> String {
+pub(super) fn readable(path: &str) -> String {
     if path.is_empty() { "(all)".to_string() } else { path.to_string() }
 }
 
@@ -180,7 +180,7 @@ pub(super) mod tests {
             bounds: [UNLIMITED, UNLIMITED, 0, 0],
             ..ReportedGroup::default()
         };
-        ReadGroups { groups: groups.iter().map(group).collect(), ..ReadGroups::default() }
+        ReadGroups::of_groups(groups.iter().map(group).collect())
     }
 
     /// Of two reports a second apart; the last came at 10.5 s.
@@ -194,8 +194,8 @@ pub(super) mod tests {
             (4, 2, "beta", 3 << 20),
             (5, 1, "cache", 2 << 20),
         ]);
-        after.groups[3].bounds = [4 << 20, 3 << 20, 1 << 20, 0];
-        after.groups[3].events = [0, 12, 34, 5, 1, 2, 0, 0, 0];
+        after.groups[4].bounds = [4 << 20, 3 << 20, 1 << 20, 0];
+        after.groups[4].events = [0, 12, 34, 5, 1, 2, 0, 0, 0];
         assert_eq!(known.follow(Ok(Some(before)), 9_500_000_000), None);
         assert_eq!(known.follow(Ok(Some(after)), 10_500_000_000), None);
         known
@@ -234,7 +234,7 @@ pub(super) mod tests {
     fn pressure_is_shown_where_there_was_any() {
         let mut known = known();
         assert!(!lines(&known, true)[0].contains("pressed"));
-        let group = &mut known.current.as_mut().unwrap().groups[3];
+        let group = &mut known.current.as_mut().unwrap().groups[4];
         group.events[Event::PressureMedium as usize] = 3;
         group.events[Event::PressureCritical as usize] = 4;
         assert!(lines(&known, true)[0].contains("pressed"));
@@ -245,7 +245,7 @@ pub(super) mod tests {
     fn stalled_time_is_shown_where_there_was_any() {
         let mut known = known();
         assert!(!lines(&known, true)[0].contains("stalled"));
-        known.current.as_mut().unwrap().groups[3].stalled_us = 2_345_678;
+        known.current.as_mut().unwrap().groups[4].stalled_us = 2_345_678;
         let shown = lines(&known, true);
         assert!(shown[0].contains("stalled ms") && shown[5].contains("2345"), "{shown:?}");
         assert_eq!(known.listing(NOW, Duration::from_secs(1), true).json()[4]["stalled_ms"], 2345);

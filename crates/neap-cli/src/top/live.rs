@@ -18,8 +18,8 @@ use ratatui::crossterm::execute;
 use ratatui::{DefaultTerminal, Frame};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use super::asking::{Asking, Query};
-use super::reading::{Pair, Reading};
+use super::asking::{Asked, Asking, Query};
+use super::reading::{Kernel, Pair, Reading};
 use super::screen;
 use super::state::{Action, View};
 
@@ -77,7 +77,7 @@ enum SessionEnd {
 }
 
 /// Shows a process until it ends or the user quits.
-pub(super) fn run(first: Reading, interval: Duration) -> Result<ExitCode> {
+pub(super) fn run(asked: Asked, first: Reading, interval: Duration) -> Result<ExitCode> {
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     ensure!(is_terminal, "neap top needs a terminal; --once prints one screen as text, --json one object");
     // 0, or the received signal.
@@ -88,7 +88,7 @@ pub(super) fn run(first: Reading, interval: Duration) -> Result<ExitCode> {
     }
     let (pid, name) = (first.pid, first.name.clone());
     let screen = Screen::open()?;
-    let end = watch(screen, first, View::new(interval), &signal);
+    let end = watch(screen, &asked, first, View::new(interval), &signal);
     match end? {
         SessionEnd::Quit => {}
         SessionEnd::Ended => println!("process {pid} ({name}) has ended"),
@@ -98,10 +98,16 @@ pub(super) fn run(first: Reading, interval: Duration) -> Result<ExitCode> {
 }
 
 /// Runs the session; restores the terminal at the end.
-fn watch(mut screen: Screen, first: Reading, mut state: View, signal: &AtomicUsize) -> Result<SessionEnd> {
+fn watch(
+    mut screen: Screen,
+    asked: &Asked,
+    first: Reading,
+    mut state: View,
+    signal: &AtomicUsize,
+) -> Result<SessionEnd> {
     let (mut previous, mut current): (Option<Reading>, Reading) = (None, first);
     let mut due = Instant::now() + state.interval;
-    let mut asking = Asking::start(current.pid);
+    let mut asking = Asking::start(asked.clone());
     asking.follow(&current);
     let mut stale = true;
     loop {
@@ -137,18 +143,18 @@ fn watch(mut screen: Screen, first: Reading, mut state: View, signal: &AtomicUsi
             continue;
         }
         due = Instant::now() + state.interval;
-        if state.frozen && current.now().is_some() {
+        if state.frozen && Kernel::read(&asked.handle).is_some() {
             continue;
         }
         // A failed reading is repeated: the process may have been executing a program.
-        match Reading::take(current.pid).or_else(|_| Reading::take(current.pid)) {
-            Ok(next) if next.kernel.started == current.kernel.started => {
+        let take = || Reading::take(&asked.handle, asked.time);
+        match take().or_else(|_| take()) {
+            Ok(next) => {
                 state.log.follow(Pair { previous: &current, current: &next });
                 asking.follow(&next);
                 previous = Some(core::mem::replace(&mut current, next));
             }
-            Ok(_) => return Ok(SessionEnd::Ended),
-            Err(error) => match current.now() {
+            Err(error) => match Kernel::read(&asked.handle) {
                 None => return Ok(SessionEnd::Ended),
                 Some(now) if now.headless => state.message = Some("Its main thread has ended.".to_string()),
                 Some(_) => return Err(error),

@@ -27,11 +27,13 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
+use asking::Asked;
 use panes::Pane;
 use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, View};
 
 use crate::published::monotonic;
+use crate::subject::Subject;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,9 +50,8 @@ two readings.";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// The process
-    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pid: i32,
+    #[command(flatten)]
+    subject: Subject,
     /// From one reading to the next
     #[arg(long, value_name = "MS", default_value = "1000", value_parser = interval)]
     interval: Duration,
@@ -69,19 +70,21 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let first = Reading::take(options.pid)?;
+    let asked = Asked { handle: options.subject.open()?, time: options.subject.time() };
+    let take = || Reading::take(&asked.handle, asked.time);
+    let first = take()?;
     if !options.once && !options.json {
-        return live::run(first, options.interval);
+        return live::run(asked, first, options.interval);
     }
     let mut state = View::new(options.interval);
     let mut ask = |reading: &Reading| {
         if reading.numbers.groups.is_some() {
-            state.groups.follow(asking::groups(reading.pid), monotonic());
+            state.groups.follow(asked.groups(), monotonic());
         }
     };
     ask(&first);
     std::thread::sleep(options.interval);
-    let second = Reading::take(options.pid)?;
+    let second = take()?;
     ask(&second);
     let pair = Pair { previous: &first, current: &second };
     state.log.follow(pair);

@@ -94,7 +94,7 @@ fn cpus(pair: Pair<'_>) -> Listing {
         .column("stacks", "stacks", |cpu| Cell::Number(cpu.stacks))
         .column("page list", "listed_bytes", |cpu| Cell::Bytes(now.bytes(cpu.page_list)))
         .column("may keep", "high_bytes", |cpu| Cell::Bytes(now.bytes(cpu.list_high)))
-        .column("slots", "slots", |cpu| Cell::Text(cpu.kind.escape_debug().to_string()))
+        .column("slots", "slots", |cpu| Cell::Text(cpu.kind.clone()))
         .listing
 }
 

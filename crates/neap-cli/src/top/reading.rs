@@ -4,10 +4,12 @@
 //! functions of it.
 
 use core::time::Duration;
-use std::fs;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
+use crate::allowance::Allowance;
+use crate::handle::ProcessHandle;
 use crate::numbers::Numbers;
 use crate::published::{ProcessStatus, monotonic};
 
@@ -33,46 +35,38 @@ pub(super) struct Kernel {
     /// Faults without and with a read from disk.
     pub(super) minor: u64,
     pub(super) major: u64,
-    /// Start time of the process, in ticks since boot: distinguishes it from a later one with its
-    /// id.
-    pub(super) started: u64,
     /// The main thread has ended and others have not: only this can be read of such a process. It
     /// is so for a moment while another thread executes a program.
     pub(super) headless: bool,
 }
 
 impl Kernel {
-    fn read(pid: i32) -> Option<Kernel> {
-        Kernel::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    /// The current counters of a process; `None` if it has ended.
+    pub(super) fn read(handle: &ProcessHandle) -> Option<Kernel> {
+        Kernel::parse(&handle.state_line()?)
     }
 
-    /// Parses a line of `/proc/PID/stat`; `None` for a process that has ended.
+    /// Parses a line of `/proc/PID/stat` from the state on; `None` for a process that has ended.
     fn parse(line: &str) -> Option<Kernel> {
-        // The name before may contain spaces and brackets.
-        let fields: Vec<&str> = line.rsplit_once(") ")?.1.split_whitespace().collect();
+        let fields: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
         let (over, threads): (bool, u64) = (matches!(*fields.first()?, "Z" | "X"), number(17)?);
-        let kernel = Kernel { minor: number(7)?, major: number(9)?, started: number(19)?, headless: over };
+        let kernel = Kernel { minor: number(7)?, major: number(9)?, headless: over };
         (!over || threads > 1).then_some(kernel)
     }
 }
 
 impl Reading {
     /// Reads the state of a process.
-    pub(super) fn take(pid: i32) -> Result<Reading> {
-        let process = ProcessStatus::look(pid)?;
+    pub(super) fn take(handle: &Arc<ProcessHandle>, time: Duration) -> Result<Reading> {
+        let process = ProcessStatus::read(handle, Allowance::new(time))?;
         let page = process.page()?;
-        let (_, numbers) = Numbers::read(&process, &page)?;
-        let kernel = Kernel::read(pid).with_context(|| format!("process {pid} has ended"))?;
+        let numbers = Numbers::read(&process, &page)?;
+        let kernel = Kernel::read(handle).with_context(|| format!("process {} has ended", handle.pid))?;
         let resident = process.resident_kib << 10;
-        let name = process.name.escape_debug().to_string();
         let (at, published) = (monotonic(), page.published);
-        Ok(Reading { pid, name, numbers, resident, kernel, at, published, clock: time_of_day() })
-    }
-
-    /// The kernel's current counters of the process; `None` if it has ended.
-    pub(super) fn now(&self) -> Option<Kernel> {
-        Kernel::read(self.pid).filter(|now| now.started == self.kernel.started)
+        let (pid, name, clock) = (process.pid, process.name, time_of_day());
+        Ok(Reading { pid, name, numbers, resident, kernel, at, published, clock })
     }
 
     /// Bytes of a number of pages.
@@ -148,7 +142,7 @@ pub(super) mod tests {
             name: "redis-server".to_string(),
             numbers: Numbers::deserialize(numbers).unwrap(),
             resident: 100 << 20,
-            kernel: Kernel { minor: at * 3, major: 0, started: 7, headless: false },
+            kernel: Kernel { minor: at * 3, major: 0, headless: false },
             at: at * 1_000_000,
             published: (at - 120) * 1_000_000,
             clock: format!("13:42:{:02}", at / 1000),
@@ -204,25 +198,17 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_line_of_the_kernel_is_read_behind_whatever_the_name_is() {
+    fn a_line_of_the_kernel_is_read_from_the_state_on() {
         let line = |state: &str, threads: u32| {
-            format!("12 (a) R 1 (b) {state} 1 2 3 4 5 6 700 8 900 10 11 12 13 14 15 16 {threads} 18 1900 20 21")
+            format!("{state} 1 2 3 4 5 6 700 8 900 10 11 12 13 14 15 16 {threads} 18 1900 20 21")
         };
-        let kernel = Kernel { minor: 700, major: 900, started: 1900, headless: false };
+        let kernel = Kernel { minor: 700, major: 900, headless: false };
         assert_eq!(Kernel::parse(&line("S", 1)), Some(kernel));
         assert_eq!((Kernel::parse(&line("Z", 1)), Kernel::parse(&line("X", 1))), (None, None));
         assert_eq!(Kernel::parse(&line("Z", 2)), Some(Kernel { headless: true, ..kernel }));
-        assert_eq!(Kernel::parse("12 (a) S 1 2"), None);
-        assert_eq!(Kernel::parse(""), None);
-    }
-
-    #[test]
-    fn this_process_runs_and_an_older_one_of_its_number_does_not() {
-        let pid = std::process::id() as i32;
-        let mut reading = Reading { pid, kernel: Kernel::read(pid).unwrap(), ..Reading::default() };
-        assert!(reading.kernel.minor > 0 && reading.now().is_some());
-        reading.kernel.started -= 1;
-        assert_eq!(reading.now(), None);
+        assert_eq!((Kernel::parse("S 1 2"), Kernel::parse("")), (None, None));
+        let own = ProcessHandle::open(std::process::id() as i32).unwrap();
+        assert!(Kernel::read(&own).is_some_and(|kernel| kernel.minor > 0));
     }
 
     #[test]

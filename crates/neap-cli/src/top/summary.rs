@@ -51,7 +51,7 @@ fn facts(pair: Pair<'_>) -> [Facts; 4] {
         fact("ticks", "ticks_per_s", Cell::Rate(rate(|numbers| numbers.ticks))),
     ];
     let mode = &numbers.mode;
-    let text = |text: &str| Cell::Text(text.escape_debug().to_string());
+    let text = |text: &str| Cell::Text(text.to_string());
     let way = vec![
         fact("slots", "slots", text(&mode.slots)),
         fact("thread", "thread", text(&mode.background)),

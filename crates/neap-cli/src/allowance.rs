@@ -1,0 +1,87 @@
+//! Bytes and time that a look at another process may take, whatever the process answers.
+//!
+//! Everything that is read from the process and kept is [taken](Allowance::take) from it, and every
+//! wait ends with it. Output is written row by row, so a command with its output stays below
+//! 64 MiB.
+
+use core::cell::Cell;
+use core::time::Duration;
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+
+/// Bytes that may be kept of one process.
+pub(crate) const MOST_BYTES: usize = 32 << 20;
+/// Time of a command, unless the user asks for another.
+pub(crate) const USUAL_TIME: Duration = Duration::from_secs(5);
+
+/// The rest of the bytes and of the time.
+#[derive(Debug)]
+pub(crate) struct Allowance {
+    bytes: Cell<usize>,
+    most: usize,
+    time: Duration,
+    end: Instant,
+}
+
+impl Allowance {
+    pub(crate) fn new(time: Duration) -> Allowance {
+        Allowance::of_bytes(MOST_BYTES, time)
+    }
+
+    pub(crate) fn of_bytes(most: usize, time: Duration) -> Allowance {
+        Allowance { bytes: Cell::new(most), most, time, end: Instant::now() + time }
+    }
+
+    /// Takes bytes that are about to be kept.
+    ///
+    /// # Errors
+    /// The bytes or the time are used up.
+    pub(crate) fn take(&self, bytes: usize) -> Result<()> {
+        let Some(rest) = self.bytes.get().checked_sub(bytes) else {
+            bail!("it has more than {} MiB to tell, which is the most that this command reads", self.most >> 20)
+        };
+        self.bytes.set(rest);
+        self.ensure_time()
+    }
+
+    /// # Errors
+    /// The time is used up.
+    pub(crate) fn ensure_time(&self) -> Result<()> {
+        ensure!(
+            !self.is_over(),
+            "it did not tell everything within {} s; --timeout SECONDS allows more",
+            self.seconds()
+        );
+        Ok(())
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        Instant::now() >= self.end
+    }
+
+    pub(crate) fn end(&self) -> Instant {
+        self.end
+    }
+
+    /// Seconds at the start.
+    pub(crate) fn seconds(&self) -> u64 {
+        self.time.as_secs()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_time_are_used_up() {
+        let allowance = Allowance::of_bytes(1 << 20, Duration::from_secs(1000));
+        allowance.take(1 << 19).unwrap();
+        allowance.take(1 << 19).unwrap();
+        assert!(allowance.take(1).unwrap_err().to_string().contains("more than 1 MiB"));
+        assert!(allowance.take(usize::MAX).is_err() && allowance.take(0).is_ok());
+        let over = Allowance::new(Duration::ZERO);
+        assert!(over.is_over() && over.take(0).unwrap_err().to_string().contains("--timeout"));
+    }
+}

@@ -1,0 +1,96 @@
+//! Text that another process wrote, made harmless for terminals, files and readers.
+//!
+//! Every such text passes [`escaped`] where it is read: names, paths, published numbers, reports.
+//! Reports for people and JSON objects show the result unchanged.
+
+use core::fmt::Write;
+
+use serde_json::{Map, Value};
+
+/// Quotes and the escape character. They end no line, start no sequence, and stay as they are.
+const HARMLESS: [char; 3] = ['\'', '"', '\\'];
+
+/// Returns a text with each byte that is not UTF-8 as `\xd0`, and each character that is not
+/// printable as `\u{9b}`. Such are control and format characters, separators of lines, and
+/// characters that have no meaning. Text that was escaped before stays as it is.
+pub(crate) fn escaped(text: &[u8]) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for chunk in text.utf8_chunks() {
+        for piece in chunk.valid().split_inclusive(HARMLESS) {
+            let plain = piece.trim_end_matches(HARMLESS);
+            // A mark at the start of a piece has no letter to stand above.
+            safe.extend(plain.escape_debug());
+            safe.push_str(&piece[plain.len()..]);
+        }
+        for byte in chunk.invalid() {
+            // Writing into a string does not fail.
+            let _ = write!(safe, "\\x{byte:02x}");
+        }
+    }
+    safe
+}
+
+/// Returns a JSON value with all strings and keys escaped.
+pub(crate) fn escaped_value(value: Value) -> Value {
+    match value {
+        Value::String(text) => escaped(text.as_bytes()).into(),
+        Value::Array(values) => values.into_iter().map(escaped_value).collect(),
+        Value::Object(entries) => escaped_object(entries).into(),
+        plain => plain,
+    }
+}
+
+/// Returns a JSON object with all strings and keys escaped.
+pub(crate) fn escaped_object(entries: Map<String, Value>) -> Map<String, Value> {
+    entries.into_iter().map(|(key, value)| (escaped(key.as_bytes()), escaped_value(value))).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Whether a character could steer a terminal or hide from a reader; independent of the code
+    /// above.
+    pub(crate) fn is_hostile(letter: char) -> bool {
+        letter.is_control()
+            || matches!(letter, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')
+            || ('\u{200b}'..='\u{200f}').contains(&letter)
+            || ('\u{2028}'..='\u{202e}').contains(&letter)
+            || ('\u{2060}'..='\u{206f}').contains(&letter)
+            || ('\u{e0000}'..='\u{e007f}').contains(&letter)
+    }
+
+    #[test]
+    fn text_of_all_scripts_stays_and_what_steers_is_escaped() {
+        for plain in ["", "redis-server", "приложение", "it's \"a\\b\"", "漢字", "e\u{301}a", "a b"] {
+            assert_eq!(escaped(plain.as_bytes()), plain);
+        }
+        for (text, expected) in [
+            (&b"\xd0\xbf\xd1\x80\xd0"[..], "пр\\xd0"),
+            (b"\xff\xfe\xc3(", "\\xff\\xfe\\xc3("),
+            (b"\x1b[31mred", "\\u{1b}[31mred"),
+            ("\u{9b}2J\u{85}x\u{7f}".as_bytes(), "\\u{9b}2J\\u{85}x\\u{7f}"),
+            ("\u{202e}evil\u{2066}".as_bytes(), "\\u{202e}evil\\u{2066}"),
+            ("a\u{2028}b\u{2029}c\u{200b}\u{e0041}".as_bytes(), "a\\u{2028}b\\u{2029}c\\u{200b}\\u{e0041}"),
+            (b"a\nb\r\tc\0", "a\\nb\\r\\tc\\0"),
+        ] {
+            assert_eq!(escaped(text), expected);
+            assert_eq!(escaped(expected.as_bytes()), expected, "escaped once");
+        }
+    }
+
+    #[test]
+    fn no_character_that_steers_passes() {
+        for letter in '\0'..=char::MAX {
+            let shown = escaped(format!("a{letter}b").as_bytes());
+            assert!(!shown.chars().any(is_hostile), "{:x}", letter as u32);
+        }
+    }
+
+    #[test]
+    fn values_are_escaped_at_every_depth_and_in_keys() {
+        let value = serde_json::json!({"a\u{9b}": [{"b": "\u{202e}x"}, 7, null], "c": "\u{7f}"});
+        let expected = serde_json::json!({"a\\u{9b}": [{"b": "\\u{202e}x"}, 7, null], "c": "\\u{7f}"});
+        assert_eq!(escaped_value(value), expected);
+    }
+}

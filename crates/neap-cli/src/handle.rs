@@ -1,0 +1,137 @@
+//! The identity of another process, for as long as a command looks at it.
+//!
+//! A handle is an open `/proc/PID`. The kernel binds the folder to the process, not to the number:
+//! once the process has ended, nothing below the folder can be opened, even if a later process has
+//! the number. So every file is opened through the handle, and none by the number.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+/// Most bytes of a file of `/proc` that are read. The kernel's own are shorter; an environment can
+/// be of any length.
+const MOST: u64 = 1 << 20;
+/// Most bytes of a line of `maps` that are read: the kernel writes a page for the path.
+const MOST_OF_LINE: u64 = 16 << 10;
+
+/// A process.
+#[derive(Debug)]
+pub(crate) struct ProcessHandle {
+    pub(crate) pid: i32,
+    folder: File,
+}
+
+impl ProcessHandle {
+    /// Opens the process that has a number now.
+    pub(crate) fn open(pid: i32) -> Result<ProcessHandle> {
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
+        match options.open(format!("/proc/{pid}")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("there is no process {pid}"),
+            folder => Ok(ProcessHandle { pid, folder: folder.with_context(|| format!("cannot open /proc/{pid}"))? }),
+        }
+    }
+
+    /// Path of a file of the process. It leads nowhere once the process has ended.
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{file}", self.folder.as_raw_fd()))
+    }
+
+    /// Reads a file of the process, as far as its first [`MOST`] bytes.
+    pub(crate) fn read(&self, file: &str) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(self.path(file))?.take(MOST).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Calls `each` with every line of a file, until it returns `false`. The end of a long line is
+    /// lost.
+    pub(crate) fn each_line(&self, file: &str, mut each: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
+        let (mut reader, mut line) = (BufReader::new(File::open(self.path(file))?), Vec::new());
+        loop {
+            line.clear();
+            if reader.by_ref().take(MOST_OF_LINE).read_until(b'\n', &mut line)? == 0 || !each(line.trim_ascii_end()) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The line of `/proc/PID/stat` from the state on; `None` if the process has ended.
+    pub(crate) fn state_line(&self) -> Option<String> {
+        // The name before may contain spaces, brackets, and anything that is not UTF-8.
+        let line = self.read("stat").ok()?;
+        let end = line.windows(2).rposition(|pair| pair == b") ")?;
+        String::from_utf8(line[end + 2..].to_vec()).ok()
+    }
+
+    /// Whether the process has ended. A process whose main thread alone has ended goes on.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state_line().is_none_or(|line| {
+            let is_over = line.starts_with(['Z', 'X']);
+            let threads = line.split(' ').nth(17).and_then(|threads| threads.parse::<u64>().ok());
+            is_over && threads.is_none_or(|threads| threads <= 1)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    fn sleeper() -> Child {
+        Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    }
+
+    #[test]
+    fn handle_reads_its_process_and_nothing_after_its_end() {
+        let mut child = sleeper();
+        let handle = ProcessHandle::open(child.id() as i32).unwrap();
+        assert!(handle.read("status").unwrap().starts_with(b"Name:") && !handle.has_ended());
+        let mut lines = 0;
+        handle.each_line("maps", |line| (lines += 1, line.contains(&b'-')).1 && lines < 2).unwrap();
+        assert_eq!(lines, 2);
+        child.kill().unwrap();
+        while !handle.has_ended() {
+            std::thread::yield_now();
+        }
+        assert!(handle.read("status").is_ok(), "a process that ended and was not collected has a folder");
+        child.wait().unwrap();
+        assert!(handle.has_ended() && handle.read("status").is_err() && handle.read("maps").is_err());
+        assert!(ProcessHandle::open(child.id() as i32).is_err());
+    }
+
+    /// Makes processes until one has the number that a process had.
+    fn reuse(pid: u32) -> Option<Child> {
+        for _ in 0..100 {
+            std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+            let mut child = sleeper();
+            if child.id() == pid {
+                return Some(child);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        None
+    }
+
+    #[test]
+    fn handle_does_not_lead_to_a_later_process_with_its_number() {
+        let mut first = sleeper();
+        let handle = ProcessHandle::open(first.id() as i32).unwrap();
+        first.kill().unwrap();
+        first.wait().unwrap();
+        let Some(mut later) = reuse(first.id()) else {
+            eprintln!("skipped: numbers of processes cannot be chosen here");
+            return;
+        };
+        assert!(handle.has_ended() && handle.read("status").is_err());
+        assert!(!ProcessHandle::open(later.id() as i32).unwrap().has_ended());
+        later.kill().unwrap();
+        later.wait().unwrap();
+    }
+}

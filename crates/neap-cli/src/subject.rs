@@ -1,0 +1,113 @@
+//! The process that a command looks at, the time that the command may take, and its output.
+
+use core::time::Duration;
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::Value;
+
+use crate::allowance::{Allowance, USUAL_TIME};
+use crate::handle::ProcessHandle;
+use crate::published::ProcessStatus;
+
+/// Time beyond the wanted one, in which a look that counts its own time ends by itself.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The process, and the time for it.
+#[derive(Clone, Args)]
+pub(crate) struct Subject {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) pid: i32,
+    /// Seconds in which the process is to answer everything
+    #[arg(long, value_name = "SECONDS", default_value_t = USUAL_TIME.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
+}
+
+impl Subject {
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    /// Opens the process for several looks.
+    pub(crate) fn open(&self) -> Result<Arc<ProcessHandle>> {
+        Ok(Arc::new(ProcessHandle::open(self.pid)?))
+    }
+
+    /// Looks at the process on a thread of its own, and returns the result. A look that is stuck in
+    /// the kernel, or works for too long, ends with this command.
+    pub(crate) fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&ProcessStatus) -> Result<T> + Send + 'static,
+    ) -> Result<(ProcessStatus, T)> {
+        let (sender, receiver) = channel();
+        let (handle, time) = (self.open()?, self.time());
+        std::thread::spawn(move || {
+            let seen = ProcessStatus::read(&handle, Allowance::new(time)).and_then(|process| {
+                let seen = look(&process)?;
+                Ok((process, seen))
+            });
+            // Without a receiver this command is about to end.
+            let _ = sender.send(seen);
+        });
+        match receiver.recv_timeout(time + GRACE) {
+            Ok(seen) => seen,
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("process {} was not read within {} s; --timeout SECONDS allows more", self.pid, self.timeout)
+            }
+            Err(RecvTimeoutError::Disconnected) => bail!("the thread that read process {} has failed", self.pid),
+        }
+    }
+}
+
+/// Writes to standard output through a buffer.
+pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<ExitCode> {
+    let mut output = BufWriter::new(io::stdout().lock());
+    write(&mut output).and_then(|()| output.flush()).context("cannot write to standard output")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a JSON object and the end of the line to standard output.
+pub(crate) fn print_json(object: &impl Serialize) -> Result<ExitCode> {
+    print(|output| {
+        serde_json::to_writer(&mut *output, object)?;
+        writeln!(output)
+    })
+}
+
+/// A JSON array whose elements are made one by one, while they are written.
+pub(crate) struct Rows<'a, T, F>(pub(crate) &'a [T], pub(crate) F);
+
+impl<T, F: Fn(&T) -> Value> Serialize for Rows<'_, T, F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(&self.1))
+    }
+}
+
+/// A process, and what was read of it, as a JSON object.
+pub(crate) struct Named<'a, T> {
+    process: &'a ProcessStatus,
+    key: &'static str,
+    value: &'a T,
+}
+
+impl ProcessStatus {
+    pub(crate) fn named<'a, T: Serialize>(&'a self, key: &'static str, value: &'a T) -> Named<'a, T> {
+        Named { process: self, key, value }
+    }
+}
+
+impl<T: Serialize> Serialize for Named<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_map(Some(3))?;
+        object.serialize_entry("pid", &self.process.pid)?;
+        object.serialize_entry("name", &self.process.name)?;
+        object.serialize_entry(self.key, self.value)?;
+        object.end()
+    }
+}
