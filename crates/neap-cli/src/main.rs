@@ -17,6 +17,8 @@ mod drain;
 mod foreign;
 mod groups;
 mod handle;
+#[cfg(test)]
+mod hostile_tests;
 mod keys;
 mod lab;
 mod library;

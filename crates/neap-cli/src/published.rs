@@ -365,7 +365,8 @@ pub(crate) mod tests {
         ProcessStatus { handle, allowance, pid: 12, name, user, own_id: 12, resident_kib: 2048 }
     }
 
-    fn bytes(sequence: u32, text: &str) -> Vec<u8> {
+    /// A page with a text.
+    pub(crate) fn bytes(sequence: u32, text: &str) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         for word in [FORMAT, sequence, 77, text.len() as u32] {
             bytes.extend(word.to_ne_bytes());
@@ -377,7 +378,7 @@ pub(crate) mod tests {
     }
 
     /// Reads a page that changes at each read; the last state stays.
-    fn read_in_turn(pages: &[Vec<u8>]) -> Result<Page> {
+    pub(crate) fn read_in_turn(pages: &[Vec<u8>]) -> Result<Page> {
         let reads = Cell::new(0);
         let read = |at: u64, to: &mut [u8]| {
             let page = &pages[reads.get().min(pages.len() - 1)];

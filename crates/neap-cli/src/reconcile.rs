@@ -48,7 +48,9 @@ fn read(words: &[u64], told: &mut Told, allowance: &Allowance) -> Result<Option<
     let numbers = take(numbers, 1).with_context(|| format!("{numbers} numbers in it"))?;
     let ranges = take(ranges, RANGE).with_context(|| format!("{ranges} ranges in it"))?;
     let pieces = take(pieces, WORDS).with_context(|| format!("{pieces} pieces in it"))?;
-    ensure!(page.is_power_of_two() && page <= 1 << 20, "pages of {page} bytes in it");
+    let least = neap_os::memory::page_size() as u64;
+    ensure!(page.is_power_of_two() && (least..=1 << 20).contains(&page), "pages of {page} bytes in it");
+    ensure!(base.is_multiple_of(page), "an arena in it begins at {base:#x}, within a page");
     ensure!(from == told.pieces.len() as u64, "it begins at piece {from}");
     if from == 0 {
         let expected = told.books.numbers().count();
@@ -165,4 +167,47 @@ pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
             }
         }
     })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use core::time::Duration;
+
+    /// A report of two ranges and two pieces.
+    pub(crate) fn words() -> Vec<u64> {
+        let mut blank = Books::BLANK;
+        let numbers = blank.numbers().count() as u64;
+        let mut words = vec![1, u64::MAX, 4096, 1 << 40, 0, 2, 2, numbers];
+        words.extend((0..numbers).map(|at| at << 12));
+        words.extend([1 << 40, 1 << 30, Source::Arena as u64, 3 << 40, 1 << 20, Source::Numbers as u64]);
+        words.extend([0x1234_5678_9abc_def0; 2 * WORDS]);
+        words
+    }
+
+    /// Reads a report as if it were the whole answer, and shows the result for this process.
+    pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
+        let (process, mut told) = (crate::published::tests::nobody(), Told::BLANK);
+        read(words, &mut told, allowance)?;
+        let seen = compare(&process, &told)?;
+        Ok([seen.to_string(), object(&process, &seen, 1 << 20, None).to_string()])
+    }
+
+    #[test]
+    fn a_report_is_read_or_refused_with_its_first_wrong_number() {
+        let allowance = &Allowance::new(Duration::from_secs(1000));
+        let mut told = Told::BLANK;
+        assert_eq!(read(&words(), &mut told, allowance).unwrap(), Some(None));
+        assert_eq!((told.page, told.ranges.len(), told.pieces.len()), (4096, 2, 2));
+        show_report(&words(), allowance).unwrap();
+        // An arena that begins within a page, or has pages that are parts of the machine's.
+        for (at, wrong) in
+            [(2, 0), (2, 1), (2, 4095), (2, 1 << 21), (3, 1), (3, 1 << 62), (4, 1), (5, 1 << 60), (6, 999), (7, 1)]
+        {
+            let mut damaged = words();
+            damaged[at] = wrong;
+            let mut told = Told::BLANK;
+            assert!(read(&damaged, &mut told, allowance).is_err(), "word {at} is {wrong}");
+        }
+    }
 }

@@ -421,8 +421,8 @@ pub(crate) mod tests {
     use super::*;
     use core::time::Duration;
 
-    #[test]
-    fn a_report_is_read_as_it_is_written_and_a_damaged_one_is_refused() {
+    /// A report of a shrinker with one group.
+    pub(crate) fn words() -> Vec<u64> {
         let mut words = vec![0; HEAD];
         words[..3].copy_from_slice(&[1, 1, 7]);
         words[3..7].copy_from_slice(&[2, 1, 30, 4]);
@@ -430,6 +430,20 @@ pub(crate) mod tests {
         words.extend([7 << 32 | 3, BY_GROUP | INLINE, 2, 32, 10, 20, 15, 3_000_000, 1, 0, 2, 1, 5]);
         words.extend([u64::from_ne_bytes(*b"pages\0\0\0"), 0, 0, 0, 0, 0, 0, 1]);
         words.extend([99, 0, 12]);
+        words
+    }
+
+    /// Reads a report as if it were the whole answer, and shows the result.
+    pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
+        let (process, mut seen, mut text) = (crate::published::tests::nobody(), Seen::default(), Vec::new());
+        read(words, &mut seen, allowance)?;
+        seen.write(&mut text, &process)?;
+        Ok([String::from_utf8(text)?, serde_json::to_string(&seen.json())?])
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_is_written_and_a_damaged_one_is_refused() {
+        let words = words();
         let (mut seen, allowance) = (Seen::default(), &Allowance::new(Duration::from_secs(1000)));
         assert_eq!(read(&words, &mut seen, allowance).unwrap(), Some(Some(7)));
         let [shrinker] = &seen.shrinkers[..] else { panic!("one shrinker") };

@@ -278,10 +278,17 @@ fn mib_signed(bytes: i64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::published::tests::nobody;
     use serde::Deserialize;
+
+    /// Reads a page, and shows its numbers.
+    pub(crate) fn show_page(bytes: Vec<u8>) -> Result<[String; 2]> {
+        let (process, page) = (nobody(), crate::published::tests::read_in_turn(&[bytes])?);
+        let text = Numbers::read(&process, &page)?.report(&process, 0);
+        Ok([text, serde_json::to_string(&page.object)?])
+    }
 
     #[test]
     fn a_container_is_shown_with_what_it_leaves() {

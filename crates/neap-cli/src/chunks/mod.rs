@@ -320,7 +320,7 @@ pub(crate) fn show(subject: &Subject, json: bool, html: Option<&Path>) -> Result
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use core::sync::atomic::AtomicU64;
     use core::time::Duration;
@@ -335,6 +335,30 @@ mod tests {
         let words: Vec<AtomicU64> = (0..8192).map(|_| AtomicU64::new(0)).collect();
         neap::chunk_report::write(data, from, &words);
         words.into_iter().map(AtomicU64::into_inner).collect()
+    }
+
+    /// A report of an instance of two CPUs.
+    pub(crate) fn words() -> Vec<u64> {
+        let machine = Virtual::new(4096, 2);
+        let data = PerCpuData::open(&machine, &Shape { span: 1 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
+        data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long).unwrap();
+        let words = report(Some(&data), 0);
+        // SAFETY: no thread uses it any more.
+        unsafe { data.close(&machine) };
+        words
+    }
+
+    /// Reads a report as if it were the whole answer, and shows the result.
+    pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
+        let (process, mut chunks, mut text) = (crate::published::tests::nobody(), Vec::new(), Vec::new());
+        let Some((instance, _)) = ReadChunks::read(words, &mut chunks, allowance)? else {
+            return Ok(Default::default());
+        };
+        let mut seen = ReadChunks { instance, chunks };
+        seen.sort();
+        text::write(&mut text, &process, &seen, &text::Look::PLAIN)?;
+        html::write(&mut text, &process, &seen)?;
+        Ok([String::from_utf8(text)?, serde_json::to_string(&seen.json())?])
     }
 
     /// An instance in which chunks are on every list.
@@ -401,10 +425,7 @@ mod tests {
 
     #[test]
     fn a_report_that_makes_no_sense_is_refused() {
-        let machine = Virtual::new(4096, 2);
-        let data = PerCpuData::open(&machine, &Shape { span: 1 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
-        data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long).unwrap();
-        let good = report(Some(&data), 0);
+        let good = words();
         assert!(ReadChunks::read(&good, &mut Vec::new(), &allowance()).is_ok());
         for (at, word) in [(1, 1000), (1, u64::MAX), (7, 0), (8, 33), (9, u64::MAX), (11, 0), (8, 1 << 40)] {
             let mut bad = good.clone();
@@ -426,7 +447,5 @@ mod tests {
         text::write(&mut text, &process, &seen, &text::Look::PLAIN).unwrap();
         html::write(&mut page, &process, &seen).unwrap();
         assert!(!text.is_empty() && !page.is_empty());
-        // SAFETY: no thread uses it any more.
-        unsafe { data.close(&machine) };
     }
 }

@@ -392,18 +392,35 @@ pub(crate) mod tests {
         8 * (GROUP - 6 - Bound::ALL.len() - Kind::ALL.len() - 2 * Event::ALL.len())
     }
 
+    /// Reads reports as if they were the whole answer, and shows the result.
+    pub(crate) fn show_reports(reports: &[Vec<u64>], allowance: &Allowance) -> Result<[String; 2]> {
+        let (process, mut seen, mut text) = (crate::published::tests::nobody(), ReadGroups::default(), Vec::new());
+        for words in reports {
+            read(words, &mut seen, allowance)?;
+        }
+        seen.arrange(allowance)?;
+        seen.settle();
+        tree::write(&mut text, &process, &seen, true)?;
+        Ok([String::from_utf8(text)?, serde_json::to_string(&seen.json())?])
+    }
+
+    /// Reports of unused bytes, and of charges that wait.
+    pub(crate) fn other_words() -> [Vec<u64>; 2] {
+        let left = [1, 3, u64::MAX, 1, 4, 0, 9, 5, 4096, 3, 3, 100, 0, 3, 50, 0, 2, 77, 9];
+        let waiting =
+            [1, 2, u64::MAX, 2, 4, 0, 9, 5, 4096, 3, 3, 2, 3, 100, 2_500_000_000, u64::MAX, 4, 2, 0, 50, 7, 9];
+        [left.to_vec(), waiting.to_vec()]
+    }
+
     pub(super) fn seen() -> ReadGroups {
         let mut seen = ReadGroups::default();
         let first = words(&[(1, 0, ""), (2, 1, "tenant"), (4, 2, "beta")], 3);
         let allowance = &Allowance::new(Duration::from_secs(1000));
         assert_eq!(read(&first, &mut seen, allowance).unwrap(), Some(Some(3)));
         assert_eq!(read(&words(&[(3, 2, "acme")], 1 << 30), &mut seen, allowance).unwrap(), Some(Some(1 << 30)));
-        let mut left = vec![1, 3, u64::MAX, 1, 4, 0, 9, 5, 4096, 3];
-        left.extend([3, 100, 0, 3, 50, 0, 2, 77, 9]);
-        assert_eq!(read(&left, &mut seen, allowance).unwrap(), Some(None));
-        let waiting =
-            [1, 2, u64::MAX, 2, 4, 0, 9, 5, 4096, 3, 3, 2, 3, 100, 2_500_000_000, u64::MAX, 4, 2, 0, 50, 7, 9];
-        assert_eq!(read(&waiting, &mut seen, allowance).unwrap(), Some(None));
+        for words in other_words() {
+            assert_eq!(read(&words, &mut seen, allowance).unwrap(), Some(None));
+        }
         seen.arrange(allowance).unwrap();
         seen.settle();
         seen

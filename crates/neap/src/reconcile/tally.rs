@@ -139,7 +139,8 @@ impl<'r> Tally<'r> {
         if by_page == 0 && self.books.believed[Source::Slabs as usize] != NONE {
             // No page could be seen: report the arena as a whole.
             let (states, rest) = self.books.believed.split_at_mut(Source::Arena as usize);
-            rest[0] = states.iter().sum();
+            // Another process may have told any number.
+            rest[0] = states.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
             states.fill(NONE);
         }
         self.resident[Source::Arena as usize] = self.arena.saturating_sub(by_page);
