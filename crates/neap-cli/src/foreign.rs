@@ -30,19 +30,32 @@ pub(crate) fn escaped(text: &[u8]) -> String {
     safe
 }
 
-/// Returns a JSON value with all strings and keys escaped.
+/// Characters of a published text that are kept. A table is as wide as its longest text, in every
+/// row.
+const LONGEST: usize = 1000;
+
+/// Returns a published text, escaped and cut to [`LONGEST`] characters.
+fn cut(text: &str) -> String {
+    let safe = escaped(text.as_bytes());
+    match safe.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &safe[..end]),
+        None => safe,
+    }
+}
+
+/// Returns a JSON value with all strings and keys escaped, and none longer than [`LONGEST`].
 pub(crate) fn escaped_value(value: Value) -> Value {
     match value {
-        Value::String(text) => escaped(text.as_bytes()).into(),
+        Value::String(text) => cut(&text).into(),
         Value::Array(values) => values.into_iter().map(escaped_value).collect(),
         Value::Object(entries) => escaped_object(entries).into(),
         plain => plain,
     }
 }
 
-/// Returns a JSON object with all strings and keys escaped.
+/// Returns a JSON object with all strings and keys escaped, and none longer than [`LONGEST`].
 pub(crate) fn escaped_object(entries: Map<String, Value>) -> Map<String, Value> {
-    entries.into_iter().map(|(key, value)| (escaped(key.as_bytes()), escaped_value(value))).collect()
+    entries.into_iter().map(|(key, value)| (cut(&key), escaped_value(value))).collect()
 }
 
 #[cfg(test)]
@@ -92,5 +105,7 @@ pub(crate) mod tests {
         let value = serde_json::json!({"a\u{9b}": [{"b": "\u{202e}x"}, 7, null], "c": "\u{7f}"});
         let expected = serde_json::json!({"a\\u{9b}": [{"b": "\\u{202e}x"}, 7, null], "c": "\\u{7f}"});
         assert_eq!(escaped_value(value), expected);
+        let long = escaped_value("\u{9b}".repeat(LONGEST).into());
+        assert_eq!(long.as_str().map(|text| text.chars().count()), Some(LONGEST + 3));
     }
 }

@@ -50,14 +50,8 @@ impl ProcessHandle {
 
     /// Calls `each` with every line of a file, until it returns `false`. The end of a long line is
     /// lost.
-    pub(crate) fn each_line(&self, file: &str, mut each: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
-        let (mut reader, mut line) = (BufReader::new(File::open(self.path(file))?), Vec::new());
-        loop {
-            line.clear();
-            if reader.by_ref().take(MOST_OF_LINE).read_until(b'\n', &mut line)? == 0 || !each(line.trim_ascii_end()) {
-                return Ok(());
-            }
-        }
+    pub(crate) fn each_line(&self, file: &str, each: &mut dyn FnMut(&[u8]) -> bool) -> io::Result<()> {
+        each_line(BufReader::new(File::open(self.path(file))?), each)
     }
 
     /// The line of `/proc/PID/stat` from the state on; `None` if the process has ended.
@@ -78,6 +72,22 @@ impl ProcessHandle {
     }
 }
 
+fn each_line(mut reader: impl BufRead, each: &mut dyn FnMut(&[u8]) -> bool) -> io::Result<()> {
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if reader.by_ref().take(MOST_OF_LINE).read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
+        }
+        if !line.ends_with(b"\n") {
+            reader.skip_until(b'\n')?;
+        }
+        if !each(line.trim_ascii_end()) {
+            return Ok(());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,7 +103,8 @@ mod tests {
         let handle = ProcessHandle::open(child.id() as i32).unwrap();
         assert!(handle.read("status").unwrap().starts_with(b"Name:") && !handle.has_ended());
         let mut lines = 0;
-        handle.each_line("maps", |line| (lines += 1, line.contains(&b'-')).1 && lines < 2).unwrap();
+        let mut count = |line: &[u8]| (lines += 1, line.contains(&b'-')).1 && lines < 2;
+        handle.each_line("maps", &mut count).unwrap();
         assert_eq!(lines, 2);
         child.kill().unwrap();
         while !handle.has_ended() {
@@ -103,6 +114,15 @@ mod tests {
         child.wait().unwrap();
         assert!(handle.has_ended() && handle.read("status").is_err() && handle.read("maps").is_err());
         assert!(ProcessHandle::open(child.id() as i32).is_err());
+    }
+
+    #[test]
+    fn end_of_a_long_line_is_no_line() {
+        let text = [b"one\n".to_vec(), vec![b'x'; 3 * MOST_OF_LINE as usize], b" two\nthree".to_vec()].concat();
+        let mut lines = Vec::new();
+        each_line(&text[..], &mut |line| (lines.push(line.to_vec()), true).1).unwrap();
+        assert_eq!(lines.len(), 3);
+        assert_eq!((&lines[0][..], lines[1].len(), &lines[2][..]), (&b"one"[..], MOST_OF_LINE as usize, &b"three"[..]));
     }
 
     /// Makes processes until one has the number that a process had.

@@ -6,16 +6,20 @@
 //! inputs of the long run.
 
 use core::time::Duration;
+use std::process::Command;
 
 use anyhow::Result;
 
 use crate::allowance::Allowance;
 use crate::foreign::tests::is_hostile;
+use crate::process::parse_kib;
 use crate::{chunks, groups, published, reconcile, shrinkers, stat};
 
 /// Bytes that one input may keep, and that it may show: a report is of 64 KiB.
 const KEPT: usize = 4 << 20;
 const SHOWN: usize = 32 << 20;
+/// Bytes that may be resident: text is shown in memory here, twice.
+const MOST_RESIDENT: u64 = 128 << 20;
 
 /// A generator of numbers (xorshift).
 struct Random(u64);
@@ -189,17 +193,26 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+/// Runs the test below with a few inputs, in a process of its own: its memory is compared, and
+/// other tests here count their page faults.
 #[test]
 fn mutated_pages_and_reports_are_shown_or_refused() {
-    let seed =
-        number("NEAP_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20 ^ crate::published::monotonic());
-    let [read, refused] = show(seed, 4000);
-    assert!(read > 100 && refused > 100, "{read} read, {refused} refused");
+    let clock = u64::from(std::process::id()) << 20 ^ published::monotonic();
+    let seed = number("NEAP_SEED").unwrap_or(clock).to_string();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused"]);
+    command.args(["--ignored", "--nocapture"]).env("NEAP_SEED", seed).env("NEAP_INPUTS", "4000");
+    let output = command.output().unwrap();
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    assert!(output.status.success() && said.contains("inputs read"), "{said}");
 }
 
 #[test]
 #[ignore = "takes long: ten million inputs"]
 fn many_mutated_pages_and_reports_are_shown_or_refused() {
     let [read, refused] = show(number("NEAP_SEED").unwrap_or(1), number("NEAP_INPUTS").unwrap_or(10_000_000));
-    println!("{read} read, {refused} refused");
+    println!("{read} inputs read, {refused} refused");
+    assert!(read > 100 && refused > 100);
+    let peak = parse_kib(&std::fs::read("/proc/self/status").unwrap(), b"VmHWM:").unwrap();
+    assert!(peak << 10 < MOST_RESIDENT, "{peak} KiB were resident");
 }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::foreign::escaped;
 use crate::handle::ProcessHandle;
+use crate::subject::{Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,6 +42,8 @@ pub(crate) struct PressureOptions {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    timeout: Timeout,
     /// Read files below this directory instead of /
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
@@ -61,19 +64,21 @@ pub(crate) fn main(options: &PressureOptions) -> Result<ExitCode> {
         (Some(pid), Some(root)) if !root.join(format!("proc/{pid}")).is_dir() => bail!("there is no process {pid}"),
         _ => None,
     };
-    let mut sensor = Box::new(Sensor::new(options.pid.map_or(Subject::Own, Subject::Other)));
-    let report = sensor.survey(&files);
-    if let Some(handle) = handle.filter(ProcessHandle::has_ended) {
-        bail!("process {} has ended", handle.pid);
-    }
-    if options.json {
-        println!("{}", object(report));
-    } else {
+    let (subject, is_json) = (options.pid.map_or(Subject::Own, Subject::Other), options.json);
+    let text = within(options.timeout.time(), "the limits of a process", move || {
+        let mut sensor = Box::new(Sensor::new(subject));
+        let report = sensor.survey(&files);
+        if let Some(handle) = handle.filter(ProcessHandle::has_ended) {
+            bail!("process {} has ended", handle.pid);
+        }
+        if is_json {
+            return Ok(format!("{}\n", object(report)));
+        }
         let mut text = String::new();
         report.explain(&mut text)?;
-        print!("{text}");
-    }
-    Ok(ExitCode::SUCCESS)
+        Ok(text)
+    })?;
+    print(|output| write!(output, "{text}"))
 }
 
 fn object(report: &MemoryReport) -> Value {

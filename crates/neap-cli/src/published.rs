@@ -118,7 +118,7 @@ impl ProcessStatus {
         let mut has_library = false;
         if foreign.is_none() {
             let (mut mapping, device) = (None, memfds().map_err(|error| self.refused(error))?);
-            let seen = self.handle.each_line("maps", |line| {
+            let seen = self.handle.each_line("maps", &mut |line| {
                 let name = line.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
                 has_library |= line.contains(&b'/') && name.starts_with(b"libneap");
                 if line.ends_with(LINK.as_bytes()) && is_on(line, device) {

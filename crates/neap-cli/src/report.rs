@@ -100,6 +100,9 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
+/// Characters that a column is filled up to, at most. A longer cell stands out of its column.
+const WIDEST: usize = 200;
+
 /// Writes a table whose rows are made one by one, twice: for the widths, and to be written.
 pub(crate) fn write_table<T>(
     output: &mut dyn Write,
@@ -110,7 +113,8 @@ pub(crate) fn write_table<T>(
     let mut widths: Vec<usize> = header.iter().map(|head| head.chars().count().max(3)).collect();
     for item in items {
         let cells = row(item);
-        widths.iter_mut().zip(&cells).for_each(|(width, cell)| *width = (*width).max(cell.chars().count()));
+        let lengths = cells.iter().map(|cell| cell.chars().count().min(WIDEST));
+        widths.iter_mut().zip(lengths).for_each(|(width, length)| *width = length.max(*width));
     }
     let mut line = |cells: &[String]| {
         for (column, &width) in widths.iter().enumerate() {

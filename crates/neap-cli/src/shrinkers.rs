@@ -183,6 +183,11 @@ impl Seen {
         let wanted: BTreeSet<u64> = places.map(|place| place.group).collect();
         let known = groups.groups.into_iter().filter(|group| wanted.contains(&group.id));
         seen.paths = known.map(|group| (group.id, group.path)).collect();
+        // Each place is shown with its path.
+        for place in seen.shrinkers.iter().flat_map(|shrinker| &shrinker.places) {
+            let length = seen.paths.get(&place.group).map_or(0, String::len);
+            allowance.take(length).with_context(|| format!("cannot read the shrinkers of process {}", process.pid))?;
+        }
         Ok(Some(seen))
     }
 

@@ -18,20 +18,33 @@ use crate::published::ProcessStatus;
 /// Time beyond the wanted one, in which a look that counts its own time ends by itself.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// The time for a process.
+#[derive(Clone, Args)]
+pub(crate) struct Timeout {
+    /// Seconds in which the process is to answer everything
+    #[arg(long = "timeout", value_name = "SECONDS", default_value_t = USUAL_TIME.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+}
+
+impl Timeout {
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+}
+
 /// The process, and the time for it.
 #[derive(Clone, Args)]
 pub(crate) struct Subject {
     /// The process
     #[arg(value_parser = clap::value_parser!(i32).range(1..))]
-    pub(crate) pid: i32,
-    /// Seconds in which the process is to answer everything
-    #[arg(long, value_name = "SECONDS", default_value_t = USUAL_TIME.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) timeout: u64,
+    pid: i32,
+    #[command(flatten)]
+    timeout: Timeout,
 }
 
 impl Subject {
     pub(crate) fn time(&self) -> Duration {
-        Duration::from_secs(self.timeout)
+        self.timeout.time()
     }
 
     /// Opens the process for several looks.
@@ -39,29 +52,36 @@ impl Subject {
         Ok(Arc::new(ProcessHandle::open(self.pid)?))
     }
 
-    /// Looks at the process on a thread of its own, and returns the result. A look that is stuck in
-    /// the kernel, or works for too long, ends with this command.
+    /// Looks at the process within the time, and returns the result.
     pub(crate) fn look<T: Send + 'static>(
         &self,
         look: impl FnOnce(&ProcessStatus) -> Result<T> + Send + 'static,
     ) -> Result<(ProcessStatus, T)> {
-        let (sender, receiver) = channel();
         let (handle, time) = (self.open()?, self.time());
-        std::thread::spawn(move || {
-            let seen = ProcessStatus::read(&handle, Allowance::new(time)).and_then(|process| {
-                let seen = look(&process)?;
-                Ok((process, seen))
-            });
-            // Without a receiver this command is about to end.
-            let _ = sender.send(seen);
-        });
-        match receiver.recv_timeout(time + GRACE) {
-            Ok(seen) => seen,
-            Err(RecvTimeoutError::Timeout) => {
-                bail!("process {} was not read within {} s; --timeout SECONDS allows more", self.pid, self.timeout)
-            }
-            Err(RecvTimeoutError::Disconnected) => bail!("the thread that read process {} has failed", self.pid),
+        within(time, &format!("process {}", self.pid), move || {
+            let process = ProcessStatus::read(&handle, Allowance::new(time))?;
+            let seen = look(&process)?;
+            Ok((process, seen))
+        })
+    }
+}
+
+/// Reads something on a thread of its own. A read that is stuck in the kernel, or works for too
+/// long, ends with this command.
+pub(crate) fn within<T: Send + 'static>(
+    time: Duration,
+    what: &str,
+    read: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (sender, receiver) = channel();
+    // Without a receiver this command is about to end.
+    std::thread::spawn(move || drop(sender.send(read())));
+    match receiver.recv_timeout(time + GRACE) {
+        Ok(seen) => seen,
+        Err(RecvTimeoutError::Timeout) => {
+            bail!("{what} was not read within {} s; --timeout SECONDS allows more", time.as_secs())
         }
+        Err(RecvTimeoutError::Disconnected) => bail!("the thread that read {what} has failed"),
     }
 }
 

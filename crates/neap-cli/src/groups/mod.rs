@@ -246,7 +246,9 @@ impl ReadGroups {
         }
         groups.retain(|group| group.rank > 0);
         groups.sort_unstable_by_key(|group| group.rank);
-        Ok(())
+        // Each entry of a deleted group is shown with the path of its heir.
+        let lengths: BTreeMap<u64, usize> = groups.iter().map(|group| (group.id, group.path.len())).collect();
+        self.gone.iter().try_for_each(|gone| allowance.take(lengths.get(&gone.heir).copied().unwrap_or_default()))
     }
 
     /// The group at a path.
