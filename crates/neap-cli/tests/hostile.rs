@@ -7,12 +7,17 @@
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
+#[path = "running/terminal.rs"]
+mod terminal;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+use terminal::Terminal;
 
 const ROLE: &str = "NEAP_TEST_ROLE";
 
@@ -169,7 +174,13 @@ fn hostile() {
         _ => {}
     }
     say("ready");
+    let mut reports = 0;
     page.serve(|what, from| match (role.as_str(), what) {
+        ("program", GROUPS) => {
+            reports += 1;
+            let called = if reports == 1 { "tenant" } else { "another program's" };
+            (0, groups(END, &[group(1, 0, b""), group(2, 1, called.as_bytes())]))
+        }
         ("chain", GROUPS) => {
             let end = 10_000.min(from + 200);
             let all: Vec<_> = (from..end).map(|at| group(u64::from(at) + 1, at.into(), &[b'n'; 56])).collect();
@@ -456,4 +467,48 @@ fn top_does_not_mix_two_processes_of_one_number() {
     let ended = top.wait_with_output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
     assert!(!ended.status.success() && said.contains(&format!("process {pid} has ended")), "{said}");
+}
+
+/// `neap top` of a process in a terminal, with one reading in a minute.
+fn top(pid: u32) -> Terminal {
+    let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
+    neap.args(["top", &pid.to_string(), "--interval", "60000"]);
+    let mut top = Terminal::run(neap, 100, 40);
+    top.wait_for("groups", |screen| screen.contains("\n(all) "));
+    assert!(top.is_raw());
+    top
+}
+
+#[test]
+fn keys_of_top_change_no_group_of_another_program() {
+    let hostile = Hostile::start("program");
+    let mut top = top(hostile.child.id());
+    // From the CPUs' caches by the zones to the groups, and there to the second.
+    top.press("\x1b[Z\x1b[Z\x1b[B\x1b[Bm1\r");
+    top.wait_for("answer", |screen| screen.contains("group \"tenant\" is gone"));
+    top.press("q");
+    assert!(top.end().0.success());
+    top.assert_restored();
+    assert_eq!(hostile.answered(), 2, "two reports, and no change");
+}
+
+#[test]
+fn keys_of_top_reach_no_later_process_of_the_number() {
+    let mut first = Hostile::start("first");
+    let pid = first.child.id();
+    let mut top = top(pid);
+    first.end();
+    let Some(later) = reuse(pid) else {
+        eprintln!("skipped: numbers of processes cannot be chosen here");
+        return;
+    };
+    top.press("d");
+    top.wait_for("answer", |screen| screen.contains(&format!("process {pid} has ended")));
+    top.press("\x1b[Z\x1b[Z\x1b[Bm1\r");
+    let bound = |line: &str| line.contains("asked") && line.contains("for max");
+    top.wait_for("request", |screen| screen.lines().any(bound) && screen.matches("has ended").count() > 2);
+    top.press("q");
+    assert!(top.end().0.success());
+    top.assert_restored();
+    assert_eq!(later.answered(), 0);
 }
