@@ -201,7 +201,7 @@ fn mutated_pages_and_reports_are_shown_or_refused() {
     let seed = number("NEAP_SEED").unwrap_or(clock).to_string();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused"]);
-    command.args(["--ignored", "--nocapture"]).env("NEAP_SEED", seed).env("NEAP_INPUTS", "4000");
+    command.args(["--ignored", "--nocapture"]).env("NEAP_SEED", seed).env("NEAP_INPUTS", "40000");
     let output = command.output().unwrap();
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
     assert!(output.status.success() && said.contains("inputs read"), "{said}");

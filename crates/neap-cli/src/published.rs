@@ -300,15 +300,17 @@ pub(crate) const REPORT: usize = 64 << 10;
 pub(crate) const REPORT_LENGTH: usize = 64 << 10;
 /// Most bytes of text of a page: it ends where reports begin.
 const MOST: u32 = (REPORT - DESK - DESK_LENGTH) as u32;
-/// Reads of a page that is being written, a millisecond apart; writing takes some microseconds.
+/// Reads of a page that is being written, and the time between two; writing takes some
+/// microseconds. The pages of tests do not change by themselves.
 const LOOKS: u32 = 200;
+const PAUSE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(1) };
 
 /// Reads a page by `read`, repeatedly until one whole object was read.
 fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> Result<Page> {
     let mut is_unwritten = false;
     for look in 0..LOOKS {
         if look > 0 {
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(PAUSE);
         }
         let (mut before, mut after) = ([0; HEADER], [0; HEADER]);
         read(0, &mut before).context("cannot read the page of numbers")?;
