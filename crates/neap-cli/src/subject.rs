@@ -131,3 +131,20 @@ impl<T: Serialize> Serialize for Named<'_, T> {
         object.end()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_that_does_not_end_is_left_behind() {
+        let endless = || -> Result<()> {
+            loop {
+                std::thread::park();
+            }
+        };
+        let error = within(Duration::ZERO, "it", endless).unwrap_err().to_string();
+        assert!(error.contains("it was not read within 0 s; --timeout SECONDS"), "{error}");
+        assert_eq!(within(Duration::ZERO, "it", || Ok(7)).unwrap(), 7);
+    }
+}
