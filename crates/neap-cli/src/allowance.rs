@@ -11,7 +11,9 @@ use std::time::Instant;
 use anyhow::{Result, bail, ensure};
 
 /// Bytes that may be kept of one process.
-pub(crate) const MOST_BYTES: usize = 32 << 20;
+pub(crate) const MOST_BYTES: usize = 40 << 20;
+/// Bytes of an allocation besides those that were asked for, at most.
+pub(crate) const ALLOCATION: usize = 32;
 /// Time of a command, unless the user asks for another.
 pub(crate) const USUAL_TIME: Duration = Duration::from_secs(5);
 

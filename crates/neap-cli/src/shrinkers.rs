@@ -16,7 +16,7 @@ use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MORE, MOST_PL
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::allowance::Allowance;
+use crate::allowance::{ALLOCATION, Allowance};
 use crate::desk::{Desk, DeskRequest, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
 use crate::foreign::escaped;
 use crate::groups::ReadGroups as Groups;
@@ -137,7 +137,9 @@ fn read(words: &[u64], seen: &mut Seen, allowance: &Allowance) -> Result<Option<
         let place =
             |words: &[u64]| GroupNode { group: words[0], node: words[1] as u32, deferred: words[2], objects: None };
         let name = name_of(head[12], &head[13..SHRINKER - 1]);
-        allowance.take(size_of::<ReportedShrinker>() + name.len() + count * size_of::<GroupNode>())?;
+        // Each group is kept twice while a table is written.
+        let bytes = size_of::<ReportedShrinker>() + name.len() + 2 * count * size_of::<GroupNode>();
+        allowance.take(bytes + 2 * ALLOCATION)?;
         seen.shrinkers.push(ReportedShrinker {
             id: head[0],
             flags: head[1],

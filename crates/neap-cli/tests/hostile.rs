@@ -125,8 +125,9 @@ fn groups(next: u64, all: &[Vec<u64>]) -> Vec<u64> {
     words
 }
 
-fn shrinker(id: u64, flags: u64, called: &[u8], places: u64) -> Vec<u64> {
-    let mut words = vec![id, flags, 2, 128, 0, 0, 0, 0, 0, 0, 0, 0];
+/// A shrinker with a number of groups; one that is barred is not asked for its objects.
+fn shrinker(id: u64, flags: u64, barred: u64, called: &[u8], places: u64) -> Vec<u64> {
+    let mut words = vec![id, flags, 2, 128, 0, 0, 0, 0, 0, 0, 0, barred];
     words.extend(name(called));
     words.push(places);
     (0..places).for_each(|_| words.extend([1, 0, 0]));
@@ -155,13 +156,16 @@ fn hostile() {
     );
     // JSON allows every character but control characters below U+0020 and quotes.
     let of_text = of_text.replace('\u{1b}', "\\u001b").replace("'\"漢", "'漢");
-    let page = match role.as_str() {
+    // A role may have a number of reports behind a colon.
+    let (role, reports_max) = role.split_once(':').unwrap_or((&role, "4294967295"));
+    let reports_max: u32 = reports_max.parse().unwrap();
+    let page = match role {
         "array" => Page::publish("[]"),
         "text" => Page::publish(&of_text),
         "many" => Page::publish(&format!("{{\"a\":[{}]}}", vec!["{\"\":0}"; 8000].join(","))),
         _ => Page::publish(NUMBERS),
     };
-    match role.as_str() {
+    match role {
         "name" => {
             // As the kernel cuts it: within a letter. The name of the main thread is the process's.
             std::fs::write("/proc/self/comm", &"приложение".as_bytes()[..13]).unwrap();
@@ -174,8 +178,9 @@ fn hostile() {
         _ => {}
     }
     say("ready");
+    let next = |from: u32| if from + 1 < reports_max { u64::from(from) + 1 } else { END };
     let mut reports = 0;
-    page.serve(|what, from| match (role.as_str(), what) {
+    page.serve(|what, from| match (role, what) {
         ("program", GROUPS) => {
             reports += 1;
             let called = if reports == 1 { "tenant" } else { "another program's" };
@@ -186,20 +191,32 @@ fn hostile() {
             let all: Vec<_> = (from..end).map(|at| group(u64::from(at) + 1, at.into(), &[b'n'; 56])).collect();
             (0, groups(if end < 10_000 { end.into() } else { END }, &all))
         }
-        ("left", GROUPS) if from == 0 => (0, groups(1, &[group(1, 0, b"")])),
+        ("left" | "waiting", GROUPS) if from == 0 => (0, groups(1, &[group(1, 0, b"")])),
         ("left" | "waiting", GROUPS) => {
             let (kind, size) = if role == "left" { (1, 3) } else { (2, 6) };
             let count = (WORDS - 10) / size;
-            let mut words = vec![1, count as u64, u64::from(from) + 1, kind, 1, 0, 1, 1, 0, 0];
-            words.resize(10 + count * size, 7);
+            let mut words = vec![1, count as u64, next(from), kind, 1, 0, 1, 1, 0, 0];
+            let entry = |at: usize| [1, u64::from(from) << 16 | at as u64, 7, 7, 7, 7];
+            (0..count).for_each(|at| words.extend(&entry(at)[..size]));
             (0, words)
         }
-        ("shrinkers", SHRINKERS) => {
-            let all: Vec<_> = (0..100).map(|at| shrinker(u64::from(from) * 100 + at, 0, b"evil", 16)).collect();
-            (0, shrinkers(u64::from(from) + 1, &all))
+        ("wide", GROUPS) => {
+            let id = |at: u32| u64::from(from) * 200 + u64::from(at) + 2;
+            let all = (0..200).map(|at| group(id(at), 1, format!("{:x}\u{9b}", id(at)).as_bytes()));
+            let root = (from == 0).then(|| group(1, 0, b""));
+            (0, groups(next(from), &root.into_iter().chain(all).collect::<Vec<_>>()))
         }
-        ("places", SHRINKERS) => (0, shrinkers(END, &[shrinker(1, 16, b"evil", 16)])),
-        ("slow", SHRINKERS) => (0, shrinkers(END, &[shrinker(1, 0, b"evil", 16)])),
+        ("shrinkers", SHRINKERS) => {
+            let all: Vec<_> = (0..100).map(|at| shrinker(u64::from(from) * 100 + at, 0, 1, b"evil", 16)).collect();
+            (0, shrinkers(next(from), &all))
+        }
+        ("small chunks", CHUNKS) => {
+            let mut words = vec![1, 800, next(from), 0, 2, 1, 1, 4096, 1, 1, 16, 4096];
+            words.resize(WORDS, 1);
+            (0, words)
+        }
+        ("places", SHRINKERS) => (0, shrinkers(END, &[shrinker(1, 16, 0, b"evil", 16)])),
+        ("slow", SHRINKERS) => (0, shrinkers(END, &[shrinker(1, 0, 0, b"evil", 16)])),
         ("slow", SHRINK) => {
             std::thread::sleep(Duration::from_millis(700));
             (0, Vec::new())
@@ -223,7 +240,7 @@ fn hostile() {
             let all: Vec<_> = (2..).zip(names).map(|(id, called)| group(id, 1, called)).collect();
             (0, groups(END, &[vec![group(1, 0, b"")], all].concat()))
         }
-        ("text", SHRINKERS) => (0, shrinkers(END, &[shrinker(1, 0, HOSTILE.as_bytes(), 1)])),
+        ("text", SHRINKERS) => (0, shrinkers(END, &[shrinker(1, 0, 0, HOSTILE.as_bytes(), 1)])),
         (_, GROUPS) => root(),
         (_, SHRINK) => (0, Vec::new()),
         _ => (UNKNOWN, Vec::new()),
@@ -270,20 +287,27 @@ impl Hostile {
     }
 
     /// Runs a command on the process.
-    #[allow(clippy::zombie_processes, reason = "`wait4` waits for the child, and tells its memory")]
     fn run(&self, command: &str, more: &[&str]) -> Ended {
+        self.run_to(Stdio::piped(), command, more)
+    }
+
+    /// Runs a command on the process, with its output to a pipe or elsewhere.
+    #[allow(clippy::zombie_processes, reason = "`wait4` waits for the child, and tells its memory")]
+    fn run_to(&self, output: Stdio, command: &str, more: &[&str]) -> Ended {
         let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
         neap.arg(command).arg(self.child.id().to_string()).args(more);
-        let mut child = neap.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = neap.stdout(output).stderr(Stdio::piped()).spawn().unwrap();
         // A command whose output is larger than a pipe goes on as it is read.
-        let (mut output, mut errors) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let (mut output, mut errors) = (child.stdout.take(), child.stderr.take().unwrap());
         let said = std::thread::spawn(move || {
             let mut text = Vec::new();
             errors.read_to_end(&mut text).unwrap();
             text
         });
         let mut text = Vec::new();
-        output.read_to_end(&mut text).unwrap();
+        if let Some(output) = &mut output {
+            output.read_to_end(&mut text).unwrap();
+        }
         let said = said.join().unwrap();
         let (mut status, pid) = (0, child.id() as i32);
         // SAFETY: zeroes are valid numbers, which the call fills; the child is waited for once.
@@ -307,6 +331,12 @@ impl Hostile {
             assert_eq!(text.chars().find(steers), None, "{command} {more:?}: {text}");
         }
         ended
+    }
+
+    /// Runs a command that is to succeed, without its output.
+    fn shows(&self, more: &[&str]) {
+        let ended = self.run_to(Stdio::null(), "stat", more);
+        assert_eq!(ended.code, Some(0), "{more:?}: {}", ended.said);
     }
 
     /// Runs a command that is to fail, and checks its message.
@@ -347,7 +377,24 @@ fn reports_without_an_end_are_refused_at_a_number_of_bytes() {
         ("chunks", "--percpu"),
         ("map", "--reconcile"),
     ] {
-        Hostile::start(role).refuses("stat", &[option, "--timeout", "600"], "more than 32 MiB");
+        Hostile::start(role).refuses("stat", &[option, "--timeout", "60"], "more than 40 MiB");
+    }
+}
+
+#[test]
+fn as_many_bytes_as_are_read_are_shown_in_bounded_memory() {
+    for (role, reports, option) in [
+        ("left", 630, "--groups"),
+        ("waiting", 470, "--groups"),
+        ("wide", 440, "--groups"),
+        ("shrinkers", 270, "--shrinkers"),
+        ("small chunks", 360, "--percpu"),
+    ] {
+        let hostile = Hostile::start(&format!("{role}:{reports}"));
+        let dead = if option == "--groups" { &["--dead"][..] } else { &[] };
+        for json in [&[][..], &["--json"]] {
+            hostile.shows(&[&[option, "--timeout", "60"], dead, json].concat());
+        }
     }
 }
 

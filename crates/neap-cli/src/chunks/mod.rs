@@ -18,7 +18,7 @@ use neap::chunk_report::{CHUNK, HEAD};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::allowance::Allowance;
+use crate::allowance::{ALLOCATION, Allowance};
 use crate::desk::{CHUNKS, Desk};
 use crate::published::{Page as Published, ProcessStatus};
 use crate::report::rounded;
@@ -186,7 +186,7 @@ impl ReadChunks {
         let body = words[HEAD..].get(..(count as usize).saturating_mul(size));
         let body = body.with_context(|| format!("{count} chunks in it"))?;
         for words in body.chunks_exact(size) {
-            allowance.take(size_of::<ReadChunk>() + pages as usize)?;
+            allowance.take(size_of::<ReadChunk>() + pages as usize + ALLOCATION)?;
             chunks.push(read_chunk(&instance, words, maps[0]));
         }
         Ok(Some((instance, u32::try_from(next).ok())))
@@ -195,7 +195,7 @@ impl ReadChunks {
     /// Sorts chunks as the kernel lists them: by slots, then sidelined, wholly free, and to be
     /// depopulated.
     fn sort(&mut self) {
-        self.chunks.sort_by_key(|chunk| (chunk.list, chunk.number));
+        self.chunks.sort_unstable_by_key(|chunk| (chunk.list, chunk.number));
     }
 
     fn json(&self) -> impl Serialize {

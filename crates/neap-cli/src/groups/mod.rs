@@ -22,7 +22,7 @@ use neap_groups::DEEPEST;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::allowance::Allowance;
+use crate::allowance::{ALLOCATION, Allowance};
 use crate::desk::{Desk, GROUPS, name_of};
 use crate::published::{Page, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
@@ -105,6 +105,7 @@ pub(crate) struct ReadGroups {
     /// Bytes that are not in use, by group.
     unused: BTreeMap<u64, u64>,
     pub(crate) gone: Vec<Gone>,
+    /// By group that they wait at, and reason.
     pub(crate) waiting: Vec<WaitingCharge>,
     pub(crate) dying: u64,
     /// Ids in use.
@@ -134,7 +135,7 @@ fn read(words: &[u64], seen: &mut ReadGroups, allowance: &Allowance) -> Result<O
     for words in body.chunks_exact(size) {
         if kind == 0 {
             let group = read_group(words);
-            allowance.take(size_of::<ReportedGroup>() + group.name.len())?;
+            allowance.take(size_of::<ReportedGroup>() + group.name.len() + 2 * ALLOCATION)?;
             seen.groups.push(group);
         } else if kind > 1 {
             allowance.take(size_of::<WaitingCharge>())?;
@@ -256,12 +257,19 @@ impl ReadGroups {
         self.groups.iter().find(|group| group.path == path)
     }
 
+    /// The charges that wait at a group.
+    fn waiting_at(&self, group: &ReportedGroup) -> &[WaitingCharge] {
+        let start = self.waiting.partition_point(|waiting| waiting.at < group.id);
+        &self.waiting[start..start + group.waiting as usize]
+    }
+
     /// Computes the usage of each group with those below it, once all are arranged.
     fn settle(&mut self) {
         let places: BTreeMap<u64, usize> = self.groups.iter().enumerate().map(|(at, group)| (group.id, at)).collect();
-        for waiting in &self.waiting {
-            if let Some(&at) = places.get(&waiting.at) {
-                self.groups[at].waiting += 1;
+        self.waiting.sort_unstable_by_key(|waiting| (waiting.at, waiting.reason, waiting.group));
+        for waits in self.waiting.chunk_by(|one, other| one.at == other.at) {
+            if let Some(&at) = places.get(&waits[0].at) {
+                self.groups[at].waiting = waits.len() as u64;
             }
         }
         // Of each group with those below it: unused bytes, and the sums of children's used and

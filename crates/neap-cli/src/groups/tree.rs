@@ -4,7 +4,6 @@ use core::fmt::Write as _;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use neap::group_report::REASONS;
 use neap::groups::{Bound, Event, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
@@ -74,31 +73,16 @@ fn write_dead(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
     Ok(())
 }
 
-/// Charges that wait at a group for one reason.
-#[derive(Default)]
-struct Waits {
-    charges: u64,
-    bytes: u64,
-    longest: u64,
-    endless: u64,
-}
-
 /// Writes a line for the charges that wait at each group for each reason.
 fn write_waiting(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
-    let mut all: BTreeMap<(u64, &str), Waits> = BTreeMap::new();
-    for waiting in &seen.waiting {
-        let waits = all.entry((waiting.at, waiting.reason)).or_default();
-        waits.charges += 1;
-        waits.bytes = waits.bytes.saturating_add(waiting.bytes);
-        waits.longest = waits.longest.max(waiting.waited);
-        waits.endless += u64::from(waiting.left.is_none());
-    }
     let mut gap = "\n";
     for group in &seen.groups {
-        for reason in REASONS {
-            let Some(Waits { charges, bytes, longest, endless }) = all.remove(&(group.id, reason)) else { continue };
-            let (path, bytes) = (shown(Some(group)), human(bytes));
-            let seconds = number(longest as f64 / 1e9, 1);
+        for waits in seen.waiting_at(group).chunk_by(|one, other| one.reason == other.reason) {
+            let (charges, path, reason) = (waits.len(), shown(Some(group)), waits[0].reason);
+            let bytes = human(waits.iter().fold(0, |sum: u64, waiting| sum.saturating_add(waiting.bytes)));
+            let longest = waits.iter().map(|waiting| waiting.waited).max().unwrap_or_default();
+            let (seconds, endless) =
+                (number(longest as f64 / 1e9, 1), waits.iter().filter(|it| it.left.is_none()).count());
             write!(output, "{gap}{charges} charges wait at {path} for {bytes}, {seconds} s so far, ")?;
             writeln!(output, "{endless} without a deadline: {reason}")?;
             gap = "";
