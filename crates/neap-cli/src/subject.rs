@@ -18,10 +18,10 @@ use crate::published::ProcessStatus;
 /// Time beyond the wanted one, in which a look that counts its own time ends by itself.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The time for a process.
+/// The time of a look at a process.
 #[derive(Clone, Args)]
 pub(crate) struct Timeout {
-    /// Seconds in which the process is to answer everything
+    /// Seconds that a look at the process may take
     #[arg(long = "timeout", value_name = "SECONDS", default_value_t = USUAL_TIME.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
 }
