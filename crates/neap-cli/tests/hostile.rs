@@ -217,6 +217,9 @@ fn hostile() {
         }
         ("places", SHRINKERS) => (0, shrinkers(END, &[shrinker(1, 16, 0, b"evil", 16)])),
         ("slow", SHRINKERS) => (0, shrinkers(END, &[shrinker(1, 0, 0, b"evil", 16)])),
+        ("asleep", GROUPS) => loop {
+            std::thread::park();
+        },
         ("slow", SHRINK) => {
             std::thread::sleep(Duration::from_millis(700));
             (0, Vec::new())
@@ -412,6 +415,11 @@ fn slow_answers_share_the_time_of_a_command() {
     assert!(ended.text.contains("Not all were asked within 1 s") && ended.text.contains(" ? "), "{}", ended.text);
     // A report of shrinkers, one of groups, and a few of sixteen counts.
     assert!(hostile.answered() < 8);
+    // A process that has not answered is not asked for the second reading.
+    let hostile = Hostile::start("asleep");
+    let ended = hostile.run("top", &["--json", "--interval", "50", "--timeout", "1"]);
+    assert!(ended.code == Some(0) && ended.text.contains("has not answered in 1 s"), "{}", ended.said);
+    assert_eq!(hostile.answered(), 0);
 }
 
 #[test]

@@ -33,7 +33,7 @@ use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, View};
 
 use crate::published::monotonic;
-use crate::subject::Subject;
+use crate::subject::{Subject, print, within};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,29 +71,33 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let asked = Asked { handle: options.subject.open()?, time: options.subject.time() };
-    let take = || Reading::take(&asked.handle, asked.time);
-    let first = take()?;
-    if !options.once && !options.json {
-        return live::run(asked, first, options.interval);
+    let (pid, interval, is_json) = (asked.handle.pid, options.interval, options.json);
+    if !options.once && !is_json {
+        let first = Reading::take(&asked.handle, asked.time)?;
+        return live::run(asked, first, interval);
     }
-    let mut state = View::new(options.interval);
-    let mut ask = |reading: &Reading| {
-        if reading.numbers.groups.is_some() {
+    let screen = move || once(&asked, interval, is_json);
+    let text = within(options.subject.time() + interval, &format!("process {pid}"), screen)?;
+    print(|output| write!(output, "{text}"))
+}
+
+/// Returns a screen of two readings, as text or as a JSON object. Makes no second request of a
+/// process that has not answered the first.
+fn once(asked: &Asked, interval: Duration, is_json: bool) -> Result<String> {
+    let mut state = View::new(interval);
+    let mut take = || {
+        let reading = Reading::take(&asked.handle, asked.time)?;
+        if reading.numbers.groups.is_some() && state.groups.failed.is_none() {
             state.groups.follow(asked.groups(), monotonic());
         }
+        anyhow::Ok(reading)
     };
-    ask(&first);
-    std::thread::sleep(options.interval);
+    let first = take()?;
+    std::thread::sleep(interval);
     let second = take()?;
-    ask(&second);
     let pair = Pair { previous: &first, current: &second };
     state.log.follow(pair);
-    if options.json {
-        println!("{}", object(pair, &state));
-    } else {
-        print!("{}", screen::text(pair, &state));
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(if is_json { format!("{}\n", object(pair, &state)) } else { screen::text(pair, &state) })
 }
 
 /// A whole screen as a JSON object.
