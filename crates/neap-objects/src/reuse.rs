@@ -101,6 +101,18 @@ pub struct ReuseNumbers {
     pub released: u64,
 }
 
+/// Bytes of free objects in slabs and barns, without the stacks of CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FreeObjects {
+    /// Bytes of objects in barns.
+    pub in_barns: u64,
+    /// Resident bytes of objects in barns and slabs.
+    pub resident: u64,
+    /// The most bytes of objects in use whose frees would make slabs whole: of each class no more
+    /// than are free.
+    pub pinning: u64,
+}
+
 impl Reuse {
     pub(crate) const fn new() -> Reuse {
         Reuse {
@@ -176,8 +188,8 @@ impl<P: Platform> Objects<P> {
     /// the more it will return. `None` if too little is unused.
     fn quantum(&self) -> Option<u64> {
         let pages = self.pages.listed() + self.pages.backed_free_pages();
-        let (resident, (in_barns, objects)) = (self.resident_bytes(), self.free_bytes());
-        let unused = objects + (pages << self.pages.page_shift());
+        let (resident, free) = (self.resident_bytes(), self.free_objects());
+        let (in_barns, unused) = (free.in_barns, free.resident + (pages << self.pages.page_shift()));
         match () {
             _ if unused < (resident / 16).max(LEAST_UNUSED) => None,
             // Each sweep releases some of what is scattered.
@@ -313,21 +325,21 @@ impl<P: Platform> Objects<P> {
         self.pages.resident() << self.pages.page_shift()
     }
 
-    /// Resident bytes of free objects in slabs and barns, without the stacks of CPUs.
-    pub fn free_object_bytes(&self) -> u64 {
-        self.free_bytes().1
-    }
-
-    /// Bytes of free objects in barns, and resident ones in barns and slabs.
-    fn free_bytes(&self) -> (u64, u64) {
-        let page_size = self.pages.page_size() as u64;
+    /// Adds up the free objects of all classes.
+    pub fn free_objects(&self) -> FreeObjects {
+        let page_size = self.pages.page_size();
         let caches = Class::all().flat_map(|class| self.caches_of(class).map(move |cache| (class, cache)));
-        let bytes = caches.map(|(class, cache)| {
+        caches.fold(FreeObjects::default(), |sums, (class, cache)| {
             let (cache, size) = (cache.lock(), class.size() as u64);
             let in_barn = u64::from(cache.full.length()) * u64::from(class.sheaf_capacity()) * size;
-            (in_barn, (in_barn + cache.free * size).saturating_sub(cache.holes * page_size))
-        });
-        bytes.fold((0, 0), |sums, (in_barn, all)| (sums.0 + in_barn, sums.1 + all))
+            let free = in_barn + cache.free * size;
+            let all = u64::from(cache.slabs) * u64::from(class.slab_shape(page_size).objects) * size;
+            FreeObjects {
+                in_barns: sums.in_barns + in_barn,
+                resident: sums.resident + free.saturating_sub(cache.holes * page_size as u64),
+                pinning: sums.pinning + all.saturating_sub(free).min(free),
+            }
+        })
     }
 
     /// Bytes of slabs that no object can have.
