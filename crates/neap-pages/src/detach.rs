@@ -75,8 +75,8 @@ impl Buddy {
         Some((pfn, size, backed))
     }
 
-    /// The largest block of at least order `least` with memory, at most `pages` pages of it, and its
-    /// class: the one freed longest ago, partly backed before wholly backed.
+    /// The largest block of at least order `least` with memory, at most `pages` pages of it, and
+    /// its class: the one freed longest ago, partly backed before wholly backed.
     fn oldest_backed(&self, least: Order, pages: u32) -> Option<(Pfn, Order, usize)> {
         for order in (least.index()..LIST_ORDERS).rev() {
             for class in [PARTLY, BACKED] {
