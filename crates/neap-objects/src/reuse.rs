@@ -50,7 +50,7 @@ const MOST_LISTED: u32 = 64;
 const MOST_QUOTA: u64 = 64;
 
 /// The least growth from one check for a sweep to the next, in bytes.
-const LEAST_QUANTUM: u64 = 2 << 20;
+const LEAST_STEP: u64 = 2 << 20;
 
 /// Pages of growth before the first check for a sweep.
 const FIRST: u64 = 512;
@@ -190,13 +190,17 @@ impl<P: Platform> Objects<P> {
         let pages = self.pages.listed() + self.pages.backed_free_pages();
         let (resident, free) = (self.resident_bytes(), self.free_objects());
         let (in_barns, unused) = (free.in_barns, free.resident + (pages << self.pages.page_shift()));
-        match () {
-            _ if unused < (resident / 16).max(LEAST_UNUSED) => None,
-            // Each sweep releases some of what is scattered.
-            _ if self.is_scattered() || in_barns >= resident / 8 => Some(LEAST_QUANTUM),
-            _ if in_barns >= resident / 32 => Some((resident / 32).max(LEAST_QUANTUM)),
-            _ => Some((resident / 8).max(LEAST_QUANTUM)),
+        if unused < (resident / 16).max(LEAST_UNUSED) {
+            return None;
         }
+        // Each sweep releases some of what is scattered.
+        Some(if self.is_scattered() || in_barns >= resident / 8 {
+            0
+        } else if in_barns >= resident / 32 {
+            resident / 32
+        } else {
+            resident / 8
+        })
     }
 
     fn end_sweep(&self) {
@@ -206,8 +210,10 @@ impl<P: Platform> Objects<P> {
         self.put_off();
     }
 
+    /// Puts the next check off, which locks all class caches: the less often, the more is resident.
     fn put_off(&self) {
-        self.reuse.next.store(self.pages.grown() + (LEAST_QUANTUM >> self.pages.page_shift()), Relaxed);
+        let step = (self.resident_bytes() / 512).max(LEAST_STEP) >> self.pages.page_shift();
+        self.reuse.next.store(self.pages.grown() + step, Relaxed);
     }
 
     /// Whether the sweep has returned fewer bytes than growth since its beginning asks for.
