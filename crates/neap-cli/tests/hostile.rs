@@ -410,9 +410,9 @@ fn reports_without_an_end_are_refused_after_a_time() {
 #[test]
 fn slow_answers_share_the_time_of_a_command() {
     let hostile = Hostile::start("slow");
-    let ended = hostile.run("stat", &["--shrinkers", "--timeout", "1"]);
+    let ended = hostile.run("stat", &["--shrinkers", "--timeout", "2"]);
     assert_eq!(ended.code, Some(0), "{}", ended.said);
-    assert!(ended.text.contains("Not all were asked within 1 s") && ended.text.contains(" ? "), "{}", ended.text);
+    assert!(ended.text.contains("Not all were asked within 2 s") && ended.text.contains(" ? "), "{}", ended.text);
     // A report of shrinkers, one of groups, and a few of sixteen counts.
     assert!(hostile.answered() < 8);
     // A process that has not answered is not asked for the second reading.
