@@ -187,9 +187,8 @@ impl<P: Platform> Objects<P> {
     /// Bytes of growth since the last sweep from which on another one is worth its work: the less,
     /// the more it will return. `None` if too little is unused.
     fn quantum(&self) -> Option<u64> {
-        let pages = self.pages.listed() + self.pages.backed_free_pages();
         let (resident, free) = (self.resident_bytes(), self.free_objects());
-        let (in_barns, unused) = (free.in_barns, free.resident + (pages << self.pages.page_shift()));
+        let (in_barns, unused) = (free.in_barns, free.resident + self.free_page_bytes());
         if unused < (resident / 16).max(LEAST_UNUSED) {
             return None;
         }
@@ -329,6 +328,11 @@ impl<P: Platform> Objects<P> {
 
     fn resident_bytes(&self) -> u64 {
         self.pages.resident() << self.pages.page_shift()
+    }
+
+    /// Resident bytes that are free as pages, in CPUs' lists or not.
+    pub fn free_page_bytes(&self) -> u64 {
+        (self.pages.listed() + self.pages.backed_free_pages()) << self.pages.page_shift()
     }
 
     /// Adds up the free objects of all classes.

@@ -43,8 +43,7 @@ impl Buddy {
     /// Detaches one block of at least order `least` with at most `pages` backed pages. Returns it
     /// and their number.
     pub(crate) fn detach_block(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
-        let (pfn, order, class) = self.oldest_backed(least, pages)?;
-        let backed = self.count_backed(pfn, order.pages());
+        let (pfn, order, class, backed) = self.oldest_backed(least, pages)?;
         self.detach(pfn, order, class);
         Some((pfn, order, backed))
     }
@@ -52,8 +51,8 @@ impl Buddy {
     /// Detaches a part with at most `pages` backed pages of a chunk or block that has more, the
     /// upper part if both fit. `None` if only parts smaller than `least` would fit.
     pub(crate) fn detach_part(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
-        let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER, PARTLY));
-        let (mut pfn, mut size, class) = chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX))?;
+        let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER, PARTLY, 0));
+        let (mut pfn, mut size, class, _) = chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX))?;
         if size <= least || pages < least.pages() {
             return None;
         }
@@ -75,14 +74,17 @@ impl Buddy {
         Some((pfn, size, backed))
     }
 
-    /// The largest block of at least order `least` with memory, at most `pages` pages of it, and
-    /// its class: the one freed longest ago, partly backed before wholly backed.
-    fn oldest_backed(&self, least: Order, pages: u32) -> Option<(Pfn, Order, usize)> {
+    /// The largest block of at least order `least` with memory, at most `pages` pages of it: the
+    /// one freed longest ago, partly backed before wholly backed. Returns its class and its number
+    /// of backed pages as well.
+    fn oldest_backed(&self, least: Order, pages: u32) -> Option<(Pfn, Order, usize, u32)> {
         for order in (least.index()..LIST_ORDERS).rev() {
             for class in [PARTLY, BACKED] {
-                let (pfn, order) = (self.lists[class][order].tail, Order(order as u8));
-                if pfn != Pfn::NONE && self.count_backed(pfn, order.pages()) <= pages {
-                    return Some((pfn, order, class));
+                let Some(pfn) = self.lists[class][order].tail.some() else { continue };
+                let order = Order(order as u8);
+                let backed = self.count_backed(pfn, order.pages());
+                if backed <= pages {
+                    return Some((pfn, order, class, backed));
                 }
             }
         }

@@ -249,7 +249,7 @@ impl<P: Platform> NodePages<P> {
         Some(block)
     }
 
-    /// Allocates a run of the nearest node, some pages of which have memory already: see
+    /// Allocates a run of the nearest node in memory that is there already: see
     /// [`Pages::allocate_resident_run`].
     pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
         let run = self.node(self.nearest(platform)).allocate_resident_run(platform, pages, align_pages)?;

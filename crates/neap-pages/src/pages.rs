@@ -172,8 +172,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Allocates a block of 2^order pages that all have memory already; `None` if any would come
-    /// from the system.
+    /// Allocates a block of 2^order pages from the CPU's list, or one whose pages all have memory;
+    /// `None` if any would be taken from the system for it.
     pub fn allocate_resident_block(&self, platform: &P, order: Order) -> Option<Block> {
         if order.index() < LISTED_ORDERS
             && self.lists.is_on()
@@ -184,8 +184,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.take_resident(platform, order.pages(), |buddy| buddy.allocate_backed_block(order))
     }
 
-    /// Allocates a run as [`Pages::allocate_run`] does, some pages of which have memory already;
-    /// `None` if all of it would come from the system.
+    /// Allocates a run as [`Pages::allocate_run`] does, in a wholly backed block or, else, in a row
+    /// of blocks with memory; `None` if there is neither.
     pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
         self.take_resident(platform, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))
     }

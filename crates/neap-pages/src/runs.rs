@@ -83,7 +83,7 @@ impl Buddy {
     }
 
     /// Removes `pages` pages in a row, at most a chunk, that consist of backed blocks too small for
-    /// them. Only if the run would have no memory otherwise, and if one of the first few blocks of
+    /// them. Only if no wholly backed block holds the run, and if one of the first few blocks of
     /// half the size is one of them.
     fn take_joined(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         /// Number of blocks examined.
