@@ -18,104 +18,11 @@
 
 use crate::maintenance::Tick;
 use crate::mm::{Core, Mm, Task};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use crate::state::background::{ABSENT, ASLEEP, AWAKE, Background, DROWSY, ENDED, NEVER};
+use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Platform};
 use neap_percpu::PerCpuData;
 use neap_reclaim::without_reclaim;
-
-/// No thread, and none was requested.
-const ABSENT: u32 = 0;
-/// Ticking.
-const AWAKE: u32 = 2;
-/// Sleeping until woken.
-const ASLEEP: u32 = 3;
-/// No thread can be made (a sandbox), or none is wanted.
-const NEVER: u32 = 4;
-/// Ticking, and about to sleep unless memory is cached meanwhile.
-const DROWSY: u32 = 5;
-/// It has ended for good.
-const ENDED: u32 = 6;
-
-/// State shared by the thread and the calls that wake it.
-#[derive(Debug)]
-pub(crate) struct Background {
-    state: AtomicU32,
-    /// A call has requested a tick.
-    soon: AtomicBool,
-    /// The thread is to end.
-    ending: AtomicBool,
-    /// The handle by which the thread is joined; 0 for none.
-    id: AtomicUsize,
-}
-
-impl Background {
-    pub(crate) const fn new(wanted: bool) -> Background {
-        Background {
-            state: AtomicU32::new(if wanted { ABSENT } else { NEVER }),
-            soon: AtomicBool::new(false),
-            ending: AtomicBool::new(false),
-            id: AtomicUsize::new(0),
-        }
-    }
-
-    /// Forgets the thread, in a forked child; another one may be made.
-    pub(crate) fn forget(&self) {
-        if self.state.load(Ordering::Relaxed) != NEVER {
-            self.state.store(ABSENT, Ordering::Relaxed);
-        }
-        self.ending.store(false, Ordering::Relaxed);
-        self.id.store(0, Ordering::Relaxed);
-    }
-
-    /// Whether there is a thread that ticks or can be woken.
-    pub(crate) fn has_thread(&self) -> bool {
-        matches!(self.state.load(Ordering::Relaxed), AWAKE | ASLEEP | DROWSY)
-    }
-
-    /// Whether it ticks, and will look again at memory that is cached from now on.
-    #[inline]
-    fn is_awake(&self) -> bool {
-        // Relaxed: the states only tell what to do next.
-        self.state.load(Ordering::Relaxed) == AWAKE
-    }
-
-    /// Lets the thread tick once more if it is about to sleep. Returns whether it sleeps and has to
-    /// be woken.
-    fn keep_awake(&self) -> bool {
-        // Release pairs with the Acquire of the exchange in `background`: the thread looks once
-        // more.
-        self.state.compare_exchange(DROWSY, AWAKE, Ordering::Release, Ordering::Relaxed) == Err(ASLEEP)
-            // Release pairs with the Acquire of the thread's next look.
-            && self.state.compare_exchange(ASLEEP, AWAKE, Ordering::Release, Ordering::Relaxed).is_ok()
-    }
-
-    /// Whether the thread is to end.
-    pub(crate) fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::Acquire) // Pairs with the Release in `end_background`.
-    }
-
-    /// Whether the thread sleeps until it is woken.
-    pub(crate) fn is_asleep(&self) -> bool {
-        // Acquire pairs with the Release in `keep_awake`, by the thread that wakes it.
-        self.state.load(Ordering::Acquire) == ASLEEP
-    }
-
-    /// Whether a tick was requested since the last call.
-    pub(crate) fn is_wanted_soon(&self) -> bool {
-        // Acquire pairs with the Release in `come_soon`.
-        self.soon.swap(false, Ordering::Acquire)
-    }
-
-    /// The state as a word.
-    pub(crate) fn state(&self) -> &'static str {
-        match self.state.load(Ordering::Relaxed) {
-            AWAKE | DROWSY => "awake",
-            ASLEEP => "asleep",
-            NEVER => "off",
-            _ => "absent",
-        }
-    }
-}
 
 impl<P: Platform> Core<P> {
     /// Follows every slow call: wakes the thread, or ticks in its place. Not inside the gate.

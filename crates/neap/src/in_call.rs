@@ -30,12 +30,10 @@
 //! time gives back. What each step takes is held for a batch.
 
 use crate::mm::{Core, Mm};
-use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use neap_base::{Mutex, Order, Platform};
-use neap_objects::size_class::Class;
+use crate::state::in_call::{HIGH, Returned};
+use core::sync::atomic::Ordering::Relaxed;
+use neap_base::{Order, Platform};
 
-/// Bytes of surplus above which frees give back, if nothing was learned.
-const HIGH: u64 = 10 << 20;
 /// Bytes of surplus at which they stop.
 const LOW: u64 = 8 << 20;
 /// Both, while what is free lies between a few objects that keep their pages: the pages of those
@@ -51,16 +49,9 @@ const MOST_SLABS: usize = 1024;
 const FEW_SLABS: usize = 8;
 /// Bytes that slow frees return between two looks, at least.
 const STEP: u64 = 512 << 10;
-/// Bytes that slow frees return between two looks, at least, while objects in use keep what is
-/// free.
-const LEAST_STEP: u64 = 4 << 10;
 /// Bytes that slow frees return between two looks, at least, after the system refused everything.
 /// It does so for locked memory.
 const REFUSED: u64 = 64 << 20;
-/// Bytes that make a look worth repeating at once while a burst comes to its end.
-const FRUITFUL: u64 = 64 << 10;
-/// Looks in a row that find less, after which they become rarer.
-const PATIENCE: u32 = 32;
 /// The smallest free blocks that calls release while a burst is being freed: 16 pages. A call for
 /// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
 const LEAST: Order = Order(4);
@@ -68,141 +59,6 @@ const LEAST: Order = Order(4);
 const LATE: u64 = 8;
 /// Pages in lists that are not worth draining the lists.
 const FEW_LISTED: u64 = 64;
-/// Nanoseconds after which survivors of a burst are taken to stay, and pages between them go one by
-/// one.
-const SETTLED: u64 = SECOND / 5;
-/// Nanoseconds after which the bound shrinks by an eighth.
-const SECOND: u64 = 1_000_000_000;
-/// Steps after which it is what it was at first.
-const FORGOTTEN: u64 = 128;
-
-/// What a free that took the slow path returned.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Returned {
-    /// Objects of a class: as many as a stack holds, perhaps.
-    Objects(Class),
-    /// A run, or a part of one, of so many bytes.
-    Run(usize),
-}
-
-/// The state of giving back within calls.
-#[derive(Debug)]
-pub(crate) struct InCall {
-    /// Bytes that slow frees may return before the next look.
-    left: AtomicI64,
-    /// What is learned, as of the last look.
-    kept: AtomicU64,
-    learned: Mutex<Learned>,
-}
-
-impl InCall {
-    pub(crate) const fn new() -> InCall {
-        InCall { left: AtomicI64::new(HIGH as i64), kept: AtomicU64::new(0), learned: Mutex::new(Learned::new()) }
-    }
-
-    /// Bytes that stay beyond what would without regret.
-    pub(crate) fn kept(&self) -> u64 {
-        self.kept.load(Relaxed)
-    }
-
-    /// Notes that a tick within a call gave so many bytes back. Inside the gate.
-    pub(crate) fn note_given(&self, bytes: u64) {
-        if let Some(mut learned) = self.learned.try_lock() {
-            learned.given += bytes;
-        }
-    }
-}
-
-/// What frees have learned from what they gave back. All numbers but the time are bytes.
-#[derive(Debug)]
-struct Learned {
-    /// Surplus that stays beyond [`LOW`].
-    kept: u64,
-    /// Given back lately, and not taken from the system again so far.
-    given: u64,
-    /// Taken from the system so far.
-    grown: u64,
-    /// In use at the last look.
-    last_live: u64,
-    /// Objects in use that kept what was free at the last look that left much.
-    live: u64,
-    /// In use when a look last found much less or more, and the time of that.
-    steady_live: u64,
-    steady_since: u64,
-    /// Looks in a row that gave hardly anything back although much was free, and one; 0 if enough
-    /// went at the last one.
-    fruitless: u32,
-    /// Until when `kept` and `given` have been aged, in the platform's nanoseconds.
-    aged: u64,
-}
-
-impl Learned {
-    const fn new() -> Learned {
-        Learned {
-            kept: 0,
-            given: 0,
-            grown: 0,
-            last_live: 0,
-            live: 0,
-            steady_live: 0,
-            steady_since: 0,
-            fruitless: 0,
-            aged: 0,
-        }
-    }
-
-    /// Learns from what the program took from the system since the last look, and from what is live
-    /// now. Memory that neap takes for itself while the program frees is no reason to keep more.
-    fn learn(&mut self, grown: u64, live: u64, now: u64) {
-        self.age(now);
-        let more = live.saturating_sub(self.last_live);
-        let again = grown.saturating_sub(self.grown).min(self.given).min(more);
-        (self.grown, self.last_live) = (grown, live);
-        self.given -= again;
-        self.kept += again;
-    }
-
-    /// How many bytes frees may return before the next look, where `rest` bytes of surplus were
-    /// left, kept by `live` bytes of objects in use, and `gone` went.
-    ///
-    /// No more than what is live will be freed. Towards the end of a burst a few objects are all
-    /// that keeps many pages, and what is freed last is not looked at any more: then looks are as
-    /// frequent as they are of use.
-    fn after_stuck(&mut self, rest: u64, live: u64, gone: u64) -> u64 {
-        // Looks that come as what is live shrinks are few anyway. It may take several of them to
-        // shrink by a sixteenth: a free that takes the slow path may return few objects.
-        let shrinks = live < self.live - self.live / 16;
-        if shrinks || live > self.live {
-            self.live = live;
-        }
-        self.fruitless = if shrinks || gone >= FRUITFUL { 1 } else { self.fruitless.saturating_add(1) };
-        let step = (rest.min(live) / 8).max(LEAST_STEP);
-        (step << self.fruitless.saturating_sub(PATIENCE).min(16)).min(rest / 2)
-    }
-
-    /// Notes how much is live. Returns whether this has not shrunk, nor become many times as much,
-    /// for [`SETTLED`].
-    fn has_settled(&mut self, live: u64, now: u64) -> bool {
-        if live < self.steady_live - self.steady_live / 8 || live / 4 > self.steady_live {
-            (self.steady_live, self.steady_since) = (live, now);
-        }
-        now.saturating_sub(self.steady_since) >= SETTLED
-    }
-
-    /// Takes an eighth of what stays, and half of what may be regretted, for every second that has
-    /// passed.
-    fn age(&mut self, now: u64) {
-        let seconds = now.saturating_sub(self.aged) / SECOND;
-        self.aged += seconds * SECOND;
-        if seconds >= FORGOTTEN {
-            (self.kept, self.given) = (0, 0);
-        }
-        for _ in 0..seconds.min(FORGOTTEN) {
-            self.kept -= self.kept.div_ceil(8);
-            self.given /= 2;
-        }
-    }
-}
 
 /// What working the surplus down came to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -392,6 +248,7 @@ mod tests {
     use super::*;
     use crate::mm::Hooks;
     use crate::options::Options;
+    use crate::state::in_call::{SECOND, SETTLED};
     use neap_base::virtual_platform::{Call, Virtual};
     use std::boxed::Box;
     use std::format;
@@ -550,48 +407,6 @@ mod tests {
         // SAFETY: the block is this test's.
         unsafe { mm.free(block) };
         close(mm);
-    }
-
-    #[test]
-    fn bound_shrinks_by_an_eighth_a_second() {
-        let mut learned = Learned { given: 80, ..Learned::new() };
-        learned.learn(64, 64, 0);
-        assert_eq!((learned.kept, learned.given), (64, 16));
-        learned.learn(64, 64, SECOND - 1);
-        assert_eq!((learned.kept, learned.given), (64, 16));
-        learned.learn(66, 66, SECOND);
-        assert_eq!((learned.kept, learned.given), (58, 6), "two of the eight bytes that may be regretted");
-        learned.learn(66, 66, FORGOTTEN * 2 * SECOND);
-        assert_eq!((learned.kept, learned.given), (0, 0));
-    }
-
-    #[test]
-    fn growth_while_the_program_frees_is_not_regretted() {
-        let mut learned = Learned { given: 80, last_live: 100, ..Learned::new() };
-        learned.learn(64, 40, 0);
-        assert_eq!((learned.kept, learned.given), (0, 80));
-        learned.learn(128, 50, 0);
-        assert_eq!((learned.kept, learned.given), (10, 70), "ten bytes more are live");
-    }
-
-    #[test]
-    fn looks_follow_what_is_live_and_get_rare_where_they_give_nothing() {
-        let mut learned = Learned::new();
-        assert_eq!(learned.after_stuck(40 * MIB, 32 * MIB, 0), 4 * MIB, "an eighth of what may be freed yet");
-        assert_eq!(learned.after_stuck(80 * MIB, 90 * MIB, 0), 10 * MIB);
-        // Looks that give nothing stay frequent while what is live shrinks.
-        let steps = [(); 60].map(|()| learned.after_stuck(80 * MIB, learned.live - learned.live / 8, 0));
-        assert!(steps.is_sorted_by(|a, b| a >= b) && steps[59] < MIB / 64, "{steps:?}");
-        // Each look may find only a hundredth less.
-        let mut live = 4 * MIB;
-        let steps = [(); 400].map(|()| {
-            live -= live / 100;
-            learned.after_stuck(80 * MIB, live, 0)
-        });
-        assert!(steps.is_sorted_by(|a, b| a >= b) && steps[399] < MIB / 64, "{steps:?}");
-        let steps = [(); 40].map(|()| learned.after_stuck(40 * MIB, 4 * MIB, 0));
-        assert_eq!((steps[30], steps[31], steps[38]), (MIB / 2, MIB, 20 * MIB));
-        assert_eq!(learned.after_stuck(40 * MIB, 4 * MIB, FRUITFUL), MIB / 2);
     }
 
     #[test]

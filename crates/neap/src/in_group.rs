@@ -13,7 +13,7 @@
 //! # Locking
 //! One mutex (`flushing`): flushes of caches take turns.
 
-use crate::memory_groups::Grouped;
+use crate::memory_groups::{Grouped, price};
 use crate::mm::{Mm, is_beyond_any};
 use crate::options::ThreadGroups;
 use core::ptr::{NonNull, null_mut};
@@ -31,14 +31,6 @@ use neap_reclaim::is_calling;
 /// holds this bit, the manager's tag, and the payer.
 const TOP: usize = word_of(0) as usize;
 const TAG_BITS: u32 = TOP.ilog2() - PAYER_BITS;
-/// Tag of a manager that is not open: no thread's word has it.
-pub(crate) const NO_TAG: usize = usize::MAX;
-
-/// Bytes that are charged for an object.
-pub(crate) fn price(class: Class) -> u64 {
-    class.size() as u64
-}
-
 impl<P: Platform> Mm<P> {
     /// Sets this manager's number among those of the process, for the words of threads. Before any
     /// thread is in a group of it.

@@ -2,7 +2,7 @@
 //!
 //! Used by `neap-malloc` (the C library's malloc family), [`Neap`] (Rust's global allocator), and
 //! tests, which make managers of any shape with [`mm::Mm`]. Locks are those of the layers below.
-//! One function, `Core::make_room_for`, has the order in which caches give memory to an allocation.
+//! One function, `Core::make_room`, has the order in which caches give memory to an allocation.
 //!
 //! - [`Neap`]: the process's allocator, `#[global_allocator]`.
 //! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
@@ -55,10 +55,12 @@ mod reclaimers_tests;
 pub mod reclaiming;
 pub mod reconcile;
 mod requests;
+mod room;
 pub mod settings;
 pub mod shrinker_report;
 mod splits;
 mod stat_page;
+mod state;
 pub mod statistics;
 mod thread_groups;
 pub mod trace;

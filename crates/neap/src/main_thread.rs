@@ -14,24 +14,9 @@
 
 use crate::process::PROCESS;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU32, Ordering};
-use neap_os::own_thread::{self, Functions};
+use core::sync::atomic::Ordering;
+use neap_os::own_thread;
 use neap_os::thread;
-
-/// State of the process's manager alone.
-#[derive(Debug)]
-pub(crate) struct OfProcess {
-    /// The C library's functions for threads.
-    pub(crate) functions: Functions,
-    /// The key plus one; 0 for none.
-    key: AtomicU32,
-}
-
-impl OfProcess {
-    pub(crate) const fn new() -> OfProcess {
-        OfProcess { functions: Functions::new(), key: AtomicU32::new(0) }
-    }
-}
 
 unsafe extern "C" {
     fn pthread_key_create(key: *mut u32, destructor: extern "C" fn(*mut c_void)) -> i32;

@@ -18,11 +18,9 @@
 
 use crate::mm::{Core, Mm};
 use core::cell::Cell;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use neap_base::Mutex;
-use neap_base::platform::{Errno, Platform};
+use core::sync::atomic::Ordering;
+use neap_base::platform::Platform;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_objects::slots::Peek;
 
 /// Slow calls between two checks for a due tick, where there is no thread. A prime, so that the
 /// checks do not always hit the same call of a program's rhythm.
@@ -32,35 +30,6 @@ const PATIENCE: u32 = 8;
 /// Most bytes that one call of the program moves from barns to slabs, or releases, where there is
 /// no thread.
 const IN_CALL: u64 = 16 << 20;
-
-/// The state of maintenance.
-#[derive(Debug)]
-pub(crate) struct Maintenance {
-    ticks: AtomicU64,
-    drains: AtomicU64,
-    /// Time of the last tick, in the platform's nanoseconds.
-    last: AtomicU64,
-    /// Slow calls while there was no thread.
-    calls: AtomicU32,
-    /// Whether a tick within a call stopped at the limit of a call, so that work is left.
-    unfinished: AtomicBool,
-    /// Bytes of free pages that ticks leave resident.
-    kept: AtomicU64,
-    /// Address of the [`Peek`]s, for readers without the mutex, which is held for a whole tick.
-    memory: usize,
-    /// The state of the slots at the last tick: a [`Peek`] for each CPU and class.
-    seen: Mutex<Seen>,
-}
-
-/// Memory of the [`Peek`]s.
-#[derive(Debug)]
-struct Seen {
-    memory: usize,
-    /// Ticks in a row in which a CPU was skipped.
-    skips: u32,
-    /// Ticks in a row in which nothing was released because of an isolated CPU.
-    holds: u32,
-}
 
 /// Limits of one `give_back`.
 struct GiveBackLimits {
@@ -92,63 +61,6 @@ pub struct Tick {
     pub soon: Option<u64>,
     /// Whether a later tick may find work even without calls in between.
     pub left: bool,
-}
-
-impl Maintenance {
-    pub(crate) fn open<P: Platform>(platform: &P) -> Result<Maintenance, Errno> {
-        let length = platform.cpus() * CLASSES * size_of::<Peek>();
-        let memory = platform.map(length.next_multiple_of(platform.page_size()))?;
-        Ok(Maintenance {
-            ticks: AtomicU64::new(0),
-            drains: AtomicU64::new(0),
-            last: AtomicU64::new(platform.now()),
-            calls: AtomicU32::new(0),
-            unfinished: AtomicBool::new(false),
-            kept: AtomicU64::new(0),
-            memory,
-            seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
-        })
-    }
-
-    /// Unmaps the memory of [`Maintenance::open`].
-    ///
-    /// # Safety
-    /// No thread ticks any more.
-    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
-        let (memory, length) = self.mapping(platform);
-        // SAFETY: the mapping was made by `open`, and no thread ticks any more (the caller's
-        // promise).
-        unsafe { platform.unmap(memory, length) };
-    }
-
-    /// Address and length of the memory that [`Maintenance::open`] mapped.
-    pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
-        let length = platform.cpus() * CLASSES * size_of::<Peek>();
-        (self.memory, length.next_multiple_of(platform.page_size()))
-    }
-
-    /// Number of ticks, and of drained CPUs.
-    pub(crate) fn counters(&self) -> (u64, u64) {
-        (self.ticks.load(Ordering::Relaxed), self.drains.load(Ordering::Relaxed))
-    }
-
-    /// Bytes of free pages that the program keeps resident.
-    pub(crate) fn kept(&self) -> u64 {
-        self.kept.load(Ordering::Relaxed)
-    }
-}
-
-impl Seen {
-    /// Stores the state of a slot. Returns whether it is unchanged since the last tick, and the
-    /// slot holds objects.
-    fn is_idle(&mut self, cpu: usize, class: Class, now: Peek) -> bool {
-        let entry =
-            core::ptr::with_exposed_provenance_mut::<Peek>(self.memory).wrapping_add(cpu * CLASSES + class.index());
-        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid one; the lock is
-        // held.
-        let before = unsafe { entry.replace(now) };
-        before == now && now.active
-    }
 }
 
 impl<P: Platform> Core<P> {

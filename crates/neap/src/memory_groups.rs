@@ -2,11 +2,10 @@
 //!
 //! Unused groups cost one load in a tick. No lock of its own.
 
-use crate::in_group::price;
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
 use crate::per_cpu_data::Source;
-use crate::reclaimers::Manner;
+use crate::state::reclaim::Manner;
 use neap_base::Platform;
 use neap_groups::{
     Bound, ChargeAsync, Denied, Event, GroupCount, GroupId, Groups, How, INTERVAL, Info, Kind, Listener, Name,
@@ -24,6 +23,11 @@ use neap_reclaim::lru::Site;
 pub struct Grouped<'m, P: Platform> {
     source: Source<'m, P>,
     groups: &'m Groups,
+}
+
+/// Bytes that are charged for an object.
+pub(crate) fn price(class: Class) -> u64 {
+    class.size() as u64
 }
 
 impl<P: Platform> Clone for Grouped<'_, P> {

@@ -9,20 +9,18 @@
 //! # Locking
 //! Holds no lock of its own.
 
-use crate::background::Background;
-use crate::drain::NAP;
-use crate::in_call::{InCall, Returned};
-use crate::in_group::NO_TAG;
 use crate::lazy::Lazy;
 use crate::limit::Following;
-use crate::main_thread::OfProcess;
-use crate::maintenance::Maintenance;
 use crate::options::{Background as Threads, Options, ThreadGroups};
-use crate::per_cpu_data::Place;
-use crate::reclaimers::Reclaim;
 use crate::settings::Settings;
 use crate::splits::Splits;
 use crate::stat_page::StatPage;
+use crate::state::background::Background;
+use crate::state::in_call::{InCall, Returned};
+use crate::state::maintenance::Maintenance;
+use crate::state::of_process::OfProcess;
+use crate::state::per_cpu::Place;
+use crate::state::reclaim::Reclaim;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -36,13 +34,15 @@ use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::entered::entered;
 use neap_os::futex::{self, Sharing};
-use neap_os::stack;
 use neap_reclaim::lru::Lists;
 
 /// Whether a request is refused outright, as in the C library: differences of pointers must fit.
 pub(crate) fn is_beyond_any(size: usize, align: usize) -> bool {
     size > isize::MAX as usize || align > neap_pages::MOST_ALIGNMENT
 }
+
+/// Tag of a manager that is not open: no thread's word has it.
+const NO_TAG: usize = usize::MAX;
 
 const CLOSED: u32 = 0;
 const OPENING: u32 = 1;
@@ -367,11 +367,7 @@ impl<P: Platform> Mm<P> {
                 None => core.allocate_run(size, align).inspect(|_| core.count_run(size.max(1), 0)),
             }
         };
-        let memory = attempt().or_else(|| {
-            // Rare, and deep: it runs on a stack of its own.
-            let apart = stack::apart(|| core.make_room_for(self, size, &attempt));
-            apart.unwrap_or_else(|| core.make_room_here(self, size, &attempt))
-        });
+        let memory = attempt().or_else(|| core.make_room(self, size, &attempt));
         self.after_allocation(core);
         memory.unwrap_or((null_mut(), false))
     }
@@ -577,114 +573,7 @@ impl<P: Platform> Core<P> {
         }
         Ok(())
     }
-
-    /// Makes room for an allocation on the caller's stack, where no other stack can be mapped.
-    #[cold]
-    #[inline(never)]
-    fn make_room_here<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        self.make_room_for(mm, bytes, attempt)
-    }
-
-    /// Makes room for an allocation that has found no memory, and tries it again. `None` if it
-    /// fails.
-    ///
-    /// 1. A limit that follows the container is looked up.
-    /// 2. Shrinkers are asked, outside the gate, as long as they give something. The allocation is
-    ///    also tried when they give nothing, since another thread may have freed memory meanwhile.
-    /// 3. Every cache is emptied into the pages, and again after threads that were inside the gate
-    ///    have left it.
-    /// 4. Under a limit, pages of slabs that hold no object are released.
-    /// 5. Lazily free pages are released.
-    /// 6. A limit that follows the container is passed.
-    #[cold]
-    fn make_room_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        let found = if self.look_for_room(mm) { attempt() } else { None };
-        let found = found.or_else(|| self.give_up_caches_for(mm, bytes, attempt));
-        found.or_else(|| self.pass_limit(mm, bytes as u64, attempt))
-    }
-
-    /// Steps 2 to 5 of [`Core::make_room_for`].
-    fn give_up_caches_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        // A request beyond the whole budget, or all memory: caches would give up everything in
-        // vain.
-        let most = match self.settings.limit() {
-            0 => self.objects.pages.limit() as u64,
-            limit => limit,
-        };
-        if bytes as u64 > most {
-            return None;
-        }
-        for _ in 0..RECLAIMS {
-            let Some(gave) = self.reclaim_for_budget(mm, bytes as u64) else { break };
-            let memory = attempt();
-            if memory.is_some() {
-                return memory;
-            }
-            if !gave {
-                break;
-            }
-        }
-        self.drain_for(mm, attempt).or_else(|| {
-            let mut made_room = false;
-            if self.settings.limit() > 0 {
-                mm.inside_to_the_end(self, |stop| made_room |= self.objects.punch(true, stop).released > 0);
-            }
-            if self.objects.pages.lazily_free() > 0 {
-                mm.inside_to_the_end(self, |stop| made_room |= self.release_lazily_free(stop) > 0);
-            }
-            if made_room { attempt() } else { None }
-        })
-    }
-
-    /// Empties every cache for an allocation that has found no memory, and tries it again.
-    fn drain_for<T>(&self, mm: &Mm<P>, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        let (mut memory, mut pages) = (None, 0);
-        for round in 0..ROUNDS {
-            if !self.objects.platform.may_fence() {
-                self.objects.helper.ask(LAST_RESORT);
-            }
-            mm.inside_to_the_end(self, |stop| pages += self.drain_everything(false, stop));
-            memory = attempt();
-            if memory.is_some() {
-                break;
-            }
-            // A thread inside the gate may have pages and objects in hand, which are in lists and
-            // stacks when it leaves:
-            //
-            // | thread A, inside | thread B, here |
-            // |---|---|
-            // | 1. takes a batch, and is preempted | |
-            // | | 2. drains all caches, finds nothing |
-            // | 3. puts all but one away, leaves | |
-            //
-            // A may leave before `outwait` first looks, so there are at least two rounds.
-            let mut looks = 0;
-            let was_inside = mm.gate.outwait(LOOKS, || {
-                looks += 1;
-                if looks < QUICK { self.objects.platform.pause() } else { self.objects.platform.sleep(NAP) }
-            });
-            if round > 0 && !was_inside {
-                break;
-            }
-        }
-        self.objects.pages.count_need(pages);
-        memory
-    }
 }
-
-/// Most requests to shrinkers for one allocation.
-const RECLAIMS: u32 = 4;
-
-/// Nanoseconds that an allocation that is about to fail waits for neap's thread to empty the stacks
-/// of all CPUs.
-const LAST_RESORT: u64 = 100_000_000;
-
-/// Most rounds of such an allocation while other threads were inside the gate.
-const ROUNDS: u32 = 4;
-/// Most looks for threads inside the gate in each round. The first `QUICK` are without a nap, the
-/// rest last for many time slices of the scheduler.
-const LOOKS: u32 = 64;
-const QUICK: u32 = 16;
 
 /// Most address space for memory that is handed out: the reach of 32-bit page numbers with 4 KiB
 /// pages.

@@ -18,79 +18,22 @@
 //! Takes the mutexes of the jobs and of blaming only, both within the gate. No callback runs inside
 //! the gate.
 
-use crate::fair_clock::FairClock;
 use crate::mm::{Core, Mm, Task};
 use crate::options::Background;
 use crate::reclaiming::{Reclaiming, Runner};
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::state::reclaim::{Manner, PASS, PATIENCE, Reclaim};
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{Bound, Due, GroupId, Request};
 use neap_os::clock;
-use neap_reclaim::reclaim::{Aim, Ask, BUDGET, Jobs, Lanes, Next, Overdue, Passes, Vain, Waiter, goal};
-use neap_reclaim::{ShrinkerId, Shrinkers, Whom, is_calling};
+use neap_reclaim::reclaim::{Aim, Ask, BUDGET, Next, Overdue, Waiter, goal};
+use neap_reclaim::{ShrinkerId, Whom, is_calling};
 
-/// How long a thread waits for reclaimers, in nanoseconds: one callback may take all of its time,
-/// and another thread go on with the job.
-pub(crate) const PATIENCE: u64 = 2 * BUDGET;
 /// Nanoseconds between two checks of running callbacks by a waiting thread.
 const LOOK: u64 = BUDGET / 4;
 /// Most reclaimers on a machine with fewer nodes. With several, one slow callback does not delay
 /// the callbacks of other groups.
 const LEAST: usize = 4;
-/// Nanoseconds that a reclaimer's pass may take, and calls that another process requests.
-pub(crate) const PASS: u64 = 10 * BUDGET;
-/// Priorities that a pass for a request skips for each pass before it that was in vain. Slow
-/// callbacks may use up the time of a pass before it asks small caches for anything.
-pub(crate) const STEPS: u32 = 4;
-
-/// Shrinkers and reclaim of a manager. Made when the first shrinker is registered.
-#[derive(Debug)]
-pub(crate) struct Reclaim {
-    pub(crate) shrinkers: Shrinkers,
-    pub(crate) passes: Passes,
-    pub(crate) lanes: Lanes,
-    pub(crate) jobs: Jobs,
-    pub(crate) vain: Vain,
-    /// Clock of the lanes.
-    pub(crate) clock: FairClock,
-    /// Number of waits for reclaimers, and of those that reached their deadline.
-    pub(crate) waits: AtomicU64,
-    pub(crate) late: AtomicU64,
-}
-
-impl Reclaim {
-    pub(crate) fn new(shrinkers: Shrinkers) -> Reclaim {
-        Reclaim {
-            shrinkers,
-            passes: Passes::default(),
-            lanes: Lanes::default(),
-            jobs: Jobs::default(),
-            vain: Vain::default(),
-            clock: FairClock::default(),
-            waits: AtomicU64::new(0),
-            late: AtomicU64::new(0),
-        }
-    }
-
-    /// Number of working threads, of threads that were written off and have not returned, of waits,
-    /// and of waits in vain. Inside the gate.
-    pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
-        let (threads, lost) = self.jobs.threads();
-        (threads, lost, self.waits.load(Ordering::Relaxed), self.late.load(Ordering::Relaxed))
-    }
-
-    /// Ends every reclaimer at its next look for a job, and prevents new ones. Inside the gate.
-    pub(crate) fn dismiss(&self) {
-        self.jobs.dismiss();
-    }
-
-    /// Forgets all other threads and waiters, in a forked child. Inside the gate.
-    pub(crate) fn forget_others(&self) {
-        self.lanes.forget_others();
-        self.jobs.forget_all();
-    }
-}
-
 impl<P: Platform> Core<P> {
     /// Reclaims for a charge at a limit, and returns the bytes that came back:
     /// [`Reclaimer::reclaim`](neap_groups::Reclaimer::reclaim). Outside the gate.
@@ -364,19 +307,6 @@ impl<P: Platform> Core<P> {
             _ = self.call_reclaimers(&reclaiming);
         }
     }
-}
-
-/// How a charging thread has callbacks run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Manner {
-    /// It waits for reclaimers.
-    Wait,
-    /// It runs those that allow it itself, and waits for reclaimers then.
-    Inline,
-    /// It only posts a job for reclaimers.
-    Post,
-    /// Differs from `Post`: the thread makes no reclaimer.
-    Quiet,
 }
 
 impl<P: Platform> Mm<P> {

@@ -3,8 +3,8 @@
 
 use crate::mm::{Hooks, Mm, Spawn, Task};
 use crate::options::Options;
-use crate::reclaimers::PASS;
 use crate::reclaiming::Reclaiming;
+use crate::state::reclaim::PASS;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;

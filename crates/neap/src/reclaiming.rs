@@ -11,7 +11,7 @@ use crate::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
 use crate::own_caches;
 use crate::per_cpu_data::Source;
-use crate::reclaimers::{PASS, Reclaim, STEPS};
+use crate::state::reclaim::{PASS, PATIENCE, Reclaim, STEPS};
 use crate::watching::{Enough, Watch};
 use core::ptr::NonNull;
 use neap_base::Platform;
@@ -387,7 +387,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// bytes that came back. For charges that the program makes inline, never for an allocation.
     #[inline(never)]
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
-        let deadline = deadline.min(self.now().saturating_add(crate::reclaimers::PATIENCE));
+        let deadline = deadline.min(self.now().saturating_add(PATIENCE));
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: false };
         self.run(&ask, Runner { whom: Whom::Inline, ..Runner::of(0) }).0.bytes
     }

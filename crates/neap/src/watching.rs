@@ -9,8 +9,8 @@
 //! # Locking
 //! None of its own. Shrinkers are blamed under the lanes' mutex, inside the gate.
 
-use crate::reclaimers::Reclaim;
 use crate::reclaiming::Reclaiming;
+use crate::state::reclaim::Reclaim;
 use core::cell::Cell;
 use neap_base::Platform;
 use neap_os::clock;

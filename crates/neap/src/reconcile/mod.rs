@@ -17,7 +17,7 @@ pub use neap_base::platform::Errno;
 pub use sources::{Books, Held, NONE, Range, Source};
 pub use tally::{Reconciliation, Tally};
 
-use crate::in_group::price;
+use crate::memory_groups::price;
 use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;

@@ -1,0 +1,96 @@
+//! What ticks remember from one to the next.
+//!
+//! # Locking
+//! The state of the slots is under a mutex that a tick holds, and that is only tried.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use neap_base::Mutex;
+use neap_base::platform::{Errno, Platform};
+use neap_objects::size_class::{CLASSES, Class};
+use neap_objects::slots::Peek;
+
+/// The state of maintenance.
+#[derive(Debug)]
+pub(crate) struct Maintenance {
+    pub(crate) ticks: AtomicU64,
+    pub(crate) drains: AtomicU64,
+    /// Time of the last tick, in the platform's nanoseconds.
+    pub(crate) last: AtomicU64,
+    /// Slow calls while there was no thread.
+    pub(crate) calls: AtomicU32,
+    /// Whether a tick within a call stopped at the limit of a call, so that work is left.
+    pub(crate) unfinished: AtomicBool,
+    /// Bytes of free pages that ticks leave resident.
+    pub(crate) kept: AtomicU64,
+    /// Address of the [`Peek`]s, for readers without the mutex, which is held for a whole tick.
+    pub(crate) memory: usize,
+    /// The state of the slots at the last tick: a [`Peek`] for each CPU and class.
+    pub(crate) seen: Mutex<Seen>,
+}
+
+/// Memory of the [`Peek`]s.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) memory: usize,
+    /// Ticks in a row in which a CPU was skipped.
+    pub(crate) skips: u32,
+    /// Ticks in a row in which nothing was released because of an isolated CPU.
+    pub(crate) holds: u32,
+}
+
+impl Maintenance {
+    pub(crate) fn open<P: Platform>(platform: &P) -> Result<Maintenance, Errno> {
+        let length = platform.cpus() * CLASSES * size_of::<Peek>();
+        let memory = platform.map(length.next_multiple_of(platform.page_size()))?;
+        Ok(Maintenance {
+            ticks: AtomicU64::new(0),
+            drains: AtomicU64::new(0),
+            last: AtomicU64::new(platform.now()),
+            calls: AtomicU32::new(0),
+            unfinished: AtomicBool::new(false),
+            kept: AtomicU64::new(0),
+            memory,
+            seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
+        })
+    }
+
+    /// Unmaps the memory of [`Maintenance::open`].
+    ///
+    /// # Safety
+    /// No thread ticks any more.
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        let (memory, length) = self.mapping(platform);
+        // SAFETY: the mapping was made by `open`, and no thread ticks any more (the caller's
+        // promise).
+        unsafe { platform.unmap(memory, length) };
+    }
+
+    /// Address and length of the memory that [`Maintenance::open`] mapped.
+    pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
+        let length = platform.cpus() * CLASSES * size_of::<Peek>();
+        (self.memory, length.next_multiple_of(platform.page_size()))
+    }
+
+    /// Number of ticks, and of drained CPUs.
+    pub(crate) fn counters(&self) -> (u64, u64) {
+        (self.ticks.load(Ordering::Relaxed), self.drains.load(Ordering::Relaxed))
+    }
+
+    /// Bytes of free pages that the program keeps resident.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept.load(Ordering::Relaxed)
+    }
+}
+
+impl Seen {
+    /// Stores the state of a slot. Returns whether it is unchanged since the last tick, and the
+    /// slot holds objects.
+    pub(crate) fn is_idle(&mut self, cpu: usize, class: Class, now: Peek) -> bool {
+        let entry =
+            core::ptr::with_exposed_provenance_mut::<Peek>(self.memory).wrapping_add(cpu * CLASSES + class.index());
+        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid one; the lock is
+        // held.
+        let before = unsafe { entry.replace(now) };
+        before == now && now.active
+    }
+}

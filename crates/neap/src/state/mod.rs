@@ -1,0 +1,11 @@
+//! The states of a manager's parts, which [`Core`](crate::mm::Core) holds.
+//!
+//! A part's behaviour is in the file of its name beside this folder. It uses the whole manager,
+//! which these files do not.
+
+pub(crate) mod background;
+pub(crate) mod in_call;
+pub(crate) mod maintenance;
+pub(crate) mod of_process;
+pub(crate) mod per_cpu;
+pub(crate) mod reclaim;

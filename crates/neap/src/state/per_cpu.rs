@@ -1,0 +1,82 @@
+//! The place of a manager's per-CPU data, which is made at first use.
+
+use crate::lazy::Lazy;
+use neap_base::Platform;
+use neap_base::platform::Errno;
+use neap_objects::verify::Finding;
+use neap_os::topology::MAX_CPUS;
+use neap_percpu::{PerCpuData, Shape, Tick};
+
+/// Bytes of address space for each CPU where address space is scarce, and the least to try where
+/// the system refuses more.
+pub(crate) const SCARCE_SPAN: usize = 16 << 20;
+pub(crate) const LEAST_SPAN: usize = 256 << 10;
+
+/// The instance of a manager.
+#[derive(Debug)]
+pub(crate) struct Place(Lazy<PerCpuData>);
+
+impl Place {
+    pub(crate) const fn new() -> Place {
+        Place(Lazy::new())
+    }
+
+    /// The instance, if there is one.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&PerCpuData> {
+        self.0.get()
+    }
+
+    /// Returns the instance. Makes it if need be. Inside the gate.
+    pub(crate) fn make<P: Platform>(&self, platform: &P) -> Result<&PerCpuData, Errno> {
+        self.0.get_or_make(|| Place::open(platform))
+    }
+
+    pub(crate) fn open<P: Platform>(platform: &P) -> Result<PerCpuData, Errno> {
+        let mut homes = [0_u8; MAX_CPUS];
+        platform.each_home(&mut |cpu, node| homes.get_mut(cpu).into_iter().for_each(|home| *home = node as u8));
+        let home = |cpu: usize| homes.get(cpu).map_or(0, |&home| home.into());
+        let mut shape = Shape::usual(platform.cpus());
+        if platform.address_space_is_scarce() {
+            shape.span = SCARCE_SPAN;
+        }
+        loop {
+            match PerCpuData::open(platform, &shape, home, ()) {
+                Err(Errno::NOMEM | Errno::AGAIN) if shape.span > LEAST_SPAN => shape.span /= 4,
+                answer => break answer,
+            }
+        }
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Safety
+    /// No thread uses the instance or its data any more.
+    pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
+        if let Some(data) = self.get() {
+            // SAFETY: no thread uses the instance or its data any more (the caller's promise).
+            unsafe { data.close(platform) };
+        }
+    }
+
+    /// [`PerCpuData::tick_until`]. Inside the gate.
+    pub(crate) fn tick<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
+        self.get().map_or(Tick::default(), |data| data.tick_until(platform, stop))
+    }
+
+    /// [`PerCpuData::release_all`]. Inside the gate.
+    pub(crate) fn release_all<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
+        self.get().map_or(Tick::default(), |data| data.release_all(platform, stop))
+    }
+
+    /// Bytes of pages that hold data, and of populated pages that do not. Inside the gate.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let (used, free) = self.get().map_or((0, 0), PerCpuData::populated_bytes);
+        (used as u64, free as u64)
+    }
+
+    /// Verifies its counters.
+    pub(crate) fn verify(&self) -> Result<(), Finding> {
+        Ok(self.get().map_or(Ok(()), PerCpuData::verify)?)
+    }
+}

@@ -1,0 +1,76 @@
+//! Shrinkers and reclaim of a manager: what threads share, and how long they wait.
+
+use crate::fair_clock::FairClock;
+use core::sync::atomic::{AtomicU64, Ordering};
+use neap_reclaim::Shrinkers;
+use neap_reclaim::reclaim::{BUDGET, Jobs, Lanes, Passes, Vain};
+
+/// How long a thread waits for reclaimers, in nanoseconds: one callback may take all of its time,
+/// and another thread go on with the job.
+pub(crate) const PATIENCE: u64 = 2 * BUDGET;
+/// Nanoseconds that a reclaimer's pass may take, and calls that another process requests.
+pub(crate) const PASS: u64 = 10 * BUDGET;
+/// Priorities that a pass for a request skips for each pass before it that was in vain. Slow
+/// callbacks may use up the time of a pass before it asks small caches for anything.
+pub(crate) const STEPS: u32 = 4;
+
+/// Shrinkers and reclaim of a manager. Made when the first shrinker is registered.
+#[derive(Debug)]
+pub(crate) struct Reclaim {
+    pub(crate) shrinkers: Shrinkers,
+    pub(crate) passes: Passes,
+    pub(crate) lanes: Lanes,
+    pub(crate) jobs: Jobs,
+    pub(crate) vain: Vain,
+    /// Clock of the lanes.
+    pub(crate) clock: FairClock,
+    /// Number of waits for reclaimers, and of those that reached their deadline.
+    pub(crate) waits: AtomicU64,
+    pub(crate) late: AtomicU64,
+}
+
+impl Reclaim {
+    pub(crate) fn new(shrinkers: Shrinkers) -> Reclaim {
+        Reclaim {
+            shrinkers,
+            passes: Passes::default(),
+            lanes: Lanes::default(),
+            jobs: Jobs::default(),
+            vain: Vain::default(),
+            clock: FairClock::default(),
+            waits: AtomicU64::new(0),
+            late: AtomicU64::new(0),
+        }
+    }
+
+    /// Number of working threads, of threads that were written off and have not returned, of waits,
+    /// and of waits in vain. Inside the gate.
+    pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
+        let (threads, lost) = self.jobs.threads();
+        (threads, lost, self.waits.load(Ordering::Relaxed), self.late.load(Ordering::Relaxed))
+    }
+
+    /// Ends every reclaimer at its next look for a job, and prevents new ones. Inside the gate.
+    pub(crate) fn dismiss(&self) {
+        self.jobs.dismiss();
+    }
+
+    /// Forgets all other threads and waiters, in a forked child. Inside the gate.
+    pub(crate) fn forget_others(&self) {
+        self.lanes.forget_others();
+        self.jobs.forget_all();
+    }
+}
+
+/// How a charging thread has callbacks run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Manner {
+    /// It waits for reclaimers.
+    Wait,
+    /// It runs those that allow it itself, and waits for reclaimers then.
+    Inline,
+    /// It only posts a job for reclaimers.
+    Post,
+    /// Differs from `Post`: the thread makes no reclaimer.
+    Quiet,
+}
