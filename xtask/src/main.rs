@@ -20,6 +20,7 @@ mod imports;
 mod install;
 mod installed;
 mod kernel_percpu;
+mod lanes;
 mod layout;
 mod librseq;
 mod links;

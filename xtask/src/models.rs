@@ -5,13 +5,12 @@
 //! own. Miri interprets the tests listed below and reports undefined behaviour; it needs a nightly
 //! toolchain, which rustup installs if it is missing.
 
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::layout;
 use crate::process::{capture, cargo, command, run, which};
+use crate::{lanes, layout};
 
 /// Tests that miri interprets: crate, test programs, arguments.
 type Interpreted = (&'static str, &'static [&'static str], &'static [&'static str]);
@@ -88,18 +87,7 @@ pub(crate) fn miri() -> Result<()> {
     if let Some(reason) = miri_missing() {
         bail!("{reason}");
     }
-    let next = AtomicUsize::new(0);
-    let lane = || -> Result<()> {
-        while let Some(tests) = MIRI.get(next.fetch_add(1, Relaxed)) {
-            interpret(tests)?;
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(lane);
-        let own = lane();
-        other.join().expect("a lane does not panic").and(own)
-    })
+    lanes::each(MIRI, interpret)
 }
 
 /// Runs one line of the list, and prints its results once it has ended.

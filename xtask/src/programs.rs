@@ -8,13 +8,14 @@
 use core::time::Duration;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use anyhow::{Result, ensure};
 
-use crate::layout;
 use crate::process::{capture, command, observe, which};
 use crate::report::Report;
-use crate::smoke::{MODES, complaints, plain, preload};
+use crate::smoke::{MODES, complaints, locked, plain, preload};
+use crate::{lanes, layout};
 
 /// One program of `tests/programs`.
 struct SelfCheck {
@@ -114,34 +115,39 @@ fn passes(mut line: Command, environment: &dyn Fn(&mut Command)) -> Result<()> {
     Ok(())
 }
 
-/// Compiles and runs the programs with file names that pass `chosen`.
+/// Compiles and runs the programs with file names that pass `chosen`, two at a time.
 pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: &dyn Fn(&str) -> bool) -> Result<()> {
-    for check in PROGRAMS.iter().filter(|check| chosen(check.file)) {
-        let source = layout::root().join("tests/programs").join(check.file);
-        let program = match compile_with_library(&source, scratch) {
-            Ok(program) => program,
-            Err(error) => {
-                report.check(check.file, Err(error));
-                continue;
-            }
-        };
-        let start = |environment: &dyn Fn(&mut Command)| -> Result<()> {
-            let mut line = Command::new(&program);
-            line.args(check.arguments).current_dir(scratch);
-            passes(line, environment)
-        };
-        if !check.only_neap {
-            report.check(&format!("{} (system's malloc)", check.file), start(&plain));
-        }
-        for mode in MODES {
-            let under = |line: &mut Command| preload(line, library, mode);
-            report.check(&format!("{} ({})", check.file, mode.name), start(&under));
-        }
-    }
+    let checks: Vec<&SelfCheck> = PROGRAMS.iter().filter(|check| chosen(check.file)).collect();
+    let shared = Mutex::new(&mut *report);
+    lanes::each(&checks, |check| {
+        check_one(&shared, check, library, scratch);
+        Ok(())
+    })?;
     if chosen(MUSL.0) {
         musl(report, library, scratch);
     }
     Ok(())
+}
+
+/// Compiles one program and runs it in every mode.
+fn check_one(report: &Mutex<&mut Report>, check: &SelfCheck, library: &Path, scratch: &Path) {
+    let source = layout::root().join("tests/programs").join(check.file);
+    let program = match compile_with_library(&source, scratch) {
+        Ok(program) => program,
+        Err(error) => return locked(report).check(check.file, Err(error)),
+    };
+    let start = |mode: &str, environment: &dyn Fn(&mut Command)| {
+        let mut line = Command::new(&program);
+        line.args(check.arguments).current_dir(scratch);
+        let answer = passes(line, environment);
+        locked(report).check(&format!("{} ({mode})", check.file), answer);
+    };
+    if !check.only_neap {
+        start("system's malloc", &plain);
+    }
+    for mode in MODES {
+        start(mode.name, &|line| preload(line, library, mode));
+    }
 }
 
 /// Compiles a program and its companions: `<name>_library` is a shared object that it loads,

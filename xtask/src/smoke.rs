@@ -6,20 +6,18 @@
 //! self-checking ones of `tests/programs` follow (programs.rs). The first check asks the loader
 //! which `malloc` a preloaded program gets: otherwise all later ones could pass on the system's.
 
-use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::installed::{INSTALLED, NOT_ALL_THERE, Program};
 use crate::process::{self, Outcome, capture, need, observe, which};
 use crate::report::Report;
-use crate::{layout, programs};
+use crate::{lanes, layout, programs};
 
 /// A mode of the runs.
 pub(crate) struct Mode {
@@ -119,27 +117,21 @@ pub(crate) fn plain(command: &mut Command) {
     command.env("LC_ALL", "C");
 }
 
-/// Compares the chosen programs, two at a time: many of them wait most of the time.
+/// Compares the chosen programs, two at a time.
 fn compare_all(report: &mut Report, library: &Path, work: &Path, chosen: &dyn Fn(&str) -> bool) -> Result<()> {
     let programs: Vec<&Program> = INSTALLED.iter().filter(|program| chosen(program.name)).collect();
-    let (next, report) = (AtomicUsize::new(0), Mutex::new(report));
-    let run = || -> Result<()> {
-        while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            match program.needs.iter().find(|needed| which(needed).is_none()) {
-                Some(missing) => locked(&report).skip(program.name, &format!("{missing} is not installed")),
-                None => compare(&report, program, library, &work.join(program.name.replace([' ', '\''], "-")))?,
-            }
+    let report = Mutex::new(report);
+    lanes::each(&programs, |program| {
+        match program.needs.iter().find(|needed| which(needed).is_none()) {
+            Some(missing) => locked(&report).skip(program.name, &format!("{missing} is not installed")),
+            None => compare(&report, program, library, &work.join(program.name.replace([' ', '\''], "-")))?,
         }
         Ok(())
-    };
-    thread::scope(|scope| {
-        let second = scope.spawn(run);
-        run().and(second.join().unwrap_or_else(|_| bail!("a panic while programs were compared")))
     })
 }
 
 /// The report, also after a panic of another thread: that fails the run anyway.
-fn locked<'a, 'b>(report: &'a Mutex<&'b mut Report>) -> MutexGuard<'a, &'b mut Report> {
+pub(crate) fn locked<'a, 'b>(report: &'a Mutex<&'b mut Report>) -> MutexGuard<'a, &'b mut Report> {
     report.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -137,12 +137,13 @@ fn units_stay_where_they_are_while_tables_grow() {
         places.mark(host, 3, 2, 0);
         let unit: *const Unit = places.place(0, 2, 0).unwrap().unit(0).unwrap();
         assert!(places.place(0, 2, 0).unwrap().unit(0).unwrap().defer(3, 1, 7));
-        for (index, slot) in [(200, 2), (5000, 2), (3, 400), (3, 1000)] {
+        let far = if cfg!(miri) { [40, 80] } else { [400, 1000] };
+        for (index, slot) in [(200, 2), (5000, 2), (3, far[0]), (3, far[1])] {
             places.mark(host, index, slot, 0);
         }
         let now = places.place(0, 2, 0).unwrap().unit(0).unwrap();
         assert_eq!((core::ptr::from_ref(now), now.deferred(3, 1)), (unit, 7));
-        assert_eq!(places.next_with_anything(0, 3), Some(400));
+        assert_eq!(places.next_with_anything(0, 3), Some(far[0]));
     });
 }
 
