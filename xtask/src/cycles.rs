@@ -16,7 +16,7 @@ use crate::sources::{self, Source};
 const ALLOWED: usize = 2;
 
 /// Files in cycles of more than two, for each crate that has any.
-const CEILINGS: &[(&str, usize)] = &[("neap", 13)];
+const CEILINGS: &[(&str, usize)] = &[("neap", 12)];
 
 /// Tarjan's search for strongly connected components.
 struct Search<'a> {

@@ -25,13 +25,13 @@ const STATED: Stated<'static> = Stated {
     left_out: &[
         // A process that ends with a message.
         "neap::die",
-        "neap_os::write::die",
+        "neap_os::fatal::die",
         "core::panicking::",
         "unwrap_failed",
         "expect_failed",
         "slice_index_fail",
         // Text: messages of misuse, which are printed once, malloc_info and malloc_stats.
-        "neap_os::write::say",
+        "neap_os::fatal::say",
         "neap::trace::say_cut_short",
         // A charge that the program makes inline, and no allocation.
         "::ask_inline",

@@ -114,14 +114,14 @@ mod imp {
     /// Word of the gate that this thread is inside; 0 under Miri, which does not run assembly.
     #[inline(always)]
     pub fn inside() -> usize {
-        if cfg!(miri) { 0 } else { neap_os::entered::inside() }
+        if cfg!(miri) { 0 } else { neap_os::thread_state::inside() }
     }
 
     /// Sets the word of the gate that this thread is inside.
     #[inline(always)]
     pub fn set_inside(word: usize) {
         if !cfg!(miri) {
-            neap_os::entered::set_inside(word);
+            neap_os::thread_state::set_inside(word);
         }
     }
 

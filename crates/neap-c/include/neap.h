@@ -894,8 +894,8 @@ bool neap_list_touch(const neap_list *list, neap_item *item);
  */
 size_t neap_list_count(const neap_list *list, neap_group group, unsigned node);
 
-/* Verdict about an item in a walk. */
-enum neap_verdict {
+/* What becomes of an item in a walk. */
+enum neap_lru_status {
     /* The item is removed, and passed to `dispose`. */
     NEAP_REMOVED = 0,
     /* The item was in use, and becomes the newest. */

@@ -3,7 +3,7 @@
 
 use core::ffi::{CStr, c_char, c_int};
 use core::time::Duration;
-use neap::groups::{Denied, NotSubscribed};
+use neap::groups::{GroupError, NotSubscribed};
 use neap::percpu::{Invalid, Refused, Wait};
 use neap::settings::NotSet;
 
@@ -93,17 +93,17 @@ impl From<Invalid> for Error {
     }
 }
 
-impl From<Denied> for Error {
-    fn from(denied: Denied) -> Error {
+impl From<GroupError> for Error {
+    fn from(denied: GroupError) -> Error {
         match denied {
-            Denied::NoSuchGroup => Error::Group,
-            Denied::Exists => Error::Exists,
-            Denied::BadName => Error::Name,
-            Denied::TooDeep => Error::Deep,
-            Denied::HasChildren => Error::Children,
-            Denied::Root => Error::Argument,
-            Denied::Full => Error::Full,
-            Denied::NoMemory => Error::Memory,
+            GroupError::NoSuchGroup => Error::Group,
+            GroupError::Exists => Error::Exists,
+            GroupError::BadName => Error::Name,
+            GroupError::TooDeep => Error::Deep,
+            GroupError::HasChildren => Error::Children,
+            GroupError::Root => Error::Argument,
+            GroupError::Full => Error::Full,
+            GroupError::NoMemory => Error::Memory,
         }
     }
 }

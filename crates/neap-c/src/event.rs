@@ -10,7 +10,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicU32, Ordering};
-use neap::groups::{Event, Group, Happened, Heard, Listener};
+use neap::groups::{Event, EventDelta, Group, Heard, Listener};
 use neap_os::futex::{self, Sharing};
 
 /// Function that a listener calls.
@@ -53,7 +53,7 @@ fn events(mask: c_uint) -> Result<([Event; Event::ALL.len()], usize), Error> {
     Ok((events, count))
 }
 
-fn tell(context: usize, happened: Happened) {
+fn tell(context: usize, happened: EventDelta) {
     // SAFETY: `subscribe` was given an aligned listener, which stays at its address until it has
     // ended. Its end waits for this call.
     let Some(ear): Option<&Ear> = (unsafe { Object::value(with_exposed_provenance::<Listens>(context)) }) else {

@@ -8,7 +8,7 @@ use crate::error::{Error, answer, into};
 use crate::object::{Kind, Object};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::copy_nonoverlapping;
-use neap::groups::{Bound, Denied, Entered, Event, Group, GroupId, Name, payer_at};
+use neap::groups::{Bound, Entered, Event, Group, GroupError, GroupId, Name, payer_at};
 
 /// `neap_group_info`.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +107,7 @@ pub(crate) fn group(number: u64) -> Result<Group, Error> {
 ///
 /// # Safety
 /// `path` is null or a C string; `place` is null, misaligned or writable.
-unsafe fn at(path: *const c_char, place: *mut u64, get: fn(&str) -> Result<Group, Denied>) -> c_int {
+unsafe fn at(path: *const c_char, place: *mut u64, get: fn(&str) -> Result<Group, GroupError>) -> c_int {
     let get = || {
         if path.is_null() {
             return Err(Error::Argument);
@@ -283,7 +283,7 @@ pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut Grou
 }
 
 /// The names on a group's path, from its end to its start, without the root's.
-fn names(group: Group) -> impl Iterator<Item = Result<Name, Denied>> {
+fn names(group: Group) -> impl Iterator<Item = Result<Name, GroupError>> {
     let mut next = Some(group);
     core::iter::from_fn(move || match next.take()?.info() {
         Ok(info) => {
@@ -303,7 +303,8 @@ pub(crate) unsafe extern "C" fn neap_group_path(number: u64, text: *mut c_char, 
     }
     let write = || {
         let group = group(number)?;
-        let slashed = names(group).try_fold(0, |length, name| Ok::<_, Denied>(length + name?.as_str().len() + 1))?;
+        let slashed =
+            names(group).try_fold(0, |length, name| Ok::<_, GroupError>(length + name?.as_str().len() + 1))?;
         let length = slashed.saturating_sub(1);
         let put = |at: usize, byte: u8| {
             if at < size.saturating_sub(1) {

@@ -8,7 +8,7 @@ use crate::group::group;
 use crate::object::{Kind, Object};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
-use neap::lru::{By, Item, RawList, Verdict};
+use neap::lru::{By, Item, LruStatus, RawList};
 use neap::reclaim::ShrinkerId;
 
 /// A list in C's memory, which is closed when it is destroyed.
@@ -42,8 +42,8 @@ pub(crate) struct Walked {
 }
 
 /// Verdicts in the order of their numbers.
-pub(crate) const VERDICTS: [Verdict; 5] =
-    [Verdict::Removed, Verdict::Rotate, Verdict::Skip, Verdict::Retry, Verdict::Stop];
+pub(crate) const VERDICTS: [LruStatus; 5] =
+    [LruStatus::Removed, LruStatus::Rotate, LruStatus::Skip, LruStatus::Retry, LruStatus::Stop];
 
 /// The item at an address; `None` if no item can be there.
 fn item(item: *mut Item) -> Option<NonNull<Item>> {
@@ -164,7 +164,7 @@ pub(crate) unsafe extern "C" fn neap_list_walk(
             // SAFETY: C's function accepts each item of its list and its own argument.
             let verdict = unsafe { isolate(item.as_ptr(), argument) };
             // An invalid verdict leaves the item where it is.
-            usize::try_from(verdict).ok().and_then(|verdict| VERDICTS.get(verdict).copied()).unwrap_or(Verdict::Skip)
+            usize::try_from(verdict).ok().and_then(|verdict| VERDICTS.get(verdict).copied()).unwrap_or(LruStatus::Skip)
         };
         // SAFETY: C's function accepts each item of its list and its own argument.
         let dispose = |item: NonNull<Item>| unsafe { dispose(item.as_ptr(), argument) };

@@ -8,7 +8,7 @@ use crate::error::{Error, answer, into, time};
 use crate::group::group;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::copy_nonoverlapping;
-use neap::reclaim::{self, CountFn, GoneFn, NotDone, ScanFn, ShrinkerId, Spec, Unregistered};
+use neap::reclaim::{self, CountFn, GoneFn, ScanFn, ShrinkerError, ShrinkerId, Spec, Unregistered};
 
 /// The default of `seeks`; then the value that marks objects without a cost.
 const SEEKS: c_uint = 2;
@@ -42,16 +42,16 @@ pub(crate) struct Reclaimed {
     pub(crate) late: u64,
 }
 
-impl From<NotDone> for Error {
-    fn from(error: NotDone) -> Error {
+impl From<ShrinkerError> for Error {
+    fn from(error: ShrinkerError) -> Error {
         match error {
-            NotDone::NoSuchShrinker => Error::Shrinker,
-            NotDone::NoSuchGroup => Error::Group,
-            NotDone::BadName => Error::Name,
-            NotDone::Full => Error::Full,
-            NotDone::NoMemory => Error::Memory,
-            NotDone::InCallback => Error::Callback,
-            NotDone::Fence(_) => Error::Fence,
+            ShrinkerError::NoSuchShrinker => Error::Shrinker,
+            ShrinkerError::NoSuchGroup => Error::Group,
+            ShrinkerError::BadName => Error::Name,
+            ShrinkerError::Full => Error::Full,
+            ShrinkerError::NoMemory => Error::Memory,
+            ShrinkerError::InCallback => Error::Callback,
+            ShrinkerError::Fence(_) => Error::Fence,
         }
     }
 }

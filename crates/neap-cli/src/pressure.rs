@@ -134,7 +134,7 @@ fn level(report: &MemoryReport, level: &MemoryLevel) -> Value {
     };
     let (swap_limit, swap_usage, with_memory) = match level.swap {
         Swap::Unlimited => (None, None, false),
-        Swap::Alone { limit, usage } => (Some(limit), Some(usage), false),
+        Swap::Standalone { limit, usage } => (Some(limit), Some(usage), false),
         Swap::Together { limit, usage } => (Some(limit), Some(usage), true),
     };
     json!({

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use neap::reclaim::Verdict;
+use neap::reclaim::Misbehaviour;
 use neap::shrinker_report::{BY_GROUP, BY_NODE, GONE, HEAD, INLINE, MORE, MOST_PLACES, PLACE, SHRINKER};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ struct ReportedShrinker {
     scanned: u64,
     freed: u64,
     nanoseconds: u64,
-    blames: [u64; Verdict::ALL.len()],
+    blames: [u64; Misbehaviour::ALL.len()],
     barred: u64,
     name: String,
     places: Vec<GroupNode>,
@@ -253,7 +253,7 @@ impl Seen {
                 .collect()
         };
         let mut heads = vec!["shrinker", "calls", "looked at", "freed", "ms"];
-        heads.extend(Verdict::ALL.map(Verdict::name));
+        heads.extend(Misbehaviour::ALL.map(Misbehaviour::name));
         heads.push("state");
         writeln!(output)?;
         write_table(output, &heads, &self.shrinkers, &row)?;
@@ -280,7 +280,7 @@ impl Seen {
             json!({"group": place.group, "path": path, "node": place.node, "objects": place.objects, "deferred": place.deferred})
         };
         let shrinker = move |shrinker: &ReportedShrinker| {
-            let blames: serde_json::Map<_, _> = Verdict::ALL
+            let blames: serde_json::Map<_, _> = Misbehaviour::ALL
                 .iter()
                 .zip(shrinker.blames)
                 .map(|(verdict, count)| (verdict.name().into(), count.into()))

@@ -9,7 +9,7 @@
 //! 2. The host reclaims from that group, as long as that frees anything. Stocks are emptied again
 //!    afterwards, since freed bytes may be there.
 //! 3. The charge is refused, with an error that names the groups that hold the memory. Or it
-//!    exceeds the limit and is counted ([`How`]).
+//!    exceeds the limit and is counted ([`OnLimit`]).
 //!
 //! A charge that can never be granted is refused before the host is asked. It exceeds a `max`, or
 //! the part of a `max` that `min` does not protect below it.
@@ -27,7 +27,7 @@
 use crate::group::{Bound, DEEPEST, Event, Group, HOLDERS, NONE};
 use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Kind, Payer};
-use crate::owners::Behind;
+use crate::id_table::IdTarget;
 use crate::protection::delay;
 use crate::stock::{BATCH, CAP};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -35,14 +35,14 @@ use neap_base::Platform;
 
 /// Maximum number of reclaim calls for one charge that frees something each time.
 const RETRIES: u32 = 16;
-/// Part of a `max` by which [`How::Reserve`] may exceed it.
+/// Part of a `max` by which [`OnLimit::Reserve`] may exceed it.
 const RESERVE: u64 = 8;
 /// Maximum number of children that a refusal visits.
 const LOOKS: u64 = 64;
 
 /// Treatment of a charge beyond a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum How {
+pub enum OnLimit {
     /// Refuse it.
     Refuse,
     /// Grant and count it, as far as can be counted: for a caller that must not fail.
@@ -52,13 +52,13 @@ pub enum How {
     Reserve,
 }
 
-impl How {
+impl OnLimit {
     /// Returns the most bytes that a group with a `max` may be charged.
     fn most(self, max: u64) -> u64 {
         match self {
-            How::Refuse => max,
-            How::Reserve => max.saturating_add(max / RESERVE),
-            How::Overcharge => u64::MAX,
+            OnLimit::Refuse => max,
+            OnLimit::Reserve => max.saturating_add(max / RESERVE),
+            OnLimit::Overcharge => u64::MAX,
         }
     }
 }
@@ -91,7 +91,7 @@ pub struct Limit {
 }
 
 /// Obstacle to a charge.
-pub(crate) enum Against {
+pub(crate) enum ChargeFailure {
     Gone,
     /// The group at its limit.
     Full(GroupId),
@@ -120,7 +120,7 @@ impl Groups {
     /// # Errors
     /// See [`Refusal`]; nothing is charged then.
     #[inline]
-    pub fn charge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
+    pub fn charge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, Refusal> {
         if self.take(host.platform(), payer, bytes) {
             return Ok(0);
         }
@@ -129,15 +129,17 @@ impl Groups {
 
     #[cold]
     #[inline(never)]
-    fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Refusal> {
-        let charged = match self.look_for_room(host, payer, bytes, how, how != How::Reserve) {
-            Err(Against::Full(_)) if how != How::Refuse => host.inside(|| self.attempt(host, payer, bytes, how)),
+    fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, Refusal> {
+        let charged = match self.look_for_room(host, payer, bytes, how, how != OnLimit::Reserve) {
+            Err(ChargeFailure::Full(_)) if how != OnLimit::Refuse => {
+                host.inside(|| self.attempt(host, payer, bytes, how))
+            }
             answer => answer,
         };
         match charged {
             Ok(charged) => Ok(self.delay(host, payer, charged)),
-            Err(Against::Gone) => Err(Refusal::Gone),
-            Err(Against::Full(group)) => Err(host.inside(|| self.refuse(host, group, bytes))),
+            Err(ChargeFailure::Gone) => Err(Refusal::Gone),
+            Err(ChargeFailure::Full(group)) => Err(host.inside(|| self.refuse(host, group, bytes))),
         }
     }
 
@@ -150,13 +152,13 @@ impl Groups {
         host: &H,
         payer: Payer,
         bytes: u64,
-        how: How,
+        how: OnLimit,
         asks: bool,
-    ) -> Result<u64, Against> {
+    ) -> Result<u64, ChargeFailure> {
         let (mut tries, mut drained, mut drains) = (0, None, 0);
         loop {
-            let full = match host.inside(|| self.attempt(host, payer, bytes, How::Refuse)) {
-                Err(Against::Full(group)) => group,
+            let full = match host.inside(|| self.attempt(host, payer, bytes, OnLimit::Refuse)) {
+                Err(ChargeFailure::Full(group)) => group,
                 answer => return answer,
             };
             let drains_next = drained != Some(full) && drains < DEEPEST + RETRIES;
@@ -164,14 +166,14 @@ impl Groups {
             // Only when stocks, which count as used, are empty. The protected bytes are known then,
             // and a refusal names the holders.
             let never = || self.too_small(payer, bytes).or_else(|| self.is_kept(full, bytes));
-            if how == How::Refuse
+            if how == OnLimit::Refuse
                 && !drains_next
                 && let Some(group) = host.inside(never)
             {
                 if group != full {
                     self.drain_with(host, group, true);
                 }
-                return Err(Against::Full(group));
+                return Err(ChargeFailure::Full(group));
             }
             if drains_next || reclaims_next {
                 let tell = |group: &Group| self.tell(host, group, Event::Max);
@@ -181,7 +183,7 @@ impl Groups {
             if drains_next {
                 drained = Some(full);
                 drains += 1;
-                self.drain_with(host, full, how == How::Refuse);
+                self.drain_with(host, full, how == OnLimit::Refuse);
             } else if reclaims_next {
                 // If nothing was freed, other threads may have made room meanwhile.
                 let wanted = bytes.saturating_add(self.excess(host, full));
@@ -189,7 +191,7 @@ impl Groups {
                 tries = if got > 0 { tries + 1 } else { RETRIES };
                 drained = drained.filter(|_| got == 0);
             } else {
-                return Err(Against::Full(full));
+                return Err(ChargeFailure::Full(full));
             }
         }
     }
@@ -214,25 +216,25 @@ impl Groups {
 
     /// Charges the counters and stocks the excess. Returns the charged bytes. The caller must be
     /// inside the fork gate.
-    fn attempt<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: How) -> Result<u64, Against> {
+    fn attempt<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, ChargeFailure> {
         let _reading = self.rcu.enter();
-        let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(Against::Gone) };
+        let Some(IdTarget::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(ChargeFailure::Gone) };
         // While a request waits, nothing is stocked.
         let is_waited_for = self.tree.upwards(slot).any(|(_, group)| group.has_waiters());
         let batch = if is_waited_for { bytes } else { bytes.max(BATCH) };
-        let charged = match self.raise(slot, batch, How::Refuse) {
+        let charged = match self.raise(slot, batch, OnLimit::Refuse) {
             Ok(()) => batch,
             Err(full) => {
-                let exact = if bytes < batch { self.raise(slot, bytes, How::Refuse) } else { Err(full) };
+                let exact = if bytes < batch { self.raise(slot, bytes, OnLimit::Refuse) } else { Err(full) };
                 // The counters raised on the way up were missing to waiters for a moment.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
                     _ = self.admit(host, payer.id());
                 }
                 match (exact, how) {
                     (Ok(()), _) => {}
-                    (Err(full), How::Refuse) => return Err(Against::Full(full.id())),
-                    (Err(full), How::Overcharge | How::Reserve) => {
-                        self.raise(slot, bytes, how).map_err(|full| Against::Full(full.id()))?;
+                    (Err(full), OnLimit::Refuse) => return Err(ChargeFailure::Full(full.id())),
+                    (Err(full), OnLimit::Overcharge | OnLimit::Reserve) => {
+                        self.raise(slot, bytes, how).map_err(|full| ChargeFailure::Full(full.id()))?;
                         self.tell(host, full, Event::Overcharged);
                     }
                 }
@@ -258,8 +260,8 @@ impl Groups {
             return true;
         }
         let _reading = self.rcu.enter();
-        let Some(Behind::Group(slot)) = self.tree.owners.behind(payer.id()) else { return false };
-        match self.raise(slot, bytes, How::Refuse) {
+        let Some(IdTarget::Group(slot)) = self.tree.owners.behind(payer.id()) else { return false };
+        match self.raise(slot, bytes, OnLimit::Refuse) {
             Ok(()) => {
                 self.book(host, slot, payer, bytes);
                 true
@@ -286,7 +288,7 @@ impl Groups {
 
     /// Raises the charged bytes of a group and all its ancestors, or of none of them. Then it
     /// returns the group that is at its limit, or at the largest countable charge.
-    pub(crate) fn raise(&self, slot: u32, bytes: u64, how: How) -> Result<(), &Group> {
+    pub(crate) fn raise(&self, slot: u32, bytes: u64, how: OnLimit) -> Result<(), &Group> {
         for (full, group) in self.tree.upwards(slot) {
             if !group.raise(bytes, how.most(group.bound(Bound::Max))) {
                 self.tree

@@ -17,7 +17,7 @@
 use crate::group::Group;
 use crate::groups::Groups;
 use crate::id::{Kind, Payer};
-use crate::owners::Behind;
+use crate::id_table::IdTarget;
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Platform;
 use neap_percpu::{Handle, Host};
@@ -57,7 +57,7 @@ impl Groups {
     /// Adds the counts of a deleted group to those of its heir.
     pub(crate) fn hand_down_counts<H: Host>(&self, host: &H, group: &Group) {
         let _reading = self.rcu.enter();
-        let Some(Behind::Heir(slot)) = self.tree.owners.behind(group.id()) else { return };
+        let Some(IdTarget::Heir(slot)) = self.tree.owners.behind(group.id()) else { return };
         let Some(heir) = self.tree.group(slot) else { return };
         for cpu in 0..host.data().cpus() {
             let (Some(from), Some(to)) = (self.counts(host, group, cpu), self.counts(host, heir, cpu)) else { return };

@@ -1,12 +1,12 @@
 //! The per-CPU memory of a group's counts.
 
-use crate::denied::Denied;
+use crate::error::GroupError;
 use crate::id::Kind;
 use core::sync::atomic::AtomicI64;
 use neap_percpu::{Handle, Host, Owner, Wait};
 
 /// Opens an owner of per-CPU data, and allocates a group's counts under it.
-pub(crate) fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Owner, Handle), Denied> {
+pub(crate) fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Owner, Handle), GroupError> {
     let owner = host.inside(|| host.data().open_owner(host.platform()))?;
     let size = nodes * Kind::ALL.len() * size_of::<AtomicI64>();
     match host.allocate(owner, size, align_of::<AtomicI64>(), Wait::Long) {

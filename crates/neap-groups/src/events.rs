@@ -23,7 +23,7 @@
 use crate::group::{Event, Group};
 use crate::groups::{Groups, Reclaimer};
 use crate::id::GroupId;
-use crate::owners::Behind;
+use crate::id_table::IdTarget;
 use crate::table::{Entry, Table};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -35,7 +35,7 @@ use neap_os::event_fd;
 use neap_os::futex::{self, Sharing};
 
 /// Called with the context of the subscriber and the event. It may do anything but unwind.
-pub type Callback = fn(context: usize, happened: Happened);
+pub type Callback = fn(context: usize, happened: EventDelta);
 
 /// Way in which a subscriber is told.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ pub enum Listener {
 /// News for a subscriber.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct Happened {
+pub struct EventDelta {
     /// The group that was subscribed to: the event happened to it or to a descendant.
     pub group: GroupId,
     /// The event, and its number since the last news; `None`: the group was deleted, and no more
@@ -167,7 +167,7 @@ impl Subscriber {
     }
 
     /// Returns the next news. The end of a group is the last one.
-    fn next_news(&self, counted: Option<&Group>) -> Option<Happened> {
+    fn next_news(&self, counted: Option<&Group>) -> Option<EventDelta> {
         let mask = self.mask.load(Ordering::Relaxed);
         let mut wanted = Event::ALL.into_iter().filter(|event| mask & bit(*event) != 0);
         let happened = wanted.find_map(|event| match self.take(event, counted) {
@@ -180,7 +180,7 @@ impl Subscriber {
             }
             self.state.store(ENDED, Ordering::Relaxed);
         }
-        Some(Happened { group: self.group(), event: happened })
+        Some(EventDelta { group: self.group(), event: happened })
     }
 }
 
@@ -385,7 +385,7 @@ impl Groups {
     /// Returns the group of a subscription, while it exists. Under the subscriptions' mutex.
     fn subscribed(&self, entry: &Subscriber) -> Option<&Group> {
         match self.tree.owners.behind(entry.group()) {
-            Some(Behind::Group(slot)) => self.tree.group(slot),
+            Some(IdTarget::Group(slot)) => self.tree.group(slot),
             _ => None,
         }
     }
@@ -414,7 +414,7 @@ impl Groups {
 
     /// Returns the next news and its listener, from the subscription at `index` on, and marks that
     /// as running.
-    fn next_news(&self, index: &mut u32) -> Option<(Listener, Happened)> {
+    fn next_news(&self, index: &mut u32) -> Option<(Listener, EventDelta)> {
         let _lists = self.subscribers.lock();
         let _reading = self.rcu.enter();
         loop {

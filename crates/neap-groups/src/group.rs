@@ -29,16 +29,16 @@ const COUNTABLE: u64 = i64::MAX as u64;
 
 /// A group and its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seat {
+pub struct GroupSlot {
     /// The group.
     pub group: GroupId,
     /// Below [`GroupCount::slots`](crate::GroupCount::slots); 0 for the root.
     pub slot: u32,
 }
 
-impl Seat {
+impl GroupSlot {
     /// The root and its slot.
-    pub const ROOT: Seat = Seat { group: GroupId::ROOT, slot: ROOT };
+    pub const ROOT: GroupSlot = GroupSlot { group: GroupId::ROOT, slot: ROOT };
 }
 
 /// Bounds of a group's memory, in bytes.
@@ -191,7 +191,7 @@ pub(crate) struct Counters {
     /// The fewest bytes that a waiter here needs; 0: there is none. Changed under the waiters'
     /// mutex.
     pub(crate) wanted: AtomicU64,
-    // Under the waiters' mutex, down to `asks_once`, and rarely changed; see `asking.rs`.
+    // Under the waiters' mutex, down to `asks_once`, and rarely changed; see `requests.rs`.
     /// The next slot in the ring of groups that ask for memory, plus one; 0 for one that is not in
     /// the ring.
     pub(crate) next_asking: AtomicU32,

@@ -17,18 +17,18 @@
 //! runs inside the host's fork gate, so a fork finds no mutex held.
 
 use crate::counts_memory::{counts_of_new_group, drop_counts};
-use crate::denied::Denied;
+use crate::error::GroupError;
 use crate::events::Subscribers;
-use crate::group::{Bound, Event, Group, Name, ROOT, Seat};
+use crate::group::{Bound, Event, Group, GroupSlot, Name, ROOT};
 use crate::id::{GroupId, Kind, Payer};
-use crate::protection::Standing;
+use crate::protection::GroupUsage;
 use crate::queue::Waiters;
 use crate::stock::Stocks;
 use crate::tree::{GroupCount, Tree};
 use core::sync::atomic::Ordering;
 use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
-use neap_percpu::{Alone, Charge, Host, Owner};
+use neap_percpu::{Charge, Host, Owner, Standalone};
 
 /// Services of the host that groups use, besides per-CPU data.
 pub trait Reclaimer: Host {
@@ -67,11 +67,11 @@ pub trait Reclaimer: Host {
     ///
     /// Called inside the fork gate and under the tree's mutex. It must use only functions of
     /// `groups` that take no lock ([`Groups::parent_of`] and the like), and return soon.
-    fn offline(&self, _groups: &Groups, _child: Seat, _parent: Seat) {}
+    fn offline(&self, _groups: &Groups, _child: GroupSlot, _parent: GroupSlot) {}
 }
 
 /// A standalone host keeps the no-op defaults: it never reclaims.
-impl<P: Platform, C: Charge> Reclaimer for Alone<'_, P, C> {}
+impl<P: Platform, C: Charge> Reclaimer for Standalone<'_, P, C> {}
 
 /// A tree of groups, and all that it takes to charge them.
 #[derive(Debug)]
@@ -123,7 +123,7 @@ impl Groups {
     ///
     /// # Errors
     /// The error of the system.
-    pub fn open<H: Host>(host: &H) -> Result<Groups, Denied> {
+    pub fn open<H: Host>(host: &H) -> Result<Groups, GroupError> {
         let (platform, nodes) = (host.platform(), host.platform().nodes());
         let per_cpu = counts_of_new_group(host, nodes)?;
         let stocks = Stocks::open(platform);
@@ -152,7 +152,7 @@ impl Groups {
         });
         made.map_err(|error| {
             drop_counts(host, per_cpu.0);
-            Denied::from(error)
+            GroupError::from(error)
         })
     }
 
@@ -198,8 +198,8 @@ impl Groups {
     /// itself.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn find<H: Host>(&self, host: &H, from: GroupId, path: &str) -> Result<GroupId, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn find<H: Host>(&self, host: &H, from: GroupId, path: &str) -> Result<GroupId, GroupError> {
         host.inside(|| self.tree.find(from, path))
     }
 
@@ -211,8 +211,8 @@ impl Groups {
     /// not wait for that.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn set_bound<H: Reclaimer>(&self, host: &H, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn set_bound<H: Reclaimer>(&self, host: &H, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, GroupError> {
         let (before, usage) = host.inside(|| {
             let _reading = self.rcu.enter();
             self.tree.change(id, |group| {
@@ -251,14 +251,14 @@ impl Groups {
     /// Returns the parent of a group, `None` for the root, and the group's name.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn place<H: Host>(&self, host: &H, id: GroupId) -> Result<(Option<GroupId>, Name), Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn place<H: Host>(&self, host: &H, id: GroupId) -> Result<(Option<GroupId>, Name), GroupError> {
         host.inside(|| self.with(id, |group| (self.above(group), group.name())))
     }
 
     /// Calls `f` with a group, which keeps its slot meanwhile. Takes no lock that other threads
     /// wait for. The caller must be inside the fork gate.
-    pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
+    pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, GroupError> {
         let _reading = self.rcu.enter();
         self.tree.with(id, f)
     }
@@ -270,8 +270,8 @@ impl Groups {
     /// Returns a description of a group.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn info<H: Host>(&self, host: &H, id: GroupId) -> Result<Info, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn info<H: Host>(&self, host: &H, id: GroupId) -> Result<Info, GroupError> {
         host.inside(|| self.with(id, |group| self.info_of(host, group)))
     }
 
@@ -301,8 +301,8 @@ impl Groups {
     /// Resets a group's peak to its charge at this moment. Returns the peak before.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn reset_peak<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn reset_peak<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, GroupError> {
         let reset = |group: &Group| {
             let peak = &group.counters.peak;
             // Relaxed: statistics; they publish no other data.
@@ -317,8 +317,8 @@ impl Groups {
     /// Returns the bytes charged to a group alone, of one kind on one node, stocks included.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn charged<H: Host>(&self, host: &H, id: GroupId, kind: Kind, node: usize) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn charged<H: Host>(&self, host: &H, id: GroupId, kind: Kind, node: usize) -> Result<u64, GroupError> {
         let counted = |group: &Group| if node < self.nodes { self.counted(host, group, kind, node) } else { 0 };
         host.inside(|| self.with(id, counted))
     }
@@ -330,8 +330,8 @@ impl Groups {
     /// Scans all stocks and caches.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn used<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn used<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<u64, GroupError> {
         host.inside(|| {
             let charged = self.with(id, Group::usage)?;
             let mut unused = 0;
@@ -415,8 +415,8 @@ impl Groups {
     /// Returns the bytes of a group that are protected from reclaim: by `min`, and by `low`.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn protection<H: Host>(&self, host: &H, id: GroupId) -> Result<(u64, u64), Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn protection<H: Host>(&self, host: &H, id: GroupId) -> Result<(u64, u64), GroupError> {
         host.inside(|| {
             let _reading = self.rcu.enter();
             Ok((self.tree.effective(id, Bound::Min)?, self.tree.effective(id, Bound::Low)?))
@@ -438,22 +438,22 @@ impl Groups {
     /// Returns the bytes charged to a group and its descendants, stocks included.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, GroupError> {
         host.inside(|| self.with(id, Group::usage))
     }
 
     /// Returns the bytes charged to a group alone, stocks included.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn own_usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn own_usage<H: Host>(&self, host: &H, id: GroupId) -> Result<u64, GroupError> {
         host.inside(|| self.with(id, |group| self.tree.own_usage(group)))
     }
 
     /// Returns usage and protection of the group in a slot, relative to `top`. `None` if it is
     /// neither `top` nor a descendant.
-    pub fn standing<H: Host>(&self, host: &H, slot: u32, top: GroupId) -> Option<Standing> {
+    pub fn standing<H: Host>(&self, host: &H, slot: u32, top: GroupId) -> Option<GroupUsage> {
         host.inside(|| {
             let _reading = self.rcu.enter();
             self.tree.standing(slot, top)

@@ -11,21 +11,21 @@
 #[cfg(test)]
 extern crate std;
 
-mod admit;
-mod asking;
+mod admission;
 mod charge;
 mod counts;
 mod counts_memory;
-mod denied;
+mod error;
 mod events;
 mod group;
+mod group_slot;
 mod groups;
 mod id;
-mod life;
-mod owners;
+mod id_table;
+mod lifecycle;
 pub mod protection;
 mod queue;
-mod seat;
+mod requests;
 mod stall;
 mod stock;
 pub mod table;
@@ -33,14 +33,14 @@ mod tree;
 mod verify;
 mod wait;
 
-pub use asking::{Due, Request};
-pub use charge::{How, Limit, Refusal};
-pub use denied::Denied;
-pub use events::{Callback, Happened, Listener, NotSubscribed, Subscription};
-pub use group::{Bound, DEEPEST, Event, LONGEST_NAME, Name, Seat, SharedName, UNLIMITED, is_name};
+pub use charge::{Limit, OnLimit, Refusal};
+pub use error::GroupError;
+pub use events::{Callback, EventDelta, Listener, NotSubscribed, Subscription};
+pub use group::{Bound, DEEPEST, Event, GroupSlot, LONGEST_NAME, Name, SharedName, UNLIMITED, is_name};
 pub use groups::{Groups, Info, Reclaimer};
 pub use id::{GroupId, Kind, MOST_GROUPS, PAYER_BITS, Payer};
 pub use queue::INTERVAL;
+pub use requests::{Due, Request};
 pub use stock::{BATCH, CAP};
 pub use tree::GroupCount;
 pub use wait::{ChargeAsync, FOREVER, Reason, Waiting};

@@ -12,7 +12,7 @@ use crate::id::GroupId;
 
 /// Usage and protection of a group, relative to the target of reclaim, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Standing {
+pub struct GroupUsage {
     /// The group.
     pub id: GroupId,
     /// Bytes charged to it and its descendants.

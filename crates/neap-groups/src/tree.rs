@@ -14,11 +14,11 @@
 //! was found stays in its slot, and its links stay valid. Under the mutex the mutex of the ids may
 //! be taken, and items of a deleted group move to its parent.
 
-use crate::denied::Denied;
-use crate::group::{Bound, DEEPEST, Group, NONE, ROOT, Seat, is_name};
+use crate::error::GroupError;
+use crate::group::{Bound, DEEPEST, Group, GroupSlot, NONE, ROOT, is_name};
 use crate::id::GroupId;
-use crate::owners::{Behind, Owners};
-use crate::protection::{Claim, Standing};
+use crate::id_table::{IdTable, IdTarget};
+use crate::protection::{Claim, GroupUsage};
 use crate::table::Table;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::Errno;
@@ -33,7 +33,7 @@ const BUCKETS: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) slots: Table<Group>,
-    pub(crate) owners: Owners,
+    pub(crate) owners: IdTable,
     /// Address of a mapping of [`BUCKETS`] numbers: the first slot of each, plus one.
     buckets: usize,
     lists: Mutex<FreeSlots>,
@@ -72,7 +72,7 @@ impl Tree {
     pub(crate) fn open<P: Platform>(platform: &P, per_cpu: (Owner, Handle)) -> Result<Tree, Errno> {
         let tree = Tree {
             slots: Table::new(),
-            owners: Owners::new(),
+            owners: IdTable::new(),
             buckets: platform.map(buckets_length(platform))?,
             lists: Mutex::new(FreeSlots { free: NONE, fresh: 0, dying: [NONE; 2], live: 0, dying_count: 0 }),
             passes: AtomicU64::new(0),
@@ -212,34 +212,34 @@ impl Tree {
     }
 
     /// Returns the slot of a group that exists. It stays there under the mutex, or within a read.
-    pub(crate) fn slot_of(&self, id: GroupId) -> Result<u32, Denied> {
+    pub(crate) fn slot_of(&self, id: GroupId) -> Result<u32, GroupError> {
         match self.owners.behind(id) {
-            Some(Behind::Group(slot)) => Ok(slot),
-            _ => Err(Denied::NoSuchGroup),
+            Some(IdTarget::Group(slot)) => Ok(slot),
+            _ => Err(GroupError::NoSuchGroup),
         }
     }
 
     /// Makes a group below `parent`.
     ///
     /// # Errors
-    /// See [`Denied`]; nothing has changed then.
+    /// See [`GroupError`]; nothing has changed then.
     pub(crate) fn create<P: Platform>(
         &self,
         platform: &P,
         parent: GroupId,
         name: &str,
         per_cpu: (Owner, Handle),
-    ) -> Result<GroupId, Denied> {
+    ) -> Result<GroupId, GroupError> {
         if !is_name(name) {
-            return Err(Denied::BadName);
+            return Err(GroupError::BadName);
         }
         let mut lists = self.lists.lock();
         let above = self.slot_of(parent)?;
         if self.group(above).is_none_or(|group| group.depth.load(Ordering::Relaxed) >= DEEPEST) {
-            return Err(Denied::TooDeep);
+            return Err(GroupError::TooDeep);
         }
         if self.child(above, name).is_some() {
-            return Err(Denied::Exists);
+            return Err(GroupError::Exists);
         }
         Ok(self.add(&mut lists, platform, above, name, per_cpu)?)
     }
@@ -248,13 +248,13 @@ impl Tree {
     /// `from` itself.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub(crate) fn find(&self, from: GroupId, path: &str) -> Result<GroupId, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub(crate) fn find(&self, from: GroupId, path: &str) -> Result<GroupId, GroupError> {
         let _lists = self.lists.lock();
         let mut slot = self.slot_of(from)?;
         let mut id = from;
         for name in path.split('/').filter(|_| !path.is_empty()) {
-            id = self.child(slot, name).ok_or(Denied::NoSuchGroup)?.id();
+            id = self.child(slot, name).ok_or(GroupError::NoSuchGroup)?.id();
             slot = self.slot_of(id)?;
         }
         Ok(id)
@@ -267,20 +267,20 @@ impl Tree {
     /// item is attached to the group from then on.
     ///
     /// # Errors
-    /// See [`Denied`]; nothing has changed then.
-    pub(crate) fn delete(&self, id: GroupId, hand_up: impl FnOnce(Seat, Seat)) -> Result<u32, Denied> {
+    /// See [`GroupError`]; nothing has changed then.
+    pub(crate) fn delete(&self, id: GroupId, hand_up: impl FnOnce(GroupSlot, GroupSlot)) -> Result<u32, GroupError> {
         let mut lists = self.lists.lock();
         let slot = self.slot_of(id)?;
-        let group = self.group(slot).ok_or(Denied::NoSuchGroup)?;
+        let group = self.group(slot).ok_or(GroupError::NoSuchGroup)?;
         let parent = group.parent.load(Ordering::Relaxed);
-        let above = self.group(parent).ok_or(Denied::Root)?;
+        let above = self.group(parent).ok_or(GroupError::Root)?;
         if group.children.load(Ordering::Relaxed) > 0 {
-            return Err(Denied::HasChildren);
+            return Err(GroupError::HasChildren);
         }
         // The group's protection would protect nothing any more.
         Bound::CLAIMS.into_iter().for_each(|bound| self.set_bound(group, bound, 0));
         group.is_leaving.store(1, Ordering::Relaxed);
-        hand_up(Seat { group: id, slot }, Seat { group: above.id(), slot: parent });
+        hand_up(GroupSlot { group: id, slot }, GroupSlot { group: above.id(), slot: parent });
         self.owners.inherit(id, above.id());
         let (previous, next) = (group.previous.load(Ordering::Relaxed), group.next.load(Ordering::Relaxed));
         let before = self.group(previous).map_or(&above.first_child, |previous| &previous.next);
@@ -486,7 +486,7 @@ impl Tree {
 
     /// Returns the bytes of a group that its claim protects, as far as its ancestors' protection
     /// allows. The caller must be within a read.
-    pub(crate) fn effective(&self, id: GroupId, claim: Bound) -> Result<u64, Denied> {
+    pub(crate) fn effective(&self, id: GroupId, claim: Bound) -> Result<u64, GroupError> {
         Ok(self.protection(self.slot_of(id)?, ROOT, claim, |above| self.claimed_below(above, claim)))
     }
 
@@ -530,7 +530,7 @@ impl Tree {
 
     /// Returns usage and protection of the group in a slot, relative to `top`. `None` if it is
     /// neither `top` nor a descendant. The caller must be within a read.
-    pub(crate) fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
+    pub(crate) fn standing(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
         let top = self.slot_of(top).ok()?;
         let group = self.group(slot).filter(|group| self.owners.is_there(group.id()))?;
         if top != ROOT && !self.upwards(slot).any(|(above, _)| above == top) {
@@ -538,7 +538,7 @@ impl Tree {
         }
         let [low, min] = Bound::CLAIMS
             .map(|claim| self.protection(slot, top, claim, |above| self.claimed_below_in_pass(above, claim)));
-        Some(Standing { id: group.id(), usage: group.usage(), min, low })
+        Some(GroupUsage { id: group.id(), usage: group.usage(), min, low })
     }
 
     /// Returns the bytes charged to a group without those of its descendants. The caller must be
@@ -557,12 +557,12 @@ impl Tree {
 
     /// Calls `f` with a group. The caller must be within a read, in which the group keeps its slot,
     /// though it may be deleted meanwhile.
-    pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
-        self.group(self.slot_of(id)?).map(f).ok_or(Denied::NoSuchGroup)
+    pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, GroupError> {
+        self.group(self.slot_of(id)?).map(f).ok_or(GroupError::NoSuchGroup)
     }
 
     /// Calls `f` with a group under the mutex, so it is not deleted or changed meanwhile.
-    pub(crate) fn change<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, Denied> {
+    pub(crate) fn change<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, GroupError> {
         let _lists = self.lists.lock();
         self.with(id, f)
     }

@@ -8,7 +8,7 @@
 use crate::group::{Group, NONE, ROOT};
 use crate::groups::Groups;
 use crate::id::{GroupId, Kind};
-use crate::owners::Behind;
+use crate::id_table::IdTarget;
 use core::sync::atomic::Ordering;
 use neap_base::Finding;
 use neap_percpu::Host;
@@ -68,8 +68,8 @@ impl Groups {
         same(
             "the slot of an id",
             id,
-            Behind::Group(slot).slot().into(),
-            self.tree.owners.behind(id).map_or(NONE, Behind::slot).into(),
+            IdTarget::Group(slot).slot().into(),
+            self.tree.owners.behind(id).map_or(NONE, IdTarget::slot).into(),
         )?;
         self.verify_queue(slot, group)?;
         let (mut children, mut below) = (0, 0);

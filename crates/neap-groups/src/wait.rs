@@ -4,8 +4,8 @@
 //!
 //! 1. Caches are flushed and stocks emptied, as for any charge.
 //! 2. The request is queued. The group that it waits at asks for memory until it needs none
-//!    (`asking.rs`).
-//! 3. The thread that makes room admits waiters (`admit.rs`).
+//!    (`requests.rs`).
+//! 3. The thread that makes room admits waiters (`admission.rs`).
 //!
 //! A waiting thread runs no callback and waits only for its grant, so shrinkers cannot delay its
 //! deadline. Bytes freed into a cache make room when that is flushed: every [`INTERVAL`] and once
@@ -24,12 +24,12 @@
 //! A forked child has none of the waiters. A future that is polled there asks again, as the
 //! youngest.
 
-use crate::asking::Due;
-use crate::charge::{Against, How, Refusal};
+use crate::charge::{ChargeFailure, OnLimit, Refusal};
 use crate::group::Bound;
 use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
 use crate::queue::{INTERVAL, Queues, Waiter, WaiterHandle, state};
+use crate::requests::Due;
 use core::fmt;
 use core::future::Future;
 use core::pin::Pin;
@@ -71,7 +71,7 @@ pub enum Reason {
     /// Room below a `max`: it is the oldest there.
     Room,
     /// Room below a `max`, after reclaim in vain: caches are busy, barred, in use or empty.
-    Vain,
+    Backoff,
     /// Its turn: an older charge waits there.
     Turn,
     /// It has its bytes, and is delayed above a `high`.
@@ -141,7 +141,7 @@ impl Groups {
     /// [`Groups::deliver`] wakes its task, on a request by [`Reclaimer::come_soon`]. At the
     /// deadline [`Groups::tick`] must come before that.
     pub fn charge_async<H: Reclaimer>(&self, host: H, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'_, H> {
-        ChargeAsync { groups: self, host, payer, bytes, deadline, how: How::Refuse, stage: Stage::Unasked }
+        ChargeAsync { groups: self, host, payer, bytes, deadline, how: OnLimit::Refuse, stage: Stage::Unasked }
     }
 
     /// Calls `each` with all charges that wait at this moment, in no order. It must not allocate
@@ -190,7 +190,7 @@ impl Groups {
         let reason = match (queues.first(group) == Some(index), group.rest()) {
             (false, _) => Reason::Turn,
             (true, 0) => Reason::Room,
-            (true, _) => Reason::Vain,
+            (true, _) => Reason::Backoff,
         };
         Some((group.id(), reason))
     }
@@ -247,10 +247,10 @@ impl Groups {
         // A younger request does not try before older ones.
         let others_wait = host.inside(|| self.is_waited_for(full));
         if !others_wait {
-            match self.look_for_room(host, payer, bytes, How::Refuse, false) {
+            match self.look_for_room(host, payer, bytes, OnLimit::Refuse, false) {
                 Ok(charged) => return Err(Ok(self.delay(host, payer, charged))),
-                Err(Against::Gone) => return Err(Err(Refusal::Gone)),
-                Err(Against::Full(group)) => full = group,
+                Err(ChargeFailure::Gone) => return Err(Err(Refusal::Gone)),
+                Err(ChargeFailure::Full(group)) => full = group,
             }
         }
         let added = host.inside(|| {
@@ -487,14 +487,15 @@ pub struct ChargeAsync<'g, H: Reclaimer> {
     payer: Payer,
     bytes: u64,
     deadline: u64,
-    how: How,
+    how: OnLimit,
     stage: Stage,
 }
 
 impl<H: Reclaimer> ChargeAsync<'_, H> {
-    /// Charges as [`How::Overcharge`] does: no limit is waited for, only the delay above a `high`.
+    /// Charges as [`OnLimit::Overcharge`] does: no limit is waited for, only the delay above a
+    /// `high`.
     pub fn overcharge(self) -> Self {
-        ChargeAsync { how: How::Overcharge, ..self }
+        ChargeAsync { how: OnLimit::Overcharge, ..self }
     }
 }
 
@@ -508,8 +509,8 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
         let (groups, host) = (future.groups, &future.host);
         loop {
             let answer = match future.stage {
-                Stage::Unasked if future.how == How::Overcharge => {
-                    groups.charge(host, future.payer, future.bytes, How::Overcharge)
+                Stage::Unasked if future.how == OnLimit::Overcharge => {
+                    groups.charge(host, future.payer, future.bytes, OnLimit::Overcharge)
                 }
                 Stage::Unasked => match groups.ask(host, future.payer, future.bytes, future.deadline) {
                     Ok(handle) => {

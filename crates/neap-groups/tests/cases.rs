@@ -6,7 +6,7 @@ mod host;
 use core::sync::atomic::Ordering::Relaxed;
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, Event, GroupId, Groups, How, Kind, Refusal, Seat};
+use neap_groups::{Bound, Event, GroupId, GroupSlot, Groups, Kind, OnLimit, Refusal};
 use neap_percpu::{PerCpuData, Shape};
 
 const MIB: u64 = 1 << 20;
@@ -32,7 +32,7 @@ fn protection_goes_down_the_tree_and_is_shared() {
         let parent = groups.create(host, top, "parent").unwrap();
         let children = ["c", "d", "e", "f"].map(|name| groups.create(host, parent, name).unwrap());
         for (child, used) in children.into_iter().zip([50, 50, 50, 0]) {
-            let charged = groups.charge(host, child.payer(Kind::ByHand, 0), used * MIB, How::Refuse);
+            let charged = groups.charge(host, child.payer(Kind::ByHand, 0), used * MIB, OnLimit::Refuse);
             assert_eq!(charged, Ok(0));
         }
         for (child, low) in children.into_iter().zip([75, 25, 0, 500]) {
@@ -68,29 +68,29 @@ fn what_can_never_be_granted_is_refused_before_anybody_is_asked() {
             other => panic!("{other:?}"),
         };
         let asked = || host.asked.reclaim.swap(0, Relaxed);
-        assert_eq!(charge(beside, 8 * MIB, How::Refuse), Ok(0));
-        assert_eq!((limit(charge(below, 10 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
-        assert_eq!((limit(charge(below, 20 * MIB + 1, How::Refuse)), asked()), ((below, 20 * MIB), 0));
+        assert_eq!(charge(beside, 8 * MIB, OnLimit::Refuse), Ok(0));
+        assert_eq!((limit(charge(below, 10 * MIB + 1, OnLimit::Refuse)), asked()), ((above, 10 * MIB), 0));
+        assert_eq!((limit(charge(below, 20 * MIB + 1, OnLimit::Refuse)), asked()), ((below, 20 * MIB), 0));
         // Memory is requested for a charge that may be granted, and for one that is granted in any
         // case.
-        assert_eq!((limit(charge(below, 10 * MIB, How::Refuse)), asked()), ((above, 10 * MIB), 10 * MIB));
-        assert_eq!((charge(below, 10 * MIB + 1, How::Overcharge), asked()), (Ok(0), 10 * MIB + 1));
+        assert_eq!((limit(charge(below, 10 * MIB, OnLimit::Refuse)), asked()), ((above, 10 * MIB), 10 * MIB));
+        assert_eq!((charge(below, 10 * MIB + 1, OnLimit::Overcharge), asked()), (Ok(0), 10 * MIB + 1));
         groups.uncharge(host, below.payer(Kind::ByHand, 0), 10 * MIB + 1);
         // No memory that `min` protects is taken. If its owner uncharges it, that is seen.
         groups.set_bound(host, beside, Bound::Min, 7 * MIB).unwrap();
-        assert_eq!((limit(charge(below, 3 * MIB, How::Refuse)), asked()), ((above, 10 * MIB), 3 * MIB));
-        assert_eq!((limit(charge(below, 3 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
-        assert_eq!((charge(below, 4 * MIB, How::Overcharge), asked()), (Ok(0), 4 * MIB));
+        assert_eq!((limit(charge(below, 3 * MIB, OnLimit::Refuse)), asked()), ((above, 10 * MIB), 3 * MIB));
+        assert_eq!((limit(charge(below, 3 * MIB + 1, OnLimit::Refuse)), asked()), ((above, 10 * MIB), 0));
+        assert_eq!((charge(below, 4 * MIB, OnLimit::Overcharge), asked()), (Ok(0), 4 * MIB));
         groups.uncharge(host, below.payer(Kind::ByHand, 0), 4 * MIB);
         groups.set_bound(host, beside, Bound::Min, 0).unwrap();
-        assert_eq!((limit(charge(below, 3 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 3 * MIB + 1));
+        assert_eq!((limit(charge(below, 3 * MIB + 1, OnLimit::Refuse)), asked()), ((above, 10 * MIB), 3 * MIB + 1));
         groups.set_bound(host, beside, Bound::Min, 9 * MIB).unwrap();
         groups.uncharge(host, beside.payer(Kind::ByHand, 0), 8 * MIB);
-        assert_eq!((charge(below, 3 * MIB, How::Refuse), asked()), (Ok(0), 0));
+        assert_eq!((charge(below, 3 * MIB, OnLimit::Refuse), asked()), (Ok(0), 0));
         groups.uncharge(host, below.payer(Kind::ByHand, 0), 3 * MIB);
         // A claim ends with its group.
         groups.delete(host, beside).unwrap();
-        assert_eq!((limit(charge(below, 10 * MIB + 1, How::Refuse)), asked()), ((above, 10 * MIB), 0));
+        assert_eq!((limit(charge(below, 10 * MIB + 1, OnLimit::Refuse)), asked()), ((above, 10 * MIB), 0));
     });
 }
 
@@ -104,7 +104,7 @@ fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
         let children: Vec<_> = (0..100).map(|name| groups.create(host, parent, &name.to_string()).unwrap()).collect();
         groups.set_bound(host, parent, Bound::Low, 50 * MIB).unwrap();
         for &child in &children {
-            assert_eq!(groups.charge(host, child.payer(Kind::ByHand, 0), MIB, How::Refuse), Ok(0));
+            assert_eq!(groups.charge(host, child.payer(Kind::ByHand, 0), MIB, OnLimit::Refuse), Ok(0));
         }
         let slot = |id| groups.seat(&groups.reading(), id).unwrap().slot;
         let walk = || {
@@ -117,7 +117,7 @@ fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
         groups.begin_pass();
         assert_eq!(walk(), (vec![MIB / 2; 100], 100));
         // A change is seen by the next walk, and by the next pass at once.
-        let double = |id: GroupId| groups.charge(host, id.payer(Kind::ByHand, 0), MIB, How::Refuse).unwrap();
+        let double = |id: GroupId| groups.charge(host, id.payer(Kind::ByHand, 0), MIB, OnLimit::Refuse).unwrap();
         children[..50].iter().for_each(|&child| {
             groups.set_bound(host, child, Bound::Low, 2 * MIB).unwrap();
             double(child);
@@ -159,7 +159,8 @@ fn above_high_who_charges_is_to_be_held_up_and_others_are_not() {
         let [above, beside] = ["above", "beside"].map(|name| groups.create(host, GroupId::ROOT, name).unwrap());
         let below = groups.create(host, above, "below").unwrap();
         groups.set_bound(host, above, Bound::High, 10 * MIB).unwrap();
-        let charge = |id: GroupId, bytes| groups.charge(host, id.payer(Kind::Pages, 0), bytes, How::Refuse).unwrap();
+        let charge =
+            |id: GroupId, bytes| groups.charge(host, id.payer(Kind::Pages, 0), bytes, OnLimit::Refuse).unwrap();
         let high = |id| groups.info(host, id).unwrap().events[Event::High as usize];
         assert_eq!((charge(below, 10 * MIB), high(above)), (0, 0));
         let first = charge(below, MIB / 4);
@@ -179,8 +180,11 @@ fn what_hangs_on_a_group_goes_to_its_parent_before_what_it_is_charged_for() {
         let seat = |id| groups.seat(&groups.reading(), id).unwrap();
         let (parent, child) = (seat(above), seat(below));
         assert_eq!((parent.group, child.group), (above, below));
-        assert_eq!((groups.parent_of(child.slot), groups.parent_of(parent.slot)), (Some(parent), Some(Seat::ROOT)));
-        assert!(groups.parent_of(Seat::ROOT.slot).is_none() && !groups.is_leaving(child.slot));
+        assert_eq!(
+            (groups.parent_of(child.slot), groups.parent_of(parent.slot)),
+            (Some(parent), Some(GroupSlot::ROOT))
+        );
+        assert!(groups.parent_of(GroupSlot::ROOT.slot).is_none() && !groups.is_leaving(child.slot));
         assert!(
             groups.delete(host, above).is_err() && host.asked.offline.lock().unwrap().is_empty(),
             "it has children"

@@ -4,7 +4,7 @@ mod host;
 
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{GroupId, Groups, How, Kind};
+use neap_groups::{GroupId, Groups, Kind, OnLimit};
 use neap_percpu::{PerCpuData, Shape};
 use std::collections::VecDeque;
 
@@ -39,7 +39,7 @@ fn tables_do_not_grow_with_the_groups_that_were_deleted() {
         Virtual::run_on(number % CPUS);
         let group = groups.create(&host, GroupId::ROOT, &format!("{number}")).unwrap();
         let payer = group.payer(Kind::ByHand, 0);
-        groups.charge(&host, payer, 1, How::Refuse).unwrap();
+        groups.charge(&host, payer, 1, OnLimit::Refuse).unwrap();
         alive.push_back((group, payer));
     }
     alive.iter().map(|&(_, payer)| payer).chain(outliving).for_each(|payer| groups.uncharge(&host, payer, 1));

@@ -7,7 +7,7 @@ use core::time::Duration;
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{
-    Bound, Event, GroupId, Groups, Happened, How, Kind, Listener, NotSubscribed, Subscription, UNLIMITED,
+    Bound, Event, EventDelta, GroupId, Groups, Kind, Listener, NotSubscribed, OnLimit, Subscription, UNLIMITED,
 };
 use neap_percpu::{PerCpuData, Shape};
 use std::sync::Mutex;
@@ -29,7 +29,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>)) {
 
 /// News that a callback was told.
 #[derive(Default)]
-struct Heard(Mutex<Vec<Happened>>);
+struct Heard(Mutex<Vec<EventDelta>>);
 
 impl Heard {
     fn listener(&self) -> Listener {
@@ -43,7 +43,7 @@ impl Heard {
         )
     }
 
-    fn take(&self) -> Vec<Happened> {
+    fn take(&self) -> Vec<EventDelta> {
         core::mem::take(&mut *self.0.lock().unwrap())
     }
 }
@@ -56,15 +56,15 @@ fn group(groups: &Groups, host: &Host<Virtual>, parent: GroupId, name: &str) -> 
 
 /// Makes a charge that is refused at the group's own limit.
 fn refuse(groups: &Groups, host: &Host<Virtual>, id: GroupId) {
-    groups.charge(host, id.payer(Kind::ByHand, 0), 1001, How::Refuse).unwrap_err();
+    groups.charge(host, id.payer(Kind::ByHand, 0), 1001, OnLimit::Refuse).unwrap_err();
 }
 
-fn told(group: GroupId, event: Event, times: u64) -> Happened {
-    Happened { group, event: Some((event, times)) }
+fn told(group: GroupId, event: Event, times: u64) -> EventDelta {
+    EventDelta { group, event: Some((event, times)) }
 }
 
-fn gone(group: GroupId) -> Happened {
-    Happened { group, event: None }
+fn gone(group: GroupId) -> EventDelta {
+    EventDelta { group, event: None }
 }
 
 #[test]
@@ -391,7 +391,7 @@ struct Ear {
     heard: AtomicU64,
 }
 
-fn hear(context: usize, happened: Happened) {
+fn hear(context: usize, happened: EventDelta) {
     let ear = core::ptr::with_exposed_provenance::<Ear>(context);
     // SAFETY: these values are leaked.
     let ear = unsafe { &*ear };

@@ -10,7 +10,7 @@ use core::pin::Pin;
 use core::task::{Context, Waker};
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, Event, GroupId, Groups, How, Kind, Payer};
+use neap_groups::{Bound, Event, GroupId, Groups, Kind, OnLimit, Payer};
 use neap_os::topology::CpuSet;
 use neap_percpu::{PerCpuData, Shape};
 use std::thread;
@@ -38,7 +38,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>)) {
 /// Leaves a full stock of a payer on the isolated CPU: charged and unused.
 fn leave_a_stock(groups: &Groups, host: &Host<'_, Virtual>, payer: Payer) {
     Virtual::run_on(1);
-    assert_eq!(groups.charge(host, payer, STOCK / 2, How::Refuse), Ok(0));
+    assert_eq!(groups.charge(host, payer, STOCK / 2, OnLimit::Refuse), Ok(0));
     groups.uncharge(host, payer, STOCK / 2);
     Virtual::run_on(0);
     let (charged, used) = (groups.info(host, payer.id()).unwrap().charged, groups.used(host, payer.id()).unwrap());
@@ -58,7 +58,7 @@ fn l14_who_flushes_a_stock_reads_it_once() {
                 for round in 0..4_000_000 {
                     let payer = payers[round * 7 % payers.len()];
                     let bytes = (round as u64 % 61 + 1) * 64;
-                    assert_eq!(groups.charge(&host, payer, bytes, How::Refuse), Ok(0));
+                    assert_eq!(groups.charge(&host, payer, bytes, OnLimit::Refuse), Ok(0));
                     groups.uncharge(&host, payer, bytes);
                 }
             });
@@ -81,7 +81,7 @@ fn l19_who_asks_for_room_or_waits_for_it_gets_what_an_isolated_cpu_has_of_it() {
         // A charge that is refused or not.
         groups.set_bound(&host, id, Bound::Max, STOCK).unwrap();
         leave_a_stock(groups, &host, payer);
-        assert_eq!(groups.charge(&host, payer, STOCK, How::Refuse), Ok(0));
+        assert_eq!(groups.charge(&host, payer, STOCK, OnLimit::Refuse), Ok(0));
         groups.uncharge(&host, payer, STOCK);
         // A charge that waits for room.
         groups.drain(&host, id);
@@ -112,7 +112,7 @@ fn l20_a_stock_is_of_one_group_for_good_and_drained_on_isolated_cpus_too() {
             assert!(!groups.take(host.alone.platform, payer, 64), "round {round}: the stock of a group that is gone");
             Virtual::run_on(0);
             // The stock takes no room below the parent's limit.
-            assert_eq!(groups.charge(&host, payer, STOCK, How::Refuse), Ok(0), "round {round}");
+            assert_eq!(groups.charge(&host, payer, STOCK, OnLimit::Refuse), Ok(0), "round {round}");
             groups.uncharge(&host, payer, STOCK);
             groups.delete(&host, next).unwrap();
             while groups.end_deleted(&host) {}

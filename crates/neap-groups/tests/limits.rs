@@ -13,7 +13,7 @@ mod random;
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use host::{Asked, Host};
 use neap_base::{Linux, Platform};
-use neap_groups::{Bound, CAP, Event, GroupId, Groups, How, Kind, Payer, Refusal, UNLIMITED};
+use neap_groups::{Bound, CAP, Event, GroupId, Groups, Kind, OnLimit, Payer, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
 use random::{Random, number, seed};
 use std::sync::Barrier;
@@ -104,7 +104,7 @@ impl Tree {
                     let most = 1 << random.below(17);
                     let bytes = 1 + random.below(most) as u64;
                     let payer = child.id.payer(Kind::ByHand, 0);
-                    let how = if above.most == UNLIMITED { How::Overcharge } else { How::Refuse };
+                    let how = if above.most == UNLIMITED { OnLimit::Overcharge } else { OnLimit::Refuse };
                     match groups.charge(host, payer, bytes, how) {
                         Ok(_) => {
                             child.take(bytes);

@@ -12,7 +12,7 @@ use loom::sync::atomic::AtomicUsize;
 use loom::thread;
 use neap_base::sync::Ordering::Relaxed;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{CAP, Denied, GroupId, Groups, How, Kind, Reclaimer, Refusal};
+use neap_groups::{CAP, GroupError, GroupId, Groups, Kind, OnLimit, Reclaimer, Refusal};
 use neap_percpu::{PerCpuData, Shape};
 
 struct World {
@@ -69,7 +69,7 @@ impl World {
     fn charge_for_a_moment(&self, group: GroupId, bytes: u64) -> bool {
         self.with(|groups, host| {
             let payer = group.payer(Kind::ByHand, 0);
-            match groups.charge(host, payer, bytes, How::Refuse) {
+            match groups.charge(host, payer, bytes, OnLimit::Refuse) {
                 Ok(_) => {
                     groups.uncharge(host, payer, bytes);
                     true
@@ -148,7 +148,7 @@ fn a_charge_and_a_group_in_the_place_of_a_deleted_one() {
         let world = Arc::new(World::open());
         let group = world.group(GroupId::ROOT, "one");
         let payer = group.payer(Kind::ByHand, 0);
-        world.with(|groups, host| groups.charge(host, payer, 5, How::Refuse).unwrap());
+        world.with(|groups, host| groups.charge(host, payer, 5, OnLimit::Refuse).unwrap());
         let other = {
             let world = world.clone();
             thread::spawn(move || {
@@ -162,13 +162,13 @@ fn a_charge_and_a_group_in_the_place_of_a_deleted_one() {
             groups.delete(host, group).unwrap();
             (0..3).for_each(|_| _ = groups.tick(host));
             let next = groups.create(host, GroupId::ROOT, "two").unwrap();
-            groups.charge(host, next.payer(Kind::ByHand, 0), 7, How::Refuse).unwrap();
+            groups.charge(host, next.payer(Kind::ByHand, 0), 7, OnLimit::Refuse).unwrap();
             next
         });
         other.join().unwrap();
         world.with(|groups, host| {
             assert_eq!((groups.used(host, next), groups.used(host, GroupId::ROOT)), (Ok(7), Ok(7)));
-            assert_eq!(groups.info(host, group).err(), Some(Denied::NoSuchGroup));
+            assert_eq!(groups.info(host, group).err(), Some(GroupError::NoSuchGroup));
             let info = groups.info(host, next).unwrap();
             assert_eq!(info.kinds[Kind::ByHand as usize], info.charged, "counted in the place of the one before");
             groups.uncharge(host, next.payer(Kind::ByHand, 0), 7);

@@ -7,7 +7,7 @@ mod random;
 
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, CAP, Denied, GroupId, Groups, How, Kind, Payer, Refusal, UNLIMITED};
+use neap_groups::{Bound, CAP, GroupError, GroupId, Groups, Kind, OnLimit, Payer, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
 use random::{Random, number, seed};
 use std::collections::BTreeMap;
@@ -82,14 +82,14 @@ fn every_byte_is_charged_to_whoever_the_model_says() {
                 let id = model.any(&mut random);
                 let (children, parent) = (model.nodes[&id].children, model.nodes[&id].parent);
                 match parent {
-                    None => assert_eq!(groups.delete(&host, id), Err(Denied::Root)),
-                    Some(_) if children > 0 => assert_eq!(groups.delete(&host, id), Err(Denied::HasChildren)),
+                    None => assert_eq!(groups.delete(&host, id), Err(GroupError::Root)),
+                    Some(_) if children > 0 => assert_eq!(groups.delete(&host, id), Err(GroupError::HasChildren)),
                     Some(parent) => {
                         groups.delete(&host, id).unwrap();
                         model.nodes.remove(&id);
                         model.nodes.get_mut(&parent).unwrap().children -= 1;
                         model.held.iter_mut().filter(|held| held.group == id).for_each(|held| held.group = parent);
-                        assert_eq!(groups.info(&host, id).err(), Some(Denied::NoSuchGroup));
+                        assert_eq!(groups.info(&host, id).err(), Some(GroupError::NoSuchGroup));
                     }
                 }
             }
@@ -98,7 +98,7 @@ fn every_byte_is_charged_to_whoever_the_model_says() {
                 let most = 1 << random.below(20);
                 let bytes = 1 + random.below(most) as u64;
                 let payer = group.payer(kind, 0);
-                let how = if random.below(10) == 0 { How::Overcharge } else { How::Refuse };
+                let how = if random.below(10) == 0 { OnLimit::Overcharge } else { OnLimit::Refuse };
                 let fits = |id: GroupId| model.used(id) + bytes <= model.nodes[&id].max;
                 // Bytes that were stocked before the group reached its limit, or exceeded it, can
                 // be used.
@@ -107,12 +107,12 @@ fn every_byte_is_charged_to_whoever_the_model_says() {
                 match groups.charge(&host, payer, bytes, how) {
                     Ok(_) => {
                         granted += 1;
-                        assert!(how == How::Overcharge || !may.contains(&false), "step {step}: beyond a limit");
+                        assert!(how == OnLimit::Overcharge || !may.contains(&false), "step {step}: beyond a limit");
                         model.held.push(Held { payer, group, bytes });
                     }
                     Err(Refusal::Limit(limit)) => {
                         refused += 1;
-                        assert!(how == How::Refuse && !fits(limit.group), "step {step}: {limit:?}");
+                        assert!(how == OnLimit::Refuse && !fits(limit.group), "step {step}: {limit:?}");
                         assert_eq!(limit.charged, model.used(limit.group), "stocks were not emptied");
                         let holders: Vec<_> = limit.holders.iter().flatten().collect();
                         assert!(holders.is_sorted_by(|one, other| one.1 >= other.1));

@@ -5,14 +5,14 @@ mod host;
 use core::time::Duration;
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, GroupId, Groups, How, Kind, Reclaimer, Refusal, Seat};
-use neap_percpu::{Alone, PerCpuData, Shape};
+use neap_groups::{Bound, GroupId, GroupSlot, Groups, Kind, OnLimit, Reclaimer, Refusal};
+use neap_percpu::{PerCpuData, Shape, Standalone};
 use std::sync::mpsc::channel;
 use std::thread;
 
 /// A host that lets a second thread read while a deletion holds the tree's mutex.
 #[derive(Clone, Copy)]
-struct Reads<'a>(Alone<'a, Virtual>, GroupId);
+struct Reads<'a>(Standalone<'a, Virtual>, GroupId);
 
 impl neap_percpu::Host for Reads<'_> {
     type Platform = Virtual;
@@ -28,13 +28,13 @@ impl neap_percpu::Host for Reads<'_> {
 }
 
 impl Reclaimer for Reads<'_> {
-    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         let (done, is_done) = channel();
         thread::scope(|scope| {
             scope.spawn(move || {
                 Virtual::run_on(1);
                 let full = self.1.payer(Kind::ByHand, 0);
-                assert!(matches!(groups.charge(self, full, 1, How::Refuse), Err(Refusal::Limit(_))));
+                assert!(matches!(groups.charge(self, full, 1, OnLimit::Refuse), Err(Refusal::Limit(_))));
                 assert_eq!(groups.info(self, self.1).unwrap().charged, 1000);
                 assert_eq!(groups.usage(self, self.1), Ok(1000));
                 assert!(groups.standing(self, 0, GroupId::ROOT).is_some());
@@ -54,14 +54,14 @@ impl Reclaimer for Reads<'_> {
 fn readers_do_not_wait_for_those_who_change_the_tree() {
     let clock = Virtual::new(4096, 2);
     let data = PerCpuData::open(&clock, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
-    let alone = Alone { data: &data, platform: &clock };
+    let alone = Standalone { data: &data, platform: &clock };
     let groups = Groups::open(&Reads(alone, GroupId::ROOT)).unwrap();
-    let host = Reads(Alone { data: &data, platform: &clock }, GroupId::ROOT);
+    let host = Reads(Standalone { data: &data, platform: &clock }, GroupId::ROOT);
     let full = groups.create(&host, GroupId::ROOT, "full").unwrap();
-    let host = Reads(Alone { data: &data, platform: &clock }, full);
+    let host = Reads(Standalone { data: &data, platform: &clock }, full);
     groups.set_bound(&host, full, Bound::Max, 1000).unwrap();
     let payer = full.payer(Kind::ByHand, 0);
-    groups.charge(&host, payer, 1000, How::Refuse).unwrap();
+    groups.charge(&host, payer, 1000, OnLimit::Refuse).unwrap();
     let other = groups.create(&host, GroupId::ROOT, "other").unwrap();
     groups.delete(&host, other).unwrap();
     groups.uncharge(&host, payer, 1000);
@@ -81,16 +81,16 @@ fn a_refusal_looks_at_few_groups_and_finds_the_largest_in_time() {
     // The oldest children are found last.
     let holds = |at: usize| if at < 3 { 1000 - 100 * at as u64 } else { 1 };
     for (at, child) in children.iter().enumerate() {
-        groups.charge(&host, child.payer(Kind::ByHand, 0), holds(at), How::Refuse).unwrap();
+        groups.charge(&host, child.payer(Kind::ByHand, 0), holds(at), OnLimit::Refuse).unwrap();
     }
-    groups.charge(&host, parent.payer(Kind::ByHand, 0), 850, How::Refuse).unwrap();
+    groups.charge(&host, parent.payer(Kind::ByHand, 0), 850, OnLimit::Refuse).unwrap();
     groups.drain(&host, parent);
     let usage = groups.usage(&host, parent).unwrap();
     groups.set_bound(&host, parent, Bound::Max, usage).unwrap();
     let mut last = [None; 3];
     for _ in 0..CHILDREN / 64 + 2 {
         let before = groups.summed();
-        let Err(Refusal::Limit(limit)) = groups.charge(&host, children[500].payer(Kind::ByHand, 0), 1, How::Refuse)
+        let Err(Refusal::Limit(limit)) = groups.charge(&host, children[500].payer(Kind::ByHand, 0), 1, OnLimit::Refuse)
         else {
             panic!("it is not refused")
         };
@@ -104,7 +104,8 @@ fn a_refusal_looks_at_few_groups_and_finds_the_largest_in_time() {
     groups.drain(&host, parent);
     groups.delete(&host, children[0]).unwrap();
     groups.set_bound(&host, parent, Bound::Max, 0).unwrap();
-    let Err(Refusal::Limit(limit)) = groups.charge(&host, children[500].payer(Kind::ByHand, 0), 1, How::Refuse) else {
+    let Err(Refusal::Limit(limit)) = groups.charge(&host, children[500].payer(Kind::ByHand, 0), 1, OnLimit::Refuse)
+    else {
         panic!("it is not refused")
     };
     assert_eq!(limit.holders[0], Some((children[1], 900)), "{limit:?}");

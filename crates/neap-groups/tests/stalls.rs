@@ -12,7 +12,7 @@ use host::Host;
 use machine::{Machine, with_groups_after};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, How, Kind};
+use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Kind, OnLimit};
 
 const MILLISECOND: u64 = 1_000_000;
 
@@ -35,7 +35,7 @@ impl<'a> Machine<'a> {
     }
 
     fn fill(&self, id: GroupId) {
-        self.groups.charge(&self.host, id.payer(Kind::ByHand, 0), 1000, How::Refuse).unwrap();
+        self.groups.charge(&self.host, id.payer(Kind::ByHand, 0), 1000, OnLimit::Refuse).unwrap();
     }
 
     fn empty(&self, id: GroupId) {
@@ -117,7 +117,7 @@ fn reclaim_within_a_charge_and_delays_above_high_are_stalls() {
         let [full, high] = ["full", "high"].map(|name| m.group(GroupId::ROOT, name));
         m.fill(full);
         m.host.asked.reclaim_takes.store(7 * MILLISECOND, Relaxed);
-        m.groups.charge(&m.host, full.payer(Kind::ByHand, 0), 10, How::Refuse).unwrap_err();
+        m.groups.charge(&m.host, full.payer(Kind::ByHand, 0), 10, OnLimit::Refuse).unwrap_err();
         assert_eq!(m.stalled([full, high, GroupId::ROOT]), [7, 0, 7]);
         m.empty(full);
         // A future is delayed here, a thread by the caller of `charge`.

@@ -13,7 +13,7 @@ use core::task::{Context, Poll, Waker};
 use host::{Asked, Host};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, How, Kind, Reason, Refusal, UNLIMITED, Waiting};
+use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, Kind, OnLimit, Reason, Refusal, UNLIMITED, Waiting};
 use neap_percpu::{PerCpuData, Shape};
 use random::{Random, number, seed};
 use std::collections::BTreeMap;
@@ -199,7 +199,7 @@ fn one_group_lets_in_whom_the_rule_says() {
                 5..7 if !drained => {
                     let bytes = size(&mut random, 0..18);
                     let (fits, is_stocked) = (model.fits(bytes), is_stocked(&model, bytes));
-                    let granted = groups.charge(&host, payer, bytes, How::Refuse).is_ok();
+                    let granted = groups.charge(&host, payer, bytes, OnLimit::Refuse).is_ok();
                     assert!(granted == fits || granted && is_stocked, "step {step}");
                     if granted {
                         model.used += bytes;

@@ -13,7 +13,7 @@ use host::{Asked, Host};
 use machine::{Machine, with_groups_after};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, How, Kind, Payer, Refusal};
+use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, Kind, OnLimit, Payer, Refusal};
 use neap_percpu::{PerCpuData, Shape};
 use std::sync::{Arc, Mutex};
 use std::task::Wake;
@@ -53,7 +53,7 @@ impl<'a> Machine<'a> {
     }
 
     fn charge(&self, payer: Payer, bytes: u64) {
-        assert_eq!(self.groups.charge(&self.host, payer, bytes, How::Refuse), Ok(0));
+        assert_eq!(self.groups.charge(&self.host, payer, bytes, OnLimit::Refuse), Ok(0));
     }
 
     fn uncharge(&self, payer: Payer, bytes: u64) {
@@ -292,7 +292,7 @@ fn golang_lru_230_a_waker_is_called_with_no_lock_held() {
     let meddle = move || {
         drop(second);
         groups.uncharge(&host, payer, 400);
-        assert_eq!(groups.charge(&host, payer, 100, How::Refuse), Ok(0));
+        assert_eq!(groups.charge(&host, payer, 100, OnLimit::Refuse), Ok(0));
         groups.set_bound(&host, id, Bound::Max, 2000).unwrap();
         groups.tick(&host);
         groups.deliver(&host);

@@ -12,7 +12,7 @@ use core::task::{Context, Poll, Waker};
 use core::time::Duration;
 use host::{Asked, Host};
 use neap_base::{Linux, Platform};
-use neap_groups::{Bound, FOREVER, GroupId, Groups, How, Kind, Refusal, UNLIMITED};
+use neap_groups::{Bound, FOREVER, GroupId, Groups, Kind, OnLimit, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
 use random::{Random, number, seed};
 use std::sync::Arc;
@@ -100,7 +100,7 @@ fn everybody_who_waits_has_a_turn_and_no_limit_is_passed() {
         let used = AtomicU64::new(0);
         // All of them wait at first.
         let everything = top.payer(Kind::ByHand, 0);
-        groups.charge(&host, everything, MAX, How::Refuse).unwrap();
+        groups.charge(&host, everything, MAX, OnLimit::Refuse).unwrap();
         thread::scope(|scope| {
             for number in 0..8 {
                 let used = &used;
@@ -164,7 +164,7 @@ fn a_storm_of_limits_deletes_and_cancels_leaves_nothing() {
                         let answer = match random.below(4) {
                             0 => groups.charge_or_wait(&host, payer, bytes, deadline),
                             1 => block_on(groups.charge_async(host, payer, bytes, deadline)),
-                            2 => groups.charge(&host, payer, bytes, How::Refuse),
+                            2 => groups.charge(&host, payer, bytes, OnLimit::Refuse),
                             _ => {
                                 let mut future = pin!(groups.charge_async(host, payer, bytes, FOREVER));
                                 let mut context = Context::from_waker(Waker::noop());
@@ -209,7 +209,7 @@ fn a_deadline_that_passed_is_a_refusal() {
         let id = groups.create(&host, GroupId::ROOT, "g").unwrap();
         let payer = id.payer(Kind::ByHand, 0);
         groups.set_bound(&host, id, Bound::Max, 1000).unwrap();
-        groups.charge(&host, payer, 1000, How::Refuse).unwrap();
+        groups.charge(&host, payer, 1000, OnLimit::Refuse).unwrap();
         for wait in [0, 30_000_000] {
             let deadline = host.alone.platform.precise() + wait;
             for answer in [

@@ -17,7 +17,7 @@ use crate::size_class::Class;
 use crate::slab::{SlabId, SlabList};
 use crate::state::CACHED;
 use neap_base::{Order, Platform};
-use neap_os::write::die;
+use neap_os::fatal::die;
 use neap_pages::State;
 
 /// Slabs and vectors gathered under a class's lock, to be freed outside it.

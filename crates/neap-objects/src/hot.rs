@@ -116,7 +116,7 @@ pub struct Hot {
     /// The state tables.
     pub(crate) states: States,
     /// [`Hot::allocate`] serves sizes below this, without a look at the thread's
-    /// [word](neap_os::entered); 0: none.
+    /// [word](neap_os::thread_state); 0: none.
     limit: AtomicUsize,
     /// [`Hot::allocate_outside`] serves sizes below this, to threads that have entered nothing.
     limit_outside: AtomicUsize,
@@ -285,7 +285,7 @@ impl Hot {
 
     /// Takes an object of at least `size` bytes from this CPU's stack. Returns `None` if the
     /// topmost object is charged, if there is none, or if some thread has
-    /// [`entered`](neap_os::entered) anything of this manager's. The caller then looks at this
+    /// [`entered`](neap_os::thread_state) anything of this manager's. The caller then looks at this
     /// thread's word.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
@@ -469,7 +469,7 @@ impl Hot {
 #[cold]
 #[inline(never)]
 pub fn corrupt(object: NonNull<u8>) -> Option<NonNull<u8>> {
-    neap_os::write::die(format_args!(
+    neap_os::fatal::die(format_args!(
         "double free: {object:p} was freed by two threads at once; found before it was handed out again"
     ))
 }

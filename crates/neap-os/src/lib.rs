@@ -12,9 +12,9 @@ extern crate std;
 
 pub mod clock;
 pub mod cpuset;
-pub mod entered;
 pub mod environment;
 pub mod event_fd;
+pub mod fatal;
 pub mod fence;
 pub mod file;
 pub mod fork_handlers;
@@ -26,12 +26,12 @@ pub mod nodes;
 pub mod own_thread;
 pub mod rseq;
 pub mod stack;
-pub mod streams;
+pub mod stdio_lock;
 mod syscall;
 pub mod thread;
+pub mod thread_state;
 pub mod topology;
 pub mod used_cpus;
 mod vdso;
-pub mod write;
 
 pub use rustix::io::Errno;

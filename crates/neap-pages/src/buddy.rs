@@ -458,7 +458,7 @@ pub(crate) fn take_out(frames: &Frames, pfn: Pfn, order: Order) {
 #[inline(never)]
 pub(crate) fn not_handed_out(what: &str, frames: &Frames, pfn: Pfn, pages: u32) -> ! {
     let frame = frames.frame(pfn);
-    neap_os::write::die(format_args!(
+    neap_os::fatal::die(format_args!(
         "free of a {what} of {pages} pages that is not handed out: page {} is {:?}, order {}, owner {}",
         pfn.0,
         frame.state(),

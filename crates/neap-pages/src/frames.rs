@@ -248,5 +248,5 @@ impl Frames {
 #[cold]
 #[inline(never)]
 fn outside(pfn: Pfn, pages: u32) -> ! {
-    neap_os::write::die(format_args!("page {} is outside the arena of {pages} pages", pfn.0));
+    neap_os::fatal::die(format_args!("page {} is outside the arena of {pages} pages", pfn.0));
 }

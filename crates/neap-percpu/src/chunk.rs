@@ -10,8 +10,8 @@
 //!
 //! A [`Chunk`] is made, used and dropped under the allocator's lock.
 
+use crate::alloc_bitmap::{BLOCK, Hint, Map};
 use crate::geometry::{Geometry, round_up};
-use crate::map::{BLOCK, Hint, Map};
 use core::ops::Range;
 use neap_base::bitmap;
 

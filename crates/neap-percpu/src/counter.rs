@@ -13,7 +13,7 @@
 //! are moved. It contains every addition that has returned once.
 
 use crate::data::{Refused, Wait};
-use crate::host::Host;
+use crate::embedder::Host;
 use crate::rows::Owner;
 use crate::words::{Counted, Words};
 use core::sync::atomic::{AtomicI64, Ordering};

@@ -9,11 +9,11 @@
 //! only. No owner is charged under either lock, so a charge may call back.
 
 use crate::chunk::NONE;
+use crate::depopulate::Work;
 use crate::geometry::{GRANULE, Geometry, LARGEST};
 use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
 use crate::state::{Freed, Request, RowAllocation, State};
-use crate::work::Work;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use neap_base::mutex::Guard;

@@ -144,7 +144,8 @@ impl Geometry {
         let unit = if shape.unit == 0 { UNIT_PAGES * page } else { shape.unit };
         let grain = if shape.layout == Layout::Rows { LINE } else { GRANULE };
         let chunk = unit.checked_mul(columns).filter(|chunk| *chunk <= LARGEST_CHUNK)?;
-        let whole = unit.is_multiple_of(page) && unit.is_multiple_of(crate::map::BLOCK * LINE) && unit >= LARGEST;
+        let whole =
+            unit.is_multiple_of(page) && unit.is_multiple_of(crate::alloc_bitmap::BLOCK * LINE) && unit >= LARGEST;
         let (pages, stripe) = (chunk / page, grain * columns);
         let low = (2 * RESERVED * columns / page).max(2);
         let chunks = (shape.span / unit.max(1)).min(u32::MAX as usize / (unit / grain).max(1));

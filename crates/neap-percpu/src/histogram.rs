@@ -4,7 +4,7 @@
 //! to this CPU's word.
 
 use crate::data::{Refused, Wait};
-use crate::host::Host;
+use crate::embedder::Host;
 use crate::rows::Owner;
 use crate::words::Words;
 use core::sync::atomic::{AtomicI64, Ordering};

@@ -13,11 +13,11 @@
 
 use crate::chunk::{Chunks, Parts};
 use crate::data::{Charge, PerCpuData, Refused};
+use crate::depopulate::Work;
 use crate::geometry::{Geometry, Layout, Shape};
 use crate::pool::Pool;
 use crate::rows::{Owner, Record, Row, Rows};
 use crate::state::State;
-use crate::work::Work;
 use core::sync::atomic::AtomicBool;
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;

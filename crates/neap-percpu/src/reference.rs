@@ -20,7 +20,7 @@
 //! put runs the caller's code.
 
 use crate::data::{Refused, Wait};
-use crate::host::Host;
+use crate::embedder::Host;
 use crate::rows::Owner;
 use crate::words::{Words, address_of};
 use neap_base::Platform;

@@ -6,9 +6,9 @@
 //! reserve, no row is placed in it, and the worker empties it.
 
 use crate::chunk::{Chunks, Header, NONE};
+use crate::chunk_buckets::{Lists, slot};
 use crate::geometry::{CLASSES, GRANULE, Geometry, LINE, is_multiple};
 use crate::handle::{Handle, Invalid};
-use crate::lists::{Lists, slot};
 use crate::rows::{Owner, Row, Rows};
 use core::ops::Range;
 use neap_base::bitmap;

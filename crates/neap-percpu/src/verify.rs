@@ -5,8 +5,8 @@
 //! allocation, and changes nothing else.
 
 use crate::chunk::NONE;
+use crate::chunk_buckets::slot;
 use crate::data::{Charge, PerCpuData};
-use crate::lists::slot;
 use crate::state::{State, granules_of};
 use neap_base::Finding;
 use neap_base::bitmap;

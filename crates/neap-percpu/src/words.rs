@@ -6,8 +6,8 @@
 //! the caller then counts elsewhere. The users are counters, references and histograms.
 
 use crate::data::{Refused, Wait};
+use crate::embedder::Host;
 use crate::handle::Handle;
-use crate::host::Host;
 use crate::rows::Owner;
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Platform;

@@ -1,9 +1,9 @@
 //! Bugs that the kernel's per-CPU allocator had or could have, each with a test that detects it.
 //!
 //! A test's name begins with the bug's id. P13, hints that forget a hole, is tested beside the map
-//! (`src/map.rs`). Two bugs cannot occur here. P7, an unlocked read of the reserve: all counters
-//! are in the mutex under which every decision is made. The other half of P2, a missing flush of
-//! translations: the system call flushes them.
+//! (`src/alloc_bitmap.rs`). Two bugs cannot occur here. P7, an unlocked read of the reserve: all
+//! counters are in the mutex under which every decision is made. The other half of P2, a missing
+//! flush of translations: the system call flushes them.
 
 mod machine;
 

@@ -8,7 +8,7 @@ use machine::{Random, end, open, seed, shape, verify};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_os::topology::CpuSet;
-use neap_percpu::{Alone, Layout, Owner, PerCpu, PerCpuCounter, PerCpuHistogram, PerCpuRef, Shape, Wait};
+use neap_percpu::{Layout, Owner, PerCpu, PerCpuCounter, PerCpuHistogram, PerCpuRef, Shape, Standalone, Wait};
 
 fn here() -> (Linux, Shape) {
     let linux = Linux::probe();
@@ -53,7 +53,7 @@ impl Drop for Dropped<'_> {
 
 fn values<P: Platform>(platform: &P, shape: &Shape) {
     let (data, dropped) = (open(platform, shape), AtomicUsize::new(0));
-    let (host, owner) = (Alone { data: &data, platform }, data.open_owner(platform).unwrap());
+    let (host, owner) = (Standalone { data: &data, platform }, data.open_owner(platform).unwrap());
     let value = PerCpu::new(host, owner, Wait::Long, |cpu| Dropped(cpu as u64 * 1000, &dropped)).unwrap();
     let mine = value.on(1 % shape.cpus);
     assert!(mine.0 == 1000 % (shape.cpus as u64 * 1000));
@@ -78,7 +78,7 @@ fn values<P: Platform>(platform: &P, shape: &Shape) {
 fn values_that_cannot_all_be_made_are_dropped_and_freed() {
     let (machine, dropped) = (Virtual::new(4096, 3), AtomicUsize::new(0));
     let data = open(&machine, &shape(Layout::Rows, 3, 4096));
-    let host = Alone { data: &data, platform: &machine };
+    let host = Standalone { data: &data, platform: &machine };
     let make = |cpu: usize| if cpu == 2 { panic!("meant") } else { Dropped(cpu as u64, &dropped) };
     let made = || PerCpu::new(host, Owner::NONE, Wait::Long, make).map(drop);
     assert!(std::panic::catch_unwind(core::panic::AssertUnwindSafe(made)).is_err());
@@ -95,7 +95,7 @@ fn values_are_one_for_each_cpu() {
 
 fn counters<P: Platform>(platform: &P, shape: &Shape) {
     let data = open(platform, shape);
-    let host = Alone { data: &data, platform };
+    let host = Standalone { data: &data, platform };
     for batch in [1, 50, i64::MAX] {
         let (counter, seed) = (PerCpuCounter::new(host, Owner::NONE, batch, Wait::Long).unwrap(), seed());
         let sum = core::sync::atomic::AtomicI64::new(0);
@@ -144,7 +144,7 @@ fn exact_counters_are_exact() {
 fn moving_a_part_is_not_seen_by_an_exact_reader() {
     let (linux, shape) = here();
     let data = open(&linux, &shape);
-    let counter = PerCpuCounter::new(Alone { data: &data, platform: &linux }, Owner::NONE, 1, Wait::Long).unwrap();
+    let counter = PerCpuCounter::new(Standalone { data: &data, platform: &linux }, Owner::NONE, 1, Wait::Long).unwrap();
     counter.add(1_000_000);
     let left = AtomicUsize::new(2);
     threads(3, |thread| {
@@ -169,7 +169,8 @@ fn moving_a_part_is_not_seen_by_an_exact_reader() {
 fn histograms_count_every_value() {
     let (linux, shape) = here();
     let data = open(&linux, &shape);
-    let histogram = PerCpuHistogram::new(Alone { data: &data, platform: &linux }, Owner::NONE, Wait::Long).unwrap();
+    let histogram =
+        PerCpuHistogram::new(Standalone { data: &data, platform: &linux }, Owner::NONE, Wait::Long).unwrap();
     assert_eq!((histogram.count(), histogram.quantile(500_000)), (0, None));
     threads(4, |thread| (0..25_000).for_each(|value| histogram.record(value * 4 + thread)));
     assert_eq!(histogram.count(), 100_000);
@@ -185,7 +186,7 @@ fn histograms_count_every_value() {
 
 fn references<P: Platform>(platform: &P, shape: &Shape) {
     let data = open(platform, shape);
-    let host = Alone { data: &data, platform };
+    let host = Standalone { data: &data, platform };
     for round in 0..20 {
         let references: Vec<_> = (0..10).map(|_| PerCpuRef::new(host, Owner::NONE, Wait::Long).unwrap()).collect();
         let released: Vec<AtomicUsize> = (0..10).map(|_| AtomicUsize::new(0)).collect();
@@ -228,7 +229,7 @@ fn references<P: Platform>(platform: &P, shape: &Shape) {
 fn who_is_told_of_one_reference_may_kill_what_was_killed_with_it() {
     let (linux, shape) = here();
     let data = open(&linux, &shape);
-    let host = Alone { data: &data, platform: &linux };
+    let host = Standalone { data: &data, platform: &linux };
     let both = [(); 2].map(|()| PerCpuRef::new(host, Owner::NONE, Wait::Long).unwrap());
     let mut told = Vec::new();
     let last = |at| {
@@ -257,7 +258,7 @@ fn a_killed_reference_is_released_once_when_the_last_is_put() {
 fn references_that_are_killed_together_cost_one_fence_and_live_on_without_it() {
     let machine = machine::probe::Probe::new(Virtual::new(4096, 2));
     let data = open(&machine, &shape(Layout::Rows, 2, 4096));
-    let host = Alone { data: &data, platform: &machine };
+    let host = Standalone { data: &data, platform: &machine };
     let references: Vec<_> = (0..100).map(|_| PerCpuRef::new(host, Owner::NONE, Wait::Long).unwrap()).collect();
     // A machine without sequences does not fence, so failing fences do not matter.
     machine.machine.fail(Call::Fence, 0, usize::MAX);

@@ -110,7 +110,7 @@ impl<F: Files> Reader<'_, F> {
             level.reclaimable = found.bytes().min(usage.unwrap_or(0));
             if let Some(Some(limit)) = self.limit(directory, b"memory.swap.max") {
                 let usage = self.number(directory, b"memory.swap.current").unwrap_or(0);
-                level.swap = Swap::Alone { limit, usage };
+                level.swap = Swap::Standalone { limit, usage };
             }
         }
         GroupReading { level, has_memory, hierarchical: None }

@@ -39,7 +39,7 @@ pub enum Swap {
     #[default]
     Unlimited,
     /// Version 2: swapped memory alone.
-    Alone {
+    Standalone {
         /// `memory.swap.max`.
         limit: u64,
         /// `memory.swap.current`.
@@ -123,7 +123,7 @@ impl MemoryLevel {
     pub fn swap_headroom(&self) -> Option<u64> {
         match self.swap {
             Swap::Unlimited => None,
-            Swap::Alone { limit, usage } => Some(limit.saturating_sub(usage)),
+            Swap::Standalone { limit, usage } => Some(limit.saturating_sub(usage)),
             Swap::Together { limit, usage } => {
                 let both = limit.saturating_sub(usage.saturating_sub(self.reclaimable));
                 Some(both.saturating_sub(self.memory_headroom().unwrap_or(0)))
@@ -173,7 +173,7 @@ mod tests {
         let unknown = MemoryLevel { usage: None, reclaimable: 0, ..level };
         assert_eq!(unknown.headroom(), Some(10), "memory is at most memory and swap");
         assert_eq!(MemoryLevel { limit: None, ..level }.headroom(), None);
-        let level = MemoryLevel { swap: Swap::Alone { limit: 5, usage: 9 }, ..LEVEL };
+        let level = MemoryLevel { swap: Swap::Standalone { limit: 5, usage: 9 }, ..LEVEL };
         assert_eq!((level.headroom(), level.swap_headroom()), (Some(40), Some(0)));
     }
 

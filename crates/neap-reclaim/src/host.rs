@@ -2,7 +2,7 @@
 //! locks.
 
 use core::ptr::NonNull;
-use neap_groups::{GroupId, Reclaimer, Seat};
+use neap_groups::{GroupId, GroupSlot, Reclaimer};
 
 /// The owner of lists and shrinkers: a manager, or a test.
 pub trait Host: Reclaimer {
@@ -22,7 +22,7 @@ pub trait Host: Reclaimer {
     /// a list is held.
     ///
     /// It takes no lock under which a method of this trait is called.
-    fn mark(&self, _shrinker: u64, _seat: Seat, _node: usize) {}
+    fn mark(&self, _shrinker: u64, _seat: GroupSlot, _node: usize) {}
 
     /// Returns whether a slot is that of a group, which is not about to leave it:
     /// [`Groups::is_seat`](neap_groups::Groups::is_seat).
@@ -33,5 +33,5 @@ pub trait Host: Reclaimer {
     /// Calls `hang` with the group that now has the items of `group`, and again if that one leaves
     /// meanwhile: [`Groups::hang_on`](neap_groups::Groups::hang_on). If it is unknown, calls `hang`
     /// with every group that may be the one. Called outside the fork gate.
-    fn follow(&self, _group: GroupId, _hang: impl FnMut(Seat)) {}
+    fn follow(&self, _group: GroupId, _hang: impl FnMut(GroupSlot)) {}
 }

@@ -16,7 +16,7 @@ pub mod shrinkers;
 
 pub use host::Host;
 pub use shrinkers::{
-    Asked, Caller, CountFn, DEFAULT_BATCH, DEFAULT_SEEKS, DONE, EMPTY, FIRST_PRIORITY, GoneFn, MOST_SHRINKERS, NotDone,
-    Press, Report, STOP, ScanFn, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, WHOLE, Whom, Work, is_calling,
-    share, without_reclaim,
+    Asked, Caller, CountFn, DEFAULT_BATCH, DEFAULT_SEEKS, DONE, EMPTY, FIRST_PRIORITY, GoneFn, MOST_SHRINKERS, Report,
+    STOP, ScanFn, ScanPressure, ShrinkerError, ShrinkerFilter, ShrinkerId, Shrinkers, Spec, Unregistered, Visited,
+    WHOLE, Work, is_calling, share, without_reclaim,
 };

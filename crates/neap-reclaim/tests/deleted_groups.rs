@@ -6,7 +6,7 @@ mod lists;
 use core::sync::atomic::Ordering::Relaxed;
 use lists::{On, SHRINKER, settle, things, verify, with_site};
 use neap_groups::GroupId;
-use neap_reclaim::lru::{End, Verdict};
+use neap_reclaim::lru::{End, LruStatus};
 
 /// The groups of the script by which the memory use of memory cgroups was published.
 const GROUPS: usize = if cfg!(miri) { 20 } else { 11_000 };
@@ -43,7 +43,7 @@ fn eleven_thousand_groups_go_while_their_lists_are_full() {
         let left = site.host.state.bytes.load(Relaxed);
         assert!(left < full / 10 || cfg!(miri), "{left} of {full} bytes are pinned by items");
         assert!(things.iter().skip(1).step_by(3).all(|thing| list.del(thing)));
-        let (walked, out) = list.walk(parent, 0, usize::MAX, |_| Verdict::Removed);
+        let (walked, out) = list.walk(parent, 0, usize::MAX, |_| LruStatus::Removed);
         assert_eq!((walked.removed, list.count(parent, 0)), (GROUPS * EACH / 3, 0));
         assert!(out.iter().all(|number| number % 3 == 2));
         assert_eq!(site.groups.count(site.host).live, 2, "all that was deleted is gone");

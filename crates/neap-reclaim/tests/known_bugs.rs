@@ -5,8 +5,8 @@ mod lists;
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
-use neap_groups::{GroupId, Seat};
-use neap_reclaim::lru::{LONGEST, Verdict};
+use neap_groups::{GroupId, GroupSlot};
+use neap_reclaim::lru::{LONGEST, LruStatus};
 use std::collections::BTreeMap;
 use std::sync::Barrier;
 
@@ -199,7 +199,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
                 GroupId::ROOT,
                 0,
                 2,
-                |_| Verdict::Removed,
+                |_| LruStatus::Removed,
                 |item| {
                     let thing = Thing::around(item);
                     // The other item is on its way to `dispose`, which uses its link: it cannot be
@@ -228,7 +228,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
                     got.fetch_add(usize::from(list.del(&thing)), Relaxed);
                 });
                 start.wait();
-                got.fetch_add(list.walk(GroupId::ROOT, 0, 1, |_| Verdict::Removed).0.removed, Relaxed);
+                got.fetch_add(list.walk(GroupId::ROOT, 0, 1, |_| LruStatus::Removed).0.removed, Relaxed);
             });
             assert_eq!(got.load(Relaxed), 1);
         }
@@ -244,7 +244,7 @@ fn l7_who_has_the_items_has_the_mark() {
         let things = things(2);
         let groups = ["a", "b"].map(|name| site.groups.create(site.host, GroupId::ROOT, name).unwrap());
         groups.iter().zip(&things).for_each(|(&group, thing)| assert!(list.add(group, 1, thing)));
-        assert_eq!(*site.host.state.marks.lock().unwrap(), [(Seat::ROOT, 1)], "the first one's, and the list's");
+        assert_eq!(*site.host.state.marks.lock().unwrap(), [(GroupSlot::ROOT, 1)], "the first one's, and the list's");
         groups.iter().for_each(|&group| assert_eq!(list.all(group, 1), [0, 1]));
         groups.iter().for_each(|&group| site.groups.delete(site.host, group).unwrap());
         assert_eq!((list.count(GroupId::ROOT, 1), list.1.count_node(site, 1)), (2, 2));
@@ -291,23 +291,23 @@ fn l9_no_walk_goes_on_for_ever() {
         let list = On(site, site.open(true, None).unwrap());
         let things = things(10);
         things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
-        let (retried, _) = list.walk(GroupId::ROOT, 0, 1000, |_| Verdict::Retry);
+        let (retried, _) = list.walk(GroupId::ROOT, 0, 1000, |_| LruStatus::Retry);
         assert_eq!((retried.scanned, retried.removed, retried.stopped), (1000, 0, false));
         let mut seen = Vec::new();
         let (rotated, _) = list.walk(GroupId::ROOT, 0, 1000, |thing| {
             seen.push(thing.number);
-            if thing.number == 3 { Verdict::Skip } else { Verdict::Rotate }
+            if thing.number == 3 { LruStatus::Skip } else { LruStatus::Rotate }
         });
         assert_eq!((rotated.scanned, seen), (10, (0..10).collect()));
         assert_eq!(list.all(GroupId::ROOT, 0), [3, 0, 1, 2, 4, 5, 6, 7, 8, 9]);
         let (stopped, out) = list.walk(GroupId::ROOT, 0, 1000, |thing| match thing.number {
-            3 => Verdict::Removed,
-            0 => Verdict::Skip,
-            _ => Verdict::Stop,
+            3 => LruStatus::Removed,
+            0 => LruStatus::Skip,
+            _ => LruStatus::Stop,
         });
         assert_eq!((stopped.scanned, stopped.stopped, out), (3, true, vec![3]));
         assert_eq!(things.iter().filter(|thing| list.del(thing)).count(), 9);
-        assert_eq!(list.walk(GroupId::ROOT, 0, 1000, |_| Verdict::Stop).0.scanned, 0);
+        assert_eq!(list.walk(GroupId::ROOT, 0, 1000, |_| LruStatus::Stop).0.scanned, 0);
         list.close();
     });
 }
@@ -322,7 +322,7 @@ fn no_walk_holds_a_lock_for_ever() {
         let mut held = BTreeMap::new();
         let (walked, out) = list.walk(GroupId::ROOT, 0, 2000, |_| {
             *held.entry(site.host.state.passages.load(Relaxed)).or_insert(0) += 1;
-            Verdict::Removed
+            LruStatus::Removed
         });
         assert_eq!((walked.removed, out), (2000, (0..2000).collect()));
         assert!(held.len() == 8 && held.values().all(|items| *items <= 256), "{held:?}");
@@ -330,14 +330,14 @@ fn no_walk_holds_a_lock_for_ever() {
         let mut asked = 0;
         let mut skip = |_: &Thing| {
             asked += 1;
-            if asked == 5 { Verdict::Removed } else { Verdict::Skip }
+            if asked == 5 { LruStatus::Removed } else { LruStatus::Skip }
         };
         assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, &mut skip).0.scanned, LONGEST + 10 - 2000);
         assert_eq!(things[..2000].iter().filter(|thing| list.add(GroupId::ROOT, 0, thing)).count(), 2000);
         assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, &mut skip).0.scanned, LONGEST);
         // All items that are there are removed, however many, and none that come meanwhile.
         let count = list.count(GroupId::ROOT, 0);
-        assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, |_| Verdict::Removed).0.removed, count);
+        assert_eq!(list.walk(GroupId::ROOT, 0, usize::MAX, |_| LruStatus::Removed).0.removed, count);
         list.close();
     });
 }

@@ -4,7 +4,7 @@ mod lists;
 
 use lists::{On, SHRINKER, settle, things, verify, with_site};
 use neap_groups::GroupId;
-use neap_reclaim::lru::Verdict;
+use neap_reclaim::lru::LruStatus;
 
 const NODES: usize = 3;
 
@@ -19,7 +19,7 @@ fn a_node_beyond_the_last_is_the_last() {
         }
         assert_eq!([0, 1, 2, NODES, usize::MAX].map(|node| list.count(group, node)), [0, 0, 3, 3, 3]);
         assert_eq!(list.all(group, NODES), [0, 1, 2]);
-        assert_eq!(list.walk(group, usize::MAX, 2, |_| Verdict::Removed).1, [0, 1]);
+        assert_eq!(list.walk(group, usize::MAX, 2, |_| LruStatus::Removed).1, [0, 1]);
         let marks = site.host.state.marks.lock().unwrap().clone();
         assert!(marks.iter().all(|&(_, node)| node == NODES - 1), "{marks:?}");
         assert!(list.del(&things[2]));
@@ -36,7 +36,7 @@ fn by_the_name_of_a_group_that_is_gone_nothing_is_found() {
         let child = site.groups.create(site.host, parent, "child").unwrap();
         assert!(list.add(parent, 0, &things[0]) && list.add(child, 0, &things[1]));
         site.groups.delete(site.host, child).unwrap();
-        let removed = list.walk(child, 0, usize::MAX, |_| Verdict::Removed);
+        let removed = list.walk(child, 0, usize::MAX, |_| LruStatus::Removed);
         assert_eq!((list.count(child, 0), removed.0.scanned, removed.1), (0, 0, vec![]));
         // SAFETY: items that are taken are in things; none is taken.
         let hands = unsafe { list.1.take(site, child, 0, 4, |item| panic!("{item:?}")) };

@@ -5,7 +5,7 @@ mod lists;
 
 use core::sync::atomic::Ordering::Relaxed;
 use lists::{On, SHRINKER, settle, things, verify, with_site};
-use neap_groups::{Denied, GroupId};
+use neap_groups::{GroupError, GroupId};
 
 #[test]
 fn without_memory_for_a_part_items_are_of_the_nearest_above_that_has_one() {
@@ -77,7 +77,7 @@ fn a_parent_that_no_part_can_be_made_for_is_passed_over() {
 fn a_list_that_there_is_no_memory_for_is_not_made() {
     with_site(1, |site| {
         site.host.state.is_exhausted.store(true, Relaxed);
-        assert_eq!(site.open(true, None), Err(Denied::NoMemory));
+        assert_eq!(site.open(true, None), Err(GroupError::NoMemory));
         site.host.state.is_exhausted.store(false, Relaxed);
         let list = On(site, site.open(true, None).unwrap());
         let thing = &things(1)[0];
@@ -86,7 +86,7 @@ fn a_list_that_there_is_no_memory_for_is_not_made() {
         site.groups.delete(site.host, group).unwrap();
         assert!(!site.groups.end_deleted(site.host));
         // SAFETY: the item is not put on a list.
-        assert_eq!(unsafe { list.1.add(site, group, 0, thing.item()) }, Err(Denied::NoSuchGroup));
+        assert_eq!(unsafe { list.1.add(site, group, 0, thing.item()) }, Err(GroupError::NoSuchGroup));
         assert!(!thing.item.is_linked() && !list.del(thing));
         list.close();
     });

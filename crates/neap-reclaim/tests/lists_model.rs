@@ -8,7 +8,7 @@ mod random;
 use core::sync::atomic::Ordering::Relaxed;
 use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::GroupId;
-use neap_reclaim::lru::{End, Site, Verdict, Walked};
+use neap_reclaim::lru::{End, LruStatus, Site, Walked};
 use random::{Random, number, seed};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -204,19 +204,19 @@ fn walk(
             && let Some(number) = rest.pop_front()
         {
             expected.scanned += 1;
-            let verdict = [Verdict::Removed, Verdict::Rotate, Verdict::Skip, Verdict::Retry, Verdict::Stop]
+            let verdict = [LruStatus::Removed, LruStatus::Rotate, LruStatus::Skip, LruStatus::Retry, LruStatus::Stop]
                 [[0, 0, 1, 1, 2, 2, 2, 3, 4][random.below(9)]];
             script.push((number, verdict));
             match verdict {
-                Verdict::Removed => out.push(number),
-                Verdict::Rotate => rotated.push_back(number),
+                LruStatus::Removed => out.push(number),
+                LruStatus::Rotate => rotated.push_back(number),
                 _ => skipped.push_back(number),
             }
-            expected.stopped |= verdict == Verdict::Stop;
-            if verdict == Verdict::Retry {
+            expected.stopped |= verdict == LruStatus::Stop;
+            if verdict == LruStatus::Retry {
                 ends = false;
             }
-            if matches!(verdict, Verdict::Retry | Verdict::Stop) {
+            if matches!(verdict, LruStatus::Retry | LruStatus::Stop) {
                 break;
             }
         }

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
-use neap_reclaim::lru::{End, Verdict};
+use neap_reclaim::lru::{End, LruStatus};
 use random::{Random, number, seed};
 use std::sync::Mutex;
 
@@ -82,7 +82,8 @@ fn whatever_happens_at_once_every_item_has_one_owner() {
                                 4..7 if list.del(thing) => own(thing),
                                 7..9 => {
                                     let most = random.below(8);
-                                    let verdicts = [Verdict::Removed, Verdict::Rotate, Verdict::Skip, Verdict::Retry];
+                                    let verdicts =
+                                        [LruStatus::Removed, LruStatus::Rotate, LruStatus::Skip, LruStatus::Retry];
                                     let (walked, out) = list.walk(group, node, most, |_| verdicts[random.below(4)]);
                                     assert!(walked.scanned <= most);
                                     removed.fetch_add(out.len(), Relaxed);

@@ -3,9 +3,9 @@
 //! and of lists. Empty unless built with `--cfg loom` (`cargo xtask loom`).
 #![cfg(loom)]
 
-mod loom_board;
+mod loom_callback_state;
+mod loom_job_queue;
 mod loom_lists;
-mod loom_seat;
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -15,17 +15,17 @@ use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, Ordering};
 use neap_percpu::reference::Counts;
 use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
-use neap_reclaim::shrinkers::life::{ENDING, LIVE, Life, PREPARED};
+use neap_reclaim::shrinkers::lifecycle::{ENDING, LIVE, Life, PREPARED};
 
-/// A place: objects, and three levels of bits above them.
-struct Place {
+/// An info: objects, and three levels of bits above them.
+struct Info {
     objects: AtomicUsize,
     levels: [AtomicUsize; 3],
 }
 
-impl Place {
-    fn new() -> Arc<Place> {
-        Arc::new(Place { objects: AtomicUsize::new(0), levels: [(); 3].map(|()| AtomicUsize::new(0)) })
+impl Info {
+    fn new() -> Arc<Info> {
+        Arc::new(Info { objects: AtomicUsize::new(0), levels: [(); 3].map(|()| AtomicUsize::new(0)) })
     }
 
     fn bits(&self, from: usize) -> impl Iterator<Item = Bit<'_>> {
@@ -63,16 +63,16 @@ impl Place {
 #[test]
 fn what_is_added_while_bits_are_cleared_is_found() {
     loom::model(|| {
-        let place = Place::new();
+        let info = Info::new();
         // Objects were there and are gone, and their bits remain.
-        raise(place.bits(0));
+        raise(info.bits(0));
         let adder = {
-            let place = place.clone();
-            thread::spawn(move || place.add())
+            let info = info.clone();
+            thread::spawn(move || info.add())
         };
-        place.visit();
+        info.visit();
         adder.join().unwrap();
-        place.check();
+        info.check();
     });
 }
 
@@ -81,15 +81,15 @@ fn of_two_visitors_none_takes_away_what_the_other_has_found() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(|| {
-        let place = Place::new();
-        raise(place.bits(0));
+        let info = Info::new();
+        raise(info.bits(0));
         let threads = [true, false].map(|adds| {
-            let place = place.clone();
-            thread::spawn(move || if adds { place.add() } else { place.visit() })
+            let info = info.clone();
+            thread::spawn(move || if adds { info.add() } else { info.visit() })
         });
-        place.visit();
+        info.visit();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        place.check();
+        info.check();
     });
 }
 
@@ -238,22 +238,22 @@ fn without_a_fence_it_lives_on() {
 #[test]
 fn marks_of_the_next_shrinker_of_an_index_stay() {
     loom::model(|| {
-        let (index, place) = (Index::new(), Place::new());
+        let (index, info) = (Index::new(), Info::new());
         index.unregister();
-        raise(place.bits(0));
+        raise(info.bits(0));
         let visitor = {
-            let (index, place) = (index.clone(), place.clone());
+            let (index, info) = (index.clone(), info.clone());
             thread::spawn(move || {
                 let is_free = || !index.life.try_get(|| {}) && !matches!(index.life.state(), PREPARED | LIVE);
                 if is_free() {
-                    lower(place.bits(0), is_free);
+                    lower(info.bits(0), is_free);
                 }
             })
         };
         assert_ne!(index.life.state(), ENDING);
         index.life.prepare();
-        place.add();
+        info.add();
         visitor.join().unwrap();
-        place.check();
+        info.check();
     });
 }

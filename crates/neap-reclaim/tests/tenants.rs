@@ -9,9 +9,9 @@ use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{GroupId, Groups, How, Kind, Reclaimer, Seat};
+use neap_groups::{GroupId, GroupSlot, Groups, Kind, OnLimit, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
-use neap_reclaim::{Asked, EMPTY, Host, Press, ShrinkerId, Shrinkers, Spec};
+use neap_reclaim::{Asked, EMPTY, Host, ScanPressure, ShrinkerId, Shrinkers, Spec};
 use random::{Random, number, seed};
 use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::{Mutex, OnceLock};
@@ -20,7 +20,7 @@ use std::sync::{Mutex, OnceLock};
 type Counted = Box<dyn FnMut(u32) + Send>;
 
 /// Called in place of the usual deletion hook, once.
-type Offline = Box<dyn FnOnce(Seat, Seat) + Send>;
+type Offline = Box<dyn FnOnce(GroupSlot, GroupSlot) + Send>;
 
 /// Groups, and their only shrinker.
 struct World {
@@ -60,7 +60,7 @@ impl neap_percpu::Host for On {
 }
 
 impl Reclaimer for On {
-    fn offline(&self, _: &Groups, child: Seat, parent: Seat) {
+    fn offline(&self, _: &Groups, child: GroupSlot, parent: GroupSlot) {
         let instead = self.0.offline.lock().unwrap().take();
         match instead {
             Some(instead) => instead(child, parent),
@@ -84,7 +84,7 @@ impl Host for On {
         self.groups().is_seat(group, slot)
     }
 
-    fn follow(&self, group: GroupId, hang: impl FnMut(Seat)) {
+    fn follow(&self, group: GroupId, hang: impl FnMut(GroupSlot)) {
         assert!(self.groups().hang_on(&self.groups().reading(), group, hang));
     }
 }
@@ -157,14 +157,14 @@ impl On {
         self.0.shrinkers.get().unwrap()
     }
 
-    fn seat(&self, group: GroupId) -> Seat {
+    fn seat(&self, group: GroupId) -> GroupSlot {
         self.groups().seat(&self.groups().reading(), group).unwrap()
     }
 
     /// Makes a group that is charged, so that its heir is known for as long as that lasts.
     fn create(&self, parent: GroupId, name: &str) -> Option<GroupId> {
         let group = self.groups().create(self, parent, name).ok()?;
-        self.groups().charge(self, group.payer(Kind::ByHand, 0), 1 << 20, How::Refuse).unwrap();
+        self.groups().charge(self, group.payer(Kind::ByHand, 0), 1 << 20, OnLimit::Refuse).unwrap();
         Some(group)
     }
 
@@ -195,15 +195,15 @@ impl On {
     }
 
     fn mark(&self, group: GroupId) {
-        let mark = |seat: Seat| {
+        let mark = |seat: GroupSlot| {
             self.let_others();
             self.mark_slot(seat.slot);
         };
         assert!(self.groups().hang_on(&self.groups().reading(), group, mark));
     }
 
-    fn visit(&self, seat: Seat) -> u64 {
-        self.shrinkers().visit(self, &(), seat.group, seat.slot, 0, Press::of(0)).freed
+    fn visit(&self, seat: GroupSlot) -> u64 {
+        self.shrinkers().visit(self, &(), seat.group, seat.slot, 0, ScanPressure::of(0)).freed
     }
 
     fn is_found(&self, group: GroupId) -> bool {
@@ -270,7 +270,7 @@ fn a_mark_that_meets_a_deletion_is_the_heirs() {
     let child = host.create(parent, "child").unwrap();
     host.0.cache.objects.lock().unwrap().push((child, 1));
     let mut marked = Vec::new();
-    let hang = |seat: Seat| {
+    let hang = |seat: GroupSlot| {
         _ = host.delete(child);
         host.mark_slot(seat.slot);
         marked.push(seat.group);
@@ -298,7 +298,7 @@ fn what_belongs_to_a_group_is_asked_for_no_other() {
     assert_eq!(counts(), 2);
     host.mark(owner);
     assert!(host.delete(owner));
-    host.visit(Seat::ROOT);
+    host.visit(GroupSlot::ROOT);
     assert_eq!(counts(), 2);
 }
 

@@ -2,7 +2,7 @@
 
 use core::{error::Error, pin::pin, task::Context as Task, task::Poll, task::Waker};
 use neap::groups::{Bound, Group, GroupHandle};
-use neap::lru::{Handle, LruList, Verdict};
+use neap::lru::{Handle, LruList, LruStatus};
 use neap::reclaim::{Context, Count, Scan, Shrink, Shrinker};
 use std::{collections::HashMap, sync::Arc, sync::Mutex};
 
@@ -19,7 +19,7 @@ impl Shrink for Cache {
     }
     fn scan(&self, cx: &Context, objects: usize) -> Scan {
         let Ok(mut map) = self.map.try_lock() else { return Scan::Busy };
-        self.list.evict(cx, objects, |_| Verdict::Removed, |page| drop(map.remove(&page.0)))
+        self.list.evict(cx, objects, |_| LruStatus::Removed, |page| drop(map.remove(&page.0)))
     }
 }
 

@@ -128,7 +128,7 @@ fn reason<P: Platform>(waiting: &Waiting, groups: &Groups, reclaiming: Option<&R
     match waiting.reason {
         Reason::Turn => 0,
         Reason::Room => 1,
-        Reason::Vain => {
+        Reason::Backoff => {
             let is_barred = |reclaiming: &Reclaiming<'_, P>| {
                 [waiting.at, waiting.group].iter().any(|&id| {
                     let seat = groups.seat(&groups.reading(), id);

@@ -40,10 +40,10 @@ use core::time::Duration;
 use neap_base::Linux;
 use neap_groups::Subscription;
 pub use neap_groups::{
-    Bound, Denied, Event, GroupCount, GroupId, Happened, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
+    Bound, Event, EventDelta, GroupCount, GroupError, GroupId, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
     UNLIMITED,
 };
-use neap_os::entered::{guards, set_guards};
+use neap_os::thread_state::{guards, set_guards};
 use neap_percpu::Owner;
 
 #[cfg(feature = "allocator-api2")]
@@ -63,19 +63,19 @@ pub use request::{ChargeAsync, ChargeError, ChargeRequest};
 pub use scope::Scope;
 
 /// The process's groups.
-fn here() -> Result<Grouped<'static, Linux>, Denied> {
+fn here() -> Result<Grouped<'static, Linux>, GroupError> {
     PROCESS.groups()
 }
 
 /// The process's groups, if they were made. A caller that knows a group other than the root can
 /// rely on that.
 #[inline]
-pub(crate) fn made() -> Result<Grouped<'static, Linux>, Denied> {
-    PROCESS.groups_if_made().ok_or(Denied::NoSuchGroup)
+pub(crate) fn made() -> Result<Grouped<'static, Linux>, GroupError> {
+    PROCESS.groups_if_made().ok_or(GroupError::NoSuchGroup)
 }
 
 /// A handle of a group of this process, which keeps nothing alive. Once the group is deleted every
-/// call returns [`Denied::NoSuchGroup`], even if another group gets the same path later.
+/// call returns [`GroupError::NoSuchGroup`], even if another group gets the same path later.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Group(GroupId);
@@ -88,11 +88,11 @@ impl Group {
     /// them is a `/`.
     ///
     /// # Errors
-    /// See [`Denied`]; groups above it may have been made then.
-    pub fn create(path: &str) -> Result<Group, Denied> {
+    /// See [`GroupError`]; groups above it may have been made then.
+    pub fn create(path: &str) -> Result<Group, GroupError> {
         let grouped = here()?;
         if path.split('/').any(str::is_empty) {
-            return Err(Denied::BadName);
+            return Err(GroupError::BadName);
         }
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut parent = GroupId::ROOT;
@@ -105,8 +105,8 @@ impl Group {
     /// Returns the group at a path; an empty path is the root's.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn find(path: &str) -> Result<Group, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn find(path: &str) -> Result<Group, GroupError> {
         here()?.find(GroupId::ROOT, path).map(Group)
     }
 
@@ -114,10 +114,10 @@ impl Group {
     ///
     /// # Errors
     /// Those of [`Group::create`].
-    pub fn find_or_create(path: &str) -> Result<Group, Denied> {
+    pub fn find_or_create(path: &str) -> Result<Group, GroupError> {
         match Group::find(path) {
-            Err(Denied::NoSuchGroup) => match Group::create(path) {
-                Err(Denied::Exists) => Group::find(path),
+            Err(GroupError::NoSuchGroup) => match Group::create(path) {
+                Err(GroupError::Exists) => Group::find(path),
                 answer => answer,
             },
             answer => answer,
@@ -138,9 +138,9 @@ impl Group {
     /// its name can be used again.
     ///
     /// # Errors
-    /// [`Denied::HasChildren`], [`Denied::Root`], [`Denied::NoSuchGroup`]; nothing has changed
-    /// then.
-    pub fn delete(self) -> Result<(), Denied> {
+    /// [`GroupError::HasChildren`], [`GroupError::Root`], [`GroupError::NoSuchGroup`]; nothing
+    /// changes then.
+    pub fn delete(self) -> Result<(), GroupError> {
         made_or_here(self)?.delete(self.0)
     }
 
@@ -154,16 +154,16 @@ impl Group {
     /// does not wait.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn set(self, bound: Bound, bytes: u64) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn set(self, bound: Bound, bytes: u64) -> Result<u64, GroupError> {
         made_or_here(self)?.set_bound(self.0, bound, bytes)
     }
 
     /// Returns usage, bounds and counters of the group.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn info(self) -> Result<Info, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn info(self) -> Result<Info, GroupError> {
         made_or_here(self)?.info(self.0)
     }
 
@@ -171,16 +171,16 @@ impl Group {
     /// The groups above and below keep theirs.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn reset_peak(self) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn reset_peak(self) -> Result<u64, GroupError> {
         made_or_here(self)?.reset_peak(self.0)
     }
 
     /// Bytes charged to the group alone, of one kind on one node, stocks included.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn charged(self, kind: Kind, node: usize) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn charged(self, kind: Kind, node: usize) -> Result<u64, GroupError> {
         made_or_here(self)?.charged(self.0, kind, node)
     }
 
@@ -188,8 +188,8 @@ impl Group {
     /// thread charges.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn used(self) -> Result<u64, Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn used(self) -> Result<u64, GroupError> {
         made_or_here(self)?.used(self.0)
     }
 
@@ -197,8 +197,8 @@ impl Group {
     /// groups above it reaches.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn protection(self) -> Result<(u64, u64), Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn protection(self) -> Result<(u64, u64), GroupError> {
         made_or_here(self)?.protection(self.0)
     }
 
@@ -231,12 +231,12 @@ impl Group {
     /// Returns the group directly below it that follows `after`, or the first; `None` at the end.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`] if it is gone, or `after` is no longer directly below it.
-    pub fn next_child(self, after: Option<Group>) -> Result<Option<Group>, Denied> {
+    /// [`GroupError::NoSuchGroup`] if it is gone, or `after` is no longer directly below it.
+    pub fn next_child(self, after: Option<Group>) -> Result<Option<Group>, GroupError> {
         let next = made_or_here(self)?.next_child(self.0, after.map(Group::id)).map(Group);
         // Checked afterwards: if `after` is there now, it was there before.
         match after {
-            Some(after) if made()?.place(after.0)?.0 != Some(self.0) => Err(Denied::NoSuchGroup),
+            Some(after) if made()?.place(after.0)?.0 != Some(self.0) => Err(GroupError::NoSuchGroup),
             Some(_) => Ok(next),
             None => self.info().map(|_| next),
         }
@@ -332,10 +332,10 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]; [`Denied::NoMemory`].
-    pub fn enter(self) -> Result<Entered, Denied> {
+    /// [`GroupError::NoSuchGroup`]; [`GroupError::NoMemory`].
+    pub fn enter(self) -> Result<Entered, GroupError> {
         if !made_or_here(self)?.is_there(self.0) {
-            return Err(Denied::NoSuchGroup);
+            return Err(GroupError::NoSuchGroup);
         }
         Entered::new(self.0)
     }
@@ -368,8 +368,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] if there is no room for another owner.
-    pub fn open_owner(self) -> Result<Owner, Denied> {
+    /// [`GroupError::NoSuchGroup`]; [`GroupError::Full`] if there is no room for another owner.
+    pub fn open_owner(self) -> Result<Owner, GroupError> {
         here()?.open_owner(self.0)
     }
 
@@ -377,11 +377,11 @@ impl Group {
     /// objects.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`].
-    pub fn drain(self) -> Result<(), Denied> {
+    /// [`GroupError::NoSuchGroup`].
+    pub fn drain(self) -> Result<(), GroupError> {
         let grouped = made_or_here(self)?;
         if !grouped.is_there(self.0) {
-            return Err(Denied::NoSuchGroup);
+            return Err(GroupError::NoSuchGroup);
         }
         grouped.drain(self.0);
         Ok(())
@@ -415,13 +415,13 @@ impl Entered {
     /// Enters a group in this thread.
     ///
     /// # Errors
-    /// [`Denied::NoMemory`].
-    fn new(group: GroupId) -> Result<Entered, Denied> {
+    /// [`GroupError::NoMemory`].
+    fn new(group: GroupId) -> Result<Entered, GroupError> {
         // Charged to no group.
         let outside = PROCESS.enter(None);
         let memory = PROCESS.allocate(size_of::<Frame>());
         PROCESS.leave(outside);
-        let frame = NonNull::new(memory).ok_or(Denied::NoMemory)?.cast::<Frame>();
+        let frame = NonNull::new(memory).ok_or(GroupError::NoMemory)?.cast::<Frame>();
         let (before, below) = (PROCESS.enter(Some(group)), guards());
         // SAFETY: allocated above with the size of a frame, on a multiple of 16, and known to no
         // other thread.
@@ -470,15 +470,15 @@ impl Drop for Heard {
 /// Returns the process's groups. Makes them for the root only: any other group exists because they
 /// were made.
 #[inline]
-fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, Denied> {
+fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, GroupError> {
     if group == Group::ROOT { here() } else { made() }
 }
 
 /// Returns how many groups there are and were.
 ///
 /// # Errors
-/// [`Denied::NoMemory`] if the groups cannot be made.
-pub fn count() -> Result<GroupCount, Denied> {
+/// [`GroupError::NoMemory`] if the groups cannot be made.
+pub fn count() -> Result<GroupCount, GroupError> {
     Ok(here()?.count())
 }
 

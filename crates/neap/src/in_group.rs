@@ -19,11 +19,11 @@ use crate::options::ThreadGroups;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
-use neap_groups::{GroupId, How, Kind, PAYER_BITS, Payer, Refusal};
+use neap_groups::{GroupId, Kind, OnLimit, PAYER_BITS, Payer, Refusal};
 use neap_objects::owners::word_of;
 use neap_objects::paid::Owned;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_os::entered::{entered, set_entered};
+use neap_os::thread_state::{entered, set_entered};
 use neap_reclaim::is_calling;
 
 /// Bit of a word that names the sole owner of a whole page. A thread's word is equal to the word in
@@ -225,10 +225,10 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Returns how an allocation beyond a limit is charged.
-    fn how(&self) -> How {
+    fn how(&self) -> OnLimit {
         // A callback of reclaim may exceed a limit: it makes room.
         let refuse = self.core_if_open().is_some_and(|core| core.settings.refuses()) && !is_calling();
-        if refuse { How::Refuse } else { How::Overcharge }
+        if refuse { OnLimit::Refuse } else { OnLimit::Overcharge }
     }
 
     /// Moves objects of stacks and barns that wanted owners have paid for to their slabs, with all
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn memory_that_nobody_uses_refuses_no_charge() {
         with_full_group(|mm, groups, group| {
-            assert_eq!(groups.charge(group.payer(Kind::ByHand, 0), MAX, How::Refuse), Ok(()));
+            assert_eq!(groups.charge(group.payer(Kind::ByHand, 0), MAX, OnLimit::Refuse), Ok(()));
             assert_eq!(mm.used_and_charged(group), (MAX, MAX));
             groups.uncharge(group.payer(Kind::ByHand, 0), MAX);
         });
@@ -386,9 +386,9 @@ mod tests {
             groups.set_bound(group, Bound::High, MAX / 2).unwrap();
             groups.set_bound(group, Bound::Max, 4 * MAX).unwrap();
             let begun = clock.now();
-            assert_eq!(groups.charge(payer, MAX / 8, How::Overcharge), Ok(()));
+            assert_eq!(groups.charge(payer, MAX / 8, OnLimit::Overcharge), Ok(()));
             assert_eq!((clock.now() - begun, highs(), mm.used_and_charged(group).0), (0, 0, MAX / 8));
-            assert_eq!(groups.charge(payer, MAX, How::Refuse), Ok(()));
+            assert_eq!(groups.charge(payer, MAX, OnLimit::Refuse), Ok(()));
             assert!(clock.now() > begun && highs() == 1, "what is used does");
             assert_eq!(groups.info(group).unwrap().stalled_us, (clock.now() - begun) / 1000);
             groups.uncharge(payer, MAX / 8 + MAX);
@@ -399,10 +399,10 @@ mod tests {
     fn who_goes_beyond_a_limit_flushes_now_and_then() {
         with_full_group(|mm, groups, group| {
             let payer = group.payer(Kind::ByHand, 0);
-            assert_eq!(groups.charge(payer, 1, How::Overcharge), Ok(()));
+            assert_eq!(groups.charge(payer, 1, OnLimit::Overcharge), Ok(()));
             assert_eq!(mm.used_and_charged(group), (1, MAX + 1), "that was a moment ago");
             *mm.core().unwrap().flushing.lock() = 0;
-            assert_eq!(groups.charge(payer, 1, How::Overcharge), Ok(()));
+            assert_eq!(groups.charge(payer, 1, OnLimit::Overcharge), Ok(()));
             assert_eq!(mm.used_and_charged(group).0, 2);
             assert!(groups.info(group).unwrap().charged < MAX / 2, "it is worth it again");
             groups.uncharge(payer, 2);

@@ -7,7 +7,7 @@ use crate::mm::{Core, Mm};
 use neap_base::{Pfn, Platform};
 use neap_groups::Payer;
 use neap_objects::size_class::{Class, GRAIN};
-use neap_os::write::die;
+use neap_os::fatal::die;
 use neap_pages::State;
 
 /// Least bytes for which moving page tables is cheaper than copying.

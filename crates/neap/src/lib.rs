@@ -49,6 +49,7 @@ mod per_cpu_data;
 pub mod percpu;
 pub mod process;
 pub mod reclaim;
+mod reclaim_pass;
 mod reclaimers;
 #[cfg(test)]
 mod reclaimers_tests;
@@ -71,4 +72,4 @@ mod watching;
 
 pub use change::set;
 pub use global::Neap;
-pub use neap_os::write::{Line, die, say};
+pub use neap_os::fatal::{Line, die, say};

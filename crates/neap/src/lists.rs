@@ -6,7 +6,7 @@ use crate::memory_groups::Grouped;
 use crate::mm::Mm;
 use crate::per_cpu_data::Source;
 use neap_base::Platform;
-use neap_groups::Denied;
+use neap_groups::GroupError;
 use neap_objects::verify::Finding;
 use neap_reclaim::lru::{Lists, Site};
 
@@ -29,10 +29,10 @@ impl<P: Platform> Mm<P> {
     /// Returns the manager's lists. Makes its groups if need be.
     ///
     /// # Errors
-    /// [`Denied::NoMemory`].
-    pub fn lists(&self) -> Result<Listed<'_, P>, Denied> {
+    /// [`GroupError::NoMemory`].
+    pub fn lists(&self) -> Result<Listed<'_, P>, GroupError> {
         let grouped = self.groups()?;
-        let core = self.core().ok_or(Denied::NoMemory)?;
+        let core = self.core().ok_or(GroupError::NoMemory)?;
         Ok(Listed { grouped, lists: &core.lists })
     }
 

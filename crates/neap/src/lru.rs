@@ -12,7 +12,7 @@
 //! ```
 //! # #[cfg(feature = "std")] {
 //! use neap::groups::Group;
-//! use neap::lru::{LruList, Verdict};
+//! use neap::lru::{LruList, LruStatus};
 //!
 //! let tenant = Group::create("cache/acme")?;
 //! let pages = LruList::new()?;
@@ -26,7 +26,7 @@
 //!     tenant,
 //!     0,
 //!     10,
-//!     |page| if *page == "front page" { Verdict::Rotate } else { Verdict::Removed },
+//!     |page| if *page == "front page" { LruStatus::Rotate } else { LruStatus::Removed },
 //!     |page| evicted.push(*page),
 //! );
 //! assert_eq!((walked.scanned, walked.removed, evicted), (2, 1, vec!["about us"]));
@@ -41,13 +41,13 @@
 //!
 //! Source: list_lru of Linux, by idea.
 
-use crate::groups::{Denied, Group};
+use crate::groups::{Group, GroupError};
 use crate::lists::Listed;
 use crate::process::PROCESS;
 use core::ptr::NonNull;
 use neap_base::Linux;
 use neap_reclaim::ShrinkerId;
-pub use neap_reclaim::lru::{Item, LONGEST, MOST, Stamp, Turnover, Verdict, Walked};
+pub use neap_reclaim::lru::{Item, LONGEST, LruStatus, MOST, Stamp, Turnover, Walked};
 
 #[path = "lru_by_memory.rs"]
 mod by_memory;
@@ -77,7 +77,7 @@ fn made() -> Option<Listed<'static, Linux>> {
 /// ```
 /// use core::ptr::NonNull;
 /// use neap::groups::Group;
-/// use neap::lru::{By, Item, RawList, Verdict};
+/// use neap::lru::{By, Item, RawList, LruStatus};
 ///
 /// #[repr(C)]
 /// #[derive(Default)]
@@ -92,13 +92,13 @@ fn made() -> Option<Listed<'static, Linux>> {
 /// unsafe {
 ///     assert!(list.add(Group::ROOT, 0, page.cast())?);
 ///     let mut freed = 0;
-///     list.walk(Group::ROOT, 0, 10, |_| Verdict::Removed, |item| {
+///     list.walk(Group::ROOT, 0, 10, |_| LruStatus::Removed, |item| {
 ///         freed += Box::from_raw(item.cast::<Page>().as_ptr()).number;
 ///     });
 ///     assert_eq!((freed, list.count(Group::ROOT, 0)), (7, 0));
 ///     list.close();
 /// }
-/// # Ok::<(), neap::groups::Denied>(())
+/// # Ok::<(), neap::groups::GroupError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RawList(neap_reclaim::lru::LruList);
@@ -107,8 +107,8 @@ impl RawList {
     /// Makes a list.
     ///
     /// # Errors
-    /// [`Denied::NoMemory`].
-    pub fn open(by: By) -> Result<RawList, Denied> {
+    /// [`GroupError::NoMemory`].
+    pub fn open(by: By) -> Result<RawList, GroupError> {
         PROCESS.lists()?.site().open(by == By::Group, None).map(RawList)
     }
 
@@ -117,8 +117,8 @@ impl RawList {
     /// `count`, which may be [`RawList::count`], is called only where there are items.
     ///
     /// # Errors
-    /// [`Denied::NoMemory`].
-    pub fn open_for(shrinker: ShrinkerId) -> Result<RawList, Denied> {
+    /// [`GroupError::NoMemory`].
+    pub fn open_for(shrinker: ShrinkerId) -> Result<RawList, GroupError> {
         PROCESS.lists()?.site().open(true, Some(shrinker.to_bits())).map(RawList)
     }
 
@@ -138,14 +138,14 @@ impl RawList {
     /// if it is on a list.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]: the group is gone, and its heir is not known.
+    /// [`GroupError::NoSuchGroup`]: the group is gone, and its heir is not known.
     ///
     /// # Safety
     /// * The item stays in place until [`RawList::del`] has returned true for it, or `dispose` of a
     ///   walk has got it.
     /// * Not called by a callback that a walk runs under the lock.
-    pub unsafe fn add(self, group: Group, node: usize, item: NonNull<Item>) -> Result<bool, Denied> {
-        let listed = made().ok_or(Denied::NoSuchGroup)?;
+    pub unsafe fn add(self, group: Group, node: usize, item: NonNull<Item>) -> Result<bool, GroupError> {
+        let listed = made().ok_or(GroupError::NoSuchGroup)?;
         // SAFETY: the item stays in place until it is taken off, and no walk's callback calls this
         // under the lock (the caller's promise).
         unsafe { self.0.add(&listed.site(), group.id(), node, item) }
@@ -195,7 +195,7 @@ impl RawList {
         group: Group,
         node: usize,
         most: usize,
-        isolate: impl FnMut(NonNull<Item>) -> Verdict,
+        isolate: impl FnMut(NonNull<Item>) -> LruStatus,
         dispose: impl FnMut(NonNull<Item>),
     ) -> Walked {
         let Some(listed) = made() else { return Walked::default() };

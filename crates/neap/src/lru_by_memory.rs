@@ -1,6 +1,6 @@
 //! Items that are added for the group that pays for their memory.
 
-use super::{Denied, Item, RawList, made};
+use super::{GroupError, Item, RawList, made};
 use crate::payers::payer_of_value;
 use core::ptr::NonNull;
 use neap_groups::GroupId;
@@ -23,12 +23,12 @@ impl RawList {
     /// Returns whether the item was added: not if it is on a list.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]: no list was opened.
+    /// [`GroupError::NoSuchGroup`]: no list was opened.
     ///
     /// # Safety
     /// Those of [`RawList::add`].
-    pub unsafe fn add_by_memory(self, item: NonNull<Item>) -> Result<bool, Denied> {
-        let listed = made().ok_or(Denied::NoSuchGroup)?;
+    pub unsafe fn add_by_memory(self, item: NonNull<Item>) -> Result<bool, GroupError> {
+        let listed = made().ok_or(GroupError::NoSuchGroup)?;
         // SAFETY: the item is in place, and changes only atomically (the caller's promise).
         let (group, node) = place_of(unsafe { item.as_ref() });
         // SAFETY: the item stays in place until it is taken off, and no walk's callback calls this

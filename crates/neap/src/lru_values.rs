@@ -15,7 +15,7 @@
 extern crate std;
 
 use super::by_memory::place_of;
-use super::{Denied, Group, Item, PROCESS, ShrinkerId, Stamp, Turnover, Verdict, Walked, made};
+use super::{Group, GroupError, Item, LruStatus, PROCESS, ShrinkerId, Stamp, Turnover, Walked, made};
 use crate::groups::Charge;
 use crate::per_cpu_data::Source;
 use crate::reclaim::{Context, Count, Scan};
@@ -118,12 +118,12 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// Makes a list.
     ///
     /// # Errors
-    /// [`Denied::NoMemory`].
-    pub fn new() -> Result<LruList<T>, Denied> {
+    /// [`GroupError::NoMemory`].
+    pub fn new() -> Result<LruList<T>, GroupError> {
         LruList::open(None)
     }
 
-    fn open(shrinker: Option<u64>) -> Result<LruList<T>, Denied> {
+    fn open(shrinker: Option<u64>) -> Result<LruList<T>, GroupError> {
         let listed = PROCESS.lists()?;
         let site = listed.site();
         let list = site.open(true, shrinker)?;
@@ -140,7 +140,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// ```
     /// use neap::groups::{Bound, Charge, Group};
-    /// use neap::lru::{LruList, Verdict};
+    /// use neap::lru::{LruList, LruStatus};
     /// use neap::reclaim::{Context, Shrinker};
     /// use std::sync::Arc;
     ///
@@ -150,7 +150,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// let (counted, shrunk) = (pages.clone(), pages.clone());
     /// let shrinker = prepared.start((
     ///     move |cx: &Context| counted.count_for(cx),
-    ///     move |cx: &Context, objects| shrunk.evict(cx, objects, |_| Verdict::Removed, drop),
+    ///     move |cx: &Context, objects| shrunk.evict(cx, objects, |_| LruStatus::Removed, drop),
     /// ))?;
     ///
     /// let tenant = Group::create("sites/acme")?;
@@ -165,16 +165,16 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// ```
     ///
     /// # Errors
-    /// [`Denied::NoMemory`].
-    pub fn for_shrinker(shrinker: ShrinkerId) -> Result<LruList<T>, Denied> {
+    /// [`GroupError::NoMemory`].
+    pub fn for_shrinker(shrinker: ShrinkerId) -> Result<LruList<T>, GroupError> {
         LruList::open(Some(shrinker.to_bits()))
     }
 
     /// Adds a value as the newest of a group, on the node nearest to this thread.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]: the group is gone, and its heir is not known.
-    pub fn add(&self, group: Group, value: T) -> Result<Handle<T>, Denied> {
+    /// [`GroupError::NoSuchGroup`]: the group is gone, and its heir is not known.
+    pub fn add(&self, group: Group, value: T) -> Result<Handle<T>, GroupError> {
         let node = made().map_or(0, |listed| listed.grouped().node());
         self.add_on(group, node, value)
     }
@@ -184,7 +184,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// # Errors
     /// Those of [`LruList::add`].
-    pub fn add_on(&self, group: Group, node: usize, value: T) -> Result<Handle<T>, Denied> {
+    pub fn add_on(&self, group: Group, node: usize, value: T) -> Result<Handle<T>, GroupError> {
         self.add_entry(self.list, group, node, 0, None, value)
     }
 
@@ -193,7 +193,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// # Errors
     /// As for [`LruList::add`].
-    pub fn add_weighted(&self, group: Group, node: usize, bytes: u64, value: T) -> Result<Handle<T>, Denied> {
+    pub fn add_weighted(&self, group: Group, node: usize, bytes: u64, value: T) -> Result<Handle<T>, GroupError> {
         self.add_entry(self.list, group, node, bytes, None, value)
     }
 
@@ -203,7 +203,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// # Errors
     /// As for [`LruList::add`]; the charge is given back.
-    pub fn add_charged(&self, charge: Charge, value: T) -> Result<Handle<T>, Denied> {
+    pub fn add_charged(&self, charge: Charge, value: T) -> Result<Handle<T>, GroupError> {
         let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
         self.add_entry(self.list, group, node, bytes, Some(charge), value)
     }
@@ -216,7 +216,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// ```
     /// use neap::groups::Group;
-    /// use neap::lru::{LruList, Stamp, Verdict};
+    /// use neap::lru::{LruList, Stamp, LruStatus};
     /// use std::collections::HashMap;
     ///
     /// let (tenant, pages) = (Group::create("cache/returns")?, LruList::new()?);
@@ -224,7 +224,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///     pages.add_on(tenant, 0, key)?;
     /// }
     /// let mut evicted: HashMap<u32, Stamp> = HashMap::new();
-    /// pages.walk(tenant, 0, 1, |_| Verdict::Removed, |page| {
+    /// pages.walk(tenant, 0, 1, |_| LruStatus::Removed, |page| {
     ///     evicted.extend(page.stamp().map(|stamp| (*page, stamp)));
     /// });
     ///
@@ -237,7 +237,14 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// # Errors
     /// Those of [`LruList::add`].
-    pub fn readmit(&self, group: Group, node: usize, bytes: u64, value: T, stamp: Stamp) -> Result<Handle<T>, Denied> {
+    pub fn readmit(
+        &self,
+        group: Group,
+        node: usize,
+        bytes: u64,
+        value: T,
+        stamp: Stamp,
+    ) -> Result<Handle<T>, GroupError> {
         self.add_entry(self.list_for(group, node, stamp), group, node, bytes, None, value)
     }
 
@@ -246,7 +253,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// # Errors
     /// Those of [`LruList::add`]; the charge ends.
-    pub fn readmit_charged(&self, charge: Charge, value: T, stamp: Stamp) -> Result<Handle<T>, Denied> {
+    pub fn readmit_charged(&self, charge: Charge, value: T, stamp: Stamp) -> Result<Handle<T>, GroupError> {
         let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
         self.add_entry(self.list_for(group, node, stamp), group, node, bytes, Some(charge), value)
     }
@@ -288,7 +295,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// # Errors
     /// Those of [`LruList::add`].
-    pub fn add_by_memory(&self, value: T) -> Result<Handle<T>, Denied> {
+    pub fn add_by_memory(&self, value: T) -> Result<Handle<T>, GroupError> {
         let handle = Handle::new(self.list, 0, None, value);
         let (group, node) = place_of(&*handle.0);
         self.add_again(Group::from_id(group), node, &handle)?;
@@ -303,7 +310,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         weight: u64,
         charge: Option<Charge>,
         value: T,
-    ) -> Result<Handle<T>, Denied> {
+    ) -> Result<Handle<T>, GroupError> {
         let handle = Handle::new(list, weight, charge, value);
         self.add_again(group, node, &handle)?;
         Ok(handle)
@@ -323,12 +330,12 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ///
     /// # Errors
     /// Those of [`LruList::add`].
-    pub fn add_again(&self, group: Group, node: usize, handle: &Handle<T>) -> Result<bool, Denied> {
+    pub fn add_again(&self, group: Group, node: usize, handle: &Handle<T>) -> Result<bool, GroupError> {
         if !self.owns(handle) {
             return Ok(false);
         }
         let (group, node) = handle.charge().map_or((group, node), |charge| (charge.group(), charge.node()));
-        let listed = made().ok_or(Denied::NoSuchGroup)?;
+        let listed = made().ok_or(GroupError::NoSuchGroup)?;
         let item = item_of(handle.0.clone());
         // SAFETY: `item_of` leaked a reference for the list, which keeps the entry in place until
         // the item is taken off.
@@ -393,7 +400,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         &self,
         group: Group,
         most: usize,
-        decide: impl FnMut(&T) -> Verdict,
+        decide: impl FnMut(&T) -> LruStatus,
         evicted: impl FnMut(Handle<T>),
     ) -> Walked {
         let groups = living(group).into_iter().flat_map(Group::below);
@@ -405,7 +412,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         groups: impl Iterator<Item = Group>,
         nodes: Range<usize>,
         most: usize,
-        mut decide: impl FnMut(&T) -> Verdict,
+        mut decide: impl FnMut(&T) -> LruStatus,
         mut evicted: impl FnMut(Handle<T>),
     ) -> Walked {
         let mut all = Walked::default();
@@ -444,12 +451,12 @@ impl<T: Send + Sync + 'static> LruList<T> {
         &self,
         cx: &Context,
         objects: usize,
-        mut decide: impl FnMut(&T) -> Verdict,
+        mut decide: impl FnMut(&T) -> LruStatus,
         mut evicted: impl FnMut(Handle<T>),
     ) -> Scan {
         let nodes = cx.node().map_or(0..nodes(), |node| node..node + 1);
         let (weight, need) = (Cell::new(0_u64), cx.need().unwrap_or(u64::MAX).max(1));
-        let decide = |value: &T| if weight.get() >= need { Verdict::Stop } else { decide(value) };
+        let decide = |value: &T| if weight.get() >= need { LruStatus::Stop } else { decide(value) };
         let evicted = |handle: Handle<T>| {
             weight.set(weight.get().saturating_add(handle.weight()));
             if handle.charge().is_none() {
@@ -469,8 +476,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 
     /// Calls `decide` with up to `most` values of a group alone, or its heir, on a node ([`MOST`]
-    /// in one call), oldest first and each once, and obeys its verdicts. [`Verdict::Retry`] counts
-    /// as [`Verdict::Skip`]: no lock is held that another thread could wait for.
+    /// in one call), oldest first and each once, and obeys its verdicts. [`LruStatus::Retry`]
+    /// counts as [`LruStatus::Skip`]: no lock is held that another thread could wait for.
     ///
     /// If more than a tenth of the values are not protected, [protected](LruList::readmit) values
     /// come after these, and otherwise before them.
@@ -482,7 +489,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         group: Group,
         node: usize,
         most: usize,
-        mut decide: impl FnMut(&T) -> Verdict,
+        mut decide: impl FnMut(&T) -> LruStatus,
         mut evicted: impl FnMut(Handle<T>),
     ) -> Walked {
         let [others, protected] = self.counts(group, node);
@@ -510,7 +517,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         group: Group,
         node: usize,
         most: usize,
-        decide: &mut impl FnMut(&T) -> Verdict,
+        decide: &mut impl FnMut(&T) -> LruStatus,
         evicted: &mut impl FnMut(Handle<T>),
     ) -> Walked {
         let (mut walked, mut items) = (Walked::default(), Vec::new());
@@ -540,13 +547,13 @@ impl<T: Send + Sync + 'static> LruList<T> {
             // the list's, by `ManuallyDrop`, while the item is held.
             let entry = ManuallyDrop::new(unsafe { reference::<T>(item) });
             let verdict = decide(&entry.value);
-            if verdict == Verdict::Stop {
+            if verdict == LruStatus::Stop {
                 walked.stopped = true;
                 continue;
             }
             held.items.pop();
             match verdict {
-                Verdict::Removed => {
+                LruStatus::Removed => {
                     let entry = ManuallyDrop::into_inner(entry);
                     // If `keep` fails another thread has removed the value, and only this reference
                     // is left to drop.
@@ -561,7 +568,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
                         evicted(Handle(entry));
                     }
                 }
-                Verdict::Rotate => put_back::<T>(&hands, item, End::Newest),
+                LruStatus::Rotate => put_back::<T>(&hands, item, End::Newest),
                 _ => held.left.push(item),
             }
         }

@@ -8,8 +8,8 @@ use crate::per_cpu_data::Source;
 use crate::state::reclaim::Manner;
 use neap_base::Platform;
 use neap_groups::{
-    Bound, ChargeAsync, Denied, Event, GroupCount, GroupId, Groups, How, INTERVAL, Info, Kind, Listener, Name,
-    NotSubscribed, Payer, Reclaimer, Refusal, Seat, Subscription,
+    Bound, ChargeAsync, Event, GroupCount, GroupError, GroupId, GroupSlot, Groups, INTERVAL, Info, Kind, Listener,
+    Name, NotSubscribed, OnLimit, Payer, Reclaimer, Refusal, Subscription,
 };
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
@@ -53,7 +53,7 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
         self.core().reclaim_for_charge(self.mm(), group, bytes, self.manner)
     }
 
-    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         // Lists first: then shrinkers are asked for objects of the parent.
         Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
         if let Some(reclaim) = self.core().reclaim.get() {
@@ -86,22 +86,22 @@ impl<P: Platform> Mm<P> {
     /// Returns the manager's groups. Makes them if need be.
     ///
     /// # Errors
-    /// [`Denied::NoMemory`].
-    pub fn groups(&self) -> Result<Grouped<'_, P>, Denied> {
-        let make = || stack::apart(|| self.make_groups()).unwrap_or(Err(Denied::NoMemory));
+    /// [`GroupError::NoMemory`].
+    pub fn groups(&self) -> Result<Grouped<'_, P>, GroupError> {
+        let make = || stack::apart(|| self.make_groups()).unwrap_or(Err(GroupError::NoMemory));
         self.groups_if_made().map_or_else(make, Ok)
     }
 
     #[cold]
-    fn make_groups(&self) -> Result<Grouped<'_, P>, Denied> {
+    fn make_groups(&self) -> Result<Grouped<'_, P>, GroupError> {
         let source = self.per_cpu(Wait::Long)?;
-        let core = self.core().ok_or(Denied::NoMemory)?;
+        let core = self.core().ok_or(GroupError::NoMemory)?;
         // SAFETY: `repay` gets the manager that the objects belong to. An open manager does not
         // move, and outlives its objects.
         unsafe { core.objects.payback.open(repay::<P>, core::ptr::from_ref(self).cast()) };
         // Outside the gate: making the groups passes it.
         let mut made = Some(Groups::open(&source)?);
-        let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(Denied::NoMemory)));
+        let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(GroupError::NoMemory)));
         if let Some(second) = made {
             // SAFETY: another thread published its groups first, so no other thread uses these.
             unsafe { second.close(&source) };
@@ -200,7 +200,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::create`].
-    pub fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
+    pub fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, GroupError> {
         self.groups.create(&self.source, parent, name)
     }
 
@@ -208,7 +208,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::find`].
-    pub fn find(&self, from: GroupId, path: &str) -> Result<GroupId, Denied> {
+    pub fn find(&self, from: GroupId, path: &str) -> Result<GroupId, GroupError> {
         self.groups.find(&self.source, from, path)
     }
 
@@ -216,11 +216,11 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::create`].
-    pub fn find_or_create(&self, parent: GroupId, name: &str) -> Result<GroupId, Denied> {
+    pub fn find_or_create(&self, parent: GroupId, name: &str) -> Result<GroupId, GroupError> {
         match self.find(parent, name) {
-            Err(Denied::NoSuchGroup) => match self.create(parent, name) {
+            Err(GroupError::NoSuchGroup) => match self.create(parent, name) {
                 // Another thread has just made it.
-                Err(Denied::Exists) => self.find(parent, name),
+                Err(GroupError::Exists) => self.find(parent, name),
                 answer => answer,
             },
             answer => answer,
@@ -230,11 +230,11 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// Makes an owner of per-CPU data that is charged to a group. The caller must close it.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]; [`Denied::Full`] if there is no room for another owner;
-    /// [`Denied::NoMemory`] if the system refuses memory for tables.
-    pub fn open_owner(&self, id: GroupId) -> Result<Owner, Denied> {
+    /// [`GroupError::NoSuchGroup`]; [`GroupError::Full`] if there is no room for another owner;
+    /// [`GroupError::NoMemory`] if the system refuses memory for tables.
+    pub fn open_owner(&self, id: GroupId) -> Result<Owner, GroupError> {
         if !self.groups.is_there(id) {
-            return Err(Denied::NoSuchGroup);
+            return Err(GroupError::NoSuchGroup);
         }
         Ok(self.source.open_owner_in(id)?)
     }
@@ -243,7 +243,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::delete`].
-    pub fn delete(&self, id: GroupId) -> Result<(), Denied> {
+    pub fn delete(&self, id: GroupId) -> Result<(), GroupError> {
         self.groups.delete(&self.source, id)?;
         self.source.after(false);
         // Ticks end its remains. Without a thread that ticks, as much as possible is ended here.
@@ -260,7 +260,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::set_bound`].
-    pub fn set_bound(&self, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, Denied> {
+    pub fn set_bound(&self, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, GroupError> {
         self.groups.set_bound(&self.source, id, bound, bytes)
     }
 
@@ -273,7 +273,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::place`].
-    pub fn place(&self, id: GroupId) -> Result<(Option<GroupId>, Name), Denied> {
+    pub fn place(&self, id: GroupId) -> Result<(Option<GroupId>, Name), GroupError> {
         self.groups.place(&self.source, id)
     }
 
@@ -281,7 +281,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::info`].
-    pub fn info(&self, id: GroupId) -> Result<Info, Denied> {
+    pub fn info(&self, id: GroupId) -> Result<Info, GroupError> {
         self.groups.info(&self.source, id)
     }
 
@@ -289,7 +289,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// As there.
-    pub fn reset_peak(&self, id: GroupId) -> Result<u64, Denied> {
+    pub fn reset_peak(&self, id: GroupId) -> Result<u64, GroupError> {
         self.groups.reset_peak(&self.source, id)
     }
 
@@ -297,7 +297,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::charged`].
-    pub fn charged(&self, id: GroupId, kind: Kind, node: usize) -> Result<u64, Denied> {
+    pub fn charged(&self, id: GroupId, kind: Kind, node: usize) -> Result<u64, GroupError> {
         self.groups.charged(&self.source, id, kind, node)
     }
 
@@ -305,7 +305,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::used`].
-    pub fn used(&self, id: GroupId) -> Result<u64, Denied> {
+    pub fn used(&self, id: GroupId) -> Result<u64, GroupError> {
         self.groups.used(&self.source, id)
     }
 
@@ -313,7 +313,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::protection`].
-    pub fn protection(&self, id: GroupId) -> Result<(u64, u64), Denied> {
+    pub fn protection(&self, id: GroupId) -> Result<(u64, u64), GroupError> {
         self.groups.protection(&self.source, id)
     }
 
@@ -372,10 +372,10 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// # Errors
     /// Those of [`Groups::charge`].
     #[inline]
-    pub fn charge(&self, payer: Payer, bytes: u64, how: How) -> Result<(), Refusal> {
+    pub fn charge(&self, payer: Payer, bytes: u64, how: OnLimit) -> Result<(), Refusal> {
         // A callback of reclaim may use the reserve: it may need a smaller copy before the original
         // is freed.
-        let how = if how == How::Refuse && is_calling() { How::Reserve } else { how };
+        let how = if how == OnLimit::Refuse && is_calling() { OnLimit::Reserve } else { how };
         match self.groups.charge(&self.source, payer, bytes, how) {
             Ok(0) => Ok(()),
             Ok(delay) => {
@@ -428,7 +428,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     pub fn charge_or_wait(&self, payer: Payer, bytes: u64, deadline: u64) -> Result<(), Refusal> {
         // Other threads wait for the callback.
         if is_calling() {
-            return self.charge(payer, bytes, How::Refuse);
+            return self.charge(payer, bytes, OnLimit::Refuse);
         }
         let delay = self.groups.charge_or_wait(&self.source, payer, bytes, deadline)?;
         let delay = delay.min(deadline.saturating_sub(self.platform().precise()));

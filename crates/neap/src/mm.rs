@@ -32,8 +32,8 @@ use neap_groups::Groups;
 use neap_objects::hot::{Freed, Hot};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
-use neap_os::entered::entered;
 use neap_os::futex::{self, Sharing};
+use neap_os::thread_state::entered;
 use neap_reclaim::lru::Lists;
 
 /// Whether a request is refused outright, as in the C library: differences of pointers must fit.
@@ -582,7 +582,7 @@ const SPAN: usize = 16 << 40;
 /// Ends the process: a pointer was passed in before anything was allocated.
 #[cold]
 fn core_less(pointer: *const u8) -> ! {
-    neap_os::write::die(format_args!(
+    neap_os::fatal::die(format_args!(
         "free: {pointer:p} is not from this allocator, which has not allocated anything yet"
     ))
 }

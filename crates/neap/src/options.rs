@@ -10,9 +10,9 @@
 use crate::limit::Limit;
 use core::ffi::CStr;
 use neap_os::cpuset;
+use neap_os::fatal::{say, stop};
 use neap_os::nodes::MAX_NODES;
 use neap_os::topology::{CpuSet, MAX_CPUS};
-use neap_os::write::{say, stop};
 use neap_pages::{BATCH_SCALE, MOST_BATCH_SCALE};
 
 /// When there is a thread that releases memory.

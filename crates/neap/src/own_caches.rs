@@ -23,7 +23,7 @@ use neap_base::Platform;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::stack;
 use neap_pages::Drain;
-use neap_reclaim::{Asked, CountFn, DEFAULT_SEEKS, Host, NotDone, ScanFn, Shrinkers, Spec, share};
+use neap_reclaim::{Asked, CountFn, DEFAULT_SEEKS, Host, ScanFn, ShrinkerError, Shrinkers, Spec, share};
 
 /// Seeks of memory that is released to the OS.
 const RELEASE: u32 = 4 * DEFAULT_SEEKS;
@@ -189,7 +189,11 @@ unsafe extern "C" fn scan<P: Platform, const CACHE: usize>(data: *mut c_void, as
 ///
 /// # Safety
 /// The manager neither moves nor ends before the registry is closed.
-pub(crate) unsafe fn register<P: Platform>(mm: &Mm<P>, host: &impl Host, shrinkers: &Shrinkers) -> Result<(), NotDone> {
+pub(crate) unsafe fn register<P: Platform>(
+    mm: &Mm<P>,
+    host: &impl Host,
+    shrinkers: &Shrinkers,
+) -> Result<(), ShrinkerError> {
     let data = core::ptr::from_ref(mm).cast_mut().cast();
     let calls: [(CountFn, ScanFn); Cache::ALL.len()] = [
         (count::<P, 0>, scan::<P, 0>),

@@ -9,7 +9,7 @@ use crate::mm::{Core, Mm};
 use crate::state::reclaim::Manner;
 use neap_base::Platform;
 use neap_base::platform::Errno;
-use neap_groups::{GroupId, How, Kind, Payer};
+use neap_groups::{GroupId, Kind, OnLimit, Payer};
 use neap_os::stack;
 use neap_percpu::{Handle, Host, Invalid, Owner, PerCpuData, Refused, Statistics, Wait};
 
@@ -128,9 +128,9 @@ impl<'m, P: Platform> Source<'m, P> {
     fn charge(&self, owner: Owner, bytes: u64, wait: Wait) -> Result<u64, Refused> {
         let Some((grouped, payer)) = self.inside(|| self.payer(owner)) else { return Ok(0) };
         let charged = if wait == Wait::Long {
-            grouped.charge(payer, bytes, How::Refuse)
+            grouped.charge(payer, bytes, OnLimit::Refuse)
         } else {
-            grouped.groups().charge(&self.with(Manner::Post), payer, bytes, How::Refuse).map(|_| ())
+            grouped.groups().charge(&self.with(Manner::Post), payer, bytes, OnLimit::Refuse).map(|_| ())
         };
         charged.map(|()| payer.to_bits()).map_err(|_| Refused::Charge)
     }

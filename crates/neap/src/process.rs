@@ -21,9 +21,9 @@ use core::ops::Deref;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Linux};
+use neap_os::fatal::{say, say_if_heard};
 use neap_os::own_thread::{self, End};
-use neap_os::write::{say, say_if_heard};
-use neap_os::{environment, fork_handlers, stack, streams, thread};
+use neap_os::{environment, fork_handlers, stack, stdio_lock, thread};
 
 /// The process's memory manager.
 pub static PROCESS: OnPages<Mm<Linux>> =
@@ -165,7 +165,7 @@ extern "C" fn before_fork() {
 
 /// Closes streams, gate and sequences.
 fn close_all() {
-    streams::lock();
+    stdio_lock::lock();
     PROCESS.close_for_fork(&|looks| {
         if PROCESS.gate.is_wait_vain() {
             return looks < LOOKS_IN_VAIN;
@@ -181,11 +181,11 @@ fn close_all() {
 
 extern "C" fn after_fork_in_parent() {
     if PROCESS.reopen_after_fork() {
-        streams::unlock();
+        stdio_lock::unlock();
     }
 }
 
 extern "C" fn after_fork_in_child() {
     PROCESS.reopen_in_child();
-    streams::forget();
+    stdio_lock::forget();
 }

@@ -87,7 +87,7 @@
 
 use crate::groups::Group;
 use crate::process::PROCESS;
-pub use crate::reclaiming::Payment;
+pub use crate::reclaim_pass::Payment;
 use crate::reclaiming::Reclaiming;
 use core::ffi::c_void;
 use core::time::Duration;
@@ -98,16 +98,16 @@ pub use shrink::{Context, Count, Scan, Shrink};
 mod shrink;
 
 use neap_base::{Linux, Platform};
-pub use neap_reclaim::reclaim::{Culprit, Got, Verdict};
+pub use neap_reclaim::reclaim::{Culprit, Got, Misbehaviour};
 pub use neap_reclaim::{
-    Asked, CountFn, DONE, EMPTY, GoneFn, NotDone, Report, STOP, ScanFn, ShrinkerId, Spec, Unregistered, share,
+    Asked, CountFn, DONE, EMPTY, GoneFn, Report, STOP, ScanFn, ShrinkerError, ShrinkerId, Spec, Unregistered, share,
 };
 use neap_reclaim::{DEFAULT_SEEKS, is_calling};
 
 /// Default number of objects per call.
 const BATCH: u64 = 32;
 
-fn here() -> Result<Reclaiming<'static, Linux>, NotDone> {
+fn here() -> Result<Reclaiming<'static, Linux>, ShrinkerError> {
     PROCESS.reclaiming()
 }
 
@@ -231,7 +231,7 @@ impl<'a> Builder<'a> {
     /// longer needed.
     ///
     /// # Errors
-    /// See [`NotDone`]; then `gone` is not called.
+    /// See [`ShrinkerError`]; then `gone` is not called.
     ///
     /// # Safety
     /// * The functions may be called with `data`, by any thread and by several at a time, until
@@ -243,7 +243,7 @@ impl<'a> Builder<'a> {
         scan: ScanFn,
         gone: Option<GoneFn>,
         data: *mut c_void,
-    ) -> Result<Shrinker, NotDone> {
+    ) -> Result<Shrinker, ShrinkerError> {
         // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
         // and do not unwind (the caller's promise).
         let shrinker = unsafe { self.prepare(count, scan, gone, data) }?;
@@ -257,14 +257,14 @@ impl<'a> Builder<'a> {
         scan: ScanFn,
         gone: Option<GoneFn>,
         data: *mut c_void,
-    ) -> Result<Shrinker, NotDone> {
+    ) -> Result<Shrinker, ShrinkerError> {
         let Builder { name, group, seeks, batch, by_node, inline, budget, .. } = self;
         // Makes the groups, if there are none yet.
         let reclaiming = here()?;
         let is_there =
             |group: Group| PROCESS.groups_if_made().is_some_and(|grouped| grouped.heir(group.id()).is_some());
         if group.is_some_and(|group| !is_there(group)) {
-            return Err(NotDone::NoSuchGroup);
+            return Err(ShrinkerError::NoSuchGroup);
         }
         let by_group = group.is_some() || self.by_group;
         let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
@@ -281,7 +281,7 @@ impl<'a> Builder<'a> {
 ///
 /// If it has a `group`, the group or its heir is marked, on each node if `by_node`. If it `belongs`
 /// to the group it is asked for no other.
-fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> Result<(), NotDone> {
+fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> Result<(), ShrinkerError> {
     let reclaiming = here()?;
     group.filter(|_| belongs).inspect(|group| reclaiming.belongs_to(id, group.id()));
     // A group that was just deleted has the root as its heir, if no other.
@@ -296,14 +296,14 @@ fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> 
 /// without `by_group` is asked for that group alone.
 ///
 /// # Errors
-/// See [`NotDone`]; then `gone` is not called.
+/// See [`ShrinkerError`]; then `gone` is not called.
 ///
 /// # Safety
 /// Those of [`Builder::register_raw`].
-pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<ShrinkerId, NotDone> {
+pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<ShrinkerId, ShrinkerError> {
     let reclaiming = here()?;
     if group.is_some_and(|group| group.info().is_err()) {
-        return Err(NotDone::NoSuchGroup);
+        return Err(ShrinkerError::NoSuchGroup);
     }
     let by_group = spec.by_group || group.is_some();
     // SAFETY: the functions of `spec` may be called with `data` by any threads until `gone` was
@@ -322,17 +322,17 @@ pub fn mark(id: ShrinkerId, group: Group, node: u32) -> bool {
 /// Ends a shrinker, and waits for running calls of it. Inside a callback it does not wait.
 ///
 /// # Errors
-/// * [`NotDone::NoSuchShrinker`], also for neap's own, which cannot be unregistered.
-/// * [`NotDone::Fence`]; the shrinker stays registered.
-pub fn unregister(id: ShrinkerId) -> Result<Unregistered, NotDone> {
-    PROCESS.reclaiming_if_made().ok_or(NotDone::NoSuchShrinker)?.unregister(id)
+/// * [`ShrinkerError::NoSuchShrinker`], also for neap's own, which cannot be unregistered.
+/// * [`ShrinkerError::Fence`]; the shrinker stays registered.
+pub fn unregister(id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
+    PROCESS.reclaiming_if_made().ok_or(ShrinkerError::NoSuchShrinker)?.unregister(id)
 }
 
 /// Waits for all running calls of shrinkers' functions.
 ///
 /// # Errors
-/// [`NotDone::InCallback`]; [`NotDone::Fence`].
-pub fn synchronize() -> Result<(), NotDone> {
+/// [`ShrinkerError::InCallback`]; [`ShrinkerError::Fence`].
+pub fn synchronize() -> Result<(), ShrinkerError> {
     PROCESS.reclaiming_if_made().map_or(Ok(()), |reclaiming| reclaiming.synchronize())
 }
 

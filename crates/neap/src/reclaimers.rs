@@ -3,8 +3,8 @@
 //!
 //! # Design
 //! A charge at its limit may be made within `malloc`, by a thread that holds the very lock a
-//! callback takes. Such a thread calls no callback: it posts a [job](neap_reclaim::reclaim::board),
-//! and waits until a deadline.
+//! callback takes. Such a thread calls no callback: it posts a
+//! [job](neap_reclaim::reclaim::job_queue), and waits until a deadline.
 //!
 //! There is at most one reclaimer for each node, or four on machines with fewer nodes. The first is
 //! made with the first shrinker, more when all are busy. No call that allocates or frees makes a
@@ -20,14 +20,15 @@
 
 use crate::mm::{Core, Mm, Task};
 use crate::options::Background;
-use crate::reclaiming::{Reclaiming, Runner};
+use crate::reclaim_pass::PassContext;
+use crate::reclaiming::Reclaiming;
 use crate::state::reclaim::{Manner, PASS, PATIENCE, Reclaim};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{Bound, Due, GroupId, Request};
 use neap_os::clock;
-use neap_reclaim::reclaim::{Aim, Ask, BUDGET, Next, Overdue, Waiter, goal};
-use neap_reclaim::{ShrinkerId, Whom, is_calling};
+use neap_reclaim::reclaim::{Ask, BUDGET, Next, Overdue, ReclaimJob, Waiter, goal};
+use neap_reclaim::{ShrinkerFilter, ShrinkerId, is_calling};
 
 /// Nanoseconds between two checks of running callbacks by a waiting thread.
 const LOOK: u64 = BUDGET / 4;
@@ -43,20 +44,20 @@ impl<P: Platform> Core<P> {
         // A callback that charges requests nothing: it is part of a pass that is under way.
         let reclaim = reclaiming.reclaim;
         let (marks, began) = (reclaim.shrinkers.marks(), reclaiming.now());
-        if is_calling() || reclaim.vain.is_noted(group, marks, began) {
+        if is_calling() || reclaim.backoff.is_noted(group, marks, began) {
             return 0;
         }
-        let answer = if reclaiming.is_anybody_below(group) {
+        let answer = if reclaiming.has_shrinkers_below(group) {
             self.ask_for_charge(mm, &reclaiming, group, bytes, manner)
         } else {
             Some(0)
         };
         match answer {
             Some(0) => {
-                let is_anything_marked = reclaiming.is_anybody_below(group);
-                reclaim.vain.note(group, marks, began, reclaiming.now(), is_anything_marked);
+                let is_anything_marked = reclaiming.has_shrinkers_below(group);
+                reclaim.backoff.note(group, marks, began, reclaiming.now(), is_anything_marked);
             }
-            Some(_) => reclaim.vain.forget(group),
+            Some(_) => reclaim.backoff.forget(group),
             // No reclaimer has answered yet.
             None => {}
         }
@@ -85,7 +86,7 @@ impl<P: Platform> Core<P> {
         }
         // The excess over the limit is missing once, however many threads wait for it.
         let missing = bytes.saturating_sub(reclaiming.excess(group));
-        match self.ask_reclaimers(mm, reclaiming, Aim::Bytes(group, missing), Some(PATIENCE)) {
+        match self.ask_reclaimers(mm, reclaiming, ReclaimJob::Group(group, missing), Some(PATIENCE)) {
             Some(bytes) => Some(bytes.max(had)),
             // The pass goes on. What it has freed so far is reason enough for the charge to ask
             // again.
@@ -101,7 +102,7 @@ impl<P: Platform> Core<P> {
     /// Without `makes_threads` the next tick makes a missing reclaimer.
     pub(crate) fn call_servers(&self, mm: &Mm<P>, makes_threads: bool) {
         if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
-            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Requests));
+            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
             if makes_threads {
                 _ = self.recruit(mm, &reclaiming, 0);
             } else {
@@ -121,9 +122,10 @@ impl<P: Platform> Core<P> {
         let bytes = goal(bytes, u64::MAX);
         let deadline = reclaiming.now().saturating_add(PATIENCE);
         let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None, ahead: false };
-        let (got, _) = reclaiming.run(&ask, Runner { whom: Whom::Own, for_budget: true, ..Runner::of(0) });
+        let (got, _) =
+            reclaiming.run(&ask, PassContext { whom: ShrinkerFilter::Own, for_budget: true, ..PassContext::of(0) });
         let has_enough = got.bytes >= bytes;
-        let asks = || self.ask_reclaimers(mm, &reclaiming, Aim::Room(bytes), Some(PATIENCE)) > Some(0);
+        let asks = || self.ask_reclaimers(mm, &reclaiming, ReclaimJob::Budget(bytes), Some(PATIENCE)) > Some(0);
         Some(has_enough || reclaiming.reclaim.shrinkers.has_others() && asks())
     }
 
@@ -133,10 +135,10 @@ impl<P: Platform> Core<P> {
     #[cold]
     pub(crate) fn relieve(&self, mm: &Mm<P>, group: GroupId, delay: u64) -> bool {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return false };
-        if is_calling() || !reclaiming.above_high(group).any(|info| reclaiming.is_anybody_below(info.id)) {
+        if is_calling() || !reclaiming.above_high(group).any(|info| reclaiming.has_shrinkers_below(info.id)) {
             return false;
         }
-        self.ask_reclaimers(mm, &reclaiming, Aim::High(group), Some(delay));
+        self.ask_reclaimers(mm, &reclaiming, ReclaimJob::AboveHigh(group), Some(delay));
         reclaiming.above_high(group).next().is_none()
     }
 
@@ -163,8 +165,8 @@ impl<P: Platform> Core<P> {
             };
         }
         let aim = match scan {
-            None => Aim::Look(id, group, node),
-            Some(objects) => Aim::Scan(id, group, node, objects),
+            None => ReclaimJob::CountObjects(id, group, node),
+            Some(objects) => ReclaimJob::ScanObjects(id, group, node, objects),
         };
         self.ask_reclaimers(mm, reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
     }
@@ -176,7 +178,7 @@ impl<P: Platform> Core<P> {
         &self,
         mm: &Mm<P>,
         reclaiming: &Reclaiming<'_, P>,
-        aim: Aim,
+        aim: ReclaimJob,
         patience: Option<u64>,
     ) -> Option<u64> {
         let Reclaim { jobs, waits, late, .. } = reclaiming.reclaim;
@@ -203,7 +205,7 @@ impl<P: Platform> Core<P> {
             jobs.wait(&waiter, left.min(LOOK));
             let now = reclaiming.moment();
             let late_by = now.saturating_sub(before).saturating_sub(left.min(LOOK));
-            let is_on_time = reclaiming.reclaim.lanes.looked(now, late_by);
+            let is_on_time = reclaiming.reclaim.watchdog.looked(now, late_by);
             // While this thread did not run, in a stopped process or beyond a CPU quota, reclaimers
             // may not have run either.
             end = end.saturating_add(late_by);
@@ -214,7 +216,7 @@ impl<P: Platform> Core<P> {
     /// Writes off threads whose callbacks have not returned in time, and lets other threads take
     /// over their jobs. `seen_from` is the time from which this thread has watched.
     fn watch(&self, reclaiming: &Reclaiming<'_, P>, seen_from: Option<u64>) {
-        let Reclaim { shrinkers, lanes, jobs, .. } = reclaiming.reclaim;
+        let Reclaim { shrinkers, watchdog, jobs, .. } = reclaiming.reclaim;
         let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
         let replace = |overdue: Overdue| {
             if overdue.reclaimer > 0 {
@@ -222,7 +224,7 @@ impl<P: Platform> Core<P> {
                 jobs.write_off(overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
             }
         };
-        reclaiming.inside(|| lanes.write_off(reclaiming.moment(), seen_from, name, replace));
+        reclaiming.inside(|| watchdog.write_off(reclaiming.moment(), seen_from, name, replace));
     }
 
     /// Requests a reclaimer from neap's thread if there are fewer than the jobs need. Returns
@@ -268,7 +270,7 @@ impl<P: Platform> Core<P> {
     /// Records that neap's thread, which watches callbacks, woke `late_by` nanoseconds too late.
     pub(crate) fn look_after_nap(&self, mm: &Mm<P>, late_by: u64) {
         if let Some(reclaiming) = mm.reclaiming_if_made() {
-            reclaiming.reclaim.lanes.looked(reclaiming.moment(), late_by);
+            reclaiming.reclaim.watchdog.looked(reclaiming.moment(), late_by);
         }
     }
 
@@ -280,7 +282,7 @@ impl<P: Platform> Core<P> {
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
         // Also for requests that were handed back, or found no reclaimer when they were posted.
         if self.may_have_reclaimers(mm) && matches!(reclaiming.look_for_request(), Due::Now(_)) {
-            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Requests));
+            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
         }
         if makes_threads {
             _ = self.recruit(mm, &reclaiming, 0);
@@ -303,7 +305,7 @@ impl<P: Platform> Core<P> {
             && reclaim.shrinkers.has_others()
             && self.may_have_reclaimers(mm)
         {
-            _ = reclaiming.inside(|| reclaim.jobs.post(Aim::Node(node)));
+            _ = reclaiming.inside(|| reclaim.jobs.post(ReclaimJob::Node(node)));
             _ = self.call_reclaimers(&reclaiming);
         }
     }
@@ -320,7 +322,7 @@ impl<P: Platform> Mm<P> {
                 Next::Job(aim) => aim,
                 Next::Nothing(idle) => {
                     match reclaiming.look_for_request() {
-                        Due::Now(_) => _ = reclaiming.inside(|| jobs.post(Aim::Requests)),
+                        Due::Now(_) => _ = reclaiming.inside(|| jobs.post(ReclaimJob::Requests)),
                         Due::In(nanoseconds) => jobs.sleep(idle, Some(nanoseconds)),
                         Due::Nothing => jobs.sleep(idle, None),
                     }
@@ -343,14 +345,14 @@ impl<P: Platform> Mm<P> {
 
 impl<P: Platform> Core<P> {
     /// Does a job. Returns its answer, and whether this thread was written off meanwhile.
-    fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: Aim, number: u32) -> (u64, bool) {
+    fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: ReclaimJob, number: u32) -> (u64, bool) {
         let deadline = reclaiming.now().saturating_add(PASS);
         let run = |top: GroupId, bytes: u64, for_budget: bool, node: Option<usize>| {
-            let runner = Runner { for_budget, ..Runner::of(number) };
-            reclaiming.run(&Ask { top, bytes, deadline, node, ahead: false }, runner)
+            let context = PassContext { for_budget, ..PassContext::of(number) };
+            reclaiming.run(&Ask { top, bytes, deadline, node, ahead: false }, context)
         };
         match aim {
-            Aim::Bytes(group, bytes) => {
+            ReclaimJob::Group(group, bytes) => {
                 let bytes = bytes.saturating_add(reclaiming.excess(group));
                 let bytes = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
                 let (got, is_written_off) = run(group, bytes, false, None);
@@ -358,11 +360,11 @@ impl<P: Platform> Core<P> {
                 // it is asked again.
                 (got.bytes.max(u64::from(got.is_something())), is_written_off)
             }
-            Aim::Room(bytes) => {
+            ReclaimJob::Budget(bytes) => {
                 let (got, is_written_off) = run(GroupId::ROOT, bytes, true, None);
                 (got.bytes.max(u64::from(got.is_something())), is_written_off)
             }
-            Aim::High(group) => {
+            ReclaimJob::AboveHigh(group) => {
                 let mut bytes = 0_u64;
                 for high in reclaiming.above_high(group) {
                     // Stocks and cached objects of the group go first, and may be the whole excess.
@@ -382,16 +384,16 @@ impl<P: Platform> Core<P> {
                 (bytes, false)
             }
             // Biased by one: 0 means no answer, n + 1 means n objects.
-            Aim::Look(id, group, node) => {
+            ReclaimJob::CountObjects(id, group, node) => {
                 let counted = reclaiming.count_as(number, id, group, node);
                 counted.map_or((0, false), |(objects, is_written_off)| (objects.saturating_add(1), is_written_off))
             }
-            Aim::Scan(id, group, node, objects) => {
+            ReclaimJob::ScanObjects(id, group, node, objects) => {
                 let scanned = reclaiming.scan_as(number, id, group, node, objects);
                 scanned
                     .map_or((0, false), |(visited, is_written_off)| (visited.freed.saturating_add(1), is_written_off))
             }
-            Aim::Requests => {
+            ReclaimJob::Requests => {
                 let Due::Now(request) = reclaiming.take_request(number) else { return (0, false) };
                 // A further request is for another reclaimer.
                 if matches!(reclaiming.look_for_request(), Due::Now(_)) {
@@ -403,7 +405,7 @@ impl<P: Platform> Core<P> {
                 reclaiming.wake_waiters();
                 (bytes, is_written_off)
             }
-            Aim::Node(node) => {
+            ReclaimJob::Node(node) => {
                 let pages = &self.objects.pages;
                 let missing = reclaiming.inside(|| pages.shortage(node).pages);
                 if missing == 0 {
@@ -427,12 +429,13 @@ impl<P: Platform> Core<P> {
         // Unused stock goes first, and may be all that is needed.
         reclaiming.drain(top);
         let needs = reclaiming.needs(request);
-        if needs == 0 || !reclaiming.is_anybody_below(top) {
+        if needs == 0 || !reclaiming.has_shrinkers_below(top) {
             return (0, false);
         }
         let bytes = reclaiming.charged(top).map_or(needs, |charged| goal(needs, charged));
         let ask = Ask { top, bytes, deadline, node: None, ahead: false };
-        let (got, is_written_off) = reclaiming.run(&ask, Runner { request: Some(*request), ..Runner::of(number) });
+        let (got, is_written_off) =
+            reclaiming.run(&ask, PassContext { request: Some(*request), ..PassContext::of(number) });
         reclaiming.drain(top);
         (got.bytes, is_written_off)
     }
@@ -543,7 +546,7 @@ mod tests {
         assert_eq!(jobs.count(), (1, 0), "once");
         let before = blocks.lengths();
         let Next::Job(aim) = jobs.take(1) else { panic!("a job was posted") };
-        assert_eq!(aim, Aim::Node(0));
+        assert_eq!(aim, ReclaimJob::Node(0));
         let missing = u64::from(shortage(0).pages) * 4096;
         let (bytes, _) = core.work(&mm, &reclaiming, aim, 1);
         assert!(bytes >= missing && shortage(0).pages == 0 && !shortage(0).is_low);

@@ -10,8 +10,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 use neap_base::platform::Errno;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, GroupId, How, Kind};
-use neap_reclaim::reclaim::{Aim, BUDGET, Next};
+use neap_groups::{Bound, GroupId, Kind, OnLimit};
+use neap_reclaim::reclaim::{BUDGET, Next, ReclaimJob};
 use neap_reclaim::{Asked, ShrinkerId, Spec};
 use std::boxed::Box;
 use std::thread;
@@ -77,12 +77,21 @@ fn who_finds_no_room_for_a_job_waits_for_it() {
     thread::scope(|scope| {
         let ask = |number| {
             let (core, mm, reclaiming) = (&core, &mm, &reclaiming);
-            move || core.ask_reclaimers(mm, reclaiming, Aim::High(GroupId::from_bits(number)), Some(1000 * SECOND))
+            move || {
+                core.ask_reclaimers(
+                    mm,
+                    reclaiming,
+                    ReclaimJob::AboveHigh(GroupId::from_bits(number)),
+                    Some(1000 * SECOND),
+                )
+            }
         };
         let askers: Vec<_> = (1..=ASKERS).map(|number| scope.spawn(ask(number))).collect();
         while !askers.iter().all(|asker| asker.is_finished()) {
             match reclaiming.inside(|| jobs.take(1)) {
-                Next::Job(Aim::High(group)) => reclaiming.inside(|| jobs.finish(1, group.to_bits(), |_| ())),
+                Next::Job(ReclaimJob::AboveHigh(group)) => {
+                    reclaiming.inside(|| jobs.finish(1, group.to_bits(), |_| ()))
+                }
                 _ => thread::yield_now(),
             }
         }
@@ -121,7 +130,7 @@ fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     assert!(reclaiming.mark(id, group, 0));
     reclaiming.reclaim.forget_others();
     groups.set_bound(group, Bound::Max, 4096).unwrap();
-    groups.charge(group.payer(Kind::Pages, 0), 4096, How::Refuse).unwrap();
+    groups.charge(group.payer(Kind::Pages, 0), 4096, OnLimit::Refuse).unwrap();
     ALLOCATED.store(0, Relaxed);
     let before = mm.enter(Some(group));
     assert!(mm.core_if_open().unwrap().recruit(&mm, &reclaiming, 1));
@@ -147,7 +156,7 @@ fn without_a_thread_nobody_waits_and_it_is_not_tried_at_once_again() {
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     register(&reclaiming, &spec(&objects));
     assert_eq!(REFUSED.load(Relaxed), 1);
-    let aim = Aim::Bytes(GroupId::ROOT, 1);
+    let aim = ReclaimJob::Group(GroupId::ROOT, 1);
     (0..10).for_each(|_| assert_eq!(core.ask_reclaimers(&mm, &reclaiming, aim, Some(1000 * SECOND)), None));
     assert_eq!((REFUSED.load(Relaxed), reclaiming.threads().0), (1, 0));
     close(mm);
@@ -191,7 +200,7 @@ fn calls_make_no_reclaimer_and_the_thread_does() {
     assert!(!core.make_thread(&mm));
     register(&reclaiming, &spec(&objects));
     reclaiming.reclaim.forget_others();
-    assert!(reclaiming.inside(|| reclaiming.reclaim.jobs.post(Aim::Bytes(GroupId::ROOT, 1))));
+    assert!(reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Group(GroupId::ROOT, 1))));
     let made = MADE.load(Relaxed);
     let ticks = || core.maintenance.counters().0;
     let runs: Vec<*mut u8> = (0..1000).map(|_| mm.allocate(100 << 10)).collect();
@@ -253,7 +262,7 @@ fn inline_wait_begins_no_callback_after_its_deadline() {
         let group = groups.create(GroupId::ROOT, "full").unwrap();
         assert!(reclaiming.mark(id, group, 0));
         groups.set_bound(group, Bound::Max, 4096).unwrap();
-        groups.charge(group.payer(Kind::Pages, 0), 4096, How::Refuse).unwrap();
+        groups.charge(group.payer(Kind::Pages, 0), 4096, OnLimit::Refuse).unwrap();
         let begun = reclaiming.now();
         reclaiming.make_room_inline(group, 4096, begun + time);
         assert_eq!(reclaiming.now() - begun, callbacks * SECOND / 10);
@@ -268,7 +277,7 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     let jobs = &reclaiming.reclaim.jobs;
     assert!(core.recruit(&mm, &reclaiming, 1));
     reclaiming.inside(|| {
-        assert!(jobs.post(Aim::Node(0)) && jobs.take(1) == Next::Job(Aim::Node(0)));
+        assert!(jobs.post(ReclaimJob::Node(0)) && jobs.take(1) == Next::Job(ReclaimJob::Node(0)));
         core.objects.pages.set_reclaiming(true);
     });
     mm.close_for_fork(&|looks| looks < 10);

@@ -15,23 +15,23 @@
 //! 2. reclaimers, and those that do not return; waits for them, and waits in vain;
 //! 3. for direct, then for background passes: passes, groups asked, objects scanned, objects freed,
 //!    bytes;
-//! 4. how often shrinkers were blamed, by [`Verdict`];
+//! 4. how often shrinkers were blamed, by [`Misbehaviour`];
 //! 5. for each shrinker: its id; flags (1: by node, 2: by group, 4: inline, 8: it is gone, and was
 //!    blamed, 16: it has more groups than follow); seeks; batch; calls; objects scanned, and freed;
-//!    nanoseconds; how often it was blamed, by [`Verdict`]; whether it is barred, 2 if a call of it
-//!    does not return; length of its name, and the name; number of groups that follow, and for each
-//!    its id, the node, and deferred work.
+//!    nanoseconds; how often it was blamed, by [`Misbehaviour`]; whether it is barred, 2 if a call
+//!    of it does not return; length of its name, and the name; number of groups that follow, and
+//!    for each its id, the node, and deferred work.
 
 use crate::reclaiming::Reclaiming;
 use neap_base::Platform;
 use neap_groups::{GroupId, LONGEST_NAME};
-use neap_reclaim::reclaim::{Culprit, Verdict};
+use neap_reclaim::reclaim::{Culprit, Misbehaviour};
 use neap_reclaim::{Report, ShrinkerId};
 
 /// Words before the entries.
-pub const HEAD: usize = 17 + Verdict::ALL.len();
+pub const HEAD: usize = 17 + Misbehaviour::ALL.len();
 /// Words of a shrinker, without groups, and of each of these.
-pub const SHRINKER: usize = 11 + Verdict::ALL.len() + LONGEST_NAME / 8;
+pub const SHRINKER: usize = 11 + Misbehaviour::ALL.len() + LONGEST_NAME / 8;
 /// See [`SHRINKER`].
 pub const PLACE: usize = 3;
 /// Most groups of a shrinker in one report.
@@ -146,7 +146,7 @@ fn write_shrinker(draft: &mut Draft<'_>, report: &Report, blamed: Option<Culprit
     let flags = flag(report.by_node, BY_NODE) | flag(report.by_group, BY_GROUP) | flag(report.inline, INLINE);
     draft.write([report.id.to_bits(), flags, report.seeks.into(), report.batch, report.calls]);
     draft.write([report.scanned, report.freed, report.nanoseconds]);
-    draft.write(blamed.map_or([0; Verdict::ALL.len()], |culprit| culprit.counts).map(u64::from));
+    draft.write(blamed.map_or([0; Misbehaviour::ALL.len()], |culprit| culprit.counts).map(u64::from));
     let barred = match blamed.map_or(0, |culprit| culprit.until) {
         u64::MAX => 2,
         until => u64::from(until > now),

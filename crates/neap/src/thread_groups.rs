@@ -10,9 +10,9 @@ use crate::mm::Mm;
 use crate::options::ThreadGroups;
 use core::fmt::Write;
 use neap_base::Platform;
-use neap_groups::{Denied, GroupId};
-use neap_os::entered::entered;
-use neap_os::write::Line;
+use neap_groups::{GroupError, GroupId};
+use neap_os::fatal::Line;
+use neap_os::thread_state::entered;
 use neap_os::{stack, thread};
 
 /// The name of the calling thread's group.
@@ -62,7 +62,7 @@ impl<P: Platform> Mm<P> {
                     grouped.note_thread(made);
                     Ok(made)
                 }
-                Err(Denied::Exists) => grouped.find(GroupId::ROOT, name),
+                Err(GroupError::Exists) => grouped.find(GroupId::ROOT, name),
                 made => made,
             };
             // If no group can be made the thread is charged to the root.

@@ -43,8 +43,8 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::Platform;
 use neap_base::platform::{Errno, Handover, Recorder};
+use neap_os::fatal::say_if_heard;
 use neap_os::file::{File, store};
-use neap_os::write::say_if_heard;
 use neap_os::{clock, memory, thread};
 
 const MAGIC: [u8; 8] = *b"neaptrc2";

@@ -2,19 +2,19 @@
 //! there is enough.
 //!
 //! # Design
-//! A thread that runs a pass has a [`Watch`], which asks its lane before each callback, and tells
+//! A thread that runs a pass has a [`Watch`], which asks its slot before each callback, and tells
 //! it after. The CPU time of a callback is measured from a moment shortly before it began: reading
 //! that clock is a system call.
 //!
 //! # Locking
-//! None of its own. Shrinkers are blamed under the lanes' mutex, inside the gate.
+//! None of its own. Shrinkers are blamed under the slots' mutex, inside the gate.
 
 use crate::reclaiming::Reclaiming;
 use crate::state::reclaim::Reclaim;
 use core::cell::Cell;
 use neap_base::Platform;
 use neap_os::clock;
-use neap_reclaim::reclaim::{BUDGET, Lane, SLACK, Verdict};
+use neap_reclaim::reclaim::{BUDGET, Misbehaviour, RunningCallback, SLACK};
 use neap_reclaim::{Asked, Caller, DONE, STOP, ShrinkerId};
 
 /// More objects, or bytes, than any cache has.
@@ -23,7 +23,7 @@ const ABSURD: u64 = 1 << 48;
 /// Watches over callbacks of one pass.
 pub(crate) struct Watch<'w, 'm, P: Platform> {
     reclaiming: &'w Reclaiming<'m, P>,
-    lane: &'w Lane<'w>,
+    running: &'w RunningCallback<'w>,
     deadline: u64,
     pub(crate) is_written_off: Cell<bool>,
     /// A moment, and the CPU time of this thread by then.
@@ -34,9 +34,9 @@ pub(crate) struct Watch<'w, 'm, P: Platform> {
 }
 
 impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
-    pub(crate) fn new(reclaiming: &'w Reclaiming<'m, P>, lane: &'w Lane<'w>, deadline: u64) -> Self {
+    pub(crate) fn new(reclaiming: &'w Reclaiming<'m, P>, running: &'w RunningCallback<'w>, deadline: u64) -> Self {
         let (is_written_off, [ended, counted]) = (Cell::new(false), [const { Cell::new(0) }; 2]);
-        Watch { reclaiming, lane, deadline, is_written_off, base: Cell::new((0, 0)), ended, counted }
+        Watch { reclaiming, running, deadline, is_written_off, base: Cell::new((0, 0)), ended, counted }
     }
 
     /// Returns how long one callback of a shrinker may take.
@@ -67,7 +67,7 @@ impl<P: Platform, E: Fn(u64, u64) -> bool> Caller for Enough<'_, '_, '_, P, E> {
         };
         let begins = has_turn && self.watch.began(id, again);
         if !again {
-            self.begun.set(self.watch.lane.last_began());
+            self.begun.set(self.watch.running.last_began());
         }
         begins
     }
@@ -100,25 +100,25 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         if self.base.get() == (0, 0) {
             self.base.set((now, clock::of_thread()));
         }
-        self.lane.began(id.to_bits(), now, self.budget_of(id))
+        self.running.began(id.to_bits(), now, self.budget_of(id))
     }
 
     fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
         self.ended.set(self.reclaiming.moment());
-        let (took, is_written_off) = self.lane.ended(self.ended.get());
+        let (took, is_written_off) = self.running.ended(self.ended.get());
         let budget = self.budget_of(id);
         if is_written_off || took > budget {
-            let Reclaim { lanes, shrinkers, .. } = self.reclaiming.reclaim;
+            let Reclaim { watchdog, shrinkers, .. } = self.reclaiming.reclaim;
             let (_, busy) = self.base.get();
             let busy = clock::of_thread().saturating_sub(busy);
-            let excess = lanes.excess_of(self.lane.last_began(), busy, budget);
+            let excess = watchdog.excess_of(self.running.last_began(), busy, budget);
             let now = self.reclaiming.moment();
             if is_written_off {
-                self.reclaiming.inside(|| self.lane.is_back(now, excess));
+                self.reclaiming.inside(|| self.running.is_back(now, excess));
                 self.is_written_off.set(true);
             } else {
                 let name = shrinkers.name_of(id);
-                self.reclaiming.inside(|| lanes.overran(id.to_bits(), name, excess, now));
+                self.reclaiming.inside(|| watchdog.overran(id.to_bits(), name, excess, now));
             }
         }
         // Keeps the CPU time of earlier callbacks in the next measurement small.
@@ -135,7 +135,7 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         let is_lie = answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD);
         // neap's own caches give whole units: a sheaf, or all of a CPU.
         if is_lie && !self.reclaiming.reclaim.shrinkers.is_own(id) {
-            self.reclaiming.blame(id, Verdict::Lied);
+            self.reclaiming.blame(id, Misbehaviour::Lied);
         }
         took
     }

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use core::task::{Context, Poll};
 use core::time::Duration;
 use neap::groups::{Bound, Charge, Event, Group};
-use neap::lru::{LruList, Verdict};
+use neap::lru::{LruList, LruStatus};
 use neap::reclaim::{self, Shrinker};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier, Mutex};
@@ -251,7 +251,7 @@ fn a_visit_ends_when_there_is_enough() {
     let list: Arc<LruList<(AtomicBool, Mutex<Option<Charge>>)>> = Arc::new(LruList::new().unwrap());
     let (counted, shrunk) = (list.clone(), list.clone());
     let decide = |value: &(AtomicBool, Mutex<Option<Charge>>)| {
-        if value.0.swap(false, Relaxed) { Verdict::Rotate } else { Verdict::Removed }
+        if value.0.swap(false, Relaxed) { LruStatus::Rotate } else { LruStatus::Removed }
     };
     let _shrinker = Shrinker::named("over")
         .group(group)

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use machine::{Random, seed};
 use neap::mm::Mm;
 use neap_base::Platform;
-use neap_groups::{GroupId, How, Kind, Payer};
+use neap_groups::{GroupId, Kind, OnLimit, Payer};
 use neap_percpu::{Handle, Host, Wait};
 use program::{Opened, linux};
 use std::sync::Barrier;
@@ -54,7 +54,7 @@ fn work<P: Platform>(mm: &Mm<P>, groups: &[GroupId], random: &mut Random, operat
             }
             1..400 => {
                 let (payer, bytes) = (groups[at].payer(Kind::ByHand, 0), 1 + random.below(100_000) as u64);
-                grouped.charge(payer, bytes, How::Refuse).unwrap();
+                grouped.charge(payer, bytes, OnLimit::Refuse).unwrap();
                 (Held::Charge(payer, bytes), bytes)
             }
             which => {
@@ -111,7 +111,7 @@ fn nothing_drifts(operations: u64) {
                 mm.tick(round);
                 let gone = grouped.create(top, "comes and goes").unwrap();
                 let payer = gone.payer(Kind::ByHand, 0);
-                grouped.charge(payer, 100, How::Refuse).unwrap();
+                grouped.charge(payer, 100, OnLimit::Refuse).unwrap();
                 grouped.delete(gone).unwrap();
                 grouped.uncharge(payer, 100);
                 std::thread::sleep(core::time::Duration::from_millis(1));

@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use neap::groups::{Bound, Charge, ChargeRequest, Denied, Event, Group, Kind, Listener, UNLIMITED, count};
+use neap::groups::{Bound, Charge, ChargeRequest, Event, Group, GroupError, Kind, Listener, UNLIMITED, count};
 use neap::process::PROCESS;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -25,27 +25,27 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn paths_are_made_found_and_end() {
     let _alone = ALONE.lock().unwrap();
     let leaf = Group::create("paths/a/b").unwrap();
-    assert_eq!(Group::create("paths/a/b"), Err(Denied::Exists));
+    assert_eq!(Group::create("paths/a/b"), Err(GroupError::Exists));
     assert_eq!(Group::find("paths/a/b"), Ok(leaf));
     assert_eq!(Group::find_or_create("paths/a/b"), Ok(leaf));
     assert_eq!(Group::find(""), Ok(Group::ROOT));
     assert_eq!((leaf.to_string(), Group::ROOT.to_string()), ("paths/a/b".into(), "the root group".into()));
     for bad in ["", "paths//b", "/paths", "paths/", "paths/..", "paths/\n", &"x".repeat(57)] {
-        assert_eq!(Group::create(bad), Err(Denied::BadName), "{bad:?}");
+        assert_eq!(Group::create(bad), Err(GroupError::BadName), "{bad:?}");
     }
     let above = Group::find("paths/a").unwrap();
-    assert_eq!(above.delete(), Err(Denied::HasChildren));
-    assert_eq!(Group::ROOT.delete(), Err(Denied::Root));
+    assert_eq!(above.delete(), Err(GroupError::HasChildren));
+    assert_eq!(Group::ROOT.delete(), Err(GroupError::Root));
     assert_eq!(above.children().collect::<Vec<_>>(), [leaf]);
     leaf.delete().unwrap();
-    assert_eq!((leaf.delete(), Group::find("paths/a/b")), (Err(Denied::NoSuchGroup), Err(Denied::NoSuchGroup)));
+    assert_eq!((leaf.delete(), Group::find("paths/a/b")), (Err(GroupError::NoSuchGroup), Err(GroupError::NoSuchGroup)));
     assert!(leaf.to_string().ends_with("which is gone"));
     let second = Group::create("paths/a/b").unwrap();
     assert_ne!(second, leaf);
-    assert_eq!(leaf.used(), Err(Denied::NoSuchGroup));
+    assert_eq!(leaf.used(), Err(GroupError::NoSuchGroup));
     assert_eq!((above.next_child(None), above.next_child(Some(second))), (Ok(Some(second)), Ok(None)));
     for (parent, after) in [(above, Some(leaf)), (Group::ROOT, Some(second)), (leaf, None)] {
-        assert_eq!(parent.next_child(after), Err(Denied::NoSuchGroup), "{parent}");
+        assert_eq!(parent.next_child(after), Err(GroupError::NoSuchGroup), "{parent}");
     }
     for path in ["paths/a/b", "paths/a", "paths"] {
         Group::find(path).unwrap().delete().unwrap();
@@ -252,7 +252,7 @@ fn a_charge_that_waits_is_woken_by_neaps_thread() {
 fn l13_events_are_delivered_before_the_group_is_gone_and_not_after() {
     let _alone = ALONE.lock().unwrap();
     static HEARD: Mutex<Vec<(u64, Option<Event>)>> = Mutex::new(Vec::new());
-    let note = |context: usize, happened: neap::groups::Happened| {
+    let note = |context: usize, happened: neap::groups::EventDelta| {
         let (event, times) = happened.event.map_or((None, 1), |(event, times)| (Some(event), times));
         HEARD.lock().unwrap().push((context as u64 + times, event));
     };

@@ -7,7 +7,7 @@ static ALLOCATOR: neap::Neap = neap::Neap;
 use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use neap::groups::{Bound, Denied, Group, Kind};
+use neap::groups::{Bound, Group, GroupError, Kind};
 use neap::process::PROCESS;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -26,7 +26,7 @@ const SIZES: [usize; 9] = [1, 16, 100, 1024, 4096, 20_000, 32_768, 100_000, 5 <<
 
 /// Returns the usage of a group, as soon as it is `expected`, else its value after a while. It is
 /// approximate while other threads allocate or free; the harness and neap's thread do.
-fn used(group: Group, expected: u64) -> Result<u64, Denied> {
+fn used(group: Group, expected: u64) -> Result<u64, GroupError> {
     let end = Instant::now() + WHILE;
     loop {
         let used = group.used();

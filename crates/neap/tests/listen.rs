@@ -4,7 +4,7 @@ use core::pin::pin;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
-use neap::groups::{Bound, Event, Group, Happened};
+use neap::groups::{Bound, Event, EventDelta, Group};
 use neap::process::PROCESS;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -26,7 +26,7 @@ fn refuse(group: Group) {
 }
 
 /// Refusals until `times` of them were told.
-fn told(from: &Receiver<Happened>, times: u64) {
+fn told(from: &Receiver<EventDelta>, times: u64) {
     let mut sum = 0;
     while sum < times {
         let happened = from.recv_timeout(LONG).unwrap();
@@ -136,7 +136,7 @@ fn events_wake_their_task_are_summed_up_and_end_with_the_group() {
     let mut refused = 0;
     while refused < 3 {
         match events.poll_next(&mut context) {
-            Poll::Ready(Some(Happened { event: Some((Event::Refused, number)), group: told })) => {
+            Poll::Ready(Some(EventDelta { event: Some((Event::Refused, number)), group: told })) => {
                 assert_eq!(told, group.id());
                 refused += number;
             }

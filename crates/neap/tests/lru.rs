@@ -5,7 +5,7 @@ use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
 use neap::groups::Group;
-use neap::lru::{Handle, LruList, Verdict};
+use neap::lru::{Handle, LruList, LruStatus};
 use neap::process::PROCESS;
 use neap::reclaim::{self, Context, Shrinker};
 use std::panic::catch_unwind;
@@ -35,7 +35,7 @@ fn all(list: &LruList<Counted>, group: Group) -> Vec<u32> {
     let mut all = Vec::new();
     let look = |value: &Counted| {
         all.push(value.0);
-        Verdict::Skip
+        LruStatus::Skip
     };
     assert_eq!(list.walk(group, 0, usize::MAX, look, drop).removed, 0);
     all
@@ -63,11 +63,11 @@ fn values_live_as_long_as_the_list_or_a_handle_has_them() {
             1 => {
                 assert!(list.remove(&handles[1]) && list.remove(&handles[3]) && list.remove(&handles[0]));
                 drop(vec![0_u8; 1 << 20]);
-                Verdict::Removed
+                LruStatus::Removed
             }
-            2 | 5 => Verdict::Skip,
-            4 => Verdict::Rotate,
-            _ => Verdict::Removed,
+            2 | 5 => LruStatus::Skip,
+            4 => LruStatus::Rotate,
+            _ => LruStatus::Removed,
         },
         |handle| evicted.push(handle.0),
     );
@@ -75,7 +75,7 @@ fn values_live_as_long_as_the_list_or_a_handle_has_them() {
     assert_eq!(all(&list, group), [2, 5, 4]);
     drop(handles);
     assert_eq!(dropped.load(Relaxed), 3);
-    let walked = list.walk(group, 0, 1, |_| Verdict::Removed, |handle| assert_eq!(handle.0, 2));
+    let walked = list.walk(group, 0, 1, |_| LruStatus::Removed, |handle| assert_eq!(handle.0, 2));
     assert_eq!((walked.removed, dropped.load(Relaxed)), (1, 4));
     // A dropped list drops its values; a deleted group's values were its parent's before.
     group.delete().unwrap();
@@ -101,7 +101,7 @@ fn a_touched_value_is_the_newest_also_after_its_group_has_gone() {
     // A walk that asks about a value decides what becomes of it.
     let look = |value: &Counted| {
         assert!(!list.touch(&handles[value.0 as usize]));
-        Verdict::Skip
+        LruStatus::Skip
     };
     assert_eq!(list.walk(group, 0, 9, look, drop).scanned, 4);
     // Values of a group that has gone name its part of the list for a while.
@@ -141,14 +141,14 @@ fn a_subtree_is_counted_and_walked_as_a_whole() {
     }
     assert_eq!((list.count_below(groups[0]), list.count_below(groups[1]), list.count(groups[0])), (8, 4, 2));
     let mut evicted = Vec::new();
-    let walked = list.walk_below(groups[0], 5, |_| Verdict::Removed, |handle| evicted.push(handle.0));
+    let walked = list.walk_below(groups[0], 5, |_| LruStatus::Removed, |handle| evicted.push(handle.0));
     assert_eq!(
         (walked.removed, evicted.len(), list.count_below(groups[0]), &evicted[..2]),
         (5, 5, 3, [0, 0].as_slice())
     );
-    let stopped = list.walk_below(groups[0], 99, |_| Verdict::Stop, drop);
+    let stopped = list.walk_below(groups[0], 99, |_| LruStatus::Stop, drop);
     assert_eq!((stopped.scanned, stopped.stopped), (1, true), "a verdict ends all of it");
-    list.walk_below(groups[0], usize::MAX, |_| Verdict::Removed, drop);
+    list.walk_below(groups[0], usize::MAX, |_| LruStatus::Removed, drop);
     assert_eq!((list.count_below(groups[0]), list.count(groups[4])), (0, 2));
     drop((evicted, list));
     verify();
@@ -190,10 +190,10 @@ fn a_function_that_panics_loses_nothing() {
     let list = LruList::new().unwrap();
     (0..5).for_each(|number| drop(list.add_on(group, 0, Counted(number, dropped.clone())).unwrap()));
     let decide = |value: &Counted| match value.0 {
-        0 => Verdict::Removed,
-        1 => Verdict::Skip,
+        0 => LruStatus::Removed,
+        1 => LruStatus::Skip,
         2 => panic!("in the middle"),
-        _ => Verdict::Stop,
+        _ => LruStatus::Stop,
     };
     let panicked = catch_unwind(AssertUnwindSafe(|| list.walk(group, 0, 10, decide, drop)));
     assert!(panicked.is_err());
@@ -201,7 +201,7 @@ fn a_function_that_panics_loses_nothing() {
     let mut left = all(&list, group);
     left.sort_unstable();
     assert_eq!(left, [1, 2, 3, 4]);
-    let stopped = list.walk(group, 0, 10, |value| if value.0 > 2 { Verdict::Stop } else { Verdict::Skip }, drop);
+    let stopped = list.walk(group, 0, 10, |value| if value.0 > 2 { LruStatus::Stop } else { LruStatus::Skip }, drop);
     assert!(stopped.stopped && stopped.removed == 0 && list.count(group) == 4);
     drop(list);
     assert_eq!(dropped.load(Relaxed), 5);
@@ -221,7 +221,7 @@ fn threads_share_a_list_while_groups_go() {
                     break;
                 }
                 let group = Group::create(&format!("sharing/{round}")).unwrap();
-                list.walk(tenants, 0, 64, |_| Verdict::Rotate, drop);
+                list.walk(tenants, 0, 64, |_| LruStatus::Rotate, drop);
                 group.delete().unwrap();
                 PROCESS.tick(0);
             }
@@ -247,7 +247,7 @@ fn threads_share_a_list_while_groups_go() {
                             }
                         }
                         if number % 16 == 0 {
-                            let verdict = |value: &Counted| [Verdict::Removed, Verdict::Skip][value.0 as usize % 2];
+                            let verdict = |value: &Counted| [LruStatus::Removed, LruStatus::Skip][value.0 as usize % 2];
                             list.walk(tenants, 0, 8, verdict, |_| _ = evicted.fetch_add(1, Relaxed));
                         }
                     }
@@ -281,7 +281,13 @@ fn a_child_finds_lists_in_order() {
                     let below = Group::create(&format!("forks/{:?}", std::thread::current().id())).unwrap();
                     drop(list.add_on(below, 0, 2000).unwrap());
                     below.delete().unwrap();
-                    list.walk(group, 0, 1, |value| if *value == 2000 { Verdict::Removed } else { Verdict::Skip }, drop);
+                    list.walk(
+                        group,
+                        0,
+                        1,
+                        |value| if *value == 2000 { LruStatus::Removed } else { LruStatus::Skip },
+                        drop,
+                    );
                 }
             });
         }
@@ -322,7 +328,7 @@ fn weights_are_told_and_a_cache_without_groups_gives_those_of_all() {
     let (counted, shrunk) = (list.clone(), list.clone());
     let pair = (
         move |cx: &Context| counted.count_for(cx),
-        move |cx: &Context, objects| shrunk.evict(cx, objects, |_| Verdict::Removed, drop),
+        move |cx: &Context, objects| shrunk.evict(cx, objects, |_| LruStatus::Removed, drop),
     );
     let shrinker = Shrinker::named("weighed").batch(64).register_shrink(pair).unwrap();
     let got = reclaim::reclaim(Group::ROOT, u64::MAX, Duration::from_secs(10));

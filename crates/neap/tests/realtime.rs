@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
 use neap::drain::Scope;
 use neap::groups::{Bound, Group};
-use neap::lru::{By, Item, RawList, Verdict};
+use neap::lru::{By, Item, LruStatus, RawList};
 use neap::process::PROCESS;
 use std::io::{Error, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -184,7 +184,7 @@ fn waiters_sleep_once_and_get_the_lock_by_priority() {
             }
             middle.unpark();
             seen.push(usize::from(burnt.load(Relaxed)));
-            Verdict::Skip
+            LruStatus::Skip
         };
         // SAFETY: the callback wakes threads, which neither waits nor allocates, as the vector has
         // room. It calls nothing of neap.
@@ -198,7 +198,7 @@ fn waiters_sleep_once_and_get_the_lock_by_priority() {
     let mut order = Vec::with_capacity(8);
     let note = |item| {
         order.push(item);
-        Verdict::Skip
+        LruStatus::Skip
     };
     // SAFETY: the callback neither waits nor allocates, as the vector has room.
     unsafe { list.walk(Group::ROOT, 0, 8, note, |_| ()) };

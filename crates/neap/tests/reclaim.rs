@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 use neap::groups::{Bound, Charge, Event, Group};
 use neap::process::PROCESS;
-use neap::reclaim::{self, NotDone, Shrinker, Verdict};
+use neap::reclaim::{self, Misbehaviour, Shrinker, ShrinkerError};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -246,7 +246,7 @@ fn a_callback_that_blocks_on_the_waiting_threads_lock_is_written_off_and_reclaim
     let refused = (0..64).filter(|_| !good.insert()).count();
     assert!(refused < 64, "all of them");
     until("the culprit is named", || {
-        culprit("blocks on the lock").is_some_and(|culprit| culprit.counts[Verdict::Overran as usize] > 0)
+        culprit("blocks on the lock").is_some_and(|culprit| culprit.counts[Misbehaviour::Overran as usize] > 0)
     });
     (0..64).for_each(|_| assert!(good.insert(), "nobody waits for the culprit any more"));
     drop(held);
@@ -270,7 +270,7 @@ fn panics_and_lies_are_counted_and_named_and_go_no_further() {
     (0..100).for_each(|_| assert!(cache.insert()));
     reclaim::reclaim(group, u64::MAX, Duration::from_secs(10));
     for (name, verdict) in
-        [("panics", Verdict::Panicked), ("throws at count", Verdict::Panicked), ("lies", Verdict::Lied)]
+        [("panics", Misbehaviour::Panicked), ("throws at count", Misbehaviour::Panicked), ("lies", Misbehaviour::Lied)]
     {
         let counts = culprit(name).unwrap_or_else(|| panic!("{name} is not named")).counts;
         assert_eq!(counts.iter().sum::<u32>(), 1, "barred from then on: {name} {counts:?}");
@@ -296,7 +296,7 @@ fn s10_a_callback_that_charges_or_asks_begins_no_second_reclaim() {
                 counts.fetch_add(u64::from(group.charge(2 * OBJECT).is_err()), Relaxed);
                 let got = reclaim::reclaim(group, OBJECT, Duration::from_secs(10));
                 asks.fetch_add(u64::from(got == reclaim::Got::default()), Relaxed);
-                assert_eq!(reclaim::synchronize(), Err(NotDone::InCallback));
+                assert_eq!(reclaim::synchronize(), Err(ShrinkerError::InCallback));
                 let mut memory = Vec::with_capacity(1 << 20);
                 memory.push(0_u8);
                 core::hint::black_box(&memory);
@@ -377,7 +377,8 @@ fn what_is_not_registered_is_not_told_that_it_is_gone() {
     let told = AtomicU64::new(0);
     let data = core::ptr::from_ref(&told).cast_mut().cast();
     let nowhere = Group::from_id(neap::groups::GroupId::from_bits(1 << 40));
-    for (name, group, error) in [("a/name", Group::ROOT, NotDone::BadName), ("nowhere", nowhere, NotDone::NoSuchGroup)]
+    for (name, group, error) in
+        [("a/name", Group::ROOT, ShrinkerError::BadName), ("nowhere", nowhere, ShrinkerError::NoSuchGroup)]
     {
         // SAFETY: the number outlives the shrinker; the callbacks return.
         let answer = unsafe { Shrinker::named(name).group(group).register_raw(count, scan, Some(gone), data) };

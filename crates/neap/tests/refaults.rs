@@ -6,7 +6,7 @@
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap::groups::{Bound, Group};
-use neap::lru::{Handle, LruList, Stamp, Turnover, Verdict};
+use neap::lru::{Handle, LruList, LruStatus, Stamp, Turnover};
 use neap::process::PROCESS;
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ const NODE: usize = 0;
 /// Evicts up to `most` values of a group, and returns them with their stamps.
 fn evict(list: &LruList<u32>, group: Group, most: usize) -> Vec<(u32, Stamp)> {
     let mut evicted = Vec::new();
-    list.walk(group, NODE, most, |_| Verdict::Removed, |value| evicted.push((*value, value.stamp().unwrap())));
+    list.walk(group, NODE, most, |_| LruStatus::Removed, |value| evicted.push((*value, value.stamp().unwrap())));
     evicted
 }
 
@@ -91,12 +91,12 @@ fn walk_spares_protected_values_down_to_a_tenth() {
     list.readmit(group, NODE, 0, key, stamp).unwrap();
     let (mut seen, rotate) = (Vec::new(), |seen: &mut Vec<u32>, key: u32| {
         seen.push(key);
-        if key.is_multiple_of(2) { Verdict::Rotate } else { Verdict::Skip }
+        if key.is_multiple_of(2) { LruStatus::Rotate } else { LruStatus::Skip }
     });
     let walked = list.walk(group, NODE, usize::MAX, |&key| rotate(&mut seen, key), drop);
     seen.sort_unstable();
     assert_eq!((walked.scanned, walked.removed, seen), (40, 0, Vec::from_iter(0..40)));
-    let walked = list.walk(group, NODE, usize::MAX, |_| Verdict::Stop, drop);
+    let walked = list.walk(group, NODE, usize::MAX, |_| LruStatus::Stop, drop);
     assert_eq!((walked.scanned, walked.stopped, list.count(group)), (1, true, 40));
     PROCESS.verify(64).unwrap();
 }
@@ -131,12 +131,12 @@ fn second_chance(group: Group, requests: &[u64], stamps: bool) -> usize {
             let done = Cell::new(false);
             let decide = |value: &(u64, AtomicBool)| {
                 if done.get() {
-                    Verdict::Stop
+                    LruStatus::Stop
                 } else if value.1.swap(false, Relaxed) {
-                    Verdict::Rotate
+                    LruStatus::Rotate
                 } else {
                     done.set(true);
-                    Verdict::Removed
+                    LruStatus::Removed
                 }
             };
             list.walk(group, NODE, 8, decide, |value| {
@@ -166,7 +166,7 @@ fn lru(group: Group, requests: &[u64]) -> usize {
             continue;
         }
         if cached.len() >= SIZE {
-            list.walk(group, NODE, 1, |_| Verdict::Removed, |value| drop(cached.remove(&*value)));
+            list.walk(group, NODE, 1, |_| LruStatus::Removed, |value| drop(cached.remove(&*value)));
         }
         cached.insert(key, list.add_on(group, NODE, key).unwrap());
     }

@@ -4,7 +4,7 @@ use core::pin::{Pin, pin};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
-use neap::groups::{Bound, Charge, ChargeError, Denied, Event, Group, GroupHandle};
+use neap::groups::{Bound, Charge, ChargeError, Event, Group, GroupError, GroupHandle};
 use neap::reclaim::{self, Scan, Shrinker};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -26,9 +26,12 @@ fn an_owner_deletes_its_group_with_all_below() {
         Group::create(path).unwrap();
     }
     let below = Group::find("owned/by/one/a/c").unwrap().charge(1000).unwrap();
-    assert_eq!(group.delete(), Err(Denied::HasChildren));
+    assert_eq!(group.delete(), Err(GroupError::HasChildren));
     drop(owner);
-    assert_eq!((Group::find("owned/by/one"), group.used()), (Err(Denied::NoSuchGroup), Err(Denied::NoSuchGroup)));
+    assert_eq!(
+        (Group::find("owned/by/one"), group.used()),
+        (Err(GroupError::NoSuchGroup), Err(GroupError::NoSuchGroup))
+    );
     let above = Group::find("owned/by").unwrap();
     assert_eq!((above.used(), group.heir(), above.children().count()), (Ok(2000), Some(above), 0));
     drop((charge, below));
@@ -39,9 +42,9 @@ fn an_owner_deletes_its_group_with_all_below() {
     kept.delete().unwrap();
     let second = Group::create("owned/by/two").unwrap();
     drop(owner);
-    assert_eq!((Group::find("owned/by/two"), Group::ROOT.delete_all()), (Ok(second), Err(Denied::Root)));
+    assert_eq!((Group::find("owned/by/two"), Group::ROOT.delete_all()), (Ok(second), Err(GroupError::Root)));
     Group::find("owned").unwrap().delete_all().unwrap();
-    assert_eq!(Group::find("owned"), Err(Denied::NoSuchGroup));
+    assert_eq!(Group::find("owned"), Err(GroupError::NoSuchGroup));
 }
 
 #[test]
@@ -69,7 +72,7 @@ fn a_tree_goes_while_other_threads_make_groups_in_it() {
         }
         top.delete_all().unwrap();
     });
-    assert_eq!(top.used(), Err(Denied::NoSuchGroup));
+    assert_eq!(top.used(), Err(GroupError::NoSuchGroup));
     _ = Group::find("growing").map(Group::delete_all);
 }
 
@@ -88,7 +91,7 @@ fn a_peak_begins_again_at_the_charge_of_the_moment() {
     assert!((now + (2 << 20) - (256 << 10)..second).contains(&peaks()[1]), "{:?}", peaks());
     drop(kept);
     group.delete().unwrap();
-    assert_eq!(group.reset_peak(), Err(Denied::NoSuchGroup));
+    assert_eq!(group.reset_peak(), Err(GroupError::NoSuchGroup));
 }
 
 #[test]

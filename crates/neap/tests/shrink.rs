@@ -3,8 +3,8 @@
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
 use neap::groups::{Bound, Charge, Event, Group};
-use neap::lru::{LruList, Verdict};
-use neap::reclaim::{self, Context, Count, NotDone, Scan, Shrink, Shrinker};
+use neap::lru::{LruList, LruStatus};
+use neap::reclaim::{self, Context, Count, Scan, Shrink, Shrinker, ShrinkerError};
 use std::sync::{Arc, Mutex};
 
 const OBJECT: u64 = 64 << 10;
@@ -163,7 +163,7 @@ fn a_cache_that_was_unregistered_by_its_id_does_not_start() {
     let prepared = Shrinker::named("ended").prepare_shrink().unwrap();
     reclaim::unregister(prepared.id()).unwrap();
     let pair = (|_: &Context| Count::Empty, |_: &Context, _| Scan::Busy);
-    assert_eq!(prepared.start(pair).unwrap_err(), NotDone::NoSuchShrinker);
+    assert_eq!(prepared.start(pair).unwrap_err(), ShrinkerError::NoSuchShrinker);
 }
 
 /// Makes one list and one shrinker for all tenants.
@@ -172,7 +172,7 @@ fn shared_list(name: &str) -> (Arc<LruList<Charge>>, Shrinker) {
     let list = Arc::new(LruList::for_shrinker(prepared.id()).unwrap());
     let (counted, shrunk) = (list.clone(), list.clone());
     let count = move |cx: &Context| counted.count_for(cx);
-    let scan = move |cx: &Context, objects| shrunk.evict(cx, objects, |_: &Charge| Verdict::Removed, drop);
+    let scan = move |cx: &Context, objects| shrunk.evict(cx, objects, |_: &Charge| LruStatus::Removed, drop);
     (list, prepared.start((count, scan)).unwrap())
 }
 
@@ -206,7 +206,7 @@ fn closures_that_keep_their_group_serve_its_heir() {
     let (counted, shrunk) = (list.clone(), list.clone());
     let count = move || counted.count(group) as u64;
     let evict =
-        move |objects| shrunk.walk(group, 0, objects as usize, |_: &Charge| Verdict::Removed, drop).removed as u64;
+        move |objects| shrunk.walk(group, 0, objects as usize, |_: &Charge| LruStatus::Removed, drop).removed as u64;
     let shrinker = Shrinker::named("kept").group(group).batch(8).register(count, evict).unwrap();
     let add = || list.add_on(group, 0, group.charge(OBJECT).unwrap()).unwrap();
     let handles: Vec<_> = (0..48).map(|_| add()).collect();
@@ -234,7 +234,7 @@ fn values_with_their_charge_go_for_as_much_as_is_needed() {
     let shrinker = prepared
         .start((
             move |cx: &Context| counted.count_for(cx),
-            move |cx: &Context, objects| shrunk.evict(cx, objects, |_| Verdict::Removed, drop),
+            move |cx: &Context, objects| shrunk.evict(cx, objects, |_| LruStatus::Removed, drop),
         ))
         .unwrap();
     let add = |number| list.add_charged(group.charge(OBJECT).unwrap(), number).unwrap();

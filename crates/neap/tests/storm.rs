@@ -24,7 +24,7 @@ use core::time::Duration;
 use neap::groups::{Bound, Charge, ChargeError, Group};
 use neap::lru::{self, Handle, LruList};
 use neap::process::PROCESS;
-use neap::reclaim::{self, NotDone, Shrinker, Verdict};
+use neap::reclaim::{self, Misbehaviour, Shrinker, ShrinkerError};
 use random::{Random, number, seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -118,7 +118,7 @@ impl Value {
     }
 }
 
-/// Number of blames of each name, by [`Verdict`].
+/// Number of blames of each name, by [`Misbehaviour`].
 type Blames = BTreeMap<String, [u32; 3]>;
 type List = LruList<Value>;
 
@@ -269,7 +269,7 @@ impl Storm {
             let evicted = |value: Handle<Value>| took(&value, &shrunk.counts.evicted);
             let decide = |value: &Value| {
                 value.goes();
-                lru::Verdict::Removed
+                lru::LruStatus::Removed
             };
             shrunk.list.walk(group, 0, wanted as usize, decide, evicted).removed as u64
         };
@@ -295,7 +295,7 @@ impl Storm {
             }
             Kind::CallsBack => {
                 assert_eq!(reclaim::reclaim(group, OBJECT, Duration::from_secs(1)), reclaim::Got::default());
-                assert_eq!(reclaim::synchronize(), Err(NotDone::InCallback));
+                assert_eq!(reclaim::synchronize(), Err(ShrinkerError::InCallback));
                 reclaim::each_shrinker(|_| ());
                 drop(Shrinker::named("short").group(group).register(|| 1, |_| 0));
             }
@@ -306,7 +306,7 @@ impl Storm {
         0
     }
 
-    fn bad(self: &Arc<Self>, kind: Kind, name: &str, group: Group) -> Result<Shrinker, NotDone> {
+    fn bad(self: &Arc<Self>, kind: Kind, name: &str, group: Group) -> Result<Shrinker, ShrinkerError> {
         let (storm, own) = (self.clone(), Arc::new(OnceLock::new()));
         let known = own.clone();
         let evict = move |wanted| storm.misbehave(kind, group, &known, wanted);
@@ -490,8 +490,8 @@ fn a_storm_of_bad_citizens_stops_nobody_and_loses_nothing() {
         added > 500 && evicted > 100 && removed > 0 && storm.counts.calls.iter().all(|calls| calls.load(Relaxed) > 0)
     );
     let is_named = |name, verdict| named.get(name).is_some_and(|counts: &[u32; 3]| counts[verdict as usize] > 0);
-    assert!(is_named("blocks", Verdict::Overran), "{named:?}");
-    assert!(is_named("panics", Verdict::Panicked) && is_named("lies", Verdict::Lied), "{named:?}");
+    assert!(is_named("blocks", Misbehaviour::Overran), "{named:?}");
+    assert!(is_named("panics", Misbehaviour::Panicked) && is_named("lies", Misbehaviour::Lied), "{named:?}");
     let innocent = |name: &str| named.get(name).is_none_or(|counts| counts[1..] == [0, 0]);
     assert!(innocent("good citizen") && innocent("short") && innocent("stops"), "{named:?}");
 

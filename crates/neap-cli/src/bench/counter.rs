@@ -30,7 +30,7 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 use neap_base::{Linux, Platform};
-use neap_percpu::{Alone, Owner, PerCpuCounter, PerCpuData, Shape, Wait};
+use neap_percpu::{Owner, PerCpuCounter, PerCpuData, Shape, Standalone, Wait};
 
 use super::{Options, Session, Workload};
 use crate::report::{cell, table};
@@ -90,7 +90,7 @@ pub(super) fn timed(on: &[usize], times: u64, add: impl Fn(usize) + Copy + Send)
 /// The counters, without the thread's own word.
 #[derive(Clone, Copy)]
 struct Counters<'a> {
-    neap: &'a PerCpuCounter<Alone<'a, Linux>>,
+    neap: &'a PerCpuCounter<Standalone<'a, Linux>>,
     atomic: &'a AtomicI64,
     shards: &'a [Shard],
 }
@@ -113,7 +113,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let (linux, on) = (Linux::probe(), cpus()?);
     let data =
         PerCpuData::open(&linux, &Shape::usual(linux.cpus()), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
-    let host = Alone { data: &data, platform: &linux };
+    let host = Standalone { data: &data, platform: &linux };
     // A part is moved once in 4096 additions of 1.
     let counter = PerCpuCounter::new(host, Owner::NONE, 4096, Wait::Long).map_err(|refused| anyhow!("{refused}"))?;
     let (atomic, shards) = (Shard::default(), on.iter().map(|_| Shard::default()).collect::<Vec<_>>());

@@ -55,7 +55,7 @@ pub(super) struct XmallocOptions {
 const BATCHES_PER_PRODUCER: usize = 16;
 
 /// An array of blocks that passes through the threads.
-struct Lane {
+struct RunningCallback {
     table: BlockTable,
     random: Random,
     left: usize,
@@ -66,7 +66,7 @@ struct Lane {
 /// Result of a thread of a lane: the thread that it handed over to.
 struct Handed(Option<JoinHandle<Handed>>);
 
-impl Lane {
+impl RunningCallback {
     fn fill(&mut self) {
         for index in 0..self.table.len() {
             self.table[index] = take(draw(&mut self.random, self.sizes));
@@ -100,7 +100,7 @@ fn draw(random: &mut Random, (min, max): (usize, usize)) -> usize {
 pub(super) fn larson(options: &LarsonOptions) -> Result<Outcome> {
     let mut lanes = Vec::with_capacity(options.threads);
     for number in 0..options.threads {
-        let mut lane = Lane {
+        let mut lane = RunningCallback {
             table: BlockTable::new(options.blocks)?,
             random: Random::new(number as u64 + 1),
             left: options.generations.max(1),

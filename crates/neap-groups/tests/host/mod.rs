@@ -2,13 +2,13 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
-use neap_groups::{GroupId, Groups, Reclaimer, Seat};
-use neap_percpu::{Alone, PerCpuData};
+use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
+use neap_percpu::{PerCpuData, Standalone};
 use std::sync::Mutex;
 
 /// A group that was deleted, and its parent; whether it still existed, and where its items were to
 /// be attached.
-pub(crate) type Offline = (Seat, Seat, bool, Option<Seat>);
+pub(crate) type Offline = (GroupSlot, GroupSlot, bool, Option<GroupSlot>);
 
 /// Counts of calls of a host.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ pub(crate) struct Asked {
 
 /// A host for tests.
 pub(crate) struct Host<'a, P: Platform> {
-    pub(crate) alone: Alone<'a, P>,
+    pub(crate) alone: Standalone<'a, P>,
     pub(crate) asked: &'a Asked,
 }
 
@@ -41,7 +41,7 @@ impl<P: Platform> Copy for Host<'_, P> {}
 
 impl<'a, P: Platform> Host<'a, P> {
     pub(crate) fn new(platform: &'a P, data: &'a PerCpuData, asked: &'a Asked) -> Host<'a, P> {
-        Host { alone: Alone { data, platform }, asked }
+        Host { alone: Standalone { data, platform }, asked }
     }
 }
 
@@ -76,7 +76,7 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
         self.asked.ask.fetch_add(1, Relaxed);
     }
 
-    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         let (there, seat) = (groups.is_there(child.group), groups.seat(&groups.reading(), child.group));
         assert!(groups.parent_of(child.slot) == Some(parent) && groups.is_leaving(child.slot));
         self.asked.offline.lock().unwrap().push((child, parent, there, seat));

@@ -11,7 +11,7 @@
 use super::block;
 use super::list::LruList;
 use super::registry::Site;
-use super::sub::Sub;
+use super::sublist::Sub;
 use crate::Host;
 use core::num::NonZeroU64;
 use core::sync::atomic::Ordering;

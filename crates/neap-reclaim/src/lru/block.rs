@@ -2,11 +2,11 @@
 //! of a list, whose table leads to a block by the group's slot.
 
 use super::radix::Radix;
-use super::sub::Sub;
+use super::sublist::Sub;
 use crate::Host;
 use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
-use neap_groups::Seat;
+use neap_groups::GroupSlot;
 
 /// Memory that a [`LruList`](super::LruList) leads to.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Head {
 impl Head {
     /// Returns the block of a group.
     pub(super) fn block(&self, slot: u32) -> Option<NonNull<Block>> {
-        if slot == Seat::ROOT.slot { Some(self.root) } else { self.table.get(slot) }
+        if slot == GroupSlot::ROOT.slot { Some(self.root) } else { self.table.get(slot) }
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) fn bytes(nodes: usize) -> usize {
 }
 
 /// Makes a block for a list and a group; `None` without memory.
-pub(super) fn make<H: Host>(host: &H, list: NonNull<Head>, nodes: usize, seat: Seat) -> Option<NonNull<Block>> {
+pub(super) fn make<H: Host>(host: &H, list: NonNull<Head>, nodes: usize, seat: GroupSlot) -> Option<NonNull<Block>> {
     let block = host.memory(bytes(nodes))?.cast::<Block>();
     let slot = Cell::new(seat.slot);
     let [next, previous] = [(); 2].map(|()| Cell::new(null_mut()));

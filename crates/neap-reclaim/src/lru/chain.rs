@@ -10,12 +10,12 @@
 //! time, so that it can be freed: from the newest that may name another sub-list, towards the
 //! oldest. All items behind that one name this sub-list, and only a splice puts others before it.
 
-use super::sub::Sub;
+use super::sublist::Sub;
 use core::fmt;
 use core::ptr::{NonNull, null, null_mut, without_provenance_mut};
 use neap_base::constructor;
 use neap_base::sync::{AtomicPtr, Ordering, UnsafeCell};
-use neap_groups::Seat;
+use neap_groups::GroupSlot;
 
 /// Returns the name of an item that was taken off the sub-list `of` and is in hands: until it is
 /// let go, or put back. With null it cannot be put back.
@@ -180,7 +180,7 @@ pub(super) struct Chain {
     /// The newest item that may name another sub-list; null: all name this one.
     stale: *mut Item,
     /// The group of the sub-list.
-    pub(super) seat: Seat,
+    pub(super) seat: GroupSlot,
     /// Number of walks that have items of this sub-list in hands and may put them back.
     pub(super) hands: usize,
 }
@@ -196,7 +196,7 @@ fn item<'a>(at: *mut Item) -> Option<&'a Item> {
 }
 
 impl Chain {
-    pub(super) const fn new(seat: Seat) -> Chain {
+    pub(super) const fn new(seat: GroupSlot) -> Chain {
         Chain { oldest: null_mut(), newest: null_mut(), stale: null_mut(), seat, hands: 0 }
     }
 

@@ -10,12 +10,12 @@ use super::block::{self, Block, Head};
 use super::chain::{End, Item};
 use super::radix::Radix;
 use super::registry::{Site, chain};
-use super::sub::Sub;
+use super::sublist::Sub;
 use crate::Host;
 use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
 use neap_base::Platform;
-use neap_groups::{Denied, GroupId, Seat};
+use neap_groups::{GroupError, GroupId, GroupSlot};
 
 /// Items after which a walk releases the lock and the gate for other threads, if it can continue
 /// where it was.
@@ -35,7 +35,7 @@ unsafe impl Sync for LruList {}
 /// Decision on an item in a walk, and whether the walk goes on under the same lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Verdict {
+pub enum LruStatus {
     /// The item is removed, and passed on after the lock. The walk goes on.
     Removed = 0,
     /// The item was in use: it becomes the newest. The walk goes on.
@@ -58,7 +58,7 @@ pub struct Walked {
     pub scanned: usize,
     /// Number of removed items.
     pub removed: usize,
-    /// Whether [`Verdict::Stop`] ended it.
+    /// Whether [`LruStatus::Stop`] ended it.
     pub stopped: bool,
 }
 
@@ -106,16 +106,16 @@ impl<H: Host> Site<'_, H> {
     /// a node is added.
     ///
     /// # Errors
-    /// [`Denied::NoMemory`].
-    pub fn open(&self, by_group: bool, shrinker: Option<u64>) -> Result<LruList, Denied> {
+    /// [`GroupError::NoMemory`].
+    pub fn open(&self, by_group: bool, shrinker: Option<u64>) -> Result<LruList, GroupError> {
         self.host.inside(|| {
-            let head = self.host.memory(size_of::<Head>()).ok_or(Denied::NoMemory)?.cast::<Head>();
+            let head = self.host.memory(size_of::<Head>()).ok_or(GroupError::NoMemory)?.cast::<Head>();
             let nodes = self.host.platform().nodes();
-            let Some(root) = block::make(self.host, head, nodes, Seat::ROOT) else {
+            let Some(root) = block::make(self.host, head, nodes, GroupSlot::ROOT) else {
                 // SAFETY: `memory` returned this above with this size, and no other thread has seen
                 // it.
                 unsafe { self.host.give_back(head.cast(), size_of::<Head>()) };
-                return Err(Denied::NoMemory);
+                return Err(GroupError::NoMemory);
             };
             let mut registry = self.lists.registry.lock();
             let (next, previous) = (Cell::new(registry.first), Cell::new(null_mut()));
@@ -202,7 +202,7 @@ impl LruList {
     /// nearest ancestor that has one gets it.
     ///
     /// # Errors
-    /// [`Denied::NoSuchGroup`]: the id leads nowhere any more.
+    /// [`GroupError::NoSuchGroup`]: the id leads nowhere any more.
     ///
     /// # Safety
     /// The item does not move until [`LruList::del`] has returned true for it, or a walk's
@@ -214,12 +214,12 @@ impl LruList {
         group: GroupId,
         node: usize,
         item: NonNull<Item>,
-    ) -> Result<bool, Denied> {
+    ) -> Result<bool, GroupError> {
         site.host.inside(|| {
             let reading = site.groups.reading();
             let seat = match self.head().by_group {
-                true => site.groups.seat(&reading, group).ok_or(Denied::NoSuchGroup)?,
-                false => Seat::ROOT,
+                true => site.groups.seat(&reading, group).ok_or(GroupError::NoSuchGroup)?,
+                false => GroupSlot::ROOT,
             };
             let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
             // SAFETY: the block was found or made within the read, which is held, so it is not
@@ -330,7 +330,7 @@ impl LruList {
     /// Returns the number of items of all groups on a node. Takes no lock: while groups are
     /// deleted, items may be counted twice or not at all.
     pub fn count_node<H>(self, site: &Site<'_, H>, node: usize) -> usize {
-        let (mut count, mut next) = (0, Some(Seat::ROOT.slot));
+        let (mut count, mut next) = (0, Some(GroupSlot::ROOT.slot));
         while let Some(slot) = next {
             let _reading = site.groups.reading();
             // SAFETY: the block was found within the read, which is held, so it is not freed.
@@ -346,9 +346,9 @@ impl LruList {
         site: &Site<'_, H>,
         reading: &neap_base::rcu::Reading<'_>,
         group: GroupId,
-    ) -> Option<Seat> {
+    ) -> Option<GroupSlot> {
         if !self.head().by_group {
-            return Some(Seat::ROOT);
+            return Some(GroupSlot::ROOT);
         }
         site.groups.own_seat(reading, group)
     }
@@ -370,7 +370,7 @@ impl LruList {
         group: GroupId,
         node: usize,
         most: usize,
-        mut isolate: impl FnMut(NonNull<Item>) -> Verdict,
+        mut isolate: impl FnMut(NonNull<Item>) -> LruStatus,
         dispose: impl FnMut(NonNull<Item>),
     ) -> Walked {
         let mut walk = Walk::new(most);
@@ -409,7 +409,7 @@ impl Walk {
     /// It ends when the budget is used, at the end of the list, or by a decision. It also ends
     /// after a while if all visited items were removed, so that the next hold begins where this one
     /// ends.
-    fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> Verdict) -> bool {
+    fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> LruStatus) -> bool {
         let mut chain = sub.lock_this();
         if sub.heir().is_some() {
             return false;
@@ -428,7 +428,7 @@ impl Walk {
             self.walked.scanned += 1;
             next = chain.after(item);
             match isolate(item) {
-                Verdict::Removed => {
+                LruStatus::Removed => {
                     chain.unlink(item);
                     sub.set_count(sub.count() - 1);
                     // SAFETY: an item on a chain exists until it is taken off, by the contract of
@@ -437,19 +437,19 @@ impl Walk {
                     self.taken.push(item);
                     self.walked.removed += 1;
                 }
-                Verdict::Rotate => {
+                LruStatus::Rotate => {
                     chain.unlink(item);
                     // SAFETY: an item on a chain exists until it is taken off, by the contract of
                     // `add`, and the lock is held.
                     unsafe { item.as_ref() }.rename(sub);
                     chain.push(item, End::Newest);
                 }
-                Verdict::Skip => {}
-                Verdict::Retry => {
+                LruStatus::Skip => {}
+                LruStatus::Retry => {
                     self.in_all = usize::MAX;
                     return self.left > 0;
                 }
-                Verdict::Stop => {
+                LruStatus::Stop => {
                     self.walked.stopped = true;
                     return false;
                 }

@@ -11,15 +11,15 @@
 mod ages;
 mod block;
 mod chain;
-mod hands;
+mod isolated;
 mod list;
 mod radix;
 mod registry;
-mod sub;
+mod sublist;
 mod verify;
 
 pub use ages::{Stamp, Turnover};
 pub use chain::{End, Item};
-pub use hands::{Hands, MOST};
-pub use list::{LONGEST, LruList, Verdict, Walked};
+pub use isolated::{Hands, MOST};
+pub use list::{LONGEST, LruList, LruStatus, Walked};
 pub use registry::{Lists, Site};

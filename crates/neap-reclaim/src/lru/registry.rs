@@ -21,7 +21,7 @@ use crate::Host;
 use core::ptr::{NonNull, null_mut};
 use neap_base::Mutex;
 use neap_base::rcu::Mark;
-use neap_groups::{Groups, Seat};
+use neap_groups::{GroupSlot, Groups};
 
 /// Items renamed during one hold of the mutex, and holds in one tick.
 const RENAMED: usize = 256;
@@ -221,14 +221,14 @@ impl<H: Host> Site<'_, H> {
     /// is the block of the nearest ancestor that has one. The caller is within the read in which
     /// the seat was found.
     #[cold]
-    pub(super) fn make(&self, list: NonNull<Head>, seat: Seat) -> NonNull<Block> {
+    pub(super) fn make(&self, list: NonNull<Head>, seat: GroupSlot) -> NonNull<Block> {
         // SAFETY: the caller uses the list, which is not closed while a thread does.
         let head = unsafe { list.as_ref() };
         let mut registry = self.lists.registry.lock();
         let mut at = seat;
         // Items attached to a group that leaves would never move to its parent.
         while self.groups.is_leaving(at.slot) {
-            at = self.groups.parent_of(at.slot).unwrap_or(Seat::ROOT);
+            at = self.groups.parent_of(at.slot).unwrap_or(GroupSlot::ROOT);
         }
         if let Some(block) = head.block(at.slot) {
             return block;
@@ -243,14 +243,14 @@ impl<H: Host> Site<'_, H> {
     }
 
     /// Returns the block of the nearest ancestor that has one.
-    fn nearest(&self, head: &Head, seat: Seat) -> NonNull<Block> {
-        let above = |seat: &Seat| self.groups.parent_of(seat.slot);
+    fn nearest(&self, head: &Head, seat: GroupSlot) -> NonNull<Block> {
+        let above = |seat: &GroupSlot| self.groups.parent_of(seat.slot);
         core::iter::successors(above(&seat), above).find_map(|seat| head.block(seat.slot)).unwrap_or(head.root)
     }
 
     /// Moves the items of a group that is being deleted to its parent, in all lists. For
     /// [`Reclaimer::offline`](neap_groups::Reclaimer::offline).
-    pub fn offline(&self, child: Seat, parent: Seat) {
+    pub fn offline(&self, child: GroupSlot, parent: GroupSlot) {
         let mut registry = self.lists.registry.lock();
         for block in chain(registry.of(child.slot)) {
             registry.remove(block);
@@ -259,7 +259,7 @@ impl<H: Host> Site<'_, H> {
     }
 
     /// Gives the parent a block of a deleted group, or the items in it.
-    fn hand_up(&self, registry: &mut Registry, block: NonNull<Block>, child: Seat, parent: Seat) {
+    fn hand_up(&self, registry: &mut Registry, block: NonNull<Block>, child: GroupSlot, parent: GroupSlot) {
         // SAFETY: the block was found in the group's chain under the registry's mutex, which is
         // held. Its list exists, since closing a list takes its blocks out of chains under that
         // mutex.
@@ -310,7 +310,7 @@ impl<H: Host> Site<'_, H> {
     }
 
     /// Has a group marked in the list's shrinker, if it has items there.
-    pub(super) fn mark(&self, list: &Head, items: usize, seat: Seat, node: usize) {
+    pub(super) fn mark(&self, list: &Head, items: usize, seat: GroupSlot, node: usize) {
         if let (Some(shrinker), true) = (list.shrinker, items > 0) {
             self.host.mark(shrinker, seat, node);
         }

@@ -8,11 +8,11 @@
 use super::block::{self, Block, Head};
 use super::chain::Item;
 use super::registry::{Site, chain, header};
-use super::sub::Sub;
+use super::sublist::Sub;
 use crate::Host;
 use core::ptr::NonNull;
 use neap_base::Finding;
-use neap_groups::{GroupId, Seat};
+use neap_groups::{GroupId, GroupSlot};
 
 fn same(what: &'static str, group: GroupId, expected: usize, found: usize) -> Result<(), Finding> {
     Finding::unless_equal(what, group, expected as u64, found as u64)
@@ -30,7 +30,7 @@ impl<H: Host> Site<'_, H> {
             // SAFETY: lists in the registry exist until they are closed, which takes the mutex that
             // is held.
             let this = unsafe { head.as_ref() };
-            pins += self.verify_block(head, this.root, Seat::ROOT)?;
+            pins += self.verify_block(head, this.root, GroupSlot::ROOT)?;
             let mut next = this.table.next(0);
             while let Some((slot, block)) = next {
                 let in_chain = chain(registry.of(slot)).filter(|&other| other == block).count();
@@ -55,7 +55,7 @@ impl<H: Host> Site<'_, H> {
     }
 
     /// Returns its number of pins.
-    fn verify_block(&self, head: NonNull<Head>, block: NonNull<Block>, seat: Seat) -> Result<usize, Finding> {
+    fn verify_block(&self, head: NonNull<Head>, block: NonNull<Block>, seat: GroupSlot) -> Result<usize, Finding> {
         // SAFETY: the block is the root's or in the list's table, and the registry's mutex is held.
         let (this, subs) = unsafe { (header(block), block::subs(block)) };
         same("the list of a block", seat.group, head.as_ptr().addr(), this.list.as_ptr().addr())?;
@@ -66,7 +66,7 @@ impl<H: Host> Site<'_, H> {
     }
 }
 
-fn verify_sub(sub: &Sub, seat: Seat) -> Result<(), Finding> {
+fn verify_sub(sub: &Sub, seat: GroupSlot) -> Result<(), Finding> {
     let chain = sub.lock_this();
     same("whether a group's sub-list is dead", seat.group, 0, sub.heir().is_some().into())?;
     same("the seat of a sub-list", seat.group, seat.slot as usize, chain.seat.slot as usize)?;

@@ -10,22 +10,22 @@
 //!
 //! No lock is held while anything of the domain runs.
 
-pub mod board;
-mod lanes;
-mod level;
+mod backoff;
+pub mod callback_state;
+mod group_iter;
+pub mod job_queue;
 mod pass;
-pub mod seat;
-mod share;
-mod vain;
-mod walk;
+mod pressure;
+mod scan_target;
+mod watchdog;
 
 #[cfg(test)]
 mod pass_tests;
 
-pub use board::{Aim, Jobs, Next, Waiter};
-pub use lanes::{BUDGET, Culprit, Excess, Lane, Lanes, Overdue, SLACK, Verdict};
-pub use level::{Level, Levels};
+pub use backoff::Backoff;
+pub use group_iter::{Generation, Walk, Walks};
+pub use job_queue::{JobQueue, Next, ReclaimJob, Waiter};
 pub use pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
-pub use share::{Grip, press};
-pub use vain::Vain;
-pub use walk::{Lap, Walk, Walks};
+pub use pressure::{Level, Levels};
+pub use scan_target::{LowProtection, press};
+pub use watchdog::{BUDGET, Culprit, Excess, Misbehaviour, Overdue, RunningCallback, SLACK, Watchdog};

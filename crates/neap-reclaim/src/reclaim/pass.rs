@@ -31,13 +31,13 @@
 //! Source: Linux `mm/vmscan.c` (`do_try_to_free_pages`, `shrink_node`, `balance_pgdat`), by
 //! description.
 
-use crate::reclaim::level::{Level, Levels};
-use crate::reclaim::share::{Grip, press};
-use crate::reclaim::walk::{Lap, Walks};
-use crate::shrinkers::{FIRST_PRIORITY, Press};
+use crate::reclaim::group_iter::{Generation, Walks};
+use crate::reclaim::pressure::{Level, Levels};
+use crate::reclaim::scan_target::{LowProtection, press};
+use crate::shrinkers::{FIRST_PRIORITY, ScanPressure};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::nodes::MAX_NODES;
-use neap_groups::protection::Standing;
+use neap_groups::protection::GroupUsage;
 use neap_groups::{Event, GroupId};
 
 /// Priority from which on pressure counts as critical: a tenth of all objects is requested at a
@@ -74,10 +74,10 @@ pub trait Domain {
 
     /// Returns usage and protection of the group in a slot, relative to `top`. `None` if it is
     /// neither `top` nor a descendant, or gone.
-    fn standing(&self, slot: u32, top: GroupId) -> Option<Standing>;
+    fn standing(&self, slot: u32, top: GroupId) -> Option<GroupUsage>;
 
     /// Asks the shrinkers of a group on a node. Runs callbacks.
-    fn give(&self, group: GroupId, slot: u32, node: usize, press: Press) -> Given;
+    fn give(&self, group: GroupId, slot: u32, node: usize, press: ScanPressure) -> Given;
 
     /// Returns the bytes that a group and its descendants use, by each measure. The freed bytes are
     /// the largest fall of one of them.
@@ -172,7 +172,7 @@ impl Got {
 struct Try {
     /// The walks are shared.
     partial: bool,
-    grip: Grip,
+    grip: LowProtection,
 }
 
 /// State that passes share: positions of walks, windows of pressure, and counts.
@@ -258,15 +258,15 @@ impl Passes {
 impl<D: Domain> Pass<'_, D> {
     fn run(&mut self) {
         if self.ask.node.is_some() {
-            self.attempt(Try { partial: false, grip: Grip::Fair });
+            self.attempt(Try { partial: false, grip: LowProtection::Fair });
             return;
         }
-        self.attempt(Try { partial: true, grip: Grip::Fair });
+        self.attempt(Try { partial: true, grip: LowProtection::Fair });
         if self.tries_again() {
-            self.attempt(Try { partial: false, grip: Grip::Fair });
+            self.attempt(Try { partial: false, grip: LowProtection::Fair });
         }
         if self.tries_again() && self.passed_by {
-            self.attempt(Try { partial: false, grip: Grip::TakesLow });
+            self.attempt(Try { partial: false, grip: LowProtection::TakesLow });
         }
     }
 
@@ -319,7 +319,7 @@ impl<D: Domain> Pass<'_, D> {
         let (before, unsure) = (self.got, self.unsure);
         let mut shared = how.partial.then(|| self.passes.walks.join(top, node));
         let goes_to_the_end = self.ask.node.is_some();
-        let mut own = Lap::from(if goes_to_the_end { 0 } else { self.passes.walks.place_of(top, node) });
+        let mut own = Generation::from(if goes_to_the_end { 0 } else { self.passes.walks.place_of(top, node) });
         let find = |from| domain.next(top, node, from);
         while let Some(slot) = match &mut shared {
             Some(walk) => walk.next(find),
@@ -337,10 +337,10 @@ impl<D: Domain> Pass<'_, D> {
         self.press_on(self.looked_at(&before, unsure), self.got.freed - before.freed);
     }
 
-    fn visit(&mut self, slot: u32, node: usize, priority: u32, grip: Grip) {
+    fn visit(&mut self, slot: u32, node: usize, priority: u32, grip: LowProtection) {
         let Some(standing) = self.domain.standing(slot, self.ask.top) else { return };
         let press = match press(&standing, self.ask.bytes, priority, grip) {
-            Ok(press) => Press { need: self.ask.bytes.saturating_sub(self.got.bytes), ..press },
+            Ok(press) => ScanPressure { need: self.ask.bytes.saturating_sub(self.got.bytes), ..press },
             Err(by_low) => return self.passed_by |= by_low,
         };
         let given = self.domain.give(standing.id, slot, node, press);

@@ -3,11 +3,11 @@
 //! In the domain of plain numbers, a group is a cache of objects that gives as the published
 //! arithmetic says. One thread, no locks.
 
-use super::level::{Level, Levels};
 use super::pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
-use crate::shrinkers::{FIRST_PRIORITY, Press, WHOLE};
+use super::pressure::{Level, Levels};
+use crate::shrinkers::{FIRST_PRIORITY, ScanPressure, WHOLE};
 use core::cell::{Cell, RefCell};
-use neap_groups::protection::Standing;
+use neap_groups::protection::GroupUsage;
 use neap_groups::{Event, GroupId};
 use proptest::prelude::*;
 use std::vec::Vec;
@@ -72,13 +72,13 @@ impl Domain for Model {
         FIRST_PRIORITY - self.skipped
     }
 
-    fn standing(&self, slot: u32, _top: GroupId) -> Option<Standing> {
+    fn standing(&self, slot: u32, _top: GroupId) -> Option<GroupUsage> {
         let cache = &self.caches[slot as usize];
         let (usage, min, low) = (cache.usage(), cache.min.min(cache.usage()), cache.low.min(cache.usage()));
-        Some(Standing { id: id(slot), usage, min, low })
+        Some(GroupUsage { id: id(slot), usage, min, low })
     }
 
-    fn give(&self, group: GroupId, slot: u32, _node: usize, press: Press) -> Given {
+    fn give(&self, group: GroupId, slot: u32, _node: usize, press: ScanPressure) -> Given {
         assert_eq!(group, id(slot));
         self.visits.borrow_mut().push(slot);
         let cache = &self.caches[slot as usize];
@@ -210,10 +210,10 @@ impl Domain for Raced<'_> {
     fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
         self.0.next(top, node, from)
     }
-    fn standing(&self, slot: u32, top: GroupId) -> Option<Standing> {
+    fn standing(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
         self.0.standing(slot, top)
     }
-    fn give(&self, group: GroupId, slot: u32, node: usize, press: Press) -> Given {
+    fn give(&self, group: GroupId, slot: u32, node: usize, press: ScanPressure) -> Given {
         if self.2.get() > 0 {
             self.2.set(self.2.get() - 1);
             self.1.end_round(GroupId::ROOT, node, self.0.caches.len() as u32 / 2);

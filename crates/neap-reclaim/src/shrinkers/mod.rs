@@ -5,16 +5,16 @@
 //! pass costs as much as there are such shrinkers. Callbacks run with no lock held.
 
 pub mod bits;
-mod calling;
-pub mod life;
-mod places;
+mod call_depth;
+pub mod lifecycle;
 mod registry;
 mod shrinker;
+mod shrinker_info;
 mod visit;
 mod work;
 
-pub use calling::{is_calling, without_reclaim};
-pub use registry::{MOST_SHRINKERS, NotDone, Report, Shrinkers, Unregistered};
+pub use call_depth::{is_calling, without_reclaim};
+pub use registry::{MOST_SHRINKERS, Report, ShrinkerError, Shrinkers, Unregistered};
 pub use shrinker::{Asked, CountFn, DONE, EMPTY, GoneFn, STOP, ScanFn, ShrinkerId, Spec};
 pub use visit::{Caller, Visited};
-pub use work::{DEFAULT_BATCH, DEFAULT_SEEKS, FIRST_PRIORITY, Press, WHOLE, Whom, Work, share};
+pub use work::{DEFAULT_BATCH, DEFAULT_SEEKS, FIRST_PRIORITY, ScanPressure, ShrinkerFilter, WHOLE, Work, share};

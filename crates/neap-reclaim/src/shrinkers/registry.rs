@@ -33,10 +33,10 @@
 //! Fences, callbacks and waits are outside of both. The registry must not be moved while a callback
 //! runs.
 
-use super::calling::{depth, is_calling};
-use super::life::{ENDING, LIVE, PREPARED};
-use super::places::{BLOCK, BLOCKS, Places, UNIT};
+use super::call_depth::{depth, is_calling};
+use super::lifecycle::{ENDING, LIVE, PREPARED};
 use super::shrinker::{KINDS, Shrinker, ShrinkerId, Spec, Total, kind};
+use super::shrinker_info::{BLOCK, BLOCKS, ShrinkerInfos, UNIT};
 use crate::host::Host;
 use core::fmt;
 use core::ptr::NonNull;
@@ -46,7 +46,7 @@ use neap_base::{Mutex, Platform, Rcu};
 use neap_groups::table::{Entry, Table};
 use neap_groups::{GroupId, Name, is_name};
 use neap_percpu::reference::fence;
-use neap_percpu::{LentWords, Owner, Refused, Wait};
+use neap_percpu::{Owner, PerCpuWords, Refused, Wait};
 
 /// Prefix of names, reserved for the host's own shrinkers.
 const OWN: &str = "neap:";
@@ -62,7 +62,7 @@ const NAP: u64 = 50_000;
 
 /// Reason for which a shrinker was not registered or unregistered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotDone {
+pub enum ShrinkerError {
     /// There is no such shrinker, or it was unregistered.
     NoSuchShrinker,
     /// There is no such group, or it was deleted.
@@ -80,33 +80,33 @@ pub enum NotDone {
     Fence(Errno),
 }
 
-impl fmt::Display for NotDone {
+impl fmt::Display for ShrinkerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            NotDone::NoSuchShrinker => "there is no such shrinker, or it is unregistered already",
-            NotDone::NoSuchGroup => "there is no such group",
-            NotDone::BadName => {
+            ShrinkerError::NoSuchShrinker => "there is no such shrinker, or it is unregistered already",
+            ShrinkerError::NoSuchGroup => "there is no such group",
+            ShrinkerError::BadName => {
                 "a name has 1 to 56 bytes, no '/' and nothing that does not print, and does not begin with \"neap:\""
             }
-            NotDone::Full => "there are as many shrinkers as there can be",
-            NotDone::NoMemory => "there is no memory for it",
-            NotDone::InCallback => "a callback would wait for itself",
-            NotDone::Fence(error) => return write!(f, "membarrier answered error {}", error.raw_os_error()),
+            ShrinkerError::Full => "there are as many shrinkers as there can be",
+            ShrinkerError::NoMemory => "there is no memory for it",
+            ShrinkerError::InCallback => "a callback would wait for itself",
+            ShrinkerError::Fence(error) => return write!(f, "membarrier answered error {}", error.raw_os_error()),
         })
     }
 }
 
-impl core::error::Error for NotDone {}
+impl core::error::Error for ShrinkerError {}
 
-impl From<Errno> for NotDone {
-    fn from(_: Errno) -> NotDone {
-        NotDone::NoMemory
+impl From<Errno> for ShrinkerError {
+    fn from(_: Errno) -> ShrinkerError {
+        ShrinkerError::NoMemory
     }
 }
 
-impl From<Refused> for NotDone {
-    fn from(_: Refused) -> NotDone {
-        NotDone::NoMemory
+impl From<Refused> for ShrinkerError {
+    fn from(_: Refused) -> ShrinkerError {
+        ShrinkerError::NoMemory
     }
 }
 
@@ -173,7 +173,7 @@ pub struct Shrinkers {
     /// Number of indexes that were ever used.
     used: AtomicU32,
     lists: Mutex<ShrinkerLists>,
-    pub(crate) places: Places,
+    pub(crate) infos: ShrinkerInfos,
     /// RCU domain of the callbacks that run.
     pub(crate) running: Rcu,
     /// [`Owner`] of the words of all shrinkers.
@@ -190,12 +190,12 @@ impl Shrinkers {
     /// Makes a registry without shrinkers.
     ///
     /// # Errors
-    /// [`NotDone::NoMemory`].
-    pub fn open<H: Host>(host: &H) -> Result<Shrinkers, NotDone> {
+    /// [`ShrinkerError::NoMemory`].
+    pub fn open<H: Host>(host: &H) -> Result<Shrinkers, ShrinkerError> {
         host.inside(|| {
             let owner = host.data().open_owner(host.platform())?;
             let nodes = host.platform().nodes().max(1) as u32;
-            let places = Places::open(host, nodes).inspect_err(|_| {
+            let infos = ShrinkerInfos::open(host, nodes).inspect_err(|_| {
                 // SAFETY: the owner was opened above, and no other thread knows it.
                 let _ = unsafe { host.data().close_owner(owner) };
             })?;
@@ -203,7 +203,7 @@ impl Shrinkers {
             // Without memory for sequences, readers count by locked instructions.
             let _ = running.open(host.platform());
             let lists = Mutex::new(ShrinkerLists { free: [0; KINDS] });
-            Ok(Shrinkers { table: Table::new(), used: AtomicU32::new(0), lists, places, running, owner })
+            Ok(Shrinkers { table: Table::new(), used: AtomicU32::new(0), lists, infos, running, owner })
         })
     }
 
@@ -226,7 +226,7 @@ impl Shrinkers {
         // belong to shrinkers, which no thread uses.
         unsafe {
             self.table.close(host.platform());
-            self.places.close(host);
+            self.infos.close(host);
             self.running.close(host.platform());
             // It was opened in `open`, so there is no error.
             let _ = host.inside(|| host.data().close_owner(self.owner));
@@ -273,13 +273,13 @@ impl Shrinkers {
     /// the id can be made. [`Shrinkers::start`] or [`Shrinkers::unregister`] must follow.
     ///
     /// # Errors
-    /// See [`NotDone`]; nothing has changed then.
+    /// See [`ShrinkerError`]; nothing has changed then.
     ///
     /// # Safety
     /// From `start` on the callbacks may be called with `data`, by any thread and by several at a
     /// time, until `unregister` has returned [`Unregistered::Gone`], or `gone` was called. They do
     /// not unwind.
-    pub unsafe fn prepare<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
+    pub unsafe fn prepare<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
         // SAFETY: this function has the contract of `prepare_for`.
         unsafe { self.prepare_for(host, spec, false) }
     }
@@ -292,7 +292,7 @@ impl Shrinkers {
     ///
     /// # Safety
     /// As for [`Shrinkers::prepare`], from now on.
-    pub unsafe fn register_own<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
+    pub unsafe fn register_own<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
         // SAFETY: this function has the contract of `prepare_for`.
         let id = unsafe { self.prepare_for(host, spec, true) }?;
         self.start(host, id).map(|()| id)
@@ -302,9 +302,9 @@ impl Shrinkers {
     ///
     /// # Safety
     /// As for [`Shrinkers::prepare`].
-    unsafe fn prepare_for<H: Host>(&self, host: &H, spec: &Spec<'_>, own: bool) -> Result<ShrinkerId, NotDone> {
+    unsafe fn prepare_for<H: Host>(&self, host: &H, spec: &Spec<'_>, own: bool) -> Result<ShrinkerId, ShrinkerError> {
         if !is_name(spec.name) || spec.name.starts_with(OWN) != own {
-            return Err(NotDone::BadName);
+            return Err(ShrinkerError::BadName);
         }
         let kind = kind(spec.inline, own);
         loop {
@@ -312,7 +312,7 @@ impl Shrinkers {
                 return Ok(id);
             }
             // Outside the fork gate, which this call enters itself.
-            let mut words = Some(LentWords::new(host, self.owner, Total::Words as usize, Wait::Long)?);
+            let mut words = Some(PerCpuWords::new(host, self.owner, Total::Words as usize, Wait::Long)?);
             let made = host.inside(|| self.fresh(host, kind, &mut words));
             // SAFETY: words that `fresh` did not take were made above, and no other thread has seen
             // them.
@@ -332,18 +332,18 @@ impl Shrinkers {
     }
 
     /// Adds a free index of a kind, and takes the words for it.
-    fn fresh<H: Host>(&self, host: &H, kind: usize, words: &mut Option<LentWords>) -> Result<(), NotDone> {
+    fn fresh<H: Host>(&self, host: &H, kind: usize, words: &mut Option<PerCpuWords>) -> Result<(), ShrinkerError> {
         let mut lists = self.lists.lock();
         let index = self.used();
         if index == MOST_SHRINKERS {
-            return Err(NotDone::Full);
+            return Err(ShrinkerError::Full);
         }
         if index == self.table.len() {
             self.table.grow(host.platform())?;
         }
-        let Link(link) = self.table.get(index).ok_or(NotDone::NoMemory)?;
-        let memory = host.memory(size_of::<Shrinker>()).ok_or(NotDone::NoMemory)?.cast::<Shrinker>();
-        let words = words.take().ok_or(NotDone::NoMemory)?;
+        let Link(link) = self.table.get(index).ok_or(ShrinkerError::NoMemory)?;
+        let memory = host.memory(size_of::<Shrinker>()).ok_or(ShrinkerError::NoMemory)?.cast::<Shrinker>();
+        let words = words.take().ok_or(ShrinkerError::NoMemory)?;
         // SAFETY: the memory is on a cache line of its own, which is the alignment, has the size,
         // and no other thread knows of it.
         unsafe { memory.write(Shrinker::new(words)) };
@@ -376,15 +376,15 @@ impl Shrinkers {
     /// Starts a prepared shrinker, which may be called from now on.
     ///
     /// # Errors
-    /// [`NotDone::NoSuchShrinker`].
-    pub fn start<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<(), NotDone> {
+    /// [`ShrinkerError::NoSuchShrinker`].
+    pub fn start<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<(), ShrinkerError> {
         host.inside(|| {
             let _lists = self.lists.lock();
             let shrinker = self.of(id).filter(|shrinker| shrinker.life.state() == PREPARED);
-            let shrinker = shrinker.ok_or(NotDone::NoSuchShrinker)?;
+            let shrinker = shrinker.ok_or(ShrinkerError::NoSuchShrinker)?;
             shrinker.life.start();
             if !shrinker.by_group() {
-                (0..self.places.nodes()).for_each(|node| self.places.mark(host, id.index(), 0, node));
+                (0..self.infos.nodes()).for_each(|node| self.infos.mark(host, id.index(), 0, node));
             }
             Ok(())
         })
@@ -397,7 +397,7 @@ impl Shrinkers {
     ///
     /// # Safety
     /// As for [`Shrinkers::prepare`], from now on.
-    pub unsafe fn register<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
+    pub unsafe fn register<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
         // SAFETY: this function has the contract of `prepare`.
         let id = unsafe { self.prepare(host, spec) }?;
         self.start(host, id).map(|()| id)
@@ -409,17 +409,17 @@ impl Shrinkers {
     /// does not wait; see [`Unregistered::Later`].
     ///
     /// # Errors
-    /// [`NotDone::NoSuchShrinker`], also if another caller is unregistering it, and for the host's
-    /// own shrinkers, which stay. [`NotDone::Fence`]: the shrinker stays registered.
-    pub fn unregister<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<Unregistered, NotDone> {
+    /// [`ShrinkerError::NoSuchShrinker`], also if another caller is unregistering it, and for the
+    /// host's own shrinkers, which stay. [`ShrinkerError::Fence`]: the shrinker stays registered.
+    pub fn unregister<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
         let ending = || {
             let _lists = self.lists.lock();
             let shrinker = self.of(id).filter(|shrinker| !shrinker.own())?;
             Some((shrinker, shrinker.life.end()?))
         };
-        let (shrinker, (before, ended)) = host.inside(ending).ok_or(NotDone::NoSuchShrinker)?;
+        let (shrinker, (before, ended)) = host.inside(ending).ok_or(ShrinkerError::NoSuchShrinker)?;
         let close = || shrinker.life.close(|| fence(host.platform()));
-        if before == PREPARED || host.inside(close).map_err(NotDone::Fence)? {
+        if before == PREPARED || host.inside(close).map_err(ShrinkerError::Fence)? {
             self.finish(host, id.index(), shrinker);
         }
         while !shrinker.life.is_over(ended) {
@@ -449,13 +449,13 @@ impl Shrinkers {
     /// Waits until every callback that runs now has ended, of any shrinker.
     ///
     /// # Errors
-    /// [`NotDone::InCallback`]; [`NotDone::Fence`].
-    pub fn synchronize<H: Host>(&self, host: &H) -> Result<(), NotDone> {
+    /// [`ShrinkerError::InCallback`]; [`ShrinkerError::Fence`].
+    pub fn synchronize<H: Host>(&self, host: &H) -> Result<(), ShrinkerError> {
         if is_calling() {
-            return Err(NotDone::InCallback);
+            return Err(ShrinkerError::InCallback);
         }
         let (mark, mut looks) = (self.running.mark(), 0);
-        while !host.inside(|| self.running.advance_past(host.platform(), &(), mark)).map_err(NotDone::Fence)? {
+        while !host.inside(|| self.running.advance_past(host.platform(), &(), mark)).map_err(ShrinkerError::Fence)? {
             looks += 1;
             if looks < YIELDS { host.platform().pause() } else { host.platform().sleep(NAP) }
         }
@@ -471,28 +471,28 @@ impl Shrinkers {
     pub fn mark<H: Host>(&self, host: &H, id: ShrinkerId, slot: u32, node: u32) {
         let Some(shrinker) = self.of(id).filter(|shrinker| shrinker.by_group()) else { return };
         if shrinker.by_node() {
-            self.places.mark(host, id.index(), slot, node);
+            self.infos.mark(host, id.index(), slot, node);
         } else {
-            (0..self.places.nodes()).for_each(|node| self.places.mark(host, id.index(), slot, node));
+            (0..self.infos.nodes()).for_each(|node| self.infos.mark(host, id.index(), slot, node));
         }
     }
 
     /// Returns a number that changes with each new mark. A thread that reads it, looks, and finds
     /// no marks below a group need not look again while the number is the same.
     pub fn marks(&self) -> u64 {
-        self.places.marks()
+        self.infos.marks()
     }
 
     /// Returns the slot, from `from` on, of the first group that may have objects on a node, or for
     /// which there was no memory to record it.
     pub fn next_with_anything(&self, node: u32, from: u32) -> Option<u32> {
-        self.places.next_with_anything(node, from)
+        self.infos.next_with_anything(node, from)
     }
 
     /// Returns whether the group in a slot may have objects on a node, or there was no memory to
     /// record it.
     pub fn has_anything(&self, node: u32, slot: u32) -> bool {
-        self.places.has_anything(node, slot)
+        self.infos.has_anything(node, slot)
     }
 
     /// Calls `each` with the slots of all groups that may have objects on a node.
@@ -506,14 +506,14 @@ impl Shrinkers {
     ///
     /// The group is leaving ([`Host::is_seat`]), and its slot is not reused yet.
     pub fn offline<H: Host>(&self, host: &H, slot: u32, heir: u32) {
-        self.places.offline(host, || self.used(), slot, heir);
+        self.infos.offline(host, || self.used(), slot, heir);
     }
 
     /// Returns the deferred objects of a shrinker in a group's slot on a node; 0 for an id that was
     /// never used.
     pub fn deferred(&self, id: ShrinkerId, slot: u32, node: u32) -> u64 {
         let (block, unit) = ((id.index() / BLOCK) as usize, id.index() % BLOCK / UNIT);
-        let unit = self.places.place(block, slot, node).and_then(|place| place.unit(unit));
+        let unit = self.infos.info(block, slot, node).and_then(|info| info.unit(unit));
         unit.map_or(0, |unit| unit.deferred(id.index(), id.generation()))
     }
 
@@ -521,13 +521,13 @@ impl Shrinkers {
     /// id that was never used.
     pub fn is_marked(&self, id: ShrinkerId, slot: u32, node: u32) -> bool {
         let (block, unit) = ((id.index() / BLOCK) as usize, id.index() % BLOCK / UNIT);
-        match self.places.spot(block, slot, node, unit) {
-            Some(spot) => match spot.memory() {
+        match self.infos.unit_ref(block, slot, node, unit) {
+            Some(unit_ref) => match unit_ref.memory() {
                 Some(unit) => unit.bits.load(Ordering::Relaxed) >> (id.index() % UNIT) & 1 != 0,
                 // If there was no memory to record it, all may have.
-                None => spot.is_raised(),
+                None => unit_ref.is_raised(),
             },
-            None => id.index() < self.used() && self.places.is_blind(slot),
+            None => id.index() < self.used() && self.infos.is_untracked(slot),
         }
     }
 

@@ -7,13 +7,13 @@
 //! the index has another generation. Work is counted in words of the CPU, so no two visitors write
 //! the same cache line.
 
-use super::life::{FREE, Life};
-use super::work::Whom;
+use super::lifecycle::{FREE, Life};
+use super::work::ShrinkerFilter;
 use core::ffi::c_void;
 use core::fmt;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use neap_groups::{GroupId, Name, SharedName};
-use neap_percpu::LentWords;
+use neap_percpu::PerCpuWords;
 
 /// Answer of `count`: there are no objects, and none come without a mark.
 pub const EMPTY: u64 = u64::MAX - 1;
@@ -171,7 +171,7 @@ pub(crate) fn kind(inline: bool, own: bool) -> usize {
 pub(crate) enum Total {
     /// Calls of callbacks, less one for each reference taken: a visit that only counts adds
     /// nothing.
-    Calls = LentWords::FIRST,
+    Calls = PerCpuWords::FIRST,
     Scanned,
     Freed,
     Nanoseconds,
@@ -189,7 +189,7 @@ pub(crate) struct Lines<T>(pub(crate) T);
 #[repr(C, align(64))]
 pub(crate) struct Shrinker {
     /// Like the fields below, read by every visitor and written by none where there are sequences.
-    pub(crate) life: Life<LentWords>,
+    pub(crate) life: Life<PerCpuWords>,
     generation: AtomicU32,
     flags: AtomicU32,
     /// The group that it belongs to; 0: none, or several.
@@ -213,7 +213,7 @@ pub(crate) struct Shrinker {
 const _: () = assert!(core::mem::offset_of!(Shrinker, scan) <= 128);
 
 impl Shrinker {
-    pub(crate) fn new(words: LentWords) -> Shrinker {
+    pub(crate) fn new(words: PerCpuWords) -> Shrinker {
         let null = || AtomicPtr::new(core::ptr::null_mut());
         Shrinker {
             life: Life::new(words),
@@ -317,8 +317,8 @@ impl Shrinker {
     }
 
     /// Returns whether a pass may call it; the answer holds for any later shrinker of the index.
-    pub(crate) fn is_for(&self, whom: Whom) -> bool {
-        (whom < Whom::Inline || self.inline()) && (whom < Whom::Own || self.own())
+    pub(crate) fn is_for(&self, whom: ShrinkerFilter) -> bool {
+        (whom < ShrinkerFilter::Inline || self.inline()) && (whom < ShrinkerFilter::Own || self.own())
     }
 
     pub(crate) fn seeks(&self) -> u32 {

@@ -21,12 +21,12 @@
 //! sets the bit again, for a new group in the slot, and marks the heir as well. Deferred work is
 //! treated alike.
 
-use super::calling::{CallFrame, is_calling};
-use super::life::{LIVE, PREPARED};
-use super::places::{BLOCK, Spot, UNIT};
+use super::call_depth::{CallFrame, is_calling};
+use super::lifecycle::{LIVE, PREPARED};
 use super::registry::Shrinkers;
 use super::shrinker::{Asked, DONE, EMPTY, STOP, Shrinker, ShrinkerId, Total};
-use super::work::{Press, Work};
+use super::shrinker_info::{BLOCK, UNIT, UnitRef};
+use super::work::{ScanPressure, Work};
 use crate::host::Host;
 use core::ops::Range;
 use core::pin::pin;
@@ -115,7 +115,7 @@ struct Visit<'v, H: Host, C: Caller> {
     group: GroupId,
     slot: u32,
     node: u32,
-    press: Press,
+    press: ScanPressure,
     visited: &'v mut Visited,
 }
 
@@ -132,7 +132,7 @@ impl Shrinkers {
         group: GroupId,
         slot: u32,
         node: u32,
-        press: Press,
+        press: ScanPressure,
     ) -> Visited {
         let mut visited = Visited::default();
         if !is_calling() {
@@ -236,7 +236,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         let shrinkers = self.shrinkers;
         let left = (0..shrinkers.blocks()).map(|block| self.block(block)).filter(|left| *left).count();
         if left == 0 {
-            let settled = shrinkers.places.settle(|| shrinkers.blocks(), self.slot, self.node);
+            let settled = shrinkers.infos.settle(|| shrinkers.blocks(), self.slot, self.node);
             self.visited.written += u64::from(settled);
         }
     }
@@ -244,28 +244,28 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     /// Visits the shrinkers of a block. Returns whether any is left that may have objects.
     fn block(&mut self, block: usize) -> bool {
         let shrinkers = self.shrinkers;
-        let Some(Spot { place, any, .. }) = shrinkers.places.spot(block, self.slot, self.node, 0) else {
-            let is_blind = shrinkers.places.is_blind(self.slot);
-            if is_blind {
+        let Some(UnitRef { info, any, .. }) = shrinkers.infos.unit_ref(block, self.slot, self.node, 0) else {
+            let is_untracked = shrinkers.infos.is_untracked(self.slot);
+            if is_untracked {
                 let first = block as u32 * BLOCK;
                 (first..first + BLOCK).for_each(|index| _ = self.shrinker(index, None));
             }
-            return is_blind;
+            return is_untracked;
         };
         // Relaxed: objects added at this moment are for the next visit.
-        let mut summary = place.summary.load(Ordering::Relaxed);
+        let mut summary = info.summary.load(Ordering::Relaxed);
         while summary != 0 {
             let unit = summary.trailing_zeros();
             summary &= summary - 1;
-            self.unit(block as u32 * BLOCK + unit * UNIT, Spot { place, unit, any });
+            self.unit(block as u32 * BLOCK + unit * UNIT, UnitRef { info, unit, any });
         }
-        place.summary.load(Ordering::Relaxed) != 0
+        info.summary.load(Ordering::Relaxed) != 0
     }
 
     /// Visits the shrinkers of a unit that have a bit, or all, if there was no memory for bits.
-    fn unit(&mut self, first: u32, spot: Spot<'_>) {
-        let Some(unit) = spot.memory() else {
-            let stays = spot.lower_all(|| {
+    fn unit(&mut self, first: u32, unit_ref: UnitRef<'_>) {
+        let Some(unit) = unit_ref.memory() else {
+            let stays = unit_ref.lower_all(|| {
                 let something = (first..first + UNIT).filter(|index| self.shrinker(*index, None) == Had::Something);
                 something.count() == 0 && self.is_here()
             });
@@ -276,17 +276,18 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         while bits != 0 {
             let index = first + bits.trailing_zeros();
             bits &= bits - 1;
-            if self.shrinker(index, Some(&spot)) == Had::Nothing {
+            if self.shrinker(index, Some(&unit_ref)) == Had::Nothing {
                 // Asks once more after the bit was cleared.
-                let stays = spot.lower(index, || self.shrinker(index, Some(&spot)) == Had::Nothing && self.is_here());
+                let stays =
+                    unit_ref.lower(index, || self.shrinker(index, Some(&unit_ref)) == Had::Nothing && self.is_here());
                 self.lowered(stays, index..index + 1);
             }
         }
         if unit.is_empty() {
-            let stays = spot.lower_unit(|| unit.is_empty());
+            let stays = unit_ref.lower_unit(|| unit.is_empty());
             self.visited.written += 1;
             if !stays {
-                self.shrinkers.places.count_mark();
+                self.shrinkers.infos.count_mark();
             }
         }
     }
@@ -303,15 +304,15 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         if stays {
             return;
         }
-        self.shrinkers.places.count_mark();
+        self.shrinkers.infos.count_mark();
         if !self.is_here() {
-            let mark = |index, slot| self.shrinkers.places.mark(self.host, index, slot, self.node);
+            let mark = |index, slot| self.shrinkers.infos.mark(self.host, index, slot, self.node);
             self.host.follow(self.group, |heir| indexes.clone().for_each(|index| mark(index, heir.slot)));
         }
     }
 
     /// Visits one shrinker.
-    fn shrinker(&mut self, index: u32, spot: Option<&Spot<'_>>) -> Had {
+    fn shrinker(&mut self, index: u32, unit_ref: Option<&UnitRef<'_>>) -> Had {
         let (shrinkers, host) = (self.shrinkers, self.host);
         let Some(shrinker) = shrinkers.at(index) else { return Had::Nothing };
         // Before the reference: with the last one this thread would call `gone`, and may hold a
@@ -319,7 +320,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         if !shrinker.is_for(self.press.whom) {
             return Had::Something;
         }
-        match shrinkers.referred(host, self.caller, index, shrinker, |calls| self.ask(calls, spot)) {
+        match shrinkers.referred(host, self.caller, index, shrinker, |calls| self.ask(calls, unit_ref)) {
             Some(had) => had,
             // A prepared shrinker keeps its marks. A live one has taken the index meanwhile.
             None if matches!(shrinker.life.state(), PREPARED | LIVE) => Had::Something,
@@ -334,7 +335,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     }
 
     /// Counts, and scans accordingly. With a reference.
-    fn ask(&mut self, calls: &mut Calls<'_, C>, spot: Option<&Spot<'_>>) -> Had {
+    fn ask(&mut self, calls: &mut Calls<'_, C>, unit_ref: Option<&UnitRef<'_>>) -> Had {
         let shrinker = calls.shrinker;
         if !shrinker.by_group() && self.slot != 0 {
             return Had::Nothing;
@@ -348,12 +349,12 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             return Had::Nothing;
         }
         let node = if shrinker.by_node() { self.node } else { 0 };
-        let (deadline, Press { priority, need, .. }) = (self.caller.deadline(), self.press);
+        let (deadline, ScanPressure { priority, need, .. }) = (self.caller.deadline(), self.press);
         let need = need.saturating_sub(self.visited.freed_bytes);
         let mut asked = Asked { need, deadline, priority, ..Asked::of(self.group, node) };
         let freeable = calls.count(&mut asked);
         if let Some(freeable @ 1..DONE) = freeable {
-            self.scan(calls, &mut asked, freeable, spot);
+            self.scan(calls, &mut asked, freeable, unit_ref);
         }
         calls.visited.stops += u64::from(freeable == Some(STOP));
         self.visited.add(calls.visited);
@@ -361,16 +362,16 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         if (freeable == Some(EMPTY) || calls.is_empty) && shrinker.by_group() { Had::Nothing } else { Had::Something }
     }
 
-    fn scan(&mut self, calls: &mut Calls<'_, C>, asked: &mut Asked, freeable: u64, spot: Option<&Spot<'_>>) {
+    fn scan(&mut self, calls: &mut Calls<'_, C>, asked: &mut Asked, freeable: u64, unit_ref: Option<&UnitRef<'_>>) {
         let (shrinker, index, generation) = (calls.shrinker, calls.id.index(), calls.id.generation());
         // Work of shrinkers that know no nodes is deferred on the first node.
-        let spot = if asked.node == self.node {
-            spot.copied()
+        let unit_ref = if asked.node == self.node {
+            unit_ref.copied()
         } else {
-            self.shrinkers.places.spot((index / BLOCK) as usize, self.slot, 0, index % BLOCK / UNIT)
+            self.shrinkers.infos.unit_ref((index / BLOCK) as usize, self.slot, 0, index % BLOCK / UNIT)
         };
         calls.most = freeable;
-        let unit = spot.and_then(Spot::memory);
+        let unit = unit_ref.and_then(UnitRef::memory);
         let taken = unit.map_or(0, |unit| unit.take(index, generation));
         let mut work = Work::new(freeable, taken, shrinker.seeks(), shrinker.batch(), self.press);
         while let Some(next) = work.next() {
@@ -386,11 +387,11 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         let wrote = unit.is_some_and(|unit| unit.defer(index, generation, work.deferred()));
         calls.visited.written += u64::from(taken > 0) + u64::from(wrote);
         if let Some(unit) = unit.filter(|_| wrote) {
-            // SeqCst pairs with the fence in `Places::offline`.
+            // SeqCst pairs with the fence in `ShrinkerInfos::offline`.
             fence(Ordering::SeqCst);
             if !self.is_here() {
-                let places = &self.shrinkers.places;
-                self.host.follow(self.group, |heir| places.move_deferred(unit, index, heir.slot, asked.node));
+                let infos = &self.shrinkers.infos;
+                self.host.follow(self.group, |heir| infos.move_deferred(unit, index, heir.slot, asked.node));
             }
         }
     }

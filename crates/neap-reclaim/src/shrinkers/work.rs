@@ -13,12 +13,12 @@ pub const DEFAULT_SEEKS: u32 = 2;
 pub const DEFAULT_BATCH: u64 = 128;
 /// First priority of a pass; 0 asks for the most.
 pub const FIRST_PRIORITY: u32 = 12;
-/// A [`Press::share`] of the whole.
+/// A [`ScanPressure::share`] of the whole.
 pub const WHOLE: u32 = 1024;
 
 /// Shrinkers that the thread of a pass may call: it may hold locks that other shrinkers take.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Whom {
+pub enum ShrinkerFilter {
     /// All: the thread holds nothing.
     All,
     /// Shrinkers that may run in a thread that charges.
@@ -30,7 +30,7 @@ pub enum Whom {
 
 /// Pressure of a pass on a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Press {
+pub struct ScanPressure {
     /// From [`FIRST_PRIORITY`] down to 0; each step asks for twice as much.
     pub priority: u32,
     /// Unprotected part of the group, of [`WHOLE`].
@@ -38,7 +38,7 @@ pub struct Press {
     /// Asks for at least one batch: for small groups, which would never give anything otherwise.
     pub least: bool,
     /// The shrinkers that may be called.
-    pub whom: Whom,
+    pub whom: ShrinkerFilter,
     /// Needed bytes. A scan asks for about as many objects as these and `usage` suggest; there is
     /// no bound if `usage` is 0.
     pub need: u64,
@@ -46,10 +46,10 @@ pub struct Press {
     pub usage: u64,
 }
 
-impl Press {
+impl ScanPressure {
     /// Returns the pressure on a group without protection, by a thread that may run any callback.
-    pub const fn of(priority: u32) -> Press {
-        Press { priority, share: WHOLE, least: false, whom: Whom::All, need: u64::MAX, usage: 0 }
+    pub const fn of(priority: u32) -> ScanPressure {
+        ScanPressure { priority, share: WHOLE, least: false, whom: ShrinkerFilter::All, need: u64::MAX, usage: 0 }
     }
 }
 
@@ -72,7 +72,7 @@ pub struct Work {
 impl Work {
     /// Makes the work for `freeable` objects, with `deferred` ones left by earlier passes. A batch
     /// of 0 is the default.
-    pub fn new(freeable: u64, deferred: u64, seeks: u32, batch: u64, press: Press) -> Work {
+    pub fn new(freeable: u64, deferred: u64, seeks: u32, batch: u64, press: ScanPressure) -> Work {
         let batch = if batch == 0 { DEFAULT_BATCH } else { batch };
         let (priority, most) = (press.priority.min(u64::BITS - 1), freeable.saturating_mul(2));
         let delta = delta(freeable, seeks, press);
@@ -116,13 +116,13 @@ impl Work {
 
 /// Returns how many objects are likely to hold the needed bytes, at least one, if objects are all
 /// that a group uses.
-fn needed(freeable: u64, press: Press) -> u64 {
+fn needed(freeable: u64, press: ScanPressure) -> u64 {
     let objects = u128::from(press.need) * u128::from(freeable) / u128::from(press.usage.max(1));
     if press.usage == 0 { u64::MAX } else { u64::try_from(objects).unwrap_or(u64::MAX).max(1) }
 }
 
 /// Returns the objects that a pass adds to the request.
-fn delta(freeable: u64, seeks: u32, press: Press) -> u64 {
+fn delta(freeable: u64, seeks: u32, press: ScanPressure) -> u64 {
     let whole = match seeks {
         // Recreating them costs nothing.
         0 => u128::from(freeable / 2),
@@ -155,7 +155,7 @@ mod tests {
 
     /// Runs a callback that scans all requested objects. Returns its scans and the deferred
     /// objects.
-    fn run(freeable: u64, deferred: u64, seeks: u32, press: Press) -> (Vec<u64>, u64) {
+    fn run(freeable: u64, deferred: u64, seeks: u32, press: ScanPressure) -> (Vec<u64>, u64) {
         let (mut work, mut scans) = (Work::new(freeable, deferred, seeks, 0, press), Vec::new());
         while let Some(next) = work.next() {
             scans.push(next);
@@ -167,44 +167,44 @@ mod tests {
 
     #[test]
     fn the_published_vectors_hold_to_the_digit() {
-        assert_eq!(run(10_000, 0, 2, Press::of(12)), (std::vec![], 4));
-        assert_eq!(run(10_000, 0, 2, Press::of(4)), (std::vec![128; 9], 98));
-        assert_eq!(run(10_000, 0, 2, Press::of(0)), (std::vec![128; 156], 32));
-        assert_eq!(run(50, 0, 2, Press::of(0)), (std::vec![100], 0));
-        assert_eq!(run(10, 0, 0, Press::of(12)), (std::vec![], 5));
-        assert_eq!(run(10, 0, 0, Press::of(0)), (std::vec![], 5));
+        assert_eq!(run(10_000, 0, 2, ScanPressure::of(12)), (std::vec![], 4));
+        assert_eq!(run(10_000, 0, 2, ScanPressure::of(4)), (std::vec![128; 9], 98));
+        assert_eq!(run(10_000, 0, 2, ScanPressure::of(0)), (std::vec![128; 156], 32));
+        assert_eq!(run(50, 0, 2, ScanPressure::of(0)), (std::vec![100], 0));
+        assert_eq!(run(10, 0, 0, ScanPressure::of(12)), (std::vec![], 5));
+        assert_eq!(run(10, 0, 0, ScanPressure::of(0)), (std::vec![], 5));
     }
 
     #[test]
     fn what_is_deferred_comes_back_by_priority_and_is_bounded() {
         // By hand: 512 >> 4 = 32, and 1250; 10 scans of 128 leave 2 of those, and 480 were not
         // asked for.
-        assert_eq!(run(10_000, 512, 2, Press::of(4)), (std::vec![128; 10], 512 + 1250 - 1280));
+        assert_eq!(run(10_000, 512, 2, ScanPressure::of(4)), (std::vec![128; 10], 512 + 1250 - 1280));
         // At most twice the number of objects.
-        assert_eq!(run(100, 1_000_000, 2, Press::of(12)), (std::vec![128], 200));
-        assert_eq!(run(100, u64::MAX, 2, Press::of(0)), (std::vec![128], 200));
-        assert_eq!(run(0, 77, 2, Press::of(0)), (std::vec![], 0));
+        assert_eq!(run(100, 1_000_000, 2, ScanPressure::of(12)), (std::vec![128], 200));
+        assert_eq!(run(100, u64::MAX, 2, ScanPressure::of(0)), (std::vec![128], 200));
+        assert_eq!(run(0, 77, 2, ScanPressure::of(0)), (std::vec![], 0));
     }
 
     #[test]
     fn a_small_cache_gives_a_batch_where_it_is_asked_to() {
-        let least = |priority| Press { least: true, ..Press::of(priority) };
+        let least = |priority| ScanPressure { least: true, ..ScanPressure::of(priority) };
         assert_eq!(run(50, 0, 2, least(12)), (std::vec![50], 0));
         assert_eq!(run(10_000, 0, 2, least(12)), (std::vec![128], 0));
         // Objects that are requested anyway do not change.
-        assert_eq!(run(10_000, 0, 2, least(4)), run(10_000, 0, 2, Press::of(4)));
+        assert_eq!(run(10_000, 0, 2, least(4)), run(10_000, 0, 2, ScanPressure::of(4)));
     }
 
     #[test]
     fn protection_leaves_a_part() {
-        let half = Press { share: WHOLE / 2, ..Press::of(4) };
+        let half = ScanPressure { share: WHOLE / 2, ..ScanPressure::of(4) };
         assert_eq!(run(10_000, 0, 2, half), (std::vec![128; 4], 625 - 512));
-        assert_eq!(run(10_000, 0, 2, Press { share: 0, ..Press::of(0) }), (std::vec![], 0));
+        assert_eq!(run(10_000, 0, 2, ScanPressure { share: 0, ..ScanPressure::of(0) }), (std::vec![], 0));
     }
 
     #[test]
     fn a_scan_that_looks_at_nothing_is_no_progress() {
-        let mut work = Work::new(10_000, 0, 2, 0, Press::of(0));
+        let mut work = Work::new(10_000, 0, 2, 0, ScanPressure::of(0));
         assert!(!work.done(0));
         assert_eq!((work.scanned(), work.deferred()), (0, 20_000));
     }
@@ -212,8 +212,8 @@ mod tests {
     /// Of 256 objects in 16 MiB, two hold 128 KiB.
     #[test]
     fn a_scan_is_bounded_by_what_is_needed_and_grows_while_that_does_not_come() {
-        let press = Press { need: 128 << 10, usage: 16 << 20, ..Press::of(0) };
-        let scans = |press: Press| {
+        let press = ScanPressure { need: 128 << 10, usage: 16 << 20, ..ScanPressure::of(0) };
+        let scans = |press: ScanPressure| {
             let mut work = Work::new(256, 0, 2, 32, press);
             core::array::from_fn(|_| {
                 let next = work.next().unwrap();
@@ -222,17 +222,17 @@ mod tests {
             })
         };
         assert_eq!(scans(press), [2, 4, 8, 16, 32, 32, 32]);
-        assert_eq!(scans(Press { need: 1, ..press }), [1, 2, 4, 8, 16, 32, 32]);
-        assert_eq!(scans(Press { usage: 0, ..press }), [32; 7]);
+        assert_eq!(scans(ScanPressure { need: 1, ..press }), [1, 2, 4, 8, 16, 32, 32]);
+        assert_eq!(scans(ScanPressure { usage: 0, ..press }), [32; 7]);
     }
 
     #[test]
     fn what_is_not_asked_for_since_there_is_enough_is_not_owed() {
-        let mut work = Work::new(10_000, 0, 2, 0, Press::of(4));
+        let mut work = Work::new(10_000, 0, 2, 0, ScanPressure::of(4));
         assert!(work.done(128));
         work.is_enough();
         assert_eq!(work.deferred(), 0);
-        let mut work = Work::new(10_000, 512, 2, 0, Press::of(4));
+        let mut work = Work::new(10_000, 512, 2, 0, ScanPressure::of(4));
         assert!(work.done(128));
         work.is_enough();
         assert_eq!(work.deferred(), 512 - 128);
@@ -248,11 +248,11 @@ mod tests {
         assert_eq!(share(128, 1, 0), 1);
     }
 
-    fn any_press() -> impl Strategy<Value = Press> {
-        (0..=12_u32, 0..=WHOLE, any::<bool>()).prop_map(|(priority, share, least)| Press {
+    fn any_press() -> impl Strategy<Value = ScanPressure> {
+        (0..=12_u32, 0..=WHOLE, any::<bool>()).prop_map(|(priority, share, least)| ScanPressure {
             share,
             least,
-            ..Press::of(priority)
+            ..ScanPressure::of(priority)
         })
     }
 
@@ -287,7 +287,7 @@ mod tests {
 
         #[test]
         fn one_step_of_priority_asks_for_about_twice_as_much(freeable in 1..1_u64 << 40, priority in 0..12_u32) {
-            let [more, less] = [priority, priority + 1].map(|priority| delta(freeable, 2, Press::of(priority)));
+            let [more, less] = [priority, priority + 1].map(|priority| delta(freeable, 2, ScanPressure::of(priority)));
             prop_assert!(more / 2 >= less && more / 2 <= less + 2);
         }
 

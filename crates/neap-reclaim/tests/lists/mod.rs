@@ -8,9 +8,9 @@ use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{GroupId, Groups, Reclaimer, Seat};
+use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
-use neap_reclaim::lru::{Item, Lists, LruList, Site, Verdict, Walked};
+use neap_reclaim::lru::{Item, Lists, LruList, LruStatus, Site, Walked};
 use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::Mutex;
 
@@ -28,7 +28,7 @@ pub(crate) struct State {
     /// Whether requests for memory fail.
     pub(crate) is_exhausted: AtomicBool,
     /// Every mark: the group with its slot, and the node.
-    pub(crate) marks: Mutex<Vec<(Seat, usize)>>,
+    pub(crate) marks: Mutex<Vec<(GroupSlot, usize)>>,
     /// Called at the beginning of a deletion's hook, once.
     pub(crate) before_offline: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -79,7 +79,7 @@ impl neap_percpu::Host for Host<'_> {
 }
 
 impl Reclaimer for Host<'_> {
-    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         let before = self.state.before_offline.lock().unwrap().take();
         if let Some(before) = before {
             before();
@@ -109,7 +109,7 @@ impl neap_reclaim::Host for Host<'_> {
         unsafe { dealloc(memory.as_ptr(), layout(bytes)) };
     }
 
-    fn mark(&self, shrinker: u64, seat: Seat, node: usize) {
+    fn mark(&self, shrinker: u64, seat: GroupSlot, node: usize) {
         assert_eq!(shrinker, SHRINKER);
         self.state.marks.lock().unwrap().push((seat, node));
     }
@@ -197,7 +197,7 @@ impl On<'_, '_> {
         group: GroupId,
         node: usize,
         most: usize,
-        mut isolate: impl FnMut(&Thing) -> Verdict,
+        mut isolate: impl FnMut(&Thing) -> LruStatus,
     ) -> (Walked, Vec<usize>) {
         let mut out = Vec::new();
         let dispose = |item: NonNull<Item>| {
@@ -216,7 +216,7 @@ impl On<'_, '_> {
         let mut all = Vec::new();
         let (walked, out) = self.walk(group, node, usize::MAX, |thing| {
             all.push(thing.number);
-            Verdict::Skip
+            LruStatus::Skip
         });
         assert!(out.is_empty() && !walked.stopped && walked.scanned == all.len());
         all

@@ -8,9 +8,9 @@ use loom::sync::Arc;
 use loom::thread;
 use neap_base::sync::{AtomicUsize, Ordering};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{GroupId, Groups, Reclaimer, Seat};
+use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
-use neap_reclaim::lru::{End, Item, Lists, LruList, Site, Verdict};
+use neap_reclaim::lru::{End, Item, Lists, LruList, LruStatus, Site};
 use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
 use std::alloc::{alloc_zeroed, dealloc};
 
@@ -56,7 +56,7 @@ impl neap_percpu::Host for Host<'_> {
 }
 
 impl Reclaimer for Host<'_> {
-    fn offline(&self, groups: &Groups, child: Seat, parent: Seat) {
+    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
         Site { host: self, groups, lists: &self.0.lists }.offline(child, parent);
         // As shrinkers do.
         if self.0.bits[child.slot as usize].swap(0, Ordering::Acquire) != 0 {
@@ -76,7 +76,7 @@ impl neap_reclaim::Host for Host<'_> {
         unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
     }
 
-    fn mark(&self, _shrinker: u64, seat: Seat, _node: usize) {
+    fn mark(&self, _shrinker: u64, seat: GroupSlot, _node: usize) {
         raise([self.0.bit(seat.slot)]);
     }
 }
@@ -276,7 +276,7 @@ fn of_a_walk_that_takes_an_item_off_and_who_frees_it_one_does() {
                 // SAFETY: the thread that frees the item has not taken it off yet, since it is on
                 // the list.
                 thing(item).contents.with(|contents| assert_eq!(unsafe { *contents }, 1));
-                Verdict::Removed
+                LruStatus::Removed
             };
             let dispose = |item| {
                 assert!(thing(item).item.leave_hands());
@@ -310,7 +310,7 @@ fn an_item_that_is_seen_on_no_list_may_be_freed() {
             };
             let isolate = |item| {
                 look(item);
-                Verdict::Removed
+                LruStatus::Removed
             };
             let dispose = |item| {
                 look(item);
@@ -356,7 +356,7 @@ fn a_group_goes_while_it_is_walked() {
             let other = beside(&world, |world| world.delete_child());
             let mut removed = 0;
             world.on(|site, list| {
-                let isolate = |item| if item == world.item(0) { Verdict::Removed } else { Verdict::Rotate };
+                let isolate = |item| if item == world.item(0) { LruStatus::Removed } else { LruStatus::Rotate };
                 // SAFETY: `isolate` neither waits, allocates nor calls the list.
                 unsafe { list.walk(site, world.child, 0, 8, isolate, |_| removed += 1) };
             });

@@ -7,11 +7,15 @@ use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_percpu::Host as _;
-use neap_reclaim::{MOST_SHRINKERS, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered};
+use neap_reclaim::{MOST_SHRINKERS, STOP, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered};
 use std::sync::{Barrier, mpsc};
 use std::thread;
 
-fn register<P: Platform>(shrinkers: &Shrinkers, host: &On<'_, P>, spec: &Spec<'_>) -> Result<ShrinkerId, NotDone> {
+fn register<P: Platform>(
+    shrinkers: &Shrinkers,
+    host: &On<'_, P>,
+    spec: &Spec<'_>,
+) -> Result<ShrinkerId, ShrinkerError> {
     // SAFETY: shrinkers of tests outlive their visits.
     unsafe { shrinkers.register(host, spec) }
 }
@@ -33,7 +37,7 @@ fn to_synchronize_is_to_wait_for_all_that_run() {
         );
         register(shrinkers, host, &made.spec()).unwrap();
         thread::scope(|scope| {
-            scope.spawn(|| shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(0)));
+            scope.spawn(|| shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(0)));
             inside.wait();
             let waiting = scope.spawn(|| {
                 let answer = shrinkers.synchronize(host);
@@ -66,7 +70,7 @@ fn who_unregisters_waits_for_its_own_callback_and_no_longer() {
         let id = register(shrinkers, host, &made.spec()).unwrap();
         assert_eq!(id.to_bits(), 1 << 32, "the first one of all");
         thread::scope(|scope| {
-            scope.spawn(|| shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(0)));
+            scope.spawn(|| shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(0)));
             inside.wait();
             assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
             assert_eq!(machine.now() as usize, ended.load(Relaxed));
@@ -85,8 +89,8 @@ fn without_a_fence_nothing_ends() {
         let id = register(shrinkers, host, &cache.spec()).unwrap();
         host.0.platform.fail(Call::Fence, 0, 2);
         for _ in 0..2 {
-            assert!(matches!(shrinkers.unregister(host, id), Err(NotDone::Fence(_))));
-            assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(12)).calls, 1);
+            assert!(matches!(shrinkers.unregister(host, id), Err(ShrinkerError::Fence(_))));
+            assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(12)).calls, 1);
         }
         assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
     });
@@ -191,7 +195,7 @@ fn a_visit_goes_on_in_the_child_that_a_callback_makes() {
             |_| STOP,
         );
         let id = register(shrinkers, host, &made.spec()).unwrap();
-        shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(0));
+        shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(0));
         let gone = shrinkers.unregister(host, id) == Ok(Unregistered::Gone);
         if child.load(Relaxed) == 0 {
             // SAFETY: it ends the child, and runs nothing of the parent.
@@ -209,7 +213,11 @@ fn a_name_is_one() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let cache = Cache::of(0);
         for name in ["", "a/b", "a\n", "123456789012345678901234567890123456789012345678901234567"] {
-            assert_eq!(register(shrinkers, host, &Spec { name, ..cache.spec() }), Err(NotDone::BadName), "{name}");
+            assert_eq!(
+                register(shrinkers, host, &Spec { name, ..cache.spec() }),
+                Err(ShrinkerError::BadName),
+                "{name}"
+            );
         }
     });
 }
@@ -222,13 +230,13 @@ fn who_gets_no_memory_is_told_and_changes_nothing() {
         let allocations = || host.data().statistics().allocations;
         let before = allocations();
         stage.platform.fail(Call::Map, 0, 1);
-        assert_eq!(register(shrinkers, host, &cache.spec()), Err(NotDone::NoMemory), "no table");
+        assert_eq!(register(shrinkers, host, &cache.spec()), Err(ShrinkerError::NoMemory), "no table");
         stage.left.store(0, Relaxed);
-        assert_eq!(register(shrinkers, host, &cache.spec()), Err(NotDone::NoMemory));
+        assert_eq!(register(shrinkers, host, &cache.spec()), Err(ShrinkerError::NoMemory));
         assert_eq!(allocations(), before, "words that nobody has");
         stage.left.store(usize::MAX, Relaxed);
         let id = register(shrinkers, host, &cache.spec()).unwrap();
-        assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(12)).calls, 1);
+        assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(12)).calls, 1);
         shrinkers.unregister(host, id).unwrap();
     });
     for successes in 0..8 {
@@ -236,7 +244,7 @@ fn who_gets_no_memory_is_told_and_changes_nothing() {
         stage.platform.fail(Call::Map, successes, 1);
         let host = On(&stage);
         match Shrinkers::open(&host) {
-            Err(error) => assert_eq!(error, NotDone::NoMemory),
+            Err(error) => assert_eq!(error, ShrinkerError::NoMemory),
             // SAFETY: no thread uses it any more.
             Ok(shrinkers) => unsafe { shrinkers.close(&host) },
         }
@@ -251,7 +259,7 @@ fn marks_for_which_there_is_no_memory_are_kept() {
         let cache = Cache::of(1);
         // Of two units, and one that was there before.
         let ids: Vec<_> = (0..70).map(|_| register(shrinkers, host, &cache.by_group()).unwrap()).collect();
-        let visit = |slot| shrinkers.visit(host, &(), GroupId::from_bits(77), slot, 0, Press::of(12)).calls;
+        let visit = |slot| shrinkers.visit(host, &(), GroupId::from_bits(77), slot, 0, ScanPressure::of(12)).calls;
         // No unit: all of the 64 may have objects.
         stage.left.store(0, Relaxed);
         shrinkers.mark(host, ids[3], 9, 0);
@@ -292,7 +300,7 @@ fn any_number_can_be_asked_about() {
             shrinkers.mark(host, id, 0, 0);
             assert!(!shrinkers.is_there(id) && !shrinkers.is_marked(id, 0, 0) && shrinkers.deferred(id, 0, 0) == 0);
             assert_eq!(shrinkers.count(host, &(), id, ROOT, 0), None);
-            assert_eq!(shrinkers.unregister(host, id), Err(NotDone::NoSuchShrinker));
+            assert_eq!(shrinkers.unregister(host, id), Err(ShrinkerError::NoSuchShrinker));
         }
     });
 }
@@ -302,11 +310,11 @@ fn there_are_no_more_than_there_can_be() {
     with(&Stage::on(Virtual::new(4096, 1)), |host, shrinkers| {
         let cache = Cache::of(0);
         let ids: Vec<_> = (0..MOST_SHRINKERS).map(|_| register(shrinkers, host, &cache.by_group()).unwrap()).collect();
-        assert_eq!(register(shrinkers, host, &cache.spec()), Err(NotDone::Full));
+        assert_eq!(register(shrinkers, host, &cache.spec()), Err(ShrinkerError::Full));
         // The last one of all is found like the first.
         let last = *ids.last().unwrap();
         shrinkers.mark(host, last, 2, 0);
-        assert_eq!(shrinkers.visit(host, &(), ROOT, 2, 0, Press::of(0)).calls, 2);
+        assert_eq!(shrinkers.visit(host, &(), ROOT, 2, 0, ScanPressure::of(0)).calls, 2);
         assert_eq!(shrinkers.next_with_anything(0, 0), None);
         assert_eq!(shrinkers.unregister(host, ids[77]), Ok(Unregistered::Gone));
         assert_eq!(register(shrinkers, host, &cache.spec()).unwrap().index(), 77);

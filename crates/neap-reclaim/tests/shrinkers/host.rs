@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{GroupId, Reclaimer, Seat};
+use neap_groups::{GroupId, GroupSlot, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::{Asked, EMPTY, Host, Shrinkers, Spec};
 use std::alloc::{alloc_zeroed, dealloc};
@@ -25,7 +25,7 @@ pub(crate) struct Stage<P: Platform> {
     pub(crate) loses_cpu: AtomicU64,
     asked: AtomicU64,
     /// Deleted groups, and the seats of their heirs.
-    heirs: Mutex<BTreeMap<GroupId, Seat>>,
+    heirs: Mutex<BTreeMap<GroupId, GroupSlot>>,
 }
 
 impl Stage<Virtual> {
@@ -106,7 +106,7 @@ impl<P: Platform> Host for On<'_, P> {
         !self.0.heirs.lock().unwrap().contains_key(&group)
     }
 
-    fn follow(&self, group: GroupId, mut hang: impl FnMut(Seat)) {
+    fn follow(&self, group: GroupId, mut hang: impl FnMut(GroupSlot)) {
         self.0.heirs.lock().unwrap().get(&group).into_iter().for_each(|&heir| hang(heir));
     }
 }
@@ -114,7 +114,7 @@ impl<P: Platform> Host for On<'_, P> {
 impl<P: Platform> On<'_, P> {
     /// Deletes a group.
     pub(crate) fn delete(&self, shrinkers: &Shrinkers, group: GroupId, slot: u32, heir: u32) {
-        self.0.heirs.lock().unwrap().insert(group, Seat { group: GroupId::ROOT, slot: heir });
+        self.0.heirs.lock().unwrap().insert(group, GroupSlot { group: GroupId::ROOT, slot: heir });
         shrinkers.offline(self, slot, heir);
     }
 }

@@ -8,15 +8,15 @@ use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_reclaim::{
-    Asked, Caller, DONE, EMPTY, NotDone, Press, STOP, ShrinkerId, Shrinkers, Spec, Unregistered, Visited, Whom,
-    is_calling,
+    Asked, Caller, DONE, EMPTY, STOP, ScanPressure, ShrinkerError, ShrinkerFilter, ShrinkerId, Shrinkers, Spec,
+    Unregistered, Visited, is_calling,
 };
 use std::collections::HashSet;
 use std::sync::{Barrier, Mutex, OnceLock, mpsc};
 use std::thread;
 
 fn visit(shrinkers: &Shrinkers, host: &On<'_, Virtual>, slot: u32, node: u32, priority: u32) -> Visited {
-    shrinkers.visit(host, &(), group(slot), slot, node, Press::of(priority))
+    shrinkers.visit(host, &(), group(slot), slot, node, ScanPressure::of(priority))
 }
 
 /// Returns a group for a slot, in tests without a tree.
@@ -128,12 +128,19 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
                 let id = register(shrinkers, host, &Spec { by_group, ..made.spec() });
                 shrinkers.mark(host, id, 0, 0);
                 for questions in 0..6 {
-                    shrinkers.visit(host, &Until(questions.into()), ROOT, 0, 0, Press::of(0));
+                    shrinkers.visit(host, &Until(questions.into()), ROOT, 0, 0, ScanPressure::of(0));
                     shrinkers.count(host, &Until(questions.into()), id, ROOT, 0);
                     shrinkers.scan(host, &Until(questions.into()), id, ROOT, 0, 300);
                 }
-                shrinkers.visit(host, &(), ROOT, 0, 0, Press { whom: Whom::Inline, ..Press::of(0) });
-                shrinkers.visit(host, &(), group(1), 1, 0, Press::of(0));
+                shrinkers.visit(
+                    host,
+                    &(),
+                    ROOT,
+                    0,
+                    0,
+                    ScanPressure { whom: ShrinkerFilter::Inline, ..ScanPressure::of(0) },
+                );
+                shrinkers.visit(host, &(), group(1), 1, 0, ScanPressure::of(0));
                 // A reference counts as a call, and one without a call does not.
                 shrinkers.each(|report| assert_eq!(report.calls, called.load(Relaxed), "count {count}"));
                 // A reference that was not put would be waited for.
@@ -182,7 +189,7 @@ fn flood<P: neap_base::Platform>(stage: &Stage<P>) {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !done.load(Relaxed) {
-                        visits.fetch_add(shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(0)).calls, Relaxed);
+                        visits.fetch_add(shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(0)).calls, Relaxed);
                     }
                 });
             }
@@ -236,7 +243,7 @@ fn s5_who_unregisters_inside_a_callback_does_not_wait() {
             |_| {
                 let id = own.lock().unwrap().take().unwrap();
                 assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Later));
-                assert_eq!(shrinkers.unregister(host, id), Err(NotDone::NoSuchShrinker));
+                assert_eq!(shrinkers.unregister(host, id), Err(ShrinkerError::NoSuchShrinker));
                 assert_eq!(GONE.load(Relaxed), 0, "gone while it is called");
                 assert!(is_calling());
                 STOP
@@ -251,7 +258,7 @@ fn s5_who_unregisters_inside_a_callback_does_not_wait() {
         // SAFETY: the callbacks may be called at any time until it is unregistered.
         let id = unsafe { shrinkers.prepare(host, &Spec { gone: Some(gone), ..made.spec() }) }.unwrap();
         assert_eq!((shrinkers.unregister(host, id), GONE.load(Relaxed)), (Ok(Unregistered::Gone), 2));
-        assert_eq!(shrinkers.start(host, id), Err(NotDone::NoSuchShrinker));
+        assert_eq!(shrinkers.start(host, id), Err(ShrinkerError::NoSuchShrinker));
     });
 }
 
@@ -416,7 +423,7 @@ fn s8_work_that_a_visitor_defers_after_the_end_of_its_group_is_the_parents() {
         // The next group of that slot has its own deferred work.
         let next = GroupId::from_bits(group(9).to_bits() | 1 << 30);
         shrinkers.mark(host, id, 9, 0);
-        shrinkers.visit(host, &(), next, 9, 0, Press::of(12));
+        shrinkers.visit(host, &(), next, 9, 0, ScanPressure::of(12));
         assert_eq!([9, 4].map(|slot| shrinkers.deferred(id, slot, 0)), [50, 100]);
     });
 }
@@ -455,7 +462,7 @@ fn s10_a_callback_begins_no_second_visit() {
         let nested = Mutex::new(Vec::new());
         let again = || {
             nested.lock().unwrap().push(visit(shrinkers, host, 0, 0, 0));
-            assert_eq!(shrinkers.synchronize(host), Err(NotDone::InCallback));
+            assert_eq!(shrinkers.synchronize(host), Err(ShrinkerError::InCallback));
         };
         let made = Made::of(
             |_| {
@@ -572,7 +579,7 @@ fn who_calls_no_callback_takes_no_reference() {
         let before = references();
         assert!(before > 0, "they are not counted");
         assert_eq!(shrinkers.name_of(id).unwrap().as_str(), "cache");
-        let inline_only = Press { whom: Whom::Inline, ..Press::of(0) };
+        let inline_only = ScanPressure { whom: ShrinkerFilter::Inline, ..ScanPressure::of(0) };
         assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, inline_only).calls, 0);
         assert_eq!(references(), before);
         assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
@@ -643,7 +650,14 @@ fn an_index_is_of_one_kind_for_ever() {
             scope.spawn(|| {
                 visitor.set(me()).unwrap();
                 while !stop.load(Relaxed) {
-                    shrinkers.visit(host, &(), ROOT, 0, 0, Press { whom: Whom::Inline, ..Press::of(0) });
+                    shrinkers.visit(
+                        host,
+                        &(),
+                        ROOT,
+                        0,
+                        0,
+                        ScanPressure { whom: ShrinkerFilter::Inline, ..ScanPressure::of(0) },
+                    );
                 }
             });
             let mut indexes = [HashSet::new(), HashSet::new()];

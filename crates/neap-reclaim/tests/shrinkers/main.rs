@@ -12,7 +12,7 @@ mod random;
 use core::sync::atomic::Ordering::Relaxed;
 use host::{Cache, Stage, with};
 use neap_groups::GroupId;
-use neap_reclaim::{Caller, Press, ShrinkerId, Unregistered};
+use neap_reclaim::{Caller, ScanPressure, ShrinkerId, Unregistered};
 use std::sync::Mutex;
 
 const ROOT: GroupId = GroupId::ROOT;
@@ -23,11 +23,11 @@ fn a_cache_is_asked_by_priority_until_it_is_gone() {
         let cache = Cache::of(10_000);
         // SAFETY: the cache outlives its registration.
         let id = unsafe { shrinkers.register(host, &cache.spec()) }.unwrap();
-        let visited = shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(4));
+        let visited = shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(4));
         assert_eq!((visited.scanned, visited.freed, visited.freed_bytes), (1152, 1152, 1152 * 64));
         assert_eq!(shrinkers.deferred(id, 0, 0), 98);
         assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
-        assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, Press::of(0)).calls, 0);
+        assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(0)).calls, 0);
         assert_eq!(cache.objects.load(Relaxed), 10_000 - 1152);
     });
 }
@@ -40,7 +40,7 @@ fn groups_that_have_nothing_are_not_visited() {
         let id = unsafe { shrinkers.register(host, &cache.by_group()) }.unwrap();
         shrinkers.mark(host, id, 3000, 1);
         assert_eq!((shrinkers.next_with_anything(1, 0), shrinkers.next_with_anything(0, 0)), (Some(3000), None));
-        let visited = shrinkers.visit(host, &(), ROOT, 3000, 1, Press::of(0));
+        let visited = shrinkers.visit(host, &(), ROOT, 3000, 1, ScanPressure::of(0));
         // Once, and again after the bit was cleared.
         assert_eq!((visited.calls, cache.counts.load(Relaxed)), (2, 2));
         assert_eq!(shrinkers.next_with_anything(1, 0), None);
@@ -69,7 +69,7 @@ fn who_watches_callbacks_is_told_which_follow_another_at_once() {
         // SAFETY: the caches outlive their registration.
         let ids = caches.each_ref().map(|cache| unsafe { shrinkers.register(host, &cache.spec()) }.unwrap());
         let following = Following::default();
-        assert_eq!(shrinkers.visit(host, &following, ROOT, 0, 0, Press::of(1)).freed, 512);
+        assert_eq!(shrinkers.visit(host, &following, ROOT, 0, 0, ScanPressure::of(1)).freed, 512);
         let one = |index| [(index, false), (index, true), (index, true)];
         assert_eq!(*following.0.lock().unwrap(), [one(0), one(1)].concat());
         following.0.lock().unwrap().clear();

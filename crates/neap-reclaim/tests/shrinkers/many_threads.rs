@@ -10,7 +10,9 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
-use neap_reclaim::{Asked, EMPTY, NotDone, Press, Report, STOP, ShrinkerId, Shrinkers, Spec, Unregistered};
+use neap_reclaim::{
+    Asked, EMPTY, Report, STOP, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered,
+};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 
@@ -68,8 +70,8 @@ unsafe extern "C" fn count(of: *mut c_void, asked: *const Asked) -> u64 {
     if let Some(id) = ends {
         // Its owner may unregister it at this moment.
         let answer = shrinkers.unregister(host, id);
-        assert!(matches!(answer, Ok(Unregistered::Later) | Err(NotDone::NoSuchShrinker)), "{answer:?}");
-        assert_eq!(shrinkers.synchronize(host), Err(NotDone::InCallback));
+        assert!(matches!(answer, Ok(Unregistered::Later) | Err(ShrinkerError::NoSuchShrinker)), "{answer:?}");
+        assert_eq!(shrinkers.synchronize(host), Err(ShrinkerError::InCallback));
     }
     match objects.load(Relaxed) {
         0 => EMPTY,
@@ -127,7 +129,7 @@ fn group(slot: u32) -> GroupId {
 
 fn visit_all(host: &On<'_, Virtual>, shrinkers: &Shrinkers, node: u32) {
     shrinkers.each_group_with_anything(node, |slot| {
-        shrinkers.visit(host, &(), group(slot), slot, node, Press::of(0));
+        shrinkers.visit(host, &(), group(slot), slot, node, ScanPressure::of(0));
     });
 }
 
@@ -175,7 +177,7 @@ fn sixty_four_threads_visit_register_mark_report_and_wait() {
                             Ok(Unregistered::Gone) => assert_eq!(data.cache.alive.load(Relaxed), 0, "{id:?} is told"),
                             // It unregisters itself, and `gone` is called when the callback has
                             // returned.
-                            Err(NotDone::NoSuchShrinker) => {}
+                            Err(ShrinkerError::NoSuchShrinker) => {}
                             other => panic!("{other:?}"),
                         }
                         come.lock().unwrap().push(data);

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
-use neap_reclaim::{Asked, EMPTY, NotDone, Press, ShrinkerId, Shrinkers, Spec, Unregistered, WHOLE, Work};
+use neap_reclaim::{Asked, EMPTY, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered, WHOLE, Work};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::thread;
@@ -70,7 +70,7 @@ impl Held {
 
     /// Does in the model what a visit does, by the arithmetic alone. Returns the freed objects
     /// and those that are left.
-    fn visit(&mut self, key: (usize, usize), press: Press) -> (u64, u64) {
+    fn visit(&mut self, key: (usize, usize), press: ScanPressure) -> (u64, u64) {
         let (mut left, mut freed) = (self.has(key), 0);
         if left == 0 {
             return (0, 0);
@@ -123,7 +123,7 @@ impl History<'_> {
         // SAFETY: the map stays until it is unregistered.
         match unsafe { self.shrinkers.register(self.host, &spec) } {
             Ok(id) => self.held.push(Held { id, spec, objects, deferred: BTreeMap::new() }),
-            Err(error) => assert!(self.faults && error == NotDone::NoMemory, "{error}"),
+            Err(error) => assert!(self.faults && error == ShrinkerError::NoMemory, "{error}"),
         }
     }
 
@@ -141,10 +141,10 @@ impl History<'_> {
 
     fn visit(&mut self) {
         let (slot, node) = (self.slot(), self.random.below(NODES));
-        let press = Press {
+        let press = ScanPressure {
             share: if self.random.below(4) == 0 { self.random.below(WHOLE as usize + 1) as u32 } else { WHOLE },
             least: self.random.below(4) == 0,
-            ..Press::of(self.random.below(13) as u32)
+            ..ScanPressure::of(self.random.below(13) as u32)
         };
         let mut expected = 0;
         let mut left = Vec::new();
@@ -241,7 +241,7 @@ fn history(faults: bool) {
         // All objects can be found, and then it is known that none are left.
         stage.left.store(usize::MAX, Relaxed);
         stage.platform.fail(Call::Map, 0, 0);
-        let all = Press { least: true, ..Press::of(0) };
+        let all = ScanPressure { least: true, ..ScanPressure::of(0) };
         for _ in 0..2 {
             for (node, slot) in (0..NODES).flat_map(|node| (0..SLOTS).map(move |slot| (node, slot))) {
                 let group = group(slot, history.generations[slot]);
@@ -313,7 +313,7 @@ fn storm<P: Platform>(stage: &Stage<P>) {
         let (freed, first) = (AtomicU64::new(0), seed());
         let visit_all = || {
             shrinkers.each_group_with_anything(0, |slot| {
-                let visited = shrinkers.visit(host, &(), group(slot as usize, 0), slot, 0, Press::of(0));
+                let visited = shrinkers.visit(host, &(), group(slot as usize, 0), slot, 0, ScanPressure::of(0));
                 freed.fetch_add(visited.freed, Relaxed);
             });
         };

@@ -3,7 +3,7 @@
 //! # Concurrency
 //! Groups that other threads make in a subtree during its deletion are deleted as well.
 
-use super::{Denied, Group};
+use super::{Group, GroupError};
 use core::ops::Deref;
 
 impl Group {
@@ -24,11 +24,11 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Denied::Root`]; nothing has changed then. [`Denied::NoSuchGroup`].
-    pub fn delete_all(self) -> Result<(), Denied> {
+    /// [`GroupError::Root`]; nothing has changed then. [`GroupError::NoSuchGroup`].
+    pub fn delete_all(self) -> Result<(), GroupError> {
         loop {
             match self.delete() {
-                Err(Denied::HasChildren) => {}
+                Err(GroupError::HasChildren) => {}
                 answer => return answer,
             }
             let mut lowest = self;
@@ -37,7 +37,7 @@ impl Group {
             }
             match lowest.delete() {
                 // Another thread deleted `lowest`, or made a group below it.
-                Ok(()) | Err(Denied::NoSuchGroup | Denied::HasChildren) => {}
+                Ok(()) | Err(GroupError::NoSuchGroup | GroupError::HasChildren) => {}
                 error => return error,
             }
         }
@@ -67,8 +67,8 @@ impl GroupHandle {
     /// stay when the handle is dropped.
     ///
     /// # Errors
-    /// See [`Denied`].
-    pub fn create(path: &str) -> Result<GroupHandle, Denied> {
+    /// See [`GroupError`].
+    pub fn create(path: &str) -> Result<GroupHandle, GroupError> {
         Group::create(path).map(GroupHandle)
     }
 

@@ -6,7 +6,7 @@
 
 extern crate std;
 
-use super::{Event, Group, Happened, Heard, Listener, NotSubscribed};
+use super::{Event, EventDelta, Group, Heard, Listener, NotSubscribed};
 use core::future::poll_fn;
 use core::panic::AssertUnwindSafe;
 use core::ptr::with_exposed_provenance;
@@ -38,7 +38,7 @@ impl Group {
     /// See [`NotSubscribed`].
     pub fn listen<F>(self, events: &[Event], listener: F) -> Result<Listening, NotSubscribed>
     where
-        F: Fn(Happened) + Send + Sync + 'static,
+        F: Fn(EventDelta) + Send + Sync + 'static,
     {
         let listener = Arc::new(listener);
         let context = Arc::as_ptr(&listener).expose_provenance();
@@ -79,7 +79,7 @@ impl Group {
 #[must_use = "the closure is called no more when this is dropped"]
 pub struct Listening {
     _heard: Heard,
-    _listener: Arc<dyn Fn(Happened) + Send + Sync>,
+    _listener: Arc<dyn Fn(EventDelta) + Send + Sync>,
 }
 
 impl core::fmt::Debug for Listening {
@@ -89,7 +89,7 @@ impl core::fmt::Debug for Listening {
 }
 
 /// Calls the closure at the address `context`.
-fn call<F: Fn(Happened)>(context: usize, happened: Happened) {
+fn call<F: Fn(EventDelta)>(context: usize, happened: EventDelta) {
     let listener = with_exposed_provenance::<F>(context);
     // SAFETY: `Arc::as_ptr` returned the address. Its handle keeps one reference until no call
     // begins any more, and this call takes another, so the closure outlives it.
@@ -109,7 +109,7 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-fn tell(waiting: &Mutex<Waiting>, happened: Happened) {
+fn tell(waiting: &Mutex<Waiting>, happened: EventDelta) {
     let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
     match happened.event {
         Some((event, number)) => waiting.numbers[event as usize] += number,
@@ -141,14 +141,14 @@ impl core::fmt::Debug for Waiting {
 }
 
 impl Events {
-    /// Waits for the next event. The last one has no [`Happened::event`]: the group is gone. `None`
-    /// after that. No event is lost if the future is dropped.
-    pub async fn next(&mut self) -> Option<Happened> {
+    /// Waits for the next event. The last one has no [`EventDelta::event`]: the group is gone.
+    /// `None` after that. No event is lost if the future is dropped.
+    pub async fn next(&mut self) -> Option<EventDelta> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
     /// Returns the next event, or has the task woken when there is one.
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Happened>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<EventDelta>> {
         if self.has_ended {
             return Poll::Ready(None);
         }
@@ -161,15 +161,15 @@ impl Events {
             return Poll::Pending;
         }
         self.has_ended = event.is_none();
-        Poll::Ready(Some(Happened { group: self.group.id(), event }))
+        Poll::Ready(Some(EventDelta { group: self.group.id(), event }))
     }
 }
 
 #[cfg(feature = "stream")]
 impl futures_core::Stream for Events {
-    type Item = Happened;
+    type Item = EventDelta;
 
-    fn poll_next(self: core::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Happened>> {
+    fn poll_next(self: core::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<EventDelta>> {
         self.get_mut().poll_next(context)
     }
 }

@@ -13,7 +13,7 @@ use core::pin::Pin;
 use core::task::{Context, Poll};
 use core::time::Duration;
 use neap_base::{Linux, Platform};
-use neap_groups::{FOREVER, How, Payer, Refusal};
+use neap_groups::{FOREVER, OnLimit, Payer, Refusal};
 
 impl Group {
     /// Begins a request to charge `bytes` bytes. Nothing is charged yet.
@@ -121,7 +121,7 @@ impl ChargeRequest {
     fn now_slowly(self) -> Result<Charge, ChargeError> {
         let grouped = self.grouped()?;
         let grouped = if self.inline { grouped.inline() } else { grouped };
-        let how = if self.overcharge { How::Overcharge } else { How::Refuse };
+        let how = if self.overcharge { OnLimit::Overcharge } else { OnLimit::Refuse };
         grouped.charge(self.payer(), self.bytes, how).map_err(|refusal| ChargeError::of(refusal, false))?;
         Ok(self.charged())
     }

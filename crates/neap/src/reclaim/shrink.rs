@@ -183,7 +183,7 @@ mod registered {
 
     extern crate std;
 
-    use super::super::{Asked, Builder, DONE, EMPTY, NotDone, STOP, Shrinker, ShrinkerId};
+    use super::super::{Asked, Builder, DONE, EMPTY, STOP, Shrinker, ShrinkerError, ShrinkerId};
     use super::{Context, Count, Scan, Shrink};
     use crate::process::PROCESS;
     use core::ffi::c_void;
@@ -281,8 +281,8 @@ mod registered {
         /// Sets the cache's functions, and allows calls of them.
         ///
         /// # Errors
-        /// See [`NotDone`].
-        pub fn start(self, shrink: S) -> Result<Shrinker, NotDone> {
+        /// See [`ShrinkerError`].
+        pub fn start(self, shrink: S) -> Result<Shrinker, ShrinkerError> {
             self.0.start(Typed(shrink))
         }
     }
@@ -301,7 +301,7 @@ mod registered {
     }
 
     impl<A: Answer> Half<A> {
-        fn new(builder: Builder<'_>) -> Result<Half<A>, NotDone> {
+        fn new(builder: Builder<'_>) -> Result<Half<A>, ShrinkerError> {
             let Builder { group, object_bytes, by_group, by_node, .. } = builder;
             let answer = OnceLock::new();
             let has_groups = by_group || group.is_some();
@@ -325,7 +325,7 @@ mod registered {
             }
         }
 
-        fn start(self, answer: A) -> Result<Shrinker, NotDone> {
+        fn start(self, answer: A) -> Result<Shrinker, ShrinkerError> {
             let (group, by_group, by_node) = self.builder;
             _ = self.functions.answer.set(answer);
             super::super::start(self.shrinker.id(), group, !by_group, by_node).map(|()| self.shrinker)
@@ -340,8 +340,8 @@ mod registered {
         /// call both at once. Panics of both are caught.
         ///
         /// # Errors
-        /// See [`NotDone`].
-        pub fn register<C, E>(self, count: C, evict: E) -> Result<Shrinker, NotDone>
+        /// See [`ShrinkerError`].
+        pub fn register<C, E>(self, count: C, evict: E) -> Result<Shrinker, ShrinkerError>
         where
             C: Fn() -> u64 + Send + Sync + 'static,
             E: Fn(u64) -> u64 + Send + Sync + 'static,
@@ -353,8 +353,8 @@ mod registered {
         /// function is caught, and makes the cache a [culprit](super::super::each_culprit).
         ///
         /// # Errors
-        /// See [`NotDone`].
-        pub fn register_shrink<S: Shrink>(self, shrink: S) -> Result<Shrinker, NotDone> {
+        /// See [`ShrinkerError`].
+        pub fn register_shrink<S: Shrink>(self, shrink: S) -> Result<Shrinker, ShrinkerError> {
             Half::new(self)?.start(Typed(shrink))
         }
 
@@ -363,8 +363,8 @@ mod registered {
         /// [`LruList::for_shrinker`](crate::lru::LruList::for_shrinker) has an example.
         ///
         /// # Errors
-        /// See [`NotDone`].
-        pub fn prepare_shrink<S: Shrink>(self) -> Result<Prepared<S>, NotDone> {
+        /// See [`ShrinkerError`].
+        pub fn prepare_shrink<S: Shrink>(self) -> Result<Prepared<S>, ShrinkerError> {
             Half::new(self).map(Prepared)
         }
     }

@@ -3,7 +3,7 @@
 use crate::fair_clock::FairClock;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_reclaim::Shrinkers;
-use neap_reclaim::reclaim::{BUDGET, Jobs, Lanes, Passes, Vain};
+use neap_reclaim::reclaim::{BUDGET, Backoff, JobQueue, Passes, Watchdog};
 
 /// How long a thread waits for reclaimers, in nanoseconds: one callback may take all of its time,
 /// and another thread go on with the job.
@@ -19,10 +19,10 @@ pub(crate) const STEPS: u32 = 4;
 pub(crate) struct Reclaim {
     pub(crate) shrinkers: Shrinkers,
     pub(crate) passes: Passes,
-    pub(crate) lanes: Lanes,
-    pub(crate) jobs: Jobs,
-    pub(crate) vain: Vain,
-    /// Clock of the lanes.
+    pub(crate) watchdog: Watchdog,
+    pub(crate) jobs: JobQueue,
+    pub(crate) backoff: Backoff,
+    /// Clock of the slots.
     pub(crate) clock: FairClock,
     /// Number of waits for reclaimers, and of those that reached their deadline.
     pub(crate) waits: AtomicU64,
@@ -34,9 +34,9 @@ impl Reclaim {
         Reclaim {
             shrinkers,
             passes: Passes::default(),
-            lanes: Lanes::default(),
-            jobs: Jobs::default(),
-            vain: Vain::default(),
+            watchdog: Watchdog::default(),
+            jobs: JobQueue::default(),
+            backoff: Backoff::default(),
             clock: FairClock::default(),
             waits: AtomicU64::new(0),
             late: AtomicU64::new(0),
@@ -57,7 +57,7 @@ impl Reclaim {
 
     /// Forgets all other threads and waiters, in a forked child. Inside the gate.
     pub(crate) fn forget_others(&self) {
-        self.lanes.forget_others();
+        self.watchdog.forget_others();
         self.jobs.forget_all();
     }
 }

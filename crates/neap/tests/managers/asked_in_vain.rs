@@ -10,7 +10,7 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap::reclaim::{Asked, EMPTY, ShrinkerId, Spec};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{Bound, GroupId, How, Kind, Payer};
+use neap_groups::{Bound, GroupId, Kind, OnLimit, Payer};
 
 const OBJECT: u64 = 64 << 10;
 const FULL: u64 = 8;
@@ -43,7 +43,7 @@ impl Cache {
     }
 
     fn charge(&self) -> bool {
-        self.mm.groups().unwrap().inline().charge(self.payer, OBJECT, How::Refuse).is_ok()
+        self.mm.groups().unwrap().inline().charge(self.payer, OBJECT, OnLimit::Refuse).is_ok()
     }
 
     /// Caches an object that is charged already.

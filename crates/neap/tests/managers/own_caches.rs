@@ -9,9 +9,9 @@ use crate::program::{OPTIONS, Opened};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap::options::Options;
-use neap::reclaim::{Asked, NotDone, Report, ShrinkerId, Spec};
+use neap::reclaim::{Asked, Report, ShrinkerError, ShrinkerId, Spec};
 use neap_base::virtual_platform::{Call, Virtual};
-use neap_groups::{Bound, GroupId, How, Kind};
+use neap_groups::{Bound, GroupId, Kind, OnLimit};
 
 const NAMES: [&str; 5] = ["neap:sheaves", "neap:lists", "neap:holes", "neap:free", "neap:per-cpu"];
 const ROOT: GroupId = GroupId::ROOT;
@@ -63,11 +63,11 @@ fn they_are_registered_first_and_stay_and_their_names_are_theirs_alone() {
     assert!(seen.iter().all(|report| report.own && !report.by_group && report.by_node == (report.id.index() < 4)));
     // SAFETY: the name is refused, so nothing is called.
     let taken = unsafe { mm.reclaiming().unwrap().prepare(&spec("neap:sheaves", &COUNTS)) };
-    assert_eq!(taken, Err(NotDone::BadName));
+    assert_eq!(taken, Err(ShrinkerError::BadName));
     for report in seen {
         assert_eq!(
             mm.reclaiming().unwrap().unregister(report.id),
-            Err(NotDone::NoSuchShrinker),
+            Err(ShrinkerError::NoSuchShrinker),
             "{}",
             report.name.as_str()
         );
@@ -224,7 +224,7 @@ fn a_group_at_its_limit_does_not_ask_them() {
     let group = grouped.create(ROOT, "full").unwrap();
     grouped.set_bound(group, Bound::Max, 1 << 20).unwrap();
     let payer = group.payer(Kind::Pages, 0);
-    assert!(grouped.inline().charge(payer, 2 << 20, How::Refuse).is_err());
+    assert!(grouped.inline().charge(payer, 2 << 20, OnLimit::Refuse).is_err());
     assert_eq!((count(&mm, "neap:sheaves", 0), mm.reclaiming().unwrap().passes()[0][0]), (before, 0));
     free(&mm, kept);
 }

@@ -9,7 +9,7 @@ use crate::program::{OPTIONS, Opened, linux};
 use neap::groups::Kind;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{BATCH, Bound, Denied, Event, GroupId};
+use neap_groups::{BATCH, Bound, Event, GroupError, GroupId};
 use neap_percpu::{Host, Owner, PerCpuCounter, Refused, Wait};
 
 #[test]
@@ -149,7 +149,7 @@ fn what_a_deleted_group_paid_for_is_its_heirs_and_pages_go_with_the_owner() {
     assert_eq!(groups.used(heir), Ok(64 * 40 * 1000 * cpus));
     let &(gone, owner) = &owners[0];
     assert_eq!(source.allocate(owner, 8, 8, Wait::Long), Err(Refused::Charge));
-    assert_eq!(groups.open_owner(gone), Err(Denied::NoSuchGroup));
+    assert_eq!(groups.open_owner(gone), Err(GroupError::NoSuchGroup));
     mm.verify(0).unwrap();
     // SAFETY: no thread uses the data of the owners.
     owners.iter().for_each(|&(_, owner)| _ = unsafe { source.close_owner(owner) }.unwrap());

@@ -10,7 +10,7 @@ use neap::groups::Kind;
 use neap::mm::Mm;
 use neap::reconcile::{Held, Reconciliation, Source};
 use neap_base::Platform;
-use neap_groups::{GroupId, How};
+use neap_groups::{GroupId, OnLimit};
 
 const MIB: usize = 1 << 20;
 
@@ -123,7 +123,7 @@ fn what_is_charged_is_what_is_there() {
     assert_eq!(seen.held(Held::InUse), 500 * 112, "what stacks and barns have is not in use\n{seen}");
     // A charge for an object that does not exist shows.
     let payer = group.payer(Kind::Objects, 0);
-    groups.charge(payer, 1000, How::Refuse).unwrap();
+    groups.charge(payer, 1000, OnLimit::Refuse).unwrap();
     let seen = look(&mm);
     assert_eq!(seen.charged(Kind::Objects) - seen.payable(Kind::Objects).unwrap(), 1000, "{seen}");
     groups.uncharge(payer, 1000);

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use anyhow::{Result, anyhow};
 use neap_base::virtual_platform::Virtual;
-use neap_groups::{GroupId, Groups, How, Kind, Payer};
-use neap_percpu::{Alone, PerCpuData, Shape};
+use neap_groups::{GroupId, Groups, Kind, OnLimit, Payer};
+use neap_percpu::{PerCpuData, Shape, Standalone};
 
 use super::PAGE;
 use crate::work::Outcome;
@@ -36,7 +36,7 @@ impl Pattern {
 /// Pages between a charge and its uncharge by another CPU.
 const ON_THE_WAY: usize = 1000;
 
-type Machine<'a> = Alone<'a, Virtual>;
+type Machine<'a> = Standalone<'a, Virtual>;
 
 /// Makes `calls` calls of a pattern to a group at `depth` on `cpus` CPUs, after a tenth as many to
 /// warm up. The count `shared` in the result is the number of operations.
@@ -44,7 +44,7 @@ pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Re
     let machine = Virtual::new(neap_os::memory::page_size(), cpus);
     let shape = Shape { span: 16 << 20, ..Shape::usual(cpus) };
     let data = PerCpuData::open(&machine, &shape, |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
-    let host = Alone { data: &data, platform: &machine };
+    let host = Standalone { data: &data, platform: &machine };
     let groups = Groups::open(&host)?;
     let mut group = GroupId::ROOT;
     for _ in 0..depth {
@@ -113,7 +113,7 @@ impl SharedStage<'_> {
 
     fn charge(&self, cpu: usize) -> Result<()> {
         Virtual::run_on(cpu);
-        self.groups.charge(&self.host, self.payer, PAGE, How::Refuse).map_err(|refusal| anyhow!("{refusal:?}"))?;
+        self.groups.charge(&self.host, self.payer, PAGE, OnLimit::Refuse).map_err(|refusal| anyhow!("{refusal:?}"))?;
         Ok(())
     }
 

@@ -36,7 +36,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use neap_reclaim::{Asked, Press, Shrinkers, Spec};
+use neap_reclaim::{Asked, ScanPressure, Shrinkers, Spec};
 
 use super::shrink::old::{Guarding, Old, counted};
 use super::shrink::stage::{self, Here, count_nothing, group};
@@ -103,7 +103,7 @@ impl Registry<'_> {
     fn visit(self, slot: usize) {
         match self {
             Registry::Neap(host, shrinkers) => {
-                _ = shrinkers.visit(&host, &(), group(slot), slot as u32, 0, Press::of(12));
+                _ = shrinkers.visit(&host, &(), group(slot), slot as u32, 0, ScanPressure::of(12));
             }
             Registry::Old(_, old) => _ = old.visit(slot),
         }

@@ -42,7 +42,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use neap_base::Linux;
-use neap_reclaim::{Press, ShrinkerId, Shrinkers, Visited};
+use neap_reclaim::{ScanPressure, ShrinkerId, Shrinkers, Visited};
 
 use super::counter::timed;
 use super::{Options, Session, Workload};
@@ -116,7 +116,7 @@ impl<'a> Counting<'a> {
         match self.old.iter().find(|(name, _)| *name == variant) {
             Some((_, old)) => timed(on, times, move |thread| _ = old.visit(positions[thread].next())),
             None => {
-                let (host, shrinkers, press) = (&self.host, self.shrinkers, Press::of(12));
+                let (host, shrinkers, press) = (&self.host, self.shrinkers, ScanPressure::of(12));
                 timed(on, times, move |thread| {
                     let slot = positions[thread].next();
                     shrinkers.visit(host, &(), group(slot), slot as u32, 0, press);
@@ -139,7 +139,7 @@ struct Passes<'a> {
 }
 
 /// One batch of each, at any priority.
-const ONE_BATCH: Press = Press { least: true, ..Press::of(12) };
+const ONE_BATCH: ScanPressure = ScanPressure { least: true, ..ScanPressure::of(12) };
 
 impl Passes<'_> {
     fn fill(&self, groups: impl Iterator<Item = usize>) {

@@ -15,7 +15,7 @@ use anyhow::{Result, anyhow};
 use neap::Neap;
 use neap_base::{Linux, Platform};
 use neap_groups::{GroupId, Reclaimer};
-use neap_percpu::{Alone, PerCpuData, Shape};
+use neap_percpu::{PerCpuData, Shape, Standalone};
 use neap_reclaim::{Asked, EMPTY, Host, ShrinkerId, Shrinkers, Spec};
 
 /// Objects of a group in a full pass: one batch.
@@ -25,7 +25,7 @@ pub(crate) const OBJECT: usize = 64;
 
 /// This machine, as a host of the registry.
 #[derive(Clone, Copy)]
-pub(crate) struct Here<'a>(pub(crate) Alone<'a, Linux>);
+pub(crate) struct Here<'a>(pub(crate) Standalone<'a, Linux>);
 
 impl neap_percpu::Host for Here<'_> {
     type Platform = Linux;
@@ -64,7 +64,7 @@ pub(crate) fn with<R>(f: impl FnOnce(Here<'_>, &Shrinkers) -> Result<R>) -> Resu
     let linux = Linux::probe();
     let data =
         PerCpuData::open(&linux, &Shape::usual(linux.cpus()), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
-    let host = Here(Alone { data: &data, platform: &linux });
+    let host = Here(Standalone { data: &data, platform: &linux });
     let shrinkers = Shrinkers::open(&host)?;
     let answer = f(host, &shrinkers);
     // SAFETY: no thread uses the registry or the machine's tables any more.

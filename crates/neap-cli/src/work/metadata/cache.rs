@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Result;
 use clap::ValueEnum;
 use neap::groups::{Bound, ChargeError, Group, GroupHandle, Info};
-use neap::lru::{Handle, LruList, Verdict};
+use neap::lru::{Handle, LruList, LruStatus};
 use neap::reclaim::{Context, Count, Scan, Shrink, Shrinker};
 
 use super::files::{Value, ValueKind};
@@ -92,13 +92,13 @@ impl Values {
     }
 
     /// Takes a value that is to be evicted off its map.
-    fn forget(&self, value: &Value) -> Verdict {
-        let Ok(mut maps) = self.shard(&value.path).try_lock() else { return Verdict::Skip };
+    fn forget(&self, value: &Value) -> LruStatus {
+        let Ok(mut maps) = self.shard(&value.path).try_lock() else { return LruStatus::Skip };
         let forgotten = maps[value.what as usize].remove(&value.path);
         // The last reference is the list's.
         drop(maps);
         drop(forgotten);
-        Verdict::Removed
+        LruStatus::Removed
     }
 }
 

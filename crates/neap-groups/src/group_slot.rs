@@ -1,0 +1,100 @@
+//! Places of groups in tables by slot: a group's slot, its parent, and the end of its readers.
+//!
+//! LRU lists and caches attach items to groups in such tables. No lock: an answer holds for the
+//! [`Reading`] in which it was requested. A slot is not reused before the last reader of that time
+//! has gone.
+
+use crate::group::GroupSlot;
+use crate::groups::Groups;
+use crate::id::GroupId;
+use core::sync::atomic::{Ordering, fence};
+use neap_base::Platform;
+use neap_base::rcu::{Mark, Reading};
+
+impl Groups {
+    /// Begins a read: groups that are found from now on keep their slots until it ends. Never
+    /// waits.
+    pub fn reading(&self) -> Reading<'_> {
+        self.rcu.enter()
+    }
+
+    /// Returns the group that an id leads to, its own or an heir, if items may be attached to it;
+    /// `None` if the id leads nowhere. The caller must be inside the fork gate: a lock may be taken
+    /// to shorten the way.
+    pub fn seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
+        let slot = self.tree.owners.behind(id)?.slot();
+        let (slot, group) = self.tree.upwards(slot).find(|(_, group)| group.is_leaving.load(Ordering::Relaxed) == 0)?;
+        Some(GroupSlot { group: group.id(), slot })
+    }
+
+    /// Returns the group of an id itself, while items may be attached to it. Takes no lock, so it
+    /// may be called outside the fork gate.
+    pub fn own_seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
+        let slot = self.tree.owners.own(id)?;
+        self.is_seat(id, slot).then_some(GroupSlot { group: id, slot })
+    }
+
+    /// Returns whether a slot is that of the group `id`, and its items have not moved to its
+    /// parent, nor are about to.
+    pub fn is_seat(&self, id: GroupId, slot: u32) -> bool {
+        self.tree.group(slot).is_some_and(|group| group.id() == id) && !self.is_leaving(slot)
+    }
+
+    /// Calls `hang` with the group that an id leads to and, if that is leaving by then, with its
+    /// heir, and so on. Returns false if the id leads nowhere.
+    ///
+    /// An item is thus not left on a deleted group, if
+    /// [`Reclaimer::offline`](crate::Reclaimer::offline) fences before it takes items:
+    ///
+    /// | A attaches | B deletes |
+    /// |---|---|
+    /// | 1. finds the group | 1. marks the group as leaving |
+    /// | 2. attaches an item | 2. fence |
+    /// | 3. fence | 3. moves all attached items to the parent |
+    /// | 4. reads the mark | |
+    ///
+    /// Either B moves the item of A, or A reads the mark and attaches to the heir as well.
+    pub fn hang_on(&self, reading: &Reading<'_>, id: GroupId, mut hang: impl FnMut(GroupSlot)) -> bool {
+        while let Some(seat) = self.seat(reading, id) {
+            hang(seat);
+            // SeqCst pairs with the fence in `offline`.
+            fence(Ordering::SeqCst);
+            if !self.is_leaving(seat.slot) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns the groups by slot, perhaps with some that come or go meanwhile.
+    pub fn seats(&self) -> impl Iterator<Item = GroupSlot> {
+        let seats = (0..).map_while(|slot| Some(GroupSlot { group: self.tree.group(slot)?.id(), slot }));
+        // A free slot has the id 0.
+        seats.filter(|seat| seat.group.to_bits() != 0 && self.is_seat(seat.group, seat.slot))
+    }
+
+    /// Returns the parent of the group in a slot; `None` for the root. The caller must be within a
+    /// read, or in [`Reclaimer::offline`](crate::Reclaimer::offline).
+    pub fn parent_of(&self, slot: u32) -> Option<GroupSlot> {
+        let (slot, group) = self.tree.upwards(slot).nth(1)?;
+        Some(GroupSlot { group: group.id(), slot })
+    }
+
+    /// Returns whether items of the group in a slot have moved to its parent, or are about to.
+    /// [`Reclaimer::offline`](crate::Reclaimer::offline) is called after this is true.
+    pub fn is_leaving(&self, slot: u32) -> bool {
+        self.tree.group(slot).is_none_or(|group| group.is_leaving.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Returns a mark of this moment, for [`Groups::has_passed`].
+    pub fn moment(&self) -> Mark {
+        self.rcu.mark()
+    }
+
+    /// Returns whether all readers of a moment have gone. Never waits; to be called again if not.
+    /// The caller must be inside the fork gate; fences.
+    pub fn has_passed<P: Platform>(&self, platform: &P, moment: Mark) -> bool {
+        // If the fence fails, nothing is known.
+        self.rcu.advance_past(platform, &(), moment).unwrap_or(false)
+    }
+}

@@ -1,0 +1,134 @@
+//! Life of a group: it is created, deleted, and its slot and id are freed after a grace period.
+//!
+//! # Design
+//!
+//! 1. [`Groups::create`] opens the group's counts and puts the group into the tree.
+//! 2. [`Groups::delete`] takes it out of the tree. Its items and charges become its parent's. From
+//!    now on its id leads to the parent, its heir.
+//! 3. A [`Groups::tick`] begins a grace period for all groups deleted so far, unless another period
+//!    has not ended. Readers that found such a group may still use it.
+//! 4. A tick after the last such reader has gone empties stocks that hold bytes of these groups,
+//!    hands down the remaining counts, closes the per-CPU data, and frees slot and id.
+//!
+//! # Locking
+//!
+//! The mutex of the grace period is only tried: if another thread ends groups, a tick leaves that
+//! to it.
+
+use crate::counts_memory::{counts_of_new_group, drop_counts};
+use crate::error::GroupError;
+use crate::groups::{Groups, Reclaimer};
+use crate::id::{GroupId, Payer};
+use crate::queue::INTERVAL;
+use core::sync::atomic::Ordering;
+use neap_base::Platform;
+use neap_percpu::Owner;
+
+/// Maximum grace-period polls in [`Groups::end_deleted`]; slightly more than an idle system needs.
+const LOOKS: u32 = 4;
+/// Maximum attempts to end deleted groups before tables grow, and the sleep between them, in
+/// nanoseconds.
+const NAPS: u32 = 100;
+const NAP: u64 = 1_000_000;
+
+impl Groups {
+    /// Makes a group below another. Its counts are per-CPU data with an owner of the group's own.
+    ///
+    /// Ends deleted groups first if a table would otherwise grow, which is for good, though deleted
+    /// groups hold a quarter of it. That can take a tenth of a second if a thread that charges was
+    /// preempted.
+    ///
+    /// # Errors
+    /// See [`GroupError`]; nothing has changed then.
+    pub fn create<H: Reclaimer>(&self, host: &H, parent: GroupId, name: &str) -> Result<GroupId, GroupError> {
+        for _ in (0..NAPS).take_while(|_| host.inside(|| self.tree.is_crowded())) {
+            if self.end_deleted(host) && host.inside(|| self.tree.is_crowded()) {
+                host.platform().sleep(NAP);
+            }
+        }
+        let per_cpu = counts_of_new_group(host, self.nodes)?;
+        let made = host.inside(|| self.tree.create(host.platform(), parent, name, per_cpu));
+        made.inspect_err(|_| drop_counts(host, per_cpu.0))
+    }
+
+    /// Deletes a group without children. Its charges become its parent's, after the items attached
+    /// to it ([`Reclaimer::offline`]).
+    ///
+    /// Bytes that are uncharged later go to the parent. Charging the group fails from now on,
+    /// except from a stock filled a moment ago. Its slot and id are freed a few ticks later.
+    ///
+    /// # Errors
+    /// See [`GroupError`]; nothing has changed then.
+    pub fn delete<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<(), GroupError> {
+        host.inside(|| {
+            let subscribers = self.subscribers.lock();
+            // The slot is not reused before the group's subscribers have its counts.
+            let _reading = self.rcu.enter();
+            let slot = self.tree.delete(id, |child, parent| host.offline(self, child, parent))?;
+            let is_news = self.tree.group(slot).is_some_and(|group| self.subscribers.orphan(&subscribers, group));
+            drop(subscribers);
+            self.tree.group(slot).inspect(|group| self.hand_down_counts(host, group));
+            if is_news {
+                host.come_soon();
+            }
+            self.end_waits(host, id);
+            Ok(())
+        })
+    }
+
+    /// Does pending work: empties idle stocks, ends deleted groups, and serves waiters.
+    ///
+    /// A stock is idle if its CPU has not charged since the last call. Returns in how many
+    /// nanoseconds to come again; `None` if nothing is left. To be called now and then, outside the
+    /// fork gate; never waits.
+    pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
+        let left = host.inside(|| {
+            let out = |payer, bytes| self.settle(host, payer, bytes);
+            let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
+            // A CPU that cannot be fenced is no reason to come again for ever.
+            self.reap(host) || stocked && !skipped
+        });
+        let next = self.attend(host, host.platform().precise());
+        next.or(left.then_some(INTERVAL))
+    }
+
+    /// Ends deleted groups, unless other threads may still be reading them; returns whether any are
+    /// left. For hosts whose ticks may not come soon. Fences.
+    pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
+        (0..LOOKS).all(|_| host.inside(|| self.reap(host)))
+    }
+
+    /// Ends deleted groups that no reader can have found; returns whether any are left. The caller
+    /// must be inside the fork gate.
+    fn reap<H: Reclaimer>(&self, host: &H) -> bool {
+        if !self.tree.is_waiting().contains(&true) {
+            return false;
+        }
+        let Some(mut since) = self.reaping.try_lock() else { return true };
+        let [_, ending] = self.tree.is_waiting();
+        if ending {
+            if !self.has_passed(host.platform(), *since) {
+                return true;
+            }
+            let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.is_there(payer.id());
+            let out = |payer, bytes| self.settle(host, payer, bytes);
+            if self.stocks.drain(host.platform(), gone, out) > 0 {
+                return true;
+            }
+            self.tree.end_grace(|group| {
+                self.hand_down_counts(host, group);
+                let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
+                // SAFETY: before the grace period the id led to the heir; its readers have gone,
+                // so no thread can find the counts or allocate for the owner. The owner was opened
+                // for this group alone, so there is no error.
+                let _ = unsafe { host.data().close_owner(owner) };
+            });
+        }
+        let [beginning, _] = self.tree.is_waiting();
+        if beginning {
+            self.tree.begin_grace();
+            *since = self.rcu.mark();
+        }
+        beginning
+    }
+}

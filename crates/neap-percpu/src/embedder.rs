@@ -1,0 +1,85 @@
+//! The host of typed values: an instance, its platform, and a frame for calls that take locks.
+//!
+//! Counters, references and other typed values keep a host. A host in a process that may fork keeps
+//! threads out of these calls during a fork, and wakes its worker after them. [`Standalone`], an
+//! instance by itself, does neither. No locks of its own.
+
+use crate::data::{Charge, PerCpuData, Refused, Wait};
+use crate::handle::{Handle, Invalid};
+use crate::rows::Owner;
+use neap_base::Platform;
+
+/// An instance and its surroundings. A value is a few references; every typed value keeps one.
+pub trait Host: Copy + Send + Sync {
+    /// The platform's type.
+    type Platform: Platform;
+    /// The type that charges owners.
+    type Charge: Charge;
+
+    /// The platform.
+    fn platform(&self) -> &Self::Platform;
+
+    /// The instance.
+    fn data(&self) -> &PerCpuData<Self::Charge>;
+
+    /// Runs `body`, which may take locks, at a time when no fork copies them held. `body` must call
+    /// none of this function and the three below.
+    fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
+        body()
+    }
+
+    /// Runs `body` as [`Host::inside`] does, or returns `None` if that would wait.
+    fn try_inside<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
+        Some(body())
+    }
+
+    /// Calls [`PerCpuData::allocate`].
+    ///
+    /// # Errors
+    /// See [`Refused`].
+    fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
+        self.data().allocate(self.platform(), owner, size, align, wait)
+    }
+
+    /// Calls [`PerCpuData::free`].
+    ///
+    /// # Errors
+    /// See [`Invalid`].
+    ///
+    /// # Safety
+    /// No thread uses the allocation any more.
+    unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
+        // SAFETY: the caller promises that no thread uses the allocation any more.
+        unsafe { self.data().free(handle) }
+    }
+}
+
+/// An instance by itself: its owner ticks, and prevents forks during calls.
+#[derive(Debug)]
+pub struct Standalone<'a, P: Platform, C: Charge = ()> {
+    /// The instance.
+    pub data: &'a PerCpuData<C>,
+    /// The platform.
+    pub platform: &'a P,
+}
+
+impl<P: Platform, C: Charge> Clone for Standalone<'_, P, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform, C: Charge> Copy for Standalone<'_, P, C> {}
+
+impl<P: Platform, C: Charge> Host for Standalone<'_, P, C> {
+    type Platform = P;
+    type Charge = C;
+
+    fn platform(&self) -> &P {
+        self.platform
+    }
+
+    fn data(&self) -> &PerCpuData<C> {
+        self.data
+    }
+}

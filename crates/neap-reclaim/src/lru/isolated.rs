@@ -1,0 +1,121 @@
+//! Items in hands: taken off during one hold of the lock, examined without it, and put back at
+//! either end.
+//!
+//! Callers ask functions about items that may do anything, which is not allowed under a lock. While
+//! items of a sub-list are in hands it leads to its heir even if its group is gone, so they come
+//! back to the group's other items.
+//!
+//! # Concurrency
+//!
+//! A thread that took items does not look at their links, which may belong to another thread:
+//!
+//! 1. A takes an item off, and names it as in hands.
+//! 2. B lets it leave these hands, and puts it on another list.
+//! 3. A would follow a link of that list.
+//!
+//! So A is told of each item under the lock, before it is in hands.
+
+use super::block;
+use super::chain::{End, Item};
+use super::list::LruList;
+use super::registry::Site;
+use super::sublist::Sub;
+use crate::Host;
+use core::ptr::NonNull;
+use neap_groups::GroupId;
+
+/// Maximum number of items that one call of [`LruList::take`] takes off.
+pub const MOST: usize = 1024;
+
+/// The right to put items back that [`LruList::take`] took off.
+#[derive(Debug)]
+pub struct Hands<'a, H: Host> {
+    site: Site<'a, H>,
+    list: LruList,
+    sub: NonNull<Sub>,
+    node: usize,
+}
+
+impl LruList {
+    /// Takes up to `most` of the oldest items of a group alone off a node, at most [`MOST`] in one
+    /// call. `None` if the group has none there.
+    ///
+    /// The items are in the caller's hands then: the answer puts them back, or
+    /// [`Item::leave_hands`] lets them go, called by any thread that keeps them in existence.
+    /// `each` is told of them, oldest first.
+    ///
+    /// # Safety
+    /// `each` is called under the items' lock and inside the fork gate. It neither waits, allocates
+    /// nor calls this crate; it only tries a lock of the item's owner. Items that are put back
+    /// exist for as long as they are on the list. This function is not called by a function that a
+    /// walk calls under the lock.
+    pub unsafe fn take<'a, H: Host>(
+        self,
+        site: &Site<'a, H>,
+        group: GroupId,
+        node: usize,
+        most: usize,
+        mut each: impl FnMut(NonNull<Item>),
+    ) -> Option<Hands<'a, H>> {
+        site.host.inside(|| {
+            let reading = site.groups.reading();
+            let block = self.head().block(self.seat(site, &reading, group)?.slot)?;
+            // SAFETY: the block was found within the read, which is held, so it is not freed.
+            let sub = unsafe { block::sub(block, node) };
+            let mut chain = sub.lock_this();
+            if sub.heir().is_some() || sub.count() == 0 {
+                return None;
+            }
+            chain.hands += 1;
+            for _ in 0..most.min(MOST) {
+                let Some(item) = chain.oldest() else { break };
+                chain.unlink(item);
+                sub.set_count(sub.count() - 1);
+                each(item);
+                // The last look at the item: from here on any thread may let it go.
+                // SAFETY: an item on a chain exists until it is taken off, by the contract of
+                // `add`, and the lock is held.
+                unsafe { item.as_ref() }.hand_out(Some(sub));
+            }
+            Some(Hands { site: *site, list: self, sub: NonNull::from(sub), node })
+        })
+    }
+}
+
+impl<H: Host> Hands<'_, H> {
+    /// Keeps an item, which is in no hands from then on. Returns false if [`Item::leave_hands`] was
+    /// first, whatever happened to the item since.
+    ///
+    /// # Safety
+    /// The item exists, and was handed out with this.
+    pub unsafe fn keep(&self, item: NonNull<Item>) -> bool {
+        // SAFETY: by this function's contract the item exists. The sub-list's block is pinned while
+        // the sub-list counts hands.
+        unsafe { item.as_ref().leave_hands_of(self.sub.as_ref()) }
+    }
+
+    /// Puts an item back. Returns false if [`Item::leave_hands`] was first, whatever happened to
+    /// the item since.
+    ///
+    /// # Safety
+    /// The item was handed out with this, and exists for as long as it is on the list.
+    pub unsafe fn put_back(&self, item: NonNull<Item>, end: End) -> bool {
+        self.site.host.inside(|| {
+            let _reading = self.site.groups.reading();
+            // SAFETY: the sub-list's block is pinned while the sub-list counts hands.
+            let sub = unsafe { self.sub.as_ref() };
+            self.list.put(&self.site, sub, self.node, item, end, Some(sub))
+        })
+    }
+}
+
+impl<H: Host> Drop for Hands<'_, H> {
+    fn drop(&mut self) {
+        self.site.host.inside(|| {
+            let _reading = self.site.groups.reading();
+            // SAFETY: the sub-list's block is pinned until the count falls; after that the read,
+            // which is held until the lock is released, keeps it.
+            unsafe { self.sub.as_ref() }.lock_this().hands -= 1;
+        });
+    }
+}

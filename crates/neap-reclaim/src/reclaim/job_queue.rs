@@ -1,0 +1,319 @@
+//! Board: the job queue of the reclaimer threads, the count of these threads, and their wake-ups.
+//!
+//! Threads that need memory may hold locks of the program, so they run no callbacks. They post jobs
+//! here; reclaimers, which hold nothing, run them.
+//!
+//! # Design
+//!
+//! * Requests for the same group share a job that has not begun. The oldest job is taken first.
+//! * Each reclaimer has at most one job, which records the reclaimer's number.
+//! * The queue (`board/queue.rs`) and the pool of reclaimers (`board/pool.rs`) are plain data under
+//!   one mutex. Their tables list the states of a job, and the events that change the count of
+//!   reclaimers.
+//! * A job has no data of its waiters but their number. A waiter that gives up leaves at once, and
+//!   a later answer cannot reach another waiter's job.
+//!
+//! # Invariants
+//!
+//! A watcher writes off a reclaimer with a callback that does not return. Either the watcher or
+//! the returning thread lets go of the job, and counts the thread: the first to find the job taken
+//! by that number. The other one finds nothing.
+//!
+//! # Locking
+//!
+//! One mutex, a leaf, inside the fork gate. Nothing here runs callbacks or creates threads.
+//!
+//! # Concurrency
+//!
+//! A thread sleeps outside the gate, on a futex word that it reads before it examines the queue. A
+//! thread that changes the queue changes that word afterwards, and wakes sleepers:
+//!
+//! | W waits | P posts |
+//! |---|---|
+//! | 1. reads the word | |
+//! | 2. examines the queue, finds nothing | |
+//! | | 3. posts a job |
+//! | | 4. changes the word; wakes no thread |
+//! | 5. does not sleep: the word differs | |
+//!
+//! A model checker explores this module (`tests/loom_job_queue`).
+
+mod pool;
+mod queue;
+
+use neap_base::mutex::{Guard, Mutex};
+use neap_base::sync::{AtomicU32, Ordering, wait, wait_for, wake};
+use pool::Pool;
+use queue::{JobState, Placed, Queue, QueueAnswer};
+
+pub(super) use pool::MOST_LOST;
+pub use queue::ReclaimJob;
+
+/// Data under the mutex.
+#[derive(Debug)]
+struct Board {
+    queue: Queue,
+    pool: Pool,
+}
+
+impl Board {
+    fn is_short(&self, least: u32) -> bool {
+        self.pool.is_short(least, self.queue.posted(), self.queue.taken())
+    }
+}
+
+/// The job queue, and the count of reclaimers.
+#[derive(Debug)]
+pub struct JobQueue {
+    board: Mutex<Board>,
+    /// Futex words. `posted` changes when a job can be taken: reclaimers sleep on it. `done`
+    /// changes when a job is done or a place becomes free: waiters sleep on it.
+    posted: AtomicU32,
+    done: AtomicU32,
+}
+
+/// A job that a thread waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Ticket(usize);
+
+/// A thread that waits for a job, or for room to post it.
+#[derive(Debug)]
+pub struct Waiter {
+    aim: ReclaimJob,
+    /// `None` while there was no room.
+    ticket: Option<Ticket>,
+    /// Value of `JobQueue::done` before the last look at the queue.
+    dones: u32,
+}
+
+impl Waiter {
+    /// Makes a waiter for a job that [`JobQueue::ask`] will post.
+    pub fn new(aim: ReclaimJob) -> Waiter {
+        Waiter { aim, ticket: None, dones: 0 }
+    }
+}
+
+/// Value of the word `posted` before no job was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Idle(u32);
+
+/// Next step of a reclaimer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Run this job.
+    Job(ReclaimJob),
+    /// [Sleep](Jobs::sleep) with this value: there is no job.
+    Nothing(Idle),
+    /// End: the reclaimer is a copy of one of the parent process, and is not counted, or all were
+    /// dismissed.
+    End,
+}
+
+impl Default for JobQueue {
+    fn default() -> JobQueue {
+        let board = Board { queue: Queue::new(), pool: Pool::new() };
+        JobQueue { board: Mutex::new(board), posted: AtomicU32::new(0), done: AtomicU32::new(0) }
+    }
+}
+
+impl JobQueue {
+    /// Posts a job without waiting for it. Returns whether there was room. The caller must be
+    /// inside the fork gate.
+    pub fn post(&self, aim: ReclaimJob) -> bool {
+        self.place(aim, false).is_some()
+    }
+
+    /// Posts the waiter's job, once, as soon as there is room. The caller must be inside the fork
+    /// gate.
+    ///
+    /// [`JobQueue::answer`] must follow. If that returns `None`, [`JobQueue::wait`] must follow,
+    /// and then this again.
+    pub fn ask(&self, waiter: &mut Waiter) {
+        // Before the look at the queue: for room here, for the result in `answer`.
+        waiter.dones = self.dones();
+        waiter.ticket = waiter.ticket.or_else(|| self.place(waiter.aim, true));
+    }
+
+    /// Returns the bytes that the job brought, once it is done; 0 if the waiter is `giving_up`
+    /// before. The waiter is void after an answer. The caller must be inside the fork gate.
+    pub fn answer(&self, waiter: &Waiter, giving_up: bool) -> Option<u64> {
+        match waiter.ticket {
+            Some(ticket) => self.look(ticket, giving_up),
+            None => giving_up.then_some(0),
+        }
+    }
+
+    /// Sleeps until a job is done or a place becomes free that the waiter has not seen, or for this
+    /// number of nanoseconds.
+    pub fn wait(&self, waiter: &Waiter, nanoseconds: u64) {
+        wait_for(&self.done, waiter.dones, nanoseconds);
+    }
+
+    /// Posts a job; `None` if there is no room. With `waits`, [`JobQueue::look`] must follow until
+    /// it returns an answer.
+    fn place(&self, aim: ReclaimJob, waits: bool) -> Option<Ticket> {
+        let Placed { index, is_posted } = self.board.lock().queue.place(aim, waits)?;
+        if is_posted {
+            self.call();
+        }
+        Some(Ticket(index))
+    }
+
+    /// Wakes one sleeping reclaimer. To be called whenever a job becomes one that can be taken.
+    fn call(&self) {
+        self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
+        wake(&self.posted, 1);
+    }
+
+    /// Wakes all waiters: a job is done, or there is room.
+    fn tell(&self) {
+        self.done.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `dones`.
+        wake(&self.done, i32::MAX as u32);
+    }
+
+    /// Wakes the threads that the new state of a job concerns, after releasing the mutex.
+    fn leave(&self, mut board: Guard<'_, Board>, state: JobState) {
+        let is_room = state == JobState::Free && board.queue.take_full();
+        drop(board);
+        match state {
+            // A reclaimer may sleep while another one was written off. With one job and one
+            // reclaimer left, no further one is created, so the sleeping one must be woken.
+            JobState::Posted => self.call(),
+            JobState::Done(_) => self.tell(),
+            _ if is_room => self.tell(),
+            _ => {}
+        }
+    }
+
+    /// Returns the result of a job that is done, or 0 if its waiter is `giving_up`. The ticket is
+    /// void after an answer.
+    fn look(&self, ticket: Ticket, giving_up: bool) -> Option<u64> {
+        let mut board = self.board.lock();
+        let QueueAnswer { bytes, is_freed } = board.queue.look(ticket.0, giving_up)?;
+        if is_freed {
+            self.leave(board, JobState::Free);
+        }
+        Some(bytes)
+    }
+
+    /// Takes the oldest job for a reclaimer. The caller must be inside the fork gate.
+    pub fn take(&self, reclaimer: u32) -> Next {
+        let idle = Idle(self.posts());
+        let mut board = self.board.lock();
+        if board.pool.is_gone(reclaimer) {
+            return Next::End;
+        }
+        board.queue.take(reclaimer).map_or(Next::Nothing(idle), Next::Job)
+    }
+
+    /// Ends the job of a reclaimer, unless another one has it. `idle`: see [`JobQueue::write_off`].
+    /// The caller must be inside the fork gate.
+    pub fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
+        let mut board = self.board.lock();
+        if let Some(state) = board.queue.let_go(reclaimer, Some(bytes), idle) {
+            self.leave(board, state);
+        }
+    }
+
+    /// Writes off a reclaimer with a callback that does not return, and posts its job again. The
+    /// caller must be inside the fork gate.
+    ///
+    /// Calls `idle` with the node, under the mutex, if the job was a pass for one.
+    pub fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
+        let mut board = self.board.lock();
+        // `None`: the reclaimer has returned already.
+        if let Some(state) = board.queue.let_go(reclaimer, None, idle) {
+            board.pool.write_off();
+            self.leave(board, state);
+        }
+    }
+
+    /// Ends a reclaimer that was written off and has returned. `idle`: see [`JobQueue::write_off`].
+    /// The caller must be inside the fork gate.
+    pub fn end(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
+        let mut board = self.board.lock();
+        if board.pool.is_gone(reclaimer) {
+            return;
+        }
+        match board.queue.let_go(reclaimer, None, idle) {
+            // The watcher has not reached `write_off` yet; it will find no job there.
+            Some(state) => {
+                board.pool.end_working();
+                self.leave(board, state);
+            }
+            None => board.pool.end_lost(),
+        }
+    }
+
+    /// Returns whether there are fewer reclaimers than `least`, or more posted jobs than idle
+    /// reclaimers. The caller must be inside the fork gate.
+    pub fn is_short(&self, least: u32) -> bool {
+        self.board.lock().is_short(least)
+    }
+
+    /// Returns the number of a reclaimer that the caller is to create, and counts it. The caller
+    /// must be inside the fork gate.
+    ///
+    /// `None` unless reclaimers are [short](Jobs::is_short), fewer than `most` exist, few enough
+    /// are lost, and no creation failed lately.
+    pub fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
+        let mut board = self.board.lock();
+        if board.is_short(least) { board.pool.hire(most, now) } else { None }
+    }
+
+    /// Records that the creation of a counted reclaimer failed, and starts the delay before the
+    /// next attempt. The caller must be inside the fork gate.
+    pub fn not_made(&self, now: u64) {
+        self.board.lock().pool.not_made(now);
+    }
+
+    /// Returns the number of reclaimers that work, and of those that were written off and have not
+    /// returned. The caller must be inside the fork gate.
+    pub fn threads(&self) -> (u32, u32) {
+        self.board.lock().pool.threads()
+    }
+
+    /// Returns the number of posted jobs, and of taken ones. The caller must be inside the fork
+    /// gate.
+    pub fn count(&self) -> (u32, u32) {
+        let board = self.board.lock();
+        (board.queue.posted(), board.queue.taken())
+    }
+
+    /// Resets the queue in a forked child, where no thread waits or works. A reclaimer that forked
+    /// in a callback ends. The caller must be inside the fork gate.
+    pub fn forget_all(&self) {
+        let mut board = self.board.lock();
+        board.queue.forget_all();
+        board.pool.forget_all();
+    }
+
+    /// Lets every reclaimer end at its next look for a job; no more are created. The caller must be
+    /// inside the fork gate.
+    pub fn dismiss(&self) {
+        self.board.lock().pool.dismiss();
+        self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
+        wake(&self.posted, i32::MAX as u32);
+    }
+
+    /// Returns the value of the futex word `posted`.
+    fn posts(&self) -> u32 {
+        self.posted.load(Ordering::Acquire) // Pairs with the Release in `call`.
+    }
+
+    /// Sleeps until another job can be taken, or for this number of nanoseconds.
+    pub fn sleep(&self, idle: Idle, nanoseconds: Option<u64>) {
+        match nanoseconds {
+            Some(nanoseconds) => wait_for(&self.posted, idle.0, nanoseconds),
+            None => wait(&self.posted, idle.0),
+        }
+    }
+
+    /// Returns the value of the futex word `done`.
+    fn dones(&self) -> u32 {
+        self.done.load(Ordering::Acquire) // Pairs with the Release in `tell`.
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

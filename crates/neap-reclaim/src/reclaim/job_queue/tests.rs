@@ -1,0 +1,273 @@
+//! Tests of the board: jobs, their waiters and the reclaimers.
+
+use super::pool::AGAIN;
+use super::queue::JOBS;
+use super::*;
+use neap_groups::GroupId;
+
+const BOTH: ReclaimJob = ReclaimJob::Group(GroupId::ROOT, 30);
+
+fn bytes(bytes: u64) -> ReclaimJob {
+    ReclaimJob::Group(GroupId::ROOT, bytes)
+}
+
+fn high(number: u64) -> ReclaimJob {
+    ReclaimJob::AboveHigh(GroupId::from_bits(number))
+}
+
+impl JobQueue {
+    fn took(&self, reclaimer: u32) -> Option<ReclaimJob> {
+        match self.take(reclaimer) {
+            Next::Job(aim) => Some(aim),
+            Next::Nothing(_) => None,
+            Next::End => panic!("{reclaimer} is nobody's"),
+        }
+    }
+
+    /// Makes reclaimers with the numbers 1 to `last`.
+    fn with(last: u32) -> JobQueue {
+        let jobs = JobQueue::default();
+        (1..=last).for_each(|number| assert_eq!(jobs.hire(last, last, 0), Some(number)));
+        jobs
+    }
+
+    fn done(&self, reclaimer: u32, bytes: u64) {
+        self.finish(reclaimer, bytes, |_| ());
+    }
+}
+
+#[test]
+fn who_asks_for_the_same_group_shares_a_job_that_has_not_begun() {
+    let jobs = JobQueue::with(2);
+    let (first, second) = (jobs.place(bytes(10), true).unwrap(), jobs.place(bytes(20), true).unwrap());
+    assert_eq!((first, jobs.count()), (second, (1, 0)));
+    assert_eq!((jobs.took(1), jobs.took(2)), (Some(BOTH), None));
+    let third = jobs.place(bytes(5), true).unwrap();
+    assert_ne!(first, third);
+    assert_eq!((jobs.look(first, false), jobs.count()), (None, (1, 1)));
+    jobs.done(1, 99);
+    assert_eq!([first, second].map(|ticket| jobs.look(ticket, false)), [Some(99); 2]);
+    assert_eq!((jobs.look(third, true), jobs.took(1)), (Some(0), None), "nobody waits for it");
+}
+
+#[test]
+fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
+    let jobs = JobQueue::with(3);
+    let ticket = jobs.place(bytes(20), true).unwrap();
+    assert_eq!(jobs.took(1), Some(bytes(20)));
+    jobs.write_off(1, |_| panic!("not for the budget"));
+    assert_eq!((jobs.count(), jobs.threads()), ((1, 0), (2, 1)));
+    jobs.done(1, 5);
+    assert_eq!((jobs.look(ticket, false), jobs.took(2)), (None, Some(bytes(20))));
+    jobs.done(2, 7);
+    assert_eq!(jobs.look(ticket, false), Some(7));
+    assert!(jobs.place(ReclaimJob::Node(0), false).is_some() && jobs.took(3) == Some(ReclaimJob::Node(0)));
+    jobs.write_off(3, |_| ());
+    assert_eq!(jobs.count(), (0, 0), "nobody waits for it");
+    assert_eq!(jobs.threads(), (1, 2));
+    [1, 3].into_iter().for_each(|number| jobs.end(number, |_| panic!("it has let go")));
+    assert_eq!(jobs.threads(), (1, 0));
+}
+
+/// The slot has written the reclaimer off, and the callback has returned. Either of the two
+/// threads comes first here.
+#[test]
+fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
+    for is_back_first in [false, true] {
+        let jobs = JobQueue::with(2);
+        let ticket = jobs.place(bytes(20), true).unwrap();
+        assert_eq!(jobs.took(1), Some(bytes(20)));
+        let posts = jobs.posts();
+        if is_back_first {
+            jobs.end(1, |_| ());
+            assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (1, 0)));
+            // Another reclaimer may have taken the job by now.
+            assert_eq!(jobs.took(2), Some(bytes(20)));
+            jobs.write_off(1, |_| panic!("it has let go"));
+        } else {
+            jobs.write_off(1, |_| ());
+            assert_eq!((jobs.threads(), jobs.count()), ((1, 1), (1, 0)));
+            jobs.end(1, |_| panic!("it has let go"));
+            assert_eq!(jobs.took(2), Some(bytes(20)));
+        }
+        assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+        assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (0, 1)));
+        jobs.done(2, 7);
+        assert_eq!(jobs.look(ticket, false), Some(7));
+    }
+}
+
+#[test]
+fn a_thread_is_made_for_each_job_that_nobody_is_there_for() {
+    let jobs = JobQueue::default();
+    assert_eq!((jobs.hire(0, 3, 0), jobs.hire(1, 3, 0), jobs.hire(1, 3, 0)), (None, Some(1), None));
+    jobs.place(high(1), true).unwrap();
+    assert_eq!(jobs.hire(0, 3, 0), None, "one has nothing to do");
+    jobs.place(high(2), true).unwrap();
+    assert_eq!(jobs.hire(0, 3, 0), Some(2), "though it has not come yet");
+    jobs.not_made(7);
+    assert_eq!((jobs.threads(), jobs.hire(0, 3, 7), jobs.hire(0, 3, 6 + AGAIN)), ((1, 0), None, None));
+    assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(3), None));
+    jobs.place(high(3), true).unwrap();
+    jobs.place(high(4), true).unwrap();
+    assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(4), None), "there are enough");
+}
+
+#[test]
+fn no_more_are_made_while_too_many_do_not_come_back() {
+    let jobs = JobQueue::default();
+    for number in 1..=MOST_LOST {
+        jobs.place(high(1), true).unwrap();
+        assert_eq!((jobs.hire(0, 4, 0), jobs.took(number)), (Some(number), Some(high(1))));
+        jobs.write_off(number, |_| ());
+    }
+    assert_eq!((jobs.hire(0, 4, 0), jobs.threads()), (None, (0, MOST_LOST)));
+    jobs.end(1, |_| ());
+    assert_eq!(jobs.hire(0, 4, 0), Some(MOST_LOST + 1));
+}
+
+/// A tick requests a node at each shortage, and a pass can take longer than the time between
+/// two ticks.
+#[test]
+fn one_pass_for_a_node_is_under_way_and_it_is_known_when_none_is() {
+    let jobs = JobQueue::with(2);
+    let (mut idle, mut again) = (0, 0);
+    jobs.place(ReclaimJob::Node(0), false).unwrap();
+    assert_eq!(jobs.took(1), Some(ReclaimJob::Node(0)));
+    jobs.place(ReclaimJob::Node(0), false).unwrap();
+    assert_eq!((jobs.took(2), jobs.count()), (None, (0, 1)));
+    jobs.write_off(1, |_| idle += 1);
+    assert_eq!(idle, 1);
+    jobs.place(ReclaimJob::Node(0), false).unwrap();
+    assert_eq!(jobs.took(2), Some(ReclaimJob::Node(0)));
+    jobs.end(1, |_| again += 1);
+    jobs.finish(2, 0, |_| idle += 1);
+    assert_eq!((idle, again, jobs.count()), (2, 0, (0, 0)));
+}
+
+#[test]
+fn the_oldest_job_is_done_first_wherever_it_lies() {
+    let jobs = JobQueue::with(1);
+    let tickets = [1, 2, 3].map(|number| jobs.place(high(number), true).unwrap());
+    assert_eq!(jobs.look(tickets[0], true), Some(0));
+    assert_eq!(jobs.place(high(4), true), Some(tickets[0]), "in the place of the first");
+    jobs.place(high(3), true).unwrap();
+    for number in [2, 3, 4] {
+        assert_eq!(jobs.took(1), Some(high(number)));
+        jobs.done(1, 1);
+    }
+}
+
+#[test]
+fn what_somebody_wants_who_does_not_wait_stays_when_others_give_up_and_when_a_reclaimer_does_not_come_back() {
+    let jobs = JobQueue::with(2);
+    let ticket = jobs.place(bytes(20), true).unwrap();
+    assert_eq!(jobs.place(bytes(10), false), Some(ticket));
+    assert_eq!((jobs.look(ticket, true), jobs.count()), (Some(0), (1, 0)));
+    assert_eq!(jobs.took(1), Some(BOTH));
+    jobs.write_off(1, |_| ());
+    assert_eq!(jobs.took(2), Some(BOTH));
+    jobs.done(2, 1);
+    assert_eq!(jobs.count(), (0, 0));
+}
+
+#[test]
+fn a_child_has_no_jobs_and_no_reclaimers_and_its_parents_end() {
+    let jobs = JobQueue::with(2);
+    let ticket = jobs.place(bytes(20), true).unwrap();
+    assert_eq!(jobs.took(1), Some(bytes(20)));
+    jobs.write_off(1, |_| ());
+    assert_eq!(jobs.took(2), Some(bytes(20)));
+    jobs.forget_all();
+    assert_eq!((jobs.threads(), jobs.look(ticket, false)), ((0, 0), Some(0)));
+    for number in [1, 2] {
+        jobs.end(number, |_| panic!("it has nothing"));
+        jobs.write_off(number, |_| panic!("it has nothing"));
+        jobs.finish(number, 1, |_| panic!("it has nothing"));
+        assert_eq!((jobs.take(number), jobs.threads()), (Next::End, (0, 0)));
+    }
+    jobs.place(bytes(20), true).unwrap();
+    assert_eq!((jobs.hire(0, 4, 0), jobs.took(3)), (Some(3), Some(bytes(20))));
+}
+
+#[test]
+fn dismissed_reclaimers_end_and_none_is_hired() {
+    let jobs = JobQueue::with(2);
+    jobs.place(bytes(20), true).unwrap();
+    let posts = jobs.posts();
+    jobs.dismiss();
+    assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+    jobs.finish(1, 7, |_| panic!("it has nothing"));
+    jobs.end(2, |_| panic!("it has nothing"));
+    assert_eq!([1, 2].map(|number| jobs.take(number)), [Next::End, Next::End]);
+    assert_eq!((jobs.hire(1, 4, u64::MAX - 1), jobs.threads()), (None, (0, 0)));
+}
+
+/// Without a wake-up this test would never end; the comparison of the futex word fails at once.
+#[test]
+fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
+    let jobs = JobQueue::with(2);
+    let ticket = jobs.place(bytes(20), true).unwrap();
+    assert_eq!(jobs.took(1), Some(bytes(20)));
+    let posts = jobs.posts();
+    std::thread::scope(|scope| {
+        let idle = scope.spawn(|| {
+            loop {
+                match jobs.take(2) {
+                    Next::Job(aim) => break aim,
+                    Next::Nothing(idle) => jobs.sleep(idle, None),
+                    Next::End => panic!("it is no parent's"),
+                }
+            }
+        });
+        jobs.write_off(1, |_| ());
+        assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+        assert_eq!(idle.join().unwrap(), bytes(20));
+    });
+    jobs.done(2, 7);
+    assert_eq!(jobs.look(ticket, false), Some(7));
+}
+
+/// Other jobs do not take the places of requests, and each server that finds another request
+/// due lets one more come.
+#[test]
+fn requests_have_room_of_their_own_and_one_more_waits_to_be_taken() {
+    let jobs = JobQueue::with(2);
+    (0..JOBS).for_each(|at| _ = jobs.place(high(at as u64), true).unwrap());
+    assert!(!jobs.post(ReclaimJob::Node(0)), "it is full");
+    for _ in 0..3 {
+        assert!(jobs.post(ReclaimJob::Requests));
+    }
+    assert_eq!(jobs.count(), (JOBS as u32 + 1, 0), "all that are posted are one");
+    (0..JOBS).for_each(|at| {
+        assert_eq!(jobs.took(1), Some(high(at as u64)));
+        jobs.done(1, 1);
+    });
+    assert_eq!(jobs.took(1), Some(ReclaimJob::Requests));
+    assert!(jobs.post(ReclaimJob::Requests), "what a server has begun with is not what is needed now");
+    assert_eq!((jobs.took(2), jobs.count()), (Some(ReclaimJob::Requests), (0, 2)));
+    jobs.write_off(1, |_| ());
+    assert_eq!(jobs.count(), (1, 1), "another server is to look");
+    jobs.done(2, 0);
+    assert_eq!((jobs.took(2), jobs.count()), (Some(ReclaimJob::Requests), (0, 1)));
+    jobs.done(2, 0);
+    assert_eq!(jobs.count(), (0, 0));
+}
+
+#[test]
+fn there_are_only_so_many_jobs_and_who_gives_up_makes_room() {
+    let jobs = JobQueue::default();
+    let tickets: [Ticket; JOBS] = core::array::from_fn(|at| {
+        let ticket = jobs.place(high(at as u64), true).unwrap();
+        assert_eq!(jobs.place(high(at as u64), true), Some(ticket), "shares");
+        ticket
+    });
+    assert_eq!((jobs.place(ReclaimJob::Node(0), false), jobs.place(ReclaimJob::Node(0), true)), (None, None));
+    let dones = jobs.dones();
+    assert_eq!((jobs.look(tickets[3], true), jobs.dones()), (Some(0), dones), "another one waits for it");
+    assert_eq!(jobs.look(tickets[3], true), Some(0));
+    assert_ne!(jobs.dones(), dones, "who waits for room is not told");
+    assert_eq!(jobs.place(ReclaimJob::Node(0), true), Some(tickets[3]));
+    jobs.forget_all();
+    assert_eq!(jobs.count(), (0, 0));
+}

@@ -1,0 +1,95 @@
+//! Share of a group's objects that a pass asks for: arithmetic on its usage and protection.
+//!
+//! A group below its `min` is skipped. A group below its `low` is skipped unless nothing else is
+//! left. Other groups give in proportion to their unprotected bytes. No state, no locks.
+//!
+//! Source: Linux `mm/vmscan.c` (`shrink_node_memcgs`, `get_scan_count`), by description.
+
+use crate::shrinkers::{ScanPressure, ShrinkerFilter, WHOLE};
+use neap_groups::protection::GroupUsage;
+
+/// Protection that a pass ignores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LowProtection {
+    /// None.
+    Fair,
+    /// That of `low`.
+    TakesLow,
+}
+
+/// Returns the pressure on a group for a pass that needs `need` bytes. A group that uses no more
+/// than that is asked for at least one batch.
+///
+/// # Errors
+/// The group is protected. The value says whether only its `low` protects it, so that
+/// [`LowProtection::TakesLow`] would reclaim there.
+pub fn press(standing: &GroupUsage, need: u64, priority: u32, grip: LowProtection) -> Result<ScanPressure, bool> {
+    let &GroupUsage { usage, min, low, .. } = standing;
+    let is_below = |protection: u64| protection > 0 && protection >= usage;
+    if is_below(min) {
+        return Err(false);
+    }
+    if grip == LowProtection::Fair && is_below(low) {
+        return Err(true);
+    }
+    let protected = if grip == LowProtection::Fair { min.max(low) } else { min };
+    // A group that is not wholly protected is asked for something.
+    let share = u128::from(WHOLE) * u128::from(usage.saturating_sub(protected)) / u128::from(usage.max(1));
+    let share = if usage == 0 { WHOLE } else { (share as u32).max(1) };
+    Ok(ScanPressure { priority, share, least: usage > 0 && usage <= need, whom: ShrinkerFilter::All, need, usage })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shrinkers::FIRST_PRIORITY;
+    use neap_groups::GroupId;
+    use proptest::prelude::*;
+
+    fn of(usage: u64, min: u64, low: u64, grip: LowProtection) -> Result<u32, bool> {
+        let standing = GroupUsage { id: GroupId::ROOT, usage, min, low };
+        press(&standing, 99, 7, grip).map(|press| press.share)
+    }
+
+    #[test]
+    fn what_is_protected_is_passed_by_or_does_not_count() {
+        assert_eq!(of(100, 0, 0, LowProtection::Fair), Ok(WHOLE));
+        assert_eq!(of(100, 0, 50, LowProtection::Fair), Ok(512));
+        assert_eq!(of(100, 0, 50, LowProtection::TakesLow), Ok(WHOLE));
+        assert_eq!(of(100, 25, 50, LowProtection::TakesLow), Ok(768));
+        assert_eq!(
+            (of(100, 100, 0, LowProtection::TakesLow), of(100, 100, 200, LowProtection::Fair)),
+            (Err(false), Err(false))
+        );
+        assert_eq!(
+            (of(100, 50, 100, LowProtection::Fair), of(100, 50, 100, LowProtection::TakesLow)),
+            (Err(true), Ok(512))
+        );
+    }
+
+    /// Cached objects there may be charged to no group.
+    #[test]
+    fn a_group_that_uses_nothing_is_asked_like_any_other() {
+        assert_eq!(of(0, 0, 0, LowProtection::Fair), Ok(WHOLE));
+    }
+
+    #[test]
+    fn a_group_that_has_no_more_than_is_needed_gives_a_batch_at_least() {
+        let least = |usage, need| {
+            let standing = GroupUsage { id: GroupId::ROOT, usage, min: 0, low: 0 };
+            press(&standing, need, FIRST_PRIORITY, LowProtection::Fair).unwrap().least
+        };
+        assert_eq!([least(0, 5), least(5, 5), least(6, 5)], [false, true, false]);
+    }
+
+    proptest! {
+        #[test]
+        fn more_protection_is_never_less_share_for_others(usage: u64, min: u64, low: u64, more: u64) {
+            for grip in [LowProtection::Fair, LowProtection::TakesLow] {
+                let (before, after) = (of(usage, min, low, grip), of(usage, min, low.saturating_add(more), grip));
+                prop_assert!(after.unwrap_or(0) <= before.unwrap_or(0));
+                prop_assert!(before.is_err() || (1..=WHOLE).contains(&before.unwrap_or(0)));
+            }
+        }
+    }
+}

@@ -1,0 +1,571 @@
+//! Bits of shrinkers that may have objects, by group and node, and their deferred work.
+//!
+//! # Design
+//!
+//! An *info* (a shrinker info) is a group's slot on a node: a summary word over up to 64 *units*. A
+//! unit is a word of bits and 64 counters of deferred work. It is made when its first bit is set,
+//! and stays until the registry is closed, so no thread waits while tables grow. For each node, a
+//! bitmap has a bit for each slot that may have objects. The protocol of bits is in
+//! [`bits`](crate::shrinkers::bits).
+//!
+//! Missing memory loses no object. A summary bit without its unit stands for all 64 shrinkers. A
+//! slot below `untracked_slots` without an info is treated as if every shrinker had objects.
+//!
+//! # Locking
+//!
+//! One mutex for growing tables. All but reading, clearing and counting runs inside the host's fork
+//! gate.
+
+use super::bits::{Bit, lower, raise};
+use super::shrinker::Lines;
+use crate::host::Host;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use neap_base::Mutex;
+use neap_base::platform::Errno;
+use neap_base::sync::{AtomicUsize, fence};
+use neap_groups::table::{Entry, Table};
+use neap_os::stack;
+
+/// Shrinkers of a unit, units of an info, shrinkers of an info, and infos of a slot on a node.
+pub(crate) const UNIT: u32 = 64;
+pub(crate) const UNITS: u32 = 64;
+pub(crate) const BLOCK: u32 = UNIT * UNITS;
+pub(crate) const BLOCKS: usize = 16;
+
+/// Bits of a counter with the number. The bits above are the tag of the shrinker's generation.
+const NUMBER_BITS: u32 = 48;
+const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
+
+/// Bits and deferred work of 64 shrinkers.
+#[repr(C, align(64))]
+pub(crate) struct InfoUnit {
+    pub(crate) bits: AtomicUsize,
+    /// The maker of the unit has set the bits of marks that precede it.
+    is_ready: AtomicBool,
+    deferred: Deferred,
+}
+
+#[repr(C, align(64))]
+struct Deferred([AtomicU64; UNIT as usize]);
+
+impl InfoUnit {
+    /// Returns whether none of its shrinkers may have objects.
+    pub(crate) fn is_empty(&self) -> bool {
+        // In this order: bits that precede readiness are seen.
+        self.is_ready() && self.bits.load(Ordering::Relaxed) == 0
+    }
+
+    fn is_ready(&self) -> bool {
+        // Pairs with the Release in `unit_or_make`: the bits are seen.
+        self.is_ready.load(Ordering::Acquire)
+    }
+
+    /// Returns the deferred objects of the shrinker with that index and generation.
+    pub(crate) fn deferred(&self, index: u32, generation: u32) -> u64 {
+        let word = self.counter(index).load(Ordering::Relaxed);
+        if word >> NUMBER_BITS == tag(generation) { word & NUMBER } else { 0 }
+    }
+
+    /// Takes the deferred objects, so that no other visitor scans them as well.
+    pub(crate) fn take(&self, index: u32, generation: u32) -> u64 {
+        // Nothing is written if nothing is deferred.
+        if self.deferred(index, generation) == 0 {
+            return 0;
+        }
+        let word = self.counter(index).swap(0, Ordering::Relaxed);
+        if word >> NUMBER_BITS == tag(generation) { word & NUMBER } else { 0 }
+    }
+
+    /// Adds deferred objects, unless a later shrinker of the index has some there. Returns whether
+    /// it wrote.
+    pub(crate) fn defer(&self, index: u32, generation: u32, objects: u64) -> bool {
+        if objects == 0 {
+            return false;
+        }
+        let more = |word: u64| {
+            let before = match (word >> NUMBER_BITS) as i16 {
+                _ if word == 0 => 0,
+                tag if tag == generation as i16 => word & NUMBER,
+                tag if tag.wrapping_sub(generation as i16) > 0 => return None,
+                _ => 0,
+            };
+            Some(tag(generation) << NUMBER_BITS | before.saturating_add(objects).min(NUMBER))
+        };
+        self.counter(index).fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn counter(&self, index: u32) -> &AtomicU64 {
+        &self.deferred.0[(index % UNIT) as usize]
+    }
+}
+
+/// Returns the low bits of a generation. The later of two is known unless there were 32 768
+/// shrinkers of the index in between.
+fn tag(generation: u32) -> u64 {
+    u64::from(generation as u16)
+}
+
+#[repr(C)]
+struct UnitTable([AtomicPtr<InfoUnit>; UNITS as usize]);
+
+/// A group's slot on a node, for [`BLOCK`] shrinkers.
+#[repr(C, align(64))]
+pub(crate) struct ShrinkerInfo {
+    pub(crate) summary: AtomicUsize,
+    /// The unit that was made first, usually the only one, [with its number](numbered), and the
+    /// table of the other units.
+    first: AtomicPtr<InfoUnit>,
+    rest: AtomicPtr<UnitTable>,
+}
+
+/// Returns a pointer to a unit with the unit's number in its low bits, which are 0 by alignment.
+fn numbered(unit: *mut InfoUnit, number: u32) -> *mut InfoUnit {
+    unit.map_addr(|address| address | number as usize)
+}
+
+/// Returns the number, and the pointer without it.
+fn number(unit: *mut InfoUnit) -> (u32, *mut InfoUnit) {
+    let number = unit.addr() % align_of::<InfoUnit>();
+    (number as u32, unit.map_addr(|address| address - number))
+}
+
+const _: () = assert!(UNITS as usize <= align_of::<InfoUnit>());
+
+// SAFETY: all fields are atomic integers and pointers, for which zeroes are a valid value, and
+// change only atomically.
+unsafe impl Entry for ShrinkerInfo {}
+
+/// A word of the bitmaps of slots.
+#[repr(transparent)]
+pub(crate) struct Word(AtomicUsize);
+
+// SAFETY: an atomic integer, for which zeroes are a valid value.
+unsafe impl Entry for Word {}
+
+/// Location of a bit: a unit of an info, and the bits above it.
+#[derive(Clone, Copy)]
+pub(crate) struct UnitRef<'p> {
+    pub(crate) info: &'p ShrinkerInfo,
+    pub(crate) unit: u32,
+    pub(crate) any: Bit<'p>,
+}
+
+impl<'p> UnitRef<'p> {
+    /// Returns the unit's memory, if there is any.
+    pub(crate) fn memory(self) -> Option<&'p InfoUnit> {
+        self.info.unit(self.unit)
+    }
+
+    fn above(self) -> [Bit<'p>; 2] {
+        [Bit { word: &self.info.summary, bit: self.unit }, self.any]
+    }
+
+    /// Returns whether a shrinker of the unit may have objects.
+    pub(crate) fn is_raised(self) -> bool {
+        self.above()[0].is_set()
+    }
+
+    /// Clears a shrinker's bit, unless `is_empty` returns false after that. Returns whether it
+    /// stays cleared.
+    pub(crate) fn lower(self, index: u32, is_empty: impl FnOnce() -> bool) -> bool {
+        match self.memory() {
+            Some(unit) => {
+                let [summary, any] = self.above();
+                lower([Bit { word: &unit.bits, bit: index % UNIT }, summary, any], is_empty)
+            }
+            None => is_empty(),
+        }
+    }
+
+    /// Clears the summary's bit, unless `is_empty` returns false after that. Returns whether it
+    /// stays cleared.
+    ///
+    /// `is_empty` must return false for a unit that is not ready:
+    ///
+    /// 1. Thread A has no memory for the unit, and raises the summary for all its shrinkers.
+    /// 2. Thread B makes the unit.
+    /// 3. A visitor finds no bit in it, and would clear the summary's.
+    /// 4. B finds that cleared, and sets no bits.
+    pub(crate) fn lower_unit(self, is_empty: impl FnOnce() -> bool) -> bool {
+        lower(self.above(), is_empty)
+    }
+
+    /// Clears the summary's bit of a unit without memory, unless `is_empty` returns false after
+    /// that. Returns whether it stays cleared.
+    ///
+    /// If there is memory by then, the bit is raised again, since the bits to clear are in the
+    /// unit:
+    ///
+    /// 1. A visitor has found no memory, and is about to clear the bit.
+    /// 2. Another thread makes the unit, finds the bit set, and sets the bits of all shrinkers.
+    /// 3. The visitor clears the summary's bit, and finds no objects. A later mark would find its
+    ///    bit in the unit set.
+    pub(crate) fn lower_all(self, is_empty: impl FnOnce() -> bool) -> bool {
+        self.lower_unit(|| is_empty() && self.memory().is_none())
+    }
+}
+
+impl ShrinkerInfo {
+    /// Returns the pointer to a unit; null if there is none.
+    fn entry(&self, unit: u32) -> *mut InfoUnit {
+        // Acquire, of all three: pairs with the Release in `made`.
+        match number(self.first.load(Ordering::Acquire)) {
+            (first, memory) if first == unit => memory,
+            _ => {
+                // SAFETY: null, or made by `made`: zeroed, so valid, and given back only in
+                // `ShrinkerInfos::close`.
+                let rest = unsafe { self.rest.load(Ordering::Acquire).as_ref() };
+                let entry = rest.and_then(|rest| rest.0.get(unit as usize));
+                entry.map_or(core::ptr::null_mut(), |entry| entry.load(Ordering::Acquire))
+            }
+        }
+    }
+
+    pub(crate) fn unit(&self, unit: u32) -> Option<&InfoUnit> {
+        // SAFETY: null, or made by `made`: zeroed, so valid, and given back only in
+        // `ShrinkerInfos::close`, when no thread uses the info.
+        unsafe { self.entry(unit).as_ref() }
+    }
+
+    /// Returns the unit, which is made if there is none; `None` without memory.
+    fn unit_or_make<H: Host>(&self, host: &H, unit: u32) -> Option<&InfoUnit> {
+        if let Some(unit) = self.unit(unit) {
+            return Some(unit);
+        }
+        // The number of the first unit never changes, so no unit is in both.
+        let made = match number(made(host, &self.first, |memory| numbered(memory, unit))?) {
+            (first, memory) if first == unit => memory,
+            _ => {
+                let rest = made(host, &self.rest, |memory| memory)?;
+                // SAFETY: `made` returns non-null pointers to zeroed, so valid, memory, which is
+                // given back only in `ShrinkerInfos::close`.
+                made(host, unsafe { &*rest }.0.get(unit as usize)?, |memory| memory)?
+            }
+        };
+        // SAFETY: `made` returned the pointer here or earlier: non-null, to zeroed, so valid,
+        // memory, which is given back only in `ShrinkerInfos::close`.
+        let made = unsafe { &*made };
+        if !made.is_ready() {
+            // SeqCst pairs with the fence in `mark`. A thread that had no memory, and raised the
+            // summary for all shrinkers of the unit, looks for memory again after that. Either its
+            // bit is seen here, or it sees this unit.
+            fence(Ordering::SeqCst);
+            if (Bit { word: &self.summary, bit: unit }).is_set() {
+                made.bits.fetch_or(usize::MAX, Ordering::Release); // As in `raise`.
+            }
+            made.is_ready.store(true, Ordering::Release); // Pairs with the Acquire in `is_ready`.
+        }
+        Some(made)
+    }
+
+    /// Returns the units that exist, with their numbers.
+    pub(crate) fn units(&self) -> impl Iterator<Item = (u32, &InfoUnit)> {
+        (0..UNITS).filter_map(|unit| Some((unit, self.unit(unit)?)))
+    }
+}
+
+/// Returns the pointer in `pointer`. If it is null, publishes zeroed memory there, encoded by
+/// `named`. `None` without memory.
+fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T) -> *mut T) -> Option<*mut T> {
+    // Acquire pairs with the Release below.
+    let mut there = pointer.load(Ordering::Acquire);
+    if there.is_null() {
+        // Once for each pointer, and perhaps deep in a call chain.
+        let memory = stack::apart(|| host.memory(size_of::<T>()))??;
+        there = named(memory.cast().as_ptr());
+        let null = core::ptr::null_mut();
+        // Release pairs with the Acquire above and where units are looked up: the zeroes are
+        // visible.
+        if let Err(first) = pointer.compare_exchange(null, there, Ordering::Release, Ordering::Acquire) {
+            // If no stack can be mapped, the memory is lost. That takes a lost race at the same
+            // moment.
+            // SAFETY: `host.memory` returned it above with this size, and no other thread has seen
+            // it.
+            let _ = stack::apart(|| unsafe { host.give_back(memory, size_of::<T>()) });
+            there = first;
+        }
+    }
+    Some(there)
+}
+
+/// All infos.
+pub(crate) struct ShrinkerInfos {
+    nodes: u32,
+    blocks: [Table<ShrinkerInfo>; BLOCKS],
+    slots: Table<Word>,
+    growing: Mutex<()>,
+    /// Slots below this without an info, or without a word, may have objects of any shrinker:
+    /// memory was missing.
+    untracked_slots: AtomicU32,
+    /// Approximate number of raised bits; changes after each.
+    marks: Lines<AtomicU64>,
+}
+
+impl ShrinkerInfos {
+    /// Makes the infos of the root on each node.
+    pub(crate) fn open<H: Host>(host: &H, nodes: u32) -> Result<ShrinkerInfos, Errno> {
+        let infos = ShrinkerInfos {
+            nodes,
+            blocks: [const { Table::new() }; BLOCKS],
+            slots: Table::new(),
+            growing: Mutex::new(()),
+            untracked_slots: AtomicU32::new(0),
+            marks: Lines(AtomicU64::new(0)),
+        };
+        let opened = infos.grow(host, 0, 0);
+        if opened.is_err() {
+            // SAFETY: this function made them, and no other thread has a reference.
+            unsafe { infos.close(host) };
+        }
+        opened.map(|()| infos)
+    }
+
+    /// # Safety
+    /// No thread uses the infos any more, and `host` is the one that they were made with.
+    pub(crate) unsafe fn close<H: Host>(&self, host: &H) {
+        for table in &self.blocks {
+            for info in (0..table.len()).filter_map(|at| table.get(at)) {
+                let units = (0..UNITS).filter_map(|unit| NonNull::new(info.entry(unit)));
+                // SAFETY: `made` got each unit from `host.memory` with this size. By this
+                // function's contract no thread uses it.
+                units.for_each(|unit| unsafe { host.give_back(unit.cast(), size_of::<InfoUnit>()) });
+                if let Some(rest) = NonNull::new(info.rest.load(Ordering::Relaxed)) {
+                    // SAFETY: `made` got the table from `host.memory` with this size. By this
+                    // function's contract no thread uses it.
+                    unsafe { host.give_back(rest.cast(), size_of::<UnitTable>()) };
+                }
+            }
+            // SAFETY: by this function's contract no thread uses an info, and the table grew on
+            // this platform.
+            unsafe { table.close(host.platform()) };
+        }
+        // SAFETY: by this function's contract no thread uses a word, and the table grew on this
+        // platform.
+        unsafe { self.slots.close(host.platform()) };
+    }
+
+    /// Returns the number of nodes.
+    pub(crate) fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    fn at(&self, slot: u32, node: u32) -> Option<u32> {
+        slot.checked_mul(self.nodes)?.checked_add(node.min(self.nodes - 1))
+    }
+
+    /// Returns a slot's info on a node, in a block; `None` if there is none.
+    pub(crate) fn info(&self, block: usize, slot: u32, node: u32) -> Option<&ShrinkerInfo> {
+        self.blocks.get(block)?.get(self.at(slot, node)?)
+    }
+
+    /// Returns the bit of a slot on a node.
+    fn any(&self, slot: u32, node: u32) -> Option<Bit<'_>> {
+        let Word(word) = self.slots.get(self.at(slot / usize::BITS, node)?)?;
+        Some(Bit { word, bit: slot % usize::BITS })
+    }
+
+    /// Returns the location of a unit of an info.
+    #[inline(always)]
+    pub(crate) fn unit_ref(&self, block: usize, slot: u32, node: u32, unit: u32) -> Option<UnitRef<'_>> {
+        Some(UnitRef { info: self.info(block, slot, node)?, unit, any: self.any(slot, node)? })
+    }
+
+    /// Returns whether a slot without an info may have objects.
+    pub(crate) fn is_untracked(&self, slot: u32) -> bool {
+        slot < self.untracked_slots.load(Ordering::Relaxed)
+    }
+
+    /// Grows the tables so that a slot has its infos and its words.
+    fn grow<H: Host>(&self, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
+        let _growing = self.growing.lock();
+        let grown = self.grow_to(host, block, slot);
+        if grown.is_err() {
+            // SeqCst pairs with the fence of a visitor, as for a bit.
+            self.untracked_slots.fetch_max(slot.saturating_add(1), Ordering::SeqCst);
+            self.count_mark();
+        }
+        grown
+    }
+
+    fn grow_to<H: Host>(&self, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
+        let last = |slot: u32| self.at(slot, self.nodes - 1).ok_or(Errno::NOMEM);
+        let untracked_slots = self.untracked_slots.load(Ordering::Relaxed);
+        // Marks that found no room may be of any shrinker, and of any slot below `untracked_slots`.
+        let words = untracked_slots.div_ceil(usize::BITS).saturating_mul(self.nodes);
+        grow(&self.slots, host, last(slot / usize::BITS)?, |at, Word(word)| {
+            if at < words {
+                word.store(usize::MAX, Ordering::Release); // As in `raise`.
+            }
+        })?;
+        grow(&self.blocks[block], host, last(slot)?, |at, info| {
+            let (slot, node) = (at / self.nodes, at % self.nodes);
+            if slot < untracked_slots {
+                info.summary.store(usize::MAX, Ordering::Release); // As in `raise`.
+                self.raise(self.any(slot, node));
+            }
+        })
+    }
+
+    /// Marks that a shrinker may have objects in a slot on a node, after they were made visible.
+    /// The caller must be inside the fork gate.
+    pub(crate) fn mark<H: Host>(&self, host: &H, index: u32, slot: u32, node: u32) {
+        let (block, unit) = ((index / BLOCK) as usize, index % BLOCK / UNIT);
+        let unit_ref = self.unit_ref(block, slot, node, unit);
+        let unit_ref = unit_ref
+            .or_else(|| self.grow(host, block, slot).ok().and_then(|()| self.unit_ref(block, slot, node, unit)));
+        let Some(unit_ref) = unit_ref else {
+            // If only the info is missing.
+            self.raise(self.any(slot, node));
+            return;
+        };
+        let memory = unit_ref.info.unit_or_make(host, unit).or_else(|| {
+            self.raise(unit_ref.above());
+            // SeqCst: as in `unit_or_make`.
+            fence(Ordering::SeqCst);
+            unit_ref.memory()
+        });
+        if let Some(memory) = memory {
+            let [summary, any] = unit_ref.above();
+            self.raise([Bit { word: &memory.bits, bit: index % UNIT }, summary, any]);
+        }
+    }
+
+    /// Raises bits, and counts a mark if any was cleared.
+    fn raise<'w>(&self, levels: impl IntoIterator<Item = Bit<'w>>) {
+        if raise(levels) > 0 {
+            self.count_mark();
+        }
+    }
+
+    /// Counts a mark, after the bit was set: objects may exist that were not there a moment ago.
+    pub(crate) fn count_mark(&self) {
+        self.marks.0.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `marks`.
+    }
+
+    /// Returns the number of marks. To be read before looking at bits.
+    pub(crate) fn marks(&self) -> u64 {
+        // Pairs with the Release in `count_mark`: the bits of those are seen.
+        self.marks.0.load(Ordering::Acquire)
+    }
+
+    /// Clears the bit of a slot if no block below it has a bit. Returns whether it did.
+    ///
+    /// `blocks` returns the number of blocks, and is called again after the fence: a thread that
+    /// marks in a new block finds the bit set until it is cleared.
+    pub(crate) fn settle(&self, blocks: impl Fn() -> usize, slot: u32, node: u32) -> bool {
+        let is_empty = || {
+            (0..blocks()).all(|block| match self.info(block, slot, node) {
+                Some(info) => info.summary.load(Ordering::Relaxed) == 0,
+                None => !self.is_untracked(slot),
+            })
+        };
+        match self.any(slot, node) {
+            Some(any) if any.is_set() && is_empty() => {
+                let stays = lower([any], is_empty);
+                if !stays {
+                    self.count_mark();
+                }
+                stays
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns whether a slot may have objects on a node.
+    pub(crate) fn has_anything(&self, node: u32, slot: u32) -> bool {
+        self.any(slot, node).map_or_else(|| self.is_untracked(slot), Bit::is_set)
+    }
+
+    /// Returns the first slot from `from` on that may have objects on a node.
+    pub(crate) fn next_with_anything(&self, node: u32, from: u32) -> Option<u32> {
+        let mut slot = from;
+        while let Some(bit) = self.any(slot, node) {
+            // Relaxed: objects added at this moment are for the next pass.
+            let word = bit.word.load(Ordering::Relaxed) >> bit.bit;
+            if word != 0 {
+                return Some(slot + word.trailing_zeros());
+            }
+            slot = (slot / usize::BITS + 1).checked_mul(usize::BITS)?;
+        }
+        self.is_untracked(slot).then_some(slot)
+    }
+
+    /// Moves deferred work and bits of a leaving group's slot to its heir. The caller must be
+    /// inside the fork gate.
+    ///
+    /// `shrinkers` returns the number of indexes.
+    pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: impl Fn() -> u32, slot: u32, heir: u32) {
+        // SeqCst pairs with the fences of threads that write here: in `Groups::hang_on`, in
+        // `lower`, and in a visit that has deferred work. Either their writes are moved here, or
+        // they see that the group is leaving and move them to the heir.
+        fence(Ordering::SeqCst);
+        let shrinkers = shrinkers();
+        let blocks = shrinkers.div_ceil(BLOCK) as usize;
+        for node in 0..self.nodes {
+            for block in 0..blocks {
+                let first = block as u32 * BLOCK;
+                let Some(info) = self.info(block, slot, node) else {
+                    if self.is_untracked(slot) {
+                        // Any of them may have objects.
+                        (first..shrinkers.min(first + BLOCK)).for_each(|index| self.mark(host, index, heir, node));
+                    }
+                    continue;
+                };
+                for (unit, memory) in info.units() {
+                    let first = block as u32 * BLOCK + unit * UNIT;
+                    for index in
+                        (first..first + UNIT).filter(|index| memory.counter(*index).load(Ordering::Relaxed) != 0)
+                    {
+                        // The mark makes a counter for the heir.
+                        self.mark(host, index, heir, node);
+                        self.move_deferred(memory, index, heir, node);
+                    }
+                    // Acquire and Release: as in `lower` and `raise`.
+                    let bits = memory.bits.swap(0, Ordering::Acquire);
+                    let set = (0..UNIT).filter(|bit| bits >> bit & 1 != 0);
+                    set.for_each(|bit| self.mark(host, first + bit, heir, node));
+                }
+                let Some(any) = self.any(slot, node) else { continue };
+                let summary = info.summary.swap(0, Ordering::Acquire);
+                let stands_for_all =
+                    |unit: &u32| summary >> unit & 1 != 0 && !info.unit(*unit).is_some_and(InfoUnit::is_ready);
+                for unit in (0..UNITS).filter(stands_for_all) {
+                    let first = first + unit * UNIT;
+                    (first..first + UNIT).for_each(|index| self.mark(host, index, heir, node));
+                }
+                // A thread that marked meanwhile has found the summary set.
+                let unit_refs = (0..UNITS).map(|unit| UnitRef { info, unit, any });
+                unit_refs
+                    .filter(|unit_ref| unit_ref.memory().is_some_and(|unit| !unit.is_empty()))
+                    .for_each(|unit_ref| self.raise(unit_ref.above()));
+            }
+            self.settle(|| blocks, slot, node);
+        }
+    }
+
+    /// Adds a shrinker's deferred work to the heir's, if that has a counter.
+    pub(crate) fn move_deferred(&self, from: &InfoUnit, index: u32, heir: u32, node: u32) {
+        let counter = from.counter(index);
+        if counter.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let word = counter.swap(0, Ordering::Relaxed);
+        let (block, unit) = ((index / BLOCK) as usize, index % BLOCK / UNIT);
+        let to = self.info(block, heir, node).and_then(|info| info.unit(unit));
+        to.inspect(|to| _ = to.defer(index, (word >> NUMBER_BITS) as u32, word & NUMBER));
+    }
+}
+
+/// Grows a table until it has the entry `last`, and calls `each` with the new entries.
+fn grow<H: Host, T: Entry>(table: &Table<T>, host: &H, last: u32, each: impl Fn(u32, &T)) -> Result<(), Errno> {
+    while table.len() <= last {
+        let before = table.len();
+        table.grow(host.platform())?;
+        (before..table.len()).for_each(|at| _ = table.get(at).map(|entry| each(at, entry)));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,414 @@
+//! The job queue, with threads that post, wait and give up, reclaimers that take, end and are
+//! written off, and watchers.
+//!
+//! The threads do what those of `neap` do with the real queue. No deadline comes while a thread
+//! sleeps, so a lost wake-up stops a model; a waiter that gives up does so at any moment instead. A
+//! job brings as many bytes as the number of its group, so an answer shows its job.
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread::{self, JoinHandle};
+use neap_base::sync::{AtomicUsize, Ordering};
+use neap_groups::GroupId;
+use neap_reclaim::reclaim::callback_state::CallbackState;
+use neap_reclaim::reclaim::{JobQueue, Next, ReclaimJob, Waiter};
+
+/// Maximum number of jobs at a time.
+const MOST: u64 = 16;
+/// Group of the job that lets a reclaimer end.
+const STOP: u64 = 90;
+
+fn aim(group: u64) -> ReclaimJob {
+    ReclaimJob::AboveHigh(GroupId::from_bits(group))
+}
+
+fn bytes_of(aim: ReclaimJob) -> u64 {
+    match aim {
+        ReclaimJob::AboveHigh(group) => group.to_bits(),
+        other => panic!("nobody has posted {other:?}"),
+    }
+}
+
+/// Makes a queue with that many reclaimers.
+fn board(threads: u32) -> Arc<JobQueue> {
+    let jobs = JobQueue::default();
+    (1..=threads).for_each(|number| assert_eq!(jobs.hire(threads, threads, 0), Some(number)));
+    Arc::new(jobs)
+}
+
+/// Waits as a charge does, without a deadline.
+fn await_answer(jobs: &JobQueue, mut waiter: Waiter) -> u64 {
+    loop {
+        jobs.ask(&mut waiter);
+        if let Some(bytes) = jobs.answer(&waiter, false) {
+            return bytes;
+        }
+        jobs.wait(&waiter, 1);
+    }
+}
+
+/// Posts a job, gives it up, and returns its result until then.
+fn ask_in_passing(jobs: &JobQueue, group: u64) -> u64 {
+    let mut waiter = Waiter::new(aim(group));
+    jobs.ask(&mut waiter);
+    jobs.answer(&waiter, true).unwrap()
+}
+
+fn not_a_node(node: usize) {
+    panic!("{node} was nobody's job");
+}
+
+/// Runs a reclaimer: does `most` jobs unless it is stopped before. Returns the jobs.
+fn reclaim(jobs: &JobQueue, number: u32, most: usize) -> Vec<u64> {
+    let mut done = Vec::new();
+    while done.len() < most {
+        match jobs.take(number) {
+            Next::Job(aim) => {
+                let bytes = bytes_of(aim);
+                jobs.finish(number, bytes, not_a_node);
+                if bytes == STOP {
+                    break;
+                }
+                done.push(bytes);
+            }
+            Next::Nothing(idle) => jobs.sleep(idle, None),
+            Next::End => panic!("it is no parent's"),
+        }
+    }
+    done
+}
+
+fn spawn<R: 'static>(jobs: &Arc<JobQueue>, actor: impl FnOnce(&JobQueue) -> R + 'static) -> JoinHandle<R> {
+    let jobs = jobs.clone();
+    thread::spawn(move || actor(&jobs))
+}
+
+/// Checks that each place is free, and that no reclaimer has a job.
+fn check_empty(jobs: &JobQueue) {
+    assert_eq!(jobs.count(), (0, 0));
+    (1..=MOST).for_each(|group| assert!(jobs.post(aim(group)), "somebody's job is left"));
+    assert!(!jobs.post(aim(MOST + 1)));
+}
+
+/// Two jobs, one of which no thread waits for, and two reclaimers for one job each.
+#[test]
+fn a_job_is_done_by_one_and_its_waiter_is_woken() {
+    loom::model(|| {
+        let jobs = board(2);
+        let reclaimers = [1, 2].map(|number| spawn(&jobs, move |jobs| reclaim(jobs, number, 1)));
+        assert!(jobs.post(aim(5)));
+        assert_eq!(await_answer(&jobs, Waiter::new(aim(7))), 7);
+        let mut done = reclaimers.map(|reclaimer| reclaimer.join().unwrap()).concat();
+        done.sort();
+        assert_eq!((done, jobs.count()), (vec![5, 7], (0, 0)));
+    });
+}
+
+/// A waiter sees what the reclaimer wrote, without another word than those of the queue.
+#[test]
+fn what_was_done_is_seen_by_whoever_waits_for_it() {
+    loom::model(|| {
+        let jobs = board(1);
+        let freed = Arc::new(UnsafeCell::new(0));
+        let reclaimer = {
+            let freed = freed.clone();
+            spawn(&jobs, move |jobs| {
+                if let Next::Job(aim) = jobs.take(1) {
+                    // SAFETY: the waiter looks after the job is done; loom reports it if not.
+                    freed.with_mut(|freed| unsafe { *freed = 7 });
+                    jobs.finish(1, bytes_of(aim), not_a_node);
+                }
+            })
+        };
+        let mut waiter = Waiter::new(aim(7));
+        jobs.ask(&mut waiter);
+        if jobs.answer(&waiter, true) == Some(7) {
+            // SAFETY: the job is done, so the reclaimer has written this.
+            assert_eq!(freed.with(|freed| unsafe { *freed }), 7);
+        }
+        reclaimer.join().unwrap();
+        check_empty(&jobs);
+    });
+}
+
+/// R's callback is stuck. The watcher W writes R off and posts its job again, or R returns first
+/// and does. Another reclaimer, which sleeps or not yet, does the job.
+#[test]
+fn a_job_that_is_handed_back_is_done_by_another_and_answered_then() {
+    loom::model(|| {
+        let jobs = board(2);
+        let seat = Arc::new(CallbackState::default());
+        let mut waiter = Waiter::new(aim(7));
+        jobs.ask(&mut waiter);
+        assert_eq!(jobs.take(1), Next::Job(aim(7)));
+        assert!(seat.take(1));
+        seat.begin(1, 1);
+        // The seat runs here, whatever thread this is.
+        let running = seat.running().unwrap();
+        let watcher = {
+            let seat = seat.clone();
+            spawn(&jobs, move |jobs| {
+                let is_first = seat.write_off(&running);
+                if is_first {
+                    jobs.write_off(running.reclaimer, not_a_node);
+                }
+                is_first
+            })
+        };
+        let stuck = spawn(&jobs, move |jobs| {
+            let is_off = seat.end();
+            if is_off {
+                jobs.end(1, not_a_node);
+            } else {
+                jobs.finish(1, 1, not_a_node);
+            }
+            is_off
+        });
+        let other = spawn(&jobs, |jobs| reclaim(jobs, 2, 1));
+        let bytes = await_answer(&jobs, waiter);
+        if bytes == 1 {
+            assert!(jobs.post(aim(STOP)));
+        }
+        let [written_off, heard] = [watcher, stuck].map(|actor| actor.join().unwrap());
+        let done = other.join().unwrap();
+        let expected = if heard { (7, vec![7], (1, 0)) } else { (1, vec![], (2, 0)) };
+        assert_eq!((bytes, done, jobs.threads()), expected);
+        assert_eq!((written_off, jobs.count()), (heard, (0, 0)));
+    });
+}
+
+/// A gives up while R does its job, or before that. B's job gets the place. R ends A's.
+#[test]
+fn who_gives_up_is_gone_and_no_late_answer_is_anothers() {
+    loom::model(|| {
+        let jobs = board(1);
+        let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 3));
+        let first = ask_in_passing(&jobs, 5);
+        assert!(first == 0 || first == 5, "{first}");
+        assert_eq!(await_answer(&jobs, Waiter::new(aim(7))), 7);
+        assert!(jobs.post(aim(STOP)));
+        let done = reclaimer.join().unwrap();
+        assert!(done == [7] && first == 0 || done == [5, 7], "{done:?}");
+        check_empty(&jobs);
+    });
+}
+
+/// A job of two waiters is dropped when the second gives it up, and not before.
+#[test]
+fn who_gives_up_leaves_a_job_that_another_waits_for() {
+    loom::model(|| {
+        let jobs = board(1);
+        let [mut own, mut other] = [7, 7].map(|group| Waiter::new(aim(group)));
+        [&mut own, &mut other].into_iter().for_each(|waiter| jobs.ask(waiter));
+        let passing = spawn(&jobs, move |jobs| jobs.answer(&other, true).unwrap());
+        let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 1));
+        assert_eq!(await_answer(&jobs, own), 7);
+        let answer = passing.join().unwrap();
+        assert!(answer == 0 || answer == 7, "{answer}");
+        assert_eq!(reclaimer.join().unwrap(), [7]);
+        check_empty(&jobs);
+    });
+}
+
+/// A waits for R's job. W posts it again while A gives up and R returns. No thread wants the job
+/// then, and each thread is counted once.
+#[test]
+fn what_its_waiter_gives_up_while_it_is_handed_back_is_nobodys() {
+    loom::model(|| {
+        let jobs = board(2);
+        let mut waiter = Waiter::new(aim(7));
+        jobs.ask(&mut waiter);
+        assert_eq!(jobs.take(1), Next::Job(aim(7)));
+        let watcher = spawn(&jobs, |jobs| jobs.write_off(1, not_a_node));
+        let stuck = spawn(&jobs, |jobs| jobs.end(1, not_a_node));
+        assert_eq!(jobs.answer(&waiter, true), Some(0));
+        [watcher, stuck].into_iter().for_each(|actor| actor.join().unwrap());
+        assert_eq!(jobs.threads(), (1, 0));
+        check_empty(&jobs);
+    });
+}
+
+#[test]
+fn of_two_who_wait_for_two_jobs_both_are_answered() {
+    loom::model(|| {
+        let jobs = board(1);
+        let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 2));
+        let other = spawn(&jobs, |jobs| await_answer(jobs, Waiter::new(aim(5))));
+        assert_eq!(await_answer(&jobs, Waiter::new(aim(7))), 7);
+        assert_eq!(other.join().unwrap(), 5);
+        let mut done = reclaimer.join().unwrap();
+        done.sort();
+        assert_eq!((done, jobs.count()), (vec![5, 7], (0, 0)));
+    });
+}
+
+/// The second waiter comes before the reclaimer has taken the job, and shares it, or later, and has
+/// a job of its own.
+#[test]
+fn of_two_who_wait_for_the_same_both_are_answered() {
+    loom::model(|| {
+        let jobs = board(1);
+        let mut waiter = Waiter::new(aim(7));
+        jobs.ask(&mut waiter);
+        let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 3));
+        let other = spawn(&jobs, |jobs| {
+            let has_begun = jobs.count() != (1, 0);
+            assert_eq!(await_answer(jobs, Waiter::new(aim(7))), 7);
+            has_begun
+        });
+        assert_eq!(await_answer(&jobs, waiter), 7);
+        let had_begun = other.join().unwrap();
+        assert!(jobs.post(aim(STOP)));
+        let done = reclaimer.join().unwrap();
+        assert!(done == [7] && !had_begun || done == [7, 7], "{done:?}");
+    });
+}
+
+/// All places but one have jobs that stay taken. The last one becomes free by its reclaimer, by its
+/// waiter that gives up, or by a second reclaimer after the first was stuck.
+#[test]
+fn who_waits_for_room_is_told_of_it() {
+    #[derive(Clone, Copy, PartialEq)]
+    enum End {
+        Done,
+        GivenUp,
+        HandedBack,
+    }
+    for end in [End::Done, End::GivenUp, End::HandedBack] {
+        loom::model(move || {
+            let jobs = board(1);
+            for number in 2..=MOST {
+                assert!(jobs.post(aim(number + 20)));
+                assert_eq!(jobs.take(number as u32), Next::Job(aim(number + 20)));
+            }
+            let mut first = Waiter::new(aim(5));
+            if end == End::HandedBack {
+                assert!(jobs.post(aim(5)));
+                assert_eq!(jobs.take(1), Next::Job(aim(5)));
+            } else {
+                jobs.ask(&mut first);
+            }
+            let other = spawn(&jobs, |jobs| await_answer(jobs, Waiter::new(aim(7))));
+            match end {
+                End::Done => {}
+                End::GivenUp => assert_eq!(jobs.answer(&first, true), Some(0)),
+                End::HandedBack => jobs.write_off(1, not_a_node),
+            }
+            let expected = if end == End::GivenUp { vec![7] } else { vec![5, 7] };
+            let most = expected.len();
+            let reclaimer = spawn(&jobs, move |jobs| reclaim(jobs, MOST as u32 + 1, most));
+            if end == End::Done {
+                assert_eq!(await_answer(&jobs, first), 5);
+            }
+            assert_eq!(other.join().unwrap(), 7);
+            assert_eq!(reclaimer.join().unwrap(), expected);
+        });
+    }
+}
+
+/// A node: whether it is short, and the passes on it.
+struct Node {
+    short: AtomicUsize,
+    pass: UnsafeCell<()>,
+    is_under_way: AtomicUsize,
+}
+
+impl Node {
+    fn new() -> Arc<Node> {
+        Arc::new(Node { short: AtomicUsize::new(0), pass: UnsafeCell::new(()), is_under_way: AtomicUsize::new(0) })
+    }
+
+    fn idle(&self) {
+        self.is_under_way.store(0, Ordering::Relaxed);
+    }
+
+    /// Allocates, and finds the node short.
+    fn allocate(&self, jobs: &JobQueue) {
+        self.short.store(1, Ordering::Relaxed);
+        assert!(jobs.post(ReclaimJob::Node(0)));
+    }
+
+    /// Looks for a job once, and does it. Returns whether there was one.
+    fn relieve(&self, jobs: &JobQueue, number: u32) -> bool {
+        let is_job = jobs.take(number) == Next::Job(ReclaimJob::Node(0));
+        if is_job {
+            self.pass.with_mut(|_| self.short.store(0, Ordering::Relaxed));
+            jobs.finish(number, 1, |_| self.idle());
+        }
+        is_job
+    }
+}
+
+/// A pass finds the node above its high watermark. A thread allocates, finds it at the low one, and
+/// posts. The pass ends.
+#[test]
+fn a_node_that_is_short_again_while_its_pass_ends_has_another_and_one_at_a_time() {
+    loom::model(|| {
+        let (jobs, node) = (board(2), Node::new());
+        node.allocate(&jobs);
+        let reclaimers = [1, 2].map(|number| {
+            let node = node.clone();
+            spawn(&jobs, move |jobs| node.relieve(jobs, number))
+        });
+        node.allocate(&jobs);
+        reclaimers.into_iter().for_each(|reclaimer| _ = reclaimer.join().unwrap());
+        assert_eq!(jobs.count().1, 0);
+        let is_wanted = jobs.count().0 == 1;
+        assert!(is_wanted || node.short.load(Ordering::Relaxed) == 0, "nobody comes to a node that is short");
+        assert_eq!(node.relieve(&jobs, 1), is_wanted);
+        assert!(!node.relieve(&jobs, 2), "it is wanted for ever");
+    });
+}
+
+/// R1, in a pass over a node, is written off. R2 continues that. R1 returns: the pass that runs is
+/// not its own.
+#[test]
+fn a_pass_that_another_goes_on_with_is_under_way_until_that_one_ends() {
+    loom::model(|| {
+        let (jobs, node) = (board(2), Node::new());
+        assert!(jobs.post(ReclaimJob::Node(0)));
+        assert_eq!(jobs.take(1), Next::Job(ReclaimJob::Node(0)));
+        // A thread posted meanwhile, so the job is wanted when R1 lets go.
+        assert!(jobs.post(ReclaimJob::Node(0)));
+        node.is_under_way.store(1, Ordering::Relaxed);
+        let [watcher, stuck] = [true, false].map(|watches| {
+            let node = node.clone();
+            spawn(&jobs, move |jobs| {
+                let leave = if watches { JobQueue::write_off } else { JobQueue::end };
+                leave(jobs, 1, |_| node.idle());
+            })
+        });
+        loop {
+            match jobs.take(2) {
+                Next::Job(aim) => break assert_eq!(aim, ReclaimJob::Node(0)),
+                Next::Nothing(idle) => jobs.sleep(idle, None),
+                Next::End => panic!("it is no parent's"),
+            }
+        }
+        assert_eq!(node.is_under_way.load(Ordering::Relaxed), 0, "R1 did not say that it is over");
+        node.is_under_way.store(1, Ordering::Relaxed);
+        [watcher, stuck].into_iter().for_each(|actor| actor.join().unwrap());
+        assert_eq!(node.is_under_way.load(Ordering::Relaxed), 1, "R1 says that R2's is over");
+        jobs.finish(2, 1, |_| node.idle());
+        assert_eq!((node.is_under_way.load(Ordering::Relaxed), jobs.threads()), (0, (1, 0)));
+        check_empty(&jobs);
+    });
+}
+
+/// A thread that posts makes a reclaimer if there are too few: as many as jobs, in any order.
+#[test]
+fn one_reclaimer_is_made_for_each_job() {
+    for groups in [[5, 7], [7, 7]] {
+        loom::model(move || {
+            let jobs = board(0);
+            let recruit = |jobs: &JobQueue, group| {
+                assert!(jobs.post(aim(group)));
+                u32::from(jobs.hire(0, 4, 0).is_some())
+            };
+            let other = spawn(&jobs, move |jobs| recruit(jobs, groups[0]));
+            let hired = recruit(&jobs, groups[1]) + other.join().unwrap();
+            assert_eq!(hired, if groups[0] == groups[1] { 1 } else { 2 });
+            assert_eq!(jobs.threads(), (hired, 0));
+        });
+    }
+}
