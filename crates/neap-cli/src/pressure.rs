@@ -2,6 +2,9 @@
 //!
 //! [`neap_pressure`] finds and reads; this file prints. The process need not run under neap.
 
+mod watch;
+
+use core::time::Duration;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -24,6 +27,10 @@ Examples:
   neap pressure 1234      those of process 1234, which may be in a container
   neap pressure 1234 --json | python3 -m json.tool
                           everything, as one JSON object; all sizes are bytes
+  neap pressure 1234 --watch
+                          a line a second: headroom, growth, time until memory runs out
+  neap pressure 1234 --watch=0.2 --times 50 --json
+                          fifty objects, one on each line, in ten seconds
   neap pressure --root /tmp/tree
                           a copy of another system's /proc and /sys/fs/cgroup
 
@@ -42,11 +49,23 @@ pub(crate) struct PressureOptions {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Look again every so many seconds, until the process ends
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
+    watch: Option<Duration>,
+    /// Looks of --watch
+    #[arg(long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u64).range(1..))]
+    times: Option<u64>,
     #[command(flatten)]
     timeout: Timeout,
     /// Read files below this directory instead of /
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
+}
+
+/// A time between two looks.
+fn seconds(text: &str) -> Result<Duration> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).with_context(|| format!("{text}: give 0.01 to 86400 seconds"))
 }
 
 pub(crate) fn main(options: &PressureOptions) -> Result<ExitCode> {
@@ -65,6 +84,9 @@ pub(crate) fn main(options: &PressureOptions) -> Result<ExitCode> {
         _ => None,
     };
     let (subject, is_json) = (options.pid.map_or(Subject::Own, Subject::Other), options.json);
+    if let Some(every) = options.watch {
+        return watch::main(options, every, subject, files, handle);
+    }
     let text = within(options.timeout.time(), "the limits of a process", move || {
         let mut sensor = Box::new(Sensor::new(subject));
         let report = sensor.survey(&files);

@@ -3,8 +3,9 @@
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -144,6 +145,61 @@ Signals, in the order of trust:
     assert_eq!(text(&output.stdout), expected);
 }
 
+/// The test changes the tree between two lines of the command.
+#[test]
+fn watch_shows_growth_a_changed_limit_and_the_end_of_the_process() {
+    let made = Made::new(
+        "watch",
+        &[
+            ("proc/77/cgroup", "0::/a\n"),
+            ("proc/self/mountinfo", "25 22 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+            ("proc/meminfo", "MemTotal: 4194304 kB\nMemAvailable: 4194304 kB\n"),
+            ("sys/fs/cgroup/a/memory.max", "1073741824\n"),
+            ("sys/fs/cgroup/a/memory.current", "104857600\n"),
+        ],
+    );
+    let group = made.0.join("sys/fs/cgroup/a");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_neap"))
+        .args(["pressure", "77", "--root", made.root(), "--watch=0.02", "--times", "100000", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+    let first = next();
+    assert_eq!(
+        (&first["at_ms"], &first["pressure"], &first["growth_per_second"]),
+        (&0.into(), &"roomy".into(), &0.into())
+    );
+    assert_eq!((&first["wall"]["path"], &first["ms_to_wall"]), (&"/sys/fs/cgroup/a".into(), &Value::Null));
+    let mut used = 100_u64 << 20;
+    let grown = (0..1000).find_map(|_| {
+        used = (used + (10 << 20)).min(1000 << 20);
+        fs::write(group.join("memory.current"), format!("{used}\n")).unwrap();
+        Some(next()).filter(|line| line["pressure"] == "imminent")
+    });
+    let grown = grown.expect("a level is reached");
+    assert!(grown["growth_per_second"].as_u64().unwrap() > 0 && grown["ms_to_wall"].is_u64(), "{grown}");
+    fs::write(group.join("memory.max"), "4000000000\n").unwrap();
+    let changed = (0..1000).map(|_| next()).find(|line| line["limit_changed"] == true).expect("it is read");
+    assert_eq!((&changed["limit"], &changed["growth_per_second"]), (&4_000_000_000_u64.into(), &0.into()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_neap"))
+        .args(["pressure", &sleeper.id().to_string(), "--watch=0.02"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("headroom"), "the head");
+    assert!(lines.next().unwrap().unwrap().contains("iB"), "a line");
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    assert!(child.wait().unwrap().success(), "it ends with the process");
+}
+
 #[test]
 fn an_example_of_the_guide_is_what_is_printed() {
     // The guide explains each line of the tree above.
@@ -163,4 +219,6 @@ fn mistakes_are_named() {
     let output = neap(&["4194305"]);
     assert_eq!(text(&output.stderr), "neap: there is no process 4194305\n");
     assert_eq!(neap(&["0"]).status.code(), Some(2));
+    let output = neap(&["--watch=0"]);
+    assert!(text(&output.stderr).contains("give 0.01 to 86400 seconds"), "{}", text(&output.stderr));
 }

@@ -1,0 +1,169 @@
+//! `neap pressure --watch`: the headroom again and again, how fast it shrinks, and the level of
+//! pressure.
+//!
+//! # Design
+//! Each line is one look. The growth is that of the crate's [`Estimator`], which forgets it where a
+//! limit changes; the level has hysteresis ([`Pressure::next`]). A look that is stuck ends the
+//! command, as a single one does.
+
+use core::fmt;
+use core::time::Duration;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Instant;
+
+use anyhow::Result;
+use neap_pressure::{Estimator, MemoryReport, Pressure, Sample, Sensor, Size, Subject, System, room_to_grow};
+use serde_json::{Value, json};
+
+use super::{PressureOptions, level};
+use crate::handle::ProcessHandle;
+use crate::subject::{print, within};
+
+/// What one look found.
+struct WatchLine {
+    /// Milliseconds since the first look.
+    at_ms: u64,
+    headroom: u64,
+    limit: u64,
+    /// The level that binds, as in the report of a single look.
+    wall: Value,
+    /// Whether the limit differs from the one before.
+    has_changed: bool,
+    /// Bytes per second by which the headroom shrinks.
+    growth: u64,
+    ms_to_wall: Option<u64>,
+    pressure: Pressure,
+}
+
+/// What is kept from one look to the next.
+struct Series {
+    estimator: Estimator,
+    pressure: Option<Pressure>,
+}
+
+impl Series {
+    /// Adds what a report says; `None` where it has no level with a headroom.
+    fn add(&mut self, report: &MemoryReport, at_ms: u64) -> Option<WatchLine> {
+        let wall = report.wall()?;
+        let (headroom, limit) = (wall.headroom()?, wall.limit?);
+        let has_changed = self.estimator.add(Sample { at_ms, headroom, limit });
+        let ms_to_wall = self.estimator.time_to_wall();
+        let pressure = match self.pressure {
+            Some(before) => before.next(headroom, limit, ms_to_wall),
+            None => Pressure::of(headroom, limit, ms_to_wall),
+        };
+        self.pressure = Some(pressure);
+        let growth = self.estimator.growth();
+        Some(WatchLine { at_ms, headroom, limit, wall: level(report, wall), has_changed, growth, ms_to_wall, pressure })
+    }
+}
+
+impl WatchLine {
+    fn object(&self) -> Value {
+        json!({
+            "at_ms": self.at_ms,
+            "headroom": self.headroom,
+            "limit": self.limit,
+            "limit_changed": self.has_changed,
+            "growth_per_second": self.growth,
+            "ms_to_wall": self.ms_to_wall,
+            "pressure": self.pressure.name(),
+            "room_to_grow": room_to_grow(self.headroom, self.limit),
+            "wall": self.wall,
+        })
+    }
+}
+
+/// The columns of [`WatchLine`].
+const HEAD: &str = "    time    headroom       limit        growth   wall in  pressure";
+
+impl fmt::Display for WatchLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, tenths) = (self.at_ms / 1000, self.at_ms % 1000 / 100);
+        let time = format!("{seconds}.{tenths} s");
+        let [headroom, limit] = [self.headroom, self.limit].map(|bytes| Size(bytes).to_string());
+        let growth = if self.growth == 0 { "-".into() } else { format!("{}/s", Size(self.growth)) };
+        let wall = self.ms_to_wall.map_or("-".into(), |ms| match ms / 1000 {
+            seconds @ 0..=5999 => format!("{seconds} s"),
+            seconds => format!("{} h", seconds / 3600),
+        });
+        write!(f, "{time:>8}  {headroom:>10}  {limit:>10}  {growth:>12}  {wall:>8}  {}", self.pressure.name())?;
+        if self.has_changed { write!(f, ", the limit has changed") } else { Ok(()) }
+    }
+}
+
+/// Looks until the process ends, or as often as was asked for.
+pub(super) fn main(
+    options: &PressureOptions,
+    every: Duration,
+    subject: Subject,
+    files: System,
+    handle: Option<ProcessHandle>,
+) -> Result<ExitCode> {
+    let (mut begin, mut next) = (None, Instant::now());
+    let mut series = Series { estimator: Estimator::new(), pressure: None };
+    let mut state = (Box::new(Sensor::new(subject)), files);
+    let mut looks = 0;
+    while options.times.is_none_or(|times| looks < times) {
+        if looks > 0 {
+            next += every;
+            sleep(next.saturating_duration_since(Instant::now()));
+        }
+        let (mut sensor, files) = state;
+        state = within(options.timeout.time(), "the limits of a process", move || {
+            sensor.look(&files);
+            Ok((sensor, files))
+        })?;
+        if handle.as_ref().is_some_and(ProcessHandle::has_ended) {
+            break;
+        }
+        let seen = series.add(state.0.report(), begin.get_or_insert_with(Instant::now).elapsed().as_millis() as u64);
+        let is_first = looks == 0;
+        print(|output| {
+            if options.json {
+                let object = seen.as_ref().map_or(Value::Null, WatchLine::object);
+                return writeln!(output, "{object}");
+            }
+            if is_first {
+                writeln!(output, "{HEAD}")?;
+            }
+            match &seen {
+                Some(seen) => writeln!(output, "{seen}"),
+                None => writeln!(output, "no limit is visible"),
+            }
+        })?;
+        looks += 1;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(at_ms: u64, growth: u64, ms_to_wall: Option<u64>, has_changed: bool) -> String {
+        let (headroom, limit) = (324 << 20, 1 << 30);
+        let pressure = Pressure::of(headroom, limit, ms_to_wall);
+        WatchLine { at_ms, headroom, limit, wall: Value::Null, has_changed, growth, ms_to_wall, pressure }.to_string()
+    }
+
+    #[test]
+    fn a_line_has_the_columns_of_its_head() {
+        let line = seen(61_250, 12 << 20, Some(27_000), false);
+        assert_eq!(line, "  61.2 s   324.0 MiB     1.0 GiB    12.0 MiB/s      27 s  low");
+        let ends = |text: &str| -> Vec<usize> {
+            let bytes = text.as_bytes();
+            (1..bytes.len())
+                .filter(|&at| bytes[at] == b' ' && bytes[at - 1] != b' ' && bytes.get(at + 1) == Some(&b' '))
+                .collect()
+        };
+        assert_eq!(ends(&line), ends(HEAD), "{line}\n{HEAD}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_a_dash_and_a_changed_limit_is_named() {
+        let line = seen(0, 0, None, true);
+        assert!(line.contains("  -         -  roomy, the limit has changed"), "{line}");
+    }
+}
