@@ -1,7 +1,6 @@
 //! `cargo xtask cycles`: groups of files of a crate that import each other in a circle.
 //!
-//! Two files may import each other. A crate with more in a cycle has a ceiling, which may only
-//! fall.
+//! Two files may import each other; more may not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,11 +11,8 @@ use crate::imports::{self, Graph, Module};
 use crate::layout;
 use crate::sources::{self, Source};
 
-/// Files in a cycle that need no ceiling.
+/// Files in a cycle that may be.
 const ALLOWED: usize = 2;
-
-/// Files in cycles of more than two, for each crate that has any.
-const CEILINGS: &[(&str, usize)] = &[("neap", 12)];
 
 /// Tarjan's search for strongly connected components.
 struct Search<'a> {
@@ -105,43 +101,24 @@ fn graphs() -> Result<BTreeMap<String, Graph>> {
     Ok(crates.into_iter().map(|(name, files)| (name, imports::graph(&files))).collect())
 }
 
-/// The finding for a crate with `files` in cycles; `None` if the number is at the ceiling.
-fn judged(name: &str, files: usize, ceiling: usize) -> Option<String> {
-    match files {
-        _ if files > ceiling => Some(format!("{name}: {files} files in import cycles; at most {ceiling} may be")),
-        _ if files < ceiling => Some(format!(
-            "{name}: {files} files in import cycles; lower the ceiling of {ceiling} in xtask/src/cycles.rs to that"
-        )),
-        _ => None,
-    }
-}
-
-/// Findings of all crates, each with the listing of the crate's cycles.
+/// Cycles of more than two files: a finding for each crate that has any.
 pub(crate) fn findings() -> Result<Vec<String>> {
     let mut found = Vec::new();
     for (name, graph) in graphs()? {
         let cycles = cycles(&graph);
-        let ceiling = CEILINGS.iter().find(|(ceiling, _)| *ceiling == name).map_or(0, |(_, files)| *files);
-        let finding = judged(&name, cycles.iter().map(BTreeSet::len).sum(), ceiling);
-        found.extend(finding.map(|finding| format!("{finding}\n{}", listing(&graph, &cycles))));
+        if !cycles.is_empty() {
+            found.push(format!("{name}: files import each other in a circle\n{}", listing(&graph, &cycles)));
+        }
     }
     Ok(found)
 }
 
-/// Prints every cycle of more than two files; an error if a crate is not at its ceiling.
+/// Prints every cycle of more than two files; an error if there is any.
 pub(crate) fn check() -> Result<()> {
-    for (name, graph) in graphs()? {
-        let cycles = cycles(&graph);
-        if !cycles.is_empty() {
-            print!("{name}:\n{}", listing(&graph, &cycles));
-        }
-    }
     let findings = findings()?;
-    for finding in &findings {
-        println!("{}", finding.lines().next().unwrap_or_default());
-    }
+    findings.iter().for_each(|finding| print!("{finding}"));
     if !findings.is_empty() {
-        bail!("cycles: {} crates are not at their ceilings", findings.len());
+        bail!("cycles: {} crates have files that import each other in a circle", findings.len());
     }
     Ok(())
 }
@@ -168,12 +145,5 @@ mod tests {
         let mut both = found(&edges);
         both.sort();
         assert_eq!(both, ["a b c", "d e f"]);
-    }
-
-    #[test]
-    fn a_ceiling_fails_above_and_below() {
-        assert!(judged("a", 3, 0).is_some_and(|finding| finding.contains("at most 0")));
-        assert!(judged("a", 3, 4).is_some_and(|finding| finding.contains("lower the ceiling")));
-        assert_eq!(judged("a", 3, 3), None);
     }
 }

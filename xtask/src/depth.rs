@@ -64,7 +64,7 @@ const STOPS: &[&str] = &[
 const RECORDER: &str = "neap::trace::Trace as neap_base::platform::Recorder>::note";
 
 /// Hooks of a manager.
-const HOOKS: &[&str] = &["neap::stat_page::publish$", "neap::process::spawn$"];
+const HOOKS: &[&str] = &["neap::stat_text::publish$", "neap::process::spawn$"];
 
 const OWN_SHRINKERS: &[&str] = &["neap::own_caches::count$", "neap::own_caches::scan$"];
 

@@ -57,7 +57,7 @@ usage: cargo xtask COMMAND [arguments]
   dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
   tidy                        rules about the sources that no compiler checks
-  cycles                      files that import each other in a circle; `tidy` holds their number
+  cycles                      files that import each other in a circle; `tidy` allows none
   prose                       comments that break the rules for text; `tidy` holds their number
   figures [--pairs N] [FILE...]
                               plots and tables of README and the book, from `neap bench` or its --json files

@@ -23,6 +23,7 @@ mod keys;
 mod lab;
 mod library;
 mod linkage;
+mod live;
 mod machine;
 mod numbers;
 mod pressure;

@@ -1,7 +1,7 @@
 //! The numbers in a process's page that `neap stat` and `neap top` show.
 //!
-//! They come from the JSON that [`published`](crate::published) found, which is escaped. Only types
-//! and sums.
+//! They come from the JSON that [`published`](crate::published) found, which is escaped, and from
+//! live counters. Only types and sums.
 //! The library in a process may be older or newer than this command.
 
 use std::collections::BTreeMap;
@@ -41,6 +41,8 @@ pub(crate) struct Numbers {
     pub(crate) classes: Vec<Class>,
     pub(crate) cpus: Vec<Cpu>,
     pub(crate) truncated: bool,
+    /// Whether the live counters did not change while they were read.
+    pub(crate) settled: bool,
 }
 
 impl Numbers {
@@ -80,6 +82,8 @@ pub(crate) struct Bytes {
     pub(crate) mapped: u64,
     pub(crate) used: u64,
     pub(crate) cached: u64,
+    /// Part of `cached`: objects on the stacks of CPUs, as the last tick found them.
+    pub(crate) on_stacks: u64,
     pub(crate) free_resident: u64,
     pub(crate) tables: u64,
     pub(crate) unaccounted: i64,

@@ -7,7 +7,7 @@
 //! the process. The process is neither stopped nor signalled. Its page is untrusted: only a memfd
 //! is opened, each file once, and [text](crate::foreign) is escaped.
 //!
-//! The page's format, version 6, is described in the crate `neap`, `stat_page`. It is read by
+//! The page's format, version 7, is described in the crate `neap`, `stat_sheet`. It is read by
 //! bytes, since the library in a process may be of another version than this command.
 
 use core::time::Duration;
@@ -24,6 +24,7 @@ use serde_json::{Map, Value};
 use crate::allowance::Allowance;
 use crate::foreign::{escaped, escaped_object};
 use crate::handle::ProcessHandle;
+use crate::live::{self, Live, PageLayout, Read};
 
 /// Version of this command.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -52,12 +53,22 @@ pub(crate) struct ProcessStatus {
 /// A page that a process has published.
 pub(crate) struct Page {
     writer: u32,
+    /// Time of the text; of the look if the process has written none.
     pub(crate) published: u64,
-    /// The numbers, escaped.
+    /// Whether there is a text: a forked child writes one at its first tick.
+    pub(crate) is_written: bool,
+    /// The text, escaped, with the [live counters](crate::live) in place of its own.
     pub(crate) object: Map<String, Value>,
     pub(crate) way: &'static str,
     /// The memfd, if the page was read by a descriptor. Opened for its path only.
     pub(crate) file: Option<File>,
+}
+
+impl Page {
+    /// Whether the text says that the process has nothing of this name.
+    pub(crate) fn lacks(&self, key: &str) -> bool {
+        self.is_written && self.object.get(key).is_none_or(Value::is_null)
+    }
 }
 
 /// The kernel's name of the page among descriptors and mappings.
@@ -290,24 +301,44 @@ fn start_of(line: &[u8]) -> Option<u64> {
 }
 
 const MAGIC: &[u8] = b"neapstat";
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 const HEADER: usize = 32;
-/// Offset of requests in the page, and behind them of the text.
+/// Offset of requests in the page, and behind them of the live counters.
 pub(crate) const DESK: usize = HEADER;
 pub(crate) const DESK_LENGTH: usize = 88;
+const _: () = assert!(DESK + DESK_LENGTH <= live::HEAD);
 /// Offset and length of reports.
-pub(crate) const REPORT: usize = 64 << 10;
+pub(crate) const REPORT: usize = 256 << 10;
 pub(crate) const REPORT_LENGTH: usize = 64 << 10;
-/// Most bytes of text of a page: it ends where reports begin.
-const MOST: u32 = (REPORT - DESK - DESK_LENGTH) as u32;
+/// Most bytes of text of a page.
+const MOST: usize = 64 << 10;
 /// Reads of a page that is being written, and the time between two; writing takes some
 /// microseconds. The pages of tests do not change by themselves.
 const LOOKS: u32 = 200;
 const PAUSE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(1) };
 
-/// Reads a page by `read`, repeatedly until one whole object was read.
-fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> Result<Page> {
-    let mut is_unwritten = false;
+/// A page's maker and text.
+struct Sheet {
+    layout: PageLayout,
+    writer: u32,
+    /// Time and bytes of the text; `None` if there is none, or if it is written at every look.
+    text: Option<(u64, Vec<u8>)>,
+}
+
+/// Reads a page by `read`: its text, repeatedly until one whole object was read, and then its live
+/// counters.
+fn page(read: &Read<'_>, way: &'static str) -> Result<Page> {
+    let Sheet { layout, writer, text } = sheet(read)?;
+    let (published, mut object) = match &text {
+        Some((published, text)) => (*published, object(text)?),
+        None => (monotonic(), Map::new()),
+    };
+    Live::read(read, layout)?.put_into(&mut object);
+    Ok(Page { writer, published, is_written: text.is_some(), object, way, file: None })
+}
+
+fn sheet(read: &Read<'_>) -> Result<Sheet> {
+    let mut unwritten = None;
     for look in 0..LOOKS {
         if look > 0 {
             std::thread::sleep(PAUSE);
@@ -315,34 +346,39 @@ fn page(read: &dyn Fn(u64, &mut [u8]) -> io::Result<()>, way: &'static str) -> R
         let (mut before, mut after) = ([0; HEADER], [0; HEADER]);
         read(0, &mut before).context("cannot read the page of numbers")?;
         let word = |at: usize| u32::from_ne_bytes(before[at..at + 4].try_into().unwrap_or_default());
-        let (version, sequence, writer, length) = (word(8), word(12), word(16), word(20));
-        // Sequence 0 is a page that was not written yet.
-        is_unwritten = sequence == 0 && before.starts_with(MAGIC);
-        if sequence == 0 || sequence % 2 == 1 {
+        let (version, sequence, writer, length) = (word(8), word(12), word(16), word(20) as usize);
+        if &before[..8] != MAGIC {
+            ensure!(before == [0; HEADER], "the memfd neap-stat is not a page of numbers (bad magic)");
+            // It is being made.
             continue;
         }
-        if &before[..8] != MAGIC {
-            bail!("the memfd neap-stat is not a page of numbers (bad magic)");
+        ensure!(
+            version == FORMAT,
+            "its numbers are of format {version}; this is neap {VERSION}, which reads format {FORMAT}"
+        );
+        let layout = PageLayout::read(read)?;
+        unwritten = Some((layout, writer));
+        if sequence == 0 {
+            break;
         }
-        if version != FORMAT {
-            bail!("its numbers are of format {version}; this is neap {VERSION}, which reads format {FORMAT}");
+        if sequence % 2 == 1 {
+            continue;
         }
-        if length > MOST {
-            bail!("the page of numbers is damaged: {length} bytes of text");
-        }
-        let mut text = vec![0; length as usize];
-        read((DESK + DESK_LENGTH) as u64, &mut text).context("cannot read the page of numbers")?;
+        ensure!(
+            length <= MOST && layout.text_at() + length <= REPORT,
+            "the page of numbers is damaged: {length} bytes of text"
+        );
+        let mut text = vec![0; length];
+        read(layout.text_at() as u64, &mut text).context("cannot read the page of numbers")?;
         read(0, &mut after).context("cannot read the page of numbers")?;
         if before == after {
             let published = u64::from_ne_bytes(before[24..].try_into().unwrap_or_default());
-            let object = object(&text)?;
-            return Ok(Page { writer, published, object, way, file: None });
+            return Ok(Sheet { layout, writer, text: Some((published, text)) });
         }
     }
-    if is_unwritten {
-        bail!("has not published numbers yet: a forked child does so when it next gives memory back");
-    }
-    bail!("the page of numbers was being written at every look; is the process stopped?")
+    // If it is being written at every look, the process may be stopped.
+    let (layout, writer) = unwritten.context("the page of numbers was being made at every look")?;
+    Ok(Sheet { layout, writer, text: None })
 }
 
 /// Parses the text of a page, and escapes all in it.
@@ -374,7 +410,8 @@ pub(crate) mod tests {
             bytes.extend(word.to_ne_bytes());
         }
         bytes.extend(5_000_000_u64.to_ne_bytes());
-        bytes.extend([0; DESK_LENGTH]);
+        bytes.resize(live::HEAD, 0);
+        bytes.extend(live::tests::bytes());
         bytes.extend(text.as_bytes());
         bytes
     }
@@ -413,25 +450,33 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn live_counters_are_read_without_a_text() {
+        for page in [bytes(0, ""), bytes(3, "{}")] {
+            let page = read_in_turn(&[page]).unwrap();
+            assert!(!page.is_written && !page.lacks("groups"));
+            assert!(page.object["bytes"]["used"].as_u64().unwrap() > 0);
+        }
+        assert!(read_in_turn(&[bytes(2, "{}")]).unwrap().lacks("groups"));
+    }
+
+    #[test]
     fn what_is_no_page_is_refused_with_a_reason() {
         let mut other = bytes(2, "{}");
         other[0] = b'x';
         let mut newer = bytes(2, "{}");
-        newer[8] = 7;
+        newer[8] = 8;
         let mut long = bytes(2, "{}");
         long[23] = 1;
         let cases = [
             (other, "not a page"),
-            (newer, "format 7"),
+            (newer, "format 8"),
             (long, "damaged"),
             (bytes(2, "[]"), "is not a JSON object"),
             (bytes(2, "7"), "is not a JSON object"),
             (bytes(2, "{\"a\":\"\u{1b}\"}"), "is not JSON"),
             (bytes(2, &"[".repeat(10_000)), "is not JSON"),
             (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
-            (bytes(3, "{}"), "being written"),
-            (vec![0; 64], "being written"),
-            (bytes(0, ""), "has not published numbers yet"),
+            (vec![0; 64], "being made"),
         ];
         for (page, expected) in cases {
             let message = format!("{:#}", read_in_turn(&[page]).err().expect(expected));

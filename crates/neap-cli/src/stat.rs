@@ -27,9 +27,10 @@ Examples:
   neap stat 1234 --shrinkers
                           which caches can shrink, what they gave, and which behave badly
 
-For the process's own user and root. The numbers are those of its last look for memory to give
-back: a process that allocates nothing has old ones, and nothing has changed since. Its parts
-are counted one after the other, so those of a busy process agree only about. With --percpu, --groups, --shrinkers and --reconcile the
+For the process's own user and root. Memory, pages, nodes and classes are those of now, though the
+process sleeps or is stopped; objects on CPUs' stacks, and the rest, are those of its last look for
+memory to give back. Parts are counted one after the other, so those of a busy process agree only
+about. With --percpu, --groups, --shrinkers and --reconcile the
 process is asked, as by `neap drain`, and answers a chunk or some hundred groups at a time. With memory groups and at most 64 MiB in
 slabs --reconcile stops it for some milliseconds; with more it does not say how much of what is charged is there. In the objects of --json a
 chunk's map is counts of pages: u used, e populated and empty, - not populated.";
@@ -80,7 +81,7 @@ pub(crate) fn main(options: &StatOptions) -> Result<ExitCode> {
     }
     let (process, (mut page, age)) = subject.look(|process| {
         let page = process.page()?;
-        let age = monotonic().saturating_sub(page.published) / 1_000_000;
+        let age = page.is_written.then(|| monotonic().saturating_sub(page.published) / 1_000_000);
         Ok((page, age))
     })?;
     let numbers = Numbers::read(&process, &page)?;
@@ -104,56 +105,68 @@ pub(crate) fn main(options: &StatOptions) -> Result<ExitCode> {
 const SHOWN: usize = 10;
 
 impl Numbers {
-    fn report(&self, process: &ProcessStatus, age: u64) -> String {
+    fn report(&self, process: &ProcessStatus, age: Option<u64>) -> String {
         let Numbers { mode, bytes, pages, lists, released, holes, reuse, .. } = self;
         let mib = |bytes: u64| number(bytes as f64 / f64::from(1 << 20), 2);
         let isolated: Vec<String> = mode.isolated_cpus.iter().map(u32::to_string).collect();
         let rows = |cells: &[(&str, String)]| -> Vec<Vec<String>> {
             cells.iter().map(|(name, value)| vec![(*name).to_string(), value.clone()]).collect()
         };
-        let mut text = format!(
-            "Process {} ({}): neap {}, numbers {age} ms old\n\
-             Slots: {} ({}); isolated CPUs: {}\n\
-             Settings: {}\n\
-             {}\
-             Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
-             Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
-             Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
-             {} scattered pages released\n\n",
-            process.pid,
-            process.name,
-            self.version,
-            mode.slots,
-            mode.why,
-            if isolated.is_empty() { "none".to_string() } else { isolated.join(", ") },
-            self.shown_settings(),
-            self.container.as_ref().map(ContainerNumbers::shown).unwrap_or_default(),
-            mode.background,
-            mode.interval_ms,
-            self.ticks,
-            self.drains,
-            self.fences,
-            self.skipped,
-            self.busy,
-            released.pages,
-            released.calls,
-            released.failures,
-            if mode.huge { "allowed" } else { "off" },
-            reuse.grown,
-            reuse.grown_in_sweeps,
-            reuse.sweeps,
-            reuse.objects,
-            reuse.released,
-        );
+        let moment = if self.settled { "now" } else { "now, while it allocates" };
+        let mut text = match age {
+            Some(age) => format!(
+                "Process {} ({}): neap {}, memory of {moment}, the rest {age} ms old\n\
+                 Slots: {} ({}); isolated CPUs: {}\n\
+                 Settings: {}\n\
+                 {}\
+                 Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
+                 Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
+                 Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
+                 {} scattered pages released\n\n",
+                process.pid,
+                process.name,
+                self.version,
+                mode.slots,
+                mode.why,
+                if isolated.is_empty() { "none".to_string() } else { isolated.join(", ") },
+                self.shown_settings(),
+                self.container.as_ref().map(ContainerNumbers::shown).unwrap_or_default(),
+                mode.background,
+                mode.interval_ms,
+                self.ticks,
+                self.drains,
+                self.fences,
+                self.skipped,
+                self.busy,
+                released.pages,
+                released.calls,
+                released.failures,
+                if mode.huge { "allowed" } else { "off" },
+                reuse.grown,
+                reuse.grown_in_sweeps,
+                reuse.sweeps,
+                reuse.objects,
+                reuse.released,
+            ),
+            None => format!(
+                "Process {} ({}): memory of {moment}; it has written nothing else yet, as a child of fork before its \
+                 first tick\n\n",
+                process.pid, process.name
+            ),
+        };
+        let has_text = age.is_some();
         let mut memory = vec![
             ("resident, the whole process", mib(process.resident_kib << 10)),
             ("in use", mib(bytes.used)),
             ("free objects in slabs and caches", mib(bytes.cached)),
+            ("of these on CPUs' stacks, when last counted", mib(bytes.on_stacks)),
             ("free pages, resident", mib(bytes.free_resident)),
-            ("unaccounted, exact when idle", mib_signed(bytes.unaccounted)),
             ("address space of the arena", mib(bytes.mapped)),
-            ("address space of its tables", mib(bytes.tables)),
         ];
+        if has_text {
+            memory.push(("unaccounted, exact when idle", mib_signed(bytes.unaccounted)));
+            memory.push(("address space of its tables", mib(bytes.tables)));
+        }
         if let Some(PerCpuNumbers { used, free }) = self.per_cpu {
             memory.push(("per-CPU data, pages in use", mib(used)));
             memory.push(("per-CPU data, empty pages", mib(free)));
@@ -165,25 +178,29 @@ impl Numbers {
             ("free and resident", pages.backed_free.to_string()),
             ("used, with those in CPUs' lists", pages.used.to_string()),
             ("in CPUs' lists", pages.listed.to_string()),
-            ("most that these may keep", lists.highs.to_string()),
-            ("taken from them for allocations", lists.need_pages.to_string()),
-            ("times that allocations needed that", lists.need_drains.to_string()),
             ("holes in slabs", holes.pages.to_string()),
-            ("released in holes so far", holes.released.to_string()),
-            ("holes refilled so far", holes.refilled.to_string()),
             ("releasing", pages.releasing.to_string()),
-            ("draining", pages.draining.to_string()),
         ];
+        if has_text {
+            zone.push(("draining", pages.draining.to_string()));
+            zone.push(("released in holes so far", holes.released.to_string()));
+            zone.push(("holes refilled so far", holes.refilled.to_string()));
+            zone.push(("most that lists may keep", lists.highs.to_string()));
+            zone.push(("taken from lists for allocations", lists.need_pages.to_string()));
+            zone.push(("times that allocations needed that", lists.need_drains.to_string()));
+        }
         if let Some(budget) = pages.budget {
-            let Watermarks { min, low, high } = pages.watermarks;
             zone.push(("budget", budget.to_string()));
-            zone.push(("watermarks min, low, high", format!("{min}, {low}, {high}")));
+            if has_text {
+                let Watermarks { min, low, high } = pages.watermarks;
+                zone.push(("watermarks min, low, high", format!("{min}, {low}, {high}")));
+            }
         }
         text += "\n";
         text += &table(&[&format!("pages of {} B", mode.page_size), "count"], &rows(&zone));
         text += &self.report_nodes();
         text += &self.report_classes();
-        text += &self.report_cpus();
+        text += &if has_text { self.report_cpus() } else { String::new() };
         if self.truncated {
             text += "Lists were cut off where they did not fit into the page.\n";
         }
@@ -286,7 +303,7 @@ pub(crate) mod tests {
     /// Reads a page, and shows its numbers.
     pub(crate) fn show_page(bytes: Vec<u8>) -> Result<[String; 2]> {
         let (process, page) = (nobody(), crate::published::tests::read_in_turn(&[bytes])?);
-        let text = Numbers::read(&process, &page)?.report(&process, 0);
+        let text = Numbers::read(&process, &page)?.report(&process, Some(0));
         Ok([text, serde_json::to_string(&page.object)?])
     }
 
@@ -312,11 +329,15 @@ pub(crate) mod tests {
             "lists": {"highs": 808, "need_drains": 41, "need_pages": 4242},
             "nodes": [{"node": 0, "used": 70}, {"node": 1, "misses": 17}], "unbound_segments": 4,
             "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n, "in_barn": n})).collect::<Vec<_>>(),
-            "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "of a later version": 1,
+            "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "settled": true, "of a later version": 1,
         });
         let object = crate::foreign::escaped_value(object);
-        let text = Numbers::deserialize(&object).unwrap().report(&nobody(), 345);
-        for part in ["Process 12 (nobody): neap 9.9, numbers 345 ms old", "it works\\u{1b}[2J", "isolated CPUs: 3, 4"] {
+        let text = Numbers::deserialize(&object).unwrap().report(&nobody(), Some(345));
+        for part in [
+            "Process 12 (nobody): neap 9.9, memory of now, the rest 345 ms old",
+            "it works\\u{1b}[2J",
+            "isolated CPUs: 3, 4",
+        ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
         for row in [
@@ -325,8 +346,8 @@ pub(crate) mod tests {
             ["per-CPU data, pages in use", "5.00"],
             ["per-CPU data, empty pages", "6.00"],
             ["budget", "500"],
-            ["most that these may keep", "808"],
-            ["taken from them for allocations", "4242"],
+            ["most that lists may keep", "808"],
+            ["taken from lists for allocations", "4242"],
             ["times that allocations needed that", "41"],
             ["holes in slabs", "61"],
             ["released in holes so far", "62"],

@@ -24,11 +24,13 @@ const ROLE: &str = "NEAP_TEST_ROLE";
 /// Bytes that a command may have resident.
 const MOST: i64 = 64 << 20;
 
-/// Offsets in the page, as in the crate `neap`, `stat_page` and `requests`.
+/// Offsets in the page, as in the crate `neap`, `stat_sheet`, `live` and `requests`.
 const DESK: u64 = 32;
-const TEXT: u64 = 120;
-const REPORT: u64 = 64 << 10;
-const LENGTH: u64 = 128 << 10;
+const HEAD: u64 = 128;
+/// Behind the head, a node's counters and a class's.
+const TEXT: u64 = HEAD + 64 + 64 + 32 + 32;
+const REPORT: u64 = 256 << 10;
+const LENGTH: u64 = 320 << 10;
 const WORDS: usize = 8192;
 
 /// Kinds of requests, and refusals.
@@ -63,10 +65,12 @@ impl Page {
         let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
         assert_eq!(sealed, 0);
         let mut head = b"neapstat".to_vec();
-        for word in [6, 2, std::process::id(), text.len() as u32] {
+        for word in [7, 2, std::process::id(), text.len() as u32] {
             head.extend(word.to_ne_bytes());
         }
         file.write_all_at(&head, 0).unwrap();
+        let head: Vec<u8> = [4096_u32, 1, 1].iter().flat_map(|word| word.to_ne_bytes()).collect();
+        file.write_all_at(&head, HEAD).unwrap();
         file.write_all_at(text.as_bytes(), TEXT).unwrap();
         Page(file)
     }

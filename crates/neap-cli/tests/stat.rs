@@ -138,10 +138,13 @@ fn forked_child_has_its_own_page_at_once_and_nothing_of_its_parents() {
     assert_eq!((parents.len(), own[0].0), (1, parents[0].0), "the parent's descriptor is closed");
     until("mapping of it", || (mapped_pages(child) == [own[0].1]).then_some(()));
     assert_eq!(mapped_pages(parent), [parents[0].1]);
-    let complaint = numbers(child).unwrap_err();
-    assert!(complaint.contains(&format!("process {child}: has not published numbers yet")), "{complaint}");
+    // It waits, and has made no tick.
+    let object = numbers(child).unwrap();
+    assert!(object["age_ms"].is_null() && object["bytes"]["used"].as_u64().unwrap() > 0, "{object}");
+    let report = String::from_utf8(neap("stat", child, &[]).stdout).unwrap();
+    assert!(report.contains("as a child of fork before its first tick") && report.contains("| in use "), "{report}");
     program.go_on();
-    let object = until("numbers of the child's own", || numbers(child).ok());
+    let object = numbers_with(child, "numbers of the child's own", |object| !object["pid"].is_null());
     assert_eq!(object["pid"].as_u64(), Some(u64::from(child)));
     assert_eq!(pages(child), own, "no other page is made");
     assert_eq!(numbers(parent).unwrap()["pid"].as_u64(), Some(u64::from(parent)), "the parent's is as it was");
@@ -269,4 +272,53 @@ fn another_users_process_is_not_shown() {
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && output.stdout.is_empty());
     assert!(complaint.contains("not permitted") && complaint.contains("its user (0)"), "{complaint}");
+}
+
+/// Bytes beside those that a role allocates: the test harness's, and objects on the stacks of CPUs.
+const BESIDE: u64 = 12 << 20;
+
+/// Checks the memory of a process that has `held` bytes, by one look.
+fn assert_holds(pid: u32, held: u64, what: &str) -> Value {
+    let object = numbers(pid).unwrap();
+    let [used, cached, free] = ["used", "cached", "free_resident"].map(|key| object["bytes"][key].as_u64().unwrap());
+    assert!(used.abs_diff(held) < BESIDE, "{what}: {held} bytes held: {object}");
+    // The kernel counts the program itself, and not what was allocated and never touched.
+    let resident = object["resident_bytes"].as_u64().unwrap();
+    assert!(resident.abs_diff(used + cached + free) < 3 * BESIDE, "{what}: {resident} resident: {object}");
+    object
+}
+
+#[test]
+fn sleeping_and_stopped_processes_show_what_they_hold() {
+    for (role, options) in [("holds", "background:off"), ("holds", "background:on"), ("threads hold", "interval:1000")]
+    {
+        let mut program = Program::start(role, options, &[]);
+        let pid = program.id();
+        let all: u64 = program.hear("holds").parse().unwrap();
+        assert!(all >= 500 << 20);
+        assert_holds(pid, all, &format!("{role}, {options}, all"));
+        program.go_on();
+        let half: u64 = program.hear("holds").parse().unwrap();
+        assert!(half < all / 2 + (1 << 20));
+        let object = assert_holds(pid, half, &format!("{role}, {options}, half"));
+        if options == "background:off" {
+            // No thread returns freed objects to their slabs, or pages to the system, in a second.
+            let object = object["bytes"].as_object().unwrap();
+            let free = object["cached"].as_u64().unwrap() + object["free_resident"].as_u64().unwrap();
+            assert!(free > 100 << 20, "{object:?}");
+        }
+        // SAFETY: stops a process of this test's.
+        assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGSTOP) }, 0);
+        until("stop", || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ").then_some(()));
+        assert_holds(pid, half, &format!("{role}, {options}, stopped"));
+    }
+}
+
+#[test]
+fn forked_child_shows_what_it_holds_before_its_first_tick() {
+    let mut program = Program::start("holding fork", "background:off", &[]);
+    let child: u32 = program.hear("forked").parse().unwrap();
+    program.hear("child holds");
+    let [parents, own] = [program.id(), child].map(|pid| numbers(pid).unwrap()["bytes"]["used"].as_u64().unwrap());
+    assert!(own.abs_diff(parents + (64 << 20)) < BESIDE, "{own} bytes, its parent {parents}");
 }

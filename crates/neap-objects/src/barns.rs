@@ -11,12 +11,12 @@
 //!
 //! One class cache's mutex at a time, for a link or two.
 
-use crate::class_cache::{ClassCache, FLUSH_BATCH, SharedCache};
+use crate::class_cache::{ClassCache, FLUSH_BATCH, NodeCache, SharedCache};
 use crate::objects::Objects;
 use crate::other_nodes::Others;
 use crate::progression::Progression;
 use crate::sheaf::{Sheaf, SheafList, sheaf_memory};
-use crate::size_class::Class;
+use crate::size_class::{CLASSES, Class};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
@@ -26,13 +26,19 @@ const LEAST_CELLS: u64 = 1 << 20;
 impl<P: Platform> Objects<P> {
     /// The class cache of a class on a node.
     #[inline]
-    pub fn cache(&self, node: usize, class: Class) -> &SharedCache {
+    pub fn cache(&self, node: usize, class: Class) -> NodeCache<'_> {
+        NodeCache::new(self.shared(node, class), &self.live, node * CLASSES + class.index())
+    }
+
+    /// The class cache of a class on a node, for callers that change no counter.
+    #[inline]
+    pub(crate) fn shared(&self, node: usize, class: Class) -> &SharedCache {
         &self.node(node).map_or(&self.caches, |others| &others.caches)[class.index()]
     }
 
-    /// The class caches of a class, node by node.
+    /// The class caches of a class, node by node, for callers that change no counter.
     pub fn caches_of(&self, class: Class) -> impl Iterator<Item = &SharedCache> {
-        (0..self.pages.nodes()).map(move |node| self.cache(node, class))
+        (0..self.pages.nodes()).map(move |node| self.shared(node, class))
     }
 
     pub(crate) fn node(&self, node: usize) -> Option<&Others> {
@@ -43,7 +49,7 @@ impl<P: Platform> Objects<P> {
 
     /// The class cache of a class on the node nearest to this thread.
     #[inline]
-    pub(crate) fn near(&self, class: Class) -> &SharedCache {
+    pub(crate) fn near(&self, class: Class) -> NodeCache<'_> {
         self.cache(self.pages.nearest(&self.platform), class)
     }
 
@@ -203,7 +209,7 @@ impl<P: Platform> Objects<P> {
         const FEW: u32 = 16;
         let barns = (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class)));
         let in_barn = |(node, class): (usize, Class)| {
-            let objects = u64::from(self.cache(node, class).lock().full.length()) * u64::from(class.sheaf_capacity());
+            let objects = u64::from(self.shared(node, class).lock().full.length()) * u64::from(class.sheaf_capacity());
             (objects * class.size() as u64, node, class)
         };
         let (.., node, class) = barns.map(in_barn).max_by_key(|(bytes, ..)| *bytes).filter(|(bytes, ..)| *bytes > 0)?;

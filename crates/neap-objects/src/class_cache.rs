@@ -13,12 +13,16 @@
 //! # Locking
 //!
 //! The mutex is held for a link or two, or for a batch of objects of slabs, and never across a
-//! system call. Callers make and free slabs outside it.
+//! system call. Callers make and free slabs outside it. Whenever it is released, the counters are
+//! stored for other processes first.
 
+use crate::live::ClassCell;
 use crate::sheaf::{Sheaf, SheafList};
 use crate::slab::{On, SlabId, SlabList, SlabTable};
-use core::ops::Range;
+use core::ops::{Deref, DerefMut, Range};
 use neap_base::Mutex;
+use neap_base::live::Cells;
+use neap_base::mutex::Guard;
 
 /// Number of objects returned to slabs under one hold of the mutex.
 pub const FLUSH_BATCH: usize = 64;
@@ -61,10 +65,76 @@ pub struct ClassCache {
     /// The last direction of sheaves, and the number of calls in a row that moved some that way,
     /// less the [guests' sheaves](ClassCache::shorten_streak).
     streak: (Way, u32),
+    /// Where the counters are for other processes: cells, and the number of this cache's. Stored at
+    /// each lock, so that caches without a slab are never written to.
+    live: Cells<ClassCell>,
+    index: usize,
 }
 
 /// A class cache and its lock.
 pub type SharedCache = Mutex<ClassCache>;
+
+/// The class cache of a class on a node.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeCache<'a> {
+    cache: &'a SharedCache,
+    cells: &'a Cells<ClassCell>,
+    index: usize,
+}
+
+impl<'a> NodeCache<'a> {
+    /// A cache whose counters belong into the cell `index`.
+    pub(crate) fn new(cache: &'a SharedCache, cells: &'a Cells<ClassCell>, index: usize) -> NodeCache<'a> {
+        NodeCache { cache, cells, index }
+    }
+
+    /// Waits until the cache's mutex is free and takes it.
+    #[inline]
+    pub fn lock(self) -> CacheGuard<'a> {
+        self.guard(self.cache.lock())
+    }
+
+    /// Takes the cache's mutex if it is free.
+    #[inline]
+    pub fn try_lock(self) -> Option<CacheGuard<'a>> {
+        self.cache.try_lock().map(|cache| self.guard(cache))
+    }
+
+    #[inline]
+    fn guard(self, mut cache: Guard<'a, ClassCache>) -> CacheGuard<'a> {
+        cache.live = self.cells.clone();
+        cache.index = self.index;
+        CacheGuard(cache)
+    }
+}
+
+/// Access to a class cache. When dropped, it stores the counters for other processes and unlocks.
+#[derive(Debug)]
+pub struct CacheGuard<'a>(Guard<'a, ClassCache>);
+
+impl Deref for CacheGuard<'_> {
+    type Target = ClassCache;
+
+    #[inline]
+    fn deref(&self) -> &ClassCache {
+        &self.0
+    }
+}
+
+impl DerefMut for CacheGuard<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut ClassCache {
+        &mut self.0
+    }
+}
+
+impl Drop for CacheGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // The inner guard is dropped afterwards, which unlocks.
+        self.0.store_live();
+    }
+}
 
 /// An object, by slab and number.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +170,16 @@ impl ClassCache {
             free: 0,
             holes: 0,
             streak: (Way::Refill, 0),
+            live: Cells::new(),
+            index: 0,
+        }
+    }
+
+    /// Stores the counters for other processes.
+    #[inline(never)]
+    fn store_live(&self) {
+        if let Some(cell) = self.live.get(self.index) {
+            cell.store(self.slabs, self.holes, self.free, self.full.objects());
         }
     }
 

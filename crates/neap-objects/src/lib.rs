@@ -23,6 +23,7 @@ mod instance;
 mod isolated_use;
 #[cfg(test)]
 mod known_bug_tests;
+pub mod live;
 #[cfg(test)]
 #[path = "../tests/machine/mod.rs"]
 mod machine;

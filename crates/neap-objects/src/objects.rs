@@ -14,6 +14,7 @@ use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::helper::Helper;
 use crate::hot::{Hot, KindEntry};
 use crate::isolated_use::IsolatedUse;
+use crate::live::ClassCell;
 use crate::other_nodes::Others;
 use crate::payback::Payback;
 use crate::region::StackId;
@@ -26,9 +27,10 @@ use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use neap_base::live::{Cells, Link};
 use neap_base::platform::{Errno, Platform};
 use neap_base::{Mutex, Order, Pfn};
-use neap_pages::{Block, NodePages, Shape, SideTable};
+use neap_pages::{Block, NodePages, Shape, SideTable, ZoneCell};
 
 /// Indexes into [`Shape::tables`].
 const KINDS: usize = 0;
@@ -114,6 +116,8 @@ pub struct Objects<P: Platform> {
     /// Number of sheaves not to be bound, since there was no memory for binding.
     pub(crate) patience: AtomicU32,
     isolated_use: IsolatedUse,
+    /// Counters of the class caches for other processes, node by node, then by class.
+    pub(crate) live: Cells<ClassCell>,
     /// The class caches of node 0, by class.
     pub caches: [SharedCache; CLASSES],
 }
@@ -195,6 +199,7 @@ impl<P: Platform> Objects<P> {
                 busy: AtomicU64::new(0),
                 patience: AtomicU32::new(0),
                 isolated_use: IsolatedUse::unknown(),
+                live: Cells::new(),
                 platform: platform,
                 pages: pages,
                 slots: slots,
@@ -233,6 +238,27 @@ impl<P: Platform> Objects<P> {
             Others::close(self.others, &self.platform, self.pages.nodes() - 1);
             self.pages.close(&self.platform);
         }
+    }
+
+    /// Stores the counters of zones and class caches into cells from now on, for other processes.
+    ///
+    /// # Safety
+    /// As for [`Cells::attach`]: a zone cell per node, and [`CLASSES`] class cells per node.
+    pub unsafe fn attach_live(&self, zones: &Link<ZoneCell>, classes: &Link<ClassCell>) {
+        // SAFETY: `cache` passes indexes below the number of nodes times CLASSES, and the caller
+        // promises the rest.
+        unsafe {
+            self.pages.attach_live(zones);
+            self.live.attach(classes);
+        }
+    }
+
+    /// Stores all counters of zones and class caches into their cells now, but those under a lock
+    /// that is held: their holder stores them.
+    pub fn store_live(&self) {
+        self.pages.store_live();
+        let of_node = |node| Class::all().for_each(|class| drop(self.cache(node, class).try_lock()));
+        (0..self.pages.nodes()).for_each(of_node);
     }
 
     /// Calls `each` with kind, start and length of every mapping.
@@ -389,7 +415,7 @@ impl<P: Platform> Objects<P> {
         let (bytes, order) = (self.pages.page_size() << shape.order, Order(shape.order));
         // All objects of the class's slabs are in use, so those of another slab probably will be,
         // too.
-        let filled = self.near(class).lock().slabs as usize;
+        let filled = self.shared(self.pages.nearest(&self.platform), class).lock().slabs as usize;
         let block = if filled * bytes >= BULK {
             let early = state::tables_of(class).any(|table| table == state::COMMON);
             self.pages.allocate_one_more_block(&self.platform, order, early)

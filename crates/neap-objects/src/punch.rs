@@ -48,13 +48,14 @@ impl<P: Platform> Objects<P> {
     /// Number of slabs of a node that [`Objects::punch_on`] would examine.
     pub fn punchable_on(&self, node: usize) -> u64 {
         let slabs = |cache: &ClassCache| u64::from(cache.partial.length) + u64::from(cache.resting.length);
-        Class::all().map(|class| slabs(&self.cache(node, class).lock())).sum()
+        Class::all().map(|class| slabs(&self.shared(node, class).lock())).sum()
     }
 
     /// Runs [`Objects::punch`] on at most `most` slabs of one node. Returns the number of slabs
     /// examined, and the report.
     pub fn punch_on(&self, node: usize, all: bool, most: usize, stop: &dyn Fn() -> bool) -> (usize, Report) {
-        let has_any = |cache: fn(&ClassCache) -> bool| Class::all().any(|class| cache(&self.cache(node, class).lock()));
+        let has_any =
+            |cache: fn(&ClassCache) -> bool| Class::all().any(|class| cache(&self.shared(node, class).lock()));
         let mut report = Report::default();
         let (mut willing, mut looked) = (true, 0);
         // With `all`, a second round takes the slabs that were in use.

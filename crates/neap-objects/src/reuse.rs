@@ -320,7 +320,7 @@ impl<P: Platform> Objects<P> {
     fn fullest_barn(&self) -> Option<(u64, usize, Class)> {
         let barns = (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class)));
         let fullest = barns.map(|(node, class)| {
-            let sheaves = self.cache(node, class).lock().all_sheaves();
+            let sheaves = self.shared(node, class).lock().all_sheaves();
             (u64::from(sheaves) * u64::from(class.sheaf_capacity()) * class.size() as u64, node, class)
         });
         fullest.max_by_key(|(bytes, ..)| *bytes).filter(|(bytes, ..)| *bytes > 0)

@@ -50,7 +50,7 @@ impl<P: Platform> Objects<P> {
     #[cold]
     fn take_from_any(&self, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let from = |node: usize, each: &mut dyn FnMut(Row)| {
-            if self.cache(node, class).lock().isolated.length > 0 {
+            if self.shared(node, class).lock().isolated.length > 0 {
                 self.pages.node(node).await_release(&self.platform);
             }
             self.take_from_slabs(node, class, most, each)
@@ -76,7 +76,7 @@ impl<P: Platform> Objects<P> {
                 || self.take_from_new(class, 1, |found| row = Some(found)) > 0)
             && let Some(row) = &row
         {
-            let _cache = self.cache(self.node_of(self.first_of(class, row)), class).lock();
+            let _cache = self.shared(self.node_of(self.first_of(class, row)), class).lock();
             self.make_private(row.slab, &mut loose);
         }
         self.give_back(loose);
@@ -110,9 +110,11 @@ impl<P: Platform> Objects<P> {
 
     /// Takes up to `most` objects out of a slab whose free objects all lie in holes, and populates
     /// these. Returns the number taken.
+    // Not inlined: the caller goes on to make a slab, with little stack.
+    #[inline(never)]
     fn refill_holes(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let pages = self.pages.node(node);
-        if self.cache(node, class).lock().hollow.length == 0 {
+        if self.shared(node, class).lock().hollow.length == 0 {
             return 0;
         }
         // The most pages that an object touches.

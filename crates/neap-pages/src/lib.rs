@@ -44,6 +44,7 @@ mod huge_runs;
 mod known_bug_tests;
 #[cfg(feature = "lab")]
 pub mod lab;
+mod live;
 #[cfg(test)]
 #[path = "../tests/machine/mod.rs"]
 mod machine;
@@ -78,6 +79,7 @@ pub use arena::MOST_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
 pub use give_back::Drain;
 pub use holes::MOST_PAGES;
+pub use live::ZoneCell;
 pub use node_pages::NodePages;
 pub use pages::Pages;
 pub use release::Report;

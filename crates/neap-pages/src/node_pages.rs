@@ -14,6 +14,7 @@
 
 use crate::frames::Frames;
 use crate::give_back::Drain;
+use crate::live::ZoneCell;
 use crate::pages::Pages;
 use crate::release::Report;
 use crate::shape::Shape;
@@ -23,6 +24,7 @@ use crate::tables::Part;
 use crate::units::{Block, CHUNK, Exhausted};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use neap_base::live::Link;
 use neap_base::platform::Errno;
 use neap_base::platform::Handover;
 use neap_base::platform::nodes::MAX_NODES;
@@ -474,6 +476,20 @@ impl<P: Platform> NodePages<P> {
     /// are only while no thread runs.
     pub fn statistics(&self) -> Statistics {
         (1..self.count).fold(self.first.statistics(), |sum, node| sum.and(&self.node(node).statistics()))
+    }
+
+    /// Stores each node's counts into its cell from now on.
+    ///
+    /// # Safety
+    /// As for [`Cells::attach`](neap_base::live::Cells::attach), for a cell per node.
+    pub unsafe fn attach_live(&self, link: &Link<ZoneCell>) {
+        // SAFETY: a zone passes its node as index, and the caller promises the rest.
+        self.all().for_each(|pages| unsafe { pages.zone.lock().live.attach(link) });
+    }
+
+    /// Stores the counts of every node into its cell now, but those of a zone that is in use.
+    pub fn store_live(&self) {
+        self.all().for_each(|pages| pages.zone.store_live());
     }
 
     /// Calls `each` with kind, start and length of every mapping.

@@ -426,6 +426,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Gives up the unused part of the budget, and the memory of free pages, for other nodes of the
     /// same budget.
+    // Not inlined: the caller goes on to take a block, with little stack.
+    #[inline(never)]
     pub(crate) fn give_up_room(&self, platform: &P) {
         if self.arena.budget().is_some() {
             {

@@ -27,10 +27,9 @@ use crate::arena::Arena;
 use crate::buddy::UNBACKED;
 use crate::frames::State;
 use crate::units::HUGE;
-use crate::zone::{Inner, Touched, Zone};
+use crate::zone::{Inner, Touched, Zone, ZoneGuard};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use neap_base::mutex::Guard;
 use neap_base::sync::{wait, wake};
 use neap_base::{Order, Pfn, Platform};
 
@@ -268,7 +267,7 @@ impl Zone {
     }
 
     /// Counts a step, and wakes threads that wait for one.
-    fn end_step(&self, mut inner: Guard<'_, Inner>) {
+    fn end_step(&self, mut inner: ZoneGuard<'_>) {
         self.steps.fetch_add(1, Relaxed);
         let awaited = core::mem::take(&mut inner.population.awaited);
         drop(inner);

@@ -10,14 +10,18 @@
 //!
 //! # Locking
 //!
-//! One mutex protects the buddy and the counters. No system call is made under it.
+//! One mutex protects the buddy and the counters. No system call is made under it. Whenever it is
+//! released, the counters are stored for other processes first.
 
 use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
 use crate::chains::Chain;
+use crate::live::{ZoneCell, ZoneCounts};
 use crate::populate::Population;
 use crate::units::{Block, Exhausted, LISTED_ORDERS, UNLIMITED};
+use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
+use neap_base::live::Cells;
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
 
@@ -51,6 +55,9 @@ pub(crate) struct Inner {
     pub(crate) pays_tables: bool,
     /// Pages of tables that are charged to the budget, as of the last [`Inner::fits`].
     pub(crate) tables: u32,
+    /// Where the counters of nodes are for other processes.
+    pub(crate) live: Cells<ZoneCell>,
+    node: usize,
 }
 
 impl Inner {
@@ -103,6 +110,16 @@ impl Inner {
         // At most the whole budget, which is less than `UNLIMITED`.
         self.budget += before.map_or(0, |left| drawn(left) as u32);
         before.is_ok()
+    }
+
+    /// Stores the counters for other processes.
+    #[inline(never)]
+    fn store_live(&self) {
+        if let Some(cell) = self.live.get(self.node) {
+            let Buddy { free, managed, backed_free, .. } = self.buddy;
+            let holes = self.holes.max(0) as u32;
+            cell.store(ZoneCounts { free, releasing: self.releasing, managed, backed_free, holes });
+        }
     }
 
     /// Gives up the unused part of the budget, for other nodes.
@@ -189,6 +206,8 @@ impl Zone {
                 budget,
                 pays_tables: budget != UNLIMITED && node == 0,
                 tables: 0,
+                live: Cells::new(),
+                node,
             }),
             steps: AtomicU32::new(0),
             node,
@@ -202,8 +221,8 @@ impl Zone {
     }
 
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, Inner> {
-        let mut inner = self.inner.try_lock().unwrap_or_else(|| self.lock_held());
+    pub(crate) fn lock(&self) -> ZoneGuard<'_> {
+        let mut inner = ZoneGuard(self.inner.try_lock().unwrap_or_else(|| self.lock_held()));
         inner.locks += 1;
         #[cfg(feature = "lab")]
         match self.meter.enter(inner.buddy.free) {
@@ -211,6 +230,11 @@ impl Zone {
             busy => _ = self.waits.fetch_add(busy, Relaxed),
         }
         inner
+    }
+
+    /// Stores the counters for other processes, unless the lock is held: then its holder will.
+    pub(crate) fn store_live(&self) {
+        drop(self.inner.try_lock().map(ZoneGuard));
     }
 
     #[cold]
@@ -360,5 +384,33 @@ impl Zone {
     /// under the lock that does not see them travel any more sees them in the buddy.
     pub(crate) fn arrive(&self, pages: u32) {
         self.draining.fetch_sub(pages, Relaxed);
+    }
+}
+
+/// Access to a zone's buddy and counters. When dropped, it stores the counters and unlocks.
+#[derive(Debug)]
+pub(crate) struct ZoneGuard<'a>(Guard<'a, Inner>);
+
+impl Deref for ZoneGuard<'_> {
+    type Target = Inner;
+
+    #[inline]
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl DerefMut for ZoneGuard<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.0
+    }
+}
+
+impl Drop for ZoneGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // The inner guard is dropped afterwards, which unlocks.
+        self.0.store_live();
     }
 }

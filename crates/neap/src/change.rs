@@ -44,6 +44,7 @@ impl<P: Platform> Core<P> {
             let before = settings.values[setting as usize].swap(number, Ordering::Relaxed);
             if !matches!(setting, Setting::Interval | Setting::Refuse) && before != number {
                 objects.pages.change(&settings.of_pages(objects.pages.page_size()));
+                self.note_limit();
             }
             before
         };

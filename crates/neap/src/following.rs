@@ -134,6 +134,7 @@ impl<P: Platform> Core<P> {
         let _changing = settings.changing.lock();
         if settings.followed.swap(limit, Ordering::Relaxed) != limit && settings.follows().is_some() {
             pages.change(&settings.of_pages(pages.page_size()));
+            self.note_limit();
         }
     }
 

@@ -107,5 +107,7 @@ impl<P: Platform> Mm<P> {
             unsafe { reclaiming.forget_others() };
         }
         self.reopen_after_fork();
+        // After the stacks are open again, so that they are counted.
+        self.core_if_open().inspect(|core| core.store_live());
     }
 }

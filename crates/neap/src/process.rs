@@ -15,7 +15,7 @@
 use crate::main_thread;
 use crate::mm::{Hooks, Mm, Task};
 use crate::options::{Background, Options};
-use crate::{stat_page, trace};
+use crate::{stat_text, trace};
 use core::ffi::{CStr, c_void};
 use core::ops::Deref;
 use core::ptr::{null_mut, without_provenance_mut};
@@ -27,7 +27,7 @@ use neap_os::{environment, fork_handlers, stack, stdio_lock, thread};
 
 /// The process's memory manager.
 pub static PROCESS: OnPages<Mm<Linux>> =
-    OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_page::publish) }));
+    OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_text::publish) }));
 
 /// A value at the start of a page, so that the page offsets of its fields are known: see
 /// [`Hot`](neap_objects::hot::Hot). For statics only: a value on a stack is not so aligned.
@@ -63,7 +63,7 @@ fn open_apart(mm: &Mm<Linux>) {
     let opened = unsafe { mm.open(machine(&options).with_own_thread(&PROCESS.own_thread), &options) };
     if opened == Ok(true) {
         register_fork_handlers();
-        stat_page::open(mm);
+        stat_text::open(mm);
         mm.ticked();
     }
 }

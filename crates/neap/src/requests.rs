@@ -21,6 +21,7 @@
 //!
 //! To withdraw a request, the asker restores the ticket that was answered last.
 
+use crate::desk::Desk;
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
 use crate::options::Background;
@@ -69,39 +70,7 @@ const NO_ANSWER: u32 = 7;
 const NO_RECLAIMER: u32 = 8;
 const NO_SUCH_VALUE: u32 = 9;
 
-/// The part of the page for requests. Words with all bits set are not given.
-#[derive(Debug)]
-#[repr(C)]
-pub(crate) struct Desk {
-    ticket: AtomicU32,
-    cpu: AtomicU32,
-    node: AtomicU32,
-    zone: AtomicU32,
-    /// Bytes.
-    until: AtomicU64,
-    answered: AtomicU32,
-    /// 0: done. 1, 2, 3: no such CPU, node or zone. Else one of the refusals above.
-    refusal: AtomicU32,
-    cpus: AtomicU32,
-    skipped: AtomicU32,
-    retried: AtomicU32,
-    page_size: AtomicU32,
-    pages: AtomicU64,
-    objects: AtomicU64,
-    free: AtomicU64,
-    what: AtomicU32,
-    from: AtomicU32,
-    group: AtomicU64,
-}
-
 impl Desk {
-    #[inline]
-    pub(crate) fn ticket(&self) -> u32 {
-        // Acquire pairs with the asker's last store: a thread that reads the ticket sees the
-        // request.
-        self.ticket.load(Ordering::Acquire)
-    }
-
     fn scope(&self, page_size: u64) -> Scope {
         let number = |word: &AtomicU32| Some(word.load(Ordering::Relaxed)).filter(|number| *number != u32::MAX);
         let until = Some(self.until.load(Ordering::Relaxed)).filter(|bytes| *bytes != u64::MAX);
@@ -124,12 +93,6 @@ impl Desk {
         self.objects.store(objects, Ordering::Relaxed);
         self.free.store(free, Ordering::Relaxed);
         self.answer(ticket, refusal);
-    }
-
-    fn answer(&self, ticket: u32, refusal: u32) {
-        self.refusal.store(refusal, Ordering::Relaxed);
-        // Release pairs with the asker's load: an asker that reads the ticket sees the answer.
-        self.answered.store(ticket, Ordering::Release);
     }
 }
 
@@ -318,6 +281,7 @@ impl<P: Platform> Core<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::PageLayout;
     use crate::mm::Hooks;
     use crate::options::Options;
     use core::mem::offset_of;
@@ -368,7 +332,7 @@ mod tests {
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(machine, &Options::DEFAULT) }.unwrap();
         let core = mm.core_if_open().unwrap();
-        core.page.make(4096);
+        core.page.make(PageLayout { nodes: 1, text: 4096 });
         let desk = core.page.desk().expect("a page of this process");
         let ask = |ticket| {
             [&desk.cpu, &desk.node, &desk.zone].iter().for_each(|word| word.store(u32::MAX, Ordering::Relaxed));
@@ -402,7 +366,7 @@ mod tests {
         unsafe { mm.open(Virtual::new(4096, 1), &Options::DEFAULT) }.unwrap();
         let reclaiming = mm.reclaiming().unwrap();
         let core = mm.core_if_open().unwrap();
-        core.page.make(4096);
+        core.page.make(PageLayout { nodes: 1, text: 4096 });
         let desk = core.page.desk().expect("a page of this process");
         desk.what.store(SHRINK, Ordering::Relaxed);
         desk.ticket.store(1, Ordering::Release); // As an asker's.

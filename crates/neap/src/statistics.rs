@@ -60,7 +60,51 @@ impl<P: Platform> Core<P> {
     pub(crate) fn count_run(&self, new: usize, old: usize) {
         let new = new.next_multiple_of(self.objects.pages.page_size());
         // Relaxed: statistics. It wraps below zero if the free is counted first.
-        self.run_bytes.fetch_add(new.wrapping_sub(old) as u64, Ordering::Relaxed);
+        let difference = new.wrapping_sub(old) as u64;
+        let bytes = self.run_bytes.fetch_add(difference, Ordering::Relaxed).wrapping_add(difference);
+        // A store, since a second locked addition would cost as much as the first. If another thread
+        // counts at the same moment, the older sum may stay there until the next run or tick.
+        self.page.head().inspect(|head| head.run_bytes.store(bytes, Ordering::Relaxed));
+    }
+
+    /// Stores the live counters of a page that was just made, and has them stored from now on.
+    /// Nothing was allocated yet.
+    pub(crate) fn attach_live(&self) {
+        let Some((zones, classes)) = self.page.links() else { return };
+        // SAFETY: the links stay mapped, and have cells for all nodes of this instance.
+        unsafe { self.objects.attach_live(zones, classes) };
+        self.objects.pages.store_live();
+        self.note_limit();
+    }
+
+    /// Stores all live counters, in a child that has just made its page and has one thread.
+    pub(crate) fn store_live(&self) {
+        self.note_limit();
+        self.note_totals();
+        self.objects.store_live();
+    }
+
+    /// Stores the limit in force for other processes.
+    pub(crate) fn note_limit(&self) {
+        self.page.head().inspect(|head| head.limit.store(self.settings.limit(), Ordering::Relaxed));
+    }
+
+    /// Stores the bytes of runs and of objects on the stacks of CPUs for other processes.
+    pub(crate) fn note_totals(&self) {
+        let Some(head) = self.page.head() else { return };
+        // Relaxed: statistics.
+        head.run_bytes.store(self.run_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+        let bytes = self.objects.slots.used().iter().map(|cpu| self.cached_on(cpu).0).sum();
+        head.stacked_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes of objects on a CPU's stacks, and the number of stacks in use.
+    pub(crate) fn cached_on(&self, cpu: usize) -> (u64, u32) {
+        Class::all().fold((0, 0), |(bytes, stacks), class| {
+            let peek = self.objects.slots.peek(&self.objects.platform, cpu, class);
+            let here = u64::from(peek.count) * class.size() as u64;
+            (bytes + here, stacks + u32::from(peek.active))
+        })
     }
 
     /// Returns the numbers of one class.

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use neap::chunk_report::{CHUNK, HEAD};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::allowance::{ALLOCATION, Allowance};
 use crate::desk::{CHUNKS, Desk};
@@ -130,7 +130,7 @@ impl ReadChunks {
     fn ask(process: &ProcessStatus, page: &Published) -> Result<Option<ReadChunks>> {
         // The numbers have it from the first use on. A process without it may have no thread that
         // answers.
-        if page.object.get("per_cpu").is_none_or(Value::is_null) {
+        if page.lacks("per_cpu") {
             return Ok(None);
         }
         let (mut chunks, mut last) = (Vec::new(), None);

@@ -190,7 +190,7 @@ impl ReadGroups {
     pub(crate) fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<ReadGroups>> {
         // The numbers have it from the first use on. A process without groups may have no thread
         // that answers.
-        if page.object.get("groups").is_none_or(Value::is_null) {
+        if page.lacks("groups") {
             return Ok(None);
         }
         ReadGroups::at(&Desk::of(process, page)?, &process.allowance)

@@ -252,6 +252,66 @@ fn program() {
             say("ended");
             wait();
         }
+        "holds" => {
+            // Sizes of classes, and runs of whole pages.
+            let hold = |size: usize, bytes: usize| (0..bytes / size).map(|_| vec![1_u8; size]).collect::<Vec<_>>();
+            let mut kept = hold(64, 100 << 20);
+            kept.extend(hold(1024, 200 << 20));
+            kept.extend(hold(1 << 20, 200 << 20));
+            let held = |kept: &[Vec<u8>]| {
+                let list = size_of_val(kept).next_power_of_two();
+                kept.iter().map(Vec::len).sum::<usize>() + list
+            };
+            say(&format!("holds {}", held(&kept)));
+            wait();
+            let mut at = 0;
+            kept.retain(|_| {
+                at += 1;
+                at % 2 == 0
+            });
+            kept.shrink_to_fit();
+            say(&format!("holds {}", held(&kept)));
+            wait();
+        }
+        "threads hold" => {
+            let (holds, go) = (std::sync::Barrier::new(3), std::sync::Barrier::new(3));
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        let mut runs: Vec<Vec<u8>> = (0..250).map(|_| vec![1; 1 << 20]).collect();
+                        holds.wait();
+                        go.wait();
+                        runs.truncate(125);
+                        holds.wait();
+                        go.wait();
+                    });
+                }
+                for mib in [500, 250] {
+                    holds.wait();
+                    say(&format!("holds {}", mib << 20));
+                    wait();
+                    go.wait();
+                }
+            });
+        }
+        "holding fork" => {
+            let kept = vec![1_u8; 64 << 20];
+            // SAFETY: as in the role below.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: asks for the child's end with its parent's.
+                unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+                let more: Vec<Vec<u8>> = (0..64 << 10).map(|_| vec![1; 1024]).collect();
+                // SAFETY: one line of the caller's.
+                unsafe { libc::write(1, b"\nchild holds\n".as_ptr().cast(), 13) };
+                wait();
+                drop(more);
+            }
+            say(&format!("forked {child}"));
+            // SAFETY: waits for the child made above.
+            unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
+            drop(kept);
+        }
         "spawn" => {
             let mut child = Command::new("ls");
             let listing = child.args(["-l", "/proc/self/fd"]).env_remove("LD_PRELOAD").output().unwrap();

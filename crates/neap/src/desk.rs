@@ -1,0 +1,43 @@
+//! The part of the page of numbers for requests: see [`requests`](crate::requests).
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The part of the page for requests. Words with all bits set are not given.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Desk {
+    pub(crate) ticket: AtomicU32,
+    pub(crate) cpu: AtomicU32,
+    pub(crate) node: AtomicU32,
+    pub(crate) zone: AtomicU32,
+    /// Bytes.
+    pub(crate) until: AtomicU64,
+    pub(crate) answered: AtomicU32,
+    /// 0: done. 1, 2, 3: no such CPU, node or zone. Else one of the refusals of `requests`.
+    pub(crate) refusal: AtomicU32,
+    pub(crate) cpus: AtomicU32,
+    pub(crate) skipped: AtomicU32,
+    pub(crate) retried: AtomicU32,
+    pub(crate) page_size: AtomicU32,
+    pub(crate) pages: AtomicU64,
+    pub(crate) objects: AtomicU64,
+    pub(crate) free: AtomicU64,
+    pub(crate) what: AtomicU32,
+    pub(crate) from: AtomicU32,
+    pub(crate) group: AtomicU64,
+}
+
+impl Desk {
+    #[inline]
+    pub(crate) fn ticket(&self) -> u32 {
+        // Acquire pairs with the asker's last store: a thread that reads the ticket sees the
+        // request.
+        self.ticket.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn answer(&self, ticket: u32, refusal: u32) {
+        self.refusal.store(refusal, Ordering::Relaxed);
+        // Release pairs with the asker's load: an asker that reads the ticket sees the answer.
+        self.answered.store(ticket, Ordering::Release);
+    }
+}

@@ -1,0 +1,111 @@
+//! The part of the page of numbers that is right at every moment: counters that the process stores
+//! where it changes them.
+//!
+//! # Design
+//! A zone stores its counts whenever its lock is released, and a class cache likewise
+//! ([`ZoneCell`], [`ClassCell`]). Runs are counted where they are allocated and freed. So the
+//! numbers need neither a tick nor a thread, and a stopped process has them too. The fast path
+//! stores nothing: objects on the stacks of CPUs count as the last tick found them.
+//!
+//! Pages in the lists of CPUs are not counted. They are what the zones have handed out, less slabs
+//! and runs.
+//!
+//! # Format
+//! Behind the desk, in this order: [`LiveHead`], a [`ZoneCell`] for each node, a [`ClassShape`] for
+//! each class, [`ClassCell`]s node by node and class by class, and then the text. The first class
+//! does not exist.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_objects::live::ClassCell;
+use neap_objects::size_class::{CLASSES, Class};
+use neap_os::memory;
+use neap_pages::ZoneCell;
+
+/// Numbers of the whole instance.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct LiveHead {
+    /// Bytes of a page.
+    page_size: AtomicU32,
+    nodes: AtomicU32,
+    /// Number of shapes, and of class cells of each node.
+    classes: AtomicU32,
+    /// Bytes of runs that the program has.
+    pub(crate) run_bytes: AtomicU64,
+    /// Bytes of objects on the stacks of CPUs at the last tick.
+    pub(crate) stacked_bytes: AtomicU64,
+    /// The limit in bytes; 0: none.
+    pub(crate) limit: AtomicU64,
+}
+
+/// The slabs of a class.
+#[derive(Debug)]
+#[repr(C)]
+struct ClassShape {
+    /// Bytes of an object.
+    size: AtomicU32,
+    /// Objects of a slab.
+    objects: AtomicU32,
+    /// Pages of a slab.
+    pages: AtomicU32,
+    unused: AtomicU32,
+}
+
+/// The places of the parts in a page with `nodes` nodes, in bytes from the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PageLayout {
+    pub(crate) nodes: usize,
+    /// Bytes for the text.
+    pub(crate) text: usize,
+}
+
+impl PageLayout {
+    /// Offset of the head.
+    pub(crate) const HEAD: usize = 128;
+
+    pub(crate) const fn zones_at(self) -> usize {
+        PageLayout::HEAD + size_of::<LiveHead>()
+    }
+
+    const fn shapes_at(self) -> usize {
+        self.zones_at() + self.nodes * size_of::<ZoneCell>()
+    }
+
+    pub(crate) const fn classes_at(self) -> usize {
+        (self.shapes_at() + CLASSES * size_of::<ClassShape>()).next_multiple_of(align_of::<ClassCell>())
+    }
+
+    pub(crate) const fn text_at(self) -> usize {
+        self.classes_at() + self.nodes * CLASSES * size_of::<ClassCell>()
+    }
+
+    /// Bytes of all parts with the text, in whole pages, but no more than `most`.
+    pub(crate) fn bytes(self, most: usize) -> usize {
+        (self.text_at() + self.text).next_multiple_of(memory::page_size()).min(most)
+    }
+
+    /// Writes the numbers that never change into the page at `address`, and returns the head.
+    ///
+    /// # Safety
+    /// [`PageLayout::text_at`] bytes lie at `address`, a multiple of 64. They are initialised, and
+    /// changed by atomic accesses only, for as long as the head is used.
+    pub(crate) unsafe fn begin<'a>(self, address: usize) -> &'a LiveHead {
+        // SAFETY: inside the bytes of the caller's promise, and a multiple of 64 from their start.
+        let head = unsafe { &*core::ptr::with_exposed_provenance::<LiveHead>(address + PageLayout::HEAD) };
+        let page_size = memory::page_size();
+        // Relaxed: the link to the cells, or the page's magic, is stored later.
+        head.page_size.store(page_size as u32, Ordering::Relaxed);
+        head.nodes.store(self.nodes as u32, Ordering::Relaxed);
+        head.classes.store(CLASSES as u32, Ordering::Relaxed);
+        let shapes = core::ptr::with_exposed_provenance::<ClassShape>(address + self.shapes_at());
+        // SAFETY: inside the bytes of the caller's promise, and a multiple of 64 from their start.
+        let shapes = unsafe { core::slice::from_raw_parts(shapes, CLASSES) };
+        for class in Class::all() {
+            let (place, shape) = (&shapes[class.index()], class.slab_shape(page_size));
+            place.size.store(class.size() as u32, Ordering::Relaxed);
+            place.objects.store(shape.objects, Ordering::Relaxed);
+            place.pages.store(1 << shape.order, Ordering::Relaxed);
+        }
+        head
+    }
+}
