@@ -3,8 +3,10 @@
 //! The format is described in the crate `neap`, `requests`. Askers exclude each other by a lock on
 //! the file, from the first request to the end of the value. A futex on the page wakes neap's
 //! thread; the process's other threads are neither woken nor signalled. They are stopped for some
-//! milliseconds by `--reconcile` only, if there are groups and little memory in slabs. A request
-//! without a timely answer is withdrawn. All requests of a command share the time of its
+//! milliseconds by `--reconcile` only, if there are groups and little memory in slabs.
+//!
+//! A request without a timely answer is withdrawn, and soon if the process
+//! [cannot answer](crate::silence). All requests of a command share the time of its
 //! [allowance](crate::allowance).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,6 +22,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::foreign::escaped;
 use crate::published::{DESK, DESK_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
+use crate::silence::{Silence, Vigil};
 
 /// Request: drain caches.
 pub(crate) const DRAIN: u32 = 0;
@@ -170,18 +173,28 @@ impl<'a> Desk<'a> {
         if woken < 0 {
             return Err(io::Error::last_os_error()).context("futex");
         }
-        let mut looks = 0_u32;
+        let (mut looks, mut vigil, mut silence) = (0_u32, Vigil::begin(&self.process.handle), None);
         // Acquire pairs with the process's Release: an asker that reads the ticket sees the answer.
         while answered.load(Ordering::Acquire) != mine {
             looks = looks.wrapping_add(1);
-            let has_ended = looks.is_multiple_of(LOOKS) && self.process.handle.has_ended();
-            if has_ended || Instant::now() >= end {
+            let is_time = looks.is_multiple_of(LOOKS);
+            let has_ended = is_time && self.process.handle.has_ended();
+            silence = if is_time { vigil.look() } else { silence };
+            if has_ended || silence.is_some() || Instant::now() >= end {
                 // The process may take up the request at this moment and still execute it.
                 let _ = ticket.compare_exchange(mine, old, Ordering::Relaxed, Ordering::Relaxed);
-                return Err(if has_ended {
-                    anyhow!("process {} has ended", self.process.pid)
-                } else {
-                    self.unanswered()
+                let pid = self.process.pid;
+                return Err(match silence {
+                    _ if has_ended => anyhow!("process {pid} has ended"),
+                    Some(Silence::Stopped) => anyhow!(
+                        "process {pid} has not answered: it is stopped, by a signal or a debugger; the request is \
+                         withdrawn"
+                    ),
+                    Some(Silence::Asleep) => anyhow!(
+                        "process {pid} has not answered: it has no thread of neap's (see background:on), and its own \
+                         threads sleep; the request is withdrawn"
+                    ),
+                    None => self.unanswered(),
                 });
             }
             std::thread::sleep(Duration::from_micros(200));

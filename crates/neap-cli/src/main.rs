@@ -35,6 +35,7 @@ mod run;
 mod set;
 mod shrinkers;
 mod signals;
+mod silence;
 mod stat;
 mod statistics;
 mod subject;

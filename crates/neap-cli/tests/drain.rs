@@ -109,7 +109,7 @@ fn who_cannot_answer_is_said_so_and_nothing_is_left_of_the_request() {
     program.hear("ready");
     let pid = program.id();
     let complaint = drain(pid, &[]).unwrap_err();
-    let expected = format!("process {pid} has not answered in 5 s: it has no thread of neap's (background:off");
+    let expected = format!("process {pid} has not answered: it has no thread of neap's (see background:on)");
     assert!(complaint.contains(&expected), "{complaint}");
     // The ticket is the last answered one again.
     let file = fs::File::open(format!("/proc/{pid}/fd/{}", pages(pid)[0].0)).unwrap();
@@ -119,6 +119,17 @@ fn who_cannot_answer_is_said_so_and_nothing_is_left_of_the_request() {
         u32::from_ne_bytes(bytes)
     };
     assert_eq!(word(32), word(56));
+    // Nor does a stopped process answer, though it has a thread.
+    let mut program = Program::start("burst", "background:on", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    // SAFETY: stops a process of this test's.
+    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGSTOP) }, 0);
+    let complaint = drain(pid, &[]).unwrap_err();
+    assert!(complaint.contains(&format!("process {pid} has not answered: it is stopped")), "{complaint}");
+    // SAFETY: lets a process of this test's go on.
+    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGCONT) }, 0);
+    until("answer of a process that goes on", || drain(pid, &[]).ok());
 }
 
 #[test]

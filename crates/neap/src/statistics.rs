@@ -62,7 +62,7 @@ impl<P: Platform> Core<P> {
         // Relaxed: statistics. It wraps below zero if the free is counted first.
         let difference = new.wrapping_sub(old) as u64;
         let bytes = self.run_bytes.fetch_add(difference, Ordering::Relaxed).wrapping_add(difference);
-        // A store, since a second locked addition would cost as much as the first. If another thread
+        // A store: a second locked addition would cost as much as the first. If another thread
         // counts at the same moment, the older sum may stay there until the next run or tick.
         self.page.head().inspect(|head| head.run_bytes.store(bytes, Ordering::Relaxed));
     }
