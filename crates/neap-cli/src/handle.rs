@@ -10,7 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+
+use crate::refusal::LookRefusal;
 
 /// Most bytes of a file of `/proc` that are read. The kernel's own are shorter; an environment can
 /// be of any length.
@@ -31,7 +33,9 @@ impl ProcessHandle {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
         match options.open(format!("/proc/{pid}")) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("there is no process {pid}"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(LookRefusal::Ended.error(format!("there is no process {pid}")))
+            }
             folder => Ok(ProcessHandle { pid, folder: folder.with_context(|| format!("cannot open /proc/{pid}"))? }),
         }
     }

@@ -10,6 +10,7 @@
 
 mod allowance;
 mod bench;
+mod census;
 mod chunks;
 mod demo;
 mod desk;
@@ -28,8 +29,10 @@ mod machine;
 mod numbers;
 mod pressure;
 mod process;
+mod ps;
 mod published;
 mod reconcile;
+mod refusal;
 mod report;
 mod run;
 mod set;
@@ -40,6 +43,7 @@ mod stat;
 mod statistics;
 mod subject;
 mod top;
+mod totals;
 mod variant;
 mod work;
 
@@ -51,6 +55,7 @@ const EXAMPLES: &str = "\
 Examples:
   neap run -- python3 server.py        run a program on neap's malloc
   neap options                         list the options of its library
+  neap ps                              list all processes under neap
   neap stat 1234                       see what a process under neap has in use and in caches
   neap stat 1234 --groups              see which of its memory groups holds what
   neap group 1234 tenant/acme max=1g   bound one of them
@@ -78,6 +83,7 @@ struct Arguments {
 enum Command {
     Run(run::RunOptions),
     Options(keys::KeysOptions),
+    Ps(ps::PsOptions),
     Stat(stat::StatOptions),
     Top(top::Options),
     Drain(drain::DrainOptions),
@@ -98,6 +104,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(options) => return run::main(&options),
         Command::Options(options) => keys::main(&options),
+        Command::Ps(options) => ps::main(&options),
         Command::Stat(options) => stat::main(&options),
         Command::Top(options) => top::main(&options),
         Command::Drain(options) => drain::main(&options),

@@ -18,13 +18,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use crate::allowance::Allowance;
 use crate::foreign::{escaped, escaped_object};
 use crate::handle::ProcessHandle;
 use crate::live::{self, Live, PageLayout, Read};
+use crate::refusal::LookRefusal;
 
 /// Version of this command.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -81,7 +82,7 @@ impl ProcessStatus {
     pub(crate) fn read(handle: &Arc<ProcessHandle>, allowance: Allowance) -> Result<ProcessStatus> {
         let pid = handle.pid;
         let status = match handle.read("status") {
-            Err(error) if is_end(&error) => bail!("process {pid} has ended"),
+            Err(error) if is_end(&error) => return Err(LookRefusal::Ended.error(format!("process {pid} has ended"))),
             status => status.with_context(|| format!("cannot read the status of process {pid}"))?,
         };
         let field = |name: &str| {
@@ -91,7 +92,7 @@ impl ProcessStatus {
         };
         let words = |name: &str| str::from_utf8(field(name)).unwrap_or_default().split_whitespace();
         if matches!(field("State").first(), Some(b'Z' | b'X')) {
-            bail!("process {pid} has ended");
+            return Err(LookRefusal::Ended.error(format!("process {pid} has ended")));
         }
         // One id per nested namespace, the innermost last.
         let own_id = words("NStgid").last().and_then(|id| id.parse().ok());
@@ -148,41 +149,53 @@ impl ProcessStatus {
             }
         }
         let pid = self.pid;
-        match foreign {
-            Some(parent) => bail!(
-                "process {pid} was forked by process {parent} without the C library's fork, and publishes no numbers"
+        let (refusal, text) = match foreign {
+            Some(parent) => (
+                LookRefusal::NoNumbers,
+                format!(
+                    "process {pid} was forked by process {parent} without the C library's fork, and publishes no numbers"
+                ),
             ),
-            None if has_library && self.has_stat_off() => {
-                bail!("process {pid} runs under neap with NEAP=stat:off, and so publishes no numbers")
-            }
-            None if has_library => bail!(
-                "process {pid} runs under neap and publishes no numbers: it was started with stat:off, has allocated \
-                 nothing yet, had threads before it first used neap, or a limit or a sandbox kept neap from making \
-                 its page"
+            None if has_library && self.has_stat_off() => (
+                LookRefusal::NoNumbers,
+                format!("process {pid} runs under neap with NEAP=stat:off, and so publishes no numbers"),
             ),
-            None if self.has_stat_off() => bail!(
-                "process {pid} ({}) has no neap library; if neap is built into it, NEAP=stat:off, with which it was started, \
-                 keeps it from publishing numbers",
-                self.name
+            None if has_library => (
+                LookRefusal::NoNumbers,
+                format!(
+                    "process {pid} runs under neap and publishes no numbers: it was started with stat:off, has allocated \
+                     nothing yet, had threads before it first used neap, or a limit or a sandbox kept neap from making \
+                     its page"
+                ),
             ),
-            None => bail!(
-                "process {pid} ({}) does not run under neap; a program that has neap built in publishes numbers if it \
-                 uses neap before it starts threads",
-                self.name
+            None if self.has_stat_off() => (
+                LookRefusal::NotNeap,
+                format!(
+                    "process {pid} ({}) has no neap library; if neap is built into it, NEAP=stat:off, with which it was \
+                     started, keeps it from publishing numbers",
+                    self.name
+                ),
             ),
-        }
+            None => (
+                LookRefusal::NotNeap,
+                format!(
+                    "process {pid} ({}) does not run under neap; a program that has neap built in publishes numbers if it \
+                     uses neap before it starts threads",
+                    self.name
+                ),
+            ),
+        };
+        Err(refusal.error(text))
     }
 
     /// Explains an error of `/proc`.
     pub(crate) fn refused(&self, error: io::Error) -> anyhow::Error {
         let ProcessStatus { pid, user, .. } = self;
         match error.kind() {
-            _ if is_end(&error) => anyhow!("process {pid} has ended"),
-            io::ErrorKind::PermissionDenied => {
-                anyhow!(
-                    "not permitted: the numbers of process {pid} are for its user ({user}), and for root where it may trace processes"
-                )
-            }
+            _ if is_end(&error) => LookRefusal::Ended.error(format!("process {pid} has ended")),
+            io::ErrorKind::PermissionDenied => LookRefusal::NotPermitted.error(format!(
+                "not permitted: the numbers of process {pid} are for its user ({user}), and for root where it may trace processes"
+            )),
             _ => anyhow::Error::new(error).context(format!("cannot look into process {pid}")),
         }
     }
@@ -226,10 +239,10 @@ impl ProcessStatus {
     fn through_memory(&self, start: u64) -> Result<Page> {
         let pid = self.pid;
         let memory = File::open(self.handle.path("mem")).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => anyhow!(
+            io::ErrorKind::PermissionDenied => LookRefusal::NotPermitted.error(format!(
                 "process {pid} has closed neap's descriptor, and reading its memory is not permitted (see \
                  kernel.yama.ptrace_scope): run this as root"
-            ),
+            )),
             _ => self.refused(error),
         })?;
         let read = |at: u64, bytes: &mut [u8]| memory.read_exact_at(bytes, start.saturating_add(at));

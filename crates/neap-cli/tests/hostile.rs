@@ -500,6 +500,22 @@ fn text_of_a_process_is_escaped_in_every_output() {
     hostile.refuses("group", &["a\\nb\\r", "max=1m"], "refused, for reason 4");
 }
 
+#[test]
+fn lists_of_processes_escape_text_and_count_what_makes_no_sense() {
+    for (role, more, shown) in [
+        ("text", &[][..], "\\u{1b}[2J\\u{9b}2J"),
+        ("text", &["--json"], "\\\\u{1b}[2J\\\\u{9b}2J"),
+        ("name", &[], "прилож\\xd0"),
+        ("many", &[], "| hostile-"),
+        ("array", &[], "Not read: 1 failed (process"),
+        ("pages", &["--json"], "more than 16 pages"),
+    ] {
+        let ended = Hostile::start(role).run("ps", more);
+        assert_eq!(ended.code, Some(0), "{}", ended.said);
+        assert!(ended.text.contains(shown), "{role}: {}", ended.text);
+    }
+}
+
 /// Starts hostile processes until one has the number that a process had.
 fn reuse(pid: u32) -> Option<Hostile> {
     for _ in 0..50 {

@@ -29,6 +29,7 @@ use serde_json::{Value, json};
 
 use asking::Asked;
 use panes::Pane;
+pub(crate) use reading::Kernel;
 use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, View};
 

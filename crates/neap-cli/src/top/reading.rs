@@ -31,18 +31,18 @@ pub(super) struct Reading {
 
 /// Counters of the kernel.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Kernel {
+pub(crate) struct Kernel {
     /// Faults without and with a read from disk.
-    pub(super) minor: u64,
-    pub(super) major: u64,
+    pub(crate) minor: u64,
+    pub(crate) major: u64,
     /// The main thread has ended and others have not: only this can be read of such a process. It
     /// is so for a moment while another thread executes a program.
-    pub(super) headless: bool,
+    pub(crate) headless: bool,
 }
 
 impl Kernel {
     /// The current counters of a process; `None` if it has ended.
-    pub(super) fn read(handle: &ProcessHandle) -> Option<Kernel> {
+    pub(crate) fn read(handle: &ProcessHandle) -> Option<Kernel> {
         Kernel::parse(&handle.state_line()?)
     }
 

@@ -1,0 +1,325 @@
+//! A look at many processes, within one total of time and bytes.
+//!
+//! # Design
+//! A few threads take the processes one after the other. A thread that is stuck in the kernel with
+//! a process, or waits for its answer, is replaced. A process that a thread is still stuck with is
+//! not looked at again. When the time is over, the rest of the processes is counted as unread.
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::allowance::{Allowance, MOST_BYTES};
+use crate::foreign::escaped;
+use crate::handle::ProcessHandle;
+use crate::published::ProcessStatus;
+use crate::refusal::LookRefusal;
+
+/// Threads that look at processes. Each may hold a page of numbers of a process that is not
+/// trusted, so there are few.
+const THREADS: usize = 4;
+/// Threads with those that are stuck.
+const MOST_THREADS: usize = 64;
+/// Time with one process after which a thread counts as stuck.
+const STUCK: Duration = Duration::from_millis(500);
+/// Time between two looks for stuck threads.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Bytes that may be kept of one process while it is looked at.
+const MOST_OF_ONE: usize = 8 << 20;
+
+/// Why a process was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Unread {
+    /// It was named, and has ended or does not run under neap.
+    NotThere,
+    NotPermitted,
+    NoNumbers,
+    /// It could not be read, or its numbers make no sense.
+    Failed,
+    /// The time or the bytes of the command were used up.
+    LeftOut,
+}
+
+impl Unread {
+    /// Returns the name in JSON and in metrics.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Unread::NotThere => "not under neap",
+            Unread::NotPermitted => "not permitted",
+            Unread::NoNumbers => "no numbers",
+            Unread::Failed => "failed",
+            Unread::LeftOut => "left out",
+        }
+    }
+
+    fn of(error: &anyhow::Error) -> Unread {
+        match LookRefusal::of(error) {
+            Some(LookRefusal::Ended | LookRefusal::NotNeap) => Unread::NotThere,
+            Some(LookRefusal::NotPermitted) => Unread::NotPermitted,
+            Some(LookRefusal::NoNumbers) => Unread::NoNumbers,
+            None => Unread::Failed,
+        }
+    }
+}
+
+/// Processes that were not read for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnreadCount {
+    pub(crate) processes: u64,
+    /// The error of the first one, escaped.
+    pub(crate) example: String,
+}
+
+/// The processes that a command looks at.
+#[derive(Clone, Debug)]
+pub(crate) enum Chosen {
+    /// All processes under neap; other processes are not counted.
+    All,
+    Named(Vec<i32>),
+}
+
+impl Chosen {
+    /// The processes with these numbers, or all without any.
+    pub(crate) fn new(pids: &[i32]) -> Chosen {
+        if pids.is_empty() { Chosen::All } else { Chosen::Named(pids.to_vec()) }
+    }
+
+    fn pids(&self) -> Result<Vec<i32>> {
+        let Chosen::Named(pids) = self else {
+            let folder = fs::read_dir("/proc").context("cannot read /proc")?;
+            return Ok(folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect());
+        };
+        let mut pids = pids.clone();
+        pids.sort_unstable();
+        pids.dedup();
+        Ok(pids)
+    }
+}
+
+/// What was seen of many processes.
+#[derive(Debug)]
+pub(crate) struct Survey<T> {
+    pub(crate) seen: Vec<T>,
+    pub(crate) unread: BTreeMap<Unread, UnreadCount>,
+}
+
+impl<T> Survey<T> {
+    pub(crate) fn count(&mut self, reason: Unread, error: &anyhow::Error) {
+        let count = self.unread.entry(reason).or_default();
+        if count.processes == 0 {
+            count.example = escaped(format!("{error:#}").as_bytes());
+        }
+        count.processes += 1;
+    }
+}
+
+/// The processes that threads are with, and since when. It lives from one census to the next.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Busy(Arc<Mutex<BTreeMap<i32, Instant>>>);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A thread that panicked has left a whole value.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Busy {
+    /// Begins with a process, unless another thread is with it.
+    fn begin(&self, pid: i32) -> bool {
+        let mut busy = lock(&self.0);
+        let is_free = !busy.contains_key(&pid);
+        if is_free {
+            busy.insert(pid, Instant::now());
+        }
+        is_free
+    }
+
+    fn end(&self, pid: i32) {
+        lock(&self.0).remove(&pid);
+    }
+
+    /// Number of threads that have been with a process for long.
+    fn stuck(&self) -> usize {
+        lock(&self.0).values().filter(|since| since.elapsed() > STUCK).count()
+    }
+}
+
+/// The processes that are left, and the look at each.
+struct Worklist<L> {
+    pids: Mutex<Vec<i32>>,
+    busy: Busy,
+    end: Instant,
+    look: L,
+}
+
+impl<L> Worklist<L> {
+    /// Looks at processes until none is left, or the results are not received any more.
+    fn go_on<T>(&self, results: &Sender<Result<T>>)
+    where
+        L: Fn(&ProcessStatus) -> Result<T>,
+    {
+        loop {
+            let Some(pid) = lock(&self.pids).pop() else { return };
+            if !self.busy.begin(pid) {
+                let error = anyhow!("process {pid} has kept an earlier look waiting until now");
+                if results.send(Err(error)).is_err() {
+                    return;
+                }
+                continue;
+            }
+            let result = self.look_at(pid);
+            self.busy.end(pid);
+            if results.send(result).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn look_at<T>(&self, pid: i32) -> Result<T>
+    where
+        L: Fn(&ProcessStatus) -> Result<T>,
+    {
+        let handle = Arc::new(ProcessHandle::open(pid)?);
+        let rest = self.end.saturating_duration_since(Instant::now());
+        let process = ProcessStatus::read(&handle, Allowance::of_bytes(MOST_OF_ONE, rest))?;
+        // A thread of the kernel, which has no memory of its own.
+        if process.resident_kib == 0 {
+            return Err(LookRefusal::NotNeap.error(format!("process {pid} ({}) has no memory", process.name)));
+        }
+        (self.look)(&process)
+    }
+}
+
+/// Looks at the chosen processes until `end`. `size` tells the bytes of a result.
+///
+/// # Errors
+/// The list of processes cannot be read.
+pub(crate) fn take<T: Send + 'static>(
+    chosen: &Chosen,
+    end: Instant,
+    busy: &Busy,
+    size: impl Fn(&T) -> usize,
+    look: impl Fn(&ProcessStatus) -> Result<T> + Send + Sync + 'static,
+) -> Result<Survey<T>> {
+    let mut census = Survey { seen: Vec::new(), unread: BTreeMap::new() };
+    let pids = chosen.pids()?;
+    let (mut left, is_all) = (pids.len(), matches!(chosen, Chosen::All));
+    let kept = Allowance::of_bytes(MOST_BYTES, end.saturating_duration_since(Instant::now()));
+    let work = Arc::new(Worklist { pids: Mutex::new(pids), busy: busy.clone(), end, look });
+    let (sender, receiver) = channel();
+    let mut threads = 0;
+    while left > 0 {
+        while threads < (THREADS + busy.stuck()).min(MOST_THREADS).min(left) {
+            let (work, sender) = (Arc::clone(&work), sender.clone());
+            std::thread::Builder::new().spawn(move || work.go_on(&sender)).context("cannot start a thread")?;
+            threads += 1;
+        }
+        let result = match receiver.recv_timeout(PAUSE.min(end.saturating_duration_since(Instant::now()))) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) if !kept.is_over() => continue,
+            Err(_) => break,
+        };
+        left -= 1;
+        match result {
+            Ok(seen) => match kept.take(size(&seen)) {
+                Ok(()) => census.seen.push(seen),
+                Err(error) => census.count(Unread::LeftOut, &error),
+            },
+            Err(error) => match Unread::of(&error) {
+                Unread::NotThere if is_all => {}
+                reason => census.count(reason, &error),
+            },
+        }
+    }
+    lock(&work.pids).clear();
+    let late = anyhow!("the time for all processes was over; --timeout SECONDS allows more");
+    (0..left).for_each(|_| census.count(Unread::LeftOut, &late));
+    Ok(census)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    fn own() -> i32 {
+        std::process::id() as i32
+    }
+
+    fn soon(seconds: u64) -> Instant {
+        Instant::now() + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn named_processes_are_seen_or_counted_with_the_first_error() {
+        let named = Chosen::Named(vec![own(), i32::MAX, i32::MAX - 1, own()]);
+        let census = take(&named, soon(1000), &Busy::default(), |_| 1, |process| Ok(process.pid)).unwrap();
+        assert_eq!(census.seen, [own()]);
+        let count = &census.unread[&Unread::NotThere];
+        assert!(count.processes == 2 && count.example.starts_with("there is no process"), "{count:?}");
+        let refuse = |process: &ProcessStatus| -> Result<i32> { bail!("\u{9b}{}", process.pid) };
+        let census = take(&Chosen::Named(vec![own()]), soon(1000), &Busy::default(), |_| 1, refuse).unwrap();
+        assert_eq!(census.unread[&Unread::Failed].example, format!("\\u{{9b}}{}", own()));
+    }
+
+    #[test]
+    fn all_processes_leave_out_those_without_neap() {
+        let not_neap = |process: &ProcessStatus| match process.pid {
+            pid if pid == own() => Ok(pid),
+            pid => Err(LookRefusal::NotNeap.error(format!("{pid}"))),
+        };
+        let census = take(&Chosen::All, soon(1000), &Busy::default(), |_| 1, not_neap).unwrap();
+        assert_eq!((census.seen, census.unread), (vec![own()], BTreeMap::new()));
+    }
+
+    #[test]
+    fn bytes_of_all_results_are_bounded() {
+        let census =
+            take(&Chosen::Named(vec![own()]), soon(1000), &Busy::default(), |_| MOST_BYTES + 1, |_| Ok(())).unwrap();
+        assert!(census.seen.is_empty());
+        assert!(census.unread[&Unread::LeftOut].example.contains("40 MiB"), "{census:?}");
+    }
+
+    #[test]
+    fn processes_that_let_threads_wait_are_left_out_and_keep_no_other_process_waiting() {
+        // More than there are threads at first.
+        let children: Vec<_> = (0..THREADS + 2).map(|_| Sleeper::start()).collect();
+        let pids: Vec<i32> = children.iter().map(|child| child.0.id() as i32).collect();
+        let stuck = pids.clone();
+        let look = move |process: &ProcessStatus| {
+            while stuck.contains(&process.pid) {
+                std::thread::park();
+            }
+            Ok(process.pid)
+        };
+        let busy = Busy::default();
+        // The last process is looked at first.
+        let chosen = Chosen::Named([vec![own()], pids.clone()].concat());
+        let census = take(&chosen, soon(4), &busy, |_| 1, look.clone()).unwrap();
+        assert_eq!((census.seen, census.unread[&Unread::LeftOut].processes), (vec![own()], pids.len() as u64));
+        assert_eq!(busy.stuck(), pids.len(), "{busy:?}");
+        // No other thread gets stuck with them.
+        let census = take(&chosen, soon(1000), &busy, |_| 1, look).unwrap();
+        assert_eq!((census.seen, census.unread[&Unread::Failed].processes), (vec![own()], pids.len() as u64));
+    }
+
+    /// A process that does nothing; it ends with the test.
+    struct Sleeper(std::process::Child);
+
+    impl Sleeper {
+        fn start() -> Sleeper {
+            Sleeper(std::process::Command::new("sleep").arg("1000").spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}

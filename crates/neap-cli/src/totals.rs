@@ -1,0 +1,159 @@
+//! The numbers of a process that `neap ps` and `neap metrics` show of each of many: sums in bytes,
+//! and counts since the start.
+//!
+//! [`Totals::of`] is the only place where these commands meet the numbers of a page.
+
+use anyhow::{Context, Result};
+
+use crate::numbers::{Mode, Numbers};
+use crate::published::{Page, ProcessStatus, monotonic};
+use crate::top::Kernel;
+
+/// Characters of a published text that are kept.
+const LONGEST: usize = 24;
+
+/// Sums of a process. All sizes are bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) pid: i32,
+    /// Number of the user that it runs as.
+    pub(crate) user: String,
+    /// Name of the main thread, escaped.
+    pub(crate) command: String,
+    /// Version of the library.
+    pub(crate) version: String,
+    /// The kernel's number, for the whole process.
+    pub(crate) resident: u64,
+    /// Objects and runs that the program has.
+    pub(crate) in_use: u64,
+    /// Free objects in slabs and caches.
+    pub(crate) cached_objects: u64,
+    /// Pages in the page lists of CPUs.
+    pub(crate) cached_pages: u64,
+    /// Populated pages of per-CPU data without rows.
+    pub(crate) cached_per_cpu: u64,
+    /// Free pages in zones that have memory.
+    pub(crate) free: u64,
+    /// The most that the heap may have resident, if it has a limit.
+    pub(crate) limit: Option<u64>,
+    /// Limit and usage of the container that the limit follows, if both are known.
+    pub(crate) container: Option<[u64; 2]>,
+    /// Tables of the heap, which count against the limit.
+    pub(crate) tables: u64,
+    /// Kind of the slots of CPUs.
+    pub(crate) slots: String,
+    /// State of neap's thread.
+    pub(crate) background: String,
+    pub(crate) has_groups: bool,
+    /// Nanoseconds since the numbers were written.
+    pub(crate) age: u64,
+    pub(crate) ticks: u64,
+    /// Bytes released to the OS.
+    pub(crate) released: u64,
+    /// Bytes taken from the page lists for allocations that found no free page.
+    pub(crate) reclaimed: u64,
+    /// Allocations that found no free page until all lists were drained.
+    pub(crate) shortages: u64,
+    pub(crate) minor_faults: u64,
+    pub(crate) major_faults: u64,
+}
+
+/// The start of an escaped text.
+fn short(text: &str) -> String {
+    text.chars().take(LONGEST).collect()
+}
+
+impl Totals {
+    /// Sums up the page that a process has published.
+    pub(crate) fn of(process: &ProcessStatus, page: &Page) -> Result<Totals> {
+        let numbers = Numbers::read(process, page)?;
+        let ended = || format!("process {} has ended", process.pid);
+        let kernel = Kernel::read(&process.handle).with_context(ended)?;
+        let Numbers { bytes, pages, lists, mode, .. } = &numbers;
+        let Mode { slots, background, page_size, .. } = mode;
+        let of_pages = |pages: u64| pages.saturating_mul(*page_size);
+        let container = numbers.container.filter(|container| container.looks > 0 && container.limit > 0);
+        Ok(Totals {
+            pid: process.pid,
+            user: process.user.clone(),
+            command: process.name.clone(),
+            version: short(&numbers.version),
+            resident: process.resident_kib << 10,
+            in_use: bytes.used,
+            cached_objects: bytes.cached,
+            cached_pages: of_pages(pages.listed),
+            cached_per_cpu: numbers.per_cpu.map_or(0, |per_cpu| per_cpu.free),
+            free: of_pages(pages.backed_free),
+            limit: pages.budget.map(of_pages),
+            container: container.map(|container| [container.limit, container.used]),
+            tables: bytes.tables,
+            slots: short(slots),
+            background: short(background),
+            has_groups: numbers.groups.is_some(),
+            age: monotonic().saturating_sub(page.published),
+            ticks: numbers.ticks,
+            released: of_pages(numbers.released.pages),
+            reclaimed: of_pages(lists.need_pages),
+            shortages: lists.need_drains,
+            minor_faults: kernel.minor,
+            major_faults: kernel.major,
+        })
+    }
+
+    /// All that caches keep.
+    pub(crate) fn cached(&self) -> u64 {
+        self.cached_objects.saturating_add(self.cached_pages).saturating_add(self.cached_per_cpu)
+    }
+
+    /// What objects and runs may still take below the limit, if there is one.
+    pub(crate) fn headroom(&self) -> Option<u64> {
+        Some(self.limit?.saturating_sub(self.in_use).saturating_sub(self.tables))
+    }
+
+    /// Bytes of this value in memory.
+    pub(crate) fn size(&self) -> usize {
+        let texts = [&self.user, &self.command, &self.version, &self.slots, &self.background];
+        size_of::<Totals>() + texts.iter().map(|text| text.len()).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::published::tests::{bytes, nobody, read_in_turn};
+
+    /// The totals of a process that has published a text.
+    pub(crate) fn totals(text: &str) -> Totals {
+        let mut process = nobody();
+        process.name = "server".into();
+        Totals::of(&process, &read_in_turn(&[bytes(8, text)]).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn sums_are_bytes_and_count_no_page_twice() {
+        let totals = totals(
+            r#"{"version":"9.9","mode":{"slots":"rseq","background":"awake","page_size":4096},
+            "bytes":{"used":100,"cached":20,"free_resident":28672,"tables":50},"per_cpu":{"used":5,"free":6},
+            "groups":{"live":1},"container":{"limit":9,"used":8,"looks":1},
+            "pages":{"listed":3,"backed_free":4,"budget":2},"released":{"pages":5},
+            "lists":{"need_pages":6,"need_drains":7},"ticks":8}"#,
+        );
+        assert_eq!((totals.resident, totals.in_use, totals.cached()), (2048 << 10, 100, 20 + 3 * 4096 + 6));
+        assert_eq!((totals.free, totals.limit, totals.headroom()), (4 * 4096, Some(8192), Some(8192 - 150)));
+        assert_eq!((totals.released, totals.reclaimed, totals.shortages, totals.ticks), (5 * 4096, 6 * 4096, 7, 8));
+        assert_eq!((totals.container, totals.has_groups), (Some([9, 8]), true));
+        assert!(totals.minor_faults > 0);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_true_overflow_nothing() {
+        let most = u64::MAX;
+        let totals = totals(&format!(
+            r#"{{"mode":{{"slots":"{}","page_size":{most}}},"bytes":{{"used":{most},"cached":{most},"tables":{most}}},
+            "pages":{{"listed":{most},"backed_free":{most},"budget":2}},"per_cpu":{{"free":{most}}}}}"#,
+            "s".repeat(500)
+        ));
+        assert_eq!((totals.cached(), totals.headroom(), totals.slots.len()), (most, Some(0), LONGEST));
+        assert_eq!((totals.container, totals.has_groups), (None, false));
+    }
+}
