@@ -46,6 +46,9 @@ pub(crate) enum Unread {
 }
 
 impl Unread {
+    pub(crate) const ALL: [Unread; 5] =
+        [Unread::NotThere, Unread::NotPermitted, Unread::NoNumbers, Unread::Failed, Unread::LeftOut];
+
     /// Returns the name in JSON and in metrics.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -73,6 +76,14 @@ pub(crate) struct UnreadCount {
     pub(crate) processes: u64,
     /// The error of the first one, escaped.
     pub(crate) example: String,
+}
+
+/// A line with the processes that were not read; empty if all were.
+pub(crate) fn unread_line(unread: &BTreeMap<Unread, UnreadCount>) -> String {
+    let reasons =
+        unread.iter().map(|(reason, count)| format!("{} {} ({})", count.processes, reason.name(), count.example));
+    let reasons: Vec<String> = reasons.collect();
+    if reasons.is_empty() { String::new() } else { format!("Not read: {}\n", reasons.join("; ")) }
 }
 
 /// The processes that a command looks at.

@@ -26,6 +26,7 @@ mod library;
 mod linkage;
 mod live;
 mod machine;
+mod metrics;
 mod numbers;
 mod pressure;
 mod process;
@@ -62,6 +63,8 @@ Examples:
   neap set 1234 limit=2g               change an option of the running process
   neap shrink 1234 pages 100           have one of its caches give objects up
   neap top 1234                        watch the same live, drain it by a key
+  neap metrics --all --listen 127.0.0.1:9808
+                                       serve the numbers of all processes to Prometheus
   neap drain 1234                      give what it caches for its CPUs back to its free pages
   neap pressure 1234                   see which memory limit binds a process, and the room below it
   neap demo                            see a burst of memory flow back to the system
@@ -86,6 +89,7 @@ enum Command {
     Ps(ps::PsOptions),
     Stat(stat::StatOptions),
     Top(top::Options),
+    Metrics(metrics::MetricsOptions),
     Drain(drain::DrainOptions),
     Set(set::SetOptions),
     Limit(set::LimitOptions),
@@ -107,6 +111,7 @@ fn main() -> ExitCode {
         Command::Ps(options) => ps::main(&options),
         Command::Stat(options) => stat::main(&options),
         Command::Top(options) => top::main(&options),
+        Command::Metrics(options) => metrics::main(&options),
         Command::Drain(options) => drain::main(&options),
         Command::Set(options) => set::main(&options),
         Command::Limit(options) => set::limit_main(&options),

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::census::{Busy, Chosen, Survey, take};
+use crate::census::{Busy, Chosen, Survey, take, unread_line};
 use crate::report::{human, write_table};
 use crate::subject::{Rows, Timeout, print, print_json};
 use crate::totals::Totals;
@@ -66,7 +66,7 @@ pub(crate) fn main(options: &PsOptions) -> Result<ExitCode> {
     }
     print(|output| {
         write_table(output, &HEADER, &census.seen, &row)?;
-        write!(output, "{}", unread(&census))
+        write!(output, "{}", unread_line(&census.unread))
     })
 }
 
@@ -101,17 +101,6 @@ fn row(process: &Totals) -> Vec<String> {
         process.slots.clone(),
         process.background.clone(),
     ]
-}
-
-/// A line with the processes that were not read; empty if all were.
-fn unread(census: &Survey<Totals>) -> String {
-    let mut reasons = census
-        .unread
-        .iter()
-        .map(|(reason, count)| format!("{} {} ({})", count.processes, reason.name(), count.example));
-    let Some(first) = reasons.next() else { return String::new() };
-    let rest: String = reasons.map(|reason| format!("; {reason}")).collect();
-    format!("Not read: {first}{rest}\n")
 }
 
 fn json(census: &Survey<Totals>) -> impl serde::Serialize {
@@ -178,10 +167,10 @@ mod tests {
         let row = row(&process(7, "server", [1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20]));
         assert_eq!(row, ["server", "7", "3", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "5.0 MiB", "", ""]);
         let mut census = Survey { seen: processes(), unread: [].into() };
-        assert_eq!(unread(&census), "");
+        assert_eq!(unread_line(&census.unread), "");
         let count = |processes| UnreadCount { processes, example: "why".into() };
         census.unread = [(Unread::NotPermitted, count(3)), (Unread::LeftOut, count(1))].into();
-        assert_eq!(unread(&census), "Not read: 3 not permitted (why); 1 left out (why)\n");
+        assert_eq!(unread_line(&census.unread), "Not read: 3 not permitted (why); 1 left out (why)\n");
         let object = serde_json::to_value(json(&census)).unwrap();
         assert_eq!(
             (&object["processes"][1]["limit_bytes"], &object["processes"][0]["limit_bytes"]),

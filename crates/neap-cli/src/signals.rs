@@ -35,6 +35,12 @@ pub(crate) fn end_by_a_closed_pipe() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Lets writes to a closed connection fail, for commands that go on then.
+pub(crate) fn ignore_closed_pipes() {
+    // SAFETY: to ignore a signal runs no code.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
 /// Gives the program of `command` the disposition of SIGPIPE and the signal mask that this process
 /// was started with.
 pub(crate) fn pass_on(command: &mut Command) -> &mut Command {
