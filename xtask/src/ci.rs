@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 
 use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
-use crate::{Skipped, build, c_api, dependent, docs, fast_path, layout, models, smoke, symbols, tidy, vm};
+use crate::{Skipped, build, c_api, dependent, docs, fast_path, layout, models, prometheus, smoke, symbols, tidy, vm};
 
 /// Features of the crate `neap` that are off by default.
 const OPTIONAL: &str = "neap/allocator-api2,neap/stream,neap/serde";
@@ -104,6 +104,8 @@ const STEPS: &[Step] = &[
         run(doc).map(|()| None)
     }),
     ("test", || test().map(|()| None)),
+    // `test` has built the command line and the library.
+    ("prometheus", || prometheus::check().map(|()| None)),
     ("lab", || lab().map(|()| None)),
     ("loom", || models::loom().map(|()| None)),
     ("miri", || match models::miri_missing() {

@@ -30,6 +30,7 @@ mod names;
 mod peers;
 mod process;
 mod programs;
+mod prometheus;
 mod prose;
 mod report;
 mod rules;
@@ -56,6 +57,7 @@ usage: cargo xtask COMMAND [arguments]
                               real programs and tests/programs under the preload library (or another one)
   dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
+  prometheus                  Prometheus scrapes a program under neap; the rules and the dashboard of contrib
   tidy                        rules about the sources that no compiler checks
   cycles                      files that import each other in a circle; `tidy` allows none
   prose                       comments that break the rules for text; `tidy` holds their number
@@ -99,6 +101,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "symbols" => alone(symbols::check),
         "smoke" => smoke::command(rest),
         "c-api" => alone(c_api::check),
+        "prometheus" => alone(prometheus::command_alone),
         "dependent" => alone(dependent::command_alone),
         "tidy" => alone(tidy::check),
         "cycles" => alone(cycles::check),

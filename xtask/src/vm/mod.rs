@@ -18,7 +18,7 @@ use crate::{Skipped, build, layout, programs};
 
 mod initrd;
 mod machine;
-mod packages;
+pub(crate) mod packages;
 
 use machine::{Answer, Shape};
 

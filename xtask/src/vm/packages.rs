@@ -77,8 +77,9 @@ fn with_missing(package: &str) -> Result<Vec<String>> {
     Ok(packages)
 }
 
-fn unpack(folder: &Path, root: &Path, packages: &[String]) -> Result<()> {
-    println!("vm: downloading {}", packages.join(" "));
+/// Downloads packages into a folder, and unpacks them below `root`.
+pub(crate) fn unpack(folder: &Path, root: &Path, packages: &[String]) -> Result<()> {
+    println!("downloading {}", packages.join(" "));
     let archives = folder.join("packages");
     // Left from an interrupted attempt.
     if archives.exists() {
