@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::desk::{DRAIN, Desk, DeskRequest};
 use crate::published::{Page, ProcessStatus};
-use crate::subject::{Subject, print, print_json};
+use crate::subject::{SCHEMA, Subject, print, print_json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -119,7 +119,7 @@ impl DrainAnswer {
     fn json(&self, process: &ProcessStatus, options: &DrainOptions, took: Duration) -> Value {
         let bytes = |pages: u64| pages.saturating_mul(self.page_size.into());
         json!({
-            "pid": process.pid, "cpu": options.cpu, "node": options.node, "until_bytes": options.until,
+            "schema": SCHEMA, "pid": process.pid, "cpu": options.cpu, "node": options.node, "until_bytes": options.until,
             "cpus": self.cpus, "pages": self.pages, "page_bytes": bytes(self.pages), "objects": self.objects,
             "skipped": self.skipped, "retried": self.retried,
             "free_pages": self.free, "free_bytes": bytes(self.free), "took_ms": took.as_millis() as u64,

@@ -28,6 +28,7 @@ mod live;
 mod machine;
 mod metrics;
 mod numbers;
+mod page_bytes;
 mod pressure;
 mod process;
 mod ps;

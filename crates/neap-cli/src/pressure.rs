@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::foreign::escaped;
 use crate::handle::ProcessHandle;
-use crate::subject::{Timeout, print, within};
+use crate::subject::{SCHEMA, Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -110,6 +110,7 @@ fn object(report: &MemoryReport) -> Value {
         json!({"signal": signal.name(), "state": state, "reason": reason})
     });
     json!({
+        "schema": SCHEMA,
         "pid": match report.process() {
             Subject::Own => std::process::id(),
             Subject::Other(id) => id,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::census::{Busy, Chosen, Survey, take, unread_line};
 use crate::report::{human, write_table};
-use crate::subject::{Rows, Timeout, print, print_json};
+use crate::subject::{Rows, SCHEMA, Timeout, print, print_json};
 use crate::totals::Totals;
 
 const EXAMPLES: &str = "\
@@ -117,12 +117,13 @@ fn json(census: &Survey<Totals>) -> impl serde::Serialize {
     let unread = census.unread.iter().map(
         |(reason, count)| json!({"reason": reason.name(), "processes": count.processes, "example": count.example}),
     );
-    ListJson { processes: Rows(&census.seen, process), unread: unread.collect() }
+    ListJson { schema: SCHEMA, processes: Rows(&census.seen, process), unread: unread.collect() }
 }
 
 /// The JSON object of processes.
 #[derive(serde::Serialize)]
 struct ListJson<P: serde::Serialize> {
+    schema: u32,
     processes: P,
     unread: Vec<Value>,
 }

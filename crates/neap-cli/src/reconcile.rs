@@ -20,7 +20,7 @@ use crate::desk::{Desk, MAP};
 use crate::foreign::escaped;
 use crate::process::parse_rss;
 use crate::published::{Page, ProcessStatus};
-use crate::subject::{Subject, print, print_json};
+use crate::subject::{SCHEMA, Subject, print, print_json};
 
 /// The reports of a process.
 struct Told {
@@ -137,7 +137,7 @@ fn object(process: &ProcessStatus, seen: &Reconciliation, resident: u64, unanswe
         |kind: Kind| (kind.name().to_string(), json!({"charged": seen.charged(kind), "is_there": seen.payable(kind)}));
     let groups: Map<String, Value> = Kind::ALL.into_iter().map(kind).collect();
     json!({
-        "pid": process.pid, "name": process.name, "resident_bytes": resident, "mappings_bytes": seen.resident,
+        "schema": SCHEMA, "pid": process.pid, "name": process.name, "resident_bytes": resident, "mappings_bytes": seen.resident,
         "explained_bytes": seen.explained(), "explained_percent": 100.0 * seen.explained() as f64 / resident.max(1) as f64,
         "unanswered": unanswered.map(|reason| escaped(format!("{reason:#}").as_bytes())), "only_read_bytes": seen.only_read, "sources": Source::ALL.map(source), "in_slabs": held, "in_groups": groups,
     })

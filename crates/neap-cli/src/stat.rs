@@ -9,9 +9,10 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::numbers::{Class, ContainerNumbers, Cpu, Node, Numbers, PerCpuNumbers, Watermarks};
+use crate::page_bytes::page_bytes;
 use crate::published::{ProcessStatus, monotonic};
 use crate::report::{number, table};
-use crate::subject::{Subject, print, print_json};
+use crate::subject::{SCHEMA, Subject, print, print_json};
 use crate::{chunks, groups, reconcile, shrinkers};
 
 const EXAMPLES: &str = "\
@@ -90,6 +91,8 @@ pub(crate) fn main(options: &StatOptions) -> Result<ExitCode> {
     }
     // Inside a container the process has another id.
     for (key, value) in [
+        ("schema", SCHEMA.into()),
+        ("page_bytes", page_bytes(&numbers)),
         ("pid", process.pid.into()),
         ("name", process.name.into()),
         ("resident_bytes", (process.resident_kib << 10).into()),

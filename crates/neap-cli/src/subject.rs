@@ -92,6 +92,9 @@ pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Res
     Ok(ExitCode::SUCCESS)
 }
 
+/// Version of the schemas in `docs/schema`, in every JSON object for programs.
+pub(crate) const SCHEMA: u32 = 1;
+
 /// Writes a JSON object and the end of the line to standard output.
 pub(crate) fn print_json(object: &impl Serialize) -> Result<ExitCode> {
     print(|output| {
@@ -124,7 +127,8 @@ impl ProcessStatus {
 
 impl<T: Serialize> Serialize for Named<'_, T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut object = serializer.serialize_map(Some(3))?;
+        let mut object = serializer.serialize_map(Some(4))?;
+        object.serialize_entry("schema", &SCHEMA)?;
         object.serialize_entry("pid", &self.process.pid)?;
         object.serialize_entry("name", &self.process.name)?;
         object.serialize_entry(self.key, self.value)?;

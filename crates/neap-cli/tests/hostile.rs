@@ -516,6 +516,26 @@ fn lists_of_processes_escape_text_and_count_what_makes_no_sense() {
     }
 }
 
+#[test]
+fn metrics_of_a_process_escape_text_and_are_bounded() {
+    for (role, shown) in [
+        ("text", "group=\"\\\\u{1b}[2J\\\\u{9b}2J"),
+        ("text", "slots=\"\\\\u{1b}[2J\\\\u{9b}2J"),
+        ("name", "command=\"прилож\\\\xd0\""),
+        ("many", "neap_processes 1\n"),
+        ("array", "neap_unread_processes{reason=\"failed\"} 1\n"),
+        ("chain", "neap_unread_groups_processes 1\n"),
+        ("left", "neap_unread_groups_processes 1\n"),
+        ("wide:60", "group=\"(other)\"} "),
+        ("asleep", "neap_unread_groups_processes 1\n"),
+    ] {
+        let ended = Hostile::start(role).run("metrics", &[]);
+        assert_eq!(ended.code, Some(i32::from(role == "array")), "{role}: {}", ended.said);
+        assert!(ended.text.contains(shown), "{role}: {}", ended.text);
+        assert!(ended.text.matches("neap_group_used_bytes{").count() <= 501, "{role}");
+    }
+}
+
 /// Starts hostile processes until one has the number that a process had.
 fn reuse(pid: u32) -> Option<Hostile> {
     for _ in 0..50 {

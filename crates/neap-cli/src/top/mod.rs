@@ -34,7 +34,7 @@ use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, View};
 
 use crate::published::monotonic;
-use crate::subject::{Subject, print, within};
+use crate::subject::{SCHEMA, Subject, print, within};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -105,7 +105,7 @@ fn once(asked: &Asked, interval: Duration, is_json: bool) -> Result<String> {
 fn object(pair: Pair<'_>, state: &View) -> Value {
     let now = pair.current;
     let mut object = json!({
-        "pid": now.pid, "name": now.name, "version": now.numbers.version, "time": now.clock,
+        "schema": SCHEMA, "pid": now.pid, "name": now.name, "version": now.numbers.version, "time": now.clock,
         "age_ms": pair.age().as_millis() as u64, "interval_ms": state.interval.as_millis() as u64,
         "summary": summary::json(pair), "groups": null, "groups_failed": state.groups.failed,
         "groups_age_ms": state.groups.age(now.at).map(|age| age.as_millis() as u64),
