@@ -50,6 +50,18 @@ impl<T> Mutex<T> {
         taken.is_ok().then(|| Guard { mutex: self })
     }
 
+    /// Returns the value without a store, unless the mutex is held.
+    ///
+    /// # Safety
+    /// No other thread takes the mutex, and this one does not, while the reference is used.
+    pub unsafe fn peek(&self) -> Option<&T> {
+        // Acquire pairs with the Release in Guard::drop: the last holder's stores are visible.
+        let is_free = self.state.load(Ordering::Acquire) == FREE;
+        // SAFETY: the mutex is free, and stays so (the caller's promise), so no code changes the
+        // value.
+        is_free.then(|| self.value.with_mut(|value| unsafe { &*value }))
+    }
+
     #[cold]
     fn lock_contended(&self) -> Guard<'_, T> {
         for _ in 0..SPINS {
@@ -125,7 +137,11 @@ mod tests {
         let mutex = Mutex::new(());
         let guard = mutex.lock();
         assert!(mutex.try_lock().is_none());
+        // SAFETY: no other thread has the mutex.
+        assert_eq!(unsafe { mutex.peek() }, None);
         drop(guard);
+        // SAFETY: no other thread has the mutex.
+        assert_eq!(unsafe { mutex.peek() }, Some(&()));
         assert!(mutex.try_lock().is_some());
     }
 }

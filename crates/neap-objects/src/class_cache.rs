@@ -100,6 +100,16 @@ impl<'a> NodeCache<'a> {
         self.cache.try_lock().map(|cache| self.guard(cache))
     }
 
+    /// Stores the counters for other processes, unless the mutex is held.
+    ///
+    /// # Safety
+    /// No other thread uses the cache.
+    pub(crate) unsafe fn store_live(self) {
+        // SAFETY: no other thread takes the mutex (the caller's promise), and storing does not.
+        let cache = unsafe { self.cache.peek() };
+        cache.inspect(|cache| cache.store_into(self.cells, self.index));
+    }
+
     #[inline]
     fn guard(self, mut cache: Guard<'a, ClassCache>) -> CacheGuard<'a> {
         cache.live = self.cells.clone();
@@ -132,7 +142,7 @@ impl Drop for CacheGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         // The inner guard is dropped afterwards, which unlocks.
-        self.0.store_live();
+        self.0.store_into(&self.0.live, self.0.index);
     }
 }
 
@@ -175,10 +185,10 @@ impl ClassCache {
         }
     }
 
-    /// Stores the counters for other processes.
+    /// Stores the counters into a cell, where there are cells.
     #[inline(never)]
-    fn store_live(&self) {
-        if let Some(cell) = self.live.get(self.index) {
+    fn store_into(&self, cells: &Cells<ClassCell>, index: usize) {
+        if let Some(cell) = cells.get(index) {
             cell.store(self.slabs, self.holes, self.free, self.full.objects());
         }
     }

@@ -254,11 +254,17 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Stores all counters of zones and class caches into their cells now, but those under a lock
-    /// that is held: their holder stores them.
-    pub fn store_live(&self) {
-        self.pages.store_live();
-        let of_node = |node| Class::all().for_each(|class| drop(self.cache(node, class).try_lock()));
-        (0..self.pages.nodes()).for_each(of_node);
+    /// that this thread holds: it stores them later. Writes to nothing else.
+    ///
+    /// # Safety
+    /// No other thread uses this instance.
+    pub unsafe fn store_live(&self) {
+        // SAFETY: no other thread uses the pages (the caller's promise).
+        unsafe { self.pages.store_live() };
+        for (node, class) in (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class))) {
+            // SAFETY: no other thread uses the cache (the caller's promise).
+            unsafe { self.cache(node, class).store_live() };
+        }
     }
 
     /// Calls `each` with kind, start and length of every mapping.

@@ -487,9 +487,14 @@ impl<P: Platform> NodePages<P> {
         self.all().for_each(|pages| unsafe { pages.zone.lock().live.attach(link) });
     }
 
-    /// Stores the counts of every node into its cell now, but those of a zone that is in use.
-    pub fn store_live(&self) {
-        self.all().for_each(|pages| pages.zone.store_live());
+    /// Stores the counts of every node into its cell now, but those under a lock that this thread
+    /// holds.
+    ///
+    /// # Safety
+    /// No other thread uses the pages.
+    pub unsafe fn store_live(&self) {
+        // SAFETY: no other thread uses a zone (the caller's promise).
+        self.all().for_each(|pages| unsafe { pages.zone.store_live() });
     }
 
     /// Calls `each` with kind, start and length of every mapping.

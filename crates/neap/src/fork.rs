@@ -108,6 +108,7 @@ impl<P: Platform> Mm<P> {
         }
         self.reopen_after_fork();
         // After the stacks are open again, so that they are counted.
-        self.core_if_open().inspect(|core| core.store_live());
+        // SAFETY: the child has no other thread.
+        self.core_if_open().inspect(|core| unsafe { core.store_live() });
     }
 }

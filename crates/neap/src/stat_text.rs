@@ -34,7 +34,8 @@ fn layout(cpus: usize, nodes: usize) -> PageLayout {
 pub(crate) fn open(mm: &Mm<Linux>) {
     if let Some(core) = mm.core_if_open().filter(|core| core.options.stat && thread::count() == Some(1)) {
         core.page.make(layout(core.objects.slots.cpus(), core.objects.pages.nodes()));
-        core.attach_live();
+        // SAFETY: the process has one thread.
+        unsafe { core.attach_live() };
     }
 }
 

@@ -69,19 +69,27 @@ impl<P: Platform> Core<P> {
 
     /// Stores the live counters of a page that was just made, and has them stored from now on.
     /// Nothing was allocated yet.
-    pub(crate) fn attach_live(&self) {
+    ///
+    /// # Safety
+    /// The process has one thread.
+    pub(crate) unsafe fn attach_live(&self) {
         let Some((zones, classes)) = self.page.links() else { return };
         // SAFETY: the links stay mapped, and have cells for all nodes of this instance.
         unsafe { self.objects.attach_live(zones, classes) };
-        self.objects.pages.store_live();
+        // SAFETY: there is no other thread (the caller's promise).
+        unsafe { self.objects.pages.store_live() };
         self.note_limit();
     }
 
-    /// Stores all live counters, in a child that has just made its page and has one thread.
-    pub(crate) fn store_live(&self) {
+    /// Stores all live counters, in a child that has just made its page.
+    ///
+    /// # Safety
+    /// The process has one thread.
+    pub(crate) unsafe fn store_live(&self) {
         self.note_limit();
         self.note_totals();
-        self.objects.store_live();
+        // SAFETY: there is no other thread (the caller's promise).
+        unsafe { self.objects.store_live() };
     }
 
     /// Stores the limit in force for other processes.

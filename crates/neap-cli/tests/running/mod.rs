@@ -357,8 +357,10 @@ fn program() {
                 // SAFETY: one word of the caller's.
                 unsafe { libc::write(1, b"\ngoes on\n".as_ptr().cast(), 9) };
                 loop {
-                    // A run is allocated by a slow call, in which maintenance is done.
+                    // A run is allocated by a slow call, in which maintenance is done. Small objects
+                    // take and leave slabs and barns.
                     core::hint::black_box(vec![1_u8; 1 << 20]);
+                    core::hint::black_box((0..3000).map(|n| vec![1_u8; 1 + n]).collect::<Vec<_>>());
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
