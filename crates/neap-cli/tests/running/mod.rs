@@ -258,11 +258,10 @@ fn program() {
             let mut kept = hold(64, 100 << 20);
             kept.extend(hold(1024, 200 << 20));
             kept.extend(hold(1 << 20, 200 << 20));
-            let held = |kept: &[Vec<u8>]| {
-                let list = size_of_val(kept).next_power_of_two();
-                kept.iter().map(Vec::len).sum::<usize>() + list
+            let held = |kept: &[Vec<u8>], capacity: usize| {
+                kept.iter().map(Vec::len).sum::<usize>() + capacity * size_of::<Vec<u8>>()
             };
-            say(&format!("holds {}", held(&kept)));
+            say(&format!("holds {}", held(&kept, kept.capacity())));
             wait();
             let mut at = 0;
             kept.retain(|_| {
@@ -270,7 +269,7 @@ fn program() {
                 at % 2 == 0
             });
             kept.shrink_to_fit();
-            say(&format!("holds {}", held(&kept)));
+            say(&format!("holds {}", held(&kept, kept.capacity())));
             wait();
         }
         "threads hold" => {
@@ -357,8 +356,8 @@ fn program() {
                 // SAFETY: one word of the caller's.
                 unsafe { libc::write(1, b"\ngoes on\n".as_ptr().cast(), 9) };
                 loop {
-                    // A run is allocated by a slow call, in which maintenance is done. Small objects
-                    // take and leave slabs and barns.
+                    // A run is allocated by a slow call, in which maintenance is done. Objects of
+                    // many sizes take and leave slabs and barns.
                     core::hint::black_box(vec![1_u8; 1 << 20]);
                     core::hint::black_box((0..3000).map(|n| vec![1_u8; 1 + n]).collect::<Vec<_>>());
                     std::thread::sleep(Duration::from_millis(1));
