@@ -1,9 +1,11 @@
 //! A look at many processes, within one total of time and bytes.
 //!
 //! # Design
-//! A few threads take the processes one after the other. A thread that is stuck in the kernel with
-//! a process, or waits for its answer, is replaced. A process that a thread is still stuck with is
-//! not looked at again. When the time is over, the rest of the processes is counted as unread.
+//! A few threads take the processes one after the other. The next process is one of the user whose
+//! processes took the least time so far, so processes that take long keep those of another user
+//! waiting for as long at most. A thread that is stuck in the kernel with a process, or waits for
+//! its answer, is replaced. A process that a thread is still stuck with is not looked at again.
+//! When the time is over, the rest of the processes is counted as unread.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -159,9 +161,44 @@ impl Busy {
     }
 }
 
+/// Time that a process counts for until it was looked at.
+const EXPECTED: Duration = Duration::from_millis(100);
+
+/// The processes of a user that are left, and the time that the others took.
+#[derive(Debug, Default)]
+struct UserQueue {
+    pids: Vec<i32>,
+    spent: Duration,
+}
+
+/// The processes that are left, by user.
+#[derive(Debug, Default)]
+struct FairQueue(BTreeMap<String, UserQueue>);
+
+impl FairQueue {
+    fn add(&mut self, user: String, pid: i32) {
+        self.0.entry(user).or_default().pids.push(pid);
+    }
+
+    /// Takes a process of the user with the least time.
+    fn begin(&mut self) -> Option<(String, i32)> {
+        let waiting = self.0.iter_mut().filter(|(_, queue)| !queue.pids.is_empty());
+        let (user, queue) = waiting.min_by_key(|(_, queue)| queue.spent)?;
+        queue.spent += EXPECTED;
+        Some((user.clone(), queue.pids.pop()?))
+    }
+
+    /// Counts the time that a process of a user took.
+    fn end(&mut self, user: &str, took: Duration) {
+        if let Some(queue) = self.0.get_mut(user) {
+            queue.spent = (queue.spent + took).saturating_sub(EXPECTED);
+        }
+    }
+}
+
 /// The processes that are left, and the look at each.
 struct Worklist<L> {
-    pids: Mutex<Vec<i32>>,
+    queue: Mutex<FairQueue>,
     busy: Busy,
     end: Instant,
     look: L,
@@ -174,7 +211,7 @@ impl<L> Worklist<L> {
         L: Fn(&ProcessStatus) -> Result<T>,
     {
         loop {
-            let Some(pid) = lock(&self.pids).pop() else { return };
+            let Some((user, pid)) = lock(&self.queue).begin() else { return };
             if !self.busy.begin(pid) {
                 let error = anyhow!("process {pid} has kept an earlier look waiting until now");
                 if results.send(Err(error)).is_err() {
@@ -182,8 +219,10 @@ impl<L> Worklist<L> {
                 }
                 continue;
             }
+            let start = Instant::now();
             let result = self.look_at(pid);
             self.busy.end(pid);
+            lock(&self.queue).end(&user, start.elapsed());
             if results.send(result).is_err() {
                 return;
             }
@@ -196,13 +235,15 @@ impl<L> Worklist<L> {
     {
         let handle = Arc::new(ProcessHandle::open(pid)?);
         let rest = self.end.saturating_duration_since(Instant::now());
-        let process = ProcessStatus::read(&handle, Allowance::of_bytes(MOST_OF_ONE, rest))?;
-        // A thread of the kernel, which has no memory of its own.
-        if process.resident_kib == 0 {
-            return Err(LookRefusal::NotNeap.error(format!("process {pid} ({}) has no memory", process.name)));
-        }
-        (self.look)(&process)
+        (self.look)(&ProcessStatus::read(&handle, Allowance::of_bytes(MOST_OF_ONE, rest))?)
     }
+}
+
+/// The user of a process; `None` for a thread of the kernel, which has no memory of its own.
+fn user_of(pid: i32) -> Result<Option<String>> {
+    let handle = Arc::new(ProcessHandle::open(pid)?);
+    let process = ProcessStatus::read(&handle, Allowance::new(Duration::ZERO))?;
+    Ok((process.resident_kib > 0).then_some(process.user))
 }
 
 /// Looks at the chosen processes until `end`. `size` tells the bytes of a result.
@@ -217,10 +258,20 @@ pub(crate) fn take<T: Send + 'static>(
     look: impl Fn(&ProcessStatus) -> Result<T> + Send + Sync + 'static,
 ) -> Result<Survey<T>> {
     let mut census = Survey { seen: Vec::new(), unread: BTreeMap::new() };
-    let pids = chosen.pids()?;
-    let (mut left, is_all) = (pids.len(), matches!(chosen, Chosen::All));
+    let is_all = matches!(chosen, Chosen::All);
     let kept = Allowance::of_bytes(MOST_BYTES, end.saturating_duration_since(Instant::now()));
-    let work = Arc::new(Worklist { pids: Mutex::new(pids), busy: busy.clone(), end, look });
+    let (mut queue, mut left) = (FairQueue::default(), 0);
+    for pid in chosen.pids()? {
+        match user_of(pid) {
+            Ok(None) if is_all => {}
+            Err(error) if LookRefusal::of(&error) == Some(LookRefusal::Ended) && is_all => {}
+            user => {
+                queue.add(user.ok().flatten().unwrap_or_default(), pid);
+                left += 1;
+            }
+        }
+    }
+    let work = Arc::new(Worklist { queue: Mutex::new(queue), busy: busy.clone(), end, look });
     let (sender, receiver) = channel();
     let mut threads = 0;
     while left > 0 {
@@ -246,7 +297,7 @@ pub(crate) fn take<T: Send + 'static>(
             },
         }
     }
-    lock(&work.pids).clear();
+    *lock(&work.queue) = FairQueue::default();
     let late = anyhow!("the time for all processes was over; --timeout SECONDS allows more");
     (0..left).for_each(|_| census.count(Unread::LeftOut, &late));
     Ok(census)
@@ -285,6 +336,28 @@ mod tests {
         };
         let census = take(&Chosen::All, soon(1000), &Busy::default(), |_| 1, not_neap).unwrap();
         assert_eq!((census.seen, census.unread), (vec![own()], BTreeMap::new()));
+    }
+
+    #[test]
+    fn slow_processes_of_a_user_let_those_of_others_go_first() {
+        let mut queue = FairQueue::default();
+        (0..10).for_each(|pid| queue.add("slow".into(), pid));
+        (10..30).for_each(|pid| queue.add("swift".into(), pid));
+        // Two at a time, as by two threads.
+        let mut order = Vec::new();
+        let mut open = Vec::new();
+        while let Some((user, pid)) = queue.begin() {
+            order.push(user.clone());
+            open.push((user, pid));
+            if open.len() == 2 {
+                for (user, pid) in open.drain(..) {
+                    queue.end(&user, Duration::from_millis(if pid < 10 { 200 } else { 1 }));
+                }
+            }
+        }
+        let slow_first = order.iter().take(22).filter(|user| *user == "slow").count();
+        assert!(order.len() == 30 && slow_first <= 2, "{order:?}");
+        queue.end("none", Duration::ZERO);
     }
 
     #[test]
