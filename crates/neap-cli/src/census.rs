@@ -355,6 +355,7 @@ mod tests {
                 }
             }
         }
+        assert_eq!(order[..2], ["slow", "swift"], "each user has its turn");
         let slow_first = order.iter().take(22).filter(|user| *user == "slow").count();
         assert!(order.len() == 30 && slow_first <= 2, "{order:?}");
         queue.end("none", Duration::ZERO);
