@@ -13,6 +13,9 @@ use crate::process::{cargo, command, need, run};
 /// no longer run.
 pub(crate) const SONAME: &str = "libneap.so.0";
 
+/// The preload library's name for the loader, which `crates/neap-malloc/build.rs` sets.
+pub(crate) const MALLOC_SONAME: &str = "libneap_malloc.so.0";
+
 /// Builds all, optimised.
 pub(crate) fn build() -> Result<()> {
     need("cc", &["gcc", "libc6-dev"])?;

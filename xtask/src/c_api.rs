@@ -1,5 +1,5 @@
-//! Tests the C API as programs use it: installed, found by pkg-config, linked in every way, run in
-//! every mode.
+//! Tests the C API as programs use it: installed, found by pkg-config and CMake, linked in every way,
+//! run in every mode. The other installed files are checked before they are uninstalled.
 //!
 //! The programs of `tests/c_api` check themselves and print `ok`; the examples of `examples` have
 //! any output and status 0. Each is linked with the shared library, with the static one, and fully
@@ -13,11 +13,12 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::install::install;
-use crate::layout;
-use crate::process::{capture, command, need, observe};
+use crate::install::{VERSION, install};
+use crate::places::Places;
+use crate::process::{capture, command, need, observe, which};
 use crate::report::Report;
 use crate::smoke::{DEFAULT, MODES, complaints, plain, preload};
+use crate::{install_check, layout};
 
 /// A program: its file, and whether it prints only `ok`.
 const PROGRAMS: &[(&str, bool)] = &[
@@ -52,7 +53,8 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     }
     let prefix = fs::canonicalize(layout::target())?.join("c_api/prefix");
     println!("programs with neap.h, installed in {}", prefix.display());
-    install(&prefix, Path::new("/"))?;
+    let places = Places::below(&prefix);
+    install(&places)?;
     let version = pkg_config(&prefix, &["--modversion"])?;
     report.check("pkg-config's version", {
         let header = fs::read_to_string(layout::header())?;
@@ -71,6 +73,39 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
         }
     }
     report.check("whose functions these are", whose(&prefix, &folder));
+    if which("cmake").is_some() {
+        report.check("find_package(neap) of CMake", cmake(&prefix, &folder));
+    } else {
+        report.skip("find_package(neap) of CMake", "install it with `apt-get install cmake`");
+    }
+    install_check::into(report, &places);
+    Ok(())
+}
+
+/// Builds the project of `tests/c_api/cmake` against the installed package, and runs its programs.
+/// A request for a later version must fail.
+fn cmake(prefix: &Path, folder: &Path) -> Result<()> {
+    let built = folder.join("cmake");
+    let configure = |version: &str| {
+        let mut cmake = command("cmake", ["-S"]);
+        cmake.arg(layout::root().join("tests/c_api/cmake")).arg("-B").arg(&built);
+        cmake.args([format!("-DNEAP_WANTED={version}"), format!("-DCMAKE_PREFIX_PATH={}", prefix.display())]);
+        capture(cmake)
+    };
+    for (version, expected) in [(VERSION, true), ("0.1", true), ("0.0.9", false), ("0.2", false), ("1", false)] {
+        let found = configure(version);
+        ensure!(found.is_ok() == expected, "find_package(neap {version}): {found:?}");
+    }
+    configure(VERSION)?;
+    capture(command("cmake", ["--build", &built.to_string_lossy()]))?;
+    for (program, library) in [("shared", "libneap.so"), ("static", "static"), ("cxx", "")] {
+        let mut line = Command::new(built.join(program));
+        plain(&mut line);
+        line.args((!library.is_empty()).then_some(library));
+        let found = observe(line, Duration::from_secs(120))?;
+        complaints(&found)?;
+        ensure!(found.success(), "{program}: {}", found.summary());
+    }
     Ok(())
 }
 

@@ -1,74 +1,127 @@
-//! `cargo xtask install --prefix FOLDER`: copies the products of `build` to the places where
-//! programs, compilers and pkg-config look for them.
+//! `cargo xtask install` and `uninstall`: copies the products of `build` to the places where
+//! programs, compilers, debuggers, pkg-config and CMake look for them, and removes them. The tool
+//! itself writes its man pages and completions.
 //!
 //! `--destdir FOLDER` puts a root in front of the prefix, for packages; files contain the prefix
-//! only. It needs only the right to write there.
+//! only. Both commands need only the right to write there.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
 
-use crate::build::{self, SONAME};
+use crate::build::{self, MALLOC_SONAME, SONAME};
+use crate::debug_info::{objcopy, split};
 use crate::layout;
+use crate::manifest::{self, Installation, set_mode};
+use crate::places::Places;
+use crate::process::{capture, command, need, run};
 
-/// `install --prefix FOLDER [--destdir FOLDER]`.
-pub(crate) fn command(arguments: &[String]) -> Result<()> {
-    let (mut prefix, mut root) = (None, PathBuf::from("/"));
-    for pair in arguments.chunks(2) {
-        match pair {
-            [option, folder] if option == "--prefix" => prefix = Some(PathBuf::from(folder)),
-            [option, folder] if option == "--destdir" => root = PathBuf::from(folder),
-            other => bail!("`install` takes --prefix FOLDER and --destdir FOLDER, not `{}`", other.join(" ")),
-        }
-    }
-    let prefix = prefix.context("`install` needs --prefix FOLDER, as in --prefix /usr/local")?;
-    ensure!(prefix.is_absolute(), "--prefix {}: programs will look for an absolute path", prefix.display());
+/// The installed version.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// `install --prefix FOLDER [--libdir FOLDER] [--debugdir FOLDER] [--destdir FOLDER]`.
+pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
+    let places = Places::parse(arguments)?;
     build::build()?;
-    for file in install(&prefix, &root)? {
+    for file in install(&places)? {
+        println!("{}", file.display());
+    }
+    Ok(())
+}
+
+/// `uninstall`, with the arguments of `install`.
+pub(crate) fn uninstall(arguments: &[String]) -> Result<()> {
+    for file in manifest::uninstall(&Places::parse(arguments)?)? {
         println!("{}", file.display());
     }
     Ok(())
 }
 
 /// Installs the built files, and returns their paths.
-pub(crate) fn install(prefix: &Path, root: &Path) -> Result<Vec<PathBuf>> {
-    let version = env!("CARGO_PKG_VERSION");
+pub(crate) fn install(places: &Places) -> Result<Vec<PathBuf>> {
+    need("objcopy", &["binutils"])?;
+    let mut installation = Installation::begin(places)?;
+    let outcome = put_all(&mut installation);
+    // An installation that failed half-way can be removed, too.
+    let files = installation.finish()?;
+    outcome.map(|()| files)
+}
+
+/// Writes every file.
+fn put_all(installation: &mut Installation) -> Result<()> {
+    let places = installation.places;
+    let lib = places.libdir.as_path();
     let [shared, archive] = layout::c_libraries();
-    let place = root.join(prefix.strip_prefix("/").unwrap_or(prefix));
-    let (library, major) = (format!("libneap.so.{version}"), SONAME);
-    let mut installed = Vec::new();
-    let mut put = |from: &Path, to: &str, mode: u32| -> Result<()> {
-        let to = place.join(to);
-        fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
-        // A running program keeps its file.
-        if to.symlink_metadata().is_ok() {
-            fs::remove_file(&to).with_context(|| to.display().to_string())?;
-        }
-        fs::copy(from, &to).with_context(|| format!("{} to {}", from.display(), to.display()))?;
-        fs::set_permissions(&to, fs::Permissions::from_mode(mode))?;
-        installed.push(to);
-        Ok(())
-    };
-    put(&layout::tool(), "bin/neap", 0o755)?;
-    put(&layout::library(), "lib/libneap_malloc.so", 0o755)?;
-    put(&shared, &format!("lib/{library}"), 0o755)?;
-    put(&archive, "lib/libneap.a", 0o644)?;
-    put(&layout::header(), "include/neap.h", 0o644)?;
-    for (link, to) in [(major, library.as_str()), ("libneap.so", major)] {
-        let link = place.join("lib").join(link);
-        if link.symlink_metadata().is_ok() {
-            fs::remove_file(&link).with_context(|| link.display().to_string())?;
-        }
-        symlink(to, &link).with_context(|| link.display().to_string())?;
-        installed.push(link);
+    split(installation, &layout::tool(), Path::new("bin/neap"))?;
+    for (from, name, soname) in
+        [(shared, "libneap.so", SONAME), (layout::library(), "libneap_malloc.so", MALLOC_SONAME)]
+    {
+        let file = format!("{name}.{VERSION}");
+        split(installation, &from, &lib.join(&file))?;
+        installation.link(&file, &lib.join(soname))?;
+        installation.link(soname, &lib.join(name))?;
     }
-    let text = fs::read_to_string(layout::root().join("crates/neap-c/neap.pc.in"))?;
-    let text = text.replace("@prefix@", &prefix.to_string_lossy()).replace("@version@", version);
-    let config = place.join("lib/pkgconfig/neap.pc");
-    fs::create_dir_all(place.join("lib/pkgconfig"))?;
-    fs::write(&config, text).with_context(|| config.display().to_string())?;
-    installed.push(config);
-    Ok(installed)
+    let file = installation.make_room(&lib.join("libneap.a"))?;
+    objcopy(&["--strip-debug"], &archive, &file)?;
+    set_mode(&file, 0o644)?;
+    installation.copy(&layout::header(), Path::new("include/neap.h"), 0o644)?;
+    for (template, folder) in
+        [("neap.pc", "pkgconfig"), ("neap-config.cmake", "cmake/neap"), ("neap-config-version.cmake", "cmake/neap")]
+    {
+        let text = fs::read_to_string(layout::root().join("crates/neap-c").join(format!("{template}.in")))?;
+        installation.write(&filled(&text, places), &lib.join(folder).join(template))?;
+    }
+    let pages = layout::target().join("pages");
+    if pages.exists() {
+        fs::remove_dir_all(&pages)?;
+    }
+    run(command(&layout::tool().to_string_lossy(), ["generate", &pages.to_string_lossy(), &date()?]))?;
+    copy_all(installation, &pages, Path::new(""))
+}
+
+/// Installs all files below a folder, whose paths from there are those from the prefix.
+fn copy_all(installation: &mut Installation, from: &Path, place: &Path) -> Result<()> {
+    for entry in fs::read_dir(from.join(place))? {
+        let place = place.join(entry?.file_name());
+        if from.join(&place).is_dir() {
+            copy_all(installation, from, &place)?;
+        } else {
+            installation.copy(&from.join(&place), &place, 0o644)?;
+        }
+    }
+    Ok(())
+}
+
+/// The day of the commit, or today without one.
+fn date() -> Result<String> {
+    let commit = command("git", ["-C", &layout::root().to_string_lossy(), "log", "-1", "--format=%cs"]);
+    let day = capture(commit).or_else(|_| capture(command("date", ["-u", "+%F"])))?;
+    Ok(day.trim().to_string())
+}
+
+/// A template with the names between `@` replaced.
+fn filled(template: &str, places: &Places) -> String {
+    let lib = places.libdir.to_string_lossy();
+    // From lib/cmake/neap to the prefix.
+    let up = vec![".."; places.libdir.components().count() + 2].join("/");
+    let names = [
+        ("@prefix@", &*places.prefix.to_string_lossy()),
+        ("@libdir@", &*lib),
+        ("@up@", &*up),
+        ("@version@", VERSION),
+        ("@soname@", SONAME),
+    ];
+    names.iter().fold(template.to_string(), |text, (name, value)| text.replace(name, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn template_leads_from_its_folder_to_the_prefix() {
+        let places = Places::parse(&["--prefix", "/p", "--libdir", "lib/arch"].map(str::to_string)).unwrap();
+        assert_eq!(filled("@prefix@ @libdir@ @up@ @soname@", &places), "/p lib/arch ../../../.. libneap.so.0");
+    }
 }

@@ -11,6 +11,7 @@ mod build;
 mod c_api;
 mod ci;
 mod cycles;
+mod debug_info;
 mod dependent;
 mod depth;
 mod docs;
@@ -18,6 +19,7 @@ mod fast_path;
 mod figures;
 mod imports;
 mod install;
+mod install_check;
 mod installed;
 mod kernel_percpu;
 mod lanes;
@@ -25,9 +27,11 @@ mod layout;
 mod librseq;
 mod links;
 mod listing;
+mod manifest;
 mod models;
 mod names;
 mod peers;
+mod places;
 mod process;
 mod programs;
 mod prometheus;
@@ -46,8 +50,11 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND [arguments]
 
   build                       target/release/neap, libneap_malloc.so, and the C API's libneap_c.so and .a
-  install --prefix FOLDER [--destdir FOLDER]
-                              build, then: program, libraries, neap.h and neap.pc into a prefix such as /usr/local
+  install --prefix FOLDER [--libdir FOLDER] [--debugdir FOLDER] [--destdir FOLDER]
+                              build, then: program, man pages, completions, libraries, neap.h, files for pkg-config and
+                              CMake into a prefix such as /usr/local; debug information into lib/debug
+  uninstall, with the same arguments
+                              removes the files that install wrote
   demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap
   test                        cargo test, then build, symbols, smoke and c-api
   loom                        exhaustive interleavings of the lock protocols
@@ -56,7 +63,7 @@ usage: cargo xtask COMMAND [arguments]
   smoke [--library FILE] [NAME...]
                               real programs and tests/programs under the preload library (or another one)
   dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
-  c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode
+  c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode; then uninstalled
   prometheus                  Prometheus scrapes a program under neap; the rules and the dashboard of contrib
   tidy                        rules about the sources that no compiler checks
   cycles                      files that import each other in a circle; `tidy` allows none
@@ -97,7 +104,8 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "test" => alone(ci::test),
         "loom" => alone(models::loom),
         "miri" => alone(models::miri),
-        "install" => install::command(rest),
+        "install" => install::command_line(rest),
+        "uninstall" => install::uninstall(rest),
         "symbols" => alone(symbols::check),
         "smoke" => smoke::command(rest),
         "c-api" => alone(c_api::check),

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::build::SONAME;
+use crate::build::{MALLOC_SONAME, SONAME};
 use crate::listing::Listing;
 use crate::process::{capture, command, need};
 use crate::report::Report;
@@ -178,9 +178,6 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     let [shared, archive] = layout::c_libraries();
     loaded(report, &layout::library(), true, &functions)?;
     loaded(report, &shared, false, &functions)?;
-    let dynamic = capture(command("readelf", ["-dW", &shared.to_string_lossy()]))?;
-    let named = dynamic.lines().any(|line| line.contains("(SONAME)") && line.contains(&format!("[{SONAME}]")));
-    report.check("soname", if named { Ok(()) } else { Err(anyhow::anyhow!("it is not {SONAME}")) });
     println!("symbols of {}", archive.display());
     let defined = capture(command("nm", ["--defined-only", "--extern-only", "--quiet", &archive.to_string_lossy()]))?;
     let names: BTreeSet<&str> = listed(&defined).into_iter().map(|(_, name)| name).collect();
@@ -229,6 +226,9 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
         let zeroes = sections.contains(" .bss ").then_some("put its statics into .data");
         report.check("no .bss", none(zeroes.into_iter(), "every process that loads it has a mapping more"));
     }
+    let soname = if malloc { MALLOC_SONAME } else { SONAME };
+    let named = dynamic.lines().any(|line| line.contains("(SONAME)") && line.contains(&format!("[{soname}]")));
+    report.check("soname", if named { Ok(()) } else { Err(anyhow::anyhow!("it is not {soname}")) });
     let needed = dynamic
         .lines()
         .filter(|line| line.contains("(NEEDED)"))

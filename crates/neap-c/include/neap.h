@@ -40,8 +40,11 @@
 extern "C" {
 #endif
 
-/* The version of this header. */
+/* The version of this header, as text and as numbers that the preprocessor can compare. */
 #define NEAP_VERSION "0.1.0"
+#define NEAP_VERSION_MAJOR 0
+#define NEAP_VERSION_MINOR 1
+#define NEAP_VERSION_PATCH 0
 
 /* The version of the library. Signal-safe. */
 const char *neap_version(void);

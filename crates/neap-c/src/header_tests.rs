@@ -159,5 +159,12 @@ fn constants_and_layouts_are_those_of_the_library() {
     text.push_str("int main(void) { return 0; }\n");
     compiles("layout", &text);
     let header = std::fs::read_to_string(include().join("neap.h")).unwrap();
-    assert!(header.contains(concat!("#define NEAP_VERSION \"", env!("CARGO_PKG_VERSION"), "\"")));
+    for line in [
+        concat!("#define NEAP_VERSION \"", env!("CARGO_PKG_VERSION"), "\"\n"),
+        concat!("#define NEAP_VERSION_MAJOR ", env!("CARGO_PKG_VERSION_MAJOR"), "\n"),
+        concat!("#define NEAP_VERSION_MINOR ", env!("CARGO_PKG_VERSION_MINOR"), "\n"),
+        concat!("#define NEAP_VERSION_PATCH ", env!("CARGO_PKG_VERSION_PATCH"), "\n"),
+    ] {
+        assert!(header.contains(line), "the header lacks {line}");
+    }
 }

@@ -9,9 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::linkage;
 
-/// The folder below `lib` that distributions for several architectures use.
+/// The folders of an installation that distributions use for libraries.
 #[cfg(target_arch = "x86_64")]
-const MULTIARCH: &str = "x86_64-linux-gnu";
+const LIBRARY_FOLDERS: [&str; 3] = ["lib", "lib64", "lib/x86_64-linux-gnu"];
 
 /// File name of neap's preload library.
 pub(crate) const LIBRARY: &str = "libneap_malloc.so";
@@ -23,13 +23,13 @@ pub(crate) fn executable() -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
 }
 
-/// The preload library beside `executable`, in `../lib` or in its folder for this architecture,
-/// checked to be nameable in `LD_PRELOAD`.
+/// The preload library beside `executable` or in a folder for libraries beside its folder, checked
+/// to be nameable in `LD_PRELOAD`.
 pub(crate) fn find(executable: &Path) -> Result<PathBuf> {
     let folder = executable.parent().context("the executable lies in no folder")?;
     let prefix = folder.parent().unwrap_or(folder);
-    let lib = prefix.join("lib");
-    let candidates = [folder.to_path_buf(), lib.clone(), lib.join(MULTIARCH)].map(|folder| folder.join(LIBRARY));
+    let [lib, lib64, multiarch] = LIBRARY_FOLDERS.map(|folder| prefix.join(folder));
+    let candidates = [folder.to_path_buf(), lib, lib64, multiarch].map(|folder| folder.join(LIBRARY));
     let Some(found) = candidates.iter().find(|path| path.is_file()) else {
         bail!(
             "cannot find {LIBRARY}: {} do not exist; `cargo xtask build` makes it, `neap run --library FILE` names another",
@@ -101,21 +101,20 @@ mod tests {
     }
 
     #[test]
-    fn library_in_the_multiarch_folder_is_found_last() {
-        let folder = Folder::new("multiarch");
-        let lib = folder.0.join("lib");
-        fs::create_dir(lib.join(MULTIARCH)).unwrap();
-        fs::write(lib.join(MULTIARCH).join(LIBRARY), "").unwrap();
-        assert_eq!(find(&folder.executable()).unwrap(), lib.join(MULTIARCH).join(LIBRARY));
-        fs::write(lib.join(LIBRARY), "").unwrap();
-        assert_eq!(find(&folder.executable()).unwrap(), lib.join(LIBRARY));
+    fn library_folders_are_searched_in_their_order() {
+        let folder = Folder::new("folders");
+        for place in LIBRARY_FOLDERS.iter().rev().map(|place| folder.0.join(place)) {
+            fs::create_dir_all(&place).unwrap();
+            fs::write(place.join(LIBRARY), "").unwrap();
+            assert_eq!(find(&folder.executable()).unwrap(), place.join(LIBRARY));
+        }
     }
 
     #[test]
     fn a_missing_library_is_reported_with_all_places() {
         let folder = Folder::new("missing");
         let message = find(&folder.executable()).unwrap_err().to_string();
-        for place in ["bin", "lib", "lib/x86_64-linux-gnu"] {
+        for place in ["bin"].iter().chain(&LIBRARY_FOLDERS) {
             assert!(message.contains(folder.0.join(place).join(LIBRARY).to_str().unwrap()), "{message}");
         }
     }

@@ -16,6 +16,7 @@ mod demo;
 mod desk;
 mod drain;
 mod foreign;
+mod generate;
 mod groups;
 mod handle;
 #[cfg(test)]
@@ -51,7 +52,7 @@ mod work;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -102,6 +103,8 @@ enum Command {
     Lab(lab::LabOptions),
     #[command(hide = true)]
     Work(work::WorkOptions),
+    #[command(hide = true)]
+    Generate(generate::GenerateOptions),
 }
 
 fn main() -> ExitCode {
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::main(&options),
         Command::Lab(options) => lab::main(&options),
         Command::Work(options) => work::main(&options),
+        Command::Generate(options) => generate::main(&options, &Arguments::command()),
     };
     outcome.unwrap_or_else(|error| {
         // It may quote another process, or a path.
