@@ -66,10 +66,13 @@ fn short(text: &str) -> String {
 impl Totals {
     /// Sums up the page that a process has published.
     pub(crate) fn of(process: &ProcessStatus, page: &Page) -> Result<Totals> {
-        let numbers = Numbers::read(process, page)?;
+        Totals::sum(process, &Numbers::read(process, page)?, page.published)
+    }
+
+    fn sum(process: &ProcessStatus, numbers: &Numbers, published: u64) -> Result<Totals> {
         let ended = || format!("process {} has ended", process.pid);
         let kernel = Kernel::read(&process.handle).with_context(ended)?;
-        let Numbers { bytes, pages, lists, mode, .. } = &numbers;
+        let Numbers { bytes, pages, lists, mode, .. } = numbers;
         let Mode { slots, background, page_size, .. } = mode;
         let of_pages = |pages: u64| pages.saturating_mul(*page_size);
         let container = numbers.container.filter(|container| container.looks > 0 && container.limit > 0);
@@ -90,7 +93,7 @@ impl Totals {
             slots: short(slots),
             background: short(background),
             has_groups: numbers.groups.is_some(),
-            age: monotonic().saturating_sub(page.published),
+            age: monotonic().saturating_sub(published),
             ticks: numbers.ticks,
             released: of_pages(numbers.released.pages),
             reclaimed: of_pages(lists.need_pages),
@@ -120,13 +123,13 @@ impl Totals {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::published::tests::{bytes, nobody, read_in_turn};
+    use crate::published::tests::nobody;
 
-    /// The totals of a process that has published a text.
+    /// The totals of a process with these numbers.
     pub(crate) fn totals(text: &str) -> Totals {
         let mut process = nobody();
         process.name = "server".into();
-        Totals::of(&process, &read_in_turn(&[bytes(8, text)]).unwrap()).unwrap()
+        Totals::sum(&process, &serde_json::from_str(text).unwrap(), 0).unwrap()
     }
 
     #[test]

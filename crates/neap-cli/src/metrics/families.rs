@@ -102,7 +102,7 @@ const OF_PROCESSES: &[(Family, &[ProcessValue])] = &[
         &[("", |process| process.container.map(|[_, used]| used))],
     ),
     (
-        gauge("neap_numbers_age", Measure::Seconds, "Time since the process wrote its numbers."),
+        gauge("neap_numbers_age", Measure::Seconds, "Age of the numbers that are not live: all but memory."),
         &[("", |process| Some(process.age / 1000))],
     ),
     (counter("neap_ticks", Measure::Count, "Rounds of maintenance."), &[("", |process| Some(process.ticks))]),
