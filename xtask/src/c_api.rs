@@ -13,7 +13,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::install::{VERSION, install};
+use crate::install::{DebugInfo, VERSION, install};
 use crate::places::Places;
 use crate::process::{capture, command, need, observe, which};
 use crate::report::Report;
@@ -54,7 +54,7 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     let prefix = fs::canonicalize(layout::target())?.join("c_api/prefix");
     println!("programs with neap.h, installed in {}", prefix.display());
     let places = Places::below(&prefix);
-    install(&places)?;
+    install(&places, DebugInfo::Split)?;
     let version = pkg_config(&prefix, &["--modversion"])?;
     report.check("pkg-config's version", {
         let header = fs::read_to_string(layout::header())?;

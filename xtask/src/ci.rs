@@ -10,7 +10,9 @@ use anyhow::{Result, bail};
 
 use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
-use crate::{Skipped, build, c_api, dependent, docs, fast_path, layout, models, prometheus, smoke, symbols, tidy, vm};
+use crate::{
+    Skipped, build, c_api, deb, dependent, docs, fast_path, layout, models, prometheus, smoke, symbols, tidy, vm,
+};
 
 /// Features of the crate `neap` that are off by default.
 const OPTIONAL: &str = "neap/allocator-api2,neap/stream,neap/serde";
@@ -122,6 +124,7 @@ const MORE: &[Step] = &[
         without_checks(&arguments).map(|()| None)
     }),
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
+    ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
     ("vm", || vm::command(&[]).map(|()| None)),
 ];
 

@@ -20,11 +20,20 @@ use crate::process::{capture, command, need, run};
 /// The installed version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// What becomes of debug information.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DebugInfo {
+    /// It goes to files of its own.
+    Split,
+    /// It stays, for a packager's tools, which split it.
+    Kept,
+}
+
 /// `install --prefix FOLDER [--libdir FOLDER] [--debugdir FOLDER] [--destdir FOLDER]`.
 pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let places = Places::parse(arguments)?;
     build::build()?;
-    for file in install(&places)? {
+    for file in install(&places, DebugInfo::Split)? {
         println!("{}", file.display());
     }
     Ok(())
@@ -39,32 +48,37 @@ pub(crate) fn uninstall(arguments: &[String]) -> Result<()> {
 }
 
 /// Installs the built files, and returns their paths.
-pub(crate) fn install(places: &Places) -> Result<Vec<PathBuf>> {
+pub(crate) fn install(places: &Places, debug_info: DebugInfo) -> Result<Vec<PathBuf>> {
     need("objcopy", &["binutils"])?;
     let mut installation = Installation::begin(places)?;
-    let outcome = put_all(&mut installation);
+    let outcome = put_all(&mut installation, debug_info);
     // An installation that failed half-way can be removed, too.
     let files = installation.finish()?;
     outcome.map(|()| files)
 }
 
 /// Writes every file.
-fn put_all(installation: &mut Installation) -> Result<()> {
+fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()> {
     let places = installation.places;
     let lib = places.libdir.as_path();
     let [shared, archive] = layout::c_libraries();
-    split(installation, &layout::tool(), Path::new("bin/neap"))?;
+    put_code(installation, debug_info, &layout::tool(), Path::new("bin/neap"))?;
     for (from, name, soname) in
         [(shared, "libneap.so", SONAME), (layout::library(), "libneap_malloc.so", MALLOC_SONAME)]
     {
         let file = format!("{name}.{VERSION}");
-        split(installation, &from, &lib.join(&file))?;
+        put_code(installation, debug_info, &from, &lib.join(&file))?;
         installation.link(&file, &lib.join(soname))?;
         installation.link(soname, &lib.join(name))?;
     }
-    let file = installation.make_room(&lib.join("libneap.a"))?;
-    objcopy(&["--strip-debug"], &archive, &file)?;
-    set_mode(&file, 0o644)?;
+    match debug_info {
+        DebugInfo::Split => {
+            let file = installation.make_room(&lib.join("libneap.a"))?;
+            objcopy(&["--strip-debug"], &archive, &file)?;
+            set_mode(&file, 0o644)?;
+        }
+        DebugInfo::Kept => installation.copy(&archive, &lib.join("libneap.a"), 0o644)?,
+    }
     installation.copy(&layout::header(), Path::new("include/neap.h"), 0o644)?;
     for (template, folder) in
         [("neap.pc", "pkgconfig"), ("neap-config.cmake", "cmake/neap"), ("neap-config-version.cmake", "cmake/neap")]
@@ -78,6 +92,14 @@ fn put_all(installation: &mut Installation) -> Result<()> {
     }
     run(command(&layout::tool().to_string_lossy(), ["generate", &pages.to_string_lossy(), &date()?]))?;
     copy_all(installation, &pages, Path::new(""))
+}
+
+/// Installs a program or a shared library.
+fn put_code(installation: &mut Installation, debug_info: DebugInfo, from: &Path, place: &Path) -> Result<()> {
+    match debug_info {
+        DebugInfo::Split => split(installation, from, place),
+        DebugInfo::Kept => installation.copy(from, place, 0o755),
+    }
 }
 
 /// Installs all files below a folder, whose paths from there are those from the prefix.

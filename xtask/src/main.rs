@@ -11,6 +11,7 @@ mod build;
 mod c_api;
 mod ci;
 mod cycles;
+mod deb;
 mod debug_info;
 mod dependent;
 mod depth;
@@ -55,6 +56,7 @@ usage: cargo xtask COMMAND [arguments]
                               CMake into a prefix such as /usr/local; debug information into lib/debug
   uninstall, with the same arguments
                               removes the files that install wrote
+  deb [--test]                Debian packages in target/deb, judged by lintian; also used in a fresh root
   demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap
   test                        cargo test, then build, symbols, smoke and c-api
   loom                        exhaustive interleavings of the lock protocols
@@ -105,6 +107,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "loom" => alone(models::loom),
         "miri" => alone(models::miri),
         "install" => install::command_line(rest),
+        "deb" => deb::command_line(rest),
         "uninstall" => install::uninstall(rest),
         "symbols" => alone(symbols::check),
         "smoke" => smoke::command(rest),

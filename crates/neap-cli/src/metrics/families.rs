@@ -303,7 +303,7 @@ mod tests {
         );
         (first.age, first.minor_faults, first.major_faults) = (1_500_000_000, 70, 7);
         let mut second = totals("{}");
-        (second.pid, second.command, second.limit) = (13, "a\"b\\u{9b}".into(), None);
+        (second.pid, second.command) = (13, "a\"b\\u{9b}".into());
         let mut groups = shares(&[(1, 0, "", 90), (2, 1, "tenant\"", 50), (3, 1, "(other)", 30)]);
         groups.groups[0].path = "/".into();
         let first = MeasuredProcess { totals: first, groups: Some(groups) };
@@ -323,11 +323,11 @@ mod tests {
         let text = reading().text(Format::Prometheus);
         for line in [
             r#"neap_resident_bytes{pid="12",command="server"} 2097152"#,
-            r#"neap_cached_bytes{pid="12",command="server",kind="objects"} 49280"#,
-            r#"neap_cached_bytes{pid="12",command="server",kind="pages"} 204800"#,
-            r#"neap_free_bytes{pid="12",command="server"} 409600"#,
-            r#"neap_limit_bytes{pid="12",command="server"} 1073741824"#,
-            r#"neap_headroom_bytes{pid="12",command="server"} 1073401934"#,
+            r#"neap_cached_bytes{pid="12",command="server",kind="objects"} 20"#,
+            r#"neap_cached_bytes{pid="12",command="server",kind="pages"} 12288"#,
+            r#"neap_free_bytes{pid="12",command="server"} 16384"#,
+            r#"neap_limit_bytes{pid="12",command="server"} 8192"#,
+            r#"neap_headroom_bytes{pid="12",command="server"} 8042"#,
             r#"neap_released_bytes_total{pid="12",command="server"} 20480"#,
             r#"neap_reclaimed_bytes_total{pid="12",command="server"} 24576"#,
             r#"neap_numbers_age_seconds{pid="12",command="server"} 1.5"#,
