@@ -66,7 +66,7 @@ const RECORDER: &str = "neap::trace::Trace as neap_base::platform::Recorder>::no
 /// Hooks of a manager.
 const HOOKS: &[&str] = &["neap::stat_text::publish$", "neap::process::spawn$"];
 
-const OWN_SHRINKERS: &[&str] = &["neap::own_caches::count$", "neap::own_caches::scan$"];
+const OWN_SHRINKERS: &[&str] = &["neap::builtin_shrinkers::count$", "neap::builtin_shrinkers::scan$"];
 
 /// The first match counts.
 const UNKNOWN: &[(&str, &[&str])] = &[

@@ -19,8 +19,8 @@ use anyhow::{Context, Result, anyhow};
 use crate::allowance::{Allowance, MOST_BYTES};
 use crate::foreign::escaped;
 use crate::handle::ProcessHandle;
-use crate::published::ProcessStatus;
 use crate::refusal::LookRefusal;
+use crate::stat_reader::ProcessStatus;
 
 /// Threads that look at processes. Each may hold a page of numbers of a process that is not
 /// trusted, so there are few.

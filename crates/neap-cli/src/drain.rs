@@ -1,5 +1,6 @@
 //! `neap drain`: asks a running process to drain its per-CPU caches into its free pages, by the
-//! process's [desk](crate::desk). The answer is untrusted: it is numbers, and printed as such.
+//! process's [desk](crate::control_channel). The answer is untrusted: it is numbers, and printed as
+//! such.
 
 use core::time::Duration;
 use std::process::ExitCode;
@@ -9,8 +10,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::desk::{DRAIN, Desk, DeskRequest};
-use crate::published::{Page, ProcessStatus};
+use crate::control_channel::{ControlChannel, DRAIN, DeskRequest};
+use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{SCHEMA, Subject, print, print_json};
 
 const EXAMPLES: &str = "\
@@ -81,7 +82,7 @@ pub(crate) fn main(options: &DrainOptions) -> Result<ExitCode> {
 
 /// Asks a process to drain, and waits for the answer.
 fn ask(process: &ProcessStatus, page: &Page, wanted: &DeskRequest) -> Result<DrainAnswer> {
-    let desk = Desk::of(process, page)?;
+    let desk = ControlChannel::of(process, page)?;
     match desk.ask(wanted)? {
         0 => Ok(DrainAnswer::read(&desk)),
         1 => bail!("process {} knows no CPU {}", process.pid, wanted.cpu.unwrap_or_default()),
@@ -110,7 +111,7 @@ struct DrainAnswer {
 }
 
 impl DrainAnswer {
-    fn read(desk: &Desk) -> DrainAnswer {
+    fn read(desk: &ControlChannel) -> DrainAnswer {
         let [cpus, skipped, retried, page_size] = [32, 36, 40, 44].map(|offset| desk.word(offset));
         let [pages, objects, free] = [48, 56, 64].map(|offset| desk.number(offset));
         DrainAnswer { cpus, skipped, retried, page_size, pages, objects, free }
@@ -151,7 +152,7 @@ impl DrainAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::published::tests::nobody;
+    use crate::stat_reader::tests::nobody;
 
     #[test]
     fn sizes_are_numbers_with_a_suffix() {

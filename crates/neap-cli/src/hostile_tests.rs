@@ -13,7 +13,7 @@ use anyhow::Result;
 use crate::allowance::Allowance;
 use crate::foreign::tests::is_hostile;
 use crate::process::parse_kib;
-use crate::{chunks, groups, published, reconcile, shrinkers, stat};
+use crate::{chunks, groups, reconcile, shrinkers, stat, stat_reader};
 
 /// Bytes that one input may keep, and that it may show: a report is of 64 KiB.
 const KEPT: usize = 4 << 20;
@@ -128,7 +128,7 @@ impl Corpus {
         let tree = [(1, 0, ""), (2, 1, "tenant"), (3, 2, "acme"), (4, 2, "beta")];
         let [left, waiting] = groups::tests::other_words();
         Corpus {
-            page: published::tests::bytes(8, PAGE),
+            page: stat_reader::tests::bytes(8, PAGE),
             groups: [groups::tests::words(&tree, 1 << 30), left, waiting],
             shrinkers: shrinkers::tests::words(),
             chunks: chunks::tests::words(),
@@ -197,7 +197,7 @@ fn number(name: &str) -> Option<u64> {
 /// other tests here count their page faults.
 #[test]
 fn mutated_pages_and_reports_are_shown_or_refused() {
-    let clock = u64::from(std::process::id()) << 20 ^ published::monotonic();
+    let clock = u64::from(std::process::id()) << 20 ^ stat_reader::monotonic();
     let seed = number("NEAP_SEED").unwrap_or(clock).to_string();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused"]);

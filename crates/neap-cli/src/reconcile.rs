@@ -1,8 +1,9 @@
 //! `neap stat PID --reconcile`: neap's counters of a process beside the kernel's resident memory.
 //!
-//! The reports on mappings, pages and counters come from the process's [desk](crate::desk). They
-//! are untrusted: sizes are checked. The crate `neap` makes the sums, as a process does for itself.
-//! The process goes on meanwhile, so numbers of a busy one are of slightly different moments.
+//! The reports on mappings, pages and counters come from the process's
+//! [desk](crate::control_channel). They are untrusted: sizes are checked. The crate `neap` makes
+//! the sums, as a process does for itself. The process goes on meanwhile, so numbers of a busy one
+//! are of slightly different moments.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
@@ -16,10 +17,10 @@ use neap_os::mappings::Mappings;
 use serde_json::{Map, Value, json};
 
 use crate::allowance::Allowance;
-use crate::desk::{Desk, MAP};
+use crate::control_channel::{ControlChannel, MAP};
 use crate::foreign::escaped;
 use crate::process::parse_rss;
-use crate::published::{Page, ProcessStatus};
+use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{SCHEMA, Subject, print, print_json};
 
 /// The reports of a process.
@@ -87,7 +88,7 @@ impl Told {
     fn of(process: &ProcessStatus) -> Result<(Told, Option<anyhow::Error>)> {
         let page = process.page()?;
         let mut told = Told::BLANK;
-        let asked = Desk::of(process, &page)
+        let asked = ControlChannel::of(process, &page)
             .and_then(|desk| desk.in_haste().reports(MAP, |words| read(words, &mut told, &process.allowance)));
         match asked {
             Ok(true) => Ok((told, None)),
@@ -187,7 +188,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result for this process.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut told) = (crate::published::tests::nobody(), Told::BLANK);
+        let (process, mut told) = (crate::stat_reader::tests::nobody(), Told::BLANK);
         read(words, &mut told, allowance)?;
         let seen = compare(&process, &told)?;
         Ok([seen.to_string(), object(&process, &seen, 1 << 20, None).to_string()])

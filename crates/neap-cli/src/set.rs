@@ -1,5 +1,5 @@
 //! `neap set PID limit=1g`: changes options of a running process, by the process's
-//! [desk](crate::desk).
+//! [desk](crate::control_channel).
 //!
 //! Which options may change, and their values, are those of [`neap::options`]. A value is parsed
 //! here, and sent as a number, which the process checks once more.
@@ -11,9 +11,9 @@ use clap::Args;
 use neap::options::Description;
 use neap::settings::Setting;
 
-use crate::desk::{Desk, DeskRequest, SET, UNKNOWN};
+use crate::control_channel::{ControlChannel, DeskRequest, SET, UNKNOWN};
 use crate::keys;
-use crate::published::{Page, ProcessStatus};
+use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Subject, print};
 
 const EXAMPLES: &str = "\
@@ -106,7 +106,7 @@ pub(crate) fn main(options: &SetOptions) -> Result<ExitCode> {
 
 /// Requests a change of one option. Returns the new and the previous value in words.
 fn set(process: &ProcessStatus, page: &Page, setting: Setting, number: u64) -> Result<String> {
-    let desk = Desk::of(process, page)?;
+    let desk = ControlChannel::of(process, page)?;
     let request = DeskRequest { what: SET, from: setting as u32, until: Some(number), ..DeskRequest::default() };
     match desk.ask(&request)? {
         0 => {

@@ -1,9 +1,9 @@
 //! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which makes one
 //! of them free objects.
 //!
-//! The reports come from the process's [desk](crate::desk); their format is described in the crate
-//! `neap`, `shrinker_report`. They are untrusted: sizes are checked. Shrinkers are asked for their
-//! counts one by one, for which callbacks run on the process's own threads.
+//! The reports come from the process's [desk](crate::control_channel); their format is described in
+//! the crate `neap`, `shrinker_report`. They are untrusted: sizes are checked. Shrinkers are asked
+//! for their counts one by one, for which callbacks run on the process's own threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -17,11 +17,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::allowance::{ALLOCATION, Allowance};
-use crate::desk::{Desk, DeskRequest, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
+use crate::control_channel::{ControlChannel, DeskRequest, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
 use crate::foreign::escaped;
 use crate::groups::ReadGroups as Groups;
-use crate::published::{Page, ProcessStatus};
 use crate::report::{number, write_table};
+use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
 
 const EXAMPLES: &str = "\
@@ -84,7 +84,7 @@ struct ReportedShrinker {
 
 impl ReportedShrinker {
     /// Requests the groups that one report has no room for.
-    fn ask_more(&mut self, desk: &Desk<'_>, allowance: &Allowance) -> Result<()> {
+    fn ask_more(&mut self, desk: &ControlChannel<'_>, allowance: &Allowance) -> Result<()> {
         while self.flags & MORE != 0 {
             let (what, from, cpu) = (SHRINKERS, self.id as u32, Some(self.places.len() as u32));
             ensure!(
@@ -175,7 +175,7 @@ impl Seen {
     /// Requests reports of all shrinkers; `None` if there is no memory for them: the first request
     /// makes neap's own, and groups with them.
     fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<Seen>> {
-        let (desk, allowance, mut seen) = (Desk::of(process, page)?, &process.allowance, Seen::default());
+        let (desk, allowance, mut seen) = (ControlChannel::of(process, page)?, &process.allowance, Seen::default());
         if !desk.reports(SHRINKERS, |words| read(words, &mut seen, allowance))? {
             return Ok(None);
         }
@@ -202,7 +202,7 @@ impl Seen {
     }
 
     /// Requests the counts of all shrinkers that may be called, as far as the time allows.
-    fn count(&mut self, desk: &Desk<'_>, allowance: &Allowance) -> Result<()> {
+    fn count(&mut self, desk: &ControlChannel<'_>, allowance: &Allowance) -> Result<()> {
         for shrinker in self.shrinkers.iter_mut().filter(|shrinker| shrinker.barred == 0) {
             let id = shrinker.id;
             for place in &mut shrinker.places {
@@ -330,7 +330,7 @@ pub(crate) fn show(subject: &Subject, is_json: bool) -> Result<ExitCode> {
     let (process, seen) = subject.look(|process| {
         for page in process.pages()? {
             if let Some(mut seen) = Seen::ask(process, &page)? {
-                seen.count(&Desk::of(process, &page)?, &process.allowance)?;
+                seen.count(&ControlChannel::of(process, &page)?, &process.allowance)?;
                 return Ok(Some(seen));
             }
         }
@@ -359,7 +359,7 @@ impl Shrunk {
     fn ask(process: &ProcessStatus, page: &Page, wanted: &WantedScan) -> Result<Shrunk> {
         let mut shrunk = Shrunk::default();
         let Some(seen) = Seen::ask(process, page)? else { return Ok(shrunk) };
-        let desk = Desk::of(process, page)?;
+        let desk = ControlChannel::of(process, page)?;
         for shrinker in seen.shrinkers.iter().filter(|it| it.name == wanted.name && it.flags & GONE == 0) {
             for place in &shrinker.places {
                 let path = seen.paths.get(&place.group);
@@ -442,7 +442,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut seen, mut text) = (crate::published::tests::nobody(), Seen::default(), Vec::new());
+        let (process, mut seen, mut text) = (crate::stat_reader::tests::nobody(), Seen::default(), Vec::new());
         read(words, &mut seen, allowance)?;
         seen.write(&mut text, &process)?;
         Ok([String::from_utf8(text)?, serde_json::to_string(&seen.json())?])

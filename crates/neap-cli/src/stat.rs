@@ -8,10 +8,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use crate::numbers::{Class, ContainerNumbers, Cpu, Node, Numbers, PerCpuNumbers, Watermarks};
 use crate::page_bytes::page_bytes;
-use crate::published::{ProcessStatus, monotonic};
 use crate::report::{number, table};
+use crate::stat_model::{Class, ContainerNumbers, Cpu, Node, Numbers, PerCpuNumbers, Watermarks};
+use crate::stat_reader::{ProcessStatus, monotonic};
 use crate::subject::{SCHEMA, Subject, print, print_json};
 use crate::{chunks, groups, reconcile, shrinkers};
 
@@ -119,7 +119,7 @@ impl Numbers {
         let mut text = match age {
             Some(age) => format!(
                 "Process {} ({}): neap {}, memory of {moment}, the rest {age} ms old\n\
-                 Slots: {} ({}); isolated CPUs: {}\n\
+                 CpuCaches: {} ({}); isolated CPUs: {}\n\
                  Settings: {}\n\
                  {}\
                  Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
@@ -300,12 +300,12 @@ fn mib_signed(bytes: i64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::published::tests::nobody;
+    use crate::stat_reader::tests::nobody;
     use serde::Deserialize;
 
     /// Reads a page, and shows its numbers.
     pub(crate) fn show_page(bytes: Vec<u8>) -> Result<[String; 2]> {
-        let (process, page) = (nobody(), crate::published::tests::read_in_turn(&[bytes])?);
+        let (process, page) = (nobody(), crate::stat_reader::tests::read_in_turn(&[bytes])?);
         let text = Numbers::read(&process, &page)?.report(&process, Some(0));
         Ok([text, serde_json::to_string(&page.object)?])
     }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::allowance::{Allowance, USUAL_TIME};
 use crate::handle::ProcessHandle;
-use crate::published::ProcessStatus;
+use crate::stat_reader::ProcessStatus;
 
 /// Time beyond the wanted one, in which a look that counts its own time ends by itself.
 const GRACE: Duration = Duration::from_secs(1);

@@ -5,8 +5,8 @@
 
 use anyhow::{Context, Result};
 
-use crate::numbers::{Mode, Numbers};
-use crate::published::{Page, ProcessStatus, monotonic};
+use crate::stat_model::{Mode, Numbers};
+use crate::stat_reader::{Page, ProcessStatus, monotonic};
 use crate::top::Kernel;
 
 /// Characters of a published text that are kept.
@@ -123,7 +123,7 @@ impl Totals {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::published::tests::nobody;
+    use crate::stat_reader::tests::nobody;
 
     /// The totals of a process with these numbers.
     pub(crate) fn totals(text: &str) -> Totals {

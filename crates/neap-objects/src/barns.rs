@@ -14,9 +14,9 @@
 use crate::class_cache::{ClassCache, FLUSH_BATCH, NodeCache, SharedCache};
 use crate::objects::Objects;
 use crate::other_nodes::Others;
-use crate::progression::Progression;
 use crate::sheaf::{Sheaf, SheafList, sheaf_memory};
 use crate::size_class::{CLASSES, Class};
+use crate::strided_run::StridedRun;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
@@ -146,7 +146,7 @@ impl<P: Platform> Objects<P> {
     fn empty(&self, class: Class, sheaf: &mut Sheaf) {
         self.flush(class, sheaf.cells());
         let mut cells = [core::ptr::null_mut(); FLUSH_BATCH];
-        let mut bound = sheaf.progressions().flat_map(Progression::objects).fuse();
+        let mut bound = sheaf.progressions().flat_map(StridedRun::objects).fuse();
         loop {
             let count = cells.iter_mut().zip(&mut bound).map(|(cell, object)| *cell = object).count();
             if count == 0 {

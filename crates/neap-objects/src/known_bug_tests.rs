@@ -7,13 +7,13 @@
 //! table.
 
 use crate::class_cache::ObjectIndex;
+use crate::cpu_caches::CacheMode;
 use crate::instance::{CONFIG, Opened, machine, rseq};
 use crate::machine::Shared;
 use crate::objects::Config;
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabList};
-use crate::slots::SlotKind;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
@@ -136,9 +136,9 @@ fn d10_an_owner_that_does_not_run_is_skipped_and_counted() {
         Virtual::run_on(cpu);
         churn(&o);
     }
-    let owner = o.slots.lock(1).try_lock().unwrap();
+    let owner = o.cpu_caches.lock(1).try_lock().unwrap();
     assert!(o.drain_cpu(0, |_| true).is_some() && o.drain_cpu(1, |_| true).is_none());
-    assert_eq!(o.slots.counters().1, 1);
+    assert_eq!(o.cpu_caches.counters().1, 1);
     drop(owner);
     assert_eq!((o.stacked(0, CLASS), o.stacked(1, CLASS) > 0), (0, true), "nothing was taken from the second");
     assert!(o.drain_cpu(1, |_| true).is_some());
@@ -174,7 +174,7 @@ fn d11_what_is_freed_past_a_held_slot_is_in_its_slab_at_once() {
     o.drain();
     let before = o.slabs_of(CLASS).0;
     assert!(before > 0);
-    let guard = o.slots.lock(0).try_lock().unwrap();
+    let guard = o.cpu_caches.lock(0).try_lock().unwrap();
     held.into_iter().for_each(|object| o.give(CLASS, object));
     assert_eq!(o.slabs_of(CLASS).0, 0, "all slabs went back to the pages though the slot is held");
     drop(guard);
@@ -249,15 +249,15 @@ fn b3_what_a_flush_could_not_take_is_told() {
     let full = |cpu: &usize| o.stacked(*cpu, CLASS) > 0;
     let used: Vec<usize> = cpus.clone().filter(full).collect();
     assert!(!used.is_empty());
-    let (before, census) = (o.slots.counters(), o.prove());
+    let (before, census) = (o.cpu_caches.counters(), o.prove());
     o.platform.failing_fences.store(used.len(), Relaxed);
     assert!(used.iter().all(|cpu| o.drain_cpu(*cpu, |_| true).is_none()));
-    let after = o.slots.counters();
+    let after = o.cpu_caches.counters();
     assert_eq!(after.1 - before.1, used.len() as u32, "counted");
     assert_eq!(o.prove(), census, "nothing was acquired");
     churn(&o);
     assert!(cpus.clone().all(|cpu| o.drain_cpu(cpu, |_| true).is_some()));
-    assert_eq!(o.slots.counters().1, after.1);
+    assert_eq!(o.cpu_caches.counters().1, after.1);
     o.drain();
     assert_eq!(o.prove().slabs, 0);
 }
@@ -301,7 +301,7 @@ fn b5_a_cpu_beyond_the_rows_goes_without_a_stack() {
     }
     platform.told.store(1, Relaxed);
     let o = Opened::new(platform, &CONFIG).unwrap();
-    assert_eq!(o.slots.kind(&o.platform, 0), SlotKind::Rseq);
+    assert_eq!(o.cpu_caches.kind(&o.platform, 0), CacheMode::Rseq);
     for _ in 0..20 {
         churn(&o);
         std::thread::yield_now();
@@ -335,7 +335,7 @@ fn b8_a_refill_that_migrates_lands_where_the_thread_is_now() {
 fn b9_a_call_that_finds_its_stack_taken_does_not_wait() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     let held = o.take_many(CLASS, 30);
-    let owner = o.slots.lock(0).try_lock().unwrap();
+    let owner = o.cpu_caches.lock(0).try_lock().unwrap();
     let (busy, free) = (o.busy(), o.slabs_of(CLASS).1);
     held.into_iter().for_each(|object| o.give(CLASS, object));
     assert_eq!((o.busy() - busy, o.platform.pauses.load(Relaxed)), (30, 0));
@@ -350,8 +350,8 @@ fn b9_a_call_that_finds_its_stack_taken_does_not_wait() {
 #[test]
 fn b10_a_call_that_finds_its_stack_taken_makes_one_slab() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
-    o.slots.begin(&o.platform, 0);
-    let owner = o.slots.lock(0).try_lock().unwrap();
+    o.cpu_caches.begin(&o.platform, 0);
+    let owner = o.cpu_caches.lock(0).try_lock().unwrap();
     let object = o.take(CLASS).unwrap();
     let shape = CLASS.slab_shape(4096);
     assert_eq!(o.slabs_of(CLASS), (1, u64::from(shape.objects) - 1));
@@ -370,8 +370,8 @@ fn a_new_slab_is_never_seen_wholly_free() {
     let (class, stop) = (Class(72), AtomicBool::new(false));
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     // The stack's lock is held, so every call goes to the slabs.
-    o.slots.begin(&o.platform, 0);
-    let owner = o.slots.lock(0).try_lock().unwrap();
+    o.cpu_caches.begin(&o.platform, 0);
+    let owner = o.cpu_caches.lock(0).try_lock().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..200_000 {

@@ -1,7 +1,7 @@
 //! Objects of neap: size classes, slabs, sheaves, barns, and the per-CPU slots in front of them.
 //!
-//! [`hot`] is the fast path of small allocations and frees; [`objects`] is the slow path and the
-//! return to the pages. This crate knows nothing of memory groups, and never reclaims.
+//! [`fast_path`] has small allocations and frees; [`objects`] is the slow path and the return to
+//! the pages. This crate knows nothing of memory groups, and never reclaims.
 #![no_std]
 #![deny(missing_docs)]
 
@@ -11,12 +11,15 @@ extern crate self as neap_objects;
 extern crate std;
 
 mod barns;
+pub mod charged;
 pub mod class_cache;
-mod exchange;
-mod flush;
+pub mod cpu_caches;
+#[cfg(test)]
+mod cpu_caches_tests;
+pub mod fast_path;
 pub mod helper;
+mod hole_punching;
 pub mod holes;
-pub mod hot;
 #[cfg(test)]
 #[path = "../tests/instance/mod.rs"]
 mod instance;
@@ -27,21 +30,18 @@ pub mod live;
 #[cfg(test)]
 #[path = "../tests/machine/mod.rs"]
 mod machine;
+pub mod object_state;
 pub mod objects;
 mod other_nodes;
-pub mod owners;
-pub mod paid;
-mod payback;
-pub mod progression;
-mod punch;
+pub mod payers;
 pub mod region;
 pub mod reuse;
 pub mod sheaf;
 pub mod size_class;
 pub mod slab;
-pub mod slots;
-#[cfg(test)]
-mod slots_tests;
-pub mod state;
-mod supply;
+mod slab_free;
+mod slab_refill;
+pub mod strided_run;
+mod transfer;
+mod uncharger;
 pub mod verify;

@@ -11,19 +11,19 @@
 //! No other lock is taken under a class cache's mutex. Pages are allocated and freed outside it.
 
 use crate::class_cache::{ClassCache, Row, SharedCache};
+use crate::cpu_caches::{Attempt, CpuCaches};
+use crate::fast_path::{FastPath, KindEntry};
 use crate::helper::Helper;
-use crate::hot::{Hot, KindEntry};
 use crate::isolated_use::IsolatedUse;
 use crate::live::ClassCell;
+use crate::object_state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use crate::other_nodes::Others;
-use crate::payback::Payback;
 use crate::region::StackId;
 use crate::reuse::Reuse;
 use crate::sheaf::sheaf_memory;
 use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
-use crate::slots::{Attempt, Slots};
-use crate::state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
+use crate::uncharger::Uncharger;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -35,7 +35,7 @@ use neap_pages::{Block, NodePages, Shape, SideTable, ZoneCell};
 /// Indexes into [`Shape::tables`].
 const KINDS: usize = 0;
 const DESCRIPTORS: usize = 1;
-/// The first of [`state::TABLES`] tables.
+/// The first of [`object_state::TABLES`] tables.
 const STATES: usize = 2;
 
 /// Number of slabs of a class from which on the memory of a new slab is populated at once, not page
@@ -89,7 +89,7 @@ pub struct Objects<P: Platform> {
     /// The pages.
     pub pages: NodePages<P>,
     /// The slots of the CPUs.
-    pub slots: Slots,
+    pub cpu_caches: CpuCaches,
     /// The class caches of the other nodes.
     pub(crate) others: *const Others,
     /// Descriptors of slabs.
@@ -97,18 +97,18 @@ pub struct Objects<P: Platform> {
     pub(crate) states: States,
     kinds: *const KindEntry,
     /// The fast paths.
-    hot: *const Hot,
+    fast_path: *const FastPath,
     pub(crate) reuse: Reuse,
     /// The thread that empties other CPUs' stacks for allocations.
     pub helper: Helper,
     /// Bytes of the memory of all sheaves with cells.
     pub(crate) cell_bytes: AtomicU64,
-    /// Bytes of all vectors of [`owners`](crate::owners).
+    /// Bytes of all vectors of [`payers`](crate::payers).
     pub(crate) vector_bytes: AtomicU64,
     /// Whether anything has ever had an owner.
     pub(crate) owned: AtomicBool,
     /// The callback that pays back owners.
-    pub payback: Payback,
+    pub uncharger: Uncharger,
     /// Held by a thread that looks at charged objects in caches.
     pub(crate) looking: Mutex<()>,
     /// Number of objects that bypassed a busy slot.
@@ -142,22 +142,27 @@ impl<P: Platform> Objects<P> {
         objects
     }
 
-    /// Maps the arena and the slots, and makes the instance at `place`. `hot` has the table of the
-    /// sequences. The fast paths work after [`Objects::open_hot`].
+    /// Maps the arena and the slots, and makes the instance at `place`. `fast_path` has the table
+    /// of the sequences. The fast paths work after [`Objects::open_hot`].
     ///
     /// # Errors
     /// The platform's error. Nothing stays mapped then, and `place` is unchanged.
     ///
     /// # Safety
     /// * `place` holds [`Objects::unopened`], and belongs to the caller.
-    /// * `hot` is not in use yet, is no other instance's, stays where it is, and lives as long as
-    ///   this instance is used.
-    pub unsafe fn open(place: *mut Objects<P>, platform: P, config: &Config, hot: &Hot) -> Result<(), Errno> {
+    /// * `fast_path` is not in use yet, is no other instance's, stays where it is, and lives as
+    ///   long as this instance is used.
+    pub unsafe fn open(
+        place: *mut Objects<P>,
+        platform: P,
+        config: &Config,
+        fast_path: &FastPath,
+    ) -> Result<(), Errno> {
         let mut tables = [SideTable::default(); neap_pages::TABLES];
-        for table in 0..state::TABLES {
-            let shift = state::SHIFTS[table];
-            let early = table == state::COMMON;
-            let lead = state::LEADS[table];
+        for table in 0..object_state::TABLES {
+            let shift = object_state::SHIFTS[table];
+            let early = table == object_state::COMMON;
+            let lead = object_state::LEADS[table];
             tables[STATES + table] = SideTable { shift, lead, droppable: shift <= 10, early, brief: false };
         }
         tables[KINDS] = SideTable { shift: KindEntry::TABLE_SHIFT, brief: true, ..SideTable::default() };
@@ -169,9 +174,9 @@ impl<P: Platform> Objects<P> {
             // SAFETY: the pages were just opened, and no other thread knows them.
             unsafe { pages.close(&platform) }
         })?;
-        // SAFETY: the caller says that `hot` is no other instance's, does not move, and lives as
-        // long as this one is used.
-        let slots = unsafe { Slots::open(&platform, config.rseq, &hot.table) }.inspect_err(|_| {
+        // SAFETY: the caller says that `fast_path` is no other instance's, does not move, and lives
+        // as long as this one is used.
+        let cpu_caches = unsafe { CpuCaches::open(&platform, config.rseq, &fast_path.table) }.inspect_err(|_| {
             // SAFETY: both were just opened, and no other thread knows them.
             unsafe {
                 Others::close(others, &platform, pages.nodes() - 1);
@@ -186,7 +191,7 @@ impl<P: Platform> Objects<P> {
             neap_base::fill_in_place!(place => Objects<P> {
                 states: States::new(core::array::from_fn(|table| pages.side_table(STATES + table)), pages.base()),
                 kinds: core::ptr::with_exposed_provenance(pages.side_table(KINDS)),
-                hot: hot,
+                fast_path: fast_path,
                 slabs: SlabTable::new(descriptors, config.span, platform.page_size()),
                 reuse: Reuse::new(),
                 helper: Helper::new(),
@@ -194,7 +199,7 @@ impl<P: Platform> Objects<P> {
                 others: others,
                 vector_bytes: AtomicU64::new(0),
                 owned: AtomicBool::new(false),
-                payback: Payback::closed(),
+                uncharger: Uncharger::closed(),
                 looking: Mutex::new(()),
                 busy: AtomicU64::new(0),
                 patience: AtomicU32::new(0),
@@ -202,7 +207,7 @@ impl<P: Platform> Objects<P> {
                 live: Cells::new(),
                 platform: platform,
                 pages: pages,
-                slots: slots,
+                cpu_caches: cpu_caches,
             } keeping caches);
         }
         Ok(())
@@ -220,21 +225,21 @@ impl<P: Platform> Objects<P> {
         self.isolated_use.look(&self.platform)
     }
 
-    pub(crate) fn hot(&self) -> &Hot {
-        // SAFETY: `open` requires that `hot` lives as long as this instance is used, and does not
-        // move.
-        unsafe { &*self.hot }
+    pub(crate) fn fast_path(&self) -> &FastPath {
+        // SAFETY: `open` requires that `fast_path` lives as long as this instance is used, and does
+        // not move.
+        unsafe { &*self.fast_path }
     }
 
     /// Unmaps everything.
     ///
     /// # Safety
-    /// No thread uses this instance or an object of it any more, and no [`Hot`] leads here.
+    /// No thread uses this instance or an object of it any more, and no [`FastPath`] leads here.
     pub unsafe fn close(&self) {
-        // SAFETY: the caller says that no thread uses the instance, and that no table of a `Hot`
-        // points to its regions.
+        // SAFETY: the caller says that no thread uses the instance, and that no table of a
+        // `FastPath` points to its regions.
         unsafe {
-            self.slots.close(&self.platform);
+            self.cpu_caches.close(&self.platform);
             Others::close(self.others, &self.platform, self.pages.nodes() - 1);
             self.pages.close(&self.platform);
         }
@@ -283,7 +288,7 @@ impl<P: Platform> Objects<P> {
         if length > 0 {
             each(Part::Lists, caches, length);
         }
-        let (stacks, length) = self.slots.mapping();
+        let (stacks, length) = self.cpu_caches.mapping();
         each(Part::Stacks, stacks, length);
     }
 
@@ -303,16 +308,16 @@ impl<P: Platform> Objects<P> {
     /// owners.
     ///
     /// # Safety
-    /// * No thread has used the [`Hot`] of this instance yet, and none uses it after
+    /// * No thread has used the [`FastPath`] of this instance yet, and none uses it after
     ///   [`Objects::close`].
     /// * This instance does not move from now on.
     pub unsafe fn open_hot(&self) {
-        let hot = self.hot();
+        let fast_path = self.fast_path();
         // SAFETY: the tables and the payback are this instance's, and the caller says that no
-        // thread has used `hot` yet.
-        unsafe { hot.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.payback) };
-        if self.slots.has_rseq() {
-            hot.serve();
+        // thread has used `fast_path` yet.
+        unsafe { fast_path.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.uncharger) };
+        if self.cpu_caches.has_rseq() {
+            fast_path.serve();
         }
     }
 
@@ -363,28 +368,28 @@ impl<P: Platform> Objects<P> {
     /// path: no gate and no refill. `None`: the caller takes the slow path.
     #[inline]
     pub fn allocate_at_once(&self, class: Class) -> Option<*mut u8> {
-        let object = NonNull::new(self.slots.pop_at_once(&self.platform, class)?)?;
+        let object = NonNull::new(self.cpu_caches.pop_at_once(&self.platform, class)?)?;
         // SAFETY: stacks hold cached objects of this instance, and this one is this thread's now.
-        unsafe { self.hot().hand_out(object, false) }.map(NonNull::as_ptr)
+        unsafe { self.fast_path().hand_out(object, false) }.map(NonNull::as_ptr)
     }
 
     /// Pushes an object that is marked as cached, and in no stack, onto a stack of a CPU with
     /// Atomic slots. Returns `false` if the caller still has it.
     #[inline]
     pub fn free_at_once(&self, class: Class, object: *mut u8) -> bool {
-        self.slots.push_at_once(&self.platform, class, self.kind_entry(object).home(), object)
+        self.cpu_caches.push_at_once(&self.platform, class, self.kind_entry(object).home(), object)
     }
 
     /// Allocates an object of `class`; `None` if there is no page for it.
     pub fn allocate(&self, class: Class) -> Option<*mut u8> {
-        let object = match self.slots.pop(&self.platform, class) {
+        let object = match self.cpu_caches.pop(&self.platform, class) {
             Attempt::Done(object) => object,
             Attempt::Refused => self.refill(class)?,
             Attempt::Busy => self.allocate_directly(class)?,
         };
         // SAFETY: stacks, sheaves and slabs give out objects of this instance that are marked as
         // cached, and this one is this thread's now.
-        unsafe { self.hot().hand_out(NonNull::new(object)?, true) }.map(NonNull::as_ptr)
+        unsafe { self.fast_path().hand_out(NonNull::new(object)?, true) }.map(NonNull::as_ptr)
     }
 
     /// Address of the first object of a slab. The slab exists: the caller has an object of it, or
@@ -423,7 +428,7 @@ impl<P: Platform> Objects<P> {
         // too.
         let filled = self.shared(self.pages.nearest(&self.platform), class).lock().slabs as usize;
         let block = if filled * bytes >= BULK {
-            let early = state::tables_of(class).any(|table| table == state::COMMON);
+            let early = object_state::tables_of(class).any(|table| table == object_state::COMMON);
             self.pages.allocate_one_more_block(&self.platform, order, early)
         } else {
             self.pages.allocate_block(&self.platform, order)
@@ -443,9 +448,9 @@ impl<P: Platform> Objects<P> {
             return None;
         };
         self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
-        state::tables_of(class).for_each(|table| self.pages.mark_side_table(block.pfn, STATES + table));
+        object_state::tables_of(class).for_each(|table| self.pages.mark_side_table(block.pfn, STATES + table));
         self.set_kind(block.pfn, Order(shape.order), class);
-        self.hot().cover(self.pages.limit());
+        self.fast_path().cover(self.pages.limit());
         Some((slab, self.pages.node_of(block.pfn)))
     }
 
@@ -462,7 +467,7 @@ impl<P: Platform> Objects<P> {
     pub fn free(&self, class: Class, object: *mut u8) {
         let home = self.kind_entry(object).home();
         let stack = if home == self.platform.cpu() as u16 { StackId::home(class) } else { StackId::guests(class) };
-        match self.slots.push(&self.platform, stack, object) {
+        match self.cpu_caches.push(&self.platform, stack, object) {
             Attempt::Done(()) => {}
             Attempt::Refused => self.spill(stack, home, object),
             Attempt::Busy => self.free_directly(class, object),
@@ -479,7 +484,7 @@ impl<P: Platform> Objects<P> {
     /// Returns the number of objects; `None` if the CPU was skipped.
     pub fn drain_cpu(&self, cpu: usize, wanted: impl Fn(Class) -> bool) -> Option<u64> {
         let mut count = 0;
-        let taken = self.slots.take(&self.platform, cpu, wanted, |class, objects| {
+        let taken = self.cpu_caches.take(&self.platform, cpu, wanted, |class, objects| {
             count += objects.len() as u64;
             self.flush(class, objects);
         });

@@ -18,7 +18,7 @@ use neap_os::rseq::Stack;
 const STACKS: usize = 2 * (CLASSES - 1);
 
 /// Offset of the first stack in a region. It is not 0, since programs write to page starts; see
-/// [`Hot`](crate::hot::Hot).
+/// [`FastPath`](crate::fast_path::FastPath).
 const FIRST: usize = 64;
 
 /// Offset of the end of the stacks.
@@ -161,7 +161,7 @@ pub(crate) fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
 
 pub(crate) fn stack(region: usize, id: StackId) -> &'static Stack {
     // SAFETY: every region has a stack at each `StackId`'s place. Regions stay mapped until
-    // `Slots::close`, and a stack consists of atomics. The lifetime is longer than that of the
+    // `CpuCaches::close`, and a stack consists of atomics. The lifetime is longer than that of the
     // slots; no function of this crate passes the reference on for longer.
     unsafe { &*at::<Stack>(region + usize::from(id.place())) }
 }

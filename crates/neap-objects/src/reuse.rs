@@ -259,7 +259,7 @@ impl<P: Platform> Objects<P> {
             })),
             _ => {
                 let next = (stage - BARNS - 1) as usize;
-                if let Some(cpu) = self.slots.used().iter().find(|&cpu| cpu >= next) {
+                if let Some(cpu) = self.cpu_caches.used().iter().find(|&cpu| cpu >= next) {
                     let is_mine = advance(BARNS + 2 + cpu as u32);
                     return Some(if is_mine { self.take_stacks(cpu) } else { 0 });
                 }
@@ -278,10 +278,10 @@ impl<P: Platform> Objects<P> {
     /// fence asks the helper to drain all CPUs, and the steps for others do nothing. Returns the
     /// number of objects returned by this thread.
     fn take_stacks(&self, cpu: usize) -> u64 {
-        if !self.slots.takes_fence(&self.platform, cpu) || self.platform.may_fence() {
+        if !self.cpu_caches.takes_fence(&self.platform, cpu) || self.platform.may_fence() {
             return self.drain_cpu(cpu, |_| true).unwrap_or(0);
         }
-        let mut fenced = self.slots.used().iter().filter(|&cpu| self.slots.takes_fence(&self.platform, cpu));
+        let mut fenced = self.cpu_caches.used().iter().filter(|&cpu| self.cpu_caches.takes_fence(&self.platform, cpu));
         if fenced.next() == Some(cpu) {
             self.helper.ask(PATIENCE);
         }

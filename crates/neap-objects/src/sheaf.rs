@@ -4,11 +4,11 @@
 //!
 //! A sheaf has one owner at a time, a barn or a thread; only the owner accesses it. A plain sheaf
 //! has a cell for each object. A bound sheaf keeps objects as a few
-//! [progressions](crate::progression). The memory is an object of another size class:
+//! [progressions](crate::strided_run). The memory is an object of another size class:
 //! [`Sheaf::bytes`]. SLUB calls this a sheaf (Linux 6.18), Bonwick a magazine (2001).
 
-use crate::progression::{Packed, Progression};
 use crate::size_class::{Class, GRAIN};
+use crate::strided_run::{Packed, StridedRun};
 use core::ptr::{NonNull, null_mut};
 
 mod list;
@@ -137,14 +137,14 @@ impl Sheaf {
     }
 
     /// The progressions of a bound sheaf, bottom first.
-    pub fn progressions(&self) -> impl Iterator<Item = Progression> {
+    pub fn progressions(&self) -> impl Iterator<Item = StridedRun> {
         let size = self.size();
         self.packed().iter().map(move |packed| packed.unpack(size))
     }
 
     /// Its objects, bottom first.
     pub fn objects(&self) -> impl Iterator<Item = *mut u8> {
-        self.cells().iter().copied().chain(self.progressions().flat_map(Progression::objects))
+        self.cells().iter().copied().chain(self.progressions().flat_map(StridedRun::objects))
     }
 
     /// Every `every`th object of its cells, and of each of its progressions.
@@ -277,7 +277,7 @@ pub(crate) fn sheaf_memory(class: Class, bound: bool) -> Class {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progression::few;
+    use crate::strided_run::few;
     use std::vec::Vec;
 
     /// Makes a sheaf for objects of the smallest class, and returns it and its memory.

@@ -12,14 +12,14 @@
 //! Takes the locks it needs one at a time. Removes its marks in the end, and allocates nothing.
 
 use crate::class_cache::ClassCache;
+use crate::cpu_caches::{CacheMode, CpuCaches};
+use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
 use crate::objects::Objects;
-use crate::owners::Vector;
+use crate::payers::Vector;
 use crate::region::{REGION, StackId, dummy_cell, objects, stack};
 use crate::sheaf::sheaf_memory;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
-use crate::slots::{SlotKind, Slots};
-use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
 use core::fmt;
 use core::ops::AddAssign;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -192,9 +192,9 @@ impl<P: Platform> Objects<P> {
         // All objects are visited, even after a finding.
         let mut answer = Ok(());
         for class in Class::all() {
-            for cpu in self.slots.used().iter() {
+            for cpu in self.cpu_caches.used().iter() {
                 // SAFETY: no other thread is in a slow path, so none changes the CPU's region.
-                let region = unsafe { self.slots.lock(cpu).peek() };
+                let region = unsafe { self.cpu_caches.lock(cpu).peek() };
                 for id in [StackId::home(class), StackId::guests(class)] {
                     answer = answer.and(change(class, &mut objects(stack(region, id)).iter().copied()));
                 }
@@ -455,44 +455,46 @@ impl<P: Platform> Objects<P> {
 
     /// Verifies regions, stacks and the table.
     fn verify_slots(&self) -> Result<(), Finding> {
-        let slots = &self.slots;
-        let spare = *slots.spare.lock();
+        let cpu_caches = &self.cpu_caches;
+        let spare = *cpu_caches.spare.lock();
         if spare != 0 {
-            slots.verify_empty(spare, 1, |id| id.cells(spare))?;
+            cpu_caches.verify_empty(spare, 1, |id| id.cells(spare))?;
         }
-        slots.verify_empty(slots.dummy(), 0, |_| dummy_cell(slots.dummy()))?;
-        let used = slots.used();
-        for cpu in 0..slots.cpus() {
+        cpu_caches.verify_empty(cpu_caches.dummy(), 0, |_| dummy_cell(cpu_caches.dummy()))?;
+        let used = cpu_caches.used();
+        for cpu in 0..cpu_caches.cpus() {
             let equal =
                 |what, expected: u64, found: u64| Finding::unless_equal(what, Class::NONE, cpu, expected, found);
             // SAFETY: no other thread is in a slow path, so none changes the CPU's region.
-            let region = unsafe { slots.lock(cpu).peek() };
-            let entry = slots.entry(cpu + UNREGISTERED).load(Relaxed).addr();
+            let region = unsafe { cpu_caches.lock(cpu).peek() };
+            let entry = cpu_caches.entry(cpu + UNREGISTERED).load(Relaxed).addr();
             if !used.contains(cpu) {
                 equal("region of a CPU that was never used", 0, region as u64)?;
-                equal("table entry of a CPU that was never used", slots.dummy() as u64, entry as u64)?;
+                equal("table entry of a CPU that was never used", cpu_caches.dummy() as u64, entry as u64)?;
                 continue;
             }
-            let regions = slots.first_region()..slots.first_region() + (slots.cpus() + 1) * REGION;
+            let regions = cpu_caches.first_region()..cpu_caches.first_region() + (cpu_caches.cpus() + 1) * REGION;
             equal("region of a CPU", 1, u64::from(regions.contains(&region) && region != spare))?;
             equal("region of a CPU", 0, ((region - regions.start) % REGION) as u64)?;
             // SAFETY: no other thread is in a slow path, so none changes a CPU's region.
-            let twice =
-                used.iter().take_while(|&other| other < cpu).any(|other| unsafe { slots.lock(other).peek() } == region);
+            let twice = used
+                .iter()
+                .take_while(|&other| other < cpu)
+                .any(|other| unsafe { cpu_caches.lock(other).peek() } == region);
             equal("region of two CPUs", 0, twice.into())?;
-            let owned = entry == region && slots.kind(&self.platform, cpu) == SlotKind::Rseq;
-            equal("table entry of a CPU", 1, u64::from(owned || entry == slots.dummy()))?;
-            StackId::all().try_for_each(|id| slots.verify_stack(cpu, region, id))?;
+            let owned = entry == region && cpu_caches.kind(&self.platform, cpu) == CacheMode::Rseq;
+            equal("table entry of a CPU", 1, u64::from(owned || entry == cpu_caches.dummy()))?;
+            StackId::all().try_for_each(|id| cpu_caches.verify_stack(cpu, region, id))?;
         }
-        let others = (0..UNREGISTERED).chain(slots.cpus() + UNREGISTERED..slots.named + UNREGISTERED);
-        let (what, dummy) = ("table entry of no CPU", slots.dummy() as u64);
+        let others = (0..UNREGISTERED).chain(cpu_caches.cpus() + UNREGISTERED..cpu_caches.named + UNREGISTERED);
+        let (what, dummy) = ("table entry of no CPU", cpu_caches.dummy() as u64);
         others
-            .map(|entry| (entry, slots.entry(entry).load(Relaxed).addr() as u64))
+            .map(|entry| (entry, cpu_caches.entry(entry).load(Relaxed).addr() as u64))
             .try_for_each(|(entry, found)| Finding::unless_equal(what, Class::NONE, entry, dummy, found))
     }
 }
 
-impl Slots {
+impl CpuCaches {
     /// Verifies a region in which no stack has objects or room. `writable` is its mark, and `cells`
     /// says where the stacks' cells are.
     fn verify_empty(&self, region: usize, writable: u64, cells: impl Fn(StackId) -> usize) -> Result<(), Finding> {
@@ -505,7 +507,7 @@ impl Slots {
                 let found = pointer.load(Relaxed).addr();
                 Finding::unless_equal("stack that is to be empty", id.class(), region, cells as u64, found as u64)
             })?;
-            Slots::verify_below(region, id, cells)
+            CpuCaches::verify_below(region, id, cells)
         })
     }
 
@@ -522,7 +524,7 @@ impl Slots {
         let most = cells + id.capacity() as usize * size_of::<usize>();
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, id.class(), cpu, expected, found);
         equal("bottom of a stack", cells as u64, bottom as u64)?;
-        Slots::verify_below(region, id, cells)?;
+        CpuCaches::verify_below(region, id, cells)?;
         equal("end of a stack", 1, u64::from((bottom..=most).contains(&end)))?;
         equal("head of a stack", 1, u64::from(head >= bottom && head <= end && head % size_of::<usize>() == 0))
     }

@@ -17,11 +17,11 @@ mod machine;
 use instance::{Opened, rseq};
 use machine::Shared;
 use neap_base::{Linux, Platform};
-use neap_objects::hot::Freed;
-use neap_objects::paid::Owned;
+use neap_objects::charged::Owned;
+use neap_objects::cpu_caches::Attempt;
+use neap_objects::fast_path::FreeOutcome;
 use neap_objects::region::StackId;
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
-use neap_objects::slots::Attempt;
 
 /// The real machine, and a thread that stays on its CPU.
 fn opened() -> Option<Opened<Shared<Linux>>> {
@@ -36,12 +36,12 @@ fn opened() -> Option<Opened<Shared<Linux>>> {
 
 /// Repeats a call that may be interrupted. Several refusals in a row are no coincidence.
 fn allocate<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
-    (0..100).find_map(|_| o.hot.allocate(size)).map(|object| object.as_ptr())
+    (0..100).find_map(|_| o.fast_path.allocate(size)).map(|object| object.as_ptr())
 }
 
 /// Repeats a call for a thread that has entered nothing.
 fn allocate_outside<P: Platform>(o: &Opened<P>, size: usize) -> Option<*mut u8> {
-    (0..100).find_map(|_| o.hot.allocate_outside(size)).map(|object| object.as_ptr())
+    (0..100).find_map(|_| o.fast_path.allocate_outside(size)).map(|object| object.as_ptr())
 }
 
 /// Runs `test` with an object of 64 bytes on this CPU's stack. The object is the program's
@@ -68,13 +68,13 @@ fn a_size_leads_to_the_stack_of_its_class() {
         let class = Class::of_size(size);
         let object = allocate(&o, size).unwrap_or_else(|| panic!("nothing of {size} bytes"));
         assert_eq!(o.class_at(object), Some(class), "size {size}");
-        assert!(o.is_allocated(object) && o.hot.free(object.wrapping_add(GRAIN / 2)) == Freed::Unknown);
-        let before = o.slots.count(&o.platform, o.platform.cpu(), StackId::home(class));
-        if o.hot.free(object) == Freed::Unplaced {
+        assert!(o.is_allocated(object) && o.fast_path.free(object.wrapping_add(GRAIN / 2)) == FreeOutcome::NotFastPath);
+        let before = o.cpu_caches.count(&o.platform, o.platform.cpu(), StackId::home(class));
+        if o.fast_path.free(object) == FreeOutcome::CacheFull {
             o.free(class, object);
         }
-        assert!(o.is_cached(object) && o.hot.free(object) == Freed::Unknown);
-        assert_eq!(o.slots.count(&o.platform, o.platform.cpu(), StackId::home(class)), before + 1, "size {size}");
+        assert!(o.is_cached(object) && o.fast_path.free(object) == FreeOutcome::NotFastPath);
+        assert_eq!(o.cpu_caches.count(&o.platform, o.platform.cpu(), StackId::home(class)), before + 1, "size {size}");
     }
     for size in [LARGEST + 1, 1 << 32, usize::MAX] {
         assert!(allocate(&o, size).is_none() && allocate_outside(&o, size).is_none(), "{size} bytes");
@@ -86,8 +86,8 @@ fn a_size_leads_to_the_stack_of_its_class() {
 #[test]
 fn once_a_thread_enters_something_who_has_not_is_asked_first() {
     with_an_object_of_64(|o, object| {
-        o.hot.look_at_entered();
-        assert!(allocate(o, 64).is_none() && !o.hot.serves_unasked() && o.hot.serves_all());
+        o.fast_path.look_at_entered();
+        assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unasked() && o.fast_path.serves_all());
         assert_eq!(allocate_outside(o, 64), Some(object));
     });
 }
@@ -95,14 +95,14 @@ fn once_a_thread_enters_something_who_has_not_is_asked_first() {
 #[test]
 fn where_all_are_to_enter_something_who_has_not_is_refused() {
     with_an_object_of_64(|o, object| {
-        o.hot.serve_entered_alone();
+        o.fast_path.serve_entered_alone();
         assert!(allocate(o, 64).is_none() && allocate_outside(o, 64).is_none());
-        assert!(!o.hot.serves_unasked() && !o.hot.serves_all());
-        let entered = (0..100).map(|_| o.hot.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing);
+        assert!(!o.fast_path.serves_unasked() && !o.fast_path.serves_all());
+        let entered = (0..100).map(|_| o.fast_path.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing);
         let Some(Owned::Another(popped)) = entered else { panic!("who has entered something is served") };
         assert_eq!(popped.as_ptr(), object);
         // SAFETY: this thread just popped the object, which is marked as cached.
-        assert_eq!(unsafe { o.hot.hand_out(popped, false) }, Some(popped));
+        assert_eq!(unsafe { o.fast_path.hand_out(popped, false) }, Some(popped));
     });
 }
 
@@ -113,12 +113,12 @@ fn an_object_that_is_not_cached_stays_where_it_is() {
     let (stack, cpu) = (StackId::home(class), o.platform.cpu());
     let [object, another] = [(); 2].map(|()| o.take(class).unwrap());
     o.give(class, another);
-    let before = o.slots.count(&o.platform, cpu, stack);
+    let before = o.cpu_caches.count(&o.platform, cpu, stack);
     // The result of two frees at the same moment.
-    assert_eq!(o.slots.push(&o.platform, stack, object), Attempt::Done(()));
+    assert_eq!(o.cpu_caches.push(&o.platform, stack, object), Attempt::Done(()));
     assert!(allocate(&o, 64).is_none(), "the program has it");
-    assert_eq!(o.slots.count(&o.platform, cpu, stack), before + 1);
-    assert_eq!(o.slots.pop(&o.platform, class), Attempt::Done(object));
+    assert_eq!(o.cpu_caches.count(&o.platform, cpu, stack), before + 1);
+    assert_eq!(o.cpu_caches.pop(&o.platform, class), Attempt::Done(object));
     assert_eq!(allocate(&o, 64), Some(another));
     o.give(class, another);
     o.give(class, object);

@@ -19,7 +19,7 @@ fn case(name: &str) {
     let object = o.take(class).unwrap();
     if name == "handed out" {
         // SAFETY: the object lies in the arena. It is in no cache, which this call detects.
-        unsafe { o.hot.hand_out(NonNull::new(object).unwrap(), false) };
+        unsafe { o.fast_path.hand_out(NonNull::new(object).unwrap(), false) };
         return;
     }
     // The object is in two cells: of one stack, or of two CPUs' stacks.
@@ -41,7 +41,7 @@ fn case(name: &str) {
         "accounted" => {
             let object = o.take(class).unwrap();
             // SAFETY: the object is the test's, of this instance.
-            assert!(unsafe { o.hot.own(object, 7) || o.own_slowly(class, object, 7) });
+            assert!(unsafe { o.fast_path.own(object, 7) || o.own_slowly(class, object, 7) });
         }
         other => panic!("no such case: {other}"),
     }

@@ -57,6 +57,7 @@ mod pages;
 #[cfg(feature = "lab")]
 pub mod policy;
 // Parts that only the laboratory uses are unused without it.
+mod page_snapshot;
 #[cfg(not(feature = "lab"))]
 #[allow(unreachable_pub)]
 #[cfg_attr(not(test), allow(dead_code))]
@@ -69,7 +70,6 @@ mod settings;
 mod shape;
 mod shortage;
 mod statistics;
-mod survey;
 mod tables;
 mod units;
 mod verify;
@@ -81,12 +81,12 @@ pub use give_back::Drain;
 pub use holes::MOST_PAGES;
 pub use live::ZoneCell;
 pub use node_pages::NodePages;
+pub use page_snapshot::{PIECE, Use};
 pub use pages::Pages;
 pub use release::Report;
 pub use settings::Settings;
 pub use shape::{BATCH_SCALE, MARKED, MOST_BATCH_SCALE, Shape, SideTable, TABLES};
 pub use shortage::Shortage;
 pub use statistics::{Statistics, Watermarks};
-pub use survey::{PIECE, Use};
 pub use tables::Part;
 pub use units::{Block, Exhausted};

@@ -15,11 +15,11 @@
 use crate::frames::Frames;
 use crate::give_back::Drain;
 use crate::live::ZoneCell;
+use crate::page_snapshot::PIECE;
 use crate::pages::Pages;
 use crate::release::Report;
 use crate::shape::Shape;
 use crate::statistics::Statistics;
-use crate::survey::PIECE;
 use crate::tables::Part;
 use crate::units::{Block, CHUNK, Exhausted};
 use core::ops::Range;

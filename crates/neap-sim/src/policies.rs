@@ -1,10 +1,10 @@
 //! The policies by name: the types that a machine is built with, and their names in the command
 //! line and tables.
 
+use neap_pages::policy::double_halve::Hocko;
 use neap_pages::policy::fixed::Still;
-use neap_pages::policy::gorman::Gorman;
-use neap_pages::policy::hocko::Hocko;
-use neap_pages::policy::huang::Huang;
+use neap_pages::policy::idle_guard::Huang;
+use neap_pages::policy::pid::Gorman;
 use neap_pages::policy::{Adaptive, Depth, Policy, Unchanged, Upstream};
 
 use crate::machine::{Machine, Setup};

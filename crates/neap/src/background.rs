@@ -112,7 +112,7 @@ impl<P: Platform> Core<P> {
             self.look_for_allocation(mm);
             // Tried only: the asking thread may be inside the gate, and a fork wait for it.
             let Some(_inside) = mm.gate.try_enter(self.objects.platform.cpu()) else { return false };
-            let used = self.objects.slots.used();
+            let used = self.objects.cpu_caches.used();
             used.iter().take_while(|_| !mm.gate.is_closed()).for_each(|cpu| _ = self.objects.drain_cpu(cpu, |_| true));
             true
         });

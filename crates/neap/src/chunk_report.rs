@@ -1,7 +1,7 @@
 //! The report on the chunks of per-CPU data for another process: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request (`requests.rs`). A report begins at the requested chunk and
+//! It answers a request (`control.rs`). A report begins at the requested chunk and
 //! ends where the page does, so a large instance takes several reports; each chunk is of one
 //! moment. Writes only to the page, which is touched before any lock is taken.
 //!
@@ -20,7 +20,7 @@
 //!    populated and empty pages; allocations; the map of populated pages; the map of grains in
 //!    rows.
 
-use crate::pen::{self, Pen};
+use crate::report_writer::{self, ReportWriter};
 use core::sync::atomic::AtomicU64;
 use neap_percpu::{Charge, Chunk, Layout, List, PerCpuData};
 
@@ -32,7 +32,7 @@ pub const CHUNK: usize = 8;
 /// Writes a report on the chunks from `from` on into `words`, at least [`HEAD`] of them. Takes the
 /// instance's locks, one after the other.
 pub fn write<C: Charge>(data: Option<&PerCpuData<C>>, from: u32, words: &[AtomicU64]) {
-    pen::touch(words);
+    report_writer::touch(words);
     let Some(data) = data else { return };
     let (all, of) = (data.statistics_at_once(), data.dimensions());
     let size = CHUNK + of.pages.div_ceil(64) + of.grains.div_ceil(64);
@@ -40,15 +40,15 @@ pub fn write<C: Charge>(data: Option<&PerCpuData<C>>, from: u32, words: &[Atomic
     while next < numbers && at + size <= words.len() {
         let (head, maps) = words[at..at + size].split_at(CHUNK);
         let (populated, taken) = maps.split_at(of.pages.div_ceil(64));
-        let [mut populated, mut taken] = [populated, taken].map(|words| Pen::new(words, 0));
+        let [mut populated, mut taken] = [populated, taken].map(|words| ReportWriter::new(words, 0));
         if let Some(chunk) = data.chunk(next, |word| populated.write(word), |word| taken.write(word)) {
-            write_chunk(&chunk, &mut Pen::new(head, 0));
+            write_chunk(&chunk, &mut ReportWriter::new(head, 0));
             at += size;
             count += 1;
         }
         next += 1;
     }
-    let mut pen = Pen::new(words, 0);
+    let mut pen = ReportWriter::new(words, 0);
     pen.write(1);
     pen.write(count);
     pen.write(if next < numbers { u64::from(next) } else { u64::MAX });
@@ -64,7 +64,7 @@ pub fn write<C: Charge>(data: Option<&PerCpuData<C>>, from: u32, words: &[Atomic
     debug_assert!(pen.at() == HEAD);
 }
 
-fn write_chunk(chunk: &Chunk, pen: &mut Pen<'_>) {
+fn write_chunk(chunk: &Chunk, pen: &mut ReportWriter<'_>) {
     let list = match chunk.list {
         List::Slot(slot) => slot,
         List::Sidelined => 64,

@@ -101,7 +101,7 @@ impl<P: Platform> Core<P> {
     /// Returns the whole scope, or the reason why there is none.
     fn scope(&self, scope: &Scope) -> Result<Left, NoSuch> {
         let mut cpus = CpuSet::EMPTY;
-        let known = self.objects.slots.cpus();
+        let known = self.objects.cpu_caches.cpus();
         match scope.cpu {
             Some(cpu) if cpu as usize >= known => return Err(NoSuch::Cpu(cpu)),
             Some(cpu) => cpus.insert(cpu as usize),
@@ -126,7 +126,7 @@ impl<P: Platform> Core<P> {
     /// Removes CPUs that never used their lists or stacks.
     fn leave_unused(&self, left: &mut Left) {
         left.lists.intersect(&self.objects.pages.listed_cpus());
-        left.stacks.intersect(&self.objects.slots.used());
+        left.stacks.intersect(&self.objects.cpu_caches.used());
     }
 
     /// Tries once to drain the rest of the scope, until it is to `stop`. Without `fences`, it
@@ -206,7 +206,7 @@ impl<P: Platform> Mm<P> {
     /// Inside the gate.
     pub(crate) fn flush_classes(&self, core: &Core<P>, wanted: impl Fn(Class) -> bool) {
         let closing = || self.gate.is_closed();
-        for cpu in core.objects.slots.used().iter().take_while(|_| !closing()) {
+        for cpu in core.objects.cpu_caches.used().iter().take_while(|_| !closing()) {
             _ = core.objects.drain_cpu(cpu, &wanted);
         }
         Class::all().filter(|&class| wanted(class)).for_each(|class| _ = core.objects.trim_barn(class, true, &closing));

@@ -58,7 +58,7 @@ impl<P: Platform> Mm<P> {
             naps += 1;
             naps < LOCK_NAPS && patience(naps * LOCK_NAP)
         };
-        if empty && core.objects.slots.close_table(&core.objects.platform, wait).is_err() {
+        if empty && core.objects.cpu_caches.close_table(&core.objects.platform, wait).is_err() {
             // No fence, or a lock that is never free. A sequence has a few instructions, so it has
             // ended after some turns of other threads. Not proved.
             (0..YIELDS).for_each(|_| core.objects.platform.pause());
@@ -77,7 +77,7 @@ impl<P: Platform> Mm<P> {
         }
         if let Some(core) = self.core_if_open() {
             if self.gate.is_empty() {
-                core.objects.slots.open_table(&core.objects.platform);
+                core.objects.cpu_caches.open_table(&core.objects.platform);
             }
             // Before the gate opens: the next thread that closes it stops a running clock.
             core.reclaim.get().inspect(|reclaim| reclaim.clock.go(clock::precise()));

@@ -1,7 +1,7 @@
 //! The report on memory groups for another process: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request (`requests.rs`). A report begins at the requested slot and
+//! It answers a request (`control.rs`). A report begins at the requested slot and
 //! ends where the page does, so many groups take several reports; each group is of one moment. The
 //! last reports have other entries: charged bytes that are not in use, all of one moment, then
 //! bytes booked under ids of deleted groups, then charges that wait. Allocates nothing.
@@ -23,8 +23,8 @@
 //!    all bits set if it has none.
 
 use crate::memory_groups::Grouped;
-use crate::pen::{self, Pen};
 use crate::reclaiming::Reclaiming;
+use crate::report_writer::{self, ReportWriter};
 use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
 use neap_groups::{Bound, Event, FOREVER, Groups, Info, Kind, LONGEST_NAME, Reason, Waiting};
@@ -55,9 +55,9 @@ pub(crate) fn write<P: Platform>(
     from: u32,
     words: &[AtomicU64],
 ) {
-    pen::touch(words);
+    report_writer::touch(words);
     let Some(grouped) = grouped else { return };
-    let mut pen = Pen::new(words, HEAD);
+    let mut pen = ReportWriter::new(words, HEAD);
     let (groups, source) = grouped.parts();
     let (mut entries, mut next, count) = (0, u64::MAX, groups.count_inside());
     if from < ASK_LEFT {
@@ -116,7 +116,7 @@ pub(crate) fn write<P: Platform>(
         ASK_WAITING.. => 2,
     };
     let numbers = [count.live, count.dying, count.slots, count.ids].map(u64::from);
-    let mut pen = Pen::new(words, 0);
+    let mut pen = ReportWriter::new(words, 0);
     pen.write_all([1, entries, next, kind]);
     pen.write_all(numbers);
     pen.write_all([grouped.bytes() as u64, grouped.fences().into()]);
@@ -141,7 +141,7 @@ fn reason<P: Platform>(waiting: &Waiting, groups: &Groups, reclaiming: Option<&R
     }
 }
 
-fn write_group(info: &Info, pen: &mut Pen<'_>) {
+fn write_group(info: &Info, pen: &mut ReportWriter<'_>) {
     let parent = info.parent.map_or(0, |parent| parent.to_bits());
     pen.write_all([info.id.to_bits(), parent, info.charged, info.peak, info.stalled_us]);
     pen.write_all(info.bounds);

@@ -179,7 +179,7 @@ impl<P: Platform> Core<P> {
                 return Worked { more: !worked.refused, ..worked };
             }
         }
-        for cpu in self.objects.slots.used().iter() {
+        for cpu in self.objects.cpu_caches.used().iter() {
             if self.may_take_in_call(cpu) {
                 objects += self.objects.drain_cpu(cpu, |_| true).unwrap_or(0);
             }

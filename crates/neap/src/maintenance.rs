@@ -11,7 +11,7 @@
 //!
 //! neap's own thread (`background.rs`) ticks or, where there is none, calls on
 //! the slow path. The thread or call that ticks also answers requests of other processes
-//! (`requests.rs`).
+//! (`control.rs`).
 //!
 //! # Locking
 //! One tick at a time: its mutex is only tried.
@@ -128,7 +128,7 @@ impl<P: Platform> Core<P> {
     /// Whether a call that allocates or frees may drain a CPU's stacks.
     pub(crate) fn may_take_in_call(&self, cpu: usize) -> bool {
         let platform = &self.objects.platform;
-        !self.objects.slots.takes_fence(platform, cpu) || platform.may_fence()
+        !self.objects.cpu_caches.takes_fence(platform, cpu) || platform.may_fence()
     }
 
     fn give_back(&self, mm: &Mm<P>, GiveBackLimits { now, most, fences }: GiveBackLimits) -> Tick {
@@ -145,11 +145,11 @@ impl<P: Platform> Core<P> {
             self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
         }
         // Only full ticks drain: a continuation comes too soon to tell which stacks are idle.
-        for cpu in self.objects.slots.used().iter().filter(|_| now.is_some()) {
+        for cpu in self.objects.cpu_caches.used().iter().filter(|_| now.is_some()) {
             let mut idle = [false; CLASSES];
             let (mut any, mut active) = (false, false);
             for class in Class::all() {
-                let now = self.objects.slots.peek(&self.objects.platform, cpu, class);
+                let now = self.objects.cpu_caches.peek(&self.objects.platform, cpu, class);
                 active |= now.active;
                 idle[class.index()] = seen.is_idle(cpu, class, now);
                 any |= idle[class.index()];

@@ -2,7 +2,7 @@
 //! kernel's view: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request (`requests.rs`) of [`reconcile`](crate::reconcile). This
+//! It answers a request (`control.rs`) of [`reconcile`](crate::reconcile). This
 //! process makes no system call for it: a sandbox may end it for opening a file, and the asker can
 //! read its mappings from outside. A report begins at the requested piece of the arena and ends
 //! where the page does; the first one has the rest as well. Each piece is of one moment. Allocates
@@ -19,8 +19,8 @@
 //! 4. for each piece: a nibble for every page ([`Use`](neap_pages::Use)).
 
 use crate::mm::Mm;
-use crate::pen::{self, Pen};
 use crate::reconcile::{Books, Range};
+use crate::report_writer::{self, ReportWriter};
 use core::fmt::{self, Write};
 use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
@@ -36,9 +36,9 @@ pub const WORDS: usize = PIECE / 16;
 /// Writes a report on the pieces from `from` on into `words`; if `from` is 0, also the ranges, and
 /// the counters `books`. Inside the gate.
 pub(crate) fn write<P: Platform>(mm: &Mm<P>, mut books: Books, from: u32, words: &[AtomicU64]) {
-    pen::touch(words);
+    report_writer::touch(words);
     let Some(core) = mm.core_if_open() else { return };
-    let (mut pen, mut numbers, mut ranges) = (Pen::new(words, HEAD), 0, 0);
+    let (mut pen, mut numbers, mut ranges) = (ReportWriter::new(words, HEAD), 0, 0);
     if from == 0 {
         numbers = books.numbers().count();
         pen.write_all(books.numbers().map(|number| *number));
@@ -56,7 +56,7 @@ pub(crate) fn write<P: Platform>(mm: &Mm<P>, mut books: Books, from: u32, words:
         pen.write_all(uses);
         next += 1;
     }
-    let mut pen = Pen::new(words, 0);
+    let mut pen = ReportWriter::new(words, 0);
     let more = if next < pages.pieces() { next.into() } else { u64::MAX };
     pen.write_all([1, more, pages.page_size() as u64, pages.base() as u64]);
     pen.write_all([from.into(), next.saturating_sub(from).into(), ranges, numbers as u64]);

@@ -98,7 +98,7 @@ impl<P: Platform> Mm<P> {
         let core = self.core().ok_or(GroupError::NoMemory)?;
         // SAFETY: `repay` gets the manager that the objects belong to. An open manager does not
         // move, and outlives its objects.
-        unsafe { core.objects.payback.open(repay::<P>, core::ptr::from_ref(self).cast()) };
+        unsafe { core.objects.uncharger.open(repay::<P>, core::ptr::from_ref(self).cast()) };
         // Outside the gate: making the groups passes it.
         let mut made = Some(Groups::open(&source)?);
         let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(GroupError::NoMemory)));

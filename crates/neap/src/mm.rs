@@ -9,8 +9,8 @@
 //! # Locking
 //! Holds no lock of its own.
 
-use crate::lazy::Lazy;
 use crate::limit::Following;
+use crate::once::Once;
 use crate::options::{Background as Threads, Options, ThreadGroups};
 use crate::settings::Settings;
 use crate::splits::Splits;
@@ -29,7 +29,7 @@ use neap_base::Mutex;
 use neap_base::gate::Gate;
 use neap_base::platform::{Errno, Platform};
 use neap_groups::Groups;
-use neap_objects::hot::{Freed, Hot};
+use neap_objects::fast_path::{FastPath, FreeOutcome};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::futex::{self, Sharing};
@@ -53,7 +53,7 @@ const OPEN: u32 = 2;
 #[repr(C)]
 pub struct Mm<P: Platform> {
     /// Read by every call.
-    pub(crate) hot: Hot,
+    pub(crate) fast_path: FastPath,
     /// Number of this manager among those of the process.
     pub(crate) tag: AtomicUsize,
     /// Counts threads inside slow paths.
@@ -117,15 +117,15 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) objects: Objects<P>,
     pub(crate) per_cpu: Place,
     pub(crate) lists: Lists,
-    pub(crate) groups: Lazy<Groups>,
-    pub(crate) reclaim: Lazy<Reclaim>,
+    pub(crate) groups: Once<Groups>,
+    pub(crate) reclaim: Once<Reclaim>,
 }
 
 impl<P: Platform> Mm<P> {
     /// A manager that is not open yet.
     pub const fn new(hooks: Hooks<P>) -> Mm<P> {
         Mm {
-            hot: Hot::closed(),
+            fast_path: FastPath::closed(),
             tag: AtomicUsize::new(NO_TAG),
             gate: Gate::new(),
             state: AtomicU32::new(CLOSED),
@@ -152,20 +152,20 @@ impl<P: Platform> Mm<P> {
         }
         self.gate.adopt();
         // SAFETY: the exchange above made the state OPENING in this thread alone, so no other
-        // thread uses the core, which is unopened. `hot` is this manager's, which does not move
-        // (the caller's promise).
-        let opened = unsafe { Core::open((*self.core.get()).as_mut_ptr(), platform, options, &self.hot) };
+        // thread uses the core, which is unopened. `fast_path` is this manager's, which does not
+        // move (the caller's promise).
+        let opened = unsafe { Core::open((*self.core.get()).as_mut_ptr(), platform, options, &self.fast_path) };
         let answer = opened.map(|()| {
             // SAFETY: `Core::open` succeeded, so the core is initialised; it is only shared from
             // now on.
             let core = unsafe { (*self.core.get()).assume_init_ref() };
             self.make_tag();
-            // SAFETY: the state is not OPEN yet, so `hot` has refused every call; it belongs to
-            // this core.
+            // SAFETY: the state is not OPEN yet, so `fast_path` has refused every call; it belongs
+            // to this core.
             unsafe { core.objects.open_hot() };
             if options.groups != ThreadGroups::Off {
                 // A thread that has entered no group, as at its start, is to be put into one.
-                self.hot.serve_entered_alone();
+                self.fast_path.serve_entered_alone();
             }
             true
         });
@@ -273,7 +273,7 @@ impl<P: Platform> Mm<P> {
     /// calls `otherwise`, which ends in [`Mm::allocate_entered_or`].
     #[inline(always)]
     pub fn allocate_or(&self, size: usize, otherwise: impl FnOnce() -> *mut u8) -> *mut u8 {
-        match self.hot.allocate(size) {
+        match self.fast_path.allocate(size) {
             Some(object) => object.as_ptr(),
             None => otherwise(),
         }
@@ -387,10 +387,10 @@ impl<P: Platform> Mm<P> {
     /// No thread uses the memory any more.
     #[inline(always)]
     pub unsafe fn free(&self, pointer: *mut u8) {
-        match self.hot.free(pointer) {
-            Freed::Done => {}
-            Freed::Unplaced => self.free_unplaced(pointer),
-            Freed::Unknown => self.free_slow(pointer),
+        match self.fast_path.free(pointer) {
+            FreeOutcome::Cached => {}
+            FreeOutcome::CacheFull => self.free_unplaced(pointer),
+            FreeOutcome::NotFastPath => self.free_slow(pointer),
         }
     }
 
@@ -400,7 +400,7 @@ impl<P: Platform> Mm<P> {
     pub(crate) fn free_unplaced(&self, pointer: *mut u8) {
         let Some(core) = self.core_if_open() else { return };
         // SAFETY: the object's state byte, marked as cached, is in the arena's table.
-        let class = unsafe { self.hot.kind(pointer) }.class();
+        let class = unsafe { self.fast_path.kind(pointer) }.class();
         if core.objects.free_at_once(class, pointer) {
             return;
         }
@@ -531,8 +531,8 @@ impl<P: Platform> Core<P> {
         unsafe {
             (&raw mut (*place).objects).cast::<MaybeUninit<Objects<P>>>().write(Objects::unopened());
             (&raw mut (*place).per_cpu).write(Place::new());
-            (&raw mut (*place).groups).write(Lazy::new());
-            (&raw mut (*place).reclaim).write(Lazy::new());
+            (&raw mut (*place).groups).write(Once::new());
+            (&raw mut (*place).reclaim).write(Once::new());
         }
         core
     }
@@ -541,8 +541,8 @@ impl<P: Platform> Core<P> {
     ///
     /// # Safety
     /// * `place` holds [`Core::unopened`], and belongs to the caller.
-    /// * `hot` fulfils the conditions of [`Objects::open`].
-    unsafe fn open(place: *mut Core<P>, platform: P, options: &Options, hot: &Hot) -> Result<(), Errno> {
+    /// * `fast_path` fulfils the conditions of [`Objects::open`].
+    unsafe fn open(place: *mut Core<P>, platform: P, options: &Options, fast_path: &FastPath) -> Result<(), Errno> {
         let settings = Settings::new(options);
         let neap_pages::Settings { budget, list_high, batch_scale } = settings.of_pages(platform.page_size());
         let maintenance = Maintenance::open(&platform)?;
@@ -551,9 +551,9 @@ impl<P: Platform> Core<P> {
         // On failure the maintenance's few pages stay mapped: the caller is about to give up on
         // memory altogether.
         // SAFETY: `place` holds `Core::unopened` and is the caller's, so its objects are
-        // `Objects::unopened`; `hot` fulfils the conditions of `Objects::open` (the caller's
+        // `Objects::unopened`; `fast_path` fulfils the conditions of `Objects::open` (the caller's
         // promise).
-        unsafe { Objects::open(&raw mut (*place).objects, platform, &config, hot)? };
+        unsafe { Objects::open(&raw mut (*place).objects, platform, &config, fast_path)? };
         // SAFETY: the place is the caller's; the objects were opened above, and `Core::unopened`
         // has initialised the other three.
         unsafe {

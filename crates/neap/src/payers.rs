@@ -34,7 +34,7 @@ impl<P: Platform> Mm<P> {
                 // SAFETY: the kind map says that the address lies in an object of this manager. The
                 // object is not freed during the call (the caller's promise), so it has an owner
                 // and its page keeps its vector.
-                unsafe { self.hot.payer(object) }.map(Payer::from_bits)
+                unsafe { self.fast_path.payer(object) }.map(Payer::from_bits)
             }
         }
     }

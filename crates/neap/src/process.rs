@@ -30,7 +30,8 @@ pub static PROCESS: OnPages<Mm<Linux>> =
     OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_text::publish) }));
 
 /// A value at the start of a page, so that the page offsets of its fields are known: see
-/// [`Hot`](neap_objects::hot::Hot). For statics only: a value on a stack is not so aligned.
+/// [`FastPath`](neap_objects::fast_path::FastPath). For statics only: a value on a stack is not so
+/// aligned.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct OnPages<T>(T);

@@ -7,9 +7,9 @@
 //! # Locking
 //! No lock of its own. Callbacks run outside the gate and with no lock held.
 
+use crate::builtin_shrinkers;
 use crate::memory_groups::Grouped;
 use crate::mm::Mm;
-use crate::own_caches;
 use crate::per_cpu_data::Source;
 use crate::state::reclaim::Reclaim;
 use core::ptr::NonNull;
@@ -112,7 +112,7 @@ impl<P: Platform> Mm<P> {
         // Outside the gate: making the shrinkers passes it.
         let made = Shrinkers::open(source)?;
         // SAFETY: an open manager does not move, and closes its registry before its own end.
-        if let Err(error) = unsafe { own_caches::register(self, source, &made) } {
+        if let Err(error) = unsafe { builtin_shrinkers::register(self, source, &made) } {
             // SAFETY: `made` was never published, so no other thread uses it and no callback runs.
             unsafe { made.close(source) };
             return Err(error);

@@ -1,7 +1,7 @@
 //! The report on shrinkers for another process: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request (`requests.rs`). Takes no lock of the registry, so
+//! It answers a request (`control.rs`). Takes no lock of the registry, so
 //! unregistering waits for no report. It is gathered on the stack, outside the gate, and then
 //! copied. A report begins at the requested index; many shrinkers take several reports. The groups
 //! of a shrinker that has many are requested separately, from a number on. Allocates nothing, and

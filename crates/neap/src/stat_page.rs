@@ -21,7 +21,7 @@
 //! # Locking
 //! One mutex, only ever tried, is held while numbers or a report are written.
 
-use crate::desk::Desk;
+use crate::control_channel::ControlChannel;
 use crate::live::{LiveHead, PageLayout};
 use crate::stat_sheet::{Header, MAGIC, REPORT, REPORT_AT, Sheet, Text, VERSION};
 use core::fmt;
@@ -122,7 +122,7 @@ impl StatPage {
     }
 
     /// Words for requests of other processes; `None` if this process has no page of its own.
-    pub(crate) fn desk(&self) -> Option<&Desk> {
+    pub(crate) fn desk(&self) -> Option<&ControlChannel> {
         self.header().map(|header| &header.desk)
     }
 

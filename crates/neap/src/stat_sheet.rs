@@ -4,13 +4,13 @@
 //! # Format
 //! Version 7, in the machine's byte order: magic (8 bytes), version, sequence, process id and
 //! length (4 bytes each), nanoseconds of `CLOCK_MONOTONIC` (8 bytes), a request and its answer
-//! ([`requests`](crate::requests)), [live counters](crate::live), and a JSON object of that length.
+//! ([`control`](crate::control)), [live counters](crate::live), and a JSON object of that length.
 //! A report on chunks, groups, shrinkers or the arena follows from [`REPORT_AT`] on.
 //!
 //! The sequence is odd while the text is written, and 0 before the first time. A reader that finds
 //! it even, and unchanged afterwards, has one whole object. The process id is the maker's.
 
-use crate::desk::Desk;
+use crate::control_channel::ControlChannel;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -35,7 +35,7 @@ pub(crate) struct Header {
     pub(crate) pid: AtomicU32,
     pub(crate) length: AtomicU32,
     pub(crate) published: AtomicU64,
-    pub(crate) desk: Desk,
+    pub(crate) desk: ControlChannel,
 }
 
 /// Header and text of a page.

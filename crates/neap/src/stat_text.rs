@@ -11,8 +11,8 @@ use core::fmt::{self, Display, Write};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Linux, Platform};
 use neap_groups::{GroupCount, Groups};
+use neap_objects::cpu_caches::CacheMode;
 use neap_objects::size_class::Class;
-use neap_objects::slots::SlotKind;
 use neap_os::{stack, thread};
 use neap_pages::Watermarks;
 
@@ -33,7 +33,7 @@ fn layout(cpus: usize, nodes: usize) -> PageLayout {
 /// Makes the page of a manager that was just opened, if the process may have one.
 pub(crate) fn open(mm: &Mm<Linux>) {
     if let Some(core) = mm.core_if_open().filter(|core| core.options.stat && thread::count() == Some(1)) {
-        core.page.make(layout(core.objects.slots.cpus(), core.objects.pages.nodes()));
+        core.page.make(layout(core.objects.cpu_caches.cpus(), core.objects.pages.nodes()));
         // SAFETY: the process has one thread.
         unsafe { core.attach_live() };
     }
@@ -51,7 +51,7 @@ fn publish_core(mm: &Mm<Linux>, core: &Core<Linux>) {
     core.page.publish(|text| match core.objects.platform.no_sequences() {
         _ if !core.options.rseq => core.describe(mm, &"rseq:off was set", text),
         Some(reason) => core.describe(mm, &reason, text),
-        None if !core.objects.slots.has_rseq() => core.describe(mm, &"no BMI1 and BMI2, or too many CPUs", text),
+        None if !core.objects.cpu_caches.has_rseq() => core.describe(mm, &"no BMI1 and BMI2, or too many CPUs", text),
         None => core.describe(mm, &"restartable sequences and fences work", text),
     });
 }
@@ -76,7 +76,7 @@ impl<P: Platform> Core<P> {
         let cpus = self.used_cpus().iter().map(|cpu| (cpu, self.cached_on(cpu), page_lists(cpu)));
         let cpus = cpus.filter(|&(_, (_, stacks), pages)| stacks > 0 || pages > 0);
         text.list(cpus, |text, (cpu, (bytes, stacks), pages)| {
-            let kind = kind_name(self.objects.slots.kind(&self.objects.platform, cpu));
+            let kind = kind_name(self.objects.cpu_caches.kind(&self.objects.platform, cpu));
             write!(text, "{{\"cpu\":{cpu},\"kind\":\"{kind}\",\"cached_bytes\":{bytes},")?;
             let high = self.objects.pages.list_high_on(cpu).unwrap_or(0);
             write!(text, "\"stacks\":{stacks},\"page_list\":{pages},\"list_high\":{high}}}")
@@ -87,10 +87,10 @@ impl<P: Platform> Core<P> {
 
     fn describe_mode(&self, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         let (objects, version) = (&self.objects, env!("CARGO_PKG_VERSION"));
-        let kind = if objects.slots.has_rseq() { SlotKind::Rseq } else { SlotKind::Atomic };
+        let kind = if objects.cpu_caches.has_rseq() { CacheMode::Rseq } else { CacheMode::Atomic };
         write!(text, "{{\"pid\":{},\"version\":\"{version}\",", self.page.process.load(Ordering::Relaxed))?;
         write!(text, "\"mode\":{{\"slots\":\"{}\",\"why\":\"{why}\",\"isolated_cpus\":", kind_name(kind))?;
-        let isolated = (0..objects.slots.cpus()).filter(|&cpu| objects.platform.is_isolated(cpu));
+        let isolated = (0..objects.cpu_caches.cpus()).filter(|&cpu| objects.platform.is_isolated(cpu));
         text.list(isolated, |text, cpu| write!(text, "{cpu}"))?;
         let (background, page_size) = (self.background.state(), objects.pages.page_size());
         write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.settings.interval() / 1_000_000)?;
@@ -144,7 +144,7 @@ impl<P: Platform> Core<P> {
         write!(text, "\"reuse\":{{\"grown\":{},", self.objects.pages.grown())?;
         write!(text, "\"sweeps\":{},\"objects\":{},", reuse.sweeps, reuse.objects)?;
         write!(text, "\"grown_in_sweeps\":{},\"released\":{}}},", reuse.grown, reuse.released)?;
-        let ((ticks, drains), (fences, skipped)) = (self.maintenance.counters(), self.objects.slots.counters());
+        let ((ticks, drains), (fences, skipped)) = (self.maintenance.counters(), self.objects.cpu_caches.counters());
         write!(text, "\"ticks\":{ticks},\"drains\":{drains},\"fences\":{fences},\"skipped\":{skipped},")?;
         write!(text, "\"busy\":{},", self.objects.busy())
     }
@@ -168,8 +168,8 @@ fn write_watermarks(text: &mut Text<'_>, Watermarks { min, low, high }: Watermar
     write!(text, "\"watermarks\":{{\"min\":{min},\"low\":{low},\"high\":{high}}}")
 }
 
-fn kind_name(kind: SlotKind) -> &'static str {
-    if kind == SlotKind::Rseq { "rseq" } else { "atomic" }
+fn kind_name(kind: CacheMode) -> &'static str {
+    if kind == CacheMode::Rseq { "rseq" } else { "atomic" }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_objects::cpu_caches::CacheMode;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_objects::slots::SlotKind;
 use neap_os::topology::CpuSet;
 
 /// Bytes of a manager by state.
@@ -102,14 +102,14 @@ impl<P: Platform> Core<P> {
         let Some(head) = self.page.head() else { return };
         // Relaxed: statistics.
         head.run_bytes.store(self.run_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-        let bytes = self.objects.slots.used().iter().map(|cpu| self.cached_on(cpu).0).sum();
+        let bytes = self.objects.cpu_caches.used().iter().map(|cpu| self.cached_on(cpu).0).sum();
         head.stacked_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Bytes of objects on a CPU's stacks, and the number of stacks in use.
     pub(crate) fn cached_on(&self, cpu: usize) -> (u64, u32) {
         Class::all().fold((0, 0), |(bytes, stacks), class| {
-            let peek = self.objects.slots.peek(&self.objects.platform, cpu, class);
+            let peek = self.objects.cpu_caches.peek(&self.objects.platform, cpu, class);
             let here = u64::from(peek.count) * class.size() as u64;
             (bytes + here, stacks + u32::from(peek.active))
         })
@@ -119,8 +119,8 @@ impl<P: Platform> Core<P> {
     pub(crate) fn class_numbers(&self, class: Class) -> ClassNumbers {
         let objects = &self.objects;
         let mut in_slots = 0;
-        for cpu in objects.slots.used().iter() {
-            in_slots += u64::from(objects.slots.peek(&objects.platform, cpu, class).count);
+        for cpu in objects.cpu_caches.used().iter() {
+            in_slots += u64::from(objects.cpu_caches.peek(&objects.platform, cpu, class).count);
         }
         let (mut slabs, mut holes, mut in_slabs, mut in_barn) = (0, 0, 0, 0);
         for cache in objects.caches_of(class) {
@@ -152,7 +152,7 @@ impl<P: Platform> Core<P> {
 
     /// CPUs that have stacks or page lists. No other CPU caches anything.
     pub(crate) fn used_cpus(&self) -> CpuSet {
-        let mut used = self.objects.slots.used();
+        let mut used = self.objects.cpu_caches.used();
         used.insert_all(&self.objects.pages.listed_cpus());
         used
     }
@@ -221,13 +221,13 @@ impl<P: Platform> Mm<P> {
 
     /// Returns the kind of slots of CPU 0 and, unless it is isolated, of all CPUs that are not.
     /// `None` before the first allocation.
-    pub fn kind(&self) -> Option<SlotKind> {
-        self.core_if_open().map(|core| core.objects.slots.kind(&core.objects.platform, 0))
+    pub fn kind(&self) -> Option<CacheMode> {
+        self.core_if_open().map(|core| core.objects.cpu_caches.kind(&core.objects.platform, 0))
     }
 
     /// Number of fences so far. A fence interrupts its CPUs if they run the process.
     pub fn fences(&self) -> u32 {
-        self.core_if_open().map_or(0, |core| core.objects.slots.counters().0)
+        self.core_if_open().map_or(0, |core| core.objects.cpu_caches.counters().0)
     }
 
     /// Bytes of a page.
@@ -270,7 +270,7 @@ mod tests {
             unsafe {
                 assert_eq!(mm.reallocate(object, class.size()), object, "who pays goes on");
                 let moved = mm.reallocate(object, 5000);
-                assert_eq!(mm.hot.payer(moved), None, "nobody has said who pays");
+                assert_eq!(mm.fast_path.payer(moved), None, "nobody has said who pays");
                 mm.free(moved);
             }
         }

@@ -4,8 +4,8 @@
 use std::io::{self, Write};
 
 use super::{ChunkPage, FREE, Instance, ReadChunk, ReadChunks, SIDELINED, TO_DEPOPULATE};
-use crate::published::ProcessStatus;
 use crate::report::number;
+use crate::stat_reader::ProcessStatus;
 
 const STYLE: &str = "\
     :root{color-scheme:light dark;--text:#1d2126;--soft:#5c6670;--ground:#fff;--card:#f4f6f8;--line:#dfe4e8;--used:#0b62c4;\
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_page_has_a_strip_for_each_chunk_and_loads_nothing() {
-        let process = ProcessStatus { name: "a<b>&".to_string(), ..crate::published::tests::nobody() };
+        let process = ProcessStatus { name: "a<b>&".to_string(), ..crate::stat_reader::tests::nobody() };
         let seen = seen(Layout::Rows, 2);
         let page = |seen: &ReadChunks| {
             let mut page = Vec::new();

@@ -1,9 +1,10 @@
 //! `neap stat PID --percpu`: the chunks of a process's per-CPU data, each with its list, its
 //! numbers and its map.
 //!
-//! The reports come from the process's [desk](crate::desk); their format is described in the crate
-//! `neap`, `chunk_report`. They are untrusted: sizes are checked, and all else is numbers. The
-//! result is shown as tables and a picture (`text`), as a page (`html`), or as one JSON object.
+//! The reports come from the process's [desk](crate::control_channel); their format is described in
+//! the crate `neap`, `chunk_report`. They are untrusted: sizes are checked, and all else is
+//! numbers. The result is shown as tables and a picture (`text`), as a page (`html`), or as one
+//! JSON object.
 
 mod html;
 mod text;
@@ -19,9 +20,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::allowance::{ALLOCATION, Allowance};
-use crate::desk::{CHUNKS, Desk};
-use crate::published::{Page as Published, ProcessStatus};
+use crate::control_channel::{CHUNKS, ControlChannel};
 use crate::report::rounded;
+use crate::stat_reader::{Page as Published, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
 
 /// More pages of a chunk, or grains, than possible.
@@ -134,7 +135,7 @@ impl ReadChunks {
             return Ok(None);
         }
         let (mut chunks, mut last) = (Vec::new(), None);
-        Desk::of(process, page)?.reports(CHUNKS, |words| {
+        ControlChannel::of(process, page)?.reports(CHUNKS, |words| {
             let read = ReadChunks::read(words, &mut chunks, &process.allowance)?;
             let Some((instance, next)) = read else { return Ok(None) };
             last = Some(instance);
@@ -350,7 +351,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut chunks, mut text) = (crate::published::tests::nobody(), Vec::new(), Vec::new());
+        let (process, mut chunks, mut text) = (crate::stat_reader::tests::nobody(), Vec::new(), Vec::new());
         let Some((instance, _)) = ReadChunks::read(words, &mut chunks, allowance)? else {
             return Ok(Default::default());
         };
@@ -441,7 +442,7 @@ pub(crate) mod tests {
         let mut chunks = Vec::new();
         let (instance, _) = ReadChunks::read(&odd, &mut chunks, &allowance()).unwrap().unwrap();
         let seen = ReadChunks { instance, chunks };
-        let process = crate::published::tests::nobody();
+        let process = crate::stat_reader::tests::nobody();
         assert!(serde_json::to_value(seen.json()).unwrap()["chunks"].is_array());
         let (mut text, mut page) = (Vec::new(), Vec::new());
         text::write(&mut text, &process, &seen, &text::Look::PLAIN).unwrap();

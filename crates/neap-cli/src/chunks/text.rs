@@ -7,8 +7,8 @@
 use std::io::{self, IsTerminal, Write};
 
 use super::{ChunkPage, Instance, ReadChunks};
-use crate::published::ProcessStatus;
 use crate::report::{number, write_table};
+use crate::stat_reader::ProcessStatus;
 
 /// Cells of a line, at most.
 const CELLS: usize = 64;
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_report_has_a_row_and_a_line_for_every_chunk() {
-        let process = crate::published::tests::nobody();
+        let process = crate::stat_reader::tests::nobody();
         for cpus in [2, 24] {
             let seen = seen(Layout::Rows, cpus);
             let mut text = Vec::new();

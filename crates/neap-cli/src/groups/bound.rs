@@ -1,5 +1,5 @@
 //! `neap group PID PATH max=64m`: sets a bound of a group of a running process, by the process's
-//! [desk](crate::desk).
+//! [desk](crate::control_channel).
 //!
 //! The group is found by its path, and named to the process by its id. So another group that gets
 //! the path meanwhile keeps its bounds.
@@ -11,7 +11,7 @@ use clap::Args;
 use neap::groups::{Bound, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
-use crate::desk::{BOUND, Desk, DeskRequest, NO_SUCH_GROUP};
+use crate::control_channel::{BOUND, ControlChannel, DeskRequest, NO_SUCH_GROUP};
 use crate::drain::size;
 use crate::foreign::escaped;
 use crate::report::human;
@@ -59,7 +59,7 @@ pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
         for page in process.pages()? {
             let Some(seen) = ReadGroups::ask(process, &page)? else { continue };
             let Some(group) = seen.find(&path) else { continue };
-            let (desk, mut done) = (Desk::of(process, &page)?, String::new());
+            let (desk, mut done) = (ControlChannel::of(process, &page)?, String::new());
             let end = bounds.iter().try_for_each(|&(bound, bytes)| {
                 done += &format!("{path}: {}\n", change(&desk, group, bound, bytes)?);
                 Ok(())
@@ -73,7 +73,7 @@ pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
 }
 
 /// Requests a change of one bound. Returns the new and the previous value in words.
-pub(crate) fn change(desk: &Desk<'_>, group: &ReportedGroup, bound: Bound, bytes: u64) -> Result<String> {
+pub(crate) fn change(desk: &ControlChannel<'_>, group: &ReportedGroup, bound: Bound, bytes: u64) -> Result<String> {
     let request =
         DeskRequest { what: BOUND, from: bound as u32, until: Some(bytes), group: group.id, ..DeskRequest::default() };
     let shown = |bytes: u64| if bytes == UNLIMITED { "none".into() } else { human(bytes) };

@@ -1,9 +1,9 @@
 //! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which sets a bound,
 //! and the reports for `neap top`.
 //!
-//! The reports come from the process's [desk](crate::desk); their format is described in the crate
-//! `neap`, `group_report`. They are untrusted: sizes and depths are checked, and all else is text
-//! and numbers. The result is shown as a tree (`tree`), or as one JSON object.
+//! The reports come from the process's [desk](crate::control_channel); their format is described in
+//! the crate `neap`, `group_report`. They are untrusted: sizes and depths are checked, and all else
+//! is text and numbers. The result is shown as a tree (`tree`), or as one JSON object.
 //!
 //! Each group in the reports is of another moment. A group whose report is older than the growth
 //! of those below it is shown with their sum, and counted as such.
@@ -23,8 +23,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::allowance::{ALLOCATION, Allowance};
-use crate::desk::{Desk, GROUPS, name_of};
-use crate::published::{Page, ProcessStatus};
+use crate::control_channel::{ControlChannel, GROUPS, name_of};
+use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
 
 pub(crate) use bound::main as change_bound;
@@ -193,11 +193,11 @@ impl ReadGroups {
         if page.lacks("groups") {
             return Ok(None);
         }
-        ReadGroups::at(&Desk::of(process, page)?, &process.allowance)
+        ReadGroups::at(&ControlChannel::of(process, page)?, &process.allowance)
     }
 
     /// Requests reports of all groups of a process that has some.
-    pub(crate) fn at(desk: &Desk<'_>, allowance: &Allowance) -> Result<Option<ReadGroups>> {
+    pub(crate) fn at(desk: &ControlChannel<'_>, allowance: &Allowance) -> Result<Option<ReadGroups>> {
         let mut seen = ReadGroups::default();
         let is_there = desk.reports(GROUPS, |words| read(words, &mut seen, allowance))?;
         seen.arrange(allowance).with_context(|| format!("cannot read the groups of process {}", desk.pid()))?;
@@ -404,7 +404,7 @@ pub(crate) mod tests {
 
     /// Reads reports as if they were the whole answer, and shows the result.
     pub(crate) fn show_reports(reports: &[Vec<u64>], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut seen, mut text) = (crate::published::tests::nobody(), ReadGroups::default(), Vec::new());
+        let (process, mut seen, mut text) = (crate::stat_reader::tests::nobody(), ReadGroups::default(), Vec::new());
         for words in reports {
             read(words, &mut seen, allowance)?;
         }
@@ -469,7 +469,7 @@ pub(crate) mod tests {
         let sums = [numbers(""), numbers("tenant"), numbers("tenant/acme"), numbers("beta")];
         assert_eq!((sums, seen.raised), ([(7000, 7000), (3000, 3000), (3000, 3000), (4000, 4000)], 2));
         let mut text = Vec::new();
-        tree::write(&mut text, &crate::published::tests::nobody(), &seen, false).unwrap();
+        tree::write(&mut text, &crate::stat_reader::tests::nobody(), &seen, false).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("2 of them are shown with the sum") && text.contains("beta"), "{text}");
         for percent in text.lines().filter_map(|line| line.strip_suffix(" %")?.rsplit(' ').next()) {

@@ -7,8 +7,8 @@ use std::io::{self, Write};
 use neap::groups::{Bound, Event, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
-use crate::published::ProcessStatus;
 use crate::report::{human, number};
+use crate::stat_reader::ProcessStatus;
 
 /// Cells of a bar.
 const BAR: u64 = 20;
@@ -138,7 +138,7 @@ mod tests {
         seen.groups[3].events[Event::Refused as usize] = 7;
         seen.groups[3].local_events[Event::Refused as usize] = 7;
         let mut text = Vec::new();
-        write(&mut text, &crate::published::tests::nobody(), &seen, true).unwrap();
+        write(&mut text, &crate::stat_reader::tests::nobody(), &seen, true).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         let row = |name: &str| *lines.iter().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{text}"));

@@ -10,9 +10,9 @@ use anyhow::Result;
 
 use super::groups::{GroupShares, bound};
 use crate::census::{Busy, Chosen, Unread, UnreadCount, take};
-use crate::desk::Desk;
+use crate::control_channel::ControlChannel;
 use crate::groups::ReadGroups;
-use crate::published::ProcessStatus;
+use crate::stat_reader::ProcessStatus;
 use crate::totals::Totals;
 
 /// Processes with metrics. Beyond it, those with the least resident memory are left out.
@@ -86,7 +86,7 @@ impl MeasuredProcess {
         let page = process.page()?;
         let totals = Totals::of(process, &page)?;
         let read = if totals.has_groups {
-            ReadGroups::at(&Desk::of(process, &page)?.in_haste(), &process.allowance)?
+            ReadGroups::at(&ControlChannel::of(process, &page)?.in_haste(), &process.allowance)?
         } else {
             None
         };

@@ -15,11 +15,11 @@ use super::listing::size;
 use super::reading::{Reading, time_of_day};
 use super::state::{Change, View};
 use crate::allowance::Allowance;
-use crate::desk::Desk;
+use crate::control_channel::ControlChannel;
 use crate::drain;
 use crate::groups::{self, ReadGroups, ReportedGroup};
 use crate::handle::ProcessHandle;
-use crate::published::{ProcessStatus, monotonic};
+use crate::stat_reader::{ProcessStatus, monotonic};
 use neap::groups::UNLIMITED;
 
 /// A request.
@@ -74,7 +74,7 @@ impl Asked {
         let is_it = |group: &&ReportedGroup| group.id == wanted.group && readable(&group.path) == wanted.path;
         let group = seen.groups.iter().find(is_it);
         let group = group.with_context(|| format!("group \"{}\" is gone", wanted.path))?;
-        let done = groups::change(&Desk::of(&process, &page)?, group, wanted.bound, wanted.bytes)?;
+        let done = groups::change(&ControlChannel::of(&process, &page)?, group, wanted.bound, wanted.bytes)?;
         Ok(format!("{}: {done}", wanted.path))
     }
 }

@@ -33,7 +33,7 @@ pub(crate) use reading::Kernel;
 use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, View};
 
-use crate::published::monotonic;
+use crate::stat_reader::monotonic;
 use crate::subject::{SCHEMA, Subject, print, within};
 
 const EXAMPLES: &str = "\

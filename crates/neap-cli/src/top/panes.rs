@@ -6,7 +6,7 @@ use super::events::EventRow;
 use super::listing::{Cell, Listing, SortOrder};
 use super::reading::Pair;
 use super::state::View;
-use crate::numbers::{Cpu, Node};
+use crate::stat_model::{Cpu, Node};
 
 /// A part of the screen with rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 
 use crate::allowance::Allowance;
 use crate::handle::ProcessHandle;
-use crate::numbers::Numbers;
-use crate::published::{ProcessStatus, monotonic};
+use crate::stat_model::Numbers;
+use crate::stat_reader::{ProcessStatus, monotonic};
 
 /// The state at one moment.
 #[derive(Default)]

@@ -179,9 +179,9 @@ impl Default for SheafList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progression::few;
     use crate::sheaf::PROGRESSIONS;
     use crate::sheaf::tests::{objects, sheaf};
+    use crate::strided_run::few;
     use std::vec::Vec;
 
     #[test]

@@ -8,7 +8,7 @@ use core::ops::Deref;
 use neap_base::platform::Errno;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
-use neap_objects::hot::{Freed, Hot};
+use neap_objects::fast_path::{FastPath, FreeOutcome};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
@@ -30,7 +30,7 @@ pub(crate) const CONFIG: Config = Config {
 /// Objects, and the hot part in front of them.
 pub(crate) struct Opened<P: Platform> {
     objects: Box<Objects<P>>,
-    pub(crate) hot: Box<Hot>,
+    pub(crate) fast_path: Box<FastPath>,
     /// The number of objects that each owner pays for, as counted by the owners.
     pub(crate) ledger: Box<Ledger>,
 }
@@ -61,8 +61,8 @@ impl Ledger {
 /// # Safety
 /// `ledger` points to a [`Ledger`].
 unsafe fn repay(ledger: *const (), owner: u64, class: Class, objects: u32, _inside: bool) {
-    // SAFETY: `Payback::open` stored this function with the address of a ledger that lives as long
-    // as the instance.
+    // SAFETY: `Uncharger::open` stored this function with the address of a ledger that lives as
+    // long as the instance.
     unsafe { &*ledger.cast::<Ledger>() }.repay(class, owner, objects);
 }
 
@@ -103,11 +103,11 @@ pub(crate) fn resident(address: usize, length: usize) -> usize {
 
 impl<P: Platform> Opened<P> {
     pub(crate) fn new(platform: P, config: &Config) -> Result<Opened<P>, Errno> {
-        let hot = Box::new(Hot::closed());
+        let fast_path = Box::new(FastPath::closed());
         let mut objects = Box::new(Objects::unopened());
         // SAFETY: the place and the hot part are for this instance alone, and live in one value.
         let objects = unsafe {
-            Objects::open(objects.as_mut_ptr(), platform, config, &hot)?;
+            Objects::open(objects.as_mut_ptr(), platform, config, &fast_path)?;
             objects.assume_init()
         };
         let ledger = Box::<Ledger>::default();
@@ -115,14 +115,14 @@ impl<P: Platform> Opened<P> {
         // live in one value.
         unsafe {
             objects.open_hot();
-            objects.payback.open(repay, core::ptr::from_ref(&*ledger).cast());
+            objects.uncharger.open(repay, core::ptr::from_ref(&*ledger).cast());
         }
-        Ok(Opened { objects, hot, ledger })
+        Ok(Opened { objects, fast_path, ledger })
     }
 
     /// Allocates an object of a class, by the fast path if possible.
     pub(crate) fn take(&self, class: Class) -> Option<*mut u8> {
-        let fast = self.hot.allocate(class.size()).map(|object| object.as_ptr());
+        let fast = self.fast_path.allocate(class.size()).map(|object| object.as_ptr());
         let object = fast.or_else(|| self.allocate(class))?;
         assert!(self.is_allocated(object));
         // SAFETY: the object was just handed out, and holds at least two words.
@@ -134,10 +134,10 @@ impl<P: Platform> Opened<P> {
     pub(crate) fn give(&self, class: Class, object: *mut u8) {
         // SAFETY: the object is the test's and holds at least two words.
         assert_eq!(unsafe { object.cast::<usize>().read() }, object.addr(), "{object:p} lost its contents");
-        match self.hot.free(object) {
-            Freed::Done => {}
-            Freed::Unplaced => self.free(class, object),
-            Freed::Unknown => {
+        match self.fast_path.free(object) {
+            FreeOutcome::Cached => {}
+            FreeOutcome::CacheFull => self.free(class, object),
+            FreeOutcome::NotFastPath => {
                 assert!(self.disown(object), "{object:p} is not allocated");
                 self.free(class, object);
             }
@@ -150,7 +150,7 @@ impl<P: Platform> Opened<P> {
 
     /// Drains stacks and barns into the slabs.
     pub(crate) fn drain(&self) {
-        (0..self.slots.cpus()).for_each(|cpu| assert!(self.drain_cpu(cpu, |_| true).is_some()));
+        (0..self.cpu_caches.cpus()).for_each(|cpu| assert!(self.drain_cpu(cpu, |_| true).is_some()));
         Class::all().for_each(|class| _ = self.trim_barn(class, true, &|| false));
     }
 
@@ -160,7 +160,7 @@ impl<P: Platform> Opened<P> {
 
     /// Number of objects in the stacks of a CPU.
     pub(crate) fn stacked(&self, cpu: usize, class: Class) -> u32 {
-        self.slots.peek(&self.platform, cpu, class).count
+        self.cpu_caches.peek(&self.platform, cpu, class).count
     }
 
     /// Number of full and of empty sheaves in the barn of a class.

@@ -90,7 +90,7 @@ impl World {
     /// The state, as counts.
     fn state(&self) -> [u64; 9] {
         let (o, census) = (&self.o, self.o.prove());
-        let peek = |cpu| o.slots.peek(&o.platform, cpu, CLASS);
+        let peek = |cpu| o.cpu_caches.peek(&o.platform, cpu, CLASS);
         let (full, empty) = o.barn(CLASS);
         let in_barn = o.caches[CLASS.index()].lock().full.objects();
         assert_eq!(census.allocated as usize, self.held.len());

@@ -9,7 +9,7 @@
 use crate::instance::{CONFIG, Opened, machine};
 use crate::machine::Shared;
 use neap_base::virtual_platform::Virtual;
-use neap_objects::hot::KindEntry;
+use neap_objects::fast_path::KindEntry;
 use neap_objects::size_class::Class;
 use std::collections::BTreeSet;
 

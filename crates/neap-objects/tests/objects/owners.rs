@@ -13,10 +13,10 @@ use crate::machine::{Random, Shared, number, seed};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Platform};
-use neap_objects::hot::Freed;
+use neap_objects::charged::Owned;
+use neap_objects::fast_path::FreeOutcome;
 use neap_objects::objects::Config;
-use neap_objects::owners::word_of;
-use neap_objects::paid::Owned;
+use neap_objects::payers::word_of;
 use neap_objects::size_class::Class;
 use std::collections::BTreeMap;
 use std::sync::{Barrier, mpsc};
@@ -35,7 +35,7 @@ fn pointer(address: usize) -> *mut u8 {
 fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) -> bool {
     let before = payer(o, object);
     // SAFETY: the object is the test's, of this instance, and owners are small numbers from 1 on.
-    let owned = unsafe { o.hot.own(object, owner) || o.own_slowly(class, object, owner) };
+    let owned = unsafe { o.fast_path.own(object, owner) || o.own_slowly(class, object, owner) };
     if owned {
         before.inspect(|&before| o.ledger.repay(class, before, 1));
         o.ledger.charge(class, owner);
@@ -46,11 +46,11 @@ fn own<P: Platform>(o: &Opened<P>, class: Class, object: *mut u8, owner: u64) ->
 /// Allocates a charged object, by the fast path if possible. Returns it, and whether it was paid
 /// for already.
 fn take_owned<P: Platform>(o: &Opened<P>, class: Class, owner: u64) -> (*mut u8, bool) {
-    let (object, again) = match o.hot.allocate_owned(class.size(), word_of(owner)) {
+    let (object, again) = match o.fast_path.allocate_owned(class.size(), word_of(owner)) {
         Owned::Again(object) => (object.as_ptr(), true),
         Owned::Another(object) => {
             // SAFETY: a stack of this instance gave out the object to this thread.
-            let object = unsafe { o.hot.hand_out(object, false) };
+            let object = unsafe { o.fast_path.hand_out(object, false) };
             (object.expect("it was cached").as_ptr(), false)
         }
         Owned::Nothing => (o.take(class).expect("there is memory"), false),
@@ -66,7 +66,7 @@ fn take_owned<P: Platform>(o: &Opened<P>, class: Class, owner: u64) -> (*mut u8,
 
 fn payer<P: Platform>(o: &Opened<P>, object: *mut u8) -> Option<u64> {
     // SAFETY: the object is the test's, of this instance.
-    unsafe { o.hot.payer(object) }
+    unsafe { o.fast_path.payer(object) }
 }
 
 /// Frees an object as a program does, and returns its owner; 0 for none.
@@ -394,16 +394,16 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
             let inside = object.wrapping_add(offset);
             assert!(!o.is_allocated(inside) && !o.is_accounted(inside));
             assert!(!o.disown(inside), "{offset} bytes into {size}");
-            assert_eq!(o.hot.free(inside), Freed::Unknown, "{offset} bytes into {size}");
+            assert_eq!(o.fast_path.free(inside), FreeOutcome::NotFastPath, "{offset} bytes into {size}");
         }
         assert!(o.is_accounted(object), "nothing has changed");
-        let put = match o.hot.free(object) {
-            Freed::Done => true,
-            Freed::Unplaced => false,
-            Freed::Unknown => !o.disown(object),
+        let put = match o.fast_path.free(object) {
+            FreeOutcome::Cached => true,
+            FreeOutcome::CacheFull => false,
+            FreeOutcome::NotFastPath => !o.disown(object),
         };
         assert_eq!((o.is_allocated(object), o.is_cached(object), o.disown(object)), (false, true, false));
-        assert_eq!(o.hot.free(object), Freed::Unknown, "it is free already");
+        assert_eq!(o.fast_path.free(object), FreeOutcome::NotFastPath, "it is free already");
         if !put {
             o.free(class, object);
         }
@@ -504,7 +504,7 @@ fn threads_that_free_for_each_other_find_who_paid() {
                     }
                     give_some(random.below(400));
                     if random.below(50) == 0 {
-                        _ = o.drain_cpu(random.below(o.slots.cpus()), |_| true);
+                        _ = o.drain_cpu(random.below(o.cpu_caches.cpus()), |_| true);
                         _ = o.punch(random.below(2) == 0, &|| false);
                     }
                 }

@@ -5,8 +5,8 @@ use crate::machine::Shared;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
-use neap_objects::owners::word_of;
-use neap_objects::paid::Owned;
+use neap_objects::charged::Owned;
+use neap_objects::payers::word_of;
 use neap_objects::size_class::{Class, LARGEST};
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ type Told = [AtomicU32; 2];
 /// # Safety
 /// `told` points to a [`Told`].
 unsafe fn repay(told: *const (), _owner: u64, _class: Class, objects: u32, inside: bool) {
-    // SAFETY: `Payback::open` stored this function with the address of a `Told` that outlives the
+    // SAFETY: `Uncharger::open` stored this function with the address of a `Told` that outlives the
     // instance's use.
     let told = unsafe { &*told.cast::<Told>() };
     told[usize::from(inside)].fetch_add(objects, Relaxed);
@@ -24,7 +24,7 @@ unsafe fn repay(told: *const (), _owner: u64, _class: Class, objects: u32, insid
 
 fn count<P: Platform>(o: &Opened<P>, told: &'static Told) -> impl Fn() -> [u32; 2] {
     // SAFETY: no object has an owner yet, and `told` outlives the use of the objects.
-    unsafe { o.payback.open(repay, core::ptr::from_ref(told).cast()) };
+    unsafe { o.uncharger.open(repay, core::ptr::from_ref(told).cast()) };
     || told.each_ref().map(|count| count.swap(0, Relaxed))
 }
 
@@ -33,7 +33,7 @@ fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
     let objects = o.take_many(class, owners.len());
     for (&object, &owner) in objects.iter().zip(owners) {
         // SAFETY: the objects are the test's, of this instance.
-        assert!(unsafe { o.hot.own(object, owner) || o.own_slowly(class, object, owner) });
+        assert!(unsafe { o.fast_path.own(object, owner) || o.own_slowly(class, object, owner) });
     }
     objects.into_iter().for_each(|object| o.give(class, object));
 }
@@ -55,10 +55,10 @@ fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
     let found = (0..1000).any(|_| {
         leave(&o, class, &[1]);
         told();
-        let Owned::Another(object) = o.hot.allocate_owned(64, 0) else { return false };
+        let Owned::Another(object) = o.fast_path.allocate_owned(64, 0) else { return false };
         assert_eq!(told(), [0, 0], "it is another's until it is handed out");
         // SAFETY: a stack of this instance gave out the object to this thread.
-        let object = unsafe { o.hot.hand_out(object, false) }.unwrap();
+        let object = unsafe { o.fast_path.hand_out(object, false) }.unwrap();
         let paid_back = told();
         // SAFETY: the object is the test's and holds two words. `give` checks the first one.
         unsafe { object.as_ptr().cast::<usize>().write(object.addr().get()) };
@@ -88,6 +88,6 @@ fn what_is_larger_than_the_largest_is_nobodys_again() {
     let Some(o) = rseq() else { return };
     Class::all().for_each(|class| leave(&o, class, &[1; 3]));
     for size in [LARGEST + 1, LARGEST + 16, LARGEST + 17, usize::MAX] {
-        assert_eq!(o.hot.allocate_owned(size, word_of(1)), Owned::Nothing, "{size}");
+        assert_eq!(o.fast_path.allocate_owned(size, word_of(1)), Owned::Nothing, "{size}");
     }
 }

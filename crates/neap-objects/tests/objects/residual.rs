@@ -17,11 +17,11 @@ use crate::machine::Shared;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
-use neap_objects::hot::Freed;
+use neap_objects::cpu_caches::CacheMode;
+use neap_objects::fast_path::FreeOutcome;
 use neap_objects::objects::{Config, Part};
 use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
-use neap_objects::slots::SlotKind;
 
 /// The most bytes in a CPU's two stacks of a class, as [`Class::stack_capacity`] says.
 const OF_A_CLASS: usize = 1536 << 10;
@@ -35,7 +35,7 @@ fn capacity(class: Class) -> u32 {
 fn filled<P: Platform>(o: &Opened<P>, run_on: impl Fn(usize)) {
     // All objects are taken before any is freed, since growth drains stacks.
     let mut held = Vec::new();
-    for cpu in 0..o.slots.cpus() {
+    for cpu in 0..o.cpu_caches.cpus() {
         run_on(cpu);
         held.extend(Class::all().map(|class| (cpu, class, o.take_many(class, 4 * class.stack_capacity() as usize))));
     }
@@ -48,7 +48,7 @@ fn filled<P: Platform>(o: &Opened<P>, run_on: impl Fn(usize)) {
 /// Checks the bounds. Returns the bytes in the stacks of the CPU with most.
 fn bounded<P: Platform>(o: &Opened<P>) -> usize {
     let mut most = 0;
-    for cpu in 0..o.slots.cpus() {
+    for cpu in 0..o.cpu_caches.cpus() {
         let mut bytes = 0;
         for class in Class::all() {
             let stacked = o.stacked(cpu, class);
@@ -97,7 +97,7 @@ fn a_stack_grows_with_long_bursts_and_not_for_longer() {
     const LONG: u32 = 64;
     for class in [Class(4), Class(32), Class(72)] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
-        let room = || o.slots.room(&o.platform, 0, StackId::home(class));
+        let room = || o.cpu_caches.room(&o.platform, 0, StackId::home(class));
         let burst = |objects: u32| {
             let held = o.take_many(class, objects as usize);
             held.into_iter().for_each(|object| o.give(class, object));
@@ -137,7 +137,7 @@ fn a_stack_does_not_grow_with_what_comes_back_from_another_cpu() {
             Virtual::run_on(1);
             held.into_iter().for_each(|object| o.give(class, object));
         }
-        let rooms = [0, 1].map(|cpu| o.slots.room(&o.platform, cpu, StackId::home(class)));
+        let rooms = [0, 1].map(|cpu| o.cpu_caches.room(&o.platform, cpu, StackId::home(class)));
         assert_eq!(rooms, [class.stack_capacity(), 0], "of {class:?} on {nodes} nodes");
         o.drain();
         assert_eq!(o.prove().slabs, 0);
@@ -198,13 +198,13 @@ fn a_drain_of_some_classes_leaves_the_others_as_they_were() {
 fn a_drain_costs_a_cpu_one_fence() {
     let Some(o) = rseq() else { return };
     filled(&o, |_| ());
-    let (machine, cpus) = (&o.platform, o.slots.cpus());
-    let before = (machine.fences.load(Relaxed), o.slots.counters().0);
+    let (machine, cpus) = (&o.platform, o.cpu_caches.cpus());
+    let before = (machine.fences.load(Relaxed), o.cpu_caches.counters().0);
     (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some()));
-    let fenced = o.slots.used().iter().filter(|&cpu| o.slots.kind(machine, cpu) == SlotKind::Rseq).count();
+    let fenced = o.cpu_caches.used().iter().filter(|&cpu| o.cpu_caches.kind(machine, cpu) == CacheMode::Rseq).count();
     assert!(fenced > 0 || machine.is_isolated(machine.cpu()));
     assert_eq!(machine.fences.load(Relaxed) - before.0, fenced);
-    assert_eq!(o.slots.counters().0 - before.1, fenced as u32);
+    assert_eq!(o.cpu_caches.counters().0 - before.1, fenced as u32);
     assert!((0..cpus).all(|cpu| Class::all().all(|class| o.stacked(cpu, class) == 0)));
 }
 
@@ -220,15 +220,15 @@ fn the_next_call_on_a_stack_that_was_taken_goes_the_slow_way() {
         let mut held = held.into_iter();
         o.give(class, held.next().unwrap());
         let cpu = o.platform.cpu();
-        assert!((0..o.slots.cpus()).all(|cpu| o.drain_cpu(cpu, |_| true).is_some()));
-        assert!(o.hot.allocate(class.size()).is_none(), "there is nothing in any stack");
+        assert!((0..o.cpu_caches.cpus()).all(|cpu| o.drain_cpu(cpu, |_| true).is_some()));
+        assert!(o.fast_path.allocate(class.size()).is_none(), "there is nothing in any stack");
         let object = held.next().unwrap();
-        let freed = o.hot.free(object);
+        let freed = o.fast_path.free(object);
         if o.platform.cpu() == cpu {
-            assert_eq!(freed, Freed::Unplaced, "there is no room in any stack");
+            assert_eq!(freed, FreeOutcome::CacheFull, "there is no room in any stack");
             seen = true;
         }
-        if freed == Freed::Unplaced {
+        if freed == FreeOutcome::CacheFull {
             o.free(class, object);
         }
         o.give(class, held.next().unwrap());

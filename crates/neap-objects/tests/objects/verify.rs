@@ -12,14 +12,14 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use neap_base::Pfn;
 use neap_base::virtual_platform::Virtual;
 use neap_objects::class_cache::ObjectIndex;
-use neap_objects::hot::KindEntry;
-use neap_objects::progression::Packed;
+use neap_objects::cpu_caches::Attempt;
+use neap_objects::fast_path::KindEntry;
+use neap_objects::object_state::{ACCOUNTED, ALLOCATED, COMMON, SHIFTS};
 use neap_objects::region::StackId;
 use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId, SlabList};
-use neap_objects::slots::Attempt;
-use neap_objects::state::{ACCOUNTED, ALLOCATED, COMMON, SHIFTS};
+use neap_objects::strided_run::Packed;
 use neap_objects::verify::Census;
 use std::collections::VecDeque;
 
@@ -52,14 +52,14 @@ fn finds(what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>)) {
 }
 
 fn popped(o: &Instance, class: Class) -> *mut u8 {
-    match o.slots.pop(&o.platform, class) {
+    match o.cpu_caches.pop(&o.platform, class) {
         Attempt::Done(object) => object,
         other => panic!("{other:?}"),
     }
 }
 
 fn pushed(o: &Instance, class: Class, object: *mut u8) {
-    assert_eq!(o.slots.push(&o.platform, StackId::home(class), object), Attempt::Done(()));
+    assert_eq!(o.cpu_caches.push(&o.platform, StackId::home(class), object), Attempt::Done(()));
 }
 
 /// The slab of an object, and the object's number.

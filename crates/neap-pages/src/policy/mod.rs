@@ -25,23 +25,23 @@ pub mod adaptive;
 mod adaptive_tests;
 #[cfg(test)]
 mod adaptive_time_tests;
+#[cfg(any(test, feature = "lab"))]
+pub mod alloc_depth;
 #[cfg(test)]
 mod bounds_tests;
 #[cfg(any(test, feature = "lab"))]
-pub mod depth;
+pub mod double_halve;
 pub mod fixed;
 #[cfg(any(test, feature = "lab"))]
-pub mod gorman;
+pub mod idle_guard;
 #[cfg(any(test, feature = "lab"))]
-pub mod hocko;
-#[cfg(any(test, feature = "lab"))]
-pub mod huang;
+pub mod linux_6_6;
 #[cfg(test)]
 mod model_tests;
+#[cfg(any(test, feature = "lab"))]
+pub mod pid;
 #[cfg(test)]
 mod program_tests;
-#[cfg(any(test, feature = "lab"))]
-pub mod unchanged;
 #[cfg(feature = "lab")]
 pub mod unlocked;
 #[cfg(any(test, feature = "lab"))]
@@ -49,10 +49,10 @@ pub mod upstream;
 
 pub use adaptive::Adaptive;
 #[cfg(any(test, feature = "lab"))]
-pub use depth::Depth;
+pub use alloc_depth::Depth;
 pub use fixed::Fixed;
 #[cfg(any(test, feature = "lab"))]
-pub use unchanged::Unchanged;
+pub use linux_6_6::Unchanged;
 #[cfg(feature = "lab")]
 pub use unlocked::Unlocked;
 #[cfg(any(test, feature = "lab"))]

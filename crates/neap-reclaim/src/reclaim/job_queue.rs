@@ -102,7 +102,7 @@ pub struct Idle(u32);
 pub enum Next {
     /// Run this job.
     Job(ReclaimJob),
-    /// [Sleep](Jobs::sleep) with this value: there is no job.
+    /// [Sleep](JobQueue::sleep) with this value: there is no job.
     Nothing(Idle),
     /// End: the reclaimer is a copy of one of the parent process, and is not counted, or all were
     /// dismissed.
@@ -254,8 +254,8 @@ impl JobQueue {
     /// Returns the number of a reclaimer that the caller is to create, and counts it. The caller
     /// must be inside the fork gate.
     ///
-    /// `None` unless reclaimers are [short](Jobs::is_short), fewer than `most` exist, few enough
-    /// are lost, and no creation failed lately.
+    /// `None` unless reclaimers are [short](JobQueue::is_short), fewer than `most` exist, few
+    /// enough are lost, and no creation failed lately.
     pub fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
         let mut board = self.board.lock();
         if board.is_short(least) { board.pool.hire(most, now) } else { None }

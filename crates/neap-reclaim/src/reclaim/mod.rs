@@ -4,7 +4,7 @@
 //!
 //! Passes reach groups and shrinkers through the trait [`Domain`] alone. No threads are created
 //! here. A pass runs in its caller's thread to its end or its deadline; threads wait only at the
-//! [board of jobs](board).
+//! [job queue](job_queue).
 //!
 //! # Locking
 //!

@@ -6,8 +6,8 @@
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::{Errno, Platform};
+use neap_objects::cpu_caches::Peek;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_objects::slots::Peek;
 
 /// The state of maintenance.
 #[derive(Debug)]

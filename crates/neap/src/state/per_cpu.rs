@@ -1,6 +1,6 @@
 //! The place of a manager's per-CPU data, which is made at first use.
 
-use crate::lazy::Lazy;
+use crate::once::Once;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_objects::verify::Finding;
@@ -14,11 +14,11 @@ pub(crate) const LEAST_SPAN: usize = 256 << 10;
 
 /// The instance of a manager.
 #[derive(Debug)]
-pub(crate) struct Place(Lazy<PerCpuData>);
+pub(crate) struct Place(Once<PerCpuData>);
 
 impl Place {
     pub(crate) const fn new() -> Place {
-        Place(Lazy::new())
+        Place(Once::new())
     }
 
     /// The instance, if there is one.

@@ -1,6 +1,6 @@
 //! Shrinkers and reclaim of a manager: what threads share, and how long they wait.
 
-use crate::fair_clock::FairClock;
+use crate::callback_clock::CallbackClock;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_reclaim::Shrinkers;
 use neap_reclaim::reclaim::{BUDGET, Backoff, JobQueue, Passes, Watchdog};
@@ -23,7 +23,7 @@ pub(crate) struct Reclaim {
     pub(crate) jobs: JobQueue,
     pub(crate) backoff: Backoff,
     /// Clock of the slots.
-    pub(crate) clock: FairClock,
+    pub(crate) clock: CallbackClock,
     /// Number of waits for reclaimers, and of those that reached their deadline.
     pub(crate) waits: AtomicU64,
     pub(crate) late: AtomicU64,
@@ -37,7 +37,7 @@ impl Reclaim {
             watchdog: Watchdog::default(),
             jobs: JobQueue::default(),
             backoff: Backoff::default(),
-            clock: FairClock::default(),
+            clock: CallbackClock::default(),
             waits: AtomicU64::new(0),
             late: AtomicU64::new(0),
         }

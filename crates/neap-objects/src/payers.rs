@@ -13,16 +13,16 @@
 //!
 //! # Concurrency
 //!
-//! The functions of [`Hot`] take no lock, execute no locked instruction and never allocate. A
+//! The functions of [`FastPath`] take no lock, execute no locked instruction and never allocate. A
 //! thread that has an object of the page installs an owner or a vector without a lock. Vectors are
 //! detached under the lock of the slab's class, while neither the program nor a cache has an object
 //! of the page.
 
-use crate::hot::Hot;
+use crate::fast_path::FastPath;
+use crate::object_state::{ACCOUNTED, PAID};
 use crate::objects::Objects;
 use crate::size_class::{Class, GRAIN};
 use crate::slab::SlabId;
-use crate::state::{ACCOUNTED, PAID};
 use core::ops::Range;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -30,29 +30,29 @@ use neap_base::{Pfn, Platform};
 use neap_pages::State;
 
 /// The [word](neap_pages::Frame::word) of a slab's page. It is 0 while no object of the page has
-/// had an owner. Otherwise it is the only owner, with the bit [`Owners::SOLE`] set, or a
+/// had an owner. Otherwise it is the only owner, with the bit [`Payers::SOLE`] set, or a
 /// [`Vector`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Owners(u64);
+pub(crate) struct Payers(u64);
 
-impl Owners {
+impl Payers {
     /// Set if the word holds the only owner of the page. No vector has this bit.
     const SOLE: u64 = 1 << 63;
 
-    const fn sole(owner: u64) -> Owners {
-        Owners(owner | Owners::SOLE)
+    const fn sole(owner: u64) -> Payers {
+        Payers(owner | Payers::SOLE)
     }
 
     /// The only owner of the page's charged objects; `None` if there is none, or a vector.
     #[inline(always)]
     fn owner(self) -> Option<u64> {
-        (self.0 & Owners::SOLE != 0).then_some(self.0 & !Owners::SOLE)
+        (self.0 & Payers::SOLE != 0).then_some(self.0 & !Payers::SOLE)
     }
 
     /// The page's vector; `None` if it has at most one owner.
     #[inline(always)]
     pub(crate) fn vector(self) -> Option<Vector> {
-        if self.0 & Owners::SOLE != 0 { None } else { Vector(self.0).some() }
+        if self.0 & Payers::SOLE != 0 { None } else { Vector(self.0).some() }
     }
 
     /// Whether an owner pays for a charged object. `sole` is [`word_of`] that owner, and `grain` is
@@ -66,7 +66,7 @@ impl Owners {
             core::hint::cold_path();
             // SAFETY: the caller says that the word is that of the object's page, and that its
             // vector is not freed meanwhile.
-            self.vector().is_some_and(|vector| unsafe { vector.entry(grain()) }.load(Relaxed) | Owners::SOLE == sole)
+            self.vector().is_some_and(|vector| unsafe { vector.entry(grain()) }.load(Relaxed) | Payers::SOLE == sole)
         }
     }
 
@@ -89,7 +89,7 @@ impl Owners {
 /// The word of a page whose only owner is `owner`: what the hot part compares.
 #[inline(always)]
 pub const fn word_of(owner: u64) -> u64 {
-    Owners::sole(owner).0
+    Payers::sole(owner).0
 }
 
 /// The owners of a page that has several: the address of the entries in the upper 48 bits, and in
@@ -157,17 +157,17 @@ impl Vector {
 #[derive(Default)]
 pub(crate) struct VectorList(u64);
 
-impl Hot {
+impl FastPath {
     /// The owners of the page that an object starts on.
     ///
     /// # Safety
-    /// The object lies in the arena that this [`Hot`] was opened for.
+    /// The object lies in the arena that this [`FastPath`] was opened for.
     #[inline(always)]
-    unsafe fn owners(&self, object: *const u8) -> Owners {
+    unsafe fn owners(&self, object: *const u8) -> Payers {
         let frame = self.frames.load(Relaxed).wrapping_add(object.addr() >> self.page_shift.load(Relaxed));
         // SAFETY: every page of the arena has a frame. Acquire pairs with the Release in
         // `own_slowly`, which publishes the vector's entries.
-        Owners(unsafe { &*frame }.word().load(Acquire))
+        Payers(unsafe { &*frame }.word().load(Acquire))
     }
 
     #[inline(always)]
@@ -178,8 +178,8 @@ impl Hot {
     /// Whether an owner pays for a charged object. `sole` is [`word_of`] that owner.
     ///
     /// # Safety
-    /// The object is charged and lies in the arena that this [`Hot`] was opened for. The caller has
-    /// it.
+    /// The object is charged and lies in the arena that this [`FastPath`] was opened for. The
+    /// caller has it.
     #[inline(always)]
     pub(crate) unsafe fn is_of(&self, object: *const u8, sole: u64) -> bool {
         // SAFETY: the caller has the object, so its slab has an object in use and its page keeps
@@ -190,8 +190,8 @@ impl Hot {
     /// The owner of a charged object.
     ///
     /// # Safety
-    /// The object is charged and lies in the arena that this [`Hot`] was opened for. The caller has
-    /// it.
+    /// The object is charged and lies in the arena that this [`FastPath`] was opened for. The
+    /// caller has it.
     #[inline(always)]
     pub(crate) unsafe fn owner(&self, object: *const u8) -> Option<u64> {
         // SAFETY: the caller has the object, so its slab has an object in use and its page keeps
@@ -203,8 +203,8 @@ impl Hot {
     /// Returns `false` and changes nothing if this takes [`Objects::own_slowly`].
     ///
     /// # Safety
-    /// * The object belongs to the instance that this [`Hot`] was opened for, and no other thread
-    ///   has it.
+    /// * The object belongs to the instance that this [`FastPath`] was opened for, and no other
+    ///   thread has it.
     /// * `owner` is neither 0 nor 2^63 or above.
     #[inline]
     pub unsafe fn own(&self, object: *mut u8, owner: u64) -> bool {
@@ -212,7 +212,7 @@ impl Hot {
         // and state byte are the caller's.
         unsafe {
             let owners = self.owners(object);
-            if owners != Owners::sole(owner) {
+            if owners != Payers::sole(owner) {
                 let Some(vector) = owners.vector() else { return false };
                 vector.entry(self.grain_of_page(object)).store(owner, Relaxed);
             }
@@ -224,7 +224,8 @@ impl Hot {
     /// The owner of an object of the program's; `None` if no owner pays for it.
     ///
     /// # Safety
-    /// The object belongs to the instance that this [`Hot`] was opened for, and the caller has it.
+    /// The object belongs to the instance that this [`FastPath`] was opened for, and the caller has
+    /// it.
     #[inline]
     pub unsafe fn payer(&self, object: *const u8) -> Option<u64> {
         // SAFETY: the object lies in the arena, so it has a state byte. The caller has it, so its
@@ -253,9 +254,9 @@ impl<P: Platform> Objects<P> {
         self.owned.store(true, Relaxed);
         let word = self.pages.frames().frame(self.pages.pfn(object.addr())).word();
         // Relaxed: an owner is a number and publishes no memory.
-        let first = match word.compare_exchange(0, Owners::sole(owner).0, Relaxed, Relaxed) {
+        let first = match word.compare_exchange(0, Payers::sole(owner).0, Relaxed, Relaxed) {
             Ok(_) => None,
-            Err(found) => Owners(found).owner().filter(|first| *first != owner),
+            Err(found) => Payers(found).owner().filter(|first| *first != owner),
         };
         if let Some(first) = first {
             let vector_class = Vector::class(class, self.pages.page_size());
@@ -267,8 +268,8 @@ impl<P: Platform> Objects<P> {
                 core::slice::from_raw_parts_mut(memory.as_ptr().cast::<u64>(), vector.entries(self.pages.page_size()))
             }
             .fill(first);
-            // Release pairs with the Acquire in `Hot::owners` and `Objects::owners`.
-            match word.compare_exchange(Owners::sole(first).0, vector.0, Release, Relaxed) {
+            // Release pairs with the Acquire in `FastPath::owners` and `Objects::owners`.
+            match word.compare_exchange(Payers::sole(first).0, vector.0, Release, Relaxed) {
                 Ok(_) => _ = self.vector_bytes.fetch_add(vector_class.size() as u64, Relaxed),
                 // Another thread installed a vector first, for another object of the page.
                 Err(_) => self.flush_private(vector_class, memory.as_ptr()),
@@ -276,7 +277,7 @@ impl<P: Platform> Objects<P> {
         }
         // SAFETY: the caller says that only this thread has the object, and that the owner is in
         // range.
-        unsafe { self.hot().own(object, owner) }
+        unsafe { self.fast_path().own(object, owner) }
     }
 
     /// Detaches the vectors of a slab whose objects are all free or neap's own. Two slabs may hold
@@ -334,9 +335,9 @@ impl<P: Platform> Objects<P> {
     }
 
     /// The owners of a page of a slab.
-    pub(crate) fn owners(&self, page: Pfn) -> Owners {
+    pub(crate) fn owners(&self, page: Pfn) -> Payers {
         // Acquire pairs with the Release in `own_slowly`.
-        Owners(self.pages.frames().frame(page).word().load(Acquire))
+        Payers(self.pages.frames().frame(page).word().load(Acquire))
     }
 
     /// The owner of a charged object; 0 if its page has none.
@@ -413,15 +414,15 @@ mod tests {
             for address in [16, 0x7fff_ffff_fff0, 0x5555_5555_5550] {
                 let vector = Vector::new(address, class);
                 assert_eq!((vector.address(), vector.some()), (address, Some(vector)), "{class:?}");
-                let owners = Owners(vector.0);
+                let owners = Payers(vector.0);
                 assert_eq!((owners.owner(), owners.vector()), (None, Some(vector)), "{class:?}");
                 assert_eq!(vector.entry_of(0), 0);
             }
         }
         for owner in [1, u64::MAX >> 1] {
-            assert_eq!((Owners::sole(owner).owner(), Owners::sole(owner).vector()), (Some(owner), None));
+            assert_eq!((Payers::sole(owner).owner(), Payers::sole(owner).vector()), (Some(owner), None));
         }
-        assert_eq!((Owners(0).owner(), Owners(0).vector()), (None, None));
+        assert_eq!((Payers(0).owner(), Payers(0).vector()), (None, None));
         assert_eq!(Vector::new(0, Class(1)).entry_of(4095), 4095, "every grain");
     }
 }

@@ -10,7 +10,7 @@
 
 /// Objects at equal distances.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Progression {
+pub struct StridedRun {
     /// The first object.
     pub first: *mut u8,
     /// Number of objects.
@@ -19,14 +19,14 @@ pub struct Progression {
     pub step: i32,
 }
 
-impl Progression {
+impl StridedRun {
     /// A progression without objects.
-    pub const NONE: Progression = Progression { first: core::ptr::null_mut(), length: 0, step: 0 };
+    pub const NONE: StridedRun = StridedRun { first: core::ptr::null_mut(), length: 0, step: 0 };
 
     /// The longest progression that `objects` of `size` bytes begin with.
     #[inline]
-    fn leading(objects: &[*mut u8], size: usize) -> Progression {
-        let Some(&first) = objects.first() else { return Progression::NONE };
+    fn leading(objects: &[*mut u8], size: usize) -> StridedRun {
+        let Some(&first) = objects.first() else { return StridedRun::NONE };
         let up = objects.get(1).is_none_or(|&second| second.addr() > first.addr());
         let step = if up { size } else { size.wrapping_neg() };
         let (mut length, mut expected) = (0, first.addr());
@@ -46,7 +46,7 @@ impl Progression {
             }
             (length, expected) = (length + 1, expected.wrapping_add(step));
         }
-        Progression { first, length: length as u32, step: step as i32 }
+        StridedRun { first, length: length as u32, step: step as i32 }
     }
 
     /// The object with the index `n`.
@@ -79,7 +79,7 @@ impl Packed {
     pub const NONE: Packed = Packed(0);
 
     /// Packs a progression; `None` if it does not fit.
-    pub fn of(progression: &Progression) -> Option<Packed> {
+    pub fn of(progression: &StridedRun) -> Option<Packed> {
         let length = i16::try_from(progression.length).ok()?;
         let length = if progression.step < 0 { -length } else { length };
         let address = progression.first.expose_provenance() as u64;
@@ -87,10 +87,10 @@ impl Packed {
     }
 
     /// Unpacks a progression of objects of `size` bytes.
-    pub fn unpack(self, size: usize) -> Progression {
+    pub fn unpack(self, size: usize) -> StridedRun {
         let address = self.0 & ((1 << ADDRESS) - 1);
         let (first, length) = (core::ptr::with_exposed_provenance_mut(address as usize), self.signed_length());
-        Progression { first, length: length.unsigned_abs().into(), step: i32::from(length.signum()) * size as i32 }
+        StridedRun { first, length: length.unsigned_abs().into(), step: i32::from(length.signum()) * size as i32 }
     }
 
     fn signed_length(self) -> i16 {
@@ -114,7 +114,7 @@ pub fn few<const N: usize>(mut objects: &[*mut u8], size: usize) -> Option<([Pac
     let (mut few, mut count) = ([Packed::NONE; N], 0);
     while !objects.is_empty() {
         let place = few.get_mut(count)?;
-        let next = Progression::leading(objects, size);
+        let next = StridedRun::leading(objects, size);
         *place = Packed::of(&next)?;
         count += 1;
         objects = &objects[next.length as usize..];
@@ -135,7 +135,7 @@ mod tests {
         core::ptr::without_provenance_mut((1 << 20) + number * SIZE)
     }
 
-    fn told<const N: usize>(objects: &[*mut u8]) -> Option<Vec<Progression>> {
+    fn told<const N: usize>(objects: &[*mut u8]) -> Option<Vec<StridedRun>> {
         few::<N>(objects, SIZE).map(|(few, count)| few[..count].iter().map(|packed| packed.unpack(SIZE)).collect())
     }
 
@@ -143,7 +143,7 @@ mod tests {
     fn what_does_not_fit_a_word_is_not_packed() {
         let fits = |address: usize, length| {
             let first = core::ptr::without_provenance_mut(address);
-            Packed::of(&Progression { first, length, step: -16 }).is_some()
+            Packed::of(&StridedRun { first, length, step: -16 }).is_some()
         };
         assert!(fits((1 << 48) - 16, i16::MAX as u32));
         assert!(!fits(1 << 48, 1) && !fits(usize::MAX - 15, 1) && !fits(16, i16::MAX as u32 + 1));
@@ -156,14 +156,14 @@ mod tests {
         let objects: Vec<_> = parts.iter().flatten().map(|&number| object(number)).collect();
         let expected: Vec<_> = parts
             .iter()
-            .map(|part| Progression {
+            .map(|part| StridedRun {
                 first: object(part[0]),
                 length: part.len() as u32,
                 step: if part.get(1).is_none_or(|&second| second > part[0]) { SIZE as i32 } else { -(SIZE as i32) },
             })
             .collect();
         // A single object gets the direction in which the next one lies.
-        let step = |n: usize, step: i32| Progression { step, ..expected[n] };
+        let step = |n: usize, step: i32| StridedRun { step, ..expected[n] };
         assert_eq!(told::<5>(&objects).unwrap()[..2], expected[..2]);
         assert_eq!(told::<5>(&objects).unwrap()[2..], [step(2, -(SIZE as i32)), expected[3], expected[4]]);
         assert_eq!(told::<4>(&objects), None);
@@ -188,7 +188,7 @@ mod tests {
                 let shorter = Packed::of(part).unwrap().without_last();
                 prop_assert_eq!(shorter.length() + 1, part.length as usize);
                 if shorter.length() > 0 {
-                    prop_assert_eq!(shorter.unpack(SIZE), Progression { length: part.length - 1, ..*part });
+                    prop_assert_eq!(shorter.unpack(SIZE), StridedRun { length: part.length - 1, ..*part });
                 }
             }
             for pair in told.windows(2) {

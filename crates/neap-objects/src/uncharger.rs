@@ -1,6 +1,6 @@
 //! The function that pays owners back.
 //!
-//! Set once by [`Payback::open`], then called without a lock of this crate.
+//! Set once by [`Uncharger::open`], then called without a lock of this crate.
 
 use crate::size_class::Class;
 use core::ptr::null_mut;
@@ -13,14 +13,14 @@ pub type Repay = unsafe fn(context: *const (), owner: u64, class: Class, objects
 
 /// The callback that pays back owners.
 #[derive(Debug)]
-pub struct Payback {
+pub struct Uncharger {
     run: AtomicPtr<()>,
     context: AtomicPtr<()>,
 }
 
-impl Payback {
-    pub(crate) const fn closed() -> Payback {
-        Payback { run: AtomicPtr::new(null_mut()), context: AtomicPtr::new(null_mut()) }
+impl Uncharger {
+    pub(crate) const fn closed() -> Uncharger {
+        Uncharger { run: AtomicPtr::new(null_mut()), context: AtomicPtr::new(null_mut()) }
     }
 
     /// Sets the callback, before any object has an owner. Later calls pass the same callback.

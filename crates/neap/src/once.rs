@@ -10,7 +10,7 @@ use neap_base::Mutex;
 
 /// The value, or room for it.
 #[derive(Debug)]
-pub(crate) struct Lazy<T> {
+pub(crate) struct Once<T> {
     made: AtomicBool,
     making: Mutex<()>,
     value: UnsafeCell<MaybeUninit<T>>,
@@ -18,11 +18,11 @@ pub(crate) struct Lazy<T> {
 
 // SAFETY: `value` is written once, under `making`, before `made` is set; from then on it is only
 // shared.
-unsafe impl<T: Send + Sync> Sync for Lazy<T> {}
+unsafe impl<T: Send + Sync> Sync for Once<T> {}
 
-impl<T> Lazy<T> {
-    pub(crate) const fn new() -> Lazy<T> {
-        Lazy { made: AtomicBool::new(false), making: Mutex::new(()), value: UnsafeCell::new(MaybeUninit::uninit()) }
+impl<T> Once<T> {
+    pub(crate) const fn new() -> Once<T> {
+        Once { made: AtomicBool::new(false), making: Mutex::new(()), value: UnsafeCell::new(MaybeUninit::uninit()) }
     }
 
     /// Returns the value, if it was made.

@@ -7,8 +7,8 @@
 //! it. A charge beyond a limit succeeds, and is counted, unless the option `refuse` is set.
 //!
 //! A free, by any thread, uncharges the payer of a run, or its heir. An object stays charged while
-//! caches have it ([`paid`](neap_objects::paid)). A thread whose group is deleted moves to its
-//! heir.
+//! caches have it ([`charged`](neap_objects::charged)). A thread whose group is deleted moves to
+//! its heir.
 //!
 //! # Locking
 //! One mutex (`flushing`): flushes of caches take turns.
@@ -20,8 +20,8 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{GroupId, Kind, OnLimit, PAYER_BITS, Payer, Refusal};
-use neap_objects::owners::word_of;
-use neap_objects::paid::Owned;
+use neap_objects::charged::Owned;
+use neap_objects::payers::word_of;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::thread_state::{entered, set_entered};
 use neap_reclaim::is_calling;
@@ -52,7 +52,7 @@ impl<P: Platform> Mm<P> {
     pub fn enter(&self, group: Option<GroupId>) -> usize {
         let before = entered();
         if group.is_some() {
-            self.hot.look_at_entered();
+            self.fast_path.look_at_entered();
         }
         let node = || self.groups_if_made().map_or(0, |grouped| grouped.node());
         set_entered(group.map_or(0, |group| word_of(self.owner(group.payer(Kind::Objects, node()))) as usize));
@@ -81,16 +81,16 @@ impl<P: Platform> Mm<P> {
         if word == 0 {
             // No thread has entered a group, so no object has a payer: the stack would refuse
             // again.
-            if self.hot.serves_unasked() {
+            if self.fast_path.serves_unasked() {
                 return slow();
             }
-            if let Some(object) = self.hot.allocate_outside(size) {
+            if let Some(object) = self.fast_path.allocate_outside(size) {
                 return object.as_ptr();
             }
         }
         // One comparison finds that the thread is in a group of this manager, and that the group
         // has paid.
-        match self.hot.allocate_owned(size, word as u64) {
+        match self.fast_path.allocate_owned(size, word as u64) {
             Owned::Again(object) => object.as_ptr(),
             Owned::Another(object) => self.pay_for_or(size, object, slow),
             Owned::Nothing => slow(),
@@ -110,17 +110,17 @@ impl<P: Platform> Mm<P> {
                 self.note_node(payer);
                 // SAFETY: `allocate_owned` popped the object from a stack for this thread, so it is
                 // a cached object in no other hands.
-                let object = unsafe { self.hot.hand_out(object, false) };
+                let object = unsafe { self.fast_path.hand_out(object, false) };
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
-        if group.is_none() && self.hot.serves_all() {
+        if group.is_none() && self.fast_path.serves_all() {
             // SAFETY: `allocate_owned` popped the object from a stack for this thread, so it is a
             // cached object in no other hands.
-            return unsafe { self.hot.hand_out(object, false) }.map_or(null_mut(), NonNull::as_ptr);
+            return unsafe { self.fast_path.hand_out(object, false) }.map_or(null_mut(), NonNull::as_ptr);
         }
         // SAFETY: the object came from a stack, so it lies in the arena.
-        if !unsafe { self.hot.put(self.hot.kind(object.as_ptr()), object.as_ptr()) } {
+        if !unsafe { self.fast_path.put(self.fast_path.kind(object.as_ptr()), object.as_ptr()) } {
             self.free_unplaced(object.as_ptr());
         }
         slow()
@@ -141,7 +141,7 @@ impl<P: Platform> Mm<P> {
     fn own(&self, grouped: &Grouped<'_, P>, class: Class, object: *mut u8, payer: Payer) -> *mut u8 {
         let Some(core) = self.core_if_open() else { return object };
         // SAFETY: the object was handed out to this thread, and no other thread knows it.
-        let owned = unsafe { self.hot.own(object, self.owner(payer)) } || {
+        let owned = unsafe { self.fast_path.own(object, self.owner(payer)) } || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             // SAFETY: the object was handed out to this thread, and no other thread knows it.
             unsafe { core.objects.own_slowly(class, object, self.owner(payer)) }

@@ -3,12 +3,12 @@
 //!
 //! # Design
 //!
-//! One stack of the two holds objects of pages that are at [home](crate::hot::KindEntry) on this
-//! CPU. The other holds guests, which are never popped one by one. All stacks of a CPU lie in one
-//! *region*. A table holds one pointer to a region for every CPU that the kernel could name, and
-//! for the ids -1 and -2 of threads that are not registered. A CPU gets its region when a stack of
-//! it first gets room ([`Slots::widen`]). Until then its entry is DUMMY, its lock holds 0, no
-//! memory of its region is written, and walks over CPUs skip it. A CPU's slots are of one kind:
+//! One stack of the two holds objects of pages that are at [home](crate::fast_path::KindEntry) on
+//! this CPU. The other holds guests, which are never popped one by one. All stacks of a CPU lie in
+//! one *region*. A table holds one pointer to a region for every CPU that the kernel could name,
+//! and for the ids -1 and -2 of threads that are not registered. A CPU gets its region when a stack
+//! of it first gets room ([`CpuCaches::widen`]). Until then its entry is DUMMY, its lock holds 0,
+//! no memory of its region is written, and walks over CPUs skip it. A CPU's slots are of one kind:
 //!
 //! * **Rseq**: the restartable sequences of `neap_os::rseq` work on them, without a lock or a
 //!   locked instruction.
@@ -36,9 +36,9 @@
 //! explorer in `tests/rseq_explorer` runs this protocol with preemption, migration, signals and
 //! store buffers, and finds a failure for each step that is left out.
 
-use crate::progression::Progression;
 use crate::region::{DUMMY, REGION, StackId, at, clear, keep, make_dummy, objects, stack};
 use crate::size_class::Class;
+use crate::strided_run::StridedRun;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use neap_base::platform::{Errno, Platform};
@@ -56,7 +56,7 @@ const REMOTE_TRIES: u32 = 1000;
 
 /// The kind of a CPU's slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SlotKind {
+pub enum CacheMode {
     /// Restartable sequences.
     Rseq,
     /// A lock taken by compare-and-swap.
@@ -76,7 +76,7 @@ pub enum Attempt<T> {
 
 /// The slots of all CPUs.
 #[derive(Debug)]
-pub struct Slots {
+pub struct CpuCaches {
     cpus: usize,
     /// Number of CPUs that the kernel could name and the table has entries for.
     pub(crate) named: usize,
@@ -90,7 +90,7 @@ pub struct Slots {
     used: UsedCpus,
     /// The empty region that the next taker exchanges for a CPU's; 0 before the first take.
     pub(crate) spare: Mutex<usize>,
-    /// Whether [`Slots::close_table`] holds the locks of Atomic CPUs.
+    /// Whether [`CpuCaches::close_table`] holds the locks of Atomic CPUs.
     closed: AtomicBool,
     /// Whether the table is closed for fork. No CPU gets a region meanwhile.
     shut: AtomicBool,
@@ -98,7 +98,7 @@ pub struct Slots {
     fences: AtomicU32,
 }
 
-impl Slots {
+impl CpuCaches {
     /// Maps the regions, and fills a table for them. With `use_rseq` false every CPU gets the
     /// Atomic kind.
     ///
@@ -107,12 +107,12 @@ impl Slots {
     ///
     /// # Safety
     /// The table belongs to no other slots, does not move, and lives as long as these are used.
-    pub unsafe fn open<P: Platform>(platform: &P, use_rseq: bool, table: &SequenceTable) -> Result<Slots, Errno> {
+    pub unsafe fn open<P: Platform>(platform: &P, use_rseq: bool, table: &SequenceTable) -> Result<CpuCaches, Errno> {
         let (cpus, named) = (platform.cpus().min(MAX_CPUS), platform.nameable_cpus().max(platform.cpus()));
-        let length = Slots::regions_at(cpus) + (cpus + 1) * REGION;
+        let length = CpuCaches::regions_at(cpus) + (cpus + 1) * REGION;
         let length = length.next_multiple_of(platform.page_size());
         let memory = platform.map(length)?;
-        let slots = Slots {
+        let cpu_caches = CpuCaches {
             cpus,
             named: named.min(MOST_CPUS),
             table: core::ptr::from_ref(table).expose_provenance(),
@@ -126,11 +126,11 @@ impl Slots {
             skipped: AtomicU32::new(0),
             fences: AtomicU32::new(0),
         };
-        make_dummy(slots.dummy());
-        (0..slots.named + UNREGISTERED)
-            .for_each(|entry| slots.entry(entry).store(at(slots.dummy()), Ordering::Relaxed));
-        table.offset.store(slots.offset.unwrap_or(0), Ordering::Relaxed);
-        Ok(slots)
+        make_dummy(cpu_caches.dummy());
+        (0..cpu_caches.named + UNREGISTERED)
+            .for_each(|entry| cpu_caches.entry(entry).store(at(cpu_caches.dummy()), Ordering::Relaxed));
+        table.offset.store(cpu_caches.offset.unwrap_or(0), Ordering::Relaxed);
+        Ok(cpu_caches)
     }
 
     /// Unmaps the regions.
@@ -153,7 +153,7 @@ impl Slots {
     }
 
     pub(crate) fn first_region(&self) -> usize {
-        self.memory + Slots::regions_at(self.cpus)
+        self.memory + CpuCaches::regions_at(self.cpus)
     }
 
     /// The region that is never written to. Its mark says so, and no stack in it has objects or
@@ -199,7 +199,7 @@ impl Slots {
         }
         *region = self.make_region(cpu);
         self.used.insert(cpu);
-        if self.kind(platform, cpu) == SlotKind::Rseq {
+        if self.kind(platform, cpu) == CacheMode::Rseq {
             self.pointer(cpu).store(at(*region), Ordering::Release); // Pairs with the loads of the sequences.
         }
     }
@@ -244,32 +244,32 @@ impl Slots {
 
     /// The kind of a CPU's slots. The table's entry of an isolated CPU stays DUMMY. Sequences there
     /// are refused, and the slow path leads to the Atomic slot.
-    pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> SlotKind {
-        if self.offset.is_some() && !platform.is_isolated(cpu) { SlotKind::Rseq } else { SlotKind::Atomic }
+    pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> CacheMode {
+        if self.offset.is_some() && !platform.is_isolated(cpu) { CacheMode::Rseq } else { CacheMode::Atomic }
     }
 
     /// Whether draining a CPU's stacks takes a fence.
     pub fn takes_fence<P: Platform>(&self, platform: &P, cpu: usize) -> bool {
-        self.kind(platform, cpu) == SlotKind::Rseq
+        self.kind(platform, cpu) == CacheMode::Rseq
     }
 
     /// Used CPUs of one kind.
-    fn of_kind<P: Platform>(&self, platform: &P, kind: SlotKind) -> impl Iterator<Item = usize> {
+    fn of_kind<P: Platform>(&self, platform: &P, kind: CacheMode) -> impl Iterator<Item = usize> {
         self.used.now().iter().filter(move |&cpu| self.kind(platform, cpu) == kind)
     }
 
     /// Opens the table after fork: stores the regions of used Rseq CPUs, and unlocks the used
-    /// Atomic CPUs. These are the CPUs that [`Slots::close_table`] found, since none is added while
-    /// the table is closed.
+    /// Atomic CPUs. These are the CPUs that [`CpuCaches::close_table`] found, since none is added
+    /// while the table is closed.
     pub fn open_table<P: Platform>(&self, platform: &P) {
         // Relaxed: the closing thread opens, or its copy in the child, because closers of the gate
         // queue.
         if self.closed.swap(false, Ordering::Relaxed) {
             // SAFETY: `close_table` locked every used Atomic CPU and forgot the guards, and no CPU
             // was added since.
-            self.of_kind(platform, SlotKind::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
+            self.of_kind(platform, CacheMode::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
         }
-        for cpu in self.of_kind(platform, SlotKind::Rseq) {
+        for cpu in self.of_kind(platform, CacheMode::Rseq) {
             // SAFETY: the caller has closed the fork gate, or is the child's only thread, so no
             // thread changes the CPU's region.
             let region = unsafe { self.lock(cpu).peek() };
@@ -288,7 +288,7 @@ impl Slots {
     pub fn close_table<P: Platform>(&self, platform: &P, mut wait: impl FnMut() -> bool) -> Result<(), Errno> {
         self.shut.store(true, Ordering::Relaxed);
         let mut held = false;
-        for (taken, cpu) in self.of_kind(platform, SlotKind::Atomic).enumerate() {
+        for (taken, cpu) in self.of_kind(platform, CacheMode::Atomic).enumerate() {
             let guard = loop {
                 match self.lock(cpu).lock_bounded(REMOTE_TRIES) {
                     None if wait() => {}
@@ -297,7 +297,9 @@ impl Slots {
             };
             let Some(guard) = guard else {
                 // SAFETY: this loop locked the first `taken` CPUs and forgot their guards.
-                self.of_kind(platform, SlotKind::Atomic).take(taken).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
+                self.of_kind(platform, CacheMode::Atomic)
+                    .take(taken)
+                    .for_each(|cpu| unsafe { self.lock(cpu).unlock() });
                 held = true;
                 break;
             };
@@ -305,7 +307,7 @@ impl Slots {
         }
         self.closed.store(!held, Ordering::Relaxed);
         let mut any = false;
-        for cpu in self.of_kind(platform, SlotKind::Rseq) {
+        for cpu in self.of_kind(platform, CacheMode::Rseq) {
             // SeqCst: pairs with the fence. After it every sequence has seen DUMMY or is over.
             self.pointer(cpu).store(at(self.dummy()), Ordering::SeqCst);
             any = true;
@@ -327,7 +329,7 @@ impl Slots {
         locked: impl FnOnce(&mut LockedStack) -> Option<T>,
     ) -> Attempt<T> {
         let cpu = platform.cpu();
-        if self.kind(platform, cpu) == SlotKind::Atomic {
+        if self.kind(platform, cpu) == CacheMode::Atomic {
             if !self.is_used(cpu) {
                 return Attempt::Refused;
             }
@@ -345,7 +347,7 @@ impl Slots {
     }
 
     /// Runs `work` on a stack of this CPU if the CPU has Atomic slots and its lock is free. Rseq
-    /// CPUs use [`Hot`](crate::hot::Hot) instead.
+    /// CPUs use [`FastPath`](crate::fast_path::FastPath) instead.
     #[inline]
     fn at_once<P: Platform, T>(
         &self,
@@ -356,7 +358,7 @@ impl Slots {
         let cpu = platform.cpu();
         // The lock of a CPU without a region is not even tried. Fork takes the locks of used CPUs
         // only, and this code is outside the gate.
-        if self.kind(platform, cpu) == SlotKind::Rseq || !self.is_used(cpu) {
+        if self.kind(platform, cpu) == CacheMode::Rseq || !self.is_used(cpu) {
             return None;
         }
         let region = self.lock(cpu).try_lock()?;
@@ -403,7 +405,7 @@ impl Slots {
     }
 
     /// Pushes all objects of a progression onto a stack of this CPU, or none.
-    pub fn push_progression<P: Platform>(&self, platform: &P, stack: StackId, objects: &Progression) -> Attempt<()> {
+    pub fn push_progression<P: Platform>(&self, platform: &P, stack: StackId, objects: &StridedRun) -> Attempt<()> {
         let (step, count) = (objects.step as isize, objects.length as usize);
         if count == 0 {
             return Attempt::Done(());
@@ -460,7 +462,7 @@ impl Slots {
         // Threads of an Atomic CPU take this lock. For an Rseq CPU it guards which region is the
         // CPU's.
         let Some(mut region) = self.lock(cpu).lock_bounded(REMOTE_TRIES) else { return self.skip() };
-        if self.kind(platform, cpu) == SlotKind::Rseq {
+        if self.kind(platform, cpu) == CacheMode::Rseq {
             let pointer = self.pointer(cpu);
             // SeqCst: ordered before the fence. By way of it, pairs with the loads of the
             // sequences.
@@ -502,7 +504,7 @@ impl Slots {
             return Peek { active: true, ..Peek::default() };
         };
         let [home, guests] =
-            [StackId::home(class), StackId::guests(class)].map(|id| Slots::glance(stack(region, id), id));
+            [StackId::home(class), StackId::guests(class)].map(|id| CpuCaches::glance(stack(region, id), id));
         Peek {
             count: home.count + guests.count,
             active: home.active || guests.active,
@@ -516,7 +518,7 @@ impl Slots {
         if !self.is_used(cpu) {
             return Some(self.dummy());
         }
-        if self.kind(platform, cpu) == SlotKind::Atomic {
+        if self.kind(platform, cpu) == CacheMode::Atomic {
             return self.lock(cpu).try_lock().map(|region| *region);
         }
         Some(self.pointer(cpu).load(Ordering::Acquire).addr()) // Pairs with the Release in `take` and `begin`.
@@ -548,7 +550,7 @@ impl Slots {
 
     /// Number of objects in a stack of `cpu`. A hint, since the CPU's threads go on working.
     pub fn count<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> usize {
-        Slots::glance(self.stack(platform, cpu, id), id).count as usize
+        CpuCaches::glance(self.stack(platform, cpu, id), id).count as usize
     }
 
     /// Calls `each` with the objects in cells of a stack of `cpu`. Its threads go on working, so an

@@ -5,11 +5,11 @@
 //! The Atomic kind alone is tested on a virtual machine. Both kinds together need the real system
 //! with restartable sequences and two CPUs.
 
+use crate::cpu_caches::{CpuCaches, Peek};
 use crate::instance::{CONFIG, Opened, machine};
 use crate::machine::Shared;
 use crate::region::{StackId, at, dummy_cell};
 use crate::size_class::Class;
-use crate::slots::{Peek, Slots};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Errno;
 use neap_base::{Linux, Platform};
@@ -19,14 +19,14 @@ use std::boxed::Box;
 use std::vec::Vec;
 
 /// Slots that are unmapped with the value.
-struct Own<P: Platform>(P, Slots, #[expect(dead_code, reason = "the slots are in it")] Box<SequenceTable>);
+struct Own<P: Platform>(P, CpuCaches, #[expect(dead_code, reason = "the cpu_caches are in it")] Box<SequenceTable>);
 
 impl<P: Platform> Own<P> {
     fn open(platform: P) -> Own<P> {
         let table = Box::new(SequenceTable::unopened());
         // SAFETY: the table is for these slots alone, and both live in one value.
-        let slots = unsafe { Slots::open(&platform, true, &table) }.unwrap();
-        Own(platform, slots, table)
+        let cpu_caches = unsafe { CpuCaches::open(&platform, true, &table) }.unwrap();
+        Own(platform, cpu_caches, table)
     }
 
     /// Gives every CPU its region, as its first use would.
@@ -110,12 +110,12 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
 #[test]
 fn what_is_not_null_below_a_stack_is_found() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
-    o.slots.begin(&o.platform, 1);
-    assert!(o.slots.take(&o.platform, 1, |_| true, |_, _| unreachable!("nothing is in it")));
+    o.cpu_caches.begin(&o.platform, 1);
+    assert!(o.cpu_caches.take(&o.platform, 1, |_| true, |_, _| unreachable!("nothing is in it")));
     // SAFETY: the test has one thread.
-    let regions = [*o.slots.spare.lock(), unsafe { o.slots.lock(1).peek() }];
+    let regions = [*o.cpu_caches.spare.lock(), unsafe { o.cpu_caches.lock(1).peek() }];
     let cells = regions.into_iter().flat_map(|region| StackId::all().map(move |id| (id, id.cells(region))));
-    let dummys = StackId::all().map(|id| (id, dummy_cell(o.slots.dummy())));
+    let dummys = StackId::all().map(|id| (id, dummy_cell(o.cpu_caches.dummy())));
     for (id, cell) in cells.chain(dummys) {
         o.prove();
         let below = at::<usize>(cell - size_of::<usize>());
@@ -134,21 +134,21 @@ fn what_is_not_null_below_a_stack_is_found() {
 #[test]
 fn a_held_atomic_stack_counts_as_in_use() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
-    let looks = || Class::all().map(|class| o.slots.peek(&o.platform, 1, class)).collect::<Vec<_>>();
+    let looks = || Class::all().map(|class| o.cpu_caches.peek(&o.platform, 1, class)).collect::<Vec<_>>();
     let nothing = looks().iter().map(|_| Peek::default()).collect::<Vec<_>>();
     assert_eq!(looks(), nothing, "never used");
-    o.slots.begin(&o.platform, 1);
+    o.cpu_caches.begin(&o.platform, 1);
     assert_eq!(looks(), nothing, "without room");
-    let holder = o.slots.lock(1).try_lock().unwrap();
+    let holder = o.cpu_caches.lock(1).try_lock().unwrap();
     assert!(looks().iter().all(|peek| peek.active && peek.count == 0));
-    assert!(!o.slots.peek(&o.platform, 0, Class(1)).active, "of another CPU");
+    assert!(!o.cpu_caches.peek(&o.platform, 0, Class(1)).active, "of another CPU");
     drop(holder);
     assert!(looks().iter().all(|peek| !peek.active));
 }
 
 /// Resident bytes of the slots' mapping.
-fn resident(slots: &Slots) -> usize {
-    let (start, length) = slots.mapping();
+fn resident(cpu_caches: &CpuCaches) -> usize {
+    let (start, length) = cpu_caches.mapping();
     crate::instance::resident(start, length)
 }
 
@@ -157,17 +157,17 @@ fn resident(slots: &Slots) -> usize {
 fn unused_cpus_have_no_memory_and_no_part_in_fork() {
     let resident_after = |cpus| {
         let o = Opened::new(machine(cpus), &CONFIG).unwrap();
-        let opened = resident(&o.slots);
+        let opened = resident(&o.cpu_caches);
         let class = Class::of_size(64);
         let object = o.take(class).unwrap();
-        assert_eq!(o.slots.used().iter().count(), 1);
-        o.slots.close_table(&o.platform, || unreachable!("no lock is held")).unwrap();
-        o.slots.open_table(&o.platform);
+        assert_eq!(o.cpu_caches.used().iter().count(), 1);
+        o.cpu_caches.close_table(&o.platform, || unreachable!("no lock is held")).unwrap();
+        o.cpu_caches.open_table(&o.platform);
         o.give(class, object);
         (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some()));
-        Class::all().for_each(|class| (0..cpus).for_each(|cpu| _ = o.slots.peek(&o.platform, cpu, class)));
+        Class::all().for_each(|class| (0..cpus).for_each(|cpu| _ = o.cpu_caches.peek(&o.platform, cpu, class)));
         o.prove();
-        (opened, resident(&o.slots))
+        (opened, resident(&o.cpu_caches))
     };
     let few = resident_after(2);
     assert_eq!(few.0, 4096, "DUMMY");
@@ -197,10 +197,10 @@ fn no_cpu_begins_while_the_table_is_closed() {
 fn the_lock_of_an_unused_cpu_is_not_touched_outside_the_gate() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
     let class = Class::of_size(64);
-    let holder = o.slots.lock(0).try_lock().unwrap();
-    o.slots.begin(&o.platform, 0);
-    assert_eq!(o.slots.pop_at_once(&o.platform, class), None);
-    assert!(matches!(o.slots.pop(&o.platform, class), crate::slots::Attempt::Refused));
+    let holder = o.cpu_caches.lock(0).try_lock().unwrap();
+    o.cpu_caches.begin(&o.platform, 0);
+    assert_eq!(o.cpu_caches.pop_at_once(&o.platform, class), None);
+    assert!(matches!(o.cpu_caches.pop(&o.platform, class), crate::cpu_caches::Attempt::Refused));
     drop(holder);
-    assert_eq!(o.slots.used().iter().count(), 0, "the lock was held");
+    assert_eq!(o.cpu_caches.used().iter().count(), 0, "the lock was held");
 }

@@ -11,11 +11,11 @@
 //! One class cache's mutex at a time, for a batch of objects.
 
 use crate::class_cache::{FLUSH_BATCH, ObjectIndex};
+use crate::object_state::CACHED;
 use crate::objects::Objects;
-use crate::owners::VectorList;
+use crate::payers::VectorList;
 use crate::size_class::Class;
 use crate::slab::{SlabId, SlabList};
-use crate::state::CACHED;
 use neap_base::{Order, Platform};
 use neap_os::fatal::die;
 use neap_pages::State;

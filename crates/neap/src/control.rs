@@ -21,7 +21,7 @@
 //!
 //! To withdraw a request, the asker restores the ticket that was answered last.
 
-use crate::desk::Desk;
+use crate::control_channel::ControlChannel;
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
 use crate::mm::{Core, Mm};
 use crate::options::Background;
@@ -70,7 +70,7 @@ const NO_ANSWER: u32 = 7;
 const NO_RECLAIMER: u32 = 8;
 const NO_SUCH_VALUE: u32 = 9;
 
-impl Desk {
+impl ControlChannel {
     fn scope(&self, page_size: u64) -> Scope {
         let number = |word: &AtomicU32| Some(word.load(Ordering::Relaxed)).filter(|number| *number != u32::MAX);
         let until = Some(self.until.load(Ordering::Relaxed)).filter(|bytes| *bytes != u64::MAX);
@@ -97,7 +97,7 @@ impl Desk {
 }
 
 /// Sets a bound of a group. Returns the refusal, or 0.
-fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk, is_call: bool) -> u32 {
+fn change_bound<P: Platform>(mm: &Mm<P>, desk: &ControlChannel, is_call: bool) -> u32 {
     let bound = Bound::ALL.get(desk.from.load(Ordering::Relaxed) as usize);
     let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
     let bytes = desk.until.load(Ordering::Relaxed);
@@ -108,7 +108,7 @@ fn change_bound<P: Platform>(mm: &Mm<P>, desk: &Desk, is_call: bool) -> u32 {
 }
 
 /// Changes an option. Returns the refusal, or 0.
-fn change_setting<P: Platform>(mm: &Mm<P>, desk: &Desk) -> u32 {
+fn change_setting<P: Platform>(mm: &Mm<P>, desk: &ControlChannel) -> u32 {
     let setting = Setting::ALL.get(desk.from.load(Ordering::Relaxed) as usize);
     let Some(&setting) = setting else { return UNKNOWN };
     match mm.set_number(setting, desk.until.load(Ordering::Relaxed)) {
@@ -144,7 +144,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Executes a request and writes the answer.
-    fn respond(&self, mm: &Mm<P>, desk: &Desk, ticket: u32, is_call: bool) {
+    fn respond(&self, mm: &Mm<P>, desk: &ControlChannel, ticket: u32, is_call: bool) {
         match desk.what.load(Ordering::Relaxed) {
             DRAIN => {
                 let page_size = self.objects.pages.page_size() as u64;
@@ -164,13 +164,13 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    fn report_chunks(&self, mm: &Mm<P>, desk: &Desk) -> bool {
+    fn report_chunks(&self, mm: &Mm<P>, desk: &ControlChannel) -> bool {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let from = desk.from.load(Ordering::Relaxed);
         self.page.report(|words| chunk_report::write(self.per_cpu.get(), from, words)).is_some()
     }
 
-    fn report_groups(&self, mm: &Mm<P>, desk: &Desk) -> bool {
+    fn report_groups(&self, mm: &Mm<P>, desk: &ControlChannel) -> bool {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let from = desk.from.load(Ordering::Relaxed);
         self.page
@@ -178,7 +178,7 @@ impl<P: Platform> Core<P> {
             .is_some()
     }
 
-    fn report_map(&self, mm: &Mm<P>, desk: &Desk, is_call: bool) -> bool {
+    fn report_map(&self, mm: &Mm<P>, desk: &ControlChannel, is_call: bool) -> bool {
         // This thread may have closed the gate itself, in a fork handler of the program that runs
         // between neap's and the fork. It would wait for itself.
         if mm.gate.is_closed() {
@@ -190,7 +190,7 @@ impl<P: Platform> Core<P> {
         self.page.report(|words| map_report::write(mm, books, from, words)).is_some()
     }
 
-    fn report_shrinkers(&self, mm: &Mm<P>, desk: &Desk) -> bool {
+    fn report_shrinkers(&self, mm: &Mm<P>, desk: &ControlChannel) -> bool {
         let [from, skip] = [&desk.from, &desk.cpu].map(|word| word.load(Ordering::Relaxed));
         let skip = if skip == u32::MAX { 0 } else { skip };
         // neap's own shrinkers are registered at the first request.
@@ -205,7 +205,7 @@ impl<P: Platform> Core<P> {
     /// Has a shrinker scan or count. Callbacks of the program run on a reclaimer, never in this
     /// thread, which may be in a call of the program and hold locks that they take. neap's own run
     /// here.
-    fn shrink(&self, mm: &Mm<P>, desk: &Desk) -> u32 {
+    fn shrink(&self, mm: &Mm<P>, desk: &ControlChannel) -> u32 {
         let [index, rest, node] = [&desk.from, &desk.cpu, &desk.node].map(|word| word.load(Ordering::Relaxed));
         let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
         let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
@@ -291,15 +291,22 @@ mod tests {
 
     #[test]
     fn a_request_is_read_where_askers_write_it_and_nothing_said_is_everything() {
-        let offsets =
-            [offset_of!(Desk, ticket), offset_of!(Desk, cpu), offset_of!(Desk, until), offset_of!(Desk, answered)];
-        assert_eq!((offsets, size_of::<Desk>()), ([0, 4, 16, 24], 88));
-        assert_eq!([offset_of!(Desk, what), offset_of!(Desk, from), offset_of!(Desk, group)], [72, 76, 80]);
+        let offsets = [
+            offset_of!(ControlChannel, ticket),
+            offset_of!(ControlChannel, cpu),
+            offset_of!(ControlChannel, until),
+            offset_of!(ControlChannel, answered),
+        ];
+        assert_eq!((offsets, size_of::<ControlChannel>()), ([0, 4, 16, 24], 88));
+        assert_eq!(
+            [offset_of!(ControlChannel, what), offset_of!(ControlChannel, from), offset_of!(ControlChannel, group)],
+            [72, 76, 80]
+        );
         let desk = |cpu: u32, node: u32, zone: u32, until: u64| {
             let mut words = [0_u64; 11];
             words[..3].copy_from_slice(&[u64::from(cpu) << 32, u64::from(zone) << 32 | u64::from(node), until]);
             // SAFETY: a desk consists of integers of this total size, which are valid for any bits.
-            unsafe { core::mem::transmute::<[u64; 11], Desk>(words) }
+            unsafe { core::mem::transmute::<[u64; 11], ControlChannel>(words) }
         };
         assert_eq!(desk(u32::MAX, u32::MAX, u32::MAX, u64::MAX).scope(4096), Scope::ALL);
         let all = Scope { cpu: Some(7), node: Some(1), zone: Some(0), until: Some(3) };
@@ -310,7 +317,7 @@ mod tests {
     #[test]
     fn an_answer_is_whole_before_its_ticket() {
         // SAFETY: a desk consists of integers, for which zeroes are valid.
-        let desk: Desk = unsafe { core::mem::zeroed() };
+        let desk: ControlChannel = unsafe { core::mem::zeroed() };
         let drained = Drained { pages: 1 << 40, objects: 2, cpus: 3, skipped: 4, retried: 5, free: 6 };
         desk.answer_drain(9, Ok(drained), 65536);
         let words = [&desk.answered, &desk.refusal, &desk.cpus, &desk.skipped, &desk.retried, &desk.page_size];

@@ -1,11 +1,11 @@
-//! The part of the page of numbers for requests: see [`requests`](crate::requests).
+//! The part of the page of numbers for requests: see [`control`](crate::control).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The part of the page for requests. Words with all bits set are not given.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Desk {
+pub(crate) struct ControlChannel {
     pub(crate) ticket: AtomicU32,
     pub(crate) cpu: AtomicU32,
     pub(crate) node: AtomicU32,
@@ -27,7 +27,7 @@ pub(crate) struct Desk {
     pub(crate) group: AtomicU64,
 }
 
-impl Desk {
+impl ControlChannel {
     #[inline]
     pub(crate) fn ticket(&self) -> u32 {
         // Acquire pairs with the asker's last store: a thread that reads the ticket sees the

@@ -15,9 +15,9 @@ const STANDS: u64 = 1 << 63;
 
 /// A clock that can be stopped.
 #[derive(Debug, Default)]
-pub(crate) struct FairClock(AtomicU64);
+pub(crate) struct CallbackClock(AtomicU64);
 
-impl FairClock {
+impl CallbackClock {
     /// Returns the time, by that of another clock.
     pub(crate) fn read(&self, now: impl Fn() -> u64) -> u64 {
         loop {
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn time_in_which_it_stands_does_not_go_by() {
-        let clock = FairClock::default();
+        let clock = CallbackClock::default();
         assert_eq!(clock.read(|| 100), 100);
         clock.stop(150);
         clock.stop(170);
@@ -75,7 +75,7 @@ mod tests {
     /// 1. A reader looks. 2. The gate is closed and opened. 3. The reader looks at the other clock.
     #[test]
     fn who_reads_it_while_it_is_stopped_and_goes_on_reads_again() {
-        let (clock, reads) = (FairClock::default(), Cell::new(0));
+        let (clock, reads) = (CallbackClock::default(), Cell::new(0));
         let now = || {
             reads.set(reads.get() + 1);
             if reads.get() == 1 {

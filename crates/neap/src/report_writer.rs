@@ -4,15 +4,15 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A position in a report. Words beyond the end are lost.
-pub(crate) struct Pen<'a> {
+pub(crate) struct ReportWriter<'a> {
     words: &'a [AtomicU64],
     at: usize,
 }
 
-impl Pen<'_> {
+impl ReportWriter<'_> {
     /// Begins at word `at`.
-    pub(crate) fn new(words: &[AtomicU64], at: usize) -> Pen<'_> {
-        Pen { words, at }
+    pub(crate) fn new(words: &[AtomicU64], at: usize) -> ReportWriter<'_> {
+        ReportWriter { words, at }
     }
 
     pub(crate) fn write(&mut self, word: u64) {

@@ -21,11 +21,11 @@
 //! The release turn, and under it one class cache's mutex at a time.
 
 use crate::class_cache::ClassCache;
-use crate::flush::Loose;
 use crate::holes::{bits, runs};
 use crate::objects::Objects;
 use crate::size_class::Class;
 use crate::slab::{On, SlabId};
+use crate::slab_free::Loose;
 use neap_base::Platform;
 use neap_base::platform::memory::Range;
 use neap_pages::{MOST_PAGES, Report};

@@ -23,14 +23,14 @@
 //! | 0 | in a slab's bitmap, or neap's own; or no object starts here |
 //! | [`CACHED`] | in a sheaf or a stack |
 //! | [`ALLOCATED`] | the program has it |
-//! | [`ACCOUNTED`] | the program has it, and it is charged: see [`owners`](crate::owners) |
-//! | [`PAID`] | in a sheaf or a stack, and still charged: see [`paid`](crate::paid) |
+//! | [`ACCOUNTED`] | the program has it, and it is charged: see [`payers`](crate::payers) |
+//! | [`PAID`] | in a sheaf or a stack, and still charged: see [`charged`](crate::charged) |
 //!
 //! CPUs that use neighbouring objects take the cache lines of their bytes from each other. So lines
-//! end where [homes](crate::hot::KindEntry) do, or at most three bytes from there; lines for the
-//! largest objects do not. A table is written to only where slabs lie. That memory is released with
-//! the slabs', except for the last table's, which has little. The free of any other pointer reads
-//! there.
+//! end where [homes](crate::fast_path::KindEntry) do, or at most three bytes from there; lines for
+//! the largest objects do not. A table is written to only where slabs lie. That memory is released
+//! with the slabs', except for the last table's, which has little. The free of any other pointer
+//! reads there.
 //!
 //! # Concurrency
 //!
@@ -213,8 +213,8 @@ impl States {
     }
 
     /// Marks an object of the program's as cached, and keeps its charge, as
-    /// [`Hot::free`](crate::hot::Hot::free) does. Returns `false` and changes nothing if the
-    /// program has no object there.
+    /// [`FastPath::free`](crate::fast_path::FastPath::free) does. Returns `false` and changes
+    /// nothing if the program has no object there.
     ///
     /// # Safety
     /// `address` lies in the mapped part of the arena.

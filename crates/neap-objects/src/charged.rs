@@ -5,7 +5,7 @@
 //!
 //! An object that its owner frees gets the state [`PAID`]. If the owner allocates it again, nothing
 //! is uncharged or charged. If another thread takes it, or it returns to its slab, the owner is
-//! paid back by the callback of [`Payback::open`]. Until then its page keeps its vector, since a
+//! paid back by the callback of [`Uncharger::open`]. Until then its page keeps its vector, since a
 //! slab with an object in a cache is not free.
 //!
 //! # Locking
@@ -13,32 +13,32 @@
 //! One mutex serialises looks at the charged objects in caches.
 
 use crate::class_cache::{ClassCache, FLUSH_BATCH};
-use crate::hot::{Hot, corrupt};
+use crate::fast_path::{FastPath, corrupt};
+use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
 use crate::objects::Objects;
-pub use crate::payback::{Payback, Repay};
 use crate::region::StackId;
 use crate::size_class::Class;
-use crate::state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
+pub use crate::uncharger::{Repay, Uncharger};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use neap_base::Platform;
 use neap_os::stack;
 
-/// The result of [`Hot::allocate_owned`].
+/// The result of [`FastPath::allocate_owned`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owned {
     /// An object that the owner has paid for already. It is the caller's.
     Again(NonNull<u8>),
     /// An object of the caller's that is still marked as cached. The caller passes it to
-    /// [`Hot::hand_out`] or [`Hot::put`].
+    /// [`FastPath::hand_out`] or [`FastPath::put`].
     Another(NonNull<u8>),
     /// No object: the stack is empty, or the size is not served.
     Nothing,
 }
 
-impl Hot {
+impl FastPath {
     /// Pops the topmost object of this CPU's stack. Hands it out at once if the owner paid for it
-    /// of which [`word_of`](crate::owners::word_of) is `sole`.
+    /// of which [`word_of`](crate::payers::word_of) is `sole`.
     #[inline(always)]
     pub fn allocate_owned(&self, size: usize, sole: u64) -> Owned {
         // Acquire pairs with the Release in `serve`.
@@ -48,9 +48,9 @@ impl Hot {
         // `black_box` delays the load of the stack's head by a few cycles. malloc and free in a
         // group are faster with it: an earlier load seems to wait longer for the store of the last
         // push.
-        let hot = core::hint::black_box(self);
+        let fast_path = core::hint::black_box(self);
         // SAFETY: the size is below `served`, so it is at most `LARGEST`, and `serve` was called.
-        let Some(object) = (unsafe { hot.pop(size) }) else { return Owned::Nothing };
+        let Some(object) = (unsafe { fast_path.pop(size) }) else { return Owned::Nothing };
         let address = object.addr().get();
         // SAFETY: objects in stacks lie in the arena, and this one is this thread's now. If another
         // thread has it, too, after a double free, the later free of it is detected.
@@ -69,8 +69,8 @@ impl Hot {
     /// `inside` as for [`Repay`].
     ///
     /// # Safety
-    /// The object belongs to the instance that this [`Hot`] was opened for, is marked as cached,
-    /// and is the caller's.
+    /// The object belongs to the instance that this [`FastPath`] was opened for, is marked as
+    /// cached, and is the caller's.
     #[inline(always)]
     pub unsafe fn hand_out(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
         // SAFETY: the caller says that the object is one of the instance, so it lies in the arena.
@@ -82,23 +82,24 @@ impl Hot {
         unsafe { self.hand_out_paid(object, inside) }
     }
 
-    /// [`Hot::hand_out`] for a charged object.
+    /// [`FastPath::hand_out`] for a charged object.
     ///
     /// # Safety
-    /// The object belongs to the instance that this [`Hot`] was opened for, is marked as cached,
-    /// and is the caller's.
+    /// The object belongs to the instance that this [`FastPath`] was opened for, is marked as
+    /// cached, and is the caller's.
     #[cold]
     #[inline(never)]
     unsafe fn hand_out_paid(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
         // SAFETY: the object is the caller's and lies in the arena. It is charged, so its page
-        // keeps its vector. The payback was stored by `Hot::open` and lives as long as the
+        // keeps its vector. The payback was stored by `FastPath::open` and lives as long as the
         // instance.
         unsafe {
             if !self.states.change(object.addr().get(), PAID, ALLOCATED) {
                 return corrupt(object);
             }
-            if let (Some(owner), Some(payback)) = (self.owner(object.as_ptr()), self.payback.load(Relaxed).as_ref()) {
-                payback.pay(owner, self.kind(object.as_ptr()).class(), 1, inside);
+            if let (Some(owner), Some(uncharger)) = (self.owner(object.as_ptr()), self.uncharger.load(Relaxed).as_ref())
+            {
+                uncharger.pay(owner, self.kind(object.as_ptr()).class(), 1, inside);
             }
         }
         Some(object)
@@ -116,14 +117,14 @@ impl<P: Platform> Objects<P> {
             if unsafe { self.states.change(object.addr(), PAID, CACHED) } {
                 let owner = self.owner_at(object.addr());
                 if owner != payer && count > 0 {
-                    self.payback.pay(payer, class, count, true);
+                    self.uncharger.pay(payer, class, count, true);
                     count = 0;
                 }
                 (payer, count) = (owner, count + 1);
             }
         }
         if count > 0 {
-            self.payback.pay(payer, class, count, true);
+            self.uncharger.pay(payer, class, count, true);
         }
     }
 
@@ -140,7 +141,7 @@ impl<P: Platform> Objects<P> {
     }
 
     fn look_at_paid(&self, each: &mut dyn FnMut(Class, u64, u32)) {
-        let (platform, slots) = (&self.platform, &self.slots);
+        let (platform, cpu_caches) = (&self.platform, &self.cpu_caches);
         let _looking = self.looking.lock();
         for class in Class::all() {
             for node in 0..self.pages.nodes() {
@@ -148,12 +149,12 @@ impl<P: Platform> Objects<P> {
                 while self.tally(class, node, each, |cache, see| {
                     cache.full.look(core::mem::take(&mut starts), FLUSH_BATCH, see)
                 }) {}
-                for cpu in slots.used().iter() {
+                for cpu in cpu_caches.used().iter() {
                     for id in [StackId::home(class), StackId::guests(class)] {
                         let mut from = 0;
-                        while from < slots.count(platform, cpu, id) {
+                        while from < cpu_caches.count(platform, cpu, id) {
                             let cells = from..from + FLUSH_BATCH;
-                            self.tally(class, node, each, |_, see| slots.each_seen(platform, cpu, id, cells, see));
+                            self.tally(class, node, each, |_, see| cpu_caches.each_seen(platform, cpu, id, cells, see));
                             from += FLUSH_BATCH;
                         }
                     }

@@ -13,14 +13,14 @@
 //! written outside.
 
 use crate::class_cache::{Row, Way};
-use crate::hot::KindEntry;
+use crate::cpu_caches::Attempt;
+use crate::fast_path::KindEntry;
+use crate::object_state::CACHED;
 use crate::objects::Objects;
-use crate::progression::{self, Progression};
 use crate::region::StackId;
 use crate::sheaf::{PROGRESSIONS, Sheaf, SheafList};
 use crate::size_class::Class;
-use crate::slots::Attempt;
-use crate::state::CACHED;
+use crate::strided_run::{self, StridedRun};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
@@ -41,7 +41,7 @@ impl<P: Platform> Objects<P> {
     /// Moves a batch of sheaves of objects to this CPU's stack, and returns one of them.
     pub(crate) fn refill(&self, class: Class) -> Option<*mut u8> {
         let (stack, cpu) = (StackId::home(class), self.platform.cpu() as u16);
-        let room = self.slots.room(&self.platform, cpu.into(), stack);
+        let room = self.cpu_caches.room(&self.platform, cpu.into(), stack);
         let (mut full, mut used) = (SheafList::new(), SheafList::new());
         let (streak, empty) = {
             let node = self.pages.nearest(&self.platform);
@@ -58,7 +58,7 @@ impl<P: Platform> Objects<P> {
             (streak, empty)
         };
         if streak >= LONG && full.length() > 0 && room < stack.capacity() {
-            let _ = self.slots.widen(&self.platform, stack, room + stack.first_capacity());
+            let _ = self.cpu_caches.widen(&self.platform, stack, room + stack.first_capacity());
         }
         let mut object = None;
         while let Some(mut sheaf) = full.pop() {
@@ -92,14 +92,14 @@ impl<P: Platform> Objects<P> {
     fn unload(&self, class: Class, sheaf: &mut Sheaf) {
         let stack = StackId::home(class);
         let push = |sheaf: &Sheaf| match sheaf.progressions().next() {
-            Some(lowest) => self.slots.push_progression(&self.platform, stack, &lowest),
-            None => self.slots.push_many(&self.platform, stack, sheaf.cells()),
+            Some(lowest) => self.cpu_caches.push_progression(&self.platform, stack, &lowest),
+            None => self.cpu_caches.push_many(&self.platform, stack, sheaf.cells()),
         };
         while !sheaf.is_empty() {
             let mut moved = push(sheaf);
             if moved == Attempt::Refused {
                 // The stack was taken by a drain, or never used.
-                let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
+                let _ = self.cpu_caches.widen(&self.platform, stack, stack.first_capacity());
                 moved = push(sheaf);
             }
             match moved {
@@ -168,12 +168,12 @@ impl<P: Platform> Objects<P> {
     pub(crate) fn spill(&self, stack: StackId, home: u16, object: *mut u8) {
         let class = stack.class();
         let cache = self.near(class);
-        let room = self.slots.room(&self.platform, self.platform.cpu(), stack);
+        let room = self.cpu_caches.room(&self.platform, self.platform.cpu(), stack);
         // Guests return to the barn for speed. If other CPUs hold its lock, the guest stays here,
         // so that this thread does not wait.
         let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
             let here = StackId::home(class);
-            if self.slots.push(&self.platform, here, object) != Attempt::Done(()) {
+            if self.cpu_caches.push(&self.platform, here, object) != Attempt::Done(()) {
                 // The objects of that stack have this CPU as home.
                 self.spill(here, self.platform.cpu() as u16, object);
             }
@@ -212,7 +212,7 @@ impl<P: Platform> Objects<P> {
             loaded.push(sheaf);
         }
         self.stow(class, loaded);
-        if self.slots.push(&self.platform, stack, object) != Attempt::Done(()) {
+        if self.cpu_caches.push(&self.platform, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
         }
     }
@@ -224,12 +224,12 @@ impl<P: Platform> Objects<P> {
         if sheaf.is_empty() || !binds(class) {
             return None;
         }
-        let (progressions, count) = progression::few::<PROGRESSIONS>(sheaf.cells(), class.size())?;
+        let (progressions, count) = strided_run::few::<PROGRESSIONS>(sheaf.cells(), class.size())?;
         if self.pages.nodes() > 1 {
             // Segments of a node are longer than the objects of a sheaf. If both ends of a
             // progression are of one node, all of it is.
             let node = self.node_of(sheaf.cells()[0]);
-            let is_there = |of: Progression| [of.first, of.last()].iter().all(|&end| self.node_of(end) == node);
+            let is_there = |of: StridedRun| [of.first, of.last()].iter().all(|&end| self.node_of(end) == node);
             if !progressions[..count].iter().all(|packed| is_there(packed.unpack(class.size()))) {
                 return None;
             }
@@ -264,11 +264,11 @@ impl<P: Platform> Objects<P> {
     /// available.
     fn load(&self, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
         sheaf.set_home(home);
-        let filled = sheaf.fill(|cells| self.slots.pop_many(&self.platform, stack, cells) == Attempt::Done(()));
+        let filled = sheaf.fill(|cells| self.cpu_caches.pop_many(&self.platform, stack, cells) == Attempt::Done(()));
         if !filled {
             // A stack that is not full and refuses was taken by a drain, or never used. Give it
             // room.
-            let _ = self.slots.widen(&self.platform, stack, stack.first_capacity());
+            let _ = self.cpu_caches.widen(&self.platform, stack, stack.first_capacity());
         }
         filled
     }
@@ -309,11 +309,11 @@ mod tests {
         let objects: Vec<_> = [0..5, 10..18, 30..32].iter().flat_map(|row| held[row.clone()].to_vec()).collect();
         held.retain(|object| !objects.contains(object));
         objects.iter().for_each(|&object| assert!(o.disown(object)));
-        let (few, count) = progression::few::<PROGRESSIONS>(&objects, class.size()).unwrap();
+        let (few, count) = strided_run::few::<PROGRESSIONS>(&objects, class.size()).unwrap();
         let mut sheaf = o.new_sheaf(class, true).unwrap();
         assert!(sheaf.bind(&few[..count]));
         let stack = StackId::home(class);
-        let room = |o: &Opened<_>| o.slots.room(&o.platform, 0, stack) - o.stacked(0, class);
+        let room = |o: &Opened<_>| o.cpu_caches.room(&o.platform, 0, stack) - o.stacked(0, class);
         while room(&o) != 7 {
             o.give(class, held.pop().unwrap());
         }

@@ -21,8 +21,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::foreign::escaped;
-use crate::published::{DESK, DESK_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
 use crate::silence::{Silence, Vigil};
+use crate::stat_reader::{DESK, DESK_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
 
 /// Request: drain caches.
 pub(crate) const DRAIN: u32 = 0;
@@ -77,7 +77,7 @@ pub(crate) fn name_of(length: u64, words: &[u64]) -> String {
 }
 
 /// The part of a page for requests, mapped.
-pub(crate) struct Desk<'a> {
+pub(crate) struct ControlChannel<'a> {
     process: &'a ProcessStatus,
     page: &'a Page,
     file: File,
@@ -89,18 +89,18 @@ pub(crate) struct Desk<'a> {
 const MAPPED: usize = 4096;
 const _: () = assert!(DESK + DESK_LENGTH <= MAPPED);
 
-impl<'a> Desk<'a> {
+impl<'a> ControlChannel<'a> {
     /// The desk in a process's page.
-    pub(crate) fn of(process: &'a ProcessStatus, page: &'a Page) -> Result<Desk<'a>> {
+    pub(crate) fn of(process: &'a ProcessStatus, page: &'a Page) -> Result<ControlChannel<'a>> {
         let Some(file) = &page.file else {
             bail!("process {} has closed neap's descriptor, by which it is asked", process.pid)
         };
         let (file, mapping) = map(file).map_err(|error| process.refused(error))?;
-        Ok(Desk { process, page, file, mapping, patience: None })
+        Ok(ControlChannel { process, page, file, mapping, patience: None })
     }
 
     /// Shortens the wait for answers, for callers with another source.
-    pub(crate) fn in_haste(mut self) -> Desk<'a> {
+    pub(crate) fn in_haste(mut self) -> ControlChannel<'a> {
         self.patience = Some(HASTE);
         self
     }
@@ -297,7 +297,7 @@ fn map(page: &File) -> io::Result<(File, NonNull<u8>)> {
     Ok((file, mapping))
 }
 
-impl Drop for Desk<'_> {
+impl Drop for ControlChannel<'_> {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, and nothing refers to it any more.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), MAPPED) };

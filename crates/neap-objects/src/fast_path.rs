@@ -7,13 +7,13 @@
 //! statistic here. All zeroes is a valid state that refuses every call, so an allocator that is not
 //! open yet, or has no Rseq slots, needs no test of its own.
 //!
-//! [`Hot::allocate`] and [`Hot::free`] are one block of assembly each, from the size or the pointer
-//! to the commit, so that each fits into two cache lines (docs/design/fast-path.md).
+//! [`FastPath::allocate`] and [`FastPath::free`] are one block of assembly each, from the size or
+//! the pointer to the commit, so that each fits into two cache lines (docs/design/fast-path.md).
 
-use crate::payback::Payback;
+use crate::object_state::{ACCOUNTED, ALLOCATED, BEHIND, CACHED, PAID, States};
 use crate::region::STACKS_END;
 use crate::size_class::{Class, GRAIN, LARGEST, OF_GRAINS};
-use crate::state::{ACCOUNTED, ALLOCATED, BEHIND, CACHED, PAID, States};
+use crate::uncharger::Uncharger;
 use core::arch::asm;
 use core::mem::offset_of;
 use core::ptr::NonNull;
@@ -111,16 +111,17 @@ impl PageKind {
 /// of large classes.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Hot {
+pub struct FastPath {
     apart: [u64; APART],
     /// The state tables.
     pub(crate) states: States,
-    /// [`Hot::allocate`] serves sizes below this, without a look at the thread's
+    /// [`FastPath::allocate`] serves sizes below this, without a look at the thread's
     /// [word](neap_os::thread_state); 0: none.
     limit: AtomicUsize,
-    /// [`Hot::allocate_outside`] serves sizes below this, to threads that have entered nothing.
+    /// [`FastPath::allocate_outside`] serves sizes below this, to threads that have entered no
+    /// group.
     limit_outside: AtomicUsize,
-    /// [`Hot::allocate_owned`] serves sizes below this; 0 if no fast path is open.
+    /// [`FastPath::allocate_owned`] serves sizes below this; 0 if no fast path is open.
     pub(crate) served: AtomicUsize,
     /// The arena's base.
     base: AtomicUsize,
@@ -129,14 +130,14 @@ pub struct Hot {
     /// The kind map.
     kinds: AtomicPtr<KindEntry>,
     /// Address that the frame of address 0 would have. This field and the three after it are for
-    /// charged objects: see [`owners`](crate::owners).
+    /// charged objects: see [`payers`](crate::payers).
     pub(crate) frames: AtomicPtr<Frame>,
     /// The page size as a power of two.
     pub(crate) page_shift: AtomicU32,
     /// Mask of the bits of an address that are its offset on a page.
     pub(crate) page_mask: AtomicUsize,
     /// The callback that pays back owners.
-    pub(crate) payback: AtomicPtr<Payback>,
+    pub(crate) uncharger: AtomicPtr<Uncharger>,
     /// The table of the sequences: offset of the thread's control block, and regions by CPU.
     pub(crate) table: SequenceTable,
     /// The place of the class's stack, by size in grains, the largest first.
@@ -153,7 +154,7 @@ const PLACES: usize = LARGEST / GRAIN + 1;
 /// Offset of a field from `table`, in bytes.
 macro_rules! from_table {
     ($field:ident) => {
-        offset_of!(Hot, $field) as isize - offset_of!(Hot, table) as isize
+        offset_of!(FastPath, $field) as isize - offset_of!(FastPath, table) as isize
     };
 }
 
@@ -171,33 +172,33 @@ const fn places() -> [u16; PLACES] {
 }
 
 const _: () = {
-    assert!(offset_of!(Hot, table) <= offset_of!(Hot, limit) + 128 && align_of::<SequenceTable>() >= 64);
+    assert!(offset_of!(FastPath, table) <= offset_of!(FastPath, limit) + 128 && align_of::<SequenceTable>() >= 64);
     // At page offsets behind the stacks of a region.
-    assert!(offset_of!(Hot, limit) % 4096 >= STACKS_END && offset_of!(Hot, table) % 4096 >= STACKS_END);
+    assert!(offset_of!(FastPath, limit) % 4096 >= STACKS_END && offset_of!(FastPath, table) % 4096 >= STACKS_END);
     // Not at the start of a page: `states`, and the entries in `places` for sizes of whole pages.
-    assert!(offset_of!(Hot, states) >= 64 && offset_of!(Hot, states) + size_of::<States>() <= 4096);
+    assert!(offset_of!(FastPath, states) >= 64 && offset_of!(FastPath, states) + size_of::<States>() <= 4096);
     let mut size = 4096;
     while size <= LARGEST {
-        assert!((offset_of!(Hot, places) + (PLACES - 1 - size / GRAIN) * size_of::<u16>()) % 4096 >= 64);
+        assert!((offset_of!(FastPath, places) + (PLACES - 1 - size / GRAIN) * size_of::<u16>()) % 4096 >= 64);
         size += 4096;
     }
 };
 
-/// The result of [`Hot::free`].
+/// The result of [`FastPath::free`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Freed {
+pub enum FreeOutcome {
     /// The object is on a stack of this CPU.
-    Done,
+    Cached,
     /// The object is marked as cached and is the caller's, which has to cache it elsewhere.
-    Unplaced,
+    CacheFull,
     /// The pointer is no object of the program's that this part knows. Nothing has changed.
-    Unknown,
+    NotFastPath,
 }
 
-impl Hot {
+impl FastPath {
     /// A value that refuses every call.
-    pub const fn closed() -> Hot {
-        Hot {
+    pub const fn closed() -> FastPath {
+        FastPath {
             apart: [0; APART],
             states: States::none(),
             limit: AtomicUsize::new(0),
@@ -209,24 +210,24 @@ impl Hot {
             frames: AtomicPtr::new(core::ptr::null_mut()),
             page_shift: AtomicU32::new(0),
             page_mask: AtomicUsize::new(0),
-            payback: AtomicPtr::new(core::ptr::null_mut()),
+            uncharger: AtomicPtr::new(core::ptr::null_mut()),
             table: SequenceTable::unopened(),
             places: places(),
         }
     }
 
     /// Stores the addresses of an arena's tables. Called once. Owners work from now on; the fast
-    /// paths need [`Hot::serve`].
+    /// paths need [`FastPath::serve`].
     ///
     /// # Safety
-    /// The tables and `payback` belong to the instance that `pages` is of, and no other thread has
-    /// used this value before.
+    /// The tables and `uncharger` belong to the instance that `pages` is of, and no other thread
+    /// has used this value before.
     pub(crate) unsafe fn open<P: Platform>(
         &self,
         pages: &NodePages<P>,
         kinds: usize,
         states: &States,
-        payback: &Payback,
+        uncharger: &Uncharger,
     ) {
         let base = pages.base();
         self.base.store(base, Ordering::Relaxed);
@@ -236,10 +237,10 @@ impl Hot {
         self.frames.store(frames.cast_mut(), Ordering::Relaxed);
         self.page_shift.store(pages.page_shift(), Ordering::Relaxed);
         self.page_mask.store(pages.page_size() - 1, Ordering::Relaxed);
-        self.payback.store(core::ptr::from_ref(payback).cast_mut(), Ordering::Relaxed);
+        self.uncharger.store(core::ptr::from_ref(uncharger).cast_mut(), Ordering::Relaxed);
     }
 
-    /// Opens the fast paths, after [`Hot::open`].
+    /// Opens the fast paths, after [`FastPath::open`].
     pub(crate) fn serve(&self) {
         // Release publishes the tables. It pairs with the load in `take_top`, and with the Acquire
         // in `allocate_owned` and `put`.
@@ -248,9 +249,9 @@ impl Hot {
         }
     }
 
-    /// Makes [`Hot::allocate`] refuse every size, so that callers look at the thread's word first.
-    /// A thread calls this before it enters anything. It sees its own store. Other threads have
-    /// entered nothing and may see the store late.
+    /// Makes [`FastPath::allocate`] refuse every size, so that callers look at the thread's word
+    /// first. A thread calls this before it enters anything. It sees its own store. Other threads
+    /// have entered nothing and may see the store late.
     pub fn look_at_entered(&self) {
         // Every malloc reads the line, so it is written only if the value changes.
         if self.limit.load(Ordering::Relaxed) > 0 {
@@ -258,8 +259,8 @@ impl Hot {
         }
     }
 
-    /// Makes [`Hot::allocate_outside`] refuse every size as well, so that threads that have entered
-    /// nothing take the slow path.
+    /// Makes [`FastPath::allocate_outside`] refuse every size as well, so that threads that have
+    /// entered nothing take the slow path.
     pub fn serve_entered_alone(&self) {
         self.look_at_entered();
         self.limit_outside.store(0, Ordering::Relaxed);
@@ -273,12 +274,12 @@ impl Hot {
         }
     }
 
-    /// Whether [`Hot::allocate`] serves anything. It does until a thread enters something.
+    /// Whether [`FastPath::allocate`] serves anything. It does until a thread enters something.
     pub fn serves_unasked(&self) -> bool {
         self.limit.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether [`Hot::allocate_outside`] serves anything.
+    /// Whether [`FastPath::allocate_outside`] serves anything.
     pub fn serves_all(&self) -> bool {
         self.limit_outside.load(Ordering::Relaxed) > 0
     }
@@ -361,7 +362,7 @@ impl Hot {
     /// is the caller's. `None` if the pop was refused or aborted.
     ///
     /// # Safety
-    /// `size` is at most [`LARGEST`], and [`Hot::serve`] was called.
+    /// `size` is at most [`LARGEST`], and [`FastPath::serve`] was called.
     #[inline(always)]
     pub(crate) unsafe fn pop(&self, size: usize) -> Option<NonNull<u8>> {
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
@@ -374,9 +375,9 @@ impl Hot {
 
     /// Frees an object: marks it as cached and pushes it onto a stack of this CPU.
     #[inline(always)]
-    pub fn free(&self, pointer: *mut u8) -> Freed {
+    pub fn free(&self, pointer: *mut u8) -> FreeOutcome {
         if cfg!(miri) {
-            return Freed::Unknown; // Miri has no sequences.
+            return FreeOutcome::NotFastPath; // Miri has no sequences.
         }
         // On x86-64 plain loads stay in order, so the load of `bytes` pairs with the Release in
         // `cover`. The base and the table's offset were stored before any object was handed out, so
@@ -423,19 +424,19 @@ impl Hot {
                 base = const from_table!(base), bytes = const from_table!(bytes), kinds = const from_table!(kinds),
                 states = const from_table!(states), behind = const BEHIND, kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
                 allocated = const ALLOCATED, cached = const CACHED, accounted = const ACCOUNTED, paid = const PAID,
-                unknown = label { return Freed::Unknown },
-                full = label { return Freed::Unplaced },
-                aborted = label { return Freed::Unplaced },
+                unknown = label { return FreeOutcome::NotFastPath },
+                full = label { return FreeOutcome::CacheFull },
+                aborted = label { return FreeOutcome::CacheFull },
                 options(nostack),
             );
         }
-        Freed::Done
+        FreeOutcome::Cached
     }
 
     /// The kind of the range that an address lies in.
     ///
     /// # Safety
-    /// The address lies in the arena that this [`Hot`] was opened for.
+    /// The address lies in the arena that this [`FastPath`] was opened for.
     #[inline]
     pub unsafe fn kind(&self, pointer: *const u8) -> PageKind {
         let offset = pointer.addr().wrapping_sub(self.base.load(Ordering::Relaxed));
@@ -449,8 +450,8 @@ impl Hot {
     /// Returns `false` if the caller still has it.
     ///
     /// # Safety
-    /// `object` belongs to the instance that this [`Hot`] was opened for, and `kind` is its kind,
-    /// not [`Class::NONE`].
+    /// `object` belongs to the instance that this [`FastPath`] was opened for, and `kind` is its
+    /// kind, not [`Class::NONE`].
     #[inline(always)]
     pub unsafe fn put(&self, kind: PageKind, object: *mut u8) -> bool {
         // Acquire pairs with the Release in `serve`. Before that there are no stacks to push to.

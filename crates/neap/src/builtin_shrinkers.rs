@@ -114,7 +114,7 @@ impl Cache {
 impl<P: Platform> Core<P> {
     /// All CPUs that may cache memory, this one last: it may need its caches again at once.
     fn cpus(&self) -> impl Iterator<Item = usize> {
-        let (cpus, here) = (self.objects.slots.cpus(), self.objects.platform.cpu());
+        let (cpus, here) = (self.objects.cpu_caches.cpus(), self.objects.platform.cpu());
         let used = self.used_cpus();
         (1..=cpus).map(move |step| (here + step) % cpus).filter(move |&cpu| used.contains(cpu))
     }
@@ -133,7 +133,7 @@ impl<P: Platform> Core<P> {
 
     /// Approximate number of objects in the stacks of a CPU.
     fn in_stacks(&self, cpu: usize) -> u64 {
-        let count = |class| u64::from(self.objects.slots.peek(&self.objects.platform, cpu, class).count);
+        let count = |class| u64::from(self.objects.cpu_caches.peek(&self.objects.platform, cpu, class).count);
         Class::all().map(count).sum()
     }
 

@@ -12,10 +12,10 @@
 //! One class cache's mutex at a time, held for one call of it. Pages are allocated outside.
 
 use crate::class_cache::Row;
-use crate::flush::Loose;
 use crate::objects::Objects;
 use crate::size_class::Class;
 use crate::slab::{On, SlabId};
+use crate::slab_free::Loose;
 use core::ptr::NonNull;
 use neap_base::{Order, Platform};
 
