@@ -1,5 +1,8 @@
-//! `cargo xtask dependent`: a Rust program outside the workspace that depends on the crate, built
-//! with ordinary settings, and run.
+//! `cargo xtask dependent`: a Rust program outside the workspace that depends on the packaged crate,
+//! built with ordinary settings, and run.
+//!
+//! `cargo package` makes each crate's package, with the files and the manifest that a registry would
+//! have. So a file or a version that a package lacks is found here.
 //!
 //! The workspace's own profile joins all code into one object file, where one declaration makes a
 //! symbol weak for all of it; a program with ordinary settings has many object files. A strong
@@ -11,9 +14,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::layout;
+use crate::install::VERSION;
 use crate::process::{capture, cargo, command, need, which};
 use crate::report::Report;
+use crate::{layout, tidy};
 
 const MUSL: &str = "x86_64-unknown-linux-musl";
 
@@ -27,7 +31,7 @@ version = "0.0.0"
 edition = "2024"
 
 [dependencies]
-neap = { path = "NEAP" }
+neap = { path = "PACKAGES/neap-VERSION" }
 
 [profile.apart]
 inherits = "release"
@@ -35,7 +39,12 @@ lto = "off"
 codegen-units = 16
 
 [workspace]
+
+[patch.crates-io]
 "#;
+
+/// Crates that cannot be packaged: they are built with flags of their own, as libraries for C.
+const NOT_PACKAGED: &[&str] = &["neap-c", "neap-malloc"];
 
 /// Threads that free blocks of other threads, of sizes for each path, and a statistic of neap's
 /// own.
@@ -77,8 +86,7 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     fs::create_dir_all(folder.join("src"))?;
     // Cargo runs in this folder, and is told where to build.
     let folder = fs::canonicalize(folder)?;
-    let crate_folder = fs::canonicalize(layout::root().join("crates/neap"))?;
-    fs::write(folder.join("Cargo.toml"), MANIFEST.replace("NEAP", &crate_folder.to_string_lossy()))?;
+    fs::write(folder.join("Cargo.toml"), manifest(&packages(&folder)?))?;
     fs::write(folder.join("src/main.rs"), PROGRAM)?;
     // The versions of the workspace, which are downloaded already.
     fs::copy(layout::root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
@@ -92,11 +100,75 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// The crates that a registry would have, which are those that a program in Rust needs.
+fn packaged() -> impl Iterator<Item = &'static str> {
+    tidy::RING_0.iter().copied().filter(|name| !NOT_PACKAGED.contains(name))
+}
+
+/// Packages the crates and unpacks them in a folder, which is returned.
+fn packages(folder: &Path) -> Result<PathBuf> {
+    let (unpacked, fresh) = (folder.join("packages"), folder.join("unpacking"));
+    if fresh.exists() {
+        fs::remove_dir_all(&fresh)?;
+    }
+    fs::create_dir_all(&fresh)?;
+    // The build of the program is the verification.
+    let package = |more: &[&str]| {
+        let mut package = cargo(["package", "--quiet", "--no-verify", "--allow-dirty"]);
+        package.args(packaged().flat_map(|name| ["--package", name])).args(more).current_dir(layout::root());
+        capture(package)
+    };
+    // A machine that has built the workspace needs no registry.
+    package(&["--offline"]).or_else(|_| package(&[]))?;
+    let made = fs::canonicalize(layout::target())?.join("package");
+    for name in packaged() {
+        let mut tar = command("tar", ["-xf"]);
+        tar.arg(made.join(format!("{name}-{VERSION}.crate"))).arg("-C").arg(&fresh);
+        capture(tar)?;
+    }
+    renew(&fresh, &unpacked)?;
+    Ok(unpacked)
+}
+
+/// Makes a folder equal to another one. Only files that differ are written: all files of a package
+/// have one fixed time, and cargo builds a crate again when a file is newer than the build.
+fn renew(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(to)? {
+        let entry = entry?;
+        if !from.join(entry.file_name()).exists() {
+            if entry.path().is_dir() { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+        }
+    }
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, copy) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            renew(&source, &copy)?;
+        } else {
+            let bytes = fs::read(&source)?;
+            if fs::read(&copy).ok().as_ref() != Some(&bytes) {
+                fs::write(&copy, bytes)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The program's manifest: the crates that neap depends on have their places beside it.
+fn manifest(packages: &Path) -> String {
+    let packages = packages.to_string_lossy();
+    let patches = packaged().filter(|name| *name != "neap");
+    let patches = patches.map(|name| format!("{name} = {{ path = \"{packages}/{name}-{VERSION}\" }}\n"));
+    MANIFEST.replace("PACKAGES", &packages).replace("VERSION", VERSION) + &patches.collect::<String>()
+}
+
 /// Builds it with one profile, checks its symbols, and runs it.
 fn run(folder: &Path, profile: &str, target: Option<&str>) -> Result<()> {
     let built = folder.join("target");
     let mut build = cargo(["build", "--quiet", "--profile", profile, "--target-dir"]);
-    build.arg(&built).current_dir(folder);
+    // Without the flags of the workspace, which a folder below it would inherit.
+    build.arg(&built).env("CARGO_ENCODED_RUSTFLAGS", "").current_dir(folder);
     let output = match target {
         Some(name) => {
             build.args(["--target", name]);
@@ -143,6 +215,29 @@ fn musl() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn renewal_writes_changed_files_only() {
+        let folder = std::env::temp_dir().join(format!("neap-renew-{}", std::process::id()));
+        let (from, to) = (folder.join("from"), folder.join("to"));
+        for (place, name, text) in
+            [(&from, "d/kept", "a"), (&from, "d/new", "b"), (&to, "d/kept", "a"), (&to, "e/gone", "")]
+        {
+            let file = place.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        let long_ago = std::time::SystemTime::UNIX_EPOCH + core::time::Duration::from_secs(1);
+        fs::File::options().write(true).open(to.join("d/kept")).unwrap().set_modified(long_ago).unwrap();
+        renew(&from, &to).unwrap();
+        assert_eq!(to.join("d/kept").metadata().unwrap().modified().unwrap(), long_ago);
+        assert_eq!(fs::read(to.join("d/new")).unwrap(), b"b");
+        assert!(!to.join("e").exists());
+        fs::write(from.join("d/kept"), "c").unwrap();
+        renew(&from, &to).unwrap();
+        assert_eq!(fs::read(to.join("d/kept")).unwrap(), b"c");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn a_strong_reference_is_told_from_a_weak_one() {

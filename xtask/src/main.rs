@@ -64,7 +64,7 @@ usage: cargo xtask COMMAND [arguments]
   symbols                     what the libraries import and export, and whether that is what neap.h declares
   smoke [--library FILE] [NAME...]
                               real programs and tests/programs under the preload library (or another one)
-  dependent                   a Rust program that depends on the crate, with ordinary settings, and for musl
+  dependent                   a Rust program that depends on the packaged crate, with ordinary settings, and for musl
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode; then uninstalled
   prometheus                  Prometheus scrapes a program under neap; the rules and the dashboard of contrib
   tidy                        rules about the sources that no compiler checks
