@@ -41,7 +41,7 @@ const STATED: Stated<'static> = Stated {
     ],
     repeated: &[
         // First for the stack of guests, then for that of objects at home.
-        ("exchange::<impl neap_objects::objects::Objects<P>>::spill", 2),
+        ("transfer::<impl neap_objects::objects::Objects<P>>::spill", 2),
         // Only one tick is due.
         ("after_per_cpu", 2),
     ],
@@ -97,7 +97,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("allocate_run::{{closure}}", &[RECORDER]),
     ("neap::large::", &["allocate_run::{{closure}}", RECORDER]),
     ("neap::maintenance::<impl neap::mm::Core<P>>::give_back", STOPS),
-    ("neap::reclaiming::Reclaiming<P>::scan_as", OWN_SHRINKERS),
+    ("::scan_as", OWN_SHRINKERS),
     ("neap::reclaiming::<impl neap_reclaim::host::Host", &[RECORDER]),
     ("each_range::{{closure}}", &["neap::map_report::write::{{closure}}", "neap::map_report::describe::{{closure}}"]),
     ("::each_range", &["each_range::{{closure}}"]),
