@@ -3,7 +3,8 @@
 //! # Design
 //!
 //! 1. The sources: each local link leads to a file, and each anchor to a heading of that file.
-//!    SUMMARY.md names every page of `docs`. Each test that `docs/meetings.md` names exists.
+//!    SUMMARY.md names every page of `docs`. Each test that `docs/meetings.md` names exists, and
+//!    each file of Rust that a page or a comment names ([`source_names`]).
 //! 2. The book: the crate `neap-book` renders it into `target/book/docs`. Files outside `docs` to
 //!    which pages link are copied to the same relative places below `target/book`.
 //! 3. The rendered pages: each local address leads to a file, and each fragment to an `id` of it.
@@ -19,6 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::layout;
 use crate::links::{Page, html, markdown};
 use crate::process::{cargo, run};
+use crate::source_names;
 
 /// Pages outside `docs`, from the root.
 const ROOT_PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
@@ -182,6 +184,7 @@ fn check_sources(root: &Path) -> Result<Pages> {
     findings.extend(pages.unlisted());
     let meetings = fs::read_to_string(root.join(MEETINGS)).with_context(|| format!("cannot read {MEETINGS}"))?;
     findings.extend(missing_tests(&meetings, |of, file, test| has_test(root, of, file, test)));
+    findings.extend(source_names::findings(root)?);
     judge("the sources", &findings, &pages)?;
     Ok(pages)
 }

@@ -40,6 +40,7 @@ mod prose;
 mod report;
 mod rules;
 mod smoke;
+mod source_names;
 mod sources;
 mod stack;
 mod symbols;

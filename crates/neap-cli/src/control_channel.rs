@@ -22,7 +22,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::foreign::escaped;
 use crate::silence::{Silence, Vigil};
-use crate::stat_reader::{DESK, DESK_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
+use crate::stat_reader::{CHANNEL, CHANNEL_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
 
 /// Request: drain caches.
 pub(crate) const DRAIN: u32 = 0;
@@ -56,7 +56,7 @@ const HASTE: Duration = Duration::from_secs(1);
 
 /// A request. Fields with defaults are not given.
 #[derive(Default)]
-pub(crate) struct DeskRequest {
+pub(crate) struct ChannelRequest {
     pub(crate) what: u32,
     pub(crate) cpu: Option<u32>,
     pub(crate) node: Option<u32>,
@@ -87,10 +87,10 @@ pub(crate) struct ControlChannel<'a> {
 }
 
 const MAPPED: usize = 4096;
-const _: () = assert!(DESK + DESK_LENGTH <= MAPPED);
+const _: () = assert!(CHANNEL + CHANNEL_LENGTH <= MAPPED);
 
 impl<'a> ControlChannel<'a> {
-    /// The desk in a process's page.
+    /// The channel in a process's page.
     pub(crate) fn of(process: &'a ProcessStatus, page: &'a Page) -> Result<ControlChannel<'a>> {
         let Some(file) = &page.file else {
             bail!("process {} has closed neap's descriptor, by which it is asked", process.pid)
@@ -112,13 +112,13 @@ impl<'a> ControlChannel<'a> {
     fn word_at(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: inside the mapping, aligned to 4; both processes change it by atomic accesses
         // only.
-        unsafe { self.mapping.add(DESK + offset).cast::<AtomicU32>().as_ref() }
+        unsafe { self.mapping.add(CHANNEL + offset).cast::<AtomicU32>().as_ref() }
     }
 
     fn number_at(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: inside the mapping, aligned to 8; both processes change it by atomic accesses
         // only.
-        unsafe { self.mapping.add(DESK + offset).cast::<AtomicU64>().as_ref() }
+        unsafe { self.mapping.add(CHANNEL + offset).cast::<AtomicU64>().as_ref() }
     }
 
     /// A word of the answer.
@@ -132,7 +132,7 @@ impl<'a> ControlChannel<'a> {
     }
 
     /// Makes a request, and waits for the answer: 0, or the refusal.
-    pub(crate) fn ask(&self, request: &DeskRequest) -> Result<u32> {
+    pub(crate) fn ask(&self, request: &ChannelRequest) -> Result<u32> {
         let (pid, allowance) = (self.process.pid, &self.process.allowance);
         allowance.ensure_time().with_context(|| format!("process {pid}"))?;
         let end = self.patience.map_or(allowance.end(), |patience| allowance.end().min(Instant::now() + patience));
@@ -154,7 +154,7 @@ impl<'a> ControlChannel<'a> {
         }
     }
 
-    fn ask_once(&self, request: &DeskRequest, end: Instant) -> Result<u32> {
+    fn ask_once(&self, request: &ChannelRequest, end: Instant) -> Result<u32> {
         let (ticket, answered) = (self.word_at(0), self.word_at(24));
         let old = ticket.load(Ordering::Relaxed);
         let mine = old.wrapping_add(1);
@@ -219,7 +219,7 @@ impl<'a> ControlChannel<'a> {
     ) -> Result<bool> {
         let (pid, mut from) = (self.process.pid, 0);
         let is_there = loop {
-            match self.ask(&DeskRequest { what, from, ..DeskRequest::default() })? {
+            match self.ask(&ChannelRequest { what, from, ..ChannelRequest::default() })? {
                 0 => {}
                 other => bail!("process {pid} refused, for reason {other}"),
             }

@@ -1,6 +1,6 @@
 //! `neap drain`: asks a running process to drain its per-CPU caches into its free pages, by the
-//! process's [desk](crate::control_channel). The answer is untrusted: it is numbers, and printed as
-//! such.
+//! process's [control channel](crate::control_channel). The answer is untrusted: it is numbers, and
+//! printed as such.
 
 use core::time::Duration;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::control_channel::{ControlChannel, DRAIN, DeskRequest};
+use crate::control_channel::{ChannelRequest, ControlChannel, DRAIN};
 use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{SCHEMA, Subject, print, print_json};
 
@@ -61,12 +61,12 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 }
 
 pub(crate) fn main(options: &DrainOptions) -> Result<ExitCode> {
-    let wanted = DeskRequest {
+    let wanted = ChannelRequest {
         what: DRAIN,
         cpu: options.cpu,
         node: options.node,
         until: options.until,
-        ..DeskRequest::default()
+        ..ChannelRequest::default()
     };
     let (process, (answer, took)) = options.subject.look(move |process| {
         let page = process.page()?;
@@ -81,10 +81,10 @@ pub(crate) fn main(options: &DrainOptions) -> Result<ExitCode> {
 }
 
 /// Asks a process to drain, and waits for the answer.
-fn ask(process: &ProcessStatus, page: &Page, wanted: &DeskRequest) -> Result<DrainAnswer> {
-    let desk = ControlChannel::of(process, page)?;
-    match desk.ask(wanted)? {
-        0 => Ok(DrainAnswer::read(&desk)),
+fn ask(process: &ProcessStatus, page: &Page, wanted: &ChannelRequest) -> Result<DrainAnswer> {
+    let channel = ControlChannel::of(process, page)?;
+    match channel.ask(wanted)? {
+        0 => Ok(DrainAnswer::read(&channel)),
         1 => bail!("process {} knows no CPU {}", process.pid, wanted.cpu.unwrap_or_default()),
         2 => bail!("process {} has no node {}", process.pid, wanted.node.unwrap_or_default()),
         other => bail!("process {} refused, for reason {other}", process.pid),
@@ -94,7 +94,7 @@ fn ask(process: &ProcessStatus, page: &Page, wanted: &DeskRequest) -> Result<Dra
 /// Asks a process to drain one CPU or all. Returns the result in words.
 pub(crate) fn drain(process: &ProcessStatus, cpu: Option<u32>) -> Result<String> {
     let page = process.page()?;
-    let answer = ask(process, &page, &DeskRequest { what: DRAIN, cpu, ..DeskRequest::default() })?;
+    let answer = ask(process, &page, &ChannelRequest { what: DRAIN, cpu, ..ChannelRequest::default() })?;
     Ok(answer.skipped().map_or(answer.went_back(), |skipped| format!("{}. {skipped}", answer.went_back())))
 }
 
@@ -111,9 +111,9 @@ struct DrainAnswer {
 }
 
 impl DrainAnswer {
-    fn read(desk: &ControlChannel) -> DrainAnswer {
-        let [cpus, skipped, retried, page_size] = [32, 36, 40, 44].map(|offset| desk.word(offset));
-        let [pages, objects, free] = [48, 56, 64].map(|offset| desk.number(offset));
+    fn read(channel: &ControlChannel) -> DrainAnswer {
+        let [cpus, skipped, retried, page_size] = [32, 36, 40, 44].map(|offset| channel.word(offset));
+        let [pages, objects, free] = [48, 56, 64].map(|offset| channel.number(offset));
         DrainAnswer { cpus, skipped, retried, page_size, pages, objects, free }
     }
 

@@ -1,7 +1,7 @@
 //! `neap stat PID --reconcile`: neap's counters of a process beside the kernel's resident memory.
 //!
-//! The reports on mappings, pages and counters come from the process's
-//! [desk](crate::control_channel). They are untrusted: sizes are checked. The crate `neap` makes
+//! The reports on mappings, pages and counters come from the process's [control
+//! channel](crate::control_channel). They are untrusted: sizes are checked. The crate `neap` makes
 //! the sums, as a process does for itself. The process goes on meanwhile, so numbers of a busy one
 //! are of slightly different moments.
 
@@ -89,7 +89,7 @@ impl Told {
         let page = process.page()?;
         let mut told = Told::BLANK;
         let asked = ControlChannel::of(process, &page)
-            .and_then(|desk| desk.in_haste().reports(MAP, |words| read(words, &mut told, &process.allowance)));
+            .and_then(|channel| channel.in_haste().reports(MAP, |words| read(words, &mut told, &process.allowance)));
         match asked {
             Ok(true) => Ok((told, None)),
             Ok(false) => bail!("process {} has nothing of neap's", process.pid),

@@ -1,5 +1,5 @@
 //! `neap set PID limit=1g`: changes options of a running process, by the process's
-//! [desk](crate::control_channel).
+//! [control channel](crate::control_channel).
 //!
 //! Which options may change, and their values, are those of [`neap::options`]. A value is parsed
 //! here, and sent as a number, which the process checks once more.
@@ -11,7 +11,7 @@ use clap::Args;
 use neap::options::Description;
 use neap::settings::Setting;
 
-use crate::control_channel::{ControlChannel, DeskRequest, SET, UNKNOWN};
+use crate::control_channel::{ChannelRequest, ControlChannel, SET, UNKNOWN};
 use crate::keys;
 use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Subject, print};
@@ -106,11 +106,11 @@ pub(crate) fn main(options: &SetOptions) -> Result<ExitCode> {
 
 /// Requests a change of one option. Returns the new and the previous value in words.
 fn set(process: &ProcessStatus, page: &Page, setting: Setting, number: u64) -> Result<String> {
-    let desk = ControlChannel::of(process, page)?;
-    let request = DeskRequest { what: SET, from: setting as u32, until: Some(number), ..DeskRequest::default() };
-    match desk.ask(&request)? {
+    let channel = ControlChannel::of(process, page)?;
+    let request = ChannelRequest { what: SET, from: setting as u32, until: Some(number), ..ChannelRequest::default() };
+    match channel.ask(&request)? {
         0 => {
-            let (now, before) = (setting.value(number), setting.value(desk.number(BEFORE)));
+            let (now, before) = (setting.value(number), setting.value(channel.number(BEFORE)));
             Ok(format!("{}: {now} (was {before})\n", setting.key()))
         }
         UNKNOWN => bail!(

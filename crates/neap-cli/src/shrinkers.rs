@@ -1,9 +1,10 @@
 //! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which makes one
 //! of them free objects.
 //!
-//! The reports come from the process's [desk](crate::control_channel); their format is described in
-//! the crate `neap`, `shrinker_report`. They are untrusted: sizes are checked. Shrinkers are asked
-//! for their counts one by one, for which callbacks run on the process's own threads.
+//! The reports come from the process's [control channel](crate::control_channel); their format is
+//! described in the crate `neap`, `shrinker_report`. They are untrusted: sizes are checked.
+//! Shrinkers are asked for their counts one by one, for which callbacks run on the process's own
+//! threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -17,7 +18,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::allowance::{ALLOCATION, Allowance};
-use crate::control_channel::{ControlChannel, DeskRequest, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
+use crate::control_channel::{ChannelRequest, ControlChannel, NO_RECLAIMER, SHRINK, SHRINKERS, name_of};
 use crate::foreign::escaped;
 use crate::groups::ReadGroups as Groups;
 use crate::report::{number, write_table};
@@ -84,17 +85,17 @@ struct ReportedShrinker {
 
 impl ReportedShrinker {
     /// Requests the groups that one report has no room for.
-    fn ask_more(&mut self, desk: &ControlChannel<'_>, allowance: &Allowance) -> Result<()> {
+    fn ask_more(&mut self, channel: &ControlChannel<'_>, allowance: &Allowance) -> Result<()> {
         while self.flags & MORE != 0 {
             let (what, from, cpu) = (SHRINKERS, self.id as u32, Some(self.places.len() as u32));
             ensure!(
-                desk.ask(&DeskRequest { what, from, cpu, ..DeskRequest::default() })? == 0,
+                channel.ask(&ChannelRequest { what, from, cpu, ..ChannelRequest::default() })? == 0,
                 "the process does not tell the groups of shrinker {}",
                 self.name
             );
             let mut more = Seen::default();
-            read(&desk.report()?, &mut more, allowance)
-                .with_context(|| format!("cannot read the shrinkers of process {}", desk.pid()))?;
+            read(&channel.report()?, &mut more, allowance)
+                .with_context(|| format!("cannot read the shrinkers of process {}", channel.pid()))?;
             // It may be gone meanwhile.
             let Some(found) = more.shrinkers.into_iter().find(|found| found.id == self.id) else { break };
             self.flags = if found.places.is_empty() { found.flags & !MORE } else { found.flags };
@@ -159,9 +160,9 @@ fn read(words: &[u64], seen: &mut Seen, allowance: &Allowance) -> Result<Option<
 }
 
 /// Makes a request for a shrinker to count its objects, or to scan some.
-fn request(shrinker: u64, place: &GroupNode, objects: Option<u64>) -> DeskRequest {
+fn request(shrinker: u64, place: &GroupNode, objects: Option<u64>) -> ChannelRequest {
     let (index, rest) = (shrinker as u32, (shrinker >> 32) as u32);
-    DeskRequest {
+    ChannelRequest {
         what: SHRINK,
         from: index,
         cpu: Some(rest),
@@ -175,12 +176,12 @@ impl Seen {
     /// Requests reports of all shrinkers; `None` if there is no memory for them: the first request
     /// makes neap's own, and groups with them.
     fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<Seen>> {
-        let (desk, allowance, mut seen) = (ControlChannel::of(process, page)?, &process.allowance, Seen::default());
-        if !desk.reports(SHRINKERS, |words| read(words, &mut seen, allowance))? {
+        let (channel, allowance, mut seen) = (ControlChannel::of(process, page)?, &process.allowance, Seen::default());
+        if !channel.reports(SHRINKERS, |words| read(words, &mut seen, allowance))? {
             return Ok(None);
         }
-        seen.shrinkers.iter_mut().try_for_each(|shrinker| shrinker.ask_more(&desk, allowance))?;
-        let Some(groups) = Groups::at(&desk, allowance)? else { return Ok(None) };
+        seen.shrinkers.iter_mut().try_for_each(|shrinker| shrinker.ask_more(&channel, allowance))?;
+        let Some(groups) = Groups::at(&channel, allowance)? else { return Ok(None) };
         let places = seen.shrinkers.iter().flat_map(|shrinker| &shrinker.places);
         let wanted: BTreeSet<u64> = places.map(|place| place.group).collect();
         let known = groups.groups.into_iter().filter(|group| wanted.contains(&group.id));
@@ -202,12 +203,12 @@ impl Seen {
     }
 
     /// Requests the counts of all shrinkers that may be called, as far as the time allows.
-    fn count(&mut self, desk: &ControlChannel<'_>, allowance: &Allowance) -> Result<()> {
+    fn count(&mut self, channel: &ControlChannel<'_>, allowance: &Allowance) -> Result<()> {
         for shrinker in self.shrinkers.iter_mut().filter(|shrinker| shrinker.barred == 0) {
             let id = shrinker.id;
             for place in &mut shrinker.places {
-                match desk.ask(&request(id, place, None)) {
-                    Ok(refusal) => place.objects = (refusal == 0).then(|| desk.number(OBJECTS)),
+                match channel.ask(&request(id, place, None)) {
+                    Ok(refusal) => place.objects = (refusal == 0).then(|| channel.number(OBJECTS)),
                     Err(_) if allowance.is_over() => {
                         self.is_cut = true;
                         return Ok(());
@@ -359,7 +360,7 @@ impl Shrunk {
     fn ask(process: &ProcessStatus, page: &Page, wanted: &WantedScan) -> Result<Shrunk> {
         let mut shrunk = Shrunk::default();
         let Some(seen) = Seen::ask(process, page)? else { return Ok(shrunk) };
-        let desk = ControlChannel::of(process, page)?;
+        let channel = ControlChannel::of(process, page)?;
         for shrinker in seen.shrinkers.iter().filter(|it| it.name == wanted.name && it.flags & GONE == 0) {
             for place in &shrinker.places {
                 let path = seen.paths.get(&place.group);
@@ -368,8 +369,8 @@ impl Shrunk {
                     continue;
                 }
                 shrunk.asked += 1;
-                let said = match desk.ask(&request(shrinker.id, place, Some(wanted.objects))) {
-                    Ok(0) => format!("{} objects freed", desk.number(OBJECTS)),
+                let said = match channel.ask(&request(shrinker.id, place, Some(wanted.objects))) {
+                    Ok(0) => format!("{} objects freed", channel.number(OBJECTS)),
                     Ok(refused) => {
                         shrunk.unanswered += 1;
                         let why = if refused == NO_RECLAIMER {

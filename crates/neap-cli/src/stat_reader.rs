@@ -317,9 +317,9 @@ const MAGIC: &[u8] = b"neapstat";
 const FORMAT: u32 = 7;
 const HEADER: usize = 32;
 /// Offset of requests in the page, and behind them of the live counters.
-pub(crate) const DESK: usize = HEADER;
-pub(crate) const DESK_LENGTH: usize = 88;
-const _: () = assert!(DESK + DESK_LENGTH <= live::HEAD);
+pub(crate) const CHANNEL: usize = HEADER;
+pub(crate) const CHANNEL_LENGTH: usize = 88;
+const _: () = assert!(CHANNEL + CHANNEL_LENGTH <= live::HEAD);
 /// Offset and length of reports.
 pub(crate) const REPORT: usize = 256 << 10;
 pub(crate) const REPORT_LENGTH: usize = 64 << 10;
@@ -488,7 +488,7 @@ pub(crate) mod tests {
             (bytes(2, "7"), "is not a JSON object"),
             (bytes(2, "{\"a\":\"\u{1b}\"}"), "is not JSON"),
             (bytes(2, &"[".repeat(10_000)), "is not JSON"),
-            (bytes(2, "{}")[..HEADER + DESK_LENGTH + 1].to_vec(), "cannot read"),
+            (bytes(2, "{}")[..HEADER + CHANNEL_LENGTH + 1].to_vec(), "cannot read"),
             (vec![0; 64], "being made"),
         ];
         for (page, expected) in cases {

@@ -25,7 +25,7 @@ const ROLE: &str = "NEAP_TEST_ROLE";
 const MOST: i64 = 64 << 20;
 
 /// Offsets in the page, as in the crate `neap`, `stat_sheet`, `live` and `requests`.
-const DESK: u64 = 32;
+const CHANNEL: u64 = 32;
 const HEAD: u64 = 128;
 /// Behind the head, a node's counters and a class's.
 const TEXT: u64 = HEAD + 64 + 64 + 32 + 32;
@@ -77,7 +77,7 @@ impl Page {
 
     fn word(&self, offset: u64) -> u32 {
         let mut bytes = [0; 4];
-        self.0.read_exact_at(&mut bytes, DESK + offset).unwrap();
+        self.0.read_exact_at(&mut bytes, CHANNEL + offset).unwrap();
         u32::from_ne_bytes(bytes)
     }
 
@@ -94,8 +94,8 @@ impl Page {
             let (refusal, report) = answer(self.word(72), self.word(76));
             let bytes: Vec<u8> = report.iter().flat_map(|word| word.to_ne_bytes()).collect();
             self.0.write_all_at(&bytes, REPORT).unwrap();
-            self.0.write_all_at(&refusal.to_ne_bytes(), DESK + 28).unwrap();
-            self.0.write_all_at(&ticket.to_ne_bytes(), DESK + 24).unwrap();
+            self.0.write_all_at(&refusal.to_ne_bytes(), CHANNEL + 28).unwrap();
+            self.0.write_all_at(&ticket.to_ne_bytes(), CHANNEL + 24).unwrap();
             say("answered");
         }
     }

@@ -1,4 +1,4 @@
-//! Places of groups in tables by slot: a group's slot, its parent, and the end of its readers.
+//! Slots of groups in tables by slot: a group's slot, its parent, and the end of its readers.
 //!
 //! LRU lists and caches attach items to groups in such tables. No lock: an answer holds for the
 //! [`Reading`] in which it was requested. A slot is not reused before the last reader of that time

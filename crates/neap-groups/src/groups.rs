@@ -429,8 +429,8 @@ impl Groups {
         self.tree.begin_pass();
     }
 
-    /// Returns the number of groups visited so far to add up the claims of a group's children, or
-    /// to name the groups that hold most.
+    /// Returns the number of groups visited so far, for tests of the work done: to add up the `min`
+    /// and `low` of a group's children, and to find the groups of a subtree that hold most.
     pub fn summed(&self) -> u64 {
         self.tree.summed()
     }

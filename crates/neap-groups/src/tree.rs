@@ -479,7 +479,8 @@ impl Tree {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of children visited so far to add up their claims.
+    /// Returns the number of groups visited so far to add up the `min` and `low` of children, and
+    /// to find those that hold most.
     pub(crate) fn summed(&self) -> u64 {
         self.summed.load(Ordering::Relaxed)
     }

@@ -146,7 +146,7 @@ impl<P: Platform> Objects<P> {
     fn empty(&self, class: Class, sheaf: &mut Sheaf) {
         self.flush(class, sheaf.cells());
         let mut cells = [core::ptr::null_mut(); FLUSH_BATCH];
-        let mut bound = sheaf.progressions().flat_map(StridedRun::objects).fuse();
+        let mut bound = sheaf.strided_runs().flat_map(StridedRun::objects).fuse();
         loop {
             let count = cells.iter_mut().zip(&mut bound).map(|(cell, object)| *cell = object).count();
             if count == 0 {

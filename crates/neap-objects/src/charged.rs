@@ -18,7 +18,7 @@ use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
 use crate::objects::Objects;
 use crate::region::StackId;
 use crate::size_class::Class;
-pub use crate::uncharger::{Repay, Uncharger};
+pub use crate::uncharger::{UnchargeFn, Uncharger};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use neap_base::Platform;
@@ -66,7 +66,7 @@ impl FastPath {
     }
 
     /// Marks a cached object as the program's and not charged; an owner of it is paid back.
-    /// `inside` as for [`Repay`].
+    /// `inside` as for [`UnchargeFn`].
     ///
     /// # Safety
     /// The object belongs to the instance that this [`FastPath`] was opened for, is marked as
@@ -91,7 +91,7 @@ impl FastPath {
     #[inline(never)]
     unsafe fn hand_out_paid(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
         // SAFETY: the object is the caller's and lies in the arena. It is charged, so its page
-        // keeps its vector. The payback was stored by `FastPath::open` and lives as long as the
+        // keeps its vector. The uncharger was stored by `FastPath::open` and lives as long as the
         // instance.
         unsafe {
             if !self.states.change(object.addr().get(), PAID, ALLOCATED) {

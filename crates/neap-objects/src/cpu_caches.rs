@@ -404,7 +404,7 @@ impl CpuCaches {
         self.attempt(platform, stack, sequence, |stack| stack.push_each(objects.len(), |n| objects[n]))
     }
 
-    /// Pushes all objects of a progression onto a stack of this CPU, or none.
+    /// Pushes all objects of a strided run onto a stack of this CPU, or none.
     pub fn push_progression<P: Platform>(&self, platform: &P, stack: StackId, objects: &StridedRun) -> Attempt<()> {
         let (step, count) = (objects.step as isize, objects.length as usize);
         if count == 0 {

@@ -2,16 +2,17 @@
 //!
 //! # Design
 //!
-//! Draining another CPU's stacks needs a fence. An allocation may make no such system call if the
-//! process has several threads. It asks a thread that may, and waits for a bounded time:
-//! 1. It takes a ticket, and rings the bell on which that thread sleeps.
-//! 2. The thread drains the stacks of all CPUs, and stores up to which ticket it has done so.
+//! Draining another CPU's stacks needs a fence, which is a system call (`membarrier`). In a process
+//! with several threads an allocation makes no system calls but those for memory, since a sandbox
+//! of the program may forbid others. So it asks neap's thread, and waits for a bounded time:
+//! 1. The allocation takes a ticket, and wakes neap's thread, which sleeps on a futex (the bell).
+//! 2. neap's thread drains the stacks of all CPUs, and stores up to which ticket it has done so.
 //! 3. The allocation sees its ticket done, or goes on without.
 //!
 //! # Locking
 //!
-//! None. The thread enters the fork gate by itself and never waits for it, since the thread that
-//! asks may be inside.
+//! None. neap's thread only tries to enter the fork gate: the thread that waits for it may be
+//! inside, and a fork wait for that thread.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use neap_os::futex::{self, Sharing};

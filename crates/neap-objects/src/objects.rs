@@ -122,8 +122,8 @@ pub struct Objects<P: Platform> {
     pub caches: [SharedCache; CLASSES],
 }
 
-// SAFETY: the pointers lead to the Hot, the kind map and the class caches, which threads may share
-// and which live as long as the instance is used.
+// SAFETY: the pointers lead to the `FastPath`, the kind map and the class caches, which threads may
+// share and which live as long as the instance is used.
 unsafe impl<P: Platform> Sync for Objects<P> {}
 // SAFETY: nothing here belongs to a thread, and the pointers stay valid in any thread as long as
 // the instance is used.
@@ -143,7 +143,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Maps the arena and the slots, and makes the instance at `place`. `fast_path` has the table
-    /// of the sequences. The fast paths work after [`Objects::open_hot`].
+    /// of the sequences. The fast paths work after [`Objects::open_fast_path`].
     ///
     /// # Errors
     /// The platform's error. Nothing stays mapped then, and `place` is unchanged.
@@ -311,9 +311,9 @@ impl<P: Platform> Objects<P> {
     /// * No thread has used the [`FastPath`] of this instance yet, and none uses it after
     ///   [`Objects::close`].
     /// * This instance does not move from now on.
-    pub unsafe fn open_hot(&self) {
+    pub unsafe fn open_fast_path(&self) {
         let fast_path = self.fast_path();
-        // SAFETY: the tables and the payback are this instance's, and the caller says that no
+        // SAFETY: the tables and the uncharger are this instance's, and the caller says that no
         // thread has used `fast_path` yet.
         unsafe { fast_path.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.uncharger) };
         if self.cpu_caches.has_rseq() {

@@ -86,7 +86,7 @@ impl Payers {
     }
 }
 
-/// The word of a page whose only owner is `owner`: what the hot part compares.
+/// The word of a page whose only owner is `owner`: what the fast path compares.
 #[inline(always)]
 pub const fn word_of(owner: u64) -> u64 {
     Payers::sole(owner).0

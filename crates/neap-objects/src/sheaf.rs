@@ -4,7 +4,7 @@
 //!
 //! A sheaf has one owner at a time, a barn or a thread; only the owner accesses it. A plain sheaf
 //! has a cell for each object. A bound sheaf keeps objects as a few
-//! [progressions](crate::strided_run). The memory is an object of another size class:
+//! [strided runs](crate::strided_run). The memory is an object of another size class:
 //! [`Sheaf::bytes`]. SLUB calls this a sheaf (Linux 6.18), Bonwick a magazine (2001).
 
 use crate::size_class::{Class, GRAIN};
@@ -15,14 +15,14 @@ mod list;
 
 pub use list::SheafList;
 
-/// Number of progressions of a bound sheaf. Together with the head they fill one cache line.
-pub const PROGRESSIONS: usize = 6;
+/// Number of strided runs of a bound sheaf. Together with the head they fill one cache line.
+pub const STRIDED_RUNS: usize = 6;
 
-/// The head of a sheaf. Its cells or progressions follow.
+/// The head of a sheaf. Its cells or strided runs follow.
 #[repr(C)]
 struct Head {
     next: *mut Head,
-    /// Number of cells with objects, or of progressions, none of which is empty.
+    /// Number of cells with objects, or of strided runs, none of which is empty.
     count: u16,
     /// Number of cells; 0 for a bound sheaf.
     capacity: u16,
@@ -41,7 +41,7 @@ impl Sheaf {
     pub const fn bytes(capacity: u32) -> usize {
         size_of::<Head>()
             + match capacity {
-                0 => PROGRESSIONS * size_of::<Packed>(),
+                0 => STRIDED_RUNS * size_of::<Packed>(),
                 _ => capacity as usize * size_of::<usize>(),
             }
     }
@@ -86,9 +86,9 @@ impl Sheaf {
         unsafe { self.0.as_mut() }
     }
 
-    /// The address of its cells or progressions.
+    /// The address of its cells or strided runs.
     fn contents<T>(&self) -> *mut T {
-        // SAFETY: the cells or progressions follow the head in the same memory.
+        // SAFETY: the cells or strided runs follow the head in the same memory.
         unsafe { self.0.add(1).as_ptr().cast() }
     }
 
@@ -102,7 +102,7 @@ impl Sheaf {
         usize::from(self.head().grains) * GRAIN
     }
 
-    /// Number of cells with objects, and number of progressions. One of them is 0.
+    /// Number of cells with objects, and number of strided runs. One of them is 0.
     fn counts(&self) -> (usize, usize) {
         let count = self.head().count as usize;
         if self.is_bound() { (0, count) } else { (count, 0) }
@@ -125,31 +125,31 @@ impl Sheaf {
     }
 
     fn packed(&self) -> &[Packed] {
-        // SAFETY: a bound sheaf's memory has room for its progressions, and `bind` wrote those
+        // SAFETY: a bound sheaf's memory has room for its strided runs, and `bind` wrote those
         // below the count.
         unsafe { core::slice::from_raw_parts(self.contents(), self.counts().1) }
     }
 
     fn packed_mut(&mut self) -> &mut [Packed] {
-        // SAFETY: a bound sheaf's memory has room for its progressions, and `bind` wrote those
+        // SAFETY: a bound sheaf's memory has room for its strided runs, and `bind` wrote those
         // below the count.
         unsafe { core::slice::from_raw_parts_mut(self.contents(), self.counts().1) }
     }
 
-    /// The progressions of a bound sheaf, bottom first.
-    pub fn progressions(&self) -> impl Iterator<Item = StridedRun> {
+    /// The strided runs of a bound sheaf, bottom first.
+    pub fn strided_runs(&self) -> impl Iterator<Item = StridedRun> {
         let size = self.size();
         self.packed().iter().map(move |packed| packed.unpack(size))
     }
 
     /// Its objects, bottom first.
     pub fn objects(&self) -> impl Iterator<Item = *mut u8> {
-        self.cells().iter().copied().chain(self.progressions().flat_map(StridedRun::objects))
+        self.cells().iter().copied().chain(self.strided_runs().flat_map(StridedRun::objects))
     }
 
-    /// Every `every`th object of its cells, and of each of its progressions.
+    /// Every `every`th object of its cells, and of each of its strided runs.
     pub fn sample(&self, every: usize) -> impl Iterator<Item = *mut u8> {
-        let bound = self.progressions().flat_map(move |progression| progression.objects().step_by(every));
+        let bound = self.strided_runs().flat_map(move |run| run.objects().step_by(every));
         self.cells().iter().copied().step_by(every).chain(bound)
     }
 
@@ -163,25 +163,25 @@ impl Sheaf {
         self.head().count == 0
     }
 
-    /// Stores progressions, none of them empty, in an empty bound sheaf. Returns `false` and
+    /// Stores strided runs, none of them empty, in an empty bound sheaf. Returns `false` and
     /// changes nothing if the sheaf is not an empty bound one, or if they do not fit.
-    pub fn bind(&mut self, progressions: &[Packed]) -> bool {
-        let fits = self.is_bound() && self.is_empty() && progressions.len() <= PROGRESSIONS;
+    pub fn bind(&mut self, strided_runs: &[Packed]) -> bool {
+        let fits = self.is_bound() && self.is_empty() && strided_runs.len() <= STRIDED_RUNS;
         if fits {
-            // SAFETY: the memory of a bound sheaf has room for `PROGRESSIONS`, and the caller has
+            // SAFETY: the memory of a bound sheaf has room for `STRIDED_RUNS`, and the caller has
             // the sheaf alone.
-            unsafe { self.contents::<Packed>().copy_from_nonoverlapping(progressions.as_ptr(), progressions.len()) };
-            self.head_mut().count = progressions.len() as u16;
+            unsafe { self.contents::<Packed>().copy_from_nonoverlapping(strided_runs.as_ptr(), strided_runs.len()) };
+            self.head_mut().count = strided_runs.len() as u16;
         }
         fits
     }
 
-    /// Removes the lowest progression of a bound sheaf, whose objects the caller has moved
+    /// Removes the lowest strided run of a bound sheaf, whose objects the caller has moved
     /// elsewhere.
     pub fn forget_lowest(&mut self) {
-        let progressions = self.packed_mut();
-        if !progressions.is_empty() {
-            progressions.rotate_left(1);
+        let strided_runs = self.packed_mut();
+        if !strided_runs.is_empty() {
+            strided_runs.rotate_left(1);
             self.head_mut().count -= 1;
         }
     }
@@ -216,7 +216,7 @@ impl Sheaf {
 
     /// Takes the topmost object.
     pub fn pop(&mut self) -> Option<*mut u8> {
-        let (object, last) = match self.progressions().last() {
+        let (object, last) = match self.strided_runs().last() {
             Some(top) => (top.last(), top.length == 1),
             None => (*self.cells().last()?, true),
         };
@@ -310,7 +310,7 @@ mod tests {
         let (all, mut expected) = (objects(40), Vec::new());
         [&all[3..20], &all[30..31], &all[1..3]].iter().for_each(|part| expected.extend_from_slice(part));
         expected.extend(all[20..28].iter().rev());
-        let (few, count) = few::<PROGRESSIONS>(&expected, 16).unwrap();
+        let (few, count) = few::<STRIDED_RUNS>(&expected, 16).unwrap();
         let (mut sheaf, _memory) = sheaf(0);
         assert_eq!((count, sheaf.is_bound(), sheaf.is_empty(), sheaf.pop()), (4, true, true, None));
         assert!(sheaf.bind(&few[..count]) && !sheaf.bind(&few[..count]));
@@ -319,7 +319,7 @@ mod tests {
         // One in four of each row.
         let sample = [3, 7, 11, 15, 19, 30, 1, 27, 23].map(|n| all[n]);
         assert_eq!(sheaf.sample(4).collect::<Vec<_>>(), sample);
-        // From below by the progression, from above one by one.
+        // From below by the strided run, from above one by one.
         sheaf.forget_lowest();
         assert_eq!(sheaf.objects().collect::<Vec<_>>(), expected[17..]);
         let taken: Vec<_> = core::iter::from_fn(|| sheaf.pop()).collect();
@@ -327,12 +327,12 @@ mod tests {
         // As many as fit.
         let six: Vec<_> = all.chunks(7).map(|part| part[0]).collect();
         assert!(sheaf.bind(&few_of(&six)));
-        assert_eq!((sheaf.progressions().count(), sheaf.length()), (PROGRESSIONS, 6));
+        assert_eq!((sheaf.strided_runs().count(), sheaf.length()), (STRIDED_RUNS, 6));
         sheaf.clear();
         assert!(sheaf.is_empty() && sheaf.objects().next().is_none());
     }
 
-    fn few_of(objects: &[*mut u8]) -> [Packed; PROGRESSIONS] {
+    fn few_of(objects: &[*mut u8]) -> [Packed; STRIDED_RUNS] {
         few(objects, 16).unwrap().0
     }
 

@@ -1,4 +1,4 @@
-//! The supply of objects from slabs when neither stack nor barn has any, and its order.
+//! Refill from slabs: objects from slabs when neither stack nor barn has any, and its order.
 //!
 //! # Design
 //!
@@ -154,8 +154,9 @@ impl<P: Platform> Objects<P> {
         taken
     }
 
-    /// Makes a slab and takes from it under one hold of the lock. A slab left wholly free would
-    /// never be freed.
+    /// Makes a slab, then adds it and takes objects from it under one hold of the class's lock.
+    /// Only the free of a slab's last object frees the slab, so one of which no object was taken
+    /// would stay.
     pub(crate) fn take_from_new(&self, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
         self.take_from_slab(self.new_slab(class), class, most, each)
     }

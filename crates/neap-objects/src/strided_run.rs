@@ -1,9 +1,9 @@
-//! Progressions: objects at equal distances in memory, upward or downward, stored as the first one
+//! Strided runs: objects at equal distances in memory, upward or downward, stored as the first one
 //! and their number.
 //!
 //! # Design
 //!
-//! Bound sheaves keep objects as progressions, and a stack takes a progression with a single
+//! Bound sheaves keep objects as strided runs, and a stack takes a strided run with a single
 //! commit. Objects come out of slabs in the order of their addresses, and many programs free them
 //! in the order of allocation or its reverse. This module computes on addresses. It takes no lock
 //! and accesses no object.
@@ -20,10 +20,10 @@ pub struct StridedRun {
 }
 
 impl StridedRun {
-    /// A progression without objects.
+    /// A strided run without objects.
     pub const NONE: StridedRun = StridedRun { first: core::ptr::null_mut(), length: 0, step: 0 };
 
-    /// The longest progression that `objects` of `size` bytes begin with.
+    /// The longest strided run that `objects` of `size` bytes begin with.
     #[inline]
     fn leading(objects: &[*mut u8], size: usize) -> StridedRun {
         let Some(&first) = objects.first() else { return StridedRun::NONE };
@@ -66,7 +66,7 @@ impl StridedRun {
     }
 }
 
-/// A progression in one word, for a known size of objects. The lower `ADDRESS` bits are the first
+/// A strided run in one word, for a known size of objects. The lower `ADDRESS` bits are the first
 /// object. The bits above are the length, negative if the objects go downward.
 #[derive(Clone, Copy, Debug)]
 pub struct Packed(u64);
@@ -75,18 +75,18 @@ pub struct Packed(u64);
 const ADDRESS: u32 = 48;
 
 impl Packed {
-    /// A progression without objects.
+    /// A strided run without objects.
     pub const NONE: Packed = Packed(0);
 
-    /// Packs a progression; `None` if it does not fit.
-    pub fn of(progression: &StridedRun) -> Option<Packed> {
-        let length = i16::try_from(progression.length).ok()?;
-        let length = if progression.step < 0 { -length } else { length };
-        let address = progression.first.expose_provenance() as u64;
+    /// Packs a strided run; `None` if it does not fit.
+    pub fn of(run: &StridedRun) -> Option<Packed> {
+        let length = i16::try_from(run.length).ok()?;
+        let length = if run.step < 0 { -length } else { length };
+        let address = run.first.expose_provenance() as u64;
         (address >> ADDRESS == 0).then_some(Packed(address | (length as u64) << ADDRESS))
     }
 
-    /// Unpacks a progression of objects of `size` bytes.
+    /// Unpacks a strided run of objects of `size` bytes.
     pub fn unpack(self, size: usize) -> StridedRun {
         let address = self.0 & ((1 << ADDRESS) - 1);
         let (first, length) = (core::ptr::with_exposed_provenance_mut(address as usize), self.signed_length());
@@ -108,7 +108,7 @@ impl Packed {
     }
 }
 
-/// Packs `objects` of `size` bytes, in their order, into at most `N` progressions. Returns these
+/// Packs `objects` of `size` bytes, in their order, into at most `N` strided runs. Returns these
 /// and their number; `None` if it takes more, or one does not fit.
 pub fn few<const N: usize>(mut objects: &[*mut u8], size: usize) -> Option<([Packed; N], usize)> {
     let (mut few, mut count) = ([Packed::NONE; N], 0);
@@ -168,12 +168,12 @@ mod tests {
         assert_eq!(told::<5>(&objects).unwrap()[2..], [step(2, -(SIZE as i32)), expected[3], expected[4]]);
         assert_eq!(told::<4>(&objects), None);
         assert_eq!(told::<0>(&[]), Some(Vec::new()));
-        assert_eq!(told::<2>(&[object(3), object(3)]).unwrap().len(), 2, "one object twice is no progression");
+        assert_eq!(told::<2>(&[object(3), object(3)]).unwrap().len(), 2, "one object twice is no strided run");
         assert_eq!(told::<2>(&[object(3), object(5)]).unwrap().len(), 2, "nor are objects with one between them");
     }
 
     proptest! {
-        /// For any objects: the progressions have all of them, in their order, and each is as long
+        /// For any objects: the strided runs have all of them, in their order, and each is as long
         /// as possible.
         #[test]
         #[cfg_attr(miri, ignore = "takes it minutes")]

@@ -1,4 +1,4 @@
-//! Exchange of objects by the sheaf between a CPU's stacks and the barn, and from slabs if the barn
+//! Transfer of objects by the sheaf between a CPU's stacks and the barn, and from slabs if the barn
 //! has none.
 //!
 //! # Design
@@ -18,7 +18,7 @@ use crate::fast_path::KindEntry;
 use crate::object_state::CACHED;
 use crate::objects::Objects;
 use crate::region::StackId;
-use crate::sheaf::{PROGRESSIONS, Sheaf, SheafList};
+use crate::sheaf::{STRIDED_RUNS, Sheaf, SheafList};
 use crate::size_class::Class;
 use crate::strided_run::{self, StridedRun};
 use core::sync::atomic::Ordering;
@@ -91,7 +91,7 @@ impl<P: Platform> Objects<P> {
     /// available.
     fn unload(&self, class: Class, sheaf: &mut Sheaf) {
         let stack = StackId::home(class);
-        let push = |sheaf: &Sheaf| match sheaf.progressions().next() {
+        let push = |sheaf: &Sheaf| match sheaf.strided_runs().next() {
             Some(lowest) => self.cpu_caches.push_progression(&self.platform, stack, &lowest),
             None => self.cpu_caches.push_many(&self.platform, stack, sheaf.cells()),
         };
@@ -217,26 +217,26 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Moves the objects of a plain sheaf into a bound one if a few progressions hold all of them
+    /// Moves the objects of a plain sheaf into a bound one if a few strided runs hold all of them
     /// and that saves much memory. Most sheaves of a burst then take little memory, and their cells
     /// are not read again.
     fn bind(&self, class: Class, sheaf: &mut Sheaf, empty_bound: &mut SheafList) -> Option<Sheaf> {
         if sheaf.is_empty() || !binds(class) {
             return None;
         }
-        let (progressions, count) = strided_run::few::<PROGRESSIONS>(sheaf.cells(), class.size())?;
+        let (strided_runs, count) = strided_run::few::<STRIDED_RUNS>(sheaf.cells(), class.size())?;
         if self.pages.nodes() > 1 {
             // Segments of a node are longer than the objects of a sheaf. If both ends of a
-            // progression are of one node, all of it is.
+            // strided run are of one node, all of it is.
             let node = self.node_of(sheaf.cells()[0]);
             let is_there = |of: StridedRun| [of.first, of.last()].iter().all(|&end| self.node_of(end) == node);
-            if !progressions[..count].iter().all(|packed| is_there(packed.unpack(class.size()))) {
+            if !strided_runs[..count].iter().all(|packed| is_there(packed.unpack(class.size()))) {
                 return None;
             }
         }
         let mut bound = empty_bound.pop().or_else(|| self.new_bound(class))?;
         bound.set_home(sheaf.home());
-        if !bound.bind(&progressions[..count]) {
+        if !bound.bind(&strided_runs[..count]) {
             empty_bound.push(bound);
             return None;
         }
@@ -309,7 +309,7 @@ mod tests {
         let objects: Vec<_> = [0..5, 10..18, 30..32].iter().flat_map(|row| held[row.clone()].to_vec()).collect();
         held.retain(|object| !objects.contains(object));
         objects.iter().for_each(|&object| assert!(o.disown(object)));
-        let (few, count) = strided_run::few::<PROGRESSIONS>(&objects, class.size()).unwrap();
+        let (few, count) = strided_run::few::<STRIDED_RUNS>(&objects, class.size()).unwrap();
         let mut sheaf = o.new_sheaf(class, true).unwrap();
         assert!(sheaf.bind(&few[..count]));
         let stack = StackId::home(class);

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Uncharges an owner for a number of objects of a class. `inside` says whether the caller is in a
 /// slow path of the objects'. The caller holds no lock of theirs.
-pub type Repay = unsafe fn(context: *const (), owner: u64, class: Class, objects: u32, inside: bool);
+pub type UnchargeFn = unsafe fn(context: *const (), owner: u64, class: Class, objects: u32, inside: bool);
 
 /// The callback that pays back owners.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Uncharger {
     ///
     /// # Safety
     /// `repay` can be called with `context` from any thread for as long as objects are used.
-    pub unsafe fn open(&self, repay: Repay, context: *const ()) {
+    pub unsafe fn open(&self, repay: UnchargeFn, context: *const ()) {
         self.context.store(context.cast_mut(), Relaxed);
         self.run.store(repay as *mut (), Release); // Pairs with the Acquire in `pay`.
     }
@@ -35,10 +35,16 @@ impl Uncharger {
     pub(crate) fn pay(&self, owner: u64, class: Class, objects: u32, inside: bool) {
         let run = self.run.load(Acquire); // Pairs with the Release in `open`.
         if !run.is_null() {
-            // SAFETY: only `open` writes `run`, with a `Repay`; its caller said that it can be
+            // SAFETY: only `open` writes `run`, with a `UnchargeFn`; its caller said that it can be
             // called with `context` from any thread.
             unsafe {
-                core::mem::transmute::<*mut (), Repay>(run)(self.context.load(Relaxed), owner, class, objects, inside)
+                core::mem::transmute::<*mut (), UnchargeFn>(run)(
+                    self.context.load(Relaxed),
+                    owner,
+                    class,
+                    objects,
+                    inside,
+                )
             };
         }
     }

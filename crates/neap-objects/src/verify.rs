@@ -430,8 +430,8 @@ impl<P: Platform> Objects<P> {
                 equal("empty sheaf", empty.into(), sheaf.is_empty().into())?;
                 equal("sheaf of the other kind on a list", 0, (never_bound == Some(sheaf.is_bound())).into())?;
                 if sheaf.is_bound() {
-                    let empty = sheaf.progressions().filter(|progression| progression.length == 0).count();
-                    equal("progressions without objects", 0, empty as u64)?;
+                    let empty = sheaf.strided_runs().filter(|run| run.length == 0).count();
+                    equal("strided_runs without objects", 0, empty as u64)?;
                     bound += 1;
                 } else {
                     plain += 1;

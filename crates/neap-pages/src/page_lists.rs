@@ -21,7 +21,7 @@
 use crate::buddy::Ends;
 use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
-use crate::policy::{self, Limits, Policy, SharedLimits, Supply};
+use crate::policy::{self, Limits, Policy, SharedLimits, ZoneState};
 use crate::run_cache::{Run, RunCache, Runs};
 use crate::units::{Block, LISTED_ORDERS};
 use crate::zone::Zone;
@@ -319,8 +319,8 @@ impl<T: Policy> PageLists<T> {
         Busy
     }
 
-    fn supply<'a>(&self, limits: &'a Limits) -> Supply<'a> {
-        Supply {
+    fn supply<'a>(&self, limits: &'a Limits) -> ZoneState<'a> {
+        ZoneState {
             limits,
             free: self.free.load(Relaxed),
             reclaiming: self.is_reclaiming(),

@@ -1,6 +1,6 @@
 //! Every interleaving of marks with visits that clear bits, and of references with the end of a
-//! life and a new one, by loom. Folders beside this file have the models of seats, of the job queue
-//! and of lists. Empty unless built with `--cfg loom` (`cargo xtask loom`).
+//! life and a new one, by loom. Folders beside this file have the models of callback states, of the
+//! job queue and of lists. Empty unless built with `--cfg loom` (`cargo xtask loom`).
 #![cfg(loom)]
 
 mod loom_callback_state;

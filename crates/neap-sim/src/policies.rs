@@ -1,10 +1,10 @@
 //! The policies by name: the types that a machine is built with, and their names in the command
 //! line and tables.
 
-use neap_pages::policy::double_halve::Hocko;
+use neap_pages::policy::double_halve::DoubleHalve;
 use neap_pages::policy::fixed::Still;
-use neap_pages::policy::idle_guard::Huang;
-use neap_pages::policy::pid::Gorman;
+use neap_pages::policy::idle_guard::IdleGuard;
+use neap_pages::policy::pid::Pid;
 use neap_pages::policy::{Adaptive, Depth, Policy, Unchanged, Upstream};
 
 use crate::machine::{Machine, Setup};
@@ -22,11 +22,11 @@ pub enum Name {
     /// The policy of the library.
     Adaptive,
     /// Variants proposed in review.
-    Hocko,
-    /// See `Hocko`.
-    Huang,
-    /// See `Hocko`.
-    Gorman,
+    DoubleHalve,
+    /// See `DoubleHalve`.
+    IdleGuard,
+    /// See `DoubleHalve`.
+    Pid,
     /// The kernel before auto-tuning. Runs are calibrated on its published numbers; it is not
     /// compared.
     Unchanged,
@@ -34,7 +34,7 @@ pub enum Name {
 
 /// The compared policies.
 pub const ALL: [Name; 7] =
-    [Name::Fixed, Name::Depth, Name::Upstream, Name::Adaptive, Name::Hocko, Name::Huang, Name::Gorman];
+    [Name::Fixed, Name::Depth, Name::Upstream, Name::Adaptive, Name::DoubleHalve, Name::IdleGuard, Name::Pid];
 
 impl Name {
     /// Returns the policy of a name.
@@ -49,9 +49,9 @@ impl Name {
             Name::Depth => "depth",
             Name::Upstream => "upstream",
             Name::Adaptive => "adaptive",
-            Name::Hocko => "hocko",
-            Name::Huang => "huang",
-            Name::Gorman => "gorman",
+            Name::DoubleHalve => "hocko",
+            Name::IdleGuard => "huang",
+            Name::Pid => "gorman",
             Name::Unchanged => "unchanged",
         }
     }
@@ -82,9 +82,9 @@ pub fn run(policy: Name, setup: Setup) -> Run {
         Name::Depth => run_as::<Depth>(setup),
         Name::Upstream => run_as::<Upstream>(setup),
         Name::Adaptive => run_as::<Adaptive>(setup),
-        Name::Hocko => run_as::<Hocko>(setup),
-        Name::Huang => run_as::<Huang>(setup),
-        Name::Gorman => run_as::<Gorman>(setup),
+        Name::DoubleHalve => run_as::<DoubleHalve>(setup),
+        Name::IdleGuard => run_as::<IdleGuard>(setup),
+        Name::Pid => run_as::<Pid>(setup),
         Name::Unchanged => run_as::<Unchanged>(setup),
     }
 }

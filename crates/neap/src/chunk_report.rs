@@ -48,35 +48,35 @@ pub fn write<C: Charge>(data: Option<&PerCpuData<C>>, from: u32, words: &[Atomic
         }
         next += 1;
     }
-    let mut pen = ReportWriter::new(words, 0);
-    pen.write(1);
-    pen.write(count);
-    pen.write(if next < numbers { u64::from(next) } else { u64::MAX });
-    pen.write(u64::from(of.layout == Layout::CpuMajor));
-    pen.write_all(
+    let mut writer = ReportWriter::new(words, 0);
+    writer.write(1);
+    writer.write(count);
+    writer.write(if next < numbers { u64::from(next) } else { u64::MAX });
+    writer.write(u64::from(of.layout == Layout::CpuMajor));
+    writer.write_all(
         [of.cpus, of.groups, of.columns, of.page, of.pages, of.grains, of.grain, of.stripe].map(|number| number as u64),
     );
-    pen.write_all(
+    writer.write_all(
         [all.populated, all.empty, all.isolated_empty, all.reserve, all.allocated_bytes, all.row_bytes]
             .map(|number| number as u64),
     );
-    pen.write_all([all.allocations, all.rows, all.owners, all.chunks].map(|number| number as u64));
-    debug_assert!(pen.at() == HEAD);
+    writer.write_all([all.allocations, all.rows, all.owners, all.chunks].map(|number| number as u64));
+    debug_assert!(writer.at() == HEAD);
 }
 
-fn write_chunk(chunk: &Chunk, pen: &mut ReportWriter<'_>) {
+fn write_chunk(chunk: &Chunk, writer: &mut ReportWriter<'_>) {
     let list = match chunk.list {
         List::Slot(slot) => slot,
         List::Sidelined => 64,
         List::Free => 65,
         List::ToDepopulate => 66,
     };
-    pen.write_all(
+    writer.write_all(
         [chunk.number as usize, list, usize::from(chunk.isolated), chunk.taken_bytes, chunk.longest_bytes]
             .map(|number| number as u64),
     );
-    pen.write_all([chunk.populated, chunk.empty, chunk.allocations].map(|number| number as u64));
-    debug_assert!(pen.at() == CHUNK);
+    writer.write_all([chunk.populated, chunk.empty, chunk.allocations].map(|number| number as u64));
+    debug_assert!(writer.at() == CHUNK);
 }
 
 #[cfg(test)]

@@ -97,10 +97,10 @@ impl ControlChannel {
 }
 
 /// Sets a bound of a group. Returns the refusal, or 0.
-fn change_bound<P: Platform>(mm: &Mm<P>, desk: &ControlChannel, is_call: bool) -> u32 {
-    let bound = Bound::ALL.get(desk.from.load(Ordering::Relaxed) as usize);
-    let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
-    let bytes = desk.until.load(Ordering::Relaxed);
+fn change_bound<P: Platform>(mm: &Mm<P>, channel: &ControlChannel, is_call: bool) -> u32 {
+    let bound = Bound::ALL.get(channel.from.load(Ordering::Relaxed) as usize);
+    let group = GroupId::from_bits(channel.group.load(Ordering::Relaxed));
+    let bytes = channel.until.load(Ordering::Relaxed);
     let Some(&bound) = bound else { return UNKNOWN };
     let grouped = mm.groups_if_made().map(|grouped| if is_call { grouped.quietly() } else { grouped });
     let changed = grouped.and_then(|grouped| grouped.set_bound(group, bound, bytes).ok());
@@ -108,12 +108,12 @@ fn change_bound<P: Platform>(mm: &Mm<P>, desk: &ControlChannel, is_call: bool) -
 }
 
 /// Changes an option. Returns the refusal, or 0.
-fn change_setting<P: Platform>(mm: &Mm<P>, desk: &ControlChannel) -> u32 {
-    let setting = Setting::ALL.get(desk.from.load(Ordering::Relaxed) as usize);
+fn change_setting<P: Platform>(mm: &Mm<P>, channel: &ControlChannel) -> u32 {
+    let setting = Setting::ALL.get(channel.from.load(Ordering::Relaxed) as usize);
     let Some(&setting) = setting else { return UNKNOWN };
-    match mm.set_number(setting, desk.until.load(Ordering::Relaxed)) {
+    match mm.set_number(setting, channel.until.load(Ordering::Relaxed)) {
         Ok(before) => {
-            desk.objects.store(before, Ordering::Relaxed);
+            channel.objects.store(before, Ordering::Relaxed);
             0
         }
         Err(_) => NO_SUCH_VALUE,
@@ -125,8 +125,8 @@ impl<P: Platform> Core<P> {
     /// are tried again, but never in a call of the program, which must not wait. Not inside the
     /// gate.
     pub(crate) fn answer(&self, mm: &Mm<P>, is_call: bool) -> bool {
-        let Some(desk) = self.page.desk() else { return false };
-        let ticket = desk.ticket();
+        let Some(channel) = self.page.channel() else { return false };
+        let ticket = channel.ticket();
         let taken = self.page.taken.load(Ordering::Relaxed);
         // Relaxed: it only decides which thread takes the request.
         if ticket == taken
@@ -136,62 +136,62 @@ impl<P: Platform> Core<P> {
         }
         // Reports are large, and the stack of a program's call may be small.
         if !is_call {
-            self.respond(mm, desk, ticket, false);
-        } else if stack::apart(|| self.respond(mm, desk, ticket, true)).is_none() {
-            desk.answer(ticket, BUSY);
+            self.respond(mm, channel, ticket, false);
+        } else if stack::apart(|| self.respond(mm, channel, ticket, true)).is_none() {
+            channel.answer(ticket, BUSY);
         }
         true
     }
 
     /// Executes a request and writes the answer.
-    fn respond(&self, mm: &Mm<P>, desk: &ControlChannel, ticket: u32, is_call: bool) {
-        match desk.what.load(Ordering::Relaxed) {
+    fn respond(&self, mm: &Mm<P>, channel: &ControlChannel, ticket: u32, is_call: bool) {
+        match channel.what.load(Ordering::Relaxed) {
             DRAIN => {
                 let page_size = self.objects.pages.page_size() as u64;
                 let retries = if is_call { 0 } else { RETRIES };
-                desk.answer_drain(ticket, mm.drain_with(&desk.scope(page_size), retries), page_size);
+                channel.answer_drain(ticket, mm.drain_with(&channel.scope(page_size), retries), page_size);
             }
-            CHUNKS => desk.answer(ticket, if self.report_chunks(mm, desk) { 0 } else { BUSY }),
-            GROUPS => desk.answer(ticket, if self.report_groups(mm, desk) { 0 } else { BUSY }),
-            MAP => desk.answer(ticket, if self.report_map(mm, desk, is_call) { 0 } else { BUSY }),
-            BOUND => desk.answer(ticket, change_bound(mm, desk, is_call)),
-            SET => desk.answer(ticket, change_setting(mm, desk)),
-            SHRINKERS => desk.answer(ticket, if self.report_shrinkers(mm, desk) { 0 } else { BUSY }),
+            CHUNKS => channel.answer(ticket, if self.report_chunks(mm, channel) { 0 } else { BUSY }),
+            GROUPS => channel.answer(ticket, if self.report_groups(mm, channel) { 0 } else { BUSY }),
+            MAP => channel.answer(ticket, if self.report_map(mm, channel, is_call) { 0 } else { BUSY }),
+            BOUND => channel.answer(ticket, change_bound(mm, channel, is_call)),
+            SET => channel.answer(ticket, change_setting(mm, channel)),
+            SHRINKERS => channel.answer(ticket, if self.report_shrinkers(mm, channel) { 0 } else { BUSY }),
             // The request waits for a reclaimer, and may make one.
-            SHRINK if is_call && self.options.background != Background::Never => desk.answer(ticket, BUSY),
-            SHRINK => desk.answer(ticket, self.shrink(mm, desk)),
-            _ => desk.answer(ticket, UNKNOWN),
+            SHRINK if is_call && self.options.background != Background::Never => channel.answer(ticket, BUSY),
+            SHRINK => channel.answer(ticket, self.shrink(mm, channel)),
+            _ => channel.answer(ticket, UNKNOWN),
         }
     }
 
-    fn report_chunks(&self, mm: &Mm<P>, desk: &ControlChannel) -> bool {
+    fn report_chunks(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
-        let from = desk.from.load(Ordering::Relaxed);
+        let from = channel.from.load(Ordering::Relaxed);
         self.page.report(|words| chunk_report::write(self.per_cpu.get(), from, words)).is_some()
     }
 
-    fn report_groups(&self, mm: &Mm<P>, desk: &ControlChannel) -> bool {
+    fn report_groups(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
-        let from = desk.from.load(Ordering::Relaxed);
+        let from = channel.from.load(Ordering::Relaxed);
         self.page
             .report(|words| group_report::write(mm.groups_if_made(), mm.reclaiming_if_made(), from, words))
             .is_some()
     }
 
-    fn report_map(&self, mm: &Mm<P>, desk: &ControlChannel, is_call: bool) -> bool {
+    fn report_map(&self, mm: &Mm<P>, channel: &ControlChannel, is_call: bool) -> bool {
         // This thread may have closed the gate itself, in a fork handler of the program that runs
         // between neap's and the fork. It would wait for itself.
         if mm.gate.is_closed() {
             return false;
         }
-        let from = desk.from.load(Ordering::Relaxed);
+        let from = channel.from.load(Ordering::Relaxed);
         let books = if from == 0 { mm.books_for_others(is_call) } else { Books::BLANK };
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         self.page.report(|words| map_report::write(mm, books, from, words)).is_some()
     }
 
-    fn report_shrinkers(&self, mm: &Mm<P>, desk: &ControlChannel) -> bool {
-        let [from, skip] = [&desk.from, &desk.cpu].map(|word| word.load(Ordering::Relaxed));
+    fn report_shrinkers(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
+        let [from, skip] = [&channel.from, &channel.cpu].map(|word| word.load(Ordering::Relaxed));
         let skip = if skip == u32::MAX { 0 } else { skip };
         // neap's own shrinkers are registered at the first request.
         let gathered = shrinker_report::gather(mm.reclaiming().ok(), from, skip);
@@ -205,15 +205,15 @@ impl<P: Platform> Core<P> {
     /// Has a shrinker scan or count. Callbacks of the program run on a reclaimer, never in this
     /// thread, which may be in a call of the program and hold locks that they take. neap's own run
     /// here.
-    fn shrink(&self, mm: &Mm<P>, desk: &ControlChannel) -> u32 {
-        let [index, rest, node] = [&desk.from, &desk.cpu, &desk.node].map(|word| word.load(Ordering::Relaxed));
+    fn shrink(&self, mm: &Mm<P>, channel: &ControlChannel) -> u32 {
+        let [index, rest, node] = [&channel.from, &channel.cpu, &channel.node].map(|word| word.load(Ordering::Relaxed));
         let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
-        let group = GroupId::from_bits(desk.group.load(Ordering::Relaxed));
-        let objects = Some(desk.until.load(Ordering::Relaxed)).filter(|objects| *objects != u64::MAX);
+        let group = GroupId::from_bits(channel.group.load(Ordering::Relaxed));
+        let objects = Some(channel.until.load(Ordering::Relaxed)).filter(|objects| *objects != u64::MAX);
         let Ok(reclaiming) = mm.reclaiming() else { return NO_ANSWER };
         match self.ask_shrinker(mm, &reclaiming, id, (group, node), objects) {
             Some(objects) => {
-                desk.objects.store(objects, Ordering::Relaxed);
+                channel.objects.store(objects, Ordering::Relaxed);
                 0
             }
             None if self.may_have_reclaimers(mm) => NO_ANSWER,
@@ -271,8 +271,8 @@ impl<P: Platform> Core<P> {
     fn sleep(&self, rung: u32, nanoseconds: Option<u64>, requests: bool) {
         let bell = (self.objects.helper.bell(), rung);
         let taken = self.page.taken.load(Ordering::Relaxed);
-        match self.page.desk().filter(|_| requests) {
-            Some(desk) if futex::wait_either(bell, (&desk.ticket, taken), nanoseconds) => {}
+        match self.page.channel().filter(|_| requests) {
+            Some(channel) if futex::wait_either(bell, (&channel.ticket, taken), nanoseconds) => {}
             _ => futex::wait(bell.0, bell.1, nanoseconds, Sharing::Process),
         }
     }
@@ -302,31 +302,39 @@ mod tests {
             [offset_of!(ControlChannel, what), offset_of!(ControlChannel, from), offset_of!(ControlChannel, group)],
             [72, 76, 80]
         );
-        let desk = |cpu: u32, node: u32, zone: u32, until: u64| {
+        let channel = |cpu: u32, node: u32, zone: u32, until: u64| {
             let mut words = [0_u64; 11];
             words[..3].copy_from_slice(&[u64::from(cpu) << 32, u64::from(zone) << 32 | u64::from(node), until]);
-            // SAFETY: a desk consists of integers of this total size, which are valid for any bits.
+            // SAFETY: the control channel consists of integers of this total size, which are valid
+            // for any bits.
             unsafe { core::mem::transmute::<[u64; 11], ControlChannel>(words) }
         };
-        assert_eq!(desk(u32::MAX, u32::MAX, u32::MAX, u64::MAX).scope(4096), Scope::ALL);
+        assert_eq!(channel(u32::MAX, u32::MAX, u32::MAX, u64::MAX).scope(4096), Scope::ALL);
         let all = Scope { cpu: Some(7), node: Some(1), zone: Some(0), until: Some(3) };
-        assert_eq!(desk(7, 1, 0, 8193).scope(4096), all);
-        assert_eq!(desk(0, 0, 0, u64::MAX - 1).scope(4096).until, Some(1 << 52));
+        assert_eq!(channel(7, 1, 0, 8193).scope(4096), all);
+        assert_eq!(channel(0, 0, 0, u64::MAX - 1).scope(4096).until, Some(1 << 52));
     }
 
     #[test]
     fn an_answer_is_whole_before_its_ticket() {
-        // SAFETY: a desk consists of integers, for which zeroes are valid.
-        let desk: ControlChannel = unsafe { core::mem::zeroed() };
+        // SAFETY: the control channel consists of integers, for which zeroes are valid.
+        let channel: ControlChannel = unsafe { core::mem::zeroed() };
         let drained = Drained { pages: 1 << 40, objects: 2, cpus: 3, skipped: 4, retried: 5, free: 6 };
-        desk.answer_drain(9, Ok(drained), 65536);
-        let words = [&desk.answered, &desk.refusal, &desk.cpus, &desk.skipped, &desk.retried, &desk.page_size];
+        channel.answer_drain(9, Ok(drained), 65536);
+        let words = [
+            &channel.answered,
+            &channel.refusal,
+            &channel.cpus,
+            &channel.skipped,
+            &channel.retried,
+            &channel.page_size,
+        ];
         assert_eq!(words.map(|word| word.load(Ordering::Relaxed)), [9, 0, 3, 4, 5, 65536]);
-        let numbers = [&desk.pages, &desk.objects, &desk.free].map(|number| number.load(Ordering::Relaxed));
+        let numbers = [&channel.pages, &channel.objects, &channel.free].map(|number| number.load(Ordering::Relaxed));
         assert_eq!(numbers, [1 << 40, 2, 6]);
         for (refusal, error) in [(1, NoSuch::Cpu(8)), (2, NoSuch::Node(8)), (3, NoSuch::Zone(8))] {
-            desk.answer_drain(10, Err(error), 4096);
-            let words = [&desk.answered, &desk.refusal, &desk.cpus].map(|word| word.load(Ordering::Relaxed));
+            channel.answer_drain(10, Err(error), 4096);
+            let words = [&channel.answered, &channel.refusal, &channel.cpus].map(|word| word.load(Ordering::Relaxed));
             assert_eq!(words, [10, refusal, 0]);
         }
     }
@@ -340,25 +348,27 @@ mod tests {
         unsafe { mm.open(machine, &Options::DEFAULT) }.unwrap();
         let core = mm.core_if_open().unwrap();
         core.page.make(PageLayout { nodes: 1, text: 4096 });
-        let desk = core.page.desk().expect("a page of this process");
+        let channel = core.page.channel().expect("a page of this process");
         let ask = |ticket| {
-            [&desk.cpu, &desk.node, &desk.zone].iter().for_each(|word| word.store(u32::MAX, Ordering::Relaxed));
-            desk.until.store(u64::MAX, Ordering::Relaxed);
-            desk.ticket.store(ticket, Ordering::Release); // As an asker's.
+            [&channel.cpu, &channel.node, &channel.zone]
+                .iter()
+                .for_each(|word| word.store(u32::MAX, Ordering::Relaxed));
+            channel.until.store(u64::MAX, Ordering::Relaxed);
+            channel.ticket.store(ticket, Ordering::Release); // As an asker's.
         };
         let answered_by_a_call_on = |cpu| {
             Virtual::run_on(cpu);
             let run = mm.allocate(1 << 20);
             // SAFETY: allocated above.
             unsafe { mm.free(run) };
-            desk.answered.load(Ordering::Relaxed)
+            channel.answered.load(Ordering::Relaxed)
         };
         for ticket in 1..4 {
             ask(ticket);
             (0..200).for_each(|_| assert_eq!(answered_by_a_call_on(1), ticket - 1));
             // An interval of `PAUSE` after the last answer, so that another one may be given.
             std::thread::sleep(core::time::Duration::from_nanos(PAUSE));
-            assert_eq!((answered_by_a_call_on(0), desk.cpus.load(Ordering::Relaxed)), (ticket, 2));
+            assert_eq!((answered_by_a_call_on(0), channel.cpus.load(Ordering::Relaxed)), (ticket, 2));
         }
         // SAFETY: no memory of the manager is used any more.
         unsafe { mm.close() };
@@ -374,11 +384,11 @@ mod tests {
         let reclaiming = mm.reclaiming().unwrap();
         let core = mm.core_if_open().unwrap();
         core.page.make(PageLayout { nodes: 1, text: 4096 });
-        let desk = core.page.desk().expect("a page of this process");
-        desk.what.store(SHRINK, Ordering::Relaxed);
-        desk.ticket.store(1, Ordering::Release); // As an asker's.
+        let channel = core.page.channel().expect("a page of this process");
+        channel.what.store(SHRINK, Ordering::Relaxed);
+        channel.ticket.store(1, Ordering::Release); // As an asker's.
         assert!(core.answer(&mm, true));
-        assert_eq!([&desk.answered, &desk.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
+        assert_eq!([&channel.answered, &channel.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
         assert_eq!(reclaiming.threads(), (0, 0, 0, 0));
         // SAFETY: no memory of the manager is used any more.
         unsafe { mm.close() };

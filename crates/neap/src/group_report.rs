@@ -57,14 +57,14 @@ pub(crate) fn write<P: Platform>(
 ) {
     report_writer::touch(words);
     let Some(grouped) = grouped else { return };
-    let mut pen = ReportWriter::new(words, HEAD);
+    let mut writer = ReportWriter::new(words, HEAD);
     let (groups, source) = grouped.parts();
     let (mut entries, mut next, count) = (0, u64::MAX, groups.count_inside());
     if from < ASK_LEFT {
         let mut slot = from;
-        while slot < count.slots && pen.has_room(GROUP) {
+        while slot < count.slots && writer.has_room(GROUP) {
             if let Some(info) = groups.info_at(source, slot) {
-                write_group(&info, &mut pen);
+                write_group(&info, &mut writer);
                 entries += 1;
             }
             slot += 1;
@@ -75,9 +75,9 @@ pub(crate) fn write<P: Platform>(
             groups.add_up_unused(source);
         }
         let mut slot = from - ASK_LEFT;
-        while slot < count.slots && pen.has_room(LEFT) {
+        while slot < count.slots && writer.has_room(LEFT) {
             if let Some((group, bytes)) = groups.unused_at(slot) {
-                pen.write_all([group.to_bits(), bytes, 0]);
+                writer.write_all([group.to_bits(), bytes, 0]);
                 entries += 1;
             }
             slot += 1;
@@ -87,25 +87,25 @@ pub(crate) fn write<P: Platform>(
         next = ASK_WAITING.into();
         let mut index = from - ASK_GONE;
         while let Some((id, heir, bytes)) = groups.next_gone(index) {
-            if !pen.has_room(LEFT) {
+            if !writer.has_room(LEFT) {
                 next = (ASK_GONE + index).into();
                 break;
             }
-            pen.write_all([heir.to_bits(), bytes, id.to_bits()]);
+            writer.write_all([heir.to_bits(), bytes, id.to_bits()]);
             entries += 1;
             index = id.index() + 1;
         }
     } else {
         let (now, mut index) = (grouped.platform().precise(), from - ASK_WAITING);
         while let Some((at, waiting)) = groups.next_waiting(index) {
-            if !pen.has_room(WAITING) {
+            if !writer.has_room(WAITING) {
                 next = (ASK_WAITING + at).into();
                 break;
             }
             let reason = reason(&waiting, groups, reclaiming.as_ref());
             let left = if waiting.deadline == FOREVER { FOREVER } else { waiting.deadline.saturating_sub(now) };
-            pen.write_all([waiting.group.to_bits(), waiting.at.to_bits(), reason, waiting.bytes]);
-            pen.write_all([now.saturating_sub(waiting.since), left]);
+            writer.write_all([waiting.group.to_bits(), waiting.at.to_bits(), reason, waiting.bytes]);
+            writer.write_all([now.saturating_sub(waiting.since), left]);
             entries += 1;
             index = at + 1;
         }
@@ -116,11 +116,11 @@ pub(crate) fn write<P: Platform>(
         ASK_WAITING.. => 2,
     };
     let numbers = [count.live, count.dying, count.slots, count.ids].map(u64::from);
-    let mut pen = ReportWriter::new(words, 0);
-    pen.write_all([1, entries, next, kind]);
-    pen.write_all(numbers);
-    pen.write_all([grouped.bytes() as u64, grouped.fences().into()]);
-    debug_assert!(pen.at() == HEAD);
+    let mut writer = ReportWriter::new(words, 0);
+    writer.write_all([1, entries, next, kind]);
+    writer.write_all(numbers);
+    writer.write_all([grouped.bytes() as u64, grouped.fences().into()]);
+    debug_assert!(writer.at() == HEAD);
 }
 
 /// Returns the index of a wait's reason in [`REASONS`].
@@ -141,18 +141,18 @@ fn reason<P: Platform>(waiting: &Waiting, groups: &Groups, reclaiming: Option<&R
     }
 }
 
-fn write_group(info: &Info, pen: &mut ReportWriter<'_>) {
+fn write_group(info: &Info, writer: &mut ReportWriter<'_>) {
     let parent = info.parent.map_or(0, |parent| parent.to_bits());
-    pen.write_all([info.id.to_bits(), parent, info.charged, info.peak, info.stalled_us]);
-    pen.write_all(info.bounds);
-    pen.write_all(info.kinds);
-    pen.write_all(info.events);
-    pen.write_all(info.local_events);
+    writer.write_all([info.id.to_bits(), parent, info.charged, info.peak, info.stalled_us]);
+    writer.write_all(info.bounds);
+    writer.write_all(info.kinds);
+    writer.write_all(info.events);
+    writer.write_all(info.local_events);
     let name = info.name.as_str().as_bytes();
-    pen.write(name.len() as u64);
+    writer.write(name.len() as u64);
     let mut padded = [0; LONGEST_NAME];
     padded[..name.len()].copy_from_slice(name);
-    pen.write_all(padded.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())));
+    writer.write_all(padded.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())));
 }
 
 #[cfg(test)]

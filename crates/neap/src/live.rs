@@ -11,9 +11,9 @@
 //! and runs.
 //!
 //! # Format
-//! Behind the desk, in this order: [`LiveHead`], a [`ZoneCell`] for each node, a [`ClassShape`] for
-//! each class, [`ClassCell`]s node by node and class by class, and then the text. The first class
-//! does not exist.
+//! After the control channel, in this order: [`LiveHead`], a [`ZoneCell`] for each node, a
+//! [`ClassShape`] for each class, [`ClassCell`]s node by node and class by class, and then the
+//! text. The first class does not exist.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_objects::live::ClassCell;

@@ -38,29 +38,29 @@ pub const WORDS: usize = PIECE / 16;
 pub(crate) fn write<P: Platform>(mm: &Mm<P>, mut books: Books, from: u32, words: &[AtomicU64]) {
     report_writer::touch(words);
     let Some(core) = mm.core_if_open() else { return };
-    let (mut pen, mut numbers, mut ranges) = (ReportWriter::new(words, HEAD), 0, 0);
+    let (mut writer, mut numbers, mut ranges) = (ReportWriter::new(words, HEAD), 0, 0);
     if from == 0 {
         numbers = books.numbers().count();
-        pen.write_all(books.numbers().map(|number| *number));
+        writer.write_all(books.numbers().map(|number| *number));
         core.each_range(mm, &mut |range| {
-            if pen.has_room(RANGE) {
-                pen.write_all([range.start as u64, range.length as u64, range.of as u64]);
+            if writer.has_room(RANGE) {
+                writer.write_all([range.start as u64, range.length as u64, range.of as u64]);
                 ranges += 1;
             }
         });
     }
     let (pages, mut next) = (&core.objects.pages, from);
-    while next < pages.pieces() && pen.has_room(WORDS) {
+    while next < pages.pieces() && writer.has_room(WORDS) {
         let mut uses = [0; WORDS];
         pages.survey(next, &mut uses);
-        pen.write_all(uses);
+        writer.write_all(uses);
         next += 1;
     }
-    let mut pen = ReportWriter::new(words, 0);
+    let mut writer = ReportWriter::new(words, 0);
     let more = if next < pages.pieces() { next.into() } else { u64::MAX };
-    pen.write_all([1, more, pages.page_size() as u64, pages.base() as u64]);
-    pen.write_all([from.into(), next.saturating_sub(from).into(), ranges, numbers as u64]);
-    debug_assert!(pen.at() == HEAD);
+    writer.write_all([1, more, pages.page_size() as u64, pages.base() as u64]);
+    writer.write_all([from.into(), next.saturating_sub(from).into(), ranges, numbers as u64]);
+    debug_assert!(writer.at() == HEAD);
 }
 
 /// Writes neap's mappings into the numbers, for an asker that gets no answer to requests. Inside

@@ -75,7 +75,7 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
 /// # Safety
 /// `mm` is the manager of the objects.
 unsafe fn repay<P: Platform>(mm: *const (), owner: u64, class: Class, objects: u32, inside: bool) {
-    // SAFETY: `mm` is the manager that `make_groups` handed to `payback.open` with this function;
+    // SAFETY: `mm` is the manager that `make_groups` handed to `uncharger.open` with this function;
     // it outlives its objects and does not move.
     let Some(Grouped { source, groups }) = unsafe { &*mm.cast::<Mm<P>>() }.groups_if_made() else { return };
     let (payer, bytes) = (Payer::from_bits(owner), price(class) * u64::from(objects));

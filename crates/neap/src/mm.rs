@@ -162,7 +162,7 @@ impl<P: Platform> Mm<P> {
             self.make_tag();
             // SAFETY: the state is not OPEN yet, so `fast_path` has refused every call; it belongs
             // to this core.
-            unsafe { core.objects.open_hot() };
+            unsafe { core.objects.open_fast_path() };
             if options.groups != ThreadGroups::Off {
                 // A thread that has entered no group, as at its start, is to be put into one.
                 self.fast_path.serve_entered_alone();

@@ -312,9 +312,11 @@ pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<Shrinker
     start(id, group, !spec.by_group, spec.by_node).map(|()| id)
 }
 
-/// Marks that a shrinker with `by_group` may have objects of a group, or its heir, on a node. To be
-/// called when the first object is there, once `count` sees it. Returns whether there is such a
-/// group.
+/// Sets the bit by which reclaim asks a shrinker with `by_group` for a group on a node. If the
+/// group was deleted, sets it for the group's heir. Call it after the first object of the group has
+/// become visible to `count`. Returns `false` if there is neither the group nor an heir.
+///
+/// Source: Linux `set_shrinker_bit`, by description.
 pub fn mark(id: ShrinkerId, group: Group, node: u32) -> bool {
     PROCESS.reclaiming_if_made().is_some_and(|reclaiming| reclaiming.mark(id, group.id(), node))
 }

@@ -122,14 +122,14 @@ impl StatPage {
     }
 
     /// Words for requests of other processes; `None` if this process has no page of its own.
-    pub(crate) fn desk(&self) -> Option<&ControlChannel> {
-        self.header().map(|header| &header.desk)
+    pub(crate) fn channel(&self) -> Option<&ControlChannel> {
+        self.header().map(|header| &header.channel)
     }
 
     /// Whether there is a request that no thread has taken up: four loads, for every slow call.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
-        self.header().is_some_and(|header| header.desk.ticket() != self.taken.load(Ordering::Relaxed))
+        self.header().is_some_and(|header| header.channel.ticket() != self.taken.load(Ordering::Relaxed))
     }
 
     /// Makes the page of this process, which has none and no other thread. Does nothing if a limit
@@ -228,7 +228,10 @@ mod tests {
         let inode = || page.inode.load(Ordering::Relaxed);
         page.publish(|_| panic!("there is no page"));
         page.renew();
-        assert!(page.desk().is_none() && page.report(|_| ()).is_none(), "a parent without a page has children without");
+        assert!(
+            page.channel().is_none() && page.report(|_| ()).is_none(),
+            "a parent without a page has children without"
+        );
         page.make(PageLayout { nodes: 1, text: 4096 });
         let first = inode();
         page.publish(|text| text.write_str("{}"));

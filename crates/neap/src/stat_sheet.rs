@@ -35,7 +35,7 @@ pub(crate) struct Header {
     pub(crate) pid: AtomicU32,
     pub(crate) length: AtomicU32,
     pub(crate) published: AtomicU64,
-    pub(crate) desk: ControlChannel,
+    pub(crate) channel: ControlChannel,
 }
 
 /// Header and text of a page.

@@ -126,7 +126,7 @@ fn a_charge_that_waits_gets_what_a_busy_cache_has_when_it_is_busy_no_more() {
     }
 }
 
-/// The board that threads share has sixteen places.
+/// The job queue has sixteen entries.
 #[test]
 fn however_many_tenants_wait_each_is_asked() {
     const TENANTS: usize = 64;

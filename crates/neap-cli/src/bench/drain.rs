@@ -201,7 +201,9 @@ impl DrainStage {
         let asked = Instant::now();
         while self.entered.load(Ordering::Relaxed) != window {
             if asked.elapsed() > PATIENCE {
-                bail!("the owner does not run");
+                bail!(
+                    "the worker on CPU {cpu} did not begin within {PATIENCE:?}: the CPU is busy; try again, or name another CPU"
+                );
             }
             thread::sleep(PERIOD);
         }
@@ -224,7 +226,9 @@ impl DrainStage {
                 break felt;
             }
             if start.elapsed() > length + PATIENCE {
-                bail!("the owner did not come to an end");
+                bail!(
+                    "the worker on CPU {cpu} gave no result within {PATIENCE:?} after its time: the CPU is busy; try again"
+                );
             }
             thread::sleep(PERIOD);
         };

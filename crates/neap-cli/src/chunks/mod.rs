@@ -1,10 +1,10 @@
 //! `neap stat PID --percpu`: the chunks of a process's per-CPU data, each with its list, its
 //! numbers and its map.
 //!
-//! The reports come from the process's [desk](crate::control_channel); their format is described in
-//! the crate `neap`, `chunk_report`. They are untrusted: sizes are checked, and all else is
-//! numbers. The result is shown as tables and a picture (`text`), as a page (`html`), or as one
-//! JSON object.
+//! The reports come from the process's [control channel](crate::control_channel); their format is
+//! described in the crate `neap`, `chunk_report`. They are untrusted: sizes are checked, and all
+//! else is numbers. The result is shown as tables and a picture (`text`), as a page (`html`), or as
+//! one JSON object.
 
 mod html;
 mod text;

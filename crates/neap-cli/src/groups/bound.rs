@@ -1,5 +1,5 @@
 //! `neap group PID PATH max=64m`: sets a bound of a group of a running process, by the process's
-//! [desk](crate::control_channel).
+//! [control channel](crate::control_channel).
 //!
 //! The group is found by its path, and named to the process by its id. So another group that gets
 //! the path meanwhile keeps its bounds.
@@ -11,7 +11,7 @@ use clap::Args;
 use neap::groups::{Bound, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
-use crate::control_channel::{BOUND, ControlChannel, DeskRequest, NO_SUCH_GROUP};
+use crate::control_channel::{BOUND, ChannelRequest, ControlChannel, NO_SUCH_GROUP};
 use crate::drain::size;
 use crate::foreign::escaped;
 use crate::report::human;
@@ -59,9 +59,9 @@ pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
         for page in process.pages()? {
             let Some(seen) = ReadGroups::ask(process, &page)? else { continue };
             let Some(group) = seen.find(&path) else { continue };
-            let (desk, mut done) = (ControlChannel::of(process, &page)?, String::new());
+            let (channel, mut done) = (ControlChannel::of(process, &page)?, String::new());
             let end = bounds.iter().try_for_each(|&(bound, bytes)| {
-                done += &format!("{path}: {}\n", change(&desk, group, bound, bytes)?);
+                done += &format!("{path}: {}\n", change(&channel, group, bound, bytes)?);
                 Ok(())
             });
             return Ok((done, end));
@@ -73,12 +73,17 @@ pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
 }
 
 /// Requests a change of one bound. Returns the new and the previous value in words.
-pub(crate) fn change(desk: &ControlChannel<'_>, group: &ReportedGroup, bound: Bound, bytes: u64) -> Result<String> {
-    let request =
-        DeskRequest { what: BOUND, from: bound as u32, until: Some(bytes), group: group.id, ..DeskRequest::default() };
+pub(crate) fn change(channel: &ControlChannel<'_>, group: &ReportedGroup, bound: Bound, bytes: u64) -> Result<String> {
+    let request = ChannelRequest {
+        what: BOUND,
+        from: bound as u32,
+        until: Some(bytes),
+        group: group.id,
+        ..ChannelRequest::default()
+    };
     let shown = |bytes: u64| if bytes == UNLIMITED { "none".into() } else { human(bytes) };
     let before = group.bounds[bound as usize];
-    match desk.ask(&request)? {
+    match channel.ask(&request)? {
         0 => Ok(format!("{} {} (was {})", bound.name(), shown(bytes), shown(before))),
         NO_SUCH_GROUP => bail!("group \"{}\" is gone", group.name),
         other => bail!("the process refused, for reason {other}"),

@@ -1,9 +1,9 @@
 //! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which sets a bound,
 //! and the reports for `neap top`.
 //!
-//! The reports come from the process's [desk](crate::control_channel); their format is described in
-//! the crate `neap`, `group_report`. They are untrusted: sizes and depths are checked, and all else
-//! is text and numbers. The result is shown as a tree (`tree`), or as one JSON object.
+//! The reports come from the process's [control channel](crate::control_channel); their format is
+//! described in the crate `neap`, `group_report`. They are untrusted: sizes and depths are checked,
+//! and all else is text and numbers. The result is shown as a tree (`tree`), or as one JSON object.
 //!
 //! Each group in the reports is of another moment. A group whose report is older than the growth
 //! of those below it is shown with their sum, and counted as such.
@@ -197,10 +197,10 @@ impl ReadGroups {
     }
 
     /// Requests reports of all groups of a process that has some.
-    pub(crate) fn at(desk: &ControlChannel<'_>, allowance: &Allowance) -> Result<Option<ReadGroups>> {
+    pub(crate) fn at(channel: &ControlChannel<'_>, allowance: &Allowance) -> Result<Option<ReadGroups>> {
         let mut seen = ReadGroups::default();
-        let is_there = desk.reports(GROUPS, |words| read(words, &mut seen, allowance))?;
-        seen.arrange(allowance).with_context(|| format!("cannot read the groups of process {}", desk.pid()))?;
+        let is_there = channel.reports(GROUPS, |words| read(words, &mut seen, allowance))?;
+        seen.arrange(allowance).with_context(|| format!("cannot read the groups of process {}", channel.pid()))?;
         seen.settle();
         Ok(is_there.then_some(seen))
     }

@@ -143,7 +143,10 @@ pub(super) fn page_fault(options: &FaultOptions) -> Result<Outcome> {
 pub(super) fn first_touch(options: &TouchOptions) -> Result<Outcome> {
     let platform = Linux::probe();
     if options.unlocked {
-        anyhow::ensure!(options.per_cpu == 1, "without a lock there is one thread for every CPU");
+        anyhow::ensure!(
+            options.per_cpu == 1,
+            "--unlocked needs --per-cpu 1: without the lock, only one thread of a CPU may use its list"
+        );
         // SAFETY: there is one thread for every CPU, pinned to it, and no thread drains or ticks.
         let pages = unsafe { Pages::<Linux, Unlocked>::open_unlocked(&platform, &shape(false, None)) };
         return touch_once(options, &platform, pages.map_err(refused)?);

@@ -154,7 +154,7 @@ impl Pools<'_> {
         // SAFETY: the set exists as long as this value.
         let item = unsafe { (self.library.allocate)(self.set, size) };
         if item.is_null() {
-            bail!("{size} bytes were refused");
+            bail!("librseq's pool has no {size} bytes for each CPU");
         }
         Ok(item)
     }

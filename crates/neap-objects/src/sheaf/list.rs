@@ -179,7 +179,7 @@ impl Default for SheafList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sheaf::PROGRESSIONS;
+    use crate::sheaf::STRIDED_RUNS;
     use crate::sheaf::tests::{objects, sheaf};
     use crate::strided_run::few;
     use std::vec::Vec;
@@ -298,7 +298,7 @@ mod tests {
         let objects = objects(20);
         let ((mut plain, _first), (mut bound, _second)) = (sheaf(6), sheaf(0));
         plain.extend(6, |n| objects[n]);
-        let (few, count) = few::<PROGRESSIONS>(&objects[6..], 16).unwrap();
+        let (few, count) = few::<STRIDED_RUNS>(&objects[6..], 16).unwrap();
         assert!(bound.bind(&few[..count]));
         let mut list = SheafList::new();
         list.push(plain);

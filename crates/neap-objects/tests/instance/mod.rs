@@ -27,7 +27,7 @@ pub(crate) const CONFIG: Config = Config {
     batch_scale: neap_pages::BATCH_SCALE,
 };
 
-/// Objects, and the hot part in front of them.
+/// Objects, and the fast path in front of them.
 pub(crate) struct Opened<P: Platform> {
     objects: Box<Objects<P>>,
     pub(crate) fast_path: Box<FastPath>,
@@ -105,16 +105,16 @@ impl<P: Platform> Opened<P> {
     pub(crate) fn new(platform: P, config: &Config) -> Result<Opened<P>, Errno> {
         let fast_path = Box::new(FastPath::closed());
         let mut objects = Box::new(Objects::unopened());
-        // SAFETY: the place and the hot part are for this instance alone, and live in one value.
+        // SAFETY: the place and the fast path are for this instance alone, and live in one value.
         let objects = unsafe {
             Objects::open(objects.as_mut_ptr(), platform, config, &fast_path)?;
             objects.assume_init()
         };
         let ledger = Box::<Ledger>::default();
-        // SAFETY: no thread has used the instance, and the instance, the hot part and the ledger
+        // SAFETY: no thread has used the instance, and the instance, the fast path and the ledger
         // live in one value.
         unsafe {
-            objects.open_hot();
+            objects.open_fast_path();
             objects.uncharger.open(repay, core::ptr::from_ref(&*ledger).cast());
         }
         Ok(Opened { objects, fast_path, ledger })

@@ -219,7 +219,7 @@ fn empty_bound_sheaves_go_with_time() {
     assert_eq!(o.prove().slabs, 0);
 }
 
-/// Sequences move progressions between threads that migrate. Each object comes back once.
+/// Sequences move strided_runs between threads that migrate. Each object comes back once.
 #[test]
 fn what_threads_free_in_rows_comes_back_once_each() {
     let classes = [64, 512].map(Class::of_size);

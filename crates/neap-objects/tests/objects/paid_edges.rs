@@ -1,4 +1,4 @@
-//! Charged objects in caches: the arguments of the payback, and sizes beyond the largest.
+//! Charged objects in caches: the arguments of the uncharger, and sizes beyond the largest.
 
 use crate::instance::{CONFIG, Opened, machine, rseq};
 use crate::machine::Shared;
@@ -38,7 +38,7 @@ fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
     objects.into_iter().for_each(|object| o.give(class, object));
 }
 
-/// `inside` says whether the payback runs in a slow path, which decides what it may do.
+/// `inside` says whether the uncharger runs in a slow path, which decides what it may do.
 #[test]
 fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
     static TOLD: Told = [const { AtomicU32::new(0) }; 2];

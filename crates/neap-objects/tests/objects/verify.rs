@@ -158,7 +158,7 @@ fn what_is_lost_or_there_twice_in_barns() {
 fn bound_sheaves_and_their_lists() {
     fn parts(sheaf: &Sheaf) -> Vec<Packed> {
         assert!(sheaf.is_bound());
-        sheaf.progressions().map(|part| Packed::of(&part).unwrap()).collect()
+        sheaf.strided_runs().map(|part| Packed::of(&part).unwrap()).collect()
     }
     finds("sheaf of the other kind on a list", |o, _| {
         let mut cache = o.caches[CLASS.index()].lock();
@@ -179,7 +179,7 @@ fn bound_sheaves_and_their_lists() {
         assert!(one.bind(&both));
         [one, other].into_iter().for_each(|sheaf| cache.stow(sheaf));
     });
-    finds("progressions without objects", |o, _| {
+    finds("strided_runs without objects", |o, _| {
         let mut cache = o.caches[CLASS.index()].lock();
         let mut sheaf = cache.full.pop().expect("a full sheaf");
         let all = [parts(&sheaf), vec![Packed::NONE]].concat();

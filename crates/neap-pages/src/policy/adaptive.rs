@@ -34,7 +34,7 @@
 //! If memory is short, [`Limits::cap`] bounds both sizes, down to exactly those of
 //! [`Fixed`](super::Fixed).
 
-use super::{Limits, List, Policy, Supply, blocks};
+use super::{Limits, List, Policy, ZoneState, blocks};
 
 /// Quarters of a second without use after which the list's state is reset.
 const REST: u8 = 8;
@@ -174,7 +174,7 @@ impl Adaptive {
     }
 
     #[cold]
-    fn spill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn spill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         let batch = self.turn(Way::Out, order, list.moved, limits, cap);
         if self.run > self.keep {
@@ -269,11 +269,11 @@ impl Policy for Adaptive {
     }
 
     #[inline]
-    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         if list.count <= self.high { 0 } else { self.spill(list, order, &supply()) }
     }
 
-    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         let turned = self.way == Way::Out;
         let mut batch = self.turn(Way::In, order, list.moved, limits, cap);
@@ -292,7 +292,7 @@ impl Policy for Adaptive {
         blocks
     }
 
-    fn contended(&mut self, supply: &Supply<'_>) {
+    fn contended(&mut self, supply: &ZoneState<'_>) {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         self.busy = (self.busy + BUSY).min(MOST_BUSY);
         if self.run <= self.keep / 2 {
@@ -301,7 +301,7 @@ impl Policy for Adaptive {
         }
     }
 
-    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+    fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32 {
         let limits = supply.limits;
         let active = core::mem::take(&mut self.active);
         let rested = list.moved == self.seen && !active;
@@ -320,7 +320,7 @@ impl Policy for Adaptive {
         if rested { list.count } else { list.count.saturating_sub(self.high) }
     }
 
-    fn pressure(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+    fn pressure(&mut self, list: List, supply: &ZoneState<'_>) -> u32 {
         self.bound(supply.limits, supply.limits.cap(supply));
         list.count.saturating_sub(self.high)
     }

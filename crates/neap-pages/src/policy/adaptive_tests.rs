@@ -7,7 +7,7 @@ use super::fixed::Still;
 use super::model_tests::{Model, Random, SECOND};
 use super::program_tests::{AMPLE, measure, swing};
 use super::tests::{limits, list, supply};
-use super::{Adaptive, List, Policy, Supply};
+use super::{Adaptive, List, Policy, ZoneState};
 use std::vec;
 use std::vec::Vec;
 
@@ -184,7 +184,7 @@ fn under_lasting_pressure_it_is_fixed() {
     let marks = bounds.watermarks;
     let mut random = Random(11);
     for free in [marks.low, marks.low + 1, marks.high, u32::MAX] {
-        let short = Supply { reclaiming: free > marks.high, ..supply(&bounds, free) };
+        let short = ZoneState { reclaiming: free > marks.high, ..supply(&bounds, free) };
         let mut learned = Model::<Adaptive>::new(bounds, AMPLE, vec![swing(10_000, 0, 0)]);
         learned.run(SECOND);
         let (mut adaptive, mut fixed) = (learned.cpus[0].policy, Still::new(&bounds));

@@ -8,7 +8,7 @@
 //! reviewers objected to: a window, a reset, a second cache line of numbers, and work on each
 //! operation.
 
-use super::{Limits, List, Policy, Supply, Unchanged};
+use super::{Limits, List, Policy, Unchanged, ZoneState};
 
 /// The period, in nanoseconds.
 pub const PERIOD: u64 = 1_000_000_000;
@@ -79,7 +79,7 @@ impl Policy for Depth {
         self.rise = self.rise.max(self.count.wrapping_sub(self.least));
     }
 
-    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         let supply = supply();
         self.count = self.count.wrapping_sub(1 << order);
         self.least = self.least.min(self.count);
@@ -88,11 +88,11 @@ impl Policy for Depth {
         self.list.put(list, order, || supply)
     }
 
-    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         self.list.refill(list, order, supply)
     }
 
-    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+    fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32 {
         self.list.decay(list, supply, quarters)
     }
 
@@ -111,7 +111,7 @@ mod tests {
         let list = List { count: 0, moved: 0 };
         (0..pages).for_each(|_| depth.asked(list, 0));
         for _ in 0..pages {
-            depth.put(list, 0, || Supply { now, ..supply(bounds, u32::MAX) });
+            depth.put(list, 0, || ZoneState { now, ..supply(bounds, u32::MAX) });
         }
     }
 
@@ -147,7 +147,7 @@ mod tests {
                 });
                 let frees = if way { 1 } else { 20_000 };
                 for _ in 0..frees {
-                    depth.put(list, 0, || Supply { now: period * (PERIOD + 1), ..supply(&bounds, u32::MAX) });
+                    depth.put(list, 0, || ZoneState { now: period * (PERIOD + 1), ..supply(&bounds, u32::MAX) });
                 }
             }
             assert_eq!(depth.high(), bounds.fixed.high);

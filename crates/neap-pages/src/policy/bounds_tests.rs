@@ -112,8 +112,8 @@ proptest! {
         holds::<Still>(bounds, &events, false)?;
         holds::<super::Upstream>(bounds, &events, false)?;
         holds::<super::Depth>(bounds, &events, false)?;
-        holds::<super::double_halve::Hocko>(bounds, &events, false)?;
-        holds::<super::idle_guard::Huang>(bounds, &events, false)?;
-        holds::<super::pid::Gorman>(bounds, &events, false)?;
+        holds::<super::double_halve::DoubleHalve>(bounds, &events, false)?;
+        holds::<super::idle_guard::IdleGuard>(bounds, &events, false)?;
+        holds::<super::pid::Pid>(bounds, &events, false)?;
     }
 }

@@ -1,30 +1,31 @@
-//! `Hocko`: a batch that doubles when it is used up and halves when twice as many pages lie unused.
+//! `DoubleHalve`: a batch that doubles when it is used up and halves when twice as many pages lie
+//! unused.
 //!
 //! For comparison only; a literal version of a reviewer's question. It has one number, and no
 //! separate size: the list keeps two batches. Time plays no part. A shortage of memory resets it.
 
-use super::{Limits, List, Policy, Supply};
+use super::{Limits, List, Policy, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
-pub struct Hocko {
+pub struct DoubleHalve {
     batch: u32,
     high: u32,
     seen: u32,
 }
 
-impl Hocko {
-    fn set(&mut self, batch: u32, supply: &Supply<'_>) {
+impl DoubleHalve {
+    fn set(&mut self, batch: u32, supply: &ZoneState<'_>) {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         self.batch = batch.clamp(limits.fixed.batch, limits.fixed.batch << limits.doublings(cap));
         self.high = cap.min(2 * self.batch);
     }
 }
 
-impl Policy for Hocko {
-    fn new(limits: &Limits) -> Hocko {
+impl Policy for DoubleHalve {
+    fn new(limits: &Limits) -> DoubleHalve {
         let batch = limits.fixed.batch;
-        Hocko { batch, high: limits.fixed.high.min(2 * batch), seen: 0 }
+        DoubleHalve { batch, high: limits.fixed.high.min(2 * batch), seen: 0 }
     }
 
     fn high(&self) -> u32 {
@@ -35,7 +36,7 @@ impl Policy for Hocko {
         self.batch
     }
 
-    fn put<'a>(&mut self, list: List, _order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, _order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         if list.count <= self.high {
             return 0;
         }
@@ -43,13 +44,13 @@ impl Policy for Hocko {
         list.count.saturating_sub(self.batch.min(self.high))
     }
 
-    fn refill(&mut self, _list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, _list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         let blocks = super::blocks(self.batch, self.high, order);
         self.set(2 * self.batch, supply);
         blocks
     }
 
-    fn decay(&mut self, list: List, supply: &Supply<'_>, _quarters: u32) -> u32 {
+    fn decay(&mut self, list: List, supply: &ZoneState<'_>, _quarters: u32) -> u32 {
         let rested = list.moved == self.seen;
         self.seen = list.moved;
         if rested {
@@ -58,7 +59,7 @@ impl Policy for Hocko {
         if rested { list.count } else { 0 }
     }
 
-    fn pressure(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+    fn pressure(&mut self, list: List, supply: &ZoneState<'_>) -> u32 {
         self.set(0, supply);
         list.count.saturating_sub(self.high)
     }
@@ -77,7 +78,7 @@ mod tests {
     fn use_doubles_and_surplus_halves() {
         let bounds = limits(1 << 18, 2);
         let plenty = supply(&bounds, u32::MAX);
-        let mut hocko = Hocko::new(&bounds);
+        let mut hocko = DoubleHalve::new(&bounds);
         let empty = List { count: 0, moved: 0 };
         let refills: std::vec::Vec<u32> = (0..7).map(|_| hocko.refill(empty, 0, &plenty)).collect();
         assert_eq!(refills, [63, 126, 252, 504, 1008, 2016, 2016]);

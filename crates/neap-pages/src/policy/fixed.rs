@@ -3,7 +3,7 @@
 //! It follows `zone_batchsize` and `zone_highsize` in `mm/page_alloc.c`, bounded so that all lists
 //! together keep at most an eighth of the pages.
 
-use super::{Limits, List, Policy, Supply, blocks, watermarks};
+use super::{Limits, List, Policy, ZoneState, blocks, watermarks};
 
 /// The two sizes of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,16 +60,16 @@ impl Policy for Still {
     }
 
     #[inline]
-    fn put<'a>(&mut self, list: List, _order: u8, _supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, _order: u8, _supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         let over = list.count.saturating_sub(self.fixed.high);
         if over == 0 { 0 } else { over.max(self.fixed.batch).min(list.count) }
     }
 
-    fn refill(&mut self, _list: List, order: u8, _supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, _list: List, order: u8, _supply: &ZoneState<'_>) -> u32 {
         self.fixed.refill(order)
     }
 
-    fn decay(&mut self, list: List, _supply: &Supply<'_>, _quarters: u32) -> u32 {
+    fn decay(&mut self, list: List, _supply: &ZoneState<'_>, _quarters: u32) -> u32 {
         let rested = self.seen == list.moved;
         self.seen = list.moved;
         if rested { list.count } else { 0 }

@@ -1,21 +1,21 @@
-//! `Huang`: Linux's policy with a guard: a size that was needed lately does not decay.
+//! `IdleGuard`: Linux's policy with a guard: a size that was needed lately does not decay.
 //!
 //! For comparison only. Each allocation tracks the least count since the last decay. If it was less
 //! than a batch, the pages were in use, and time takes nothing. It was posted for Linux and left
 //! out, since no benchmark showed a gain.
 
-use super::{Limits, List, Policy, Supply, Upstream};
+use super::{Limits, List, Policy, Upstream, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
-pub struct Huang {
+pub struct IdleGuard {
     upstream: Upstream,
     least: u32,
 }
 
-impl Policy for Huang {
-    fn new(limits: &Limits) -> Huang {
-        Huang { upstream: Upstream::new(limits), least: u32::MAX }
+impl Policy for IdleGuard {
+    fn new(limits: &Limits) -> IdleGuard {
+        IdleGuard { upstream: Upstream::new(limits), least: u32::MAX }
     }
 
     fn high(&self) -> u32 {
@@ -31,15 +31,15 @@ impl Policy for Huang {
         self.upstream.asked(list, order);
     }
 
-    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         self.upstream.put(list, order, supply)
     }
 
-    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         self.upstream.refill(list, order, supply)
     }
 
-    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+    fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32 {
         if !self.upstream.is_second(quarters) {
             return 0;
         }
@@ -64,7 +64,7 @@ mod tests {
     fn a_list_that_ran_empty_keeps_its_size_and_one_that_did_not_loses_an_eighth() {
         let bounds = limits(1 << 18, 2);
         let plenty = supply(&bounds, u32::MAX);
-        let mut huang = Huang::new(&bounds);
+        let mut huang = IdleGuard::new(&bounds);
         (0..6).for_each(|_| _ = huang.refill(List { count: 0, moved: 0 }, 0, &plenty));
         let high = huang.high();
         huang.asked(List { count: 64, moved: 0 }, 1);

@@ -8,7 +8,7 @@
 //! empties it: its pages fill the list, and its page directory, two pages, is freed last. While
 //! reclaim runs, four batches are kept. Time changes nothing.
 
-use super::{Limits, List, Policy, Supply};
+use super::{Limits, List, Policy, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl Policy for Unchanged {
         self.free_factor >>= 1;
     }
 
-    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         let supply = supply();
         let batch = supply.limits.fixed.batch;
         if self.free_factor > 0 && (1..=3).contains(&order) {
@@ -53,11 +53,11 @@ impl Policy for Unchanged {
         give.min(most).max(batch).min(list.count)
     }
 
-    fn refill(&mut self, _list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, _list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         super::blocks(supply.limits.fixed.batch, self.high, order)
     }
 
-    fn decay(&mut self, _list: List, _supply: &Supply<'_>, _quarters: u32) -> u32 {
+    fn decay(&mut self, _list: List, _supply: &ZoneState<'_>, _quarters: u32) -> u32 {
         0
     }
 
@@ -90,7 +90,7 @@ mod tests {
         let bounds = limits(1 << 18, 2);
         let mut unchanged = Unchanged::new(&bounds);
         let mut free = |count, order, reclaiming| {
-            unchanged.put(List { count, moved: 0 }, order, || Supply { reclaiming, ..supply(&bounds, u32::MAX) })
+            unchanged.put(List { count, moved: 0 }, order, || ZoneState { reclaiming, ..supply(&bounds, u32::MAX) })
         };
         assert_eq!((free(500, 1, false), free(643, 0, false), free(300, 1, false)), (0, 63, 300));
         assert_eq!((free(251, 0, true), free(252, 0, true)), (0, 126));

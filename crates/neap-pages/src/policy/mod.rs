@@ -4,9 +4,9 @@
 //!
 //! A policy gets events and returns numbers of pages. Its state is a few numbers per CPU, at most a
 //! cache line, which the list keeps beside its count and changes under its lock. A policy reads no
-//! clock, atomic or platform. It gets time as quarters of a second, the zone's state as [`Supply`],
-//! and a busy zone lock as an event. The library uses [`Adaptive`]. [`Fixed`] is its starting point
-//! and its fallback. The other policies exist for comparison.
+//! clock, atomic or platform. It gets time as quarters of a second, the zone's state as
+//! [`ZoneState`], and a busy zone lock as an event. The library uses [`Adaptive`]. [`Fixed`] is its
+//! starting point and its fallback. The other policies exist for comparison.
 //!
 //! # Invariants
 //!
@@ -126,7 +126,7 @@ impl Limits {
     /// out, and is the fixed one when reclaim begins. At the low watermark the lists together keep
     /// at most that many pages, even if the fixed size is larger. A size that the user has chosen
     /// does not change.
-    pub fn cap(&self, supply: &Supply) -> u32 {
+    pub fn cap(&self, supply: &ZoneState) -> u32 {
         let Fixed { high, .. } = self.fixed;
         if !self.is_tuned() {
             return high;
@@ -219,7 +219,7 @@ pub struct List {
 
 /// The state of the zone at an event.
 #[derive(Clone, Copy, Debug)]
-pub struct Supply<'a> {
+pub struct ZoneState<'a> {
     /// The bounds.
     pub limits: &'a Limits,
     /// Pages that can still be handed out, without those in lists; `u32::MAX` without a budget.
@@ -251,21 +251,21 @@ pub trait Policy: Copy + core::fmt::Debug {
     fn asked(&mut self, _list: List, _order: u8) {}
 
     /// A block came into the list, whose count includes it. Returns the pages to give to the zone.
-    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32;
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32;
 
     /// The list has no block of this order. Returns the blocks to take from the zone, at least one,
     /// which the caller uses.
-    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32;
+    fn refill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32;
 
     /// The zone's lock was busy at the visit that the last refill or `put` asked for.
-    fn contended(&mut self, _supply: &Supply<'_>) {}
+    fn contended(&mut self, _supply: &ZoneState<'_>) {}
 
     /// Time has passed: whole quarters of a second since the last call. Also called for idle CPUs.
     /// Returns the pages to give to the zone: all of them if the list has not changed.
-    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32;
+    fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32;
 
     /// The zone came to a watermark, or reclaim began. Returns the pages to give to the zone.
-    fn pressure(&mut self, list: List, _supply: &Supply<'_>) -> u32 {
+    fn pressure(&mut self, list: List, _supply: &ZoneState<'_>) -> u32 {
         list.count.saturating_sub(self.high())
     }
 
@@ -302,8 +302,8 @@ pub(crate) mod tests {
         Limits::new(managed, cpus, 12, watermarks(managed, 12))
     }
 
-    pub(crate) fn supply(limits: &Limits, free: u32) -> Supply<'_> {
-        Supply { limits, free, reclaiming: false, now: 0 }
+    pub(crate) fn supply(limits: &Limits, free: u32) -> ZoneState<'_> {
+        ZoneState { limits, free, reclaiming: false, now: 0 }
     }
 
     pub(crate) fn list(count: u32, moved: u32) -> List {
@@ -317,7 +317,7 @@ pub(crate) mod tests {
         let cap = |free| bounds.cap(&supply(&bounds, free));
         assert_eq!((cap(u32::MAX), cap(1548), cap(1549 + 4000), cap(1287)), (16384, 643, 1643, 643));
         assert_eq!((cap(1286), cap(0)), (643, 643));
-        assert_eq!(bounds.cap(&Supply { reclaiming: true, ..supply(&bounds, 100_000) }), 643);
+        assert_eq!(bounds.cap(&ZoneState { reclaiming: true, ..supply(&bounds, 100_000) }), 643);
         assert_eq!(limits(1 << 18, 64).largest(), 63, "512 pages in a list are not worth a larger batch");
         let doublings = [643, 644, 4031, 4032, 16384].map(|cap| bounds.doublings(cap));
         assert_eq!(doublings, [0, 2, 4, 5, 5], "half of what a list may keep");

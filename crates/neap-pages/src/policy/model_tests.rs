@@ -4,7 +4,7 @@
 //! hold of the zone's lock [`HOLD`] and [`PAGE`] per page. A CPU that finds the lock held waits.
 //! Ticks come four times a second and cost nothing. The same program gives the same numbers.
 
-use super::{Limits, List, Policy, Supply};
+use super::{Limits, List, Policy, ZoneState};
 use std::boxed::Box;
 use std::vec::Vec;
 
@@ -154,10 +154,10 @@ impl<T: Policy> Model<T> {
         if let Some(pending) = self.cpus[index].pending.take() {
             return self.visit(index, pending);
         }
-        let supply = Supply { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: 0 };
+        let supply = ZoneState { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: 0 };
         let cpu = &mut self.cpus[index];
         while cpu.at < self.now + TICK && cpu.pending.is_none() {
-            let supply = Supply { now: cpu.at, ..supply };
+            let supply = ZoneState { now: cpu.at, ..supply };
             match (cpu.program)() {
                 Op::Take(order) => {
                     cpu.policy.asked(cpu.list, order);
@@ -196,9 +196,9 @@ impl<T: Policy> Model<T> {
 
     /// The part of an operation under the zone's lock.
     fn visit(&mut self, index: usize, pending: Pending) {
-        let supply = Supply { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: 0 };
+        let supply = ZoneState { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: 0 };
         let cpu = &mut self.cpus[index];
-        let supply = Supply { now: cpu.at, ..supply };
+        let supply = ZoneState { now: cpu.at, ..supply };
         let pages = match pending {
             Pending::Refill(order) => {
                 let blocks = cpu.policy.refill(cpu.list, order, &supply);
@@ -249,9 +249,10 @@ impl<T: Policy> Model<T> {
 
     /// Calls every policy, and gives the pages that it returns to the zone, a fixed batch at a
     /// time.
-    fn each(&mut self, answer: impl Fn(&mut Cpu<T>, &Supply<'_>) -> u32) {
+    fn each(&mut self, answer: impl Fn(&mut Cpu<T>, &ZoneState<'_>) -> u32) {
         for cpu in &mut self.cpus {
-            let supply = Supply { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: self.now };
+            let supply =
+                ZoneState { limits: &self.limits, free: self.free, reclaiming: self.reclaiming, now: self.now };
             let give = answer(cpu, &supply);
             let pages = cpu.cut(give);
             self.free += pages;

@@ -1,4 +1,4 @@
-//! `Gorman`: a controller with three terms that looks for the least size at which refills and
+//! `Pid`: a controller with three terms that looks for the least size at which refills and
 //! spills are rare.
 //!
 //! For comparison only. Once a quarter of a second it measures the traffic that a larger list would
@@ -8,11 +8,11 @@
 //! of its change. The batch doubles in straight runs. The size swings under a steady load, as its
 //! author expected.
 
-use super::{Limits, List, Policy, Supply};
+use super::{Limits, List, Policy, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
-pub struct Gorman {
+pub struct Pid {
     high: u32,
     came: u32,
     went: u32,
@@ -24,8 +24,8 @@ pub struct Gorman {
     refilled: bool,
 }
 
-impl Gorman {
-    fn event(&mut self, refilled: bool, supply: &Supply<'_>) -> u32 {
+impl Pid {
+    fn event(&mut self, refilled: bool, supply: &ZoneState<'_>) -> u32 {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         self.high = self.high.min(cap);
         let doublings = if self.refilled == refilled { self.doublings + 1 } else { 0 };
@@ -35,10 +35,10 @@ impl Gorman {
     }
 }
 
-impl Policy for Gorman {
-    fn new(limits: &Limits) -> Gorman {
+impl Policy for Pid {
+    fn new(limits: &Limits) -> Pid {
         let high = limits.fixed.high;
-        Gorman { high, came: 0, went: 0, error: 0, sum: 0, seen: 0, doublings: 0, refilled: false }
+        Pid { high, came: 0, went: 0, error: 0, sum: 0, seen: 0, doublings: 0, refilled: false }
     }
 
     fn high(&self) -> u32 {
@@ -49,7 +49,7 @@ impl Policy for Gorman {
         limits.fixed.batch << self.doublings
     }
 
-    fn put<'a>(&mut self, list: List, _order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, _order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         if list.count <= self.high {
             return 0;
         }
@@ -59,14 +59,14 @@ impl Policy for Gorman {
         give
     }
 
-    fn refill(&mut self, _list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, _list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         let batch = self.event(true, supply);
         let blocks = super::blocks(batch, self.high, order);
         self.came = self.came.saturating_add(blocks << order);
         blocks
     }
 
-    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+    fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32 {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         let rested = list.moved == self.seen;
         self.seen = list.moved;
@@ -83,7 +83,7 @@ impl Policy for Gorman {
         if rested { list.count } else { list.count.saturating_sub(self.high) }
     }
 
-    fn pressure(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+    fn pressure(&mut self, list: List, supply: &ZoneState<'_>) -> u32 {
         self.high = self.high.min(supply.limits.cap(supply));
         list.count.saturating_sub(self.high)
     }
@@ -102,7 +102,7 @@ mod tests {
     fn traffic_both_ways_grows_it_and_quiet_takes_it_back() {
         let bounds = limits(1 << 18, 2);
         let plenty = supply(&bounds, u32::MAX);
-        let mut gorman = Gorman::new(&bounds);
+        let mut gorman = Pid::new(&bounds);
         for moved in 1..=20 {
             let traffic = 8000_u32.saturating_sub(gorman.high()) / 2;
             (gorman.came, gorman.went) = (traffic, traffic + 10);

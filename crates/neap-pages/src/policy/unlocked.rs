@@ -3,7 +3,7 @@
 //! [`Adaptive`] is the policy. Two threads on one CPU, or a drain, would corrupt such lists, so
 //! their opener must exclude both.
 
-use super::{Adaptive, Limits, List, Policy, Supply};
+use super::{Adaptive, Limits, List, Policy, ZoneState};
 use crate::pages::Pages;
 use crate::shape::Shape;
 use neap_base::Platform;
@@ -34,23 +34,23 @@ impl Policy for Unlocked {
     }
 
     #[inline]
-    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         self.0.put(list, order, supply)
     }
 
-    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         self.0.refill(list, order, supply)
     }
 
-    fn contended(&mut self, supply: &Supply<'_>) {
+    fn contended(&mut self, supply: &ZoneState<'_>) {
         self.0.contended(supply);
     }
 
-    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+    fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32 {
         self.0.decay(list, supply, quarters)
     }
 
-    fn pressure(&mut self, list: List, supply: &Supply<'_>) -> u32 {
+    fn pressure(&mut self, list: List, supply: &ZoneState<'_>) -> u32 {
         self.0.pressure(list, supply)
     }
 

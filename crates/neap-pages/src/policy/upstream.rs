@@ -1,15 +1,16 @@
 //! `Upstream`: the size follows refills and bursts of frees, as in Linux since 6.7.
 //!
-//! For comparison only. Each refill raises the size by its pages. Pages freed lately, halved by
-//! each allocation, raise it when frees reach it. A second takes an eighth away. The refill's batch
-//! doubles until a free halves it. Frees of several pages in a row without an allocation empty the
-//! list, once a batch is in it. That is so on CPUs whose share of the data cache is more than three
-//! batches. Below the high watermark and while reclaim runs, the size falls with every free.
+//! For comparison only. A refill raises the size by the pages that it brought. A free counts its
+//! pages as freed lately; an allocation halves that count. A free that finds the list at its size
+//! raises the size by that count. Each second the size loses an eighth. A refill doubles the batch
+//! of the next refill; a free halves it. Frees of several pages in a row without an allocation
+//! empty the list, once a batch is in it, on CPUs whose share of the data cache is more than three
+//! batches. Below the high watermark and while reclaim runs, every free lowers the size.
 //!
 //! Differs from Linux in one point: a shortage of memory is checked where it matters, not kept in a
 //! flag.
 
-use super::{DOUBLINGS, Limits, List, Policy, Supply};
+use super::{DOUBLINGS, Limits, List, Policy, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +43,7 @@ impl Upstream {
     }
 }
 
-fn is_short(supply: &Supply<'_>) -> bool {
+fn is_short(supply: &ZoneState<'_>) -> bool {
     supply.free <= supply.limits.watermarks.high
 }
 
@@ -64,7 +65,7 @@ impl Policy for Upstream {
         self.freed /= 2;
     }
 
-    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> Supply<'a>) -> u32 {
+    fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32 {
         let supply = supply();
         let (limits, batch, least) = (supply.limits, supply.limits.fixed.batch, supply.limits.fixed.high);
         let burst = batch << DOUBLINGS;
@@ -109,7 +110,7 @@ impl Policy for Upstream {
         }
     }
 
-    fn refill(&mut self, list: List, order: u8, supply: &Supply<'_>) -> u32 {
+    fn refill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         let (limits, batch) = (supply.limits, supply.limits.fixed.batch);
         if self.high < batch {
             return 1;
@@ -128,7 +129,7 @@ impl Policy for Upstream {
         if pages > 1 { (pages >> order).max(2) } else { 1 }
     }
 
-    fn decay(&mut self, list: List, supply: &Supply<'_>, quarters: u32) -> u32 {
+    fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32 {
         if self.is_second(quarters) { self.second(list.count, supply.limits) } else { 0 }
     }
 
@@ -188,7 +189,7 @@ mod tests {
         let high = upstream.high();
         assert_eq!(upstream.decay(List { count: 0, moved: 0 }, &plenty, 3), 0);
         assert_eq!((upstream.high(), upstream.decay(List { count: high, moved: 0 }, &plenty, 1)), (high, high / 8));
-        for short in [supply(&bounds, bounds.watermarks.high), Supply { reclaiming: true, ..plenty }] {
+        for short in [supply(&bounds, bounds.watermarks.high), ZoneState { reclaiming: true, ..plenty }] {
             let mut upstream = raised();
             let list = List { count: 700, moved: 0 };
             let gives = (0..400).filter(|_| upstream.put(list, 0, || short) > 0).count();

@@ -37,18 +37,17 @@ pub struct Hands<'a, H: Host> {
 }
 
 impl LruList {
-    /// Takes up to `most` of the oldest items of a group alone off a node, at most [`MOST`] in one
-    /// call. `None` if the group has none there.
+    /// Isolates up to `most` of the oldest items of a group on a node, at most [`MOST`] in one
+    /// call. Items of its descendants stay. Returns `None` if the group has none there.
     ///
-    /// The items are in the caller's hands then: the answer puts them back, or
-    /// [`Item::leave_hands`] lets them go, called by any thread that keeps them in existence.
-    /// `each` is told of them, oldest first.
+    /// Calls `each` with every item, the oldest first. The caller then returns each item through
+    /// the answer. A thread that owns an item may withdraw it by [`Item::leave_hands`].
     ///
     /// # Safety
-    /// `each` is called under the items' lock and inside the fork gate. It neither waits, allocates
-    /// nor calls this crate; it only tries a lock of the item's owner. Items that are put back
-    /// exist for as long as they are on the list. This function is not called by a function that a
-    /// walk calls under the lock.
+    /// * `each` runs under the sub-list's lock and inside the fork gate. It does not wait, allocate
+    ///   or call this crate. It may only try a lock of the item's owner.
+    /// * Items that are put back exist for as long as they are on the list.
+    /// * No function that a walk calls under the lock calls this one.
     pub unsafe fn take<'a, H: Host>(
         self,
         site: &Site<'a, H>,

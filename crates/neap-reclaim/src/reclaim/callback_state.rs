@@ -34,7 +34,7 @@ const OFF: usize = 4;
 /// The first bit of the turn.
 const TURN: usize = 8;
 
-/// A place for a thread that runs callbacks.
+/// State of a slot of the watchdog.
 #[derive(Debug)]
 pub struct CallbackState {
     word: AtomicUsize,

@@ -1,4 +1,4 @@
-//! Board: the job queue of the reclaimer threads, the count of these threads, and their wake-ups.
+//! Job queue of the reclaimer threads, the count of these threads, and their wake-ups.
 //!
 //! Threads that need memory may hold locks of the program, so they run no callbacks. They post jobs
 //! here; reclaimers, which hold nothing, run them.
@@ -7,9 +7,9 @@
 //!
 //! * Requests for the same group share a job that has not begun. The oldest job is taken first.
 //! * Each reclaimer has at most one job, which records the reclaimer's number.
-//! * The queue (`board/queue.rs`) and the pool of reclaimers (`board/pool.rs`) are plain data under
-//!   one mutex. Their tables list the states of a job, and the events that change the count of
-//!   reclaimers.
+//! * The queue (`job_queue/queue.rs`) and the pool of reclaimers (`job_queue/pool.rs`) are plain
+//!   data under one mutex. Their tables list the states of a job, and the events that change the
+//!   count of reclaimers.
 //! * A job has no data of its waiters but their number. A waiter that gives up leaves at once, and
 //!   a later answer cannot reach another waiter's job.
 //!
@@ -51,12 +51,12 @@ pub use queue::ReclaimJob;
 
 /// Data under the mutex.
 #[derive(Debug)]
-struct Board {
+struct QueueAndPool {
     queue: Queue,
     pool: Pool,
 }
 
-impl Board {
+impl QueueAndPool {
     fn is_short(&self, least: u32) -> bool {
         self.pool.is_short(least, self.queue.posted(), self.queue.taken())
     }
@@ -65,7 +65,7 @@ impl Board {
 /// The job queue, and the count of reclaimers.
 #[derive(Debug)]
 pub struct JobQueue {
-    board: Mutex<Board>,
+    inner: Mutex<QueueAndPool>,
     /// Futex words. `posted` changes when a job can be taken: reclaimers sleep on it. `done`
     /// changes when a job is done or a place becomes free: waiters sleep on it.
     posted: AtomicU32,
@@ -111,8 +111,8 @@ pub enum Next {
 
 impl Default for JobQueue {
     fn default() -> JobQueue {
-        let board = Board { queue: Queue::new(), pool: Pool::new() };
-        JobQueue { board: Mutex::new(board), posted: AtomicU32::new(0), done: AtomicU32::new(0) }
+        let inner = QueueAndPool { queue: Queue::new(), pool: Pool::new() };
+        JobQueue { inner: Mutex::new(inner), posted: AtomicU32::new(0), done: AtomicU32::new(0) }
     }
 }
 
@@ -152,7 +152,7 @@ impl JobQueue {
     /// Posts a job; `None` if there is no room. With `waits`, [`JobQueue::look`] must follow until
     /// it returns an answer.
     fn place(&self, aim: ReclaimJob, waits: bool) -> Option<Ticket> {
-        let Placed { index, is_posted } = self.board.lock().queue.place(aim, waits)?;
+        let Placed { index, is_posted } = self.inner.lock().queue.place(aim, waits)?;
         if is_posted {
             self.call();
         }
@@ -172,9 +172,9 @@ impl JobQueue {
     }
 
     /// Wakes the threads that the new state of a job concerns, after releasing the mutex.
-    fn leave(&self, mut board: Guard<'_, Board>, state: JobState) {
-        let is_room = state == JobState::Free && board.queue.take_full();
-        drop(board);
+    fn leave(&self, mut inner: Guard<'_, QueueAndPool>, state: JobState) {
+        let is_room = state == JobState::Free && inner.queue.take_full();
+        drop(inner);
         match state {
             // A reclaimer may sleep while another one was written off. With one job and one
             // reclaimer left, no further one is created, so the sleeping one must be woken.
@@ -188,10 +188,10 @@ impl JobQueue {
     /// Returns the result of a job that is done, or 0 if its waiter is `giving_up`. The ticket is
     /// void after an answer.
     fn look(&self, ticket: Ticket, giving_up: bool) -> Option<u64> {
-        let mut board = self.board.lock();
-        let QueueAnswer { bytes, is_freed } = board.queue.look(ticket.0, giving_up)?;
+        let mut inner = self.inner.lock();
+        let QueueAnswer { bytes, is_freed } = inner.queue.look(ticket.0, giving_up)?;
         if is_freed {
-            self.leave(board, JobState::Free);
+            self.leave(inner, JobState::Free);
         }
         Some(bytes)
     }
@@ -199,19 +199,19 @@ impl JobQueue {
     /// Takes the oldest job for a reclaimer. The caller must be inside the fork gate.
     pub fn take(&self, reclaimer: u32) -> Next {
         let idle = Idle(self.posts());
-        let mut board = self.board.lock();
-        if board.pool.is_gone(reclaimer) {
+        let mut inner = self.inner.lock();
+        if inner.pool.is_gone(reclaimer) {
             return Next::End;
         }
-        board.queue.take(reclaimer).map_or(Next::Nothing(idle), Next::Job)
+        inner.queue.take(reclaimer).map_or(Next::Nothing(idle), Next::Job)
     }
 
     /// Ends the job of a reclaimer, unless another one has it. `idle`: see [`JobQueue::write_off`].
     /// The caller must be inside the fork gate.
     pub fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
-        let mut board = self.board.lock();
-        if let Some(state) = board.queue.let_go(reclaimer, Some(bytes), idle) {
-            self.leave(board, state);
+        let mut inner = self.inner.lock();
+        if let Some(state) = inner.queue.let_go(reclaimer, Some(bytes), idle) {
+            self.leave(inner, state);
         }
     }
 
@@ -220,35 +220,35 @@ impl JobQueue {
     ///
     /// Calls `idle` with the node, under the mutex, if the job was a pass for one.
     pub fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
-        let mut board = self.board.lock();
+        let mut inner = self.inner.lock();
         // `None`: the reclaimer has returned already.
-        if let Some(state) = board.queue.let_go(reclaimer, None, idle) {
-            board.pool.write_off();
-            self.leave(board, state);
+        if let Some(state) = inner.queue.let_go(reclaimer, None, idle) {
+            inner.pool.write_off();
+            self.leave(inner, state);
         }
     }
 
     /// Ends a reclaimer that was written off and has returned. `idle`: see [`JobQueue::write_off`].
     /// The caller must be inside the fork gate.
     pub fn end(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
-        let mut board = self.board.lock();
-        if board.pool.is_gone(reclaimer) {
+        let mut inner = self.inner.lock();
+        if inner.pool.is_gone(reclaimer) {
             return;
         }
-        match board.queue.let_go(reclaimer, None, idle) {
+        match inner.queue.let_go(reclaimer, None, idle) {
             // The watcher has not reached `write_off` yet; it will find no job there.
             Some(state) => {
-                board.pool.end_working();
-                self.leave(board, state);
+                inner.pool.end_working();
+                self.leave(inner, state);
             }
-            None => board.pool.end_lost(),
+            None => inner.pool.end_lost(),
         }
     }
 
     /// Returns whether there are fewer reclaimers than `least`, or more posted jobs than idle
     /// reclaimers. The caller must be inside the fork gate.
     pub fn is_short(&self, least: u32) -> bool {
-        self.board.lock().is_short(least)
+        self.inner.lock().is_short(least)
     }
 
     /// Returns the number of a reclaimer that the caller is to create, and counts it. The caller
@@ -257,41 +257,41 @@ impl JobQueue {
     /// `None` unless reclaimers are [short](JobQueue::is_short), fewer than `most` exist, few
     /// enough are lost, and no creation failed lately.
     pub fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
-        let mut board = self.board.lock();
-        if board.is_short(least) { board.pool.hire(most, now) } else { None }
+        let mut inner = self.inner.lock();
+        if inner.is_short(least) { inner.pool.hire(most, now) } else { None }
     }
 
     /// Records that the creation of a counted reclaimer failed, and starts the delay before the
     /// next attempt. The caller must be inside the fork gate.
     pub fn not_made(&self, now: u64) {
-        self.board.lock().pool.not_made(now);
+        self.inner.lock().pool.not_made(now);
     }
 
     /// Returns the number of reclaimers that work, and of those that were written off and have not
     /// returned. The caller must be inside the fork gate.
     pub fn threads(&self) -> (u32, u32) {
-        self.board.lock().pool.threads()
+        self.inner.lock().pool.threads()
     }
 
     /// Returns the number of posted jobs, and of taken ones. The caller must be inside the fork
     /// gate.
     pub fn count(&self) -> (u32, u32) {
-        let board = self.board.lock();
-        (board.queue.posted(), board.queue.taken())
+        let inner = self.inner.lock();
+        (inner.queue.posted(), inner.queue.taken())
     }
 
     /// Resets the queue in a forked child, where no thread waits or works. A reclaimer that forked
     /// in a callback ends. The caller must be inside the fork gate.
     pub fn forget_all(&self) {
-        let mut board = self.board.lock();
-        board.queue.forget_all();
-        board.pool.forget_all();
+        let mut inner = self.inner.lock();
+        inner.queue.forget_all();
+        inner.pool.forget_all();
     }
 
     /// Lets every reclaimer end at its next look for a job; no more are created. The caller must be
     /// inside the fork gate.
     pub fn dismiss(&self) {
-        self.board.lock().pool.dismiss();
+        self.inner.lock().pool.dismiss();
         self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
         wake(&self.posted, i32::MAX as u32);
     }

@@ -48,7 +48,7 @@ const DECAY: u64 = 30_000_000_000;
 /// Number of callbacks in a row, too long by wall time alone, at which the last one is blamed.
 const ROW: u32 = 3;
 /// Threads of the program that may run callbacks at a time.
-const LANES: usize = 64;
+const PROGRAM_SLOTS: usize = 64;
 /// Slots for reclaimers alone: for the most that work, and the most that may be stuck. A reclaimer
 /// always finds one.
 const RECLAIMERS: usize = MAX_NODES + MOST_LOST as usize;
@@ -96,10 +96,10 @@ pub enum Excess {
     Starved,
 }
 
-/// A slot: a place for a thread that may run callbacks.
+/// A slot: a slot for a thread that may run callbacks.
 #[derive(Debug, Default)]
 struct CallbackSlot {
-    seat: CallbackState,
+    state: CallbackState,
     /// Index plus one of the record that counts this slot's callback as stuck; 0 for none. Under
     /// the mutex.
     record: AtomicU32,
@@ -182,7 +182,7 @@ fn serialize_name<S: serde::Serializer>(name: &[u8; NAME], serializer: S) -> Res
 #[derive(Debug)]
 pub struct Watchdog {
     /// Slots of reclaimers lie behind those of the program's threads.
-    places: [CachePadded<CallbackSlot>; LANES + RECLAIMERS],
+    slots: [CachePadded<CallbackSlot>; PROGRAM_SLOTS + RECLAIMERS],
     records: [Blamed; CULPRITS],
     /// Records that were ever used.
     known: AtomicU32,
@@ -197,7 +197,7 @@ pub struct Watchdog {
 impl Default for Watchdog {
     fn default() -> Watchdog {
         Watchdog {
-            places: core::array::from_fn(|_| CachePadded::default()),
+            slots: core::array::from_fn(|_| CachePadded::default()),
             records: core::array::from_fn(|_| Blamed::default()),
             known: AtomicU32::new(0),
             blaming: Mutex::new(()),
@@ -212,7 +212,7 @@ impl Default for Watchdog {
 #[derive(Debug)]
 pub struct RunningCallback<'l> {
     watchdog: &'l Watchdog,
-    place: &'l CallbackSlot,
+    slot: &'l CallbackSlot,
     /// Time when its last callback began.
     began: Cell<u64>,
 }
@@ -230,15 +230,15 @@ impl Watchdog {
     /// Takes a slot for this thread: the reclaimer with that number, or a thread of the program if
     /// it is 0. `None` if too many threads of the program run callbacks.
     pub fn enter(&self, reclaimer: u32) -> Option<RunningCallback<'_>> {
-        let (of_program, of_reclaimers) = self.places.split_at(LANES);
-        let places = if reclaimer == 0 { of_program } else { of_reclaimers };
-        let place = places.iter().find(|place| place.seat.take(reclaimer))?;
-        Some(RunningCallback { watchdog: self, place, began: Cell::new(0) })
+        let (of_program, of_reclaimers) = self.slots.split_at(PROGRAM_SLOTS);
+        let slots = if reclaimer == 0 { of_program } else { of_reclaimers };
+        let slot = slots.iter().find(|slot| slot.state.take(reclaimer))?;
+        Some(RunningCallback { watchdog: self, slot, began: Cell::new(0) })
     }
 
     /// Returns whether a slot for a thread of the program is free at this moment.
     pub fn is_room(&self) -> bool {
-        self.places[..LANES].iter().any(|place| !place.seat.is_taken())
+        self.slots[..PROGRAM_SLOTS].iter().any(|slot| !slot.state.is_taken())
     }
 
     fn record(&self, shrinker: u64) -> Option<&Blamed> {
@@ -342,21 +342,21 @@ impl Watchdog {
         name: impl Fn(u64) -> Option<Name>,
         mut each: impl FnMut(Overdue),
     ) {
-        for place in &self.places {
+        for slot in &self.slots {
             let is_overdue = |running: &Running| now > running.due;
-            let Some(running) = place.seat.running().filter(is_overdue) else { continue };
+            let Some(running) = slot.state.running().filter(is_overdue) else { continue };
             let (shrinker, name) = (running.shrinker, name(running.shrinker));
             {
                 // The mutex first: a callback that returns and reads the bit waits in `is_back`
                 // until the record counts it as stuck.
                 let _blaming = self.blaming.lock();
-                if !place.is_given_up(&running, now, seen_from) || !place.seat.write_off(&running) {
+                if !slot.is_given_up(&running, now, seen_from) || !slot.state.write_off(&running) {
                     continue;
                 }
                 let record = self.count(shrinker, name, Misbehaviour::Overran, now);
                 record.inspect(|record| _ = record.stuck.fetch_add(1, Ordering::Relaxed));
                 let index = record.and_then(|record| self.records.element_offset(record)).map_or(0, |index| index + 1);
-                place.record.store(index as u32, Ordering::Relaxed);
+                slot.record.store(index as u32, Ordering::Relaxed);
             }
             each(Overdue { shrinker, reclaimer: running.reclaimer });
         }
@@ -386,17 +386,17 @@ impl Watchdog {
     /// Forgets the callbacks of other threads, in a forked child. The slot of this thread stays.
     pub fn forget_others(&self) {
         self.records.iter().for_each(|record| record.stuck.store(0, Ordering::Relaxed));
-        for place in &self.places {
-            if !place.seat.is_mine() {
-                place.seat.forget();
-            } else if place.seat.is_off() {
-                self.stuck_at(place).inspect(|record| _ = record.stuck.fetch_add(1, Ordering::Relaxed));
+        for slot in &self.slots {
+            if !slot.state.is_mine() {
+                slot.state.forget();
+            } else if slot.state.is_off() {
+                self.stuck_at(slot).inspect(|record| _ = record.stuck.fetch_add(1, Ordering::Relaxed));
             }
         }
     }
 
-    fn stuck_at(&self, place: &CallbackSlot) -> Option<&Blamed> {
-        self.records.get((place.record.load(Ordering::Relaxed) as usize).checked_sub(1)?)
+    fn stuck_at(&self, slot: &CallbackSlot) -> Option<&Blamed> {
+        self.records.get((slot.record.load(Ordering::Relaxed) as usize).checked_sub(1)?)
     }
 }
 
@@ -436,7 +436,7 @@ impl RunningCallback<'_> {
         let begins = !self.watchdog.is_barred(shrinker, now);
         if begins {
             self.began.set(now);
-            self.place.seat.begin(shrinker, now.saturating_add(budget));
+            self.slot.state.begin(shrinker, now.saturating_add(budget));
         }
         begins
     }
@@ -449,13 +449,13 @@ impl RunningCallback<'_> {
     /// Ends the callback. Returns its duration, and whether it was written off: then
     /// [`RunningCallback::is_back`] must follow.
     pub fn ended(&self, now: u64) -> (u64, bool) {
-        let (shrinker, due) = self.place.seat.last();
+        let (shrinker, due) = self.slot.state.last();
         if now <= due
             && let Some(record) = self.watchdog.record(shrinker)
         {
             record.row.store(0, Ordering::Relaxed);
         }
-        (now.saturating_sub(self.began.get()), self.place.seat.end())
+        (now.saturating_sub(self.began.get()), self.slot.state.end())
     }
 
     /// Counts a written-off callback as returned, and bars its shrinker if that is to be blamed.
@@ -463,7 +463,7 @@ impl RunningCallback<'_> {
     /// the fork gate.
     pub fn is_back(&self, now: u64, excess: Excess) {
         let _blaming = self.watchdog.blaming.lock();
-        if let Some(record) = self.watchdog.stuck_at(self.place) {
+        if let Some(record) = self.watchdog.stuck_at(self.slot) {
             // A forked child has set the count to 0.
             let stuck = record.stuck.load(Ordering::Relaxed);
             record.stuck.store(stuck.saturating_sub(1), Ordering::Relaxed);
@@ -474,7 +474,7 @@ impl RunningCallback<'_> {
 
 impl Drop for RunningCallback<'_> {
     fn drop(&mut self) {
-        self.place.seat.leave();
+        self.slot.state.leave();
     }
 }
 

@@ -101,8 +101,9 @@ impl<T: Policy> Machine<T> {
         self.look_at_watermarks(node, at);
     }
 
-    /// The library's fallbacks for a node without pages: its lists are drained, then it is asked
-    /// again, then the next one. Returns the operation to try, or `None` if the allocation fails.
+    /// Falls back as the library does when a node has no pages: drains the node's page lists and
+    /// tries the node again, then tries the next node. Returns the operation to try; `None` if all
+    /// nodes were tried.
     fn refused(&mut self, cpu: usize, operation: Operation, attempts: u32) -> Option<Operation> {
         self.costs.counts.retries += 1;
         let (node, home) = (operation.node, self.node(cpu));

@@ -21,7 +21,7 @@
 //!
 //! # Locking
 //!
-//! None: the caller holds the mutex of the board.
+//! None: the caller holds the job queue's mutex.
 
 /// Maximum number of written-off reclaimers that have not returned. No more threads are created at
 /// that number.

@@ -124,7 +124,7 @@ fn a_budget_is_its_shrinkers_own() {
 #[test]
 fn reclaimers_have_lanes_however_many_threads_run_callbacks() {
     let watchdog = Watchdog::default();
-    let all: Vec<_> = (0..LANES).map(|_| watchdog.enter(0).unwrap()).collect();
+    let all: Vec<_> = (0..PROGRAM_SLOTS).map(|_| watchdog.enter(0).unwrap()).collect();
     assert!(watchdog.enter(0).is_none());
     let others: Vec<_> = (1..=RECLAIMERS as u32).map(|reclaimer| watchdog.enter(reclaimer).unwrap()).collect();
     drop((all, others));
@@ -165,7 +165,7 @@ fn lanes_are_given_back_and_a_child_forgets_all_but_its_own() {
     let watchdog = Watchdog::default();
     std::thread::scope(|scope| {
         let others = scope.spawn(|| {
-            let mut all: Vec<_> = (1..LANES).map(|_| watchdog.enter(0).unwrap()).collect();
+            let mut all: Vec<_> = (1..PROGRAM_SLOTS).map(|_| watchdog.enter(0).unwrap()).collect();
             assert!(all[0].began(6, 0, BUDGET));
             assert_eq!(overdue(&watchdog, SECOND).len(), 1);
             drop(all.pop());
