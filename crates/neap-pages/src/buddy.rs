@@ -459,7 +459,7 @@ pub(crate) fn take_out(frames: &Frames, pfn: Pfn, order: Order) {
 pub(crate) fn not_handed_out(what: &str, frames: &Frames, pfn: Pfn, pages: u32) -> ! {
     let frame = frames.frame(pfn);
     neap_os::fatal::die(format_args!(
-        "free of a {what} of {pages} pages that is not handed out (heap corruption?): page {} is {:?}, order {}, slab {}",
+        "free of a {what} of {pages} pages that is not handed out: page {} is {:?}, order {}, owner {}; it was freed twice, or overwritten",
         pfn.0,
         frame.state(),
         frame.order().0,
