@@ -116,7 +116,10 @@ static void *release_it(void *block) {
 
 static void twice_on_two_threads(void) {
     pthread_t thread;
-    /* neap makes its own thread with the first one. That allocates, and may get a block that was just freed. */
+    /*
+     * neap makes its own thread with the first one. That allocates, and may get a block that was
+     * just freed.
+     */
     if (pthread_create(&thread, NULL, release_it, NULL)) _exit(9);
     pthread_join(thread, NULL);
     void *block = malloc(300);

@@ -1,5 +1,5 @@
-//! Tests the C API as programs use it: installed, found by pkg-config and CMake, linked in every way,
-//! run in every mode. The other installed files are checked before they are uninstalled.
+//! Tests the C API as programs use it: installed, found by pkg-config and CMake, linked in every
+//! way, run in every mode. The other installed files are checked before they are uninstalled.
 //!
 //! The programs of `tests/c_api` check themselves and print `ok`; the examples of `examples` have
 //! any output and status 0. Each is linked with the shared library, with the static one, and fully

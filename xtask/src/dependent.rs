@@ -1,8 +1,8 @@
-//! `cargo xtask dependent`: a Rust program outside the workspace that depends on the packaged crate,
-//! built with ordinary settings, and run.
+//! `cargo xtask dependent`: a Rust program outside the workspace that depends on the packaged
+//! crate, built with ordinary settings, and run.
 //!
-//! `cargo package` makes each crate's package, with the files and the manifest that a registry would
-//! have. So a file or a version that a package lacks is found here.
+//! `cargo package` makes each crate's package, with the files and the manifest that a registry
+//! would have. So a file or a version that a package lacks is found here.
 //!
 //! The workspace's own profile joins all code into one object file, where one declaration makes a
 //! symbol weak for all of it; a program with ordinary settings has many object files. A strong

@@ -6,8 +6,8 @@
 //! 1. promtool checks and tests the alert rules, and checks the scrape configuration.
 //! 2. Each metric that rules and dashboard name is described in the guide.
 //! 3. promtool finds nothing in the metrics of a Python program under neap.
-//! 4. Prometheus scrapes `neap metrics --listen` by the configuration. A query finds the program and
-//!    its groups, and Prometheus accepts every query of the dashboard.
+//! 4. Prometheus scrapes `neap metrics --listen` by the configuration. A query finds the program
+//!    and its groups, and Prometheus accepts every query of the dashboard.
 //!
 //! Without an installed Prometheus, Debian's package is unpacked into the target folder. Where that
 //! fails, nothing is tested, and the command says so.

@@ -1,4 +1,5 @@
-//! Rules for comments in `crates`, each with a ceiling for the number of lines that break it.
+//! Rules for comments in `crates` and `xtask`, each with a ceiling for the number of lines that
+//! break it.
 //!
 //! `cargo xtask tidy` fails above a ceiling, and names a ceiling that can be lowered. `cargo xtask
 //! prose` lists the lines.
@@ -26,6 +27,9 @@ const RULES: &[Rule] = &[
 
 /// Words that stand for an actor without naming one.
 const NO_ACTOR: &[&str] = &["who", "whoever", "somebody", "nobody", "anybody"];
+
+/// Folders whose sources are judged.
+const FOLDERS: &[&str] = &["crates/", "xtask/"];
 
 /// Columns of a comment line.
 const COLUMNS: usize = 100;
@@ -60,7 +64,9 @@ fn breaches() -> Result<Vec<Vec<String>>> {
     let mut found: Vec<Vec<String>> = RULES.iter().map(|_| Vec::new()).collect();
     for file in sources::files(&root)? {
         let path = file.strip_prefix(&root)?.to_string_lossy();
-        if !path.starts_with("crates/") || !path.ends_with(".rs") {
+        let is_judged = FOLDERS.iter().any(|folder| path.starts_with(folder)) && path.ends_with(".rs");
+        // The tests of this file break every rule.
+        if !is_judged || path == "xtask/src/prose.rs" {
             continue;
         }
         let text = fs::read_to_string(&file)?;

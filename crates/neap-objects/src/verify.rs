@@ -477,10 +477,8 @@ impl<P: Platform> Objects<P> {
             equal("region of a CPU", 1, u64::from(regions.contains(&region) && region != spare))?;
             equal("region of a CPU", 0, ((region - regions.start) % REGION) as u64)?;
             // SAFETY: no other thread is in a slow path, so none changes a CPU's region.
-            let twice = used
-                .iter()
-                .take_while(|&other| other < cpu)
-                .any(|other| unsafe { cpu_caches.lock(other).peek() } == region);
+            let has_it = |other: usize| unsafe { cpu_caches.lock(other).peek() } == region;
+            let twice = used.iter().take_while(|&other| other < cpu).any(has_it);
             equal("region of two CPUs", 0, twice.into())?;
             let owned = entry == region && cpu_caches.kind(&self.platform, cpu) == CacheMode::Rseq;
             equal("table entry of a CPU", 1, u64::from(owned || entry == cpu_caches.dummy()))?;

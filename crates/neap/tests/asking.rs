@@ -279,7 +279,7 @@ fn a_visit_ends_when_there_is_enough() {
 }
 
 /// 64 threads are in callbacks. The charge of another thread is served by a reclaimer, which has a
-/// lane of its own.
+/// callback slot of its own.
 #[test]
 fn a_charge_finds_a_reclaimer_however_many_threads_run_callbacks() {
     const THREADS: usize = 64;
