@@ -143,10 +143,17 @@ fn the_memory_of_a_python_program_is_explained() {
 fn a_program_that_does_not_answer_is_explained_from_outside_and_says_so() {
     let mut program = Program::start("burst", "background:off", &[]);
     program.hear("ready");
-    let seen = object("stat", program.id(), &["--reconcile"]).unwrap();
+    // The program may still be on its way to sleep, and answer.
+    let seen = until("reading without an answer", || {
+        let seen = object("stat", program.id(), &["--reconcile"]);
+        println!("{seen:?}");
+        seen.ok().filter(|seen| !seen["unanswered"].is_null())
+    });
     assert!(seen["unanswered"].as_str().unwrap().contains("it has no thread of neap's"), "{seen}");
-    assert!(of(&seen, "Slabs")["believed"].is_null() && bytes(&seen, "Arena") > 10 << 20, "{seen}");
+    // The extent of the arena is that of the last tick. A quarter of its first segment is in use.
+    assert!(of(&seen, "Slabs")["believed"].is_null() && bytes(&seen, "Arena") > 5 << 20, "{seen}");
     let report = neap("stat", program.id(), &["--reconcile"]);
     let text = String::from_utf8(report.stdout).unwrap();
-    assert!(text.contains("What neap believes is not known") && text.contains("arena, not seen by the page"), "{text}");
+    let words = ["What neap believes is not known", "arena, not seen by the page"];
+    assert!(words.into_iter().all(|words| text.contains(words)), "{text}");
 }
