@@ -16,6 +16,7 @@ pub mod in_place;
 pub mod live;
 pub mod mutex;
 pub mod platform;
+pub mod profile_area;
 pub mod rcu;
 pub mod sync;
 pub mod units;

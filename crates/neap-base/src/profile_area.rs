@@ -1,0 +1,150 @@
+//! The memory in which a process leaves samples of its allocations for other processes: the format.
+//!
+//! # Design
+//! The area lies in the file of the page of numbers, from [`FILE_OFFSET`] on:
+//!
+//! | offset in the area | length | |
+//! |---|---|---|
+//! | 0 | [`HEADER_BYTES`] | [`Header`] |
+//! | [`SLOTS_AT`] | [`SLOT_COUNT`] times 64 | [`Slot`]s: the samples that are live |
+//! | [`RING_AT`] | [`RING_BYTES`] | records: the last samples and frees, with stacks |
+//!
+//! A file that is shorter has no area. The process that is sampled writes, and never reads what it
+//! relies on, since other processes of its user may write there too.
+//!
+//! # Ring
+//! [`Header::head`] counts the bytes ever written to the ring. The byte `n` lies at `n %`
+//! [`RING_BYTES`]. A record begins at a multiple of 8, and never crosses a multiple of
+//! [`BLOCK_BYTES`]; a record of the kind [`PAD`] fills the rest of a block. So a reader can begin
+//! at every block. A reader compares `head` before and after it reads: what lies more than
+//! [`RING_BYTES`] minus [`BLOCK_BYTES`] behind `head` may be overwritten meanwhile.
+//!
+//! The number of a sample, from 1 on, tells a reader that lost records how many.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Offset of the area in the file of the page of numbers, in bytes.
+pub const FILE_OFFSET: usize = 1 << 20;
+/// Length of the area, in bytes.
+pub const AREA_BYTES: usize = RING_AT + RING_BYTES;
+/// The first word of a header.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"neapprof");
+/// Version of this format.
+pub const FORMAT: u32 = 1;
+/// Bytes in front of the slots.
+pub const HEADER_BYTES: usize = 1 << 16;
+/// Offset of the first slot in the area.
+pub const SLOTS_AT: usize = HEADER_BYTES;
+/// Number of slots: the most samples that are live at a time.
+pub const SLOT_COUNT: usize = 1 << 17;
+/// Offset of the ring in the area.
+pub const RING_AT: usize = SLOTS_AT + SLOT_COUNT * size_of::<Slot>();
+/// Bytes of the ring.
+pub const RING_BYTES: usize = 16 << 20;
+/// Multiples of this are never inside a record.
+pub const BLOCK_BYTES: usize = 128 << 10;
+/// The most bytes of a stack in a record.
+pub const MOST_STACK: usize = 32 << 10;
+
+/// Kind of a record: an [`AllocRecord`].
+pub const ALLOC: u32 = 1;
+/// Kind of a record: a [`FreeRecord`].
+pub const FREE: u32 = 2;
+/// Kind of a record: nothing, up to the end of the block. It may be a single word of 8 bytes.
+pub const PAD: u32 = 3;
+
+/// The first bytes of the area.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Header {
+    /// [`MAGIC`], once the rest is valid.
+    pub magic: AtomicU64,
+    /// [`FORMAT`].
+    pub format: AtomicU32,
+    /// 1 while allocations are sampled.
+    pub is_on: AtomicU32,
+    /// Bytes between two samples, on average.
+    pub mean: AtomicU64,
+    /// Bytes ever written to the ring.
+    pub head: AtomicU64,
+    /// Number of samples ever taken: the number of the last one.
+    pub taken: AtomicU64,
+    /// Number of samples that are live and have a slot.
+    pub live: AtomicU64,
+    /// Number of samples that found no free slot.
+    pub without_slot: AtomicU64,
+    /// Number of samples whose stack could not be read.
+    pub without_stack: AtomicU64,
+    /// Time at which sampling was last switched on.
+    pub began: AtomicU64,
+}
+
+/// A live sample. Times are nanoseconds of `CLOCK_MONOTONIC`.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Slot {
+    /// Number of the sample; 0: the slot is free.
+    pub number: AtomicU64,
+    /// Address of the allocation.
+    pub address: AtomicU64,
+    /// Bytes that the program asked for.
+    pub size: AtomicU64,
+    /// Bytes between two samples, on average, when it was taken.
+    pub mean: AtomicU64,
+    /// Time of the allocation.
+    pub time: AtomicU64,
+    /// Id of the memory group that the thread was in; 0: none.
+    pub group: AtomicU64,
+    /// Kernel's id of the thread.
+    pub thread: AtomicU32,
+}
+
+/// A sampled allocation. The `stack_bytes` bytes from `stack_pointer` on follow.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AllocRecord {
+    /// [`ALLOC`].
+    pub kind: u32,
+    /// Bytes of the record with its stack, a multiple of 8.
+    pub bytes: u32,
+    /// Number of the sample.
+    pub number: u64,
+    /// Time of the allocation.
+    pub time: u64,
+    /// Address of the allocation.
+    pub address: u64,
+    /// Bytes that the program asked for.
+    pub size: u64,
+    /// Bytes between two samples, on average.
+    pub mean: u64,
+    /// Id of the memory group that the thread was in; 0: none.
+    pub group: u64,
+    /// Kernel's id of the thread.
+    pub thread: u32,
+    /// Bytes of the stack, a multiple of 8; 0: it could not be read.
+    pub stack_bytes: u32,
+    /// Address of an instruction in neap, to which the next two belong.
+    pub instruction: u64,
+    /// The stack pointer there.
+    pub stack_pointer: u64,
+    /// The frame pointer register there.
+    pub frame_pointer: u64,
+}
+
+/// The free of a sampled allocation.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FreeRecord {
+    /// [`FREE`].
+    pub kind: u32,
+    /// Bytes of the record.
+    pub bytes: u32,
+    /// Number of the sample.
+    pub number: u64,
+    /// Time of the free.
+    pub time: u64,
+}
+
+const _: () = assert!(size_of::<Header>() <= HEADER_BYTES && size_of::<Slot>() == 64);
+const _: () = assert!(size_of::<AllocRecord>() == 88 && size_of::<FreeRecord>() == 24);
+const _: () = assert!(size_of::<AllocRecord>() + MOST_STACK <= BLOCK_BYTES && RING_BYTES.is_multiple_of(BLOCK_BYTES));
