@@ -5,7 +5,7 @@
 //!
 //! | offset in the area | length | |
 //! |---|---|---|
-//! | 0 | [`HEADER_BYTES`] | [`Header`] |
+//! | 0 | [`HEADER_BYTES`] | [`AreaHeader`] |
 //! | [`SLOTS_AT`] | [`SLOT_COUNT`] times 64 | [`Slot`]s: the samples that are live |
 //! | [`RING_AT`] | [`RING_BYTES`] | records: the last samples and frees, with stacks |
 //!
@@ -13,7 +13,7 @@
 //! relies on, since other processes of its user may write there too.
 //!
 //! # Ring
-//! [`Header::head`] counts the bytes ever written to the ring. The byte `n` lies at `n %`
+//! [`AreaHeader::head`] counts the bytes ever written to the ring. The byte `n` lies at `n %`
 //! [`RING_BYTES`]. A record begins at a multiple of 8, and never crosses a multiple of
 //! [`BLOCK_BYTES`]; a record of the kind [`PAD`] fills the rest of a block. So a reader can begin
 //! at every block. A reader compares `head` before and after it reads: what lies more than
@@ -56,7 +56,7 @@ pub const PAD: u32 = 3;
 /// The first bytes of the area.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Header {
+pub struct AreaHeader {
     /// [`MAGIC`], once the rest is valid.
     pub magic: AtomicU64,
     /// [`FORMAT`].
@@ -145,6 +145,6 @@ pub struct FreeRecord {
     pub time: u64,
 }
 
-const _: () = assert!(size_of::<Header>() <= HEADER_BYTES && size_of::<Slot>() == 64);
+const _: () = assert!(size_of::<AreaHeader>() <= HEADER_BYTES && size_of::<Slot>() == 64);
 const _: () = assert!(size_of::<AllocRecord>() == 88 && size_of::<FreeRecord>() == 24);
 const _: () = assert!(size_of::<AllocRecord>() + MOST_STACK <= BLOCK_BYTES && RING_BYTES.is_multiple_of(BLOCK_BYTES));

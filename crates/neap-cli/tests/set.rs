@@ -37,7 +37,9 @@ fn running_process_takes_new_values_and_shows_them() {
     assert!(number(&object, "pages", "budget") < number(&object, "pages", "used"), "cut below the use: {object}");
     let report = String::from_utf8(neap("stat", pid, &[]).stdout).unwrap();
     assert!(
-        report.contains("Settings: interval 10, limit 1048576, page_batch_scale 5, page_list_high 0, refuse on\n"),
+        report.contains(
+            "Settings: interval 10, limit 1048576, page_batch_scale 5, page_list_high 0, profile off, refuse on\n"
+        ),
         "{report}"
     );
     assert!(set(pid, &["limit=none", "page_list_high=auto", "refuse=off"]).status.success());

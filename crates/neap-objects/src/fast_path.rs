@@ -17,7 +17,7 @@ use crate::uncharger::Uncharger;
 use core::arch::asm;
 use core::mem::offset_of;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use neap_base::Platform;
 use neap_os::rseq::{self, SequenceResult, SequenceTable};
 use neap_pages::{Frame, NodePages};
@@ -142,6 +142,8 @@ pub struct FastPath {
     pub(crate) table: SequenceTable,
     /// The place of the class's stack, by size in grains, the largest first.
     places: [u16; PLACES],
+    /// Whether a thread has ever entered anything.
+    was_entered: AtomicBool,
 }
 
 /// Padding words that move the hot fields to page offsets used neither by page-start writes nor by
@@ -213,6 +215,7 @@ impl FastPath {
             uncharger: AtomicPtr::new(core::ptr::null_mut()),
             table: SequenceTable::unopened(),
             places: places(),
+            was_entered: AtomicBool::new(false),
         }
     }
 
@@ -253,9 +256,31 @@ impl FastPath {
     /// first. A thread calls this before it enters anything. It sees its own store. Other threads
     /// have entered nothing and may see the store late.
     pub fn look_at_entered(&self) {
-        // Every malloc reads the line, so it is written only if the value changes.
-        if self.limit.load(Ordering::Relaxed) > 0 {
-            self.limit.store(0, Ordering::Relaxed);
+        // Every malloc reads the line of the limit, so each is written only if its value changes.
+        if !self.was_entered.load(Ordering::Relaxed) {
+            // SeqCst pairs with that in `look_at_none`: one of the two threads sees the other's
+            // store, and stores the limit 0.
+            self.was_entered.store(true, Ordering::SeqCst);
+        }
+        self.look_at_all();
+    }
+
+    /// Makes [`FastPath::allocate`] refuse every size, so that callers can look at all allocations.
+    /// Threads may see the store late.
+    pub fn look_at_all(&self) {
+        if self.limit.load(Ordering::SeqCst) > 0 {
+            self.limit.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends [`FastPath::look_at_all`], unless a thread has entered something. A thread that enters
+    /// its first group meanwhile may get a few objects uncharged.
+    pub fn look_at_none(&self) {
+        if self.served.load(Ordering::Relaxed) > 0 && self.limit_outside.load(Ordering::Relaxed) > 0 {
+            self.limit.store(LARGEST + 1, Ordering::SeqCst);
+            if self.was_entered.load(Ordering::SeqCst) {
+                self.limit.store(0, Ordering::SeqCst);
+            }
         }
     }
 

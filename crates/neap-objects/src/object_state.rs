@@ -26,6 +26,9 @@
 //! | [`ACCOUNTED`] | the program has it, and it is charged: see [`payers`](crate::payers) |
 //! | [`PAID`] | in a sheaf or a stack, and still charged: see [`charged`](crate::charged) |
 //!
+//! The bit [`SAMPLED`] is set besides in the byte of an object that the program has and a profile
+//! follows. The fast path of `free` does not know such a byte, so the free is a slow one.
+//!
 //! CPUs that use neighbouring objects take the cache lines of their bytes from each other. So lines
 //! end where [homes](crate::fast_path::KindEntry) do, or at most three bytes from there; lines for
 //! the largest objects do not. A table is written to only where slabs lie. That memory is released
@@ -60,6 +63,8 @@ pub const ALLOCATED: u8 = 2;
 pub const CACHED: u8 = 1;
 /// A sheaf or a stack has the object, and an owner still pays for it.
 pub const PAID: u8 = 4;
+/// Bit of a byte that is [`ALLOCATED`] or [`ACCOUNTED`] otherwise: the object is in a profile.
+pub const SAMPLED: u8 = 16;
 
 /// Number of tables.
 pub const TABLES: usize = 5;
@@ -187,14 +192,37 @@ impl States {
         }
     }
 
-    /// Whether an object is in a state.
+    /// Whether an object is in a state, sampled or not.
     ///
     /// # Safety
     /// `address` lies in the mapped part of the arena.
     #[inline]
     pub unsafe fn is(&self, address: usize, state: u8) -> bool {
         // SAFETY: the caller says that the address lies in the mapped part of the arena.
-        unsafe { self.byte(address) }.load(Ordering::Relaxed) == state
+        unsafe { self.byte(address) }.load(Ordering::Relaxed) & !SAMPLED == state
+    }
+
+    /// Marks an object of the program's as sampled.
+    ///
+    /// # Safety
+    /// `address` lies in the mapped part of the arena, and the object there was just handed out to
+    /// the caller.
+    pub unsafe fn mark_sampled(&self, address: usize) {
+        // SAFETY: the caller says that the address lies in the mapped part of the arena.
+        let byte = unsafe { self.byte(address) };
+        byte.store(byte.load(Ordering::Relaxed) | SAMPLED, Ordering::Relaxed);
+    }
+
+    /// Makes a sampled object an ordinary one. Returns `false` and changes nothing if no sampled
+    /// object starts at the address.
+    ///
+    /// # Safety
+    /// `address` lies in the mapped part of the arena.
+    pub unsafe fn end_sample(&self, address: usize) -> bool {
+        // SAFETY: the caller says that the address lies in the mapped part of the arena.
+        unsafe {
+            self.change(address, ALLOCATED | SAMPLED, ALLOCATED) || self.change(address, ACCOUNTED | SAMPLED, ACCOUNTED)
+        }
     }
 
     /// Moves an object from one state to another if it is in the first.
@@ -272,6 +300,22 @@ mod tests {
         found.sort_unstable();
         found.dedup();
         assert_eq!(found.len(), starts.count());
+    }
+
+    #[test]
+    fn a_sampled_object_is_in_its_state_and_is_not_freed_before_its_sample_ends() {
+        let (_tables, states) = opened();
+        for (held, freed) in [(ALLOCATED, CACHED), (ACCOUNTED, PAID)] {
+            // SAFETY: the address lies in the range that the tables are for.
+            unsafe {
+                states.set(BASE, held);
+                assert!(!states.end_sample(BASE));
+                states.mark_sampled(BASE);
+                assert!(states.is(BASE, held) && !states.release(BASE));
+                assert!(states.end_sample(BASE) && !states.end_sample(BASE), "once");
+                assert!(states.release(BASE) && states.is(BASE, freed));
+            }
+        }
     }
 
     #[test]

@@ -353,6 +353,18 @@ impl<P: Platform> Objects<P> {
         unsafe { self.states.release(pointer.addr()) }
     }
 
+    /// Marks an object as sampled, which this thread was just given.
+    pub fn mark_sampled(&self, pointer: *const u8) {
+        // SAFETY: callers pass an object of the arena that is theirs.
+        unsafe { self.states.mark_sampled(pointer.addr()) }
+    }
+
+    /// Makes a sampled object an ordinary one. Returns `false` if there is no such object.
+    pub fn end_sample(&self, pointer: *const u8) -> bool {
+        // SAFETY: callers pass an address that `class_at` found in the arena.
+        unsafe { self.states.end_sample(pointer.addr()) }
+    }
+
     /// Whether `pointer` is the start of an object in a cache.
     pub fn is_cached(&self, pointer: *const u8) -> bool {
         self.is(pointer, CACHED) || self.is(pointer, PAID)

@@ -13,7 +13,7 @@
 
 use crate::class_cache::ClassCache;
 use crate::cpu_caches::{CacheMode, CpuCaches};
-use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
+use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID, SAMPLED};
 use crate::objects::Objects;
 use crate::payers::Vector;
 use crate::region::{REGION, StackId, dummy_cell, objects, stack};
@@ -329,8 +329,8 @@ impl<P: Platform> Objects<P> {
                 0 if free => &mut census.free,
                 0 => &mut census.sheaves,
                 _ if free => return Err(Finding { what: "free object", class, at, expected: 0, found: found.into() }),
-                ALLOCATED => &mut census.allocated,
-                ACCOUNTED => {
+                held if held & !SAMPLED == ALLOCATED => &mut census.allocated,
+                held if held & !SAMPLED == ACCOUNTED => {
                     let owned = (self.owner_at(at) != 0).into();
                     Finding::unless_equal("owner of an object that somebody pays for", class, at, 1, owned)?;
                     census.accounted += 1;

@@ -93,6 +93,22 @@ fn once_a_thread_enters_something_who_has_not_is_asked_first() {
 }
 
 #[test]
+fn looking_at_all_calls_ends_unless_a_thread_has_entered_something() {
+    with_an_object_of_64(|o, object| {
+        o.fast_path.look_at_all();
+        assert!(allocate(o, 64).is_none() && o.fast_path.serves_all());
+        o.fast_path.look_at_none();
+        assert_eq!(allocate(o, 64), Some(object));
+        assert_eq!(o.fast_path.free(object), FreeOutcome::Cached);
+        o.fast_path.look_at_entered();
+        o.fast_path.look_at_all();
+        o.fast_path.look_at_none();
+        assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unasked());
+        assert_eq!(allocate_outside(o, 64), Some(object));
+    });
+}
+
+#[test]
 fn where_all_are_to_enter_something_who_has_not_is_refused() {
     with_an_object_of_64(|o, object| {
         o.fast_path.serve_entered_alone();

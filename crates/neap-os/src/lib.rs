@@ -10,6 +10,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod call_stack;
 pub mod clock;
 pub mod cpuset;
 pub mod environment;

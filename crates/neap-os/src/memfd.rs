@@ -68,17 +68,53 @@ impl OpenFile {
         }
         is_ours
     }
+
+    /// Maps a part of the file, shared, for this process and none of its children.
+    ///
+    /// # Errors
+    /// `BADF` if the descriptor is no longer this file's; the error of a step that failed. Nothing
+    /// is left behind.
+    pub fn map(self, offset: usize, length: usize) -> Result<usize, Errno> {
+        let high = HIGH.min(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2);
+        // SAFETY: the descriptor is borrowed for one call, which fails if it is closed.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(self.descriptor) };
+        // The program may close the descriptor at any moment, but not this one.
+        let file = rustix::io::fcntl_dupfd_cloexec(descriptor, high as RawFd)?;
+        let status = rustix::fs::fstat(&file)?;
+        if (status.st_dev, status.st_ino) != (self.device, self.inode) {
+            return Err(Errno::BADF);
+        }
+        if (status.st_size as u64) < (offset + length) as u64 {
+            return Err(Errno::INVAL);
+        }
+        map(&file, offset, length)
+    }
+}
+
+/// Maps a part of a file, shared and not for children.
+fn map(file: &OwnedFd, offset: usize, length: usize) -> Result<usize, Errno> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: without an address the kernel chooses a free range.
+    let got = unsafe { rustix::mm::mmap(null_mut(), length, protection, MapFlags::SHARED, file, offset as u64) }?;
+    let address = got.expose_provenance();
+    // SAFETY: the advice changes nothing in this process.
+    if let Err(error) = unsafe { rustix::mm::madvise(got, length, Advice::LinuxDontFork) } {
+        // SAFETY: mapped above, and no code refers to it.
+        let _ = unsafe { crate::memory::unmap(address, length) };
+        return Err(error);
+    }
+    Ok(address)
 }
 
 impl Memfd {
-    /// Creates a memfd of `length` zeroes, allocates the first `allocated` bytes, and maps it. For
-    /// a moment the descriptor has the lowest free number, where other threads of the program could
-    /// meet it. No other thread of the program should run.
+    /// Creates a memfd of `file_bytes` zeroes, allocates the first `allocated` bytes, and maps the
+    /// first `length` bytes. For a moment the descriptor has the lowest free number, where other
+    /// threads of the program could meet it. No other thread of the program should run.
     ///
     /// # Errors
     /// The error of the first step that failed: a limit or a sandbox. Nothing is left behind.
-    pub fn make(name: &CStr, length: usize, allocated: usize) -> Result<Memfd, Errno> {
-        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < length as u64) {
+    pub fn make(name: &CStr, file_bytes: usize, length: usize, allocated: usize) -> Result<Memfd, Errno> {
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < file_bytes as u64) {
             return Err(Errno::FBIG);
         }
         let low = create(name)?;
@@ -90,22 +126,13 @@ impl Memfd {
         let file = rustix::io::fcntl_dupfd_cloexec(&low, high as RawFd)?;
         drop(low);
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
-        rustix::fs::ftruncate(&file, length as u64)?;
+        rustix::fs::ftruncate(&file, file_bytes as u64)?;
         let allocate = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, allocated as u64);
         let outcome = (0..MOST_INTERRUPTED).map(|_| allocate()).find(|outcome| *outcome != Err(Errno::INTR));
         outcome.unwrap_or(Err(Errno::INTR))?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let status = rustix::fs::fstat(&file)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without an address the kernel chooses a free range.
-        let got = unsafe { rustix::mm::mmap(null_mut(), length, protection, MapFlags::SHARED, &file, 0) }?;
-        let address = got.expose_provenance();
-        // SAFETY: the advice changes nothing in this process.
-        if let Err(error) = unsafe { rustix::mm::madvise(got, length, Advice::LinuxDontFork) } {
-            // SAFETY: mapped above, and no code refers to it.
-            let _ = unsafe { crate::memory::unmap(address, length) };
-            return Err(error);
-        }
+        let address = map(&file, 0, length)?;
         let (device, inode) = (status.st_dev, status.st_ino);
         Ok(Memfd { address, length, file: OpenFile { descriptor: file.into_raw_fd(), device, inode } })
     }
@@ -149,7 +176,7 @@ mod tests {
 
     #[test]
     fn what_is_written_to_the_memory_is_read_from_the_file() {
-        let memfd = Memfd::make(c"neap-read", LENGTH, LENGTH / 2).unwrap();
+        let memfd = Memfd::make(c"neap-read", LENGTH, LENGTH, LENGTH / 2).unwrap();
         let first = core::ptr::with_exposed_provenance_mut::<u8>(memfd.address);
         // SAFETY: the mapping was made above, and only this test uses it.
         unsafe { first.copy_from_nonoverlapping(b"numbers".as_ptr(), 7) };
@@ -165,7 +192,7 @@ mod tests {
 
     #[test]
     fn the_descriptor_is_high_and_closed_by_exec_and_the_file_cannot_be_cut() {
-        let memfd = Memfd::make(c"neap-test", LENGTH, LENGTH / 2).unwrap();
+        let memfd = Memfd::make(c"neap-test", LENGTH, LENGTH, LENGTH / 2).unwrap();
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         assert!(memfd.file.descriptor as u64 >= HIGH.min(limit / 2));
         let info = fs::read_to_string(std::format!("/proc/self/fdinfo/{}", memfd.file.descriptor)).unwrap();
@@ -185,8 +212,26 @@ mod tests {
     }
 
     #[test]
+    fn a_later_part_is_mapped_on_its_own_while_the_descriptor_is_the_files() {
+        let memfd = Memfd::make(c"neap-part", 4 * LENGTH, LENGTH, LENGTH / 2).unwrap();
+        let part = memfd.file.map(2 * LENGTH, LENGTH).unwrap();
+        // SAFETY: the mapping was made above, and only this test uses it.
+        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(part).write(7) };
+        assert_eq!(fs::read(path(&memfd)).unwrap()[2 * LENGTH], 7);
+        let refused = memfd.file.map(2 * LENGTH, 3 * LENGTH);
+        assert_eq!(refused, Err(Errno::INVAL), "beyond the end");
+        let file = memfd.file;
+        // SAFETY: no code uses either mapping any more.
+        unsafe {
+            crate::memory::unmap(part, LENGTH).unwrap();
+            memfd.leave();
+        }
+        assert_eq!(file.map(0, LENGTH), Err(Errno::BADF), "closed");
+    }
+
+    #[test]
     fn a_descriptor_that_is_something_else_by_now_stays_open() {
-        let memfd = Memfd::make(c"neap-test", LENGTH, LENGTH / 2).unwrap();
+        let memfd = Memfd::make(c"neap-test", LENGTH, LENGTH, LENGTH / 2).unwrap();
         let other = fs::File::open("/dev/null").unwrap();
         // SAFETY: plays a program that closes a foreign descriptor, and opens a file there.
         let there = unsafe { libc::dup2(other.as_raw_fd(), memfd.file.descriptor) };

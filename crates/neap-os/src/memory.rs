@@ -210,6 +210,18 @@ pub unsafe fn release_scattered(ranges: &[Range]) -> Result<usize, Errno> {
     }
 }
 
+/// Gives the memory of a part of a shared file back; it reads zeroes afterwards, in every process.
+///
+/// # Errors
+/// `INVAL` or `ACCES` if the range is no such mapping.
+///
+/// # Safety
+/// No code of this process relies on the contents.
+pub unsafe fn release_shared(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: no code relies on the contents (the caller's promise).
+    unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxRemove) }
+}
+
 /// Keeps a range's contents from children: a child, however it is forked, reads zeroes.
 ///
 /// # Errors

@@ -1,12 +1,12 @@
-//! Four thread-local words: the entered group, the running call, the gate that the thread is
-//! inside, and the latest guard. Each is 0 if there is none.
+//! Five thread-local words: the entered group, the running call, the gate that the thread is
+//! inside, the latest guard, and the bytes up to the next sample. Each is 0 if there is none.
 //!
 //! Allocations read the entered word, calls of a program's functions the calling word, and a fork
 //! the gate's word. These words are the library's only thread-locals.
 //!
 //! They use initial-exec TLS, so they lie at a fixed distance from the thread pointer, which a
 //! relocation holds. A read is two loads and no call. std's thread-locals and `__tls_get_addr` may
-//! allocate. The words take 32 bytes of the space that the C library reserves for libraries which
+//! allocate. The words take 40 bytes of the space that the C library reserves for libraries which
 //! are opened late. No lock, no registration, signal-safe. A new thread has 0. A forked child has
 //! the words of the thread that forked.
 
@@ -19,9 +19,9 @@ global_asm!(
     ".globl __entered_of_neap",
     ".hidden __entered_of_neap",
     ".type __entered_of_neap, @object",
-    ".size __entered_of_neap, 32",
+    ".size __entered_of_neap, 40",
     "__entered_of_neap:",
-    ".zero 32",
+    ".zero 40",
     ".popsection",
 );
 
@@ -30,6 +30,7 @@ const ENTERED: usize = 0;
 const CALLING: usize = 8;
 const INSIDE: usize = 16;
 const GUARDS: usize = 24;
+const COUNTDOWN: usize = 32;
 
 /// Word of the group that this thread has entered; 0: none.
 #[inline(always)]
@@ -78,6 +79,18 @@ pub fn guards() -> usize {
 #[inline(always)]
 pub fn set_guards(word: usize) {
     set_word::<GUARDS>(word);
+}
+
+/// Bytes that this thread allocates up to its next sample; 0: the number is not drawn yet.
+#[inline(always)]
+pub fn countdown() -> usize {
+    word::<COUNTDOWN>()
+}
+
+/// Sets the bytes up to the next sample.
+#[inline(always)]
+pub fn set_countdown(bytes: usize) {
+    set_word::<COUNTDOWN>(bytes);
 }
 
 #[inline(always)]

@@ -8,7 +8,8 @@
 //!
 //! # Locking
 //!
-//! One mutex, for one change at a time, inside the fork gate. No system call is made under it.
+//! One mutex, for one change at a time, inside the fork gate. No system call is made under it,
+//! except for `profile`.
 
 use crate::mm::{Core, Mm};
 use crate::options::{Options, Setting};
@@ -36,13 +37,19 @@ pub fn set<'a>(key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
 
 impl<P: Platform> Core<P> {
     /// Puts a checked number in force. Returns the previous one. Not inside the gate.
-    fn change(&self, mm: &Mm<P>, setting: Setting, number: u64) -> u64 {
+    ///
+    /// # Errors
+    /// The reason why this process cannot have it; nothing was changed then.
+    fn change(&self, mm: &Mm<P>, setting: Setting, number: u64) -> Result<u64, &'static str> {
         let (objects, settings) = (&self.objects, &self.settings);
         let before = {
             let _inside = mm.gate.enter(objects.platform.cpu());
             let _changing = settings.changing.lock();
+            if setting == Setting::Profile {
+                self.set_profile(mm, number)?;
+            }
             let before = settings.values[setting as usize].swap(number, Ordering::Relaxed);
-            if !matches!(setting, Setting::Interval | Setting::Refuse) && before != number {
+            if setting.is_of_pages() && before != number {
                 objects.pages.change(&settings.of_pages(objects.pages.page_size()));
                 self.note_limit();
             }
@@ -56,7 +63,7 @@ impl<P: Platform> Core<P> {
         }
         // Ends a nap of the previous interval, and publishes the values.
         self.come_soon();
-        before
+        Ok(before)
     }
 
     /// Starts reclaim if more is in use than the limit allows. Not inside the gate.
@@ -93,19 +100,19 @@ impl<P: Platform> Mm<P> {
     pub fn set<'a>(&self, key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
         let (setting, number) = Setting::parse(key, value)?;
         let core = self.core().ok_or(NotSet::NoMemory)?;
-        core.change(self, setting, number);
+        core.change(self, setting, number).map_err(|wrong| NotSet::Value { key, value, wrong })?;
         Ok(())
     }
 
     /// Changes a setting to a number. Returns the previous one.
     ///
     /// # Errors
-    /// The fault of the number; nothing was changed then.
+    /// The fault of the number, or why this process cannot have it; nothing was changed then.
     pub(crate) fn set_number(&self, setting: Setting, number: u64) -> Result<u64, &'static str> {
         let mut checked = Options::DEFAULT;
         checked.set_number(setting, number)?;
         let core = self.core().ok_or("is refused: the system gave no memory")?;
-        Ok(core.change(self, setting, number))
+        core.change(self, setting, number)
     }
 
     /// Returns the value of a setting in force; `None` if the manager cannot be opened.

@@ -16,6 +16,7 @@
 use crate::memory_groups::{Grouped, price};
 use crate::mm::{Mm, is_beyond_any};
 use crate::options::ThreadGroups;
+use crate::profile::is_due;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
@@ -78,15 +79,32 @@ impl<P: Platform> Mm<P> {
     #[inline(always)]
     pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         let word = entered();
-        if word == 0 {
-            // No thread has entered a group, so no object has a payer: the stack would refuse
-            // again.
-            if self.fast_path.serves_unasked() {
-                return slow();
-            }
-            if let Some(object) = self.fast_path.allocate_outside(size) {
-                return object.as_ptr();
-            }
+        // No thread has entered a group, so no object has a payer: the stack would refuse again.
+        if word == 0 && self.fast_path.serves_unasked() {
+            return slow();
+        }
+        if self.profile.is_on() && is_due(size) {
+            return self.allocate_due(size, slow);
+        }
+        self.allocate_looked_at(word, size, slow)
+    }
+
+    /// Allocates, and samples the allocation.
+    #[cold]
+    #[inline(never)]
+    fn allocate_due(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        let memory = self.allocate_looked_at(entered(), size, slow);
+        self.sample(memory, size);
+        memory
+    }
+
+    /// [`Mm::allocate_entered_or`] for the thread's word, behind the count of samples.
+    #[inline(always)]
+    fn allocate_looked_at(&self, word: usize, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        if word == 0
+            && let Some(object) = self.fast_path.allocate_outside(size)
+        {
+            return object.as_ptr();
         }
         // One comparison finds that the thread is in a group of this manager, and that the group
         // has paid.

@@ -106,6 +106,8 @@ impl<P: Platform> Mm<P> {
             // SAFETY: the child has no other thread, and the forking one is no reader.
             unsafe { reclaiming.forget_others() };
         }
+        // Before the gate opens, which it does not need in a process with one thread.
+        self.core_if_open().inspect(|core| core.renew_profile(self));
         self.reopen_after_fork();
         // After the stacks are open again, so that they are counted.
         // SAFETY: the child has no other thread.

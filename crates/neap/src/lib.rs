@@ -50,6 +50,7 @@ mod payers;
 mod per_cpu_data;
 pub mod percpu;
 pub mod process;
+mod profile;
 pub mod reclaim;
 mod reclaim_pass;
 mod reclaim_workers;

@@ -12,6 +12,7 @@
 use crate::limit::Following;
 use crate::once::Once;
 use crate::options::{Background as Threads, Options, ThreadGroups};
+use crate::profile::Profile;
 use crate::settings::Settings;
 use crate::splits::Splits;
 use crate::stat_page::StatPage;
@@ -56,6 +57,7 @@ pub struct Mm<P: Platform> {
     pub(crate) fast_path: FastPath,
     /// Number of this manager among those of the process.
     pub(crate) tag: AtomicUsize,
+    pub(crate) profile: Profile,
     /// Counts threads inside slow paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
@@ -127,6 +129,7 @@ impl<P: Platform> Mm<P> {
         Mm {
             fast_path: FastPath::closed(),
             tag: AtomicUsize::new(NO_TAG),
+            profile: Profile::new(),
             gate: Gate::new(),
             state: AtomicU32::new(CLOSED),
             own_thread: AtomicUsize::new(0),
@@ -299,7 +302,7 @@ impl<P: Platform> Mm<P> {
     #[inline]
     pub fn allocate_zeroed(&self, size: usize) -> *mut u8 {
         let (memory, zero) =
-            if size <= LARGEST { (self.allocate(size), false) } else { self.allocate_any(size, GRAIN) };
+            if size <= LARGEST { (self.allocate(size), false) } else { self.allocate_directly(size, GRAIN) };
         if !zero && !memory.is_null() {
             // SAFETY: just allocated for this call with at least `size` bytes.
             unsafe { self.zero(memory, size) };
@@ -327,7 +330,7 @@ impl<P: Platform> Mm<P> {
     /// no memory.
     #[inline]
     pub fn allocate_aligned(&self, size: usize, align: usize) -> *mut u8 {
-        if align <= GRAIN { self.allocate(size) } else { self.allocate_any(size, align).0 }
+        if align <= GRAIN { self.allocate(size) } else { self.allocate_directly(size, align).0 }
     }
 
     /// Allocates at least `size` bytes on a multiple of `align`, a power of two, all zero. Null if
@@ -336,12 +339,20 @@ impl<P: Platform> Mm<P> {
         if align <= GRAIN {
             return self.allocate_zeroed(size);
         }
-        let (memory, zero) = self.allocate_any(size, align);
+        let (memory, zero) = self.allocate_directly(size, align);
         if !zero && !memory.is_null() {
             // SAFETY: just allocated for this call with at least `size` bytes.
             unsafe { self.zero(memory, size) };
         }
         memory
+    }
+
+    /// Allocates on the slow path, and counts it for samples, which [`Mm::allocate_entered_or`]
+    /// does for all that comes through it.
+    fn allocate_directly(&self, size: usize, align: usize) -> (*mut u8, bool) {
+        let (memory, zero) = self.allocate_any(size, align);
+        self.count_allocation(memory, size);
+        (memory, zero)
     }
 
     /// Allocates on the slow path, charged to the thread's group if it is in one. The second value:
@@ -420,11 +431,15 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { core_less(pointer) };
         let class = core.class_of(pointer, "free");
         if class != Class::NONE {
+            if core.objects.end_sample(pointer) {
+                self.end_sample(core, pointer);
+            }
             if !core.objects.disown(pointer) {
                 core.die_of(class, pointer, "free");
             }
             return self.free_unplaced(pointer);
         }
+        self.end_sample_of_run(core, pointer);
         let payer = core.run_payer(pointer);
         let bytes = {
             let _inside = self.gate.enter(core.objects.platform.cpu());
@@ -483,6 +498,7 @@ impl<P: Platform> Mm<P> {
         let class = core.class_of(pointer, "realloc");
         let usable = core.usable_size(pointer, "realloc");
         if class == Class::NONE {
+            self.end_sample_of_run(core, pointer);
             let in_place = || {
                 let _inside = self.gate.enter(core.objects.platform.cpu());
                 let resized = size > LARGEST && core.resize_run(pointer, size);
@@ -494,6 +510,7 @@ impl<P: Platform> Mm<P> {
                 Some(payer) => self.resize_paid(payer, usable as u64, core.run_price(size), in_place),
             };
             if let Some(memory) = resized {
+                self.count_allocation(memory, size);
                 if size < usable {
                     core.after_free(self, Returned::Run(usable - size));
                 } else {

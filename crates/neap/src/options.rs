@@ -57,6 +57,8 @@ pub struct Options {
     pub groups: ThreadGroups,
     /// File for the record of pages that are handed out and come back ([`trace`](crate::trace)).
     pub trace: Path,
+    /// Bytes between two samples of allocations, on average; 0: no samples.
+    pub profile: u64,
     /// Whether an unknown option ends the process.
     pub strict: bool,
 }
@@ -100,6 +102,11 @@ impl Path {
     }
 }
 
+/// Bytes between two samples with `profile:on`, and the range of what may be asked for.
+const PROFILE_MEAN: u64 = 512 << 10;
+const PROFILE_MEANS: core::ops::RangeInclusive<u64> = 1 << 10..=1 << 40;
+const NO_MEAN: &str = "is none of off, on, and a number of bytes from 1k to 1024g";
+
 /// The number of a [`Setting`] that neap finds itself at run time.
 pub const AUTO: u64 = u64::MAX;
 
@@ -119,6 +126,8 @@ pub enum Setting {
     Refuse,
     /// Doublings.
     PageBatchScale,
+    /// Bytes between two samples; 0: none.
+    Profile,
 }
 
 /// One option: its key, its values, its default and what it does.
@@ -137,7 +146,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 14] = [
+pub const DESCRIPTIONS: [Description; 15] = [
     Description {
         key: "rseq",
         values: "on, off",
@@ -230,6 +239,13 @@ pub const DESCRIPTIONS: [Description; 14] = [
         setting: None,
     },
     Description {
+        key: "profile",
+        values: "off, on, or bytes with k, m, g",
+        default: "off",
+        text: "samples of allocations for `neap profile`, one in so many bytes on average (on: 512k), with up to 32 KiB of the stack each; at most 25 MiB of memory",
+        setting: Some(Setting::Profile),
+    },
+    Description {
         key: "strict",
         values: "on, off",
         default: "off",
@@ -295,6 +311,7 @@ impl Options {
         refuse: false,
         groups: ThreadGroups::Off,
         trace: Path::NONE,
+        profile: 0,
         strict: false,
     };
 
@@ -403,6 +420,14 @@ impl Options {
                 self.set_number(Setting::PageListHigh, pages.min(u32::MAX.into()))?;
             }
             b"page_batch_scale" => self.set_number(Setting::PageBatchScale, bytes(value).unwrap_or(u64::MAX))?,
+            b"profile" => {
+                let mean = match value {
+                    b"off" => Some(0),
+                    b"on" => Some(PROFILE_MEAN),
+                    _ => bytes(value),
+                };
+                self.set_number(Setting::Profile, mean.ok_or(NO_MEAN)?)?;
+            }
             b"nodes" if value == b"auto" => self.nodes = 0,
             b"nodes" => {
                 let count = bytes(value).filter(|count| (1..=MAX_NODES as u64).contains(count));
@@ -423,6 +448,7 @@ impl Options {
             Setting::PageListHigh => self.page_list_high.map_or(AUTO, u64::from),
             Setting::PageBatchScale => self.page_batch_scale.into(),
             Setting::Refuse => self.refuse.into(),
+            Setting::Profile => self.profile,
         }
     }
 
@@ -444,6 +470,8 @@ impl Options {
             Setting::PageBatchScale => self.page_batch_scale = number as u32,
             Setting::Refuse if number > 1 => return Err("is neither on nor off"),
             Setting::Refuse => self.refuse = number == 1,
+            Setting::Profile if number != 0 && !PROFILE_MEANS.contains(&number) => return Err(NO_MEAN),
+            Setting::Profile => self.profile = number,
         }
         Ok(())
     }
@@ -489,7 +517,7 @@ mod tests {
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
             "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
-             refuse:on,groups:by-thread,trace:/a/b,strict:on",
+             refuse:on,groups:by-thread,trace:/a/b,profile:64k,strict:on",
         );
         let expected = Options {
             rseq: false,
@@ -505,12 +533,13 @@ mod tests {
             refuse: true,
             groups: ThreadGroups::ByThread,
             trace: Path::absolute(b"/a/b").unwrap(),
+            profile: 64 << 10,
             strict: true,
         };
         assert_eq!((options.trace.as_c_str(), Options::DEFAULT.trace.as_c_str()), (Some(c"/a/b"), None));
         assert_eq!((options, complaints), (expected, Vec::new()));
         assert_eq!(parse("groups:by-thread-name").0.groups, ThreadGroups::ByName);
-        let text = "page_list_high:99,page_list_high:auto,nodes:2,nodes:auto,groups:by-thread,groups:off";
+        let text = "page_list_high:99,page_list_high:auto,nodes:2,nodes:auto,groups:by-thread,groups:off,profile:on,profile:off";
         let (options, complaints) = parse(text);
         assert_eq!((options, complaints), (Options::DEFAULT, Vec::new()));
         for description in DESCRIPTIONS {

@@ -14,7 +14,7 @@
 
 use crate::main_thread;
 use crate::mm::{Hooks, Mm, Task};
-use crate::options::{Background, Options};
+use crate::options::{Background, Options, Setting};
 use crate::{stat_text, trace};
 use core::ffi::{CStr, c_void};
 use core::ops::Deref;
@@ -65,6 +65,12 @@ fn open_apart(mm: &Mm<Linux>) {
     if opened == Ok(true) {
         register_fork_handlers();
         stat_text::open(mm);
+        if options.profile > 0
+            && let Err(wrong) = mm.set_number(Setting::Profile, options.profile)
+        {
+            let _ = mm.set_number(Setting::Profile, 0);
+            say(format_args!("NEAP: \"profile\" {wrong}; ignored"));
+        }
         mm.ticked();
     }
 }

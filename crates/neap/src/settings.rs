@@ -14,13 +14,24 @@ use neap_base::Mutex;
 
 impl Setting {
     /// All settings, in the order of their numbers.
-    pub const ALL: [Setting; 5] =
-        [Setting::Limit, Setting::Interval, Setting::PageListHigh, Setting::Refuse, Setting::PageBatchScale];
+    pub const ALL: [Setting; 6] = [
+        Setting::Limit,
+        Setting::Interval,
+        Setting::PageListHigh,
+        Setting::Refuse,
+        Setting::PageBatchScale,
+        Setting::Profile,
+    ];
 
     /// The option's key.
     pub fn key(self) -> &'static str {
         let own = DESCRIPTIONS.iter().find(|option| option.setting == Some(self));
         own.map_or("", |option| option.key)
+    }
+
+    /// Whether the page layer is to know a new value.
+    pub(crate) fn is_of_pages(self) -> bool {
+        matches!(self, Setting::Limit | Setting::PageListHigh | Setting::PageBatchScale)
     }
 
     /// Returns `number` as the option's value is written.
@@ -52,6 +63,7 @@ impl fmt::Display for Value {
         match *self {
             Value(Setting::Limit, number) => Limit::of_number(number).fmt(f),
             Value(Setting::PageListHigh, AUTO) => f.write_str("auto"),
+            Value(Setting::Profile, 0) => f.write_str("off"),
             Value(Setting::Refuse, on) => f.write_str(if on == 1 { "on" } else { "off" }),
             Value(_, number) => write!(f, "{number}"),
         }

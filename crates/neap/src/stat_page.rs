@@ -29,6 +29,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::Mutex;
 use neap_base::live::Link;
+use neap_base::profile_area::{self, AreaHeader};
 use neap_objects::live::ClassCell;
 use neap_os::memfd::{Memfd, OpenFile};
 use neap_os::{clock, memory, thread};
@@ -63,6 +64,8 @@ pub(crate) struct StatPage {
 struct Own {
     header: AtomicPtr<Header>,
     head: AtomicPtr<LiveHead>,
+    /// The area of samples, once it is mapped.
+    samples: AtomicPtr<AreaHeader>,
     zones: Link<ZoneCell>,
     classes: Link<ClassCell>,
 }
@@ -115,6 +118,33 @@ impl StatPage {
         Some((&own.zones, &own.classes))
     }
 
+    /// The area of samples; `None` if this process has mapped none.
+    pub(crate) fn samples(&self) -> Option<&AreaHeader> {
+        // Acquire pairs with the Release in `own`: the pointer leads to zeroes, or data of `make`.
+        // SAFETY: null, or a mapping that stays.
+        let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
+        // Acquire pairs with the Release in `map_samples`.
+        // SAFETY: null, or a mapping that this process never unmaps: a child reads null.
+        unsafe { own.samples.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Maps the area of samples, which is all zero then. `None` if this process has no page, or has
+    /// closed its descriptor. One call at a time.
+    pub(crate) fn map_samples(&self) -> Option<&AreaHeader> {
+        self.header()?;
+        if self.samples().is_none() {
+            let file = OpenFile {
+                descriptor: self.descriptor.load(Ordering::Relaxed),
+                device: self.device.load(Ordering::Relaxed),
+                inode: self.inode.load(Ordering::Relaxed),
+            };
+            let address = file.map(profile_area::FILE_OFFSET, profile_area::AREA_BYTES).ok()?;
+            // Release pairs with the Acquire in `samples`.
+            self.own()?.samples.store(core::ptr::with_exposed_provenance_mut(address), Ordering::Release);
+        }
+        self.samples()
+    }
+
     fn layout(&self) -> PageLayout {
         // Relaxed: written by this thread, or before the header that was found.
         let [nodes, text] = [&self.nodes, &self.text].map(|word| word.load(Ordering::Relaxed));
@@ -137,7 +167,10 @@ impl StatPage {
     pub(crate) fn make(&self, layout: PageLayout) {
         let Some(own) = self.own() else { return };
         let length = layout.bytes(REPORT_AT);
-        let Ok(memfd) = Memfd::make(c"neap-stat", REPORT_AT + REPORT, length) else { return };
+        // A low limit on the size of files leaves no place for samples.
+        let make = |file_bytes| Memfd::make(c"neap-stat", file_bytes, REPORT_AT + REPORT, length);
+        let made = make(profile_area::FILE_OFFSET + profile_area::AREA_BYTES).or_else(|_| make(REPORT_AT + REPORT));
+        let Ok(memfd) = made else { return };
         let OpenFile { descriptor, device, inode } = memfd.file;
         // Relaxed: read by this thread in a forked child.
         self.descriptor.store(descriptor, Ordering::Relaxed);

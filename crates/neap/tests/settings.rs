@@ -34,6 +34,7 @@ fn option_changes_by_its_own_parser_or_says_why_not() {
         ("page_list_high", "auto", "auto"),
         ("page_batch_scale", "0", "0"),
         ("refuse", "on", "on"),
+        ("profile", "off", "off"),
     ] {
         assert_eq!(mm.set(key, text), Ok(()), "{key}");
         let setting = Setting::ALL.into_iter().find(|setting| setting.key() == key).unwrap();
@@ -44,10 +45,14 @@ fn option_changes_by_its_own_parser_or_says_why_not() {
         ("page_batch_scale", "7", "page_batch_scale: \"7\" is not a number from 0 to 6"),
         ("limit", "x", "limit: \"x\" is none of none, auto, 1% to 100%, and a number of bytes"),
         ("limti", "1g", "\"limti\" is not an option (did you mean \"limit\"?)"),
+        ("profile", "1", "profile: \"1\" is none of off, on, and a number of bytes from 1k to 1024g"),
         ("colour", "red", "\"colour\" is not an option"),
     ] {
         assert_eq!(mm.set(key, text).unwrap_err().to_string(), said);
     }
+    let refused = mm.set("profile", "on").unwrap_err().to_string();
+    assert!(refused.contains("which this process does not have (stat:off"), "{refused}");
+    assert_eq!(value(&mm, Setting::Profile), "off");
     assert_eq!([Setting::Limit, Setting::Interval].map(|setting| value(&mm, setting)), ["none", "60000"]);
     for option in DESCRIPTIONS.iter().filter(|option| option.setting.is_none()) {
         let (key, refused) = (option.key, mm.set(option.key, option.default).unwrap_err());

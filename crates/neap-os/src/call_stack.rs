@@ -1,0 +1,137 @@
+//! The calling thread's stack, as an unwinder needs it: three registers, and the bytes above the
+//! stack pointer.
+//!
+//! The end of a stack is not known: it may belong to a coroutine or a signal handler. So the kernel
+//! is asked how far the memory can be read. Takes no lock, keeps no state, signal-safe.
+
+use core::arch::asm;
+use core::ffi::c_void;
+use rustix::mm::{Advice, madvise};
+
+/// The registers by which callers are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registers {
+    /// Address of an instruction of the function that the call was inlined into.
+    pub instruction: usize,
+    /// The stack pointer there.
+    pub stack_pointer: usize,
+    /// The frame pointer register there. Its use is up to the compiler.
+    pub frame_pointer: usize,
+}
+
+/// Returns the registers of the calling function.
+#[inline(always)]
+pub fn registers() -> Registers {
+    let (instruction, stack_pointer, frame_pointer);
+    // SAFETY: reads three registers.
+    unsafe {
+        asm!(
+            "lea {instruction}, [rip]",
+            "mov {stack}, rsp",
+            "mov {frame}, rbp",
+            instruction = out(reg) instruction, stack = out(reg) stack_pointer, frame = out(reg) frame_pointer,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    Registers { instruction, stack_pointer, frame_pointer }
+}
+
+/// Returns how many bytes from `address`, on the calling thread's stack, can be read: at most
+/// `most`, and a multiple of 8. 0 before Linux 5.14. Where the memory ends earlier, the answer may
+/// be half of what there is.
+///
+/// One system call, or one for each halving.
+pub fn readable(address: usize, most: usize) -> usize {
+    // The control block of a thread that is not the first lies at the end of its stack.
+    let to_control_block = crate::thread::pointer().wrapping_sub(address);
+    let most = if to_control_block < most { to_control_block } else { most };
+    let page = crate::memory::page_size();
+    let start = address & !(page - 1);
+    let mut end = (address + most).next_multiple_of(page);
+    while end > start {
+        let pointer = core::ptr::with_exposed_provenance_mut::<c_void>(start);
+        // SAFETY: populating for reading changes no contents.
+        if unsafe { madvise(pointer, end - start, Advice::LinuxPopulateRead) }.is_ok() {
+            return (end - address).min(most) & !7;
+        }
+        end = start + (((end - start) / 2) & !(page - 1));
+    }
+    0
+}
+
+/// Copies bytes of this thread's stack, those of other functions' variables too.
+///
+/// # Safety
+/// * `bytes` bytes from `from` on lie above this thread's stack pointer, and can be read.
+/// * `to` has room for as many, and no other code uses them.
+pub unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
+    // Not a copy of Rust's, for which the bytes would need a type and an owner.
+    // SAFETY: the caller says that the first range can be read, and the second is its own.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") bytes => _, inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[inline(never)]
+    fn depth(levels: usize, test: &mut dyn FnMut()) -> usize {
+        let kept = core::hint::black_box([levels; 64]);
+        let deeper = if levels > 0 { depth(levels - 1, test) } else { test_and_count(test) };
+        deeper + kept[0] - levels + 1
+    }
+
+    fn test_and_count(test: &mut dyn FnMut()) -> usize {
+        test();
+        0
+    }
+
+    #[test]
+    fn a_copy_has_what_lies_on_the_stack() {
+        let marker = core::hint::black_box([0x5a_u64; 32]);
+        let calls = depth(10, &mut || {
+            let at = registers();
+            let bytes = readable(at.stack_pointer, 32 << 10);
+            assert!(bytes >= 8192 && bytes.is_multiple_of(8), "{bytes}");
+            let mut copied: Vec<u64> = std::vec![0; bytes / 8];
+            // SAFETY: the kernel says that the bytes can be read; the vector is as long.
+            unsafe { copy(at.stack_pointer, copied.as_mut_ptr().cast(), bytes) };
+            let of_levels = (0..=10).all(|level| copied.windows(64).any(|words| words == [level; 64]));
+            assert!(of_levels && copied.windows(32).any(|words| words == marker), "all frames are in it");
+        });
+        assert_eq!(calls, 11);
+    }
+
+    #[test]
+    fn what_cannot_be_read_ends_it() {
+        let page = crate::memory::page_size();
+        let start = crate::memory::map(4 * page).unwrap();
+        // SAFETY: a part of the mapping above, which no code uses.
+        unsafe { crate::memory::unmap(start + 3 * page, page) }.unwrap();
+        assert_eq!(readable(start, 2 * page), 2 * page);
+        assert_eq!(readable(start + 8, 3 * page - 8), 3 * page - 8);
+        assert_eq!(readable(start, 16 * page), 2 * page, "found by halves");
+        assert_eq!(readable(start + 3 * page, page), 0);
+        // SAFETY: mapped above.
+        unsafe { crate::memory::unmap(start, 3 * page) }.unwrap();
+    }
+
+    #[test]
+    fn the_instruction_lies_in_the_calling_function() {
+        #[inline(never)]
+        fn here() -> Registers {
+            registers()
+        }
+        let offset = here().instruction.wrapping_sub(here as *const () as usize);
+        assert!(offset < 256, "{offset}");
+        let local = 0_u8;
+        assert!(registers().stack_pointer.abs_diff((&raw const local).addr()) < 4096);
+    }
+}

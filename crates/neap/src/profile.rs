@@ -1,0 +1,176 @@
+//! Samples of allocations: which code asked for the memory that the program has.
+//!
+//! # Design
+//! While the option `profile` is on, each allocation is sampled with the probability
+//! 1 - exp(-size / mean): the samples are a Poisson process over the bytes that a thread allocates.
+//! A sample is left in the [area](neap_base::profile_area) that the command `neap profile` reads.
+//! It is unwound there: this process takes its stack's bytes, and calls no unwinder.
+//!
+//! - Off, there is no instruction for it on the fast paths: they serve all threads at once. On,
+//!   `malloc` passes the limit [`FastPath::look_at_all`](neap_objects::fast_path::FastPath) sets,
+//!   and subtracts the size from a thread-local [countdown](neap_os::thread_state::countdown).
+//! - The state byte of a sampled object is [marked](neap_objects::object_state::SAMPLED), so only
+//!   its free is slow. A run's free looks its address up while there are samples.
+//! - A forked child samples into its own area, and knows none of the parent's samples. A child of
+//!   the bare system call has no area, and samples nothing.
+//! - `realloc` that resizes or moves a run ends its sample, and counts the new size as an
+//!   allocation. Where it fails, the sample is lost.
+//!
+//! # Locking
+//! One mutex, inside the fork gate, for each sample and for the free of a sampled allocation. It is
+//! held while up to 32 KiB of stack are copied.
+
+mod intervals;
+mod recorder;
+mod sample_table;
+
+use crate::mm::{Core, Mm};
+use crate::options::Setting;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_base::profile_area::MOST_STACK;
+use neap_base::{Mutex, Platform};
+use neap_objects::size_class::Class;
+use neap_os::thread_state::{countdown, set_countdown};
+use neap_os::{call_stack, clock, thread};
+use recorder::{Recorder, Sampled};
+
+/// The state of sampling.
+#[derive(Debug)]
+pub(crate) struct Profile {
+    /// Bytes between two samples, on average; 0: nothing is sampled.
+    mean: AtomicU64,
+    /// Number of samples that are live.
+    live: AtomicU32,
+    recorder: Mutex<Recorder>,
+}
+
+impl Profile {
+    pub(crate) const fn new() -> Profile {
+        Profile { mean: AtomicU64::new(0), live: AtomicU32::new(0), recorder: Mutex::new(Recorder::new()) }
+    }
+
+    /// Whether allocations are counted. Relaxed, as all uses of `mean`: a thread that reads it late
+    /// acts as shortly before the change.
+    #[inline(always)]
+    pub(crate) fn is_on(&self) -> bool {
+        self.mean.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// Counts an allocation of this thread. Returns whether it may be a sample.
+#[inline(always)]
+pub(crate) fn is_due(size: usize) -> bool {
+    let left = countdown();
+    if size < left {
+        set_countdown(left - size);
+    }
+    size >= left
+}
+
+impl<P: Platform> Mm<P> {
+    /// Ends an allocation that is [due](is_due): records it, unless this thread has drawn no number
+    /// yet that says otherwise. Not inside the gate.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn sample(&self, memory: *mut u8, size: usize) {
+        let (registers, is_drawn) = (call_stack::registers(), countdown() > 0);
+        let (mean, Some(core)) = (self.profile.mean.load(Ordering::Relaxed), self.core_if_open()) else { return };
+        // Where nothing is recorded, the thread looks again later.
+        set_countdown(mean.max(1) as usize);
+        if memory.is_null() || mean == 0 {
+            return;
+        }
+        // Before the lock is taken, since these ask the system.
+        let (thread, time) = (thread::id(), clock::precise());
+        let stack_bytes = call_stack::readable(registers.stack_pointer, MOST_STACK);
+        let group = self.group_of_thread().map_or(0, |group| group.to_bits());
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let Some(area) = core.page.samples() else { return };
+        let mut recorder = self.profile.recorder.lock();
+        // A thread's first number is drawn at its first allocation, which it may leave out.
+        let first = if is_drawn { 0 } else { recorder.interval(mean) };
+        if size < first {
+            set_countdown(first - size);
+            return;
+        }
+        set_countdown(recorder.interval(mean));
+        let sampled = Sampled { address: memory.addr() as u64, size: size as u64, mean, group, time, thread };
+        // SAFETY: the kernel says that the stack can be read, and it is this thread's; the area is
+        // mapped, and written to under this lock alone.
+        let has_slot = unsafe { recorder.record(area, &sampled, registers, stack_bytes) };
+        self.profile.live.store(recorder.live(), Ordering::Relaxed);
+        if has_slot && core.objects.class_at(memory).is_some_and(|class| class != Class::NONE) {
+            core.objects.mark_sampled(memory);
+        }
+    }
+
+    /// Counts an allocation, and samples it if its turn has come, as long as `profile` is on.
+    #[inline]
+    pub(crate) fn count_allocation(&self, memory: *mut u8, size: usize) {
+        if self.profile.is_on() && is_due(size) {
+            self.sample(memory, size);
+        }
+    }
+
+    /// Ends the sample of an allocation that is about to be freed or moved. Not inside the gate.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_sample(&self, core: &Core<P>, memory: *const u8) {
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let Some(area) = core.page.samples() else { return };
+        let mut recorder = self.profile.recorder.lock();
+        // SAFETY: the area is mapped, and written to under this lock alone.
+        unsafe { recorder.forget(area, memory.addr() as u64) };
+        self.profile.live.store(recorder.live(), Ordering::Relaxed);
+    }
+
+    /// Ends the sample of a run, if there are samples.
+    #[inline]
+    pub(crate) fn end_sample_of_run(&self, core: &Core<P>, memory: *const u8) {
+        if self.profile.live.load(Ordering::Relaxed) > 0 {
+            self.end_sample(core, memory);
+        }
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Puts the number of the setting `profile` in force: samples every `mean` bytes, or ends
+    /// sampling and forgets all samples. Inside the gate, one call at a time.
+    ///
+    /// # Errors
+    /// The reason why nothing is sampled.
+    pub(crate) fn set_profile(&self, mm: &Mm<P>, mean: u64) -> Result<(), &'static str> {
+        let profile = &mm.profile;
+        if mean > 0 {
+            let area = self.page.map_samples().ok_or(NO_AREA)?;
+            profile.recorder.lock().begin(area, mean).map_err(|_| "is refused: the system gave no address space")?;
+            profile.mean.store(mean, Ordering::Relaxed);
+            mm.fast_path.look_at_all();
+        } else if profile.is_on() {
+            profile.mean.store(0, Ordering::Relaxed);
+            mm.fast_path.look_at_none();
+            profile.recorder.lock().end(self.page.samples());
+            profile.live.store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// In a forked child, which has a new page or none, and one thread: forgets the parent's
+    /// samples, and goes on with its own.
+    pub(crate) fn renew_profile(&self, mm: &Mm<P>) {
+        let mean = mm.profile.mean.load(Ordering::Relaxed);
+        // A thread of the parent may have held it, if a signal handler has forked.
+        let Some(mut recorder) = mm.profile.recorder.try_lock().filter(|_| mean > 0) else { return };
+        recorder.end(None);
+        drop(recorder);
+        mm.profile.live.store(0, Ordering::Relaxed);
+        if self.set_profile(mm, mean).is_err() {
+            let _ = self.set_profile(mm, 0);
+            self.settings.values[Setting::Profile as usize].store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Why a process cannot be sampled.
+const NO_AREA: &str = "is refused: samples are left in the page of numbers, which this process does not have (stat:off, \
+                       threads before its first allocation, or a limit on files), or has closed";

@@ -1,0 +1,223 @@
+//! Writes samples and frees into the [area](neap_base::profile_area).
+//!
+//! What is written is never read back: the positions and the live samples are kept here, since
+//! other processes of the user may write to the area.
+
+use super::intervals::Intervals;
+use super::sample_table::SampleTable;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use neap_base::platform::Errno;
+use neap_base::profile_area::{
+    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, FORMAT, FREE, FreeRecord, MAGIC, PAD, RING_AT, RING_BYTES,
+    SLOTS_AT, Slot,
+};
+use neap_os::call_stack::{self, Registers};
+use neap_os::{clock, environment, memory};
+
+/// A sampled allocation.
+#[derive(Debug)]
+pub(super) struct Sampled {
+    pub(super) address: u64,
+    pub(super) size: u64,
+    pub(super) mean: u64,
+    pub(super) group: u64,
+    pub(super) time: u64,
+    pub(super) thread: u32,
+}
+
+/// What a process remembers of its samples.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    intervals: Intervals,
+    /// Number of the last sample.
+    taken: u64,
+    /// Bytes ever written to the ring.
+    head: u64,
+    /// `None`: nothing is recorded.
+    live: Option<SampleTable>,
+}
+
+impl Recorder {
+    pub(super) const fn new() -> Recorder {
+        Recorder { intervals: Intervals::new(0), taken: 0, head: 0, live: None }
+    }
+
+    /// Begins to record, or goes on with another mean.
+    ///
+    /// # Errors
+    /// The system gives no address space.
+    pub(super) fn begin(&mut self, area: &AreaHeader, mean: u64) -> Result<(), Errno> {
+        if self.live.is_none() {
+            *self = Recorder { live: Some(SampleTable::make()?), ..Recorder::new() };
+            self.intervals = Intervals::new(environment::random());
+            // Memory that the system did not take back is not zero.
+            let counters = [&area.head, &area.taken, &area.live, &area.without_slot, &area.without_stack];
+            counters.into_iter().for_each(|counter| counter.store(0, Ordering::Relaxed));
+            area.began.store(clock::precise(), Ordering::Relaxed);
+            area.format.store(FORMAT, Ordering::Relaxed);
+            // Release: a reader that sees it sees the rest.
+            area.magic.store(MAGIC, Ordering::Release);
+        }
+        area.mean.store(mean, Ordering::Relaxed);
+        area.is_on.store(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Forgets all samples, and gives the memory back, that of the area too if there is one.
+    pub(super) fn end(&mut self, area: Option<&AreaHeader>) {
+        if let Some(live) = self.live.take() {
+            live.close();
+        }
+        if let Some(area) = area {
+            // What is read meanwhile is no area.
+            area.magic.store(0, Ordering::Release);
+            let address = core::ptr::from_ref(area).addr();
+            // SAFETY: the header is the start of a mapping of that length. Its contents are written
+            // here only, and read by no code of this process.
+            let _ = unsafe { memory::release_shared(address, AREA_BYTES) };
+        }
+    }
+
+    /// Draws the bytes up to the next sample.
+    pub(super) fn interval(&mut self, mean: u64) -> usize {
+        self.intervals.draw(mean)
+    }
+
+    /// Number of live samples.
+    pub(super) fn live(&self) -> u32 {
+        self.live.as_ref().map_or(0, SampleTable::live)
+    }
+
+    /// Records a sample with `stack_bytes` bytes of the stack. Returns whether its free will be
+    /// recorded.
+    ///
+    /// # Safety
+    /// * `area` is the start of a mapped area that no other thread writes to.
+    /// * The bytes of the stack can be read.
+    pub(super) unsafe fn record(
+        &mut self,
+        area: &AreaHeader,
+        sampled: &Sampled,
+        registers: Registers,
+        stack_bytes: usize,
+    ) -> bool {
+        let Some(live) = &mut self.live else { return false };
+        self.taken += 1;
+        let number = self.taken;
+        let slot = live.insert(sampled.address, number);
+        area.taken.store(number, Ordering::Relaxed);
+        area.live.store(live.live().into(), Ordering::Relaxed);
+        let count = |counter: &AtomicU64, is: bool| _ = counter.fetch_add(is.into(), Ordering::Relaxed);
+        count(&area.without_slot, slot.is_none());
+        count(&area.without_stack, stack_bytes == 0);
+        if let Some(index) = slot {
+            // SAFETY: the area is mapped (the caller's promise), and has a slot for every entry.
+            let slot = unsafe { slot_at(area, index).as_ref() };
+            let words = [
+                (&slot.address, sampled.address),
+                (&slot.size, sampled.size),
+                (&slot.mean, sampled.mean),
+                (&slot.time, sampled.time),
+                (&slot.group, sampled.group),
+            ];
+            words.into_iter().for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+            slot.thread.store(sampled.thread, Ordering::Relaxed);
+            // Release: a reader that sees the number sees the rest.
+            slot.number.store(number, Ordering::Release);
+        }
+        let bytes = size_of::<AllocRecord>() + stack_bytes;
+        let record = AllocRecord {
+            kind: ALLOC,
+            bytes: bytes as u32,
+            number,
+            time: sampled.time,
+            address: sampled.address,
+            size: sampled.size,
+            mean: sampled.mean,
+            group: sampled.group,
+            thread: sampled.thread,
+            stack_bytes: stack_bytes as u32,
+            instruction: registers.instruction as u64,
+            stack_pointer: registers.stack_pointer as u64,
+            frame_pointer: registers.frame_pointer as u64,
+        };
+        // SAFETY: `room` returns a range of the ring of that length. The stack can be read (the
+        // caller's promise), and lies above this function's frame.
+        unsafe {
+            let to = self.room(area, bytes);
+            to.cast::<AllocRecord>().write(record);
+            call_stack::copy(registers.stack_pointer, to.as_ptr().add(size_of::<AllocRecord>()), stack_bytes);
+        }
+        self.publish(area, bytes);
+        slot.is_some()
+    }
+
+    /// Ends the sample at an address, if there is one, and records its free.
+    ///
+    /// # Safety
+    /// `area` is the start of a mapped area that no other thread writes to.
+    pub(super) unsafe fn forget(&mut self, area: &AreaHeader, address: u64) {
+        let Some((index, number)) = self.live.as_mut().and_then(|live| live.remove(address)) else { return };
+        // SAFETY: the area is mapped (the caller's promise), and has a slot for every entry.
+        unsafe { slot_at(area, index).as_ref() }.number.store(0, Ordering::Relaxed);
+        area.live.store(self.live().into(), Ordering::Relaxed);
+        let bytes = size_of::<FreeRecord>();
+        let record = FreeRecord { kind: FREE, bytes: bytes as u32, number, time: clock::precise() };
+        // SAFETY: `room` returns a range of the ring of that length.
+        unsafe { self.room(area, bytes).cast::<FreeRecord>().write(record) };
+        self.publish(area, bytes);
+    }
+
+    /// Returns the place of a record of `bytes` bytes, on a multiple of 8. It lies in one block, so
+    /// the rest of a block may have to be filled before it.
+    ///
+    /// # Safety
+    /// `area` is the start of a mapped area that no other thread writes to. `bytes` is a multiple
+    /// of 8 and at most a block.
+    unsafe fn room(&mut self, area: &AreaHeader, bytes: usize) -> NonNull<u8> {
+        let rest = BLOCK_BYTES - self.head as usize % BLOCK_BYTES;
+        if bytes > rest {
+            // SAFETY: the rest of a block has at least 8 bytes, in the ring.
+            unsafe { ring_at(area, self.head).cast::<[u32; 2]>().write([PAD, rest as u32]) };
+            self.publish(area, rest);
+        }
+        // SAFETY: the area is mapped (the caller's promise).
+        unsafe { ring_at(area, self.head) }
+    }
+
+    /// Lets readers see the record of `bytes` bytes that was written last.
+    fn publish(&mut self, area: &AreaHeader, bytes: usize) {
+        self.head += bytes as u64;
+        // Release pairs with the reader's Acquire, or its system call: it sees the record.
+        area.head.store(self.head, Ordering::Release);
+    }
+}
+
+/// The slot `index` of an area.
+///
+/// # Safety
+/// `area` is the start of a mapped area, which has that slot.
+unsafe fn slot_at(area: &AreaHeader, index: usize) -> NonNull<Slot> {
+    // SAFETY: the slot lies in the area's mapping (the caller's promise).
+    unsafe { at(area, SLOTS_AT + index * size_of::<Slot>()) }.cast()
+}
+
+/// The byte `position` of the ring of an area.
+///
+/// # Safety
+/// `area` is the start of a mapped area.
+unsafe fn ring_at(area: &AreaHeader, position: u64) -> NonNull<u8> {
+    // SAFETY: the ring lies in the area's mapping (the caller's promise).
+    unsafe { at(area, RING_AT + position as usize % RING_BYTES) }
+}
+
+/// A byte of an area.
+///
+/// # Safety
+/// `area` is the start of a mapped area that is longer than `offset`.
+unsafe fn at(area: &AreaHeader, offset: usize) -> NonNull<u8> {
+    let address = core::ptr::from_ref(area).addr() + offset;
+    // SAFETY: an address within a mapping (the caller's promise) is not 0.
+    unsafe { NonNull::new_unchecked(core::ptr::with_exposed_provenance_mut(address)) }
+}
