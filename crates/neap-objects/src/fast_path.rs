@@ -142,6 +142,8 @@ pub struct FastPath {
     pub(crate) table: SequenceTable,
     /// The place of the class's stack, by size in grains, the largest first.
     places: [u16; PLACES],
+    /// Sizes below this are [counted](FastPath::counts) and no thread has entered anything.
+    limit_counted: AtomicUsize,
     /// Whether a thread has ever entered anything.
     was_entered: AtomicBool,
 }
@@ -215,6 +217,7 @@ impl FastPath {
             uncharger: AtomicPtr::new(core::ptr::null_mut()),
             table: SequenceTable::unopened(),
             places: places(),
+            limit_counted: AtomicUsize::new(0),
             was_entered: AtomicBool::new(false),
         }
     }
@@ -256,32 +259,52 @@ impl FastPath {
     /// first. A thread calls this before it enters anything. It sees its own store. Other threads
     /// have entered nothing and may see the store late.
     pub fn look_at_entered(&self) {
-        // Every malloc reads the line of the limit, so each is written only if its value changes.
+        // Every malloc reads the line of the limits, so each is written only if its value changes.
         if !self.was_entered.load(Ordering::Relaxed) {
-            // SeqCst pairs with that in `look_at_none`: one of the two threads sees the other's
+            // SeqCst pairs with that in `unless_entered`: one of the two threads sees the other's
             // store, and stores the limit 0.
             self.was_entered.store(true, Ordering::SeqCst);
         }
-        self.look_at_all();
+        self.refuse(&self.limit_counted);
+        self.refuse(&self.limit);
     }
 
-    /// Makes [`FastPath::allocate`] refuse every size, so that callers can look at all allocations.
+    /// Makes [`FastPath::allocate`] refuse every size, so that callers count all allocations.
     /// Threads may see the store late.
-    pub fn look_at_all(&self) {
-        if self.limit.load(Ordering::SeqCst) > 0 {
-            self.limit.store(0, Ordering::SeqCst);
+    pub fn count_all(&self) {
+        self.unless_entered(&self.limit_counted);
+        self.refuse(&self.limit);
+    }
+
+    /// Ends [`FastPath::count_all`]. A thread that enters its first group meanwhile may get a few
+    /// objects uncharged.
+    pub fn count_none(&self) {
+        self.refuse(&self.limit_counted);
+        self.unless_entered(&self.limit);
+    }
+
+    /// Makes calls with a limit refuse every size.
+    fn refuse(&self, limit: &AtomicUsize) {
+        if limit.load(Ordering::SeqCst) > 0 {
+            limit.store(0, Ordering::SeqCst);
         }
     }
 
-    /// Ends [`FastPath::look_at_all`], unless a thread has entered something. A thread that enters
-    /// its first group meanwhile may get a few objects uncharged.
-    pub fn look_at_none(&self) {
-        if self.served.load(Ordering::Relaxed) > 0 && self.limit_outside.load(Ordering::Relaxed) > 0 {
-            self.limit.store(LARGEST + 1, Ordering::SeqCst);
+    /// Opens a limit, unless a thread has entered something or all are to.
+    fn unless_entered(&self, limit: &AtomicUsize) {
+        if self.limit_outside.load(Ordering::Relaxed) > 0 {
+            limit.store(LARGEST + 1, Ordering::SeqCst);
             if self.was_entered.load(Ordering::SeqCst) {
-                self.limit.store(0, Ordering::SeqCst);
+                limit.store(0, Ordering::SeqCst);
             }
         }
+    }
+
+    /// Whether an allocation of `size` bytes is to be counted, and no thread has entered anything.
+    /// The caller goes on in [`FastPath::allocate_outside`].
+    #[inline(always)]
+    pub fn counts(&self, size: usize) -> bool {
+        size < self.limit_counted.load(Ordering::Relaxed)
     }
 
     /// Makes [`FastPath::allocate_outside`] refuse every size as well, so that threads that have

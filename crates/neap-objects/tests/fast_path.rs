@@ -93,17 +93,22 @@ fn once_a_thread_enters_something_who_has_not_is_asked_first() {
 }
 
 #[test]
-fn looking_at_all_calls_ends_unless_a_thread_has_entered_something() {
+fn the_count_of_all_calls_ends_unless_a_thread_has_entered_something() {
     with_an_object_of_64(|o, object| {
-        o.fast_path.look_at_all();
+        assert!(!o.fast_path.counts(64));
+        o.fast_path.count_all();
         assert!(allocate(o, 64).is_none() && o.fast_path.serves_all());
-        o.fast_path.look_at_none();
+        assert!(o.fast_path.counts(64) && o.fast_path.counts(LARGEST) && !o.fast_path.counts(LARGEST + 1));
+        o.fast_path.count_none();
+        assert!(!o.fast_path.counts(64));
         assert_eq!(allocate(o, 64), Some(object));
         assert_eq!(o.fast_path.free(object), FreeOutcome::Cached);
+        o.fast_path.count_all();
         o.fast_path.look_at_entered();
-        o.fast_path.look_at_all();
-        o.fast_path.look_at_none();
-        assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unasked());
+        assert!(!o.fast_path.counts(64), "the thread's word comes first");
+        o.fast_path.count_all();
+        o.fast_path.count_none();
+        assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unasked() && !o.fast_path.counts(64));
         assert_eq!(allocate_outside(o, 64), Some(object));
     });
 }

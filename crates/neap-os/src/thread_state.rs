@@ -93,6 +93,27 @@ pub fn set_countdown(bytes: usize) {
     set_word::<COUNTDOWN>(bytes);
 }
 
+/// Subtracts bytes from the countdown. Returns `false` and changes nothing if that does not leave
+/// at least one.
+#[inline(always)]
+pub fn count_down(bytes: usize) -> bool {
+    // One block, so that the words are found once.
+    // SAFETY: reads and writes a word of this thread, which only the functions here access.
+    unsafe {
+        asm!(
+            "mov {words}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
+            "mov {left}, qword ptr fs:[{words} + {at}]",
+            "sub {left}, {bytes}",
+            "jbe {due}",
+            "mov qword ptr fs:[{words} + {at}], {left}",
+            words = out(reg) _, left = out(reg) _, bytes = in(reg) bytes, at = const COUNTDOWN,
+            due = label { return false },
+            options(nostack)
+        );
+    }
+    true
+}
+
 #[inline(always)]
 fn word<const AT: usize>() -> usize {
     let word: usize;
@@ -151,6 +172,19 @@ mod tests {
             assert_eq!(entered(), usize::MAX, "no other thread's");
             set_entered(0);
             assert_eq!(entered(), 0);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_countdown_keeps_at_least_one_byte() {
+        std::thread::spawn(|| {
+            assert!(!count_down(0) && !count_down(usize::MAX), "nothing is drawn");
+            set_countdown(100);
+            assert!(count_down(60) && count_down(0) && countdown() == 40);
+            assert!(!count_down(40) && !count_down(usize::MAX) && countdown() == 40);
+            assert!(count_down(39) && countdown() == 1 && !count_down(1));
         })
         .join()
         .unwrap();

@@ -16,7 +16,6 @@
 use crate::memory_groups::{Grouped, price};
 use crate::mm::{Mm, is_beyond_any};
 use crate::options::ThreadGroups;
-use crate::profile::is_due;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
@@ -24,7 +23,7 @@ use neap_groups::{GroupId, Kind, OnLimit, PAYER_BITS, Payer, Refusal};
 use neap_objects::charged::Owned;
 use neap_objects::payers::word_of;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_os::thread_state::{entered, set_entered};
+use neap_os::thread_state::{count_down, entered, set_entered};
 use neap_reclaim::is_calling;
 
 /// Bit of a word that names the sole owner of a whole page. A thread's word is equal to the word in
@@ -78,29 +77,35 @@ impl<P: Platform> Mm<P> {
     /// this CPU's stock pays for. Else calls `slow`, which ends in [`Mm::allocate_slow`].
     #[inline(always)]
     pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+        if self.fast_path.counts(size) {
+            return match count_down(size) {
+                true => self.fast_path.allocate_outside(size).map_or_else(slow, NonNull::as_ptr),
+                false => self.allocate_due(size, slow),
+            };
+        }
         let word = entered();
         // No thread has entered a group, so no object has a payer: the stack would refuse again.
         if word == 0 && self.fast_path.serves_unasked() {
             return slow();
         }
-        if self.profile.is_on() && is_due(size) {
+        if self.profile.is_on() && !count_down(size) {
             return self.allocate_due(size, slow);
         }
-        self.allocate_looked_at(word, size, slow)
+        self.allocate_counted(word, size, slow)
     }
 
     /// Allocates, and samples the allocation.
     #[cold]
     #[inline(never)]
     fn allocate_due(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
-        let memory = self.allocate_looked_at(entered(), size, slow);
+        let memory = self.allocate_counted(entered(), size, slow);
         self.sample(memory, size);
         memory
     }
 
-    /// [`Mm::allocate_entered_or`] for the thread's word, behind the count of samples.
+    /// [`Mm::allocate_entered_or`] with the thread's word, once the allocation is counted.
     #[inline(always)]
-    fn allocate_looked_at(&self, word: usize, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
+    fn allocate_counted(&self, word: usize, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         if word == 0
             && let Some(object) = self.fast_path.allocate_outside(size)
         {

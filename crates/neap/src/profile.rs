@@ -6,9 +6,10 @@
 //! A sample is left in the [area](neap_base::profile_area) that the command `neap profile` reads.
 //! It is unwound there: this process takes its stack's bytes, and calls no unwinder.
 //!
-//! - Off, there is no instruction for it on the fast paths: they serve all threads at once. On,
-//!   `malloc` passes the limit [`FastPath::look_at_all`](neap_objects::fast_path::FastPath) sets,
-//!   and subtracts the size from a thread-local [countdown](neap_os::thread_state::countdown).
+//! - Off, there is no instruction for it on the fast paths. On, these refuse every call
+//!   ([`FastPath::count_all`](neap_objects::fast_path::FastPath::count_all)), and the path behind
+//!   them subtracts the size from a thread-local
+//!   [countdown](neap_os::thread_state::count_down).
 //! - The state byte of a sampled object is [marked](neap_objects::object_state::SAMPLED), so only
 //!   its free is slow. A run's free looks its address up while there are samples.
 //! - A forked child samples into its own area, and knows none of the parent's samples. A child of
@@ -30,7 +31,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::profile_area::MOST_STACK;
 use neap_base::{Mutex, Platform};
 use neap_objects::size_class::Class;
-use neap_os::thread_state::{countdown, set_countdown};
+use neap_os::thread_state::{count_down, countdown, set_countdown};
 use neap_os::{call_stack, clock, thread};
 use recorder::{Recorder, Sampled};
 
@@ -57,18 +58,8 @@ impl Profile {
     }
 }
 
-/// Counts an allocation of this thread. Returns whether it may be a sample.
-#[inline(always)]
-pub(crate) fn is_due(size: usize) -> bool {
-    let left = countdown();
-    if size < left {
-        set_countdown(left - size);
-    }
-    size >= left
-}
-
 impl<P: Platform> Mm<P> {
-    /// Ends an allocation that is [due](is_due): records it, unless this thread has drawn no number
+    /// Ends an allocation at which the countdown ended: records it, unless this thread has drawn no number
     /// yet that says otherwise. Not inside the gate.
     #[cold]
     #[inline(never)]
@@ -107,7 +98,7 @@ impl<P: Platform> Mm<P> {
     /// Counts an allocation, and samples it if its turn has come, as long as `profile` is on.
     #[inline]
     pub(crate) fn count_allocation(&self, memory: *mut u8, size: usize) {
-        if self.profile.is_on() && is_due(size) {
+        if self.profile.is_on() && !count_down(size) {
             self.sample(memory, size);
         }
     }
@@ -145,10 +136,10 @@ impl<P: Platform> Core<P> {
             let area = self.page.map_samples().ok_or(NO_AREA)?;
             profile.recorder.lock().begin(area, mean).map_err(|_| "is refused: the system gave no address space")?;
             profile.mean.store(mean, Ordering::Relaxed);
-            mm.fast_path.look_at_all();
+            mm.fast_path.count_all();
         } else if profile.is_on() {
             profile.mean.store(0, Ordering::Relaxed);
-            mm.fast_path.look_at_none();
+            mm.fast_path.count_none();
             profile.recorder.lock().end(self.page.samples());
             profile.live.store(0, Ordering::Relaxed);
         }
