@@ -226,6 +226,11 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
         let zeroes = sections.contains(" .bss ").then_some("put its statics into .data");
         report.check("no .bss", none(zeroes.into_iter(), "every process that loads it has a mapping more"));
     }
+    let notes = capture(command("readelf", ["-nW", &path]))?;
+    let notes = notes.split_once("Provider: otel_memory").map_or("", |(_, notes)| notes);
+    let has = |probe: &str| notes.lines().any(|line| line.trim().strip_prefix("Name: ") == Some(probe));
+    let missing = ["alloc", "free"].into_iter().filter(|probe| !has(probe));
+    report.check("probes", none(missing, "of the probes of otel_memory and not in the notes"));
     let soname = if malloc { MALLOC_SONAME } else { SONAME };
     let named = dynamic.lines().any(|line| line.contains("(SONAME)") && line.contains(&format!("[{soname}]")));
     report.check("soname", if named { Ok(()) } else { Err(anyhow::anyhow!("it is not {soname}")) });

@@ -59,8 +59,8 @@ impl Profile {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Ends an allocation at which the countdown ended: records it, unless this thread has drawn no number
-    /// yet that says otherwise. Not inside the gate.
+    /// Ends an allocation at which the countdown ended: records it, unless this thread has drawn no
+    /// number yet that says otherwise. Not inside the gate.
     #[cold]
     #[inline(never)]
     pub(crate) fn sample(&self, memory: *mut u8, size: usize) {

@@ -1,5 +1,5 @@
 //! Bytes from one sample to the next: exponentially distributed, so that the samples are a Poisson
-//! process.
+//! process. And the bytes that a sample stands for.
 
 /// Numbers that look random, from a counter: the finaliser of MurmurHash3 (public domain) over
 /// steps of the golden ratio, known as SplitMix64.
@@ -34,6 +34,20 @@ fn minus_ln(number: u64) -> f64 {
     f64::from(zeros + 1) * core::f64::consts::LN_2 - ln
 }
 
+/// Bytes that a sample of `size` bytes stands for, at one sample in `mean` bytes: its size divided
+/// by its probability, 1 - exp(-size / mean). To four digits.
+pub(super) fn weight(size: u64, mean: u64) -> u64 {
+    /// Times that the exponent is halved. The series needs a small one.
+    const HALVINGS: i32 = 6;
+    let exponent = (size as f64 / mean as f64).min(32.0);
+    let x = exponent / f64::from(1 << HALVINGS);
+    // 1 - exp(-x). Twice the exponent: 1 - exp(-2x) is (1 - exp(-x)) * (2 - (1 - exp(-x))).
+    let part = x * (1.0 - x / 2.0 * (1.0 - x / 3.0 * (1.0 - x / 4.0 * (1.0 - x / 5.0))));
+    let probability = (0..HALVINGS).fold(part, |part, _| part * (2.0 - part));
+    // Nothing is sampled with size 0.
+    if size == 0 { mean } else { (size as f64 / probability) as u64 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,6 +61,18 @@ mod tests {
             let expected = -((number | 1) as f64 / 2_f64.powi(64)).ln();
             assert!((minus_ln(number) - expected).abs() < 4e-6, "{number}: {}, {expected}", minus_ln(number));
         }
+    }
+
+    #[test]
+    fn a_sample_stands_for_its_size_by_its_probability() {
+        for mean in [1_u64 << 10, 512 << 10, 1 << 30] {
+            for size in [1, 16, 1000, 4096, 100_000, 512 << 10, 3 << 20, 1 << 30, 1 << 40] {
+                let expected = size as f64 / -(-(size as f64) / mean as f64).exp_m1();
+                let found = weight(size, mean) as f64;
+                assert!((found / expected - 1.0).abs() < 1e-3, "{size} at {mean}: {found}, {expected}");
+            }
+        }
+        assert_eq!(weight(0, 1024), 1024);
     }
 
     /// Mean and variance, and the share of numbers below the mean, of an exponential distribution.

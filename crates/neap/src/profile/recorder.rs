@@ -1,9 +1,13 @@
 //! Writes samples and frees into the [area](neap_base::profile_area).
 //!
+//! The probes `otel_memory:alloc` (address, size, bytes that the sample stands for) and
+//! `otel_memory:free` (address) are passed at the same moments: instructions that do nothing until
+//! a tracer puts a breakpoint there.
+//!
 //! What is written is never read back: the positions and the live samples are kept here, since
 //! other processes of the user may write to the area.
 
-use super::intervals::Intervals;
+use super::intervals::{Intervals, weight};
 use super::sample_table::SampleTable;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -150,6 +154,8 @@ impl Recorder {
             call_stack::copy(registers.stack_pointer, to.as_ptr().add(size_of::<AllocRecord>()), stack_bytes);
         }
         self.publish(area, bytes);
+        let weight = weight(sampled.size, sampled.mean);
+        probe::probe!(otel_memory, alloc, sampled.address, sampled.size, weight);
         slot.is_some()
     }
 
@@ -167,6 +173,7 @@ impl Recorder {
         // SAFETY: `room` returns a range of the ring of that length.
         unsafe { self.room(area, bytes).cast::<FreeRecord>().write(record) };
         self.publish(area, bytes);
+        probe::probe!(otel_memory, free, address);
     }
 
     /// Returns the place of a record of `bytes` bytes, on a multiple of 8. It lies in one block, so
