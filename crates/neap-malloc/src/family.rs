@@ -5,6 +5,7 @@
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
+use neap::NamedSize;
 use neap::process::PROCESS;
 
 const EINVAL: c_int = 22;
@@ -126,9 +127,9 @@ unsafe extern "C" fn cfree(memory: *mut c_void) {
 /// # Safety
 /// As for `free` in C.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn free_sized(memory: *mut c_void, _size: usize) {
+unsafe extern "C" fn free_sized(memory: *mut c_void, size: usize) {
     // SAFETY: the caller passes null or memory of this family that is in use, as for `free` in C.
-    unsafe { PROCESS.free(memory.cast()) }
+    unsafe { PROCESS.free_named(memory.cast(), NamedSize::Exact(size)) }
 }
 
 /// free_aligned_sized of C23.
@@ -136,9 +137,9 @@ unsafe extern "C" fn free_sized(memory: *mut c_void, _size: usize) {
 /// # Safety
 /// As for `free` in C.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn free_aligned_sized(memory: *mut c_void, _align: usize, _size: usize) {
+unsafe extern "C" fn free_aligned_sized(memory: *mut c_void, _align: usize, size: usize) {
     // SAFETY: the caller passes null or memory of this family that is in use, as for `free` in C.
-    unsafe { PROCESS.free(memory.cast()) }
+    unsafe { PROCESS.free_named(memory.cast(), NamedSize::Exact(size)) }
 }
 
 /// memalign(3). As in the GNU C library, an alignment that is not a power of two is rounded up to

@@ -13,6 +13,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
+use neap::NamedSize;
 use neap::process::PROCESS;
 
 /// `MALLOCX_ZERO`: new bytes are zero, up to the usable size.
@@ -96,7 +97,7 @@ unsafe extern "C" fn dallocx(memory: *mut c_void, _flags: c_int) {
 /// # Safety
 /// As for `free` in C, but `memory` is not null.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sdallocx(memory: *mut c_void, _size: usize, _flags: c_int) {
+unsafe extern "C" fn sdallocx(memory: *mut c_void, size: usize, _flags: c_int) {
     // SAFETY: the caller passes memory of this family that is in use.
-    unsafe { PROCESS.free(memory.cast()) }
+    unsafe { PROCESS.free_named(memory.cast(), NamedSize::Within(size)) }
 }

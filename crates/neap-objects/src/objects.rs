@@ -304,8 +304,7 @@ impl<P: Platform> Objects<P> {
         Class::all().map(bytes).sum()
     }
 
-    /// Opens the fast paths of this instance: all of them with Rseq slots, otherwise only those for
-    /// owners.
+    /// Opens the fast paths of this instance for owners; [`Objects::serve`] opens the rest.
     ///
     /// # Safety
     /// * No thread has used the [`FastPath`] of this instance yet, and none uses it after
@@ -316,8 +315,12 @@ impl<P: Platform> Objects<P> {
         // SAFETY: the tables and the uncharger are this instance's, and the caller says that no
         // thread has used `fast_path` yet.
         unsafe { fast_path.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.uncharger) };
+    }
+
+    /// Opens all fast paths, if there are Rseq slots. After [`Objects::open_fast_path`].
+    pub fn serve(&self) {
         if self.cpu_caches.has_rseq() {
-            fast_path.serve();
+            self.fast_path().serve();
         }
     }
 

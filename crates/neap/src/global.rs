@@ -1,6 +1,7 @@
 //! [`Neap`]: the process's memory manager as Rust's global allocator. No state of its own.
 
 use crate::process::PROCESS;
+use crate::state::checked::NamedSize;
 use core::alloc::{GlobalAlloc, Layout};
 
 /// The process's memory manager, for `#[global_allocator]`.
@@ -23,10 +24,10 @@ unsafe impl GlobalAlloc for Neap {
     }
 
     #[inline]
-    unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         // SAFETY: `pointer` came from this allocator and is no longer used (the contract of
         // `dealloc`).
-        unsafe { PROCESS.free(pointer) }
+        unsafe { PROCESS.free_named(pointer, NamedSize::Exact(layout.size())) }
     }
 
     #[inline]

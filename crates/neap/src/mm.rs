@@ -12,15 +12,16 @@
 use crate::limit::Following;
 use crate::once::Once;
 use crate::options::{Background as Threads, Options, ThreadGroups};
-use crate::profile::Profile;
 use crate::settings::Settings;
 use crate::splits::Splits;
 use crate::stat_page::StatPage;
 use crate::state::background::Background;
+use crate::state::checked::{Checked, NamedSize};
 use crate::state::in_call::{InCall, Returned};
 use crate::state::maintenance::Maintenance;
 use crate::state::of_process::OfProcess;
 use crate::state::per_cpu::Place;
+use crate::state::profile::Profile;
 use crate::state::reclaim::Reclaim;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -116,6 +117,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) page: StatPage,
     /// Starts and ends of runs that were moved by their page tables.
     pub(crate) splits: Mutex<Splits>,
+    /// The blocks of a program that is checked.
+    pub(crate) checked: Mutex<Checked>,
     pub(crate) objects: Objects<P>,
     pub(crate) per_cpu: Place,
     pub(crate) lists: Lists,
@@ -166,6 +169,9 @@ impl<P: Platform> Mm<P> {
             // SAFETY: the state is not OPEN yet, so `fast_path` has refused every call; it belongs
             // to this core.
             unsafe { core.objects.open_fast_path() };
+            if !options.check {
+                core.objects.serve();
+            }
             if options.groups != ThreadGroups::Off {
                 // A thread that has entered no group, as at its start, is to be put into one.
                 self.fast_path.serve_entered_alone();
@@ -287,6 +293,9 @@ impl<P: Platform> Mm<P> {
     #[cold]
     #[inline(never)]
     pub fn allocate_slow(&self, size: usize) -> *mut u8 {
+        if self.is_checked() {
+            return self.allocate_checked(size, GRAIN);
+        }
         // The fast path of CPUs without sequences.
         if size <= LARGEST
             && let Some(core) = self.core_if_open()
@@ -350,14 +359,17 @@ impl<P: Platform> Mm<P> {
     /// Allocates on the slow path, and counts it for samples, which [`Mm::allocate_entered_or`]
     /// does for all that comes through it.
     fn allocate_directly(&self, size: usize, align: usize) -> (*mut u8, bool) {
-        let (memory, zero) = self.allocate_any(size, align);
+        let (memory, zero) = match self.is_checked() {
+            true => (self.allocate_checked(size, align), false),
+            false => self.allocate_any(size, align),
+        };
         self.count_allocation(memory, size);
         (memory, zero)
     }
 
     /// Allocates on the slow path, charged to the thread's group if it is in one. The second value:
     /// whether all bytes are known to be zero.
-    fn allocate_any(&self, size: usize, align: usize) -> (*mut u8, bool) {
+    pub(crate) fn allocate_any(&self, size: usize, align: usize) -> (*mut u8, bool) {
         if self.core_if_open().is_some_and(|core| !core.is_ordinary()) {
             return self.allocate_any_entered(size, align);
         }
@@ -429,6 +441,37 @@ impl<P: Platform> Mm<P> {
             return;
         }
         let Some(core) = self.core_if_open() else { core_less(pointer) };
+        if core.options.check {
+            return self.free_checked(core, pointer, None, "free");
+        }
+        self.free_block(core, pointer);
+    }
+
+    /// Frees memory as [`Mm::free`] does. The caller names its size, which is compared if the
+    /// option `check` is on.
+    ///
+    /// # Safety
+    /// Those of [`Mm::free`].
+    #[inline(always)]
+    pub unsafe fn free_named(&self, pointer: *mut u8, size: NamedSize) {
+        match self.fast_path.free(pointer) {
+            FreeOutcome::Cached => {}
+            FreeOutcome::CacheFull => self.free_unplaced(pointer),
+            FreeOutcome::NotFastPath => self.free_named_slow(pointer, size),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_named_slow(&self, pointer: *mut u8, size: NamedSize) {
+        match self.core_if_open().filter(|core| core.options.check && !pointer.is_null()) {
+            Some(core) => self.free_checked(core, pointer, Some(size), "sized free"),
+            None => self.free_slow(pointer),
+        }
+    }
+
+    /// Frees an object or run on the slow path.
+    pub(crate) fn free_block(&self, core: &Core<P>, pointer: *mut u8) {
         let class = core.class_of(pointer, "free");
         if class != Class::NONE {
             if core.objects.end_sample(pointer) {
@@ -459,6 +502,9 @@ impl<P: Platform> Mm<P> {
             return 0;
         }
         let Some(core) = self.core_if_open() else { core_less(pointer) };
+        if core.options.check {
+            return self.usable_checked(core, pointer, "malloc_usable_size");
+        }
         core.usable_size(pointer, "malloc_usable_size")
     }
 
@@ -496,8 +542,14 @@ impl<P: Platform> Mm<P> {
         }
         let Some(core) = self.core_if_open() else { core_less(pointer) };
         let class = core.class_of(pointer, "realloc");
-        let usable = core.usable_size(pointer, "realloc");
-        if class == Class::NONE {
+        let checks = core.options.check;
+        let usable = match checks {
+            true => self.usable_checked(core, pointer, "realloc"),
+            false => core.usable_size(pointer, "realloc"),
+        };
+        if checks {
+            // Always moved, so that old pointers are found.
+        } else if class == Class::NONE {
             self.end_sample_of_run(core, pointer);
             let in_place = || {
                 let _inside = self.gate.enter(core.objects.platform.cpu());
@@ -583,6 +635,7 @@ impl<P: Platform> Core<P> {
                 following: Following::new(),
                 run_bytes: AtomicU64::new(0),
                 splits: Mutex::new(Splits::new()),
+                checked: Mutex::new(Checked::new()),
                 page: StatPage::new(),
                 flushing: Mutex::new(0),
                 lists: Lists::new(),

@@ -59,6 +59,8 @@ pub struct Options {
     pub trace: Path,
     /// Bytes between two samples of allocations, on average; 0: no samples.
     pub profile: u64,
+    /// Whether what the program writes is checked.
+    pub check: bool,
     /// Whether an unknown option ends the process.
     pub strict: bool,
 }
@@ -146,7 +148,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 15] = [
+pub const DESCRIPTIONS: [Description; 16] = [
     Description {
         key: "rseq",
         values: "on, off",
@@ -246,6 +248,13 @@ pub const DESCRIPTIONS: [Description; 15] = [
         setting: Some(Setting::Profile),
     },
     Description {
+        key: "check",
+        values: "on, off",
+        default: "off",
+        text: "for tests and canaries: writes beyond an allocation, before it and after its free, and frees that name a wrong size, end the process with a line; found at a free or at the end; slow, 80 bytes for each allocation and 16 MiB of freed ones",
+        setting: None,
+    },
+    Description {
         key: "strict",
         values: "on, off",
         default: "off",
@@ -312,6 +321,7 @@ impl Options {
         groups: ThreadGroups::Off,
         trace: Path::NONE,
         profile: 0,
+        check: false,
         strict: false,
     };
 
@@ -400,6 +410,7 @@ impl Options {
             b"stat" => self.stat = switch()?,
             b"refuse" => self.refuse = switch()?,
             b"strict" => self.strict = switch()?,
+            b"check" => self.check = switch()?,
             b"groups" => {
                 self.groups = match value {
                     b"off" => ThreadGroups::Off,
@@ -517,7 +528,7 @@ mod tests {
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
             "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
-             refuse:on,groups:by-thread,trace:/a/b,profile:64k,strict:on",
+             refuse:on,groups:by-thread,trace:/a/b,profile:64k,check:on,strict:on",
         );
         let expected = Options {
             rseq: false,
@@ -534,6 +545,7 @@ mod tests {
             groups: ThreadGroups::ByThread,
             trace: Path::absolute(b"/a/b").unwrap(),
             profile: 64 << 10,
+            check: true,
             strict: true,
         };
         assert_eq!((options.trace.as_c_str(), Options::DEFAULT.trace.as_c_str()), (Some(c"/a/b"), None));

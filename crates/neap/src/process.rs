@@ -103,6 +103,15 @@ extern "C" fn at_load() {
     }
 }
 
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
+/// Verifies what the program has not freed.
+extern "C" fn at_exit() {
+    PROCESS.check_all("exit");
+}
+
 /// Makes the thread if the option `background:on` asks for it.
 #[cold]
 fn start_if_asked() {

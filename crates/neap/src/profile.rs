@@ -21,42 +21,15 @@
 //! One mutex, inside the fork gate, for each sample and for the free of a sampled allocation. It is
 //! held while up to 32 KiB of stack are copied.
 
-mod intervals;
-mod recorder;
-mod sample_table;
-
 use crate::mm::{Core, Mm};
 use crate::options::Setting;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::state::profile::recorder::Sampled;
+use core::sync::atomic::Ordering;
+use neap_base::Platform;
 use neap_base::profile_area::MOST_STACK;
-use neap_base::{Mutex, Platform};
 use neap_objects::size_class::Class;
 use neap_os::thread_state::{count_down, countdown, set_countdown};
 use neap_os::{call_stack, clock, thread};
-use recorder::{Recorder, Sampled};
-
-/// The state of sampling.
-#[derive(Debug)]
-pub(crate) struct Profile {
-    /// Bytes between two samples, on average; 0: nothing is sampled.
-    mean: AtomicU64,
-    /// Number of samples that are live.
-    live: AtomicU32,
-    recorder: Mutex<Recorder>,
-}
-
-impl Profile {
-    pub(crate) const fn new() -> Profile {
-        Profile { mean: AtomicU64::new(0), live: AtomicU32::new(0), recorder: Mutex::new(Recorder::new()) }
-    }
-
-    /// Whether allocations are counted. Relaxed, as all uses of `mean`: a thread that reads it late
-    /// acts as shortly before the change.
-    #[inline(always)]
-    pub(crate) fn is_on(&self) -> bool {
-        self.mean.load(Ordering::Relaxed) != 0
-    }
-}
 
 impl<P: Platform> Mm<P> {
     /// Ends an allocation at which the countdown ended: records it, unless this thread has drawn no
@@ -90,7 +63,9 @@ impl<P: Platform> Mm<P> {
         // mapped, and written to under this lock alone.
         let has_slot = unsafe { recorder.record(area, &sampled, registers, stack_bytes) };
         self.profile.live.store(recorder.live(), Ordering::Relaxed);
-        if has_slot && core.objects.class_at(memory).is_some_and(|class| class != Class::NONE) {
+        // What is checked does not begin where its object does, and looks its address up.
+        let is_object = !core.options.check && core.objects.class_at(memory).is_some_and(|class| class != Class::NONE);
+        if has_slot && is_object {
             core.objects.mark_sampled(memory);
         }
     }

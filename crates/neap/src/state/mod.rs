@@ -4,8 +4,10 @@
 //! which these files do not.
 
 pub(crate) mod background;
+pub(crate) mod checked;
 pub(crate) mod in_call;
 pub(crate) mod maintenance;
 pub(crate) mod of_process;
 pub(crate) mod per_cpu;
+pub(crate) mod profile;
 pub(crate) mod reclaim;

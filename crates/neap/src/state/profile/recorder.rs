@@ -21,18 +21,18 @@ use neap_os::{clock, environment, memory};
 
 /// A sampled allocation.
 #[derive(Debug)]
-pub(super) struct Sampled {
-    pub(super) address: u64,
-    pub(super) size: u64,
-    pub(super) mean: u64,
-    pub(super) group: u64,
-    pub(super) time: u64,
-    pub(super) thread: u32,
+pub(crate) struct Sampled {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) mean: u64,
+    pub(crate) group: u64,
+    pub(crate) time: u64,
+    pub(crate) thread: u32,
 }
 
 /// What a process remembers of its samples.
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     intervals: Intervals,
     /// Number of the last sample.
     taken: u64,
@@ -43,7 +43,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    pub(super) const fn new() -> Recorder {
+    pub(crate) const fn new() -> Recorder {
         Recorder { intervals: Intervals::new(0), taken: 0, head: 0, live: None }
     }
 
@@ -51,7 +51,7 @@ impl Recorder {
     ///
     /// # Errors
     /// The system gives no address space.
-    pub(super) fn begin(&mut self, area: &AreaHeader, mean: u64) -> Result<(), Errno> {
+    pub(crate) fn begin(&mut self, area: &AreaHeader, mean: u64) -> Result<(), Errno> {
         if self.live.is_none() {
             *self = Recorder { live: Some(SampleTable::make()?), ..Recorder::new() };
             self.intervals = Intervals::new(environment::random());
@@ -69,7 +69,7 @@ impl Recorder {
     }
 
     /// Forgets all samples, and gives the memory back, that of the area too if there is one.
-    pub(super) fn end(&mut self, area: Option<&AreaHeader>) {
+    pub(crate) fn end(&mut self, area: Option<&AreaHeader>) {
         if let Some(live) = self.live.take() {
             live.close();
         }
@@ -84,12 +84,12 @@ impl Recorder {
     }
 
     /// Draws the bytes up to the next sample.
-    pub(super) fn interval(&mut self, mean: u64) -> usize {
+    pub(crate) fn interval(&mut self, mean: u64) -> usize {
         self.intervals.draw(mean)
     }
 
     /// Number of live samples.
-    pub(super) fn live(&self) -> u32 {
+    pub(crate) fn live(&self) -> u32 {
         self.live.as_ref().map_or(0, SampleTable::live)
     }
 
@@ -99,7 +99,7 @@ impl Recorder {
     /// # Safety
     /// * `area` is the start of a mapped area that no other thread writes to.
     /// * The bytes of the stack can be read.
-    pub(super) unsafe fn record(
+    pub(crate) unsafe fn record(
         &mut self,
         area: &AreaHeader,
         sampled: &Sampled,
@@ -163,7 +163,7 @@ impl Recorder {
     ///
     /// # Safety
     /// `area` is the start of a mapped area that no other thread writes to.
-    pub(super) unsafe fn forget(&mut self, area: &AreaHeader, address: u64) {
+    pub(crate) unsafe fn forget(&mut self, area: &AreaHeader, address: u64) {
         let Some((index, number)) = self.live.as_mut().and_then(|live| live.remove(address)) else { return };
         // SAFETY: the area is mapped (the caller's promise), and has a slot for every entry.
         unsafe { slot_at(area, index).as_ref() }.number.store(0, Ordering::Relaxed);

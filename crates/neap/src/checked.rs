@@ -1,0 +1,203 @@
+//! Checks of what the program writes (`check:on`), for tests and canaries.
+//!
+//! # Design
+//! The fast paths stay closed, so every call comes here. An allocation is a block of the layers
+//! below with three parts:
+//!
+//! | part | bytes | contents |
+//! |---|---|---|
+//! | front | the alignment, at least 64 | [`FILL`], and a [`Label`] in the last 48 bytes |
+//! | the program's | as it asked for | |
+//! | tail | at least 16, up to the end of the block | [`FILL`] |
+//!
+//! The label has the size, two links of a list, and a sum over itself and its address. A free
+//! verifies front and tail, fills the program's part with [`FREED`], and puts the block behind
+//! others that were freed: it goes to the layers below when those take more than [`KEPT`] bytes,
+//! and must still be as it was filled. The end of the process verifies all blocks, also those that
+//! were never freed. A finding prints one line and aborts.
+//!
+//! A free that names a size, as `free_sized` and Rust's do, must name the one that was asked for.
+//! C++'s sized delete ends in the one without a size, which a program may replace.
+//!
+//! # Locking
+//! One mutex around both lists, inside the fork gate. It is not held over a call of the layers
+//! below.
+
+use crate::mm::{Core, Mm, is_beyond_any};
+use crate::state::checked::{GONE, LIVE, Label, NamedSize, label, pointer, write};
+use core::ptr::{NonNull, null_mut};
+use neap_base::Platform;
+use neap_objects::size_class::{Class, GRAIN};
+use neap_os::fatal::die;
+
+/// The least bytes in front of the program's part.
+const LEAST_FRONT: usize = 64;
+/// The least bytes behind it.
+const LEAST_TAIL: usize = 16;
+/// Bytes of the front beyond these, of a large alignment, are not verified.
+const MOST_VERIFIED: usize = 4096;
+/// Contents of front and tail.
+const FILL: u8 = 0xfd;
+/// Contents of the program's part after a free.
+const FREED: u8 = 0xdf;
+/// The most bytes of freed blocks that are kept.
+const KEPT: usize = 16 << 20;
+
+/// Returns the offset of the first byte of a range that is not `fill`.
+fn first_other(start: usize, bytes: usize, fill: u8) -> Option<usize> {
+    // SAFETY: callers pass parts of a block that only this file uses.
+    let bytes = unsafe { core::slice::from_raw_parts(pointer::<u8>(start), bytes) };
+    bytes.iter().position(|&byte| byte != fill)
+}
+
+impl<P: Platform> Core<P> {
+    /// Verifies front and tail of a block, whose label is right.
+    fn verify_edges(&self, address: usize, label: Label, call: &str) {
+        let Label { size, front, .. } = label;
+        let start = address + size_of::<Label>();
+        let before = (front - size_of::<Label>()).min(MOST_VERIFIED);
+        if let Some(found) = first_other(address - before, before, FILL) {
+            let bytes = before - found + size_of::<Label>();
+            die(format_args!(
+                "write before the start: {call}: {start:#x} ({size} bytes) was written to {bytes} bytes before its start"
+            ));
+        }
+        let tail = self.usable_size(pointer(start - front), call) - front - size;
+        if let Some(found) = first_other(start + size, tail, FILL) {
+            die(format_args!(
+                "write beyond the end: {call}: {start:#x} ({size} bytes) was written to {} bytes beyond its end",
+                found + 1
+            ));
+        }
+    }
+
+    /// Verifies that a block which the program freed was not written to since.
+    fn verify_freed(&self, address: usize, label: Label, call: &str) {
+        let Label { size, .. } = label;
+        let start = address + size_of::<Label>();
+        if let Some(found) = first_other(start, size, FREED) {
+            die(format_args!(
+                "write after free: {start:#x} ({size} bytes) was written to at byte {found} after it was freed; found \
+                 by {call}"
+            ));
+        }
+        self.verify_edges(address, label, call);
+    }
+
+    /// Returns the label of the allocation at `memory`. Any other pointer ends the process.
+    fn label_of(&self, memory: *const u8, call: &str) -> Label {
+        let class = self.class_of(memory, call);
+        let address = memory.addr() - size_of::<Label>();
+        let may_begin = memory.addr().is_multiple_of(GRAIN) && self.objects.class_at(pointer(address)).is_some();
+        // SAFETY: the label may lie on a page of another allocation, but in the arena, which is
+        // mapped. A pointer behind a hole of the arena may be met with SIGSEGV.
+        let found = may_begin.then(|| unsafe { pointer::<Label>(address).read() });
+        if let Some(found) = found.filter(|found| found.sum == found.sum_at(address)) {
+            match found.state {
+                LIVE => return found,
+                _ => die(format_args!("double free: {call}: {memory:p} ({} bytes) is free already", found.size)),
+            }
+        }
+        let into = if class == Class::NONE { 0 } else { self.objects.offset_in(class, memory) };
+        die(format_args!(
+            "bad pointer, or write before the start: {call}: {memory:p} is no allocation, or the bytes before it were \
+             overwritten (it is {into} bytes into a block)"
+        ))
+    }
+}
+
+impl<P: Platform> Mm<P> {
+    /// Whether every allocation is checked. Opens the manager: the first one is, too.
+    #[inline]
+    pub(crate) fn is_checked(&self) -> bool {
+        self.core().is_some_and(|core| core.options.check)
+    }
+
+    /// Allocates `size` bytes on a multiple of `align`, with a front and a tail. Null if there is
+    /// no memory.
+    pub(crate) fn allocate_checked(&self, size: usize, align: usize) -> *mut u8 {
+        let front = align.max(LEAST_FRONT);
+        let whole = size.checked_add(front + LEAST_TAIL).filter(|whole| !is_beyond_any(*whole, align));
+        let block = whole.map_or(null_mut(), |whole| self.allocate_any(whole, align.max(GRAIN)).0);
+        let (Some(block), Some(core)) = (NonNull::new(block), self.core_if_open()) else { return null_mut() };
+        let usable = core.usable_size(block.as_ptr(), "malloc");
+        let start = block.addr().get() + front;
+        // SAFETY: the block is this call's, and has `usable` bytes, more than `front + size`.
+        unsafe {
+            block.write_bytes(FILL, front);
+            block.add(front + size).write_bytes(FILL, usable - front - size);
+        }
+        let address = start - size_of::<Label>();
+        let label = Label { size, front, state: LIVE, older: 0, newer: 0, sum: 0 };
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        core.checked.lock().live.add(address, label, "malloc");
+        pointer(start)
+    }
+
+    /// Frees an allocation: it is verified, and its block goes back when enough were freed after
+    /// it. `named` is the size that the caller names.
+    #[cold]
+    pub(crate) fn free_checked(&self, core: &Core<P>, memory: *mut u8, named: Option<NamedSize>, call: &str) {
+        self.end_sample_of_run(core, memory);
+        self.put_freed(core, memory, named, call);
+        while let Some(block) = self.take_freed(core) {
+            self.free_block(core, block);
+        }
+    }
+
+    /// Verifies an allocation, and puts it behind others that were freed.
+    #[inline(never)]
+    fn put_freed(&self, core: &Core<P>, memory: *mut u8, named: Option<NamedSize>, call: &str) {
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let mut checked = core.checked.lock();
+        let (address, label) = (memory.addr() - size_of::<Label>(), core.label_of(memory, call));
+        core.verify_edges(address, label, call);
+        let wrong = match named {
+            Some(NamedSize::Exact(size)) if size != label.size => Some(size),
+            Some(NamedSize::Within(size))
+                if size < label.size || size > self.usable_size_of(label.size, label.front) =>
+            {
+                Some(size)
+            }
+            _ => None,
+        };
+        if let Some(wrong) = wrong {
+            die(format_args!("size mismatch: {call}: {memory:p} has {} bytes, and is freed as {wrong}", label.size));
+        }
+        checked.live.remove(address, call);
+        // SAFETY: the program's part, which the caller frees.
+        unsafe { memory.write_bytes(FREED, label.size) };
+        checked.gone.add(address, Label { state: GONE, ..label }, call);
+    }
+
+    /// Takes the oldest freed block out of the list if the list has more than it may.
+    #[inline(never)]
+    fn take_freed(&self, core: &Core<P>) -> Option<*mut u8> {
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let mut checked = core.checked.lock();
+        let oldest = Some(checked.gone.oldest).filter(|_| checked.gone.bytes > KEPT)?;
+        let freed = label(oldest, "free");
+        core.verify_freed(oldest, freed, "free");
+        checked.gone.remove(oldest, "free");
+        // No later free of the pointer finds a label.
+        write(oldest, Label { state: 0, ..freed });
+        Some(pointer(oldest + size_of::<Label>() - freed.front))
+    }
+
+    /// Returns how many bytes the program asked for.
+    pub(crate) fn usable_checked(&self, core: &Core<P>, memory: *const u8, call: &str) -> usize {
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let _checked = core.checked.lock();
+        core.label_of(memory, call).size
+    }
+
+    /// Verifies all blocks, those that were freed too. A finding ends the process.
+    #[cold]
+    pub(crate) fn check_all(&self, call: &str) {
+        let Some(core) = self.core_if_open().filter(|core| core.options.check) else { return };
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let checked = core.checked.lock();
+        checked.live.each(call, |at, label| core.verify_edges(at, label, call));
+        checked.gone.each(call, |at, label| core.verify_freed(at, label, call));
+    }
+}

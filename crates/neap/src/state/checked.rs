@@ -1,0 +1,130 @@
+//! The blocks of a program that is checked: labels and lists; [`checked`](crate::checked) has the
+//! design.
+//!
+//! A label lies in a block that no other code uses: the layers below have handed it out. Programs
+//! that are wrong overwrite labels, so each has a sum, and every reader compares it.
+
+use neap_os::fatal::die;
+
+/// The last bytes of a front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Label {
+    /// Bytes that the program asked for.
+    pub(crate) size: usize,
+    /// Bytes from the start of the block to the program's part.
+    pub(crate) front: usize,
+    /// [`LIVE`] or [`GONE`].
+    pub(crate) state: usize,
+    /// Labels of the same list: the one that was added before, and the one after.
+    pub(crate) older: usize,
+    pub(crate) newer: usize,
+    /// Sum over the rest and the address.
+    pub(crate) sum: usize,
+}
+
+/// The program has the allocation.
+pub(crate) const LIVE: usize = 0x4c49_5645;
+/// The program has freed it.
+pub(crate) const GONE: usize = 0x474f_4e45;
+
+impl Label {
+    /// The sum of a label at an address: FNV-1a over the words.
+    pub(crate) fn sum_at(&self, address: usize) -> usize {
+        let words = [address, self.size, self.front, self.state, self.older, self.newer];
+        words.iter().fold(0xcbf2_9ce4_8422_2325, |sum, word| (sum ^ word).wrapping_mul(0x100_0000_01b3))
+    }
+}
+
+/// A list of blocks, by the addresses of their labels; 0: none.
+#[derive(Debug)]
+pub(crate) struct BlockList {
+    pub(crate) oldest: usize,
+    pub(crate) newest: usize,
+    pub(crate) bytes: usize,
+}
+
+/// The size that a caller of a sized free names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedSize {
+    /// The bytes that were asked for.
+    Exact(usize),
+    /// Any number from these up to those that the allocation really has.
+    Within(usize),
+}
+
+/// Blocks that the program has, and blocks that it freed.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) live: BlockList,
+    pub(crate) gone: BlockList,
+}
+
+impl Checked {
+    pub(crate) const fn new() -> Checked {
+        const EMPTY: BlockList = BlockList { oldest: 0, newest: 0, bytes: 0 };
+        Checked { live: EMPTY, gone: EMPTY }
+    }
+}
+
+/// An address as a pointer.
+pub(crate) fn pointer<T>(address: usize) -> *mut T {
+    core::ptr::with_exposed_provenance_mut(address)
+}
+
+/// Reads the label of a block in a list. One that was overwritten ends the process.
+pub(crate) fn label(address: usize, call: &str) -> Label {
+    // SAFETY: addresses in lists are those of labels, in blocks that only this file uses.
+    let label = unsafe { pointer::<Label>(address).read() };
+    if label.sum != label.sum_at(address) {
+        let start = address + size_of::<Label>();
+        die(format_args!(
+            "write before the start: {call}: the bytes before {start:#x} were overwritten (or those behind the \
+             allocation before it)"
+        ));
+    }
+    label
+}
+
+/// Writes a label, with its sum.
+pub(crate) fn write(address: usize, mut label: Label) {
+    label.sum = label.sum_at(address);
+    // SAFETY: the caller passes the address of a label, in a block that only this file uses.
+    unsafe { pointer::<Label>(address).write(label) };
+}
+
+impl BlockList {
+    /// Adds the block with the label at an address, whose links are not valid yet.
+    pub(crate) fn add(&mut self, address: usize, new: Label, call: &str) {
+        write(address, Label { older: self.newest, newer: 0, ..new });
+        match self.newest {
+            0 => self.oldest = address,
+            newest => write(newest, Label { newer: address, ..label(newest, call) }),
+        }
+        self.newest = address;
+        self.bytes += new.front + new.size;
+    }
+
+    pub(crate) fn remove(&mut self, address: usize, call: &str) {
+        let Label { older, newer, front, size, .. } = label(address, call);
+        match older {
+            0 => self.oldest = newer,
+            older => write(older, Label { newer, ..label(older, call) }),
+        }
+        match newer {
+            0 => self.newest = older,
+            newer => write(newer, Label { older, ..label(newer, call) }),
+        }
+        self.bytes -= front + size;
+    }
+
+    /// Calls `each` for every block, the oldest first.
+    pub(crate) fn each(&self, call: &str, mut each: impl FnMut(usize, Label)) {
+        let mut at = self.oldest;
+        while at != 0 {
+            let label = label(at, call);
+            each(at, label);
+            at = label.newer;
+        }
+    }
+}

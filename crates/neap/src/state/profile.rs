@@ -1,0 +1,35 @@
+//! The state of samples of allocations; [`profile`](crate::profile) has the design.
+//!
+//! # Locking
+//! One mutex for what the process remembers of its samples.
+
+mod intervals;
+pub(crate) mod recorder;
+mod sample_table;
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_base::Mutex;
+use recorder::Recorder;
+
+/// The state of sampling.
+#[derive(Debug)]
+pub(crate) struct Profile {
+    /// Bytes between two samples, on average; 0: nothing is sampled.
+    pub(crate) mean: AtomicU64,
+    /// Number of samples that are live.
+    pub(crate) live: AtomicU32,
+    pub(crate) recorder: Mutex<Recorder>,
+}
+
+impl Profile {
+    pub(crate) const fn new() -> Profile {
+        Profile { mean: AtomicU64::new(0), live: AtomicU32::new(0), recorder: Mutex::new(Recorder::new()) }
+    }
+
+    /// Whether allocations are counted. Relaxed, as all uses of `mean`: a thread that reads it late
+    /// acts as shortly before the change.
+    #[inline(always)]
+    pub(crate) fn is_on(&self) -> bool {
+        self.mean.load(Ordering::Relaxed) != 0
+    }
+}
