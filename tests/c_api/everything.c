@@ -149,12 +149,30 @@ static void what_is_none(void) {
     CHECK(strcmp(neap_version(), NEAP_VERSION) == 0, "header %s, library %s", NEAP_VERSION, neap_version());
 }
 
+/* The process's memory by state: sums agree while one thread runs. malloc is counted if it is
+ * neap's. */
+static void memory_by_state(void) {
+    neap_stats before, now;
+    CHECK(neap_stats_get(&before, sizeof before) == NEAP_OK, "numbers");
+    char *volatile block = malloc(64 << 20);
+    CHECK(block && neap_stats_get(&now, sizeof now) == NEAP_OK, "numbers");
+    uint64_t grown = now.allocated_bytes - before.allocated_bytes;
+    CHECK(grown >= 64 << 20 || grown == 0, "%llu bytes more", (unsigned long long)grown);
+    CHECK(now.active_bytes >= now.allocated_bytes && now.resident_bytes >= now.active_bytes, "more in use than there is");
+    CHECK(now.mapped_bytes >= now.active_bytes + now.page_list_bytes + now.free_bytes, "more than is mapped");
+    CHECK(now.page_bytes == (uint64_t)sysconf(_SC_PAGESIZE) && now.nodes > 0, "constants");
+    CHECK(now.percpu_bytes > 0 && now.limit_bytes == NEAP_UNLIMITED, "per-CPU data, and no limit");
+    free(block);
+    CHECK(neap_stats_get(NULL, sizeof now) == NEAP_E_ARGUMENT && neap_stats_get(&now, 0) == NEAP_E_ARGUMENT, "no place");
+}
+
 int main(int argc, char **argv) {
     (void)argv;
     errno = 4711;
     CHECK(neap_cpus() == 0 && neap_percpu_alloc(&words, NEAP_NO_OWNER, 8, 8, NEAP_NEVER) == NEAP_E_WAIT, "nothing yet");
     in_threads();
     in_a_child();
+    memory_by_state();
     comes_back(argc > 1);
     who_cannot_wait();
     what_is_none();

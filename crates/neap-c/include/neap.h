@@ -969,6 +969,66 @@ typedef struct neap_usage {
 int neap_usage_get(neap_usage *usage);
 
 /*
+ * Memory of the process in neap, in bytes. Later versions may add fields at the end. While no thread
+ * allocates or frees:
+ *
+ * - mapped = active + page_list + free + retained;
+ * - active = allocated + stack + barn + slab.
+ */
+typedef struct neap_stats {
+    /*
+     * In use by the program: objects by the size of their class, the ends of their slabs, and runs
+     * of pages.
+     */
+    uint64_t allocated_bytes;
+    /* Pages with memory in use: those of slabs and runs. */
+    uint64_t active_bytes;
+    /*
+     * Resident memory of the heap, as the option `limit` counts it: active, cached and free pages,
+     * and metadata. Pages of runs that the program has not touched count, too. Per-CPU data does
+     * not.
+     */
+    uint64_t resident_bytes;
+    /*
+     * Address space from which memory was handed out so far; its part without memory: released, or
+     * never touched.
+     */
+    uint64_t mapped_bytes;
+    uint64_t retained_bytes;
+    /* Tables beside the heap, as the option `limit` counts them. */
+    uint64_t metadata_bytes;
+    /*
+     * Cached: free objects on the stacks of CPUs, in barns, and in slabs that are partly used; pages
+     * in the page lists of CPUs.
+     */
+    uint64_t stack_bytes;
+    uint64_t barn_bytes;
+    uint64_t slab_bytes;
+    uint64_t page_list_bytes;
+    /* Free pages with memory, outside of page lists. */
+    uint64_t free_bytes;
+    /* Populated pages of per-CPU data, with and without data. neap_usage has more. */
+    uint64_t percpu_bytes;
+    uint64_t percpu_free_bytes;
+    /* The limit in force, or NEAP_UNLIMITED. */
+    uint64_t limit_bytes;
+    /* Bytes of a page. */
+    uint64_t page_bytes;
+    /* NUMA nodes on which memory is kept apart. */
+    uint32_t nodes;
+    /* 1 if neap has a thread, which releases memory while all other threads are idle; else 0. */
+    uint32_t has_thread;
+} neap_stats;
+
+/*
+ * Stores the current numbers; zeroes before the first allocation, and the limit NEAP_UNLIMITED.
+ * `size` is the size of `stats` in the caller's version, sizeof(neap_stats). Fields that the
+ * library does not know are 0. Allocates nothing and reclaims nothing; may run every second.
+ * NEAP_E_ARGUMENT, also for a size of 0.
+ */
+int neap_stats_get(neap_stats *stats, size_t size);
+
+/*
  * Changes the option `key` of the process to `value`, both as in the variable NEAP: "limit" to
  * "512m". `neap options` lists the options that may change. The effect is at once; a limit below
  * the memory in use takes none of it away, but starts reclaim. NEAP_E_ARGUMENT for an unknown key

@@ -2,6 +2,7 @@
 //! [`neap::reclaim`] into the numbers of `enum neap_error`.
 
 use core::ffi::{CStr, c_char, c_int};
+use core::ptr::copy_nonoverlapping;
 use core::time::Duration;
 use neap::groups::{GroupError, NotSubscribed};
 use neap::percpu::{Invalid, Refused, Wait};
@@ -144,6 +145,23 @@ pub(crate) unsafe fn into<T>(place: *mut T, make: impl FnOnce() -> Result<T, Err
     }
     // SAFETY: `place` is neither null nor misaligned, so the caller promises that it is writable.
     answer(make().map(|made| unsafe { place.write(made) }).map(|()| 0))
+}
+
+/// Stores `known` at `place`, which has `size` bytes: the size of the structure in the caller's
+/// version. Fields that this version does not know are 0. Stores nothing at a place that is null or
+/// misaligned.
+///
+/// # Safety
+/// `place` is null, misaligned or writable for `size` bytes.
+pub(crate) unsafe fn store_known<T: Copy>(known: T, place: *mut T, size: usize) {
+    if !place.is_null() && place.is_aligned() {
+        // SAFETY: `place` is neither null nor misaligned, so `size` bytes are writable (the
+        // caller's promise).
+        unsafe {
+            place.cast::<u8>().write_bytes(0, size);
+            copy_nonoverlapping((&raw const known).cast::<u8>(), place.cast(), size.min(size_of::<T>()));
+        }
+    }
 }
 
 /// Converts a C caller's wait time in nanoseconds.

@@ -4,10 +4,9 @@
 //! deleted group is refused. Structures of information grow in later versions, so the caller passes
 //! its size.
 
-use crate::error::{Error, answer, into};
+use crate::error::{Error, answer, into, store_known};
 use crate::object::{Kind, Object};
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::ptr::copy_nonoverlapping;
 use neap::groups::{Bound, Entered, Event, Group, GroupError, GroupId, Name, payer_at};
 
 /// `neap_group_info`.
@@ -271,12 +270,8 @@ pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut Grou
     }
     let get = || {
         let known = GroupInfo::from(group(number)?.info()?);
-        // SAFETY: by the header's contract there are `size` bytes. Fields that this version does
-        // not know are 0.
-        unsafe {
-            info.cast::<u8>().write_bytes(0, size);
-            copy_nonoverlapping((&raw const known).cast::<u8>(), info.cast(), size.min(size_of::<GroupInfo>()));
-        }
+        // SAFETY: by the header's contract there are `size` bytes.
+        unsafe { store_known(known, info, size) };
         Ok(0)
     };
     answer(get())

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::event::Listens;
 use crate::group::{GroupCount, GroupInfo, Inside};
 use crate::histogram::Histogram;
-use crate::instance::{ALL, Drained, Usage};
+use crate::instance::{ALL, Drained, Stats, Usage};
 use crate::list::{List, VERDICTS, Walked};
 use crate::reference::Ref;
 use crate::shrinker::{BY_GROUP, BY_NODE, INLINE, NO_SEEKS, Reclaimed, Said};
@@ -104,6 +104,7 @@ fn constants_and_layouts_are_those_of_the_library() {
     object("neap_item", size_of::<neap::lru::Item>(), align_of::<neap::lru::Item>(), 24);
     same("(NEAP_ALL == UINT32_MAX)", (ALL == u32::MAX).into());
     same("sizeof(neap_drained)", size_of::<Drained>() as i128);
+    same("sizeof(neap_stats)", size_of::<Stats>() as i128);
     same("sizeof(neap_usage)", size_of::<Usage>() as i128);
     same("sizeof(neap_group_info)", size_of::<GroupInfo>() as i128);
     same("sizeof(neap_group_count)", size_of::<GroupCount>() as i128);
@@ -131,6 +132,9 @@ fn constants_and_layouts_are_those_of_the_library() {
         };
     }
     fields!("neap_usage", Usage: allocated_bytes populated_bytes empty_bytes reserve_bytes allocations owners);
+    fields!("neap_stats", Stats: allocated_bytes active_bytes resident_bytes mapped_bytes retained_bytes metadata_bytes);
+    fields!("neap_stats", Stats: stack_bytes barn_bytes slab_bytes page_list_bytes free_bytes percpu_bytes);
+    fields!("neap_stats", Stats: percpu_free_bytes limit_bytes page_bytes nodes has_thread);
     fields!("neap_drained", Drained: page_bytes free_bytes objects cpus skipped);
     fields!("neap_group_info", GroupInfo: group parent name max_bytes high_bytes low_bytes min_bytes charged_bytes peak_bytes);
     fields!("neap_group_info", GroupInfo: pages_bytes objects_bytes percpu_bytes by_hand_bytes low_events high_events);

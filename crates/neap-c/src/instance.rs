@@ -1,9 +1,9 @@
 //! The process's instance for C: its version, its numbers, and its upkeep.
 
-use crate::error::{Error, answer, into};
+use crate::error::{Error, answer, into, store_known};
 use core::ffi::{CStr, c_char, c_int};
-use core::ptr::copy_nonoverlapping;
 use neap::drain::Scope;
+use neap::groups::UNLIMITED;
 use neap::percpu;
 use neap::process::PROCESS;
 
@@ -46,6 +46,65 @@ pub(crate) unsafe extern "C" fn neap_usage_get(usage: *mut Usage) -> c_int {
     };
     // SAFETY: by the header's contract, `usage` is null, misaligned or writable.
     unsafe { into(usage, || Ok(now())) }
+}
+
+/// `neap_stats`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Stats {
+    pub(crate) allocated_bytes: u64,
+    pub(crate) active_bytes: u64,
+    pub(crate) resident_bytes: u64,
+    pub(crate) mapped_bytes: u64,
+    pub(crate) retained_bytes: u64,
+    pub(crate) metadata_bytes: u64,
+    pub(crate) stack_bytes: u64,
+    pub(crate) barn_bytes: u64,
+    pub(crate) slab_bytes: u64,
+    pub(crate) page_list_bytes: u64,
+    pub(crate) free_bytes: u64,
+    pub(crate) percpu_bytes: u64,
+    pub(crate) percpu_free_bytes: u64,
+    pub(crate) limit_bytes: u64,
+    pub(crate) page_bytes: u64,
+    pub(crate) nodes: u32,
+    pub(crate) has_thread: u32,
+}
+
+impl From<neap::Stats> for Stats {
+    fn from(now: neap::Stats) -> Stats {
+        Stats {
+            allocated_bytes: now.allocated,
+            active_bytes: now.active,
+            resident_bytes: now.resident,
+            mapped_bytes: now.mapped,
+            retained_bytes: now.retained,
+            metadata_bytes: now.metadata,
+            stack_bytes: now.cached.stacks,
+            barn_bytes: now.cached.barns,
+            slab_bytes: now.cached.slabs,
+            page_list_bytes: now.cached.page_lists,
+            free_bytes: now.free,
+            percpu_bytes: now.per_cpu,
+            percpu_free_bytes: now.cached.per_cpu,
+            limit_bytes: now.limit.unwrap_or(UNLIMITED),
+            page_bytes: now.page_size.into(),
+            nodes: now.nodes,
+            has_thread: now.has_thread.into(),
+        }
+    }
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_stats_get(stats: *mut Stats, size: usize) -> c_int {
+    if stats.is_null() || !stats.is_aligned() || size == 0 {
+        return Error::Argument as c_int;
+    }
+    // SAFETY: by the header's contract there are `size` bytes.
+    unsafe { store_known(neap::stats().into(), stats, size) };
+    0
 }
 
 /// # Safety
@@ -103,14 +162,8 @@ pub(crate) unsafe extern "C" fn neap_drain(
         cpus: done.cpus,
         skipped: done.skipped,
     };
-    if !drained.is_null() && drained.is_aligned() {
-        // SAFETY: `drained` is neither null nor misaligned, and by the header's contract there are
-        // `size` bytes. Fields that this version does not know are 0.
-        unsafe {
-            drained.cast::<u8>().write_bytes(0, size);
-            copy_nonoverlapping((&raw const known).cast::<u8>(), drained.cast(), size.min(size_of::<Drained>()));
-        }
-    }
+    // SAFETY: by the header's contract, `drained` is null, misaligned, or has `size` bytes.
+    unsafe { store_known(known, drained, size) };
     0
 }
 

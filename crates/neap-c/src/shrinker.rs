@@ -4,7 +4,7 @@
 //! versions, so the caller passes its size; missing fields are 0. Callbacks are C's own, and run
 //! without a lock of this crate.
 
-use crate::error::{Error, answer, into, time};
+use crate::error::{Error, answer, into, store_known, time};
 use crate::group::group;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::copy_nonoverlapping;
@@ -154,19 +154,9 @@ pub(crate) unsafe extern "C" fn neap_reclaim(
         group.info()?;
         let time = time(nanoseconds)?;
         let got = reclaim::reclaim(group, bytes, time);
-        if !reclaimed.is_null() && reclaimed.is_aligned() {
-            let known = Reclaimed { bytes: got.bytes, scanned: got.scanned, freed: got.freed, late: got.late.into() };
-            // SAFETY: by the header's contract there are `size` bytes. Fields that this version
-            // does not know are 0.
-            unsafe {
-                reclaimed.cast::<u8>().write_bytes(0, size);
-                copy_nonoverlapping(
-                    (&raw const known).cast::<u8>(),
-                    reclaimed.cast(),
-                    size.min(size_of::<Reclaimed>()),
-                );
-            }
-        }
+        let known = Reclaimed { bytes: got.bytes, scanned: got.scanned, freed: got.freed, late: got.late.into() };
+        // SAFETY: by the header's contract, `reclaimed` is null, misaligned, or has `size` bytes.
+        unsafe { store_known(known, reclaimed, size) };
         Ok(got.is_something().into())
     };
     answer(ask())

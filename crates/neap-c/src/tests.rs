@@ -170,6 +170,40 @@ fn who_cannot_wait_gets_the_reserve() {
 }
 
 #[test]
+fn memory_is_counted_by_state() {
+    let get = || {
+        let mut now = Stats::default();
+        // SAFETY: the place is local, and of that size.
+        assert_eq!(unsafe { neap_stats_get(&raw mut now, size_of::<Stats>()) }, 0);
+        now
+    };
+    let run = PROCESS.allocate(200 << 20);
+    let held = get();
+    // Other tests of this program have less.
+    assert!((200 << 20..300 << 20).contains(&held.allocated_bytes), "{held:?}");
+    assert!(held.active_bytes >= 200 << 20 && held.resident_bytes > held.active_bytes, "{held:?}");
+    assert!(held.metadata_bytes > 0 && held.mapped_bytes >= held.active_bytes, "{held:?}");
+    assert!(held.page_bytes == 4096 && held.nodes > 0 && held.has_thread <= 1, "{held:?}");
+    assert_eq!(held.limit_bytes, u64::MAX);
+    // SAFETY: allocated above.
+    unsafe { PROCESS.free(run) };
+    neap_release();
+    assert!(get().retained_bytes >= held.retained_bytes + (150 << 20), "{held:?}");
+    // SAFETY: nothing is written to null or a misaligned place, or beyond the size.
+    unsafe {
+        let mut first = [0_u64, 99];
+        let place = first.as_mut_ptr().cast();
+        let refused = [(null_mut(), 8), (misaligned(), 8), (place, 0)].map(|(place, size)| neap_stats_get(place, size));
+        assert_eq!(refused, [code(Error::Argument); 3]);
+        assert_eq!((neap_stats_get(place, 8), first[1]), (0, 99), "as far as the caller's size reaches");
+    }
+    let mut later = [99_u64; 30];
+    // SAFETY: the place is local, and of that size.
+    assert_eq!(unsafe { neap_stats_get(later.as_mut_ptr().cast(), size_of_val(&later)) }, 0);
+    assert!(later[14] == 4096 && later[16..] == [0; 14], "{later:?}");
+}
+
+#[test]
 fn options_change_or_are_refused() {
     let set = |key: &CStr, value: &CStr| {
         // SAFETY: both are strings.

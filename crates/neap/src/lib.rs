@@ -8,8 +8,8 @@
 //! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
 //! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists in the order of a cache's eviction.
 //! - [`fn@set`]: changes options while the process runs.
-//! - [`percpu`]: per-CPU data. [`mod@drain`], [`statistics`], [`mod@verify`]: give back, count,
-//!   check.
+//! - [`fn@stats`]: the process's memory by state, in one call. [`statistics`] has the details.
+//! - [`percpu`]: per-CPU data. [`mod@drain`], [`mod@verify`]: give back, check.
 //!
 //! A cache with a limit that shrinks instead of refusing:
 #![cfg_attr(feature = "std", doc = concat!("```\n", include_str!("../examples/tenant_cache.rs"), "```"))]
@@ -69,6 +69,7 @@ mod stat_sheet;
 mod stat_text;
 mod state;
 pub mod statistics;
+pub mod stats;
 mod thread_groups;
 pub mod trace;
 pub mod verify;
@@ -80,3 +81,4 @@ pub use change::set;
 pub use global::Neap;
 pub use neap_os::fatal::{Line, die, say};
 pub use state::checked::NamedSize;
+pub use stats::{Stats, stats};

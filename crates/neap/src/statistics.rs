@@ -17,8 +17,12 @@ pub struct Usage {
     pub mapped_bytes: u64,
     /// Used by the program: objects by the size of their class, and runs of pages.
     pub used_bytes: u64,
-    /// Free objects: on stacks, in sheaves, and in slabs that are partly used, without holes.
+    /// Free objects: on stacks, in barns, and in slabs that are partly used, without holes.
     pub cached_bytes: u64,
+    /// Part of the cached bytes: objects on the stacks of CPUs.
+    pub stack_bytes: u64,
+    /// Part of the cached bytes: objects in barns.
+    pub barn_bytes: u64,
     /// Free pages that are resident.
     pub free_bytes: u64,
     /// Pages of per-CPU data that hold data.
@@ -159,13 +163,20 @@ impl<P: Platform> Core<P> {
 
     /// Returns the bytes by state.
     pub(crate) fn usage(&self) -> Usage {
+        self.usage_with(&self.objects.pages.statistics())
+    }
+
+    /// Returns the bytes by state, those of pages from `pages`.
+    pub(crate) fn usage_with(&self, pages: &neap_pages::Statistics) -> Usage {
         let page = self.objects.pages.page_size() as u64;
-        let pages = self.objects.pages.statistics();
         let (mut cached, mut in_slabs, mut slab_pages) = (0, 0, 0);
+        let (mut stack_bytes, mut barn_bytes) = (0, 0);
         for class in self.classes_with_slabs() {
             let numbers = self.class_numbers(class);
             let free = numbers.in_slabs + numbers.in_barn + numbers.in_slots;
             let holes = numbers.holes * page;
+            stack_bytes += numbers.in_slots * u64::from(numbers.size);
+            barn_bytes += numbers.in_barn * u64::from(numbers.size);
             cached += (free.min(numbers.objects) * u64::from(numbers.size)).saturating_sub(holes);
             in_slabs += (numbers.objects * u64::from(numbers.size)).saturating_sub(holes);
             slab_pages += numbers.pages - numbers.holes.min(numbers.pages);
@@ -179,6 +190,8 @@ impl<P: Platform> Core<P> {
             mapped_bytes: pages.mapped_bytes as u64,
             used_bytes: handed_out.max(in_slabs) - cached.min(handed_out.max(in_slabs)),
             cached_bytes: cached,
+            stack_bytes,
+            barn_bytes,
             free_bytes: u64::from(pages.backed_free + pages.listed) * page,
             per_cpu_bytes,
             per_cpu_free_bytes,

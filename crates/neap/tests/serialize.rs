@@ -50,9 +50,11 @@ fn a_group_report_has_its_fields_and_its_name_as_text() {
 fn statistics_have_their_fields() {
     let used = PROCESS.usage();
     let json = to_value(used).unwrap();
-    let names = ["cached_bytes", "free_bytes", "mapped_bytes", "owner_vectors", "per_cpu_bytes"];
-    assert_eq!(fields(&json)[..5], names);
+    let names = ["barn_bytes", "cached_bytes", "free_bytes", "mapped_bytes", "owner_vectors", "per_cpu_bytes"];
+    assert_eq!(fields(&json)[..6], names);
     assert_eq!(json["mapped_bytes"], used.mapped_bytes);
+    let stats = to_value(neap::stats()).unwrap();
+    assert!(stats["allocated"].is_u64() && stats["cached"]["page_lists"].is_u64(), "{stats}");
     let classes: Vec<Value> = PROCESS.classes().iter().map(|class| to_value(class).unwrap()).collect();
     assert!(classes.iter().any(|class| class["size"] == 64 && class["in_slots"].is_u64()));
     assert!(to_value(PROCESS.tick(0)).unwrap()["pages"]["released"].is_u64());

@@ -92,6 +92,36 @@ fn slabs_hold_what_the_program_has_and_what_is_cached() {
     assert_eq!([Source::Slabs, Source::Runs, Source::Listed].map(|source| seen.resident_of(source)), [0; 3], "{seen}");
 }
 
+/// The snapshot in one call agrees with the kernel, for a heap of which all is touched.
+#[test]
+fn resident_memory_of_the_snapshot_is_that_of_the_kernel() {
+    let (linux, options) = linux(true);
+    let mm = Opened::new(linux, &options).unwrap();
+    let run = mm.allocate(32 * MIB);
+    touch(run, 32 * MIB);
+    let objects: Vec<*mut u8> = (0..65_536).map(|_| mm.allocate(512)).collect();
+    objects.iter().for_each(|&object| touch(object, 512));
+    let agrees = || {
+        let (seen, now) = (look(&mm), mm.stats());
+        let heap = [Source::Slabs, Source::Runs, Source::Blocks, Source::Listed, Source::FreeBacked, Source::Free];
+        let tables = [Source::Travelling, Source::PageTables, Source::States, Source::SlabTables];
+        let resident: u64 = heap.iter().chain(&tables).map(|&source| seen.resident_of(source)).sum();
+        assert!(now.resident.abs_diff(resident) < MIB as u64, "{resident} and {now:?}\n{seen}");
+        now
+    };
+    let full = agrees();
+    assert!(full.allocated >= 64 * MIB as u64 && full.allocated < 66 * MIB as u64, "{full:?}");
+    // SAFETY: allocated above, once each.
+    unsafe {
+        mm.free(run);
+        objects.into_iter().for_each(|object| mm.free(object));
+    }
+    let freed = agrees();
+    assert!(freed.allocated < MIB as u64, "{freed:?}");
+    mm.release_all();
+    assert!(agrees().resident < 2 * MIB as u64);
+}
+
 #[test]
 fn pages_that_were_only_read_are_no_memory() {
     let (linux, options) = linux(true);
