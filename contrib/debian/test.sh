@@ -20,6 +20,7 @@ says 'Examples' neap --help
 says 'EXAMPLES' man neap-stat
 says '/libneap_malloc.so.0' neap run -- cat /proc/self/maps
 says '/libneap_malloc.so.0' env LD_PRELOAD=libneap_malloc.so.0 cat /proc/self/maps
+says '/libneap_mallctl.so.0' env LD_PRELOAD='libneap_malloc.so.0 libneap_mallctl.so.0' cat /proc/self/maps
 bash -euc '. /usr/share/bash-completion/completions/neap; complete -p neap' >/dev/null
 for file in include/neap.h lib/x86_64-linux-gnu/libneap.so lib/x86_64-linux-gnu/pkgconfig/neap.pc \
     lib/x86_64-linux-gnu/cmake/neap/neap-config.cmake share/doc/neap/copyright; do

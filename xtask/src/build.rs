@@ -1,5 +1,5 @@
-//! `cargo xtask build` and `cargo xtask demo`: the command line tool, the preload library and the C
-//! API's libraries.
+//! `cargo xtask build` and `cargo xtask demo`: the command line tool, the preload library, the
+//! library with `mallctl` and the C API's libraries.
 //!
 //! A cargo run for each, not one: the libraries are `no_std` with their own panic handler, and
 //! cargo would give them the features that the tool switches on in shared dependencies.
@@ -16,10 +16,13 @@ pub(crate) const SONAME: &str = "libneap.so.0";
 /// The preload library's name for the loader, which `crates/neap-malloc/build.rs` sets.
 pub(crate) const MALLOC_SONAME: &str = "libneap_malloc.so.0";
 
+/// The loader's name for the library with `mallctl`, which `crates/neap-mallctl/build.rs` sets.
+pub(crate) const MALLCTL_SONAME: &str = "libneap_mallctl.so.0";
+
 /// Builds all, optimised.
 pub(crate) fn build() -> Result<()> {
     need("cc", &["gcc", "libc6-dev"])?;
-    for package in ["neap-cli", "neap-malloc"] {
+    for package in ["neap-cli", "neap-malloc", "neap-mallctl"] {
         let mut cargo = cargo(["build", "--release", "--package", package]);
         cargo.current_dir(layout::root());
         run(cargo)?;
@@ -32,7 +35,7 @@ pub(crate) fn build() -> Result<()> {
     c_api.current_dir(layout::root());
     run(c_api)?;
     let [shared, archive] = layout::c_libraries();
-    for file in [layout::tool(), layout::library(), shared, archive] {
+    for file in [layout::tool(), layout::library(), layout::mallctl(), shared, archive] {
         if !file.exists() {
             bail!("cargo succeeded, but {} is not there", file.display());
         }

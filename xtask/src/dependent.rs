@@ -44,7 +44,7 @@ codegen-units = 16
 "#;
 
 /// Crates that cannot be packaged: they are built with flags of their own, as libraries for C.
-const NOT_PACKAGED: &[&str] = &["neap-c", "neap-malloc"];
+const NOT_PACKAGED: &[&str] = &["neap-c", "neap-malloc", "neap-mallctl"];
 
 /// Threads that free blocks of other threads, of sizes for each path, and a statistic of neap's
 /// own.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::build::{self, MALLOC_SONAME, SONAME};
+use crate::build::{self, MALLCTL_SONAME, MALLOC_SONAME, SONAME};
 use crate::debug_info::{objcopy, split};
 use crate::layout;
 use crate::manifest::{self, Installation, set_mode};
@@ -63,9 +63,11 @@ fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()>
     let lib = places.libdir.as_path();
     let [shared, archive] = layout::c_libraries();
     put_code(installation, debug_info, &layout::tool(), Path::new("bin/neap"))?;
-    for (from, name, soname) in
-        [(shared, "libneap.so", SONAME), (layout::library(), "libneap_malloc.so", MALLOC_SONAME)]
-    {
+    for (from, name, soname) in [
+        (shared, "libneap.so", SONAME),
+        (layout::library(), "libneap_malloc.so", MALLOC_SONAME),
+        (layout::mallctl(), "libneap_mallctl.so", MALLCTL_SONAME),
+    ] {
         let file = format!("{name}.{VERSION}");
         put_code(installation, debug_info, &from, &lib.join(&file))?;
         installation.link(&file, &lib.join(soname))?;

@@ -24,7 +24,8 @@ const COMPLETIONS: [(&str, &[&str], &str); 3] = [
 
 /// Runs the checks, counted in `report`, and removes the installation.
 pub(crate) fn into(report: &mut Report, places: &Places) {
-    for file in ["bin/neap".into(), format!("lib/libneap.so.{VERSION}"), format!("lib/libneap_malloc.so.{VERSION}")] {
+    let libraries = ["libneap", "libneap_malloc", "libneap_mallctl"].map(|name| format!("lib/{name}.so.{VERSION}"));
+    for file in ["bin/neap".into()].into_iter().chain(libraries) {
         report.check(&format!("debug information of {file}"), debug_information(places, &file));
     }
     if which("man").is_some() {

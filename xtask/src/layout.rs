@@ -25,6 +25,11 @@ pub(crate) fn library() -> PathBuf {
     target().join("release/libneap_malloc.so")
 }
 
+/// The library with jemalloc's `mallctl`.
+pub(crate) fn mallctl() -> PathBuf {
+    target().join("release/libneap_mallctl.so")
+}
+
 /// The C API's library, shared and static, by cargo's names.
 pub(crate) fn c_libraries() -> [PathBuf; 2] {
     ["release/libneap_c.so", "release/libneap_c.a"].map(|file| target().join(file))

@@ -51,7 +51,7 @@ mod vm;
 const USAGE: &str = "\
 usage: cargo xtask COMMAND [arguments]
 
-  build                       target/release/neap, libneap_malloc.so, and the C API's libneap_c.so and .a
+  build                       target/release/neap, libneap_malloc.so, libneap_mallctl.so, and the C API's libneap_c.so and .a
   install --prefix FOLDER [--libdir FOLDER] [--debugdir FOLDER] [--destdir FOLDER]
                               build, then: program, man pages, completions, libraries, neap.h, files for pkg-config and
                               CMake into a prefix such as /usr/local; debug information into lib/debug

@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 
 use crate::process::{capture, command, observe, which};
 use crate::report::Report;
-use crate::smoke::{MODES, complaints, locked, plain, preload};
+use crate::smoke::{DEFAULT, MODES, complaints, locked, plain, preload, preload_all};
 use crate::{lanes, layout};
 
 /// One program of `tests/programs`.
@@ -106,6 +106,26 @@ fn musl(report: &mut Report, library: &Path, scratch: &Path) {
     }
 }
 
+/// The program for `mallctl`, which takes that library beside neap's malloc.
+const MALLCTL: &str = "mallctl.c";
+
+/// Compiles and runs the program for `mallctl` in every mode, and without neap's malloc.
+fn mallctl(report: &mut Report, library: &Path, scratch: &Path) {
+    let program = match compile(&layout::root().join("tests/programs").join(MALLCTL), &["-fno-builtin"], scratch) {
+        Ok(program) => program,
+        Err(error) => return report.check(MALLCTL, Err(error)),
+    };
+    let controls = layout::mallctl();
+    for mode in MODES {
+        let both = |line: &mut Command| preload_all(line, &[library, &controls], mode);
+        report.check(&format!("{MALLCTL} ({})", mode.name), passes(Command::new(&program), &both));
+    }
+    let mut line = Command::new(&program);
+    line.arg("absent");
+    let alone = |line: &mut Command| preload(line, &controls, &DEFAULT);
+    report.check(&format!("{MALLCTL} (system's malloc)"), passes(line, &alone));
+}
+
 /// Runs a program in an environment: it must print `ok` and succeed, without complaints.
 fn passes(mut line: Command, environment: &dyn Fn(&mut Command)) -> Result<()> {
     environment(&mut line);
@@ -123,6 +143,9 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
         check_one(&shared, check, library, scratch);
         Ok(())
     })?;
+    if chosen(MALLCTL) {
+        mallctl(report, library, scratch);
+    }
     if chosen(MUSL.0) {
         musl(report, library, scratch);
     }

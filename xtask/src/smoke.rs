@@ -7,6 +7,7 @@
 //! which `malloc` a preloaded program gets: otherwise all later ones could pass on the system's.
 
 use core::time::Duration;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -95,13 +96,15 @@ fn preload_takes_effect(library: &Path, scratch: &Path) -> Result<()> {
 /// Sets the environment of a preloaded program. Variables that cargo sets for xtask do not reach
 /// it.
 pub(crate) fn preload(command: &mut Command, library: &Path, mode: &Mode) {
+    preload_all(command, &[library], mode);
+}
+
+/// Sets the environment of a program with several preloaded libraries.
+pub(crate) fn preload_all(command: &mut Command, libraries: &[&Path], mode: &Mode) {
     plain(command);
-    let mut libraries = library.as_os_str().to_os_string();
-    if let Some(name) = mode.beside {
-        libraries.push(" ");
-        libraries.push(beside(name));
-    }
-    command.env("LD_PRELOAD", libraries).envs(mode.variables.iter().copied());
+    let beside = mode.beside.map(beside);
+    let names: Vec<&OsStr> = libraries.iter().copied().chain(beside.as_deref()).map(Path::as_os_str).collect();
+    command.env("LD_PRELOAD", names.join(OsStr::new(" "))).envs(mode.variables.iter().copied());
 }
 
 /// The file of a library that is preloaded beside neap's.

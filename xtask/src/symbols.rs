@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::build::{MALLOC_SONAME, SONAME};
+use crate::build::{MALLCTL_SONAME, MALLOC_SONAME, SONAME};
 use crate::listing::Listing;
 use crate::process::{capture, command, need};
 use crate::report::Report;
@@ -120,6 +120,12 @@ const FAMILY: &[&str] = &[
     "_ZdaPvSt11align_val_tRKSt9nothrow_t",
 ];
 
+/// Exports of the library with jemalloc's `mallctl`.
+const MALLCTL: &[&str] = &["mallctl", "mallctlbymib", "mallctlnametomib"];
+
+/// Functions of `neap.h` that this library imports, all weak: it loads without neap, too.
+const MALLCTL_IMPORTS: &[&str] = &["neap_release", "neap_stats_get", "neap_tick"];
+
 /// Shared objects that the library may need: the C library and the loader, which belongs to it.
 const NEEDED_PREFIXES: &[&str] = &["libc.so.", "ld-linux"];
 
@@ -178,6 +184,7 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     let [shared, archive] = layout::c_libraries();
     loaded(report, &layout::library(), true, &functions)?;
     loaded(report, &shared, false, &functions)?;
+    mallctl(report, &layout::mallctl(), &functions)?;
     println!("symbols of {}", archive.display());
     let defined = capture(command("nm", ["--defined-only", "--extern-only", "--quiet", &archive.to_string_lossy()]))?;
     let names: BTreeSet<&str> = listed(&defined).into_iter().map(|(_, name)| name).collect();
@@ -198,9 +205,40 @@ fn none<'n>(names: impl Iterator<Item = &'n str>, what: &str) -> Result<()> {
 
 /// An error that names items of one set only, if there are any.
 fn same(declared: &BTreeSet<&str>, defined: BTreeSet<&str>) -> Result<()> {
-    ensure!(!declared.is_empty(), "no function was found in the header");
-    none(declared.difference(&defined).copied(), "in the header and not in the library")?;
-    none(defined.difference(declared).copied(), "in the library and not in the header")
+    ensure!(!declared.is_empty(), "no function is expected");
+    none(declared.difference(&defined).copied(), "expected and not in the library")?;
+    none(defined.difference(declared).copied(), "in the library and not expected")
+}
+
+/// Checks the names by which the loader knows a shared object and those that it asks for.
+fn links(report: &mut Report, dynamic: &str, soname: &str) {
+    let named = dynamic.lines().any(|line| line.contains("(SONAME)") && line.contains(&format!("[{soname}]")));
+    report.check("soname", if named { Ok(()) } else { Err(anyhow::anyhow!("it is not {soname}")) });
+    let needed = dynamic
+        .lines()
+        .filter(|line| line.contains("(NEEDED)"))
+        .filter_map(|line| line.split(['[', ']']).nth(1))
+        .filter(|name| !starts_with_any(name, NEEDED_PREFIXES));
+    report.check("needed", none(needed, "asks for a shared object other than the C library"));
+}
+
+/// Checks the library with `mallctl`, which has no instance of neap: it imports functions of the
+/// header, and exports none.
+fn mallctl(report: &mut Report, library: &Path, functions: &BTreeSet<&str>) -> Result<()> {
+    let path = library.to_string_lossy();
+    println!("symbols of {path}");
+    let undefined = capture(command("nm", ["-D", "--undefined-only", &path]))?;
+    let defined = capture(command("nm", ["-D", "--defined-only", &path]))?;
+    let (of_neap, others): (Vec<_>, Vec<_>) =
+        listed(&undefined).into_iter().partition(|(kind, name)| *kind == 'w' && functions.contains(name));
+    let others = others.iter().filter(|(_, name)| !IMPORTS.contains(name)).map(|(_, name)| *name);
+    report.check("imports", none(others, "imported and not allowed"));
+    let of_neap: BTreeSet<&str> = of_neap.into_iter().map(|(_, name)| name).collect();
+    report.check("functions of the header", same(&BTreeSet::from_iter(MALLCTL_IMPORTS.iter().copied()), of_neap));
+    let exports = listed(&defined).into_iter().map(|(_, name)| name).collect();
+    report.check("exports", same(&BTreeSet::from_iter(MALLCTL.iter().copied()), exports));
+    links(report, &capture(command("readelf", ["-dW", &path]))?, MALLCTL_SONAME);
+    Ok(())
 }
 
 /// Checks imports and exports of a shared object. `malloc`: whether it must have the malloc family.
@@ -231,15 +269,7 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
     let has = |probe: &str| notes.lines().any(|line| line.trim().strip_prefix("Name: ") == Some(probe));
     let missing = ["alloc", "free"].into_iter().filter(|probe| !has(probe));
     report.check("probes", none(missing, "of the probes of otel_memory and not in the notes"));
-    let soname = if malloc { MALLOC_SONAME } else { SONAME };
-    let named = dynamic.lines().any(|line| line.contains("(SONAME)") && line.contains(&format!("[{soname}]")));
-    report.check("soname", if named { Ok(()) } else { Err(anyhow::anyhow!("it is not {soname}")) });
-    let needed = dynamic
-        .lines()
-        .filter(|line| line.contains("(NEEDED)"))
-        .filter_map(|line| line.split(['[', ']']).nth(1))
-        .filter(|name| !starts_with_any(name, NEEDED_PREFIXES));
-    report.check("needed", none(needed, "asks for a shared object other than the C library"));
+    links(report, &dynamic, if malloc { MALLOC_SONAME } else { SONAME });
     // After a `dlclose` its thread and its fork handlers would run in unmapped code.
     let stays = dynamic.lines().any(|line| line.contains("(FLAGS_1)") && line.contains("NODELETE"));
     report.check("stays loaded", if stays { Ok(()) } else { Err(anyhow::anyhow!("dlclose unloads it")) });

@@ -26,8 +26,6 @@ mod list_tests;
 mod object;
 mod percpu;
 mod reference;
-#[cfg(feature = "runtime")]
-mod runtime;
 mod shrinker;
 #[cfg(test)]
 mod shrinker_tests;

@@ -5,9 +5,9 @@
 //! which ends the process. Flags that name arenas or thread caches have no effect. If a program
 //! frees memory by destroying its arena, that memory leaks.
 //!
-//! `mallctl` is not defined, since its names are jemalloc's own. A program that checks for all
-//! these functions learns from this that malloc is not jemalloc. jemalloc's `operator new` bypasses
-//! malloc; it is not handled here.
+//! `mallctl` is not defined here: a program that checks for all these functions learns from this
+//! that malloc is not jemalloc. `neap-mallctl` is a library with it, to load on request. jemalloc's
+//! `operator new` bypasses malloc; it is not handled here.
 //!
 //! Source: jemalloc(3), "Non-standard API".
 

@@ -26,6 +26,8 @@ pub mod memory;
 pub mod nodes;
 pub mod own_thread;
 pub mod rseq;
+#[cfg(feature = "runtime")]
+mod runtime;
 pub mod stack;
 pub mod stdio_lock;
 mod syscall;

@@ -5,11 +5,13 @@
 
 use core::arch::asm;
 
-/// Reads a 64-bit (`__rseq_offset`) or 32-bit (`__rseq_size`) variable of the C library through the
-/// GOT. With an empty `$read`, returns its address. 0 if the C library has no such variable.
+/// Reads a variable of another library through the GOT: `$read` loads it into the register `{0}`
+/// from the address there. With an empty `$read`, returns the address of a variable or function. 0
+/// if no loaded library has the name.
 ///
-/// The symbol is weak, since C libraries other than glibc 2.35 and later lack it. Each use declares
-/// it weak, since each object file that uses the name must do so.
+/// The symbol is weak, so the library loads without it, too. Each use declares it weak, since each
+/// object file that uses the name must do so.
+#[macro_export]
 macro_rules! weak_variable {
     ($name:literal, $read:literal) => {{
         let value: usize;

@@ -7,7 +7,7 @@ use core::panic::PanicInfo;
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    neap::die(format_args!("bug: {info}"))
+    crate::fatal::die(format_args!("bug: {info}"))
 }
 
 // The prebuilt `core` refers to this symbol though nothing unwinds. Hidden and weak: it must not

@@ -1,0 +1,48 @@
+//! The instance of neap in the process, through functions of `neap.h`.
+//!
+//! The names are weak: without neap in the process the library loads, and knows no name.
+
+use core::mem::transmute;
+use neap_os::weak_variable;
+
+/// Words of `neap_stats`.
+pub(crate) const WORDS: usize = 16;
+
+/// Whether neap is in the process.
+pub(crate) fn is_there() -> bool {
+    weak_variable!("neap_stats_get", "") != 0
+}
+
+/// Returns `neap_stats` as words; zeroes without neap.
+pub(crate) fn stats() -> [u64; WORDS] {
+    let (mut words, get) = ([0; WORDS], weak_variable!("neap_stats_get", ""));
+    if get != 0 {
+        // SAFETY: the function of `neap.h`, which has this signature. The place has room for the
+        // size.
+        unsafe {
+            transmute::<usize, unsafe extern "C" fn(*mut u64, usize) -> i32>(get)(
+                words.as_mut_ptr(),
+                size_of_val(&words),
+            )
+        };
+    }
+    words
+}
+
+/// Releases all free memory, of all arenas.
+pub(crate) fn release() {
+    call(weak_variable!("neap_release", ""));
+}
+
+/// Drains idle caches and releases memory that rested, as neap's thread does every 250 ms.
+pub(crate) fn tick() {
+    call(weak_variable!("neap_tick", ""));
+}
+
+/// Calls a function of `neap.h` without arguments, if it is there.
+fn call(function: usize) {
+    if function != 0 {
+        // SAFETY: the callers pass the address of such a function.
+        unsafe { transmute::<usize, extern "C" fn() -> bool>(function)() };
+    }
+}
