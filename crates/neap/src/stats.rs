@@ -134,7 +134,7 @@ impl<P: Platform> Mm<P> {
 ///
 /// Allocates nothing and reclaims nothing. Takes the lock of each class and zone for a moment, and
 /// waits for a fork in progress. Reads all classes on all CPUs, which takes some microseconds with
-/// few CPUs, so it may run every second. Not from a signal handler.
+/// few CPUs, so a program may call it every second. Not from a signal handler.
 ///
 /// ```
 /// #[global_allocator]
