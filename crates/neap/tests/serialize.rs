@@ -48,6 +48,8 @@ fn a_group_report_has_its_fields_and_its_name_as_text() {
 
 #[test]
 fn statistics_have_their_fields() {
+    // Opens the manager, if no other test has.
+    let block = PROCESS.allocate(64);
     let used = PROCESS.usage();
     let json = to_value(used).unwrap();
     let names = ["barn_bytes", "cached_bytes", "free_bytes", "mapped_bytes", "owner_vectors", "per_cpu_bytes"];
@@ -59,6 +61,8 @@ fn statistics_have_their_fields() {
     assert!(classes.iter().any(|class| class["size"] == 64 && class["in_slots"].is_u64()));
     assert!(to_value(PROCESS.tick(0)).unwrap()["pages"]["released"].is_u64());
     assert!(to_value(neap::groups::count().unwrap()).unwrap()["live"].as_u64() >= Some(1));
+    // SAFETY: allocated above.
+    unsafe { PROCESS.free(block) };
 }
 
 #[cfg(feature = "std")]
