@@ -31,6 +31,7 @@ mod metrics;
 mod page_bytes;
 mod pressure;
 mod process;
+mod profile;
 mod ps;
 mod reconcile;
 mod refusal;
@@ -67,6 +68,8 @@ Examples:
   neap top 1234                        watch the same live, drain it by a key
   neap metrics --all --listen 127.0.0.1:9808
                                        serve the numbers of all processes to Prometheus
+  neap profile 1234                    see which code holds what memory
+  neap leaks 1234                      see what memory it does not free
   neap drain 1234                      give what it caches for its CPUs back to its free pages
   neap pressure 1234                   see which memory limit binds a process, and the room below it
   neap demo                            see a burst of memory flow back to the system
@@ -92,6 +95,8 @@ enum Command {
     Stat(stat::StatOptions),
     Top(top::Options),
     Metrics(metrics::MetricsOptions),
+    Profile(profile::ProfileOptions),
+    Leaks(profile::LeaksOptions),
     Drain(drain::DrainOptions),
     Set(set::SetOptions),
     Limit(set::LimitOptions),
@@ -116,6 +121,8 @@ fn main() -> ExitCode {
         Command::Stat(options) => stat::main(&options),
         Command::Top(options) => top::main(&options),
         Command::Metrics(options) => metrics::main(&options),
+        Command::Profile(options) => profile::main(&options),
+        Command::Leaks(options) => profile::leaks(&options),
         Command::Drain(options) => drain::main(&options),
         Command::Set(options) => set::main(&options),
         Command::Limit(options) => set::limit_main(&options),

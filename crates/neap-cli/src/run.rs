@@ -1,9 +1,10 @@
 //! `neap run`: becomes the given program with neap preloaded.
 //!
 //! It sets two variables and executes the program, so process id, standard streams, signals and
-//! exit status are the program's own. With `--trace` it also makes the file of the recording, which
-//! belongs to this process and so to the program. Exit statuses of its own failures are those of
-//! env(1). It takes no lock and leaves nothing running.
+//! exit status are the program's own. With `--profile` the program is a child instead, and this
+//! command reads its samples until it ends. With `--trace` it also makes the file of the recording,
+//! which belongs to this process and so to the program. Exit statuses of its own failures are those
+//! of env(1). It takes no lock and leaves nothing running.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -18,6 +19,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use neap::{options, trace};
 
+use crate::profile::{self, ProfileFile};
 use crate::{keys, library, linkage, signals};
 
 const EXAMPLES: &str = "\
@@ -26,11 +28,13 @@ Examples:
   neap run --limit auto -- ./server
   neap run --neap rseq:off -- python3 -m http.server
   neap run --neap background:off,limit:2g -- ./a.out
+  neap run --profile heap.html -- python3 big.py
   neap run --trace py.trace -- python3 big.py && neap lab replay py.trace
 
 LD_PRELOAD and NEAP keep what they already hold: the library goes in front, the options behind.
 A recording is of the process that this command becomes, not of its children; of the last program
-where it executes several. It can be replayed at any time, also after the program was killed.
+where it executes several. So is a profile, of a child of this command; its bytes are those at the
+peak. It can be replayed at any time, also after the program was killed.
 Exit status: the program's; 125 when neap's library is missing, an option is not known or the
 program is statically linked, 126 when the program cannot be executed, 127 when it cannot be found.
 
@@ -56,6 +60,13 @@ pub(crate) struct RunOptions {
     /// its 64 MiB
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Profile the program from its start to its end, and write a file: pprof (.pb.gz, .pprof),
+    /// folded stacks (.folded), a flame graph (.svg) or a page (.html)
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Bytes between two samples of the profile, on average
+    #[arg(long, value_name = "BYTES", default_value = "512k", requires = "profile", value_parser = profile::parse_every)]
+    every: String,
     /// Preload this library instead of the one that was installed with the command
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
@@ -66,20 +77,48 @@ pub(crate) struct RunOptions {
 
 pub(crate) fn main(options: &RunOptions) -> ExitCode {
     let program = &options.command[0];
-    let mut command = match prepared(options) {
+    let every = options.profile.is_some().then_some(options.every.as_str());
+    let mut command = match prepared(options, every) {
         Ok(command) => command,
         Err(error) => {
             eprintln!("neap: {error:#}");
             return ExitCode::from(125);
         }
     };
-    let error = signals::pass_on(&mut command).exec();
+    let command = signals::pass_on(&mut command);
+    let error = match &options.profile {
+        None => command.exec(),
+        Some(path) => match ProfileFile::create(path).map(|file| profile::to_file(command, &file)) {
+            Ok(Ok(code)) => return code,
+            Ok(Err(error)) => error,
+            Err(error) => {
+                eprintln!("neap: {error:#}");
+                return ExitCode::from(125);
+            }
+        },
+    };
     eprintln!("neap: cannot run `{}`: {error}", program.to_string_lossy());
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// The program with its variables set.
-fn prepared(options: &RunOptions) -> Result<Command> {
+/// A program with its variables set, that samples its allocations.
+pub(crate) fn sampled(command: &[OsString], library: Option<&Path>, every: &str) -> Result<Command> {
+    let options = RunOptions {
+        neap: None,
+        limit: None,
+        trace: None,
+        profile: None,
+        every: every.to_string(),
+        library: library.map(Path::to_path_buf),
+        command: command.to_vec(),
+    };
+    let mut command = prepared(&options, Some(every))?;
+    signals::pass_on(&mut command);
+    Ok(command)
+}
+
+/// The program with its variables set. It samples its allocations if `every` is given.
+fn prepared(options: &RunOptions, every: Option<&str>) -> Result<Command> {
     let library = match &options.library {
         Some(file) => library::named(file)?,
         None => library::find(&library::executable()?)?,
@@ -88,6 +127,10 @@ fn prepared(options: &RunOptions) -> Result<Command> {
     let mut told = joined(env::var_os("NEAP").as_deref(), ",", options.neap.as_deref());
     if let Some(limit) = &options.limit {
         let option = joined(Some(OsStr::new("limit")), ":", Some(limit));
+        told = joined(Some(&told), ",", Some(&option));
+    }
+    if let Some(every) = every {
+        let option = joined(Some(OsStr::new(profile::KEY)), ":", Some(OsStr::new(every)));
         told = joined(Some(&told), ",", Some(&option));
     }
     let complaints = keys::complaints(&told);

@@ -106,13 +106,16 @@ pub(crate) fn main(options: &SetOptions) -> Result<ExitCode> {
 
 /// Requests a change of one option. Returns the new and the previous value in words.
 fn set(process: &ProcessStatus, page: &Page, setting: Setting, number: u64) -> Result<String> {
+    let before = change_setting(process, page, setting, number)?;
+    Ok(format!("{}: {} (was {})\n", setting.key(), setting.value(number), setting.value(before)))
+}
+
+/// Requests a change of one option. Returns the previous value.
+pub(crate) fn change_setting(process: &ProcessStatus, page: &Page, setting: Setting, number: u64) -> Result<u64> {
     let channel = ControlChannel::of(process, page)?;
     let request = ChannelRequest { what: SET, from: setting as u32, until: Some(number), ..ChannelRequest::default() };
     match channel.ask(&request)? {
-        0 => {
-            let (now, before) = (setting.value(number), setting.value(channel.number(BEFORE)));
-            Ok(format!("{}: {now} (was {before})\n", setting.key()))
-        }
+        0 => Ok(channel.number(BEFORE)),
         UNKNOWN => bail!(
             "process {} cannot change {}: its library is older than this command; start it with NEAP={0}:{}",
             process.pid,

@@ -79,7 +79,7 @@ fn schema(name: &str) -> Value {
 }
 
 /// The name of a schema, the command, and its options.
-const OUTPUTS: [(&str, &str, &[&str]); 9] = [
+const OUTPUTS: [(&str, &str, &[&str]); 10] = [
     ("ps", "ps", &["1"]),
     ("stat", "stat", &[]),
     ("groups", "stat", &["--groups"]),
@@ -89,6 +89,7 @@ const OUTPUTS: [(&str, &str, &[&str]); 9] = [
     ("drain", "drain", &[]),
     ("top", "top", &["--interval", "100"]),
     ("pressure", "pressure", &[]),
+    ("profile", "profile", &["--seconds", "1", "--every", "64k"]),
 ];
 
 /// Compares the output of each command on a process with its schema.

@@ -1,0 +1,232 @@
+//! Areas made by tests: sound ones, wrapped ones, and damaged ones with random bytes.
+
+use core::mem::{offset_of, size_of};
+use std::fs::File;
+use std::os::fd::FromRawFd;
+use std::os::unix::fs::FileExt;
+
+use neap_base::profile_area::{
+    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, FILE_OFFSET, FORMAT, FREE, MAGIC, MOST_STACK, PAD,
+    RING_AT, RING_BYTES, SLOT_COUNT, SLOTS_AT, Slot,
+};
+
+use super::area::{Area, RingRecord};
+
+/// An area as a process would write it.
+pub(super) struct Writer {
+    pub(super) file: File,
+    head: u64,
+    number: u64,
+}
+
+/// What a test says of a sample.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Written<'a> {
+    pub(super) size: u64,
+    pub(super) registers: [u64; 3],
+    pub(super) stack: &'a [u8],
+    pub(super) thread: u32,
+}
+
+impl Writer {
+    pub(super) fn new() -> Writer {
+        // SAFETY: the name is a C string; the descriptor is owned by the file alone.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"neap-test".as_ptr(), libc::MFD_CLOEXEC)) };
+        file.set_len((FILE_OFFSET + AREA_BYTES) as u64).unwrap();
+        let writer = Writer { file, head: 0, number: 0 };
+        writer.put_word(offset_of!(AreaHeader, magic), MAGIC);
+        writer.put(offset_of!(AreaHeader, format), &FORMAT.to_ne_bytes());
+        writer.put_word(offset_of!(AreaHeader, mean), 1000);
+        writer
+    }
+
+    pub(super) fn area(&self) -> Area {
+        Area::of(self.file.try_clone().unwrap()).unwrap()
+    }
+
+    pub(super) fn put(&self, at: usize, bytes: &[u8]) {
+        self.file.write_all_at(bytes, (FILE_OFFSET + at) as u64).unwrap();
+    }
+
+    fn put_word(&self, at: usize, word: u64) {
+        self.put(at, &word.to_ne_bytes());
+    }
+
+    pub(super) fn set_head(&mut self, head: u64) {
+        self.head = head;
+        self.put_word(offset_of!(AreaHeader, head), head);
+    }
+
+    fn append(&mut self, record: &[u8]) {
+        let left = BLOCK_BYTES - (self.head % BLOCK_BYTES as u64) as usize;
+        if record.len() > left {
+            self.put_ring(&[PAD.to_ne_bytes(), (left as u32).to_ne_bytes()].concat());
+            self.head += left as u64;
+        }
+        self.put_ring(record);
+        self.set_head(self.head + record.len() as u64);
+    }
+
+    fn put_ring(&self, bytes: &[u8]) {
+        self.put(RING_AT + (self.head % RING_BYTES as u64) as usize, bytes);
+    }
+
+    pub(super) fn alloc(&mut self, written: Written<'_>) -> u64 {
+        self.number += 1;
+        let length = size_of::<AllocRecord>() + written.stack.len();
+        let mut record = [ALLOC.to_ne_bytes(), (length as u32).to_ne_bytes()].concat();
+        for word in [self.number, self.number * 10, 0x1000, written.size, 1000, 0] {
+            record.extend(word.to_ne_bytes());
+        }
+        record.extend(written.thread.to_ne_bytes());
+        record.extend((written.stack.len() as u32).to_ne_bytes());
+        written.registers.iter().for_each(|word| record.extend(word.to_ne_bytes()));
+        record.extend(written.stack);
+        self.append(&record);
+        self.slot(self.number as usize % SLOT_COUNT, self.number, written.size);
+        self.number
+    }
+
+    pub(super) fn free(&mut self, number: u64) {
+        let mut record = [FREE.to_ne_bytes(), 24_u32.to_ne_bytes()].concat();
+        record.extend([number, number * 10 + 5].iter().flat_map(|word| word.to_ne_bytes()));
+        self.append(&record);
+        self.slot(number as usize % SLOT_COUNT, 0, 0);
+    }
+
+    fn slot(&self, at: usize, number: u64, size: u64) {
+        let slot = SLOTS_AT + at * size_of::<Slot>();
+        self.put_word(slot + offset_of!(Slot, number), number);
+        self.put_word(slot + offset_of!(Slot, size), size);
+    }
+}
+
+/// The numbers of the allocations, and of the frees, that a look finds.
+fn drain(area: &mut Area) -> (Vec<u64>, Vec<u64>) {
+    let (mut made, mut freed) = (Vec::new(), Vec::new());
+    area.drain(&mut |record| match record {
+        RingRecord::Alloc(sample, _) => made.push(sample.number),
+        RingRecord::Free(number) => freed.push(number),
+    })
+    .unwrap();
+    (made, freed)
+}
+
+#[test]
+fn records_are_read_once_in_their_order() {
+    let mut writer = Writer::new();
+    let mut area = writer.area();
+    assert_eq!(drain(&mut area), (vec![], vec![]));
+    let stack: Vec<u8> = (0..64).collect();
+    writer.alloc(Written { size: 77, registers: [1, 2, 3], stack: &stack, thread: 9 });
+    writer.alloc(Written::default());
+    writer.free(1);
+    let mut seen = Vec::new();
+    area.drain(&mut |record| match record {
+        RingRecord::Alloc(sample, of) => seen.push((sample, of.instruction, of.frame_pointer, of.bytes.to_vec())),
+        RingRecord::Free(number) => assert_eq!(number, 1),
+    })
+    .unwrap();
+    assert_eq!((seen.len(), seen[0].0.size, seen[0].0.thread, seen[0].0.time), (2, 77, 9, 10));
+    assert_eq!((seen[0].1, seen[0].2, &seen[0].3, seen[1].3.len()), (1, 3, &stack, 0));
+    assert_eq!(drain(&mut area), (vec![], vec![]));
+    writer.free(2);
+    assert_eq!(drain(&mut area), (vec![], vec![2]));
+    assert_eq!((area.lost(), area.damaged, area.overruns), (0, 0, 0));
+}
+
+#[test]
+fn reader_that_starts_late_or_is_slow_counts_what_it_lost() {
+    let mut writer = Writer::new();
+    let mut area = writer.area();
+    let stack = vec![7; MOST_STACK];
+    let most = RING_BYTES / MOST_STACK;
+    for _ in 0..5 * most {
+        writer.alloc(Written { stack: &stack, ..Written::default() });
+    }
+    // At the first look, the oldest whole block is the start.
+    let (made, _) = drain(&mut area);
+    assert!(made.len() > most / 2 && made.windows(2).all(|pair| pair[1] == pair[0] + 1), "{}", made.len());
+    assert_eq!((made.last(), area.lost(), area.overruns), (Some(&(5 * most as u64)), 0, 0));
+    for _ in 0..2 * most {
+        writer.alloc(Written { stack: &stack, ..Written::default() });
+    }
+    let (more, _) = drain(&mut area);
+    assert_eq!((more.last(), area.overruns, area.damaged), (Some(&(7 * most as u64)), 1, 0));
+    assert_eq!(area.lost(), 2 * most as u64 - more.len() as u64);
+    assert!(area.lost() > 0);
+}
+
+#[test]
+fn slots_are_read() {
+    let writer = Writer::new();
+    writer.slot(0, 5, 50);
+    writer.slot(100_000, 9, 90);
+    let seen: Vec<_> = writer.area().slots().unwrap().iter().map(|slot| (slot.number, slot.size)).collect();
+    assert_eq!(seen, [(5, 50), (9, 90)]);
+}
+
+#[test]
+fn files_without_an_area_are_refused() {
+    let writer = Writer::new();
+    writer.put(offset_of!(AreaHeader, format), &2_u32.to_ne_bytes());
+    assert!(Area::of(writer.file.try_clone().unwrap()).unwrap_err().to_string().contains("format 2"));
+    writer.put(0, &[0; 8]);
+    assert!(Area::of(writer.file.try_clone().unwrap()).unwrap_err().to_string().contains("empty or damaged"));
+    writer.file.set_len(1 << 20).unwrap();
+    assert!(Area::of(writer.file).unwrap_err().to_string().contains("no place"));
+}
+
+#[test]
+fn damaged_areas_end_and_are_counted() {
+    let seed = std::env::var("NEAP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x2545_f491_4f6c_dd1d_u64);
+    println!("NEAP_SEED={seed}");
+    let mut state = seed | 1;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut damaged = 0;
+    for _ in 0..300 {
+        let mut writer = Writer::new();
+        let mut area = writer.area();
+        for _ in 0..20 {
+            let stack = vec![1; (random() % 4000) as usize / 8 * 8];
+            let number = writer.alloc(Written { stack: &stack, ..Written::default() });
+            if random() % 2 == 0 {
+                writer.free(number);
+            }
+        }
+        let end = writer.head;
+        for _ in 0..1 + random() % 8 {
+            let at = RING_AT + (random() % end) as usize;
+            let word = match random() % 4 {
+                0 => random(),
+                1 => random() % 4,
+                2 => u64::MAX,
+                _ => (random() % 5) | (random() % 200_000) << 32,
+            };
+            writer.put(at - at % 4, &word.to_ne_bytes());
+        }
+        match random() % 6 {
+            0 => writer.set_head(random()),
+            1 => writer.set_head(end.wrapping_sub(random() % 4000)),
+            2 => writer.set_head(u64::MAX - random() % 3),
+            _ => {}
+        }
+        // Records are of 24 bytes at least.
+        let most = RING_BYTES / 24;
+        for _ in 0..2 {
+            let (made, freed) = drain(&mut area);
+            assert!(made.len() + freed.len() <= most);
+        }
+        damaged += area.damaged;
+        // The count goes back.
+        writer.set_head(0);
+        assert_eq!(drain(&mut area), (vec![], vec![]));
+        assert!(area.damaged > 0 || end == 0 || area.lost() < u64::MAX);
+    }
+    assert!(damaged > 50, "only {damaged} inputs were damaged");
+}

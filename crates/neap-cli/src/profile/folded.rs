@@ -1,0 +1,57 @@
+//! A profile as folded stacks, and as a flame graph of them.
+
+use std::io::{self, Write};
+
+use inferno::flamegraph::{self, Direction};
+
+use super::resolved::Profile;
+use super::top_table::{size, summary};
+
+/// Returns a line for each stack: the frames, the outermost first, and the bytes.
+pub(crate) fn lines(profile: &Profile) -> Vec<String> {
+    let plain = |name: &str| name.replace(';', ":");
+    let mut lines: Vec<String> = profile
+        .rows
+        .iter()
+        .filter_map(|row| {
+            let bytes = row.amount(profile.view).bytes.round() as u64;
+            let mut frames = vec![plain(if row.thread.is_empty() { "[thread]" } else { &row.thread })];
+            if !row.group.is_empty() {
+                frames.insert(0, plain(&row.group));
+            }
+            let places = profile.stacks[row.stack].iter().rev();
+            frames.extend(places.flat_map(|place| place.lines.iter().rev()).map(|line| plain(&line.function)));
+            if profile.stacks[row.stack].is_empty() {
+                frames.push("[no stack]".to_string());
+            }
+            (bytes > 0).then(|| format!("{} {bytes}", frames.join(";")))
+        })
+        .collect();
+    lines.sort_unstable();
+    lines
+}
+
+/// Writes the folded stacks.
+pub(crate) fn write(output: &mut dyn Write, profile: &Profile) -> io::Result<()> {
+    lines(profile).iter().try_for_each(|line| writeln!(output, "{line}"))
+}
+
+/// Writes a flame graph. A profile without samples has none.
+pub(crate) fn flame_graph(output: &mut dyn Write, profile: &Profile) -> io::Result<()> {
+    let lines = lines(profile);
+    if lines.is_empty() {
+        return writeln!(
+            output,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"600\" height=\"40\"><text x=\"10\" y=\"25\">There are no \
+             samples.</text></svg>"
+        );
+    }
+    let mut options = flamegraph::Options::default();
+    options.title = format!("{} {}", size(profile.total(profile.view).bytes), profile.view.name());
+    options.subtitle = summary(profile).first().cloned();
+    options.count_name = "bytes".to_string();
+    options.direction = Direction::Straight;
+    options.deterministic = true;
+    options.min_width = 0.1;
+    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), output)
+}

@@ -1,0 +1,127 @@
+//! `neap leaks`: memory that was allocated and not freed for a time, or until the end, by stack.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::collect::Amount;
+use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
+use super::switch::{SamplingSwitch, parse_every};
+use super::symbols::SourceLine;
+use super::top_table::{losses, named, size};
+use super::{begin, record, stop_flag, watch};
+use crate::allowance::Allowance;
+use crate::handle::ProcessHandle;
+use crate::report::number;
+use crate::run::sampled;
+use crate::stat_reader::{ProcessStatus, monotonic};
+use crate::subject::{Timeout, print};
+
+const EXAMPLES: &str = "\
+Examples:
+  neap leaks 1234                    stacks whose memory of the last minute is not freed half a minute later
+  neap leaks 1234 --seconds 600      the same in ten minutes: caches are told from leaks by time
+  neap leaks -- ./test               memory that a program has at its end, on standard error
+
+Allocations are sampled at random. For a running process those are shown that were allocated in the
+first half of the time, and not freed until its end. A leak grows with the time; a cache that is full
+does not. Of a program that ends, all is shown that it has not freed, leaked or not; the exit status
+is the program's.";
+
+/// Stacks that are shown, and functions of one.
+const MOST_STACKS: usize = 20;
+const MOST_LINES: usize = 12;
+
+/// Show memory that is not freed, by the stacks that allocated it.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct LeaksOptions {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "command")]
+    pid: Option<i32>,
+    #[command(flatten)]
+    timeout: Timeout,
+    /// Seconds for which a process is watched
+    #[arg(id = "duration", long = "seconds", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Bytes between two samples, on average
+    #[arg(long, value_name = "BYTES", default_value = "64k", value_parser = parse_every)]
+    every: String,
+    /// Preload this library into a program
+    #[arg(long, value_name = "FILE", requires = "command")]
+    library: Option<PathBuf>,
+    /// A program and its arguments
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "pid")]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn main(options: &LeaksOptions) -> Result<ExitCode> {
+    match options.pid {
+        Some(pid) => of_process(pid, options),
+        None => of_program(options),
+    }
+}
+
+fn of_process(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
+    let (handle, time) = (Arc::new(ProcessHandle::open(pid)?), options.timeout.time());
+    let process = ProcessStatus::read(&handle, Allowance::new(time))?;
+    let page = process.page()?;
+    let (stop, began) = (stop_flag()?, monotonic());
+    let mut switch = SamplingSwitch::on(&process, &page, Some(&options.every), time)?;
+    let mut session = begin(&process, &page, began)?;
+    watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
+    switch.off()?;
+    let ended = monotonic();
+    let seconds = (ended - began) as f64 / 1e9;
+    let of = Subjected { pid, name: process.name.clone(), seconds, in_use: None };
+    let before = began + (ended - began) / 2;
+    let profile = Profile::of(&session, of, ProfileView::Live, ChosenSamples { group: None, before: Some(before) });
+    let what = format!("allocated in the first {} s, and not freed", number(seconds / 2.0, 1));
+    print(|output| write(output, &profile, &what))
+}
+
+fn of_program(options: &LeaksOptions) -> Result<ExitCode> {
+    let mut command = sampled(&options.command, options.library.as_deref(), &options.every)?;
+    let code = record::run(&mut command, &mut |session, of| {
+        let profile = Profile::of(session, of, ProfileView::Live, ChosenSamples::default());
+        write(&mut io::stderr().lock(), &profile, "not freed at its end").context("cannot write to standard error")
+    });
+    code.with_context(|| format!("cannot run `{}`", options.command[0].to_string_lossy()))
+}
+
+/// Writes the stacks with the most bytes.
+fn write(output: &mut dyn Write, profile: &Profile, what: &str) -> io::Result<()> {
+    let (of, total) = (&profile.of, profile.total(ProfileView::Live));
+    writeln!(output, "Process {} ({}), {} s", of.pid, of.name, number(of.seconds, 1))?;
+    writeln!(output, "{} {what} (standard error {})", size(total.bytes), size(total.error()))?;
+    losses(profile).iter().try_for_each(|line| writeln!(output, "{line}"))?;
+    // Stacks that differ in places of the same functions and lines look alike.
+    let mut stacks: BTreeMap<Vec<String>, Amount> = BTreeMap::new();
+    for row in profile.rows.iter().filter(|row| row.live.samples > 0) {
+        let lines: Vec<&SourceLine> = profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter()).collect();
+        let own = lines.iter().position(|line| !Profile::is_standard(line)).unwrap_or(0);
+        let shown = lines[own..].iter().take(MOST_LINES).map(|line| named(line));
+        stacks.entry(shown.collect()).or_default().add(row.live);
+    }
+    let mut stacks: Vec<_> = stacks.into_iter().collect();
+    stacks.sort_by(|(_, one), (_, other)| other.bytes.total_cmp(&one.bytes));
+    for (lines, amount) in stacks.iter().take(MOST_STACKS) {
+        let (bytes, error, objects) = (size(amount.bytes), size(amount.error()), number(amount.objects, 0));
+        writeln!(output, "\n{bytes} (+- {error}) in {objects} objects, by {} samples", amount.samples)?;
+        if lines.is_empty() {
+            writeln!(output, "    [no stack]")?;
+        }
+        lines.iter().try_for_each(|line| writeln!(output, "    {line}"))?;
+    }
+    match stacks.len().saturating_sub(MOST_STACKS) {
+        0 => Ok(()),
+        more => writeln!(output, "\nand {more} more"),
+    }
+}

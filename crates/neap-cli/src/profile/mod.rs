@@ -1,0 +1,221 @@
+//! `neap profile`: which code holds the memory of a process, by samples of its allocations.
+//!
+//! # Design
+//! 1. `switch` has the process sample.
+//! 2. `area` reads its records by way of the file of its page of numbers, again and again.
+//! 3. `unwind` makes callers of each record, by `maps` and `elf`.
+//! 4. `collect` sums by stack, group and thread; `session` ties these together.
+//! 5. `resolved` gives names at the end, by `symbols`.
+//! 6. `top_table`, `pprof`, `folded` and `html` are outputs.
+//!
+//! A copy of a stack may hold secrets. It is unwound and forgotten, and never written to a file.
+
+mod area;
+#[cfg(test)]
+mod area_tests;
+mod collect;
+mod elf;
+mod folded;
+mod html;
+mod leaks;
+mod maps;
+mod output;
+mod perf_map;
+mod pprof;
+mod record;
+mod resolved;
+mod session;
+mod switch;
+mod symbols;
+mod top_table;
+mod unwind;
+#[cfg(test)]
+mod unwind_tests;
+
+use core::time::Duration;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::allowance::Allowance;
+use crate::handle::ProcessHandle;
+use crate::stat_reader::{Page, ProcessStatus, monotonic};
+use crate::subject::{Subject, print, print_json};
+
+pub(crate) use leaks::{LeaksOptions, main as leaks};
+pub(crate) use output::ProfileFile;
+pub(crate) use record::to_file;
+use resolved::{ChosenSamples, Profile, ProfileView, Subjected};
+use session::{PAUSE, Session};
+use switch::SamplingSwitch;
+pub(crate) use switch::{KEY, parse_every};
+
+const EXAMPLES: &str = "\
+Examples:
+  neap profile 1234                         the functions that hold what was allocated in 30 s
+  neap profile 1234 --seconds 5 --allocated the functions that allocate, whether they free or not
+  neap profile 1234 -o heap.pb.gz && go tool pprof -http : heap.pb.gz
+  neap profile 1234 --group tenant/acme -o acme.svg
+                                            a flame graph of one memory group
+  neap profile 1234 -o heap.html            one page: flame graph, and tables by function, group and thread
+  neap run --profile heap.html -- ./server  a program from its start to its end
+
+Allocations are sampled at random, one in 512 KiB on average. Bytes are estimates with their standard
+error (+-). Memory that was allocated before sampling began is in no sample; the number is shown.
+A process under NEAP=profile:on is sampled from its start. Sampling is put back as it was at the end,
+also by Ctrl-C, which ends the profile early. For the process's own user and root.";
+
+/// What a profile shows.
+#[derive(Clone, Args)]
+#[group(multiple = false)]
+struct Views {
+    /// Show the bytes that are allocated and not freed (this is the default)
+    #[arg(long)]
+    live: bool,
+    /// Show the bytes that were allocated, freed or not
+    #[arg(long)]
+    allocated: bool,
+    /// Show the bytes that were live when the live bytes were highest
+    #[arg(long)]
+    peak: bool,
+}
+
+impl Views {
+    fn view(&self) -> ProfileView {
+        match self {
+            Views { allocated: true, .. } => ProfileView::Allocated,
+            Views { peak: true, .. } => ProfileView::Peak,
+            _ => ProfileView::Live,
+        }
+    }
+}
+
+/// Show which code holds the memory of a process, by samples of its allocations.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ProfileOptions {
+    #[command(flatten)]
+    subject: Subject,
+    /// Seconds that the profile takes
+    #[arg(id = "duration", long = "seconds", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    #[command(flatten)]
+    views: Views,
+    /// Only this memory group and those below it
+    #[arg(long, value_name = "PATH")]
+    group: Option<String>,
+    /// Bytes between two samples, on average: 512k, unless the process is sampled already
+    #[arg(long, value_name = "BYTES", value_parser = parse_every)]
+    every: Option<String>,
+    /// Write a file: pprof (.pb.gz, .pprof), folded stacks (.folded), a flame graph (.svg) or a
+    /// page (.html)
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, conflicts_with = "output")]
+    json: bool,
+}
+
+pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
+    let file = options.output.as_deref().map(ProfileFile::create).transpose()?;
+    let (handle, time) = (options.subject.open()?, options.subject.time());
+    let process = ProcessStatus::read(&handle, Allowance::new(time))?;
+    let page = process.page()?;
+    let stop = stop_flag()?;
+    let began = monotonic();
+    let mut switch = SamplingSwitch::on(&process, &page, options.every.as_deref(), time)?;
+    let mut session = begin(&process, &page, began)?;
+    watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
+    let seconds = (monotonic() - began) as f64 / 1e9;
+    let in_use = in_use(&handle, time);
+    switch.off()?;
+    let of = Subjected { pid: process.pid, name: process.name.clone(), seconds, in_use };
+    let profile = Profile::of(
+        &session,
+        of,
+        options.views.view(),
+        ChosenSamples { group: options.group.as_deref(), before: None },
+    );
+    match &file {
+        Some(file) => {
+            file.write(&profile)?;
+            print(|output| {
+                writeln!(output, "{}\nWritten to {}", top_table::summary(&profile).join("\n"), file.path().display())
+            })
+        }
+        None if options.json => print_json(&top_table::object(&profile)),
+        None => print(|output| top_table::write(output, &profile)),
+    }
+}
+
+/// Begins to read the samples of a process.
+fn begin(process: &ProcessStatus, page: &Page, began: u64) -> Result<Session> {
+    let pid = process.pid;
+    let memfd = page.file.as_ref();
+    let memfd =
+        memfd.with_context(|| format!("process {pid} has closed neap's descriptor, by which its samples are read"))?;
+    Session::begin(&process.handle, memfd, began).with_context(|| format!("process {pid}"))
+}
+
+/// A flag that signals to end set. A second SIGINT ends the command at once.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop)).context("cannot catch signals")?;
+    for number in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(number, Arc::clone(&stop)).context("cannot catch signals")?;
+    }
+    Ok(stop)
+}
+
+/// Reads samples for a time, until the process ends, or until a signal comes.
+fn watch(session: &mut Session, time: Duration, stop: &AtomicBool) -> Result<()> {
+    let (start, shows, mut pause) = (Instant::now(), std::io::stderr().is_terminal(), PAUSE);
+    // Relaxed: a flag that publishes nothing.
+    while start.elapsed() < time && !stop.load(Ordering::Relaxed) && !session.handle.has_ended() {
+        std::thread::sleep(pause.min(time.saturating_sub(start.elapsed())));
+        pause = session.poll()?;
+        session.learn_groups();
+        if shows {
+            let live = session.collector.live_total();
+            eprint!(
+                "\r{} of {} s, {} live in {} samples\x1b[K",
+                start.elapsed().as_secs(),
+                time.as_secs(),
+                top_table::size(live.bytes),
+                live.samples
+            );
+        }
+    }
+    session.poll()?;
+    session.reconcile()?;
+    if shows {
+        eprint!("\r\x1b[K");
+    }
+    Ok(())
+}
+
+/// Bytes that a process has in use; `None` if it has ended.
+fn in_use(handle: &Arc<ProcessHandle>, time: Duration) -> Option<u64> {
+    let page = ProcessStatus::read(handle, Allowance::new(time)).ok()?.page().ok()?;
+    page.object.get("bytes")?["used"].as_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_tell_their_format() {
+        let folder = std::env::temp_dir();
+        let error = ProfileFile::create(&folder.join("heap.txt")).unwrap_err().to_string();
+        assert!(error.contains(".pb.gz, .pprof, .folded"), "{error}");
+        assert!(ProfileFile::create(&folder.join("no such folder/heap.svg")).is_err());
+    }
+}

@@ -1,0 +1,186 @@
+//! `neap run --profile FILE`: a program from its start to its end.
+//!
+//! The program is a child of this command, which reads its samples meanwhile and ends with its
+//! status. Signals that ask this command to end go to the program. A program that executes another
+//! is profiled as the last one.
+
+use core::time::Duration;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use super::output::ProfileFile;
+use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
+use super::session::{PAUSE, Session};
+use crate::allowance::{Allowance, USUAL_TIME};
+use crate::foreign::escaped;
+use crate::handle::ProcessHandle;
+use crate::stat_reader::ProcessStatus;
+
+/// Time after the start in which looks follow each other without delay, as the program may be
+/// short; and the time between two looks then.
+const EARLY: Duration = Duration::from_secs(1);
+const EARLY_PAUSE: Duration = Duration::from_millis(1);
+/// Time after which a program that looks like the one before is looked at: it may have executed
+/// itself.
+const AGE: Duration = Duration::from_millis(250);
+
+/// A program in a process, as far as the kernel tells it at little cost.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    file: Option<PathBuf>,
+    name: Option<Vec<u8>>,
+}
+
+impl Program {
+    fn of(handle: &ProcessHandle) -> Program {
+        Program { file: std::fs::read_link(handle.path("exe")).ok(), name: handle.read("comm").ok() }
+    }
+}
+
+/// The profile of a program that runs.
+struct Recording {
+    child: Child,
+    handle: Arc<ProcessHandle>,
+    start: Instant,
+    /// The time and the program of the last look that found a page.
+    looked: Option<(Instant, Program)>,
+    /// The inode of the page's file, and the profile; once the program has a page.
+    session: Option<(u64, Session)>,
+    name: String,
+    in_use: Option<u64>,
+}
+
+impl Recording {
+    fn begin(child: Child) -> Result<Recording> {
+        let handle = Arc::new(ProcessHandle::open(child.id() as i32)?);
+        let start = Instant::now();
+        Ok(Recording { child, handle, start, looked: None, session: None, name: String::new(), in_use: None })
+    }
+
+    fn is_early(&self) -> bool {
+        self.start.elapsed() < EARLY
+    }
+
+    /// Looks whether the process has a page, and whether it is that of another program.
+    fn look(&mut self) {
+        let program = Program::of(&self.handle);
+        if self.looked.as_ref().is_some_and(|(at, known)| at.elapsed() < AGE && *known == program) {
+            return;
+        }
+        // A program that is being executed has no page yet.
+        let Ok(process) = ProcessStatus::read(&self.handle, Allowance::new(USUAL_TIME)) else { return };
+        let Ok(page) = process.page() else { return };
+        self.in_use = page.object.get("bytes").and_then(|bytes| bytes["used"].as_u64());
+        self.name.clone_from(&process.name);
+        let Some(file) = &page.file else { return };
+        let inode = inode(file);
+        if self.session.as_ref().is_none_or(|(of, _)| *of != inode)
+            && let Ok(session) = Session::begin(&self.handle, file, 0)
+        {
+            self.session = Some((inode, session));
+        }
+        if self.session.is_some() {
+            self.looked = Some((Instant::now(), program));
+        }
+    }
+
+    /// Reads samples until the program ends.
+    fn watch(&mut self, asked: &AtomicUsize) -> Result<ExitStatus> {
+        loop {
+            let ended = self.child.try_wait().context("cannot wait for the program")?;
+            if ended.is_none() {
+                self.look();
+            }
+            let mut pause = PAUSE;
+            if let Some((_, session)) = &mut self.session {
+                pause = session.poll()?;
+                if ended.is_none() {
+                    session.learn_groups();
+                } else {
+                    session.reconcile()?;
+                }
+            }
+            if let Some(status) = ended {
+                return Ok(status);
+            }
+            // Relaxed: the number publishes nothing.
+            let signal = asked.swap(0, Ordering::Relaxed) as i32;
+            if signal != 0 {
+                // SAFETY: the child was not waited for, so that the number is its own.
+                unsafe { libc::kill(self.child.id() as i32, signal) };
+            }
+            std::thread::sleep(if self.is_early() { EARLY_PAUSE } else { pause });
+        }
+    }
+
+    fn subject(&self) -> Subjected {
+        Subjected {
+            pid: self.handle.pid,
+            name: self.name.clone(),
+            seconds: self.start.elapsed().as_secs_f64(),
+            in_use: self.in_use,
+        }
+    }
+}
+
+fn inode(file: &File) -> u64 {
+    file.metadata().map_or(0, |about| about.ino())
+}
+
+/// Starts a program, profiles it and writes the file. The bytes are those at the peak: at its end,
+/// a program frees. Returns the program's status.
+///
+/// # Errors
+/// The program cannot be started.
+pub(crate) fn to_file(command: &mut Command, file: &ProfileFile) -> io::Result<ExitCode> {
+    run(command, &mut |session, of| {
+        let profile = Profile::of(session, of, ProfileView::Peak, ChosenSamples::default());
+        file.write(&profile).with_context(|| file.path().display().to_string())
+    })
+}
+
+/// Starts a program, profiles it, and gives the profile to `end`. Returns the program's status.
+///
+/// # Errors
+/// The program cannot be started.
+pub(crate) fn run(
+    command: &mut Command,
+    end: &mut dyn FnMut(&Session, Subjected) -> Result<()>,
+) -> io::Result<ExitCode> {
+    let child = command.spawn()?;
+    let asked = Arc::new(AtomicUsize::new(0));
+    for number in [SIGTERM, SIGHUP] {
+        signal_hook::flag::register_usize(number, Arc::clone(&asked), number as usize)?;
+    }
+    // A terminal sends these to the program, too.
+    let unused = Arc::new(AtomicUsize::new(0));
+    for number in [SIGINT, SIGQUIT] {
+        signal_hook::flag::register_usize(number, Arc::clone(&unused), number as usize)?;
+    }
+    let mut recording = Recording::begin(child).map_err(io::Error::other)?;
+    let watched = recording.watch(&asked);
+    let ended = match (&watched, &recording.session) {
+        (Err(error), _) => Err(anyhow::anyhow!("there is no profile: {error:#}")),
+        (Ok(_), None) => Err(anyhow::anyhow!("there is no profile: the program left no samples")),
+        (Ok(_), Some((_, session))) => end(session, recording.subject()),
+    };
+    if let Err(error) = ended {
+        eprintln!("neap: {}", escaped(format!("{error:#}").as_bytes()));
+    }
+    let status = match watched {
+        Ok(status) => status,
+        Err(_) => recording.child.wait()?,
+    };
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    Ok(ExitCode::from(code as u8))
+}

@@ -1,0 +1,333 @@
+//! A finished profile with names: what all outputs are made of.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use clap::ValueEnum;
+
+use super::collect::{Amount, SumCell};
+use super::session::{Losses, Session};
+use super::symbols::{SourceLine, Symbols};
+use super::unwind::CodePlace;
+use crate::foreign::escaped;
+
+/// The bytes that a profile shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProfileView {
+    /// Allocated and not freed.
+    #[default]
+    Live,
+    /// Allocated since the profile began, freed or not.
+    Allocated,
+    /// Live when the live bytes were highest.
+    Peak,
+}
+
+impl ProfileView {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            ProfileView::Live => "live",
+            ProfileView::Allocated => "allocated",
+            ProfileView::Peak => "live at the peak",
+        }
+    }
+}
+
+/// A frame with its functions.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) frame: CodePlace,
+    /// Inlined functions first.
+    pub(crate) lines: Rc<[SourceLine]>,
+}
+
+/// A file that was mapped.
+#[derive(Clone, Debug)]
+pub(crate) struct MappedFile {
+    pub(crate) path: String,
+    pub(crate) build_id: String,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) offset: u64,
+    /// Difference between addresses in the process and in the file.
+    pub(crate) bias: u64,
+    pub(crate) has_lines: bool,
+}
+
+/// The sums of a stack, a group and a thread name.
+#[derive(Clone, Debug)]
+pub(crate) struct ProfileRow {
+    /// Number of the stack.
+    pub(crate) stack: usize,
+    pub(crate) group: String,
+    pub(crate) thread: String,
+    pub(crate) live: Amount,
+    pub(crate) allocated: Amount,
+    pub(crate) peak: Amount,
+}
+
+impl ProfileRow {
+    pub(crate) fn amount(&self, view: ProfileView) -> Amount {
+        match view {
+            ProfileView::Live => self.live,
+            ProfileView::Allocated => self.allocated,
+            ProfileView::Peak => self.peak,
+        }
+    }
+}
+
+/// The process of a profile.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Subjected {
+    pub(crate) pid: i32,
+    /// Escaped.
+    pub(crate) name: String,
+    pub(crate) seconds: f64,
+    /// Bytes in use at the end, by the process's own numbers; `None` if it has ended.
+    pub(crate) in_use: Option<u64>,
+}
+
+/// The samples that a profile is of; all by default.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ChosenSamples<'a> {
+    /// One group, and those below it.
+    pub(crate) group: Option<&'a str>,
+    /// Live are those that were allocated before this time.
+    pub(crate) before: Option<u64>,
+}
+
+/// A profile.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Profile {
+    pub(crate) of: Subjected,
+    /// Bytes between two samples, on average.
+    pub(crate) every: u64,
+    pub(crate) view: ProfileView,
+    /// The innermost place first; the first stack is empty.
+    pub(crate) stacks: Vec<Vec<Place>>,
+    pub(crate) files: Vec<MappedFile>,
+    pub(crate) rows: Vec<ProfileRow>,
+    pub(crate) losses: Losses,
+    /// Samples whose stack reaches `main` or the start of its thread, whose stack ends before, and
+    /// without any stack.
+    pub(crate) complete: u64,
+    pub(crate) incomplete: u64,
+    pub(crate) without_stack: u64,
+}
+
+impl Profile {
+    /// Gives names to what a session has summed.
+    pub(crate) fn of(session: &Session, of: Subjected, view: ProfileView, chosen: ChosenSamples<'_>) -> Profile {
+        let mut symbols = Symbols::of(&session.unwinder);
+        let collector = &session.collector;
+        let old = chosen.before.map(|before| collector.older_than(before));
+        let live = |cell: &SumCell| match &old {
+            Some(old) => old.get(&cell.key).copied().unwrap_or_default(),
+            None => cell.live,
+        };
+        let row = |cell: &SumCell| ProfileRow {
+            stack: cell.key.stack as usize,
+            group: session.group(cell.key.group),
+            thread: collector.threads[cell.key.thread as usize].clone(),
+            live: live(cell),
+            allocated: cell.allocated,
+            peak: collector.peak(cell),
+        };
+        let is_wanted = |row: &ProfileRow| chosen.group.is_none_or(|group| is_below(&row.group, group));
+        let rows: Vec<ProfileRow> = collector.cells().iter().map(row).filter(is_wanted).collect();
+        let mut stacks: Vec<Vec<Place>> = vec![Vec::new(); collector.stacks.len()];
+        for stack in rows.iter().map(|row| row.stack) {
+            if stacks[stack].is_empty() {
+                let places = collector.stacks[stack].frames.iter();
+                let places = places.map(|&frame| Place { frame, lines: symbols.lines(frame) }).collect();
+                stacks[stack] = without_allocator(places);
+            }
+        }
+        let (mut complete, mut incomplete) = (0, 0);
+        for (stack, places) in collector.stacks.iter().zip(&stacks).filter(|(_, places)| !places.is_empty()) {
+            let has_main = places.iter().flat_map(|place| place.lines.iter()).any(|line| &*line.function == "main");
+            let ended = if has_main { 0 } else { stack.incomplete };
+            complete += stack.samples - ended;
+            incomplete += ended;
+        }
+        let files = session.unwinder.files().iter().map(|file| MappedFile {
+            path: escaped(&file.path),
+            build_id: file
+                .image
+                .as_ref()
+                .map(|image| image.build_id.as_slice())
+                .unwrap_or_default()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+            start: file.range.start,
+            end: file.range.end,
+            offset: file.offset,
+            bias: file.bias(),
+            has_lines: file.image.as_ref().is_some_and(|image| image.has(".debug_line")),
+        });
+        Profile {
+            of,
+            every: session.mean(),
+            view,
+            stacks,
+            files: files.collect(),
+            rows,
+            losses: session.losses(),
+            complete,
+            incomplete,
+            without_stack: collector.without_stack,
+        }
+    }
+
+    /// The sum of all rows.
+    pub(crate) fn total(&self, view: ProfileView) -> Amount {
+        self.rows.iter().fold(Amount::default(), |mut sum, row| {
+            sum.add(row.amount(view));
+            sum
+        })
+    }
+
+    /// Sums by something of the rows, those with the most bytes of the view first.
+    pub(crate) fn by<K: core::hash::Hash + Eq + Ord + Clone>(
+        &self,
+        key: impl Fn(&ProfileRow) -> K,
+    ) -> Vec<(K, [Amount; 3])> {
+        let mut sums: HashMap<K, [Amount; 3]> = HashMap::new();
+        for row in &self.rows {
+            let sum = sums.entry(key(row)).or_default();
+            for view in ProfileView::value_variants() {
+                sum[*view as usize].add(row.amount(*view));
+            }
+        }
+        let mut sums: Vec<_> = sums.into_iter().filter(|(_, sum)| sum[self.view as usize].samples > 0).collect();
+        let bytes = |sum: &[Amount; 3]| sum[self.view as usize].bytes;
+        sums.sort_by(|(name, one), (other_name, other)| bytes(other).total_cmp(&bytes(one)).then(name.cmp(other_name)));
+        sums
+    }
+
+    /// The line of a stack that a reader is to see first: the innermost one of generated code with
+    /// a name, as that of an interpreter; or else the innermost one outside of allocation functions
+    /// and of the standard libraries of C++ and Rust.
+    pub(crate) fn site(&self, row: &ProfileRow) -> SourceLine {
+        let places = &self.stacks[row.stack];
+        let lines = || places.iter().flat_map(|place| place.lines.iter());
+        let generated = places.iter().filter(|place| place.frame.file.is_none());
+        let mut generated =
+            generated.flat_map(|place| place.lines.iter()).filter(|line| !line.function.starts_with('['));
+        let line =
+            generated.next().or_else(|| lines().find(|line| !Profile::is_standard(line))).or_else(|| lines().next());
+        line.cloned().unwrap_or_else(|| SourceLine { function: "[no stack]".into(), ..SourceLine::default() })
+    }
+
+    /// Whether a function belongs to the standard library of C++ or Rust.
+    pub(crate) fn is_standard(line: &SourceLine) -> bool {
+        let source = &line.source;
+        let is_source =
+            source.starts_with("/rustc/") || source.contains("/library/alloc/src/") || source.contains("/include/c++/");
+        let name = line.function.trim_start_matches('<');
+        let starts = ["alloc::", "core::", "std::", "hashbrown::", "__gnu_cxx::"];
+        // A function of C++ with template arguments begins with its result.
+        let head = name.split(['(', '<']).next().unwrap_or_default();
+        let is_name = starts.iter().any(|start| name.starts_with(start)) || head.contains(" std::");
+        is_source || is_name || (line.function.starts_with('<') && name.contains(" as alloc::")) || is_allocator(line)
+    }
+}
+
+/// Whether a path is of a group or of one below it.
+fn is_below(path: &str, group: &str) -> bool {
+    group == "/" || path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Leaves out the functions of the allocator at the inner end, where neap is part of the program.
+fn without_allocator(mut places: Vec<Place>) -> Vec<Place> {
+    let is_all = |place: &Place| place.lines.iter().all(is_allocator);
+    let inner = places.iter().take_while(|place| is_all(place)).count();
+    // A stack of nothing else stays.
+    if inner == places.len() {
+        return places;
+    }
+    places.drain(..inner);
+    if let Some(first) = places.first_mut() {
+        let inlined = first.lines.iter().take_while(|line| is_allocator(line)).count();
+        if inlined > 0 {
+            first.lines = first.lines[inlined..].into();
+        }
+    }
+    places
+}
+
+const ALLOCATORS: [&str; 14] = [
+    "malloc",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "memalign",
+    "aligned_alloc",
+    "posix_memalign",
+    "valloc",
+    "pvalloc",
+    "__rust_alloc",
+    "__rust_alloc_zeroed",
+    "__rust_realloc",
+    "__libc_malloc",
+    "__libc_calloc",
+];
+
+/// Whether a function is one of allocation, or of neap.
+fn is_allocator(line: &SourceLine) -> bool {
+    let name = line.function.trim_start_matches('<');
+    let crates = ["neap::", "neap_base::", "neap_os::", "neap_pages::", "neap_percpu::", "neap_groups::"];
+    let more =
+        ["neap_reclaim::", "neap_objects::", "neap_malloc::", "neap_c::", "operator new", "__rdl_", "__rustc::__r"];
+    ALLOCATORS.contains(&name) || crates.iter().chain(&more).any(|start| name.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(function: &str, source: &str) -> SourceLine {
+        SourceLine { function: function.into(), source: source.into(), ..SourceLine::default() }
+    }
+
+    fn place(lines: &[SourceLine]) -> Place {
+        Place { frame: CodePlace { file: None, address: 0 }, lines: lines.into() }
+    }
+
+    #[test]
+    fn group_and_those_below_it_are_kept() {
+        assert!(is_below("a/b", "a") && is_below("a", "a") && is_below("", "/") && is_below("x", "/"));
+        assert!(!is_below("ab", "a") && !is_below("", "a"));
+    }
+
+    #[test]
+    fn allocator_is_left_out_at_the_inner_end_only() {
+        let places = vec![
+            place(&[line("neap::process::allocate", "")]),
+            place(&[line("malloc", ""), line("wrap", "w.c"), line("outer", "w.c")]),
+            place(&[line("malloc", "")]),
+        ];
+        let left = without_allocator(places);
+        assert_eq!((left.len(), left[0].lines.len(), &*left[0].lines[0].function), (2, 2, "wrap"));
+        assert_eq!(without_allocator(vec![place(&[line("malloc", "")])]).len(), 1);
+    }
+
+    #[test]
+    fn site_is_outside_of_standard_libraries() {
+        for standard in [
+            "alloc::raw_vec::RawVec<T,A>::grow_one",
+            "<alloc::vec::Vec<T> as core::clone::Clone>::clone",
+            "<T as alloc::slice::<impl [T]>::to_vec_in::ConvertVec>::to_vec",
+            "void std::vector<int, std::allocator<int> >::_M_realloc_insert<int>(int&&)",
+            "operator new(unsigned long)",
+        ] {
+            assert!(Profile::is_standard(&line(standard, "")), "{standard}");
+        }
+        assert!(Profile::is_standard(&line("push", "/usr/include/c++/12/bits/stl_vector.h")));
+        for own in ["main", "app::Foo::new", "<app::Foo as core::clone::Clone>::clone", "f(std::string)", "standard::x"]
+        {
+            assert!(!Profile::is_standard(&line(own, "src/main.rs")), "{own}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! A profile of one process while it is taken: reads the area again and again, unwinds and sums.
+
+use core::time::Duration;
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::area::{Area, AreaHead, RingRecord};
+use super::collect::Collector;
+use super::unwind::{Callers, Unwinder};
+use crate::allowance::{Allowance, USUAL_TIME};
+use crate::foreign::escaped;
+use crate::groups::ReadGroups;
+use crate::handle::ProcessHandle;
+use crate::stat_reader::{ProcessStatus, monotonic};
+
+/// Time between two looks, unless one has found so many bytes that the ring may overflow.
+pub(crate) const PAUSE: Duration = Duration::from_millis(10);
+const MANY: u64 = 1 << 20;
+/// Time between two looks then.
+const SHORT: Duration = Duration::from_millis(1);
+/// Time after which a thread's name, and the names of groups, are asked for again.
+const FRESH: Duration = Duration::from_secs(1);
+/// Names of threads that are kept at a time.
+const MOST_THREADS: usize = 1 << 16;
+/// Nanoseconds in which a process writes a sample, its record and its slot.
+const WRITING: u64 = 100_000_000;
+
+/// Names of threads, by the kernel's id.
+#[derive(Debug, Default)]
+struct ThreadNames(HashMap<u32, (Instant, String)>);
+
+impl ThreadNames {
+    fn name(&mut self, handle: &ProcessHandle, thread: u32) -> &str {
+        if self.0.len() >= MOST_THREADS {
+            self.0.clear();
+        }
+        let now = Instant::now();
+        let entry = self.0.entry(thread).or_insert_with(|| (now, String::new()));
+        if entry.1.is_empty() || now.duration_since(entry.0) >= FRESH {
+            entry.0 = now;
+            match handle.read(&format!("task/{thread}/comm")) {
+                Ok(name) => entry.1 = escaped(name.trim_ascii_end()),
+                // The last name of a thread that has ended stays.
+                Err(_) if entry.1.is_empty() => entry.1 = "(ended thread)".to_string(),
+                Err(_) => {}
+            }
+        }
+        &entry.1
+    }
+}
+
+/// A profile while it is taken.
+pub(crate) struct Session {
+    pub(crate) handle: Arc<ProcessHandle>,
+    area: Area,
+    pub(crate) unwinder: Unwinder,
+    pub(crate) collector: Collector,
+    threads: ThreadNames,
+    groups: HashMap<u64, String>,
+    asked_groups: Option<Instant>,
+    head_at_start: AreaHead,
+    head: AreaHead,
+}
+
+impl Session {
+    /// Begins a profile of a process whose page is in `page`. Allocations count as allocated from
+    /// `began` on.
+    pub(crate) fn begin(handle: &Arc<ProcessHandle>, page: &File, began: u64) -> Result<Session> {
+        let area = Area::open(page)?;
+        let head = area.head()?;
+        let mut session = Session {
+            handle: Arc::clone(handle),
+            area,
+            unwinder: Unwinder::new(handle),
+            collector: Collector::new(began),
+            threads: ThreadNames::default(),
+            groups: HashMap::new(),
+            asked_groups: None,
+            head_at_start: head,
+            head,
+        };
+        session.unwinder.refresh(Duration::ZERO);
+        session.poll()?;
+        session.reconcile()?;
+        Ok(session)
+    }
+
+    /// Reads the records that are new. Returns the time to wait before the next look.
+    pub(crate) fn poll(&mut self) -> Result<Duration> {
+        let (overruns, before) = (self.area.overruns, self.head.head);
+        let Session { area, unwinder, collector, threads, handle, .. } = self;
+        self.head = area.drain(&mut |record| match record {
+            RingRecord::Alloc(sample, stack) => {
+                let callers = if stack.bytes.is_empty() { Callers::default() } else { unwinder.callers(&stack) };
+                collector.allocated(&sample, &callers, threads.name(handle, sample.thread));
+            }
+            RingRecord::Free(number) => collector.freed(number),
+        })?;
+        if self.area.overruns != overruns {
+            self.reconcile()?;
+        }
+        Ok(if self.head.head.saturating_sub(before) > MANY { SHORT } else { PAUSE })
+    }
+
+    /// Corrects the live samples by the slots: records of frees may be lost.
+    pub(crate) fn reconcile(&mut self) -> Result<()> {
+        let until = monotonic().saturating_sub(WRITING);
+        let read = self.area.highest().unwrap_or(self.head.taken);
+        for sample in self.collector.reconcile(&self.area.slots()?, until, read) {
+            let thread = self.threads.name(&self.handle, sample.thread);
+            self.collector.allocated(&sample, &Callers::default(), thread);
+        }
+        Ok(())
+    }
+
+    /// Asks for the names of groups if there are new ones, and they were not asked for just now.
+    pub(crate) fn learn_groups(&mut self) {
+        let is_new = self.collector.cells().iter().any(|cell| {
+            let id = cell.key.group;
+            id != 0 && !self.groups.contains_key(&id)
+        });
+        if !is_new || self.asked_groups.is_some_and(|at| at.elapsed() < FRESH) {
+            return;
+        }
+        self.asked_groups = Some(Instant::now());
+        let seen = ProcessStatus::read(&self.handle, Allowance::new(USUAL_TIME))
+            .and_then(|process| ReadGroups::ask(&process, &process.page()?));
+        for group in seen.ok().flatten().map(|seen| seen.groups).unwrap_or_default() {
+            let path = if group.path.is_empty() { "/".to_string() } else { group.path };
+            self.groups.insert(group.id, path);
+        }
+    }
+
+    /// The path of a group; empty without a group.
+    pub(crate) fn group(&self, id: u64) -> String {
+        match self.groups.get(&id) {
+            _ if id == 0 => String::new(),
+            Some(path) => path.clone(),
+            None => format!("group {id}"),
+        }
+    }
+
+    /// Bytes between two samples now.
+    pub(crate) fn mean(&self) -> u64 {
+        self.head.mean
+    }
+
+    /// Samples that the process could not keep, or that this command could not read.
+    pub(crate) fn losses(&self) -> Losses {
+        Losses {
+            overwritten: self.area.lost(),
+            without_slot: self.head.without_slot.saturating_sub(self.head_at_start.without_slot),
+            unreadable_stack: self.head.without_stack.saturating_sub(self.head_at_start.without_stack),
+            damaged: self.area.damaged,
+            left_out: self.collector.left_out,
+        }
+    }
+}
+
+/// Counts of samples that a profile lacks, or has in part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Losses {
+    /// Written over before they were read.
+    pub(crate) overwritten: u64,
+    /// Found no slot, so that their free is not seen.
+    pub(crate) without_slot: u64,
+    /// The process could not read the stack.
+    pub(crate) unreadable_stack: u64,
+    /// Blocks of the ring that ended at a damaged record.
+    pub(crate) damaged: u64,
+    /// Beyond what this command keeps.
+    pub(crate) left_out: u64,
+}

@@ -1,0 +1,76 @@
+//! Sampling in a running process: switched on for a profile, and put back afterwards.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use neap::settings::Setting;
+
+use super::area::Area;
+use crate::allowance::Allowance;
+use crate::handle::ProcessHandle;
+use crate::set::change_setting;
+use crate::stat_reader::{Page, ProcessStatus};
+
+/// Key of the option.
+pub(crate) const KEY: &str = "profile";
+
+/// Parses a number of bytes between two samples.
+pub(crate) fn parse_every(text: &str) -> Result<String, String> {
+    match Setting::parse(KEY, text) {
+        Ok((_, 0)) => Err("it is the number of bytes between two samples, as 512k".to_string()),
+        Ok(_) => Ok(text.to_string()),
+        Err(refused) => Err(refused.to_string()),
+    }
+}
+
+/// Sampling that was switched on; its former value comes back with the end of this.
+pub(crate) struct SamplingSwitch {
+    handle: Arc<ProcessHandle>,
+    time: core::time::Duration,
+    /// The setting and its former value; `None` if it was not changed.
+    before: Option<(Setting, u64)>,
+}
+
+impl SamplingSwitch {
+    /// Has a process sample. `every` is asked for by the user; without, a process that samples
+    /// already goes on as it does.
+    pub(crate) fn on(
+        process: &ProcessStatus,
+        page: &Page,
+        every: Option<&str>,
+        time: core::time::Duration,
+    ) -> Result<SamplingSwitch> {
+        let mut switch = SamplingSwitch { handle: Arc::clone(&process.handle), time, before: None };
+        let head = page.file.as_ref().and_then(|file| Area::open(file).ok()?.head().ok());
+        if every.is_none() && head.is_some_and(|head| head.is_on) {
+            return Ok(switch);
+        }
+        let (setting, number) =
+            Setting::parse(KEY, every.unwrap_or("on")).map_err(|refused| anyhow::anyhow!("{refused}"))?;
+        let before = change_setting(process, page, setting, number)?;
+        switch.before = Some((setting, before));
+        Ok(switch)
+    }
+
+    /// Puts the former value back. A process that has ended needs none.
+    pub(crate) fn off(&mut self) -> Result<()> {
+        let Some((setting, before)) = self.before.take() else { return Ok(()) };
+        if self.handle.has_ended() {
+            return Ok(());
+        }
+        let process = ProcessStatus::read(&self.handle, Allowance::new(self.time))?;
+        let put = change_setting(&process, &process.page()?, setting, before);
+        put.map(drop).with_context(|| {
+            format!("sampling stays on; `neap set {} {KEY}={}` puts it back", process.pid, setting.value(before))
+        })
+    }
+}
+
+impl Drop for SamplingSwitch {
+    fn drop(&mut self) {
+        // After an error of its own, the command has no better place to tell of this one.
+        if let Err(error) = self.off() {
+            eprintln!("neap: {error:#}");
+        }
+    }
+}

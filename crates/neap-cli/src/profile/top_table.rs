@@ -1,0 +1,189 @@
+//! A profile as plain tables, and as one JSON object.
+
+use std::io::{self, Write};
+
+use serde_json::{Value, json};
+
+use super::collect::Amount;
+use super::resolved::{Profile, ProfileRow, ProfileView};
+use super::symbols::SourceLine;
+use crate::report::{human, number, write_table};
+use crate::subject::SCHEMA;
+
+/// Sites, groups and threads in a table, at most.
+const MOST_ROWS: usize = 30;
+/// Stacks in the JSON object, at most.
+const MOST_STACKS: usize = 1000;
+
+/// Bytes with a unit.
+pub(crate) fn size(bytes: f64) -> String {
+    human(bytes.max(0.0) as u64)
+}
+
+/// Characters of a function's name in a table.
+const LONGEST: usize = 80;
+
+/// A function with its place in the source, both shortened.
+pub(crate) fn named(line: &SourceLine) -> String {
+    let function = match line.function.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &line.function[..end]),
+        None => line.function.to_string(),
+    };
+    match (&*line.source, line.line) {
+        ("", _) => function,
+        (source, 0) => format!("{function} ({})", shortened(source)),
+        (source, number) => format!("{function} ({}:{number})", shortened(source)),
+    }
+}
+
+/// The last two parts of a path.
+fn shortened(path: &str) -> &str {
+    path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at + 1..])
+}
+
+/// Sums by site.
+pub(crate) fn sites(profile: &Profile) -> Vec<(SourceLine, [Amount; 3])> {
+    profile.by(|row| profile.site(row))
+}
+
+/// Writes the tables.
+pub(crate) fn write(output: &mut dyn Write, profile: &Profile) -> io::Result<()> {
+    writeln!(output, "{}\n", summary(profile).join("\n"))?;
+    let rows: Vec<(String, [Amount; 3])> = sites(profile).iter().map(|(line, sums)| (named(line), *sums)).collect();
+    table(output, profile, "function", &rows)?;
+    for (head, rows) in [("group", by_name(profile, |row| &row.group)), ("thread", by_name(profile, |row| &row.thread))]
+    {
+        if rows.len() > 1 || rows.iter().any(|(name, _)| head == "group" && !name.is_empty()) {
+            writeln!(output)?;
+            table(output, profile, head, &rows)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sums by a name of the rows.
+pub(crate) fn by_name(profile: &Profile, name: fn(&ProfileRow) -> &String) -> Vec<(String, [Amount; 3])> {
+    profile.by(|row| name(row).clone())
+}
+
+/// What a profile is of, and what it lacks; a sentence each.
+pub(crate) fn summary(profile: &Profile) -> Vec<String> {
+    let (of, total) = (&profile.of, profile.total(profile.view));
+    let mut lines = vec![
+        format!(
+            "Process {} ({}), {} s, a sample every {}",
+            of.pid,
+            of.name,
+            number(of.seconds, 1),
+            human(profile.every)
+        ),
+        format!(
+            "{} {} (standard error {}), by {} samples",
+            size(total.bytes),
+            profile.view.name(),
+            size(total.error()),
+            total.samples
+        ),
+    ];
+    if let Some(in_use) = of.in_use.filter(|_| profile.view == ProfileView::Live) {
+        let unsampled = in_use as f64 - total.bytes;
+        lines.push(match unsampled > total.error() {
+            true => {
+                format!("{} in use; about {} of it is in no sample: allocated before", human(in_use), size(unsampled))
+            }
+            false => format!("{} in use", human(in_use)),
+        });
+    }
+    lines.extend(losses(profile));
+    lines
+}
+
+/// What a profile lacks, as far as it lacks something; a sentence each.
+pub(crate) fn losses(profile: &Profile) -> Vec<String> {
+    let mut lines = Vec::new();
+    let stacks = profile.complete + profile.incomplete;
+    if stacks > 0 && profile.incomplete > 0 {
+        let share = 100.0 * profile.complete as f64 / stacks as f64;
+        lines.push(format!("{} % of {stacks} stacks reach main or the start of their thread", number(share, 1)));
+    }
+    let losses = &profile.losses;
+    for (count, text) in [
+        (profile.without_stack, "samples have no stack"),
+        (losses.overwritten, "samples were overwritten before they were read"),
+        (losses.without_slot, "samples found no slot, and their frees are not seen"),
+        (losses.left_out, "samples are beyond what this command keeps"),
+        (losses.damaged, "blocks of samples were damaged"),
+    ] {
+        if count > 0 {
+            lines.push(format!("{count} {text}"));
+        }
+    }
+    lines
+}
+
+fn table(output: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String, [Amount; 3])]) -> io::Result<()> {
+    let total = profile.total(profile.view).bytes.max(1.0);
+    let view = profile.view;
+    let header = [
+        head,
+        view.name(),
+        "share",
+        "+-",
+        "objects",
+        if view == ProfileView::Allocated { "live" } else { "allocated" },
+    ];
+    let other = if view == ProfileView::Allocated { ProfileView::Live } else { ProfileView::Allocated };
+    let shown = &rows[..rows.len().min(MOST_ROWS)];
+    write_table(output, &header, shown, &|(name, sums): &(String, [Amount; 3])| {
+        let of = sums[view as usize];
+        vec![
+            if name.is_empty() { "-".to_string() } else { name.clone() },
+            size(of.bytes),
+            format!("{} %", number(100.0 * of.bytes / total, 1)),
+            size(of.error()),
+            number(of.objects, 0),
+            size(sums[other as usize].bytes),
+        ]
+    })?;
+    if rows.len() > shown.len() {
+        let rest: f64 = rows[shown.len()..].iter().map(|(_, sums)| sums[view as usize].bytes).sum();
+        writeln!(output, "and {} more with {}", rows.len() - shown.len(), size(rest))?;
+    }
+    Ok(())
+}
+
+fn amount(amount: Amount) -> Value {
+    let round = |value: f64| (value.max(0.0).round()) as u64;
+    json!({
+        "samples": amount.samples, "objects": round(amount.objects), "bytes": round(amount.bytes),
+        "standard_error_bytes": round(amount.error()),
+    })
+}
+
+/// The profile as an object: its stacks with the most bytes, and what it lacks.
+pub(crate) fn object(profile: &Profile) -> Value {
+    let mut rows: Vec<&ProfileRow> = profile.rows.iter().filter(|row| row.amount(profile.view).samples > 0).collect();
+    rows.sort_by(|one, other| other.amount(profile.view).bytes.total_cmp(&one.amount(profile.view).bytes));
+    let left_out = rows.len().saturating_sub(MOST_STACKS);
+    rows.truncate(MOST_STACKS);
+    let line = |line: &SourceLine| json!({"function": &*line.function, "file": &*line.source, "line": line.line});
+    let stacks = rows.iter().map(|row| {
+        let frames = profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter()).map(line);
+        json!({
+            "group": row.group, "thread": row.thread, "live": amount(row.live), "allocated": amount(row.allocated),
+            "peak": amount(row.peak), "site": line(&profile.site(row)), "frames": frames.collect::<Vec<_>>(),
+        })
+    });
+    let totals = [ProfileView::Live, ProfileView::Allocated, ProfileView::Peak].map(|view| amount(profile.total(view)));
+    let [live, allocated, peak] = totals;
+    let losses = &profile.losses;
+    json!({
+        "schema": SCHEMA, "pid": profile.of.pid, "name": profile.of.name,
+        "seconds": crate::report::rounded(profile.of.seconds), "every_bytes": profile.every, "live": live,
+        "allocated": allocated, "peak": peak, "in_use_bytes": profile.of.in_use,
+        "stacks_complete": profile.complete, "stacks_incomplete": profile.incomplete,
+        "samples_without_stack": profile.without_stack, "samples_overwritten": losses.overwritten,
+        "samples_without_slot": losses.without_slot, "samples_left_out": losses.left_out,
+        "damaged_blocks": losses.damaged, "stacks": stacks.collect::<Vec<_>>(), "rows_left_out": left_out,
+    })
+}

@@ -1,0 +1,324 @@
+//! The callers of a sampled allocation, from its registers and the copy of its stack.
+//!
+//! Files of the process give the unwind information; where there is none, frame pointers are
+//! followed. A frame is kept as a file and an address in it, which outlast the mapping. Frames of
+//! neap's own libraries at the inner end are left out.
+
+use core::ops::Range;
+use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+use framehop::{ExplicitModuleSectionInfo, Module, Unwinder as _};
+
+use super::area::StackCopy;
+use super::elf::{BUDGET, Budget, ElfImage};
+use super::maps::CodeMapping;
+use super::perf_map::{PerfMap, has_trampolines, trampoline_sections};
+use crate::handle::ProcessHandle;
+
+/// Frames of a stack that are kept.
+const MOST_FRAMES: usize = 512;
+/// Files of a process that are known at a time.
+const MOST_FILES: usize = 16 << 10;
+/// Time after which mappings are read again, as a library may have been replaced by another; and
+/// the least time between two readings.
+const FRESH: Duration = Duration::from_secs(1);
+const HASTE: Duration = Duration::from_millis(2);
+
+/// A place in the code: a file of [`Unwinder::files`] and an address in it. Code outside of all
+/// files has no file and its address in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CodePlace {
+    pub(crate) file: Option<u32>,
+    pub(crate) address: u64,
+}
+
+/// A file with code that the process has mapped.
+#[derive(Debug)]
+pub(crate) struct CodeFile {
+    /// Not escaped.
+    pub(crate) path: Vec<u8>,
+    /// `None` if it cannot be read.
+    pub(crate) image: Option<Rc<ElfImage>>,
+    /// One of its mappings: range, and offset in the file.
+    pub(crate) range: Range<u64>,
+    pub(crate) offset: u64,
+    /// Whether it is a library of neap.
+    is_neap: bool,
+    /// Unwind information, shared by its mappings.
+    sections: ExplicitModuleSectionInfo<Arc<[u8]>>,
+}
+
+impl CodeFile {
+    /// Difference between addresses in the process and in the file, for the mapping in `range`.
+    /// Without the file, offsets in it are the best addresses.
+    pub(crate) fn bias(&self) -> u64 {
+        let bias = self.image.as_ref().and_then(|image| image.bias(self.range.start, self.offset));
+        bias.unwrap_or(self.range.start.wrapping_sub(self.offset))
+    }
+
+    /// The name without folders.
+    pub(crate) fn name(&self) -> &[u8] {
+        self.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default()
+    }
+}
+
+/// A mapping that is known.
+#[derive(Debug)]
+struct KnownMapping {
+    mapping: CodeMapping,
+    file: u32,
+    bias: u64,
+}
+
+/// The callers of a sample, the innermost first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Callers {
+    pub(crate) frames: Vec<CodePlace>,
+    /// Whether they reach the start of the thread.
+    pub(crate) is_complete: bool,
+}
+
+/// Unwinds the stacks of one process.
+pub(crate) struct Unwinder {
+    handle: Arc<ProcessHandle>,
+    inner: UnwinderX86_64<Arc<[u8]>>,
+    cache: CacheX86_64,
+    /// Sorted by address.
+    known: Vec<KnownMapping>,
+    files: Vec<CodeFile>,
+    by_inode: HashMap<(String, u64, Vec<u8>), u32>,
+    budget: Budget,
+    /// Executable memory that is of no file: generated code.
+    generated: Vec<Range<u64>>,
+    read_at: Option<Instant>,
+    /// Those of it that are trampolines of Python.
+    trampolines: Vec<Range<u64>>,
+    /// Names of generated code, opened when such code was first seen.
+    perf_map: Option<PerfMap>,
+    looked_for_names: Option<Instant>,
+}
+
+impl Unwinder {
+    pub(crate) fn new(handle: &Arc<ProcessHandle>) -> Unwinder {
+        Unwinder {
+            handle: Arc::clone(handle),
+            inner: UnwinderX86_64::new(),
+            cache: CacheX86_64::new(),
+            known: Vec::new(),
+            files: Vec::new(),
+            by_inode: HashMap::new(),
+            budget: Budget::new(BUDGET),
+            generated: Vec::new(),
+            read_at: None,
+            trampolines: Vec::new(),
+            perf_map: None,
+            looked_for_names: None,
+        }
+    }
+
+    pub(crate) fn files(&self) -> &[CodeFile] {
+        &self.files
+    }
+
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The names of generated code.
+    pub(crate) fn perf_map(&self) -> Option<&PerfMap> {
+        self.perf_map.as_ref()
+    }
+
+    /// Unwinds a stack.
+    pub(crate) fn callers(&mut self, stack: &StackCopy<'_>) -> Callers {
+        self.refresh(FRESH);
+        let mut addresses = self.addresses(stack);
+        if addresses.0.iter().any(|&address| !self.is_code(address)) && self.refresh(HASTE) {
+            addresses = self.addresses(stack);
+        }
+        let is_generated = |address: &u64| self.find(*address).is_none() && self.is_code(*address);
+        if addresses.0.iter().any(is_generated) && self.learn_generated() {
+            addresses = self.addresses(stack);
+        }
+        let (mut addresses, mut is_complete) = addresses;
+        if let Some(end) = addresses.iter().position(|&address| !self.is_code(address)) {
+            addresses.truncate(end);
+            is_complete = false;
+        }
+        let mut frames: Vec<CodePlace> = Vec::with_capacity(addresses.len());
+        let mut is_inner = true;
+        for address in addresses {
+            let known = self.find(address);
+            is_inner &= known.is_some_and(|known| self.files[known.file as usize].is_neap);
+            if is_inner {
+                continue;
+            }
+            frames.push(match known {
+                Some(known) => CodePlace { file: Some(known.file), address: address.wrapping_sub(known.bias) },
+                None => CodePlace { file: None, address },
+            });
+        }
+        Callers { frames, is_complete }
+    }
+
+    /// Addresses of the stack's instructions, and whether the start of the thread was reached.
+    fn addresses(&mut self, stack: &StackCopy<'_>) -> (Vec<u64>, bool) {
+        let mut read = |address: u64| {
+            let at = address.checked_sub(stack.stack_pointer).and_then(|at| usize::try_from(at).ok()).ok_or(())?;
+            let word = stack.bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(())?;
+            Ok(u64::from_le_bytes(*word))
+        };
+        let registers = UnwindRegsX86_64::new(stack.instruction, stack.stack_pointer, stack.frame_pointer);
+        let mut frames = self.inner.iter_frames(stack.instruction, registers, &mut self.cache, &mut read);
+        let mut addresses = Vec::new();
+        while addresses.len() < MOST_FRAMES {
+            match frames.next() {
+                Ok(Some(frame)) => addresses.push(frame.address_for_lookup()),
+                Ok(None) => return (addresses, true),
+                Err(_) => break,
+            }
+        }
+        (addresses, false)
+    }
+
+    fn find(&self, address: u64) -> Option<&KnownMapping> {
+        let after = self.known.partition_point(|known| known.mapping.start <= address);
+        self.known.get(after.checked_sub(1)?).filter(|known| known.mapping.contains(address))
+    }
+
+    fn is_code(&self, address: u64) -> bool {
+        self.find(address).is_some() || self.generated.iter().any(|range| range.contains(&address))
+    }
+
+    /// Reads the mappings if they were not read for a time. Returns whether they were.
+    pub(crate) fn refresh(&mut self, age: Duration) -> bool {
+        if self.read_at.is_some_and(|at| at.elapsed() < age) {
+            return false;
+        }
+        self.read_at = Some(Instant::now());
+        let Ok(mut mappings) = CodeMapping::of(&self.handle) else { return false };
+        if mappings.is_empty() {
+            // The process has ended; its code stays known.
+            return false;
+        }
+        let generated = mappings.iter().filter(|mapping| mapping.inode == 0);
+        self.generated = generated.map(|mapping| mapping.start..mapping.end).collect();
+        let (kept, gone) =
+            core::mem::take(&mut self.trampolines).into_iter().partition(|range| self.generated.contains(range));
+        self.trampolines = kept;
+        let gone: Vec<Range<u64>> = gone;
+        gone.iter().for_each(|range| self.inner.remove_module(range.start));
+        mappings.retain(|mapping| mapping.inode != 0);
+        mappings.sort_by_key(|mapping| mapping.start);
+        if mappings.iter().eq(self.known.iter().map(|known| &known.mapping)) {
+            return true;
+        }
+        let old = core::mem::take(&mut self.known);
+        let (kept, gone): (Vec<_>, Vec<_>) = old.into_iter().partition(|known| mappings.contains(&known.mapping));
+        gone.iter().for_each(|known| self.inner.remove_module(known.mapping.start));
+        for mapping in mappings.iter().filter(|mapping| !kept.iter().any(|known| known.mapping == **mapping)) {
+            let added = self.add(mapping);
+            self.known.extend(added);
+        }
+        self.known.extend(kept);
+        self.known.sort_by_key(|known| known.mapping.start);
+        true
+    }
+
+    fn add(&mut self, mapping: &CodeMapping) -> Option<KnownMapping> {
+        let key = (mapping.device.clone(), mapping.inode, mapping.path.clone());
+        let file = match self.by_inode.get(&key) {
+            Some(&file) => file,
+            None if self.files.len() >= MOST_FILES => return None,
+            None => {
+                let file = self.files.len() as u32;
+                self.files.push(self.open(mapping));
+                self.by_inode.insert(key, file);
+                file
+            }
+        };
+        let code = &self.files[file as usize];
+        let bias = code.image.as_ref().and_then(|image| image.bias(mapping.start, mapping.offset));
+        if let Some(bias) = bias {
+            let name = String::from_utf8_lossy(code.name()).into_owned();
+            self.inner.add_module(Module::new(name, mapping.start..mapping.end, bias, sections_of(&code.sections)));
+        }
+        // Without the file, offsets in it are the best addresses.
+        let bias = bias.unwrap_or(mapping.start.wrapping_sub(mapping.offset));
+        Some(KnownMapping { mapping: mapping.clone(), file, bias })
+    }
+
+    /// Opens the file of a mapping, through the process's own root folder.
+    fn open(&self, mapping: &CodeMapping) -> CodeFile {
+        let range = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
+        let mut places = vec![self.handle.path(&range)];
+        if mapping.path.starts_with(b"/") && !mapping.path.ends_with(b" (deleted)") {
+            let below = Path::new(std::ffi::OsStr::from_bytes(&mapping.path[1..]));
+            places.push(self.handle.path("root").join(below));
+        }
+        let image = places.iter().find_map(|path: &PathBuf| ElfImage::open(path, &self.budget).ok()).map(Rc::new);
+        let section = |name| image.as_ref().and_then(|image| image.section(name)).map(Arc::from);
+        let at = |name| image.as_ref().and_then(|image| image.range(name));
+        let sections = ExplicitModuleSectionInfo {
+            base_svma: 0,
+            text_svma: at(".text"),
+            got_svma: at(".got"),
+            eh_frame_svma: at(".eh_frame"),
+            eh_frame: section(".eh_frame"),
+            eh_frame_hdr_svma: at(".eh_frame_hdr"),
+            eh_frame_hdr: section(".eh_frame_hdr"),
+            ..ExplicitModuleSectionInfo::default()
+        };
+        let name = mapping.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        CodeFile {
+            is_neap: name.starts_with(b"libneap"),
+            path: mapping.path.clone(),
+            range: mapping.start..mapping.end,
+            offset: mapping.offset,
+            image,
+            sections,
+        }
+    }
+
+    /// Looks for the names of generated code, and for trampolines of Python in it. Returns whether
+    /// there are new ones.
+    fn learn_generated(&mut self) -> bool {
+        if self.looked_for_names.is_some_and(|at| at.elapsed() < FRESH) {
+            return false;
+        }
+        self.looked_for_names = Some(Instant::now());
+        if self.perf_map.is_none() {
+            self.perf_map = PerfMap::open(&self.handle);
+        }
+        let Some(names) = self.perf_map.as_ref().map(PerfMap::names) else { return false };
+        let is_new = |range: &&Range<u64>| !self.trampolines.contains(range) && has_trampolines(&names, range);
+        let ranges: Vec<Range<u64>> = self.generated.iter().filter(is_new).cloned().collect();
+        for range in &ranges {
+            let sections = trampoline_sections(range);
+            self.inner.add_module(Module::new("[generated code]".into(), range.clone(), range.start, sections));
+        }
+        let is_any = !ranges.is_empty();
+        self.trampolines.extend(ranges);
+        is_any
+    }
+}
+
+/// The sections once more; their bytes are shared.
+fn sections_of(from: &ExplicitModuleSectionInfo<Arc<[u8]>>) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
+    ExplicitModuleSectionInfo {
+        base_svma: from.base_svma,
+        text_svma: from.text_svma.clone(),
+        got_svma: from.got_svma.clone(),
+        eh_frame_svma: from.eh_frame_svma.clone(),
+        eh_frame: from.eh_frame.clone(),
+        eh_frame_hdr_svma: from.eh_frame_hdr_svma.clone(),
+        eh_frame_hdr: from.eh_frame_hdr.clone(),
+        ..ExplicitModuleSectionInfo::default()
+    }
+}

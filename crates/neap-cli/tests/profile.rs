@@ -1,0 +1,266 @@
+//! `neap profile`, `neap run --profile` and `neap leaks` on real programs: a C program with known
+//! sites, one that leaks, Python, and pprof's own reader of files.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+mod running;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use running::{Program, library, neap, numbers_with, object};
+use serde_json::Value;
+
+/// Sites of the C program below, and the sizes of their objects.
+const SITES: usize = 50;
+const SIZES: [usize; 5] = [16, 100, 1000, 10_000, 100_000];
+
+fn bytes_of(site: usize) -> f64 {
+    let size = SIZES[site % SIZES.len()];
+    ((1_000_000 + site * 40_000) / size * size) as f64
+}
+
+/// A program with 50 functions that hold memory, without frame pointers. Without an argument it
+/// ends at once. With one, it holds the memory in a thread, and waits for its input before and
+/// after.
+fn program_of_sites(folder: &Path) -> PathBuf {
+    let mut source =
+        String::from("#include <pthread.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n");
+    source += "static int slow;\nvoid *kept[10000000];\nstatic unsigned long count;\n";
+    for site in 0..SITES {
+        let size = SIZES[site % SIZES.len()];
+        let objects = bytes_of(site) as usize / size;
+        source += &format!(
+            "__attribute__((noinline)) static void site_{site}(void) {{ for (int n = 0; n < {objects}; n++) \
+             kept[count++] = malloc({size}); if (slow) usleep(10000); }}\n"
+        );
+    }
+    source += "static void *work(void *none) {\n";
+    (0..SITES).for_each(|site| source += &format!("site_{site}();\n"));
+    source +=
+        "return none; }\nint main(int count, char **words) { slow = count > 1; if (!slow) { work(0); return 7; }\n";
+    source += "pthread_t thread; puts(\"ready\"); fflush(stdout); getchar(); pthread_create(&thread, 0, work, 0);\n";
+    source += "pthread_setname_np(thread, \"holder\"); pthread_join(thread, 0); puts(\"held\"); fflush(stdout);\n";
+    source += "getchar(); return 0; }\n";
+    let (file, program) = (folder.join("sites.c"), folder.join("sites"));
+    fs::write(&file, source).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-o"]).args([&program, &file]);
+    assert!(compiler.status().unwrap().success());
+    program
+}
+
+/// A folder of a test, empty.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{name}"));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn run_profiled(file: &Path, every: &str, line: &[&str]) -> Output {
+    let mut run = Command::new(env!("CARGO_BIN_EXE_neap"));
+    run.args(["run", "--library"]).arg(library()).arg("--profile").arg(file).args(["--every", every, "--"]);
+    run.args(line).env("PYTHONMALLOC", "malloc").env_remove("NEAP").output().unwrap()
+}
+
+fn setting(pid: u32, value: &str) {
+    numbers_with(pid, "setting", |object| object["settings"]["profile"] == *value);
+}
+
+#[test]
+fn fifty_known_sites_are_attributed_and_the_option_is_put_back() {
+    let program = program_of_sites(&folder("sites"));
+    let mut command = Command::new(program);
+    command.arg("slow").env("NEAP", "background:on").env("LD_PRELOAD", library());
+    let mut program = Program::run(command);
+    program.hear("ready");
+    let (pid, mut profile) = (program.id(), Command::new(env!("CARGO_BIN_EXE_neap")));
+    profile.args(["profile", &pid.to_string(), "--seconds", "1000", "--every", "8k", "--json"]);
+    let profile = profile.stdout(Stdio::piped()).spawn().unwrap();
+    setting(pid, "8192");
+    program.go_on();
+    program.hear("held");
+    // SAFETY: a child that was not waited for. It ends early by this, with its output.
+    unsafe { libc::kill(profile.id() as i32, libc::SIGINT) };
+    let output = profile.wait_with_output().unwrap();
+    assert!(output.status.success());
+    setting(pid, "off");
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap();
+    let mut found = vec![(0.0, 0.0); SITES];
+    let mut by_holder = 0.0;
+    for stack in object["stacks"].as_array().unwrap() {
+        let names = stack["frames"].as_array().unwrap().iter().filter_map(|frame| frame["function"].as_str());
+        let site = names.into_iter().find_map(|name| name.strip_prefix("site_")?.parse::<usize>().ok());
+        let Some(site) = site else { continue };
+        found[site].0 += number(&stack["live"]["bytes"]);
+        found[site].1 += number(&stack["live"]["standard_error_bytes"]).powi(2);
+        by_holder += if stack["thread"] == "holder" { number(&stack["live"]["bytes"]) } else { 0.0 };
+        let place = &stack["site"];
+        assert_eq!(place["function"], format!("site_{site}"));
+        assert!(place["file"].as_str().unwrap().ends_with("sites.c") && place["line"].as_u64() > Some(5), "{place}");
+    }
+    let truth: f64 = (0..SITES).map(bytes_of).sum();
+    let sum: f64 = found.iter().map(|(bytes, _)| bytes).sum();
+    assert!((sum / truth - 1.0).abs() < 0.05, "{sum} bytes for {truth}");
+    for (site, (bytes, variance)) in found.iter().enumerate() {
+        let off = (bytes - bytes_of(site)).abs() / variance.sqrt().max(1.0);
+        assert!(off < 7.0, "site {site}: {bytes} bytes for {}, {off} standard errors", bytes_of(site));
+    }
+    assert!((by_holder - sum).abs() < 1.0, "the thread's name");
+    let (complete, incomplete) = (number(&object["stacks_complete"]), number(&object["stacks_incomplete"]));
+    assert!(complete > 5000.0 && incomplete < 0.01 * complete, "{complete} {incomplete}");
+    assert!(number(&object["in_use_bytes"]) > truth);
+    program.go_on();
+}
+
+#[test]
+fn program_is_profiled_from_its_start_to_its_end_in_every_format() {
+    let folder = folder("formats");
+    let program = program_of_sites(&folder);
+    for name in ["heap.folded", "heap.svg", "heap.html", "heap.pb.gz", "heap.pprof"] {
+        let file = folder.join(name);
+        let output = run_profiled(&file, "16k", &["sh", "-c", &format!("exec {}", program.display())]);
+        assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
+        let bytes = fs::read(&file).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        if name.ends_with(".pb.gz") || name.ends_with(".pprof") {
+            assert!(bytes.starts_with(&[0x1f, 0x8b]));
+        } else {
+            assert!(text.contains("main") && text.contains("site_49"), "{name}: {text}");
+        }
+    }
+    let folded = fs::read_to_string(folder.join("heap.folded")).unwrap();
+    let bytes = folded.lines().filter(|line| line.contains(";main;")).map(|line| line.rsplit(' ').next().unwrap());
+    let sum: f64 = bytes.map(|bytes| bytes.parse::<f64>().unwrap()).sum();
+    let truth: f64 = (0..SITES).map(bytes_of).sum();
+    assert!((sum / truth - 1.0).abs() < 0.1, "{sum} bytes for {truth}: {folded}");
+    let Ok(go) = Command::new("go")
+        .args(["tool", "pprof", "-top", "-sample_index=inuse_space"])
+        .arg(folder.join("heap.pb.gz"))
+        .output()
+    else {
+        eprintln!("skipped: there is no go");
+        return;
+    };
+    let top = String::from_utf8_lossy(&go.stdout);
+    assert!(go.status.success() && top.contains("site_49") && top.contains("Type: inuse_space"), "{top}");
+}
+
+#[test]
+fn python_is_profiled_to_its_main_function() {
+    let folder = folder("python");
+    let program = "kept = [[n] * 200 for n in range(20000)]";
+    let file = folder.join("heap.folded");
+    let output = run_profiled(&file, "16k", &["python3", "-c", program]);
+    if output.status.code() == Some(127) {
+        eprintln!("skipped: there is no python3");
+        return;
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let folded = fs::read_to_string(&file).unwrap();
+    let bytes = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
+    let all: f64 = folded.lines().map(bytes).sum();
+    let evaluated: f64 = folded.lines().filter(|line| line.contains("_PyEval_EvalFrame")).map(bytes).sum();
+    let from_start = folded.lines().filter(|line| line.contains("Py_BytesMain") || line.contains("_start;"));
+    let started: f64 = from_start.map(bytes).sum();
+    let sums = format!("{all} bytes, {evaluated} below the interpreter, {started} below main");
+    assert!(all > 20_000_000.0 && evaluated > 0.8 * all && started > 0.8 * all, "{sums}");
+}
+
+#[test]
+fn statuses_signals_and_faults_are_passed_on() {
+    let folder = folder("faults");
+    let file = folder.join("heap.html");
+    let output = run_profiled(&file, "on", &["sh", "-c", "kill -TERM $$"]);
+    assert_eq!(output.status.code(), Some(128 + libc::SIGTERM));
+    assert_eq!(run_profiled(&file, "on", &["/no/such/program"]).status.code(), Some(127));
+    let output = run_profiled(&folder.join("heap.txt"), "on", &["true"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ends in none of .pb.gz"), "{output:?}");
+    let output = neap("profile", std::process::id(), &["--every", "0"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let mut child = Command::new("sleep").arg("1000").env_remove("LD_PRELOAD").spawn().unwrap();
+    let error = object("profile", child.id(), &["--seconds", "1"]).unwrap_err();
+    assert!(error.contains("does not run under neap"), "{error}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn process_that_ends_meanwhile_is_shown() {
+    let mut program = Program::start("burst", "profile:4k", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    let mut profile = Command::new(env!("CARGO_BIN_EXE_neap"));
+    profile.args(["profile", &pid.to_string(), "--seconds", "1000", "--json"]);
+    let profile = profile.stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    program.child.kill().unwrap();
+    program.child.wait().unwrap();
+    let output = profile.wait_with_output().unwrap();
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // What was sampled before the command came is there, by what the ring and the slots keep.
+    assert!(object["live"]["bytes"].as_u64() > Some(10 << 20), "{object}");
+    assert!(object["in_use_bytes"].is_null());
+    assert_eq!(object["every_bytes"], 4096);
+}
+
+/// A server that leaks 1000 bytes in every second request, and has a cache and passing memory. With
+/// an argument, it ends after so many requests.
+const LEAKING: &str = r#"
+#include <stdlib.h>
+#include <unistd.h>
+char *cache[64], *volatile passing, *volatile header;
+__attribute__((noinline)) static void copy_header(void) {
+  header = malloc(1000);
+  __asm__ volatile("");
+}
+__attribute__((noinline)) static void answer(int n) {
+  passing = malloc(20000);
+  free(passing);
+  free(cache[n % 64]);
+  cache[n % 64] = malloc(3000);
+  copy_header();
+  if (n % 2) free(header);
+  __asm__ volatile("");
+}
+int main(int count, char **words) {
+  int most = count > 1 ? atoi(words[1]) : 1 << 30;
+  for (int n = 0; n < most; n++) { answer(n); if (count < 2) usleep(200); }
+  return 3;
+}
+"#;
+
+#[test]
+fn leak_is_named_by_file_and_line_and_a_cache_is_not() {
+    let folder = folder("leaks");
+    let (file, program) = (folder.join("leaking.c"), folder.join("leaking"));
+    fs::write(&file, LEAKING.trim_start()).unwrap();
+    assert!(Command::new("cc").args(["-O2", "-g", "-w", "-o"]).args([&program, &file]).status().unwrap().success());
+    let mut server = Command::new(&program).env("LD_PRELOAD", library()).spawn().unwrap();
+    numbers_with(server.id(), "page", |_| true);
+    let output = neap("leaks", server.id(), &["--seconds", "4", "--every", "16k"]);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("    copy_header (profile-leaks/leaking.c:5)\n    answer (profile-leaks/leaking.c:13)"),
+        "{text}"
+    );
+    assert!(!text.contains("    answer (profile-leaks/leaking.c:12)\n    main"), "the cache: {text}");
+    // At the end of a program, its cache is there, too.
+    let mut leaks = Command::new(env!("CARGO_BIN_EXE_neap"));
+    leaks.args(["leaks", "--every", "4k", "--library"]).arg(library()).arg("--").arg(&program).arg("4000");
+    let output = leaks.env_remove("NEAP").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    let (leak, cache) = (
+        text.find("    copy_header (profile-leaks/leaking.c:5)"),
+        text.find("    answer (profile-leaks/leaking.c:12)"),
+    );
+    assert!(leak.is_some() && cache.is_some() && leak < cache, "{text}");
+}
