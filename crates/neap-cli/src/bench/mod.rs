@@ -22,6 +22,7 @@ mod pair;
 mod percpu;
 mod pft;
 mod phases;
+mod profile;
 mod programs;
 mod register;
 mod shrink;
@@ -58,6 +59,7 @@ Examples:
   neap bench phases                          peak memory where one block size follows another
   neap bench phases --limit --live 100       the smallest container in which such a program survives
   neap bench steady --against jemalloc       a server's steady state
+  neap bench profile                         what samples of allocations cost, and how right they are
   neap bench programs --json                 one JSON object on standard output
   neap bench drain                           neap's parts alone: what a drain does to the owner of a list
   neap bench percpu --cpus 32 --page 65536   per-CPU data on a machine that is not there
@@ -102,7 +104,7 @@ pub(crate) struct Options {
     /// Block sizes for `idle`
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_values_t = idle::SIZES)]
     sizes: Vec<usize>,
-    /// Only these programs of `programs`
+    /// Only these programs of `programs` and `profile`
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     programs: Vec<String>,
     /// Live set of `phases` in MiB (default 300, with --quick 100)
@@ -184,6 +186,8 @@ enum Which {
     Burst,
     /// A server with a cache that shrinks while the limit of its container is cut to a quarter
     Wall,
+    /// Samples of allocations: what they cost, and how much of the memory they attribute
+    Profile,
     /// Real programs: same output, peak memory, memory kept, time
     Programs,
 }
@@ -211,6 +215,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Metadata => metadata::main(options),
         Which::Burst => burst::main(options),
         Which::Wall => wall::main(options),
+        Which::Profile => profile::main(options),
         Which::Programs => programs::main(options),
     }
 }

@@ -51,11 +51,13 @@ use crate::subject::{Subject, print, print_json};
 
 pub(crate) use leaks::{LeaksOptions, main as leaks};
 pub(crate) use output::ProfileFile;
-pub(crate) use record::to_file;
-use resolved::{ChosenSamples, Profile, ProfileView, Subjected};
+pub(crate) use record::{run as record, to_file};
+use resolved::Subjected;
+pub(crate) use resolved::{ChosenSamples, Profile, ProfileView};
 use session::{PAUSE, Session};
 use switch::SamplingSwitch;
 pub(crate) use switch::{KEY, parse_every};
+pub(crate) use symbols::SourceLine;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -19,6 +19,7 @@ mod page_lists;
 mod pair;
 pub(crate) mod phases;
 mod pool;
+pub(crate) mod sites;
 mod steady;
 mod wall;
 
@@ -77,6 +78,8 @@ enum Workload {
     Wall(wall::WallOptions),
     /// librseq's memory pool
     Pool(pool::PoolOptions),
+    /// Memory that 50 functions hold
+    Sites(sites::SitesOptions),
 }
 
 /// Costs of one run of a workload or program. Fields that a workload does not measure are left out
@@ -158,6 +161,7 @@ pub(crate) fn main(options: &WorkOptions) -> Result<ExitCode> {
         Workload::Burst(options) => burst::run(options)?,
         Workload::Wall(options) => wall::run(options)?,
         Workload::Pool(options) => pool::run(options)?,
+        Workload::Sites(options) => sites::run(options)?,
     };
     outcome.malloc_from = malloc_origin();
     println!("{}", serde_json::to_string(&outcome)?);

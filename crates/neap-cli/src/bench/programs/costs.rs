@@ -21,7 +21,7 @@ struct CostRow {
     best: f64,
 }
 
-pub(super) fn cpu_seconds(outcome: &Outcome) -> f64 {
+pub(in crate::bench) fn cpu_seconds(outcome: &Outcome) -> f64 {
     outcome.cpu_ns as f64 / 1e9
 }
 

@@ -34,7 +34,8 @@ use crate::report::{cell, number, table};
 use crate::statistics::geometric_mean;
 use crate::variant::{AllocatorKind, Choice, Missing, Variant};
 use crate::work::Outcome;
-use scratch::Scratch;
+pub(super) use costs::cpu_seconds;
+pub(super) use scratch::Scratch;
 
 /// Longest time of any program.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -50,8 +51,8 @@ const ROUNDS: usize = 3;
 const REDIS_ROUNDS: usize = 5;
 
 /// A program that can be run here.
-struct Program {
-    name: &'static str,
+pub(super) struct Program {
+    pub(super) name: &'static str,
     /// Programs that must be installed.
     needs: &'static [&'static str],
     /// Generates its input.
@@ -67,13 +68,34 @@ enum Method {
     Own(fn(&Scratch, &Variant) -> Result<Outcome>),
 }
 
+impl Program {
+    /// Runs the program on a variant, and measures it.
+    pub(super) fn run(&self, scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
+        match self.run {
+            Method::Own(run) => run(scratch, variant),
+            Method::Through(_) => {
+                let command = self.command(scratch).context("it has a command")??;
+                run_through(scratch, command, variant)
+            }
+        }
+    }
+
+    /// The command of a program that is one.
+    pub(super) fn command(&self, scratch: &Scratch) -> Option<Result<Command>> {
+        match self.run {
+            Method::Own(_) => None,
+            Method::Through(command) => Some(command(scratch)),
+        }
+    }
+}
+
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let mut session = Session::new("programs", Choice::Defaults, &options.against)?;
     if !session.found.variants.iter().any(|variant| variant.name == "glibc") {
         bail!("--against: `programs` needs glibc, whose output is what the others' must equal");
     }
     let scratch = Scratch::new(options.quick)?;
-    let programs = installed(&scratch, options, &mut session.found.missing)?;
+    let programs = installed(&scratch, &options.programs, &mut session.found.missing)?;
     let rounds = options.rounds(ROUNDS);
     let redis_rounds = if options.quick { rounds } else { rounds.max(REDIS_ROUNDS) };
     let workloads: Vec<Workload> = programs
@@ -91,10 +113,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
         }
         let program = programs.iter().find(|program| program.name == workload.name)?;
         eprintln!("neap bench programs: {} on {}", program.name, variant.name);
-        Some(match program.run {
-            Method::Own(run) => run(&scratch, variant),
-            Method::Through(command) => command(&scratch).and_then(|command| run_through(&scratch, command, variant)),
-        })
+        Some(program.run(&scratch, variant))
     });
     let names: Vec<&'static str> = programs.iter().map(|program| program.name).collect();
     figures(&mut session, &names);
@@ -109,16 +128,17 @@ fn programs() -> Vec<Program> {
     groups.into_iter().flatten().collect()
 }
 
-/// Returns the programs that were requested and are installed, with their inputs made.
-fn installed(scratch: &Scratch, options: &Options, missing: &mut Vec<Missing>) -> Result<Vec<Program>> {
+/// Returns the programs that were requested and are installed, with their inputs made; all if none
+/// is named.
+pub(super) fn installed(scratch: &Scratch, wanted: &[String], missing: &mut Vec<Missing>) -> Result<Vec<Program>> {
     let all = programs();
-    if let Some(unknown) = options.programs.iter().find(|name| all.iter().all(|program| program.name != **name)) {
+    if let Some(unknown) = wanted.iter().find(|name| all.iter().all(|program| program.name != **name)) {
         let known: Vec<&str> = all.iter().map(|program| program.name).collect();
         bail!("--programs: no program is called `{unknown}`; there are {}", known.join(", "));
     }
     let mut ready = Vec::new();
     for program in all {
-        if !options.programs.is_empty() && !options.programs.iter().any(|name| name == program.name) {
+        if !wanted.is_empty() && !wanted.iter().any(|name| name == program.name) {
             continue;
         }
         let absent = program.needs.iter().find(|tool| scratch.tool(tool).is_err());

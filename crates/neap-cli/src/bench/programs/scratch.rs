@@ -10,14 +10,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-pub(super) struct Scratch {
+pub(in crate::bench) struct Scratch {
     folder: PathBuf,
     /// Whether inputs are to be small.
     pub(super) quick: bool,
 }
 
 impl Scratch {
-    pub(super) fn new(quick: bool) -> Result<Scratch> {
+    pub(in crate::bench) fn new(quick: bool) -> Result<Scratch> {
         let folder = std::env::temp_dir().join(format!("neap-bench-{}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Scratch { folder, quick })
