@@ -2,7 +2,7 @@
 //!
 //! Uses the kernel and a few symbols of the C library: `pthread_create`, `__rseq_offset`,
 //! `getauxval`, those of [`stdio_lock`] and of [`fork_handlers`]. Usable alone. Takes no lock,
-//! keeps no state but five words for each thread ([`thread_state`]), and preserves `errno`: a
+//! keeps no state but six words for each thread ([`thread_state`]), and preserves `errno`: a
 //! failed call returns an [`Errno`]. Only [`own_thread`] may allocate.
 #![no_std]
 #![deny(missing_docs)]

@@ -1,12 +1,13 @@
-//! Five thread-local words: the entered group, the running call, the gate that the thread is
-//! inside, the latest guard, and the bytes up to the next sample. Each is 0 if there is none.
+//! Six thread-local words: the entered group, the running call, the gate that the thread is
+//! inside, the latest guard, the bytes up to the next sample, and their average. Each is 0 if there is
+//! none.
 //!
 //! Allocations read the entered word, calls of a program's functions the calling word, and a fork
 //! the gate's word. These words are the library's only thread-locals.
 //!
 //! They use initial-exec TLS, so they lie at a fixed distance from the thread pointer, which a
 //! relocation holds. A read is two loads and no call. std's thread-locals and `__tls_get_addr` may
-//! allocate. The words take 40 bytes of the space that the C library reserves for libraries which
+//! allocate. The words take 48 bytes of the space that the C library reserves for libraries which
 //! are opened late. No lock, no registration, signal-safe. A new thread has 0. A forked child has
 //! the words of the thread that forked.
 
@@ -19,9 +20,9 @@ global_asm!(
     ".globl __entered_of_neap",
     ".hidden __entered_of_neap",
     ".type __entered_of_neap, @object",
-    ".size __entered_of_neap, 40",
+    ".size __entered_of_neap, 48",
     "__entered_of_neap:",
-    ".zero 40",
+    ".zero 48",
     ".popsection",
 );
 
@@ -31,6 +32,7 @@ const CALLING: usize = 8;
 const INSIDE: usize = 16;
 const GUARDS: usize = 24;
 const COUNTDOWN: usize = 32;
+const MEAN: usize = 40;
 
 /// Word of the group that this thread has entered; 0: none.
 #[inline(always)]
@@ -81,16 +83,20 @@ pub fn set_guards(word: usize) {
     set_word::<GUARDS>(word);
 }
 
-/// Bytes that this thread allocates up to its next sample; 0: the number is not drawn yet.
-#[inline(always)]
-pub fn countdown() -> usize {
-    word::<COUNTDOWN>()
-}
-
-/// Sets the bytes up to the next sample.
+/// Sets the bytes that this thread allocates up to its next sample.
 #[inline(always)]
 pub fn set_countdown(bytes: usize) {
     set_word::<COUNTDOWN>(bytes);
+}
+
+/// The average of the distribution that the countdown was drawn from; 0: none was drawn.
+pub fn countdown_mean() -> usize {
+    word::<MEAN>()
+}
+
+/// Sets the average for [`countdown_mean`].
+pub fn set_countdown_mean(bytes: usize) {
+    set_word::<MEAN>(bytes);
 }
 
 /// Subtracts bytes from the countdown. Returns `false` and changes nothing if that does not leave
@@ -182,9 +188,10 @@ mod tests {
         std::thread::spawn(|| {
             assert!(!count_down(0) && !count_down(usize::MAX), "nothing is drawn");
             set_countdown(100);
-            assert!(count_down(60) && count_down(0) && countdown() == 40);
-            assert!(!count_down(40) && !count_down(usize::MAX) && countdown() == 40);
-            assert!(count_down(39) && countdown() == 1 && !count_down(1));
+            let left = word::<COUNTDOWN>;
+            assert!(count_down(60) && count_down(0) && left() == 40);
+            assert!(!count_down(40) && !count_down(usize::MAX) && left() == 40);
+            assert!(count_down(39) && left() == 1 && !count_down(1));
         })
         .join()
         .unwrap();

@@ -3,7 +3,8 @@
 //! # Design
 //! While the option `profile` is on, each allocation is sampled with the probability
 //! 1 - exp(-size / mean): the samples are a Poisson process over the bytes that a thread allocates.
-//! A sample is left in the [area](neap_base::profile_area) that the command `neap profile` reads.
+//! From a mean of 512 KiB on, it doubles while more than 1280 samples come in a second; a sample has
+//! its own mean. A sample is left in the [area](neap_base::profile_area) that the command `neap profile` reads.
 //! It is unwound there: this process takes its stack's bytes, and calls no unwinder.
 //!
 //! - Off, there is no instruction for it on the fast paths. On, these refuse every call
@@ -28,7 +29,7 @@ use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_base::profile_area::MOST_STACK;
 use neap_objects::size_class::Class;
-use neap_os::thread_state::{count_down, countdown, set_countdown};
+use neap_os::thread_state::{count_down, countdown_mean, set_countdown, set_countdown_mean};
 use neap_os::{call_stack, clock, thread};
 
 impl<P: Platform> Mm<P> {
@@ -37,7 +38,7 @@ impl<P: Platform> Mm<P> {
     #[cold]
     #[inline(never)]
     pub(crate) fn sample(&self, memory: *mut u8, size: usize) {
-        let (registers, is_drawn) = (call_stack::registers(), countdown() > 0);
+        let (registers, is_drawn) = (call_stack::registers(), countdown_mean() > 0);
         let (mean, Some(core)) = (self.profile.mean.load(Ordering::Relaxed), self.core_if_open()) else { return };
         // Where nothing is recorded, the thread looks again later.
         set_countdown(mean.max(1) as usize);
@@ -52,17 +53,23 @@ impl<P: Platform> Mm<P> {
         let Some(area) = core.page.samples() else { return };
         let mut recorder = self.profile.recorder.lock();
         // A thread's first number is drawn at its first allocation, which it may leave out.
-        let first = if is_drawn { 0 } else { recorder.interval(mean) };
-        if size < first {
-            set_countdown(first - size);
-            return;
+        if !is_drawn {
+            let (first, of) = recorder.interval(mean);
+            set_countdown_mean(of);
+            if size < first {
+                set_countdown(first - size);
+                return;
+            }
         }
-        set_countdown(recorder.interval(mean));
-        let sampled = Sampled { address: memory.addr() as u64, size: size as u64, mean, group, time, thread };
+        let drawn_of = countdown_mean() as u64;
+        let sampled = Sampled { address: memory.addr() as u64, size: size as u64, mean: drawn_of, group, time, thread };
         // SAFETY: the kernel says that the stack can be read, and it is this thread's; the area is
         // mapped, and written to under this lock alone.
         let has_slot = unsafe { recorder.record(area, &sampled, registers, stack_bytes) };
         self.profile.live.store(recorder.live(), Ordering::Relaxed);
+        let (next, of) = recorder.interval(mean);
+        set_countdown(next);
+        set_countdown_mean(of);
         // What is checked does not begin where its object does, and looks its address up.
         let is_object = !core.options.check && core.objects.class_at(memory).is_some_and(|class| class != Class::NONE);
         if has_slot && is_object {

@@ -20,6 +20,50 @@ impl Intervals {
     }
 }
 
+/// Widens the distance of samples while too many come, so that they cost at most some percent of a
+/// core. A sample stands for as many bytes more, so sums stay unbiased.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    doublings: u32,
+    /// Start of the window, and samples in it.
+    since: u64,
+    count: u32,
+}
+
+impl Pace {
+    /// The least distance that is widened: finer samples were asked for, and come.
+    pub(crate) const WIDENED: u64 = 512 << 10;
+    /// Samples of a window at which the distance doubles: 1280 in a second. Below a quarter of it,
+    /// the distance is halved.
+    const MOST: u32 = 128;
+    /// Nanoseconds of a window.
+    const WINDOW: u64 = 100_000_000;
+    const MOST_DOUBLINGS: u32 = 12;
+
+    pub(crate) const fn new() -> Pace {
+        Pace { doublings: 0, since: 0, count: 0 }
+    }
+
+    /// Counts a sample at a time.
+    pub(crate) fn count(&mut self, now: u64) {
+        self.count += 1;
+        if self.count >= Pace::MOST {
+            let soon = now.saturating_sub(self.since) <= Pace::WINDOW;
+            self.doublings = (self.doublings + u32::from(soon)).min(Pace::MOST_DOUBLINGS);
+        } else if now.saturating_sub(self.since) <= Pace::WINDOW {
+            return;
+        } else if self.count < Pace::MOST / 4 {
+            self.doublings = self.doublings.saturating_sub(1);
+        }
+        (self.since, self.count) = (now, 0);
+    }
+
+    /// The average distance, where `mean` was asked for.
+    pub(crate) fn mean(&self, mean: u64) -> u64 {
+        if mean < Pace::WIDENED { mean } else { mean << self.doublings }
+    }
+}
+
 /// Minus the natural logarithm of `number` / 2^64, to six digits. 0 counts as 1.
 fn minus_ln(number: u64) -> f64 {
     let number = number | 1;
@@ -73,6 +117,26 @@ mod tests {
             }
         }
         assert_eq!(weight(0, 1024), 1024);
+    }
+
+    #[test]
+    fn the_distance_doubles_while_samples_come_fast_and_is_halved_again() {
+        const MEAN: u64 = 1 << 20;
+        let mut pace = Pace::new();
+        let mut at = 0;
+        let mut run = |pace: &mut Pace, per_second: u64, samples: u64| {
+            (0..samples).for_each(|_| {
+                at += 1_000_000_000 / per_second;
+                pace.count(at);
+            });
+            pace.mean(MEAN) / MEAN
+        };
+        assert_eq!(run(&mut pace, 1000, 10_000), 1);
+        assert_eq!(run(&mut pace, 100_000, 128 * 4), 16);
+        assert_eq!(run(&mut pace, 800, 10_000), 16, "neither too many nor few");
+        assert_eq!(run(&mut pace, 100, 1000), 1);
+        assert_eq!(run(&mut pace, 10_000_000, 1 << 20), 1 << 12, "not without end");
+        assert_eq!(pace.mean(Pace::WIDENED - 1), Pace::WIDENED - 1);
     }
 
     /// Mean and variance, and the share of numbers below the mean, of an exponential distribution.

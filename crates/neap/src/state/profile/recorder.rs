@@ -7,7 +7,7 @@
 //! What is written is never read back: the positions and the live samples are kept here, since
 //! other processes of the user may write to the area.
 
-use super::intervals::{Intervals, weight};
+use super::intervals::{Intervals, Pace, weight};
 use super::sample_table::SampleTable;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +34,7 @@ pub(crate) struct Sampled {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     intervals: Intervals,
+    pace: Pace,
     /// Number of the last sample.
     taken: u64,
     /// Bytes ever written to the ring.
@@ -44,7 +45,7 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     pub(crate) const fn new() -> Recorder {
-        Recorder { intervals: Intervals::new(0), taken: 0, head: 0, live: None }
+        Recorder { intervals: Intervals::new(0), pace: Pace::new(), taken: 0, head: 0, live: None }
     }
 
     /// Begins to record, or goes on with another mean.
@@ -83,9 +84,11 @@ impl Recorder {
         }
     }
 
-    /// Draws the bytes up to the next sample.
-    pub(crate) fn interval(&mut self, mean: u64) -> usize {
-        self.intervals.draw(mean)
+    /// Draws the bytes up to the next sample where `mean` was asked for. The second value: the
+    /// average of the distribution.
+    pub(crate) fn interval(&mut self, mean: u64) -> (usize, usize) {
+        let mean = self.pace.mean(mean);
+        (self.intervals.draw(mean), mean as usize)
     }
 
     /// Number of live samples.
@@ -107,6 +110,7 @@ impl Recorder {
         stack_bytes: usize,
     ) -> bool {
         let Some(live) = &mut self.live else { return false };
+        self.pace.count(sampled.time);
         self.taken += 1;
         let number = self.taken;
         let slot = live.insert(sampled.address, number);
