@@ -1,5 +1,5 @@
-//! Six thread-local words: the entered group, the running call, the gate that the thread is
-//! inside, the latest guard, the bytes up to the next sample, and their average. Each is 0 if there is
+//! Six thread-local words: the entered group, the running call, the gate that the thread is inside,
+//! the latest guard, the bytes up to the next sample, and their average. Each is 0 if there is
 //! none.
 //!
 //! Allocations read the entered word, calls of a program's functions the calling word, and a fork

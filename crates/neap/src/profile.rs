@@ -1,11 +1,11 @@
 //! Samples of allocations: which code asked for the memory that the program has.
 //!
 //! # Design
-//! While the option `profile` is on, each allocation is sampled with the probability
-//! 1 - exp(-size / mean): the samples are a Poisson process over the bytes that a thread allocates.
-//! From a mean of 512 KiB on, it doubles while more than 1280 samples come in a second; a sample has
-//! its own mean. A sample is left in the [area](neap_base::profile_area) that the command `neap profile` reads.
-//! It is unwound there: this process takes its stack's bytes, and calls no unwinder.
+//! While the option `profile` is on, each allocation is sampled with the probability 1 - exp(-size
+//! / mean): the samples are a Poisson process over the bytes that a thread allocates. From a mean
+//! of 512 KiB on, it doubles while more than 1280 samples come in a second; a sample has its own
+//! mean. A sample is left in the [area](neap_base::profile_area) that the command `neap profile`
+//! reads. It is unwound there: this process takes its stack's bytes, and calls no unwinder.
 //!
 //! - Off, there is no instruction for it on the fast paths. On, these refuse every call
 //!   ([`FastPath::count_all`](neap_objects::fast_path::FastPath::count_all)), and the path behind

@@ -1,15 +1,15 @@
 //! `neap bench profile`: what samples of allocations cost, and how right they are.
 //!
 //! The variants are the same library: `neap` without samples, and `sampled` with one in 512 KiB.
-//! Nobody reads the samples while costs are measured.
+//! No command reads the samples while costs are measured.
 //!
 //! Figures:
 //!
 //! * `pair_on_ratio`: malloc and free of 64 bytes, with samples over without;
 //! * `programs_on_ratio`: geometric mean of the processor times of real programs, with samples over
 //!   without;
-//! * `attribution_error`: bytes that 50 known functions hold, as a profile attributes them to these:
-//!   the difference to the truth, over the truth; the median of the rounds;
+//! * `attribution_error`: bytes that 50 known functions hold, as a profile attributes them to
+//!   these: the difference to the truth, over the truth; the median of the rounds;
 //! * `site_error`: the mean of that of each function;
 //! * `unwound_share`: the part of the samples whose stack reaches `main` or the start of its
 //!   thread, in the program of the functions and in real ones.
