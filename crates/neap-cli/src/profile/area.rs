@@ -125,6 +125,12 @@ impl Area {
         })
     }
 
+    /// Whether the process has ended sampling, and given the memory back.
+    pub(crate) fn is_gone(&self) -> bool {
+        let mut magic = [0xff; 8];
+        self.read(offset_of!(AreaHeader, magic), &mut magic).is_ok() && magic == [0; 8]
+    }
+
     /// Reads the slots: the samples that are live.
     pub(crate) fn slots(&self) -> Result<Vec<SampledAllocation>> {
         const EACH: usize = size_of::<Slot>();

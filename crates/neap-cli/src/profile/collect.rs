@@ -8,15 +8,16 @@
 //! that moment when it first changes afterwards, so a new peak costs nothing.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::area::SampledAllocation;
 use super::unwind::{Callers, CodePlace};
 
 /// Distinct stacks, cells and live samples that are kept, and frames of all stacks.
-const MOST_STACKS: usize = 1 << 18;
-const MOST_FRAMES: usize = 8 << 20;
-const MOST_CELLS: usize = 1 << 19;
-const MOST_LIVE: usize = 1 << 19;
+const MOST_STACKS: usize = 1 << 17;
+const MOST_FRAMES: usize = 2 << 20;
+const MOST_CELLS: usize = 1 << 18;
+const MOST_LIVE: usize = 1 << 18;
 
 /// Estimated objects and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -91,7 +92,7 @@ pub(crate) struct SumCell {
 /// A stack of frames, the innermost first.
 #[derive(Debug)]
 pub(crate) struct SeenStack {
-    pub(crate) frames: Box<[CodePlace]>,
+    pub(crate) frames: Rc<[CodePlace]>,
     pub(crate) samples: u64,
     /// Those of the samples whose stack goes on, and could not be followed to its start.
     pub(crate) incomplete: u64,
@@ -109,7 +110,7 @@ struct LiveSample {
 pub(crate) struct Collector {
     /// The first is that of samples without one.
     pub(crate) stacks: Vec<SeenStack>,
-    by_stack: HashMap<Box<[CodePlace]>, u32>,
+    by_stack: HashMap<Rc<[CodePlace]>, u32>,
     frames: usize,
     pub(crate) threads: Vec<String>,
     by_thread: HashMap<String, u32>,
@@ -151,7 +152,7 @@ impl Collector {
             self.left_out += 1;
             return 0;
         }
-        let (stack, frames) = (self.stacks.len() as u32, Box::<[CodePlace]>::from(&callers.frames[..]));
+        let (stack, frames) = (self.stacks.len() as u32, Rc::<[CodePlace]>::from(&callers.frames[..]));
         self.frames += frames.len();
         self.stacks.push(SeenStack { frames: frames.clone(), samples: 1, incomplete });
         self.by_stack.insert(frames, stack);

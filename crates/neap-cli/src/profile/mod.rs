@@ -15,6 +15,8 @@ mod area;
 mod area_tests;
 mod collect;
 mod elf;
+#[cfg(test)]
+mod elf_tests;
 mod folded;
 mod html;
 mod leaks;
@@ -136,7 +138,8 @@ pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
     let mut session = begin(&process, &page, began)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
     let seconds = (monotonic() - began) as f64 / 1e9;
-    let in_use = in_use(&handle, time);
+    // The number is of all groups.
+    let in_use = in_use(&handle, time).filter(|_| options.group.is_none());
     switch.off()?;
     let of = Subjected { pid: process.pid, name: process.name.clone(), seconds, in_use };
     let profile = Profile::of(
@@ -176,11 +179,11 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Reads samples for a time, until the process ends, or until a signal comes.
+/// Reads samples for a time, until the process or its sampling ends, or until a signal comes.
 fn watch(session: &mut Session, time: Duration, stop: &AtomicBool) -> Result<()> {
     let (start, shows, mut pause) = (Instant::now(), std::io::stderr().is_terminal(), PAUSE);
     // Relaxed: a flag that publishes nothing.
-    while start.elapsed() < time && !stop.load(Ordering::Relaxed) && !session.handle.has_ended() {
+    while start.elapsed() < time && !stop.load(Ordering::Relaxed) && !session.is_over && !session.handle.has_ended() {
         std::thread::sleep(pause.min(time.saturating_sub(start.elapsed())));
         pause = session.poll()?;
         session.learn_groups();
@@ -199,6 +202,9 @@ fn watch(session: &mut Session, time: Duration, stop: &AtomicBool) -> Result<()>
     session.reconcile()?;
     if shows {
         eprint!("\r\x1b[K");
+    }
+    if session.is_over {
+        eprintln!("neap: sampling was switched off meanwhile; the profile ends there");
     }
     Ok(())
 }

@@ -64,6 +64,8 @@ pub(crate) struct Session {
     asked_groups: Option<Instant>,
     head_at_start: AreaHead,
     head: AreaHead,
+    /// Whether sampling was switched off meanwhile.
+    pub(crate) is_over: bool,
 }
 
 impl Session {
@@ -82,6 +84,7 @@ impl Session {
             asked_groups: None,
             head_at_start: head,
             head,
+            is_over: false,
         };
         session.unwinder.refresh(Duration::ZERO);
         session.poll()?;
@@ -93,13 +96,18 @@ impl Session {
     pub(crate) fn poll(&mut self) -> Result<Duration> {
         let (overruns, before) = (self.area.overruns, self.head.head);
         let Session { area, unwinder, collector, threads, handle, .. } = self;
-        self.head = area.drain(&mut |record| match record {
+        let drained = area.drain(&mut |record| match record {
             RingRecord::Alloc(sample, stack) => {
                 let callers = if stack.bytes.is_empty() { Callers::default() } else { unwinder.callers(&stack) };
                 collector.allocated(&sample, &callers, threads.name(handle, sample.thread));
             }
             RingRecord::Free(number) => collector.freed(number),
-        })?;
+        });
+        self.is_over |= drained.is_err() && area.is_gone();
+        if self.is_over {
+            return Ok(PAUSE);
+        }
+        self.head = drained?;
         if self.area.overruns != overruns {
             self.reconcile()?;
         }
@@ -108,6 +116,9 @@ impl Session {
 
     /// Corrects the live samples by the slots: records of frees may be lost.
     pub(crate) fn reconcile(&mut self) -> Result<()> {
+        if self.is_over {
+            return Ok(());
+        }
         let until = monotonic().saturating_sub(WRITING);
         let read = self.area.highest().unwrap_or(self.head.taken);
         for sample in self.collector.reconcile(&self.area.slots()?, until, read) {

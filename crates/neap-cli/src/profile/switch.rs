@@ -23,12 +23,20 @@ pub(crate) fn parse_every(text: &str) -> Result<String, String> {
     }
 }
 
+/// A changed setting.
+#[derive(Clone, Copy)]
+struct Change {
+    setting: Setting,
+    before: u64,
+    now: u64,
+}
+
 /// Sampling that was switched on; its former value comes back with the end of this.
 pub(crate) struct SamplingSwitch {
     handle: Arc<ProcessHandle>,
     time: core::time::Duration,
-    /// The setting and its former value; `None` if it was not changed.
-    before: Option<(Setting, u64)>,
+    /// What was changed; `None` if nothing was.
+    changed: Option<Change>,
 }
 
 impl SamplingSwitch {
@@ -40,30 +48,40 @@ impl SamplingSwitch {
         every: Option<&str>,
         time: core::time::Duration,
     ) -> Result<SamplingSwitch> {
-        let mut switch = SamplingSwitch { handle: Arc::clone(&process.handle), time, before: None };
-        let head = page.file.as_ref().and_then(|file| Area::open(file).ok()?.head().ok());
-        if every.is_none() && head.is_some_and(|head| head.is_on) {
+        let mut switch = SamplingSwitch { handle: Arc::clone(&process.handle), time, changed: None };
+        if every.is_none() && mean(page) > 0 {
             return Ok(switch);
         }
         let (setting, number) =
             Setting::parse(KEY, every.unwrap_or("on")).map_err(|refused| anyhow::anyhow!("{refused}"))?;
         let before = change_setting(process, page, setting, number)?;
-        switch.before = Some((setting, before));
+        switch.changed = Some(Change { setting, before, now: number });
         Ok(switch)
     }
 
-    /// Puts the former value back. A process that has ended needs none.
+    /// Puts the former value back. A process that has ended needs none, nor one in which another
+    /// command has changed the value since.
     pub(crate) fn off(&mut self) -> Result<()> {
-        let Some((setting, before)) = self.before.take() else { return Ok(()) };
+        let Some(Change { setting, before, now }) = self.changed.take() else { return Ok(()) };
         if self.handle.has_ended() {
             return Ok(());
         }
         let process = ProcessStatus::read(&self.handle, Allowance::new(self.time))?;
-        let put = change_setting(&process, &process.page()?, setting, before);
+        let page = process.page()?;
+        if mean(&page) != now {
+            return Ok(());
+        }
+        let put = change_setting(&process, &page, setting, before);
         put.map(drop).with_context(|| {
             format!("sampling stays on; `neap set {} {KEY}={}` puts it back", process.pid, setting.value(before))
         })
     }
+}
+
+/// Bytes between two samples of a process; 0 if it does not sample.
+fn mean(page: &Page) -> u64 {
+    let head = page.file.as_ref().and_then(|file| Area::open(file).ok()?.head().ok());
+    head.filter(|head| head.is_on).map_or(0, |head| head.mean)
 }
 
 impl Drop for SamplingSwitch {

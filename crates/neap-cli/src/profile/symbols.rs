@@ -173,6 +173,21 @@ fn function_name(name: &str) -> &str {
     }
 }
 
+/// The functions at addresses of one file.
+#[cfg(test)]
+pub(super) fn lines_of(image: ElfImage, addresses: &[u64]) -> Vec<Rc<[SourceLine]>> {
+    let file = FileSymbols { image: Some(Rc::new(image)), debug: OnceCell::new(), table: OnceCell::new() };
+    let mut symbols = Symbols {
+        files: vec![file],
+        names: vec!["it".to_string()],
+        budget: Budget::new(super::elf::BUDGET),
+        generated: GeneratedNames::new(),
+        known: HashMap::new(),
+        texts: HashMap::new(),
+    };
+    addresses.iter().map(|&address| symbols.lines(CodePlace { file: Some(0), address })).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

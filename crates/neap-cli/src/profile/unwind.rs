@@ -263,18 +263,7 @@ impl Unwinder {
             places.push(self.handle.path("root").join(below));
         }
         let image = places.iter().find_map(|path: &PathBuf| ElfImage::open(path, &self.budget).ok()).map(Rc::new);
-        let section = |name| image.as_ref().and_then(|image| image.section(name)).map(Arc::from);
-        let at = |name| image.as_ref().and_then(|image| image.range(name));
-        let sections = ExplicitModuleSectionInfo {
-            base_svma: 0,
-            text_svma: at(".text"),
-            got_svma: at(".got"),
-            eh_frame_svma: at(".eh_frame"),
-            eh_frame: section(".eh_frame"),
-            eh_frame_hdr_svma: at(".eh_frame_hdr"),
-            eh_frame_hdr: section(".eh_frame_hdr"),
-            ..ExplicitModuleSectionInfo::default()
-        };
+        let sections = image.as_ref().map(|image| unwind_sections(image)).unwrap_or_default();
         let name = mapping.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         CodeFile {
             is_neap: name.starts_with(b"libneap"),
@@ -317,8 +306,28 @@ fn sections_of(from: &ExplicitModuleSectionInfo<Arc<[u8]>>) -> ExplicitModuleSec
         got_svma: from.got_svma.clone(),
         eh_frame_svma: from.eh_frame_svma.clone(),
         eh_frame: from.eh_frame.clone(),
-        eh_frame_hdr_svma: from.eh_frame_hdr_svma.clone(),
-        eh_frame_hdr: from.eh_frame_hdr.clone(),
         ..ExplicitModuleSectionInfo::default()
     }
+}
+
+/// The unwind information of a file.
+fn unwind_sections(image: &ElfImage) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
+    let section = |name| image.section(name).map(Arc::from);
+    let at = |name| image.range(name);
+    ExplicitModuleSectionInfo {
+        base_svma: 0,
+        text_svma: at(".text"),
+        got_svma: at(".got"),
+        eh_frame_svma: at(".eh_frame"),
+        eh_frame: section(".eh_frame"),
+        ..ExplicitModuleSectionInfo::default()
+    }
+}
+
+/// Addresses of a stack, by the unwind information of one file alone.
+#[cfg(test)]
+pub(super) fn addresses_in(image: &ElfImage, stack: &StackCopy<'_>) -> Vec<u64> {
+    let mut unwinder = Unwinder::new(&Arc::new(ProcessHandle::open(std::process::id() as i32).unwrap()));
+    unwinder.inner.add_module(Module::new(String::new(), 0..1 << 40, 0, unwind_sections(image)));
+    unwinder.addresses(stack).0
 }

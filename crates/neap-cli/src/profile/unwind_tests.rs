@@ -203,4 +203,9 @@ fn sessions_go_on_where_they_stopped() {
     std::thread::sleep(Duration::from_millis(1));
     session.poll().unwrap();
     assert_eq!((session.collector.live_total().samples, session.collector.stacks[1].samples), (0, 1));
+    // Sampling is switched off by another command.
+    writer.put(0, &[0; 8]);
+    session.poll().unwrap();
+    session.reconcile().unwrap();
+    assert!(session.is_over && session.collector.stacks[1].samples == 1);
 }
