@@ -220,7 +220,8 @@ impl Profile {
         line.cloned().unwrap_or_else(|| SourceLine { function: "[no stack]".into(), ..SourceLine::default() })
     }
 
-    /// Whether a function belongs to the standard library of C++ or Rust.
+    /// Whether a function belongs to the standard library of C++ or Rust, or is a program's own
+    /// around `malloc`, as `zmalloc` or `xstrdup`.
     pub(crate) fn is_standard(line: &SourceLine) -> bool {
         let source = &line.source;
         let is_source =
@@ -229,7 +230,9 @@ impl Profile {
         let starts = ["alloc::", "core::", "std::", "hashbrown::", "__gnu_cxx::"];
         // A function of C++ with template arguments begins with its result.
         let head = name.split(['(', '<']).next().unwrap_or_default();
-        let is_name = starts.iter().any(|start| name.starts_with(start)) || head.contains(" std::");
+        let lower = head.to_ascii_lowercase();
+        let is_wrapper = ["malloc", "calloc", "realloc", "strdup"].iter().any(|part| lower.contains(part));
+        let is_name = is_wrapper || starts.iter().any(|start| name.starts_with(start)) || head.contains(" std::");
         is_source || is_name || (line.function.starts_with('<') && name.contains(" as alloc::")) || is_allocator(line)
     }
 }
@@ -321,6 +324,8 @@ mod tests {
             "<T as alloc::slice::<impl [T]>::to_vec_in::ConvertVec>::to_vec",
             "void std::vector<int, std::allocator<int> >::_M_realloc_insert<int>(int&&)",
             "operator new(unsigned long)",
+            "zmalloc_usable",
+            "PyMem_Realloc",
         ] {
             assert!(Profile::is_standard(&line(standard, "")), "{standard}");
         }
