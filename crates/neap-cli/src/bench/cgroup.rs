@@ -12,6 +12,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ use anyhow::{Context, Result, bail};
 
 /// Longest wait for the kernel until the group of a program that has ended can be removed.
 const LEAVING: Duration = Duration::from_secs(5);
+/// Number of groups that this process has made.
+static MADE: AtomicU32 = AtomicU32::new(0);
 
 /// Where memory groups can be made.
 #[derive(Debug)]
@@ -77,7 +80,9 @@ impl Groups {
 
     /// Makes a group with a limit in bytes.
     pub(super) fn make(&self, limit: u64) -> Result<Cgroup> {
-        let folder = self.own.join(format!("neap-bench-{}", std::process::id()));
+        // Relaxed: numbers differ, and publish nothing.
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let folder = self.own.join(format!("neap-bench-{}-{number}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let group = Cgroup { folder, version: self.version };
         group.set_limit(limit)?;
@@ -247,6 +252,8 @@ mod tests {
             Ok(groups) => {
                 let group = groups.make(64 << 20).unwrap();
                 let folder = group.folder.clone();
+                let beside = groups.make(64 << 20).unwrap();
+                assert_ne!(beside.folder, folder);
                 assert!(group.is_empty());
                 group.set_limit(32 << 20).unwrap();
                 assert_eq!(number(&group.limit_file()).unwrap(), 32 << 20);

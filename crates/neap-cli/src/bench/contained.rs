@@ -1,4 +1,4 @@
-//! Workloads in memory groups of the kernel that may kill them.
+//! Workloads that talk with their benchmark, in memory groups of the kernel that may kill them.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 /// Count of an outcome: 1 if the kernel killed the process.
 pub(super) const KILLED: &str = "killed";
 
-/// A workload that runs in a memory group.
+/// A workload that runs in a memory group, or where its benchmark does.
 pub(super) struct Contained {
     process: Process,
     name: &'static str,
@@ -27,11 +27,27 @@ pub(super) struct Contained {
 impl Contained {
     /// Starts `neap work ARGUMENTS` on a variant in the group. Its standard input stays open.
     pub(super) fn start(executable: &Path, variant: &Variant, arguments: &[&str], group: &Cgroup) -> Result<Contained> {
+        Contained::start_for(PATIENCE, executable, variant, arguments, Some(group))
+    }
+
+    /// Starts `neap work ARGUMENTS`, which must end within `time`, in the group if there is one.
+    pub(super) fn start_for(
+        time: Duration,
+        executable: &Path,
+        variant: &Variant,
+        arguments: &[&str],
+        group: Option<&Cgroup>,
+    ) -> Result<Contained> {
         let mut command = work::command(executable, variant, arguments);
         command.stdin(Stdio::piped());
-        group.enter(&mut command)?;
-        let process = Process::start(command, PATIENCE)?;
+        group.map_or(Ok(()), |group| group.enter(&mut command))?;
+        let process = Process::start(command, time)?;
         Ok(Contained { process, name: variant.name, said: Vec::new() })
+    }
+
+    /// Number of the process.
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// Waits for a line of standard output.

@@ -2,7 +2,8 @@
 //!
 //! Each benchmark's own file says what is run, and its figures. Every run is a process of its own.
 //! In a round all variants take their turn, and the order changes from round to round, so a
-//! temporary disturbance of the machine affects all of them. Nothing runs in parallel.
+//! temporary disturbance of the machine affects all of them. Nothing runs in parallel, but that
+//! `idle-hour` lets the loaded processes be idle at once.
 
 mod accounting;
 mod burst;
@@ -15,6 +16,7 @@ mod cross;
 mod drain;
 mod holes;
 mod idle;
+mod idle_hour;
 mod metadata;
 mod page;
 mod page_fault;
@@ -52,6 +54,8 @@ const EXAMPLES: &str = "\
 Examples:
   neap bench pair                            malloc + free, one block at a time and 1000 at a time
   neap bench idle --sizes 64                 memory kept after a burst of 64-byte blocks
+  neap bench idle-hour                       memory kept for ten idle minutes after ten seconds of load
+  neap bench idle-hour --load 3 --idle 60    the same for a minute
   neap bench holes                           memory kept where one block in twenty survives a burst
   neap bench page --pairs 40                 40 rounds instead of the default
   neap bench cross --against mimalloc2,glibc compare with these only
@@ -114,6 +118,12 @@ pub(crate) struct Options {
     /// Of `burst` and `wall`: the limit in MiB (default 512 and 1024)
     #[arg(long, value_name = "MIB", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     limit: Option<u32>,
+    /// Seconds of load of `idle-hour` (default 10, with --quick 2)
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..))]
+    load: Option<u16>,
+    /// Seconds of `idle-hour` after the load (default 600, with --quick 10)
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..))]
+    idle: Option<u16>,
     /// Of `wall`: a limit of 4 GiB and 100 runs
     #[arg(long)]
     full: bool,
@@ -138,6 +148,9 @@ pub(crate) struct Options {
 enum Which {
     /// Memory kept two seconds after a burst by 16 threads, and the time the burst took
     Idle,
+    /// Memory kept in ten idle minutes after ten seconds of load, beside the live bytes, and the
+    /// processor time meanwhile
+    IdleHour,
     /// Cost of malloc and free of 64 bytes, singly and 1000 at a time
     Pair,
     /// Cost of 4 KiB blocks, 128 MiB up and down
@@ -195,6 +208,7 @@ enum Which {
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     match options.which {
         Which::Idle => idle::main(options),
+        Which::IdleHour => idle_hour::main(options),
         Which::Pair => pair::main(options),
         Which::Page => page::main(options),
         Which::Cross => cross::main(options),

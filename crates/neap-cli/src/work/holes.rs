@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::Outcome;
-use super::meter::{BlockTable, Meter, Random, cpus, give, own_rss_kib, pin_to, take};
+use super::meter::{BlockTable, Meter, Random, cpus, give, own_rss_kib, pages_of, pin_to, take};
 
 /// Number and size of the blocks.
 const BLOCKS: [(usize, usize); 3] = [(150_000, 512), (100_000, 1 << 10), (50_000, 2 << 10)];
@@ -143,18 +143,8 @@ fn parse_flushes(text: &str, cpu: usize) -> Option<u64> {
 
 /// Returns the number of pages with bytes of the wanted blocks.
 fn pages(blocks: &[*mut u8], wanted: impl Fn(usize) -> bool) -> Result<usize> {
-    // SAFETY: sysconf takes a number.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    // The first page of each, and the last; 0 is no page of any block.
-    let mut touched = BlockTable::new(2 * blocks.len())?;
-    for (number, &block) in blocks.iter().enumerate().filter(|&(number, _)| wanted(number)) {
-        let (first, last) = (block.addr() / page, (block.addr() + size_of_block(number) - 1) / page);
-        touched[2 * number] = std::ptr::without_provenance_mut(first);
-        touched[2 * number + 1] = std::ptr::without_provenance_mut(last);
-    }
-    touched.sort_unstable();
-    let pairs = touched.iter().zip(touched.iter().skip(1));
-    Ok(pairs.filter(|(one, next)| one != next).count() + usize::from(!touched[0].is_null()))
+    let wanted = blocks.iter().enumerate().filter(|&(number, _)| wanted(number));
+    pages_of(blocks.len(), wanted.map(|(number, &block)| (block, size_of_block(number))))
 }
 
 #[cfg(test)]

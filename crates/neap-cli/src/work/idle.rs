@@ -39,18 +39,18 @@ pub(super) struct IdleOptions {
 
 /// A door that opens once.
 #[derive(Default)]
-struct Gate {
+pub(super) struct Gate {
     open: Mutex<bool>,
     opened: Condvar,
 }
 
 impl Gate {
-    fn open(&self) {
+    pub(super) fn open(&self) {
         *self.open.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.opened.notify_all();
     }
 
-    fn pass(&self) {
+    pub(super) fn pass(&self) {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.opened.wait_while(open, |open| !*open));
     }

@@ -251,6 +251,25 @@ pub(super) unsafe fn give(block: *mut u8) {
     unsafe { libc::free(block.cast()) };
 }
 
+/// Returns the number of pages with bytes of blocks, of which there are at most `most`. Each block
+/// has an address and a size that is not 0.
+pub(super) fn pages_of(most: usize, blocks: impl Iterator<Item = (*mut u8, usize)>) -> Result<usize> {
+    // SAFETY: sysconf takes a number.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    // The first page of each, and the last of each; then all between. 0 is no page of any block.
+    let mut touched = BlockTable::new(2 * most)?;
+    let mut between = 0;
+    for (ends, (block, size)) in touched.chunks_exact_mut(2).zip(blocks) {
+        let (first, last) = (block.addr() / page, (block.addr() + size - 1) / page);
+        ends.copy_from_slice(&[first, last].map(std::ptr::without_provenance_mut));
+        between += (last - first).saturating_sub(1);
+    }
+    touched.sort_unstable();
+    let pairs = touched.iter().zip(touched.iter().skip(1));
+    let ends = pairs.filter(|(one, next)| one != next).count() + usize::from(!touched[0].is_null());
+    Ok(ends + between)
+}
+
 /// A xorshift generator: the same sequence of sizes and places for every allocator.
 pub(crate) struct Random(u64);
 

@@ -12,6 +12,7 @@ mod cross;
 mod grouped;
 mod holes;
 pub(crate) mod idle;
+pub(crate) mod idle_hour;
 pub(crate) mod metadata;
 pub(crate) mod meter;
 mod page;
@@ -54,6 +55,8 @@ enum Workload {
     /// Only say whose malloc this is
     Which,
     Idle(idle::IdleOptions),
+    /// A load with a live set that stays, and then nothing to do
+    IdleHour(idle_hour::IdleHourOptions),
     Holes(holes::HolesOptions),
     Pair(pair::PairOptions),
     Batch(pair::BatchOptions),
@@ -145,6 +148,7 @@ pub(crate) fn main(options: &WorkOptions) -> Result<ExitCode> {
     let mut outcome = match &options.workload {
         Workload::Which => Outcome::default(),
         Workload::Idle(options) => idle::run(options)?,
+        Workload::IdleHour(options) => idle_hour::run(options)?,
         Workload::Holes(options) => holes::run(options)?,
         Workload::Pair(options) => pair::run(options)?,
         Workload::Batch(options) => pair::run_batch(options)?,

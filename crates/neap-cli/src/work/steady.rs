@@ -32,7 +32,7 @@ const WINDOW: usize = 4;
 /// Number of times that the window moves up and down in a run.
 const DRIFTS: u64 = 4;
 /// Places of a thread's table.
-const PLACES: usize = 32 << 10;
+pub(super) const PLACES: usize = 32 << 10;
 /// Places of the exchange.
 const EXCHANGE: usize = 512;
 /// Of this many frees, `EXCHANGED` go through the exchange. With eight threads seven in eight of
@@ -56,7 +56,7 @@ pub(super) struct SteadyOptions {
 }
 
 /// One thread's blocks.
-struct Live {
+pub(super) struct Live {
     blocks: BlockTable,
     /// Size of each block, 0 for an empty place.
     sizes: BlockTable,
@@ -67,37 +67,69 @@ struct Live {
 
 /// The exchange of blocks between threads. A place is null or has the address of a block that no
 /// table has.
-struct Exchange {
+pub(super) struct Exchange {
     places: [AtomicPtr<u8>; EXCHANGE],
     /// Number of frees that went through here.
     frees: AtomicUsize,
 }
 
 impl Live {
-    fn new(number: u64, options: &SteadyOptions) -> Result<Live> {
-        Ok(Live {
-            blocks: BlockTable::new(PLACES)?,
-            sizes: BlockTable::new(PLACES)?,
-            bytes: 0,
-            bound: (options.live << 20) / usize::from(options.threads),
-            random: Random::new(options.seed.wrapping_mul(1000) + number),
-        })
+    /// A table without blocks, for at most `bound` bytes.
+    pub(super) fn new(bound: usize, random: Random) -> Result<Live> {
+        Ok(Live { blocks: BlockTable::new(PLACES)?, sizes: BlockTable::new(PLACES)?, bytes: 0, bound, random })
+    }
+
+    /// The table of a thread of the workload.
+    fn of_thread(number: u64, options: &SteadyOptions) -> Result<Live> {
+        let bound = (options.live << 20) / usize::from(options.threads);
+        Live::new(bound, Random::new(options.seed.wrapping_mul(1000) + number))
     }
 
     /// Allocates `count` blocks, each in a random place.
     fn run(&mut self, count: u64, exchange: &Exchange) {
         for number in 0..count {
-            let size = draw(&mut self.random, window(number, count));
-            let place = self.random.below(PLACES);
-            self.clear(place, exchange);
-            while self.bytes > 0 && self.bytes + size > self.bound {
-                let other = self.random.below(PLACES);
-                self.clear_from(other, exchange);
-            }
-            self.blocks[place] = take(size);
-            self.sizes[place] = without_provenance_mut(size);
-            self.bytes += size;
+            self.replace(window(number, count), exchange);
         }
+    }
+
+    /// Allocates a block in a random place, with a size as [`draw`] has it.
+    pub(super) fn replace(&mut self, window: usize, exchange: &Exchange) {
+        let size = draw(&mut self.random, window);
+        let place = self.random.below(PLACES);
+        self.clear(place, exchange);
+        while self.bytes > 0 && self.bytes + size > self.bound {
+            let other = self.random.below(PLACES);
+            self.clear_from(other, exchange);
+        }
+        self.put(place, size);
+    }
+
+    /// Allocates blocks of all sizes until the next one would not fit. Returns their number.
+    pub(super) fn fill(&mut self) -> u64 {
+        for number in 0.. {
+            let size = draw(&mut self.random, window(self.bytes as u64, self.bound as u64));
+            let start = self.random.below(PLACES);
+            let mut places = (start..PLACES).chain(0..start);
+            let place = places.find(|&place| self.blocks[place].is_null());
+            match place.filter(|_| self.bytes + size <= self.bound) {
+                Some(place) => self.put(place, size),
+                None => return number,
+            }
+        }
+        0
+    }
+
+    /// Allocates a block for an empty place.
+    fn put(&mut self, place: usize, size: usize) {
+        self.blocks[place] = take(size);
+        self.sizes[place] = without_provenance_mut(size);
+        self.bytes += size;
+    }
+
+    /// All blocks with their sizes.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        let all = self.blocks.iter().zip(self.sizes.iter());
+        all.filter(|(block, _)| !block.is_null()).map(|(&block, size)| (block, size.addr()))
     }
 
     /// Empties the first place from `start` on, wrapping round, that has a block.
@@ -127,7 +159,7 @@ impl Live {
 }
 
 impl Exchange {
-    fn new() -> Exchange {
+    pub(super) fn new() -> Exchange {
         Exchange { places: [const { AtomicPtr::new(null_mut()) }; EXCHANGE], frees: AtomicUsize::new(0) }
     }
 
@@ -139,18 +171,29 @@ impl Exchange {
         // before its free.
         self.places[place].swap(block, Ordering::AcqRel)
     }
+
+    /// Frees all blocks that are here.
+    pub(super) fn empty(&self) {
+        for place in &self.places {
+            // Acquire: partner is the threads' swap in `swap`, which publishes the writes to the
+            // block.
+            let block = place.swap(null_mut(), Ordering::Acquire);
+            // SAFETY: the block came from `take`. The swap took it out of its only place.
+            unsafe { give(block) };
+        }
+    }
 }
 
 /// The lowest size of the window at one point of a run, in hundredths of an octave above the
 /// smallest.
-fn window(number: u64, count: u64) -> usize {
+pub(super) fn window(number: u64, count: u64) -> usize {
     let top = ((OCTAVES - WINDOW) * 100) as u64;
     let moved = number * 2 * top * DRIFTS / count.max(1) % (2 * top);
     moved.min(2 * top - moved) as usize
 }
 
 /// A size: from anywhere in the range or from the window, with even chances.
-fn draw(random: &mut Random, window: usize) -> usize {
+pub(super) fn draw(random: &mut Random, window: usize) -> usize {
     let (from, width) = if random.below(2) == 0 { (0, OCTAVES) } else { (window, WINDOW) };
     let octaves = (from + random.below(width * 100 + 1)) as f64 / 100.0;
     (SMALLEST as f64 * octaves.exp2()) as usize
@@ -159,7 +202,7 @@ fn draw(random: &mut Random, window: usize) -> usize {
 pub(super) fn run(options: &SteadyOptions) -> Result<Outcome> {
     let mut threads = Vec::with_capacity(usize::from(options.threads));
     for number in 0..options.threads {
-        threads.push(Live::new(u64::from(number), options)?);
+        threads.push(Live::of_thread(u64::from(number), options)?);
     }
     let exchange = Exchange::new();
     let before = own_rss_kib()?;
@@ -211,15 +254,9 @@ mod tests {
     fn live_bytes_stay_within_the_bound_and_a_tenth_changes_hands() {
         let options = SteadyOptions { seed: 7, threads: 8, live: 8, blocks: 20_000 };
         let exchange = Exchange::new();
-        let mut live = Live::new(0, &options).unwrap();
+        let mut live = Live::of_thread(0, &options).unwrap();
         live.run(options.blocks, &exchange);
-        let held: usize = live
-            .sizes
-            .iter()
-            .zip(live.blocks.iter())
-            .filter(|(_, block)| !block.is_null())
-            .map(|(size, _)| size.addr())
-            .sum();
+        let held: usize = live.blocks().map(|(_, size)| size).sum();
         assert_eq!(held, live.bytes);
         assert!((512 << 10..=1 << 20).contains(&held), "{held} bytes");
         let outcome = run(&options).unwrap();
