@@ -72,7 +72,9 @@ impl<P: Platform> Core<P> {
     /// the next; `None` if the limit follows nothing. Not inside the gate.
     pub(crate) fn follow_if_due(&self, mm: &Mm<P>) -> Option<u64> {
         self.settings.follows()?;
-        let (now, last) = (self.objects.platform.now(), self.following.last.load(Ordering::Relaxed));
+        // Precise: a sleep ends by the precise clock. A coarse time would be before the look is due,
+        // and the thread would sleep for moments again and again until the coarse clock goes on.
+        let (now, last) = (self.objects.platform.precise(), self.following.last.load(Ordering::Relaxed));
         let left = (last + self.following.period()).saturating_sub(now);
         if last > 0 && left > 0 {
             return Some(left);
