@@ -29,6 +29,7 @@ const PROGRAMS: &[(&str, bool)] = &[
     ("examples/tenants.c", false),
     ("examples/caches.c", false),
     ("examples/waiting.c", false),
+    ("examples/headroom.c", false),
     ("examples/shrinking.c", false),
     ("examples/lists.c", false),
 ];

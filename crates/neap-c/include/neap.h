@@ -462,6 +462,8 @@ typedef struct neap_group_info {
      * overlap count once.
      */
     uint64_t stalled_us;
+    /* Of the root alone: number of changes of the container's level or limit, and of new listeners. */
+    uint64_t container_events;
 } neap_group_info;
 
 /*
@@ -651,6 +653,12 @@ enum neap_event {
     NEAP_EVENT_PRESSURE_LOW = 6,
     NEAP_EVENT_PRESSURE_MEDIUM = 7,
     NEAP_EVENT_PRESSURE_CRITICAL = 8,
+    /*
+     * Of NEAP_ROOT alone: the container's level of pressure or its limit changed, or a listener is
+     * new. neap_headroom_get has the numbers. While a listener wants this event, neap looks at the
+     * container once a second.
+     */
+    NEAP_EVENT_CONTAINER = 9,
     /* The group is gone: the last event of a listener. */
     NEAP_EVENT_GONE = -1
 };
@@ -686,6 +694,46 @@ int neap_group_subscribe_fd(neap_listener *listener, neap_group group, unsigned 
  * runs on another thread; afterwards no call is made. NEAP_E_ARGUMENT if it has ended already.
  */
 int neap_group_unsubscribe(neap_listener *listener);
+
+/* ---- The container ---- */
+
+/* Levels of memory pressure, by the room below the nearest limit and the time until it is used. */
+enum neap_pressure {
+    /* There is room, or no limit is visible: caches may grow. */
+    NEAP_PRESSURE_ROOMY = 0,
+    /* Caches keep their size. */
+    NEAP_PRESSURE_STEADY = 1,
+    NEAP_PRESSURE_LOW = 2,
+    NEAP_PRESSURE_MEDIUM = 3,
+    NEAP_PRESSURE_CRITICAL = 4,
+    /* Memory is about to run out. */
+    NEAP_PRESSURE_IMMINENT = 5
+};
+
+/* The room in the container or, without one, in the machine. Later versions may add fields at the end. */
+typedef struct neap_headroom {
+    /* The nearest limit, and the bytes used of it by all processes that share it. */
+    uint64_t limit_bytes;
+    uint64_t used_bytes;
+    /* Milliseconds until the limit is reached at the observed growth; UINT64_MAX without growth. */
+    uint64_t wall_ms;
+    /* Number of times that the limit changed, or another became the nearest. */
+    uint64_t limit_changes;
+    /* An enum neap_pressure. It changes back at a wider mark, so it is steady near a mark. */
+    uint32_t pressure;
+    uint32_t reserved;
+} neap_headroom;
+
+/*
+ * Stores the room in the container, at most a second old. May read files of /proc and of control
+ * groups, for about half a millisecond. Without a visible limit, `limit_bytes` is 0. `size` is
+ * sizeof(neap_headroom) in the caller's version; fields that the library does not know are 0.
+ * NEAP_E_ARGUMENT, also for a size of 0.
+ *
+ * An event loop subscribes an eventfd to NEAP_EVENT_CONTAINER of NEAP_ROOT, and calls this after
+ * each read of the eventfd. The first read follows the subscription.
+ */
+int neap_headroom_get(neap_headroom *headroom, size_t size);
 
 /* ---- Shrinkers and reclaim ---- */
 

@@ -46,6 +46,7 @@ pub(crate) struct GroupInfo {
     pub(crate) local_pressure_medium_events: u64,
     pub(crate) local_pressure_critical_events: u64,
     pub(crate) stalled_us: u64,
+    pub(crate) container_events: u64,
 }
 
 impl From<neap::groups::Info> for GroupInfo {
@@ -56,7 +57,7 @@ impl From<neap::groups::Info> for GroupInfo {
         let [pages_bytes, objects_bytes, percpu_bytes, by_hand_bytes] = known.kinds;
         let [low_events, high_events, max_events, refused_events, overcharged_events, changed_events, pressure @ ..] =
             known.events;
-        let [pressure_low_events, pressure_medium_events, pressure_critical_events] = pressure;
+        let [pressure_low_events, pressure_medium_events, pressure_critical_events, container_events] = pressure;
         let local = |event: Event| known.local_events[event as usize];
         GroupInfo {
             group: known.id.to_bits(),
@@ -92,6 +93,7 @@ impl From<neap::groups::Info> for GroupInfo {
             local_pressure_medium_events: local(Event::PressureMedium),
             local_pressure_critical_events: local(Event::PressureCritical),
             stalled_us: known.stalled_us,
+            container_events,
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::counter::Counter;
 use crate::error::Error;
 use crate::event::Listens;
 use crate::group::{GroupCount, GroupInfo, Inside};
+use crate::headroom::{LEVELS, Room};
 use crate::histogram::Histogram;
 use crate::instance::{ALL, Drained, Stats, Usage};
 use crate::list::{List, VERDICTS, Walked};
@@ -86,6 +87,9 @@ fn constants_and_layouts_are_those_of_the_library() {
         same(&format!("NEAP_EVENT_{}", event.name().to_uppercase()), event as i128);
     }
     same("NEAP_EVENT_GONE", crate::event::GONE.into());
+    for (number, level) in LEVELS.iter().enumerate() {
+        same(&format!("NEAP_PRESSURE_{}", level.name().to_uppercase()), number as i128);
+    }
     // The header's object may be larger than the library's: room for later versions.
     let mut object = |name: &str, size: usize, align: usize, room: usize| {
         assert!(size <= room && align <= 8, "{name}: {size} bytes aligned to {align}, and {room} in the header");
@@ -108,6 +112,7 @@ fn constants_and_layouts_are_those_of_the_library() {
     same("sizeof(neap_usage)", size_of::<Usage>() as i128);
     same("sizeof(neap_group_info)", size_of::<GroupInfo>() as i128);
     same("sizeof(neap_group_count)", size_of::<GroupCount>() as i128);
+    same("sizeof(neap_headroom)", size_of::<Room>() as i128);
     same("sizeof(neap_holder)", size_of::<Holder>() as i128);
     same("sizeof(neap_refusal)", size_of::<Refusal>() as i128);
     same("sizeof(neap_asked)", size_of::<Asked>() as i128);
@@ -144,6 +149,8 @@ fn constants_and_layouts_are_those_of_the_library() {
     fields!("neap_group_info", GroupInfo: local_low_events local_high_events local_max_events local_refused_events);
     fields!("neap_group_info", GroupInfo: local_overcharged_events local_changed_events local_pressure_low_events);
     fields!("neap_group_info", GroupInfo: local_pressure_medium_events local_pressure_critical_events stalled_us);
+    fields!("neap_group_info", GroupInfo: container_events);
+    fields!("neap_headroom", Room: limit_bytes used_bytes wall_ms limit_changes pressure reserved);
     fields!("neap_holder", Holder: group bytes);
     fields!("neap_asked", Asked: group node unsure to_scan scanned freed_bytes need deadline priority);
     fields!("neap_shrinker_spec", Said: name count scan gone data group batch seeks flags);

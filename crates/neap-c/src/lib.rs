@@ -18,6 +18,7 @@ mod group;
 mod group_tests;
 #[cfg(test)]
 mod header_tests;
+mod headroom;
 mod histogram;
 mod instance;
 mod list;

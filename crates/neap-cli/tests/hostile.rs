@@ -117,7 +117,7 @@ fn name(text: &[u8]) -> Vec<u64> {
 
 fn group(id: u64, parent: u64, called: &[u8]) -> Vec<u64> {
     let mut words = vec![id, parent, 1 << 20, 1 << 20, 0, END, END, 0, 0];
-    words.extend([0; 4 + 18]);
+    words.extend([0; 4 + 20]);
     words.extend(name(called));
     words
 }
@@ -191,7 +191,7 @@ fn hostile() {
             (0, groups(END, &[group(1, 0, b""), group(2, 1, called.as_bytes())]))
         }
         ("chain", GROUPS) => {
-            let end = 10_000.min(from + 200);
+            let end = 10_000.min(from + 190);
             let all: Vec<_> = (from..end).map(|at| group(u64::from(at) + 1, at.into(), &[b'n'; 56])).collect();
             (0, groups(if end < 10_000 { end.into() } else { END }, &all))
         }
@@ -205,8 +205,8 @@ fn hostile() {
             (0, words)
         }
         ("wide", GROUPS) => {
-            let id = |at: u32| u64::from(from) * 200 + u64::from(at) + 2;
-            let all = (0..200).map(|at| group(id(at), 1, format!("{:x}\u{9b}", id(at)).as_bytes()));
+            let id = |at: u32| u64::from(from) * 190 + u64::from(at) + 2;
+            let all = (0..190).map(|at| group(id(at), 1, format!("{:x}\u{9b}", id(at)).as_bytes()));
             let root = (from == 0).then(|| group(1, 0, b""));
             (0, groups(next(from), &root.into_iter().chain(all).collect::<Vec<_>>()))
         }

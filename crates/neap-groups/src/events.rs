@@ -20,7 +20,7 @@
 //! One mutex, which is taken before the tree's. A subscription is *running* while its callback is.
 //! The thread that runs it frees it, so ending a subscription waits for its callback alone.
 
-use crate::group::{Event, Group};
+use crate::group::{Event, Group, ROOT};
 use crate::groups::{Groups, Reclaimer};
 use crate::id::GroupId;
 use crate::id_table::IdTarget;
@@ -351,6 +351,11 @@ impl Groups {
                 .map_err(|_| NotSubscribed::NoSuchGroup)?;
             Ok(Subscription { index, generation: entry.generation.load(Ordering::Relaxed) })
         })
+    }
+
+    /// Returns whether a listener of the root wants an event. Takes no lock.
+    pub fn root_hears(&self, event: Event) -> bool {
+        self.tree.group(ROOT).is_some_and(|root| root.heard.load(Ordering::Relaxed) & bit(event) != 0)
     }
 
     /// Ends a subscription; returns whether it existed. Nothing is delivered to it when this

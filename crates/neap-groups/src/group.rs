@@ -97,11 +97,14 @@ pub enum Event {
     PressureMedium = 7,
     /// At most 5 % of the scanned objects were freed, or a pass came to a high priority.
     PressureCritical = 8,
+    /// Of the root alone: the container's level of pressure or its limit changed, or a listener
+    /// was subscribed to this event.
+    Container = 9,
 }
 
 impl Event {
     /// All events, in the order of their numbers.
-    pub const ALL: [Event; 9] = [
+    pub const ALL: [Event; 10] = [
         Event::Low,
         Event::High,
         Event::Max,
@@ -111,6 +114,7 @@ impl Event {
         Event::PressureLow,
         Event::PressureMedium,
         Event::PressureCritical,
+        Event::Container,
     ];
 
     /// Returns the name of the event in reports.
@@ -125,6 +129,7 @@ impl Event {
             "pressure_low",
             "pressure_medium",
             "pressure_critical",
+            "container",
         ][self as usize]
     }
 }

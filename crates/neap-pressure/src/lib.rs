@@ -23,7 +23,7 @@
 //! report: unreadable parts are absent from it and named in its explanation.
 //!
 //! An [`Estimator`] turns a series of headrooms into the time to the wall, and [`Pressure`] into a
-//! level with hysteresis. Both take the caller's clock.
+//! level with hysteresis. A [`Series`] does both, look by look. All take the caller's clock.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -40,6 +40,7 @@ mod records;
 mod report;
 mod room;
 mod sensor;
+mod series;
 mod signals;
 mod stall;
 mod system;
@@ -57,6 +58,7 @@ pub use process::Subject;
 pub use report::{MOST_LEVELS, MemoryReport};
 pub use room::Room;
 pub use sensor::Sensor;
+pub use series::{Series, Step};
 pub use signals::{Signal, SignalState};
 pub use stall::{LONGEST_TRIGGER, Stalls, Trigger};
 pub use system::System;

@@ -16,6 +16,9 @@
 //! Several processes share what a container leaves, without knowing each other: each takes and
 //! gives its own share of the used memory. A small one may take a sixteenth of the spare.
 //!
+//! A listener of [`Event::Container`] has looks made at the same times, also without a limit that
+//! follows ([`headroom`](crate::headroom)).
+//!
 //! A limit that falls below the use starts reclaim at once ([`Core::reach_limit`]). The next look
 //! starts it again while the container has too little.
 //!
@@ -29,6 +32,7 @@ use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
 use neap_base::platform::Room;
+use neap_groups::Event;
 use neap_os::stack;
 
 /// Nanoseconds that an allocation at the limit waits for neap's thread to look.
@@ -68,19 +72,35 @@ impl<P: Platform> Core<P> {
         self.objects.pages.counted() * page_price(self.objects.pages.page_size())
     }
 
-    /// Looks if the limit follows the container, and a look is due. Returns the nanoseconds until
-    /// the next; `None` if the limit follows nothing. Not inside the gate.
-    pub(crate) fn follow_if_due(&self, mm: &Mm<P>) -> Option<u64> {
-        self.settings.follows()?;
-        // Precise: a sleep ends by the precise clock. A coarse time would be before the look is due,
-        // and the thread would sleep for moments again and again until the coarse clock goes on.
+    /// Whether looks are made: for a limit that follows the container, or for a listener.
+    fn is_looking(&self) -> bool {
+        let is_heard = || self.groups.get().is_some_and(|groups| groups.root_hears(Event::Container));
+        self.settings.follows().is_some() || is_heard()
+    }
+
+    /// Looks if the last look is long ago. Returns the nanoseconds until the next if none was made.
+    pub(crate) fn look_if_due(&self, mm: &Mm<P>) -> Option<u64> {
+        // Precise: a sleep ends by the precise clock. By a coarse time the look would not be due
+        // yet, and the thread would sleep for moments until the coarse clock goes on.
         let (now, last) = (self.objects.platform.precise(), self.following.last.load(Ordering::Relaxed));
         let left = (last + self.following.period()).saturating_sub(now);
         if last > 0 && left > 0 {
             return Some(left);
         }
-        self.follow(mm, now);
-        if (1..self.counted()).contains(&self.settings.limit()) {
+        self.look_at_container(mm, now);
+        None
+    }
+
+    /// Looks if a look is due for a limit that follows the container, or for a listener. Returns
+    /// the nanoseconds until the next; `None` if neither exists. Not inside the gate.
+    pub(crate) fn follow_if_due(&self, mm: &Mm<P>) -> Option<u64> {
+        if !self.is_looking() {
+            return None;
+        }
+        if let Some(left) = self.look_if_due(mm) {
+            return Some(left);
+        }
+        if self.settings.follows().is_some() && (1..self.counted()).contains(&self.settings.limit()) {
             // Calls of the program may come here, from a small stack.
             stack::apart(|| self.reach_limit(mm));
             // Ticks go on with it.
@@ -96,9 +116,16 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Makes a look at time `now`, and puts the limit in force. Not inside the gate.
+    /// Makes a look for a limit that follows the container. Not inside the gate.
     pub(crate) fn follow(&self, mm: &Mm<P>, now: u64) {
-        let Some(percent) = self.settings.follows() else { return };
+        if self.settings.follows().is_some() {
+            self.look_at_container(mm, now);
+        }
+    }
+
+    /// Makes a look at time `now`, and puts a limit that follows the container in force. Not inside
+    /// the gate.
+    fn look_at_container(&self, mm: &Mm<P>, now: u64) {
         self.following.last.store(now.max(1), Ordering::Relaxed);
         self.following.looks.fetch_add(1, Ordering::Relaxed);
         let own = self.counted();
@@ -107,7 +134,11 @@ impl<P: Platform> Core<P> {
         for (word, number) in self.following.nearest.iter().zip(nearest) {
             word.store(number, Ordering::Relaxed);
         }
-        self.following.note(own, room.is_some_and(|room| room.missing() > 0));
+        self.note_headroom(mm, now, room.as_ref());
+        let follows = self.settings.follows();
+        let is_short = follows.is_some() && room.is_some_and(|room| room.missing() > 0);
+        self.following.note(own, is_short);
+        let Some(percent) = follows else { return };
         let limit = room.map_or(0, |room| limit_for(own, &room, percent));
         let before = self.settings.followed.load(Ordering::Relaxed);
         let least = LEAST_CHANGE.1.max(before / LEAST_CHANGE.0);

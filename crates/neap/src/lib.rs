@@ -7,7 +7,7 @@
 //! - [`Neap`]: the process's allocator, `#[global_allocator]`.
 //! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
 //! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists in the order of a cache's eviction.
-//! - [`fn@set`]: changes options while the process runs.
+//! - [`fn@set`]: changes options while the process runs. [`fn@headroom`]: room in the container.
 //! - [`fn@stats`]: the process's memory by state, in one call. [`statistics`] has the details.
 //! - [`percpu`]: per-CPU data. [`mod@drain`], [`mod@verify`]: give back, check.
 //!
@@ -34,6 +34,7 @@ mod fork;
 mod global;
 pub mod group_report;
 pub mod groups;
+mod headroom;
 mod in_call;
 mod large;
 mod limit;
@@ -79,6 +80,7 @@ mod watching;
 
 pub use change::set;
 pub use global::Neap;
+pub use headroom::{Headroom, Pressure, headroom};
 pub use neap_os::fatal::{Line, die, say};
 pub use state::checked::NamedSize;
 pub use stats::{Stats, stats};

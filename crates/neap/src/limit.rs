@@ -2,8 +2,10 @@
 //! [follows](crate::following) the container, and the state of following.
 
 use crate::options::AUTO;
+use crate::state::headroom::Looks;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use neap_base::Mutex;
 
 /// A value of the option `limit`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,10 +97,12 @@ pub(crate) struct Following {
     pub(crate) passed: AtomicU64,
     /// Limit and used bytes of the nearest level at the last look; 0 if none was visible.
     pub(crate) nearest: [AtomicU64; 2],
+    /// Level of pressure of the container.
+    pub(crate) headroom: Mutex<Looks>,
 }
 
 impl Following {
-    pub(crate) const fn new() -> Following {
+    pub(crate) fn new() -> Following {
         let [last, looks, own, passed, limit, used] = [const { AtomicU64::new(0) }; 6];
         Following {
             last,
@@ -108,6 +112,7 @@ impl Following {
             own,
             passed,
             nearest: [limit, used],
+            headroom: Mutex::new(Looks::new()),
         }
     }
 

@@ -146,6 +146,13 @@ impl<P: Platform> Mm<P> {
         self.groups_if_made().inspect(|grouped| grouped.groups.deliver(&grouped.source));
     }
 
+    /// Counts the event that the container's level or limit changed, and has listeners told. Not
+    /// inside the gate.
+    pub(crate) fn container_changed(&self) {
+        self.groups_if_made()
+            .inspect(|grouped| grouped.groups.happened(&grouped.source, GroupId::ROOT, Event::Container));
+    }
+
     /// Verifies that charges add up and, unless `in_hands` allocations may be in the hands of
     /// threads, that they equal the allocated bytes. The gate is closed, and no thread inside.
     pub(crate) fn verify_groups(&self, in_hands: u64) -> Result<(), Finding> {
@@ -456,7 +463,13 @@ impl<'m, P: Platform> Grouped<'m, P> {
         listener: Listener,
     ) -> Result<Subscription, NotSubscribed> {
         self.source.want_thread();
-        self.groups.subscribe(&self.source, group, events, listener)
+        let subscription = self.groups.subscribe(&self.source, group, events, listener)?;
+        if group == GroupId::ROOT && events.contains(&Event::Container) {
+            // The listener learns the present state. It also wakes the thread, which looks from now
+            // on.
+            self.groups.happened(&self.source, GroupId::ROOT, Event::Container);
+        }
+        Ok(subscription)
     }
 
     /// [`Groups::unsubscribe`].

@@ -133,7 +133,7 @@ mod tests {
     fn a_tree_has_every_group_once() {
         let mut seen = super::super::tests::seen();
         seen.groups[3].bounds = [8000, UNLIMITED, 1 << 20, 0];
-        (seen.groups[3].events, seen.groups[3].local_events) = ([0; 9], [0; 9]);
+        (seen.groups[3].events, seen.groups[3].local_events) = ([0; 10], [0; 10]);
         seen.groups[3].stalled_us = 0;
         seen.groups[3].events[Event::Refused as usize] = 7;
         seen.groups[3].local_events[Event::Refused as usize] = 7;

@@ -146,7 +146,7 @@ pub(crate) mod tests {
             name: name.into(),
             used,
             bounds: [if id == 2 { 1000 } else { UNLIMITED }, 0, 0, 0],
-            events: [0, 0, id, 2 * id, 0, 0, 0, 0, 0],
+            events: [0, 0, id, 2 * id, 0, 0, 0, 0, 0, 0],
             stalled_us: 500_000 * id,
             ..ReportedGroup::default()
         };

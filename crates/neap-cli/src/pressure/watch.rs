@@ -2,9 +2,8 @@
 //! pressure.
 //!
 //! # Design
-//! Each line is one look. The growth is that of the crate's [`Estimator`], which forgets it where a
-//! limit changes; the level has hysteresis ([`Pressure::next`]). A look that is stuck ends the
-//! command, as a single one does.
+//! Each line is one look of a [`Series`]. A look that is stuck ends the command, as a single one
+//! does.
 
 use core::fmt;
 use core::time::Duration;
@@ -13,7 +12,7 @@ use std::thread::sleep;
 use std::time::Instant;
 
 use anyhow::Result;
-use neap_pressure::{Estimator, MemoryReport, Pressure, Sample, Sensor, Size, Subject, System, room_to_grow};
+use neap_pressure::{MemoryReport, Sample, Sensor, Series, Size, Step, Subject, System, room_to_grow};
 use serde_json::{Value, json};
 
 use super::{PressureOptions, level};
@@ -28,35 +27,15 @@ struct WatchLine {
     limit: u64,
     /// The level that binds, as in the report of a single look.
     wall: Value,
-    /// Whether the limit differs from the one before.
-    has_changed: bool,
-    /// Bytes per second by which the headroom shrinks.
-    growth: u64,
-    ms_to_wall: Option<u64>,
-    pressure: Pressure,
+    step: Step,
 }
 
-/// What is kept from one look to the next.
-struct Series {
-    estimator: Estimator,
-    pressure: Option<Pressure>,
-}
-
-impl Series {
-    /// Adds what a report says; `None` where it has no level with a headroom.
-    fn add(&mut self, report: &MemoryReport, at_ms: u64) -> Option<WatchLine> {
-        let wall = report.wall()?;
-        let (headroom, limit) = (wall.headroom()?, wall.limit?);
-        let has_changed = self.estimator.add(Sample { at_ms, headroom, limit });
-        let ms_to_wall = self.estimator.time_to_wall();
-        let pressure = match self.pressure {
-            Some(before) => before.next(headroom, limit, ms_to_wall),
-            None => Pressure::of(headroom, limit, ms_to_wall),
-        };
-        self.pressure = Some(pressure);
-        let growth = self.estimator.growth();
-        Some(WatchLine { at_ms, headroom, limit, wall: level(report, wall), has_changed, growth, ms_to_wall, pressure })
-    }
+/// Adds what a report says to the series; `None` where it has no level with a headroom.
+fn add(series: &mut Series, report: &MemoryReport, at_ms: u64) -> Option<WatchLine> {
+    let wall = report.wall()?;
+    let (headroom, limit) = (wall.headroom()?, wall.limit?);
+    let step = series.add(Sample { at_ms, headroom, limit });
+    Some(WatchLine { at_ms, headroom, limit, wall: level(report, wall), step })
 }
 
 impl WatchLine {
@@ -65,10 +44,10 @@ impl WatchLine {
             "at_ms": self.at_ms,
             "headroom": self.headroom,
             "limit": self.limit,
-            "limit_changed": self.has_changed,
-            "growth_per_second": self.growth,
-            "ms_to_wall": self.ms_to_wall,
-            "pressure": self.pressure.name(),
+            "limit_changed": self.step.limit_changed,
+            "growth_per_second": self.step.growth,
+            "ms_to_wall": self.step.ms_to_wall,
+            "pressure": self.step.pressure.name(),
             "room_to_grow": room_to_grow(self.headroom, self.limit),
             "wall": self.wall,
         })
@@ -80,16 +59,17 @@ const HEAD: &str = "    time    headroom       limit        growth   wall in  pr
 
 impl fmt::Display for WatchLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Step { pressure, limit_changed, growth, ms_to_wall, .. } = self.step;
         let (seconds, tenths) = (self.at_ms / 1000, self.at_ms % 1000 / 100);
         let time = format!("{seconds}.{tenths} s");
         let [headroom, limit] = [self.headroom, self.limit].map(|bytes| Size(bytes).to_string());
-        let growth = if self.growth == 0 { "-".into() } else { format!("{}/s", Size(self.growth)) };
-        let wall = self.ms_to_wall.map_or("-".into(), |ms| match ms / 1000 {
+        let growth = if growth == 0 { "-".into() } else { format!("{}/s", Size(growth)) };
+        let wall = ms_to_wall.map_or("-".into(), |ms| match ms / 1000 {
             seconds @ 0..=5999 => format!("{seconds} s"),
             seconds => format!("{} h", seconds / 3600),
         });
-        write!(f, "{time:>8}  {headroom:>10}  {limit:>10}  {growth:>12}  {wall:>8}  {}", self.pressure.name())?;
-        if self.has_changed { write!(f, ", the limit has changed") } else { Ok(()) }
+        write!(f, "{time:>8}  {headroom:>10}  {limit:>10}  {growth:>12}  {wall:>8}  {}", pressure.name())?;
+        if limit_changed { write!(f, ", the limit has changed") } else { Ok(()) }
     }
 }
 
@@ -102,7 +82,7 @@ pub(super) fn main(
     handle: Option<ProcessHandle>,
 ) -> Result<ExitCode> {
     let (mut begin, mut next) = (None, Instant::now());
-    let mut series = Series { estimator: Estimator::new(), pressure: None };
+    let mut series = Series::new();
     let mut state = (Box::new(Sensor::new(subject)), files);
     let mut looks = 0;
     while options.times.is_none_or(|times| looks < times) {
@@ -118,7 +98,8 @@ pub(super) fn main(
         if handle.as_ref().is_some_and(ProcessHandle::has_ended) {
             break;
         }
-        let seen = series.add(state.0.report(), begin.get_or_insert_with(Instant::now).elapsed().as_millis() as u64);
+        let seen =
+            add(&mut series, state.0.report(), begin.get_or_insert_with(Instant::now).elapsed().as_millis() as u64);
         let is_first = looks == 0;
         print(|output| {
             if options.json {
@@ -141,11 +122,13 @@ pub(super) fn main(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use neap_pressure::Pressure;
 
-    fn seen(at_ms: u64, growth: u64, ms_to_wall: Option<u64>, has_changed: bool) -> String {
+    fn seen(at_ms: u64, growth: u64, ms_to_wall: Option<u64>, limit_changed: bool) -> String {
         let (headroom, limit) = (324 << 20, 1 << 30);
         let pressure = Pressure::of(headroom, limit, ms_to_wall);
-        WatchLine { at_ms, headroom, limit, wall: Value::Null, has_changed, growth, ms_to_wall, pressure }.to_string()
+        let step = Step { pressure, level_changed: false, limit_changed, growth, ms_to_wall };
+        WatchLine { at_ms, headroom, limit, wall: Value::Null, step }.to_string()
     }
 
     #[test]

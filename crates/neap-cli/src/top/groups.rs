@@ -195,7 +195,7 @@ pub(super) mod tests {
             (5, 1, "cache", 2 << 20),
         ]);
         after.groups[4].bounds = [4 << 20, 3 << 20, 1 << 20, 0];
-        after.groups[4].events = [0, 12, 34, 5, 1, 2, 0, 0, 0];
+        after.groups[4].events = [0, 12, 34, 5, 1, 2, 0, 0, 0, 0];
         assert_eq!(known.follow(Ok(Some(before)), 9_500_000_000), None);
         assert_eq!(known.follow(Ok(Some(after)), 10_500_000_000), None);
         known

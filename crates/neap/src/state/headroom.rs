@@ -1,0 +1,54 @@
+//! State of the container's headroom: the looks so far.
+
+use neap_base::platform::{Pressure, Room, Sample, Series};
+
+/// Room that the container or, without one, the machine leaves, at the last look.
+///
+/// The nearest limit counts: the one of all groups and the machine that leaves the least room. A
+/// `memory.high` is a limit, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Headroom {
+    /// Level of pressure, with hysteresis.
+    pub pressure: Pressure,
+    /// The nearest limit in bytes.
+    pub limit: u64,
+    /// Bytes used of it, by all processes that share it.
+    pub used: u64,
+    /// Milliseconds until the limit is reached at the observed growth; `None` without growth.
+    pub ms_to_wall: Option<u64>,
+    /// Number of times that the limit changed, or another became the nearest.
+    pub limit_changes: u64,
+}
+
+impl Headroom {
+    /// Bytes until the limit.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.limit.saturating_sub(self.used)
+    }
+}
+
+/// Looks so far.
+#[derive(Debug)]
+pub(crate) struct Looks {
+    series: Series,
+    pub(crate) last: Option<Headroom>,
+}
+
+impl Looks {
+    pub(crate) const fn new() -> Looks {
+        Looks { series: Series::new(), last: None }
+    }
+
+    /// Adds a look at time `now` in nanoseconds. Returns whether level or limit changed.
+    pub(crate) fn add(&mut self, now: u64, room: Option<&Room>) -> bool {
+        let before = self.last.take();
+        let Some(&Room { limit, used, .. }) = room else { return before.is_some() };
+        let sample = Sample { at_ms: now / 1_000_000, headroom: limit.saturating_sub(used), limit };
+        let step = self.series.add(sample);
+        let limit_changes = before.map_or(0, |before| before.limit_changes) + u64::from(step.limit_changed);
+        let (pressure, ms_to_wall) = (step.pressure, step.ms_to_wall);
+        self.last = Some(Headroom { pressure, limit, used, ms_to_wall, limit_changes });
+        before.is_none() || step.level_changed || step.limit_changed
+    }
+}
