@@ -138,13 +138,13 @@ pub(crate) fn numbers_with(pid: u32, what: &str, wanted: impl Fn(&Value) -> bool
     until(what, || numbers(pid).ok().filter(&wanted))
 }
 
-/// Returns the descriptors of a process that are a page, with the file's inode.
+/// Returns the descriptors of a process that are a page, with the file's inode. The process may
+/// close one meanwhile.
 pub(crate) fn pages(pid: u32) -> Vec<(u32, u64)> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     let pages = entries.filter(|entry| fs::read_link(entry.path()).is_ok_and(|link| link.as_os_str() == LINK));
-    pages
-        .map(|entry| (entry.file_name().to_str().unwrap().parse().unwrap(), entry.path().metadata().unwrap().ino()))
-        .collect()
+    let number = |entry: &fs::DirEntry| entry.file_name().to_str().unwrap().parse().unwrap();
+    pages.filter_map(|entry| Some((number(&entry), entry.path().metadata().ok()?.ino()))).collect()
 }
 
 /// Returns the files of a process's page, for each mapping.
