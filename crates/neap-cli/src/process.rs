@@ -212,7 +212,8 @@ mod tests {
 
     #[test]
     fn a_child_past_its_deadline_is_killed_with_its_group() {
-        let process = Process::start(shell("sleep 1000 & echo $!; wait"), Duration::from_millis(200));
+        // Long enough for the shell to start on a busy machine.
+        let process = Process::start(shell("sleep 1000 & echo $!; wait"), Duration::from_secs(3));
         let mut process = process.unwrap();
         let mut grandchild = Vec::new();
         process
