@@ -219,7 +219,12 @@ impl<'a> ControlChannel<'a> {
     ) -> Result<bool> {
         let (pid, mut from) = (self.process.pid, 0);
         let is_there = loop {
-            match self.ask(&ChannelRequest { what, from, ..ChannelRequest::default() })? {
+            let asked = self.ask(&ChannelRequest { what, from, ..ChannelRequest::default() });
+            if asked.is_err() && from > 0 {
+                // The process has answered before: its thread runs, and the time is used up.
+                self.process.allowance.ensure_time().with_context(|| format!("process {pid}"))?;
+            }
+            match asked? {
                 0 => {}
                 other => bail!("process {pid} refused, for reason {other}"),
             }
