@@ -44,8 +44,11 @@ const FREED: u8 = 0xdf;
 const KEPT: usize = 16 << 20;
 
 /// Returns the offset of the first byte of a range that is not `fill`.
-fn first_other(start: usize, bytes: usize, fill: u8) -> Option<usize> {
-    // SAFETY: callers pass parts of a block that only this file uses.
+///
+/// # Safety
+/// The range lies in the front or the tail of a block, or in a freed one.
+unsafe fn first_other(start: usize, bytes: usize, fill: u8) -> Option<usize> {
+    // SAFETY: the range belongs to the checks (the caller's promise).
     let bytes = unsafe { core::slice::from_raw_parts(pointer::<u8>(start), bytes) };
     bytes.iter().position(|&byte| byte != fill)
 }
@@ -56,14 +59,16 @@ impl<P: Platform> Core<P> {
         let Label { size, front, .. } = label;
         let start = address + size_of::<Label>();
         let before = (front - size_of::<Label>()).min(MOST_VERIFIED);
-        if let Some(found) = first_other(address - before, before, FILL) {
+        // SAFETY: the front, up to its label.
+        if let Some(found) = unsafe { first_other(address - before, before, FILL) } {
             let bytes = before - found + size_of::<Label>();
             die(format_args!(
                 "write before the start: {call}: {start:#x} ({size} bytes) was written to {bytes} bytes before its start"
             ));
         }
         let tail = self.usable_size(pointer(start - front), call) - front - size;
-        if let Some(found) = first_other(start + size, tail, FILL) {
+        // SAFETY: the tail.
+        if let Some(found) = unsafe { first_other(start + size, tail, FILL) } {
             die(format_args!(
                 "write beyond the end: {call}: {start:#x} ({size} bytes) was written to {} bytes beyond its end",
                 found + 1
@@ -75,7 +80,8 @@ impl<P: Platform> Core<P> {
     fn verify_freed(&self, address: usize, label: Label, call: &str) {
         let Label { size, .. } = label;
         let start = address + size_of::<Label>();
-        if let Some(found) = first_other(start, size, FREED) {
+        // SAFETY: the block was freed.
+        if let Some(found) = unsafe { first_other(start, size, FREED) } {
             die(format_args!(
                 "write after free: {start:#x} ({size} bytes) was written to at byte {found} after it was freed; found \
                  by {call}"
@@ -130,7 +136,8 @@ impl<P: Platform> Mm<P> {
         let address = start - size_of::<Label>();
         let label = Label { size, front, state: LIVE, older: 0, newer: 0, sum: 0 };
         let _inside = self.gate.enter(core.objects.platform.cpu());
-        core.checked.lock().live.add(address, label, "malloc");
+        // SAFETY: the label lies in the front of the block, which stays until it is freed.
+        unsafe { core.checked.lock().live.add(address, label, "malloc") };
         pointer(start)
     }
 
@@ -150,7 +157,8 @@ impl<P: Platform> Mm<P> {
     fn put_freed(&self, core: &Core<P>, memory: *mut u8, named: Option<NamedSize>, call: &str) {
         let _inside = self.gate.enter(core.objects.platform.cpu());
         let mut checked = core.checked.lock();
-        let (address, label) = (memory.addr() - size_of::<Label>(), core.label_of(memory, call));
+        let label = core.label_of(memory, call);
+        let address = memory.addr() - size_of::<Label>();
         core.verify_edges(address, label, call);
         let wrong = match named {
             Some(NamedSize::Exact(size)) if size != label.size => Some(size),
@@ -164,10 +172,13 @@ impl<P: Platform> Mm<P> {
         if let Some(wrong) = wrong {
             die(format_args!("size mismatch: {call}: {memory:p} has {} bytes, and is freed as {wrong}", label.size));
         }
-        checked.live.remove(address, call);
-        // SAFETY: the program's part, which the caller frees.
-        unsafe { memory.write_bytes(FREED, label.size) };
-        checked.gone.add(address, Label { state: GONE, ..label }, call);
+        // SAFETY: `label_of` has found a live block, which is in the list of these. The program
+        // frees its part. The block stays until `take_freed` takes it out of the other list.
+        unsafe {
+            checked.live.remove(address, call);
+            memory.write_bytes(FREED, label.size);
+            checked.gone.add(address, Label { state: GONE, ..label }, call);
+        }
     }
 
     /// Takes the oldest freed block out of the list if the list has more than it may.
@@ -176,11 +187,15 @@ impl<P: Platform> Mm<P> {
         let _inside = self.gate.enter(core.objects.platform.cpu());
         let mut checked = core.checked.lock();
         let oldest = Some(checked.gone.oldest).filter(|_| checked.gone.bytes > KEPT)?;
-        let freed = label(oldest, "free");
+        // SAFETY: the block is in the list, so it stays.
+        let freed = unsafe { label(oldest, "free") };
         core.verify_freed(oldest, freed, "free");
-        checked.gone.remove(oldest, "free");
-        // No later free of the pointer finds a label.
-        write(oldest, Label { state: 0, ..freed });
+        // No later free of the pointer finds a label of a live block.
+        // SAFETY: the block is in the list, and stays until it is returned from here.
+        unsafe {
+            checked.gone.remove(oldest, "free");
+            write(oldest, Label { state: 0, ..freed });
+        }
         Some(pointer(oldest + size_of::<Label>() - freed.front))
     }
 

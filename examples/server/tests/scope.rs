@@ -28,8 +28,8 @@ async fn work(group: Group, threads: &'static Mutex<HashSet<ThreadId>>) {
     for step in 1..=STEPS {
         let block = black_box(vec![step as u8; BLOCK]);
         held.push((block, group.request(BLOCK as u64).deadline(Duration::from_secs(60)).await.unwrap()));
-        // A reading adds the CPUs' counts up one after the other. If another task's charge is taken on
-        // one CPU and given back on another meanwhile, it may be seen as less than nothing.
+        // A reading adds up the CPUs' counts one after the other. Another task's charge may be
+        // taken on one CPU and given back on another meanwhile, and be seen as less than nothing.
         let least = (2 * held.len() * BLOCK) as u64;
         assert!((0..1000).any(|_| group.used().unwrap() >= least), "step {step}");
         threads.lock().unwrap().insert(thread::current().id());

@@ -11,6 +11,7 @@ use neap_base::profile_area::{
 };
 
 use super::area::{Area, RingRecord};
+use crate::work::meter::Random;
 
 /// An area as a process would write it.
 pub(super) struct Writer {
@@ -181,13 +182,8 @@ fn files_without_an_area_are_refused() {
 fn damaged_areas_end_and_are_counted() {
     let seed = std::env::var("NEAP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x2545_f491_4f6c_dd1d_u64);
     println!("NEAP_SEED={seed}");
-    let mut state = seed | 1;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut numbers = Random::new(seed);
+    let mut random = || numbers.draw();
     let mut damaged = 0;
     for _ in 0..300 {
         let mut writer = Writer::new();

@@ -9,6 +9,7 @@ use super::area::StackCopy;
 use super::elf::{BUDGET, Budget, ElfImage, SymbolTable};
 use super::symbols::lines_of;
 use super::unwind::addresses_in;
+use crate::work::meter::Random;
 
 const SOURCE: &str = "
 static inline int inner(int n) { return n * 3; }
@@ -31,13 +32,8 @@ fn mutated_files_are_read_without_a_panic() {
     let seed = std::env::var("NEAP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x1234_5678_9abc_def1_u64);
     println!("NEAP_SEED={seed}");
     let inputs = std::env::var("NEAP_INPUTS").ok().and_then(|inputs| inputs.parse().ok()).unwrap_or(400);
-    let mut state = seed | 1;
-    let mut random = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
+    let mut numbers = Random::new(seed);
+    let mut random = || numbers.draw();
     let (mut opened, mut named) = (0, 0);
     for _ in 0..inputs {
         let mut bytes = sound.clone();

@@ -278,12 +278,17 @@ impl Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `bound`.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    /// A number of 64 bits, not 0.
+    pub(crate) fn draw(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        (((self.0 >> 32) * bound as u64) >> 32) as usize
+        self.0
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (((self.draw() >> 32) * bound as u64) >> 32) as usize
     }
 }
 

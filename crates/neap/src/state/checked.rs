@@ -73,8 +73,11 @@ pub(crate) fn pointer<T>(address: usize) -> *mut T {
 }
 
 /// Reads the label of a block in a list. One that was overwritten ends the process.
-pub(crate) fn label(address: usize, call: &str) -> Label {
-    // SAFETY: addresses in lists are those of labels, in blocks that only this file uses.
+///
+/// # Safety
+/// `address` is that of a label, in a block that the layers below have handed out to the checks.
+pub(crate) unsafe fn label(address: usize, call: &str) -> Label {
+    // SAFETY: the label lies in memory of the checks (the caller's promise).
     let label = unsafe { pointer::<Label>(address).read() };
     if label.sum != label.sum_at(address) {
         let start = address + size_of::<Label>();
@@ -87,42 +90,60 @@ pub(crate) fn label(address: usize, call: &str) -> Label {
 }
 
 /// Writes a label, with its sum.
-pub(crate) fn write(address: usize, mut label: Label) {
+///
+/// # Safety
+/// As for [`label`]; the label need not be valid yet.
+pub(crate) unsafe fn write(address: usize, mut label: Label) {
     label.sum = label.sum_at(address);
-    // SAFETY: the caller passes the address of a label, in a block that only this file uses.
+    // SAFETY: the label lies in memory of the checks (the caller's promise).
     unsafe { pointer::<Label>(address).write(label) };
 }
 
 impl BlockList {
     /// Adds the block with the label at an address, whose links are not valid yet.
-    pub(crate) fn add(&mut self, address: usize, new: Label, call: &str) {
-        write(address, Label { older: self.newest, newer: 0, ..new });
-        match self.newest {
-            0 => self.oldest = address,
-            newest => write(newest, Label { newer: address, ..label(newest, call) }),
+    ///
+    /// # Safety
+    /// As for [`write`]. The block stays as long as it is in the list.
+    pub(crate) unsafe fn add(&mut self, address: usize, new: Label, call: &str) {
+        // SAFETY: the caller's promise for `address`, and that of earlier calls for what is in the
+        // list.
+        unsafe {
+            write(address, Label { older: self.newest, newer: 0, ..new });
+            match self.newest {
+                0 => self.oldest = address,
+                newest => write(newest, Label { newer: address, ..label(newest, call) }),
+            }
         }
         self.newest = address;
         self.bytes += new.front + new.size;
     }
 
-    pub(crate) fn remove(&mut self, address: usize, call: &str) {
-        let Label { older, newer, front, size, .. } = label(address, call);
-        match older {
-            0 => self.oldest = newer,
-            older => write(older, Label { newer, ..label(older, call) }),
+    /// Removes the block with the label at an address.
+    ///
+    /// # Safety
+    /// The block is in the list.
+    pub(crate) unsafe fn remove(&mut self, address: usize, call: &str) {
+        // SAFETY: blocks in the list stay, and have labels (`add`).
+        unsafe {
+            let Label { older, newer, front, size, .. } = label(address, call);
+            match older {
+                0 => self.oldest = newer,
+                older => write(older, Label { newer, ..label(older, call) }),
+            }
+            match newer {
+                0 => self.newest = older,
+                newer => write(newer, Label { older, ..label(newer, call) }),
+            }
+            self.bytes -= front + size;
         }
-        match newer {
-            0 => self.newest = older,
-            newer => write(newer, Label { older, ..label(newer, call) }),
-        }
-        self.bytes -= front + size;
     }
 
     /// Calls `each` for every block, the oldest first.
     pub(crate) fn each(&self, call: &str, mut each: impl FnMut(usize, Label)) {
         let mut at = self.oldest;
         while at != 0 {
-            let label = label(at, call);
+            // SAFETY: blocks in the list stay, and have labels (`add`).
+            let label = unsafe { label(at, call) };
             each(at, label);
             at = label.newer;
         }
