@@ -256,6 +256,8 @@ pub struct Virtual {
     gives_huge_pages: bool,
     /// Calls about huge pages: address, length, allowed.
     advice: Mutex<Vec<(usize, usize, bool)>>,
+    /// See [`Virtual::splits`].
+    splits: AtomicU64,
     isolated: CpuSet,
     isolated_in_use: AtomicBool,
     /// Whether all memory is locked.
@@ -298,6 +300,7 @@ impl Virtual {
             moves_unmap: AtomicBool::new(false),
             gives_huge_pages: false,
             advice: Mutex::new(Vec::new()),
+            splits: AtomicU64::new(0),
             isolated: CpuSet::EMPTY,
             isolated_in_use: AtomicBool::new(false),
             locked: AtomicBool::new(false),
@@ -344,9 +347,8 @@ impl Virtual {
         self.moves_unmap.store(true, Ordering::Relaxed);
     }
 
-    /// Uses huge pages wherever a program does not refuse them. Such a machine refuses to move
-    /// pages of a range that allows huge pages in parts only. Linux before 6.17 does so, since such
-    /// a range is more than one mapping.
+    /// Uses huge pages wherever a program does not refuse them. As Linux before 6.17, it refuses to
+    /// move pages of a range that allows huge pages in parts only, which is several mappings.
     pub fn with_huge_pages_for_all(self) -> Virtual {
         Virtual { gives_huge_pages: true, ..self }
     }
@@ -359,6 +361,11 @@ impl Virtual {
             .rev()
             .find(|(start, length, _)| (*start..start + length).contains(&address))
             .is_some_and(|last| last.2)
+    }
+
+    /// Number of calls that split a huge page so far.
+    pub fn splits(&self) -> u64 {
+        self.splits.load(Ordering::Relaxed)
     }
 
     /// Isolates CPUs.
@@ -561,6 +568,10 @@ impl Platform for Virtual {
 
     fn gives_huge_pages(&self) -> bool {
         self.gives_huge_pages
+    }
+
+    fn split(&self, _address: usize) {
+        self.splits.fetch_add(1, Ordering::Relaxed);
     }
 
     unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), Errno> {

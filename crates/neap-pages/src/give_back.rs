@@ -38,6 +38,8 @@ struct Wanted {
     least: Order,
     /// Whether a caller asked for it; see [`ReleasePass::explicit`].
     explicit: bool,
+    /// See [`ReleasePass::splits`].
+    splits: bool,
 }
 
 /// Attempts at a turn that another thread has: some tenths of a second.
@@ -137,18 +139,23 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Report { left: true, ..report }
     }
 
-    /// Releases up to `pages` free pages although they may be needed again, for callers with a
-    /// reason other than time. Pages in lists stay. Does nothing while another thread releases.
+    /// Releases up to `pages` free pages, which others replace at once. Pages in lists stay. Does
+    /// nothing while another thread releases.
     pub fn release(&self, platform: &P, pages: u32, stop: &dyn Fn() -> bool) -> Report {
-        self.release_blocks(platform, pages, Order(0), stop)
+        let wanted = Wanted { pages, least: Order(0), explicit: false, splits: false };
+        self.release_wanted(platform, wanted, stop)
     }
 
-    /// Releases up to `pages` pages of free blocks that are at least of order `least`, as
-    /// [`Pages::release`] does.
+    /// Releases up to `pages` pages of free blocks that are at least of order `least`, although
+    /// they may be needed again. Pages in lists stay. Does nothing while another thread releases.
     pub fn release_blocks(&self, platform: &P, pages: u32, least: Order, stop: &dyn Fn() -> bool) -> Report {
+        self.release_wanted(platform, Wanted { pages, least, explicit: false, splits: true }, stop)
+    }
+
+    fn release_wanted(&self, platform: &P, wanted: Wanted, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         if let Some(turn) = self.release.turn() {
-            self.run(platform, turn, Wanted { pages, least, explicit: false }, stop, &mut report);
+            self.run(platform, turn, wanted, stop, &mut report);
             let mut inner = self.zone.lock();
             inner.buddy.backed_low = inner.buddy.backed_low.min(inner.buddy.backed_free);
         }
@@ -208,7 +215,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) {
-        let wanted = Wanted { pages, least: Order(0), explicit };
+        let wanted = Wanted { pages, least: Order(0), explicit, splits: true };
         let willing = self.run(platform, turn, wanted, stop, report);
         let mut inner = self.zone.lock();
         inner.buddy.backed_low = inner.buddy.backed_free;
@@ -222,7 +229,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         &self,
         platform: &P,
         mut turn: Turn<'_>,
-        Wanted { pages, least, explicit }: Wanted,
+        Wanted { pages, least, explicit, splits }: Wanted,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) -> bool {
@@ -232,7 +239,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // Pages freed meanwhile are left for the next time, since threads may free and allocate as
         // fast as this runs.
         let pages = pages.min(zone.lock().buddy.backed_free);
-        ReleasePass { release, ranges, platform, arena, zone, hold, least, explicit, stop }.run(pages, report)
+        ReleasePass { release, ranges, platform, arena, zone, hold, least, explicit, splits, stop }.run(pages, report)
     }
 
     /// Takes the surplus pages from every CPU's list. Returns whether pages are left in a list.

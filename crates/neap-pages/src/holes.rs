@@ -48,7 +48,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.now().fixed.batch);
         // The kernel would fill holes again in ranges where it may make huge pages.
         zone.end_population(arena, platform);
-        let run = ReleasePass { release, ranges, platform, arena, zone, hold, least: Order(0), explicit: all, stop };
+        let (least, explicit, splits) = (Order(0), all, true);
+        let run = ReleasePass { release, ranges, platform, arena, zone, hold, least, explicit, splits, stop };
         report.left = run.held(gather, settle, &mut report);
         Some(report)
     }

@@ -8,6 +8,9 @@
 //! way; their holders choose them ([`ReleasePass::held`]). Blocks that the system refused stay as
 //! they were. The caller decides how many pages go.
 //!
+//! A huge page is split before a part of it is released. Otherwise the kernel keeps all of it until
+//! the container is short of memory. Releases for memory that is taken at once do not split.
+//!
 //! # Locking
 //!
 //! One thread at a time releases: it has the turn. Other threads are told so and do not wait. No
@@ -150,6 +153,9 @@ pub(crate) struct ReleasePass<'a, P> {
     /// Whether a caller asked for the release: single calls are not rationed, and locked memory is
     /// released too.
     pub(crate) explicit: bool,
+    /// Whether the huge pages that parts are released of are split. Otherwise the parts leave the
+    /// process at once, but its container only when that is short of memory.
+    pub(crate) splits: bool,
     /// Asked between system calls.
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
@@ -188,7 +194,6 @@ impl<P: Platform> ReleasePass<'_, P> {
             if count == 0 {
                 break;
             }
-            self.split_huge(&self.ranges[..count]);
             let done = self.scattered(count, &mut rationed, report);
             let bytes: usize = self.ranges[..done].iter().map(|range| range.length).sum();
             let pages = (bytes >> self.arena.page_shift()) as u32;
@@ -202,12 +207,6 @@ impl<P: Platform> ReleasePass<'_, P> {
             }
         }
         report.calls == 0 || self.conclude(report)
-    }
-
-    /// Splits the huge pages that the ranges are parts of, once each.
-    fn split_huge(&self, ranges: &[Range]) {
-        let huge = |range: &&Range| self.arena.forget_huge(self.page_range(range).0);
-        ranges.iter().filter(huge).for_each(|range| self.platform.split(range.start));
     }
 
     /// Adds a run to the statistics, and decides when to try again after a refusal.
@@ -381,9 +380,19 @@ impl<P: Platform> ReleasePass<'_, P> {
         count
     }
 
+    /// Splits the huge pages that ranges are parts of, once each.
+    fn split_huge(&self, ranges: &[Range]) {
+        let is_part = |range: &&Range| range.length < HUGE_BYTES;
+        let huge = |range: &&Range| self.arena.forget_huge(self.page_range(range).0);
+        ranges.iter().filter(is_part).filter(huge).for_each(|range| self.platform.split(range.start));
+    }
+
     /// Releases the gathered ranges. Returns the number of them, from the first, that are released.
     fn scattered(&self, count: usize, rationed: &mut u32, report: &mut Report) -> usize {
         let (ranges, release) = (&self.ranges[..count], self.release);
+        if self.splits {
+            self.split_huge(ranges);
+        }
         let mut done = 0;
         let singly = release.singly.load(Ordering::Relaxed);
         if singly > 0 {
@@ -437,5 +446,42 @@ impl<P: Platform> ReleasePass<'_, P> {
         let mut inner = self.zone.lock();
         let pages = put(&mut inner.buddy);
         inner.releasing -= pages;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::machine::{Opened, shape};
+    use crate::shape::Shape;
+    use neap_base::Order;
+    use neap_base::virtual_platform::Virtual;
+    use std::vec::Vec;
+
+    /// What a container is charged for falls with what is resident, unless the pages are replaced
+    /// at once.
+    #[test]
+    fn a_huge_page_is_split_once_before_parts_of_it_go_for_good() {
+        let machine = Virtual::new(4096, 1);
+        let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
+        let take = || o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap();
+        let mut blocks: Vec<_> = core::iter::from_fn(|| Some(take())).take(2048 / 32).collect();
+        while o.pages.statistics().populated < 2 * 512 || o.pages.statistics().backed_free >= 32 {
+            blocks.push(take());
+        }
+        let last = blocks.len() - 32;
+        let free = |blocks: &[crate::Block]| {
+            blocks.iter().for_each(|block| o.pages.free_block(&machine, block.pfn, Order(5)));
+            o.pages.drain_all(&machine);
+        };
+        // Every second block of two huge pages.
+        let parts: Vec<_> = blocks[last..].iter().step_by(2).copied().collect();
+        free(&parts[..4]);
+        assert_eq!((o.pages.release(&machine, u32::MAX, &|| false).released, machine.splits()), (4 * 32, 0));
+        for (part, splits) in [(4..6, 1), (6..8, 1), (8..10, 2), (10..16, 2)] {
+            free(&parts[part.clone()]);
+            let released = o.pages.release_blocks(&machine, u32::MAX, Order(0), &|| false).released;
+            assert_eq!((released, machine.splits()), (part.len() as u32 * 32, splits), "{part:?}");
+        }
+        o.pages.verify().unwrap();
     }
 }
