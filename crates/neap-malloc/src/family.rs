@@ -35,6 +35,12 @@ fn page_size() -> usize {
 /// malloc(3).
 #[unsafe(no_mangle)]
 extern "C" fn malloc(size: usize) -> *mut c_void {
+    allocate(size)
+}
+
+/// malloc(3) by this library.
+#[inline(always)]
+fn allocate(size: usize) -> *mut c_void {
     // The call is the last one: the fast path needs no stack frame.
     PROCESS.allocate_or(size, move || malloc_otherwise(size).cast()).cast()
 }
@@ -88,13 +94,15 @@ unsafe extern "C" fn realloc(memory: *mut c_void, size: usize) -> *mut c_void {
 /// As for `realloc` in C.
 #[inline(always)]
 pub(crate) unsafe fn resize(memory: *mut c_void, size: usize) -> *mut c_void {
-    if size == 0 && !memory.is_null() {
+    if memory.is_null() {
+        return allocate(size);
+    }
+    if size == 0 {
         // SAFETY: the caller passes memory of this family that is in use, as for `realloc` in C.
         unsafe { PROCESS.free(memory.cast()) };
         return null_mut();
     }
-    // SAFETY: the caller passes null or memory of this family that is in use, as for `realloc` in
-    // C.
+    // SAFETY: the caller passes memory of this family that is in use, as for `realloc` in C.
     answer(unsafe { PROCESS.reallocate(memory.cast(), size) })
 }
 

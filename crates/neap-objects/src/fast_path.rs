@@ -494,6 +494,23 @@ impl FastPath {
         PageKind(entry.0.load(Ordering::Relaxed))
     }
 
+    /// The class of an object that the program has. `None` for other pointers, and while no fast
+    /// path is open.
+    #[inline]
+    pub fn class_of(&self, pointer: *const u8) -> Option<Class> {
+        let offset = pointer.addr().wrapping_sub(self.base.load(Ordering::Relaxed));
+        // Acquire pairs with the Release in `cover`.
+        if offset >= self.bytes.load(Ordering::Acquire) {
+            return None;
+        }
+        let is = |state| {
+            // SAFETY: below `bytes`, the state tables cover the arena.
+            unsafe { self.states.is(pointer.addr(), state) }
+        };
+        // SAFETY: below `bytes`, the kind map covers the arena.
+        (is(ALLOCATED) || is(ACCOUNTED)).then(|| unsafe { self.kind(pointer) }.class())
+    }
+
     /// Pushes an object that is marked as cached and is the caller's onto a stack of this CPU.
     /// Returns `false` if the caller still has it.
     ///

@@ -50,6 +50,13 @@ impl Class {
         SIZES[self.index()] as usize
     }
 
+    /// Whether an object of this class stays where it is when it is to have `size` bytes: it holds
+    /// them and is less than twice as large, or no smaller class holds them.
+    #[inline]
+    pub fn suits(self, size: usize) -> bool {
+        size <= self.size() && (size * 2 > self.size() || Class::of_size(size) == self)
+    }
+
     /// The class as an index.
     #[inline(always)]
     pub const fn index(self) -> usize {
@@ -165,6 +172,16 @@ mod tests {
             let class = Class::of_size(size);
             assert!(class.size() >= size && class.size().is_multiple_of(GRAIN), "size {size}");
             assert!(class.0 == 1 || Class(class.0 - 1).size() < size, "size {size}");
+        }
+    }
+
+    #[test]
+    fn an_object_suits_the_sizes_of_its_class_and_more_than_half_of_its_own() {
+        for class in Class::all() {
+            let below = if class.0 == 1 { 0 } else { Class(class.0 - 1).size() };
+            let first = (0..=LARGEST + 1).find(|&size| class.suits(size)).unwrap();
+            assert_eq!(first, if class.0 == 1 { 0 } else { (class.size() / 2 + 1).min(below + 1) }, "{class:?}");
+            assert!((first..=class.size()).all(|size| class.suits(size)) && !class.suits(class.size() + 1));
         }
     }
 

@@ -69,13 +69,18 @@ fn a_size_leads_to_the_stack_of_its_class() {
         let object = allocate(&o, size).unwrap_or_else(|| panic!("nothing of {size} bytes"));
         assert_eq!(o.class_at(object), Some(class), "size {size}");
         assert!(o.is_allocated(object) && o.fast_path.free(object.wrapping_add(GRAIN / 2)) == FreeOutcome::NotFastPath);
+        let inside = object.wrapping_add(GRAIN / 2);
+        assert_eq!([object, inside].map(|pointer| o.fast_path.class_of(pointer)), [Some(class), None]);
         let before = o.cpu_caches.count(&o.platform, o.platform.cpu(), StackId::home(class));
         if o.fast_path.free(object) == FreeOutcome::CacheFull {
             o.free(class, object);
         }
         assert!(o.is_cached(object) && o.fast_path.free(object) == FreeOutcome::NotFastPath);
+        assert_eq!(o.fast_path.class_of(object), None, "it is not the program's any more");
         assert_eq!(o.cpu_caches.count(&o.platform, o.platform.cpu(), StackId::home(class)), before + 1, "size {size}");
     }
+    let outside = [core::ptr::null(), (&raw const o).cast(), core::ptr::without_provenance(usize::MAX)];
+    assert_eq!(outside.map(|pointer| o.fast_path.class_of(pointer)), [None; 3]);
     for size in [LARGEST + 1, 1 << 32, usize::MAX] {
         assert!(allocate(&o, size).is_none() && allocate_outside(&o, size).is_none(), "{size} bytes");
     }

@@ -53,6 +53,7 @@ mod per_cpu_data;
 pub mod percpu;
 pub mod process;
 mod profile;
+mod reallocate;
 pub mod reclaim;
 mod reclaim_pass;
 mod reclaim_workers;

@@ -339,13 +339,27 @@ impl<P: Platform> Mm<P> {
     /// no memory.
     #[inline]
     pub fn allocate_aligned(&self, size: usize, align: usize) -> *mut u8 {
-        if align <= GRAIN { self.allocate(size) } else { self.allocate_directly(size, align).0 }
+        match self.size_on(size, align) {
+            Some(size) => self.allocate(size),
+            None => self.allocate_directly(size, align).0,
+        }
+    }
+
+    /// A size for which objects lie on multiples of `align`, and that is at least `size`. `None` if
+    /// objects do not, or have something in front.
+    #[inline]
+    fn size_on(&self, size: usize, align: usize) -> Option<usize> {
+        if align <= GRAIN {
+            return Some(size);
+        }
+        let core = self.core_if_open().filter(|core| !core.options.check)?;
+        Class::of_layout(size, align, core.objects.pages.page_size()).map(Class::size)
     }
 
     /// Allocates at least `size` bytes on a multiple of `align`, a power of two, all zero. Null if
     /// there is no memory.
     pub fn allocate_zeroed_aligned(&self, size: usize, align: usize) -> *mut u8 {
-        if align <= GRAIN {
+        if let Some(size) = self.size_on(size, align) {
             return self.allocate_zeroed(size);
         }
         let (memory, zero) = self.allocate_directly(size, align);
@@ -396,7 +410,7 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Follows a call that took memory, or tried to. Not inside the gate.
-    fn after_allocation(&self, core: &Core<P>) {
+    pub(crate) fn after_allocation(&self, core: &Core<P>) {
         if core.settings.limit() > 0 {
             core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform));
         }
@@ -498,6 +512,14 @@ impl<P: Platform> Mm<P> {
 
     /// Returns how many bytes the memory at `pointer` has; 0 for null.
     pub fn usable_size(&self, pointer: *const u8) -> usize {
+        match self.fast_path.class_of(pointer) {
+            Some(class) => class.size(),
+            None => self.usable_size_slow(pointer),
+        }
+    }
+
+    #[inline(never)]
+    fn usable_size_slow(&self, pointer: *const u8) -> usize {
         if pointer.is_null() {
             return 0;
         }
@@ -517,71 +539,6 @@ impl<P: Platform> Mm<P> {
             None if is_beyond_any(size, align) => 0,
             None => core.run_price(size) as usize,
         }
-    }
-
-    /// Makes the memory at `pointer` at least `size` bytes large, and moves it if need be. Returns
-    /// null, and changes nothing, if there is no memory. A null pointer allocates. A `size` of 0
-    /// counts as 1.
-    ///
-    /// # Safety
-    /// Those of [`Mm::free`], unless null is returned.
-    pub unsafe fn reallocate(&self, pointer: *mut u8, size: usize) -> *mut u8 {
-        // SAFETY: the caller owes what `free` asks for; every allocation is on a multiple of
-        // `GRAIN`.
-        unsafe { self.reallocate_aligned(pointer, size, GRAIN) }
-    }
-
-    /// Makes the memory at `pointer` at least `size` bytes large, on a multiple of `align`. Differs
-    /// from [`Mm::reallocate`]: the alignment is kept.
-    ///
-    /// # Safety
-    /// Those of [`Mm::reallocate`]; a non-null `pointer` is on a multiple of `align`.
-    pub unsafe fn reallocate_aligned(&self, pointer: *mut u8, size: usize, align: usize) -> *mut u8 {
-        if pointer.is_null() {
-            return self.allocate_aligned(size, align);
-        }
-        let Some(core) = self.core_if_open() else { core_less(pointer) };
-        let class = core.class_of(pointer, "realloc");
-        let checks = core.options.check;
-        let usable = match checks {
-            true => self.usable_checked(core, pointer, "realloc"),
-            false => core.usable_size(pointer, "realloc"),
-        };
-        if checks {
-            // Always moved, so that old pointers are found.
-        } else if class == Class::NONE {
-            self.end_sample_of_run(core, pointer);
-            let in_place = || {
-                let _inside = self.gate.enter(core.objects.platform.cpu());
-                let resized = size > LARGEST && core.resize_run(pointer, size);
-                let memory = if resized { Some(pointer) } else { core.move_run(pointer, size, align) };
-                memory.inspect(|_| core.count_run(size, usable))
-            };
-            let resized = match core.run_payer(pointer) {
-                None => in_place(),
-                Some(payer) => self.resize_paid(payer, usable as u64, core.run_price(size), in_place),
-            };
-            if let Some(memory) = resized {
-                self.count_allocation(memory, size);
-                if size < usable {
-                    core.after_free(self, Returned::Run(usable - size));
-                } else {
-                    self.after_allocation(core);
-                }
-                return memory;
-            }
-        } else if size <= usable && size * 2 > usable || size <= LARGEST && Class::of_size(size) == class {
-            return pointer;
-        }
-        let memory = self.allocate_aligned(size, align);
-        if !memory.is_null() {
-            // SAFETY: the old memory has `usable` bytes, the new one `size`; they do not overlap.
-            unsafe { memory.copy_from_nonoverlapping(pointer, usable.min(size)) };
-            // SAFETY: this call returns non-null, so no thread uses the old memory (the caller's
-            // promise).
-            unsafe { self.free(pointer) };
-        }
-        memory
     }
 }
 
@@ -651,7 +608,7 @@ const SPAN: usize = 16 << 40;
 
 /// Ends the process: a pointer was passed in before anything was allocated.
 #[cold]
-fn core_less(pointer: *const u8) -> ! {
+pub(crate) fn core_less(pointer: *const u8) -> ! {
     neap_os::fatal::die(format_args!(
         "free: {pointer:p} is not from this allocator, which has not allocated anything yet"
     ))
