@@ -10,12 +10,12 @@ pub(crate) const WORDS: usize = 16;
 
 /// Whether neap is in the process.
 pub(crate) fn is_there() -> bool {
-    weak_variable!("neap_stats_get", "") != 0
+    weak_variable!("neap_stats_get", address) != 0
 }
 
 /// Returns `neap_stats` as words; zeroes without neap.
 pub(crate) fn stats() -> [u64; WORDS] {
-    let (mut words, get) = ([0; WORDS], weak_variable!("neap_stats_get", ""));
+    let (mut words, get) = ([0; WORDS], weak_variable!("neap_stats_get", address));
     if get != 0 {
         // SAFETY: the function of `neap.h`, which has this signature. The place has room for the
         // size.
@@ -31,12 +31,12 @@ pub(crate) fn stats() -> [u64; WORDS] {
 
 /// Releases all free memory, of all arenas.
 pub(crate) fn release() {
-    call(weak_variable!("neap_release", ""));
+    call(weak_variable!("neap_release", address));
 }
 
 /// Drains idle caches and releases memory that rested, as neap's thread does every 250 ms.
 pub(crate) fn tick() {
-    call(weak_variable!("neap_tick", ""));
+    call(weak_variable!("neap_tick", address));
 }
 
 /// Calls a function of `neap.h` without arguments, if it is there.

@@ -16,8 +16,9 @@
 //!
 //! Source: C++20 17.6.3; the mangled names of the Itanium C++ ABI.
 
+use crate::arch::own_code;
 use crate::family::malloc_otherwise;
-use core::arch::{asm, global_asm, naked_asm};
+use core::arch::{global_asm, naked_asm};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
@@ -39,7 +40,7 @@ extern "C" fn _Znwm(size: usize) -> *mut c_void {
 /// Forms that the standard defines by another function, in whichever library that is; `first` moves
 /// the arguments.
 macro_rules! ends_in {
-    ($($name:ident => $other:literal $(, $first:literal)?;)*) => { $(
+    ($($name:ident => $other:literal $(, $first:expr)?;)*) => { $(
         /// A form of an operator that jumps to another function.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
@@ -47,7 +48,7 @@ macro_rules! ends_in {
             naked_asm!(
                 ".cfi_startproc",
                 $($first,)?
-                concat!("jmp qword ptr [rip + ", $other, "@GOTPCREL]"),
+                jump!($other),
                 ".cfi_endproc"
             )
         }
@@ -65,8 +66,8 @@ ends_in! {
     _ZdlPvRKSt9nothrow_t => "_ZdlPv";
     _ZdaPvRKSt9nothrow_t => "_ZdaPv";
     _ZdaPvSt11align_val_t => "_ZdlPvSt11align_val_t";
-    _ZdlPvmSt11align_val_t => "_ZdlPvSt11align_val_t", "mov rsi, rdx";
-    _ZdaPvmSt11align_val_t => "_ZdaPvSt11align_val_t", "mov rsi, rdx";
+    _ZdlPvmSt11align_val_t => "_ZdlPvSt11align_val_t", third_is_second!();
+    _ZdaPvmSt11align_val_t => "_ZdaPvSt11align_val_t", third_is_second!();
     _ZdlPvSt11align_val_tRKSt9nothrow_t => "_ZdlPvSt11align_val_t";
     _ZdaPvSt11align_val_tRKSt9nothrow_t => "_ZdaPvSt11align_val_t";
 }
@@ -86,27 +87,7 @@ macro_rules! or_standard {
                 static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 standard_form($mangled, &FOUND, chosen!($plain))
             }
-            naked_asm!(
-                ".cfi_startproc",
-                "push rdi", ".cfi_adjust_cfa_offset 8",
-                "push rsi", ".cfi_adjust_cfa_offset 8",
-                "push rdx", ".cfi_adjust_cfa_offset 8",
-                "call {take}",
-                "test rax, rax",
-                "jne 2f",
-                "call {standard}",
-                "pop rdx", ".cfi_adjust_cfa_offset -8",
-                "pop rsi", ".cfi_adjust_cfa_offset -8",
-                "pop rdi", ".cfi_adjust_cfa_offset -8",
-                "jmp rax",
-                "2:",
-                ".cfi_adjust_cfa_offset 24",
-                "add rsp, 24",
-                ".cfi_adjust_cfa_offset -24",
-                "ret",
-                ".cfi_endproc",
-                take = sym $take, standard = sym standard
-            )
+            or_other!($take, standard)
         }
     )* };
 }
@@ -163,12 +144,7 @@ unless_replaced! {
 /// Whether an address lies in this library's code.
 #[inline(always)]
 fn is_ours(address: usize) -> bool {
-    let (start, end): (usize, usize);
-    // SAFETY: accesses no memory; the linker defines both symbols.
-    unsafe {
-        asm!("lea {}, [rip + __ehdr_start]", "lea {}, [rip + _etext]", out(reg) start, out(reg) end,
-            options(nostack, nomem, preserves_flags));
-    }
+    let (start, end) = own_code();
     (start..end).contains(&address)
 }
 

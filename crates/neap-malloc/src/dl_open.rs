@@ -8,7 +8,7 @@
 //! The C library's own dlopen learns its caller from its return address, for the run path and the
 //! namespace. So it is reached by a jump, with an unchanged stack.
 
-use core::arch::{global_asm, naked_asm};
+use core::arch::global_asm;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
@@ -24,26 +24,7 @@ const DEEPBIND: c_int = 8;
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 extern "C" fn dlopen(_file: *const c_char, _flags: c_int) -> *mut c_void {
-    naked_asm!(
-        ".cfi_startproc",
-        "and esi, {others}",
-        "push rdi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rsi",
-        ".cfi_adjust_cfa_offset 8",
-        "push rax",
-        ".cfi_adjust_cfa_offset 8",
-        "call {next}",
-        "pop rcx",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rsi",
-        ".cfi_adjust_cfa_offset -8",
-        "pop rdi",
-        ".cfi_adjust_cfa_offset -8",
-        "jmp rax",
-        ".cfi_endproc",
-        others = const !DEEPBIND, next = sym next_dlopen
-    )
+    filtered!(!DEEPBIND, next_dlopen)
 }
 
 /// The C library's dlopen, or that of another library that wraps it.

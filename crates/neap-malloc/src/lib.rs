@@ -8,25 +8,9 @@
 //! libraries.
 #![no_std]
 
-/// The address of the function that the dynamic linker chose for a name, of this library or
-/// another; 0 if there is none.
-///
-/// A name that may have no definition must be marked `weak` in each object file that uses it.
-macro_rules! chosen {
-    (weak $name:literal) => {
-        chosen!($name, concat!(".weak ", $name))
-    };
-    ($name:literal $(, $first:expr)?) => {{
-        let address: usize;
-        // SAFETY: loads a word of this library's own global offset table.
-        unsafe {
-            core::arch::asm!($($first,)? concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
-                options(nostack, nomem, preserves_flags));
-        }
-        address
-    }};
-}
-
+// Before the modules that use its macros.
+#[macro_use]
+mod arch;
 mod cxx;
 mod dl_open;
 mod family;

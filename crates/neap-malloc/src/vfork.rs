@@ -15,8 +15,6 @@ use core::arch::naked_asm;
 use core::ffi::c_int;
 use neap_os::rseq::{Left, enter, leave};
 
-const VFORK: u32 = 58;
-
 unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
 }
@@ -28,25 +26,7 @@ unsafe extern "C" {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn vfork() -> c_int {
-    naked_asm!(
-        ".cfi_startproc",
-        "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
-        "call {before}",
-        "add rsp, 8", ".cfi_adjust_cfa_offset -8",
-        // The registration that was left stays in rsi and rdx, and the return address in r9. The
-        // kernel changes none of these.
-        "mov rsi, rax",
-        "mov r9, qword ptr [rsp]", ".cfi_register rip, r9",
-        "mov eax, {vfork}",
-        "syscall",
-        "mov qword ptr [rsp], r9", ".cfi_offset rip, -8",
-        "mov rdi, rax",
-        "test rax, rax",
-        "jne {in_parent}",
-        "ret",
-        ".cfi_endproc",
-        before = sym before, vfork = const VFORK, in_parent = sym in_parent
-    )
+    vfork!(before, in_parent)
 }
 
 /// The GNU C library's other name of [`vfork`].
@@ -58,7 +38,7 @@ unsafe extern "C" fn vfork() -> c_int {
 unsafe extern "C" fn __vfork() -> c_int {
     // Jumps to the `vfork` that the dynamic linker chose, without a linkage table, which has no
     // unwind information.
-    naked_asm!(".cfi_startproc", "jmp qword ptr [rip + vfork@GOTPCREL]", ".cfi_endproc")
+    naked_asm!(".cfi_startproc", jump!("vfork"), ".cfi_endproc")
 }
 
 extern "C" fn before() -> Left {

@@ -165,6 +165,14 @@ macro_rules! from_table {
 /// Offset of the entry of size 0 in `places` from `table`, in bytes.
 const NO_SIZE: isize = from_table!(places) + (PLACES as isize - 1) * size_of::<u16>() as isize;
 
+// The macros `take_top` and `free`, behind those that they use.
+#[cfg(target_arch = "aarch64")]
+#[macro_use]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+#[macro_use]
+mod x86_64;
+
 const fn places() -> [u16; PLACES] {
     let mut places = [0; PLACES];
     let mut grains = 0;
@@ -356,48 +364,10 @@ impl FastPath {
         if cfg!(miri) {
             return None; // Miri has no sequences.
         }
-        let object: *mut u8;
-        // On x86-64 plain loads stay in order, so they pair with the Release in `serve`.
         // SAFETY: the size is below a limit that is not 0, so the slots are open and `places` has
         // its entry. Objects on stacks lie in the arena, which the state tables cover. The only
         // stores are the commit and the state byte of the object, which is this thread's then.
-        unsafe {
-            asm!(
-                "27:",
-                "xor {value:e}, {value:e}",
-                "cmp {place}, qword ptr [{table} + {limit}]",
-                "jae 23f",
-                // `place` becomes minus the size in grains, rounded up.
-                "neg {place}",
-                "sar {place}, {grain_shift}",
-                "movzx {place:e}, word ptr [{table} + {place} * 2 + {places}]",
-                // The offset is loaded after the limit. In the other order the sequence would write
-                // over the start of the thread's own control block:
-                //
-                //   this thread                    thread that opens
-                //   1. loads the offset: 0
-                //                                  2. stores the offset, and the limit in `serve`
-                //   3. loads the limit, runs on
-                "mov {offset}, qword ptr [{table}]",
-                neap_os::pop_sequence!(
-                    look:
-                        "tzcnt {offset}, {value}",
-                        "mov {t}, qword ptr [{table} + {offset} * 8 + {states}]",
-                        "shrx {offset}, {value}, {t}",
-                        "cmp byte ptr [{t} + {offset} - {behind}], {cached}",
-                        // Null fails the check, too. The second comparison with the limit refuses:
-                        // `place` holds a stack's address, which is above any size.
-                        "jne 27b";
-                    then:
-                        "mov byte ptr [{t} + {offset} - {behind}], {allocated}"
-                ),
-                table = in(reg) &raw const self.table, first = const SequenceTable::FIRST,
-                place = inout(reg) size => _, offset = out(reg) _, t = out(reg) _, next = out(reg) _, value = out(reg) object,
-                limit = const LIMIT, places = const NO_SIZE, grain_shift = const GRAIN_SHIFT,
-                states = const from_table!(states), behind = const BEHIND, cached = const CACHED, allocated = const ALLOCATED,
-                options(nostack),
-            );
-        }
+        let object = unsafe { take_top!(self, size, LIMIT) };
         if object.is_null() {
             // SAFETY: no instruction. It keeps the branch's code behind the function, where a short
             // jump reaches it.
@@ -427,58 +397,10 @@ impl FastPath {
         if cfg!(miri) {
             return FreeOutcome::NotFastPath; // Miri has no sequences.
         }
-        // On x86-64 plain loads stay in order, so the load of `bytes` pairs with the Release in
-        // `cover`. The base and the table's offset were stored before any object was handed out, so
-        // a thread that has an object sees both. The offset is not loaded by the table's address,
-        // so that a sequence does not wait for that.
         // SAFETY: `bytes` is 0 until the slots are open. Below it, the kind map and the state
         // tables cover the arena. The only stores are the state byte of an object that is this
         // thread's then, and those of a push.
-        unsafe {
-            asm!(
-                "mov {place}, {value}",
-                "sub {place}, qword ptr [{table} + {base}]",
-                "cmp {place}, qword ptr [{table} + {bytes}]",
-                "jae {unknown}",
-                // A pointer to no grain has a state byte that is always 0.
-                "tzcnt {home}, {value}",
-                "mov {t}, qword ptr [{table} + {home} * 8 + {states}]",
-                "shrx {home}, {value}, {t}",
-                "cmp byte ptr [{t} + {home} - {behind}], {allocated}",
-                "jne 26f",
-                "mov byte ptr [{t} + {home} - {behind}], {cached}",
-                "25:",
-                // An object with a state byte has an entry in the kind map.
-                "shr {place}, {kind_shift}",
-                "mov {home}, qword ptr [{table} + {kinds}]",
-                "mov {home:e}, dword ptr [{home} + {place} * 4]",
-                "mov {place:e}, {home:e}",
-                "shr {place:e}, {home_bits}",
-                neap_os::push_sequence!(),
-                // Charged objects. The code lies behind the function, where a short jump reaches
-                // it. The new state is not computed from the old one without a jump: the next
-                // malloc would wait for that.
-                ".subsection 1",
-                "26:",
-                "cmp byte ptr [{t} + {home} - {behind}], {accounted}",
-                "jne {unknown}",
-                "mov byte ptr [{t} + {home} - {behind}], {paid}",
-                "jmp 25b",
-                "28:",
-                ".subsection 0",
-                neap_os::unwinds_like!("26b" to "28b", like: "25b"),
-                table = in(reg) &raw const self.table, first = const SequenceTable::FIRST, value = in(reg) pointer,
-                place = out(reg) _, home = out(reg) _, t = out(reg) _, offset = in(reg) self.table.offset.load(Ordering::Relaxed),
-                base = const from_table!(base), bytes = const from_table!(bytes), kinds = const from_table!(kinds),
-                states = const from_table!(states), behind = const BEHIND, kind_shift = const KindEntry::SHIFT, home_bits = const HOME_BITS,
-                allocated = const ALLOCATED, cached = const CACHED, accounted = const ACCOUNTED, paid = const PAID,
-                unknown = label { return FreeOutcome::NotFastPath },
-                full = label { return FreeOutcome::CacheFull },
-                aborted = label { return FreeOutcome::CacheFull },
-                options(nostack),
-            );
-        }
-        FreeOutcome::Cached
+        unsafe { free!(self, pointer) }
     }
 
     /// The kind of the range that an address lies in.

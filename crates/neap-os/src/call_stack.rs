@@ -4,7 +4,6 @@
 //! The end of a stack is not known: it may belong to a coroutine or a signal handler. So the kernel
 //! is asked how far the memory can be read. Takes no lock, keeps no state, signal-safe.
 
-use core::arch::asm;
 use core::ffi::c_void;
 use rustix::mm::{Advice, madvise};
 
@@ -22,18 +21,7 @@ pub struct Registers {
 /// Returns the registers of the calling function.
 #[inline(always)]
 pub fn registers() -> Registers {
-    let (instruction, stack_pointer, frame_pointer);
-    // SAFETY: reads three registers.
-    unsafe {
-        asm!(
-            "lea {instruction}, [rip]",
-            "mov {stack}, rsp",
-            "mov {frame}, rbp",
-            instruction = out(reg) instruction, stack = out(reg) stack_pointer, frame = out(reg) frame_pointer,
-            options(nomem, nostack, preserves_flags)
-        );
-    }
-    Registers { instruction, stack_pointer, frame_pointer }
+    crate::arch::registers()
 }
 
 /// Returns how many bytes from `address`, on the calling thread's stack, can be read: at most
@@ -67,13 +55,7 @@ pub fn readable(address: usize, most: usize) -> usize {
 pub unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
     // Not a copy of Rust's, for which the bytes would need a type and an owner.
     // SAFETY: the caller says that the first range can be read, and the second is its own.
-    unsafe {
-        asm!(
-            "rep movsb",
-            inout("rcx") bytes => _, inout("rsi") from => _, inout("rdi") to => _,
-            options(nostack, preserves_flags)
-        );
-    }
+    unsafe { crate::arch::copy(from, to, bytes) }
 }
 
 #[cfg(test)]

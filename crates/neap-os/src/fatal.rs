@@ -72,9 +72,8 @@ pub fn stop(status: i32, message: fmt::Arguments<'_>) -> ! {
     let number = linux_raw_sys::general::__NR_exit_group as usize;
     // SAFETY: the call has no pointers and ends all threads.
     let _ = unsafe { crate::syscall::syscall5(number, status as usize, 0, 0, 0, 0) };
-    // SAFETY: reached only if a sandbox refuses the call. An undefined instruction ends the
-    // process.
-    unsafe { core::arch::asm!("ud2", options(noreturn)) }
+    // Reached only if a sandbox refuses the call.
+    crate::arch::trap()
 }
 
 const SIGABRT: usize = 6;
@@ -89,7 +88,6 @@ pub fn die(message: fmt::Arguments<'_>) -> ! {
     let number = linux_raw_sys::general::__NR_tgkill as usize;
     // SAFETY: the call has no pointers; the signal goes to this thread.
     let _ = unsafe { crate::syscall::syscall5(number, process, thread, SIGABRT, 0, 0) };
-    // SAFETY: reached only if the program ignores, blocks or handles SIGABRT. An undefined
-    // instruction ends the process.
-    unsafe { core::arch::asm!("ud2", options(noreturn)) }
+    // Reached only if the program ignores, blocks or handles SIGABRT.
+    crate::arch::trap()
 }

@@ -23,20 +23,19 @@ pub unsafe fn register(prepare: Handler, parent: Handler, child: Handler) -> i32
 #[cfg(target_env = "gnu")]
 #[inline(always)]
 unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 {
-    use crate::rseq::weak_variable;
     use core::ffi::c_void;
     use core::mem::transmute;
     use core::ptr::null;
 
     type Gnu = extern "C" fn(Handler, Handler, Handler, *const c_void) -> i32;
     type Posix = extern "C" fn(Handler, Handler, Handler) -> i32;
-    let gnu = weak_variable!("__register_atfork", "");
+    let gnu = crate::weak_variable!("__register_atfork", address);
     if gnu != 0 {
         // SAFETY: glibc's function of this name has this type. Null: no library whose unloading
         // removes the handlers.
         return unsafe { transmute::<usize, Gnu>(gnu)(prepare, parent, child, null()) };
     }
-    match weak_variable!("pthread_atfork", "") {
+    match crate::weak_variable!("pthread_atfork", address) {
         0 => 0,
         // SAFETY: POSIX's function of this name has this type.
         posix => unsafe { transmute::<usize, Posix>(posix)(prepare, parent, child) },

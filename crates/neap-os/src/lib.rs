@@ -10,6 +10,9 @@
 #[cfg(test)]
 extern crate std;
 
+// Before the modules that use its macros.
+#[macro_use]
+mod arch;
 pub mod call_stack;
 pub mod clock;
 pub mod cpuset;

@@ -76,7 +76,6 @@ impl Default for Functions {
 
 #[cfg(not(target_feature = "crt-static"))]
 mod look_up {
-    use crate::rseq::weak_variable;
     use core::arch::global_asm;
     use core::ffi::{CStr, c_char, c_int, c_void};
     use core::mem::transmute;
@@ -98,7 +97,7 @@ mod look_up {
     fn function(name: &CStr) -> usize {
         const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
         const NEXT: *mut c_void = without_provenance_mut(usize::MAX); // RTLD_NEXT
-        let find = weak_variable!("dlsym", "");
+        let find = crate::weak_variable!("dlsym", address);
         if find == 0 {
             return 0;
         }

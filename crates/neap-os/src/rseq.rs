@@ -53,14 +53,10 @@ use core::sync::atomic::{AtomicIsize, AtomicPtr};
 
 mod leaving;
 mod registration;
-// Before the modules that use its macros.
-#[macro_use]
-mod sequences;
 mod stacks;
 mod words;
 
 pub use leaving::{Left, enter, leave};
-pub(crate) use registration::weak_variable;
 pub use registration::{cpu_at, current_cpu, has_instructions, is_registered, may_register, registered_offset};
 pub use stacks::{pop, pop_many, push, push_many, push_progression, widen};
 pub use words::{Counted, add, alter, count, count_one};

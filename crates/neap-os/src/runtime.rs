@@ -19,7 +19,7 @@ global_asm!(
     ".type rust_eh_personality,@function",
     "rust_eh_personality:",
     ".cfi_startproc",
-    "ud2",
+    trap_text!(),
     ".cfi_endproc",
     ".size rust_eh_personality, . - rust_eh_personality",
     ".popsection",

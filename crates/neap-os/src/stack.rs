@@ -6,7 +6,7 @@
 //! afterwards. So there is no lock, and work may nest. Below the stack lies a guard without access.
 //! Debuggers and profilers find the caller: the frame between has a frame pointer.
 
-use core::arch::naked_asm;
+use crate::arch::call_on_stack;
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -69,7 +69,7 @@ fn do_apart<F: FnOnce() -> R, R>(work: F) -> Option<R> {
     // SAFETY: the stack has `BYTES` bytes below `top`. `run` has the errand's types, and writes its
     // answer before it returns.
     unsafe {
-        switch(stack.top(), run::<F, R>, (&raw mut errand).cast());
+        call_on_stack(stack.top(), run::<F, R>, (&raw mut errand).cast());
         Some(errand.answer.assume_init())
     }
 }
@@ -85,31 +85,6 @@ unsafe extern "C" fn run<F: FnOnce() -> R, R>(errand: *mut u8) {
     if let Some(work) = errand.work.take() {
         errand.answer.write(work());
     }
-}
-
-/// Calls a function with the stack pointer at `top`, and restores the caller's.
-///
-/// # Safety
-/// `top` is a multiple of 16. Below it lies as much memory as the function needs. The function
-/// accepts `argument`.
-#[unsafe(naked)]
-unsafe extern "C" fn switch(top: *mut u8, function: unsafe extern "C" fn(*mut u8), argument: *mut u8) {
-    naked_asm!(
-        ".cfi_startproc",
-        "push rbp",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset rbp, -16",
-        "mov rbp, rsp",
-        ".cfi_def_cfa_register rbp",
-        "mov rsp, rdi",
-        "mov rdi, rdx",
-        "call rsi",
-        "mov rsp, rbp",
-        "pop rbp",
-        ".cfi_def_cfa rsp, 8",
-        "ret",
-        ".cfi_endproc",
-    )
 }
 
 #[cfg(test)]

@@ -12,11 +12,9 @@
 //! With the list's lock taken first, the forking thread waits before it stops allocations. The lock
 //! is recursive. In C libraries without these functions, all calls do nothing.
 
-use crate::rseq::weak_variable;
-
 macro_rules! call {
     ($name:literal) => {
-        let function = weak_variable!($name, "");
+        let function = crate::weak_variable!($name, address);
         if function != 0 {
             // SAFETY: glibc's functions of these names take no argument and return nothing.
             unsafe { core::mem::transmute::<usize, extern "C" fn()>(function)() };

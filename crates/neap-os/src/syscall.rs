@@ -4,7 +4,6 @@
 //! Never retries and never interprets a result.
 
 use crate::Errno;
-use core::arch::asm;
 
 pub(crate) const MEMBARRIER: usize = linux_raw_sys::general::__NR_membarrier as usize;
 pub(crate) const GETRANDOM: usize = linux_raw_sys::general::__NR_getrandom as usize;
@@ -25,7 +24,6 @@ pub(crate) unsafe fn syscall5(number: usize, a: usize, b: usize, c: usize, d: us
 ///
 /// # Safety
 /// As for [`syscall5`].
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn syscall6(
     number: usize,
     a: usize,
@@ -35,15 +33,7 @@ pub(crate) unsafe fn syscall6(
     e: usize,
     f: usize,
 ) -> Result<usize, Errno> {
-    let answer: isize;
-    // SAFETY: the caller meets the call's requirements. The x86-64 convention: number in rax,
-    // arguments in rdi, rsi, rdx, r10, r8 and r9; rcx and r11 are clobbered.
-    unsafe {
-        asm!("syscall", inlateout("rax") number as isize => answer, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
-            in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
-    }
+    // SAFETY: the caller meets the call's requirements.
+    let answer = unsafe { crate::arch::system_call(number, [a, b, c, d, e, f]) };
     if (-4095..0).contains(&answer) { Err(Errno::from_raw_os_error(-answer as i32)) } else { Ok(answer as usize) }
 }
-
-#[cfg(not(target_arch = "x86_64"))]
-compile_error!("neap has its system calls and restartable sequences for x86-64 only");

@@ -4,7 +4,6 @@
 
 use crate::Errno;
 use crate::environment::read_file;
-use crate::rseq::weak_variable;
 use crate::topology::{CpuSet, MAX_CPUS};
 use core::arch::global_asm;
 use core::ffi::CStr;
@@ -13,15 +12,11 @@ use rustix::fs::{CWD, Mode, OFlags, RawDir};
 
 global_asm!(".weak __libc_single_threaded"); // The C library has it from 2.32 on.
 
-/// Address of this thread's control block, which identifies the thread; never 0.
+/// The thread pointer: an address in this thread's control block, which identifies the thread.
+/// Never 0.
 #[inline]
 pub fn pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: on x86-64 the first word of a thread's control block is its own address.
-    unsafe {
-        core::arch::asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags))
-    };
-    pointer
+    crate::arch::thread_pointer()
 }
 
 /// A number below 65536 that is derived from this thread, to spread threads without a CPU id. A
@@ -108,7 +103,7 @@ pub fn allowed() -> CpuSet {
 /// Whether this is the process's only thread, as far as the C library knows. Threads of the bare
 /// system call do not count. `false` if the C library does not say.
 pub fn is_alone() -> bool {
-    weak_variable!("__libc_single_threaded", "movzx {0:e}, byte ptr [{0}]") != 0
+    crate::weak_variable!("__libc_single_threaded", u8) != 0
 }
 
 /// The bytes of a thread's name, and its length.

@@ -11,7 +11,8 @@
 //! are opened late. No lock, no registration, signal-safe. A new thread has 0. A forked child has
 //! the words of the thread that forked.
 
-use core::arch::{asm, global_asm};
+use crate::arch::{self, set_word, word};
+use core::arch::global_asm;
 
 // Hidden: each library and program has its own. No function of the C API has this name.
 global_asm!(
@@ -103,47 +104,7 @@ pub fn set_countdown_mean(bytes: usize) {
 /// at least one.
 #[inline(always)]
 pub fn count_down(bytes: usize) -> bool {
-    // One block, so that the words are found once.
-    // SAFETY: reads and writes a word of this thread, which only the functions here access.
-    unsafe {
-        asm!(
-            "mov {words}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
-            "mov {left}, qword ptr fs:[{words} + {at}]",
-            "sub {left}, {bytes}",
-            "jbe {due}",
-            "mov qword ptr fs:[{words} + {at}], {left}",
-            words = out(reg) _, left = out(reg) _, bytes = in(reg) bytes, at = const COUNTDOWN,
-            due = label { return false },
-            options(nostack)
-        );
-    }
-    true
-}
-
-#[inline(always)]
-fn word<const AT: usize>() -> usize {
-    let word: usize;
-    // SAFETY: reads a word of this thread. Its offset is the relocation of the first instruction.
-    unsafe {
-        asm!(
-            "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
-            "mov {0}, qword ptr fs:[{0} + {at}]",
-            out(reg) word, at = const AT, options(nostack, readonly, preserves_flags)
-        );
-    }
-    word
-}
-
-#[inline(always)]
-fn set_word<const AT: usize>(word: usize) {
-    // SAFETY: writes a word of this thread, which only the functions above access.
-    unsafe {
-        asm!(
-            "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
-            "mov qword ptr fs:[{0} + {at}], {1}",
-            out(reg) _, in(reg) word, at = const AT, options(nostack, preserves_flags)
-        );
-    }
+    arch::count_down::<COUNTDOWN>(bytes)
 }
 
 #[cfg(test)]

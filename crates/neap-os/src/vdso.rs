@@ -1,9 +1,9 @@
 //! Finds the kernel's function for the time, which is not a system call.
 //!
 //! The kernel maps a small shared object, the vDSO, into every process, and passes its address at
-//! the start. This module finds `__vdso_clock_gettime` in the object's symbols. It does not use the
-//! C library's `clock_gettime`: a program may define its own, which may allocate. valgrind hides
-//! the object, so there is no function then.
+//! the start. This module finds the object's `clock_gettime`, whose name depends on the processor.
+//! It does not use the C library's `clock_gettime`: a program may define its own, which may
+//! allocate. valgrind hides the object, so there is no function then.
 //!
 //! # Invariants
 //!
@@ -151,7 +151,7 @@ pub(crate) fn find() -> Option<ClockGettime> {
         return None;
     }
     // SAFETY: the kernel has mapped a valid object at this address, which stays.
-    let function = unsafe { SharedObject(address).function(c"__vdso_clock_gettime") }?;
+    let function = unsafe { SharedObject(address).function(crate::arch::CLOCK) }?;
     // SAFETY: the kernel's function of this name has this type.
     Some(unsafe { core::mem::transmute::<usize, ClockGettime>(function) })
 }

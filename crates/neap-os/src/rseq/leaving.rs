@@ -5,11 +5,9 @@
 //! every sequence refuses. Used by the interposed `vfork`. Takes no lock, never retries.
 
 use super::{is_registered, registered_offset};
+use crate::arch::SIGNATURE;
 use crate::syscall::syscall5;
 use core::ffi::c_ulong;
-
-/// Signature with which the C library registers.
-const SIGNATURE: usize = 0x5305_3053;
 
 /// Flag of the system call that unregisters.
 const UNREGISTER: usize = 1;

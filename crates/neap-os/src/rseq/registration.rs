@@ -3,39 +3,19 @@
 //! The C library announces its registration by weak symbols. Takes no lock, never retries.
 //! Signal-safe.
 
-use core::arch::asm;
-
-/// Reads a variable of another library through the GOT: `$read` loads it into the register `{0}`
-/// from the address there. With an empty `$read`, returns the address of a variable or function. 0
-/// if no loaded library has the name.
-///
-/// The symbol is weak, so the library loads without it, too. Each use declares it weak, since each
-/// object file that uses the name must do so.
-#[macro_export]
-macro_rules! weak_variable {
-    ($name:literal, $read:literal) => {{
-        let value: usize;
-        // SAFETY: loads the address from the GOT, and reads from it only if it is not null.
-        unsafe {
-            core::arch::asm!(concat!(".weak ", $name), concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"), "test {0}, {0}", "jz 2f", $read, "2:",
-                out(reg) value, options(nostack, readonly));
-        }
-        value
-    }};
-}
-pub(crate) use weak_variable;
+use crate::arch;
 
 /// Whether the C library registers its threads. It does not if it is too old, under
 /// `GLIBC_TUNABLES=glibc.pthread.rseq=0`, under valgrind, or in some sandboxes.
 pub fn is_registered() -> bool {
-    weak_variable!("__rseq_size", "mov {0:e}, dword ptr [{0}]") != 0
+    crate::weak_variable!("__rseq_size", u32) != 0
 }
 
 /// Offset of a thread's rseq area from the thread pointer, if the C library [registers
 /// threads](is_registered). It lies in the thread's control block, behind the pointer, or, from
 /// glibc 2.41 on, in front of it with thread-local variables. Never 0, where the pointer itself is.
 pub fn registered_offset() -> Option<isize> {
-    let offset = weak_variable!("__rseq_offset", "mov {0}, qword ptr [{0}]");
+    let offset = crate::weak_variable!("__rseq_offset", usize);
     (is_registered() && offset != 0).then_some(offset.cast_signed())
 }
 
@@ -48,12 +28,10 @@ pub fn may_register() -> bool {
     matches!(answer, Err(crate::Errno::INVAL | crate::Errno::BUSY | crate::Errno::FAULT))
 }
 
-/// Whether the processor has the instructions of malloc's and free's sequences: `tzcnt` and shifts
-/// that preserve the flags (BMI1 and BMI2; Intel since 2013, AMD since 2015).
+/// Whether the processor has the instructions of malloc's and free's sequences. On x86-64 these are
+/// BMI1 and BMI2 (Intel since 2013, AMD since 2015).
 pub fn has_instructions() -> bool {
-    const BOTH: u32 = 1 << 3 | 1 << 8;
-    let leaf = |leaf| core::arch::x86_64::__cpuid_count(leaf, 0);
-    leaf(0).eax >= 7 && leaf(7).ebx & BOTH == BOTH
+    arch::has_instructions()
 }
 
 /// The CPU that this thread is on; `None` if the thread is not registered.
@@ -65,12 +43,8 @@ pub fn current_cpu() -> Option<usize> {
 /// not registered.
 #[inline]
 pub fn cpu_at(offset: isize) -> Option<usize> {
-    let cpu: u32;
-    // SAFETY: the caller passes the registered offset. There the C library keeps a `struct rseq`
-    // for every thread, whose second word is `cpu_id`.
-    unsafe {
-        asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) offset, options(nostack, readonly, preserves_flags))
-    };
+    // SAFETY: the caller passes the registered offset.
+    let cpu = unsafe { arch::cpu_id(offset) };
     (cpu < u32::MAX - 15).then_some(cpu as usize)
 }
 

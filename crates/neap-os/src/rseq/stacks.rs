@@ -4,8 +4,7 @@
 //! [module above](super).
 
 use super::{SequenceResult, SequenceTable};
-use core::arch::asm;
-use core::sync::atomic::Ordering;
+use crate::arch::stacks;
 
 /// Pops the topmost pointer of this CPU's stack at `place` (bytes from the start of a region). Null
 /// if the pop was refused or aborted.
@@ -16,19 +15,8 @@ use core::sync::atomic::Ordering;
 /// * The regions have stacks at `place`, and stay mapped.
 #[inline(always)]
 pub unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
-    let value: *mut u8;
-    // SAFETY: the caller promises a valid table and stacks at `place`. The only store is the
-    // commit, into the head of a stack of this CPU.
-    unsafe {
-        asm!(
-            pop_sequence!(),
-            offset = inout(reg) table.offset.load(Ordering::Relaxed) => _,
-            table = in(reg) table, first = const SequenceTable::FIRST, place = inout(reg) place => _,
-            t = out(reg) _, next = out(reg) _, value = out(reg) value,
-            options(nostack),
-        );
-    }
-    value
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { stacks::pop(table, place) }
 }
 
 /// Pushes `value` (not null) on this CPU's stack at `place` if the low 16 bits of the CPU's id are
@@ -38,38 +26,8 @@ pub unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
 /// As for [`pop`], with a second stack behind the one at `place`.
 #[inline(always)]
 pub unsafe fn push(table: &SequenceTable, place: usize, home: u16, value: *mut u8) -> SequenceResult {
-    // SAFETY: the caller promises a valid table and both stacks. The store before the commit goes
-    // to the cell at the head, which no thread reads until the commit.
-    unsafe {
-        asm!(
-            push_sequence!(),
-            offset = in(reg) table.offset.load(Ordering::Relaxed),
-            table = in(reg) table, first = const SequenceTable::FIRST, place = inout(reg) place => _,
-            home = inout(reg) usize::from(home) => _, value = in(reg) value, t = out(reg) _,
-            full = label { return SequenceResult::Refused },
-            aborted = label { return SequenceResult::Aborted },
-            options(nostack),
-        );
-    }
-    SequenceResult::Committed
-}
-
-/// One attempt of a sequence at `place` that moves several pointers or none. Takes the body from
-/// the region's address in `t` to the commit, and its operands. The body jumps to `refused` before
-/// the commit.
-macro_rules! attempt {
-    ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
-        asm!(
-            sequence!($($body),+, "22:"; abort: "jmp {aborted}"),
-            offset = in(reg) $table.offset.load(Ordering::Relaxed),
-            table = in(reg) $table, first = const SequenceTable::FIRST, place = in(reg) $place, t = out(reg) _,
-            $($operands)*,
-            refused = label { return SequenceResult::Refused },
-            aborted = label { return SequenceResult::Aborted },
-            options(nostack),
-        );
-        SequenceResult::Committed
-    }};
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { stacks::push(table, place, home, value) }
 }
 
 /// Pops the topmost `to.len()` pointers of this CPU's stack at `place`, all or none. They keep the
@@ -79,23 +37,8 @@ macro_rules! attempt {
 /// As for [`pop`].
 #[inline]
 pub unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mut u8]) -> SequenceResult {
-    // SAFETY: the caller promises a valid table and stack. The copies go to `to`, which has room
-    // for them, and count only after the commit.
-    unsafe {
-        attempt!(
-            table, place:
-            "add {t}, {place}",
-            "lea rsi, [rcx * 8]",
-            "neg rsi",
-            "add rsi, qword ptr [{t}]",
-            "cmp rsi, qword ptr [{t} + 8]",
-            "jl {refused}",
-            "mov {rest}, rsi",
-            "rep movsq",
-            "mov qword ptr [{t}], {rest}";
-            rest = out(reg) _, inout("rcx") to.len() => _, inout("rdi") to.as_mut_ptr() => _, out("rsi") _
-        )
-    }
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { stacks::pop_many(table, place, to) }
 }
 
 /// Pushes all pointers of `from` on this CPU's stack at `place`, all or none.
@@ -104,21 +47,8 @@ pub unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mut u8]) 
 /// As for [`pop`]; no pointer is null.
 #[inline]
 pub unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut u8]) -> SequenceResult {
-    // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
-    // `end`, as checked, and no thread reads them until the commit.
-    unsafe {
-        attempt!(
-            table, place:
-            "add {t}, {place}",
-            "mov rdi, qword ptr [{t}]",
-            "lea {total}, [rdi + rcx * 8]",
-            "cmp {total}, qword ptr [{t} + 16]",
-            "jg {refused}",
-            "rep movsq",
-            "mov qword ptr [{t}], {total}";
-            total = out(reg) _, inout("rcx") from.len() => _, inout("rsi") from.as_ptr() => _, out("rdi") _
-        )
-    }
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { stacks::push_many(table, place, from) }
 }
 
 /// Pushes `count` pointers on this CPU's stack at `place`, all or none: `value`, and each further
@@ -134,26 +64,8 @@ pub unsafe fn push_progression(
     step: isize,
     count: usize,
 ) -> SequenceResult {
-    // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
-    // `end`, as checked, and no thread reads them until the commit.
-    unsafe {
-        attempt!(
-            table, place:
-            "add {t}, {place}",
-            "mov {cell}, qword ptr [{t}]",
-            "lea {total}, [{cell} + {total} * 8]",
-            "cmp {total}, qword ptr [{t} + 16]",
-            "jg {refused}",
-            "25:",
-            "mov qword ptr [{cell}], {value}",
-            "add {value}, {step}",
-            "add {cell}, 8",
-            "cmp {cell}, {total}",
-            "jne 25b",
-            "mov qword ptr [{t}], {total}";
-            value = inout(reg) value => _, step = in(reg) step, total = inout(reg) count => _, cell = out(reg) _
-        )
-    }
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { stacks::push_progression(table, place, value, step, count) }
 }
 
 /// Raises the capacity of this CPU's stack at `place` to `capacity` cells, if it is lower. Refused
@@ -163,29 +75,15 @@ pub unsafe fn push_progression(
 /// As for [`pop`]; the region has that many cells for the stack.
 #[inline]
 pub unsafe fn widen(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
-    // SAFETY: the caller promises a valid table and stack. The only store is the commit, into the
-    // stack's `end`.
-    unsafe {
-        attempt!(
-            table, place:
-            "cmp dword ptr [{t}], 0",
-            "je {refused}",
-            "add {t}, {place}",
-            "mov {end}, qword ptr [{t} + 8]",
-            "lea {end}, [{end} + {capacity} * 8]",
-            "cmp {end}, qword ptr [{t} + 16]",
-            "cmovb {end}, qword ptr [{t} + 16]",
-            "mov qword ptr [{t} + 16], {end}";
-            capacity = in(reg) capacity as usize, end = out(reg) _
-        )
-    }
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { stacks::widen(table, place, capacity) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::rseq::{Stack, UNREGISTERED, registered_offset};
-    use core::sync::atomic::{AtomicPtr, AtomicU32};
+    use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
     use std::boxed::Box;
     use std::vec;
     use std::vec::Vec;

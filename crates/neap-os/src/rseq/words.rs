@@ -4,7 +4,7 @@
 //! RCU's readers and the stocks of memory groups. Takes no lock, never retries. Signal-safe.
 
 use super::SequenceResult;
-use core::arch::asm;
+use crate::arch::words;
 use core::sync::atomic::AtomicPtr;
 
 /// Adds `value` to this CPU's word of per-CPU data. Returns whether the addition took effect. It
@@ -20,31 +20,8 @@ use core::sync::atomic::AtomicPtr;
 /// this function changes the words.
 #[inline(always)]
 pub unsafe fn add(offset: isize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> bool {
-    // SAFETY: the caller promises a valid table, whose offsets lead to words. The only store is the
-    // commit, into this CPU's word.
-    unsafe {
-        asm!(
-            critical!(
-                "mov {t:e}, dword ptr fs:[{offset} + 4]",
-                "cmp {t}, {cpus}",
-                "jae {refused}",
-                "mov {table}, qword ptr [{offsets}]",
-                "test {table}, {table}",
-                "jz {refused}",
-                "mov {t}, qword ptr [{table} + {t} * 8]",
-                "cmp {t}, -1",
-                "je {refused}",
-                "add qword ptr [{base} + {t}], {value}",
-                "22:";
-                abort: "jmp {refused}"
-            ),
-            offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
-            value = in(reg) value, t = out(reg) _, table = out(reg) _,
-            refused = label { return false },
-            options(nostack),
-        );
-    }
-    true
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { words::add(offset, offsets, cpus, base, value) }
 }
 
 /// Result of [`count`].
@@ -66,32 +43,8 @@ pub enum Counted {
 /// As for [`add`].
 #[inline(always)]
 pub unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usize, value: i64, mask: i64) -> Counted {
-    // SAFETY: the caller promises a valid table, whose offsets lead to words. The only store is the
-    // commit, into this CPU's word.
-    unsafe {
-        asm!(
-            critical!(
-                "mov {t:e}, dword ptr fs:[{offset} + 4]",
-                "cmp {t}, {cpus}",
-                "jae {refused}",
-                "mov {t}, qword ptr [{offsets} + {t} * 8]",
-                "add {t}, {base}",
-                "mov {new}, qword ptr [{t}]",
-                "add {new}, {value}",
-                "mov qword ptr [{t}], {new}",
-                "22:",
-                "test {new}, {mask}",
-                "jnz {beyond}";
-                abort: "jmp {refused}"
-            ),
-            offset = in(reg) offset, offsets = in(reg) offsets, cpus = in(reg) cpus, base = in(reg) base,
-            value = in(reg) value, mask = in(reg) mask, t = out(reg) _, new = out(reg) _,
-            refused = label { return Counted::Refused },
-            beyond = label { return Counted::Beyond },
-            options(nostack),
-        );
-    }
-    Counted::Within
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { words::count(offset, offsets, cpus, base, value, mask) }
 }
 
 /// Adds `delta` to this CPU's word at `place` (in units of 8 bytes from the start of a region), if
@@ -113,31 +66,8 @@ pub unsafe fn alter(
     span: u64,
     delta: u64,
 ) -> SequenceResult {
-    // SAFETY: the caller promises regions with a word at `place`. The only store is the commit,
-    // into a word of this CPU that the checks have admitted.
-    unsafe {
-        asm!(
-            sequence!(
-                "mov {word}, qword ptr [{t} + {place} * 8]",
-                "mov {number}, {word}",
-                "xor {number}, {tag}",
-                "sub {number}, {low}",
-                "cmp {number}, {span}",
-                "ja {refused}",
-                "add {word}, {delta}",
-                "mov qword ptr [{t} + {place} * 8], {word}",
-                "22:";
-                abort: "jmp {aborted}"
-            ),
-            offset = in(reg) offset, table = in(reg) regions, first = const 0, place = in(reg) place,
-            tag = in(reg) tag, low = in(reg) low, span = in(reg) span, delta = in(reg) delta,
-            t = out(reg) _, word = out(reg) _, number = out(reg) _,
-            refused = label { return SequenceResult::Refused },
-            aborted = label { return SequenceResult::Aborted },
-            options(nostack),
-        );
-    }
-    SequenceResult::Committed
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { words::alter(offset, regions, place, tag, low, span, delta) }
 }
 
 /// Adds one to word number `word` of this CPU, for readers of RCU. `table` has for each of `cpus`
@@ -147,27 +77,8 @@ pub unsafe fn alter(
 /// As for [`add`], with `table` as described here.
 #[inline(always)]
 pub unsafe fn count_one(offset: isize, table: usize, cpus: usize, word: usize) -> bool {
-    // SAFETY: the caller promises a valid table, whose addresses lead to words. The only store is
-    // the commit, into this CPU's word.
-    unsafe {
-        asm!(
-            critical!(
-                "mov {t:e}, dword ptr fs:[{offset} + 4]",
-                "cmp {t}, {cpus}",
-                "jae {refused}",
-                "mov {t}, qword ptr [{table} + {t} * 8]",
-                "test {t}, {t}",
-                "jz {refused}",
-                "add qword ptr [{t} + {word} * 8], 1",
-                "22:";
-                abort: "jmp {refused}"
-            ),
-            offset = in(reg) offset, table = in(reg) table, cpus = in(reg) cpus, word = in(reg) word, t = out(reg) _,
-            refused = label { return false },
-            options(nostack),
-        );
-    }
-    true
+    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    unsafe { words::count_one(offset, table, cpus, word) }
 }
 
 #[cfg(test)]

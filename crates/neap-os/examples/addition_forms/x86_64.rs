@@ -99,7 +99,7 @@ fn least(mut add: impl FnMut()) -> f64 {
     least
 }
 
-fn main() {
+pub(super) fn measure() {
     let Some(area) = registered_offset() else {
         println!("the C library has registered no rseq area");
         return;

@@ -64,7 +64,7 @@ fn least(mut pair: impl FnMut()) -> f64 {
     least
 }
 
-fn main() {
+pub(super) fn measure() {
     let (mut counted, mut pointed) = (Box::new(Region([0; 256])), Box::new(Region([0; 256])));
     let (counted, pointed) = (&raw mut *counted, &raw mut *pointed);
     // SAFETY: both regions live to the end of main; the pointed stack's cells begin behind its

@@ -1,0 +1,124 @@
+//! arm64.
+
+use core::arch::asm;
+
+/// The address of the function that the dynamic linker chose for a name, of this library or
+/// another; 0 if there is none.
+///
+/// A name that may have no definition must be marked `weak` in each object file that uses it.
+macro_rules! chosen {
+    (weak $name:literal) => {
+        chosen!($name, concat!(".weak ", $name))
+    };
+    ($name:literal $(, $first:expr)?) => {{
+        let address: usize;
+        // SAFETY: loads a word of this library's own global offset table.
+        unsafe {
+            core::arch::asm!($($first,)? concat!("adrp {0}, :got:", $name), concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
+                out(reg) address,
+                options(nostack, nomem, preserves_flags));
+        }
+        address
+    }};
+}
+
+macro_rules! jump {
+    ($name:literal) => {
+        concat!("adrp x16, :got:", $name, "\nldr x16, [x16, :got_lo12:", $name, "]\nbr x16")
+    };
+}
+
+macro_rules! third_is_second {
+    () => {
+        "mov x1, x2"
+    };
+}
+
+/// Start and end of this library's code.
+#[inline(always)]
+pub(crate) fn own_code() -> (usize, usize) {
+    let (start, end): (usize, usize);
+    // SAFETY: accesses no memory; the linker defines both symbols.
+    unsafe {
+        asm!("adrp {0}, __ehdr_start", "add {0}, {0}, :lo12:__ehdr_start", "adrp {1}, _etext", "add {1}, {1}, :lo12:_etext",
+            out(reg) start, out(reg) end, options(nostack, nomem, preserves_flags));
+    }
+    (start, end)
+}
+
+macro_rules! or_other {
+    ($take:ident, $other:ident) => {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "stp x29, x30, [sp, #-48]!", ".cfi_def_cfa_offset 48", ".cfi_offset x29, -48", ".cfi_offset x30, -40",
+            "mov x29, sp",
+            "stp x0, x1, [sp, #16]",
+            "str x2, [sp, #32]",
+            "bl {take}",
+            "cbnz x0, 2f",
+            "bl {other}",
+            "mov x16, x0",
+            "ldp x0, x1, [sp, #16]",
+            "ldr x2, [sp, #32]",
+            ".cfi_remember_state",
+            "ldp x29, x30, [sp], #48", ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
+            "br x16",
+            "2:",
+            ".cfi_restore_state",
+            "ldp x29, x30, [sp], #48", ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
+            "ret",
+            ".cfi_endproc",
+            take = sym $take, other = sym $other
+        )
+    };
+}
+
+macro_rules! filtered {
+    ($mask:expr, $next:ident) => {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "and w1, w1, #{mask}",
+            "stp x29, x30, [sp, #-32]!", ".cfi_def_cfa_offset 32", ".cfi_offset x29, -32", ".cfi_offset x30, -24",
+            "mov x29, sp",
+            "stp x0, x1, [sp, #16]",
+            "bl {next}",
+            "mov x16, x0",
+            "ldp x0, x1, [sp, #16]",
+            "ldp x29, x30, [sp], #32", ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
+            "br x16",
+            ".cfi_endproc",
+            mask = const $mask, next = sym $next
+        )
+    };
+}
+
+/// The registration that was left stays in x9 and x10, and the return address in x30. The kernel
+/// changes none of these. There is no call `vfork`: `clone` with CLONE_VM, CLONE_VFORK and SIGCHLD
+/// does it, on the caller's stack.
+macro_rules! vfork {
+    ($before:ident, $in_parent:ident) => {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "stp x29, x30, [sp, #-16]!", ".cfi_def_cfa_offset 16", ".cfi_offset x29, -16", ".cfi_offset x30, -8",
+            "bl {before}",
+            "ldp x29, x30, [sp], #16", ".cfi_def_cfa_offset 0", ".cfi_restore x29", ".cfi_restore x30",
+            "mov x9, x0",
+            "mov x10, x1",
+            "mov x0, #{flags}",
+            "mov x1, xzr",
+            "mov x2, xzr",
+            "mov x3, xzr",
+            "mov x4, xzr",
+            "mov x8, #{clone}",
+            "svc #0",
+            "cbz x0, 2f",
+            "mov x1, x9",
+            "mov x2, x10",
+            "b {in_parent}",
+            "2:",
+            "ret",
+            ".cfi_endproc",
+            before = sym $before, flags = const 0x4111, clone = const 220, in_parent = sym $in_parent
+        )
+    };
+}

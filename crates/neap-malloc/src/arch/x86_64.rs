@@ -1,0 +1,115 @@
+//! x86-64.
+
+use core::arch::asm;
+
+/// The address of the function that the dynamic linker chose for a name, of this library or
+/// another; 0 if there is none.
+///
+/// A name that may have no definition must be marked `weak` in each object file that uses it.
+macro_rules! chosen {
+    (weak $name:literal) => {
+        chosen!($name, concat!(".weak ", $name))
+    };
+    ($name:literal $(, $first:expr)?) => {{
+        let address: usize;
+        // SAFETY: loads a word of this library's own global offset table.
+        unsafe {
+            core::arch::asm!($($first,)? concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"), out(reg) address,
+                options(nostack, nomem, preserves_flags));
+        }
+        address
+    }};
+}
+
+macro_rules! jump {
+    ($name:literal) => {
+        concat!("jmp qword ptr [rip + ", $name, "@GOTPCREL]")
+    };
+}
+
+macro_rules! third_is_second {
+    () => {
+        "mov rsi, rdx"
+    };
+}
+
+/// Start and end of this library's code.
+#[inline(always)]
+pub(crate) fn own_code() -> (usize, usize) {
+    let (start, end): (usize, usize);
+    // SAFETY: accesses no memory; the linker defines both symbols.
+    unsafe {
+        asm!("lea {}, [rip + __ehdr_start]", "lea {}, [rip + _etext]", out(reg) start, out(reg) end,
+            options(nostack, nomem, preserves_flags));
+    }
+    (start, end)
+}
+
+macro_rules! or_other {
+    ($take:ident, $other:ident) => {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "push rdi", ".cfi_adjust_cfa_offset 8",
+            "push rsi", ".cfi_adjust_cfa_offset 8",
+            "push rdx", ".cfi_adjust_cfa_offset 8",
+            "call {take}",
+            "test rax, rax",
+            "jne 2f",
+            "call {other}",
+            "pop rdx", ".cfi_adjust_cfa_offset -8",
+            "pop rsi", ".cfi_adjust_cfa_offset -8",
+            "pop rdi", ".cfi_adjust_cfa_offset -8",
+            "jmp rax",
+            "2:",
+            ".cfi_adjust_cfa_offset 24",
+            "add rsp, 24",
+            ".cfi_adjust_cfa_offset -24",
+            "ret",
+            ".cfi_endproc",
+            take = sym $take, other = sym $other
+        )
+    };
+}
+
+macro_rules! filtered {
+    ($mask:expr, $next:ident) => {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "and esi, {mask}",
+            "push rdi", ".cfi_adjust_cfa_offset 8",
+            "push rsi", ".cfi_adjust_cfa_offset 8",
+            "push rax", ".cfi_adjust_cfa_offset 8",
+            "call {next}",
+            "pop rcx", ".cfi_adjust_cfa_offset -8",
+            "pop rsi", ".cfi_adjust_cfa_offset -8",
+            "pop rdi", ".cfi_adjust_cfa_offset -8",
+            "jmp rax",
+            ".cfi_endproc",
+            mask = const $mask, next = sym $next
+        )
+    };
+}
+
+/// The registration that was left stays in rsi and rdx, and the return address in r9. The kernel
+/// changes none of these.
+macro_rules! vfork {
+    ($before:ident, $in_parent:ident) => {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "sub rsp, 8", ".cfi_adjust_cfa_offset 8",
+            "call {before}",
+            "add rsp, 8", ".cfi_adjust_cfa_offset -8",
+            "mov rsi, rax",
+            "mov r9, qword ptr [rsp]", ".cfi_register rip, r9",
+            "mov eax, {vfork}",
+            "syscall",
+            "mov qword ptr [rsp], r9", ".cfi_offset rip, -8",
+            "mov rdi, rax",
+            "test rax, rax",
+            "jne {in_parent}",
+            "ret",
+            ".cfi_endproc",
+            before = sym $before, vfork = const 58, in_parent = sym $in_parent
+        )
+    };
+}

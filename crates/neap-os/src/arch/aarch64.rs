@@ -1,0 +1,225 @@
+//! arm64, little endian, ARMv8.0 and later. Loads and stores of a thread may be done in any order
+//! that its dependencies allow: see docs/design/arm64.md.
+
+use crate::call_stack::Registers;
+use core::arch::{asm, naked_asm};
+use core::ffi::CStr;
+
+// Before the modules that use its macros.
+#[macro_use]
+mod sequences;
+pub(crate) mod stacks;
+pub(crate) mod words;
+
+/// Signature in front of abort exits; a `brk` that no debugger uses.
+pub(crate) const SIGNATURE: usize = 0xd428_bc00;
+
+/// Name of the vDSO's function for the time.
+pub(crate) const CLOCK: &CStr = c"__kernel_clock_gettime";
+
+/// Reads a variable of another library through the GOT, with the type `u8`, `u32` or `usize`, as a
+/// `usize`. `address` returns the address of a variable or function. 0 if no loaded library has the
+/// name.
+///
+/// The symbol is weak, so the library loads without it, too. Each use declares it weak, since each
+/// object file that uses the name must do so.
+#[macro_export]
+macro_rules! weak_variable {
+    ($name:literal, u8) => { $crate::weak_variable!(@ $name, "ldrb {0:w}, [{0}]") };
+    ($name:literal, u32) => { $crate::weak_variable!(@ $name, "ldr {0:w}, [{0}]") };
+    ($name:literal, usize) => { $crate::weak_variable!(@ $name, "ldr {0}, [{0}]") };
+    ($name:literal, address) => { $crate::weak_variable!(@ $name, "") };
+    (@ $name:literal, $read:literal) => {{
+        let value: usize;
+        // SAFETY: loads the address from the GOT, and reads from it only if it is not null.
+        unsafe {
+            core::arch::asm!(concat!(".weak ", $name), concat!("adrp {0}, :got:", $name),
+                concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"), "cbz {0}, 2f", $read, "2:",
+                out(reg) value, options(nostack, readonly, preserves_flags));
+        }
+        value
+    }};
+}
+
+/// Text of an instruction that raises SIGTRAP.
+#[cfg(feature = "runtime")]
+macro_rules! trap_text {
+    () => {
+        "brk #1"
+    };
+}
+
+/// Ends the process by a breakpoint instruction.
+pub(crate) fn trap() -> ! {
+    // SAFETY: the instruction ends the process, or runs the program's handler again.
+    unsafe { asm!("brk #1", options(noreturn)) }
+}
+
+/// Makes one system call.
+///
+/// # Safety
+/// The arguments meet the requirements of the call.
+#[inline(always)]
+pub(crate) unsafe fn system_call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
+    let answer: isize;
+    // SAFETY: the caller meets the call's requirements. The arm64 convention: number in x8,
+    // arguments in x0 to x5; no other register changes than x0.
+    unsafe {
+        asm!("svc #0", in("x8") number, inlateout("x0") a => answer, in("x1") b, in("x2") c, in("x3") d, in("x4") e,
+            in("x5") f, options(nostack));
+    }
+    answer
+}
+
+/// The thread pointer. Thread-local variables lie behind the 16 bytes that it points to; the
+/// thread's control block lies in front of it.
+#[inline(always)]
+pub(crate) fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: reads a register that only the C library writes.
+    unsafe { asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, nomem, preserves_flags)) };
+    pointer
+}
+
+/// Address of this thread's rseq area, which lies `offset` bytes from the thread pointer.
+#[inline(always)]
+fn area(offset: isize) -> usize {
+    thread_pointer().wrapping_add_signed(offset)
+}
+
+/// Address of the thread-local words.
+#[inline(always)]
+fn words_of_thread() -> usize {
+    let address: usize;
+    // SAFETY: loads the distance between the words and the thread pointer, a relocation.
+    unsafe {
+        asm!(
+            "mrs {1}, tpidr_el0",
+            "adrp {0}, :gottprel:__entered_of_neap",
+            "ldr {0}, [{0}, :gottprel_lo12:__entered_of_neap]",
+            "add {0}, {0}, {1}",
+            out(reg) address, out(reg) _, options(nostack, readonly, preserves_flags)
+        );
+    }
+    address
+}
+
+#[inline(always)]
+pub(crate) fn word<const AT: usize>() -> usize {
+    let word: usize;
+    // SAFETY: reads a word of this thread.
+    unsafe {
+        asm!("ldr {0}, [{1}, #{at}]", out(reg) word, in(reg) words_of_thread(), at = const AT,
+            options(nostack, readonly, preserves_flags));
+    }
+    word
+}
+
+#[inline(always)]
+pub(crate) fn set_word<const AT: usize>(word: usize) {
+    // SAFETY: writes a word of this thread, which only `thread_state` accesses.
+    unsafe {
+        asm!("str {0}, [{1}, #{at}]", in(reg) word, in(reg) words_of_thread(), at = const AT,
+            options(nostack, preserves_flags));
+    }
+}
+
+#[inline(always)]
+pub(crate) fn count_down<const AT: usize>(bytes: usize) -> bool {
+    let left = word::<AT>();
+    if left <= bytes {
+        return false;
+    }
+    set_word::<AT>(left - bytes);
+    true
+}
+
+/// Calls a function with the stack pointer at `top`, and restores the caller's.
+///
+/// # Safety
+/// `top` is a multiple of 16. Below it lies as much memory as the function needs. The function
+/// accepts `argument`.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn call_on_stack(
+    top: *mut u8,
+    function: unsafe extern "C" fn(*mut u8),
+    argument: *mut u8,
+) {
+    naked_asm!(
+        ".cfi_startproc",
+        "stp x29, x30, [sp, #-16]!",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset x29, -16",
+        ".cfi_offset x30, -8",
+        "mov x29, sp",
+        ".cfi_def_cfa_register x29",
+        "mov sp, x0",
+        "mov x0, x2",
+        "blr x1",
+        "mov sp, x29",
+        ".cfi_def_cfa_register sp",
+        "ldp x29, x30, [sp], #16",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore x29",
+        ".cfi_restore x30",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+#[inline(always)]
+pub(crate) fn registers() -> Registers {
+    let (instruction, stack_pointer, frame_pointer);
+    // SAFETY: reads three registers.
+    unsafe {
+        asm!(
+            "adr {instruction}, .",
+            "mov {stack}, sp",
+            "mov {frame}, x29",
+            instruction = out(reg) instruction, stack = out(reg) stack_pointer, frame = out(reg) frame_pointer,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    Registers { instruction, stack_pointer, frame_pointer }
+}
+
+/// Copies bytes that Rust does not know.
+///
+/// # Safety
+/// The first range can be read, and the second is the caller's.
+pub(crate) unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller says that the first range can be read, and the second is its own.
+    unsafe {
+        asm!(
+            "cbz {bytes}, 3f",
+            "2:",
+            "ldrb {byte:w}, [{from}], #1",
+            "strb {byte:w}, [{to}], #1",
+            "subs {bytes}, {bytes}, #1",
+            "b.ne 2b",
+            "3:",
+            bytes = inout(reg) bytes => _, from = inout(reg) from => _, to = inout(reg) to => _, byte = out(reg) _,
+            options(nostack)
+        );
+    }
+}
+
+/// Every arm64 has the instructions of the sequences.
+pub(crate) fn has_instructions() -> bool {
+    true
+}
+
+/// The CPU's id in this thread's rseq area.
+///
+/// # Safety
+/// `offset` is [`registered_offset`](crate::rseq::registered_offset).
+#[inline]
+pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
+    let cpu: u32;
+    // SAFETY: the caller passes the registered offset. There the C library keeps a `struct rseq`
+    // for every thread, whose second word is `cpu_id`.
+    unsafe {
+        asm!("ldr {0:w}, [{1}, #4]", out(reg) cpu, in(reg) area(offset), options(nostack, readonly, preserves_flags))
+    };
+    cpu
+}

@@ -1,0 +1,119 @@
+//! Assembly of the sequences on stacks, as text for [`asm!`](core::arch::asm).
+//!
+//! # Design
+//!
+//! [`critical`](crate::critical) begins and ends every sequence. [`sequence`](crate::sequence) adds
+//! the steps from the CPU id to the region. [`pop_sequence`](crate::pop_sequence) and
+//! [`push_sequence`](crate::push_sequence) move one object.
+//!
+//! The abort exit lies behind the sequence, in the same function, and a branch leads around it. So
+//! the function's own unwind information describes it for every unwinder. On x86-64 it lies
+//! elsewhere, which saves the branch but needs unwind information of its own. That needs a register
+//! for the program counter, which arm64 unwinders do not have.
+//!
+//! # Invariants
+//!
+//! The rules for a body are those of [`rseq`](crate::rseq). These operands have the same meaning in
+//! all macros:
+//!
+//! | operand | value |
+//! |---|---|
+//! | `area` | address of the thread's rseq area |
+//! | `first` | address of CPU 0's entry in the region table, or of another table by CPU |
+//! | `place` | bytes from the start of a region to a stack |
+//! | `t` | scratch register |
+//!
+//! # Concurrency
+//!
+//! Each load of a sequence has an address that the load before it returned: CPU id, region, head,
+//! cell. The processor does such loads in this order. So a thread that finds a region also finds
+//! what was stored there before the Release store of its address. No barrier is needed.
+//!
+//! Threads that take turns on a CPU see each other's stores in program order, as one thread does.
+//! The kernel orders all accesses of a thread when it switches threads. A thread on another CPU
+//! reads a stack only after a fence on the stack's CPU. So the commit is a plain store.
+
+/// Begin and end of every sequence: the descriptor that the kernel reads, and the abort exit with
+/// its signature. Descriptors lie in the section that is read-only after relocation: they are never
+/// written, and pages of their own would cost two more faults. The body has `22:` behind its
+/// commit; `23:` is the end. Labels from 25 on are free for the body and its surroundings.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! critical {
+    ($($body:literal),* ; abort: $($abort:literal),+) => {
+        concat!(
+            ".pushsection .data.rel.ro, \"aw\", @progbits\n.balign 32\n",
+            "20: .long 0, 0\n.quad 21f, 22f - 21f, 24f\n.popsection\n",
+            "adrp {t}, 20b\nadd {t}, {t}, :lo12:20b\n",
+            "str {t}, [{area}, #8]\n",
+            "21:\n",
+            $($body, "\n",)*
+            "b 23f\n.inst 0xd428bc00\n",
+            "24:\n",
+            $($abort, "\n",)+
+            "23:\n",
+        )
+    };
+}
+
+/// A [`critical`](crate::critical) section that begins with the steps from the CPU id to the
+/// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id; it
+/// changes only registers that it names.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! sequence {
+    ($(look: $($look:literal),*;)? $($body:literal),* ; abort: $($abort:literal),+) => {
+        $crate::critical!(
+            "ldr {t:w}, [{area}, #4]",
+            $($($look,)*)?
+            "ldr {t}, [{first}, {t:w}, sxtw #3]",
+            $($body),*;
+            abort: $($abort),+
+        )
+    };
+}
+
+/// Pops the topmost object of the stack at `place` into `value`; null if there is none. `look`
+/// checks the object before the commit, and refuses null. `then` runs after the commit. Changes
+/// `place`, `t` and `next`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! pop_sequence {
+    () => {
+        $crate::pop_sequence!(look: "cbz {value}, 23f"; then:)
+    };
+    (look: $($look:literal),*; then: $($then:literal),*) => {
+        $crate::sequence!(
+            "add {place}, {place}, {t}",
+            "ldr {next}, [{place}]",
+            "ldr {value}, [{next}, #-8]!",
+            $($look,)*
+            "str {next}, [{place}]",
+            "22:"
+            $(, $then)*;
+            abort: "mov {value}, xzr"
+        )
+    };
+}
+
+/// Pushes `value` on the stack at `place` if the CPU's id equals the low 16 bits of `home`,
+/// otherwise on the next stack behind it. Changes `place`, `home` and `t`. `behind` lies behind the
+/// abort exit and is reached by jumps only.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! push_sequence {
+    ($($behind:literal),*) => {
+        $crate::sequence!(
+            look: "cmp {t:w}, {home:w}, uxth", "add {home}, {place}, #24", "csel {place}, {place}, {home}, eq";
+            "add {place}, {place}, {t}",
+            "ldr {t}, [{place}]",
+            "ldr {home}, [{place}, #16]",
+            "cmp {t}, {home}",
+            "b.eq {full}",
+            "str {value}, [{t}], #8",
+            "str {t}, [{place}]",
+            "22:";
+            abort: "b {aborted}" $(, $behind)*
+        )
+    };
+}

@@ -1,0 +1,171 @@
+//! The sequences of [`rseq`](crate::rseq) on stacks. Each function has the contract of the function
+//! of its name there.
+
+use super::area;
+use crate::rseq::{SequenceResult, SequenceTable, UNREGISTERED};
+use core::arch::asm;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// The entry of CPU 0, in front of which lie the entries of unregistered threads.
+#[inline(always)]
+fn first(table: &SequenceTable) -> *const AtomicPtr<u8> {
+    table.regions.as_ptr().wrapping_add(UNREGISTERED)
+}
+
+#[inline(always)]
+pub(crate) unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
+    let value: *mut u8;
+    // SAFETY: the caller promises a valid table and stacks at `place`. The only store is the
+    // commit, into the head of a stack of this CPU.
+    unsafe {
+        asm!(
+            pop_sequence!(),
+            area = in(reg) area(table.offset.load(Ordering::Relaxed)), first = in(reg) first(table),
+            place = inout(reg) place => _, t = out(reg) _, next = out(reg) _, value = out(reg) value,
+            options(nostack),
+        );
+    }
+    value
+}
+
+#[inline(always)]
+pub(crate) unsafe fn push(table: &SequenceTable, place: usize, home: u16, value: *mut u8) -> SequenceResult {
+    // SAFETY: the caller promises a valid table and both stacks. The store before the commit goes
+    // to the cell at the head, which no thread reads until the commit.
+    unsafe {
+        asm!(
+            push_sequence!(),
+            area = in(reg) area(table.offset.load(Ordering::Relaxed)), first = in(reg) first(table),
+            place = inout(reg) place => _, home = inout(reg) usize::from(home) => _, value = in(reg) value,
+            t = out(reg) _,
+            full = label { return SequenceResult::Refused },
+            aborted = label { return SequenceResult::Aborted },
+            options(nostack),
+        );
+    }
+    SequenceResult::Committed
+}
+
+/// One attempt of a sequence at `place` that moves several pointers or none. Takes the body from
+/// the region's address in `t` to the commit, and its operands. The body jumps to `refused` before
+/// the commit.
+macro_rules! attempt {
+    ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
+        asm!(
+            sequence!($($body),+, "22:"; abort: "b {aborted}"),
+            area = in(reg) area($table.offset.load(Ordering::Relaxed)), first = in(reg) first($table),
+            place = in(reg) $place, t = out(reg) _,
+            $($operands)*,
+            refused = label { return SequenceResult::Refused },
+            aborted = label { return SequenceResult::Aborted },
+            options(nostack),
+        );
+        SequenceResult::Committed
+    }};
+}
+
+#[inline]
+pub(crate) unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mut u8]) -> SequenceResult {
+    // SAFETY: the caller promises a valid table and stack. The copies go to `to`, which has room
+    // for them, and count only after the commit.
+    unsafe {
+        attempt!(
+            table, place:
+            "add {t}, {t}, {place}",
+            "ldr {from}, [{t}]",
+            "sub {from}, {from}, {count}, lsl #3",
+            "ldr {rest}, [{t}, #8]",
+            "cmp {from}, {rest}",
+            "b.lo {refused}",
+            "mov {rest}, {from}",
+            "cbz {count}, 26f",
+            "25:",
+            "ldr {value}, [{from}], #8",
+            "str {value}, [{to}], #8",
+            "subs {count}, {count}, #1",
+            "b.ne 25b",
+            "26:",
+            "str {rest}, [{t}]";
+            rest = out(reg) _, from = out(reg) _, value = out(reg) _,
+            count = inout(reg) to.len() => _, to = inout(reg) to.as_mut_ptr() => _
+        )
+    }
+}
+
+#[inline]
+pub(crate) unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut u8]) -> SequenceResult {
+    // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
+    // `end`, as checked, and no thread reads them until the commit.
+    unsafe {
+        attempt!(
+            table, place:
+            "add {t}, {t}, {place}",
+            "ldr {to}, [{t}]",
+            "add {total}, {to}, {count}, lsl #3",
+            "ldr {value}, [{t}, #16]",
+            "cmp {total}, {value}",
+            "b.hi {refused}",
+            "cbz {count}, 26f",
+            "25:",
+            "ldr {value}, [{from}], #8",
+            "str {value}, [{to}], #8",
+            "subs {count}, {count}, #1",
+            "b.ne 25b",
+            "26:",
+            "str {total}, [{t}]";
+            total = out(reg) _, to = out(reg) _, value = out(reg) _,
+            count = inout(reg) from.len() => _, from = inout(reg) from.as_ptr() => _
+        )
+    }
+}
+
+#[inline]
+pub(crate) unsafe fn push_progression(
+    table: &SequenceTable,
+    place: usize,
+    value: *mut u8,
+    step: isize,
+    count: usize,
+) -> SequenceResult {
+    // SAFETY: the caller promises a valid table and stack. The cells from the head on are below
+    // `end`, as checked, and no thread reads them until the commit.
+    unsafe {
+        attempt!(
+            table, place:
+            "add {t}, {t}, {place}",
+            "ldr {cell}, [{t}]",
+            "add {total}, {cell}, {total}, lsl #3",
+            "ldr {end}, [{t}, #16]",
+            "cmp {total}, {end}",
+            "b.hi {refused}",
+            "25:",
+            "str {value}, [{cell}], #8",
+            "add {value}, {value}, {step}",
+            "cmp {cell}, {total}",
+            "b.ne 25b",
+            "str {total}, [{t}]";
+            value = inout(reg) value => _, step = in(reg) step, total = inout(reg) count => _, cell = out(reg) _,
+            end = out(reg) _
+        )
+    }
+}
+
+#[inline]
+pub(crate) unsafe fn widen(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
+    // SAFETY: the caller promises a valid table and stack. The only store is the commit, into the
+    // stack's `end`.
+    unsafe {
+        attempt!(
+            table, place:
+            "ldr {end:w}, [{t}]",
+            "cbz {end:w}, {refused}",
+            "add {t}, {t}, {place}",
+            "ldp {end}, {old}, [{t}, #8]",
+            "add {end}, {end}, {capacity}, lsl #3",
+            "cmp {end}, {old}",
+            "csel {end}, {old}, {end}, lo",
+            "str {end}, [{t}, #16]";
+            capacity = in(reg) capacity as usize, end = out(reg) _, old = out(reg) _
+        )
+    }
+}

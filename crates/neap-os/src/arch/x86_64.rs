@@ -1,0 +1,208 @@
+//! x86-64. Stores of a thread become visible in their order, and loads are done in theirs (TSO), so
+//! no sequence needs a barrier.
+
+use crate::call_stack::Registers;
+use core::arch::{asm, naked_asm};
+use core::ffi::CStr;
+
+// Before the modules that use its macros.
+#[macro_use]
+mod sequences;
+pub(crate) mod stacks;
+pub(crate) mod words;
+
+/// Signature in front of abort exits.
+pub(crate) const SIGNATURE: usize = 0x5305_3053;
+
+/// Name of the vDSO's function for the time.
+pub(crate) const CLOCK: &CStr = c"__vdso_clock_gettime";
+
+/// Reads a variable of another library through the GOT, with the type `u8`, `u32` or `usize`, as a
+/// `usize`. `address` returns the address of a variable or function. 0 if no loaded library has the
+/// name.
+///
+/// The symbol is weak, so the library loads without it, too. Each use declares it weak, since each
+/// object file that uses the name must do so.
+#[macro_export]
+macro_rules! weak_variable {
+    ($name:literal, u8) => { $crate::weak_variable!(@ $name, "movzx {0:e}, byte ptr [{0}]") };
+    ($name:literal, u32) => { $crate::weak_variable!(@ $name, "mov {0:e}, dword ptr [{0}]") };
+    ($name:literal, usize) => { $crate::weak_variable!(@ $name, "mov {0}, qword ptr [{0}]") };
+    ($name:literal, address) => { $crate::weak_variable!(@ $name, "") };
+    (@ $name:literal, $read:literal) => {{
+        let value: usize;
+        // SAFETY: loads the address from the GOT, and reads from it only if it is not null.
+        unsafe {
+            core::arch::asm!(concat!(".weak ", $name), concat!("mov {0}, qword ptr [rip + ", $name, "@GOTPCREL]"), "test {0}, {0}", "jz 2f", $read, "2:",
+                out(reg) value, options(nostack, readonly));
+        }
+        value
+    }};
+}
+
+/// Text of an instruction that is undefined.
+#[cfg(feature = "runtime")]
+macro_rules! trap_text {
+    () => {
+        "ud2"
+    };
+}
+
+/// Ends the process by an undefined instruction.
+pub(crate) fn trap() -> ! {
+    // SAFETY: an undefined instruction ends the process, or runs the program's handler again.
+    unsafe { asm!("ud2", options(noreturn)) }
+}
+
+/// Makes one system call.
+///
+/// # Safety
+/// The arguments meet the requirements of the call.
+#[inline(always)]
+pub(crate) unsafe fn system_call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
+    let answer: isize;
+    // SAFETY: the caller meets the call's requirements. The x86-64 convention: number in rax,
+    // arguments in rdi, rsi, rdx, r10, r8 and r9; rcx and r11 are clobbered.
+    unsafe {
+        asm!("syscall", inlateout("rax") number as isize => answer, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d,
+            in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    answer
+}
+
+/// The thread pointer, which is the address of this thread's control block.
+#[inline]
+pub(crate) fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: on x86-64 the first word of a thread's control block is its own address.
+    unsafe { asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags)) };
+    pointer
+}
+
+#[inline(always)]
+pub(crate) fn word<const AT: usize>() -> usize {
+    let word: usize;
+    // SAFETY: reads a word of this thread. Its offset is the relocation of the first instruction.
+    unsafe {
+        asm!(
+            "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
+            "mov {0}, qword ptr fs:[{0} + {at}]",
+            out(reg) word, at = const AT, options(nostack, readonly, preserves_flags)
+        );
+    }
+    word
+}
+
+#[inline(always)]
+pub(crate) fn set_word<const AT: usize>(word: usize) {
+    // SAFETY: writes a word of this thread, which only `thread_state` accesses.
+    unsafe {
+        asm!(
+            "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
+            "mov qword ptr fs:[{0} + {at}], {1}",
+            out(reg) _, in(reg) word, at = const AT, options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[inline(always)]
+pub(crate) fn count_down<const AT: usize>(bytes: usize) -> bool {
+    // One block, so that the words are found once.
+    // SAFETY: reads and writes a word of this thread, which only `thread_state` accesses.
+    unsafe {
+        asm!(
+            "mov {words}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
+            "mov {left}, qword ptr fs:[{words} + {at}]",
+            "sub {left}, {bytes}",
+            "jbe {due}",
+            "mov qword ptr fs:[{words} + {at}], {left}",
+            words = out(reg) _, left = out(reg) _, bytes = in(reg) bytes, at = const AT,
+            due = label { return false },
+            options(nostack)
+        );
+    }
+    true
+}
+
+/// Calls a function with the stack pointer at `top`, and restores the caller's.
+///
+/// # Safety
+/// `top` is a multiple of 16. Below it lies as much memory as the function needs. The function
+/// accepts `argument`.
+#[unsafe(naked)]
+pub(crate) unsafe extern "C" fn call_on_stack(
+    top: *mut u8,
+    function: unsafe extern "C" fn(*mut u8),
+    argument: *mut u8,
+) {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rbp",
+        ".cfi_def_cfa_offset 16",
+        ".cfi_offset rbp, -16",
+        "mov rbp, rsp",
+        ".cfi_def_cfa_register rbp",
+        "mov rsp, rdi",
+        "mov rdi, rdx",
+        "call rsi",
+        "mov rsp, rbp",
+        "pop rbp",
+        ".cfi_def_cfa rsp, 8",
+        "ret",
+        ".cfi_endproc",
+    )
+}
+
+#[inline(always)]
+pub(crate) fn registers() -> Registers {
+    let (instruction, stack_pointer, frame_pointer);
+    // SAFETY: reads three registers.
+    unsafe {
+        asm!(
+            "lea {instruction}, [rip]",
+            "mov {stack}, rsp",
+            "mov {frame}, rbp",
+            instruction = out(reg) instruction, stack = out(reg) stack_pointer, frame = out(reg) frame_pointer,
+            options(nomem, nostack, preserves_flags)
+        );
+    }
+    Registers { instruction, stack_pointer, frame_pointer }
+}
+
+/// Copies bytes that Rust does not know.
+///
+/// # Safety
+/// The first range can be read, and the second is the caller's.
+pub(crate) unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller says that the first range can be read, and the second is its own.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") bytes => _, inout("rsi") from => _, inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Whether the processor has `tzcnt` and shifts that preserve the flags (BMI1 and BMI2; Intel since
+/// 2013, AMD since 2015).
+pub(crate) fn has_instructions() -> bool {
+    const BOTH: u32 = 1 << 3 | 1 << 8;
+    let leaf = |leaf| core::arch::x86_64::__cpuid_count(leaf, 0);
+    leaf(0).eax >= 7 && leaf(7).ebx & BOTH == BOTH
+}
+
+/// The CPU's id in this thread's rseq area.
+///
+/// # Safety
+/// `offset` is [`registered_offset`](crate::rseq::registered_offset).
+#[inline]
+pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
+    let cpu: u32;
+    // SAFETY: the caller passes the registered offset. There the C library keeps a `struct rseq`
+    // for every thread, whose second word is `cpu_id`.
+    unsafe {
+        asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) offset, options(nostack, readonly, preserves_flags))
+    };
+    cpu
+}
