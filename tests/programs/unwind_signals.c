@@ -12,6 +12,12 @@
 #include <time.h>
 #include <unwind.h>
 
+#ifdef __aarch64__
+#define INSTRUCTION(context) ((ucontext_t *)(context))->uc_mcontext.pc
+#else
+#define INSTRUCTION(context) ((ucontext_t *)(context))->uc_mcontext.gregs[REG_RIP]
+#endif
+
 enum { THREADS = 4, SAMPLES = 2000 };
 
 static atomic_ulong samples, lost;
@@ -33,7 +39,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     samples++;
     if (arrived) return;
     unsigned long n = lost++;
-    if (n < 4) places[n] = (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+    if (n < 4) places[n] = (void *)INSTRUCTION(context);
 }
 
 /* Signals are for threads inside the test function, with known stacks. */

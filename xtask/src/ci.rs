@@ -10,8 +10,10 @@ use anyhow::{Result, bail};
 
 use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
+use crate::target::Target;
 use crate::{
-    Skipped, build, c_api, deb, dependent, docs, fast_path, layout, models, prometheus, smoke, symbols, tidy, vm,
+    Skipped, arm64, build, c_api, deb, dependent, docs, fast_path, layout, models, prometheus, smoke, symbols, target,
+    tidy, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -57,13 +59,22 @@ fn units(report: &mut Report) {
     report.check("cargo test of the laboratory's pages", cargo_step(&lab));
 }
 
+/// `test [--target NAME]`.
+pub(crate) fn test_command(arguments: &[String]) -> Result<()> {
+    match Target::parse(arguments)? {
+        (Target::Native, []) => test(),
+        (Target::Arm64, []) => arm64::test(),
+        (_, [extra, ..]) => bail!("`test` takes no argument but --target, and got `{extra}`"),
+    }
+}
+
 /// Everything that tests behaviour: the crates' own tests, then the built library from outside.
 pub(crate) fn test() -> Result<()> {
     let mut report = Report::default();
     units(&mut report);
     build::build()?;
     symbols::into(&mut report)?;
-    fast_path::into(&mut report)?;
+    fast_path::into(&mut report, Target::Native)?;
     smoke::into(&mut report, &layout::library(), &[])?;
     c_api::into(&mut report)?;
     dependent::into(&mut report)?;
@@ -127,7 +138,9 @@ const MORE: &[Step] = &[
     }),
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
+    ("arm64", || arm64::test().map(|()| None)),
     ("vm", || vm::command(&[]).map(|()| None)),
+    ("vm, arm64", || vm::command(&["--target".into(), target::ARM64.into()]).map(|()| None)),
 ];
 
 /// Runs every step and sums up.

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+mod arm64;
 mod build;
 mod c_api;
 mod ci;
@@ -44,6 +45,7 @@ mod source_names;
 mod sources;
 mod stack;
 mod symbols;
+mod target;
 mod tidy;
 mod unwind;
 mod vm;
@@ -59,7 +61,8 @@ usage: cargo xtask COMMAND [arguments]
                               removes the files that install wrote
   deb [--test]                Debian packages in target/deb, judged by lintian; also used in a fresh root
   demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap
-  test                        cargo test, then build, symbols, smoke and c-api
+  test [--target aarch64-unknown-linux-gnu]
+                              cargo test, then build, symbols, smoke and c-api; or tests for arm64 under qemu-aarch64
   loom                        exhaustive interleavings of the lock protocols
   miri                        the listed tests under the interpreter that finds undefined behaviour
   symbols                     what the libraries import and export, and whether that is what neap.h declares
@@ -76,7 +79,8 @@ usage: cargo xtask COMMAND [arguments]
   docs                        checks every link of the documentation, and renders the book into target/book
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
-  vm [NAME...]                tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
+  vm [--target aarch64-unknown-linux-gnu] [NAME...]
+                              tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
   ci [--full]                 everything that .ci/run runs; all tests that take long as well
 ";
 
@@ -104,7 +108,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
     match name.as_str() {
         "build" => alone(build::build),
         "demo" => build::demo(rest),
-        "test" => alone(ci::test),
+        "test" => ci::test_command(rest),
         "loom" => alone(models::loom),
         "miri" => alone(models::miri),
         "install" => install::command_line(rest),

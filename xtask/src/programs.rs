@@ -15,6 +15,7 @@ use anyhow::{Result, ensure};
 use crate::process::{capture, command, observe, which};
 use crate::report::Report;
 use crate::smoke::{DEFAULT, MODES, complaints, locked, plain, preload, preload_all};
+use crate::target::Target;
 use crate::{lanes, layout};
 
 /// One program of `tests/programs`.
@@ -111,10 +112,12 @@ const MALLCTL: &str = "mallctl.c";
 
 /// Compiles and runs the program for `mallctl` in every mode, and without neap's malloc.
 fn mallctl(report: &mut Report, library: &Path, scratch: &Path) {
-    let program = match compile(&layout::root().join("tests/programs").join(MALLCTL), &["-fno-builtin"], scratch) {
-        Ok(program) => program,
-        Err(error) => return report.check(MALLCTL, Err(error)),
-    };
+    let program =
+        match compile(Target::Native, &layout::root().join("tests/programs").join(MALLCTL), &["-fno-builtin"], scratch)
+        {
+            Ok(program) => program,
+            Err(error) => return report.check(MALLCTL, Err(error)),
+        };
     let controls = layout::mallctl();
     for mode in MODES {
         let both = |line: &mut Command| preload_all(line, &[library, &controls], mode);
@@ -152,10 +155,38 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
     Ok(())
 }
 
+/// A check that an emulator cannot make, and the reason.
+pub(crate) type Left = (&'static str, &'static str);
+
+/// Compiles the programs for another processor and runs them by its emulator, without options of
+/// neap. Skips those of `left`.
+pub(crate) fn emulated(report: &mut Report, target: Target, left: &[Left], scratch: &Path) -> Result<()> {
+    let shared = Mutex::new(report);
+    let library = target.library();
+    lanes::each(PROGRAMS, |check| {
+        if let Some((_, reason)) = left.iter().find(|(file, _)| *file == check.file) {
+            locked(&shared).skip(check.file, reason);
+            return Ok(());
+        }
+        let source = layout::root().join("tests/programs").join(check.file);
+        let answer = compile_with_library(target, &source, scratch).and_then(|program| {
+            let mut line = target.start(&program);
+            line.args(check.arguments).current_dir(scratch);
+            passes(line, &|line| {
+                let (variable, before) = target.preload();
+                plain(line);
+                line.env(variable, format!("{before}{}", library.display()));
+            })
+        });
+        locked(&shared).check(&format!("{} ({})", check.file, crate::target::ARM64), answer);
+        Ok(())
+    })
+}
+
 /// Compiles one program and runs it in every mode.
 fn check_one(report: &Mutex<&mut Report>, check: &SelfCheck, library: &Path, scratch: &Path) {
     let source = layout::root().join("tests/programs").join(check.file);
-    let program = match compile_with_library(&source, scratch) {
+    let program = match compile_with_library(Target::Native, &source, scratch) {
         Ok(program) => program,
         Err(error) => return locked(report).check(check.file, Err(error)),
     };
@@ -175,7 +206,7 @@ fn check_one(report: &Mutex<&mut Report>, check: &SelfCheck, library: &Path, scr
 
 /// Compiles a program and its companions: `<name>_library` is a shared object that it loads,
 /// `<name>_linked` one that it is linked with.
-fn compile_with_library(source: &Path, scratch: &Path) -> Result<PathBuf> {
+fn compile_with_library(target: Target, source: &Path, scratch: &Path) -> Result<PathBuf> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
     // Without -fno-builtin the compiler removes pairs of malloc and free that it sees through.
     let mut flags = vec!["-fno-builtin".to_string()];
@@ -183,32 +214,32 @@ fn compile_with_library(source: &Path, scratch: &Path) -> Result<PathBuf> {
         for library in ["c", "cpp"].map(|language| source.with_file_name(format!("{stem}_{kind}.{language}"))) {
             let object = scratch.join(format!("{stem}_{kind}.so"));
             if library.exists() {
-                compile_shared(&library, &object, &[])?;
+                compile_shared(target, &library, &object, &[])?;
                 flags.extend(linked.then(|| object.display().to_string()));
             }
         }
     }
-    compile(source, &flags.iter().map(String::as_str).collect::<Vec<_>>(), scratch)
+    compile(target, source, &flags.iter().map(String::as_str).collect::<Vec<_>>(), scratch)
 }
 
 /// Compiles a shared object.
-pub(crate) fn compile_shared(source: &Path, object: &Path, flags: &[&str]) -> Result<()> {
-    let mut compiler = compiler(source);
+pub(crate) fn compile_shared(target: Target, source: &Path, object: &Path, flags: &[&str]) -> Result<()> {
+    let mut compiler = compiler(target, source);
     compiler.args(["-fno-builtin", "-fPIC", "-shared", "-o"]).arg(object).arg(source).args(flags);
     capture(compiler)?;
     Ok(())
 }
 
 /// The compiler of a file's language.
-fn compiler(source: &Path) -> Command {
+fn compiler(target: Target, source: &Path) -> Command {
     let cxx = source.extension().is_some_and(|extension| extension == "cpp");
-    command(if cxx { "g++" } else { "gcc" }, ["-O1", "-g", "-Wall"])
+    command(&target.tool(if cxx { "g++" } else { "gcc" }), ["-O1", "-g", "-Wall"])
 }
 
 /// Compiles one source file into `scratch` and returns the program.
-pub(crate) fn compile(source: &Path, flags: &[&str], scratch: &Path) -> Result<PathBuf> {
+pub(crate) fn compile(target: Target, source: &Path, flags: &[&str], scratch: &Path) -> Result<PathBuf> {
     let program = scratch.join(source.file_stem().unwrap_or_default());
-    let mut compiler = compiler(source);
+    let mut compiler = compiler(target, source);
     compiler.args(["-pthread", "-o"]).arg(&program).arg(source).args(flags);
     capture(compiler)?;
     Ok(program)

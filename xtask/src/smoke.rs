@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::installed::{INSTALLED, NOT_ALL_THERE, Program};
 use crate::process::{self, Outcome, capture, need, observe, which};
 use crate::report::Report;
+use crate::target::Target;
 use crate::{lanes, layout, programs};
 
 /// A mode of the runs.
@@ -71,7 +72,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
     for name in MODES.iter().filter_map(|mode| mode.beside) {
         // It starts before the first malloc, as the C library does.
         let source = layout::root().join("tests/programs").join(name).with_extension("c");
-        programs::compile_shared(&source, &beside(name), &["-Wl,-z,initfirst"])?;
+        programs::compile_shared(Target::Native, &source, &beside(name), &["-Wl,-z,initfirst"])?;
     }
     println!("programs under {}", library.display());
     report.check("malloc is the library's", preload_takes_effect(library, &scratch));
@@ -82,7 +83,8 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
 
 /// Otherwise a program that was not preloaded at all would pass every comparison.
 fn preload_takes_effect(library: &Path, scratch: &Path) -> Result<()> {
-    let program = programs::compile(&layout::root().join("tests/programs/whose_malloc.c"), &["-fno-builtin"], scratch)?;
+    let source = layout::root().join("tests/programs/whose_malloc.c");
+    let program = programs::compile(Target::Native, &source, &["-fno-builtin"], scratch)?;
     let mut ask = Command::new(program);
     preload(&mut ask, library, &DEFAULT);
     let answer = capture(ask)?;

@@ -15,6 +15,7 @@ use crate::build::{MALLCTL_SONAME, MALLOC_SONAME, SONAME};
 use crate::listing::Listing;
 use crate::process::{capture, command, need};
 use crate::report::Report;
+use crate::target::Target;
 use crate::{depth, layout, unwind};
 
 /// Imports that the library may have. None of them allocates.
@@ -182,8 +183,8 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     let header = fs::read_to_string(&header).with_context(|| header.display().to_string())?;
     let functions = declared(&header);
     let [shared, archive] = layout::c_libraries();
-    loaded(report, &layout::library(), true, &functions)?;
-    loaded(report, &shared, false, &functions)?;
+    loaded(report, Target::Native, &layout::library(), true, &functions)?;
+    loaded(report, Target::Native, &shared, false, &functions)?;
     mallctl(report, &layout::mallctl(), &functions)?;
     println!("symbols of {}", archive.display());
     let defined = capture(command("nm", ["--defined-only", "--extern-only", "--quiet", &archive.to_string_lossy()]))?;
@@ -241,13 +242,20 @@ fn mallctl(report: &mut Report, library: &Path, functions: &BTreeSet<&str>) -> R
     Ok(())
 }
 
+/// Checks the preload library for another processor, without what reads instructions of x86-64.
+pub(crate) fn preloaded(report: &mut Report, target: Target) -> Result<()> {
+    let header = fs::read_to_string(layout::header())?;
+    loaded(report, target, &target.library(), true, &declared(&header))
+}
+
 /// Checks imports and exports of a shared object. `malloc`: whether it must have the malloc family.
-fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSet<&str>) -> Result<()> {
+fn loaded(report: &mut Report, target: Target, library: &Path, malloc: bool, functions: &BTreeSet<&str>) -> Result<()> {
     let path = library.to_string_lossy();
     println!("symbols of {path}");
-    let undefined = capture(command("nm", ["-D", "--undefined-only", &path]))?;
-    let defined = capture(command("nm", ["-D", "--defined-only", &path]))?;
-    let dynamic = capture(command("readelf", ["-dW", &path]))?;
+    let (nm, readelf) = (target.tool("nm"), target.tool("readelf"));
+    let undefined = capture(command(&nm, ["-D", "--undefined-only", &path]))?;
+    let defined = capture(command(&nm, ["-D", "--defined-only", &path]))?;
+    let dynamic = capture(command(&readelf, ["-dW", &path]))?;
 
     let imports = listed(&undefined);
     let imports = imports.iter().filter(|(kind, name)| !import_allowed(name, matches!(kind, 'w' | 'v')));
@@ -260,11 +268,11 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
     if malloc {
         let missing = FAMILY.iter().copied().filter(|wanted| !others.contains(wanted));
         report.check("family", none(missing, "of the malloc family and not exported"));
-        let sections = capture(command("readelf", ["-SW", &path]))?;
+        let sections = capture(command(&readelf, ["-SW", &path]))?;
         let zeroes = sections.contains(" .bss ").then_some("put its statics into .data");
         report.check("no .bss", none(zeroes.into_iter(), "every process that loads it has a mapping more"));
     }
-    let notes = capture(command("readelf", ["-nW", &path]))?;
+    let notes = capture(command(&readelf, ["-nW", &path]))?;
     let notes = notes.split_once("Provider: otel_memory").map_or("", |(_, notes)| notes);
     let has = |probe: &str| notes.lines().any(|line| line.trim().strip_prefix("Name: ") == Some(probe));
     let missing = ["alloc", "free"].into_iter().filter(|probe| !has(probe));
@@ -273,6 +281,10 @@ fn loaded(report: &mut Report, library: &Path, malloc: bool, functions: &BTreeSe
     // After a `dlclose` its thread and its fork handlers would run in unmapped code.
     let stays = dynamic.lines().any(|line| line.contains("(FLAGS_1)") && line.contains("NODELETE"));
     report.check("stays loaded", if stays { Ok(()) } else { Err(anyhow::anyhow!("dlclose unloads it")) });
+    if target != Target::Native {
+        report.skip("unwind information, stack depths", "these checks read instructions of x86-64");
+        return Ok(());
+    }
     let listing = Listing::of(library)?;
     unwind::into(report, library, &listing)?;
     if malloc { depth::into(report, library, &listing) } else { Ok(()) }

@@ -423,7 +423,7 @@ impl<C> Rcu<C> {
             // SAFETY: `open` mapped a zeroed record for each CPU before it published `sequences`. A
             // record's words are atomics.
             let record = unsafe { &*record };
-            // Acquire pairs with the commits of sequences: x86-64 keeps stores in order.
+            // Acquire pairs with the commits of sequences, which are release stores.
             record[word].load(Ordering::Acquire)
         });
         // Acquire pairs with the Release in `count_elsewhere`, and orders the sum of entries after
@@ -483,7 +483,7 @@ impl<C> Drop for Reading<'_, C> {
     #[inline]
     fn drop(&mut self) {
         // SeqCst for the compiler only, pairs with the Acquire in `sum`: the section's accesses
-        // come before the count, since x86-64 does not move a store before earlier accesses.
+        // come before the count, which is a release store.
         compiler_fence(Ordering::SeqCst);
         // A reader from before a fork is subtracted already.
         if self.rcu.front.now.load(Ordering::Relaxed) ^ self.now <= 1 {

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::linkage;
 
 /// The folders of an installation that distributions use for libraries.
-#[cfg(target_arch = "x86_64")]
-const LIBRARY_FOLDERS: [&str; 3] = ["lib", "lib64", "lib/x86_64-linux-gnu"];
+const LIBRARY_FOLDERS: [&str; 3] =
+    ["lib", "lib64", if cfg!(target_arch = "aarch64") { "lib/aarch64-linux-gnu" } else { "lib/x86_64-linux-gnu" }];
 
 /// File name of neap's preload library.
 pub(crate) const LIBRARY: &str = "libneap_malloc.so";

@@ -88,7 +88,7 @@ impl<W: Counts> Count<W> {
         // visible to a thread that takes a reference on the shared count.
         self.shared.store(BIAS + 1, Ordering::Release);
         self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `is_dead`.
-        // Release pairs with the sequences, whose loads x86-64 keeps in order: the earlier stores
+        // Release pairs with the sequences, whose load of it is an acquire load: the earlier stores
         // are visible to a thread that takes a reference on its CPU's word.
         self.open.store(self.words.opened(), Ordering::Release);
     }

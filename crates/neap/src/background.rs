@@ -18,7 +18,7 @@
 
 use crate::maintenance::Tick;
 use crate::mm::{Core, Mm, Task};
-use crate::state::background::{ABSENT, ASLEEP, AWAKE, Background, DROWSY, ENDED, NEVER};
+use crate::state::background::{ABSENT, ASLEEP, AWAKE, Background, DROWSY, ENDED, NEVER, fence_unless_exchanged};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Platform};
 use neap_percpu::PerCpuData;
@@ -165,8 +165,10 @@ impl<P: Platform> Mm<P> {
             // | | 3. frees on CPU 0, stores AWAKE |
             // | 4. finds the rest empty, but AWAKE: ticks again | |
             //
-            // SeqCst: before every look of the tick. Pairs with the load in `after`.
+            // SeqCst: before every look of the tick. Pairs with the fence in `is_awake`, for
+            // `after`.
             state.store(DROWSY, Ordering::SeqCst);
+            fence_unless_exchanged();
             let Tick { left, soon, .. } = core.tick(self, core.objects.platform.now(), true);
             self.deliver();
             let interval = core.settings.interval();

@@ -17,6 +17,8 @@
 //!   the bare system call has no area, and samples nothing.
 //! - `realloc` that resizes or moves a run ends its sample, and counts the new size as an
 //!   allocation. Where it fails, the sample is lost.
+//! - On arm64 the setting is refused: a record has no room for the link register, which the
+//!   unwinder needs.
 //!
 //! # Locking
 //! One mutex, inside the fork gate, for each sample and for the free of a sampled allocation. It is
@@ -114,6 +116,9 @@ impl<P: Platform> Core<P> {
     /// The reason why nothing is sampled.
     pub(crate) fn set_profile(&self, mm: &Mm<P>, mean: u64) -> Result<(), &'static str> {
         let profile = &mm.profile;
+        if mean > 0 && cfg!(target_arch = "aarch64") {
+            return Err("is refused: stacks of arm64 are not unwound yet");
+        }
         if mean > 0 {
             let area = self.page.map_samples().ok_or(NO_AREA)?;
             profile.recorder.lock().begin(area, mean).map_err(|_| "is refused: the system gave no address space")?;

@@ -10,6 +10,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::process::{command, observe};
+use crate::target::Target;
 use crate::vm::packages::Machine;
 
 /// A machine's processors and memory.
@@ -93,8 +94,9 @@ pub(crate) fn init(lines: &[(&str, u32)]) -> String {
 }
 
 /// Boots and waits for the end, at most `limit` seconds after the boot.
-pub(crate) fn run(machine: &Machine, shape: Shape, initrd: &Path, limit: u32) -> Result<Console> {
+pub(crate) fn run(target: Target, machine: &Machine, shape: Shape, initrd: &Path, limit: u32) -> Result<Console> {
     let (program, root) = &machine.qemu;
+    let console = if target == Target::Arm64 { "ttyAMA0" } else { "ttyS0" };
     let mut qemu = command(&program.to_string_lossy(), ["-accel", "tcg,thread=multi", "-cpu", "max"]);
     if let Some(root) = root {
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
@@ -104,6 +106,9 @@ pub(crate) fn run(machine: &Machine, shape: Shape, initrd: &Path, limit: u32) ->
             qemu.arg("-L").arg(root.join("usr/share").join(firmware));
         }
     }
+    if target == Target::Arm64 {
+        qemu.args(["-machine", "virt"]);
+    }
     qemu.args(["-smp", "4,sockets=4", "-m", "3G"]);
     for node in ["memory-backend-ram,id=m0,size=1536M", "memory-backend-ram,id=m1,size=1536M"] {
         qemu.args(["-object", node]);
@@ -112,7 +117,7 @@ pub(crate) fn run(machine: &Machine, shape: Shape, initrd: &Path, limit: u32) ->
     qemu.args(["-nodefaults", "-nic", "none", "-nographic", "-serial", "stdio", "-no-reboot"]);
     let kernel = if shape == Shape::Realtime { &machine.realtime } else { &machine.kernel };
     qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
-    qemu.args(["-append", "console=ttyS0 loglevel=2 isolcpus=3 nohz_full=3 panic=-1"]);
+    qemu.args(["-append", &format!("console={console} loglevel=2 isolcpus=3 nohz_full=3 panic=-1")]);
     let found = observe(qemu, Duration::from_secs(u64::from(limit + BOOT)))?;
     let mut console = read(&String::from_utf8_lossy(&found.stdout));
     let complaint = String::from_utf8_lossy(&found.stderr);

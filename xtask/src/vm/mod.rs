@@ -1,4 +1,4 @@
-//! `cargo xtask vm`: tests on a larger, emulated machine.
+//! `cargo xtask vm [--target aarch64-unknown-linux-gnu]`: tests on a larger, emulated machine.
 //!
 //! Boots a virtual machine with 4 CPUs, 2 nodes and an isolated CPU in seconds, and runs test
 //! programs in it that were built here. packages.rs obtains the machine, initrd.rs packs its file
@@ -8,12 +8,13 @@
 //! time.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{cargo, need};
+use crate::process::{need, run};
 use crate::report::Report;
+use crate::target::Target;
 use crate::{Skipped, build, layout, programs};
 
 mod initrd;
@@ -95,6 +96,8 @@ const GUESTS: &[Guest] = &[
     guest("fork_storm", "LD_PRELOAD=$PRELOAD /programs/fork_storm 5"),
     guest("thread_storm", "LD_PRELOAD=$PRELOAD /programs/thread_storm 300"),
     guest("signals_and_migration", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15"),
+    guest("children of vfork", "LD_PRELOAD=$PRELOAD /programs/vfork_children"),
+    guest("signals at every step", "LD_PRELOAD=$PRELOAD /programs/unwind_signals"),
     guest("burst_idle", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
     guest("a container that is full", CONTAINER_FULL),
     guest("a container that shrinks", CONTAINER_SHRINKS),
@@ -115,32 +118,49 @@ const GUESTS: &[Guest] = &[
 ];
 
 /// Programs of `tests/programs` that are included.
-const PROGRAMS: &[&str] = &["family", "fork_storm", "thread_storm", "signals_and_migration", "burst_idle", "container"];
+const PROGRAMS: &[&str] = &[
+    "family",
+    "fork_storm",
+    "thread_storm",
+    "signals_and_migration",
+    "burst_idle",
+    "container",
+    "vfork_children",
+    "unwind_signals",
+];
 
 /// Runs the guests whose names contain one of `names`, or all.
-pub(crate) fn command(names: &[String]) -> Result<()> {
+pub(crate) fn command(arguments: &[String]) -> Result<()> {
+    let (target, names) = Target::parse(arguments)?;
+    target.is_there(false)?;
+    let here = |guest: &&Guest| target == Target::Native || guest.shape == Shape::TwoNodes;
     let chosen = |guest: &&Guest| names.is_empty() || names.iter().any(|name| guest.name.contains(name.as_str()));
     if let Some(unknown) = names.iter().find(|name| !GUESTS.iter().any(|guest| guest.name.contains(name.as_str()))) {
         bail!("vm: no test's name contains `{unknown}`");
     }
-    let folder = layout::target().join("vm");
-    let found = match packages::obtain(&folder) {
+    let folder = layout::target().join(if target == Target::Native { "vm" } else { "vm-arm64" });
+    std::fs::create_dir_all(&folder)?;
+    let found = match packages::obtain(target, &folder) {
         Ok(found) => found,
         Err(error) => return Err(Skipped(format!("vm: SKIPPED, nothing was tested: {error:#}")).into()),
     };
-    build::build()?;
+    match target {
+        Target::Native => build::build()?,
+        Target::Arm64 => run(target.cargo(&["build", "--release", "--package", "neap-malloc"]))?,
+    }
     let initrd = folder.join("initrd");
     let mut report = Report::default();
     for shape in Shape::ALL {
-        let guests: Vec<&Guest> = GUESTS.iter().filter(chosen).filter(|guest| guest.shape == *shape).collect();
+        let guests: Vec<&Guest> =
+            GUESTS.iter().filter(here).filter(chosen).filter(|guest| guest.shape == *shape).collect();
         if guests.is_empty() {
             continue;
         }
         let lines: Vec<(&str, u32)> = guests.iter().map(|guest| (guest.line, guest.limit)).collect();
-        initrd::write(&initrd, &contents(&found, &lines)?)?;
+        initrd::write(&initrd, &contents(target, &folder, &found, &lines)?)?;
         println!("vm: {} tests on {}", guests.len(), shape.name());
         let limit = guests.iter().map(|guest| guest.limit).sum();
-        let answers = machine::run(&found, *shape, &initrd, limit)?;
+        let answers = machine::run(target, &found, *shape, &initrd, limit)?;
         for (at, guest) in guests.iter().enumerate() {
             let result = match answers.tests.get(at) {
                 Some(Answer { status: 0, output }) if output.contains("test result: ok. 0 passed") => {
@@ -157,35 +177,44 @@ pub(crate) fn command(names: &[String]) -> Result<()> {
 }
 
 /// All files of the machine's file system.
-fn contents(found: &packages::Machine, lines: &[(&str, u32)]) -> Result<BTreeMap<String, initrd::Entry>> {
+fn contents(
+    target: Target,
+    folder: &Path,
+    found: &packages::Machine,
+    lines: &[(&str, u32)],
+) -> Result<BTreeMap<String, initrd::Entry>> {
     let mut files = BTreeMap::new();
     let file = |path: PathBuf| initrd::Entry::File(path);
     files.insert("bin/busybox".into(), file(found.busybox.clone()));
     files.insert("init".into(), initrd::Entry::Text(machine::init(lines)));
-    files.insert("lib/libneap_malloc.so".into(), file(layout::library()));
-    for (name, program) in tests()? {
+    files.insert("lib/libneap_malloc.so".into(), file(target.library()));
+    for (name, program) in tests(target)? {
         files.insert(format!("tests/{name}"), file(program));
     }
-    let scratch = layout::target().join("vm/programs");
+    let scratch = folder.join("programs");
     std::fs::create_dir_all(&scratch)?;
     need("gcc", &["gcc", "libc6-dev"])?;
     for name in PROGRAMS {
         let source = layout::root().join(format!("tests/programs/{name}.c"));
-        files.insert(format!("programs/{name}"), file(programs::compile(&source, &["-fno-builtin"], &scratch)?));
+        files
+            .insert(format!("programs/{name}"), file(programs::compile(target, &source, &["-fno-builtin"], &scratch)?));
     }
-    initrd::add_libraries(&mut files)?;
+    match target {
+        Target::Native => initrd::add_libraries(&mut files)?,
+        Target::Arm64 => files.extend(target.libraries().into_iter().map(|(name, path)| (name, file(path)))),
+    }
     Ok(files)
 }
 
 /// The test programs of the crates that need a machine, by `crate-file`, or `crate` for a crate's
 /// own tests.
-fn tests() -> Result<BTreeMap<String, PathBuf>> {
+fn tests(target: Target) -> Result<BTreeMap<String, PathBuf>> {
     let mut arguments = vec!["test", "--no-run", "--message-format", "json"];
     for package in ["neap-os", "neap-base", "neap"] {
         arguments.extend(["--package", package]);
     }
-    let mut build = cargo(arguments);
-    build.current_dir(layout::root()).stderr(std::process::Stdio::inherit());
+    let mut build = target.cargo(&arguments);
+    build.stderr(std::process::Stdio::inherit());
     let output = build.output().context("cannot start cargo")?;
     if !output.status.success() {
         bail!("the tests cannot be built");

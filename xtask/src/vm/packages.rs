@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{capture, command, which};
+use crate::target::Target;
 
 /// Files needed to boot.
 #[derive(Debug)]
@@ -25,8 +26,39 @@ pub(crate) struct Machine {
 }
 
 /// Finds or downloads everything.
-pub(crate) fn obtain(folder: &Path) -> Result<Machine> {
-    ensure!(cfg!(target_arch = "x86_64"), "the machine is described for x86-64 alone");
+pub(crate) fn obtain(target: Target, folder: &Path) -> Result<Machine> {
+    ensure!(cfg!(target_arch = "x86_64"), "the machine is emulated on x86-64 alone");
+    match target {
+        Target::Native => obtain_native(folder),
+        Target::Arm64 => obtain_arm64(folder),
+    }
+}
+
+/// The options with which apt reads its lists of arm64's packages in `folder`, without touching the
+/// machine's own.
+fn foreign(folder: &Path) -> Vec<String> {
+    let lists = format!("-oDir::State::Lists={}", folder.join("lists").display());
+    vec!["-oAPT::Architecture=arm64".into(), "-oAPT::Architectures=arm64".into(), lists]
+}
+
+/// The machine for arm64. Its emulator must be installed.
+fn obtain_arm64(folder: &Path) -> Result<Machine> {
+    let root = folder.join("root");
+    let qemu = which("qemu-system-aarch64").context("apt-get install qemu-system-arm")?;
+    let (busybox, options) = (root.join("bin/busybox"), foreign(folder));
+    if !busybox.exists() || image(&root).is_none() {
+        fs::create_dir_all(folder.join("lists/partial"))?;
+        let mut update = command("apt-get", &options);
+        update.args(["update", "-qq"]);
+        capture(update)?;
+        unpack_with(&options, folder, &root, &["busybox-static".into()])?;
+    }
+    let kernel = kernel_with(&options, folder, &root, "linux-image-cloud-arm64")?;
+    ensure!(busybox.exists(), "the packages do not hold what their names say");
+    Ok(Machine { qemu: (qemu, None), realtime: kernel.clone(), kernel, busybox })
+}
+
+fn obtain_native(folder: &Path) -> Result<Machine> {
     let root = folder.join("root");
     let busybox = root.join("bin/busybox");
     if !busybox.exists() {
@@ -50,10 +82,16 @@ pub(crate) fn obtain(folder: &Path) -> Result<Machine> {
 
 /// The kernel in `root`, unpacked there from the package that `newest` depends on.
 fn kernel(folder: &Path, root: &Path, newest: &str) -> Result<PathBuf> {
+    kernel_with(&[], folder, root, newest)
+}
+
+fn kernel_with(options: &[String], folder: &Path, root: &Path, newest: &str) -> Result<PathBuf> {
     if image(root).is_none() {
-        let depends = capture(command("apt-cache", ["depends", newest]))?;
+        let mut depends = command("apt-cache", options);
+        depends.args(["depends", newest]);
+        let depends = capture(depends)?;
         let package = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
-        unpack(folder, root, &[package.with_context(|| format!("apt knows no {newest}"))?.into()])?;
+        unpack_with(options, folder, root, &[package.with_context(|| format!("apt knows no {newest}"))?.into()])?;
     }
     image(root).context("the kernel's package has no boot/vmlinuz-*")
 }
@@ -79,6 +117,10 @@ fn with_missing(package: &str) -> Result<Vec<String>> {
 
 /// Downloads packages into a folder, and unpacks them below `root`.
 pub(crate) fn unpack(folder: &Path, root: &Path, packages: &[String]) -> Result<()> {
+    unpack_with(&[], folder, root, packages)
+}
+
+fn unpack_with(options: &[String], folder: &Path, root: &Path, packages: &[String]) -> Result<()> {
     println!("downloading {}", packages.join(" "));
     let archives = folder.join("packages");
     // Left from an interrupted attempt.
@@ -88,7 +130,7 @@ pub(crate) fn unpack(folder: &Path, root: &Path, packages: &[String]) -> Result<
     fs::create_dir_all(&archives)?;
     fs::create_dir_all(root)?;
     let mut download = command("apt-get", ["download", "-qq"]);
-    download.args(packages).current_dir(&archives);
+    download.args(options).args(packages).current_dir(&archives);
     capture(download).context("`apt-get update` by root may help")?;
     for archive in fs::read_dir(&archives)? {
         let mut extract = command("dpkg-deb", ["--extract"]);

@@ -18,7 +18,6 @@
 //! objects, and its stacks are drained as well. All in this process: no malloc is measured.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::arch::x86_64::_rdtsc;
 use std::fs;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -45,6 +44,21 @@ const HELD: usize = 64;
 const PERIOD: Duration = Duration::from_millis(1);
 /// Longest wait for an owner to begin or to end, on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A counter of the processor, which is the same on all CPUs and has a constant frequency.
+#[inline(always)]
+fn counter() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads a counter, which every x86-64 has.
+    return unsafe { std::arch::x86_64::_rdtsc() };
+    #[cfg(target_arch = "aarch64")]
+    {
+        let ticks: u64;
+        // SAFETY: reads a counter, which Linux lets every program read.
+        unsafe { std::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags)) };
+        ticks
+    }
+}
 
 /// An instance with drained caches.
 struct Instance {
@@ -156,8 +170,7 @@ impl DrainStage {
         let (mut held, mut objects) = ([Pfn::NONE; HELD], [core::ptr::null_mut(); HELD]);
         let (mut each, mut rounds) = (Histogram([0; 64 * 58]), Histogram([0; 64 * 58]));
         let mut felt = Felt::default();
-        // SAFETY: reads a counter, which every x86-64 has.
-        let now = || unsafe { _rdtsc() };
+        let now = counter;
         let start = now();
         let mut last = start;
         let mut note = |felt: &mut Felt, each: &mut Histogram| {
@@ -207,8 +220,7 @@ impl DrainStage {
             }
             thread::sleep(PERIOD);
         }
-        // SAFETY: reads a counter, which every x86-64 has, and which is the same on all CPUs.
-        let (start, ticks) = (Instant::now(), unsafe { _rdtsc() });
+        let (start, ticks) = (Instant::now(), counter());
         let (mut drains, mut pages, mut objects) = (0_u64, 0, 0);
         let mut next = start;
         while start.elapsed() < length {
@@ -218,8 +230,7 @@ impl DrainStage {
             thread::sleep(next.saturating_duration_since(Instant::now()));
         }
         self.window.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: reads a counter, which every x86-64 has, and which is the same on all CPUs.
-        let (wall, ticks) = (start.elapsed(), unsafe { _rdtsc() } - ticks);
+        let (wall, ticks) = (start.elapsed(), counter() - ticks);
         let felt = loop {
             let felt = self.felt.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             if let Some(felt) = felt {

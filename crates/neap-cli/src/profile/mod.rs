@@ -31,7 +31,7 @@ mod switch;
 mod symbols;
 mod top_table;
 mod unwind;
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod unwind_tests;
 
 use core::time::Duration;

@@ -7,7 +7,8 @@ use super::SequenceResult;
 use crate::arch::words;
 use core::sync::atomic::AtomicPtr;
 
-/// Adds `value` to this CPU's word of per-CPU data. Returns whether the addition took effect. It
+/// Adds `value` to this CPU's word of per-CPU data. The load of the table's address is an acquire
+/// load. Returns whether the addition took effect. It
 /// did not if the thread was interrupted or has no CPU id, the CPU has no word, or there is no
 /// table.
 ///
@@ -72,6 +73,7 @@ pub unsafe fn alter(
 
 /// Adds one to word number `word` of this CPU, for readers of RCU. `table` has for each of `cpus`
 /// CPUs the address of its words; 0: the CPU has none. Returns whether the addition took effect.
+/// Its store is a release store.
 ///
 /// # Safety
 /// As for [`add`], with `table` as described here.

@@ -30,6 +30,14 @@ pub(crate) struct Background {
     pub(crate) id: AtomicUsize,
 }
 
+/// A fence behind an exchange, an addition to an atomic, or a SeqCst store. On x86-64 each of them
+/// is one, and this is no instruction.
+#[inline(always)]
+pub(crate) fn fence_unless_exchanged() {
+    #[cfg(not(target_arch = "x86_64"))]
+    core::sync::atomic::fence(Ordering::SeqCst); // SeqCst pairs with the fence of the other thread.
+}
+
 impl Background {
     pub(crate) const fn new(wanted: bool) -> Background {
         Background {
@@ -57,7 +65,9 @@ impl Background {
     /// Whether it ticks, and will look again at memory that is cached from now on.
     #[inline]
     pub(crate) fn is_awake(&self) -> bool {
-        // Relaxed: the states only tell what to do next.
+        // Either the thread's looks see the memory that the caller has cached, or this load sees
+        // DROWSY. The caller's last exchange, as it left a lock or the gate, came before.
+        fence_unless_exchanged();
         self.state.load(Ordering::Relaxed) == AWAKE
     }
 
