@@ -271,7 +271,7 @@ static void limited_together(void) {
     pthread_mutex_lock(&never);
     for (int i = 0; i < 3; i++) CHECK(pthread_create(&thread, NULL, meets_the_limit, &never) == 0, "thread %d", i);
     meets_the_limit(NULL);
-    while (atomic_load(&at_limit) < 3) __builtin_ia32_pause();
+    while (atomic_load(&at_limit) < 3) __asm__ volatile("" ::: "memory");
     _exit(0);
 }
 

@@ -14,8 +14,16 @@
 
 #ifdef __aarch64__
 #define INSTRUCTION(context) ((ucontext_t *)(context))->uc_mcontext.pc
+/* Linkage tables of all libraries have no unwind information on arm64. Each entry has four
+ * instructions, the last of which is `br x17`. */
+static int is_linkage(uintptr_t at) {
+    for (int i = 0; i < 4; i++)
+        if (((const uint32_t *)at)[i] == 0xd61f0220) return 1;
+    return 0;
+}
 #else
 #define INSTRUCTION(context) ((ucontext_t *)(context))->uc_mcontext.gregs[REG_RIP]
+#define is_linkage(at) 0
 #endif
 
 enum { THREADS = 4, SAMPLES = 2000 };
@@ -37,7 +45,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     int arrived = 0;
     _Unwind_Backtrace(look, &arrived);
     samples++;
-    if (arrived) return;
+    if (arrived || is_linkage(INSTRUCTION(context))) return;
     unsigned long n = lost++;
     if (n < 4) places[n] = (void *)INSTRUCTION(context);
 }
