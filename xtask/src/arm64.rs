@@ -34,6 +34,7 @@ const LEFT_PROGRAMS: &[Left] = &[
     ("fork_race.c", "the emulator aborts in children of processes with threads"),
     ("fork_in_fork.c", "an emulated program cannot execute another one"),
     ("fork_stopped.c", "an emulated program cannot execute another one"),
+    ("children.c", "an emulated program cannot execute another one"),
     ("outer_interposer.cpp", "an emulated program cannot execute another one"),
     ("one_thread.c", "an emulated program cannot execute another one"),
     ("address_limit.c", "an emulated program cannot execute another one"),
