@@ -24,12 +24,13 @@ pub(crate) fn build() -> Result<()> {
     need("cc", &["gcc", "libc6-dev"])?;
     for package in ["neap-cli", "neap-malloc", "neap-mallctl"] {
         let mut cargo = cargo(["build", "--release", "--package", package]);
-        cargo.current_dir(layout::root());
+        cargo.args(other_target()).current_dir(layout::root());
         run(cargo)?;
     }
     // Not in the manifest: a package with a panic handler in each of its libraries could not be
     // tested.
     let mut c_api = cargo(["rustc", "--release", "--package", "neap-c", "--lib", "--features", "runtime"]);
+    c_api.args(other_target());
     c_api.args(["--crate-type", "cdylib,staticlib", "--", "-C", "link-args=-nostartfiles -Wl,-z,nodelete", "-C"]);
     c_api.arg(format!("link-arg=-Wl,-soname,{SONAME}"));
     c_api.current_dir(layout::root());
@@ -41,6 +42,11 @@ pub(crate) fn build() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Cargo's arguments for another target than this machine's.
+fn other_target() -> Vec<String> {
+    layout::other_target().map_or(Vec::new(), |target| vec!["--target".to_string(), target])
 }
 
 /// Builds and shows: the arguments go to `neap demo`.

@@ -93,9 +93,18 @@ fn cmake(prefix: &Path, folder: &Path) -> Result<()> {
         cmake.args([format!("-DNEAP_WANTED={version}"), format!("-DCMAKE_PREFIX_PATH={}", prefix.display())]);
         capture(cmake)
     };
-    for (version, expected) in [(VERSION, true), ("0.1", true), ("0.0.9", false), ("0.2", false), ("1", false)] {
+    let number = |text: &str| text.parse::<u32>();
+    let (major, minor) = (number(env!("CARGO_PKG_VERSION_MAJOR"))?, number(env!("CARGO_PKG_VERSION_MINOR"))?);
+    let versions = [
+        (VERSION.to_string(), true),
+        (format!("{major}.{minor}"), true),
+        ("0.0.9".to_string(), false),
+        (format!("{major}.{}", minor + 1), false),
+        (format!("{}", major + 1), false),
+    ];
+    for (version, expected) in &versions {
         let found = configure(version);
-        ensure!(found.is_ok() == expected, "find_package(neap {version}): {found:?}");
+        ensure!(found.is_ok() == *expected, "find_package(neap {version}): {found:?}");
     }
     configure(VERSION)?;
     capture(command("cmake", ["--build", &built.to_string_lossy()]))?;

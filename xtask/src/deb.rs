@@ -37,7 +37,7 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
 }
 
 /// Builds the packages, and returns their files without those of debug information.
-fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
     need("dh", &["debhelper"])?;
     need("dpkg-buildpackage", &["dpkg-dev"])?;
     if folder.exists() {
@@ -74,7 +74,7 @@ fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The crates of other projects whose code the command contains, with their licences.
-fn crates() -> Result<String> {
+pub(crate) fn crates() -> Result<String> {
     let format = ["tree", "--package", "neap-cli", "--edges", "normal", "--prefix", "none", "--format", "{p}: {l}"];
     let mut tree = cargo(format);
     tree.arg("--no-dedupe").current_dir(layout::root());

@@ -23,9 +23,11 @@ pub(crate) fn split(installation: &mut Installation, from: &Path, place: &Path) 
     set_mode(&file, 0o755)
 }
 
-/// Runs objcopy of binutils.
+/// Runs objcopy of binutils, or the program that the variable `OBJCOPY` names: another target may
+/// need its own.
 pub(crate) fn objcopy(options: &[&str], from: &Path, to: &Path) -> Result<()> {
-    let mut objcopy = command("objcopy", options);
+    let program = std::env::var("OBJCOPY").unwrap_or_else(|_| "objcopy".to_string());
+    let mut objcopy = command(&program, options);
     objcopy.args([from, to]);
     capture(objcopy).map(|_| ())
 }

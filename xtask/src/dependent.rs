@@ -105,13 +105,8 @@ fn packaged() -> impl Iterator<Item = &'static str> {
     tidy::RING_0.iter().copied().filter(|name| !NOT_PACKAGED.contains(name))
 }
 
-/// Packages the crates and unpacks them in a folder, which is returned.
-fn packages(folder: &Path) -> Result<PathBuf> {
-    let (unpacked, fresh) = (folder.join("packages"), folder.join("unpacking"));
-    if fresh.exists() {
-        fs::remove_dir_all(&fresh)?;
-    }
-    fs::create_dir_all(&fresh)?;
+/// Packages the crates, and returns the packages.
+pub(crate) fn package() -> Result<Vec<PathBuf>> {
     // The build of the program is the verification.
     let package = |more: &[&str]| {
         let mut package = cargo(["package", "--quiet", "--no-verify", "--allow-dirty"]);
@@ -121,9 +116,19 @@ fn packages(folder: &Path) -> Result<PathBuf> {
     // A machine that has built the workspace needs no registry.
     package(&["--offline"]).or_else(|_| package(&[]))?;
     let made = fs::canonicalize(layout::target())?.join("package");
-    for name in packaged() {
+    Ok(packaged().map(|name| made.join(format!("{name}-{VERSION}.crate"))).collect())
+}
+
+/// Packages the crates and unpacks them in a folder, which is returned.
+fn packages(folder: &Path) -> Result<PathBuf> {
+    let (unpacked, fresh) = (folder.join("packages"), folder.join("unpacking"));
+    if fresh.exists() {
+        fs::remove_dir_all(&fresh)?;
+    }
+    fs::create_dir_all(&fresh)?;
+    for package in package()? {
         let mut tar = command("tar", ["-xf"]);
-        tar.arg(made.join(format!("{name}-{VERSION}.crate"))).arg("-C").arg(&fresh);
+        tar.arg(package).arg("-C").arg(&fresh);
         capture(tar)?;
     }
     renew(&fresh, &unpacked)?;

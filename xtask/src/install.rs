@@ -12,10 +12,10 @@ use anyhow::Result;
 
 use crate::build::{self, MALLCTL_SONAME, MALLOC_SONAME, SONAME};
 use crate::debug_info::{objcopy, split};
-use crate::layout;
 use crate::manifest::{self, Installation, set_mode};
 use crate::places::Places;
 use crate::process::{capture, command, need, run};
+use crate::{deb, layout};
 
 /// The installed version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -88,12 +88,22 @@ fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()>
         let text = fs::read_to_string(layout::root().join("crates/neap-c").join(format!("{template}.in")))?;
         installation.write(&filled(&text, places), &lib.join(folder).join(template))?;
     }
+    put_documents(installation)?;
     let pages = layout::target().join("pages");
     if pages.exists() {
         fs::remove_dir_all(&pages)?;
     }
-    run(command(&layout::tool().to_string_lossy(), ["generate", &pages.to_string_lossy(), &date()?]))?;
+    run(command(&layout::host_tool().to_string_lossy(), ["generate", &pages.to_string_lossy(), &date()?]))?;
     copy_all(installation, &pages, Path::new(""))
+}
+
+/// Installs licences, the list of changes, and the list of other projects' crates.
+fn put_documents(installation: &mut Installation) -> Result<()> {
+    let folder = Path::new("share/doc/neap");
+    for name in ["LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md"] {
+        installation.copy(&layout::root().join(name), &folder.join(name), 0o644)?;
+    }
+    installation.write(&deb::crates()?, &folder.join("rust-crates"))
 }
 
 /// Installs a program or a shared library.
@@ -117,8 +127,11 @@ fn copy_all(installation: &mut Installation, from: &Path, place: &Path) -> Resul
     Ok(())
 }
 
-/// The day of the commit, or today without one.
+/// The day of `SOURCE_DATE_EPOCH` or of the commit, or today without both.
 fn date() -> Result<String> {
+    if let Ok(seconds) = std::env::var("SOURCE_DATE_EPOCH") {
+        return Ok(capture(command("date", ["-u", "+%F", &format!("--date=@{seconds}")]))?.trim().to_string());
+    }
     let commit = command("git", ["-C", &layout::root().to_string_lossy(), "log", "-1", "--format=%cs"]);
     let day = capture(commit).or_else(|_| capture(command("date", ["-u", "+%F"])))?;
     Ok(day.trim().to_string())

@@ -84,7 +84,7 @@ fn pages(prefix: &Path) -> Result<()> {
 }
 
 /// Runs a program by the installed command, which has to find the installed library.
-fn run(prefix: &Path) -> Result<()> {
+pub(crate) fn run(prefix: &Path) -> Result<()> {
     let script = "grep -o '[^/]*libneap_malloc[^ ]*' /proc/self/maps | head -1";
     let said = capture(command(&prefix.join("bin/neap").to_string_lossy(), ["run", "--", "sh", "-c", script]))?;
     ensure!(said.trim() == format!("libneap_malloc.so.{VERSION}"), "the program has `{}`", said.trim());

@@ -3,6 +3,13 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Context, Result};
+
+use crate::process::{capture, command};
+
+/// The variable that names the target of the built files; without it, that of this machine.
+pub(crate) const TARGET: &str = "NEAP_TARGET";
+
 /// The folder of the workspace: the parent of xtask's own, which cargo names when it runs xtask.
 pub(crate) fn root() -> PathBuf {
     let xtask = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
@@ -20,19 +27,37 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
+/// The target triple that files are built for, if it is not this machine's.
+pub(crate) fn other_target() -> Option<String> {
+    std::env::var(TARGET).ok()
+}
+
+/// This machine's target triple.
+pub(crate) fn host() -> Result<String> {
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_string());
+    let said = capture(command(&rustc, ["-vV"]))?;
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("rustc names no host")?.to_string())
+}
+
+/// The folder of optimised products.
+fn products() -> PathBuf {
+    target().join(other_target().unwrap_or_default()).join("release")
+}
+
 /// The preload library.
 pub(crate) fn library() -> PathBuf {
-    target().join("release/libneap_malloc.so")
+    products().join("libneap_malloc.so")
 }
 
 /// The library with jemalloc's `mallctl`.
 pub(crate) fn mallctl() -> PathBuf {
-    target().join("release/libneap_mallctl.so")
+    products().join("libneap_mallctl.so")
 }
 
 /// The C API's library, shared and static, by cargo's names.
 pub(crate) fn c_libraries() -> [PathBuf; 2] {
-    ["release/libneap_c.so", "release/libneap_c.a"].map(|file| target().join(file))
+    ["libneap_c.so", "libneap_c.a"].map(|file| products().join(file))
 }
 
 /// The C API's header.
@@ -42,5 +67,10 @@ pub(crate) fn header() -> PathBuf {
 
 /// The command line tool.
 pub(crate) fn tool() -> PathBuf {
+    products().join("neap")
+}
+
+/// The command line tool for this machine.
+pub(crate) fn host_tool() -> PathBuf {
     target().join("release/neap")
 }

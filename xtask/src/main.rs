@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 mod arm64;
+mod artefacts;
 mod build;
 mod c_api;
 mod ci;
@@ -38,6 +39,7 @@ mod process;
 mod programs;
 mod prometheus;
 mod prose;
+mod release;
 mod report;
 mod rules;
 mod smoke;
@@ -48,6 +50,7 @@ mod symbols;
 mod target;
 mod tidy;
 mod unwind;
+mod versions;
 mod vm;
 
 const USAGE: &str = "\
@@ -60,6 +63,10 @@ usage: cargo xtask COMMAND [arguments]
   uninstall, with the same arguments
                               removes the files that install wrote
   deb [--test]                Debian packages in target/deb, judged by lintian; also used in a fresh root
+  release X.Y.Z [--dry-run] [--once] [--target TRIPLE]...
+                              checks, commit, tag and all files of a release in target/release-X.Y.Z, built twice and compared
+  artefacts --to FOLDER [--target TRIPLE]...
+                              the files of a release from this tree, without checks
   demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap
   test [--target aarch64-unknown-linux-gnu]
                               cargo test, then build, symbols, smoke and c-api; or tests for arm64 under qemu-aarch64
@@ -113,6 +120,8 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "miri" => alone(models::miri),
         "install" => install::command_line(rest),
         "deb" => deb::command_line(rest),
+        "release" => release::command_line(rest),
+        "artefacts" => artefacts::command_line(rest),
         "uninstall" => install::uninstall(rest),
         "symbols" => alone(symbols::check),
         "smoke" => smoke::command(rest),
