@@ -6,6 +6,9 @@
 //!
 //! The SONAME counts incompatible changes of the exported functions. Programs that preload the
 //! library name its file; the SONAME is what a program linked with it asks for.
+//!
+//! `cargo xtask build` names the folder of a stub of the C library, so that the library loads with
+//! versions of glibc that are older than that of the building machine.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -13,4 +16,10 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libneap_malloc.so.0");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,separate-loadable-segments");
+    println!("cargo:rerun-if-env-changed=NEAP_STUB_LIBC");
+    if let Ok(folder) = std::env::var("NEAP_STUB_LIBC") {
+        println!("cargo:rustc-cdylib-link-arg=-L{folder}");
+        // Names a function that the stub lacks.
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-z,defs");
+    }
 }

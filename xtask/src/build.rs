@@ -4,10 +4,13 @@
 //! A cargo run for each, not one: the libraries are `no_std` with their own panic handler, and
 //! cargo would give them the features that the tool switches on in shared dependencies.
 
+use std::fs;
+use std::path::Path;
+
 use anyhow::{Result, bail};
 
-use crate::layout;
 use crate::process::{cargo, command, need, run};
+use crate::{layout, stub_libc};
 
 /// The name that programs linked with the C API request from the loader. It changes when they would
 /// no longer run.
@@ -19,22 +22,27 @@ pub(crate) const MALLOC_SONAME: &str = "libneap_malloc.so.0";
 /// The loader's name for the library with `mallctl`, which `crates/neap-mallctl/build.rs` sets.
 pub(crate) const MALLCTL_SONAME: &str = "libneap_mallctl.so.0";
 
+/// The variable by which the build scripts of libraries learn the folder of the stub of the C
+/// library.
+const STUB: &str = "NEAP_STUB_LIBC";
+
 /// Builds all, optimised.
 pub(crate) fn build() -> Result<()> {
     need("cc", &["gcc", "libc6-dev"])?;
+    let target = layout::other_target().map_or_else(layout::host, Ok)?;
+    let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
+    let linker = std::env::var(linker).unwrap_or_else(|_| "cc".to_string());
+    let stub = fs::canonicalize(layout::target())?.join("stub_libc").join(&target);
+    stub_libc::make(&stub, &target, &linker)?;
     for package in ["neap-cli", "neap-malloc", "neap-mallctl"] {
         let mut cargo = cargo(["build", "--release", "--package", package]);
-        cargo.args(other_target()).current_dir(layout::root());
+        cargo.args(other_target()).env(STUB, &stub).current_dir(layout::root());
         run(cargo)?;
     }
-    // Not in the manifest: a package with a panic handler in each of its libraries could not be
-    // tested.
     let mut c_api = cargo(["rustc", "--release", "--package", "neap-c", "--lib", "--features", "runtime"]);
-    c_api.args(other_target());
-    c_api.args(["--crate-type", "cdylib,staticlib", "--", "-C", "link-args=-nostartfiles -Wl,-z,nodelete", "-C"]);
-    c_api.arg(format!("link-arg=-Wl,-soname,{SONAME}"));
-    c_api.current_dir(layout::root());
+    c_api.args(other_target()).args(["--crate-type", "staticlib"]).current_dir(layout::root());
     run(c_api)?;
+    link_c_api(&linker, &stub)?;
     let [shared, archive] = layout::c_libraries();
     for file in [layout::tool(), layout::library(), layout::mallctl(), shared, archive] {
         if !file.exists() {
@@ -47,6 +55,19 @@ pub(crate) fn build() -> Result<()> {
 /// Cargo's arguments for another target than this machine's.
 fn other_target() -> Vec<String> {
     layout::other_target().map_or(Vec::new(), |target| vec!["--target".to_string(), target])
+}
+
+/// Links the shared library for C of the static one. The compiler's own would have no versions of
+/// its symbols. It keeps running code (`nodelete`), and needs no start files.
+fn link_c_api(linker: &str, stub: &Path) -> Result<()> {
+    let [shared, archive] = layout::c_libraries();
+    let mut link = command(linker, ["-shared", "-nostartfiles", "-nodefaultlibs"]);
+    link.arg("-o").arg(&shared);
+    link.arg(format!("-Wl,-soname,{SONAME},--build-id,--gc-sections,--as-needed,--eh-frame-hdr,-O1"));
+    link.arg("-Wl,-z,nodelete,-z,relro,-z,now,-z,defs,-z,noexecstack");
+    link.arg(format!("-Wl,--version-script={}", layout::root().join("crates/neap-c/neap.map").display()));
+    link.arg("-Wl,--whole-archive").arg(&archive).arg("-Wl,--no-whole-archive").arg("-L").arg(stub).arg("-lc");
+    run(link)
 }
 
 /// Builds and shows: the arguments go to `neap demo`.

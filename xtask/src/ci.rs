@@ -12,8 +12,8 @@ use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
 use crate::target::Target;
 use crate::{
-    Skipped, arm64, build, c_api, deb, dependent, docs, fast_path, layout, models, prometheus, smoke, symbols, target,
-    tidy, vm,
+    Skipped, arm64, audit, build, c_api, deb, dependent, docs, fast_path, layout, models, old_glibc, prometheus, smoke,
+    symbols, target, tidy, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -137,7 +137,9 @@ const MORE: &[Step] = &[
         without_checks(&arguments).map(|()| None)
     }),
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
+    ("audit", || audit::check().map(|()| None)),
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
+    ("old glibc", || old_glibc::check().map(|()| None)),
     ("arm64", || arm64::test().map(|()| None)),
     ("vm", || vm::command(&[]).map(|()| None)),
     ("vm, arm64", || vm::command(&["--target".into(), target::ARM64.into()]).map(|()| None)),

@@ -85,6 +85,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("reclaim::pass::Pass<D>::attempt", OUTSIDE),
     // The C library's functions of these names, and the function that makes neap's thread.
     ("neap_os::own_thread::make", OUTSIDE),
+    ("neap_os::dynamic_linker::", OUTSIDE),
     ("pthread_create", OUTSIDE),
     ("thrd_create", OUTSIDE),
     ("dlopen", OUTSIDE),

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 mod arm64;
 mod artefacts;
+mod audit;
 mod build;
 mod c_api;
 mod ci;
@@ -33,6 +34,7 @@ mod listing;
 mod manifest;
 mod models;
 mod names;
+mod old_glibc;
 mod peers;
 mod places;
 mod process;
@@ -46,6 +48,7 @@ mod smoke;
 mod source_names;
 mod sources;
 mod stack;
+mod stub_libc;
 mod symbols;
 mod target;
 mod tidy;
@@ -75,9 +78,12 @@ usage: cargo xtask COMMAND [arguments]
   symbols                     what the libraries import and export, and whether that is what neap.h declares
   smoke [--library FILE] [NAME...]
                               real programs and tests/programs under the preload library (or another one)
+  old-glibc                   the programs of tests/programs under the preload library, in a root with glibc 2.31
   dependent                   a Rust program that depends on the packaged crate, with ordinary settings, and for musl
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode; then uninstalled
   prometheus                  Prometheus scrapes a program under neap; the rules and the dashboard of contrib
+  audit                       licences, sources, duplicates and known holes of other projects' crates; public interfaces against
+                              the last release; the oldest compiler
   tidy                        rules about the sources that no compiler checks
   cycles                      files that import each other in a circle; `tidy` allows none
   prose                       comments that break the rules for text; `tidy` holds their number
@@ -119,12 +125,14 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "loom" => alone(models::loom),
         "miri" => alone(models::miri),
         "install" => install::command_line(rest),
+        "audit" => alone(audit::check),
         "deb" => deb::command_line(rest),
         "release" => release::command_line(rest),
         "artefacts" => artefacts::command_line(rest),
         "uninstall" => install::uninstall(rest),
         "symbols" => alone(symbols::check),
         "smoke" => smoke::command(rest),
+        "old-glibc" => alone(old_glibc::check),
         "c-api" => alone(c_api::check),
         "prometheus" => alone(prometheus::command_alone),
         "dependent" => alone(dependent::command_alone),

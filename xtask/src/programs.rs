@@ -84,6 +84,12 @@ const PROGRAMS: &[SelfCheck] = &[
     both("table_hole.c", &[]),
 ];
 
+/// Each program with its arguments, as a line.
+pub(crate) fn lines() -> Vec<String> {
+    let line = |check: &SelfCheck| [&[check.file], check.arguments].concat().join(" ");
+    PROGRAMS.iter().map(line).collect()
+}
+
 /// A program for another C library, and that library's compiler.
 const MUSL: (&str, &str) = ("musl.c", "musl-gcc");
 

@@ -15,30 +15,20 @@ use crate::build::{MALLCTL_SONAME, MALLOC_SONAME, SONAME};
 use crate::listing::Listing;
 use crate::process::{capture, command, need};
 use crate::report::Report;
+use crate::stub_libc::{REQUIRED, VARIABLES};
 use crate::target::Target;
 use crate::{depth, layout, unwind};
 
-/// Imports that the library may have. None of them allocates.
-const IMPORTS: &[&str] = &[
-    "memcpy",
-    "memmove",
-    "memset",
-    "memcmp",
-    "bcmp",
-    "strlen",
-    "__errno_location",
-    "environ",
-    "__environ",
-    "getauxval",
-];
-const IMPORT_PREFIXES: &[&str] = &["pthread_", "__rseq_"];
+/// The latest version of glibc whose symbols may be asked for: its first one for aarch64.
+const LATEST_GLIBC: [u32; 2] = [2, 17];
 
 /// Imports that must be weak:
 ///
 /// * `malloc_info` writes to the caller's `FILE`; only the program calls it.
 /// * `operator new` without memory uses the C++ library's own.
-/// * neap's thread uses the C library's `pthread_create`.
-/// * The C library says whether there is one thread.
+/// * neap's thread uses the C library's functions for threads, which `dlsym` finds, or an older
+///   glibc's functions that find `dlsym`.
+/// * The C library says whether there is one thread, and where it registers threads for rseq.
 /// * Fork takes the streams' lock before the gate is closed, and registers handlers by the C
 ///   library's own name.
 const WEAK_IMPORTS: &[&str] = &[
@@ -47,6 +37,11 @@ const WEAK_IMPORTS: &[&str] = &[
     "fwrite",
     "dlopen",
     "dlsym",
+    "__libc_dlopen_mode",
+    "__libc_dlsym",
+    "_rtld_global",
+    "__rseq_offset",
+    "__rseq_size",
     "_IO_list_lock",
     "_IO_list_unlock",
     "_IO_list_resetlock",
@@ -134,8 +129,13 @@ fn starts_with_any(name: &str, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// Whether the stub of the C library has a symbol, so that any C library must.
+fn is_required(name: &str) -> bool {
+    REQUIRED.iter().chain(VARIABLES).any(|(required, _)| *required == name)
+}
+
 fn import_allowed(name: &str, weak: bool) -> bool {
-    IMPORTS.contains(&name) || starts_with_any(name, IMPORT_PREFIXES) || (weak && WEAK_IMPORTS.contains(&name))
+    is_required(name) || (weak && WEAK_IMPORTS.contains(&name))
 }
 
 fn of_malloc(name: &str) -> bool {
@@ -167,6 +167,30 @@ fn listed(nm: &str) -> Vec<(char, &str)> {
             Some((kind, name))
         })
         .collect()
+}
+
+/// The version of glibc that a line of `nm` asks for.
+fn glibc(line: &str) -> Option<Vec<u32>> {
+    let (_, version) = line.rsplit_once("@GLIBC_")?;
+    Some(version.split('.').map(|number| number.parse().unwrap_or(u32::MAX)).collect())
+}
+
+/// An error that names symbols of a later glibc than is promised.
+fn glibc_is_old(undefined: &str) -> Result<()> {
+    let later = undefined.lines().filter(|line| glibc(line).is_some_and(|version| version[..] > LATEST_GLIBC[..]));
+    none(later.map(str::trim), "of a later glibc than 2.17")
+}
+
+/// An error that names functions without the version of the SONAME, or with one where the library
+/// stands before the C library's: a symbol with a version of its own would not be chosen there.
+fn versions(defined: &str, soname: Option<&str>) -> Result<()> {
+    let version = soname.and_then(|name| name.rsplit('.').next()).map(|number| format!("@@NEAP_{number}"));
+    let is_right = |line: &&str| match &version {
+        // The version itself is listed as an absolute symbol.
+        Some(version) => line.ends_with(version.as_str()) || line.contains(" A "),
+        None => !line.contains('@'),
+    };
+    none(defined.lines().filter(|line| !is_right(line)), "with a wrong version")
 }
 
 /// Checks the built library.
@@ -230,9 +254,10 @@ fn mallctl(report: &mut Report, library: &Path, functions: &BTreeSet<&str>) -> R
     println!("symbols of {path}");
     let undefined = capture(command("nm", ["-D", "--undefined-only", &path]))?;
     let defined = capture(command("nm", ["-D", "--defined-only", &path]))?;
+    report.check("versions of the C library", glibc_is_old(&undefined));
     let (of_neap, others): (Vec<_>, Vec<_>) =
         listed(&undefined).into_iter().partition(|(kind, name)| *kind == 'w' && functions.contains(name));
-    let others = others.iter().filter(|(_, name)| !IMPORTS.contains(name)).map(|(_, name)| *name);
+    let others = others.iter().filter(|(_, name)| !is_required(name)).map(|(_, name)| *name);
     report.check("imports", none(others, "imported and not allowed"));
     let of_neap: BTreeSet<&str> = of_neap.into_iter().map(|(_, name)| name).collect();
     report.check("functions of the header", same(&BTreeSet::from_iter(MALLCTL_IMPORTS.iter().copied()), of_neap));
@@ -257,11 +282,16 @@ fn loaded(report: &mut Report, target: Target, library: &Path, malloc: bool, fun
     let defined = capture(command(&nm, ["-D", "--defined-only", &path]))?;
     let dynamic = capture(command(&readelf, ["-dW", &path]))?;
 
+    report.check("versions of the C library", glibc_is_old(&undefined));
+    report.check("versions of functions", versions(&defined, (!malloc).then_some(SONAME)));
     let imports = listed(&undefined);
     let imports = imports.iter().filter(|(kind, name)| !import_allowed(name, matches!(kind, 'w' | 'v')));
     report.check("imports", none(imports.map(|(_, name)| *name), "imported and not allowed"));
-    let (ours, others): (BTreeSet<&str>, BTreeSet<&str>) =
-        listed(&defined).into_iter().map(|(_, name)| name).partition(|name| name.starts_with("neap_"));
+    let (ours, others): (BTreeSet<&str>, BTreeSet<&str>) = listed(&defined)
+        .into_iter()
+        .filter(|(kind, _)| *kind != 'A')
+        .map(|(_, name)| name)
+        .partition(|name| name.starts_with("neap_"));
     report.check("functions of the header", same(functions, ours));
     let exports = others.iter().copied().filter(|name| !(malloc && of_malloc(name)));
     report.check("exports", none(exports, "exported and of no header"));
@@ -307,7 +337,7 @@ mod tests {
 
     #[test]
     fn an_import_that_may_allocate_is_refused() {
-        assert!(import_allowed("pthread_create", false));
+        assert!(import_allowed("pthread_attr_init", false) && import_allowed("environ", false));
         assert!(import_allowed("fwrite", true) && import_allowed("dlsym", true));
         for name in [
             "fwrite",
@@ -316,10 +346,23 @@ mod tests {
             "__tls_get_addr",
             "dlsym",
             "fopen",
-            "__pthread_key_create",
+            "pthread_create",
+            "__rseq_offset",
         ] {
             assert!(!import_allowed(name, false), "{name}");
         }
+    }
+
+    #[test]
+    fn a_later_glibc_and_a_wrong_version_are_named() {
+        let old = "         U memcpy@GLIBC_2.14\n         w dlsym\n         U getauxval@GLIBC_2.2.5\n";
+        assert!(glibc_is_old(old).is_ok());
+        let late = glibc_is_old(&(old.to_string() + "         w dlsym@GLIBC_2.34\n"));
+        assert!(late.unwrap_err().to_string().ends_with("w dlsym@GLIBC_2.34"));
+        let (plain, versioned) = ("01 T malloc\n01 T neap_a\n", "00 A NEAP_0\n01 T neap_a@@NEAP_0\n");
+        assert!(versions(plain, None).is_ok() && versions(versioned, None).is_err());
+        assert!(versions(versioned, Some("libneap.so.0")).is_ok() && versions(plain, Some("libneap.so.0")).is_err());
+        assert!(versions(versioned, Some("libneap.so.1")).is_err());
     }
 
     #[test]

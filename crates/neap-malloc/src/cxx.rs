@@ -24,6 +24,7 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use neap::process::PROCESS;
+use neap_os::dynamic_linker;
 
 global_asm!(".hidden __ehdr_start", ".hidden _etext");
 
@@ -161,17 +162,10 @@ fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const
         return known;
     }
     const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
-    // The C library has both from version 2.34 on.
-    let (open, find) = (chosen!("dlopen"), chosen!(weak "dlsym"));
-    if open != 0 && find != 0 {
-        // SAFETY: these are the C library's functions of these names, with these types. A handle
-        // that is not null is valid.
-        let (open, find) = unsafe {
-            (
-                transmute::<usize, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open),
-                transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find),
-            )
-        };
+    let open = chosen!("dlopen");
+    if let Some(find) = dynamic_linker::dlsym().filter(|_| open != 0) {
+        // SAFETY: every definition of this name has this type.
+        let open = unsafe { transmute::<usize, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open) };
         for library in [c"libstdc++.so.6", c"libc++.so.1"] {
             // Never closed: it is needed as long as a form may throw.
             let handle = open(library.as_ptr(), LAZY_IF_LOADED);

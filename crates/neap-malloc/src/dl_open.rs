@@ -8,14 +8,10 @@
 //! The C library's own dlopen learns its caller from its return address, for the run path and the
 //! namespace. So it is reached by a jump, with an unchanged stack.
 
-use core::arch::global_asm;
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
-
-// Weak: the C library has it from version 2.34 on, and always if a program loads libraries.
-global_asm!(".weak dlsym");
+use neap_os::dynamic_linker;
 
 /// `RTLD_DEEPBIND` of the GNU C library; musl ignores it.
 const DEEPBIND: c_int = 8;
@@ -36,6 +32,10 @@ extern "C" fn next_dlopen() -> *const c_void {
     let mut found = FOUND.load(Ordering::Relaxed);
     if found.is_null() {
         found = next(c"dlopen");
+        if found.is_null() {
+            // A plugin may have loaded an old glibc's libdl, out of sight of other libraries.
+            found = dynamic_linker::of_libdl(c"dlopen");
+        }
         FOUND.store(found, Ordering::Relaxed);
     }
     if found.is_null() { nothing as *const c_void } else { found }
@@ -47,15 +47,9 @@ extern "C" fn nothing(_file: *const c_char, _flags: c_int) -> *mut c_void {
 
 /// The next definition of a name after this library's own; null if there is none.
 pub(crate) fn next(name: &CStr) -> *mut c_void {
-    /// `RTLD_NEXT`: relative to the library of the return address, which is this one.
-    const NEXT: *mut c_void = core::ptr::without_provenance_mut(usize::MAX);
-    let find = chosen!("dlsym");
-    if find == 0 {
-        return null_mut();
-    }
-    // SAFETY: this is the dynamic linker's function of this name, with this type.
-    let find = unsafe { transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find) };
-    let found = find(NEXT, name.as_ptr());
-    // The call must not become a jump: the return address would be that of a caller.
+    let Some(find) = dynamic_linker::dlsym() else { return null_mut() };
+    let found = find(dynamic_linker::NEXT, name.as_ptr());
+    // The call must not become a jump: dlsym would take the return address, and with it the library
+    // of a caller.
     core::hint::black_box(found)
 }

@@ -11,11 +11,13 @@
 //! C11's function is defined here, too, since the C library's does not call pthread_create by its
 //! name.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use crate::dl_open;
+use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute;
-use core::ptr::{null_mut, without_provenance_mut};
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use neap::process::PROCESS;
+use neap_os::dynamic_linker;
 
 const EAGAIN: c_int = 11;
 const THRD_ERROR: c_int = 2;
@@ -25,18 +27,16 @@ type Start = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void) -> c_in
 
 /// The next definition of a function, kept in `found`; null if there is none.
 fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
-    const NEXT: *mut c_void = without_provenance_mut(usize::MAX); // RTLD_NEXT
     // Relaxed: the address of code that was loaded before.
-    let known = found.load(Ordering::Relaxed);
-    let find = chosen!("dlsym");
-    if !known.is_null() || find == 0 {
-        return known;
+    let mut address = found.load(Ordering::Relaxed);
+    if address.is_null() {
+        address = dl_open::next(name);
+        if address.is_null() {
+            // A plugin may have loaded an old glibc's libpthread, out of sight of other libraries.
+            address = core::ptr::with_exposed_provenance_mut(dynamic_linker::of_c_library(name));
+        }
+        found.store(address, Ordering::Relaxed);
     }
-    // SAFETY: the dynamic linker's function of this name has this type.
-    let find = unsafe { transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find) };
-    // dlsym searches behind the library of its caller, which is this one.
-    let address = find(NEXT, name.as_ptr());
-    found.store(address, Ordering::Relaxed);
     address
 }
 

@@ -1,7 +1,7 @@
 //! System calls, rseq and process information: Linux as a memory allocator needs it.
 //!
-//! Uses the kernel and a few symbols of the C library: `pthread_create`, `__rseq_offset`,
-//! `getauxval`, those of [`stdio_lock`] and of [`fork_handlers`]. Usable alone. Takes no lock,
+//! Uses the kernel and a few symbols of the C library: `__rseq_offset`, `getauxval`, those of
+//! [`own_thread`], [`stdio_lock`] and [`fork_handlers`]. Usable alone. Takes no lock,
 //! keeps no state but six words for each thread ([`thread_state`]), and preserves `errno`: a
 //! failed call returns an [`Errno`]. Only [`own_thread`] may allocate.
 #![no_std]
@@ -16,6 +16,8 @@ mod arch;
 pub mod call_stack;
 pub mod clock;
 pub mod cpuset;
+#[cfg(not(target_feature = "crt-static"))]
+pub mod dynamic_linker;
 pub mod environment;
 pub mod event_fd;
 pub mod fatal;

@@ -12,7 +12,7 @@
 //!
 //! # Locking
 //!
-//! No lock of its own. `Functions::find` takes the dynamic linker's lock, and [`make`] allocates.
+//! No lock of its own. A look-up takes the dynamic linker's lock, and [`make`] allocates.
 //! Neither is called from within a call that allocates or frees.
 
 use crate::Errno;
@@ -21,7 +21,7 @@ use crate::topology::{CpuSet, MAX_CPUS};
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use linux_raw_sys::general::{__NR_sched_setscheduler, __NR_setpriority};
+use linux_raw_sys::general::{__NR_rt_sigprocmask, __NR_sched_setscheduler, __NR_setpriority};
 
 /// Function that a thread runs.
 pub type Body = extern "C" fn(*mut c_void) -> *mut c_void;
@@ -31,91 +31,105 @@ pub type Id = libc::pthread_t;
 
 type Create = unsafe extern "C" fn(*mut Id, *const libc::pthread_attr_t, Body, *mut c_void) -> i32;
 type Join = unsafe extern "C" fn(Id, *mut *mut c_void) -> i32;
+type SetStackSize = unsafe extern "C" fn(*mut libc::pthread_attr_t, usize) -> i32;
+type MakeKey = unsafe extern "C" fn(*mut u32, extern "C" fn(*mut c_void)) -> i32;
+type SetValue = unsafe extern "C" fn(u32, *const c_void) -> i32;
 
-/// Addresses of the C library's `pthread_create` and `pthread_join`; 0 before they are found.
-#[derive(Debug)]
+/// Addresses of functions of the C library; 0 before they are found.
+///
+/// A program with one thread may not load the library that has them: glibc before 2.34 keeps them
+/// in libpthread.
+#[derive(Debug, Default)]
 pub struct Functions {
     create: AtomicUsize,
     join: AtomicUsize,
+    set_stack_size: AtomicUsize,
+    make_key: AtomicUsize,
+    set_value: AtomicUsize,
+}
+
+/// An address, looked up if it is not known yet.
+///
+/// # Errors
+/// `NOSYS` if there is no dynamic linker that knows the function.
+fn found(known: &AtomicUsize, look: fn() -> usize) -> Result<usize, Errno> {
+    // Relaxed: the values are addresses of code, which exists already.
+    let mut address = known.load(Ordering::Relaxed);
+    if address == 0 {
+        address = look();
+        known.store(address, Ordering::Relaxed);
+    }
+    if address == 0 { Err(Errno::NOSYS) } else { Ok(address) }
 }
 
 impl Functions {
     /// Creates the table; the functions are looked up when first needed.
     pub const fn new() -> Functions {
-        Functions { create: AtomicUsize::new(0), join: AtomicUsize::new(0) }
-    }
-
-    /// Finds both functions. Later calls use the found addresses.
-    ///
-    /// # Errors
-    /// `NOSYS` if there is no dynamic linker that knows the functions.
-    fn find(&self) -> Result<(Create, Join), Errno> {
-        // Relaxed: the values are addresses of code, which exists already.
-        let find = |known: &AtomicUsize, look: fn() -> usize| match known.load(Ordering::Relaxed) {
-            0 => {
-                let found = look();
-                known.store(found, Ordering::Relaxed);
-                found
-            }
-            found => found,
-        };
-        let (create, join) = (find(&self.create, look_up::create), find(&self.join, look_up::join));
-        if create == 0 || join == 0 {
-            return Err(Errno::NOSYS);
+        Functions {
+            create: AtomicUsize::new(0),
+            join: AtomicUsize::new(0),
+            set_stack_size: AtomicUsize::new(0),
+            make_key: AtomicUsize::new(0),
+            set_value: AtomicUsize::new(0),
         }
-        // SAFETY: POSIX gives the functions of these names these types.
-        Ok(unsafe { (core::mem::transmute::<usize, Create>(create), core::mem::transmute::<usize, Join>(join)) })
+    }
+
+    fn create(&self) -> Result<Create, Errno> {
+        let address = found(&self.create, look_up::create)?;
+        // SAFETY: POSIX gives the function of this name this type.
+        Ok(unsafe { core::mem::transmute::<usize, Create>(address) })
+    }
+
+    fn join(&self) -> Result<Join, Errno> {
+        let address = found(&self.join, look_up::join)?;
+        // SAFETY: POSIX gives the function of this name this type.
+        Ok(unsafe { core::mem::transmute::<usize, Join>(address) })
+    }
+
+    fn set_stack_size(&self) -> Result<SetStackSize, Errno> {
+        let address = found(&self.set_stack_size, look_up::set_stack_size)?;
+        // SAFETY: POSIX gives the function of this name this type.
+        Ok(unsafe { core::mem::transmute::<usize, SetStackSize>(address) })
+    }
+
+    fn make_key(&self) -> Result<MakeKey, Errno> {
+        let address = found(&self.make_key, look_up::make_key)?;
+        // SAFETY: POSIX gives the function of this name this type, with an unsigned key in glibc
+        // and musl.
+        Ok(unsafe { core::mem::transmute::<usize, MakeKey>(address) })
+    }
+
+    fn set_value(&self) -> Result<SetValue, Errno> {
+        let address = found(&self.set_value, look_up::set_value)?;
+        // SAFETY: POSIX gives the function of this name this type, with an unsigned key in glibc
+        // and musl.
+        Ok(unsafe { core::mem::transmute::<usize, SetValue>(address) })
     }
 }
 
-impl Default for Functions {
-    fn default() -> Self {
-        Functions::new()
-    }
-}
-
+/// The functions of the dynamically linked C library.
 #[cfg(not(target_feature = "crt-static"))]
 mod look_up {
-    use core::arch::global_asm;
-    use core::ffi::{CStr, c_char, c_int, c_void};
-    use core::mem::transmute;
-    use core::ptr::{null_mut, without_provenance_mut};
-
-    // Weak: the C library has it from 2.34 on.
-    global_asm!(".weak dlsym");
+    use crate::dynamic_linker::of_c_library;
 
     pub(super) fn create() -> usize {
-        function(c"pthread_create")
+        of_c_library(c"pthread_create")
     }
 
     pub(super) fn join() -> usize {
-        function(c"pthread_join")
+        of_c_library(c"pthread_join")
     }
 
-    /// The address of a function of the C library, or of the next library that has one if the C
-    /// library has another name; 0 if there is none.
-    fn function(name: &CStr) -> usize {
-        const LAZY_IF_LOADED: c_int = 1 | 4; // RTLD_LAZY | RTLD_NOLOAD
-        const NEXT: *mut c_void = without_provenance_mut(usize::MAX); // RTLD_NEXT
-        let find = crate::weak_variable!("dlsym", address);
-        if find == 0 {
-            return 0;
-        }
-        // SAFETY: the dynamic linker's function of this name has this type; RTLD_NEXT stands for a
-        // handle.
-        let find = unsafe { transmute::<usize, extern "C" fn(*mut c_void, *const c_char) -> *mut c_void>(find) };
-        // RTLD_NEXT, since the preload library has a `dlopen` of its own.
-        let open = find(NEXT, c"dlopen".as_ptr());
-        let library = if open.is_null() {
-            null_mut()
-        } else {
-            // SAFETY: the dynamic linker's function of this name has this type.
-            let open = unsafe { transmute::<*mut c_void, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open) };
-            open(c"libc.so.6".as_ptr(), LAZY_IF_LOADED)
-        };
-        let found = if library.is_null() { null_mut() } else { find(library, name.as_ptr()) };
-        let found = if found.is_null() { find(NEXT, name.as_ptr()) } else { found };
-        found.expose_provenance()
+    pub(super) fn set_stack_size() -> usize {
+        of_c_library(c"pthread_attr_setstacksize")
+    }
+
+    pub(super) fn make_key() -> usize {
+        of_c_library(c"pthread_key_create")
+    }
+
+    pub(super) fn set_value() -> usize {
+        of_c_library(c"pthread_setspecific")
     }
 }
 
@@ -129,14 +143,24 @@ mod look_up {
     pub(super) fn join() -> usize {
         libc::pthread_join as *const () as usize
     }
+
+    pub(super) fn set_stack_size() -> usize {
+        libc::pthread_attr_setstacksize as *const () as usize
+    }
+
+    pub(super) fn make_key() -> usize {
+        libc::pthread_key_create as *const () as usize
+    }
+
+    pub(super) fn set_value() -> usize {
+        libc::pthread_setspecific as *const () as usize
+    }
 }
 
 unsafe extern "C" {
-    fn pthread_sigmask(how: i32, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> i32;
     fn __errno_location() -> *mut i32;
     fn pthread_attr_init(attributes: *mut libc::pthread_attr_t) -> i32;
     fn pthread_attr_setdetachstate(attributes: *mut libc::pthread_attr_t, state: i32) -> i32;
-    fn pthread_attr_setstacksize(attributes: *mut libc::pthread_attr_t, bytes: usize) -> i32;
     fn pthread_attr_destroy(attributes: *mut libc::pthread_attr_t) -> i32;
 }
 
@@ -175,21 +199,15 @@ pub unsafe fn make(
     stack: usize,
     end: End,
 ) -> Result<Id, Errno> {
-    const SETMASK: i32 = 2;
     const DETACHED: i32 = 1;
     const INVAL: i32 = Errno::INVAL.raw_os_error();
-    let (create, _) = functions.find()?;
+    let (create, set_stack_size) = (functions.create()?, functions.set_stack_size()?);
     if crate::rseq::is_registered() && !crate::rseq::may_register() {
         return Err(Errno::NOSYS);
     }
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
-    let mut old = MaybeUninit::<libc::sigset_t>::uninit();
-    // A new thread inherits the mask. The C library removes its own signals from it.
-    // SAFETY: a set with every bit is valid (the kernel ignores KILL and STOP).
-    let all: libc::sigset_t = unsafe { core::mem::transmute([0xff_u8; size_of::<libc::sigset_t>()]) };
     let mut id = MaybeUninit::<Id>::uninit();
-    // SAFETY: the attributes are initialised before use and destroyed after; the masks are valid
-    // for the calls.
+    // SAFETY: the attributes are initialised before use and destroyed after.
     let answer = unsafe {
         // The calls below may write errno, which the program's call must preserve.
         let errno = __errno_location().read();
@@ -200,15 +218,16 @@ pub unsafe fn make(
         if end == End::Detached {
             pthread_attr_setdetachstate(attributes.as_mut_ptr(), DETACHED);
         }
-        pthread_sigmask(SETMASK, &raw const all, old.as_mut_ptr());
+        // A new thread inherits the mask.
+        let mask = set_mask(signals_of_programs());
         let mut answer = INVAL;
         for bytes in [stack, stack.max(ORDINARY_STACK), LARGE_STACK] {
             if answer == INVAL {
-                pthread_attr_setstacksize(attributes.as_mut_ptr(), bytes);
+                set_stack_size(attributes.as_mut_ptr(), bytes);
                 answer = create(id.as_mut_ptr(), attributes.as_ptr(), body, argument);
             }
         }
-        pthread_sigmask(SETMASK, old.as_ptr(), core::ptr::null_mut());
+        set_mask(mask);
         pthread_attr_destroy(attributes.as_mut_ptr());
         __errno_location().write(errno);
         answer
@@ -225,10 +244,46 @@ pub unsafe fn make(
 /// # Safety
 /// [`make`] created the thread `id` in this process as [`End::Joined`], and it was not joined yet.
 pub unsafe fn join(functions: &Functions, id: Id) {
-    let Ok((_, join)) = functions.find() else { return };
+    let Ok(join) = functions.join() else { return };
     // SAFETY: the caller promises a joinable thread of this process that was not joined. A null
     // pointer discards the thread's result.
     unsafe { join(id, core::ptr::null_mut()) };
+}
+
+/// Makes a key of thread-local values. At the end of a thread with a value that is not null, the C
+/// library calls `destructor` with it. `None` if all keys of the process are used.
+pub fn make_key(functions: &Functions, destructor: extern "C" fn(*mut c_void)) -> Option<u32> {
+    let (make, mut key) = (functions.make_key().ok()?, 0);
+    // SAFETY: the key is writable. The destructor is safe to call with any value.
+    (unsafe { make(&raw mut key, destructor) } == 0).then_some(key)
+}
+
+/// Sets the calling thread's value of a key that [`make_key`] returned.
+pub fn set_value(functions: &Functions, key: u32, value: *const c_void) {
+    if let Ok(set) = functions.set_value() {
+        // SAFETY: the C library refuses a key that it does not have; the value is only kept.
+        let _ = unsafe { set(key, value) };
+    }
+}
+
+/// Every signal but those that the C library keeps for itself, from 32 on: a thread that blocks one
+/// would hang a `setuid` or a cancellation. Signal `n` has bit `n - 1`.
+fn signals_of_programs() -> u64 {
+    // glibc says 34, musl 35.
+    let first = libc::SIGRTMIN().cast_unsigned().clamp(32, 64);
+    !0 << (first - 1) | u64::from(u32::MAX >> 1)
+}
+
+/// Sets the calling thread's blocked signals, and returns those before.
+fn set_mask(mask: u64) -> u64 {
+    const SETMASK: usize = 2;
+    let (new, mut old) = (mask, 0_u64);
+    // SAFETY: the kernel reads and writes one word each, which live across the call.
+    let _ = unsafe {
+        let (new, old) = ((&raw const new).expose_provenance(), (&raw mut old).expose_provenance());
+        syscall5(__NR_rt_sigprocmask as usize, SETMASK, new, old, size_of::<u64>(), 0)
+    };
+    old
 }
 
 /// Sets the name and the CPUs of the calling thread, one of neap's own, and resets its policy and
@@ -268,6 +323,35 @@ mod tests {
         RAN.store(if is_settled { 1 } else { 2 }, Ordering::Release); // Pairs with the Acquire load in the test.
         futex::wake(&RAN, 1, futex::Sharing::Process);
         core::ptr::null_mut()
+    }
+
+    #[test]
+    fn signals_of_the_c_library_are_not_blocked() {
+        let all = signals_of_programs();
+        let is_blocked = |signal: i32| all & 1 << (signal - 1) != 0;
+        assert!((1..32).chain(libc::SIGRTMIN()..65).all(is_blocked));
+        assert!(!(32..libc::SIGRTMIN()).any(is_blocked), "{all:#x}");
+        let before = set_mask(all);
+        assert_eq!(set_mask(before) | 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1), all);
+    }
+
+    #[test]
+    fn value_of_a_key_is_destroyed_with_its_thread() {
+        static FUNCTIONS: Functions = Functions::new();
+        extern "C" fn destroyed(value: *mut c_void) {
+            // SAFETY: the test's atomic, which outlives its thread.
+            unsafe { &*value.cast::<AtomicU32>() }.store(3, Ordering::Relaxed);
+        }
+        let word = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let key = make_key(&FUNCTIONS, destroyed).unwrap();
+                set_value(&FUNCTIONS, key, (&raw const word).cast());
+            });
+            thread.join().unwrap();
+        });
+        // Relaxed: the thread was joined.
+        assert_eq!(word.load(Ordering::Relaxed), 3);
     }
 
     #[test]

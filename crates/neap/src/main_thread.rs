@@ -18,31 +18,20 @@ use core::sync::atomic::Ordering;
 use neap_os::own_thread;
 use neap_os::thread;
 
-unsafe extern "C" {
-    fn pthread_key_create(key: *mut u32, destructor: extern "C" fn(*mut c_void)) -> i32;
-    fn pthread_setspecific(key: u32, value: *const c_void) -> i32;
-}
-
 /// Has neap's threads end with the calling thread, if that is the main thread. One call at a time.
 pub(crate) fn notice_end() {
     if thread::id() != thread::process_id() {
         return;
     }
-    let known = &PROCESS.of_process.key;
+    let (known, functions) = (&PROCESS.of_process.key, &PROCESS.of_process.functions);
     // Relaxed: written by the thread that makes neap's thread.
     if known.load(Ordering::Relaxed) == 0 {
-        let mut key = 0;
-        // SAFETY: the destructor is a function of this library, which is never unloaded. If all
-        // 1024 keys of the process are used, the end of the main thread goes unnoticed.
-        if unsafe { pthread_key_create(&raw mut key, ended) } != 0 {
-            return;
-        }
+        // If all 1024 keys of the process are used, the end of the main thread goes unnoticed.
+        let Some(key) = own_thread::make_key(functions, ended) else { return };
         known.store(key + 1, Ordering::Relaxed);
     }
     // The destructor is called for values that are not null.
-    let value = core::ptr::from_ref(known).cast();
-    // SAFETY: the key was made above or by an earlier call.
-    let _ = unsafe { pthread_setspecific(known.load(Ordering::Relaxed) - 1, value) };
+    own_thread::set_value(functions, known.load(Ordering::Relaxed) - 1, core::ptr::from_ref(known).cast());
 }
 
 extern "C" fn ended(_: *mut c_void) {

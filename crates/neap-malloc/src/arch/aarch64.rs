@@ -3,18 +3,13 @@
 use core::arch::asm;
 
 /// The address of the function that the dynamic linker chose for a name, of this library or
-/// another; 0 if there is none.
-///
-/// A name that may have no definition must be marked `weak` in each object file that uses it.
+/// another.
 macro_rules! chosen {
-    (weak $name:literal) => {
-        chosen!($name, concat!(".weak ", $name))
-    };
-    ($name:literal $(, $first:expr)?) => {{
+    ($name:literal) => {{
         let address: usize;
         // SAFETY: loads a word of this library's own global offset table.
         unsafe {
-            core::arch::asm!($($first,)? concat!("adrp {0}, :got:", $name), concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
+            core::arch::asm!(concat!("adrp {0}, :got:", $name), concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
                 out(reg) address,
                 options(nostack, nomem, preserves_flags));
         }

@@ -1,0 +1,132 @@
+//! `cargo xtask audit`: the crates of other projects, the public interfaces since the last release,
+//! and the oldest compiler.
+//!
+//! | check | tool |
+//! |---|---|
+//! | licences, sources, duplicates and wildcards, by `deny.toml` | cargo-deny |
+//! | known security holes | cargo-deny, with RustSec's list |
+//! | the version against changes of public interfaces | cargo-semver-checks |
+//! | `rust-version` | that compiler |
+//!
+//! The tools are installed into `target/tools` when they are missing. A check that cannot be made
+//! here is skipped with its reason.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::process::{capture, cargo, command, run, which};
+use crate::report::Report;
+use crate::{layout, tidy};
+
+/// Crates whose public interfaces other programs use.
+const PUBLIC: &[&str] = &["neap", "neap-pressure"];
+
+/// Runs all checks.
+pub(crate) fn check() -> Result<()> {
+    let mut report = Report::default();
+    let deny = tool("cargo-deny")?;
+    let deny = |arguments: &[&str]| {
+        let mut line = command(&deny.to_string_lossy(), arguments);
+        line.current_dir(layout::root());
+        line
+    };
+    for what in ["licenses", "sources", "bans"] {
+        report.check(&format!("cargo-deny: {what}"), run(deny(&["check", "--hide-inclusion-graph", what])));
+    }
+    match capture(deny(&["fetch", "db"])) {
+        Ok(_) => report.check("cargo-deny: advisories", run(deny(&["check", "--disable-fetch", "advisories"]))),
+        Err(error) => report.skip("cargo-deny: advisories", &format!("RustSec's list cannot be had: {}", last(&error))),
+    }
+    interfaces(&mut report)?;
+    report.check("rust-version", oldest_compiler());
+    report.close("audit")
+}
+
+/// The last line of an error that says something.
+fn last(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_string()
+}
+
+/// A cargo tool: that on `PATH`, or one that is installed into `target/tools` first.
+fn tool(name: &str) -> Result<PathBuf> {
+    let folder = layout::target().join("tools");
+    let installed = folder.join("bin").join(name);
+    if let Some(found) = which(name).or_else(|| installed.exists().then_some(installed.clone())) {
+        return Ok(found);
+    }
+    println!("installing {name} into {}", folder.display());
+    let mut install = cargo(["install", name, "--locked", "--quiet", "--root"]);
+    // Outside the checkout, whose settings would hold for it.
+    install.arg(&folder).current_dir(std::env::temp_dir());
+    run(install)?;
+    Ok(installed)
+}
+
+/// Compares public interfaces with those of the last tag.
+fn interfaces(report: &mut Report) -> Result<()> {
+    let name = "cargo-semver-checks";
+    let root = layout::root();
+    let tags = ["-C", &root.to_string_lossy(), "tag", "--list", "v*", "--merged", "HEAD", "--sort=-version:refname"];
+    let tags = capture(command("git", tags))?;
+    let Some(tag) = tags.lines().next() else {
+        report.skip(name, "no release has a tag yet, so there is nothing to compare with");
+        return Ok(());
+    };
+    let mut line = Command::new(tool(name)?);
+    line.args(["semver-checks", "--baseline-rev", tag]).current_dir(&root);
+    line.args(PUBLIC.iter().flat_map(|package| ["--package", *package]));
+    report.check(&format!("{name} against {tag}"), run(line));
+    Ok(())
+}
+
+/// The version of Rust that the workspace promises, as its manifest states it.
+fn promised() -> Result<String> {
+    std::env::var("CARGO_PKG_RUST_VERSION").context("xtask runs outside cargo")
+}
+
+/// Whether a compiler's own line, such as `rustc 1.95.0 (…)`, is of a version such as `1.95`.
+fn is_of(line: &str, version: &str) -> bool {
+    let own = line.split_whitespace().nth(1).unwrap_or_default();
+    own.strip_prefix(version).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Checks the shipped crates with the oldest compiler. If this is the compiler in use, all other
+/// checks have done so.
+fn oldest_compiler() -> Result<()> {
+    let promised = promised()?;
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_string());
+    let used = capture(command(&rustc, ["--version"]))?;
+    if is_of(&used, &promised) {
+        println!("the compiler in use is the oldest one: {}", used.trim());
+        return Ok(());
+    }
+    ensure!(which("rustup").is_some(), "rustup is needed for a compiler of version {promised}");
+    run(command("rustup", ["toolchain", "install", "--profile", "minimal", &promised]))?;
+    let mut check = command("rustup", ["run", &promised, "cargo", "check", "--locked"]);
+    let tested = tidy::RING_0.iter().filter(|name| !tidy::LOADED.contains(name)).chain(&["neap-cli"]);
+    check.args(tested.flat_map(|name| ["--package", *name]));
+    for variable in ["RUSTC", "CARGO", "RUSTUP_TOOLCHAIN"] {
+        check.env_remove(variable);
+    }
+    check.env("CARGO_TARGET_DIR", layout::target().join("oldest")).current_dir(layout::root());
+    run(check)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compiler_of_another_version_is_told_apart() {
+        for line in ["rustc 1.95.0 (59807616e 2026-04-14)", "rustc 1.95"] {
+            assert!(is_of(line, "1.95"), "{line}");
+        }
+        for line in ["rustc 1.96.0", "rustc 1.950.0", "rustc 1.9.5", "1.95"] {
+            assert!(!is_of(line, "1.95"), "{line}");
+        }
+        assert_eq!(promised().unwrap(), env!("CARGO_PKG_RUST_VERSION"));
+    }
+}
