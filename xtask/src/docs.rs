@@ -23,7 +23,7 @@ use crate::process::{cargo, run};
 use crate::source_names;
 
 /// Pages outside `docs`, from the root.
-const ROOT_PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+const ROOT_PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"];
 
 const SUMMARY: &str = "docs/SUMMARY.md";
 /// The page that names a test for each rule.
