@@ -12,7 +12,7 @@ use neap_os::memory::Range;
 use neap_os::stack;
 use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
-pub use neap_pressure::{LimitedBy, Pressure, Room, Sample, Series};
+pub use neap_pressure::{LimitedBy, Pressure, Room, Sample, Series, margin};
 use neap_pressure::{Sensor, Subject, System};
 use nodes::{MAX_NODES, Nodes};
 

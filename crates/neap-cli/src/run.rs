@@ -26,6 +26,7 @@ const EXAMPLES: &str = "\
 Examples:
   neap run -- redis-server --port 7000
   neap run --limit auto -- ./server
+  neap run --limit 512M --high 90% --reserve 32M -- ./server
   neap run --neap rseq:off -- python3 -m http.server
   neap run --neap background:off,limit:2g -- ./a.out
   neap run --profile heap.html -- python3 big.py
@@ -56,6 +57,13 @@ pub(crate) struct RunOptions {
     /// The option limit: auto (follows the container), a percentage of its limit, or bytes
     #[arg(long, value_name = "VALUE")]
     limit: Option<OsString>,
+    /// The option high: use from which memory is given back in the background, as a percentage of
+    /// the limit, or bytes
+    #[arg(long, value_name = "VALUE")]
+    high: Option<OsString>,
+    /// The option reserve: memory that stays free below the limit, as a percentage of it, or bytes
+    #[arg(long, value_name = "VALUE")]
+    reserve: Option<OsString>,
     /// Record which pages are handed out and come back, when and on which CPU, until the file has
     /// its 64 MiB
     #[arg(long, value_name = "FILE")]
@@ -106,6 +114,8 @@ pub(crate) fn sampled(command: &[OsString], library: Option<&Path>, every: &str)
     let options = RunOptions {
         neap: None,
         limit: None,
+        high: None,
+        reserve: None,
         trace: None,
         profile: None,
         every: every.to_string(),
@@ -125,9 +135,11 @@ fn prepared(options: &RunOptions, every: Option<&str>) -> Result<Command> {
     };
     let program = &options.command[0];
     let mut told = joined(env::var_os("NEAP").as_deref(), ",", options.neap.as_deref());
-    if let Some(limit) = &options.limit {
-        let option = joined(Some(OsStr::new("limit")), ":", Some(limit));
-        told = joined(Some(&told), ",", Some(&option));
+    for (key, value) in [("limit", &options.limit), ("high", &options.high), ("reserve", &options.reserve)] {
+        if let Some(value) = value {
+            let option = joined(Some(OsStr::new(key)), ":", Some(value));
+            told = joined(Some(&told), ",", Some(&option));
+        }
     }
     if let Some(every) = every {
         let option = joined(Some(OsStr::new(profile::KEY)), ":", Some(OsStr::new(every)));

@@ -38,7 +38,7 @@ fn running_process_takes_new_values_and_shows_them() {
     let report = String::from_utf8(neap("stat", pid, &[]).stdout).unwrap();
     assert!(
         report.contains(
-            "Settings: interval 10, limit 1048576, page_batch_scale 5, page_list_high 0, profile off, refuse on\n"
+            "Settings: high none, interval 10, limit 1048576, page_batch_scale 5, page_list_high 0, profile off, refuse on, reserve auto\n"
         ),
         "{report}"
     );

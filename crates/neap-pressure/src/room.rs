@@ -24,7 +24,13 @@ impl Room {
     /// Bytes that may still be used before only the [margin] is left; negative if less is left.
     #[must_use]
     pub fn spare(&self) -> i64 {
-        let target = self.limit - margin(self.limit);
+        self.spare_above(margin(self.limit))
+    }
+
+    /// Bytes that may still be used before only `reserve` bytes are left; negative if less is left.
+    #[must_use]
+    pub fn spare_above(&self, reserve: u64) -> i64 {
+        let target = self.limit.saturating_sub(reserve);
         // Limits and uses from 2^63 on do not exist: they are counts of bytes in memory.
         i64::try_from(target).unwrap_or(i64::MAX).saturating_sub_unsigned(self.used)
     }
@@ -33,7 +39,13 @@ impl Room {
     /// margin varies, and does not ask for memory back each time.
     #[must_use]
     pub fn missing(&self) -> u64 {
-        self.spare().min(0).unsigned_abs().saturating_sub(margin(self.limit) / 8)
+        self.missing_above(margin(self.limit))
+    }
+
+    /// Bytes that have to be given back until seven eighths of `reserve` bytes are left.
+    #[must_use]
+    pub fn missing_above(&self, reserve: u64) -> u64 {
+        self.spare_above(reserve).min(0).unsigned_abs().saturating_sub(reserve / 8)
     }
 
     /// The limit of a level that leaves the least room.
@@ -89,6 +101,14 @@ mod tests {
         let missing =
             |used| Room { owner: LimitedBy::Group, limit: 1064 * MIB, used: used * MIB, smallest: 0 }.missing();
         assert_eq!([900, 1000, 1008, 1009, 1100].map(missing), [0, 0, 0, MIB, 92 * MIB]);
+    }
+
+    #[test]
+    fn a_reserve_takes_the_place_of_the_margin() {
+        let room = Room { owner: LimitedBy::Group, limit: 1000 * MIB, used: 900 * MIB, smallest: 0 };
+        let above = |reserve: u64| (room.spare_above(reserve * MIB) >> 20, room.missing_above(reserve * MIB) >> 20);
+        assert_eq!([0, 40, 100, 160].map(above), [(100, 0), (60, 0), (0, 0), (-60, 40)]);
+        assert_eq!(room.spare_above(u64::MAX), -i64::try_from(900 * MIB).unwrap());
     }
 
     #[test]

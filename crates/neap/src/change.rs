@@ -55,7 +55,7 @@ impl<P: Platform> Core<P> {
             }
             before
         };
-        if setting == Setting::Limit && number > 0 {
+        if matches!(setting, Setting::Limit | Setting::Reserve) && settings.limit() > 0 {
             if settings.follows().is_some() {
                 self.follow(mm, self.objects.platform.now());
             }

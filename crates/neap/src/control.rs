@@ -23,6 +23,7 @@
 
 use crate::control_channel::ControlChannel;
 use crate::drain::{Drained, NoSuch, RETRIES, Scope};
+use crate::limit::PERIOD;
 use crate::mm::{Core, Mm};
 use crate::options::Background;
 use crate::reconcile::Books;
@@ -257,7 +258,7 @@ impl<P: Platform> Core<P> {
         loop {
             let rung = self.objects.helper.rung();
             self.help(mm);
-            let next_look = self.follow_if_due(mm);
+            let next_look = self.follow_if_due(mm, PERIOD);
             if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm, false) {
                 return;
             }

@@ -9,9 +9,15 @@
 //!
 //! | when | by | how often |
 //! |---|---|---|
-//! | ticks, and while it would sleep | neap's thread | once a second |
+//! | ticks | neap's thread | four times a second |
+//! | while it would sleep | neap's thread | once a second |
 //! | ticks | calls, in a process without neap's thread | once a second |
 //! | an allocation is at the limit | neap's thread; with one thread the call | always |
+//!
+//! Looks follow each other every 50 ms while the container has too little, its limit falls, or
+//! other memory grows so that the room ends soon, and for a second after that. A fall is expected
+//! to go on: reclaim starts before the margin is used, and a heap grows the less the faster the
+//! room falls.
 //!
 //! Several processes share what a container leaves, without knowing each other: each takes and
 //! gives its own share of the used memory. A small one may take a sixteenth of the spare.
@@ -25,13 +31,13 @@
 //! # Locking
 //! The mutex of a [change](crate::change), inside the gate. A look holds no lock while it reads.
 
-use crate::limit::Following;
+use crate::limit::{Following, is_near};
 use crate::mm::{Core, Mm};
 use crate::settings::page_price;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::Platform;
-use neap_base::platform::Room;
+use neap_base::platform::{Room, margin};
 use neap_groups::Event;
 use neap_os::stack;
 
@@ -41,26 +47,48 @@ const PATIENCE: u64 = 100_000_000;
 const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
 /// The part of the spare room that a process may take whose own share is smaller.
 const LEAST_SHARE: u64 = 16;
+/// The part of a heap by which it may be below its limit and gives as if it had that.
+const SLACK: u64 = 8;
 /// Bytes by which the limit is passed at a time, beyond what an allocation needs.
 const BEYOND: u64 = 8 << 20;
 
+/// What a limit that follows the container is set by, beside its room.
+#[derive(Clone, Copy)]
+struct Terms {
+    /// Most of the smallest limit, in hundredths.
+    percent: u8,
+    /// Bytes that stay free.
+    reserve: u64,
+    /// Bytes by which the room is expected to fall.
+    fall: u64,
+    /// The heap's limit before.
+    before: u64,
+    /// Bytes by which reclaim takes the heap below its limit, to the high watermark.
+    kept: u64,
+}
+
 /// The limit of a heap with `own` bytes, in a container that leaves `room`: what it has and its
-/// share of the spare room, or without its share of what is missing. At most `percent` hundredths
-/// of the smallest limit.
+/// share of the spare room, or without its share of what is missing.
 ///
 /// Processes look one after the other. If each gave its whole share of what is missing then, the
 /// first would give most. So a heap that is not almost alone gives half of it at each look.
-fn limit_for(own: u64, room: &Room, percent: u8) -> u64 {
+///
+/// A heap that reclaim has taken below its limit has that limit. If each look began at its size, it
+/// would give these bytes at each look, too, and they are a larger part of a small heap.
+fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
+    let Terms { percent, reserve, fall, before, kept } = terms;
     let used = room.used.max(own).max(1);
+    let room = Room { used: room.used.saturating_add(fall), ..*room };
     let is_almost_alone = own > used / 8 * 7;
     let share = |bytes: u64| (u128::from(bytes) * u128::from(own) / u128::from(used)) as u64;
-    let limit = match room.missing() {
+    let from = |slack: u64| if own.saturating_add(slack) >= before { own.max(before) } else { own };
+    let limit = match room.missing_above(reserve) {
         0 => {
-            let spare = room.spare().max(0).unsigned_abs();
-            own.saturating_add(share(spare).max(spare / LEAST_SHARE))
+            let spare = room.spare_above(reserve).max(0).unsigned_abs();
+            from(kept).saturating_add(share(spare).max(spare / LEAST_SHARE))
         }
-        missing if is_almost_alone => own.saturating_sub(share(missing)),
-        missing => own.saturating_sub(share(missing) / 2),
+        missing if is_almost_alone => from(kept).saturating_sub(share(missing)),
+        missing => from(kept.max(own / SLACK)).saturating_sub(share(missing) / 2),
     };
     // 0 would be no limit.
     limit.min(room.smallest / 100 * u64::from(percent)).max(1)
@@ -68,8 +96,19 @@ fn limit_for(own: u64, room: &Room, percent: u8) -> u64 {
 
 impl<P: Platform> Core<P> {
     /// Bytes of the heap, as a limit counts them.
-    fn counted(&self) -> u64 {
+    pub(crate) fn counted(&self) -> u64 {
         self.objects.pages.counted() * page_price(self.objects.pages.page_size())
+    }
+
+    /// Bytes by which reclaim takes the heap below its limit, to the high watermark.
+    fn kept_below_limit(&self) -> u64 {
+        let pages = &self.objects.pages;
+        u64::from(pages.statistics().watermarks.high) * page_price(pages.page_size())
+    }
+
+    /// Bytes that stay free below a limit of the container.
+    fn reserve_below(&self, limit: u64) -> u64 {
+        self.settings.reserve_of(limit).unwrap_or_else(|| margin(limit))
     }
 
     /// Whether looks are made: for a limit that follows the container, or for a listener.
@@ -78,12 +117,13 @@ impl<P: Platform> Core<P> {
         self.settings.follows().is_some() || is_heard()
     }
 
-    /// Looks if the last look is long ago. Returns the nanoseconds until the next if none was made.
-    pub(crate) fn look_if_due(&self, mm: &Mm<P>) -> Option<u64> {
+    /// Looks if the last look is `period` nanoseconds ago, or less in a hurry. Returns the
+    /// nanoseconds until the next if none was made.
+    pub(crate) fn look_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
         // Precise: a sleep ends by the precise clock. By a coarse time the look would not be due
         // yet, and the thread would sleep for moments until the coarse clock goes on.
         let (now, last) = (self.objects.platform.precise(), self.following.last.load(Ordering::Relaxed));
-        let left = (last + self.following.period()).saturating_sub(now);
+        let left = (last + self.following.period(period)).saturating_sub(now);
         if last > 0 && left > 0 {
             return Some(left);
         }
@@ -91,13 +131,14 @@ impl<P: Platform> Core<P> {
         None
     }
 
-    /// Looks if a look is due for a limit that follows the container, or for a listener. Returns
-    /// the nanoseconds until the next; `None` if neither exists. Not inside the gate.
-    pub(crate) fn follow_if_due(&self, mm: &Mm<P>) -> Option<u64> {
+    /// Looks for a limit that follows the container, or for a listener, if the last look is
+    /// `period` nanoseconds ago, or less in a hurry. Returns the nanoseconds until the next; `None`
+    /// if neither exists. Not inside the gate.
+    pub(crate) fn follow_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
         if !self.is_looking() {
             return None;
         }
-        if let Some(left) = self.look_if_due(mm) {
+        if let Some(left) = self.look_if_due(mm, period) {
             return Some(left);
         }
         if self.settings.follows().is_some() && (1..self.counted()).contains(&self.settings.limit()) {
@@ -106,7 +147,7 @@ impl<P: Platform> Core<P> {
             // Ticks go on with it.
             self.come_soon();
         }
-        Some(self.following.period())
+        Some(self.following.period(period))
     }
 
     /// Makes a look if an allocation waits for one. By neap's thread.
@@ -131,16 +172,29 @@ impl<P: Platform> Core<P> {
         let own = self.counted();
         let room = self.objects.platform.room();
         let nearest = room.map_or([0; 2], |room| [room.limit, room.used]);
+        let before = self.following.nearest[0].load(Ordering::Relaxed);
         for (word, number) in self.following.nearest.iter().zip(nearest) {
             word.store(number, Ordering::Relaxed);
         }
         self.note_headroom(mm, now, room.as_ref());
         let follows = self.settings.follows();
-        let is_short = follows.is_some() && room.is_some_and(|room| room.missing() > 0);
-        self.following.note(own, is_short);
+        let reserve = room.map_or(0, |room| self.reserve_below(room.limit));
+        let is_short = follows.is_some() && room.is_some_and(|room| room.missing_above(reserve) > 0);
+        let (fall, is_repeated) = match room.map_or(Ok(0), |room| self.following.expected_fall(now, own, &room)) {
+            Ok(fall) => (fall, false),
+            Err(fall) => (fall, true),
+        };
+        let is_falling = room.is_some_and(|room| room.limit < before || is_near(&room, fall));
+        self.following.note(own, is_short, follows.is_some() && is_falling);
         let Some(percent) = follows else { return };
-        let limit = room.map_or(0, |room| limit_for(own, &room, percent));
         let before = self.settings.followed.load(Ordering::Relaxed);
+        let terms = Terms { percent, reserve, fall, before, kept: self.kept_below_limit() };
+        let limit = room.map_or(0, |room| limit_for(own, &room, terms));
+        // An allocation at the limit looks for room. If each such look gave a share, the processes
+        // that allocate most would give most.
+        if is_repeated && limit < before {
+            return;
+        }
         let least = LEAST_CHANGE.1.max(before / LEAST_CHANGE.0);
         if limit == 0 || limit < own || limit.abs_diff(before) >= least {
             self.put_in_force(mm, limit);
@@ -212,7 +266,7 @@ impl<P: Platform> Core<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::PERIOD;
+    use crate::limit::{PERIOD, TICKING};
     use crate::mm::Hooks;
     use crate::options::{AUTO, Options};
     use crate::settings::Setting;
@@ -224,13 +278,18 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// Without a fall, beside the container's own margin.
+    fn limit_of(own: u64, room: &Room, percent: u8) -> u64 {
+        limit_for(own, room, Terms { percent, reserve: margin(room.limit), fall: 0, before: 0, kept: 0 })
+    }
+
     fn room(limit: u64, used: u64) -> Room {
         Room { owner: LimitedBy::Group, limit, used, smallest: limit }
     }
 
     #[test]
     fn a_process_takes_and_gives_its_share() {
-        let limit = |own, (limit, used), percent| limit_for(own * MIB, &room(limit * MIB, used * MIB), percent) >> 20;
+        let limit = |own, (limit, used), percent| limit_of(own * MIB, &room(limit * MIB, used * MIB), percent) >> 20;
         // The margin is 64 MiB.
         assert_eq!(limit(500, (1064, 500), 100), 1000, "alone");
         assert_eq!(limit(250, (1064, 500), 100), 500, "half of the use, half of the spare");
@@ -240,8 +299,27 @@ mod tests {
         assert_eq!(limit(1005, (1064, 1005), 100), 1005, "an eighth of the margin may be used");
         assert_eq!(limit(9000, (1064, 100), 100), 1063, "untouched memory counts for the heap alone");
         assert_eq!(limit(500, (1064, 500), 75), 797, "three quarters of the container");
-        assert_eq!(limit_for(5, &room(10, 1000), 100), 1, "0 would be no limit");
-        assert_eq!(limit_for(0, &room(0, 0), 1), 1);
+        let with = |own, used, reserve: u64, fall: u64| {
+            let terms = Terms { percent: 100, reserve: reserve * MIB, fall: fall * MIB, before: 0, kept: 0 };
+            limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
+        };
+        let falling = |own, used, fall| with(own, used, 64, fall);
+        assert_eq!([32, 264].map(|reserve| with(500, 500, reserve, 0)), [1032, 800], "another reserve");
+        assert_eq!(falling(500, 500, 100), 900, "growth ends before the fall does");
+        assert_eq!(falling(1000, 1000, 38), 970, "given back before the margin is used");
+        assert_eq!(falling(1000, 1000, 8), 1000, "an eighth of the margin may be used");
+        // Reclaim has taken the heap to the high watermark, 4 MiB below its limit, or further.
+        let below = |own, before: u64, used| {
+            let (before, reserve) = (before * MIB, 64 * MIB);
+            let terms = Terms { percent: 100, reserve, fall: 0, before, kept: 4 * MIB };
+            limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
+        };
+        assert_eq!([below(396, 400, 1108), below(380, 400, 1108)], [382, 382], "from the limit that it had");
+        assert_eq!(below(340, 400, 1108), 324, "from its own size");
+        assert_eq!([below(996, 1000, 1108), below(980, 1000, 1108)], [910, 891], "alone, further below is further");
+        assert_eq!([below(396, 400, 1000), below(380, 400, 1000)], [400, 380], "without spare room");
+        assert_eq!(limit_of(5, &room(10, 1000), 100), 1, "0 would be no limit");
+        assert_eq!(limit_of(0, &room(0, 0), 1), 1);
     }
 
     /// Workers in one container whose limit is halved: each gives up to its limit, in turn.
@@ -249,11 +327,11 @@ mod tests {
     fn workers_give_by_their_sizes() {
         let before = [400_u64, 300, 200, 100];
         let mut sizes = before;
-        for _ in 0..20 {
+        for _ in 0..40 {
             for worker in 0..sizes.len() {
                 let used = sizes.iter().sum::<u64>();
                 sizes[worker] =
-                    sizes[worker].min(limit_for(sizes[worker] * MIB, &room(500 * MIB, used * MIB), 100) >> 20);
+                    sizes[worker].min(limit_of(sizes[worker] * MIB, &room(500 * MIB, used * MIB), 100) >> 20);
             }
         }
         let used = sizes.iter().sum::<u64>();
@@ -357,7 +435,7 @@ mod tests {
         it.mm.tick(1 << 30);
         let kept = it.core().counted();
         it.limit.store(80 * MIB, Ordering::Relaxed);
-        it.core().objects.platform.advance(PERIOD - 1);
+        it.core().objects.platform.advance(TICKING - 1);
         it.mm.tick(2 << 30);
         assert_eq!((it.looks(), it.core().counted()), (looks, kept), "too early");
         it.core().objects.platform.advance(2);
@@ -369,21 +447,48 @@ mod tests {
     }
 
     #[test]
-    fn looks_follow_each_other_fast_while_there_is_too_little_and_the_heap_shrinks() {
+    fn looks_follow_each_other_fast_while_room_is_short_or_falls() {
         let following = Following::new();
-        let periods = |looks: &[(u64, bool)]| -> Vec<u64> {
+        let periods = |looks: &[(u64, bool, bool)]| -> Vec<u64> {
             looks
                 .iter()
-                .map(|&(own, is_short)| {
-                    following.note(own * MIB, is_short);
-                    following.period() / 1_000_000
+                .map(|&(own, is_short, is_falling)| {
+                    following.note(own * MIB, is_short, is_falling);
+                    following.period(PERIOD) / 1_000_000
                 })
                 .collect()
         };
-        assert_eq!(periods(&[(900, false), (900, true), (890, true), (890, false)]), [1000, 100, 100, 1000]);
-        let stuck = periods(&[(500, true); 10]);
-        assert_eq!(stuck, [[100; 8].as_slice(), &[1000; 2]].concat(), "nothing can be given back");
-        assert_eq!(periods(&[(400, true)]), [100]);
+        assert_eq!(periods(&[(900, false, false), (900, true, false), (890, true, false)]), [1000, 50, 50]);
+        let calm = periods(&[(890, false, false); 21]);
+        assert_eq!(calm, [[50; 19].as_slice(), &[1000; 2]].concat(), "a second later");
+        let stuck = periods(&[(500, true, false); 18]);
+        assert_eq!(stuck, [[50; 16].as_slice(), &[1000; 2]].concat(), "nothing can be given back");
+        assert_eq!(periods(&[(400, true, false), (400, false, false)]), [50; 2]);
+        assert_eq!(periods(&[(400, false, false); 20])[19], 1000);
+        assert_eq!(periods(&[(400, false, true), (400, false, false)]), [50; 2]);
+    }
+
+    #[test]
+    fn a_fall_of_limit_or_room_is_expected_to_go_on_and_then_to_end() {
+        const TICK: u64 = 50_000_000;
+        let following = Following::new();
+        let mut now = TICK;
+        let mut expect = |ticks, limit, used| {
+            now += ticks * TICK;
+            following.expected_fall(now, 100 * MIB, &room(limit * MIB, used * MIB)).unwrap_or_else(|last| last + MIB)
+                / MIB
+        };
+        assert_eq!(expect(0, 3200, 500), 0, "the first look");
+        assert_eq!(expect(1, 3190, 500), 20, "10 MiB in 50 ms, for 100 ms");
+        assert_eq!(expect(1, 3190, 510), 20, "others grew");
+        assert_eq!(expect(0, 3000, 510), 21, "too soon after the last look");
+        assert_eq!(expect(1, 2990, 510), 46, "a 64th of the limit at most");
+        assert_eq!([expect(1, 2990, 510), expect(1, 2990, 510)], [23, 11], "half of it after the end");
+        assert_eq!(expect(20, 2900, 510), 9, "90 MiB in a second");
+        assert_eq!([expect(1, 9000, 100), expect(1, 9000, 100), expect(1, 9000, 100)], [4, 2, 1]);
+        assert_eq!(expect(1, 9000, 100), 0);
+        assert!(is_near(&room(1064 * MIB, 900 * MIB), 2 * MIB) && !is_near(&room(1064 * MIB, 700 * MIB), 2 * MIB));
+        assert!(!is_near(&room(1064 * MIB, 2000 * MIB), 0));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //!
 //! [`Event::Container`]: crate::groups::Event::Container
 
+use crate::limit::PERIOD;
 use crate::mm::{Core, Mm};
 use crate::process::PROCESS;
 pub use crate::state::headroom::Headroom;
@@ -57,7 +58,7 @@ impl<P: Platform> Mm<P> {
     /// `None` if no limit is visible. Not from a signal handler.
     pub fn headroom(&self) -> Option<Headroom> {
         let core = self.core()?;
-        core.look_if_due(self);
+        core.look_if_due(self, PERIOD);
         let _inside = self.gate.enter(core.objects.platform.cpu());
         core.following.headroom.lock().last
     }
@@ -66,7 +67,6 @@ impl<P: Platform> Mm<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::PERIOD;
     use crate::mm::Hooks;
     use crate::options::{Background, Options};
     use core::sync::atomic::{AtomicU64, Ordering};

@@ -35,6 +35,7 @@ mod global;
 pub mod group_report;
 pub mod groups;
 mod headroom;
+mod high;
 mod in_call;
 mod large;
 mod limit;

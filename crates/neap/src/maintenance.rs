@@ -3,7 +3,7 @@
 //! # Design
 //! A tick does the following. It stops or signals no thread.
 //!
-//! 1. It serves groups and reclaim, and a limit that follows the container.
+//! 1. It serves groups and reclaim, a limit that follows the container, and the option `high`.
 //! 2. It drains the stacks of CPUs that were idle since the last tick.
 //! 3. It trims barns to their working sets.
 //! 4. It punches holes into resting slabs, and releases pages.
@@ -16,6 +16,7 @@
 //! # Locking
 //! One tick at a time: its mutex is only tried.
 
+use crate::limit::{PERIOD, TICKING};
 use crate::mm::{Core, Mm};
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -83,9 +84,10 @@ impl<P: Platform> Core<P> {
         let now = platform.now();
         let interval = self.settings.interval();
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
-            self.follow_if_due(mm);
+            self.follow_if_due(mm, PERIOD);
             self.tick_groups(mm);
             self.tick_reclaim(mm, false);
+            self.keep_below_high(mm);
             let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: IN_CALL, fences: false });
             let _inside = mm.gate.enter(platform.cpu());
             self.in_call.note_given(u64::from(tick.pages.released) * self.objects.pages.page_size() as u64);
@@ -113,12 +115,13 @@ impl<P: Platform> Core<P> {
 
     /// Makes one tick: groups, reclaim, then memory.
     pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
-        let look = self.follow_if_due(mm).filter(|_| self.following.is_hurrying());
+        let look = self.follow_if_due(mm, TICKING).filter(|_| self.following.is_hurrying());
         let groups = self.tick_groups(mm);
         self.tick_reclaim(mm, makes_threads);
+        let goes_on = self.keep_below_high(mm);
         let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });
         let soon = [groups, look].into_iter().flatten().min();
-        tick.left |= soon.is_some();
+        tick.left |= soon.is_some() || goes_on;
         // Reclaim goes on by ticks until the use is below a limit that was cut. Without shrinkers,
         // frees alone can get it there.
         tick.left |= self.is_beyond_limit(mm) && mm.reclaiming_if_made().is_some();

@@ -38,6 +38,11 @@ pub struct Options {
     /// The most bytes that may be in use at a time; 0 for no limit; [`AUTO`] to follow the
     /// container.
     pub limit: u64,
+    /// The use from which the heap gives memory back in the background, as a number of
+    /// [`Setting::High`]; 0: none.
+    pub high: u64,
+    /// Bytes that stay free below the limit, as a number of [`Setting::Reserve`].
+    pub reserve: u64,
     /// Milliseconds between two ticks.
     pub interval: u32,
     /// A page that `neap stat` reads.
@@ -130,6 +135,10 @@ pub enum Setting {
     PageBatchScale,
     /// Bytes between two samples; 0: none.
     Profile,
+    /// Bytes, or 2^63 and a percentage of the limit; 0: none.
+    High,
+    /// Bytes, or 2^63 and a percentage of the limit; [`AUTO`]: a margin below the container's.
+    Reserve,
 }
 
 /// One option: its key, its values, its default and what it does.
@@ -148,7 +157,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 16] = [
+pub const DESCRIPTIONS: [Description; 18] = [
     Description {
         key: "rseq",
         values: "on, off",
@@ -176,6 +185,20 @@ pub const DESCRIPTIONS: [Description; 16] = [
         default: "none",
         text: "the most resident memory of the heap, with its tables and untouched allocations; allocations beyond it fail once free memory was released and shrinkers were asked; auto: what the container or machine leaves, looked at once a second; a percentage: also at most that part of the container's limit; a heap at such a limit goes beyond it, unless refuse:on has allocations fail",
         setting: Some(Setting::Limit),
+    },
+    Description {
+        key: "high",
+        values: "none, 1% to 100% of the limit, or bytes with k, m, g",
+        default: "none",
+        text: "use of the heap above which neap gives memory back in the background: it drains caches, releases free memory and asks shrinkers; allocations go on",
+        setting: Some(Setting::High),
+    },
+    Description {
+        key: "reserve",
+        values: "auto, 1% to 100% of the limit, or bytes with k, m, g",
+        default: "auto",
+        text: "memory that stays free below the limit: of the container with limit:auto or a percentage (auto: a tenth, at most 64m), or of limit in bytes (auto: none); at most nine tenths of it",
+        setting: Some(Setting::Reserve),
     },
     Description {
         key: "interval",
@@ -311,6 +334,8 @@ impl Options {
         background: Background::Threaded,
         huge: true,
         limit: 0,
+        high: 0,
+        reserve: AUTO,
         interval: 250,
         stat: true,
         page_list_high: None,
@@ -424,6 +449,14 @@ impl Options {
                 let limit = Limit::parse(value, bytes);
                 self.limit = limit.ok_or("is none of none, auto, 1% to 100%, and a number of bytes")?.number();
             }
+            b"high" => {
+                let high = Limit::parse(value, bytes).filter(|&high| high != Limit::Auto);
+                self.high = high.ok_or("is none of none, 1% to 100%, and a number of bytes")?.number();
+            }
+            b"reserve" => {
+                let reserve = Limit::parse(value, bytes).filter(|&reserve| reserve != Limit::None);
+                self.reserve = reserve.ok_or("is none of auto, 1% to 100%, and a number of bytes")?.number();
+            }
             b"interval" => self.set_number(Setting::Interval, bytes(value).unwrap_or(0))?,
             b"page_list_high" if value == b"auto" => self.page_list_high = None,
             b"page_list_high" => {
@@ -460,6 +493,8 @@ impl Options {
             Setting::PageBatchScale => self.page_batch_scale.into(),
             Setting::Refuse => self.refuse.into(),
             Setting::Profile => self.profile,
+            Setting::High => self.high,
+            Setting::Reserve => self.reserve,
         }
     }
 
@@ -471,6 +506,10 @@ impl Options {
         match setting {
             Setting::Limit if !Limit::is_number(number) => return Err("is no limit"),
             Setting::Limit => self.limit = number,
+            Setting::High if !Limit::is_number(number) || number == AUTO => return Err("is no mark"),
+            Setting::High => self.high = number,
+            Setting::Reserve if !Limit::is_number(number) || number == 0 => return Err("is no reserve"),
+            Setting::Reserve => self.reserve = number,
             Setting::Interval if !(10..=60_000).contains(&number) => return Err("is not a number from 10 to 60000"),
             Setting::Interval => self.interval = number as u32,
             Setting::PageListHigh if number == AUTO => self.page_list_high = None,
@@ -527,7 +566,7 @@ mod tests {
     #[test]
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
-            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
+            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,high:90%,reserve:32m,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
              refuse:on,groups:by-thread,trace:/a/b,profile:64k,check:on,strict:on",
         );
         let expected = Options {
@@ -535,6 +574,8 @@ mod tests {
             background: Background::Never,
             huge: false,
             limit: 3 << 30,
+            high: Limit::Percent(90).number(),
+            reserve: 32 << 20,
             interval: 1000,
             stat: false,
             page_list_high: Some(0),
@@ -551,7 +592,7 @@ mod tests {
         assert_eq!((options.trace.as_c_str(), Options::DEFAULT.trace.as_c_str()), (Some(c"/a/b"), None));
         assert_eq!((options, complaints), (expected, Vec::new()));
         assert_eq!(parse("groups:by-thread-name").0.groups, ThreadGroups::ByName);
-        let text = "page_list_high:99,page_list_high:auto,nodes:2,nodes:auto,groups:by-thread,groups:off,profile:on,profile:off";
+        let text = "page_list_high:99,page_list_high:auto,nodes:2,nodes:auto,groups:by-thread,groups:off,profile:on,profile:off,high:1,high:none,reserve:1,reserve:auto";
         let (options, complaints) = parse(text);
         assert_eq!((options, complaints), (Options::DEFAULT, Vec::new()));
         for description in DESCRIPTIONS {
@@ -615,9 +656,22 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_named_and_left_out() {
-        let (options, complaints) = parse("colour:red,rseq,interval:5,limit:99999999999g,rseq:off,nodes:0,nodes:33");
+        let (options, complaints) =
+            parse("colour:red,rseq,interval:5,limit:99999999999g,rseq:off,nodes:0,nodes:33,high:auto,reserve:none");
         assert_eq!(options, Options { rseq: false, ..Options::DEFAULT });
         let wrong: Vec<&str> = complaints.iter().map(|(item, _)| item.as_str()).collect();
-        assert_eq!(wrong, ["colour:red", "rseq", "interval:5", "limit:99999999999g", "nodes:0", "nodes:33"]);
+        assert_eq!(
+            wrong,
+            [
+                "colour:red",
+                "rseq",
+                "interval:5",
+                "limit:99999999999g",
+                "nodes:0",
+                "nodes:33",
+                "high:auto",
+                "reserve:none"
+            ]
+        );
     }
 }

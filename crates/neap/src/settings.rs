@@ -14,13 +14,15 @@ use neap_base::Mutex;
 
 impl Setting {
     /// All settings, in the order of their numbers.
-    pub const ALL: [Setting; 6] = [
+    pub const ALL: [Setting; 8] = [
         Setting::Limit,
         Setting::Interval,
         Setting::PageListHigh,
         Setting::Refuse,
         Setting::PageBatchScale,
         Setting::Profile,
+        Setting::High,
+        Setting::Reserve,
     ];
 
     /// The option's key.
@@ -31,7 +33,7 @@ impl Setting {
 
     /// Whether the page layer is to know a new value.
     pub(crate) fn is_of_pages(self) -> bool {
-        matches!(self, Setting::Limit | Setting::PageListHigh | Setting::PageBatchScale)
+        matches!(self, Setting::Limit | Setting::Reserve | Setting::PageListHigh | Setting::PageBatchScale)
     }
 
     /// Returns `number` as the option's value is written.
@@ -61,7 +63,7 @@ pub struct Value(Setting, u64);
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Value(Setting::Limit, number) => Limit::of_number(number).fmt(f),
+            Value(Setting::Limit | Setting::High | Setting::Reserve, number) => Limit::of_number(number).fmt(f),
             Value(Setting::PageListHigh, AUTO) => f.write_str("auto"),
             Value(Setting::Profile, 0) => f.write_str("off"),
             Value(Setting::Refuse, on) => f.write_str(if on == 1 { "on" } else { "off" }),
@@ -161,8 +163,22 @@ impl Settings {
     pub(crate) fn limit(&self) -> u64 {
         match Limit::of_number(self.number(Setting::Limit)) {
             Limit::None => 0,
-            Limit::Bytes(bytes) => bytes,
+            Limit::Bytes(bytes) => bytes - self.reserve_of(bytes).unwrap_or(0),
             Limit::Auto | Limit::Percent(_) => self.followed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Bytes that stay free below a limit of `limit` bytes; `None` if neap chooses them.
+    pub(crate) fn reserve_of(&self, limit: u64) -> Option<u64> {
+        let reserve = Limit::of_number(self.number(Setting::Reserve)).of(limit)?;
+        Some(reserve.min(limit - limit / 10))
+    }
+
+    /// Bytes above which memory is given back in the background, if any.
+    pub(crate) fn high(&self) -> Option<u64> {
+        match (Limit::of_number(self.number(Setting::High)), self.limit()) {
+            (Limit::Percent(_), 0) => None,
+            (high, limit) => high.of(limit),
         }
     }
 

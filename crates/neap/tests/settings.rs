@@ -35,6 +35,10 @@ fn option_changes_by_its_own_parser_or_says_why_not() {
         ("page_batch_scale", "0", "0"),
         ("refuse", "on", "on"),
         ("profile", "off", "off"),
+        ("high", "90%", "90%"),
+        ("high", "none", "none"),
+        ("reserve", "32m", "33554432"),
+        ("reserve", "auto", "auto"),
     ] {
         assert_eq!(mm.set(key, text), Ok(()), "{key}");
         let setting = Setting::ALL.into_iter().find(|setting| setting.key() == key).unwrap();
@@ -44,6 +48,8 @@ fn option_changes_by_its_own_parser_or_says_why_not() {
         ("interval", "5", "interval: \"5\" is not a number from 10 to 60000"),
         ("page_batch_scale", "7", "page_batch_scale: \"7\" is not a number from 0 to 6"),
         ("limit", "x", "limit: \"x\" is none of none, auto, 1% to 100%, and a number of bytes"),
+        ("high", "auto", "high: \"auto\" is none of none, 1% to 100%, and a number of bytes"),
+        ("reserve", "0", "reserve: \"0\" is none of auto, 1% to 100%, and a number of bytes"),
         ("limti", "1g", "\"limti\" is not an option (did you mean \"limit\"?)"),
         ("profile", "1", "profile: \"1\" is none of off, on, and a number of bytes from 1k to 1024g"),
         ("colour", "red", "\"colour\" is not an option"),

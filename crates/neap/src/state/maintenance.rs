@@ -22,6 +22,10 @@ pub(crate) struct Maintenance {
     pub(crate) unfinished: AtomicBool,
     /// Bytes of free pages that ticks leave resident.
     pub(crate) kept: AtomicU64,
+    /// Ticks that leave a use above `high` as it is.
+    pub(crate) high_rest: AtomicU32,
+    /// Bytes in use after the last tick that gave back above `high`; `u64::MAX` before the first.
+    pub(crate) high_use: AtomicU64,
     /// Address of the [`Peek`]s, for readers without the mutex, which is held for a whole tick.
     pub(crate) memory: usize,
     /// The state of the slots at the last tick: a [`Peek`] for each CPU and class.
@@ -49,6 +53,8 @@ impl Maintenance {
             calls: AtomicU32::new(0),
             unfinished: AtomicBool::new(false),
             kept: AtomicU64::new(0),
+            high_rest: AtomicU32::new(0),
+            high_use: AtomicU64::new(u64::MAX),
             memory,
             seen: Mutex::new(Seen { memory, skips: 0, holds: 0 }),
         })
