@@ -129,6 +129,21 @@ fn run_becomes_the_program_with_both_variables_joined() {
 }
 
 #[test]
+fn run_passes_a_limit_with_its_mark_and_reserve() {
+    let neap = Installed::new("limits");
+    neap.with_library("lib");
+    let run = |high| {
+        let limits = ["run", "--limit", "512M", "--high", high, "--reserve", "32M", "--", "sh", "-c", "echo \"$NEAP\""];
+        Command::new(neap.0.join("bin/neap")).args(limits).env_remove("NEAP").output().unwrap()
+    };
+    let output = run("90%");
+    assert_eq!(text(&output.stdout), "limit:512M,high:90%,reserve:32M\n", "{}", text(&output.stderr));
+    let output = run("auto");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("high:auto"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn run_takes_the_library_that_is_named_and_no_other_file() {
     let neap = Installed::new("named");
     let library = neap.with_library("elsewhere");
@@ -467,6 +482,23 @@ fn a_cut_limit_is_measured_or_the_missing_right_is_named() {
     for variant in ["neap-auto", "glibc-fixed", "glibc-poller"] {
         let counts = &report["variants"][variant]["cut"]["raw"][0]["counts"];
         assert!(counts["killed"] == 1.0 || counts["cut_p999_us"].as_f64() > Some(0.0), "{variant}: {report}");
+    }
+}
+
+#[test]
+fn workers_share_a_cut_limit_or_the_missing_right_is_named() {
+    let neap = Installed::new("workers");
+    let output = neap.neap(&["bench", "workers", "--limit=256", "--pairs", "1", "--json"]);
+    if output.status.code() == Some(77) {
+        assert!(text(&output.stderr).contains("not measured: "), "{}", text(&output.stderr));
+        return;
+    }
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["failed"], &report["figures"]["runs"]), (&serde_json::json!([]), &1.0.into()));
+    for variant in ["neap-auto", "glibc-poller"] {
+        let counts = &report["variants"][variant]["cut"]["raw"][0]["counts"];
+        assert!(counts["killed"].as_f64() > Some(0.0) || counts["cached_mib_4"].as_f64() > Some(0.0), "{report}");
     }
 }
 

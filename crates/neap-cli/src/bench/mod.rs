@@ -32,6 +32,7 @@ mod start;
 mod steady;
 mod wall;
 mod warm;
+mod workers;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -72,6 +73,7 @@ Examples:
   neap bench burst --limit=1024              growth beside a cache, towards a limit of 1024 MiB
   neap bench wall                            a server whose container's limit is cut to a quarter
   neap bench wall --full                     from 4 GiB to 1 GiB, 100 times
+  neap bench workers                         four servers in one container whose limit is halved
   neap bench metadata                        a cache of file metadata of /usr at a memory limit
   neap bench metadata --directory ~/src      the same of another directory
 
@@ -81,10 +83,10 @@ Ratios are medians of the ratios of paired rounds: neap's result over the peer's
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
 tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
-`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink`, `register`, `metadata`, `burst` and `wall` use neap's parts
+`page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink`, `register`, `metadata`, `burst`, `wall` and `workers` use neap's parts
 inside this executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases`, `steady` and `programs` as much memory as a run needs is
 touched and given back: none pays for what the host of a virtual machine took meanwhile.
-`phases --limit`, `burst` and `wall` end with status 77, and say why, where they may not make memory groups.";
+`phases --limit`, `burst`, `wall` and `workers` end with status 77, and say why, where they may not make memory groups.";
 
 /// Measure neap against other allocators.
 #[derive(Args)]
@@ -115,7 +117,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
     live: Option<u16>,
     /// Of `phases`: find the smallest memory limit in which the program survives, instead of peaks.
-    /// Of `burst` and `wall`: the limit in MiB (default 512 and 1024)
+    /// Of `burst`, `wall` and `workers`: the limit in MiB (default 512, 1024 and 1024)
     #[arg(long, value_name = "MIB", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     limit: Option<u32>,
     /// Seconds of load of `idle-hour` (default 10, with --quick 2)
@@ -199,6 +201,8 @@ enum Which {
     Burst,
     /// A server with a cache that shrinks while the limit of its container is cut to a quarter
     Wall,
+    /// Four servers with caches of different sizes in one container whose limit is halved
+    Workers,
     /// Samples of allocations: what they cost, and how much of the memory they attribute
     Profile,
     /// Real programs: same output, peak memory, memory kept, time
@@ -229,6 +233,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Metadata => metadata::main(options),
         Which::Burst => burst::main(options),
         Which::Wall => wall::main(options),
+        Which::Workers => workers::main(options),
         Which::Profile => profile::main(options),
         Which::Programs => programs::main(options),
     }

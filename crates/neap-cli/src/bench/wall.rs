@@ -34,11 +34,11 @@ use crate::statistics::{Summary, summary};
 use crate::work::Outcome;
 
 const NEAP: &str = "neap-auto";
-const POLLER: &str = "glibc-poller";
+pub(super) const POLLER: &str = "glibc-poller";
 /// Name, value of `NEAP`, policy of the workload.
 const VARIANTS: [(&str, &str, &str); 3] =
     [(NEAP, "limit:auto", "shrinker"), ("glibc-fixed", "", "fixed"), (POLLER, "", "poller")];
-const CUT: &str = "cut";
+pub(super) const CUT: &str = "cut";
 /// MiB and rounds; the second with `--full`.
 const USUAL: (u64, usize) = (1024, 5);
 const FULL: (u64, usize) = (4096, 100);
@@ -86,7 +86,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
             let mut server = Contained::start(&executable, variant, &arguments, &group)?;
             server.wait_for_line()?;
             let target = limit / QUARTER;
-            let seconds = cut(&group, target, limit / ABOVE)?;
+            let seconds = cut(&group, limit, target)?;
             thread::sleep(SETTLE);
             let usage = group.usage()?;
             let mut outcome = server.end()?;
@@ -105,10 +105,10 @@ fn next_limit(usage: u64, target: u64, above: u64) -> u64 {
     target.max(usage + above)
 }
 
-/// Cuts the limit to `target`. Returns the seconds until it is in force; `None` if it never is, or
-/// no process is left.
-fn cut(group: &Cgroup, target: u64, above: u64) -> Result<Option<f64>> {
-    let start = Instant::now();
+/// Cuts the limit `from` to `target`. Returns the seconds until it is in force; `None` if it never
+/// is, or no process is left.
+pub(super) fn cut(group: &Cgroup, from: u64, target: u64) -> Result<Option<f64>> {
+    let (start, above) = (Instant::now(), from / ABOVE);
     while start.elapsed() < PATIENCE && !group.is_empty() {
         let limit = next_limit(group.usage()?, target, above);
         // The usage may have grown meanwhile: then the kernel refuses the limit.
