@@ -1,7 +1,8 @@
 /* A program that forbids itself system calls by seccomp, with EPERM. After it has started and
  * allocated: membarrier and process_madvise, with threads made later; rseq as well, with threads
  * made before. Before it starts, by a filter that lasts across exec: rseq, membarrier and
- * process_madvise. Allocation goes on in each case. */
+ * process_madvise. Then all files, with a limit that follows the container, which neap looks at again
+ * and again. Allocation goes on in each case. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -110,7 +111,34 @@ static void from_the_start(void) {
     CHECK(0, "exec of %s", self);
 }
 
+/* Without a limit that it could see, the heap may grow. */
+static void inside_without_files(void) {
+    churn(NULL);
+    forbid(5, (int[]){SYS_openat, SYS_open, SYS_readlink, SYS_newfstatat, SYS_statx});
+    pthread_t threads[3];
+    start(threads, NULL);
+    for (int second = 0; second < 3; second++) {
+        void *block = malloc(100 << 20);
+        CHECK(block, "100 MiB");
+        memset(block, 1, 100 << 20);
+        free(block);
+        churn(NULL);
+        usleep(500000);
+    }
+    join(threads);
+}
+
+static void without_files(void) {
+    CHECK(setenv("NEAP", "limit:auto,high:90%,refuse:on", 1) == 0, "setenv");
+    execl(self, self, "files", (char *)NULL);
+    CHECK(0, "exec of %s", self);
+}
+
 int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "files")) {
+        inside_without_files();
+        return 0;
+    }
     if (argc > 1) {
         pthread_t threads[3];
         start(threads, NULL);
@@ -122,5 +150,6 @@ int main(int argc, char **argv) {
     in_child(with_later_threads, "membarrier and process_madvise forbidden after the start");
     in_child(with_earlier_threads, "rseq too, after the start");
     in_child(from_the_start, "all three from the start");
+    in_child(without_files, "files, after the start");
     return finish();
 }
