@@ -70,7 +70,7 @@ const OWN_SHRINKERS: &[&str] = &["neap::builtin_shrinkers::count$", "neap::built
 
 /// The first match counts.
 const UNKNOWN: &[(&str, &[&str])] = &[
-    ("neap_os::stack::switch", OUTSIDE),
+    ("::call_on_stack", OUTSIDE),
     ("neap_os::stack::run", HOOKS),
     // The kernel's clock, inlined into its callers.
     ("Platform>::now", OUTSIDE),

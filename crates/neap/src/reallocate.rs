@@ -35,22 +35,28 @@ impl<P: Platform> Mm<P> {
         if pointer.is_null() {
             return self.allocate_aligned(size, align);
         }
-        match self.fast_path.class_of(pointer) {
-            Some(class) if class.suits(size) => pointer,
-            // SAFETY: this call may free the object (the caller's promise), which has the bytes of
-            // its class.
-            Some(class) => unsafe { self.move_block(pointer, class.size(), size, align) },
+        let usable = match self.fast_path.class_of(pointer) {
+            Some(class) if class.suits(size) => return pointer,
+            Some(class) => class.size(),
             // SAFETY: the caller's promise.
-            None => unsafe { self.reallocate_slow(pointer, size, align) },
-        }
+            None => match unsafe { self.reallocate_in_place(pointer, size, align) } {
+                Ok(memory) => return memory,
+                Err(usable) => usable,
+            },
+        };
+        // SAFETY: this call may free the block (the caller's promise), which has `usable` bytes.
+        unsafe { self.move_block(pointer, usable, size, align) }
     }
 
-    /// Reallocates as [`Mm::reallocate_aligned`] does, whatever `pointer` is but null.
+    /// Reallocates without an allocation, whatever `pointer` is but null.
+    ///
+    /// # Errors
+    /// The block's usable size: nothing has changed, and the block is to be moved.
     ///
     /// # Safety
     /// Those of [`Mm::reallocate_aligned`].
     #[inline(never)]
-    unsafe fn reallocate_slow(&self, pointer: *mut u8, size: usize, align: usize) -> *mut u8 {
+    unsafe fn reallocate_in_place(&self, pointer: *mut u8, size: usize, align: usize) -> Result<*mut u8, usize> {
         let Some(core) = self.core_if_open() else { core_less(pointer) };
         let class = core.class_of(pointer, "realloc");
         let checks = core.options.check;
@@ -79,13 +85,12 @@ impl<P: Platform> Mm<P> {
                 } else {
                     self.after_allocation(core);
                 }
-                return memory;
+                return Ok(memory);
             }
         } else if class.suits(size) {
-            return pointer;
+            return Ok(pointer);
         }
-        // SAFETY: this call may free the block (the caller's promise), which has `usable` bytes.
-        unsafe { self.move_block(pointer, usable, size, align) }
+        Err(usable)
     }
 
     /// Moves a block of `usable` bytes to a new one of `size` bytes. Returns null, and changes
