@@ -191,7 +191,7 @@ mod tests {
         let off = |cached: [f64; 4]| share_off_percent(cached.into_iter());
         assert_eq!(off([400.0, 300.0, 200.0, 100.0]), 0.0);
         assert!((off([390.0, 300.0, 200.0, 110.0]) - 10.0).abs() < 1e-9);
-        assert!((off([300.0, 300.0, 200.0, 100.0]) - 100.0 / 9.0).abs() < 1e-9);
+        assert!((off([300.0, 300.0, 200.0, 100.0]) - 100.0 / 6.0).abs() < 1e-9);
         assert_eq!(off([0.0; 4]), 100.0);
         assert_eq!(sizes(1000), [320, 240, 160, 80]);
     }
