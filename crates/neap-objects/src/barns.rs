@@ -205,8 +205,6 @@ impl<P: Platform> Objects<P> {
     /// reached, about, or `stop` says so. Returns their number; `None` if all barns are empty. A
     /// few sheaves stay for the frees that follow.
     pub fn shrink_fullest_barn(&self, bytes: u64, most: u64, stop: &dyn Fn() -> bool) -> Option<u64> {
-        /// Sheaves without objects that a barn keeps.
-        const FEW: u32 = 16;
         let barns = (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class)));
         let in_barn = |(node, class): (usize, Class)| {
             let objects = u64::from(self.shared(node, class).lock().full.length()) * u64::from(class.sheaf_capacity());
@@ -215,17 +213,39 @@ impl<P: Platform> Objects<P> {
         let (.., node, class) = barns.map(in_barn).max_by_key(|(bytes, ..)| *bytes).filter(|(bytes, ..)| *bytes > 0)?;
         let (mut objects, wanted) = (0, (bytes / class.size() as u64).clamp(1, most.max(1)));
         while objects < wanted && !stop() {
-            let Some(mut sheaf) = self.cache(node, class).lock().full.pop() else { break };
+            let Some(sheaf) = self.cache(node, class).lock().full.pop() else { break };
             objects += sheaf.length() as u64;
-            self.empty(class, &mut sheaf);
-            let mut cache = self.cache(node, class).lock();
-            if cache.empty.length() + cache.empty_bound.length() < FEW {
-                cache.stow(sheaf);
-            } else {
-                drop(cache);
-                self.drop_sheaf(class, sheaf);
-            }
+            self.recycle(self.cache(node, class), class, sheaf);
         }
         Some(objects)
+    }
+
+    /// Returns the objects of a sheaf to slabs, and the sheaf to the barn unless that has enough
+    /// without objects.
+    fn recycle(&self, barn: NodeCache<'_>, class: Class, mut sheaf: Sheaf) {
+        /// Sheaves without objects that a barn keeps.
+        const FEW: u32 = 16;
+        self.empty(class, &mut sheaf);
+        let mut cache = barn.lock();
+        if cache.empty.length() + cache.empty_bound.length() < FEW {
+            cache.stow(sheaf);
+        } else {
+            drop(cache);
+            self.drop_sheaf(class, sheaf);
+        }
+    }
+
+    /// Returns up to `most` sheaves of the near barn to slabs while it has [too
+    /// much](ClassCache::is_surplus).
+    pub(crate) fn thin_out(&self, class: Class, most: u32) {
+        let near = self.near(class);
+        for _ in 0..most {
+            let sheaf = {
+                let mut cache = near.lock();
+                if cache.is_surplus() { cache.full.pop() } else { None }
+            };
+            let Some(sheaf) = sheaf else { break };
+            self.recycle(near, class, sheaf);
+        }
     }
 }

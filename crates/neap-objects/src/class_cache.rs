@@ -58,6 +58,8 @@ pub struct ClassCache {
     pub isolated: SlabList,
     /// Number of slabs of the class.
     pub slabs: u32,
+    /// Number of objects of the class's slabs.
+    pub objects: u64,
     /// Number of objects in bitmaps of the class's slabs.
     pub free: u64,
     /// Number of holes: released pages of the class's slabs.
@@ -177,6 +179,7 @@ impl ClassCache {
             hollow: SlabList::named(On::Hollow),
             isolated: SlabList::named(On::Isolated),
             slabs: 0,
+            objects: 0,
             free: 0,
             holes: 0,
             streak: (Way::Refill, 0),
@@ -320,7 +323,9 @@ impl ClassCache {
             self.move_to(slabs, slab, On::Nothing);
             empties.insert(slabs, slab);
             self.slabs -= 1;
-            self.free -= u64::from(slabs.get(slab).objects);
+            let objects = u64::from(slabs.get(slab).objects);
+            self.objects -= objects;
+            self.free -= objects;
             self.holes -= u64::from(slabs.get(slab).holes.count_ones());
         }
     }
@@ -333,10 +338,20 @@ impl ClassCache {
     pub unsafe fn add(&mut self, slabs: &SlabTable, slab: SlabId) {
         // SAFETY: the caller holds this cache's lock, and the slab is on no list.
         unsafe {
-            self.free += u64::from(slabs.get(slab).objects);
+            let objects = u64::from(slabs.get(slab).objects);
+            self.objects += objects;
+            self.free += objects;
             self.partial.insert(slabs, slab);
         }
         self.slabs += 1;
+    }
+
+    /// Whether the barn has too much: slabs have most objects of the class, and the barn more than
+    /// an eighth of the others. What the next burst takes beyond the others comes out of slabs
+    /// anyway, and each slab with an object in the barn stays.
+    pub fn is_surplus(&self) -> bool {
+        let others = self.objects - self.free;
+        self.free > others && self.full.objects() > others / 8
     }
 
     /// Puts a sheaf into the barn.

@@ -212,6 +212,8 @@ impl<P: Platform> Objects<P> {
             loaded.push(sheaf);
         }
         self.stow(class, loaded);
+        // More than came, or a barn that has too much would keep it.
+        self.thin_out(class, 2 * batch);
         if self.cpu_caches.push(&self.platform, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
         }
