@@ -73,8 +73,8 @@ fn a_burst_that_repeats_is_served_by_its_barn() {
 
 /// A program that only grows checks a few times whether there is something to reuse, and never
 /// sweeps.
-/// A cache is emptied and filled again with values of another size: what is freed at random must not
-/// stay in the barn, where a few objects keep each slab.
+/// A cache is emptied and filled again with values of another size: what is freed at random must
+/// not stay in the barn, where a few objects keep each slab.
 #[test]
 fn a_barn_is_thinned_out_while_most_objects_of_the_class_are_freed() {
     let mut random = Random(seed());
