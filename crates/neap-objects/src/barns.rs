@@ -11,7 +11,7 @@
 //!
 //! One class cache's mutex at a time, for a link or two.
 
-use crate::class_cache::{ClassCache, FLUSH_BATCH, NodeCache, SharedCache};
+use crate::class_cache::{ClassCache, FLUSH_BATCH, NodeCache, SharedCache, Way};
 use crate::objects::Objects;
 use crate::other_nodes::Others;
 use crate::sheaf::{Sheaf, SheafList, sheaf_memory};
@@ -59,14 +59,17 @@ impl<P: Platform> Objects<P> {
         if self.pages.nodes() == 1 { 0 } else { self.pages.node_of(self.pages.pfn(object.addr())) }
     }
 
-    /// Puts sheaves into the barns of their objects' nodes.
-    pub(crate) fn stow(&self, class: Class, mut sheaves: SheafList) {
+    /// Puts sheaves into the barns of their objects' nodes. A spill takes out what a barn has too
+    /// much; a refill leaves what it did not need.
+    pub(crate) fn stow(&self, class: Class, mut sheaves: SheafList, way: Way) {
         let cpu = self.platform.cpu() as u16;
         let put = |cache: &mut ClassCache, sheaf: Sheaf| {
-            if !sheaf.is_empty() && sheaf.home() != cpu {
+            let is_filled = !sheaf.is_empty();
+            if is_filled && sheaf.home() != cpu {
                 cache.shorten_streak();
             }
             cache.stow(sheaf);
+            u32::from(is_filled)
         };
         while let Some(mut sheaf) = sheaves.pop() {
             let mut node = 0;
@@ -83,12 +86,20 @@ impl<P: Platform> Objects<P> {
                     sheaf.truncate(own);
                 }
             }
-            let mut cache = self.cache(node, class).lock();
-            put(&mut cache, sheaf);
+            let barn = self.cache(node, class);
+            let mut cache = barn.lock();
+            let mut filled = put(&mut cache, sheaf);
             if self.pages.nodes() == 1 {
                 while let Some(sheaf) = sheaves.pop() {
-                    put(&mut cache, sheaf);
+                    filled += put(&mut cache, sheaf);
                 }
+            }
+            // More than came, or a barn that has too much would keep it.
+            let most = if way == Way::Spill { 2 * filled } else { 0 };
+            let mut surplus = cache.take_surplus(most);
+            drop(cache);
+            while let Some(sheaf) = surplus.pop() {
+                self.recycle(barn, class, sheaf);
             }
         }
     }
@@ -142,7 +153,8 @@ impl<P: Platform> Objects<P> {
         self.drop_sheaf(class, sheaf);
     }
 
-    /// Returns the objects of a sheaf to slabs.
+    /// Returns the objects of a sheaf to slabs. Not inlined: its frame is large.
+    #[inline(never)]
     fn empty(&self, class: Class, sheaf: &mut Sheaf) {
         self.flush(class, sheaf.cells());
         let mut cells = [core::ptr::null_mut(); FLUSH_BATCH];
@@ -232,20 +244,6 @@ impl<P: Platform> Objects<P> {
         } else {
             drop(cache);
             self.drop_sheaf(class, sheaf);
-        }
-    }
-
-    /// Returns up to `most` sheaves of the near barn to slabs while it has [too
-    /// much](ClassCache::is_surplus).
-    pub(crate) fn thin_out(&self, class: Class, most: u32) {
-        let near = self.near(class);
-        for _ in 0..most {
-            let sheaf = {
-                let mut cache = near.lock();
-                if cache.is_surplus() { cache.full.pop() } else { None }
-            };
-            let Some(sheaf) = sheaf else { break };
-            self.recycle(near, class, sheaf);
         }
     }
 }

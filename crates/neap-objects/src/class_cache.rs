@@ -346,12 +346,20 @@ impl ClassCache {
         self.slabs += 1;
     }
 
-    /// Whether the barn has too much: slabs have most objects of the class, and the barn more than
-    /// an eighth of the others. What the next burst takes beyond the others comes out of slabs
-    /// anyway, and each slab with an object in the barn stays.
-    pub fn is_surplus(&self) -> bool {
-        let others = self.objects - self.free;
-        self.free > others && self.full.objects() > others / 8
+    /// Takes up to `most` sheaves with objects out of the barn while it has too much: slabs have
+    /// most objects of the class, and the barn has more than an eighth of the others. A burst of
+    /// such a class takes most of its objects from slabs in any case, and each object in the barn
+    /// keeps its slab.
+    pub(crate) fn take_surplus(&mut self, most: u32) -> SheafList {
+        let (others, mut taken) = (self.objects - self.free, SheafList::new());
+        while self.free > others
+            && self.full.objects() > others / 8
+            && taken.length() < most
+            && let Some(sheaf) = self.full.pop()
+        {
+            taken.push(sheaf);
+        }
+        taken
     }
 
     /// Puts a sheaf into the barn.

@@ -83,7 +83,7 @@ impl<P: Platform> Objects<P> {
                 used.push(sheaf);
             }
         }
-        self.stow(class, used);
+        self.stow(class, used, Way::Refill);
         object
     }
 
@@ -211,9 +211,7 @@ impl<P: Platform> Objects<P> {
             sheaf.set_home(cpu);
             loaded.push(sheaf);
         }
-        self.stow(class, loaded);
-        // More than came, or a barn that has too much would keep it.
-        self.thin_out(class, 2 * batch);
+        self.stow(class, loaded, Way::Spill);
         if self.cpu_caches.push(&self.platform, stack, object) != Attempt::Done(()) {
             self.free_directly(class, object);
         }
@@ -325,7 +323,7 @@ mod tests {
         o.give(class, objects[4]);
         let mut list = SheafList::new();
         list.push(sheaf);
-        o.stow(class, list);
+        o.stow(class, list, Way::Refill);
         assert_eq!(o.prove().allocated as usize, held.len());
         held.into_iter().for_each(|object| o.give(class, object));
         o.drain();

@@ -77,6 +77,8 @@ impl fmt::Display for Finding {
 pub struct Census {
     /// Slabs.
     pub slabs: u64,
+    /// Objects of slabs.
+    pub objects: u64,
     /// Free objects in the bitmaps of slabs.
     pub free: u64,
     /// Free objects in stacks and sheaves.
@@ -99,6 +101,7 @@ pub struct Census {
 impl AddAssign for Census {
     fn add_assign(&mut self, other: Census) {
         self.slabs += other.slabs;
+        self.objects += other.objects;
         self.free += other.free;
         self.cached += other.cached;
         self.sheaves += other.sheaves;
@@ -288,7 +291,7 @@ impl<P: Platform> Objects<P> {
         equal("state bytes of a slab", census.allocated + census.cached + census.in_hands, self.bytes_set(at, bytes))?;
         // Reported last: a lost object has a more precise finding in most cases.
         walk.private = walk.private.and(equal("objects of neap's own in a slab", census.sheaves, private.into()));
-        walk.classes[class.index()] += Census { slabs: 1, ..census };
+        walk.classes[class.index()] += Census { slabs: 1, objects: objects.into(), ..census };
         walk.partial[class.index()] += u32::from(free > 0);
         walk.holes[class.index()] += u64::from(holes.count_ones());
         walk.node_holes[self.pages.node_of(page)] += u64::from(holes.count_ones());
@@ -367,6 +370,7 @@ impl<P: Platform> Objects<P> {
         equal("memory of sheaves", sheaves + walk.vectors[class.index()], seen.sheaves)?;
         let sum = |count: fn(&ClassCache) -> u64| self.caches_of(class).map(|cache| count(&cache.lock())).sum();
         equal("slabs of a class", seen.slabs, sum(|cache| cache.slabs.into()))?;
+        equal("objects of a class", seen.objects, sum(|cache| cache.objects))?;
         equal("free objects of a class", seen.free, sum(|cache| cache.free))?;
         let listed = |cache: &ClassCache| cache.lists().iter().map(|list| u64::from(list.length)).sum();
         equal("partly free slabs", walk.partial[class.index()].into(), sum(listed))?;

@@ -1,11 +1,13 @@
 //! The option `high`: a heap above it gives memory back in the background.
 //!
 //! # Design
+//!
 //! Each tick that finds more in use than `high` drains every cache, releases free memory, and has
 //! reclaimers ask shrinkers for the rest. Nothing waits for it, and no allocation is refused. Where
 //! that brought nothing, the next [`REST`] ticks leave it.
 //!
 //! # Locking
+//!
 //! None. The counters publish no other data.
 
 use crate::mm::{Core, Mm};
@@ -110,25 +112,6 @@ mod tests {
         mm.set("high", "50%").unwrap();
         assert_eq!(core.settings.high(), None, "a part of no limit");
         free(blocks);
-        // SAFETY: no thread uses the manager any more.
-        unsafe { mm.close() };
-    }
-
-    #[test]
-    fn reserve_stays_free_below_a_limit_in_bytes() {
-        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
-        // SAFETY: the manager stays in its box.
-        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
-        let core = mm.core().unwrap();
-        let limit = |settings: [(&'static str, &'static str); 2]| {
-            settings.into_iter().for_each(|(key, value)| mm.set(key, value).unwrap());
-            core.settings.limit() / MIB
-        };
-        assert_eq!(limit([("limit", "512m"), ("reserve", "32m")]), 480);
-        assert_eq!(limit([("limit", "512m"), ("reserve", "25%")]), 384);
-        assert_eq!(limit([("limit", "100m"), ("reserve", "1g")]), 10, "nine tenths at most");
-        assert_eq!(limit([("reserve", "auto"), ("limit", "512m")]), 512);
-        assert_eq!(limit([("reserve", "32m"), ("limit", "none")]), 0);
         // SAFETY: no thread uses the manager any more.
         unsafe { mm.close() };
     }

@@ -224,3 +224,32 @@ impl fmt::Display for Settings {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::mm::{Hooks, Mm};
+    use crate::options::Options;
+    use neap_base::virtual_platform::Virtual;
+    use std::boxed::Box;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn reserve_stays_free_below_a_limit_in_bytes() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let core = mm.core().unwrap();
+        let limit = |settings: [(&'static str, &'static str); 2]| {
+            settings.into_iter().for_each(|(key, value)| mm.set(key, value).unwrap());
+            core.settings.limit() / MIB
+        };
+        assert_eq!(limit([("limit", "512m"), ("reserve", "32m")]), 480);
+        assert_eq!(limit([("limit", "512m"), ("reserve", "25%")]), 384);
+        assert_eq!(limit([("limit", "100m"), ("reserve", "1g")]), 10, "nine tenths at most");
+        assert_eq!(limit([("reserve", "auto"), ("limit", "512m")]), 512);
+        assert_eq!(limit([("reserve", "32m"), ("limit", "none")]), 0);
+        // SAFETY: no thread uses the manager any more.
+        unsafe { mm.close() };
+    }
+}

@@ -71,8 +71,6 @@ fn a_burst_that_repeats_is_served_by_its_barn() {
     o.drain();
 }
 
-/// A program that only grows checks a few times whether there is something to reuse, and never
-/// sweeps.
 /// A cache is emptied and filled again with values of another size: what is freed at random must
 /// not stay in the barn, where a few objects keep each slab.
 #[test]
@@ -97,6 +95,8 @@ fn a_barn_is_thinned_out_while_most_objects_of_the_class_are_freed() {
     }
 }
 
+/// A program that only grows checks a few times whether there is something to reuse, and never
+/// sweeps.
 #[test]
 fn growth_alone_does_not_sweep() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
