@@ -118,7 +118,7 @@ fn archives(target: &str, host: &str, seconds: &str, to: &Path) -> Result<()> {
 
 /// Makes sure that Rust's libraries for a target and a linker for it are there.
 fn standard_library(target: &str) -> Result<()> {
-    let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
+    let linker = layout::cargo_variable(target, "LINKER");
     if std::env::var_os(&linker).is_none() {
         return Err(Skipped(format!("{target}: {linker} names no linker")).into());
     }

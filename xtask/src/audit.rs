@@ -97,10 +97,9 @@ fn is_of(line: &str, version: &str) -> bool {
 /// checks have done so.
 fn oldest_compiler() -> Result<()> {
     let promised = promised()?;
-    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_string());
-    let used = capture(command(&rustc, ["--version"]))?;
+    let used = layout::rustc(["--version"])?;
     if is_of(&used, &promised) {
-        println!("the compiler in use is the oldest one: {}", used.trim());
+        println!("the compiler in use is the oldest one: {}", used);
         return Ok(());
     }
     ensure!(which("rustup").is_some(), "rustup is needed for a compiler of version {promised}");

@@ -30,8 +30,7 @@ const STUB: &str = "NEAP_STUB_LIBC";
 pub(crate) fn build() -> Result<()> {
     need("cc", &["gcc", "libc6-dev"])?;
     let target = layout::other_target().map_or_else(layout::host, Ok)?;
-    let linker = format!("CARGO_TARGET_{}_LINKER", target.to_uppercase().replace('-', "_"));
-    let linker = std::env::var(linker).unwrap_or_else(|_| "cc".to_string());
+    let linker = std::env::var(layout::cargo_variable(&target, "LINKER")).unwrap_or_else(|_| "cc".to_string());
     let stub = fs::canonicalize(layout::target())?.join("stub_libc").join(&target);
     stub_libc::make(&stub, &target, &linker)?;
     for package in ["neap-cli", "neap-malloc", "neap-mallctl"] {

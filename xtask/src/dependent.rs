@@ -207,9 +207,8 @@ fn strong(imports: &str) -> Vec<&'static str> {
 
 /// Makes sure that the standard library for musl is there.
 fn musl() -> Result<()> {
-    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_string());
-    let sysroot = capture(command(&rustc, ["--print", "sysroot"]))?;
-    let is_there = || Path::new(sysroot.trim()).join("lib/rustlib").join(MUSL).join("lib").exists();
+    let sysroot = layout::rustc(["--print", "sysroot"])?;
+    let is_there = || Path::new(&sysroot).join("lib/rustlib").join(MUSL).join("lib").exists();
     if !is_there() && which("rustup").is_some() {
         capture(command("rustup", ["target", "add", MUSL])).context("the target cannot be installed")?;
     }

@@ -32,10 +32,20 @@ pub(crate) fn other_target() -> Option<String> {
     std::env::var(TARGET).ok()
 }
 
+/// Cargo's variable for a setting of a target, such as its linker.
+pub(crate) fn cargo_variable(target: &str, setting: &str) -> String {
+    format!("CARGO_TARGET_{}_{setting}", target.to_uppercase().replace('-', "_"))
+}
+
+/// The output of the compiler in use.
+pub(crate) fn rustc<const N: usize>(arguments: [&str; N]) -> Result<String> {
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_string());
+    Ok(capture(command(&rustc, arguments))?.trim().to_string())
+}
+
 /// This machine's target triple.
 pub(crate) fn host() -> Result<String> {
-    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_string());
-    let said = capture(command(&rustc, ["-vV"]))?;
+    let said = rustc(["-vV"])?;
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("rustc names no host")?.to_string())
 }

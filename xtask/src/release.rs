@@ -135,8 +135,7 @@ fn artefacts(clone: &Path, target: &Path, to: &Path, targets: &[String]) -> Resu
     }
     let host = layout::host()?;
     for triple in targets.iter().chain([&host]) {
-        let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", triple.to_uppercase().replace('-', "_"));
-        build.env(variable, remapped(clone, target)?);
+        build.env(layout::cargo_variable(triple, "RUSTFLAGS"), remapped(clone, target)?);
     }
     run(build)?;
     Ok(to.to_path_buf())
@@ -145,13 +144,12 @@ fn artefacts(clone: &Path, target: &Path, to: &Path, targets: &[String]) -> Resu
 /// Flags by which the compiler writes fixed names for the folders of sources, of crates and of its
 /// own library.
 fn remapped(clone: &Path, target: &Path) -> Result<String> {
-    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_string());
-    let sysroot = capture(command(&rustc, ["--print", "sysroot"]))?;
+    let sysroot = layout::rustc(["--print", "sysroot"])?;
     let home = std::env::var("HOME").unwrap_or_default();
     let cargo_home = std::env::var("CARGO_HOME").unwrap_or_else(|_| format!("{home}/.cargo"));
     let folders = [
         (cargo_home.as_str(), "/cargo"),
-        (sysroot.trim(), "/rust"),
+        (&sysroot, "/rust"),
         (&target.to_string_lossy(), "/target"),
         (&clone.to_string_lossy(), "/neap"),
     ];

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::process::{capture, cargo, command, which};
+use crate::process::{cargo, command, which};
 use crate::{Skipped, layout};
 
 /// A processor, with the compilers and libraries for it.
@@ -52,9 +52,8 @@ impl Target {
         let mut cargo = cargo(subcommand);
         cargo.current_dir(layout::root());
         if self == Target::Arm64 {
-            let variable = |name: &str| format!("CARGO_TARGET_{}_{name}", ARM64.to_uppercase().replace('-', "_"));
-            cargo.args(["--target", ARM64]).env(variable("LINKER"), self.tool("gcc"));
-            cargo.env(variable("RUNNER"), format!("{EMULATOR} -L {ROOT}"));
+            cargo.args(["--target", ARM64]).env(layout::cargo_variable(ARM64, "LINKER"), self.tool("gcc"));
+            cargo.env(layout::cargo_variable(ARM64, "RUNNER"), format!("{EMULATOR} -L {ROOT}"));
         }
         cargo.args(rest);
         cargo
@@ -118,8 +117,8 @@ impl Target {
             let missing = missing.join(" ");
             return Err(Skipped(format!("{ARM64}: SKIPPED, nothing was tested: apt-get install {missing}")).into());
         }
-        let folder = capture(command("rustc", ["--print", "target-libdir", "--target", ARM64]))?;
-        if !Path::new(folder.trim()).is_dir() {
+        let folder = layout::rustc(["--print", "target-libdir", "--target", ARM64])?;
+        if !Path::new(&folder).is_dir() {
             let reason = format!("{ARM64}: SKIPPED, nothing was tested: rustup target add {ARM64}");
             return Err(Skipped(reason).into());
         }
