@@ -76,17 +76,17 @@ impl Outcome {
         self.status.is_some_and(|s| s.success())
     }
 
-    /// One line for a report: how it ended and the last line it complained with.
+    /// One line for a report: how it ended and the last lines it complained with. A parent's
+    /// complaint of its child comes after the child's.
     pub(crate) fn summary(&self) -> String {
         let how = match self.status {
             Some(status) => status.to_string(),
             None => "stopped by the time limit".into(),
         };
         let text = String::from_utf8_lossy(&self.stderr);
-        match text.lines().rev().find(|line| !line.trim().is_empty()) {
-            Some(line) => format!("{how}; stderr ends: {line}"),
-            None => how,
-        }
+        let mut lines: Vec<&str> = text.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
+        lines.reverse();
+        if lines.is_empty() { how } else { format!("{how}; stderr ends: {}", lines.join(" | ")) }
     }
 }
 
@@ -174,6 +174,9 @@ mod tests {
         assert_eq!(found.status.and_then(|status| status.code()), Some(3));
         assert_eq!((found.stdout.as_slice(), found.stderr.as_slice()), (b"out\n".as_slice(), b"err\n".as_slice()));
         assert_eq!(found.summary(), "exit status: 3; stderr ends: err");
+        let complaints = command("sh", ["-c", "printf '1\\n2\\n\\nchild\\nparent\\n' >&2; exit 1"]);
+        let found = observe(complaints, Duration::from_secs(60)).unwrap();
+        assert_eq!(found.summary(), "exit status: 1; stderr ends: 2 | child | parent");
     }
 
     #[test]
