@@ -51,6 +51,8 @@ const LEAST_SHARE: u64 = 16;
 const SLACK: u64 = 8;
 /// Bytes by which the limit is passed at a time, beyond what an allocation needs.
 const BEYOND: u64 = 8 << 20;
+/// Most tries to pass the limit for one allocation.
+const PASSES: u32 = 16;
 
 /// What a limit that follows the container is set by, beside its room.
 #[derive(Clone, Copy)]
@@ -244,22 +246,33 @@ impl<P: Platform> Core<P> {
 
     /// Passes a limit that follows the container, for an allocation of `bytes` bytes that found no
     /// memory after all was given back. Not if allocations are to fail there.
+    ///
+    /// The room may be gone before it is used, so there are several tries:
+    ///
+    /// | thread A, here | thread B |
+    /// |---|---|
+    /// | 1. raises the limit | |
+    /// | | 2. makes a look, which sets the limit as before, or allocates all of the room |
+    /// | 3. finds no memory | |
     pub(crate) fn pass_limit<T>(&self, mm: &Mm<P>, bytes: u64, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         let page_size = self.objects.pages.page_size() as u64;
         if self.settings.follows().is_none() || self.settings.refuses() {
             return None;
         }
-        let before = self.settings.limit();
+        let first = self.settings.limit();
         let needed = (bytes / page_size + 1) * page_price(page_size as usize);
-        self.put_in_force(mm, self.counted().max(before).saturating_add(needed + BEYOND));
-        let memory = attempt();
-        if memory.is_some() {
-            self.following.passed.fetch_add(1, Ordering::Relaxed);
-        } else {
-            // The system has none.
-            self.put_in_force(mm, before);
+        for _ in 0..PASSES {
+            let before = self.settings.limit();
+            self.put_in_force(mm, self.counted().max(before).saturating_add(needed + BEYOND));
+            let memory = attempt();
+            if memory.is_some() {
+                self.following.passed.fetch_add(1, Ordering::Relaxed);
+                return memory;
+            }
         }
-        memory
+        // The system has none.
+        self.put_in_force(mm, first);
+        None
     }
 }
 
@@ -270,6 +283,7 @@ mod tests {
     use crate::mm::Hooks;
     use crate::options::{AUTO, Options};
     use crate::settings::Setting;
+    use core::cell::{Cell, RefCell};
     use neap_base::platform::LimitedBy;
     use neap_base::virtual_platform::{Call, Virtual};
     use std::boxed::Box;
@@ -422,6 +436,35 @@ mod tests {
         let huge = it.mm.allocate(1 << 30);
         assert!(!huge.is_null());
         it.free(blocks.into_iter().chain([huge]));
+        it.close();
+    }
+
+    /// Between the raise of the limit and the allocation, neap's thread looks, and other threads
+    /// take what there is.
+    #[test]
+    fn an_allocation_passes_the_limit_although_the_room_is_taken_first() {
+        let it = contained(100 * MIB, false);
+        let (blocks, tries) = (RefCell::new(it.fill(480)), Cell::new(0));
+        let attempt = || {
+            tries.set(tries.get() + 1);
+            match tries.get() {
+                1 => {
+                    it.core().objects.platform.advance(TICKING);
+                    it.core().follow(&it.mm, it.core().objects.platform.now());
+                }
+                2 => {
+                    while it.core().counted() + MIB / 4 <= it.core().settings.limit() {
+                        blocks.borrow_mut().extend(it.fill(1));
+                    }
+                }
+                _ => {}
+            }
+            let _inside = it.mm.gate.enter(it.core().objects.platform.cpu());
+            it.core().allocate_run(32 << 20, 1).inspect(|_| it.core().count_run(32 << 20, 0))
+        };
+        let block = it.core().pass_limit(&it.mm, 32 * MIB, &attempt).expect("refused without `refuse`").0;
+        assert_eq!(tries.get(), 3);
+        it.free(blocks.into_inner().into_iter().chain([block]));
         it.close();
     }
 
