@@ -56,7 +56,7 @@ const OUTSIDE: &[&str] = &[];
 const STOPS: &[&str] = &[
     "::inside_to_the_end::{{closure}}",
     "::drain_with::{{closure}}",
-    "neap::maintenance::<impl neap::mm::Core<P>>::give_back::{{closure}}",
+    "neap::returning::maintenance::<impl neap::mm::Core<P>>::give_back::{{closure}}",
     "::release_scattered::{{closure}}",
     RECORDER,
 ];
@@ -64,9 +64,9 @@ const STOPS: &[&str] = &[
 const RECORDER: &str = "neap::trace::Trace as neap_base::platform::Recorder>::note";
 
 /// Hooks of a manager.
-const HOOKS: &[&str] = &["neap::stat_text::publish$", "neap::process::spawn$"];
+const HOOKS: &[&str] = &["neap::numbers::text::publish$", "neap::process::spawn$"];
 
-const OWN_SHRINKERS: &[&str] = &["neap::builtin_shrinkers::count$", "neap::builtin_shrinkers::scan$"];
+const OWN_SHRINKERS: &[&str] = &["neap::reclaim::builtin_shrinkers::count$", "neap::reclaim::builtin_shrinkers::scan$"];
 
 /// The first match counts.
 const UNKNOWN: &[(&str, &[&str])] = &[
@@ -81,7 +81,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("neap_groups::", OUTSIDE),
     // Jumps by tables.
     ("neap_pressure::", OUTSIDE),
-    ("neap::watching::", OUTSIDE),
+    ("neap::reclaim::watching::", OUTSIDE),
     ("reclaim::pass::Pass<D>::attempt", OUTSIDE),
     // The C library's functions of these names, and the function that makes neap's thread.
     ("neap_os::own_thread::make", OUTSIDE),
@@ -96,15 +96,18 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("neap::trace::", OUTSIDE),
     ("neap::fork::", &["neap::process::close_all::{{closure}}"]),
     ("allocate_run::{{closure}}", &[RECORDER]),
-    ("neap::large::", &["allocate_run::{{closure}}", RECORDER]),
-    ("neap::maintenance::<impl neap::mm::Core<P>>::give_back", STOPS),
+    ("neap::allocation::large::", &["allocate_run::{{closure}}", RECORDER]),
+    ("neap::returning::maintenance::<impl neap::mm::Core<P>>::give_back", STOPS),
     ("::scan_as", OWN_SHRINKERS),
-    ("neap::reclaiming::<impl neap_reclaim::host::Host", &[RECORDER]),
-    ("each_range::{{closure}}", &["neap::map_report::write::{{closure}}", "neap::map_report::describe::{{closure}}"]),
+    ("neap::reclaim::reclaiming::<impl neap_reclaim::host::Host", &[RECORDER]),
+    (
+        "each_range::{{closure}}",
+        &["neap::reports::map_report::write::{{closure}}", "neap::reports::map_report::describe::{{closure}}"],
+    ),
     ("::each_range", &["each_range::{{closure}}"]),
     ("::each_mapping", &["each_range::{{closure}}"]),
     ("neap::", HOOKS),
-    ("hand_out_paid", &["neap::memory_groups::repay$"]),
+    ("hand_out_paid", &["neap::groups::memory_groups::repay$"]),
     ("SheafList::look", &["::tally::{{closure}}"]),
     (
         "take_from_slabs",

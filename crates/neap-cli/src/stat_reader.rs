@@ -7,7 +7,7 @@
 //! the process. The process is neither stopped nor signalled. Its page is untrusted: only a memfd
 //! is opened, each file once, and [text](crate::foreign) is escaped.
 //!
-//! The page's format, version 7, is described in the crate `neap`, `stat_sheet`. It is read by
+//! The page's format, version 7, is described in the crate `neap`, `sheet`. It is read by
 //! bytes, since the library in a process may be of another version than this command.
 
 use core::time::Duration;

@@ -24,7 +24,7 @@ const ROLE: &str = "NEAP_TEST_ROLE";
 /// Bytes that a command may have resident.
 const MOST: i64 = 64 << 20;
 
-/// Offsets in the page, as in the crate `neap`, `stat_sheet`, `live` and `requests`.
+/// Offsets in the page, as in the crate `neap`, `sheet`, `live` and `requests`.
 const CHANNEL: u64 = 32;
 const HEAD: u64 = 128;
 /// Behind the head, a node's counters and a class's.

@@ -9,12 +9,12 @@
 //! # Locking
 //! Holds no lock of its own.
 
-use crate::limit::Following;
+use crate::allocation::splits::Splits;
+use crate::limits::limit::Following;
+use crate::numbers::page::StatPage;
 use crate::once::Once;
+use crate::options::settings::Settings;
 use crate::options::{Background as Threads, Options, ThreadGroups};
-use crate::settings::Settings;
-use crate::splits::Splits;
-use crate::stat_page::StatPage;
 use crate::state::background::Background;
 use crate::state::checked::{Checked, NamedSize};
 use crate::state::in_call::{InCall, Returned};

@@ -14,8 +14,9 @@
 
 use crate::main_thread;
 use crate::mm::{Hooks, Mm, Task};
+use crate::numbers::text;
 use crate::options::{Background, Options, Setting};
-use crate::{stat_text, trace};
+use crate::trace;
 use core::ffi::{CStr, c_void};
 use core::ops::Deref;
 use core::ptr::{null_mut, without_provenance_mut};
@@ -27,7 +28,7 @@ use neap_os::{environment, fork_handlers, stack, stdio_lock, thread};
 
 /// The process's memory manager.
 pub static PROCESS: OnPages<Mm<Linux>> =
-    OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(stat_text::publish) }));
+    OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(text::publish) }));
 
 /// A value at the start of a page, so that the page offsets of its fields are known: see
 /// [`FastPath`](neap_objects::fast_path::FastPath). For statics only: a value on a stack is not so
@@ -64,7 +65,7 @@ fn open_apart(mm: &Mm<Linux>) {
     let opened = unsafe { mm.open(machine(&options).with_own_thread(&PROCESS.own_thread), &options) };
     if opened == Ok(true) {
         register_fork_handlers();
-        stat_text::open(mm);
+        text::open(mm);
         if options.profile > 0
             && let Err(wrong) = mm.set_number(Setting::Profile, options.profile)
         {

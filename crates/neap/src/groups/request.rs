@@ -5,8 +5,8 @@
 //! `wait` and `.await` makes the charge.
 
 use super::{Bytes, Charge, Group, Kind, Limit, made_or_here};
-use crate::memory_groups::Grouped;
-use crate::per_cpu_data::Source;
+use crate::groups::memory_groups::Grouped;
+use crate::percpu::per_cpu_data::Source;
 use crate::process::PROCESS;
 use core::fmt;
 use core::pin::Pin;

@@ -1,5 +1,5 @@
-//! The blocks of a program that is checked: labels and lists; [`checked`](crate::checked) has the
-//! design.
+//! The blocks of a program that is checked: labels and lists;
+//! [`checked`](crate::allocation::checked) has the design.
 //!
 //! A label lies in a block that no other code uses: the layers below have handed it out. Programs
 //! that are wrong overwrite labels, so each has a sum, and every reader compares it.

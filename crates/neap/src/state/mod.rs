@@ -1,7 +1,7 @@
 //! The states of a manager's parts, which [`Core`](crate::mm::Core) holds.
 //!
-//! A part's behaviour is in the file of its name beside this folder. It uses the whole manager,
-//! which these files do not.
+//! A part's behaviour is in the file of its name in another folder, or beside this one. It uses the
+//! whole manager, which these files do not.
 
 pub(crate) mod background;
 pub(crate) mod checked;

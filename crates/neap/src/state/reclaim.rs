@@ -1,6 +1,6 @@
 //! Shrinkers and reclaim of a manager: what threads share, and how long they wait.
 
-use crate::callback_clock::CallbackClock;
+use crate::reclaim::callback_clock::CallbackClock;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_reclaim::Shrinkers;
 use neap_reclaim::reclaim::{BUDGET, Backoff, JobQueue, Passes, Watchdog};

@@ -1,0 +1,121 @@
+//! Room for an allocation that has found no memory: the order in which a manager gives up what it
+//! has.
+//!
+//! # Locking
+//! Holds no lock of its own, and is not inside the gate while shrinkers are asked.
+
+use crate::mm::{Core, Mm};
+use crate::returning::drain::NAP;
+use neap_base::Platform;
+use neap_os::stack;
+
+/// Most requests to shrinkers for one allocation.
+const RECLAIMS: u32 = 4;
+
+/// Nanoseconds that an allocation that is about to fail waits for neap's thread to empty the stacks
+/// of all CPUs.
+const LAST_RESORT: u64 = 100_000_000;
+
+/// Most rounds of such an allocation while other threads were inside the gate.
+const ROUNDS: u32 = 4;
+/// Most looks for threads inside the gate in each round. The first `QUICK` are without a nap, the
+/// rest last for many time slices of the scheduler.
+const LOOKS: u32 = 64;
+const QUICK: u32 = 16;
+
+impl<P: Platform> Core<P> {
+    /// Makes room for an allocation that has found no memory, and tries it again. `None` if it
+    /// fails.
+    ///
+    /// 1. A limit that follows the container is looked up.
+    /// 2. Shrinkers are asked, outside the gate, as long as they give something. The allocation is
+    ///    also tried when they give nothing, since another thread may have freed memory meanwhile.
+    /// 3. Every cache is emptied into the pages, and again after threads that were inside the gate
+    ///    have left it.
+    /// 4. Under a limit, pages of slabs that hold no object are released.
+    /// 5. Lazily free pages are released.
+    /// 6. A limit that follows the container is passed.
+    #[cold]
+    pub(crate) fn make_room<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        // Rare, and deep: it runs on a stack of its own.
+        let apart = stack::apart(|| self.make_room_here(mm, bytes, attempt));
+        // No other stack can be mapped.
+        apart.unwrap_or_else(|| self.make_room_here(mm, bytes, attempt))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_room_here<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        let found = if self.look_for_room(mm) { attempt() } else { None };
+        let found = found.or_else(|| self.give_up_caches_for(mm, bytes, attempt));
+        found.or_else(|| self.pass_limit(mm, bytes as u64, attempt))
+    }
+
+    /// Steps 2 to 5 of [`Core::make_room`].
+    fn give_up_caches_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        // A request beyond the whole budget, or all memory: caches would give up everything in
+        // vain.
+        let most = match self.settings.limit() {
+            0 => self.objects.pages.limit() as u64,
+            limit => limit,
+        };
+        if bytes as u64 > most {
+            return None;
+        }
+        for _ in 0..RECLAIMS {
+            let Some(gave) = self.reclaim_for_budget(mm, bytes as u64) else { break };
+            let memory = attempt();
+            if memory.is_some() {
+                return memory;
+            }
+            if !gave {
+                break;
+            }
+        }
+        self.drain_for(mm, attempt).or_else(|| {
+            let mut made_room = false;
+            if self.settings.limit() > 0 {
+                mm.inside_to_the_end(self, |stop| made_room |= self.objects.punch(true, stop).released > 0);
+            }
+            if self.objects.pages.lazily_free() > 0 {
+                mm.inside_to_the_end(self, |stop| made_room |= self.release_lazily_free(stop) > 0);
+            }
+            if made_room { attempt() } else { None }
+        })
+    }
+
+    /// Empties every cache for an allocation that has found no memory, and tries it again.
+    fn drain_for<T>(&self, mm: &Mm<P>, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        let (mut memory, mut pages) = (None, 0);
+        for round in 0..ROUNDS {
+            if !self.objects.platform.may_fence() {
+                self.objects.helper.ask(LAST_RESORT);
+            }
+            mm.inside_to_the_end(self, |stop| pages += self.drain_everything(false, stop));
+            memory = attempt();
+            if memory.is_some() {
+                break;
+            }
+            // A thread inside the gate may have pages and objects in hand, which are in lists and
+            // stacks when it leaves:
+            //
+            // | thread A, inside | thread B, here |
+            // |---|---|
+            // | 1. takes a batch, and is preempted | |
+            // | | 2. drains all caches, finds nothing |
+            // | 3. puts all but one away, leaves | |
+            //
+            // A may leave before `outwait` first looks, so there are at least two rounds.
+            let mut looks = 0;
+            let was_inside = mm.gate.outwait(LOOKS, || {
+                looks += 1;
+                if looks < QUICK { self.objects.platform.pause() } else { self.objects.platform.sleep(NAP) }
+            });
+            if round > 0 && !was_inside {
+                break;
+            }
+        }
+        self.objects.pages.count_need(pages);
+        memory
+    }
+}

@@ -1,0 +1,399 @@
+//! Requests of other processes, by way of the page of numbers.
+//!
+//! # Design
+//! `neap drain`, `neap set`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and
+//! `--reconcile`, and `neap top` write a request into the page and wake the thread that sleeps on
+//! it. neap's thread executes it and writes the answer; where there is no thread, a call on the
+//! slow path does.
+//!
+//! No thread is signalled. None is stopped, but for the milliseconds of a small process's
+//! [books](crate::reports::reconcile) where there are groups.
+//!
+//! The process's user and root can write to the page at any time, anything. So every word is read
+//! once, a request is checked like any argument, and every request is harmless at any moment. The
+//! process relies on nothing in the page. It takes up at most a thousand requests a second.
+//!
+//! # Protocol
+//! 1. The asker takes a lock on the file, which excludes other askers.
+//! 2. The asker writes the request ([`DRAIN`], [`CHUNKS`], [`GROUPS`], [`BOUND`], [`SHRINKERS`],
+//!    [`SHRINK`], [`MAP`] or [`SET`]), and then a ticket that differs from the last one.
+//! 3. This process writes the answer, and then the same ticket.
+//!
+//! To withdraw a request, the asker restores the ticket that was answered last.
+
+use crate::control::channel::ControlChannel;
+use crate::limits::limit::PERIOD;
+use crate::mm::{Core, Mm};
+use crate::options::Background;
+use crate::options::settings::Setting;
+use crate::reports::reconcile::Books;
+use crate::reports::{chunk_report, group_report, map_report, shrinker_report};
+use crate::returning::drain::{Drained, NoSuch, RETRIES, Scope};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use neap_base::Platform;
+use neap_groups::{Bound, GroupId};
+use neap_os::clock;
+use neap_os::futex::{self, Sharing};
+use neap_os::stack;
+use neap_reclaim::ShrinkerId;
+
+pub(crate) mod channel;
+
+/// Least nanoseconds between two looks at the page.
+const PAUSE: u64 = 1_000_000;
+
+/// Request: drain caches, within the scope of the next words.
+const DRAIN: u32 = 0;
+/// Request: a report on the chunks of per-CPU data ([`chunk_report`]), from the number in `from`
+/// on.
+const CHUNKS: u32 = 1;
+/// Request: a report on memory groups ([`group_report`]), from the slot in `from` on.
+const GROUPS: u32 = 2;
+/// Request: set a bound of a group. The group's id is in `group`, the number of the bound in
+/// `from`, the bytes in `until`.
+const BOUND: u32 = 3;
+/// Request: a report on shrinkers ([`shrinker_report`]), from the index in `from` on.
+const SHRINKERS: u32 = 4;
+/// Request: have a shrinker scan the number of objects in `until`, or count its objects if all bits
+/// are set there. The shrinker's index is in `from`, the rest of its id in `cpu`; the group is in
+/// `group`, the node in `node`.
+const SHRINK: u32 = 5;
+/// Request: a report on neap's mappings, pages and counters ([`map_report`]), from the piece in
+/// `from` on.
+const MAP: u32 = 7;
+/// Request: change an option. The number of the [`Setting`] is in `from`, its value in `until`. The
+/// previous value is answered in `objects`.
+const SET: u32 = 8;
+/// Refusals. `UNKNOWN`: the request is not known. `BUSY`: the numbers are being written, or a call
+/// of the program cannot serve the request.
+const UNKNOWN: u32 = 4;
+const BUSY: u32 = 5;
+const NO_SUCH_GROUP: u32 = 6;
+const NO_ANSWER: u32 = 7;
+const NO_RECLAIMER: u32 = 8;
+const NO_SUCH_VALUE: u32 = 9;
+
+impl ControlChannel {
+    fn scope(&self, page_size: u64) -> Scope {
+        let number = |word: &AtomicU32| Some(word.load(Ordering::Relaxed)).filter(|number| *number != u32::MAX);
+        let until = Some(self.until.load(Ordering::Relaxed)).filter(|bytes| *bytes != u64::MAX);
+        let until = until.map(|bytes| bytes.div_ceil(page_size));
+        Scope { cpu: number(&self.cpu), node: number(&self.node), zone: number(&self.zone), until }
+    }
+
+    fn answer_drain(&self, ticket: u32, answer: Result<Drained, NoSuch>, page_size: u64) {
+        let refusal = match answer {
+            Ok(_) => 0,
+            Err(NoSuch::Cpu(_)) => 1,
+            Err(NoSuch::Node(_)) => 2,
+            Err(NoSuch::Zone(_)) => 3,
+        };
+        let Drained { pages, objects, cpus, skipped, retried, free } = answer.unwrap_or_default();
+        let words = [(&self.cpus, cpus), (&self.skipped, skipped), (&self.retried, retried)];
+        words.iter().for_each(|(word, number)| word.store(*number, Ordering::Relaxed));
+        self.page_size.store(page_size as u32, Ordering::Relaxed);
+        self.pages.store(pages, Ordering::Relaxed);
+        self.objects.store(objects, Ordering::Relaxed);
+        self.free.store(free, Ordering::Relaxed);
+        self.answer(ticket, refusal);
+    }
+}
+
+/// Sets a bound of a group. Returns the refusal, or 0.
+fn change_bound<P: Platform>(mm: &Mm<P>, channel: &ControlChannel, is_call: bool) -> u32 {
+    let bound = Bound::ALL.get(channel.from.load(Ordering::Relaxed) as usize);
+    let group = GroupId::from_bits(channel.group.load(Ordering::Relaxed));
+    let bytes = channel.until.load(Ordering::Relaxed);
+    let Some(&bound) = bound else { return UNKNOWN };
+    let grouped = mm.groups_if_made().map(|grouped| if is_call { grouped.quietly() } else { grouped });
+    let changed = grouped.and_then(|grouped| grouped.set_bound(group, bound, bytes).ok());
+    if changed.is_some() { 0 } else { NO_SUCH_GROUP }
+}
+
+/// Changes an option. Returns the refusal, or 0.
+fn change_setting<P: Platform>(mm: &Mm<P>, channel: &ControlChannel) -> u32 {
+    let setting = Setting::ALL.get(channel.from.load(Ordering::Relaxed) as usize);
+    let Some(&setting) = setting else { return UNKNOWN };
+    match mm.set_number(setting, channel.until.load(Ordering::Relaxed)) {
+        Ok(before) => {
+            channel.objects.store(before, Ordering::Relaxed);
+            0
+        }
+        Err(_) => NO_SUCH_VALUE,
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Serves a request of another process, if there is one. Returns whether there was. Held lists
+    /// are tried again, but never in a call of the program, which must not wait. Not inside the
+    /// gate.
+    pub(crate) fn answer(&self, mm: &Mm<P>, is_call: bool) -> bool {
+        let Some(channel) = self.page.channel() else { return false };
+        let ticket = channel.ticket();
+        let taken = self.page.taken.load(Ordering::Relaxed);
+        // Relaxed: it only decides which thread takes the request.
+        if ticket == taken
+            || self.page.taken.compare_exchange(taken, ticket, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return false;
+        }
+        // Reports are large, and the stack of a program's call may be small.
+        if !is_call {
+            self.respond(mm, channel, ticket, false);
+        } else if stack::apart(|| self.respond(mm, channel, ticket, true)).is_none() {
+            channel.answer(ticket, BUSY);
+        }
+        true
+    }
+
+    /// Executes a request and writes the answer.
+    fn respond(&self, mm: &Mm<P>, channel: &ControlChannel, ticket: u32, is_call: bool) {
+        match channel.what.load(Ordering::Relaxed) {
+            DRAIN => {
+                let page_size = self.objects.pages.page_size() as u64;
+                let retries = if is_call { 0 } else { RETRIES };
+                channel.answer_drain(ticket, mm.drain_with(&channel.scope(page_size), retries), page_size);
+            }
+            CHUNKS => channel.answer(ticket, if self.report_chunks(mm, channel) { 0 } else { BUSY }),
+            GROUPS => channel.answer(ticket, if self.report_groups(mm, channel) { 0 } else { BUSY }),
+            MAP => channel.answer(ticket, if self.report_map(mm, channel, is_call) { 0 } else { BUSY }),
+            BOUND => channel.answer(ticket, change_bound(mm, channel, is_call)),
+            SET => channel.answer(ticket, change_setting(mm, channel)),
+            SHRINKERS => channel.answer(ticket, if self.report_shrinkers(mm, channel) { 0 } else { BUSY }),
+            // The request waits for a reclaimer, and may make one.
+            SHRINK if is_call && self.options.background != Background::Never => channel.answer(ticket, BUSY),
+            SHRINK => channel.answer(ticket, self.shrink(mm, channel)),
+            _ => channel.answer(ticket, UNKNOWN),
+        }
+    }
+
+    fn report_chunks(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let from = channel.from.load(Ordering::Relaxed);
+        self.page.report(|words| chunk_report::write(self.per_cpu.get(), from, words)).is_some()
+    }
+
+    fn report_groups(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let from = channel.from.load(Ordering::Relaxed);
+        self.page
+            .report(|words| group_report::write(mm.groups_if_made(), mm.reclaiming_if_made(), from, words))
+            .is_some()
+    }
+
+    fn report_map(&self, mm: &Mm<P>, channel: &ControlChannel, is_call: bool) -> bool {
+        // This thread may have closed the gate itself, in a fork handler of the program that runs
+        // between neap's and the fork. It would wait for itself.
+        if mm.gate.is_closed() {
+            return false;
+        }
+        let from = channel.from.load(Ordering::Relaxed);
+        let books = if from == 0 { mm.books_for_others(is_call) } else { Books::BLANK };
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        self.page.report(|words| map_report::write(mm, books, from, words)).is_some()
+    }
+
+    fn report_shrinkers(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
+        let [from, skip] = [&channel.from, &channel.cpu].map(|word| word.load(Ordering::Relaxed));
+        let skip = if skip == u32::MAX { 0 } else { skip };
+        // neap's own shrinkers are registered at the first request.
+        let gathered = shrinker_report::gather(mm.reclaiming().ok(), from, skip);
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let write = |words: &[AtomicU64]| {
+            words.iter().zip(gathered).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+        };
+        self.page.report(write).is_some()
+    }
+
+    /// Has a shrinker scan or count. Callbacks of the program run on a reclaimer, never in this
+    /// thread, which may be in a call of the program and hold locks that they take. neap's own run
+    /// here.
+    fn shrink(&self, mm: &Mm<P>, channel: &ControlChannel) -> u32 {
+        let [index, rest, node] = [&channel.from, &channel.cpu, &channel.node].map(|word| word.load(Ordering::Relaxed));
+        let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
+        let group = GroupId::from_bits(channel.group.load(Ordering::Relaxed));
+        let objects = Some(channel.until.load(Ordering::Relaxed)).filter(|objects| *objects != u64::MAX);
+        let Ok(reclaiming) = mm.reclaiming() else { return NO_ANSWER };
+        match self.ask_shrinker(mm, &reclaiming, id, (group, node), objects) {
+            Some(objects) => {
+                channel.objects.store(objects, Ordering::Relaxed);
+                0
+            }
+            None if self.may_have_reclaimers(mm) => NO_ANSWER,
+            None => NO_RECLAIMER,
+        }
+    }
+
+    /// Serves a request in a call of the program: not on an isolated CPU, and not within [`PAUSE`]
+    /// of the last time.
+    #[cold]
+    pub(crate) fn answer_in_call(&self, mm: &Mm<P>) {
+        let (platform, now) = (&self.objects.platform, clock::precise());
+        let last = self.page.answered.load(Ordering::Relaxed);
+        if !platform.is_isolated(platform.cpu()) && now.wrapping_sub(last) >= PAUSE {
+            // Relaxed: of two threads that find it late, both look, and one takes the request.
+            self.page.answered.store(now, Ordering::Relaxed);
+            self.answer(mm, true);
+        }
+    }
+
+    /// Sleeps for `nanoseconds`, and serves the helper and requests meanwhile. Ends early if a call
+    /// requests a tick. Returns `false` if the thread is to end.
+    pub(crate) fn nap(&self, mm: &Mm<P>, nanoseconds: u64) -> bool {
+        let end = clock::precise() + nanoseconds;
+        loop {
+            let rung = self.objects.helper.rung();
+            self.help(mm);
+            let answered = self.answer(mm, false);
+            let left = end.saturating_sub(clock::precise());
+            if self.background.is_ending() || self.background.is_wanted_soon() || left == 0 {
+                self.look_after_nap(mm, clock::precise().saturating_sub(end));
+                return !self.background.is_ending();
+            }
+            self.sleep(rung, Some(if answered { left.min(PAUSE) } else { left }), !answered);
+        }
+    }
+
+    /// Sleeps until a call wakes the thread or a request was answered. Meanwhile serves the helper,
+    /// and a limit that follows the container.
+    pub(crate) fn sleep_until_woken(&self, mm: &Mm<P>) {
+        loop {
+            let rung = self.objects.helper.rung();
+            self.help(mm);
+            let next_look = self.follow_if_due(mm, PERIOD);
+            if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm, false) {
+                return;
+            }
+            self.sleep(rung, next_look, true);
+        }
+    }
+
+    /// Sleeps until the bell has rung more often than `rung` or, with `requests`, another process
+    /// writes a request. Where the kernel cannot wait for both, a request is found at the next
+    /// wake-up.
+    fn sleep(&self, rung: u32, nanoseconds: Option<u64>, requests: bool) {
+        let bell = (self.objects.helper.bell(), rung);
+        let taken = self.page.taken.load(Ordering::Relaxed);
+        match self.page.channel().filter(|_| requests) {
+            Some(channel) if futex::wait_either(bell, (&channel.ticket, taken), nanoseconds) => {}
+            _ => futex::wait(bell.0, bell.1, nanoseconds, Sharing::Process),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::numbers::live::PageLayout;
+    use crate::options::Options;
+    use core::mem::offset_of;
+    use neap_base::virtual_platform::Virtual;
+    use neap_os::topology::CpuSet;
+    use std::boxed::Box;
+
+    #[test]
+    fn a_request_is_read_where_askers_write_it_and_nothing_said_is_everything() {
+        let offsets = [
+            offset_of!(ControlChannel, ticket),
+            offset_of!(ControlChannel, cpu),
+            offset_of!(ControlChannel, until),
+            offset_of!(ControlChannel, answered),
+        ];
+        assert_eq!((offsets, size_of::<ControlChannel>()), ([0, 4, 16, 24], 88));
+        assert_eq!(
+            [offset_of!(ControlChannel, what), offset_of!(ControlChannel, from), offset_of!(ControlChannel, group)],
+            [72, 76, 80]
+        );
+        let channel = |cpu: u32, node: u32, zone: u32, until: u64| {
+            let mut words = [0_u64; 11];
+            words[..3].copy_from_slice(&[u64::from(cpu) << 32, u64::from(zone) << 32 | u64::from(node), until]);
+            // SAFETY: the control channel consists of integers of this total size, which are valid
+            // for any bits.
+            unsafe { core::mem::transmute::<[u64; 11], ControlChannel>(words) }
+        };
+        assert_eq!(channel(u32::MAX, u32::MAX, u32::MAX, u64::MAX).scope(4096), Scope::ALL);
+        let all = Scope { cpu: Some(7), node: Some(1), zone: Some(0), until: Some(3) };
+        assert_eq!(channel(7, 1, 0, 8193).scope(4096), all);
+        assert_eq!(channel(0, 0, 0, u64::MAX - 1).scope(4096).until, Some(1 << 52));
+    }
+
+    #[test]
+    fn an_answer_is_whole_before_its_ticket() {
+        // SAFETY: the control channel consists of integers, for which zeroes are valid.
+        let channel: ControlChannel = unsafe { core::mem::zeroed() };
+        let drained = Drained { pages: 1 << 40, objects: 2, cpus: 3, skipped: 4, retried: 5, free: 6 };
+        channel.answer_drain(9, Ok(drained), 65536);
+        let words = [
+            &channel.answered,
+            &channel.refusal,
+            &channel.cpus,
+            &channel.skipped,
+            &channel.retried,
+            &channel.page_size,
+        ];
+        assert_eq!(words.map(|word| word.load(Ordering::Relaxed)), [9, 0, 3, 4, 5, 65536]);
+        let numbers = [&channel.pages, &channel.objects, &channel.free].map(|number| number.load(Ordering::Relaxed));
+        assert_eq!(numbers, [1 << 40, 2, 6]);
+        for (refusal, error) in [(1, NoSuch::Cpu(8)), (2, NoSuch::Node(8)), (3, NoSuch::Zone(8))] {
+            channel.answer_drain(10, Err(error), 4096);
+            let words = [&channel.answered, &channel.refusal, &channel.cpus].map(|word| word.load(Ordering::Relaxed));
+            assert_eq!(words, [10, refusal, 0]);
+        }
+    }
+
+    /// An isolated CPU does no work for other processes.
+    #[test]
+    fn a_call_on_an_isolated_cpu_answers_nobody() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let machine = Virtual::new(4096, 2).with_isolated(CpuSet::parse(b"1").unwrap());
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(machine, &Options::DEFAULT) }.unwrap();
+        let core = mm.core_if_open().unwrap();
+        core.page.make(PageLayout { nodes: 1, text: 4096 });
+        let channel = core.page.channel().expect("a page of this process");
+        let ask = |ticket| {
+            [&channel.cpu, &channel.node, &channel.zone]
+                .iter()
+                .for_each(|word| word.store(u32::MAX, Ordering::Relaxed));
+            channel.until.store(u64::MAX, Ordering::Relaxed);
+            channel.ticket.store(ticket, Ordering::Release); // As an asker's.
+        };
+        let answered_by_a_call_on = |cpu| {
+            Virtual::run_on(cpu);
+            let run = mm.allocate(1 << 20);
+            // SAFETY: allocated above.
+            unsafe { mm.free(run) };
+            channel.answered.load(Ordering::Relaxed)
+        };
+        for ticket in 1..4 {
+            ask(ticket);
+            (0..200).for_each(|_| assert_eq!(answered_by_a_call_on(1), ticket - 1));
+            // An interval of `PAUSE` after the last answer, so that another one may be given.
+            std::thread::sleep(core::time::Duration::from_nanos(PAUSE));
+            assert_eq!((answered_by_a_call_on(0), channel.cpus.load(Ordering::Relaxed)), (ticket, 2));
+        }
+        // SAFETY: no memory of the manager is used any more.
+        unsafe { mm.close() };
+    }
+
+    /// Another process requests a scan. The call that finds the request may be a free under a lock
+    /// of the C library, or a callback: it neither waits nor makes a thread.
+    #[test]
+    fn a_call_asks_no_shrinker() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(|_, _| Ok(1)), ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options::DEFAULT) }.unwrap();
+        let reclaiming = mm.reclaiming().unwrap();
+        let core = mm.core_if_open().unwrap();
+        core.page.make(PageLayout { nodes: 1, text: 4096 });
+        let channel = core.page.channel().expect("a page of this process");
+        channel.what.store(SHRINK, Ordering::Relaxed);
+        channel.ticket.store(1, Ordering::Release); // As an asker's.
+        assert!(core.answer(&mm, true));
+        assert_eq!([&channel.answered, &channel.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
+        assert_eq!(reclaiming.threads(), (0, 0, 0, 0));
+        // SAFETY: no memory of the manager is used any more.
+        unsafe { mm.close() };
+    }
+}

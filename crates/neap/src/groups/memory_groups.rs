@@ -1,0 +1,504 @@
+//! The groups of a manager: made at first use, guarded by the fork gate, ticked by maintenance.
+//!
+//! Unused groups cost one load in a tick. No lock of its own.
+
+use crate::mm::{Core, Mm};
+use crate::options::ThreadGroups;
+use crate::percpu::per_cpu_data::Source;
+use crate::state::reclaim::Manner;
+use neap_base::Platform;
+use neap_groups::{
+    Bound, ChargeAsync, Event, GroupCount, GroupError, GroupId, GroupSlot, Groups, INTERVAL, Info, Kind, Listener,
+    Name, NotSubscribed, OnLimit, Payer, Reclaimer, Refusal, Subscription,
+};
+use neap_objects::size_class::Class;
+use neap_objects::verify::Finding;
+use neap_os::{clock, stack};
+use neap_percpu::{Host, Owner, Wait};
+use neap_reclaim::is_calling;
+use neap_reclaim::lru::Site;
+
+/// The groups of a manager, for [`groups`](crate::groups).
+#[derive(Debug)]
+pub struct Grouped<'m, P: Platform> {
+    source: Source<'m, P>,
+    groups: &'m Groups,
+}
+
+/// Bytes that are charged for an object.
+pub(crate) fn price(class: Class) -> u64 {
+    class.size() as u64
+}
+
+impl<P: Platform> Clone for Grouped<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for Grouped<'_, P> {}
+
+impl<P: Platform> Reclaimer for Source<'_, P> {
+    fn each_kept(&self, each: &mut dyn FnMut(Payer, u64)) {
+        self.core().objects.each_paid(&mut |class, owner, objects| {
+            each(Payer::from_bits(owner), price(class) * u64::from(objects));
+        });
+    }
+
+    fn flush(&self, wanted: &dyn Fn(Payer) -> bool, at_once: bool) {
+        self.mm().flush_paid(&|owner| wanted(Payer::from_bits(owner)), at_once);
+    }
+
+    fn reclaim(&self, group: GroupId, bytes: u64) -> u64 {
+        self.core().reclaim_for_charge(self.mm(), group, bytes, self.manner)
+    }
+
+    fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
+        // Lists first: then shrinkers are asked for objects of the parent.
+        Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
+        if let Some(reclaim) = self.core().reclaim.get() {
+            reclaim.shrinkers.offline(self, child.slot, parent.slot);
+        }
+    }
+
+    fn come_soon(&self) {
+        self.core().come_soon();
+    }
+
+    fn ask_soon(&self) {
+        self.core().call_servers(self.mm(), self.manner != Manner::Quiet);
+    }
+}
+
+/// Uncharges objects that were freed into their slabs.
+///
+/// # Safety
+/// `mm` is the manager of the objects.
+unsafe fn repay<P: Platform>(mm: *const (), owner: u64, class: Class, objects: u32, inside: bool) {
+    // SAFETY: `mm` is the manager that `make_groups` handed to `uncharger.open` with this function;
+    // it outlives its objects and does not move.
+    let Some(Grouped { source, groups }) = unsafe { &*mm.cast::<Mm<P>>() }.groups_if_made() else { return };
+    let (payer, bytes) = (Payer::from_bits(owner), price(class) * u64::from(objects));
+    if inside { groups.uncharge_inside(&source, payer, bytes) } else { groups.uncharge(&source, payer, bytes) }
+}
+
+impl<P: Platform> Mm<P> {
+    /// Returns the manager's groups. Makes them if need be.
+    ///
+    /// # Errors
+    /// [`GroupError::NoMemory`].
+    pub fn groups(&self) -> Result<Grouped<'_, P>, GroupError> {
+        let make = || stack::apart(|| self.make_groups()).unwrap_or(Err(GroupError::NoMemory));
+        self.groups_if_made().map_or_else(make, Ok)
+    }
+
+    #[cold]
+    fn make_groups(&self) -> Result<Grouped<'_, P>, GroupError> {
+        let source = self.per_cpu(Wait::Long)?;
+        let core = self.core().ok_or(GroupError::NoMemory)?;
+        // SAFETY: `repay` gets the manager that the objects belong to. An open manager does not
+        // move, and outlives its objects.
+        unsafe { core.objects.uncharger.open(repay::<P>, core::ptr::from_ref(self).cast()) };
+        // Outside the gate: making the groups passes it.
+        let mut made = Some(Groups::open(&source)?);
+        let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(GroupError::NoMemory)));
+        if let Some(second) = made {
+            // SAFETY: another thread published its groups first, so no other thread uses these.
+            unsafe { second.close(&source) };
+        }
+        // Publishes in the page of numbers that there are groups: a reader that finds none asks no
+        // further.
+        self.ticked();
+        Ok(Grouped { source, groups: groups? })
+    }
+
+    /// Returns the manager's groups, if they were made.
+    #[inline]
+    pub fn groups_if_made(&self) -> Option<Grouped<'_, P>> {
+        let groups = self.core_if_open()?.groups.get()?;
+        Some(Grouped { source: self.per_cpu_if_made()?, groups })
+    }
+
+    /// Charges from this CPU's stock ([`Groups::take`]), if there are groups. Returns whether it
+    /// did.
+    #[inline(always)]
+    pub(crate) fn take_stocked(&self, payer: Payer, bytes: u64) -> bool {
+        self.stocks().is_some_and(|(platform, groups)| groups.take(platform, payer, bytes))
+    }
+
+    /// Uncharges into this CPU's stock ([`Groups::give`]), if there are groups. Returns whether it
+    /// did.
+    #[inline(always)]
+    pub(crate) fn give_to_stock(&self, payer: Payer, bytes: u64) -> bool {
+        self.stocks().is_some_and(|(platform, groups)| groups.give(platform, payer, bytes))
+    }
+
+    /// Returns the parts that stocks need. Fewer than those of [`Grouped`], so a fast path builds
+    /// none of it in memory.
+    #[inline(always)]
+    fn stocks(&self) -> Option<(&P, &Groups)> {
+        let core = self.core_if_open()?;
+        Some((&core.objects.platform, core.groups.get()?))
+    }
+
+    /// Calls listeners ([`Groups::deliver`]). The caller ticks, and holds no lock.
+    pub(crate) fn deliver(&self) {
+        self.groups_if_made().inspect(|grouped| grouped.groups.deliver(&grouped.source));
+    }
+
+    /// Counts the event that the container's level or limit changed, and has listeners told. Not
+    /// inside the gate.
+    pub(crate) fn container_changed(&self) {
+        self.groups_if_made()
+            .inspect(|grouped| grouped.groups.happened(&grouped.source, GroupId::ROOT, Event::Container));
+    }
+
+    /// Verifies that charges add up and, unless `in_hands` allocations may be in the hands of
+    /// threads, that they equal the allocated bytes. The gate is closed, and no thread inside.
+    pub(crate) fn verify_groups(&self, in_hands: u64) -> Result<(), Finding> {
+        let (Some(Grouped { source, groups }), Some(core)) = (self.groups_if_made(), self.core_if_open()) else {
+            return Ok(());
+        };
+        groups.verify(&source)?;
+        if in_hands > 0 {
+            return Ok(());
+        }
+        let (mut objects, mut runs) = (0, 0);
+        core.objects.each_accounted(&mut |class, memory, _| match class {
+            Class::NONE => runs += core.usable_size(memory, "verify") as u64,
+            class => objects += price(class),
+        });
+        for (what, kind, bytes) in [
+            ("bytes of objects in groups", Kind::Objects, objects),
+            ("bytes of runs in groups", Kind::Pages, runs),
+            ("bytes of per-CPU data in groups", Kind::PerCpu, source.data().paid_bytes()),
+        ] {
+            Finding::unless_equal(what, Class::NONE, 0, bytes, groups.used_of_kind(&source, kind))?;
+        }
+        Ok(())
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Does the groups' part of a tick. Returns the nanoseconds until groups need the next one, if
+    /// they do. Not inside the gate.
+    pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> Option<u64> {
+        let grouped = mm.groups_if_made()?;
+        if self.options.groups == ThreadGroups::ByThread {
+            // Items of a deleted group go to its parent's lists, which may grow.
+            let _ = stack::apart(|| grouped.delete_groups_of_ended_threads());
+        }
+        let next = grouped.groups.tick(&grouped.source);
+        // Frees the remains of deleted groups' lists. If no stack can be mapped the next tick does
+        // it.
+        let tick_lists = |site: Site<'_, _>| stack::apart(|| site.tick()).unwrap_or(true);
+        let is_left = mm.lists_if_made().is_some_and(|listed| tick_lists(listed.site()));
+        next.into_iter().chain(is_left.then_some(INTERVAL)).min()
+    }
+}
+
+impl<'m, P: Platform> Grouped<'m, P> {
+    /// Returns the platform.
+    pub fn platform(&self) -> &P {
+        self.source.platform()
+    }
+
+    /// Makes a group: [`Groups::create`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::create`].
+    pub fn create(&self, parent: GroupId, name: &str) -> Result<GroupId, GroupError> {
+        self.groups.create(&self.source, parent, name)
+    }
+
+    /// Finds a group: [`Groups::find`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::find`].
+    pub fn find(&self, from: GroupId, path: &str) -> Result<GroupId, GroupError> {
+        self.groups.find(&self.source, from, path)
+    }
+
+    /// Returns the group of a name directly below `parent`. Makes it if need be.
+    ///
+    /// # Errors
+    /// Those of [`Groups::create`].
+    pub fn find_or_create(&self, parent: GroupId, name: &str) -> Result<GroupId, GroupError> {
+        match self.find(parent, name) {
+            Err(GroupError::NoSuchGroup) => match self.create(parent, name) {
+                // Another thread has just made it.
+                Err(GroupError::Exists) => self.find(parent, name),
+                answer => answer,
+            },
+            answer => answer,
+        }
+    }
+
+    /// Makes an owner of per-CPU data that is charged to a group. The caller must close it.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`]; [`GroupError::Full`] if there is no room for another owner;
+    /// [`GroupError::NoMemory`] if the system refuses memory for tables.
+    pub fn open_owner(&self, id: GroupId) -> Result<Owner, GroupError> {
+        if !self.groups.is_there(id) {
+            return Err(GroupError::NoSuchGroup);
+        }
+        Ok(self.source.open_owner_in(id)?)
+    }
+
+    /// Deletes a group: [`Groups::delete`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::delete`].
+    pub fn delete(&self, id: GroupId) -> Result<(), GroupError> {
+        self.groups.delete(&self.source, id)?;
+        self.source.after(false);
+        // Ticks end its remains. Without a thread that ticks, as much as possible is ended here.
+        if !self.source.has_thread() {
+            let lists = &self.source.core().lists;
+            let site = Site { host: &self.source, groups: self.groups, lists };
+            self.groups.end_deleted(&self.source);
+            site.end_deleted();
+        }
+        Ok(())
+    }
+
+    /// Sets a bound: [`Groups::set_bound`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::set_bound`].
+    pub fn set_bound(&self, id: GroupId, bound: Bound, bytes: u64) -> Result<u64, GroupError> {
+        self.groups.set_bound(&self.source, id, bound, bytes)
+    }
+
+    /// [`Groups::is_there`].
+    pub fn is_there(&self, id: GroupId) -> bool {
+        self.groups.is_there(id)
+    }
+
+    /// Parent and name of a group: [`Groups::place`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::place`].
+    pub fn place(&self, id: GroupId) -> Result<(Option<GroupId>, Name), GroupError> {
+        self.groups.place(&self.source, id)
+    }
+
+    /// [`Groups::info`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::info`].
+    pub fn info(&self, id: GroupId) -> Result<Info, GroupError> {
+        self.groups.info(&self.source, id)
+    }
+
+    /// [`Groups::reset_peak`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reset_peak(&self, id: GroupId) -> Result<u64, GroupError> {
+        self.groups.reset_peak(&self.source, id)
+    }
+
+    /// [`Groups::charged`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::charged`].
+    pub fn charged(&self, id: GroupId, kind: Kind, node: usize) -> Result<u64, GroupError> {
+        self.groups.charged(&self.source, id, kind, node)
+    }
+
+    /// [`Groups::used`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::used`].
+    pub fn used(&self, id: GroupId) -> Result<u64, GroupError> {
+        self.groups.used(&self.source, id)
+    }
+
+    /// [`Groups::protection`].
+    ///
+    /// # Errors
+    /// Those of [`Groups::protection`].
+    pub fn protection(&self, id: GroupId) -> Result<(u64, u64), GroupError> {
+        self.groups.protection(&self.source, id)
+    }
+
+    /// [`Groups::next_child`].
+    pub fn next_child(&self, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
+        self.groups.next_child(&self.source, parent, after)
+    }
+
+    /// [`Groups::count`].
+    pub fn count(&self) -> GroupCount {
+        self.groups.count(&self.source)
+    }
+
+    /// Returns the groups and the host of their calls, for a caller inside the gate.
+    pub(crate) fn parts(&self) -> (&Groups, &Source<'_, P>) {
+        (self.groups, &self.source)
+    }
+
+    pub(crate) fn source(&self) -> &Source<'m, P> {
+        &self.source
+    }
+
+    pub(crate) fn groups(&self) -> &'m Groups {
+        self.groups
+    }
+
+    /// Returns a handle of the groups whose charges at a limit may run callbacks in their own
+    /// thread: those of shrinkers that allow it.
+    pub fn inline(&self) -> Grouped<'m, P> {
+        Grouped { source: self.source.with(Manner::Inline), ..*self }
+    }
+
+    /// Returns a handle of the groups for calls that may hold a lock of the C library: they make no
+    /// thread.
+    pub(crate) fn quietly(&self) -> Grouped<'m, P> {
+        Grouped { source: self.source.with(Manner::Quiet), ..*self }
+    }
+
+    /// [`Groups::drain`].
+    pub fn drain(&self, id: GroupId) -> u32 {
+        self.groups.drain(&self.source, id)
+    }
+
+    /// Bytes of memory that groups use, besides their per-CPU data.
+    pub fn bytes(&self) -> usize {
+        self.groups.bytes(self.platform())
+    }
+
+    /// Number of fences by drains of stocks so far.
+    pub fn fences(&self) -> u32 {
+        self.groups.fences()
+    }
+
+    /// Charges bytes ([`Groups::charge`]), and delays the caller for as long as that says.
+    ///
+    /// # Errors
+    /// Those of [`Groups::charge`].
+    #[inline]
+    pub fn charge(&self, payer: Payer, bytes: u64, how: OnLimit) -> Result<(), Refusal> {
+        // A callback of reclaim may use the reserve: it may need a smaller copy before the original
+        // is freed.
+        let how = if how == OnLimit::Refuse && is_calling() { OnLimit::Reserve } else { how };
+        match self.groups.charge(&self.source, payer, bytes, how) {
+            Ok(0) => Ok(()),
+            Ok(delay) => {
+                self.hold_up(payer, delay);
+                Ok(())
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Delays a thread that has charged a group above its `high`, for `delay` nanoseconds or until
+    /// the group is below it again.
+    #[cold]
+    fn hold_up(&self, payer: Payer, delay: u64) {
+        // A callback of a shrinker does not wait: it is what brings the group below its `high`.
+        if is_calling() {
+            return;
+        }
+        self.groups.stalled(&self.source, payer, || {
+            let begun = clock::precise();
+            if !self.source.core().relieve(self.source.mm(), payer.id(), delay) {
+                self.platform().sleep(delay.saturating_sub(clock::precise() - begun));
+            }
+        });
+    }
+
+    /// [`Groups::take`].
+    #[inline(always)]
+    pub fn take(&self, payer: Payer, bytes: u64) -> bool {
+        self.groups.take(self.platform(), payer, bytes)
+    }
+
+    /// Returns the group of an id, or the heir if the group is gone. Not inside the gate.
+    pub fn heir(&self, id: GroupId) -> Option<GroupId> {
+        self.source.inside(|| self.groups.heir(id))
+    }
+
+    /// Returns the node that memory for this thread comes from.
+    #[inline]
+    pub(crate) fn node(&self) -> usize {
+        self.source.node()
+    }
+
+    /// Charges bytes, and waits for room ([`Groups::charge_or_wait`]). Then delays the caller for
+    /// as long as that says, but not beyond the deadline. In a callback of a shrinker it does not
+    /// wait.
+    ///
+    /// # Errors
+    /// Those of [`Groups::charge_or_wait`].
+    pub fn charge_or_wait(&self, payer: Payer, bytes: u64, deadline: u64) -> Result<(), Refusal> {
+        // Other threads wait for the callback.
+        if is_calling() {
+            return self.charge(payer, bytes, OnLimit::Refuse);
+        }
+        let delay = self.groups.charge_or_wait(&self.source, payer, bytes, deadline)?;
+        let delay = delay.min(deadline.saturating_sub(self.platform().precise()));
+        if delay > 0 {
+            self.hold_up(payer, delay);
+        }
+        Ok(())
+    }
+
+    /// [`Groups::charge_async`]. Makes neap's thread if need be: it has to tick.
+    pub fn charge_async(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'m, Source<'m, P>> {
+        self.source.want_thread();
+        // A poll does not wait.
+        self.groups.charge_async(self.source.with(Manner::Post), payer, bytes, deadline)
+    }
+
+    /// [`Groups::subscribe`]. Makes neap's thread if need be: it has to tick.
+    ///
+    /// # Errors
+    /// Those of [`Groups::subscribe`].
+    pub fn subscribe(
+        &self,
+        group: GroupId,
+        events: &[Event],
+        listener: Listener,
+    ) -> Result<Subscription, NotSubscribed> {
+        self.source.want_thread();
+        let subscription = self.groups.subscribe(&self.source, group, events, listener)?;
+        if group == GroupId::ROOT && events.contains(&Event::Container) {
+            // The listener learns the present state. It also wakes the thread, which looks from now
+            // on.
+            self.groups.happened(&self.source, GroupId::ROOT, Event::Container);
+        }
+        Ok(subscription)
+    }
+
+    /// [`Groups::unsubscribe`].
+    pub fn unsubscribe(&self, subscription: Subscription) -> bool {
+        self.groups.unsubscribe(&self.source, subscription)
+    }
+
+    /// [`Groups::uncharge`].
+    #[inline]
+    pub fn uncharge(&self, payer: Payer, bytes: u64) {
+        self.groups.uncharge(&self.source, payer, bytes);
+    }
+
+    /// Frees the groups.
+    ///
+    /// # Safety
+    /// Those of [`Groups::close`].
+    pub(crate) unsafe fn close(&self) {
+        // SAFETY: no thread uses the groups any more (the caller's promise).
+        unsafe { self.groups.close(&self.source) };
+    }
+
+    /// Forgets the threads of the parent, in a forked child.
+    ///
+    /// # Safety
+    /// Those of [`Groups::forget_others`].
+    pub(crate) unsafe fn forget_others(&self) {
+        // SAFETY: this is the only thread of a forked child, as `Groups::forget_others` needs (the
+        // caller's promise).
+        unsafe { self.groups.forget_others(&self.source) };
+    }
+}

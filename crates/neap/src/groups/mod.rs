@@ -1,0 +1,589 @@
+//! Memory groups of this process: usage by tenant, with limits that can change at any moment.
+//!
+//! A group is a node of a tree with a path such as `tenant/acme`. Memory of any origin is charged
+//! to it by hand, by a [`Charge`] that takes it back when it is dropped. A charge beyond a `max` is
+//! refused, with an error that names the groups that hold the memory.
+//!
+//! The groups are made at first use. All functions can be called from any thread, at any time, but
+//! not from signal handlers.
+//!
+//! ```
+//! use neap::groups::{Bound, Group};
+//!
+//! let acme = Group::create("tenant/acme")?;
+//! acme.set(Bound::Max, 64 << 20)?;
+//! let page = acme.charge(1 << 20)?;
+//! assert_eq!(acme.used()?, 1 << 20);
+//! assert_eq!(Group::find("tenant")?.used()?, 1 << 20);
+//! let refused = acme.charge(100 << 20).unwrap_err();
+//! assert!(refused.to_string().starts_with("tenant/acme has 1.0 MiB of 64.0 MiB and is asked for 100.0 MiB more"), "{refused}");
+//! assert!(matches!(refused, neap::groups::ChargeError::TooLarge(_)));
+//!
+//! // A group may be deleted before its charges end: they become its parent's.
+//! acme.delete()?;
+//! assert_eq!(Group::find("tenant")?.used()?, 1 << 20);
+//! drop(page);
+//! assert_eq!(Group::find("tenant")?.used()?, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Source: the memory cgroups of Linux, by idea.
+
+use crate::groups::memory_groups::Grouped;
+pub use crate::groups::payers::{payer_at, payer_of};
+use crate::process::PROCESS;
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ptr::{NonNull, with_exposed_provenance_mut};
+use core::time::Duration;
+use neap_base::Linux;
+use neap_groups::Subscription;
+pub use neap_groups::{
+    Bound, Event, EventDelta, GroupCount, GroupError, GroupId, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
+    UNLIMITED,
+};
+use neap_os::thread_state::{guards, set_guards};
+use neap_percpu::Owner;
+
+#[cfg(feature = "allocator-api2")]
+mod allocator;
+mod handle;
+#[cfg(feature = "std")]
+mod listen;
+pub(crate) mod memory_groups;
+pub(crate) mod payers;
+mod request;
+mod scope;
+pub(crate) mod thread_groups;
+
+#[cfg(feature = "allocator-api2")]
+pub use allocator::{GroupVec, InGroup};
+pub use handle::GroupHandle;
+#[cfg(feature = "std")]
+pub use listen::{Events, Listening};
+pub use request::{ChargeAsync, ChargeError, ChargeRequest};
+pub use scope::Scope;
+
+/// The process's groups.
+fn here() -> Result<Grouped<'static, Linux>, GroupError> {
+    PROCESS.groups()
+}
+
+/// The process's groups, if they were made. A caller that knows a group other than the root can
+/// rely on that.
+#[inline]
+pub(crate) fn made() -> Result<Grouped<'static, Linux>, GroupError> {
+    PROCESS.groups_if_made().ok_or(GroupError::NoSuchGroup)
+}
+
+/// A handle of a group of this process, which keeps nothing alive. Once the group is deleted every
+/// call returns [`GroupError::NoSuchGroup`], even if another group gets the same path later.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Group(GroupId);
+
+impl Group {
+    /// The root: all groups together are charged to it.
+    pub const ROOT: Group = Group(GroupId::ROOT);
+
+    /// Makes the group at a path, and missing groups above it. Names have 1 to 56 bytes; between
+    /// them is a `/`.
+    ///
+    /// # Errors
+    /// See [`GroupError`]; groups above it may have been made then.
+    pub fn create(path: &str) -> Result<Group, GroupError> {
+        let grouped = here()?;
+        if path.split('/').any(str::is_empty) {
+            return Err(GroupError::BadName);
+        }
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let mut parent = GroupId::ROOT;
+        for name in above.split('/').filter(|_| !above.is_empty()) {
+            parent = grouped.find_or_create(parent, name)?;
+        }
+        grouped.create(parent, name).map(Group)
+    }
+
+    /// Returns the group at a path; an empty path is the root's.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`].
+    pub fn find(path: &str) -> Result<Group, GroupError> {
+        here()?.find(GroupId::ROOT, path).map(Group)
+    }
+
+    /// Returns the group at a path. Makes it if need be.
+    ///
+    /// # Errors
+    /// Those of [`Group::create`].
+    pub fn find_or_create(path: &str) -> Result<Group, GroupError> {
+        match Group::find(path) {
+            Err(GroupError::NoSuchGroup) => match Group::create(path) {
+                Err(GroupError::Exists) => Group::find(path),
+                answer => answer,
+            },
+            answer => answer,
+        }
+    }
+
+    /// Its id, for reports.
+    pub const fn id(self) -> GroupId {
+        self.0
+    }
+
+    /// Returns the group with an id. The group may be gone.
+    pub const fn from_id(id: GroupId) -> Group {
+        Group(id)
+    }
+
+    /// Deletes the group, which must have no groups below it. Its charges become its parent's, and
+    /// its name can be used again.
+    ///
+    /// # Errors
+    /// [`GroupError::HasChildren`], [`GroupError::Root`], [`GroupError::NoSuchGroup`]; nothing
+    /// changes then.
+    pub fn delete(self) -> Result<(), GroupError> {
+        made_or_here(self)?.delete(self.0)
+    }
+
+    /// Returns the group that has its charges and list items: itself, or the next group above that
+    /// exists once it is deleted. `None` once no charge is left that was made to a deleted group.
+    pub fn heir(self) -> Option<Group> {
+        made_or_here(self).ok()?.heir(self.0).map(Group)
+    }
+
+    /// Sets a bound of the group, in bytes, and returns the previous value. Takes effect at once;
+    /// does not wait.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`].
+    pub fn set(self, bound: Bound, bytes: u64) -> Result<u64, GroupError> {
+        made_or_here(self)?.set_bound(self.0, bound, bytes)
+    }
+
+    /// Returns usage, bounds and counters of the group.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`].
+    pub fn info(self) -> Result<Info, GroupError> {
+        made_or_here(self)?.info(self.0)
+    }
+
+    /// Resets the group's [peak](Info::peak) to its charge at this moment. Returns the peak before.
+    /// The groups above and below keep theirs.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`].
+    pub fn reset_peak(self) -> Result<u64, GroupError> {
+        made_or_here(self)?.reset_peak(self.0)
+    }
+
+    /// Bytes charged to the group alone, of one kind on one node, stocks included.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`].
+    pub fn charged(self, kind: Kind, node: usize) -> Result<u64, GroupError> {
+        made_or_here(self)?.charged(self.0, kind, node)
+    }
+
+    /// Bytes that the group and those below it use: their charges without stocks. Exact while no
+    /// thread charges.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`].
+    pub fn used(self) -> Result<u64, GroupError> {
+        made_or_here(self)?.used(self.0)
+    }
+
+    /// Bytes of the group that are protected by `min` and by `low`, as far as the protection of the
+    /// groups above it reaches.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`].
+    pub fn protection(self) -> Result<(u64, u64), GroupError> {
+        made_or_here(self)?.protection(self.0)
+    }
+
+    /// The groups directly below it. The iteration ends early if one of them is deleted meanwhile.
+    pub fn children(self) -> impl Iterator<Item = Group> {
+        let next = move |after: Option<Group>| self.next_child(after).ok().flatten();
+        core::iter::successors(next(None), move |&child| next(Some(child)))
+    }
+
+    /// Walks through the group and all groups below it, each before those below it. Some are left
+    /// out if groups are deleted meanwhile.
+    pub fn below(self) -> impl Iterator<Item = Group> {
+        core::iter::successors(Some(self), move |&group| {
+            if let Ok(Some(child)) = group.next_child(None) {
+                return Some(child);
+            }
+            let mut last = group;
+            while last != self {
+                let parent = Group(made().ok()?.place(last.0).ok()?.0?);
+                match parent.next_child(Some(last)) {
+                    Ok(Some(next)) => return Some(next),
+                    Ok(None) => last = parent,
+                    Err(_) => return None,
+                }
+            }
+            None
+        })
+    }
+
+    /// Returns the group directly below it that follows `after`, or the first; `None` at the end.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`] if it is gone, or `after` is no longer directly below it.
+    pub fn next_child(self, after: Option<Group>) -> Result<Option<Group>, GroupError> {
+        let next = made_or_here(self)?.next_child(self.0, after.map(Group::id)).map(Group);
+        // Checked afterwards: if `after` is there now, it was there before.
+        match after {
+            Some(after) if made()?.place(after.0)?.0 != Some(self.0) => Err(GroupError::NoSuchGroup),
+            Some(_) => Ok(next),
+            None => self.info().map(|_| next),
+        }
+    }
+
+    /// Charges bytes to the group and all above it. Beyond a `max` the charge asks for memory, then
+    /// drains stocks, then is refused. Above a `high` it takes up to two seconds.
+    /// [`Group::request`] has all choices.
+    ///
+    /// # Errors
+    /// See [`ChargeError`]; nothing is charged then.
+    #[inline]
+    pub fn charge(self, bytes: u64) -> Result<Charge, ChargeError> {
+        self.request(bytes).now()
+    }
+
+    /// Waits for room at a limit, for at most `time`: `request(bytes).deadline(time).wait()`. The
+    /// caller must hold nothing that other threads need to make room.
+    ///
+    /// ```
+    /// use core::time::Duration;
+    /// use neap::groups::{Bound, Group};
+    ///
+    /// let pool = Group::create("pool")?;
+    /// pool.set(Bound::Max, 1 << 20)?;
+    /// let first = pool.charge(1 << 20)?;
+    /// assert!(pool.charge_or_wait(4096, Duration::from_millis(1)).is_err());
+    /// let second = std::thread::spawn(move || pool.charge_or_wait(4096, Duration::from_secs(60)));
+    /// drop(first);
+    /// assert_eq!(second.join().unwrap()?.bytes(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`ChargeError`].
+    pub fn charge_or_wait(self, bytes: u64, time: Duration) -> Result<Charge, ChargeError> {
+        self.request(bytes).deadline(time).wait()
+    }
+
+    /// Calls a listener at events of the group and those below it, until the returned handle is
+    /// dropped or the group is gone. The listener is told of the latter, too.
+    ///
+    /// Callbacks run on neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be
+    /// none, and may do anything.
+    ///
+    /// ```
+    /// use core::sync::atomic::{AtomicU64, Ordering};
+    /// use neap::groups::{Bound, Event, Group, Listener};
+    ///
+    /// static REFUSED: AtomicU64 = AtomicU64::new(0);
+    /// let tenant = Group::create("watched")?;
+    /// tenant.set(Bound::Max, 4096)?;
+    /// let heard = tenant.subscribe(&[Event::Refused], Listener::Callback(
+    ///     |_context, happened| _ = happened.event.map(|(_, times)| REFUSED.fetch_add(times, Ordering::Relaxed)),
+    ///     0,
+    /// ))?;
+    /// assert!(tenant.charge(8192).is_err());
+    /// while REFUSED.load(Ordering::Relaxed) == 0 {
+    ///     neap::process::PROCESS.tick(0);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`NotSubscribed`].
+    pub fn subscribe(self, events: &[Event], listener: Listener) -> Result<Heard, NotSubscribed> {
+        let grouped = made_or_here(self).map_err(|_| NotSubscribed::NoSuchGroup)?;
+        grouped.subscribe(self.0, events, listener).map(Heard)
+    }
+
+    /// Puts this thread into the group until the returned guard is dropped.
+    ///
+    /// All that the thread allocates meanwhile is charged to the group: through `malloc`, Rust's
+    /// collections or C++, where neap is their allocator. The charge ends when the memory is freed,
+    /// by whichever thread. It goes beyond a limit, and is counted, unless `NEAP=refuse:on` is set.
+    /// Guards may be dropped in any order.
+    ///
+    /// After the first call every thread's malloc checks whether the thread is in a group, until
+    /// the process ends.
+    ///
+    /// ```
+    /// #[global_allocator]
+    /// static ALLOCATOR: neap::Neap = neap::Neap;
+    ///
+    /// let query = neap::groups::Group::create("queries/17")?;
+    /// let inside = query.enter()?;
+    /// let rows = std::hint::black_box(vec![0_u8; 1 << 20]);
+    /// drop(inside);
+    /// assert!(query.used()? >= 1 << 20);
+    /// drop(rows);
+    /// assert!(query.used()? < 1 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`]; [`GroupError::NoMemory`].
+    pub fn enter(self) -> Result<Entered, GroupError> {
+        if !made_or_here(self)?.is_there(self.0) {
+            return Err(GroupError::NoSuchGroup);
+        }
+        Entered::new(self.0)
+    }
+
+    /// Makes an owner of [per-CPU data](crate::percpu) that is charged to the group.
+    ///
+    /// * Each allocation is charged with all its copies until it is freed, by whichever thread. At
+    ///   a limit it is refused ([`Refused::Charge`](crate::percpu::Refused::Charge)).
+    /// * The owner's data shares pages with no other owner's, as far as possible. So [closing
+    ///   it](crate::percpu::close_owner), which the caller owes, empties pages.
+    /// * Once the group is deleted the owner keeps its data, which is charged to the heir, and gets
+    ///   no more.
+    /// * An allocation with [`Wait::Never`](crate::percpu::Wait::Never) is charged from the stock
+    ///   of its CPU and the room below the limits. It makes no room, and stocks of other CPUs, up
+    ///   to 256 KiB each, do not count.
+    ///
+    /// ```
+    /// use neap::groups::Group;
+    /// use neap::percpu::{PerCpuCounter, Wait, close_owner, cpus};
+    ///
+    /// let tenant = Group::create("counted")?;
+    /// let owner = tenant.open_owner()?;
+    /// let requests = PerCpuCounter::of(owner, 64, Wait::Long)?;
+    /// assert!(tenant.used()? >= 8 * cpus() as u64);
+    /// drop(requests);
+    /// assert_eq!(tenant.used()?, 0);
+    /// // SAFETY: nothing of the owner's is in use.
+    /// unsafe { close_owner(owner)? };
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`]; [`GroupError::Full`] if there is no room for another owner.
+    pub fn open_owner(self) -> Result<Owner, GroupError> {
+        here()?.open_owner(self.0)
+    }
+
+    /// Empties the stocks of the group and those below it, on all CPUs, and flushes their cached
+    /// objects.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`].
+    pub fn drain(self) -> Result<(), GroupError> {
+        let grouped = made_or_here(self)?;
+        if !grouped.is_there(self.0) {
+            return Err(GroupError::NoSuchGroup);
+        }
+        grouped.drain(self.0);
+        Ok(())
+    }
+}
+
+/// A guard of [`Group::enter`]: the thread is in the group until this is dropped, or it enters
+/// another. A thread is in the group that it entered last among those whose guards exist, in
+/// whichever order guards are dropped.
+#[derive(Debug)]
+#[must_use = "the thread leaves the group when this is dropped"]
+pub struct Entered {
+    frame: NonNull<Frame>,
+    /// Not Send: the guard belongs to this thread.
+    stays: PhantomData<*const ()>,
+}
+
+/// State of a guard. The frames of a thread are a list, latest first; the thread's own word leads
+/// to it. A guard that is dropped before a later one leaves its frame, which is freed with the
+/// frames above it.
+#[derive(Debug)]
+struct Frame {
+    /// The word of the group that the thread was in before.
+    before: usize,
+    /// The frame below, or 0.
+    below: usize,
+    is_open: Cell<bool>,
+}
+
+impl Entered {
+    /// Enters a group in this thread.
+    ///
+    /// # Errors
+    /// [`GroupError::NoMemory`].
+    fn new(group: GroupId) -> Result<Entered, GroupError> {
+        // Charged to no group.
+        let outside = PROCESS.enter(None);
+        let memory = PROCESS.allocate(size_of::<Frame>());
+        PROCESS.leave(outside);
+        let frame = NonNull::new(memory).ok_or(GroupError::NoMemory)?.cast::<Frame>();
+        let (before, below) = (PROCESS.enter(Some(group)), guards());
+        // SAFETY: allocated above with the size of a frame, on a multiple of 16, and known to no
+        // other thread.
+        unsafe { frame.write(Frame { before, below, is_open: Cell::new(true) }) };
+        set_guards(frame.as_ptr().expose_provenance());
+        Ok(Entered { frame, stays: PhantomData })
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // SAFETY: frames are freed only in the loop below, after their guards were dropped; this
+        // one is being dropped. A guard does not leave its thread, so no other thread is at its
+        // list.
+        unsafe { self.frame.as_ref() }.is_open.set(false);
+        loop {
+            let frame = with_exposed_provenance_mut::<Frame>(guards());
+            // SAFETY: the word leads to a frame of this thread that was not freed, or is 0.
+            let Some(&Frame { before, below, .. }) = unsafe { frame.as_ref() }.filter(|frame| !frame.is_open.get())
+            else {
+                return;
+            };
+            PROCESS.leave(before);
+            set_guards(below);
+            // SAFETY: allocated by `new`. The guard is gone, and the word no longer leads to the
+            // frame.
+            unsafe { PROCESS.free(frame.cast()) };
+        }
+    }
+}
+
+/// A subscription, which ends when this is dropped. Dropping waits for a running call of the
+/// listener, but not inside the listener itself.
+#[derive(Debug)]
+#[must_use = "the listener is told nothing more when this is dropped"]
+pub struct Heard(Subscription);
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        if let Ok(grouped) = made() {
+            grouped.unsubscribe(self.0);
+        }
+    }
+}
+
+/// Returns the process's groups. Makes them for the root only: any other group exists because they
+/// were made.
+#[inline]
+fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, GroupError> {
+    if group == Group::ROOT { here() } else { made() }
+}
+
+/// Returns how many groups there are and were.
+///
+/// # Errors
+/// [`GroupError::NoMemory`] if the groups cannot be made.
+pub fn count() -> Result<GroupCount, GroupError> {
+    Ok(here()?.count())
+}
+
+/// The path of the group, or its id if it is gone.
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = made_or_here(*self).and_then(|grouped| grouped.place(self.0));
+        let Ok((above, name)) = place else { return write!(f, "group {:?}, which is gone", self.0) };
+        match above {
+            None => f.write_str("the root group"),
+            Some(GroupId::ROOT) => f.write_str(name.as_str()),
+            Some(above) => write!(f, "{}/{}", Group(above), name.as_str()),
+        }
+    }
+}
+
+/// Bytes that are charged to a group until this is dropped. Then they are uncharged from the payer,
+/// or from its heir.
+#[derive(Debug)]
+#[must_use = "what is dropped is not charged any more"]
+pub struct Charge {
+    payer: Payer,
+    bytes: u64,
+}
+
+impl Charge {
+    #[cold]
+    #[inline(never)]
+    fn give_back_slowly(&self) {
+        if let (Ok(grouped), true) = (made(), self.bytes > 0) {
+            grouped.uncharge(self.payer, self.bytes);
+        }
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The node that the bytes are counted for.
+    pub fn node(&self) -> usize {
+        self.payer.node()
+    }
+
+    /// The charged group. If it is gone its heir is charged.
+    pub fn group(&self) -> Group {
+        Group(self.payer.id())
+    }
+
+    /// Moves some of the bytes into a charge of their own. `None`, and no change, if there are
+    /// fewer.
+    pub fn split(&mut self, bytes: u64) -> Option<Charge> {
+        self.bytes = self.bytes.checked_sub(bytes)?;
+        Some(Charge { payer: self.payer, bytes })
+    }
+
+    /// Adds another charge of the same group and node.
+    ///
+    /// # Errors
+    /// Returns the other charge if its group or node differs.
+    pub fn merge(&mut self, other: Charge) -> Result<(), Charge> {
+        if other.payer != self.payer {
+            return Err(other);
+        }
+        self.bytes += other.bytes;
+        core::mem::forget(other);
+        Ok(())
+    }
+
+    /// Moves the bytes to another group.
+    ///
+    /// # Errors
+    /// Those of [`Group::charge`]; then the bytes stay with their group.
+    pub fn move_to(&mut self, group: Group) -> Result<(), ChargeError> {
+        let charge = group.request(self.bytes).node(self.payer.node()).now()?;
+        // Drops the old charge.
+        drop(core::mem::replace(self, charge));
+        Ok(())
+    }
+}
+
+impl Drop for Charge {
+    #[inline]
+    fn drop(&mut self) {
+        // Fast path: into this CPU's stock.
+        if !PROCESS.give_to_stock(self.payer, self.bytes) {
+            self.give_back_slowly();
+        }
+    }
+}
+
+/// Bytes in a readable form: `1.5 MiB`.
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = (self.0.checked_ilog2().unwrap_or(0) / 10).min(4);
+        if unit == 0 {
+            return write!(f, "{} B", self.0);
+        }
+        let tenths = (u128::from(self.0) * 10) >> (10 * unit);
+        write!(f, "{}.{} {}iB", tenths / 10, tenths % 10, ["", "K", "M", "G", "T"][unit as usize])
+    }
+}

@@ -1,0 +1,94 @@
+//! Groups for the threads of a program that uses no groups itself: one by name, or one for each.
+//!
+//! A thread comes here when its group is not known yet, or has nothing stocked. Programs name
+//! threads late, and some again. So a thread that needs a new stock is looked at again, and moves
+//! to the group of its current name. A group that was made for one thread is deleted at a tick
+//! after its thread has ended. No lock of its own.
+
+use crate::groups::memory_groups::Grouped;
+use crate::mm::Mm;
+use crate::options::ThreadGroups;
+use core::fmt::Write;
+use neap_base::Platform;
+use neap_groups::{GroupError, GroupId};
+use neap_os::fatal::Line;
+use neap_os::thread_state::entered;
+use neap_os::{stack, thread};
+
+/// The name of the calling thread's group.
+fn name_of_thread(how: ThreadGroups) -> Line {
+    let (name, length) = thread::own_name();
+    let mut line = Line::new();
+    // A line takes all that is written.
+    for &byte in &name[..length] {
+        let _ = line.write_char(if byte.is_ascii_graphic() && byte != b'/' { byte.into() } else { '_' });
+    }
+    if matches!(line.as_bytes(), b"" | b"." | b"..") {
+        let _ = line.write_str("unnamed");
+    }
+    if how == ThreadGroups::ByThread {
+        let _ = write!(line, ":{}", thread::id());
+    }
+    line
+}
+
+impl<P: Platform> Mm<P> {
+    /// Puts the calling thread into the group of its name, unless it has entered one itself. On a
+    /// stack of its own: a new group is charged, and reclaim for that goes deep.
+    #[cold]
+    pub(crate) fn put_thread_into_group(&self, how: ThreadGroups) {
+        let _ = stack::apart(|| self.put_into_group(how));
+    }
+
+    fn put_into_group(&self, how: ThreadGroups) {
+        let Ok(grouped) = self.groups() else { return };
+        // Name of the thread's group, if that is directly below the root, or is the root because no
+        // group could be made. A thread in a deeper group has entered it itself, and stays there.
+        // `None` if the group is gone.
+        let mut now = None;
+        if entered() != 0 {
+            let Some(id) = self.group_of_thread() else { return };
+            match grouped.place(id) {
+                Ok((Some(above), _)) if above != GroupId::ROOT => return,
+                Ok((_, name)) => now = Some(name),
+                Err(_) => {}
+            }
+        }
+        let line = name_of_thread(how);
+        let name = core::str::from_utf8(line.as_bytes()).unwrap_or("?");
+        if now.is_none_or(|now| now.as_str() != name) {
+            let made = match grouped.create(GroupId::ROOT, name) {
+                Ok(made) if how == ThreadGroups::ByThread => {
+                    grouped.note_thread(made);
+                    Ok(made)
+                }
+                Err(GroupError::Exists) => grouped.find(GroupId::ROOT, name),
+                made => made,
+            };
+            // If no group can be made the thread is charged to the root.
+            self.enter(Some(made.unwrap_or(GroupId::ROOT)));
+        }
+    }
+}
+
+impl<P: Platform> Grouped<'_, P> {
+    /// Notes that a group was made for the calling thread.
+    fn note_thread(&self, id: GroupId) {
+        let (groups, source) = self.parts();
+        groups.note_thread(source, id, thread::id());
+    }
+
+    /// Deletes the groups of threads that have ended.
+    pub(crate) fn delete_groups_of_ended_threads(&self) {
+        let mut child = self.next_child(GroupId::ROOT, None);
+        while let Some(id) = child {
+            child = self.next_child(GroupId::ROOT, Some(id));
+            // Not by its name, which may be that of a group of the program.
+            let (groups, source) = self.parts();
+            if groups.thread_of(source, id).is_some_and(|thread| !thread::exists(thread)) {
+                // A group with groups of the program below it stays.
+                let _ = self.delete(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,564 @@
+//! A limit that follows the container: `limit:auto`, and a percentage.
+//!
+//! # Design
+//! A *look* reads how much the nearest limit of a container or of the machine leaves
+//! ([`Platform::room`]), and sets the manager's limit in bytes by it ([`limit_for`]). So the budget
+//! of the page layer is the sensor of fast growth: an allocation that comes to the limit first has
+//! another look made, then has memory given back, and only then goes beyond the limit, or fails
+//! with `refuse:on`. An allocation waits at most 100 ms for neap's thread.
+//!
+//! | when | by | how often |
+//! |---|---|---|
+//! | ticks | neap's thread | four times a second |
+//! | while it would sleep | neap's thread | once a second |
+//! | ticks | calls, in a process without neap's thread | once a second |
+//! | an allocation is at the limit | neap's thread; with one thread the call | always |
+//!
+//! Looks follow each other every 50 ms while the container has too little, its limit falls, or
+//! other memory grows so that the room ends soon, and for a second after that. A fall is expected
+//! to go on: reclaim starts before the margin is used, and a heap grows the less the faster the
+//! room falls.
+//!
+//! Several processes share what a container leaves, without knowing each other: each takes and
+//! gives its own share of the used memory. A small one may take a sixteenth of the spare.
+//!
+//! A listener of [`Event::Container`] has looks made at the same times, also without a limit that
+//! follows ([`headroom`](crate::limits::headroom)).
+//!
+//! A limit that falls below the use starts reclaim at once ([`Core::reach_limit`]). The next look
+//! starts it again while the container has too little.
+//!
+//! # Locking
+//! The mutex of a [change](crate::options::change), inside the gate. A look holds no lock while it
+//! reads.
+
+use crate::limits::limit::{Following, is_near};
+use crate::mm::{Core, Mm};
+use crate::options::settings::page_price;
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicU64, Ordering};
+use neap_base::Platform;
+use neap_base::platform::{Room, margin};
+use neap_groups::Event;
+use neap_os::stack;
+
+/// Nanoseconds that an allocation at the limit waits for neap's thread to look.
+const PATIENCE: u64 = 100_000_000;
+/// A part of the limit, and bytes: a smaller change is not worth its cost.
+const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
+/// The part of the spare room that a process may take whose own share is smaller.
+const LEAST_SHARE: u64 = 16;
+/// The part of a heap by which it may be below its limit and gives as if it had that.
+const SLACK: u64 = 8;
+/// Bytes by which the limit is passed at a time, beyond what an allocation needs.
+const BEYOND: u64 = 8 << 20;
+/// Most tries to pass the limit for one allocation.
+const PASSES: u32 = 16;
+
+/// What a limit that follows the container is set by, beside its room.
+#[derive(Clone, Copy)]
+struct Terms {
+    /// Most of the smallest limit, in hundredths.
+    percent: u8,
+    /// Bytes that stay free.
+    reserve: u64,
+    /// Bytes by which the room is expected to fall.
+    fall: u64,
+    /// The heap's limit before.
+    before: u64,
+    /// Bytes by which reclaim takes the heap below its limit, to the high watermark.
+    kept: u64,
+}
+
+/// The limit of a heap with `own` bytes, in a container that leaves `room`: what it has and its
+/// share of the spare room, or without its share of what is missing.
+///
+/// Processes look one after the other. If each gave its whole share of what is missing then, the
+/// first would give most. So a heap that is not almost alone gives half of it at each look.
+///
+/// A heap that reclaim has taken below its limit has that limit. If each look began at its size, it
+/// would give these bytes at each look, too, and they are a larger part of a small heap.
+fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
+    let Terms { percent, reserve, fall, before, kept } = terms;
+    let used = room.used.max(own).max(1);
+    let room = Room { used: room.used.saturating_add(fall), ..*room };
+    let is_almost_alone = own > used / 8 * 7;
+    let share = |bytes: u64| (u128::from(bytes) * u128::from(own) / u128::from(used)) as u64;
+    let from = |slack: u64| if own.saturating_add(slack) >= before { own.max(before) } else { own };
+    let limit = match room.missing_above(reserve) {
+        0 => {
+            let spare = room.spare_above(reserve).max(0).unsigned_abs();
+            from(kept).saturating_add(share(spare).max(spare / LEAST_SHARE))
+        }
+        missing if is_almost_alone => from(kept).saturating_sub(share(missing)),
+        missing => from(kept.max(own / SLACK)).saturating_sub(share(missing) / 2),
+    };
+    // 0 would be no limit.
+    limit.min(room.smallest / 100 * u64::from(percent)).max(1)
+}
+
+impl<P: Platform> Core<P> {
+    /// Bytes of the heap, as a limit counts them.
+    pub(crate) fn counted(&self) -> u64 {
+        self.objects.pages.counted() * page_price(self.objects.pages.page_size())
+    }
+
+    /// Bytes by which reclaim takes the heap below its limit, to the high watermark.
+    fn kept_below_limit(&self) -> u64 {
+        let pages = &self.objects.pages;
+        u64::from(pages.statistics().watermarks.high) * page_price(pages.page_size())
+    }
+
+    /// Bytes that stay free below a limit of the container.
+    fn reserve_below(&self, limit: u64) -> u64 {
+        self.settings.reserve_of(limit).unwrap_or_else(|| margin(limit))
+    }
+
+    /// Whether looks are made: for a limit that follows the container, or for a listener.
+    fn is_looking(&self) -> bool {
+        let is_heard = || self.groups.get().is_some_and(|groups| groups.root_hears(Event::Container));
+        self.settings.follows().is_some() || is_heard()
+    }
+
+    /// Looks if the last look is `period` nanoseconds ago, or less in a hurry. Returns the
+    /// nanoseconds until the next if none was made.
+    pub(crate) fn look_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
+        // Precise: a sleep ends by the precise clock. By a coarse time the look would not be due
+        // yet, and the thread would sleep for moments until the coarse clock goes on.
+        let (now, last) = (self.objects.platform.precise(), self.following.last.load(Ordering::Relaxed));
+        let left = (last + self.following.period(period)).saturating_sub(now);
+        if last > 0 && left > 0 {
+            return Some(left);
+        }
+        self.look_at_container(mm, now);
+        None
+    }
+
+    /// Looks for a limit that follows the container, or for a listener, if the last look is
+    /// `period` nanoseconds ago, or less in a hurry. Returns the nanoseconds until the next; `None`
+    /// if neither exists. Not inside the gate.
+    pub(crate) fn follow_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
+        if !self.is_looking() {
+            return None;
+        }
+        if let Some(left) = self.look_if_due(mm, period) {
+            return Some(left);
+        }
+        if self.settings.follows().is_some() && (1..self.counted()).contains(&self.settings.limit()) {
+            // Calls of the program may come here, from a small stack.
+            stack::apart(|| self.reach_limit(mm));
+            // Ticks go on with it.
+            self.come_soon();
+        }
+        Some(self.following.period(period))
+    }
+
+    /// Makes a look if an allocation waits for one. By neap's thread.
+    pub(crate) fn look_for_allocation(&self, mm: &Mm<P>) {
+        if self.following.wanted.swap(false, Ordering::Relaxed) {
+            self.follow(mm, self.objects.platform.now());
+        }
+    }
+
+    /// Makes a look for a limit that follows the container. Not inside the gate.
+    pub(crate) fn follow(&self, mm: &Mm<P>, now: u64) {
+        if self.settings.follows().is_some() {
+            self.look_at_container(mm, now);
+        }
+    }
+
+    /// Makes a look at time `now`, and puts a limit that follows the container in force. Not inside
+    /// the gate.
+    fn look_at_container(&self, mm: &Mm<P>, now: u64) {
+        self.following.last.store(now.max(1), Ordering::Relaxed);
+        self.following.looks.fetch_add(1, Ordering::Relaxed);
+        let own = self.counted();
+        let room = self.objects.platform.room();
+        let nearest = room.map_or([0; 2], |room| [room.limit, room.used]);
+        let before = self.following.nearest[0].load(Ordering::Relaxed);
+        for (word, number) in self.following.nearest.iter().zip(nearest) {
+            word.store(number, Ordering::Relaxed);
+        }
+        self.note_headroom(mm, now, room.as_ref());
+        let follows = self.settings.follows();
+        let reserve = room.map_or(0, |room| self.reserve_below(room.limit));
+        let is_short = follows.is_some() && room.is_some_and(|room| room.missing_above(reserve) > 0);
+        let (fall, is_repeated) = match room.map_or(Ok(0), |room| self.following.expected_fall(now, own, &room)) {
+            Ok(fall) => (fall, false),
+            Err(fall) => (fall, true),
+        };
+        let is_falling = room.is_some_and(|room| room.limit < before || is_near(&room, fall));
+        self.following.note(own, is_short, follows.is_some() && is_falling);
+        let Some(percent) = follows else { return };
+        let before = self.settings.followed.load(Ordering::Relaxed);
+        let terms = Terms { percent, reserve, fall, before, kept: self.kept_below_limit() };
+        let limit = room.map_or(0, |room| limit_for(own, &room, terms));
+        // An allocation at the limit looks for room. If each such look gave a share, the processes
+        // that allocate most would give most.
+        if is_repeated && limit < before {
+            return;
+        }
+        let least = LEAST_CHANGE.1.max(before / LEAST_CHANGE.0);
+        if limit == 0 || limit < own || limit.abs_diff(before) >= least {
+            self.put_in_force(mm, limit);
+        }
+    }
+
+    /// Writes the container that the limit follows, or null, as JSON.
+    pub(crate) fn describe_container(&self, text: &mut impl Write) -> fmt::Result {
+        if self.settings.follows().is_none() {
+            return text.write_str("null,");
+        }
+        // Relaxed: each number by itself.
+        let number = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let Following { looks, passed, nearest: [limit, used], .. } = &self.following;
+        write!(text, "{{\"limit\":{},\"used\":{},", number(limit), number(used))?;
+        write!(text, "\"heap_limit\":{},\"looks\":{},", self.settings.limit(), number(looks))?;
+        write!(text, "\"passed\":{}}},", number(passed))
+    }
+
+    /// Sets the limit that follows the container.
+    fn put_in_force(&self, mm: &Mm<P>, limit: u64) {
+        let (pages, settings) = (&self.objects.pages, &self.settings);
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let _changing = settings.changing.lock();
+        if settings.followed.swap(limit, Ordering::Relaxed) != limit && settings.follows().is_some() {
+            pages.change(&settings.of_pages(pages.page_size()));
+            self.note_limit();
+        }
+    }
+
+    /// Has a look made for an allocation that found no memory below a limit that follows the
+    /// container. Returns whether the limit is higher now. Not inside the gate.
+    pub(crate) fn look_for_room(&self, mm: &Mm<P>) -> bool {
+        if self.settings.follows().is_none() {
+            return false;
+        }
+        let (platform, before) = (&self.objects.platform, self.settings.limit());
+        if platform.may_fence() {
+            self.follow(mm, platform.now());
+        } else {
+            self.following.wanted.store(true, Ordering::Relaxed);
+            self.objects.helper.ask(PATIENCE);
+        }
+        let limit = self.settings.limit();
+        limit == 0 || limit > before
+    }
+
+    /// Passes a limit that follows the container, for an allocation of `bytes` bytes that found no
+    /// memory after all was given back. Not if allocations are to fail there.
+    ///
+    /// The room may be gone before it is used, so there are several tries:
+    ///
+    /// | thread A, here | thread B |
+    /// |---|---|
+    /// | 1. raises the limit | |
+    /// | | 2. makes a look, which sets the limit as before, or allocates all of the room |
+    /// | 3. finds no memory | |
+    pub(crate) fn pass_limit<T>(&self, mm: &Mm<P>, bytes: u64, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
+        let page_size = self.objects.pages.page_size() as u64;
+        if self.settings.follows().is_none() || self.settings.refuses() {
+            return None;
+        }
+        let first = self.settings.limit();
+        let needed = (bytes / page_size + 1) * page_price(page_size as usize);
+        for _ in 0..PASSES {
+            let before = self.settings.limit();
+            self.put_in_force(mm, self.counted().max(before).saturating_add(needed + BEYOND));
+            let memory = attempt();
+            if memory.is_some() {
+                self.following.passed.fetch_add(1, Ordering::Relaxed);
+                return memory;
+            }
+        }
+        // The system has none.
+        self.put_in_force(mm, first);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::limit::{PERIOD, TICKING};
+    use crate::mm::Hooks;
+    use crate::options::settings::Setting;
+    use crate::options::{AUTO, Options};
+    use core::cell::{Cell, RefCell};
+    use neap_base::platform::LimitedBy;
+    use neap_base::virtual_platform::{Call, Virtual};
+    use std::boxed::Box;
+    use std::sync::Arc;
+    use std::vec::Vec;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Without a fall, beside the container's own margin.
+    fn limit_of(own: u64, room: &Room, percent: u8) -> u64 {
+        limit_for(own, room, Terms { percent, reserve: margin(room.limit), fall: 0, before: 0, kept: 0 })
+    }
+
+    fn room(limit: u64, used: u64) -> Room {
+        Room { owner: LimitedBy::Group, limit, used, smallest: limit }
+    }
+
+    #[test]
+    fn a_process_takes_and_gives_its_share() {
+        let limit = |own, (limit, used), percent| limit_of(own * MIB, &room(limit * MIB, used * MIB), percent) >> 20;
+        // The margin is 64 MiB.
+        assert_eq!(limit(500, (1064, 500), 100), 1000, "alone");
+        assert_eq!(limit(250, (1064, 500), 100), 500, "half of the use, half of the spare");
+        assert_eq!(limit(0, (1064, 200), 100), 50, "a sixteenth of the spare, of 800");
+        assert_eq!(limit(800, (664, 800), 100), 608, "alone, with 192 too much");
+        assert_eq!(limit(400, (664, 800), 100), 352, "half of it, in two looks");
+        assert_eq!(limit(1005, (1064, 1005), 100), 1005, "an eighth of the margin may be used");
+        assert_eq!(limit(9000, (1064, 100), 100), 1063, "untouched memory counts for the heap alone");
+        assert_eq!(limit(500, (1064, 500), 75), 797, "three quarters of the container");
+        let with = |own, used, reserve: u64, fall: u64| {
+            let terms = Terms { percent: 100, reserve: reserve * MIB, fall: fall * MIB, before: 0, kept: 0 };
+            limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
+        };
+        let falling = |own, used, fall| with(own, used, 64, fall);
+        assert_eq!([32, 264].map(|reserve| with(500, 500, reserve, 0)), [1032, 800], "another reserve");
+        assert_eq!(falling(500, 500, 100), 900, "growth ends before the fall does");
+        assert_eq!(falling(1000, 1000, 38), 970, "given back before the margin is used");
+        assert_eq!(falling(1000, 1000, 8), 1000, "an eighth of the margin may be used");
+        // Reclaim has taken the heap to the high watermark, 4 MiB below its limit, or further.
+        let below = |own, before: u64, used| {
+            let (before, reserve) = (before * MIB, 64 * MIB);
+            let terms = Terms { percent: 100, reserve, fall: 0, before, kept: 4 * MIB };
+            limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
+        };
+        assert_eq!([below(396, 400, 1108), below(380, 400, 1108)], [382, 382], "from the limit that it had");
+        assert_eq!(below(340, 400, 1108), 324, "from its own size");
+        assert_eq!([below(996, 1000, 1108), below(980, 1000, 1108)], [910, 891], "alone, further below is further");
+        assert_eq!([below(396, 400, 1000), below(380, 400, 1000)], [400, 380], "without spare room");
+        assert_eq!(limit_of(5, &room(10, 1000), 100), 1, "0 would be no limit");
+        assert_eq!(limit_of(0, &room(0, 0), 1), 1);
+    }
+
+    /// Workers in one container whose limit is halved: each gives up to its limit, in turn.
+    #[test]
+    fn workers_give_by_their_sizes() {
+        let before = [400_u64, 300, 200, 100];
+        let mut sizes = before;
+        for _ in 0..40 {
+            for worker in 0..sizes.len() {
+                let used = sizes.iter().sum::<u64>();
+                sizes[worker] =
+                    sizes[worker].min(limit_of(sizes[worker] * MIB, &room(500 * MIB, used * MIB), 100) >> 20);
+            }
+        }
+        let used = sizes.iter().sum::<u64>();
+        assert!((430..=457).contains(&used), "{used} MiB: 450, and an eighth of the margin of 50");
+        for (size, before) in sizes.iter().zip(before) {
+            let fair = before * used / 1000;
+            assert!(size.abs_diff(fair) * 5 <= fair, "{size} of {before}, fair are {fair}");
+        }
+    }
+
+    /// A manager in a container, whose limit and other memory a test sets.
+    struct Contained {
+        mm: Box<Mm<Virtual>>,
+        limit: Arc<AtomicU64>,
+        others: Arc<AtomicU64>,
+    }
+
+    fn contained(limit: u64, refuse: bool) -> Contained {
+        let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let options = Options { stat: false, limit: AUTO, refuse, ..Options::DEFAULT };
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
+        let (limit, others) = (Arc::new(AtomicU64::new(limit)), Arc::new(AtomicU64::new(0)));
+        let (its, theirs, heap) = (limit.clone(), others.clone(), (&raw const *mm).expose_provenance());
+        mm.core().unwrap().objects.platform.set_room(move || {
+            // SAFETY: the manager stays in its box until `close`, and its platform goes with it.
+            let mm = unsafe { &*core::ptr::with_exposed_provenance::<Mm<Virtual>>(heap) };
+            room(its.load(Ordering::Relaxed), theirs.load(Ordering::Relaxed) + mm.core().unwrap().counted())
+        });
+        Contained { mm, limit, others }
+    }
+
+    impl Contained {
+        fn core(&self) -> &Core<Virtual> {
+            self.mm.core().unwrap()
+        }
+
+        /// Allocates blocks of 256 KiB until one fails, or as many as `most`.
+        fn fill(&self, most: usize) -> Vec<*mut u8> {
+            (0..most).map(|_| self.mm.allocate(256 << 10)).take_while(|block| !block.is_null()).collect()
+        }
+
+        fn free(&self, blocks: impl IntoIterator<Item = *mut u8>) {
+            // SAFETY: allocated by `fill`, and not used after this.
+            blocks.into_iter().for_each(|block| unsafe { self.mm.free(block) });
+        }
+
+        fn looks(&self) -> usize {
+            self.core().objects.platform.made(Call::Room)
+        }
+
+        fn passed(&self) -> u64 {
+            self.core().following.passed.load(Ordering::Relaxed)
+        }
+
+        fn close(mut self) {
+            assert_eq!(self.mm.verify(0).map(|_| ()), Ok(()));
+            // SAFETY: no thread uses the manager any more.
+            unsafe { self.mm.close() };
+        }
+    }
+
+    #[test]
+    fn allocations_are_refused_before_the_margin_and_go_on_with_the_limit() {
+        let it = contained(200 * MIB, true);
+        it.others.store(60 * MIB, Ordering::Relaxed);
+        // The margin is 20 MiB.
+        let first = it.fill(1000);
+        let counted = it.core().counted();
+        assert!((100 * MIB..=120 * MIB).contains(&counted), "{counted} bytes of 120 MiB");
+        assert!(it.looks() < 40, "{} looks", it.looks());
+        it.limit.store(400 * MIB, Ordering::Relaxed);
+        let more = it.fill(2000);
+        let counted = it.core().counted();
+        assert!((270 * MIB..=300 * MIB).contains(&counted), "{counted} bytes of 300 MiB");
+        assert_eq!(it.passed(), 0);
+        it.free(first.into_iter().chain(more));
+        it.close();
+    }
+
+    #[test]
+    fn without_refuse_allocations_pass_the_limit_a_few_mebibytes_at_a_time() {
+        let it = contained(100 * MIB, false);
+        let blocks = it.fill(1200);
+        assert_eq!(blocks.len(), 1200, "300 MiB");
+        let most = 300 / 8 + 2;
+        assert!((10..=most).contains(&it.passed()), "passed {} times", it.passed());
+        let huge = it.mm.allocate(1 << 30);
+        assert!(!huge.is_null());
+        it.free(blocks.into_iter().chain([huge]));
+        it.close();
+    }
+
+    /// Between the raise of the limit and the allocation, neap's thread looks, and other threads
+    /// take what there is.
+    #[test]
+    fn an_allocation_passes_the_limit_although_the_room_is_taken_first() {
+        let it = contained(100 * MIB, false);
+        let (blocks, tries) = (RefCell::new(it.fill(480)), Cell::new(0));
+        let attempt = || {
+            tries.set(tries.get() + 1);
+            match tries.get() {
+                1 => {
+                    it.core().objects.platform.advance(TICKING);
+                    it.core().follow(&it.mm, it.core().objects.platform.now());
+                }
+                2 => {
+                    while it.core().counted() + MIB / 4 <= it.core().settings.limit() {
+                        blocks.borrow_mut().extend(it.fill(1));
+                    }
+                }
+                _ => {}
+            }
+            let _inside = it.mm.gate.enter(it.core().objects.platform.cpu());
+            it.core().allocate_run(32 << 20, 1).inspect(|_| it.core().count_run(32 << 20, 0))
+        };
+        let block = it.core().pass_limit(&it.mm, 32 * MIB, &attempt).expect("refused without `refuse`").0;
+        assert_eq!(tries.get(), 3);
+        it.free(blocks.into_inner().into_iter().chain([block]));
+        it.close();
+    }
+
+    #[test]
+    fn a_cut_takes_free_memory_at_the_next_tick() {
+        let it = contained(400 * MIB, false);
+        assert!(it.mm.keep_free(u64::MAX), "the program keeps its free memory");
+        let mut blocks = it.fill(1000);
+        it.free(blocks.split_off(200));
+        let looks = it.looks();
+        it.mm.tick(1 << 30);
+        let kept = it.core().counted();
+        it.limit.store(80 * MIB, Ordering::Relaxed);
+        it.core().objects.platform.advance(TICKING - 1);
+        it.mm.tick(2 << 30);
+        assert_eq!((it.looks(), it.core().counted()), (looks, kept), "too early");
+        it.core().objects.platform.advance(2);
+        it.mm.tick(3 << 30);
+        let counted = it.core().counted();
+        assert!(counted <= 72 * MIB, "{counted} bytes, {kept} before");
+        it.free(blocks);
+        it.close();
+    }
+
+    #[test]
+    fn looks_follow_each_other_fast_while_room_is_short_or_falls() {
+        let following = Following::new();
+        let periods = |looks: &[(u64, bool, bool)]| -> Vec<u64> {
+            looks
+                .iter()
+                .map(|&(own, is_short, is_falling)| {
+                    following.note(own * MIB, is_short, is_falling);
+                    following.period(PERIOD) / 1_000_000
+                })
+                .collect()
+        };
+        assert_eq!(periods(&[(900, false, false), (900, true, false), (890, true, false)]), [1000, 50, 50]);
+        let calm = periods(&[(890, false, false); 21]);
+        assert_eq!(calm, [[50; 19].as_slice(), &[1000; 2]].concat(), "a second later");
+        let stuck = periods(&[(500, true, false); 18]);
+        assert_eq!(stuck, [[50; 16].as_slice(), &[1000; 2]].concat(), "nothing can be given back");
+        assert_eq!(periods(&[(400, true, false), (400, false, false)]), [50; 2]);
+        assert_eq!(periods(&[(400, false, false); 20])[19], 1000);
+        assert_eq!(periods(&[(400, false, true), (400, false, false)]), [50; 2]);
+    }
+
+    #[test]
+    fn a_fall_of_limit_or_room_is_expected_to_go_on_and_then_to_end() {
+        const TICK: u64 = 50_000_000;
+        let following = Following::new();
+        let mut now = TICK;
+        let mut expect = |ticks, limit, used| {
+            now += ticks * TICK;
+            following.expected_fall(now, 100 * MIB, &room(limit * MIB, used * MIB)).unwrap_or_else(|last| last + MIB)
+                / MIB
+        };
+        assert_eq!(expect(0, 3200, 500), 0, "the first look");
+        assert_eq!(expect(1, 3190, 500), 20, "10 MiB in 50 ms, for 100 ms");
+        assert_eq!(expect(1, 3190, 510), 20, "others grew");
+        assert_eq!(expect(0, 3000, 510), 21, "too soon after the last look");
+        assert_eq!(expect(1, 2990, 510), 46, "a 64th of the limit at most");
+        assert_eq!([expect(1, 2990, 510), expect(1, 2990, 510)], [23, 11], "half of it after the end");
+        assert_eq!(expect(20, 2900, 510), 9, "90 MiB in a second");
+        assert_eq!([expect(1, 9000, 100), expect(1, 9000, 100), expect(1, 9000, 100)], [4, 2, 1]);
+        assert_eq!(expect(1, 9000, 100), 0);
+        assert!(is_near(&room(1064 * MIB, 900 * MIB), 2 * MIB) && !is_near(&room(1064 * MIB, 700 * MIB), 2 * MIB));
+        assert!(!is_near(&room(1064 * MIB, 2000 * MIB), 0));
+    }
+
+    #[test]
+    fn where_no_limit_is_visible_there_is_none() {
+        let it = contained(80 * MIB, true);
+        it.core().objects.platform.fail(Call::Room, 0, usize::MAX);
+        let blocks = it.fill(800);
+        assert_eq!(blocks.len(), 800, "200 MiB");
+        assert_eq!((it.core().settings.limit(), it.passed()), (0, 0));
+        it.free(blocks);
+        it.close();
+    }
+
+    #[test]
+    fn the_rule_changes_while_the_process_runs() {
+        let it = contained(400 * MIB, true);
+        let few = it.fill(4);
+        let limits = ["50%", "64m", "auto", "none"].map(|value| {
+            it.mm.set(Setting::Limit.key(), value).unwrap();
+            it.core().settings.limit() >> 20
+        });
+        let near = |at: usize, least, most| (least..=most).contains(&limits[at]);
+        assert!(near(0, 199, 200) && near(1, 64, 64) && near(2, 359, 360) && near(3, 0, 0), "{limits:?}");
+        let blocks = it.fill(2000);
+        assert_eq!(blocks.len(), 2000, "none is none");
+        it.free(blocks.into_iter().chain(few));
+        it.close();
+    }
+}

@@ -1,0 +1,190 @@
+//! The headroom of the container as neap last saw it, and the event of its changes.
+//!
+//! # Design
+//! Each [look](super::following) adds its numbers to a [`Series`], which `neap pressure --watch`
+//! also uses. A changed level or limit is the event [`Event::Container`] of the root group. It only
+//! wakes a listener: [`headroom`] has the numbers. Each new listener causes the event once, so it
+//! learns the state that it starts with.
+//!
+//! Looks are made for a limit that follows the container, for listeners of the event, and by
+//! [`headroom`] itself.
+//!
+//! # Locking
+//! One mutex, a leaf, inside the gate. It is held for arithmetic alone.
+//!
+//! [`Event::Container`]: crate::groups::Event::Container
+
+use crate::limits::limit::PERIOD;
+use crate::mm::{Core, Mm};
+use crate::process::PROCESS;
+pub use crate::state::headroom::Headroom;
+use neap_base::Platform;
+pub use neap_base::platform::Pressure;
+use neap_base::platform::Room;
+
+/// Returns the headroom of the process's container, at most a second old. `None` if no limit is
+/// visible.
+///
+/// A look reads files of `/proc` and of control groups for about half a millisecond. Not from a
+/// signal handler.
+///
+/// ```
+/// use neap::{Pressure, headroom};
+///
+/// if let Some(headroom) = headroom() {
+///     let may_grow = headroom.pressure == Pressure::Roomy;
+///     println!("{} of {} bytes left: {may_grow}", headroom.bytes(), headroom.limit);
+/// }
+/// ```
+pub fn headroom() -> Option<Headroom> {
+    PROCESS.headroom()
+}
+
+impl<P: Platform> Core<P> {
+    /// Records a look, and has listeners told of a change. Not inside the gate.
+    pub(crate) fn note_headroom(&self, mm: &Mm<P>, now: u64, room: Option<&Room>) {
+        let has_changed = {
+            let _inside = mm.gate.enter(self.objects.platform.cpu());
+            self.following.headroom.lock().add(now, room)
+        };
+        if has_changed {
+            mm.container_changed();
+        }
+    }
+}
+
+impl<P: Platform> Mm<P> {
+    /// Returns the headroom of the container at the last look; looks first if that is a second ago.
+    /// `None` if no limit is visible. Not from a signal handler.
+    pub fn headroom(&self) -> Option<Headroom> {
+        let core = self.core()?;
+        core.look_if_due(self, PERIOD);
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        core.following.headroom.lock().last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::options::{Background, Options};
+    use core::sync::atomic::{AtomicU64, Ordering};
+    use neap_base::platform::LimitedBy;
+    use neap_base::virtual_platform::{Call, Virtual};
+    use neap_groups::{Event, EventDelta, GroupId, Listener};
+    use std::boxed::Box;
+    use std::sync::Arc;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A manager without a limit of its own, in a container of 4 GiB whose use a test sets.
+    struct Contained {
+        mm: Box<Mm<Virtual>>,
+        limit: Arc<AtomicU64>,
+        used: Arc<AtomicU64>,
+        ticks: u64,
+    }
+
+    impl Contained {
+        fn new() -> Contained {
+            let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            let options = Options { stat: false, background: Background::Never, ..Options::DEFAULT };
+            let (limit, used) = (Arc::new(AtomicU64::new(4096 * MIB)), Arc::new(AtomicU64::new(0)));
+            let (its_limit, its_use) = (limit.clone(), used.clone());
+            let platform = Virtual::new(4096, 1);
+            platform.advance(PERIOD);
+            platform.set_room(move || {
+                let [limit, used] = [&its_limit, &its_use].map(|word| word.load(Ordering::Relaxed));
+                Room { owner: LimitedBy::Group, limit, used, smallest: limit }
+            });
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(platform, &options) }.unwrap();
+            Contained { mm, limit, used, ticks: 0 }
+        }
+
+        fn platform(&self) -> &Virtual {
+            &self.mm.core().unwrap().objects.platform
+        }
+
+        fn looks(&self) -> usize {
+            self.platform().made(Call::Room)
+        }
+
+        /// Ticks a period later, with so many MiB left.
+        fn tick(&mut self, left: u64) {
+            self.used.store(self.limit.load(Ordering::Relaxed) - left * MIB, Ordering::Relaxed);
+            self.platform().advance(PERIOD);
+            self.ticks += 1;
+            self.mm.tick(self.ticks << 30);
+        }
+
+        fn close(mut self) {
+            // SAFETY: no thread uses the manager any more.
+            unsafe { self.mm.close() };
+        }
+    }
+
+    #[test]
+    fn listeners_of_the_root_are_told_of_levels_and_limits_while_they_listen() {
+        static TOLD: AtomicU64 = AtomicU64::new(0);
+        let tell = |_: usize, happened: EventDelta| {
+            assert_eq!(happened.group, GroupId::ROOT);
+            let times = happened.event.map_or(0, |(event, times)| if event == Event::Container { times } else { 0 });
+            TOLD.fetch_add(times, Ordering::Relaxed);
+        };
+        let told = || TOLD.swap(0, Ordering::Relaxed);
+        let mut it = Contained::new();
+        let groups = |mm: &Mm<Virtual>| mm.groups().unwrap().create(GroupId::ROOT, "tenant").unwrap();
+        let tenant = groups(&it.mm);
+        it.tick(2000);
+        assert_eq!((it.looks(), told()), (0, 0), "no look without a listener");
+        let address = (&raw const *it.mm).expose_provenance();
+        // SAFETY: the manager stays in its box until `close`, after the last use of this.
+        let mm = unsafe { &*core::ptr::with_exposed_provenance::<Mm<Virtual>>(address) };
+        let subscribe = |group| mm.groups().unwrap().subscribe(group, &[Event::Container], Listener::Callback(tell, 0));
+        let other = subscribe(tenant).unwrap();
+        it.tick(2000);
+        assert_eq!((it.looks(), told()), (0, 0), "the event is the root's");
+        let subscription = subscribe(GroupId::ROOT).unwrap();
+        it.tick(2000);
+        assert_eq!((it.looks(), told()), (1, 2), "the listener is new, and so is the level");
+        it.tick(2000);
+        assert_eq!((it.looks(), told()), (2, 0), "nothing changed");
+        it.tick(40);
+        let level = |it: &Contained| it.mm.headroom().unwrap().pressure.name();
+        assert_eq!((told(), level(&it)), (1, "imminent"), "at such a growth");
+        it.limit.store(2048 * MIB, Ordering::Relaxed);
+        it.tick(40);
+        assert_eq!((told(), level(&it)), (1, "critical"), "a changed limit ends the growth");
+        assert_eq!(it.mm.headroom().unwrap().limit_changes, 1);
+        let count = it.mm.groups().unwrap().info(GroupId::ROOT).unwrap().events[Event::Container as usize];
+        assert_eq!(count, 4);
+        let looks = it.looks();
+        assert!(mm.groups().unwrap().unsubscribe(subscription) && mm.groups().unwrap().unsubscribe(other));
+        it.tick(2000);
+        assert_eq!((it.looks(), told()), (looks, 0), "no look after the last listener");
+        it.close();
+    }
+
+    #[test]
+    fn headroom_is_a_second_old_at_most_and_none_without_a_limit() {
+        let it = Contained::new();
+        let used = |mib: u64| it.used.store(mib * MIB, Ordering::Relaxed);
+        used(96);
+        let first = it.mm.headroom().unwrap();
+        assert_eq!((first.bytes() / MIB, first.limit / MIB, first.used / MIB), (4000, 4096, 96));
+        assert_eq!((first.pressure, first.ms_to_wall, first.limit_changes), (Pressure::Roomy, None, 0));
+        used(196);
+        it.platform().advance(PERIOD - 1);
+        assert_eq!((it.mm.headroom(), it.looks()), (Some(first), 1), "no look before a second is over");
+        it.platform().advance(1);
+        let second = it.mm.headroom().unwrap();
+        assert_eq!((second.bytes() / MIB, second.ms_to_wall, it.looks()), (3900, Some(39_000), 2));
+        assert_eq!(second.pressure, Pressure::Low, "in less than a minute");
+        it.platform().fail(Call::Room, 0, usize::MAX);
+        it.platform().advance(PERIOD);
+        assert_eq!(it.mm.headroom(), None);
+        it.close();
+    }
+}

@@ -1,0 +1,233 @@
+//! The option `limit`: a number of bytes, or a rule by which the manager
+//! [follows](crate::limits::following) the container, and the state of following.
+
+use crate::options::AUTO;
+use crate::state::headroom::Looks;
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use neap_base::Mutex;
+use neap_base::platform::Room;
+
+/// A value of the option `limit`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Limit {
+    None,
+    Bytes(u64),
+    /// What the nearest limit of the container or machine leaves.
+    Auto,
+    /// As [`Limit::Auto`], and at most so many hundredths of that limit.
+    Percent(u8),
+}
+
+/// Marks the number of a [`Limit::Percent`]. No number of bytes has this bit.
+const PERCENT: u64 = 1 << 63;
+
+impl Limit {
+    /// The limit that a setting's number stands for.
+    pub(crate) fn of_number(number: u64) -> Limit {
+        match number {
+            0 => Limit::None,
+            AUTO => Limit::Auto,
+            _ if number & PERCENT > 0 => Limit::Percent((number & 0xff) as u8),
+            bytes => Limit::Bytes(bytes),
+        }
+    }
+
+    /// The number of the setting.
+    pub(crate) fn number(self) -> u64 {
+        match self {
+            Limit::None => 0,
+            Limit::Bytes(bytes) => bytes,
+            Limit::Auto => AUTO,
+            Limit::Percent(percent) => PERCENT | u64::from(percent),
+        }
+    }
+
+    /// Whether a number stands for a limit.
+    pub(crate) fn is_number(number: u64) -> bool {
+        number <= isize::MAX as u64
+            || number == AUTO
+            || matches!(Limit::of_number(number), Limit::Percent(1..=100)) && number & !PERCENT <= 100
+    }
+
+    /// Parses a value; `bytes` parses a number of bytes.
+    pub(crate) fn parse(value: &[u8], bytes: impl Fn(&[u8]) -> Option<u64>) -> Option<Limit> {
+        Some(match value {
+            b"none" => Limit::None,
+            b"auto" => Limit::Auto,
+            [digits @ .., b'%'] => {
+                let percent = bytes(digits).filter(|percent| (1..=100).contains(percent))?;
+                Limit::Percent(percent as u8)
+            }
+            _ => Limit::of_number(bytes(value).filter(|&bytes| bytes <= isize::MAX as u64)?),
+        })
+    }
+
+    /// The bytes that a part of `whole` bytes, or a number of bytes, comes to. `None` for others.
+    pub(crate) fn of(self, whole: u64) -> Option<u64> {
+        match self {
+            Limit::None | Limit::Auto => None,
+            Limit::Bytes(bytes) => Some(bytes),
+            Limit::Percent(percent) => Some((u128::from(whole) * u128::from(percent) / 100) as u64),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::None => f.write_str("none"),
+            Limit::Bytes(bytes) => write!(f, "{bytes}"),
+            Limit::Auto => f.write_str("auto"),
+            Limit::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// The limit until the first look, in bytes. Programs below it make none before their first tick.
+pub(crate) const FIRST: u64 = 64 << 20;
+/// Nanoseconds from one look to the next.
+pub(crate) const PERIOD: u64 = 1_000_000_000;
+/// Nanoseconds between two looks of a thread that ticks.
+pub(crate) const TICKING: u64 = 250_000_000;
+/// Nanoseconds between looks while the container has too little or its room falls.
+const HURRY: u64 = 50_000_000;
+/// Looks in a row that found too little, since the heap last shrank, after which neap hurries no
+/// more.
+const STUCK: u32 = 16;
+/// Looks in a hurry after the last one that found too little or a fall: a second.
+const CALM: u32 = 20;
+/// Nanoseconds for which a fall is expected to go on: until the next look, and its reclaim.
+const AHEAD: u64 = 2 * HURRY;
+/// The part of the limit by which a fall is expected to go on at most, and so the memory that is
+/// given back in vain if the fall ends.
+const MOST_AHEAD: u64 = 64;
+/// A slower fall than this many bytes in [`AHEAD`] is none.
+const LEAST_FALL: u64 = 1 << 20;
+/// A fall that would reach the margin after so many [`AHEAD`], 10 s, is looked at in a hurry.
+const NEAR: u64 = 100;
+
+/// State of a limit that follows the container. Counters and times: they publish no other data.
+#[derive(Debug)]
+pub(crate) struct Following {
+    /// Time of the last look; 0: none.
+    pub(crate) last: AtomicU64,
+    /// An allocation waits for a look.
+    pub(crate) wanted: AtomicBool,
+    pub(crate) looks: AtomicU64,
+    /// Looks in a row that found too little room, since the heap last shrank.
+    short: AtomicU32,
+    /// Looks in a row that found enough room and no fall.
+    calm: AtomicU32,
+    /// Most bytes that the heap could have at the look of a time, and the fall expected then.
+    ceiling: [AtomicU64; 2],
+    fall: AtomicU64,
+    /// Bytes of the heap at the last look.
+    own: AtomicU64,
+    /// Number of times that the limit was passed since nothing could be given back.
+    pub(crate) passed: AtomicU64,
+    /// Limit and used bytes of the nearest level at the last look; 0 if none was visible.
+    pub(crate) nearest: [AtomicU64; 2],
+    /// Level of pressure of the container.
+    pub(crate) headroom: Mutex<Looks>,
+}
+
+impl Following {
+    pub(crate) fn new() -> Following {
+        let [last, looks, own, passed, limit, used, at, ceiling, fall] = [const { AtomicU64::new(0) }; 9];
+        Following {
+            last,
+            wanted: AtomicBool::new(false),
+            looks,
+            short: AtomicU32::new(0),
+            calm: AtomicU32::new(CALM),
+            ceiling: [at, ceiling],
+            fall,
+            own,
+            passed,
+            nearest: [limit, used],
+            headroom: Mutex::new(Looks::new()),
+        }
+    }
+
+    /// Records the bytes that the heap could have, `room` of the container and `own` bytes of the
+    /// heap, at time `now`. Returns by how many bytes they are expected to fall until a later look
+    /// has had its effect; `Err` with the last answer if that look was only just.
+    ///
+    /// They fall if the limit does, or other memory in the container grows. A fall goes on at the
+    /// rate since the last look, or at half of the rate expected before.
+    pub(crate) fn expected_fall(&self, now: u64, own: u64, room: &Room) -> Result<u64, u64> {
+        let ceiling = room.limit.saturating_sub(room.used.saturating_sub(own));
+        let [at, before] = &self.ceiling;
+        let last = at.load(Ordering::Relaxed);
+        let (is_first, elapsed) = (last == 0, now.saturating_sub(last));
+        // Allocations at the limit look again soon, while memory that they touch later is not used
+        // yet. That is no fall.
+        if !is_first && elapsed < HURRY / 2 {
+            return Err(self.fall.load(Ordering::Relaxed));
+        }
+        at.store(now.max(1), Ordering::Relaxed);
+        let fell = before.swap(ceiling, Ordering::Relaxed).saturating_sub(ceiling);
+        let going_on = u128::from(fell) * u128::from(AHEAD) / u128::from(elapsed.max(1));
+        let going_on = u64::try_from(going_on).unwrap_or(u64::MAX).min(room.limit / MOST_AHEAD);
+        let expected = going_on.max(self.fall.load(Ordering::Relaxed) / 2);
+        let expected = if is_first || expected < LEAST_FALL { 0 } else { expected };
+        self.fall.store(expected, Ordering::Relaxed);
+        Ok(expected)
+    }
+
+    /// Records a look: bytes of the heap, whether the container has too little, and whether its
+    /// limit is lower than before, or the spare bytes near their end by an expected `fall`.
+    pub(crate) fn note(&self, own: u64, is_short: bool, is_falling: bool) {
+        let has_shrunk = self.own.swap(own, Ordering::Relaxed) > own + (1 << 20);
+        let before = if has_shrunk { 0 } else { self.short.load(Ordering::Relaxed) };
+        let short = if is_short { before.saturating_add(1) } else { 0 };
+        self.short.store(short, Ordering::Relaxed);
+        let calm = if is_short || is_falling { 0 } else { self.calm.load(Ordering::Relaxed).saturating_add(1) };
+        self.calm.store(calm, Ordering::Relaxed);
+    }
+
+    /// Whether looks follow each other fast.
+    pub(crate) fn is_hurrying(&self) -> bool {
+        self.short.load(Ordering::Relaxed) <= STUCK && self.calm.load(Ordering::Relaxed) < CALM
+    }
+
+    /// Nanoseconds from the last look to the next, at most `most`.
+    pub(crate) fn period(&self, most: u64) -> u64 {
+        if self.is_hurrying() { HURRY } else { most }
+    }
+}
+
+/// Whether an expected fall would end `room` soon.
+pub(crate) fn is_near(room: &Room, fall: u64) -> bool {
+    fall > 0 && i128::from(room.spare()) < i128::from(fall) * i128::from(NEAR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::bytes;
+    use std::string::ToString;
+
+    #[test]
+    fn a_limit_is_parsed_numbered_and_displayed() {
+        for (text, limit, shown) in [
+            ("none", Limit::None, "none"),
+            ("0", Limit::None, "none"),
+            ("64m", Limit::Bytes(64 << 20), "67108864"),
+            ("auto", Limit::Auto, "auto"),
+            ("1%", Limit::Percent(1), "1%"),
+            ("100%", Limit::Percent(100), "100%"),
+        ] {
+            assert_eq!(Limit::parse(text.as_bytes(), bytes), Some(limit), "{text}");
+            assert_eq!((Limit::of_number(limit.number()), limit.to_string()), (limit, shown.into()));
+            assert!(Limit::is_number(limit.number()), "{text}");
+        }
+        for wrong in ["", "%", "0%", "101%", "50.5%", "auto%", "9999999999g", "-1", "automatic"] {
+            assert_eq!(Limit::parse(wrong.as_bytes(), bytes), None, "{wrong}");
+        }
+        for wrong in [1 << 63, PERCENT | 101, PERCENT | 0x150, AUTO - 1] {
+            assert!(!Limit::is_number(wrong), "{wrong:#x}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Bounds of the heap: the options `limit` and `high`, and the container's headroom.
+
+pub(crate) mod following;
+pub(crate) mod headroom;
+pub(crate) mod high;
+pub(crate) mod limit;

@@ -1,0 +1,38 @@
+//! Items that are added for the group that pays for their memory.
+
+use super::{GroupError, Item, RawList, made};
+use crate::groups::payers::payer_of_value;
+use core::ptr::NonNull;
+use neap_groups::GroupId;
+
+/// Returns the group that pays for a value's memory, and the node that it is charged for. For
+/// memory without a payer, the root and the node nearest to this thread.
+///
+/// The group may be deleted: adding to a list finds the heir.
+pub(super) fn place_of<T: ?Sized>(value: &T) -> (GroupId, usize) {
+    match payer_of_value(value) {
+        Some(payer) => (payer.id(), payer.node()),
+        None => (GroupId::ROOT, made().map_or(0, |listed| listed.grouped().node())),
+    }
+}
+
+impl RawList {
+    /// Adds an item as the newest of the group that pays for the item's memory, on the node that
+    /// the memory is charged for. Memory without a
+    /// [payer](crate::groups::payer_of) belongs to the root, on the node nearest to this thread.
+    /// Returns whether the item was added: not if it is on a list.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`]: no list was opened.
+    ///
+    /// # Safety
+    /// Those of [`RawList::add`].
+    pub unsafe fn add_by_memory(self, item: NonNull<Item>) -> Result<bool, GroupError> {
+        let listed = made().ok_or(GroupError::NoSuchGroup)?;
+        // SAFETY: the item is in place, and changes only atomically (the caller's promise).
+        let (group, node) = place_of(unsafe { item.as_ref() });
+        // SAFETY: the item stays in place until it is taken off, and no walk's callback calls this
+        // under the lock (the caller's promise).
+        unsafe { self.0.add(&listed.site(), group, node, item) }
+    }
+}

@@ -1,0 +1,646 @@
+//! LRU lists that keep values by handle: safe, and with callbacks that may do anything.
+//!
+//! # Design
+//! The list has one reference to each value; each [`Handle`] is another. A walk takes the oldest
+//! items off in one hold of the lock, calls `decide` with no lock held, and puts back those that
+//! stay. A value that is removed meanwhile is not put back.
+//!
+//! A value whose key returns soon after its eviction enters a second list, of *protected* values.
+//! Walks begin with the other values as long as these are more than a tenth of all. So values that
+//! are used once pass through that tenth, and do not push out the values that are used again.
+//!
+//! # Locking
+//! No lock of its own.
+
+extern crate std;
+
+use super::by_memory::place_of;
+use super::{Group, GroupError, Item, LruStatus, PROCESS, ShrinkerId, Stamp, Turnover, Walked, made};
+use crate::groups::Charge;
+use crate::percpu::per_cpu_data::Source;
+use crate::reclaim::{Context, Count, Scan};
+use core::cell::Cell;
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::ops::{Deref, Range};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use neap_base::{Linux, Platform};
+use neap_reclaim::lru::{End, Hands, LruList as Raw, MOST};
+use std::sync::Arc;
+use std::vec::Vec;
+
+/// Part of all values that walks leave to values without protection: one of so many.
+const PROBATION: usize = 10;
+
+/// A value with its item and the list that it belongs to.
+#[repr(C)]
+struct Entry<T> {
+    item: Item,
+    list: Raw,
+    /// Bits of the stamp of its last eviction; 0 before the first.
+    stamp: AtomicU64,
+    /// Bytes.
+    weight: u64,
+    charge: Option<Charge>,
+    value: T,
+}
+
+/// A reference to a value that is, or was, on a list. It keeps the value alive.
+pub struct Handle<T>(Arc<Entry<T>>);
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        Handle(self.0.clone())
+    }
+}
+
+impl<T> Handle<T> {
+    fn new(list: Raw, weight: u64, charge: Option<Charge>, value: T) -> Handle<T> {
+        Handle(Arc::new(Entry { item: Item::new(), list, stamp: AtomicU64::new(0), weight, charge, value }))
+    }
+
+    /// Bytes that the value counts for: those of its charge, or as [`LruList::add_weighted`] was
+    /// told; 0 otherwise.
+    pub fn weight(&self) -> u64 {
+        self.0.weight
+    }
+
+    /// Returns the stamp of the value's last eviction by a walk, which a cache keeps for its key
+    /// and passes to [`LruList::readmit`]. `None` if no walk evicted the value.
+    pub fn stamp(&self) -> Option<Stamp> {
+        // Relaxed: a hint; it publishes no other data.
+        Stamp::from_bits(self.0.stamp.load(Ordering::Relaxed))
+    }
+
+    /// The charge of a value that was added with one.
+    pub fn charge(&self) -> Option<&Charge> {
+        self.0.charge.as_ref()
+    }
+}
+
+impl<T> Deref for Handle<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.value
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// Returns the list's reference to the entry of an item.
+///
+/// # Safety
+/// The item is that of an entry of this type, and the list's reference is the caller's now.
+unsafe fn reference<T>(item: NonNull<Item>) -> Arc<Entry<T>> {
+    // SAFETY: the item is at the start of an entry, and its address comes from an `Arc` of this
+    // type (the caller's promise).
+    unsafe { Arc::from_raw(item.cast::<Entry<T>>().as_ptr()) }
+}
+
+/// A list of values by group and node. Dropping it drops its references to the values.
+pub struct LruList<T: Send + Sync + 'static> {
+    list: Raw,
+    /// Values that were needed again soon after their eviction.
+    protected: Raw,
+    /// It marks a shrinker.
+    marks: bool,
+    values: PhantomData<Arc<T>>,
+}
+
+impl<T: Send + Sync + 'static> LruList<T> {
+    /// Makes a list.
+    ///
+    /// # Errors
+    /// [`GroupError::NoMemory`].
+    pub fn new() -> Result<LruList<T>, GroupError> {
+        LruList::open(None)
+    }
+
+    fn open(shrinker: Option<u64>) -> Result<LruList<T>, GroupError> {
+        let listed = PROCESS.lists()?;
+        let site = listed.site();
+        let list = site.open(true, shrinker)?;
+        let protected = site.open(true, shrinker).inspect_err(|_| {
+            // SAFETY: the list was opened above, and no other code has seen it.
+            unsafe { site.close_list(list) };
+        })?;
+        Ok(LruList { list, protected, marks: shrinker.is_some(), values: PhantomData })
+    }
+
+    /// Makes a list that marks a shrinker whenever a group gets its first value on a node. The
+    /// shrinker is one that knows groups ([`by_group`](crate::reclaim::Builder::by_group)), and is
+    /// asked for groups that have values alone.
+    ///
+    /// ```
+    /// use neap::groups::{Bound, Charge, Group};
+    /// use neap::lru::{LruList, LruStatus};
+    /// use neap::reclaim::{Context, Shrinker};
+    /// use std::sync::Arc;
+    ///
+    /// // One list and one shrinker for all tenants.
+    /// let prepared = Shrinker::named("pages").by_group().by_node().batch(8).prepare_shrink()?;
+    /// let pages = Arc::new(LruList::<(Vec<u8>, Charge)>::for_shrinker(prepared.id())?);
+    /// let (counted, shrunk) = (pages.clone(), pages.clone());
+    /// let shrinker = prepared.start((
+    ///     move |cx: &Context| counted.count_for(cx),
+    ///     move |cx: &Context, objects| shrunk.evict(cx, objects, |_| LruStatus::Removed, drop),
+    /// ))?;
+    ///
+    /// let tenant = Group::create("sites/acme")?;
+    /// tenant.set(Bound::Max, 1 << 20)?;
+    /// for _ in 0..64 {
+    ///     let charge = tenant.charge(64 << 10)?;
+    ///     pages.add(tenant, (vec![0; 64 << 10], charge))?;
+    /// }
+    /// assert!((1..=16).contains(&pages.count(tenant)));
+    /// drop(shrinker);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::NoMemory`].
+    pub fn for_shrinker(shrinker: ShrinkerId) -> Result<LruList<T>, GroupError> {
+        LruList::open(Some(shrinker.to_bits()))
+    }
+
+    /// Adds a value as the newest of a group, on the node nearest to this thread.
+    ///
+    /// # Errors
+    /// [`GroupError::NoSuchGroup`]: the group is gone, and its heir is not known.
+    pub fn add(&self, group: Group, value: T) -> Result<Handle<T>, GroupError> {
+        let node = made().map_or(0, |listed| listed.grouped().node());
+        self.add_on(group, node, value)
+    }
+
+    /// Adds a value as the newest of a group, on the node of the value's memory. A number beyond
+    /// the last node means the last.
+    ///
+    /// # Errors
+    /// Those of [`LruList::add`].
+    pub fn add_on(&self, group: Group, node: usize, value: T) -> Result<Handle<T>, GroupError> {
+        self.add_entry(self.list, group, node, 0, None, value)
+    }
+
+    /// Puts a value on it that counts for so many bytes, which are charged to no group:
+    /// [`LruList::evict`] tells reclaim of them.
+    ///
+    /// # Errors
+    /// As for [`LruList::add`].
+    pub fn add_weighted(&self, group: Group, node: usize, bytes: u64, value: T) -> Result<Handle<T>, GroupError> {
+        self.add_entry(self.list, group, node, bytes, None, value)
+    }
+
+    /// Puts a value on it together with its charge, as the newest of the group that was charged, on
+    /// the charge's node. The charge goes with the value, when the list and all handles have let go
+    /// of it, so what is listed for a group is what the group is charged for.
+    ///
+    /// # Errors
+    /// As for [`LruList::add`]; the charge is given back.
+    pub fn add_charged(&self, charge: Charge, value: T) -> Result<Handle<T>, GroupError> {
+        let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
+        self.add_entry(self.list, group, node, bytes, Some(charge), value)
+    }
+
+    /// Adds a value whose key was evicted before, as [`LruList::add_weighted`] does, and protects
+    /// it if that was recently: if its group has evicted no more values on the node since the
+    /// [stamp](Handle::stamp) than it has there. [`LruList::is_protected`] tells.
+    ///
+    /// Walks leave protected values alone while more than a tenth of the values are not protected.
+    ///
+    /// ```
+    /// use neap::groups::Group;
+    /// use neap::lru::{LruList, Stamp, LruStatus};
+    /// use std::collections::HashMap;
+    ///
+    /// let (tenant, pages) = (Group::create("cache/returns")?, LruList::new()?);
+    /// for key in 0..16 {
+    ///     pages.add_on(tenant, 0, key)?;
+    /// }
+    /// let mut evicted: HashMap<u32, Stamp> = HashMap::new();
+    /// pages.walk(tenant, 0, 1, |_| LruStatus::Removed, |page| {
+    ///     evicted.extend(page.stamp().map(|stamp| (*page, stamp)));
+    /// });
+    ///
+    /// // Key 0 is needed again. Key 1 is the oldest now, but had key 0 been kept, 1 would be gone.
+    /// let page = pages.readmit(tenant, 0, 0, 0, evicted[&0])?;
+    /// assert!(pages.is_protected(&page));
+    /// assert_eq!(pages.turnover(tenant).refaults, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`LruList::add`].
+    pub fn readmit(
+        &self,
+        group: Group,
+        node: usize,
+        bytes: u64,
+        value: T,
+        stamp: Stamp,
+    ) -> Result<Handle<T>, GroupError> {
+        self.add_entry(self.list_for(group, node, stamp), group, node, bytes, None, value)
+    }
+
+    /// Adds a value with its charge, as [`LruList::add_charged`] does, and protects it as
+    /// [`LruList::readmit`] does.
+    ///
+    /// # Errors
+    /// Those of [`LruList::add`]; the charge ends.
+    pub fn readmit_charged(&self, charge: Charge, value: T, stamp: Stamp) -> Result<Handle<T>, GroupError> {
+        let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
+        self.add_entry(self.list_for(group, node, stamp), group, node, bytes, Some(charge), value)
+    }
+
+    /// Returns whether a value of this list is protected.
+    pub fn is_protected(&self, handle: &Handle<T>) -> bool {
+        handle.0.list == self.protected
+    }
+
+    /// Returns how many values of a group alone, or its heir, walks evicted on all nodes, and how
+    /// many of these were needed again soon.
+    pub fn turnover(&self, group: Group) -> Turnover {
+        let Some((listed, group)) = made().zip(living(group)) else { return Turnover::default() };
+        let all = (0..nodes()).map(|node| self.list.turnover(&listed.site(), group.id(), node));
+        all.fold(Turnover::default(), |sum, node| Turnover {
+            evicted: sum.evicted + node.evicted,
+            refaults: sum.refaults + node.refaults,
+        })
+    }
+
+    /// Returns the list for a value whose key has a stamp.
+    fn list_for(&self, group: Group, node: usize, stamp: Stamp) -> Raw {
+        let Some((listed, group)) = made().zip(living(group)) else { return self.list };
+        let size = self.count_on(group, node);
+        match self.list.refault(&listed.site(), group.id(), node, stamp, size) {
+            true => self.protected,
+            false => self.list,
+        }
+    }
+
+    /// Returns whether a value was added to this list.
+    fn owns(&self, handle: &Handle<T>) -> bool {
+        handle.0.list == self.list || handle.0.list == self.protected
+    }
+
+    /// Adds a value as the newest of the group that [pays](crate::groups::payer_of) for its memory,
+    /// on the node of that memory: the group that this thread is in, if neap is the allocator. A
+    /// thread in no group adds to the root.
+    ///
+    /// # Errors
+    /// Those of [`LruList::add`].
+    pub fn add_by_memory(&self, value: T) -> Result<Handle<T>, GroupError> {
+        let handle = Handle::new(self.list, 0, None, value);
+        let (group, node) = place_of(&*handle.0);
+        self.add_again(Group::from_id(group), node, &handle)?;
+        Ok(handle)
+    }
+
+    fn add_entry(
+        &self,
+        list: Raw,
+        group: Group,
+        node: usize,
+        weight: u64,
+        charge: Option<Charge>,
+        value: T,
+    ) -> Result<Handle<T>, GroupError> {
+        let handle = Handle::new(list, weight, charge, value);
+        self.add_again(group, node, &handle)?;
+        Ok(handle)
+    }
+
+    /// Makes a value the newest of its group on its node, because it was used. Returns whether it
+    /// did: not if the value is not on this list, or a walk calls `decide` with it at this moment.
+    pub fn touch(&self, handle: &Handle<T>) -> bool {
+        let (Some(listed), true) = (made(), self.owns(handle)) else { return false };
+        // SAFETY: the handle keeps the item in place.
+        unsafe { handle.0.list.touch(&listed.site(), item_in(&handle.0)) }
+    }
+
+    /// Adds a value of this list that was taken off it. Returns whether it did: not if the value is
+    /// on the list, or belongs to another list.
+    /// A value with a charge goes to the group and node of that charge, not to those given here.
+    ///
+    /// # Errors
+    /// Those of [`LruList::add`].
+    pub fn add_again(&self, group: Group, node: usize, handle: &Handle<T>) -> Result<bool, GroupError> {
+        if !self.owns(handle) {
+            return Ok(false);
+        }
+        let (group, node) = handle.charge().map_or((group, node), |charge| (charge.group(), charge.node()));
+        let listed = made().ok_or(GroupError::NoSuchGroup)?;
+        let item = item_of(handle.0.clone());
+        // SAFETY: `item_of` leaked a reference for the list, which keeps the entry in place until
+        // the item is taken off.
+        let added = unsafe { handle.0.list.add(&listed.site(), group.id(), node, item) };
+        if added != Ok(true) {
+            // SAFETY: the reference that `item_of` leaked above; the list did not take it.
+            drop(unsafe { reference::<T>(item) });
+        }
+        added
+    }
+
+    /// Takes a value off. Returns whether this call did. A walk that is deciding about it does not
+    /// put it back.
+    pub fn remove(&self, handle: &Handle<T>) -> bool {
+        let (Some(listed), true) = (made(), self.owns(handle)) else { return false };
+        let item = item_in(&handle.0);
+        while handle.0.item.is_linked() {
+            // SAFETY: the handle keeps the entry in place.
+            if unsafe { handle.0.list.del(&listed.site(), item) } {
+                // SAFETY: `del` took the item off, so the list's reference is this call's. The
+                // caller has another one.
+                drop(unsafe { reference::<T>(item) });
+                return true;
+            }
+            // The walk drops the reference.
+            if handle.0.item.leave_hands() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns how many values of a group alone, or its heir, are on the list, on all nodes. Takes
+    /// no lock.
+    pub fn count(&self, group: Group) -> usize {
+        (0..nodes()).map(|node| self.count_on(group, node)).sum()
+    }
+
+    /// Returns how many values of a group alone, or its heir, are on the list on a node. Takes no
+    /// lock.
+    pub fn count_on(&self, group: Group, node: usize) -> usize {
+        self.counts(group, node).iter().sum()
+    }
+
+    /// Returns how many values of a group alone, or its heir, are without protection on a node, and
+    /// how many are protected.
+    fn counts(&self, group: Group, node: usize) -> [usize; 2] {
+        let Some((listed, group)) = made().zip(living(group)) else { return [0; 2] };
+        [self.list, self.protected].map(|list| list.count(&listed.site(), group.id(), node))
+    }
+
+    /// Returns how many values of a group and of all groups below it are on the list, on all nodes.
+    /// Takes no lock.
+    pub fn count_below(&self, group: Group) -> usize {
+        living(group).map_or(0, |group| group.below().map(|group| self.count(group)).sum())
+    }
+
+    /// Walks as [`LruList::walk`] does through a group and all groups below it, on all nodes: one
+    /// group after the other, each with its oldest values first. `most` is the bound of all of them
+    /// together.
+    pub fn walk_below(
+        &self,
+        group: Group,
+        most: usize,
+        decide: impl FnMut(&T) -> LruStatus,
+        evicted: impl FnMut(Handle<T>),
+    ) -> Walked {
+        let groups = living(group).into_iter().flat_map(Group::below);
+        self.walk_each(groups, 0..nodes(), most, decide, evicted)
+    }
+
+    fn walk_each(
+        &self,
+        groups: impl Iterator<Item = Group>,
+        nodes: Range<usize>,
+        most: usize,
+        mut decide: impl FnMut(&T) -> LruStatus,
+        mut evicted: impl FnMut(Handle<T>),
+    ) -> Walked {
+        let mut all = Walked::default();
+        for (group, node) in groups.flat_map(|group| nodes.clone().map(move |node| (group, node))) {
+            let mut walked = Walked { removed: MOST, scanned: MOST, stopped: false };
+            // A walk looks at a bounded number. If all of these went, there may be more.
+            while walked.removed == MOST && all.scanned < most && !all.stopped {
+                walked = self.walk(group, node, most - all.scanned, &mut decide, &mut evicted);
+                all.scanned += walked.scanned;
+                all.removed += walked.removed;
+                all.stopped |= walked.stopped;
+            }
+        }
+        all
+    }
+
+    /// Counts the values that a shrinker is called for, as
+    /// [`Shrink::count`](crate::reclaim::Shrink::count) does. Takes no lock.
+    pub fn count_for(&self, cx: &Context) -> Count {
+        let objects = match cx.node() {
+            _ if !cx.is_by_group() => self.count_below(cx.group()),
+            Some(node) => self.count_on(cx.group(), node),
+            None => self.count(cx.group()),
+        };
+        match objects as u64 {
+            0 if self.marks && cx.is_by_group() => Count::Empty,
+            objects => Count::Objects(objects),
+        }
+    }
+
+    /// Evicts the oldest of the values that a shrinker is called for, as [`LruList::walk`] does,
+    /// for [`Shrink::scan`](crate::reclaim::Shrink::scan). Ends once the [weights](Handle::weight)
+    /// of the evicted values reach the bytes that are needed. A shrinker that is not by group is
+    /// called for the values of all groups.
+    pub fn evict(
+        &self,
+        cx: &Context,
+        objects: usize,
+        mut decide: impl FnMut(&T) -> LruStatus,
+        mut evicted: impl FnMut(Handle<T>),
+    ) -> Scan {
+        let nodes = cx.node().map_or(0..nodes(), |node| node..node + 1);
+        let (weight, need) = (Cell::new(0_u64), cx.need().unwrap_or(u64::MAX).max(1));
+        let decide = |value: &T| if weight.get() >= need { LruStatus::Stop } else { decide(value) };
+        let evicted = |handle: Handle<T>| {
+            weight.set(weight.get().saturating_add(handle.weight()));
+            if handle.charge().is_none() {
+                cx.add_freed_bytes(handle.weight());
+            }
+            evicted(handle);
+        };
+        let all = match cx.is_by_group() {
+            true => self.walk_each(core::iter::once(cx.group()), nodes, objects, decide, evicted),
+            false => self.walk_each(cx.group().below(), nodes, objects, decide, evicted),
+        };
+        match (all.scanned, all.removed) {
+            (0, _) if self.marks && cx.is_by_group() => Scan::Empty,
+            (_, 0) if all.stopped => Scan::Stop,
+            (_, removed) => Scan::Freed(removed as u64),
+        }
+    }
+
+    /// Calls `decide` with up to `most` values of a group alone, or its heir, on a node ([`MOST`]
+    /// in one call), oldest first and each once, and obeys its verdicts. [`LruStatus::Retry`]
+    /// counts as [`LruStatus::Skip`]: no lock is held that another thread could wait for.
+    ///
+    /// If more than a tenth of the values are not protected, [protected](LruList::readmit) values
+    /// come after these, and otherwise before them.
+    ///
+    /// Values that are taken off are passed to `evicted`. Both callbacks may do anything, even add
+    /// to and remove from this list.
+    pub fn walk(
+        &self,
+        group: Group,
+        node: usize,
+        most: usize,
+        mut decide: impl FnMut(&T) -> LruStatus,
+        mut evicted: impl FnMut(Handle<T>),
+    ) -> Walked {
+        let [others, protected] = self.counts(group, node);
+        let mut order = [(self.list, others), (self.protected, protected)];
+        if others <= (others + protected) / PROBATION {
+            order.reverse();
+        }
+        let (mut all, most) = (Walked::default(), most.min(MOST));
+        for (list, count) in order {
+            let most = most - all.scanned;
+            if most > 0 && count > 0 && !all.stopped {
+                let walked = self.walk_part(list, group, node, most.min(count), &mut decide, &mut evicted);
+                all.scanned += walked.scanned;
+                all.removed += walked.removed;
+                all.stopped = walked.stopped;
+            }
+        }
+        all
+    }
+
+    /// Walks through up to `most` values of one of the two lists.
+    fn walk_part(
+        &self,
+        list: Raw,
+        group: Group,
+        node: usize,
+        most: usize,
+        decide: &mut impl FnMut(&T) -> LruStatus,
+        evicted: &mut impl FnMut(Handle<T>),
+    ) -> Walked {
+        let (mut walked, mut items) = (Walked::default(), Vec::new());
+        let Some(listed) = made() else { return walked };
+        // Outside the gate, inside which allocation is forbidden.
+        items.reserve(most);
+        let most = most.min(items.capacity());
+        let site = listed.site();
+        let (hands, group) = loop {
+            let Some(group) = living(group) else { return walked };
+            // SAFETY: the list's references keep the entries in place. The vector has room for all
+            // items, so the callback allocates nothing.
+            let hands = unsafe { list.take(&site, group.id(), node, most, |item| items.push(item)) };
+            // A group that was deleted meanwhile has left its values to its heir.
+            if hands.is_some() || listed.grouped().is_there(group.id()) {
+                break (hands, group);
+            }
+        };
+        let Some(hands) = hands else { return walked };
+        // Items still held when this is dropped go back, newest first, even after a panic.
+        let mut held = Held::<T> { hands: &hands, items, left: Vec::new(), values: PhantomData };
+        held.left.reserve(held.items.len());
+        held.items.reverse();
+        while let Some(&item) = held.items.last().filter(|_| !walked.stopped) {
+            walked.scanned += 1;
+            // SAFETY: the item came from the list, so its entry has this type. The reference stays
+            // the list's, by `ManuallyDrop`, while the item is held.
+            let entry = ManuallyDrop::new(unsafe { reference::<T>(item) });
+            let verdict = decide(&entry.value);
+            if verdict == LruStatus::Stop {
+                walked.stopped = true;
+                continue;
+            }
+            held.items.pop();
+            match verdict {
+                LruStatus::Removed => {
+                    let entry = ManuallyDrop::into_inner(entry);
+                    // If `keep` fails another thread has removed the value, and only this reference
+                    // is left to drop.
+                    // SAFETY: the reference in `entry` keeps the item in place; `hands` gave it
+                    // out.
+                    if unsafe { hands.keep(item) } {
+                        walked.removed += 1;
+                        // Both lists age together.
+                        let stamp = self.list.stamp(&site, group.id(), node).map_or(0, Stamp::to_bits);
+                        // Relaxed: a hint; it publishes no other data.
+                        entry.stamp.store(stamp, Ordering::Relaxed);
+                        evicted(Handle(entry));
+                    }
+                }
+                LruStatus::Rotate => put_back::<T>(&hands, item, End::Newest),
+                _ => held.left.push(item),
+            }
+        }
+        drop(held);
+        walked
+    }
+}
+
+/// Returns a group, or its [heir](Group::heir) if it is deleted, as long as a charge tells which
+/// that is. So a cache that keeps the name of its group finds the charged values that the group
+/// had.
+fn living(group: Group) -> Option<Group> {
+    if made()?.grouped().is_there(group.id()) { Some(group) } else { group.heir() }
+}
+
+/// Returns the number of nodes; 0 before the first list is opened.
+fn nodes() -> usize {
+    made().map_or(0, |listed| listed.grouped().platform().nodes())
+}
+
+/// Returns the item of an entry. Its pointer comes from the `Arc`, as [`reference`] needs: one from
+/// `&Entry` would not reach the counts.
+fn item_in<T>(entry: &Arc<Entry<T>>) -> NonNull<Item> {
+    // SAFETY: the pointer of an `Arc` is not null.
+    unsafe { NonNull::new_unchecked(Arc::as_ptr(entry).cast_mut()).cast() }
+}
+
+/// Returns the item of an entry, with a reference that the list gets.
+fn item_of<T>(entry: Arc<Entry<T>>) -> NonNull<Item> {
+    item_in(&ManuallyDrop::new(entry))
+}
+
+/// Puts an item back with the list's reference, or drops the reference if the value was removed
+/// meanwhile.
+fn put_back<T>(hands: &Hands<'_, Source<'static, Linux>>, item: NonNull<Item>, end: End) {
+    // SAFETY: `hands` gave the item out, and the list's reference keeps it in place.
+    if !unsafe { hands.put_back(item, end) } {
+        // SAFETY: the item was not put back, so the list's reference is this call's.
+        drop(unsafe { reference::<T>(item) });
+    }
+}
+
+/// Items that a walk has taken off.
+struct Held<'h, 'a, T> {
+    hands: &'h Hands<'a, Source<'static, Linux>>,
+    /// Items without a verdict, oldest last.
+    items: Vec<NonNull<Item>>,
+    /// Items that keep their place, oldest first. All of them are older than `items`.
+    left: Vec<NonNull<Item>>,
+    values: PhantomData<T>,
+}
+
+impl<T> Drop for Held<'_, '_, T> {
+    fn drop(&mut self) {
+        let newest_first = self.items.drain(..).chain(self.left.drain(..).rev());
+        newest_first.for_each(|item| put_back::<T>(self.hands, item, End::Oldest));
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for LruList<T> {
+    fn drop(&mut self) {
+        let Some(listed) = made() else { return };
+        for list in [self.list, self.protected] {
+            // SAFETY: `&mut self` excludes other users of both lists, and each item's reference,
+            // which was the list's, is passed on to `dispose`.
+            unsafe { listed.site().close_list_with(list, |item| drop(reference::<T>(item))) };
+        }
+    }
+}
+
+impl<T: Send + Sync + 'static> fmt::Debug for LruList<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LruList").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,680 @@
+//! Options: one variable, `NEAP=key:value,key:value`.
+//!
+//! Parsing allocates nothing and refuses nothing. An unknown key or value is reported once, by
+//! name, on standard error, and ignored: a typing error must not stop a server from starting. With
+//! `strict:on` or `NEAP_STRICT=1` the process exits with [`REFUSED`] instead.
+//!
+//! [`DESCRIPTIONS`] is the one table of options: `neap options` and `neap run --help` print it, and
+//! a test compares the table in `docs/guide/options.md` with it.
+
+use crate::limits::limit::Limit;
+use core::ffi::CStr;
+use neap_os::cpuset;
+use neap_os::fatal::{say, stop};
+use neap_os::nodes::MAX_NODES;
+use neap_os::topology::{CpuSet, MAX_CPUS};
+use neap_pages::{BATCH_SCALE, MOST_BATCH_SCALE};
+
+pub(crate) mod change;
+pub mod settings;
+
+/// When there is a thread that releases memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Background {
+    /// Once the program has made a thread, or requests work that only a thread can do.
+    Threaded,
+    /// From the start.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Options of an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Use restartable sequences if they work.
+    pub rseq: bool,
+    /// When neap has a thread. Without it, ordinary calls release memory.
+    pub background: Background,
+    /// Fresh memory as huge pages where much of it is used, or the system gives them to all memory.
+    pub huge: bool,
+    /// The most bytes that may be in use at a time; 0 for no limit; [`AUTO`] to follow the
+    /// container.
+    pub limit: u64,
+    /// The use from which the heap gives memory back in the background, as a number of
+    /// [`Setting::High`]; 0: none.
+    pub high: u64,
+    /// Bytes that stay free below the limit, as a number of [`Setting::Reserve`].
+    pub reserve: u64,
+    /// Milliseconds between two ticks.
+    pub interval: u32,
+    /// A page that `neap stat` reads.
+    pub stat: bool,
+    /// Most pages that a CPU's page list keeps; `None`: tuned at run time.
+    pub page_list_high: Option<u32>,
+    /// The most doublings of the pages that move between a page list and the zone at once.
+    pub page_batch_scale: u32,
+    /// Number of simulated nodes, over which CPUs are spread; 0 for the machine's own, 1 to treat
+    /// all memory alike.
+    pub nodes: u32,
+    /// CPUs that are never interrupted, besides those that the kernel lists as isolated.
+    pub isolated: CpuSet,
+    /// Whether `malloc` in a group at its limit returns null.
+    pub refuse: bool,
+    /// Whether threads are put into groups of their own.
+    pub groups: ThreadGroups,
+    /// File for the record of pages that are handed out and come back ([`trace`](crate::trace)).
+    pub trace: Path,
+    /// Bytes between two samples of allocations, on average; 0: no samples.
+    pub profile: u64,
+    /// Whether what the program writes is checked.
+    pub check: bool,
+    /// Whether an unknown option ends the process.
+    pub strict: bool,
+}
+
+/// Exit status of a strict process with an unknown option; that of `neap run` for its own failures.
+pub const REFUSED: i32 = 125;
+
+/// The groups that an unmodified program's threads are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadGroups {
+    /// None.
+    Off,
+    /// All threads of a name in one.
+    ByName,
+    /// Each in one of its own.
+    ByThread,
+}
+
+/// The most bytes of a [`Path`].
+pub const LONGEST_PATH: usize = 255;
+
+/// A file's absolute path, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path([u8; LONGEST_PATH + 1]);
+
+impl Path {
+    /// No file.
+    pub const NONE: Path = Path([0; LONGEST_PATH + 1]);
+
+    /// The path in `bytes`, if they are one of at most [`LONGEST_PATH`] bytes that begins with a
+    /// slash.
+    pub fn absolute(bytes: &[u8]) -> Option<Path> {
+        let mut path = Path::NONE;
+        path.0[..LONGEST_PATH].get_mut(..bytes.len())?.copy_from_slice(bytes);
+        (bytes.first() == Some(&b'/') && !bytes.contains(&0)).then_some(path)
+    }
+
+    /// The path, if there is one.
+    pub fn as_c_str(&self) -> Option<&CStr> {
+        CStr::from_bytes_until_nul(&self.0).ok().filter(|path| !path.is_empty())
+    }
+}
+
+/// Bytes between two samples with `profile:on`, and the range of what may be asked for.
+const PROFILE_MEAN: u64 = 512 << 10;
+const PROFILE_MEANS: core::ops::RangeInclusive<u64> = 1 << 10..=1 << 40;
+const NO_MEAN: &str = "is none of off, on, and a number of bytes from 1k to 1024g";
+
+/// The number of a [`Setting`] that neap finds itself at run time.
+pub const AUTO: u64 = u64::MAX;
+
+/// An option that may change while the process runs, with its value as a number. `neap set` sends
+/// the number of the setting, so these stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Setting {
+    /// Bytes; 0: none; [`AUTO`]: follows the container; 2^63 and a percentage: likewise, and at
+    /// most that part of the container's limit.
+    Limit,
+    /// Milliseconds.
+    Interval,
+    /// Pages; [`AUTO`]: tuned at run time.
+    PageListHigh,
+    /// 1: on; 0: off.
+    Refuse,
+    /// Doublings.
+    PageBatchScale,
+    /// Bytes between two samples; 0: none.
+    Profile,
+    /// Bytes, or 2^63 and a percentage of the limit; 0: none.
+    High,
+    /// Bytes, or 2^63 and a percentage of the limit; [`AUTO`]: a margin below the container's.
+    Reserve,
+}
+
+/// One option: its key, its values, its default and what it does.
+#[derive(Clone, Copy, Debug)]
+pub struct Description {
+    /// The key.
+    pub key: &'static str,
+    /// The values that may follow the colon.
+    pub values: &'static str,
+    /// The value if the option is not given.
+    pub default: &'static str,
+    /// Its effect, and when to change it.
+    pub text: &'static str,
+    /// Set if the option may change while the process runs, as by `neap set`.
+    pub setting: Option<Setting>,
+}
+
+/// Every option there is.
+pub const DESCRIPTIONS: [Description; 18] = [
+    Description {
+        key: "rseq",
+        values: "on, off",
+        default: "on",
+        text: "restartable sequences for per-CPU lists, where kernel and C library have them; off for debuggers that step through malloc",
+        setting: None,
+    },
+    Description {
+        key: "background",
+        values: "auto, on, off",
+        default: "auto",
+        text: "a thread that gives memory back: auto: from the program's first thread on; on: from the start; off: never, memory goes back from within calls that allocate or free",
+        setting: None,
+    },
+    Description {
+        key: "huge",
+        values: "on, off",
+        default: "on",
+        text: "whole huge pages for memory that is used in bulk, and for allocations from 2 MiB on (unless the system gives them on request and the allocation is larger than the rest of the heap)",
+        setting: None,
+    },
+    Description {
+        key: "limit",
+        values: "none, auto, 1% to 100%, or bytes with k, m, g",
+        default: "none",
+        text: "the most resident memory of the heap, with its tables and untouched allocations; allocations beyond it fail once free memory was released and shrinkers were asked; auto: what the container or machine leaves, looked at once a second; a percentage: also at most that part of the container's limit; a heap at such a limit goes beyond it, unless refuse:on has allocations fail",
+        setting: Some(Setting::Limit),
+    },
+    Description {
+        key: "high",
+        values: "none, 1% to 100% of the limit, or bytes with k, m, g",
+        default: "none",
+        text: "use of the heap above which neap gives memory back in the background: it drains caches, releases free memory and asks shrinkers; allocations go on",
+        setting: Some(Setting::High),
+    },
+    Description {
+        key: "reserve",
+        values: "auto, 1% to 100% of the limit, or bytes with k, m, g",
+        default: "auto",
+        text: "memory that stays free below the limit: of the container with limit:auto or a percentage (auto: a tenth, at most 64m), or of limit in bytes (auto: none); at most nine tenths of it",
+        setting: Some(Setting::Reserve),
+    },
+    Description {
+        key: "interval",
+        values: "10 to 60000",
+        default: "250",
+        text: "maintenance interval in milliseconds",
+        setting: Some(Setting::Interval),
+    },
+    Description {
+        key: "stat",
+        values: "on, off",
+        default: "on",
+        text: "a page of numbers for `neap stat`; descriptor 1000, or the next free one, belongs to it",
+        setting: None,
+    },
+    Description {
+        key: "isolated",
+        values: "CPUs, as in 1,3-5",
+        default: "the kernel's list",
+        text: "more CPUs that nothing neap does interrupts: slower lists there, and no memory goes back by itself while they run the process",
+        setting: None,
+    },
+    Description {
+        key: "page_list_high",
+        values: "auto, pages",
+        default: "auto",
+        text: "maximum pages per CPU page list; auto: tuned at run time; a number: fixed; 0: lists disabled",
+        setting: Some(Setting::PageListHigh),
+    },
+    Description {
+        key: "page_batch_scale",
+        values: "0 to 6",
+        default: "5",
+        text: "most doublings of the pages that move at once between a CPU page list and the zone, 63 pages of 4 KiB at first; fewer: shorter calls, more of them",
+        setting: Some(Setting::PageBatchScale),
+    },
+    Description {
+        key: "nodes",
+        values: "auto, 1 to 32",
+        default: "auto",
+        text: "memory from the NUMA node nearest to the CPU that asks; 1: from wherever it is touched first; a number simulates so many, for tests",
+        setting: None,
+    },
+    Description {
+        key: "groups",
+        values: "off, by-thread-name, by-thread",
+        default: "off",
+        text: "memory groups for the program's threads, by their names or one each, for `neap stat --groups` and `neap top`",
+        setting: None,
+    },
+    Description {
+        key: "refuse",
+        values: "on, off",
+        default: "off",
+        text: "malloc fails in a memory group at its limit, or at a limit:auto; off: it goes beyond the limit, and is counted",
+        setting: Some(Setting::Refuse),
+    },
+    Description {
+        key: "trace",
+        values: "a file, from / on",
+        default: "none",
+        text: "record pages that are handed out and come back, as `neap run --trace` does: 64 MiB of disk",
+        setting: None,
+    },
+    Description {
+        key: "profile",
+        values: "off, on, or bytes with k, m, g",
+        default: "off",
+        text: "samples of allocations for `neap profile`, one in so many bytes on average (on: 512k), with up to 32 KiB of the stack each; from 512k on, fewer while more than 1280 come in a second; at most 25 MiB of memory",
+        setting: Some(Setting::Profile),
+    },
+    Description {
+        key: "check",
+        values: "on, off",
+        default: "off",
+        text: "for tests and canaries: writes beyond an allocation, before it and after its free, and frees that name a wrong size, end the process with a line; found at a free or at the end; slow, 80 bytes for each allocation and 16 MiB of freed ones",
+        setting: None,
+    },
+    Description {
+        key: "strict",
+        values: "on, off",
+        default: "off",
+        text: "a program that is told an unknown key or value exits with status 125 at its first allocation; NEAP_STRICT=1 is equivalent",
+        setting: None,
+    },
+];
+
+/// Length of the longest key.
+const LONGEST_KEY: usize = 16;
+
+/// Returns the key that the one in `item` is most likely meant to be; `None` where it is a key, or
+/// like no key.
+pub fn nearest(item: &[u8]) -> Option<&'static str> {
+    let typed = item.split(|&byte| byte == b':').next()?.trim_ascii();
+    let likely = |key: &'static str| {
+        let begins = typed.len() > 2 && (key.as_bytes().starts_with(typed) || typed.starts_with(key.as_bytes()));
+        let away = edits(key.as_bytes(), typed)?;
+        (begins || away * 3 <= key.len() + 1).then_some((away, key))
+    };
+    let (away, key) = DESCRIPTIONS.iter().filter_map(|option| likely(option.key)).min()?;
+    (away > 0).then_some(key)
+}
+
+/// Returns how many bytes have to be put in, left out, replaced, or swapped with the next one to
+/// make `typed` of `key`; `None` for what is much too long.
+fn edits(key: &[u8], typed: &[u8]) -> Option<usize> {
+    if key.len() > LONGEST_KEY || typed.len() > 2 * LONGEST_KEY {
+        return None;
+    }
+    // Rows for the last two bytes of `typed` and the one at hand; a column is so many bytes of
+    // `key`.
+    let mut older = [0; LONGEST_KEY + 1];
+    let mut last: [usize; LONGEST_KEY + 1] = core::array::from_fn(|column| column);
+    for (row, &byte) in typed.iter().enumerate() {
+        let mut now = [row + 1; LONGEST_KEY + 1];
+        for (column, &wanted) in key.iter().enumerate() {
+            let replaced = last[column] + usize::from(byte != wanted);
+            now[column + 1] = replaced.min(last[column + 1] + 1).min(now[column] + 1);
+            let is_swapped = row > 0 && column > 0 && byte == key[column - 1] && typed[row - 1] == wanted;
+            if is_swapped {
+                now[column + 1] = now[column + 1].min(older[column - 1] + 1);
+            }
+        }
+        (older, last) = (last, now);
+    }
+    Some(last[key.len()])
+}
+
+impl Options {
+    /// The defaults.
+    pub const DEFAULT: Options = Options {
+        rseq: true,
+        background: Background::Threaded,
+        huge: true,
+        limit: 0,
+        high: 0,
+        reserve: AUTO,
+        interval: 250,
+        stat: true,
+        page_list_high: None,
+        page_batch_scale: BATCH_SCALE,
+        nodes: 0,
+        isolated: CpuSet::EMPTY,
+        refuse: false,
+        groups: ThreadGroups::Off,
+        trace: Path::NONE,
+        profile: 0,
+        check: false,
+        strict: false,
+    };
+
+    /// Parses `text`, and reports errors to `complain`.
+    ///
+    /// ```
+    /// use neap::options::Options;
+    /// let options = Options::parse(b"rseq:off,limit:64m", |_, _| unreachable!());
+    /// assert!(!options.rseq && options.limit == 64 << 20);
+    /// ```
+    pub fn parse(text: &[u8], mut complain: impl FnMut(&[u8], &'static str)) -> Options {
+        let (mut options, mut in_list) = (Options::DEFAULT, false);
+        for item in text.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty()) {
+            // A list of CPUs has commas of its own: what follows it and begins with a digit belongs
+            // to it.
+            in_list = item.starts_with(b"isolated:") || in_list && item[0].is_ascii_digit();
+            let outcome = match (in_list, item.strip_prefix(b"isolated:")) {
+                (true, cpus) => options.isolate(cpus.unwrap_or(item)),
+                (false, _) => options.set(item),
+            };
+            if let Err(wrong) = outcome {
+                complain(item, wrong);
+            }
+        }
+        options
+    }
+
+    /// Returns the options in `NEAP`; reports errors on standard error. The defaults for a program
+    /// with more rights than its user. Ends the process at an error if it is to be strict.
+    pub fn of_environment() -> Options {
+        if neap_os::environment::is_privileged() {
+            return Options::DEFAULT;
+        }
+        // SAFETY: called once, by the first allocation of the process, before the program can start
+        // a thread that changes its environment; the values are used here only.
+        let [text, strict] =
+            ["NEAP", "NEAP_STRICT"].map(|name| unsafe { neap_os::environment::variable(name) }.unwrap_or_default());
+        let is_strict = !matches!(strict, b"" | b"0" | b"off") || Options::parse(text, |_, _| ()).strict;
+        Options::parse(text, |item, wrong| {
+            let (near, end) = nearest(item).map_or(("", ""), |key| (key, "\"?)"));
+            let begin = if near.is_empty() { "" } else { " (did you mean \"" };
+            let said = item.escape_ascii();
+            if is_strict {
+                stop(REFUSED, format_args!("NEAP: \"{said}\" {wrong}{begin}{near}{end}; not started, as strict asks"));
+            }
+            say(format_args!("NEAP: \"{said}\" {wrong}{begin}{near}{end}; ignored"));
+        })
+    }
+
+    fn isolate(&mut self, text: &[u8]) -> Result<(), &'static str> {
+        let mut highest = None;
+        let parsed = cpuset::parse(text, |_, high| highest = highest.max(Some(high as usize)));
+        let (Ok(()), Some(highest), Some(set)) = (parsed, highest, CpuSet::parse(text)) else {
+            return Err("is not a list of CPUs");
+        };
+        self.isolated.insert_all(&set);
+        if highest < MAX_CPUS { Ok(()) } else { Err("has CPUs beyond 1023, which are left out") }
+    }
+
+    fn set(&mut self, item: &[u8]) -> Result<(), &'static str> {
+        let colon = item.iter().position(|&byte| byte == b':').ok_or("has no colon")?;
+        self.assign(&item[..colon], &item[colon + 1..])
+    }
+
+    /// Sets the option `key` to `value`.
+    ///
+    /// # Errors
+    /// The fault of the key or of the value.
+    pub(crate) fn assign(&mut self, key: &[u8], value: &[u8]) -> Result<(), &'static str> {
+        let switch = || match value {
+            b"on" => Ok(true),
+            b"off" => Ok(false),
+            _ => Err("is neither on nor off"),
+        };
+        match key {
+            b"rseq" => self.rseq = switch()?,
+            b"background" => {
+                self.background = match value {
+                    b"auto" => Background::Threaded,
+                    b"on" => Background::Always,
+                    b"off" => Background::Never,
+                    _ => return Err("is none of auto, on and off"),
+                }
+            }
+            b"huge" => self.huge = switch()?,
+            b"stat" => self.stat = switch()?,
+            b"refuse" => self.refuse = switch()?,
+            b"strict" => self.strict = switch()?,
+            b"check" => self.check = switch()?,
+            b"groups" => {
+                self.groups = match value {
+                    b"off" => ThreadGroups::Off,
+                    b"by-thread-name" => ThreadGroups::ByName,
+                    b"by-thread" => ThreadGroups::ByThread,
+                    _ => return Err("is none of off, by-thread-name and by-thread"),
+                }
+            }
+            b"trace" => self.trace = Path::absolute(value).ok_or("is not a path from / on of at most 255 bytes")?,
+            b"limit" => {
+                let limit = Limit::parse(value, bytes);
+                self.limit = limit.ok_or("is none of none, auto, 1% to 100%, and a number of bytes")?.number();
+            }
+            b"high" => {
+                let high = Limit::parse(value, bytes).filter(|&high| high != Limit::Auto);
+                self.high = high.ok_or("is none of none, 1% to 100%, and a number of bytes")?.number();
+            }
+            b"reserve" => {
+                let reserve = Limit::parse(value, bytes).filter(|&reserve| reserve != Limit::None);
+                self.reserve = reserve.ok_or("is none of auto, 1% to 100%, and a number of bytes")?.number();
+            }
+            b"interval" => self.set_number(Setting::Interval, bytes(value).unwrap_or(0))?,
+            b"page_list_high" if value == b"auto" => self.page_list_high = None,
+            b"page_list_high" => {
+                let pages = bytes(value).ok_or("is neither auto nor a number of pages")?;
+                self.set_number(Setting::PageListHigh, pages.min(u32::MAX.into()))?;
+            }
+            b"page_batch_scale" => self.set_number(Setting::PageBatchScale, bytes(value).unwrap_or(u64::MAX))?,
+            b"profile" => {
+                let mean = match value {
+                    b"off" => Some(0),
+                    b"on" => Some(PROFILE_MEAN),
+                    _ => bytes(value),
+                };
+                self.set_number(Setting::Profile, mean.ok_or(NO_MEAN)?)?;
+            }
+            b"nodes" if value == b"auto" => self.nodes = 0,
+            b"nodes" => {
+                let count = bytes(value).filter(|count| (1..=MAX_NODES as u64).contains(count));
+                self.nodes = count.ok_or("is neither auto nor a number from 1 to 32")? as u32;
+            }
+            _ => return Err("is not an option"),
+        }
+        Ok(())
+    }
+}
+
+impl Options {
+    /// The value of an option that may change, as a number: see [`Setting`].
+    pub fn number(&self, setting: Setting) -> u64 {
+        match setting {
+            Setting::Limit => self.limit,
+            Setting::Interval => self.interval.into(),
+            Setting::PageListHigh => self.page_list_high.map_or(AUTO, u64::from),
+            Setting::PageBatchScale => self.page_batch_scale.into(),
+            Setting::Refuse => self.refuse.into(),
+            Setting::Profile => self.profile,
+            Setting::High => self.high,
+            Setting::Reserve => self.reserve,
+        }
+    }
+
+    /// Sets an option that may change to a number: see [`Setting`].
+    ///
+    /// # Errors
+    /// The fault of the number.
+    pub fn set_number(&mut self, setting: Setting, number: u64) -> Result<(), &'static str> {
+        match setting {
+            Setting::Limit if !Limit::is_number(number) => return Err("is no limit"),
+            Setting::Limit => self.limit = number,
+            Setting::High if !Limit::is_number(number) || number == AUTO => return Err("is no mark"),
+            Setting::High => self.high = number,
+            Setting::Reserve if !Limit::is_number(number) || number == 0 => return Err("is no reserve"),
+            Setting::Reserve => self.reserve = number,
+            Setting::Interval if !(10..=60_000).contains(&number) => return Err("is not a number from 10 to 60000"),
+            Setting::Interval => self.interval = number as u32,
+            Setting::PageListHigh if number == AUTO => self.page_list_high = None,
+            Setting::PageListHigh => {
+                self.page_list_high = Some(u32::try_from(number).map_err(|_| "is more than 4294967295 pages")?);
+            }
+            Setting::PageBatchScale if number > MOST_BATCH_SCALE.into() => return Err("is not a number from 0 to 6"),
+            Setting::PageBatchScale => self.page_batch_scale = number as u32,
+            Setting::Refuse if number > 1 => return Err("is neither on nor off"),
+            Setting::Refuse => self.refuse = number == 1,
+            Setting::Profile if number != 0 && !PROFILE_MEANS.contains(&number) => return Err(NO_MEAN),
+            Setting::Profile => self.profile = number,
+        }
+        Ok(())
+    }
+}
+
+/// Parses a number with an optional k, m or g for powers of 1024.
+pub(crate) fn bytes(text: &[u8]) -> Option<u64> {
+    let (digits, shift) = match text.last()?.to_ascii_lowercase() {
+        b'k' => (&text[..text.len() - 1], 10),
+        b'm' => (&text[..text.len() - 1], 20),
+        b'g' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let number =
+        digits.iter().try_fold(0_u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))?;
+    number.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::String;
+    use std::vec::Vec;
+
+    fn parse(text: &str) -> (Options, Vec<(String, &'static str)>) {
+        let mut complaints = Vec::new();
+        let options = Options::parse(text.as_bytes(), |item, wrong| {
+            complaints.push((String::from_utf8(item.to_vec()).unwrap(), wrong));
+        });
+        (options, complaints)
+    }
+
+    #[test]
+    fn nothing_said_means_the_defaults() {
+        assert_eq!(parse(""), (Options::DEFAULT, Vec::new()));
+        assert_eq!(parse(" , ,"), (Options::DEFAULT, Vec::new()));
+    }
+
+    #[test]
+    fn every_option_can_be_set() {
+        let (options, complaints) = parse(
+            "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,high:90%,reserve:32m,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
+             refuse:on,groups:by-thread,trace:/a/b,profile:64k,check:on,strict:on",
+        );
+        let expected = Options {
+            rseq: false,
+            background: Background::Never,
+            huge: false,
+            limit: 3 << 30,
+            high: Limit::Percent(90).number(),
+            reserve: 32 << 20,
+            interval: 1000,
+            stat: false,
+            page_list_high: Some(0),
+            page_batch_scale: 1,
+            nodes: 3,
+            isolated: CpuSet::parse(b"1,3-5").unwrap(),
+            refuse: true,
+            groups: ThreadGroups::ByThread,
+            trace: Path::absolute(b"/a/b").unwrap(),
+            profile: 64 << 10,
+            check: true,
+            strict: true,
+        };
+        assert_eq!((options.trace.as_c_str(), Options::DEFAULT.trace.as_c_str()), (Some(c"/a/b"), None));
+        assert_eq!((options, complaints), (expected, Vec::new()));
+        assert_eq!(parse("groups:by-thread-name").0.groups, ThreadGroups::ByName);
+        let text = "page_list_high:99,page_list_high:auto,nodes:2,nodes:auto,groups:by-thread,groups:off,profile:on,profile:off,high:1,high:none,reserve:1,reserve:auto";
+        let (options, complaints) = parse(text);
+        assert_eq!((options, complaints), (Options::DEFAULT, Vec::new()));
+        for description in DESCRIPTIONS {
+            let (_, complaints) = parse(&std::format!("{}:x", description.key));
+            assert_eq!(complaints.len(), 1, "{} is a key, and x not a value of it", description.key);
+            assert_ne!(complaints[0].1, "is not an option");
+        }
+    }
+
+    #[test]
+    fn mistyped_key_has_a_nearest_one() {
+        for (typed, key) in [
+            ("limt:1g", "limit"),
+            ("limti:1g", "limit"),
+            ("LIMIT:1g", ""),
+            ("stats:off", "stat"),
+            ("node", "nodes"),
+            ("pagelisthigh:3", "page_list_high"),
+            ("batch_scale:3", "page_batch_scale"),
+            ("back:off", "background"),
+            ("hugepages:off", "huge"),
+            (" trce:/a", "trace"),
+            ("strcit:on", "strict"),
+            ("limit:x", ""),
+            ("colour:red", ""),
+            ("x", ""),
+            ("", ""),
+            ("a-key-that-is-longer-than-any-that-there-is:on", ""),
+        ] {
+            assert_eq!(nearest(typed.as_bytes()).unwrap_or_default(), key, "{typed}");
+        }
+        assert_eq!(DESCRIPTIONS.iter().map(|option| option.key.len()).max(), Some(LONGEST_KEY));
+    }
+
+    #[test]
+    fn a_list_of_cpus_ends_where_another_option_begins() {
+        let isolated = |text: &str| (parse(text).0.isolated, parse(text).1);
+        let set = |text: &str| CpuSet::parse(text.as_bytes()).unwrap();
+        assert_eq!(isolated("isolated:7"), (set("7"), Vec::new()));
+        assert_eq!(isolated("isolated:0-1, 4 ,stat:off,isolated:9"), (set("0-1,4,9"), Vec::new()));
+        assert_eq!(isolated("stat:off,3").1, [("3".into(), "has no colon")]);
+        for wrong in ["isolated:", "isolated:x", "isolated:3-1", "isolated:1,2x", "isolated:1-"] {
+            assert_eq!(
+                isolated(wrong).1.iter().map(|(_, wrong)| *wrong).collect::<Vec<_>>(),
+                ["is not a list of CPUs"]
+            );
+        }
+        for (beyond, known) in [("isolated:1020-2000", set("1020-1023")), ("isolated:2000", CpuSet::EMPTY)] {
+            let complaints = std::vec![(beyond.into(), "has CPUs beyond 1023, which are left out")];
+            assert_eq!(isolated(beyond), (known, complaints));
+        }
+    }
+
+    #[test]
+    fn a_path_is_absolute_and_not_too_long() {
+        let path = |length: usize| std::vec![b'/'; length];
+        assert_eq!(Path::absolute(&path(255)).unwrap().as_c_str().unwrap().to_bytes(), path(255));
+        assert_eq!((Path::absolute(&path(256)), Path::absolute(b"a/b"), Path::absolute(b"")), (None, None, None));
+        assert_eq!(Path::absolute(b"/a\0b"), None);
+    }
+
+    #[test]
+    fn what_is_not_known_is_named_and_left_out() {
+        let (options, complaints) =
+            parse("colour:red,rseq,interval:5,limit:99999999999g,rseq:off,nodes:0,nodes:33,high:auto,reserve:none");
+        assert_eq!(options, Options { rseq: false, ..Options::DEFAULT });
+        let wrong: Vec<&str> = complaints.iter().map(|(item, _)| item.as_str()).collect();
+        assert_eq!(
+            wrong,
+            [
+                "colour:red",
+                "rseq",
+                "interval:5",
+                "limit:99999999999g",
+                "nodes:0",
+                "nodes:33",
+                "high:auto",
+                "reserve:none"
+            ]
+        );
+    }
+}

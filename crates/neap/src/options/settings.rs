@@ -1,0 +1,255 @@
+//! Settings: the options that may change while the process runs, in the place of sysctl.
+//!
+//! # Design
+//! The table of options ([`DESCRIPTIONS`]) names them. Each has its value in one word here, from
+//! which every reader takes it. A change ([`set`](fn@crate::set)) is parsed and checked as at the
+//! start.
+
+use crate::limits::limit::Limit;
+pub use crate::options::{AUTO, Setting};
+use crate::options::{DESCRIPTIONS, Options};
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use neap_base::Mutex;
+
+impl Setting {
+    /// All settings, in the order of their numbers.
+    pub const ALL: [Setting; 8] = [
+        Setting::Limit,
+        Setting::Interval,
+        Setting::PageListHigh,
+        Setting::Refuse,
+        Setting::PageBatchScale,
+        Setting::Profile,
+        Setting::High,
+        Setting::Reserve,
+    ];
+
+    /// The option's key.
+    pub fn key(self) -> &'static str {
+        let own = DESCRIPTIONS.iter().find(|option| option.setting == Some(self));
+        own.map_or("", |option| option.key)
+    }
+
+    /// Whether the page layer is to know a new value.
+    pub(crate) fn is_of_pages(self) -> bool {
+        matches!(self, Setting::Limit | Setting::Reserve | Setting::PageListHigh | Setting::PageBatchScale)
+    }
+
+    /// Returns `number` as the option's value is written.
+    pub fn value(self, number: u64) -> Value {
+        Value(self, number)
+    }
+
+    /// Returns the setting of the option `key`, and the number of its value `text`.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn parse<'a>(key: &'a str, text: &'a str) -> Result<(Setting, u64), NotSet<'a>> {
+        let option = DESCRIPTIONS.iter().find(|option| option.key == key);
+        let option = option.ok_or_else(|| NotSet::Unknown { key, near: crate::options::nearest(key.as_bytes()) })?;
+        let mut options = Options::DEFAULT;
+        let assigned = options.assign(key.as_bytes(), text.as_bytes());
+        let setting = option.setting.ok_or(NotSet::Fixed { key, value: text })?;
+        assigned.map_err(|wrong| NotSet::Value { key, value: text, wrong })?;
+        Ok((setting, options.number(setting)))
+    }
+}
+
+/// A value of a [`Setting`]; displayed as it is written in options.
+#[derive(Clone, Copy, Debug)]
+pub struct Value(Setting, u64);
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Value(Setting::Limit | Setting::High | Setting::Reserve, number) => Limit::of_number(number).fmt(f),
+            Value(Setting::PageListHigh, AUTO) => f.write_str("auto"),
+            Value(Setting::Profile, 0) => f.write_str("off"),
+            Value(Setting::Refuse, on) => f.write_str(if on == 1 { "on" } else { "off" }),
+            Value(_, number) => write!(f, "{number}"),
+        }
+    }
+}
+
+/// The reason why an option was not changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum NotSet<'a> {
+    /// There is no option of this key. `near` may be meant.
+    Unknown {
+        /// The key.
+        key: &'a str,
+        /// The most similar key.
+        near: Option<&'static str>,
+    },
+    /// The option is read once, at the start.
+    Fixed {
+        /// The key.
+        key: &'a str,
+        /// The value.
+        value: &'a str,
+    },
+    /// The value is not one of the option.
+    Value {
+        /// The key.
+        key: &'a str,
+        /// The value.
+        value: &'a str,
+        /// Its fault.
+        wrong: &'static str,
+    },
+    /// The system gave no memory to open the manager.
+    NoMemory,
+}
+
+impl fmt::Display for NotSet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            NotSet::Unknown { key, near: None } => write!(f, "\"{}\" is not an option", key.escape_debug()),
+            NotSet::Unknown { key, near: Some(near) } => {
+                write!(f, "\"{}\" is not an option (did you mean \"{near}\"?)", key.escape_debug())
+            }
+            NotSet::Fixed { key, value } => write!(
+                f,
+                "{key} cannot change while the process runs; start the process with NEAP={key}:{}",
+                value.escape_debug()
+            ),
+            NotSet::Value { key, value, wrong } => write!(f, "{key}: \"{}\" {wrong}", value.escape_debug()),
+            NotSet::NoMemory => f.write_str("the system gave no memory"),
+        }
+    }
+}
+
+impl core::error::Error for NotSet<'_> {}
+
+/// Bytes that a resident page counts for: its own, 16 bytes of a frame and 4 of the kind map; pages
+/// of slabs have up to 32 bytes of descriptors.
+pub(crate) fn page_price(page_size: usize) -> u64 {
+    page_size as u64 + 16 + 4 + 32
+}
+
+/// Returns how many pages may be resident within a limit, in bytes.
+pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
+    (limit / page_price(page_size)).min(u32::MAX.into()) as u32
+}
+
+/// The values in force.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// By the number of the setting. Relaxed, everywhere: each value is a word of its own, and a
+    /// thread that reads the previous one acts as shortly before the change.
+    pub(crate) values: [AtomicU64; Setting::ALL.len()],
+    /// The limit in bytes while it [follows](crate::limits::following) the container; 0: none.
+    pub(crate) followed: AtomicU64,
+    /// Held during a change.
+    pub(crate) changing: Mutex<()>,
+}
+
+impl Settings {
+    pub(crate) fn new(options: &Options) -> Settings {
+        Settings {
+            values: Setting::ALL.map(|setting| options.number(setting).into()),
+            followed: AtomicU64::new(crate::limits::limit::FIRST),
+            changing: Mutex::new(()),
+        }
+    }
+
+    pub(crate) fn number(&self, setting: Setting) -> u64 {
+        self.values[setting as usize].load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that may be in use; 0: no limit.
+    pub(crate) fn limit(&self) -> u64 {
+        match Limit::of_number(self.number(Setting::Limit)) {
+            Limit::None => 0,
+            Limit::Bytes(bytes) => bytes - self.reserve_of(bytes).unwrap_or(0),
+            Limit::Auto | Limit::Percent(_) => self.followed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Bytes that stay free below a limit of `limit` bytes; `None` if neap chooses them.
+    pub(crate) fn reserve_of(&self, limit: u64) -> Option<u64> {
+        let reserve = Limit::of_number(self.number(Setting::Reserve)).of(limit)?;
+        Some(reserve.min(limit - limit / 10))
+    }
+
+    /// Bytes above which memory is given back in the background, if any.
+    pub(crate) fn high(&self) -> Option<u64> {
+        match (Limit::of_number(self.number(Setting::High)), self.limit()) {
+            (Limit::Percent(_), 0) => None,
+            (high, limit) => high.of(limit),
+        }
+    }
+
+    /// The percentage of the container's limit that bounds a limit that follows it; `None` if the
+    /// limit follows nothing.
+    pub(crate) fn follows(&self) -> Option<u8> {
+        match Limit::of_number(self.number(Setting::Limit)) {
+            Limit::Auto => Some(100),
+            Limit::Percent(percent) => Some(percent),
+            Limit::None | Limit::Bytes(_) => None,
+        }
+    }
+
+    /// Nanoseconds between two ticks.
+    pub(crate) fn interval(&self) -> u64 {
+        self.number(Setting::Interval) * 1_000_000
+    }
+
+    /// Whether an allocation in a group at its limit fails.
+    pub(crate) fn refuses(&self) -> bool {
+        self.number(Setting::Refuse) == 1
+    }
+
+    /// The settings of the page layer.
+    pub(crate) fn of_pages(&self, page_size: usize) -> neap_pages::Settings {
+        let limit = Some(self.limit()).filter(|&limit| limit > 0);
+        let list_high = Some(self.number(Setting::PageListHigh)).filter(|&pages| pages != AUTO);
+        neap_pages::Settings {
+            budget: limit.map(|limit| page_budget(limit, page_size)),
+            list_high: list_high.map(|pages| pages as u32),
+            batch_scale: self.number(Setting::PageBatchScale) as u32,
+        }
+    }
+}
+
+/// All settings in force, as the members of a JSON object.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, setting) in Setting::ALL.into_iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            write!(f, "{comma}\"{}\":\"{}\"", setting.key(), setting.value(self.number(setting)))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::mm::{Hooks, Mm};
+    use crate::options::Options;
+    use neap_base::virtual_platform::Virtual;
+    use std::boxed::Box;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn reserve_stays_free_below_a_limit_in_bytes() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+        let core = mm.core().unwrap();
+        let limit = |settings: [(&'static str, &'static str); 2]| {
+            settings.into_iter().for_each(|(key, value)| mm.set(key, value).unwrap());
+            core.settings.limit() / MIB
+        };
+        assert_eq!(limit([("limit", "512m"), ("reserve", "32m")]), 480);
+        assert_eq!(limit([("limit", "512m"), ("reserve", "25%")]), 384);
+        assert_eq!(limit([("limit", "100m"), ("reserve", "1g")]), 10, "nine tenths at most");
+        assert_eq!(limit([("reserve", "auto"), ("limit", "512m")]), 512);
+        assert_eq!(limit([("reserve", "32m"), ("limit", "none")]), 0);
+        // SAFETY: no thread uses the manager any more.
+        unsafe { mm.close() };
+    }
+}

@@ -1,0 +1,232 @@
+//! The per-CPU data of a manager: made at first use, guarded by the fork gate, served by
+//! maintenance.
+//!
+//! Unused it costs no memory, and one load in a tick. Its memory lies beside that of pages and
+//! objects, so it does not count for the limit. One mutex, for making it.
+
+use crate::groups::memory_groups::Grouped;
+use crate::mm::{Core, Mm};
+use crate::state::reclaim::Manner;
+use neap_base::Platform;
+use neap_base::platform::Errno;
+use neap_groups::{GroupId, Kind, OnLimit, Payer};
+use neap_os::stack;
+use neap_percpu::{Handle, Host, Invalid, Owner, PerCpuData, Refused, Statistics, Wait};
+
+/// Per-CPU data of a manager: the host of typed values, for [`percpu`](crate::percpu).
+#[derive(Debug)]
+pub struct Source<'m, P: Platform> {
+    mm: &'m Mm<P>,
+    core: &'m Core<P>,
+    data: &'m PerCpuData,
+    /// How charges have callbacks run.
+    pub(crate) manner: Manner,
+}
+
+impl<P: Platform> Clone for Source<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P: Platform> Copy for Source<'_, P> {}
+
+impl<P: Platform> Mm<P> {
+    /// Returns the manager's per-CPU data. Makes it if need be, unless `wait` is [`Wait::Never`].
+    ///
+    /// # Errors
+    /// * [`Refused::Memory`]: there is no address space for it.
+    /// * [`Refused::WouldWait`]: it would have to be made.
+    pub fn per_cpu(&self, wait: Wait) -> Result<Source<'_, P>, Refused> {
+        if let Some(source) = self.per_cpu_if_made() {
+            return Ok(source);
+        }
+        if wait == Wait::Never {
+            return Err(Refused::WouldWait);
+        }
+        let core = self.core().ok_or(Refused::Memory(Errno::NOMEM))?;
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        let made = stack::apart(|| core.per_cpu.make(&core.objects.platform));
+        let data = made.unwrap_or(Err(Errno::NOMEM)).map_err(Refused::Memory)?;
+        // Publishes in the page of numbers that there is per-CPU data: a reader that finds none
+        // asks no further.
+        self.hooks.ticked.inspect(|ticked| ticked(self));
+        Ok(Source { mm: self, core, data, manner: Manner::Wait })
+    }
+
+    /// Returns the manager's per-CPU data, if it was made.
+    #[inline]
+    pub fn per_cpu_if_made(&self) -> Option<Source<'_, P>> {
+        let core = self.core_if_open()?;
+        Some(Source { mm: self, core, data: core.per_cpu.get()?, manner: Manner::Wait })
+    }
+}
+
+impl<'m, P: Platform> Source<'m, P> {
+    /// Makes an owner: [`PerCpuData::open_owner`].
+    ///
+    /// # Errors
+    /// Those of [`PerCpuData::open_owner`].
+    pub fn open_owner(&self) -> Result<Owner, Refused> {
+        self.inside(|| self.data.open_owner(self.platform()))
+    }
+
+    /// Makes an owner with data that is charged to a group: all copies, as [`Kind::PerCpu`].
+    ///
+    /// # Errors
+    /// Those of [`PerCpuData::open_owner`].
+    pub(crate) fn open_owner_in(&self, group: GroupId) -> Result<Owner, Refused> {
+        // The copies are on all nodes; they are booked under the first.
+        self.inside(|| self.data.open_owner_for(self.platform(), group.payer(Kind::PerCpu, 0).to_bits()))
+    }
+
+    /// Frees an owner's data and ends it: [`PerCpuData::close_owner`].
+    ///
+    /// # Errors
+    /// Those of [`PerCpuData::close_owner`].
+    ///
+    /// # Safety
+    /// Those of [`PerCpuData::close_owner`].
+    pub unsafe fn close_owner(&self, owner: Owner) -> Result<usize, Refused> {
+        let (payer, answer) = self.inside(|| {
+            let payer = self.data.payer(owner);
+            // SAFETY: no thread uses the owner's data any more (the caller's promise).
+            (payer, unsafe { self.data.close_owner(owner) })
+        });
+        if let Ok(bytes) = answer {
+            self.uncharge(payer, bytes as u64);
+        }
+        self.after(false);
+        answer
+    }
+
+    /// Returns the current statistics. May wait for a pass of the worker.
+    pub fn statistics(&self) -> Statistics {
+        self.inside(|| self.data.statistics())
+    }
+
+    /// Returns the node that memory for this thread comes from.
+    #[inline]
+    pub(crate) fn node(&self) -> usize {
+        self.core.objects.pages.nearest(&self.core.objects.platform)
+    }
+
+    pub(crate) fn after(&self, hurry: bool) {
+        self.core.after_per_cpu(self.mm, self.data, hurry);
+    }
+
+    /// Returns the groups, and the payer of an owner, if it has one. Inside the gate.
+    fn payer(&self, owner: Owner) -> Option<(Grouped<'m, P>, Payer)> {
+        let grouped = self.mm.groups_if_made().filter(|_| owner != Owner::NONE)?;
+        let payer = self.data.payer(owner);
+        (payer != 0).then(|| (grouped, Payer::from_bits(payer)))
+    }
+
+    /// Charges the payer of an owner for an allocation, before it is made. Returns the payer, 0 for
+    /// none. Unless `wait` is `Long`, the thread is not delayed above a `high`, and waits for no
+    /// callback.
+    fn charge(&self, owner: Owner, bytes: u64, wait: Wait) -> Result<u64, Refused> {
+        let Some((grouped, payer)) = self.inside(|| self.payer(owner)) else { return Ok(0) };
+        let charged = if wait == Wait::Long {
+            grouped.charge(payer, bytes, OnLimit::Refuse)
+        } else {
+            grouped.groups().charge(&self.with(Manner::Post), payer, bytes, OnLimit::Refuse).map(|_| ())
+        };
+        charged.map(|()| payer.to_bits()).map_err(|_| Refused::Charge)
+    }
+
+    /// Allocates without waiting. Charges this CPU's stock and the room below the limits, and is
+    /// refused while a thread forks.
+    fn allocate_at_once(&self, owner: Owner, size: usize, align: usize) -> Result<Handle, Refused> {
+        let allocate = || {
+            let (paying, bytes) = (self.payer(owner), self.data.price(size));
+            if paying.is_some_and(|(grouped, payer)| !grouped.groups().charge_at_once(self, payer, bytes)) {
+                return Err(Refused::Charge);
+            }
+            let answer = self.data.allocate(self.platform(), owner, size, align, Wait::Never);
+            answer.inspect_err(|_| {
+                paying.inspect(|(grouped, payer)| grouped.groups().uncharge_inside(self, *payer, bytes));
+            })
+        };
+        self.try_inside(allocate).unwrap_or(Err(Refused::WouldWait))
+    }
+
+    fn uncharge(&self, payer: u64, bytes: u64) {
+        if payer != 0
+            && bytes > 0
+            && let Some(grouped) = self.mm.groups_if_made()
+        {
+            grouped.uncharge(Payer::from_bits(payer), bytes);
+        }
+    }
+
+    pub(crate) fn mm(&self) -> &'m Mm<P> {
+        self.mm
+    }
+
+    /// Returns this source with another manner of charging.
+    pub(crate) fn with(&self, manner: Manner) -> Source<'m, P> {
+        Source { manner, ..*self }
+    }
+
+    pub(crate) fn core(&self) -> &'m Core<P> {
+        self.core
+    }
+
+    pub(crate) fn has_thread(&self) -> bool {
+        self.core.background.has_thread()
+    }
+
+    /// Makes neap's thread for work that only a thread can do. Not in a call that allocates or
+    /// frees.
+    pub(crate) fn want_thread(&self) {
+        self.core.make_thread(self.mm);
+    }
+}
+
+impl<P: Platform> Host for Source<'_, P> {
+    type Platform = P;
+    type Charge = ();
+
+    fn platform(&self) -> &P {
+        &self.core.objects.platform
+    }
+
+    fn data(&self) -> &PerCpuData {
+        self.data
+    }
+
+    fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
+        let _inside = self.mm.gate.enter(self.platform().cpu());
+        body()
+    }
+
+    fn try_inside<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
+        let _inside = self.mm.gate.try_enter(self.platform().cpu())?;
+        Some(body())
+    }
+
+    fn allocate(&self, owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
+        self.data.check(size, align)?; // Before a group is charged, or a cache shrinks.
+        let answer = if wait == Wait::Never {
+            self.allocate_at_once(owner, size, align)
+        } else {
+            let bytes = self.data.price(size);
+            let payer = self.charge(owner, bytes, wait)?;
+            let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
+            self.inside(allocate).inspect_err(|_| self.uncharge(payer, bytes))
+        };
+        self.after(wait != Wait::Long);
+        answer
+    }
+
+    unsafe fn free(&self, handle: Handle) -> Result<usize, Invalid> {
+        // SAFETY: no thread uses the allocation any more (the caller's promise).
+        let answer = self.inside(|| unsafe { self.data.take_back(handle) }).map(|(bytes, payer)| {
+            self.uncharge(payer, self.data.price(bytes));
+            bytes
+        });
+        self.after(false);
+        answer
+    }
+}

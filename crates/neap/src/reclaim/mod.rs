@@ -1,0 +1,386 @@
+//! Reclaim in this process: caches that shrink when a group is at its limit, so that charges are
+//! not refused.
+//!
+//! A cache registers a [`Shrinker`]: one function counts its objects, the other frees some of them.
+//! They are called in three cases:
+//!
+//! * the group that pays for the cache, or one above it, is at a limit;
+//! * the process is at its own limit (`NEAP=limit`);
+//! * the program calls [`reclaim`].
+//!
+//! Pressure rises step by step, and is in proportion to what each group has beyond its `low` and
+//! `min`.
+//!
+//! ```
+//! # #[cfg(feature = "std")] {
+//! use neap::groups::{Bound, Charge, Group};
+//! use neap::reclaim::Shrinker;
+//! use std::collections::HashMap;
+//! use std::sync::{Arc, Mutex};
+//!
+//! type Cache = Mutex<HashMap<u64, (Vec<u8>, Charge)>>;
+//! let (cache, tenant) = (Arc::new(Cache::default()), Group::create("tenant")?);
+//! tenant.set(Bound::Max, 4 << 20)?;
+//!
+//! let (counted, shrunk) = (cache.clone(), cache.clone());
+//! let shrinker = Shrinker::named("pages").group(tenant).batch(16).register(
+//!     move || counted.try_lock().map_or(0, |cache| cache.len() as u64),
+//!     move |objects| {
+//!         // The thread that holds the lock may be waiting for this call.
+//!         let Ok(mut cache) = shrunk.try_lock() else { return 0 };
+//!         let keys: Vec<u64> = cache.keys().copied().take(objects as usize).collect();
+//!         keys.iter().filter(|key| cache.remove(key).is_some()).count() as u64
+//!     },
+//! )?;
+//!
+//! // Sixteen times as much as fits: no charge is refused, and the cache stays below its limit.
+//! for key in 0..1024 {
+//!     let charge = tenant.charge(64 << 10)?;
+//!     cache.lock().unwrap().insert(key, (vec![0; 64 << 10], charge));
+//!     assert!(tenant.used()? <= 4 << 20);
+//! }
+//! assert!(cache.lock().unwrap().len() > 16);
+//! drop(shrinker);
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Which threads call
+//!
+//! `malloc` and [`Group::charge`] call no functions in their own thread, because it may hold the
+//! very lock that these take. They wait for neap's own threads to call them, for at most 200 ms
+//! each time. These threads are made with the first shrinker.
+//!
+//! A charge that is [`inline`](crate::groups::ChargeRequest::inline) calls those that allow it
+//! ([`Shrinker::inline`](Builder::inline)) in its own thread, and [`reclaim`] all.
+//!
+//! Any other charge that waits ([`ChargeRequest::wait`](crate::groups::ChargeRequest::wait), or a
+//! future) calls no function itself. neap's threads ask its group repeatedly for as long as it
+//! waits. They also ask a group whose limit was set below its usage, until it uses less.
+//!
+//! # Slow and wrong functions
+//!
+//! A function that has not returned after 100 ms, or the shrinker's own [budget](Builder::budget),
+//! is written off, and its thread replaced. Its shrinker, a [culprit](each_culprit), is not called
+//! before the function has returned.
+//!
+//! A shrinker is not called for a second after each of these, and for twice as long each further
+//! time; half a minute halves the time again:
+//!
+//! * a function that had a CPU for longer than its budget;
+//! * a function that waited for longer than its budget three times in a row;
+//! * a panic;
+//! * an answer that cannot be true.
+//!
+//! A function that charges is not throttled above a `high`, and may exceed a `max` by an eighth, so
+//! a cache may compress what it evicts.
+//!
+//! Only [inline requests](crate::groups::ChargeRequest::inline) and [`reclaim`] call functions
+//! where neap may have no thread (`NEAP=background:off`). The same holds in a child of `fork`
+//! before it makes a thread or calls [`start_background`](crate::mm::Mm::start_background).
+//!
+//! Memory pressure is reported as events of the group that is asked
+//! ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on), to listeners that
+//! [subscribed](Group::subscribe) to it or to one above it.
+//!
+//! Source: the shrinkers, memory cgroups and vmpressure of Linux, by idea.
+
+use crate::groups::Group;
+use crate::process::PROCESS;
+pub use crate::reclaim::pass::Payment;
+use crate::reclaim::reclaiming::Reclaiming;
+use core::ffi::c_void;
+use core::time::Duration;
+#[cfg(feature = "std")]
+pub use shrink::Prepared;
+pub use shrink::{Context, Count, Scan, Shrink};
+
+use neap_base::{Linux, Platform};
+pub use neap_reclaim::reclaim::{Culprit, Got, Misbehaviour};
+pub use neap_reclaim::{
+    Asked, CountFn, DONE, EMPTY, GoneFn, Report, STOP, ScanFn, ShrinkerError, ShrinkerId, Spec, Unregistered, share,
+};
+use neap_reclaim::{DEFAULT_SEEKS, is_calling};
+
+pub(crate) mod builtin_shrinkers;
+pub(crate) mod callback_clock;
+pub(crate) mod pass;
+pub mod reclaiming;
+mod shrink;
+#[cfg(test)]
+mod waiting_tests;
+pub(crate) mod watching;
+pub(crate) mod workers;
+#[cfg(test)]
+mod workers_tests;
+
+/// Default number of objects per call.
+const BATCH: u64 = 32;
+
+fn here() -> Result<Reclaiming<'static, Linux>, ShrinkerError> {
+    PROCESS.reclaiming()
+}
+
+/// A registered cache, which is unregistered when this is dropped.
+///
+/// Dropping waits for calls of its functions that run, so a thread that holds a lock that they take
+/// must not drop it. Inside a function of a shrinker it does not wait.
+#[derive(Debug)]
+#[must_use = "the cache is not asked any more when this is dropped"]
+pub struct Shrinker(ShrinkerId);
+
+impl Shrinker {
+    /// Begins the registration of a cache. A name has 1 to 56 bytes and no `/`; several caches may
+    /// share one.
+    pub fn named(name: &str) -> Builder<'_> {
+        Builder {
+            name,
+            group: None,
+            seeks: DEFAULT_SEEKS,
+            batch: BATCH,
+            by_group: false,
+            by_node: false,
+            inline: false,
+            budget: 0,
+            #[cfg(feature = "std")]
+            object_bytes: 0,
+        }
+    }
+
+    /// Its id, for reports and for [`mark`].
+    pub fn id(&self) -> ShrinkerId {
+        self.0
+    }
+
+    /// [`mark`], on all nodes: that it may have something of a group, once its `count` sees it.
+    pub fn mark(&self, group: Group) -> bool {
+        let Some(reclaiming) = PROCESS.reclaiming_if_made() else { return false };
+        (0..reclaiming.nodes()).all(|node| reclaiming.mark(self.0, group.id(), node))
+    }
+}
+
+impl Drop for Shrinker {
+    fn drop(&mut self) {
+        // If the system refuses the fence, the shrinker stays registered, with the data of its
+        // functions.
+        let _ = unregister(self.0);
+    }
+}
+
+/// A registration in preparation: [`Shrinker::named`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is registered yet"]
+pub struct Builder<'a> {
+    name: &'a str,
+    group: Option<Group>,
+    seeks: u32,
+    batch: u64,
+    by_group: bool,
+    by_node: bool,
+    inline: bool,
+    /// Budget of a call in nanoseconds; 0: the default.
+    budget: u64,
+    /// For functions in Rust; functions in C return it themselves.
+    #[cfg(feature = "std")]
+    object_bytes: u64,
+}
+
+impl<'a> Builder<'a> {
+    /// Sets the group that pays for the cached objects. The cache is asked when that group, its
+    /// heir, or a group above it is to give memory; without one, when the whole process is.
+    pub const fn group(self, group: Group) -> Self {
+        Builder { group: Some(group), ..self }
+    }
+
+    /// Sets the cost of recreating an object: 2 by default, more for expensive objects, 0 for free
+    /// ones.
+    pub const fn seeks(self, seeks: u32) -> Self {
+        Builder { seeks, ..self }
+    }
+
+    /// Sets how many objects one call is asked to free: 32 by default, 1 where they are large. 0
+    /// counts as 1.
+    pub const fn batch(self, objects: u64) -> Self {
+        Builder { batch: if objects == 0 { 1 } else { objects }, ..self }
+    }
+
+    /// Serves many groups, and [marks](mark) each that gets a first object: it is called for marked
+    /// groups, one at a time, with the group in the [`Context`]. A [`group`](Builder::group) is
+    /// marked from the start.
+    pub const fn by_group(self) -> Self {
+        Builder { by_group: true, ..self }
+    }
+
+    /// Keeps the objects of each node apart: it is called for one node at a time.
+    pub const fn by_node(self) -> Self {
+        Builder { by_node: true, ..self }
+    }
+
+    /// Sets the approximate bytes of an object that is charged to no group, so reclaim knows how
+    /// much was freed.
+    #[cfg(feature = "std")]
+    pub const fn object_bytes(self, bytes: u64) -> Self {
+        Builder { object_bytes: bytes, ..self }
+    }
+
+    /// Allows calls by a charge that is [`inline`](crate::groups::ChargeRequest::inline): the
+    /// functions wait for no lock that a charging thread may hold.
+    pub const fn inline(self, inline: bool) -> Self {
+        Builder { inline, ..self }
+    }
+
+    /// Sets how long one call of its functions may take before it is written off: 100 ms by
+    /// default.
+    pub const fn budget(self, time: Duration) -> Self {
+        let nanoseconds = time.as_nanos();
+        let budget = if nanoseconds > u64::MAX as u128 { u64::MAX } else { nanoseconds as u64 };
+        Builder { budget: if budget == 0 { 1 } else { budget }, ..self }
+    }
+
+    /// Registers the cache with C functions: `count`, `scan`, and `gone`, called when `data` is no
+    /// longer needed.
+    ///
+    /// # Errors
+    /// See [`ShrinkerError`]; then `gone` is not called.
+    ///
+    /// # Safety
+    /// * The functions may be called with `data`, by any thread and by several at a time, until
+    ///   `gone` was called.
+    /// * They do not unwind.
+    pub unsafe fn register_raw(
+        self,
+        count: CountFn,
+        scan: ScanFn,
+        gone: Option<GoneFn>,
+        data: *mut c_void,
+    ) -> Result<Shrinker, ShrinkerError> {
+        // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
+        // and do not unwind (the caller's promise).
+        let shrinker = unsafe { self.prepare(count, scan, gone, data) }?;
+        start(shrinker.0, self.group, !self.by_group, self.by_node).map(|()| shrinker)
+    }
+
+    /// Enters the cache into the registry. Nothing is called yet; on an error nothing is kept.
+    unsafe fn prepare(
+        self,
+        count: CountFn,
+        scan: ScanFn,
+        gone: Option<GoneFn>,
+        data: *mut c_void,
+    ) -> Result<Shrinker, ShrinkerError> {
+        let Builder { name, group, seeks, batch, by_node, inline, budget, .. } = self;
+        // Makes the groups, if there are none yet.
+        let reclaiming = here()?;
+        let is_there =
+            |group: Group| PROCESS.groups_if_made().is_some_and(|grouped| grouped.heir(group.id()).is_some());
+        if group.is_some_and(|group| !is_there(group)) {
+            return Err(ShrinkerError::NoSuchGroup);
+        }
+        let by_group = group.is_some() || self.by_group;
+        let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
+        // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
+        // and do not unwind: promised to the public functions, or by `register`.
+        let shrinker = unsafe { reclaiming.prepare(&spec) }.map(Shrinker)?;
+        reclaiming.set_budget(shrinker.0, budget);
+        Ok(shrinker)
+    }
+}
+
+/// Allows calls of a prepared shrinker, which no other thread knows yet. Fails only if another
+/// thread guessed its id and unregistered it.
+///
+/// If it has a `group`, the group or its heir is marked, on each node if `by_node`. If it `belongs`
+/// to the group it is asked for no other.
+fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> Result<(), ShrinkerError> {
+    let reclaiming = here()?;
+    group.filter(|_| belongs).inspect(|group| reclaiming.belongs_to(id, group.id()));
+    // A group that was just deleted has the root as its heir, if no other.
+    let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
+    let nodes = if by_node { reclaiming.nodes() } else { 1 };
+    (0..nodes).for_each(|node| _ = groups.clone().any(|group| reclaiming.mark(id, group.id(), node)));
+    reclaiming.start(id)
+}
+
+/// Registers a shrinker that tells by [`mark`] of which groups and nodes it may have objects. If it
+/// has a `group`, that group or its heir is marked for every node. A shrinker with a group and
+/// without `by_group` is asked for that group alone.
+///
+/// # Errors
+/// See [`ShrinkerError`]; then `gone` is not called.
+///
+/// # Safety
+/// Those of [`Builder::register_raw`].
+pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<ShrinkerId, ShrinkerError> {
+    let reclaiming = here()?;
+    if group.is_some_and(|group| group.info().is_err()) {
+        return Err(ShrinkerError::NoSuchGroup);
+    }
+    let by_group = spec.by_group || group.is_some();
+    // SAFETY: the functions of `spec` may be called with `data` by any threads until `gone` was
+    // called, and do not unwind (the caller's promise).
+    let id = unsafe { reclaiming.prepare(&Spec { by_group, ..*spec }) }?;
+    start(id, group, !spec.by_group, spec.by_node).map(|()| id)
+}
+
+/// Sets the bit by which reclaim asks a shrinker with `by_group` for a group on a node. If the
+/// group was deleted, sets it for the group's heir. Call it after the first object of the group has
+/// become visible to `count`. Returns `false` if there is neither the group nor an heir.
+///
+/// Source: Linux `set_shrinker_bit`, by description.
+pub fn mark(id: ShrinkerId, group: Group, node: u32) -> bool {
+    PROCESS.reclaiming_if_made().is_some_and(|reclaiming| reclaiming.mark(id, group.id(), node))
+}
+
+/// Ends a shrinker, and waits for running calls of it. Inside a callback it does not wait.
+///
+/// # Errors
+/// * [`ShrinkerError::NoSuchShrinker`], also for neap's own, which cannot be unregistered.
+/// * [`ShrinkerError::Fence`]; the shrinker stays registered.
+pub fn unregister(id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
+    PROCESS.reclaiming_if_made().ok_or(ShrinkerError::NoSuchShrinker)?.unregister(id)
+}
+
+/// Waits for all running calls of shrinkers' functions.
+///
+/// # Errors
+/// [`ShrinkerError::InCallback`]; [`ShrinkerError::Fence`].
+pub fn synchronize() -> Result<(), ShrinkerError> {
+    PROCESS.reclaiming_if_made().map_or(Ok(()), |reclaiming| reclaiming.synchronize())
+}
+
+/// Asks a group, and all below it, for `bytes` bytes, for at most `time`. Shrinkers are called in
+/// this thread, which must hold no lock that they take. Returns what came back: nothing, inside a
+/// shrinker's function.
+pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
+    let Some(reclaiming) = here().ok().filter(|_| !is_calling()) else { return Got::default() };
+    let now = PROCESS.groups_if_made().map_or(0, |grouped| grouped.platform().precise());
+    let deadline = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    reclaiming.ask(group.id(), bytes, now.saturating_add(deadline))
+}
+
+/// Calls `each` with the groups that would pay if `group` were asked for `bytes` bytes, and their
+/// shares.
+///
+/// A share is in proportion to what is charged to a group beyond its protection; groups whose
+/// shrinkers count no objects have none. Nothing is freed; `count` functions are called in this
+/// thread.
+pub fn dry_run(group: Group, bytes: u64, each: impl FnMut(Payment)) {
+    if let Some(reclaiming) = PROCESS.reclaiming_if_made().filter(|_| !is_calling()) {
+        reclaiming.dry_run(group.id(), bytes, each);
+    }
+}
+
+/// Calls `each` with a report of every shrinker. Takes no lock, and does not delay unregistering.
+pub fn each_shrinker(each: impl FnMut(&Report)) {
+    if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
+        reclaiming.each(each);
+    }
+}
+
+/// Calls `each` with shrinkers that were too slow, panicked or gave false answers. Up to 64 are
+/// remembered.
+pub fn each_culprit(each: impl FnMut(Culprit)) {
+    if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
+        reclaiming.each_culprit(each);
+    }
+}

@@ -1,0 +1,358 @@
+//! Passes of reclaim in a manager: what they may take, and the thread that runs them.
+//!
+//! # Design
+//! Here passes meet groups, shrinkers and the clock. A pass reclaims from a [`ReclaimDomain`]: the
+//! subtree of a group. Its thread watches over the callbacks that it runs.
+//!
+//! # Locking
+//! No lock of its own. Callbacks run outside the gate and with no lock held.
+
+use crate::mm::Core;
+use crate::reclaim::reclaiming::Reclaiming;
+use crate::reclaim::watching::{Enough, Watch};
+use crate::state::reclaim::{PASS, PATIENCE, STEPS};
+use neap_base::Platform;
+use neap_groups::protection::GroupUsage;
+use neap_groups::{Bound, Event, GroupId, GroupSlot, Request};
+use neap_percpu::Host as _;
+use neap_reclaim::reclaim::{Ask, Domain, Given, Got, Level, Levels, LowProtection, press};
+use neap_reclaim::{FIRST_PRIORITY, ScanPressure, ShrinkerFilter, ShrinkerId, Visited, WHOLE, is_calling};
+
+/// Largest subtree whose groups a pass visits one by one; in larger ones it visits marked slots of
+/// all groups.
+const FEW: usize = 32;
+/// Nanoseconds between two looks for a free slot.
+const NAP: u64 = 1_000_000;
+
+/// The share of one group in a dry run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Payment {
+    /// The group.
+    pub group: GroupId,
+    /// Objects that its shrinkers count.
+    pub objects: u64,
+    /// Bytes that it would pay.
+    pub bytes: u64,
+}
+
+/// The thread that runs a pass, and the purpose of the pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PassContext {
+    /// The number of a reclaimer; 0 for a thread of the program.
+    pub(crate) reclaimer: u32,
+    /// Which shrinkers it calls: it may hold locks that callbacks of a program take.
+    pub(crate) whom: ShrinkerFilter,
+    /// Reclaims for the budget: only pages that fall out of use count.
+    pub(crate) for_budget: bool,
+    /// The request that it serves, which may be over before the pass is.
+    pub(crate) request: Option<Request>,
+}
+
+impl PassContext {
+    /// A thread without locks: it calls all shrinkers.
+    pub(crate) const fn of(reclaimer: u32) -> PassContext {
+        PassContext { reclaimer, whom: ShrinkerFilter::All, for_budget: false, request: None }
+    }
+}
+
+impl<'m, P: Platform> Reclaiming<'m, P> {
+    /// Whether any shrinker is marked for the group or one below it. If not, there is nothing to
+    /// reclaim.
+    pub(crate) fn has_shrinkers_below(&self, top: GroupId) -> bool {
+        let domain = self.domain(top, false);
+        (0..domain.nodes()).any(|node| domain.next(top, node, 0).is_some())
+    }
+
+    /// Asks the shrinkers of a group that allow it for `bytes` bytes, in this thread. Returns the
+    /// bytes that came back. For charges that the program makes inline, never for an allocation.
+    #[inline(never)]
+    pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
+        let deadline = deadline.min(self.now().saturating_add(PATIENCE));
+        let ask = Ask { top: group, bytes, deadline, node: None, ahead: false };
+        self.run(&ask, PassContext { whom: ShrinkerFilter::Inline, ..PassContext::of(0) }).0.bytes
+    }
+
+    /// Makes room for a charge, in this thread, by shrinkers that allow it, until `deadline` by the
+    /// platform's clock: in each group that the charge would take beyond its `max`.
+    pub(crate) fn make_room_inline(&self, group: GroupId, bytes: u64, deadline: u64) {
+        if is_calling() {
+            return;
+        }
+        let chain = core::iter::successors(self.info(group), |info| self.info(info.parent?));
+        for info in chain.filter(|info| bytes <= info.bounds[Bound::Max as usize]) {
+            let missing = info.charged.saturating_add(bytes).saturating_sub(info.bounds[Bound::Max as usize]);
+            if missing > 0 && self.now() < deadline {
+                self.ask_inline(info.id, missing, deadline);
+            }
+        }
+    }
+
+    /// Asks a group, and those below it, for `bytes` bytes, until `deadline` by the platform's
+    /// clock. Callbacks run in this thread, which must hold no lock that they take. Inside a
+    /// callback no shrinker is called. While too many threads run callbacks it waits for one of
+    /// them to end.
+    pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
+        while !self.reclaim.watchdog.is_room() && self.now() < deadline {
+            self.source().platform().sleep(NAP);
+        }
+        let ask = Ask { top: group, bytes, deadline, node: None, ahead: true };
+        let (got, _) = self.run(&ask, PassContext::of(0));
+        self.drain(group);
+        got
+    }
+
+    /// Has a shrinker scan `objects` objects of a group on a node, or all that it counts if these
+    /// are fewer. Callbacks run in this thread, for one second at most. `None` if there is no such
+    /// shrinker, or it is barred.
+    pub fn scan(&self, id: ShrinkerId, group: GroupId, node: u32, objects: u64) -> Option<Visited> {
+        self.scan_as(0, id, group, node, objects).map(|(visited, _)| visited)
+    }
+
+    /// Scans as the reclaimer of the given number. Differs from [`Reclaiming::scan`]: also returns
+    /// whether the thread was written off meanwhile.
+    pub(crate) fn scan_as(
+        &self,
+        reclaimer: u32,
+        id: ShrinkerId,
+        group: GroupId,
+        node: u32,
+        objects: u64,
+    ) -> Option<(Visited, bool)> {
+        let running = self.reclaim.watchdog.enter(reclaimer)?;
+        let watch = Watch::new(self, &running, self.now().saturating_add(PASS));
+        let (shrinkers, source) = (&self.reclaim.shrinkers, self.source());
+        // Bounded by the count: a shrinker that scans nothing does not say so.
+        let objects = objects.min(shrinkers.count(source, &watch, id, group, node)?);
+        let visited = shrinkers.scan(source, &watch, id, group, node, objects)?;
+        Some((visited, watch.is_written_off.get()))
+    }
+
+    /// Returns how many objects a shrinker counts of a group on a node. `None` if there is no such
+    /// shrinker, or it is barred.
+    pub fn count(&self, id: ShrinkerId, group: GroupId, node: u32) -> Option<u64> {
+        self.count_as(0, id, group, node).map(|(objects, _)| objects)
+    }
+
+    /// Counts as the reclaimer of the given number. Differs from [`Reclaiming::count`]: also
+    /// returns whether the thread was written off meanwhile.
+    pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<(u64, bool)> {
+        let running = self.reclaim.watchdog.enter(reclaimer)?;
+        let watch = Watch::new(self, &running, self.now().saturating_add(PASS));
+        let objects = self.reclaim.shrinkers.count(self.source(), &watch, id, group, node)?;
+        Some((objects, watch.is_written_off.get()))
+    }
+
+    /// Calls `each` with the groups that would pay if `top` were asked for `bytes` bytes, and their
+    /// shares. A share is in proportion to what a group has beyond its protection; groups without
+    /// objects have none. Frees nothing; `count` callbacks run in this thread.
+    pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
+        let domain = self.domain(top, false);
+        self.groups().begin_pass();
+        let mut whole = 0_u64;
+        self.each_payer(&domain, top, |payment| whole = whole.saturating_add(payment.bytes));
+        self.each_payer(&domain, top, |payment| {
+            let share = u128::from(payment.bytes) * u128::from(bytes.min(whole)) / u128::from(whole.max(1));
+            each(Payment { bytes: share as u64, ..payment });
+        });
+    }
+
+    /// Calls `each` with the groups that have objects, and with the bytes that each could pay.
+    fn each_payer(&self, domain: &ReclaimDomain<'_, 'm, P>, top: GroupId, mut each: impl FnMut(Payment)) {
+        let mut from = 0;
+        while let Some(slot) = (0..domain.nodes()).filter_map(|node| domain.next(top, node, from)).min() {
+            from = slot + 1;
+            let Some(standing) = domain.standing(slot, top) else { continue };
+            let Ok(ScanPressure { share, .. }) = press(&standing, 0, FIRST_PRIORITY, LowProtection::Fair) else {
+                continue;
+            };
+            let mut objects = 0_u64;
+            self.each(|report| {
+                // neap's own caches cost nothing to empty.
+                if report.own {
+                    return;
+                }
+                let nodes = if report.by_node { domain.nodes() as u32 } else { 1 };
+                let marked = (0..nodes).filter(|&node| self.reclaim.shrinkers.is_marked(report.id, slot, node));
+                objects = marked
+                    .filter_map(|node| self.count(report.id, standing.id, node))
+                    .fold(objects, u64::saturating_add);
+            });
+            if objects > 0 {
+                let own = self.groups().own_usage(self.source(), standing.id).unwrap_or(0);
+                let bytes = u128::from(own) * u128::from(share) / u128::from(WHOLE);
+                each(Payment { group: standing.id, objects, bytes: bytes as u64 });
+            }
+        }
+    }
+
+    fn domain(&self, top: GroupId, for_budget: bool) -> ReclaimDomain<'_, 'm, P> {
+        let mut slots = [0; FEW];
+        let few = self.groups().slots_below(self.source(), top, &mut slots).map(|count| (slots, count));
+        ReclaimDomain {
+            reclaiming: self,
+            watch: None,
+            few,
+            whom: ShrinkerFilter::All,
+            for_budget,
+            top,
+            node: None,
+            request: None,
+        }
+    }
+
+    /// Runs a pass. Returns its result, and whether its thread was written off meanwhile.
+    pub(crate) fn run(&self, ask: &Ask, context: PassContext) -> (Got, bool) {
+        let Some(running) = self.reclaim.watchdog.enter(context.reclaimer) else { return (Got::default(), false) };
+        let watch = Watch::new(self, &running, ask.deadline);
+        let mut domain = self.domain(ask.top, context.for_budget);
+        (domain.watch, domain.whom, domain.node) = (Some(&watch), context.whom, ask.node);
+        domain.request = context.request;
+        if context.whom == ShrinkerFilter::Own {
+            // neap's own shrinkers know no groups.
+            domain.few = Some(([GroupSlot::ROOT.slot; FEW], 1));
+        }
+        self.groups().begin_pass();
+        let got = self.reclaim.passes.run(&domain, ask);
+        (got, watch.is_written_off.get())
+    }
+}
+
+/// The subtree of one pass, with its thread's purpose.
+struct ReclaimDomain<'g, 'm, P: Platform> {
+    reclaiming: &'g Reclaiming<'m, P>,
+    watch: Option<&'g Watch<'g, 'm, P>>,
+    /// The slots of all groups below `top`, in order, and their number, if these are few. Then the
+    /// pass visits no other slots; a group made meanwhile is visited by the next pass.
+    few: Option<([u32; FEW], usize)>,
+    whom: ShrinkerFilter,
+    /// Only room in the budget counts.
+    for_budget: bool,
+    /// The group to reclaim from, with all below it.
+    top: GroupId,
+    /// The node whose shortage the pass is to end.
+    node: Option<usize>,
+    /// The request that the pass serves.
+    request: Option<Request>,
+}
+
+impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
+    fn nodes(&self) -> usize {
+        self.reclaiming.source().platform().nodes()
+    }
+
+    fn now(&self) -> u64 {
+        self.reclaiming.now()
+    }
+
+    fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
+        let (shrinkers, groups) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.groups());
+        if let Some((slots, count)) = &self.few {
+            let has_anything = |slot: &u32| *slot >= from && shrinkers.has_anything(node as u32, *slot);
+            return slots[..*count].iter().copied().find(has_anything);
+        }
+        let mut slot = shrinkers.next_with_anything(node as u32, from)?;
+        if top == GroupId::ROOT {
+            return Some(slot);
+        }
+        self.reclaiming.inside(|| {
+            let reading = groups.reading();
+            let top = groups.seat(&reading, top)?;
+            loop {
+                let above = core::iter::successors(Some(slot), |&slot| Some(groups.parent_of(slot)?.slot));
+                if above.into_iter().any(|slot| slot == top.slot) {
+                    return Some(slot);
+                }
+                slot = shrinkers.next_with_anything(node as u32, slot + 1)?;
+            }
+        })
+    }
+
+    fn standing(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
+        self.reclaiming.groups().standing(self.reclaiming.source(), slot, top)
+    }
+
+    fn give(&self, group: GroupId, slot: u32, node: usize, press: ScanPressure) -> Given {
+        let Some(watch) = self.watch else { return Given::default() };
+        let press = ScanPressure { whom: self.whom, ..press };
+        let (shrinkers, source) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.source());
+        let before = self.charged(self.top);
+        let enough = |need, said: u64| {
+            let now = self.charged(self.top);
+            let fallen = before.iter().zip(now).map(|(before, now)| before.saturating_sub(now)).max();
+            // Freed objects are cached at first, and make no room in the budget until the caches
+            // are drained.
+            (if self.for_budget { 0 } else { said }).max(fallen.unwrap_or(0)) >= need || self.has_enough()
+        };
+        let watch = Enough { watch, enough, takes_turns: self.request.is_some(), begun: Default::default() };
+        let Visited { scanned, freed, freed_bytes, unsure, stops, .. } =
+            shrinkers.visit(source, &watch, group, slot, node as u32, press);
+        Given { scanned, freed, bytes: if self.for_budget { 0 } else { freed_bytes }, unsure, stops }
+    }
+
+    fn used(&self, top: GroupId) -> [u64; 2] {
+        self.measures(top, || self.reclaiming.used(top))
+    }
+
+    fn charged(&self, top: GroupId) -> [u64; 2] {
+        self.measures(top, || self.reclaiming.charged(top))
+    }
+
+    fn tell(&self, group: GroupId, event: Event) {
+        self.reclaiming.groups().happened(self.reclaiming.source(), group, event);
+    }
+
+    fn note(&self, levels: &Levels, group: GroupId, scanned: u64, freed: u64) -> Option<Level> {
+        self.reclaiming.inside(|| levels.note(group, scanned, freed))
+    }
+
+    fn has_enough(&self) -> bool {
+        let pages = &self.reclaiming.source().core().objects.pages;
+        self.request.is_some_and(|request| self.reclaiming.needs(&request) == 0)
+            || self.node.is_some_and(|node| self.reclaiming.inside(|| pages.shortage(node).pages == 0))
+    }
+
+    fn first_priority(&self) -> u32 {
+        self.request.map_or(FIRST_PRIORITY, |request| FIRST_PRIORITY.saturating_sub(STEPS * request.vain))
+    }
+
+    fn is_called_off(&self) -> bool {
+        self.watch.is_some_and(|watch| watch.is_written_off.get())
+    }
+}
+
+impl<P: Platform> ReclaimDomain<'_, '_, P> {
+    /// Returns the bytes of a group, by `in_group`, and those of pages, which count for the root
+    /// alone.
+    fn measures(&self, top: GroupId, in_group: impl Fn() -> Option<u64>) -> [u64; 2] {
+        if top != GroupId::ROOT {
+            return [in_group().unwrap_or(0), 0];
+        }
+        // Memory that is charged to no group is known as pages of the process.
+        let core = self.reclaiming.source().core();
+        let pages = self.reclaiming.inside(|| match self.node {
+            Some(node) => core.objects.pages.node(node).used().into(),
+            None if self.for_budget => core.used_pages(),
+            None => core.resident_pages(),
+        });
+        let in_group = if self.for_budget { 0 } else { in_group().unwrap_or(0) };
+        [in_group, pages * core.objects.pages.page_size() as u64]
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Number of pages that count for the budget. Inside the gate.
+    fn used_pages(&self) -> u64 {
+        let pages = &self.objects.pages;
+        (0..pages.nodes()).map(|node| u64::from(pages.node(node).used())).sum()
+    }
+
+    /// Number of pages that count for the budget, plus free backed pages and pages of per-CPU data.
+    /// Inside the gate.
+    fn resident_pages(&self) -> u64 {
+        let pages = &self.objects.pages;
+        let free: u64 = (0..pages.nodes()).map(|node| u64::from(pages.node(node).backed_free_pages())).sum();
+        let (used, spare) = self.per_cpu.bytes();
+        self.used_pages() + free + (used + spare) / pages.page_size() as u64
+    }
+}

@@ -1,0 +1,142 @@
+//! Watching over the callbacks of one pass: when each may begin, what it is blamed for, and when
+//! there is enough.
+//!
+//! # Design
+//! A thread that runs a pass has a [`Watch`], which asks its slot before each callback, and tells
+//! it after. The CPU time of a callback is measured from a moment shortly before it began: reading
+//! that clock is a system call.
+//!
+//! # Locking
+//! None of its own. Shrinkers are blamed under the slots' mutex, inside the gate.
+
+use crate::reclaim::reclaiming::Reclaiming;
+use crate::state::reclaim::Reclaim;
+use core::cell::Cell;
+use neap_base::Platform;
+use neap_os::clock;
+use neap_reclaim::reclaim::{BUDGET, Misbehaviour, RunningCallback, SLACK};
+use neap_reclaim::{Asked, Caller, DONE, STOP, ShrinkerId};
+
+/// More objects, or bytes, than any cache has.
+const ABSURD: u64 = 1 << 48;
+
+/// Watches over callbacks of one pass.
+pub(crate) struct Watch<'w, 'm, P: Platform> {
+    reclaiming: &'w Reclaiming<'m, P>,
+    running: &'w RunningCallback<'w>,
+    deadline: u64,
+    pub(crate) is_written_off: Cell<bool>,
+    /// A moment, and the CPU time of this thread by then.
+    base: Cell<(u64, u64)>,
+    /// When the last callback ended, and the answer of the last count.
+    ended: Cell<u64>,
+    counted: Cell<u64>,
+}
+
+impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
+    pub(crate) fn new(reclaiming: &'w Reclaiming<'m, P>, running: &'w RunningCallback<'w>, deadline: u64) -> Self {
+        let (is_written_off, [ended, counted]) = (Cell::new(false), [const { Cell::new(0) }; 2]);
+        Watch { reclaiming, running, deadline, is_written_off, base: Cell::new((0, 0)), ended, counted }
+    }
+
+    /// Returns how long one callback of a shrinker may take.
+    fn budget_of(&self, id: ShrinkerId) -> u64 {
+        match self.reclaiming.reclaim.shrinkers.budget_of(id) {
+            0 => BUDGET,
+            budget => budget,
+        }
+    }
+}
+
+/// A [`Watch`] of a visit, with the function that decides whether enough was freed.
+pub(crate) struct Enough<'e, 'w, 'm, P: Platform, E> {
+    pub(crate) watch: &'e Watch<'w, 'm, P>,
+    pub(crate) enough: E,
+    /// Shrinkers take turns: each is called for the time of one callback in a visit. The rest is
+    /// for later passes.
+    pub(crate) takes_turns: bool,
+    /// Time when the first callback of a shrinker began.
+    pub(crate) begun: Cell<u64>,
+}
+
+impl<P: Platform, E: Fn(u64, u64) -> bool> Caller for Enough<'_, '_, '_, P, E> {
+    fn began(&self, id: ShrinkerId, again: bool) -> bool {
+        let has_turn = !again || !self.takes_turns || {
+            let took = self.watch.ended.get().saturating_sub(self.begun.get());
+            took < self.watch.budget_of(id)
+        };
+        let begins = has_turn && self.watch.began(id, again);
+        if !again {
+            self.begun.set(self.watch.running.last_began());
+        }
+        begins
+    }
+
+    fn deadline(&self) -> u64 {
+        self.watch.deadline
+    }
+
+    fn has_enough(&self, need: u64, said: u64) -> bool {
+        (self.enough)(need, said)
+    }
+
+    fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
+        self.watch.ended(id, asked, answer)
+    }
+}
+
+impl<P: Platform> Caller for Watch<'_, '_, P> {
+    fn deadline(&self) -> u64 {
+        self.deadline
+    }
+
+    fn began(&self, id: ShrinkerId, again: bool) -> bool {
+        let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
+        // Reading a clock is a system call.
+        let now = if again { self.ended.get() } else { self.reclaiming.moment() };
+        if is_late || self.is_written_off.get() {
+            return false;
+        }
+        if self.base.get() == (0, 0) {
+            self.base.set((now, clock::of_thread()));
+        }
+        self.running.began(id.to_bits(), now, self.budget_of(id))
+    }
+
+    fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
+        self.ended.set(self.reclaiming.moment());
+        let (took, is_written_off) = self.running.ended(self.ended.get());
+        let budget = self.budget_of(id);
+        if is_written_off || took > budget {
+            let Reclaim { watchdog, shrinkers, .. } = self.reclaiming.reclaim;
+            let (_, busy) = self.base.get();
+            let busy = clock::of_thread().saturating_sub(busy);
+            let excess = watchdog.excess_of(self.running.last_began(), busy, budget);
+            let now = self.reclaiming.moment();
+            if is_written_off {
+                self.reclaiming.inside(|| self.running.is_back(now, excess));
+                self.is_written_off.set(true);
+            } else {
+                let name = shrinkers.name_of(id);
+                self.reclaiming.inside(|| watchdog.overran(id.to_bits(), name, excess, now));
+            }
+        }
+        // Keeps the CPU time of earlier callbacks in the next measurement small.
+        if self.ended.get().saturating_sub(self.base.get().0) > SLACK / 2 {
+            self.base.set((self.ended.get(), clock::of_thread()));
+        }
+        let is_count = asked.to_scan == 0;
+        let objects = if answer >= DONE { 0 } else { answer };
+        // No shrinker can have freed more than requested, and more than it has just counted.
+        let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();
+        if is_count {
+            self.counted.set(objects);
+        }
+        let is_lie = answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD);
+        // neap's own caches give whole units: a sheaf, or all of a CPU.
+        if is_lie && !self.reclaiming.reclaim.shrinkers.is_own(id) {
+            self.reclaiming.blame(id, Misbehaviour::Lied);
+        }
+        took
+    }
+}

@@ -1,0 +1,578 @@
+//! Reclaimers: threads that run the callbacks of a program's shrinkers for threads that may not run
+//! them.
+//!
+//! # Design
+//! A charge at its limit may be made within `malloc`, by a thread that holds the very lock a
+//! callback takes. Such a thread calls no callback: it posts a
+//! [job](neap_reclaim::reclaim::job_queue), and waits until a deadline.
+//!
+//! There is at most one reclaimer for each node, or four on machines with fewer nodes. The first is
+//! made with the first shrinker, more when all are busy. No call that allocates or frees makes a
+//! reclaimer: registering a shrinker does, and neap's own thread.
+//!
+//! Every waiting thread and every tick checks whether a callback has run for longer than it may.
+//! Then its shrinker becomes a culprit, its thread is written off, and another thread goes on with
+//! the job. A thread that was written off ends when its callback returns.
+//!
+//! # Locking
+//! Takes the mutexes of the jobs and of blaming only, both within the gate. No callback runs inside
+//! the gate.
+
+use crate::mm::{Core, Mm, Task};
+use crate::options::Background;
+use crate::reclaim::pass::PassContext;
+use crate::reclaim::reclaiming::Reclaiming;
+use crate::state::reclaim::{Manner, PASS, PATIENCE, Reclaim};
+use core::sync::atomic::Ordering;
+use neap_base::Platform;
+use neap_groups::{Bound, Due, GroupId, Request};
+use neap_os::clock;
+use neap_reclaim::reclaim::{Ask, BUDGET, Next, Overdue, ReclaimJob, Waiter, goal};
+use neap_reclaim::{ShrinkerFilter, ShrinkerId, is_calling};
+
+/// Nanoseconds between two checks of running callbacks by a waiting thread.
+const LOOK: u64 = BUDGET / 4;
+/// Most reclaimers on a machine with fewer nodes. With several, one slow callback does not delay
+/// the callbacks of other groups.
+const LEAST: usize = 4;
+impl<P: Platform> Core<P> {
+    /// Reclaims for a charge at a limit, and returns the bytes that came back:
+    /// [`Reclaimer::reclaim`](neap_groups::Reclaimer::reclaim). Outside the gate.
+    #[cold]
+    pub(crate) fn reclaim_for_charge(&self, mm: &Mm<P>, group: GroupId, bytes: u64, manner: Manner) -> u64 {
+        let Some(reclaiming) = mm.reclaiming_if_made() else { return 0 };
+        // A callback that charges requests nothing: it is part of a pass that is under way.
+        let reclaim = reclaiming.reclaim;
+        let (marks, began) = (reclaim.shrinkers.marks(), reclaiming.now());
+        if is_calling() || reclaim.backoff.is_noted(group, marks, began) {
+            return 0;
+        }
+        let answer = if reclaiming.has_shrinkers_below(group) {
+            self.ask_for_charge(mm, &reclaiming, group, bytes, manner)
+        } else {
+            Some(0)
+        };
+        match answer {
+            Some(0) => {
+                let is_anything_marked = reclaiming.has_shrinkers_below(group);
+                reclaim.backoff.note(group, marks, began, reclaiming.now(), is_anything_marked);
+            }
+            Some(_) => reclaim.backoff.forget(group),
+            // No reclaimer has answered yet.
+            None => {}
+        }
+        answer.unwrap_or(0)
+    }
+
+    /// Asks shrinkers for memory of `group` in the given manner, and returns the bytes that came
+    /// back. `None` if there is no answer yet.
+    fn ask_for_charge(
+        &self,
+        mm: &Mm<P>,
+        reclaiming: &Reclaiming<'_, P>,
+        group: GroupId,
+        bytes: u64,
+        manner: Manner,
+    ) -> Option<u64> {
+        let before = reclaiming.charged(group);
+        let wanted = before.map_or(bytes, |charged| goal(bytes, charged));
+        let had = if manner == Manner::Inline { reclaiming.ask_inline(group, wanted, u64::MAX) } else { 0 };
+        if had >= bytes && had > 0 {
+            return Some(had);
+        }
+        if matches!(manner, Manner::Post | Manner::Quiet) {
+            reclaiming.ask_for(group, bytes);
+            return None;
+        }
+        // The excess over the limit is missing once, however many threads wait for it.
+        let missing = bytes.saturating_sub(reclaiming.excess(group));
+        match self.ask_reclaimers(mm, reclaiming, ReclaimJob::Group(group, missing), Some(PATIENCE)) {
+            Some(bytes) => Some(bytes.max(had)),
+            // The pass goes on. What it has freed so far is reason enough for the charge to ask
+            // again.
+            None => {
+                let fallen =
+                    before.zip(reclaiming.charged(group)).map_or(0, |(before, now)| before.saturating_sub(now));
+                Some(fallen.max(had)).filter(|&bytes| bytes > 0)
+            }
+        }
+    }
+
+    /// Posts the job of serving requests for reclaimers. Outside the gate; waits for nothing.
+    /// Without `makes_threads` the next tick makes a missing reclaimer.
+    pub(crate) fn call_servers(&self, mm: &Mm<P>, makes_threads: bool) {
+        if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
+            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
+            if makes_threads {
+                _ = self.recruit(mm, &reclaiming, 0);
+            } else {
+                self.come_soon();
+            }
+        }
+    }
+
+    /// Reclaims for an allocation that the budget or the system refuses. neap's own caches are
+    /// asked in this thread, then the program's by reclaimers.
+    ///
+    /// Returns whether enough came back, or the program's shrinkers gave anything; `None` if
+    /// reclaim was never used, or inside a callback.
+    #[cold]
+    pub(crate) fn reclaim_for_budget(&self, mm: &Mm<P>, bytes: u64) -> Option<bool> {
+        let reclaiming = mm.reclaiming_if_made().filter(|_| !is_calling())?;
+        let bytes = goal(bytes, u64::MAX);
+        let deadline = reclaiming.now().saturating_add(PATIENCE);
+        let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None, ahead: false };
+        let (got, _) =
+            reclaiming.run(&ask, PassContext { whom: ShrinkerFilter::Own, for_budget: true, ..PassContext::of(0) });
+        let has_enough = got.bytes >= bytes;
+        let asks = || self.ask_reclaimers(mm, &reclaiming, ReclaimJob::Budget(bytes), Some(PATIENCE)) > Some(0);
+        Some(has_enough || reclaiming.reclaim.shrinkers.has_others() && asks())
+    }
+
+    /// Reclaims for a charge while `group`, or one above it, is beyond its `high`. Waits for
+    /// reclaimers for at most `delay` nanoseconds. Returns whether all of these groups are at or
+    /// below their `high` afterwards.
+    #[cold]
+    pub(crate) fn relieve(&self, mm: &Mm<P>, group: GroupId, delay: u64) -> bool {
+        let Some(reclaiming) = mm.reclaiming_if_made() else { return false };
+        if is_calling() || !reclaiming.above_high(group).any(|info| reclaiming.has_shrinkers_below(info.id)) {
+            return false;
+        }
+        self.ask_reclaimers(mm, &reclaiming, ReclaimJob::AboveHigh(group), Some(delay));
+        reclaiming.above_high(group).next().is_none()
+    }
+
+    /// Asks one shrinker, for another process: how many objects it has of a group on a node or,
+    /// with `scan`, to scan that many. neap's own shrinkers are asked in this thread, a program's
+    /// by reclaimers.
+    ///
+    /// Returns the number of objects there, or freed; `None` if the shrinker did not answer.
+    pub(crate) fn ask_shrinker(
+        &self,
+        mm: &Mm<P>,
+        reclaiming: &Reclaiming<'_, P>,
+        id: ShrinkerId,
+        (group, node): (GroupId, u32),
+        scan: Option<u64>,
+    ) -> Option<u64> {
+        if is_calling() {
+            return None;
+        }
+        if reclaiming.reclaim.shrinkers.is_own(id) {
+            return match scan {
+                None => reclaiming.count(id, group, node),
+                Some(objects) => reclaiming.scan(id, group, node, objects).map(|visited| visited.freed),
+            };
+        }
+        let aim = match scan {
+            None => ReclaimJob::CountObjects(id, group, node),
+            Some(objects) => ReclaimJob::ScanObjects(id, group, node, objects),
+        };
+        self.ask_reclaimers(mm, reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
+    }
+
+    /// Posts a job, and waits for it for `patience` nanoseconds, if given. Time by which the thread
+    /// is woken too late does not count. Returns the job's answer, 0 where there can be no
+    /// reclaimers, and `None` if it was not awaited or came too late.
+    pub(crate) fn ask_reclaimers(
+        &self,
+        mm: &Mm<P>,
+        reclaiming: &Reclaiming<'_, P>,
+        aim: ReclaimJob,
+        patience: Option<u64>,
+    ) -> Option<u64> {
+        let Reclaim { jobs, waits, late, .. } = reclaiming.reclaim;
+        if !self.may_have_reclaimers(mm) {
+            return Some(0);
+        }
+        let Some(patience) = patience else {
+            _ = reclaiming.inside(|| jobs.post(aim));
+            _ = self.call_reclaimers(reclaiming);
+            return None;
+        };
+        let mut end = clock::precise().saturating_add(patience);
+        waits.fetch_add(1, Ordering::Relaxed);
+        let mut waiter = Waiter::new(aim);
+        loop {
+            // Where there are too many jobs it waits for room first.
+            reclaiming.inside(|| jobs.ask(&mut waiter));
+            let left = if self.call_reclaimers(reclaiming) { end.saturating_sub(clock::precise()) } else { 0 };
+            if let Some(bytes) = reclaiming.inside(|| jobs.answer(&waiter, left == 0)) {
+                late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
+                return (left > 0).then_some(bytes);
+            }
+            let before = reclaiming.moment();
+            jobs.wait(&waiter, left.min(LOOK));
+            let now = reclaiming.moment();
+            let late_by = now.saturating_sub(before).saturating_sub(left.min(LOOK));
+            let is_on_time = reclaiming.reclaim.watchdog.looked(now, late_by);
+            // While this thread did not run, in a stopped process or beyond a CPU quota, reclaimers
+            // may not have run either.
+            end = end.saturating_add(late_by);
+            self.watch(reclaiming, Some(before).filter(|_| is_on_time));
+        }
+    }
+
+    /// Writes off threads whose callbacks have not returned in time, and lets other threads take
+    /// over their jobs. `seen_from` is the time from which this thread has watched.
+    fn watch(&self, reclaiming: &Reclaiming<'_, P>, seen_from: Option<u64>) {
+        let Reclaim { shrinkers, watchdog, jobs, .. } = reclaiming.reclaim;
+        let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
+        let replace = |overdue: Overdue| {
+            if overdue.reclaimer > 0 {
+                reclaiming.leave_request(overdue.reclaimer);
+                jobs.write_off(overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
+            }
+        };
+        reclaiming.inside(|| watchdog.write_off(reclaiming.moment(), seen_from, name, replace));
+    }
+
+    /// Requests a reclaimer from neap's thread if there are fewer than the jobs need. Returns
+    /// whether there is one now, or will be. Not inside the gate.
+    fn call_reclaimers(&self, reclaiming: &Reclaiming<'_, P>) -> bool {
+        let jobs = &reclaiming.reclaim.jobs;
+        let (is_short, (threads, _)) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads()));
+        if is_short && threads < self.most_reclaimers() {
+            self.come_soon();
+        }
+        threads > 0 || self.background.has_thread()
+    }
+
+    /// Makes a reclaimer if there are fewer than `least`, or than the jobs need. Returns whether
+    /// there is one now, or will be. Not inside the gate, nor within a call that allocates or
+    /// frees: making a thread allocates.
+    pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
+        let jobs = &reclaiming.reclaim.jobs;
+        if !self.may_have_reclaimers(mm) {
+            return false;
+        }
+        // Not while this thread makes one, or runs a callback: the next tick makes it.
+        if is_calling() {
+            return self.call_reclaimers(reclaiming);
+        }
+        let most = self.most_reclaimers();
+        let (hired, (threads, _)) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads()));
+        if hired.is_none_or(|number| self.spawn(mm, Task::Reclaim(number)).is_ok()) {
+            return threads > 0;
+        }
+        reclaiming.inside(|| jobs.not_made(clock::precise()));
+        threads > 1
+    }
+
+    fn most_reclaimers(&self) -> u32 {
+        self.objects.platform.nodes().max(LEAST) as u32
+    }
+
+    pub(crate) fn may_have_reclaimers(&self, mm: &Mm<P>) -> bool {
+        mm.hooks.spawn.is_some() && self.options.background != Background::Never
+    }
+
+    /// Records that neap's thread, which watches callbacks, woke `late_by` nanoseconds too late.
+    pub(crate) fn look_after_nap(&self, mm: &Mm<P>, late_by: u64) {
+        if let Some(reclaiming) = mm.reclaiming_if_made() {
+            reclaiming.reclaim.watchdog.looked(reclaiming.moment(), late_by);
+        }
+    }
+
+    /// Does reclaim's part of a tick: checks callbacks and nodes, and makes reclaimers. Not inside
+    /// the gate.
+    pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, makes_threads: bool) {
+        let Some(reclaiming) = mm.reclaiming_if_made() else { return };
+        self.watch(&reclaiming, None);
+        (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
+        // Also for requests that were handed back, or found no reclaimer when they were posted.
+        if self.may_have_reclaimers(mm) && matches!(reclaiming.look_for_request(), Due::Now(_)) {
+            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
+        }
+        if makes_threads {
+            _ = self.recruit(mm, &reclaiming, 0);
+        }
+    }
+
+    /// Posts a job for reclaimers if a node is at its low watermark. The job frees pages of that
+    /// node alone, until it is above the high watermark. Does not wait. Not inside the gate.
+    pub(crate) fn look_at_node(&self, mm: &Mm<P>, node: usize) {
+        if self.settings.limit() == 0 || is_calling() {
+            return;
+        }
+        let Some(reclaiming) = mm.reclaiming_if_made() else { return };
+        let (reclaim, pages) = (reclaiming.reclaim, &self.objects.pages);
+        let shortage = reclaiming.inside(|| pages.shortage(node));
+        if shortage.pages == 0 {
+            reclaim.passes.has_enough(node);
+        } else if shortage.is_low
+            && !reclaim.passes.is_hopeless(node)
+            && reclaim.shrinkers.has_others()
+            && self.may_have_reclaimers(mm)
+        {
+            _ = reclaiming.inside(|| reclaim.jobs.post(ReclaimJob::Node(node)));
+            _ = self.call_reclaimers(&reclaiming);
+        }
+    }
+}
+
+impl<P: Platform> Mm<P> {
+    /// The whole life of the reclaimer `number`.
+    pub(crate) fn reclaimer(&self, number: u32) {
+        let (Some(core), Some(reclaiming)) = (self.core_if_open(), self.reclaiming_if_made()) else { return };
+        let jobs = &reclaiming.reclaim.jobs;
+        let idle = |node| core.objects.pages.node(node).set_reclaiming(false);
+        loop {
+            let aim = match reclaiming.inside(|| jobs.take(number)) {
+                Next::Job(aim) => aim,
+                Next::Nothing(idle) => {
+                    match reclaiming.look_for_request() {
+                        Due::Now(_) => _ = reclaiming.inside(|| jobs.post(ReclaimJob::Requests)),
+                        Due::In(nanoseconds) => jobs.sleep(idle, Some(nanoseconds)),
+                        Due::Nothing => jobs.sleep(idle, None),
+                    }
+                    continue;
+                }
+                Next::End => return,
+            };
+            let (bytes, is_written_off) = core.work(self, &reclaiming, aim, number);
+            if is_written_off {
+                reclaiming.inside(|| jobs.end(number, idle));
+                // The thread that wrote this one off may not have made a successor yet, or failed
+                // to.
+                _ = core.recruit(self, &reclaiming, 0);
+                return;
+            }
+            reclaiming.inside(|| jobs.finish(number, bytes, idle));
+        }
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Does a job. Returns its answer, and whether this thread was written off meanwhile.
+    fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: ReclaimJob, number: u32) -> (u64, bool) {
+        let deadline = reclaiming.now().saturating_add(PASS);
+        let run = |top: GroupId, bytes: u64, for_budget: bool, node: Option<usize>| {
+            let context = PassContext { for_budget, ..PassContext::of(number) };
+            reclaiming.run(&Ask { top, bytes, deadline, node, ahead: false }, context)
+        };
+        match aim {
+            ReclaimJob::Group(group, bytes) => {
+                let bytes = bytes.saturating_add(reclaiming.excess(group));
+                let bytes = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
+                let (got, is_written_off) = run(group, bytes, false, None);
+                // A shrinker that freed objects without giving a size counts as one byte, so that
+                // it is asked again.
+                (got.bytes.max(u64::from(got.is_something())), is_written_off)
+            }
+            ReclaimJob::Budget(bytes) => {
+                let (got, is_written_off) = run(GroupId::ROOT, bytes, true, None);
+                (got.bytes.max(u64::from(got.is_something())), is_written_off)
+            }
+            ReclaimJob::AboveHigh(group) => {
+                let mut bytes = 0_u64;
+                for high in reclaiming.above_high(group) {
+                    // Stocks and cached objects of the group go first, and may be the whole excess.
+                    reclaiming.drain(high.id);
+                    let Some(info) = reclaiming.info(high.id) else { continue };
+                    let excess = info.charged.saturating_sub(info.bounds[Bound::High as usize]);
+                    if excess == 0 {
+                        continue;
+                    }
+                    let (got, is_written_off) = run(info.id, goal(excess, info.charged), false, None);
+                    bytes = bytes.saturating_add(got.bytes);
+                    reclaiming.drain(info.id);
+                    if is_written_off {
+                        return (bytes, true);
+                    }
+                }
+                (bytes, false)
+            }
+            // Biased by one: 0 means no answer, n + 1 means n objects.
+            ReclaimJob::CountObjects(id, group, node) => {
+                let counted = reclaiming.count_as(number, id, group, node);
+                counted.map_or((0, false), |(objects, is_written_off)| (objects.saturating_add(1), is_written_off))
+            }
+            ReclaimJob::ScanObjects(id, group, node, objects) => {
+                let scanned = reclaiming.scan_as(number, id, group, node, objects);
+                scanned
+                    .map_or((0, false), |(visited, is_written_off)| (visited.freed.saturating_add(1), is_written_off))
+            }
+            ReclaimJob::Requests => {
+                let Due::Now(request) = reclaiming.take_request(number) else { return (0, false) };
+                // A further request is for another reclaimer.
+                if matches!(reclaiming.look_for_request(), Due::Now(_)) {
+                    self.call_servers(mm, true);
+                }
+                let (bytes, is_written_off) = self.serve(reclaiming, &request, deadline, number);
+                reclaiming.served(&request, number);
+                // This thread holds no lock. Ticks notify listeners, since these may take long.
+                reclaiming.wake_waiters();
+                (bytes, is_written_off)
+            }
+            ReclaimJob::Node(node) => {
+                let pages = &self.objects.pages;
+                let missing = reclaiming.inside(|| pages.shortage(node).pages);
+                if missing == 0 {
+                    return (0, false);
+                }
+                // Until the job leaves this thread: `finish`, `end` or `write_off` resets the flag.
+                reclaiming.inside(|| pages.node(node).set_reclaiming(true));
+                let bytes = u64::from(missing) * pages.page_size() as u64;
+                let (got, is_written_off) = run(GroupId::ROOT, bytes, true, Some(node));
+                (got.bytes, is_written_off)
+            }
+        }
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Reclaims from the group of a request for as long as the group needs memory. Returns the
+    /// bytes that came back, and whether this thread was written off meanwhile.
+    fn serve(&self, reclaiming: &Reclaiming<'_, P>, request: &Request, deadline: u64, number: u32) -> (u64, bool) {
+        let top = request.group;
+        // Unused stock goes first, and may be all that is needed.
+        reclaiming.drain(top);
+        let needs = reclaiming.needs(request);
+        if needs == 0 || !reclaiming.has_shrinkers_below(top) {
+            return (0, false);
+        }
+        let bytes = reclaiming.charged(top).map_or(needs, |charged| goal(needs, charged));
+        let ask = Ask { top, bytes, deadline, node: None, ahead: false };
+        let (got, is_written_off) =
+            reclaiming.run(&ask, PassContext { request: Some(*request), ..PassContext::of(number) });
+        reclaiming.drain(top);
+        (got.bytes, is_written_off)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::options::Options;
+    use core::ffi::c_void;
+    use neap_base::virtual_platform::Virtual;
+    use neap_reclaim::{Asked, STOP, Spec};
+    use std::boxed::Box;
+    use std::sync::Mutex;
+    use std::vec::Vec;
+
+    const BLOCK: usize = 64 << 10;
+
+    /// Blocks that a program caches, by node, and the nodes that it was asked for.
+    struct Blocks {
+        mm: *const Mm<Virtual>,
+        by_node: Mutex<[Vec<usize>; 2]>,
+        asked: Mutex<Vec<u32>>,
+    }
+
+    impl Blocks {
+        fn mm(&self) -> &Mm<Virtual> {
+            // SAFETY: the manager is in a box that outlives this.
+            unsafe { &*self.mm }
+        }
+
+        fn put(&self, cpu: usize) {
+            Virtual::run_on(cpu);
+            let block = self.mm().allocate(BLOCK);
+            assert!(!block.is_null());
+            self.by_node.lock().unwrap()[cpu / 2].push(block.expose_provenance());
+        }
+
+        fn lengths(&self) -> [usize; 2] {
+            self.by_node.lock().unwrap().each_ref().map(Vec::len)
+        }
+
+        fn spec(&self) -> Spec<'static> {
+            unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
+                // SAFETY: `data` is the `Blocks` that `spec` was made of, which the test keeps
+                // until the manager is closed; `asked` is valid for this call.
+                let (blocks, node) = unsafe { (&*data.cast::<Blocks>(), (*asked).node) };
+                blocks.asked.lock().unwrap().push(node);
+                blocks.lengths()[node as usize] as u64
+            }
+            unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
+                // SAFETY: `data` is the `Blocks` that `spec` was made of, which the test keeps
+                // until the manager is closed; `asked` is valid for this call.
+                let (blocks, asked) = unsafe { (&*data.cast::<Blocks>(), &*asked) };
+                // A callback that allocates while its node is short posts no job.
+                let before = blocks.mm().reclaiming_if_made().unwrap().reclaim.jobs.count();
+                let block = blocks.mm().allocate(BLOCK);
+                // SAFETY: allocated above, and used nowhere else.
+                unsafe { blocks.mm().free(block) };
+                if blocks.mm().reclaiming_if_made().unwrap().reclaim.jobs.count() != before {
+                    return STOP;
+                }
+                let mut freed = 0;
+                while freed < asked.to_scan
+                    && let Some(block) = blocks.by_node.lock().unwrap()[asked.node as usize].pop()
+                {
+                    // SAFETY: allocated by `put`; popped above, so no other thread has it.
+                    unsafe { blocks.mm().free(core::ptr::with_exposed_provenance_mut(block)) };
+                    freed += 1;
+                }
+                freed
+            }
+            let data = core::ptr::from_ref(self).cast_mut().cast();
+            let (name, by_node, by_group, inline) = ("blocks", true, false, false);
+            Spec { name, count, scan, data, gone: None, seeks: 2, batch: 1, by_node, by_group, inline }
+        }
+    }
+
+    /// A reclaimer works for one node between its watermarks: a job is posted at the low one, ends
+    /// above the high one, is not posted twice, and is repeated for a shortage that comes while it
+    /// runs.
+    #[test]
+    fn background_reclaim_begins_below_low_ends_above_high_and_is_of_one_node() {
+        // Threads that are made do nothing: the test is the reclaimer.
+        let hooks = Hooks { open: |_| (), spawn: Some(|_, _| Ok(1)), ticked: None };
+        let mut mm = Box::new(Mm::new(hooks));
+        let machine = Virtual::new(4096, 4).with_nodes(&[0, 0, 1, 1]);
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(machine, &Options { limit: 32 << 20, stat: false, ..Options::DEFAULT }) }.unwrap();
+        let blocks = Blocks { mm: &raw const *mm, by_node: Mutex::default(), asked: Mutex::default() };
+        let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
+        // SAFETY: the blocks stay in place until the manager is closed, and the callbacks return.
+        let id = unsafe { reclaiming.prepare(&blocks.spec()) }.unwrap();
+        reclaiming.start(id).unwrap();
+        let jobs = &reclaiming.reclaim.jobs;
+        let shortage = |node| core.objects.pages.shortage(node);
+        // The second node is below its part of the limit: the missing pages are the first node's to
+        // free.
+        (0..64).for_each(|_| blocks.put(2));
+        while !shortage(0).is_low {
+            assert_eq!(jobs.count(), (0, 0), "above the low watermark nobody is woken");
+            blocks.put(0);
+        }
+        assert_eq!((shortage(1).pages, jobs.count()), (0, (1, 0)));
+        blocks.put(0);
+        core.tick_reclaim(&mm, true);
+        assert_eq!(jobs.count(), (1, 0), "once");
+        let before = blocks.lengths();
+        let Next::Job(aim) = jobs.take(1) else { panic!("a job was posted") };
+        assert_eq!(aim, ReclaimJob::Node(0));
+        let missing = u64::from(shortage(0).pages) * 4096;
+        let (bytes, _) = core.work(&mm, &reclaiming, aim, 1);
+        assert!(bytes >= missing && shortage(0).pages == 0 && !shortage(0).is_low);
+        let now = blocks.lengths();
+        let freed = (before[0] - now[0]) * BLOCK;
+        assert!((missing as usize..missing as usize * 4).contains(&freed), "{freed} of {missing}");
+        assert_eq!((now[1], blocks.asked.lock().unwrap().iter().all(|&node| node == 0)), (before[1], true));
+        // A new shortage while the job runs: it is done once more, and then the reclaimer sleeps.
+        while !shortage(0).is_low {
+            blocks.put(0);
+        }
+        assert_eq!(jobs.count(), (0, 1));
+        jobs.finish(1, bytes, |_| ());
+        assert_eq!(jobs.take(1), Next::Job(aim));
+        core.work(&mm, &reclaiming, aim, 1);
+        jobs.finish(1, 0, |_| ());
+        assert_eq!((shortage(0).pages, jobs.count()), (0, (0, 0)));
+        // Between the watermarks no reclaimer is woken, not even by a tick.
+        while shortage(0).pages == 0 {
+            blocks.put(0);
+        }
+        core.tick_reclaim(&mm, true);
+        assert_eq!((shortage(0).is_low, jobs.count()), (false, (0, 0)));
+        let [direct, background] = reclaiming.passes().map(|[passes, ..]| passes);
+        assert_eq!((direct, background), (0, 2));
+        // SAFETY: nothing of the manager is used any more.
+        unsafe { mm.close() };
+    }
+}

@@ -1,0 +1,188 @@
+//! neap's own thread: when there is one, how it is woken, and how it ends.
+//!
+//! # Design
+//! - A call that allocates or frees never makes the thread. [`Mm::start_background`] does, which
+//!   the preload library calls when the program makes its first thread. So do calls for work that
+//!   only a thread can do: registering a shrinker, a subscription, a charge that waits.
+//! - A process with one thread has none otherwise. There, and where the system refuses a thread,
+//!   calls tick ([`maintenance`](crate::returning::maintenance)).
+//! - The thread ticks while anything is cached. Then it sleeps without a deadline, until a slow
+//!   call wakes it. With a limit that [follows the container](crate::limits::following) it wakes
+//!   once a second.
+//! - It ends with the main thread ([`Mm::end_background`]): the C library counts it, so the process
+//!   would not end with the last of the program's threads.
+//!
+//! # Locking
+//! None. The state says what the thread does next; it sleeps on the
+//! [helper's](neap_objects::helper) bell.
+
+use crate::mm::{Core, Mm, Task};
+use crate::returning::maintenance::Tick;
+use crate::state::background::{ABSENT, ASLEEP, AWAKE, Background, DROWSY, ENDED, NEVER, fence_unless_exchanged};
+use core::sync::atomic::Ordering;
+use neap_base::platform::{Errno, Platform};
+use neap_percpu::PerCpuData;
+use neap_reclaim::without_reclaim;
+
+impl<P: Platform> Core<P> {
+    /// Follows every slow call: wakes the thread, or ticks in its place. Not inside the gate.
+    #[inline]
+    pub(crate) fn after(&self, mm: &Mm<P>) {
+        if !self.background.is_awake() {
+            self.after_unless_awake(mm);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn after_unless_awake(&self, mm: &Mm<P>) {
+        if !self.background.has_thread() {
+            self.after_without_thread(mm);
+        } else if self.background.keep_awake() {
+            self.objects.helper.ring();
+        }
+    }
+
+    /// Follows a call for per-CPU data: wakes the thread, or does due work in its place. A caller
+    /// in a `hurry` does no work if there is no thread. Not inside the gate.
+    pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, hurry: bool) {
+        let background = &self.background;
+        if hurry && !background.has_thread() {
+            return;
+        }
+        self.after(mm);
+        let platform = &self.objects.platform;
+        if data.is_work_wanted() && !background.has_thread() && !platform.is_isolated(platform.cpu()) {
+            let _inside = mm.gate.enter(platform.cpu());
+            data.tick_until(platform, &|| mm.gate.is_closed());
+        }
+    }
+
+    /// Requests an early tick: wakes the thread, or ends its nap. Callable in any context. Without
+    /// a thread a later call ticks.
+    pub(crate) fn come_soon(&self) {
+        self.background.soon.store(true, Ordering::Release); // Pairs with the Acquire in `is_wanted_soon`.
+        self.background.keep_awake();
+        self.objects.helper.ring();
+    }
+
+    /// Makes the thread, if there is none and one may be made. Returns whether it did. Not inside
+    /// the gate, nor in a call that allocates or frees.
+    pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
+        let Background { state, id, .. } = &self.background;
+        // AWAKE before the thread exists: it will be.
+        if mm.hooks.spawn.is_none()
+            || state.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return false;
+        }
+        self.objects.helper.set_present(true);
+        match self.spawn(mm, Task::Maintain) {
+            Ok(made) => {
+                // Release pairs with the Acquire in `end_background`.
+                id.store(made, Ordering::Release);
+                true
+            }
+            Err(error) => {
+                self.objects.helper.set_present(false);
+                // A reached limit of threads may be temporary.
+                state.store(if error == Errno::AGAIN { ABSENT } else { NEVER }, Ordering::Relaxed);
+                false
+            }
+        }
+    }
+
+    /// Makes a thread of neap's. Its allocations in this thread are charged to no group, and ask no
+    /// cache to shrink, as far as possible. Else:
+    /// 1. A thread in a group at its limit makes the reclaimer that is to make room.
+    /// 2. The C library allocates for that, under preload by this very manager.
+    /// 3. That charge posts a job, and waits for the thread of step 1.
+    pub(crate) fn spawn(&self, mm: &Mm<P>, task: Task) -> Result<usize, Errno> {
+        let Some(spawn) = mm.hooks.spawn else { return Err(Errno::NOSYS) };
+        let before = mm.enter(None);
+        let made = without_reclaim(|| spawn(mm, task));
+        mm.leave(before);
+        made
+    }
+
+    /// Drains the stacks of all CPUs for allocations that may not fence. First looks at the
+    /// container for those at a limit that follows it.
+    pub(crate) fn help(&self, mm: &Mm<P>) {
+        self.objects.helper.serve(|| {
+            self.look_for_allocation(mm);
+            // Tried only: the asking thread may be inside the gate, and a fork wait for it.
+            let Some(_inside) = mm.gate.try_enter(self.objects.platform.cpu()) else { return false };
+            let used = self.objects.cpu_caches.used();
+            used.iter().take_while(|_| !mm.gate.is_closed()).for_each(|cpu| _ = self.objects.drain_cpu(cpu, |_| true));
+            true
+        });
+    }
+}
+
+impl<P: Platform> Mm<P> {
+    /// Makes neap's thread, if there is none and the options allow one (not `NEAP=background:off`).
+    /// With it, the memory of a burst is released about two seconds later, even if all threads are
+    /// idle. Returns whether there is one.
+    ///
+    /// The preload library calls this when the program makes a thread. Other programs call it after
+    /// they have made their threads, and not while they hold a lock that an allocation may take:
+    /// making a thread allocates. A child of `fork` has no thread, and calls it again.
+    pub fn start_background(&self) -> bool {
+        let Some(core) = self.core() else { return false };
+        core.make_thread(self) || core.background.has_thread()
+    }
+
+    /// Ends neap's thread for good, and calls `join` with its handle to wait for it. From now on
+    /// calls release memory.
+    pub(crate) fn end_background(&self, join: impl FnOnce(usize)) {
+        let Some(core) = self.core_if_open() else { return };
+        let Background { state, ending, id, .. } = &core.background;
+        ending.store(true, Ordering::Release); // Pairs with the Acquire in `is_ending`.
+        // No thread is made from here on.
+        _ = state.compare_exchange(ABSENT, ENDED, Ordering::Relaxed, Ordering::Relaxed);
+        core.objects.helper.set_present(false);
+        core.objects.helper.ring();
+        // Acquire pairs with the Release in `make_thread`.
+        let made = id.swap(0, Ordering::Acquire);
+        if made != 0 {
+            join(made);
+        }
+    }
+
+    /// Body of the thread: ticks while there is memory to release, then sleeps until woken.
+    pub(crate) fn background(&self) {
+        let Some(core) = self.core_if_open() else { return };
+        let state = &core.background.state;
+        let mut nap = core.settings.interval();
+        while core.nap(self, nap) {
+            // Caching memory from here on turns DROWSY back into AWAKE, so the thread does not
+            // sleep over it:
+            //
+            // | this thread | thread B |
+            // |---|---|
+            // | 1. stores DROWSY | |
+            // | 2. looks at CPU 0 | |
+            // | | 3. frees on CPU 0, stores AWAKE |
+            // | 4. finds the rest empty, but AWAKE: ticks again | |
+            //
+            // SeqCst: before every look of the tick. Pairs with the fence in `is_awake`, for
+            // `after`.
+            state.store(DROWSY, Ordering::SeqCst);
+            fence_unless_exchanged();
+            let Tick { left, soon, .. } = core.tick(self, core.objects.platform.now(), true);
+            self.deliver();
+            let interval = core.settings.interval();
+            nap = soon.map_or(interval, |next| next.min(interval));
+            // Acquire pairs with the Release in `keep_awake`.
+            if left || state.compare_exchange(DROWSY, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                state.store(AWAKE, Ordering::Relaxed);
+                continue;
+            }
+            self.ticked();
+            core.sleep_until_woken(self);
+            // A request may have woken the thread, without a change of the state.
+            state.store(AWAKE, Ordering::Relaxed);
+        }
+        state.store(ENDED, Ordering::Relaxed);
+    }
+}

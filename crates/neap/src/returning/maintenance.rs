@@ -1,0 +1,349 @@
+//! Maintenance: the work of a tick.
+//!
+//! # Design
+//! A tick does the following. It stops or signals no thread.
+//!
+//! 1. It serves groups and reclaim, a limit that follows the container, and the option `high`.
+//! 2. It drains the stacks of CPUs that were idle since the last tick.
+//! 3. It trims barns to their working sets.
+//! 4. It punches holes into resting slabs, and releases pages.
+//! 5. It runs the worker of per-CPU data.
+//!
+//! neap's own thread (`background.rs`) ticks or, where there is none, calls on
+//! the slow path. The thread or call that ticks also answers requests of other processes
+//! (`control/mod.rs`).
+//!
+//! # Locking
+//! One tick at a time: its mutex is only tried.
+
+use crate::limits::limit::{PERIOD, TICKING};
+use crate::mm::{Core, Mm};
+use core::cell::Cell;
+use core::sync::atomic::Ordering;
+use neap_base::platform::Platform;
+use neap_objects::size_class::{CLASSES, Class};
+
+/// Slow calls between two checks for a due tick, where there is no thread. A prime, so that the
+/// checks do not always hit the same call of a program's rhythm.
+const LOOK_EVERY: u32 = 7;
+/// Ticks in a row in which a CPU may be skipped before its stacks no longer cause further ticks.
+const PATIENCE: u32 = 8;
+/// Most bytes that one call of the program moves from barns to slabs, or releases, where there is
+/// no thread.
+const IN_CALL: u64 = 16 << 20;
+
+/// Limits of one `give_back`.
+struct GiveBackLimits {
+    /// Time, if an interval is over; `None` to go on with what an earlier call left.
+    now: Option<u64>,
+    /// Bytes at most.
+    most: u64,
+    /// Whether stacks are drained that need a fence by a system call.
+    fences: bool,
+}
+
+/// Report of a tick.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Tick {
+    /// CPUs whose idle stacks were drained.
+    pub drained: u32,
+    /// CPUs that could not be drained now.
+    pub skipped: u32,
+    /// Report of the pages.
+    pub pages: neap_pages::Report,
+    /// Report of the worker of per-CPU data.
+    pub per_cpu: neap_percpu::Tick,
+    /// Whether nothing was released because that would interrupt an isolated CPU, which runs the
+    /// process.
+    pub held: bool,
+    /// Nanoseconds until groups or a limit that follows the container need the next tick, if they
+    /// do.
+    pub soon: Option<u64>,
+    /// Whether a later tick may find work even without calls in between.
+    pub left: bool,
+}
+
+impl<P: Platform> Core<P> {
+    /// Follows a slow call where there is no thread: ticks if due, and answers requests.
+    pub(crate) fn after_without_thread(&self, mm: &Mm<P>) {
+        if self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
+            self.tick_if_due(mm);
+        }
+        if self.page.is_asked() {
+            self.answer_in_call(mm);
+        }
+    }
+
+    /// Ticks in place of the thread, up to the limit of a call. A later call continues at once.
+    fn tick_if_due(&self, mm: &Mm<P>) {
+        let platform = &self.objects.platform;
+        if platform.is_isolated(platform.cpu()) {
+            return;
+        }
+        let now = platform.now();
+        let interval = self.settings.interval();
+        if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
+            self.follow_if_due(mm, PERIOD);
+            self.tick_groups(mm);
+            self.tick_reclaim(mm, false);
+            self.keep_below_high(mm);
+            let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: IN_CALL, fences: false });
+            let _inside = mm.gate.enter(platform.cpu());
+            self.in_call.note_given(u64::from(tick.pages.released) * self.objects.pages.page_size() as u64);
+        } else if self.maintenance.unfinished.load(Ordering::Relaxed) {
+            self.give_back(mm, GiveBackLimits { now: None, most: IN_CALL, fences: false });
+        }
+    }
+
+    /// Bytes that are resident and in use, in caches or not, and bytes that are free as pages.
+    fn used_and_free(&self) -> (u64, u64) {
+        let statistics = self.objects.pages.statistics();
+        let page_size = self.objects.pages.page_size() as u64;
+        let (per_cpu, per_cpu_free) = self.per_cpu.bytes();
+        let free = u64::from(statistics.backed_free + statistics.listed) * page_size + per_cpu_free;
+        let used = u64::from(statistics.used.saturating_sub(statistics.listed)) * page_size + per_cpu;
+        (used, free)
+    }
+
+    /// Whether the free resident pages do not exceed what the program keeps.
+    fn keeps_all(&self) -> bool {
+        // Relaxed: a number that publishes no other data.
+        let kept = self.maintenance.kept.load(Ordering::Relaxed);
+        kept > 0 && (kept == u64::MAX || self.used_and_free().1 <= kept)
+    }
+
+    /// Makes one tick: groups, reclaim, then memory.
+    pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
+        let look = self.follow_if_due(mm, TICKING).filter(|_| self.following.is_hurrying());
+        let groups = self.tick_groups(mm);
+        self.tick_reclaim(mm, makes_threads);
+        let goes_on = self.keep_below_high(mm);
+        let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });
+        let soon = [groups, look].into_iter().flatten().min();
+        tick.left |= soon.is_some() || goes_on;
+        // Reclaim goes on by ticks until the use is below a limit that was cut. Without shrinkers,
+        // frees alone can get it there.
+        tick.left |= self.is_beyond_limit(mm) && mm.reclaiming_if_made().is_some();
+        Tick { soon, ..tick }
+    }
+
+    /// Whether a call that allocates or frees may drain a CPU's stacks.
+    pub(crate) fn may_take_in_call(&self, cpu: usize) -> bool {
+        let platform = &self.objects.platform;
+        !self.objects.cpu_caches.takes_fence(platform, cpu) || platform.may_fence()
+    }
+
+    fn give_back(&self, mm: &Mm<P>, GiveBackLimits { now, most, fences }: GiveBackLimits) -> Tick {
+        let mut tick = Tick::default();
+        let room = Cell::new(most);
+        // The gate first: fork finds no thread inside and copies the mutex, which must not be held
+        // then.
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let Some(mut seen) = self.maintenance.seen.try_lock() else {
+            return Tick { left: true, ..tick };
+        };
+        if let Some(now) = now {
+            self.maintenance.last.store(now, Ordering::Relaxed);
+            self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
+        }
+        // Only full ticks drain: a continuation comes too soon to tell which stacks are idle.
+        for cpu in self.objects.cpu_caches.used().iter().filter(|_| now.is_some()) {
+            let mut idle = [false; CLASSES];
+            let (mut any, mut active) = (false, false);
+            for class in Class::all() {
+                let now = self.objects.cpu_caches.peek(&self.objects.platform, cpu, class);
+                active |= now.active;
+                idle[class.index()] = seen.is_idle(cpu, class, now);
+                any |= idle[class.index()];
+            }
+            let may_take = fences || self.may_take_in_call(cpu);
+            if any && may_take && self.objects.drain_cpu(cpu, |class| idle[class.index()]).is_some() {
+                tick.drained += 1;
+            } else if any {
+                tick.skipped += 1;
+            }
+            // A CPU that cannot be drained in many ticks (a sandbox refuses fences) does not cause
+            // further ticks.
+            tick.left |= active && (!any || tick.skipped == 0 || seen.skips < PATIENCE);
+        }
+        seen.skips = if tick.skipped > 0 { seen.skips.saturating_add(1) } else { 0 };
+        // Fork waits for this thread: it stops between two sheaves, or two system calls.
+        let stop = || mm.gate.is_closed();
+        for class in Class::all() {
+            let sheaf = u64::from(class.sheaf_capacity()) * class.size() as u64;
+            // Called before each sheaf.
+            let stop = || stop() || room.replace(room.get().saturating_sub(sheaf)) == 0;
+            tick.left |= self.objects.trim_barn(class, false, &stop).1;
+        }
+        let platform = &self.objects.platform;
+        // Releasing pages interrupts every CPU that runs the process. It waits until no isolated
+        // CPU does, or for an explicit call.
+        tick.held = self.objects.look_for_isolated_use();
+        seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
+        let keeps = self.keeps_all();
+        let held = || tick.held || keeps || room.get() == 0 || stop();
+        let holes = self.objects.punch(false, &held);
+        let page_size = self.objects.pages.page_size() as u64;
+        let spend = |pages: u32| room.set(room.get().saturating_sub(u64::from(pages) * page_size));
+        spend(holes.released);
+        // Ticks within calls leave the pages that calls have learned to keep.
+        let spare = if most == u64::MAX { most } else { self.used_and_free().1.saturating_sub(self.in_call.kept()) };
+        let pages = u32::try_from(room.get().min(spare) / page_size).unwrap_or(u32::MAX);
+        if room.get().min(spare) < IN_CALL / 4 && !held() {
+            self.offer_kept();
+        }
+        tick.pages = self.objects.pages.tick_within(platform, pages, &held);
+        spend(tick.pages.released);
+        tick.pages = holes.and(tick.pages);
+        // After a sufficient limit, the remainder is too small for a block.
+        self.maintenance.unfinished.store(room.get() < most / 4 && !keeps, Ordering::Relaxed);
+        // Then pages are left, but cause no further ticks: the next slow call wakes the thread.
+        tick.left |= tick.pages.left && !keeps && seen.holds < PATIENCE;
+        tick.per_cpu = self.per_cpu.tick(platform, &stop);
+        tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;
+        self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
+        if now.is_some() {
+            mm.hooks.ticked.inspect(|ticked| ticked(mm));
+        }
+        tick
+    }
+}
+
+impl<P: Platform> Mm<P> {
+    /// Makes one tick, for programs without neap's thread, and for tests. `now` is in nanoseconds
+    /// and must not decrease.
+    ///
+    /// Listeners of groups are called from here, so the caller must hold no lock that they take.
+    pub fn tick(&self, now: u64) -> Tick {
+        let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now, true));
+        self.deliver();
+        tick
+    }
+
+    /// Keeps up to `bytes` bytes of free pages resident in ticks; `u64::MAX`: any number. Explicit
+    /// calls that release memory ignore this. Returns whether there is a manager.
+    pub fn keep_free(&self, bytes: u64) -> bool {
+        let Some(core) = self.core() else { return false };
+        // Relaxed: a number that publishes no other data.
+        core.maintenance.kept.store(bytes, Ordering::Relaxed);
+        let _inside = self.gate.enter(core.objects.platform.cpu());
+        core.objects.pages.keep_chunks(bytes > 0);
+        true
+    }
+
+    /// Releases all free memory, recently used or not. Returns whether any memory was released.
+    pub fn release_all(&self) -> bool {
+        let Some(core) = self.core_if_open() else { return false };
+        let (platform, mut released) = (&core.objects.platform, 0);
+        self.inside_to_the_end(core, |stop| {
+            core.drain_everything(true, stop);
+            released += core.per_cpu.release_all(platform, stop).released;
+            let holes = core.objects.punch(true, stop);
+            released += u64::from(holes.and(core.objects.pages.release_all_until(platform, stop)).released);
+        });
+        released > 0
+    }
+
+    /// Publishes that the numbers have changed, by the hook `ticked`.
+    pub(crate) fn ticked(&self) {
+        if let (Some(core), Some(ticked)) = (self.core_if_open(), self.hooks.ticked) {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            ticked(self);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::options::Options;
+    use neap_base::virtual_platform::Virtual;
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    /// Kept by `keep_free`, or because the program has locked its memory.
+    #[test]
+    fn memory_that_the_program_keeps_goes_back_by_its_own_call_alone() {
+        const BYTES: usize = 24 << 20;
+        for keep in [Keep::Nothing, Keep::More, Keep::Less, Keep::All, Keep::Locked] {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            let platform = &mm.core().unwrap().objects.platform;
+            match keep {
+                Keep::Nothing => {}
+                Keep::More => assert!(mm.keep_free(2 * BYTES as u64)),
+                Keep::Less => assert!(mm.keep_free(BYTES as u64 / 2)),
+                Keep::All => assert!(mm.keep_free(u64::MAX)),
+                Keep::Locked => platform.lock_memory(true),
+            }
+            // SAFETY: the memory is this test's.
+            let burst = || unsafe {
+                let run = mm.allocate(BYTES);
+                run.write_bytes(1, BYTES);
+                mm.free(run);
+                let small: Vec<*mut u8> = (0..20_000).map(|_| mm.allocate(100)).collect();
+                small.into_iter().step_by(3).for_each(|object| mm.free(object));
+            };
+            burst();
+            let mut left = true;
+            for tick in 1..200 {
+                left = mm.tick(tick << 30).left;
+            }
+            assert!(!left, "ticks end");
+            let gone = platform.released_bytes();
+            // Objects lie in a part of the former run.
+            let most = matches!(keep, Keep::Nothing | Keep::Less);
+            assert!(if most { gone > BYTES as u64 / 2 } else { gone == 0 }, "{keep:?}: {gone} bytes went");
+            burst();
+            mm.release_all();
+            assert!(platform.released_bytes() > gone + BYTES as u64 / 2, "{keep:?}: by its own call");
+            // SAFETY: no thread uses the manager any more.
+            unsafe { mm.close() };
+        }
+    }
+
+    /// Later calls release the rest, soon.
+    #[test]
+    fn a_call_gives_little_back_and_later_ones_the_rest() {
+        const BURST: usize = 256 << 20;
+        for small in [false, true] {
+            let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+            // SAFETY: the manager stays in its box.
+            unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
+            let platform = &mm.core().unwrap().objects.platform;
+            let size = if small { 1000 } else { 8 << 20 };
+            let blocks: Vec<*mut u8> = (0..BURST / size).map(|_| mm.allocate(size)).collect();
+            // SAFETY: the memory is this test's.
+            blocks.iter().for_each(|&block| unsafe { block.write_bytes(1, size) });
+            // SAFETY: allocated above, and not used after this.
+            blocks.into_iter().for_each(|block| unsafe { mm.free(block) });
+            let (mut most, mut intervals) = (0, 0);
+            while platform.released_bytes() < BURST as u64 / 10 * 9 {
+                intervals += 1;
+                assert!(intervals < 10, "{} bytes after ten intervals", platform.released_bytes());
+                platform.advance(400_000_000);
+                for _ in 0..400 {
+                    let before = platform.released_bytes();
+                    // SAFETY: a run, just allocated and not used; freeing it takes the slow path.
+                    unsafe { mm.free(mm.allocate(50_000)) };
+                    most = most.max(platform.released_bytes() - before);
+                }
+            }
+            assert!(most <= IN_CALL + IN_CALL / 4, "{most} bytes within two calls, small {small}");
+            // SAFETY: no thread uses the manager any more.
+            unsafe { mm.close() };
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Keep {
+        Nothing,
+        More,
+        Less,
+        All,
+        Locked,
+    }
+}
