@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+/// The crate of shared parts of the tests.
+const TESTING: &str = "crates/neap-testing/";
+
 /// A source file: its path from the root, and its lines.
 pub(crate) struct Source<'a> {
     pub(crate) path: &'a str,
@@ -21,7 +24,7 @@ impl<'a> Source<'a> {
 
     /// The number of lines before the file's tests.
     fn tests_begin(&self) -> usize {
-        if self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs") {
+        if self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs") || self.path.starts_with(TESTING) {
             return 0;
         }
         let is_module = |line: &str| line.trim_start_matches("pub(crate) ").starts_with("mod ");

@@ -9,16 +9,14 @@
 //! CPU isolated. `NEAP_RCU_READS` sets the number of sections of each reader.
 #![cfg(not(loom))]
 
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
-
 use core::ffi::c_void;
 use core::ptr::{NonNull, null, null_mut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use neap_base::platform::{Linux, Platform};
 use neap_base::{Rcu, RcuHead};
 use neap_os::topology::CpuSet;
-use random::{Random, number, seed};
+use neap_testing::child::in_child;
+use neap_testing::random::{Random, number, seed};
 use std::sync::Mutex;
 
 const READERS: u64 = 4;
@@ -222,25 +220,6 @@ fn a_reader_whose_count_nobody_sees_yet_is_waited_for() {
     });
 }
 
-/// Runs `body` in a forked child, which must reach its end.
-fn in_a_child(body: impl FnOnce()) {
-    // SAFETY: the child runs `body` only, which the caller wrote for a child, and ends by `_exit`.
-    match unsafe { libc::fork() } {
-        0 => {
-            let done = std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)).is_ok();
-            // SAFETY: ends the child without running the test harness.
-            unsafe { libc::_exit(if done { 0 } else { 1 }) }
-        }
-        child => {
-            let mut status = 0;
-            assert!(child > 0, "fork failed");
-            // SAFETY: the status is a local of this function.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!(status, 0, "the child ended with status {status:#x}");
-        }
-    }
-}
-
 /// Reads in a thread that the standard library did not create. When the child was forked, another
 /// thread of the parent may have been starting one, and its locks stay held in the child for ever.
 fn read_in_a_thread(world: &World, machine: &Linux) {
@@ -308,7 +287,7 @@ fn a_child_forgets_its_parents_readers_and_frees_what_was_deferred() {
                 if random.below(2) == 0 {
                     world.rcu.advance(machine, world).unwrap();
                 }
-                in_a_child(|| child(world, machine, world.rcu.enter()));
+                in_child(|| child(world, machine, world.rcu.enter()));
                 drop(own);
             }
         });

@@ -7,9 +7,6 @@
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
-#[path = "running/terminal.rs"]
-mod terminal;
-
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -17,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use terminal::Terminal;
+use neap_testing::terminal::Terminal;
 
 const ROLE: &str = "NEAP_TEST_ROLE";
 

@@ -5,15 +5,13 @@
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
 mod running;
-#[path = "running/terminal.rs"]
-mod terminal;
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
+use neap_testing::terminal::Terminal;
 use running::{Program, neap, numbers, numbers_with, object, until};
 use serde_json::Value;
-use terminal::Terminal;
 
 /// `neap top` of a process in a terminal.
 fn top(pid: u32, columns: u16, rows: u16, more: &[&str]) -> Terminal {

@@ -10,6 +10,7 @@ use neap_groups::{
     Bound, Event, EventDelta, GroupId, Groups, Kind, Listener, NotSubscribed, OnLimit, Subscription, UNLIMITED,
 };
 use neap_percpu::{PerCpuData, Shape};
+use neap_testing::child::exit_code_of;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
@@ -336,7 +337,7 @@ fn a_forked_child_tells_its_own_callbacks_and_not_its_parents_eventfds() {
                 thread::yield_now();
             }
             assert_eq!((heard.take(), read(descriptor)), (vec![told(id, Event::Refused, 1)], 1));
-            let passed = in_child(|| {
+            let code = exit_code_of(|| {
                 // SAFETY: this is the only thread of the child, and it is in no read.
                 unsafe { groups.forget_others(&host) };
                 assert!(groups.unsubscribe(&host, third), "it waits for a thread that is not there");
@@ -344,34 +345,17 @@ fn a_forked_child_tells_its_own_callbacks_and_not_its_parents_eventfds() {
                 groups.deliver(&host);
                 assert_eq!((heard.take(), read(descriptor)), (vec![told(id, Event::Refused, 1)], 0));
                 assert!(groups.unsubscribe(&host, first) && !groups.unsubscribe(&host, second));
+                0
             });
             slow.open.store(true, SeqCst);
             telling.join().unwrap();
-            assert!(passed);
+            assert_eq!(code, 0);
         });
         assert_eq!(read(descriptor), 0, "the child told its parent");
         assert!([first, second, third].map(|subscription| groups.unsubscribe(&host, subscription)) == [true; 3]);
         // SAFETY: the descriptor is the test's own.
         unsafe { libc::close(descriptor) };
     });
-}
-
-/// Runs `body` in a forked child. Returns whether it reached its end.
-fn in_child(body: impl FnOnce()) -> bool {
-    // SAFETY: the other threads of this process hold nothing that the child needs.
-    match unsafe { libc::fork() } {
-        0 => {
-            let passed = std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)).is_ok();
-            // SAFETY: it ends the child.
-            unsafe { libc::_exit(i32::from(!passed)) }
-        }
-        child => {
-            let mut status = -1;
-            // SAFETY: `status` is a variable of this function.
-            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-            waited == child && status == 0
-        }
-    }
 }
 
 struct SetWhenDropped<'a>(&'a AtomicBool);

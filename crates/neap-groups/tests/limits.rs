@@ -7,15 +7,13 @@
 //! group is compared with its counter to the byte.
 
 mod host;
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
 
 use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use host::{Asked, Host};
 use neap_base::{Linux, Platform};
 use neap_groups::{Bound, CAP, Event, GroupId, Groups, Kind, OnLimit, Payer, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::sync::Barrier;
 
 const PARENTS: usize = 40;

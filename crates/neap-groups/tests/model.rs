@@ -2,14 +2,12 @@
 //! byte.
 
 mod host;
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
 
 use host::{Asked, Host};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, CAP, GroupError, GroupId, Groups, Kind, OnLimit, Payer, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::collections::BTreeMap;
 
 struct Node {

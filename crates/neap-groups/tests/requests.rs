@@ -4,15 +4,13 @@
 //! and frees as it likes.
 
 mod host;
-#[path = "host/machine.rs"]
-mod machine;
 
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering::Relaxed;
 use core::task::{Context, Poll, Waker};
 use host::Host;
-use machine::{Machine, with_groups_after};
+use host::machine::{Machine, with_groups_after};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{

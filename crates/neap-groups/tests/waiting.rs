@@ -2,8 +2,6 @@
 //! against the rule's guarantees.
 
 mod host;
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
 
 use core::future::Future;
 use core::ops::Range;
@@ -15,7 +13,7 @@ use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, Kind, OnLimit, Reason, Refusal, UNLIMITED, Waiting};
 use neap_percpu::{PerCpuData, Shape};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::task::Wake;

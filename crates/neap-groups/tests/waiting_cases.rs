@@ -2,15 +2,13 @@
 //! Names that begin with a project's name and a number are after that project's issue.
 
 mod host;
-#[path = "host/machine.rs"]
-mod machine;
 
 use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
+use host::machine::{Machine, with_groups_after};
 use host::{Asked, Host};
-use machine::{Machine, with_groups_after};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, Kind, OnLimit, Payer, Refusal};

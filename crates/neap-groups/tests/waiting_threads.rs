@@ -2,8 +2,6 @@
 //! request, and a small executor.
 
 mod host;
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
 
 use core::future::Future;
 use core::pin::pin;
@@ -14,7 +12,7 @@ use host::{Asked, Host};
 use neap_base::{Linux, Platform};
 use neap_groups::{Bound, FOREVER, GroupId, Groups, Kind, OnLimit, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::sync::Arc;
 use std::task::Wake;
 use std::thread::{self, Thread};

@@ -2,9 +2,10 @@
 
 mod machine;
 
-use machine::{Held, Random, end, give, open, seed, shape, take, verify};
+use machine::{Held, end, give, open, shape, take, verify};
 use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Chunk, Layout, List, Owner, PerCpuData, Shape, Wait};
+use neap_testing::random::{Random, seed};
 
 /// A chunk and its maps.
 struct Seen {
@@ -85,10 +86,10 @@ fn a_walk_agrees_with_the_statistics_through_a_life() {
             let grows = random.below(10) < if step < 1500 { 7 } else { 2 };
             if grows {
                 let owner = if random.below(2) == 0 { Owner::NONE } else { data.open_owner(&machine).unwrap() };
-                let size = 1 + random.below(4000) as usize;
+                let size = 1 + random.below(4000);
                 held.push(take(&data, &machine, owner, (size, 8), Wait::Long, step).unwrap());
             } else if !held.is_empty() {
-                give(&data, held.swap_remove(random.below(held.len() as u64) as usize));
+                give(&data, held.swap_remove(random.below(held.len())));
             }
             if step % 50 == 0 {
                 for chunk in check(&data) {

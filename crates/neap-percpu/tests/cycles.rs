@@ -6,9 +6,10 @@
 
 mod machine;
 
-use machine::{Random, end, open, seed, settle, shape, verify};
+use machine::{end, open, settle, shape, verify};
 use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Layout, Owner, PerCpuData, Statistics, Wait};
+use neap_testing::random::{Random, seed};
 
 /// Sizes of the allocations that Linux makes for a memory group.
 const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
@@ -110,7 +111,7 @@ fn sets_that_go_at_random_do_not_spread() {
             if cycle < PART {
                 live.push(make(&data, &machine));
             } else {
-                delete(&data, live.swap_remove(random.below(live.len() as u64) as usize));
+                delete(&data, live.swap_remove(random.below(live.len())));
             }
             if cycle % TICK == 0 {
                 data.tick(&machine);

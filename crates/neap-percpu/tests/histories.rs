@@ -3,10 +3,11 @@
 
 mod machine;
 
-use machine::{Held, Random, end, give, open, seed, settle, shape, take, verify};
+use machine::{Held, end, give, open, settle, shape, take, verify};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_percpu::{LARGEST, Layout, Owner, PerCpuData, Refused, Shape, Wait};
+use neap_testing::random::{Random, seed};
 use std::collections::BTreeSet;
 
 const CALLS: [Call; 4] = [Call::Open, Call::Populate, Call::Release, Call::ReleaseScattered];
@@ -15,8 +16,8 @@ const LAYOUTS: [Layout; 2] = [Layout::Rows, Layout::CpuMajor];
 /// A random size and alignment: mostly small, sometimes the largest.
 fn request(random: &mut Random, page: usize) -> (usize, usize) {
     let largest = 1 << (3 + random.below(13));
-    let size = 1 + random.below(largest.min(LARGEST as u64)) as usize;
-    (size, 1 << if random.below(8) == 0 { random.below(page.trailing_zeros() as u64 + 1) } else { random.below(5) })
+    let size = 1 + random.below(largest.min(LARGEST));
+    (size, 1 << if random.below(8) == 0 { random.below(page.trailing_zeros() as usize + 1) } else { random.below(5) })
 }
 
 /// One step of a history; a refused allocation is skipped.
@@ -31,8 +32,8 @@ fn step<P: Platform>(
     let page = data.dimensions().page;
     match random.below(20) {
         0..9 => {
-            let owner = owners[random.below(owners.len() as u64) as usize];
-            let wait = [Wait::Never, Wait::Until(platform.now()), Wait::Long][random.below(3) as usize];
+            let owner = owners[random.below(owners.len())];
+            let wait = [Wait::Never, Wait::Until(platform.now()), Wait::Long][random.below(3)];
             match take(data, platform, owner, request(random, page), wait, stamp) {
                 Ok(new) => held.push(new),
                 Err(Refused::WouldWait) => assert!(wait != Wait::Long),
@@ -40,11 +41,11 @@ fn step<P: Platform>(
                 Err(refused) => panic!("{refused}"),
             }
         }
-        9..17 if !held.is_empty() => give(data, held.swap_remove(random.below(held.len() as u64) as usize)),
+        9..17 if !held.is_empty() => give(data, held.swap_remove(random.below(held.len()))),
         17 => _ = data.tick(platform),
         18 => owners.push(data.open_owner(platform).unwrap()),
         19 if owners.len() > 4 => {
-            let owner = owners.swap_remove(1 + random.below(owners.len() as u64 - 1) as usize);
+            let owner = owners.swap_remove(1 + random.below(owners.len() - 1));
             held.extract_if(.., |held| held.owner == owner).for_each(|held| held.check(data));
             // SAFETY: no code uses the owner's allocations any more.
             unsafe { data.close_owner(owner) }.unwrap();
@@ -75,7 +76,7 @@ fn history_looked_at<P: Platform>(
         }
         each(&data, stamp, &mut random);
         while held.len() > 150 {
-            give(&data, held.swap_remove(random.below(held.len() as u64) as usize));
+            give(&data, held.swap_remove(random.below(held.len())));
         }
     }
     each(&data, u64::MAX, &mut random);
@@ -106,11 +107,11 @@ fn calls_that_fail_at_any_time_cost_nothing_but_what_was_asked_for() {
     for layout in LAYOUTS {
         let machine = Virtual::new(4096, 4);
         history(&machine, &shape(layout, 4, 4096), 3000, |_, step, random| {
-            let call = CALLS[random.below(CALLS.len() as u64) as usize];
+            let call = CALLS[random.below(CALLS.len())];
             if step == u64::MAX {
                 CALLS.iter().for_each(|call| machine.fail(*call, 0, 0));
             } else {
-                machine.fail(call, random.below(4) as usize, random.below(3) as usize);
+                machine.fail(call, random.below(4), random.below(3));
             }
         });
     }
@@ -153,11 +154,7 @@ fn populated_pages_are_exactly_those_that_are_resident() {
                 // page.
                 CALLS.iter().for_each(|call| machine.fail(*call, 0, 0));
                 if step != u64::MAX {
-                    machine.fail(
-                        CALLS[step as usize % CALLS.len()],
-                        random.below(4) as usize,
-                        random.below(3) as usize,
-                    );
+                    machine.fail(CALLS[step as usize % CALLS.len()], random.below(4), random.below(3));
                 }
                 check_residence(data);
             });

@@ -3,9 +3,10 @@
 
 mod machine;
 
-use machine::{Held, Random, end, give, open, seed, settle, shape, take, verify};
+use machine::{Held, end, give, open, settle, shape, take, verify};
 use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Invalid, Layout, Owner, PerCpuData, Refused, Shape, Wait};
+use neap_testing::random::{Random, seed};
 
 const CPUS: usize = 2;
 
@@ -131,7 +132,7 @@ fn nothing_is_kept_where_its_end_is_work() {
         both.iter().for_each(|data| settle(data, &machine));
         while !held[0].is_empty() {
             // Free from the end in even rounds, anywhere in odd ones.
-            let which = if round % 2 == 0 { held[0].len() - 1 } else { random.below(held[0].len() as u64) as usize };
+            let which = if round % 2 == 0 { held[0].len() - 1 } else { random.below(held[0].len()) };
             both.iter().zip(&mut held).for_each(|(data, held)| give(data, held.swap_remove(which)));
             let hears = both[0].is_work_wanted();
             both[1].statistics();

@@ -10,12 +10,12 @@ mod machine;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
-use machine::probe::Probe;
 use machine::{Held, end, give, open, settle, shape, take, verify};
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_percpu::{Charge, Handle, Invalid, LARGEST, Layout, Owner, PerCpuData, Refused, Shape, Wait};
+use neap_testing::probe::Probe;
 use std::sync::Mutex;
 use std::sync::mpsc::RecvTimeoutError;
 

@@ -3,9 +3,10 @@
 
 mod machine;
 
-use machine::{Held, Random, end, give, open, seed, take, verify};
+use machine::{Held, end, give, open, take, verify};
 use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Layout, Owner, Shape, Wait};
+use neap_testing::random::{Random, seed};
 
 #[test]
 fn a_small_history_touches_nothing_but_its_own() {
@@ -16,13 +17,13 @@ fn a_small_history_touches_nothing_but_its_own() {
         let (mut random, mut held) = (Random(seed()), Vec::<Held>::new());
         let owners = [Owner::NONE, data.open_owner(&machine).unwrap(), data.open_owner(&machine).unwrap()];
         for stamp in 0..60 {
-            let owner = owners[random.below(3) as usize];
+            let owner = owners[random.below(3)];
             let most = 1 << random.below(12);
-            let request = (1 + random.below(most) as usize, 1 << random.below(8));
-            let wait = [Wait::Never, Wait::Long][random.below(2) as usize];
+            let request = (1 + random.below(most), 1 << random.below(8));
+            let wait = [Wait::Never, Wait::Long][random.below(2)];
             held.extend(take(&data, &machine, owner, request, wait, stamp).ok());
             if random.below(5) < 3 && !held.is_empty() {
-                give(&data, held.swap_remove(random.below(held.len() as u64) as usize));
+                give(&data, held.swap_remove(random.below(held.len())));
             }
             if stamp % 15 == 14 {
                 data.tick(&machine);

@@ -4,11 +4,12 @@
 mod machine;
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use machine::{Random, end, open, seed, shape, verify};
+use machine::{end, open, shape, verify};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_os::topology::CpuSet;
 use neap_percpu::{Layout, Owner, PerCpu, PerCpuCounter, PerCpuHistogram, PerCpuRef, Shape, Standalone, Wait};
+use neap_testing::random::{Random, seed};
 
 fn here() -> (Linux, Shape) {
     let linux = Linux::probe();
@@ -202,7 +203,7 @@ fn references<P: Platform>(platform: &P, shape: &Shape) {
             }
             let mut random = Random(seed() + thread + round);
             for _ in 0..30_000 {
-                let at = random.below(10) as usize;
+                let at = random.below(10);
                 if references[at].try_get() {
                     assert_eq!(released[at].load(Relaxed), 0, "alive while it is referred to");
                     references[at].get();
@@ -256,7 +257,7 @@ fn a_killed_reference_is_released_once_when_the_last_is_put() {
 
 #[test]
 fn references_that_are_killed_together_cost_one_fence_and_live_on_without_it() {
-    let machine = machine::probe::Probe::new(Virtual::new(4096, 2));
+    let machine = neap_testing::probe::Probe::new(Virtual::new(4096, 2));
     let data = open(&machine, &shape(Layout::Rows, 2, 4096));
     let host = Standalone { data: &data, platform: &machine };
     let references: Vec<_> = (0..100).map(|_| PerCpuRef::new(host, Owner::NONE, Wait::Long).unwrap()).collect();

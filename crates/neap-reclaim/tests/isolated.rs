@@ -1,8 +1,6 @@
 //! Items in hands, with threads that take them off, let them go and put them back at once.
 
 mod lists;
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -10,7 +8,7 @@ use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
 use neap_reclaim::lru::{End, Hands, Item, LruStatus};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::sync::Mutex;
 
 /// Takes up to `most` items off. Returns them with the right to put them back.

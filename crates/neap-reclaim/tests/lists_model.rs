@@ -2,14 +2,12 @@
 //! moment.
 
 mod lists;
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
 
 use core::sync::atomic::Ordering::Relaxed;
 use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::GroupId;
 use neap_reclaim::lru::{End, LruStatus, Site, Walked};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const NODES: usize = 2;

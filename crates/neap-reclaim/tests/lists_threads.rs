@@ -1,15 +1,13 @@
 //! Threads that add, remove, walk and delete at once: no item is lost, none is in two hands.
 
 mod lists;
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
 use neap_reclaim::lru::{End, LruStatus};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::sync::Mutex;
 
 const THREADS: usize = 6;

@@ -1,9 +1,6 @@
 //! Slots that pass from one group to the next, while shrinkers are marked for them and visited:
 //! every group with objects is found.
 
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
-
 use core::alloc::Layout;
 use core::ffi::c_void;
 use core::ptr::NonNull;
@@ -12,7 +9,7 @@ use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, GroupSlot, Groups, Kind, OnLimit, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::{Asked, EMPTY, Host, ScanPressure, ShrinkerId, Shrinkers, Spec};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::{Mutex, OnceLock};
 

@@ -9,15 +9,11 @@
 //! phases of the thread. After each burst the test waits until nothing is cached, and fails if that
 //! takes too long.
 
-#[path = "../../neap-pages/tests/again/mod.rs"]
-mod again;
-#[path = "../../neap-objects/tests/machine/mod.rs"]
-mod machine;
-
-use again::succeeds;
 use core::time::Duration;
-use machine::{Random, number, seed};
 use neap::process::PROCESS;
+use neap_testing::again::{self, succeeds};
+use neap_testing::child::in_child;
+use neap_testing::random::{Random, number, seed};
 use std::time::Instant;
 
 /// Longest wait: longer means never.
@@ -98,23 +94,14 @@ fn a_process() {
     }
     assert_eq!(tasks().len(), 1, "the same thread all the time");
     // A child has no thread until it requests one.
-    // SAFETY: using the allocator in a child is part of this test; the child ends by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let done = std::panic::catch_unwind(|| {
-            burst(100_000, 400);
-            assert_eq!(tasks().len(), 0);
-            assert!(PROCESS.start_background());
-            waits_until_all_is_back("a burst in a child");
-            assert_eq!(tasks().len(), 1);
-        });
-        // SAFETY: ends the child without running code of the harness.
-        unsafe { libc::_exit(if done.is_ok() { 0 } else { 1 }) }
-    }
-    let mut status = 0;
-    // SAFETY: the status is this function's.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "the child ended with status {status:#x}");
+    let child = || {
+        burst(100_000, 400);
+        assert_eq!(tasks().len(), 0);
+        assert!(PROCESS.start_background());
+        waits_until_all_is_back("a burst in a child");
+        assert_eq!(tasks().len(), 1);
+    };
+    in_child(child);
     PROCESS.verify(3).unwrap_or_else(|finding| panic!("{finding}"));
 }
 

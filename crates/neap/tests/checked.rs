@@ -4,11 +4,9 @@
 //! Goal: of 288 wrong programs, each in a process of its own, all are found, and a right program is
 //! left alone. Method: this program again, with the process's manager as its allocator.
 
-#[path = "../../neap-pages/tests/again/mod.rs"]
-mod again;
-
-use again::{dies, succeeds};
 use core::alloc::{GlobalAlloc, Layout};
+use neap_testing::again::{self, dies, succeeds};
+use neap_testing::child::status_of;
 
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
@@ -149,9 +147,7 @@ fn right() {
         work(9);
         std::process::exit(7);
     }
-    let mut status = 0;
-    // SAFETY: the child is this test's own.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    let status = status_of(child);
     assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
     let group = neap::groups::Group::create("checked").unwrap();
     let block = group.enter().map(|_inside| vec![1_u8; 5000]).unwrap();

@@ -6,16 +6,14 @@
 //! equals the sums of all threads; when everything is freed nothing is left. A million operations
 //! here; a hundred million by `cargo test --release -p neap --test drift -- --ignored`.
 
-#[path = "../../neap-objects/tests/machine/mod.rs"]
-mod machine;
 mod program;
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use machine::{Random, seed};
 use neap::mm::Mm;
 use neap_base::Platform;
 use neap_groups::{GroupId, Kind, OnLimit, Payer};
 use neap_percpu::{Handle, Host, Wait};
+use neap_testing::random::{Random, seed};
 use program::{Opened, linux};
 use std::sync::Barrier;
 

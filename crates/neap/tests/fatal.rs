@@ -5,19 +5,17 @@
 //! both kinds of slots, and with or without a payer. An object that two threads free at the same
 //! moment is never handed out twice. Method: each case is a process of its own, this program again.
 
-#[path = "../../neap-pages/tests/again/mod.rs"]
-mod again;
-#[path = "../../neap-objects/tests/machine/mod.rs"]
-mod machine;
 mod program;
 
-use again::dies;
 use core::ptr::{with_exposed_provenance_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
-use machine::{Shared, number};
 use neap::groups::GroupId;
 use neap::mm::{Hooks, Mm};
 use neap_base::Linux;
+use neap_testing::again::{self, dies};
+use neap_testing::child::status_of;
+use neap_testing::random::number;
+use neap_testing::shared::Shared;
 use program::{Opened, linux};
 use std::collections::BTreeSet;
 
@@ -316,9 +314,7 @@ fn a_try() {
             match unsafe { libc::fork() } {
                 0 => free_at_once(&kind),
                 child => {
-                    let mut status = 0;
-                    // SAFETY: the status is this function's.
-                    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                    let status = status_of(child);
                     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT, "status {status:#x}");
                 }
             }

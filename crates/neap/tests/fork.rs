@@ -9,17 +9,14 @@
 //! and as runs, verifies again, forks a child of its own, and ends. `NEAP_FORKS` sets the number of
 //! forks.
 
-#[path = "../../neap-pages/tests/again/mod.rs"]
-mod again;
-#[path = "../../neap-objects/tests/machine/mod.rs"]
-mod machine;
 mod program;
 
-use again::succeeds;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use machine::{Random, number, seed};
 use neap::process::PROCESS;
 use neap_objects::size_class::Class;
+use neap_testing::again::{self, succeeds};
+use neap_testing::child::in_child;
+use neap_testing::random::{Random, number, seed};
 use program::{Program, Request};
 
 #[global_allocator]
@@ -54,25 +51,6 @@ fn uses_everything() {
     }
 }
 
-/// Runs `body` in a forked child, which must end normally.
-fn in_a_child(body: impl FnOnce()) {
-    // SAFETY: using the allocator in a child is what this tests; the child ends by `_exit`.
-    match unsafe { libc::fork() } {
-        0 => {
-            let done = std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)).is_ok();
-            // SAFETY: ends the child without running code of the harness.
-            unsafe { libc::_exit(if done { 0 } else { 1 }) }
-        }
-        child => {
-            let mut status = 0;
-            assert!(child > 0, "fork failed");
-            // SAFETY: the status is this function's.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!(status, 0, "the child ended with status {status:#x}");
-        }
-    }
-}
-
 fn child(number: u64) {
     proves(IN_HANDS);
     uses_everything();
@@ -81,7 +59,7 @@ fn child(number: u64) {
         PROCESS.tick(u64::MAX / 2);
         // Threads and children of the child work as well.
         std::thread::scope(|scope| _ = scope.spawn(uses_everything));
-        in_a_child(|| {
+        in_child(|| {
             proves(IN_HANDS);
             uses_everything();
         });
@@ -134,7 +112,7 @@ fn forks() {
             scope.spawn(move || works(seed + number, stop));
         }
         let forkers: Vec<_> = (0..FORKERS)
-            .map(|_| scope.spawn(move || (0..forks / FORKERS).for_each(|n| in_a_child(|| child(n)))))
+            .map(|_| scope.spawn(move || (0..forks / FORKERS).for_each(|n| in_child(|| child(n)))))
             .collect();
         let ends: Vec<_> = forkers.into_iter().map(|forker| forker.join()).collect();
         stop.store(true, Relaxed);

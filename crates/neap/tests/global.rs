@@ -5,12 +5,9 @@
 //! are as `GlobalAlloc` requires. Method: this test program, harness included, has `Neap` as its
 //! allocator, and queries the process's manager.
 
-#[path = "../../neap-pages/tests/again/mod.rs"]
-mod again;
-
-use again::succeeds;
 use core::alloc::Layout;
 use neap::process::PROCESS;
+use neap_testing::again::{self, succeeds};
 use std::alloc::{alloc, alloc_zeroed, dealloc, realloc};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::sync::{Arc, mpsc};

@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use neap::groups::{Bound, Group, GroupError, Kind};
 use neap::process::PROCESS;
+use neap_testing::child::exit_code_of;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -245,7 +246,7 @@ fn l21_a_storm_of_threads_in_groups_leaves_nothing_behind() {
 fn a_child_has_its_parents_groups() {
     let _alone = ALONE.lock().unwrap();
     let top = Group::create("in/fork").unwrap();
-    let (stop, mut statuses) = (AtomicBool::new(false), Vec::with_capacity(50));
+    let (stop, mut codes) = (AtomicBool::new(false), Vec::with_capacity(50));
     std::thread::scope(|scope| {
         for thread in 0..2 {
             let stop = &stop;
@@ -267,9 +268,7 @@ fn a_child_has_its_parents_groups() {
             });
         }
         for _ in 0..50 {
-            // SAFETY: the child uses only the allocator and groups, which support that, and ends.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
+            let child = || {
                 let mut wrong = i32::from(PROCESS.verify(OTHERS).is_err());
                 let before = top.used().unwrap_or(0);
                 let charge = top.charge(5000);
@@ -283,17 +282,13 @@ fn a_child_has_its_parents_groups() {
                 (0..100).for_each(|_| _ = PROCESS.tick(0));
                 wrong |= i32::from(neap::groups::count().map(|count| count.dying) != Ok(0)) << 4;
                 wrong |= i32::from(PROCESS.verify(OTHERS).is_err()) << 5;
-                // SAFETY: ends the child without anything of the parent's.
-                unsafe { libc::_exit(wrong) };
-            }
-            let mut status = 0;
-            // SAFETY: the child is this test's own.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            statuses.push(status);
+                wrong
+            };
+            codes.push(exit_code_of(child));
         }
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(statuses.iter().all(|&status| status == 0), "{statuses:x?}");
+    assert!(codes.iter().all(|&code| code == 0), "{codes:x?}");
     (0..3).for_each(|number| _ = Group::find(&format!("in/fork/{number}")).map(Group::delete));
     assert_eq!(used(top, 0), Ok(0));
     top.delete().unwrap();

@@ -7,16 +7,14 @@
 //! and without a limit, each used by one program, in turn. Then the process's mappings are compared
 //! with the former places of their memory, and with earlier mappings.
 
-#[path = "../../neap-objects/tests/machine/mod.rs"]
-mod machine;
 mod program;
 
 use core::ops::Range;
-use machine::Shared;
 use neap::mm::{Hooks, Mm};
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
+use neap_testing::shared::Shared;
 use program::{OPTIONS, Opened, Program, Request, linux};
 
 /// A manager and its program, whatever the platform.

@@ -8,6 +8,7 @@ use neap::groups::Group;
 use neap::lru::{Handle, LruList, LruStatus};
 use neap::process::PROCESS;
 use neap::reclaim::{self, Context, Shrinker};
+use neap_testing::child::in_child;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 
@@ -292,25 +293,13 @@ fn a_child_finds_lists_in_order() {
             });
         }
         for _ in 0..12 {
-            // SAFETY: the child calls functions that support that only, and ends.
-            match unsafe { libc::fork() } {
-                0 => {
-                    let in_order = PROCESS.verify(64).is_ok();
-                    // Some were held by walks, which do not exist here.
-                    let removed = kept.iter().filter(|handle| list.remove(handle)).count();
-                    let handle = list.add_on(group, 0, 7);
-                    let is_good = in_order && removed == kept.len() && handle.is_ok_and(|handle| list.remove(&handle));
-                    // SAFETY: ends the child without ending anything of the parent's.
-                    unsafe { libc::_exit(if is_good { 0 } else { 1 }) };
-                }
-                child => {
-                    assert!(child > 0);
-                    let mut status = 0;
-                    // SAFETY: the place is this function's.
-                    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                    assert_eq!(status, 0, "the child found something else");
-                }
-            }
+            let child = || {
+                assert!(PROCESS.verify(64).is_ok());
+                // Some were held by walks, which do not exist here.
+                assert_eq!(kept.iter().filter(|handle| list.remove(handle)).count(), kept.len());
+                assert!(list.add_on(group, 0, 7).is_ok_and(|handle| list.remove(&handle)));
+            };
+            in_child(child);
         }
         over.store(true, Relaxed);
     });

@@ -8,22 +8,20 @@
 //! Method: managers on virtual machines with counted calls, and the process's own, in processes
 //! with different options.
 
-#[path = "../../neap-pages/tests/again/mod.rs"]
-mod again;
-#[path = "../../neap-objects/tests/machine/mod.rs"]
-mod machine;
 mod program;
 
-use again::succeeds;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use core::time::Duration;
-use machine::{Random, Shared, number, seed};
 use neap::mm::Mm;
 use neap::percpu::{self, Handle, Owner, PerCpu, PerCpuCounter, PerCpuHistogram, PerCpuRef, Refused, Source, Wait};
 use neap::process::PROCESS;
 use neap_base::Platform;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_percpu::Host;
+use neap_testing::again::{self, succeeds};
+use neap_testing::child::in_child;
+use neap_testing::random::{Random, number, seed};
+use neap_testing::shared::Shared;
 use program::{OPTIONS, Opened};
 use std::time::Instant;
 
@@ -269,21 +267,7 @@ fn child(stage: &Stage, forked_at: i64) {
 
 fn forks_a_child(stage: &Stage) {
     let forked_at = stage.added.load(Relaxed);
-    // SAFETY: using the library in a child is what this tests; the child ends by `_exit`.
-    match unsafe { libc::fork() } {
-        0 => {
-            let done = std::panic::catch_unwind(core::panic::AssertUnwindSafe(|| child(stage, forked_at))).is_ok();
-            // SAFETY: ends the child without running code of the harness.
-            unsafe { libc::_exit(if done { 0 } else { 1 }) }
-        }
-        child => {
-            let mut status = 0;
-            assert!(child > 0, "fork failed");
-            // SAFETY: the status is this function's.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!(status, 0, "the child ended with status {status:#x}");
-        }
-    }
+    in_child(|| child(stage, forked_at));
 }
 
 fn counts(stage: &Stage) {

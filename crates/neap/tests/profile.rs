@@ -5,6 +5,7 @@ use neap_base::profile_area::{
     ALLOC, AllocRecord, BLOCK_BYTES, FILE_OFFSET, FORMAT, FREE, FreeRecord, HEADER_BYTES, MAGIC, PAD, RING_AT,
     RING_BYTES, SLOT_COUNT, SLOTS_AT,
 };
+use neap_testing::child::in_child;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -272,9 +273,7 @@ fn a_forked_child_has_samples_of_its_own() {
     let sampling = Sampling::begin("1k");
     let kept: Vec<_> = (0..1000).map(|_| allocate(2000, 8)).collect();
     let taken = sampling.word(32);
-    // SAFETY: the child uses neap and ends without anything of the harness's.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    let has_its_own = || {
         let own = Sampling { file: own_page(Some(&sampling.file)), _turn: None };
         let begins_new = own.slots().len() < 200 && own.word(32) < 200;
         kept.iter().for_each(|block| free(*block, 2000, 8));
@@ -286,13 +285,9 @@ fn a_forked_child_has_samples_of_its_own() {
             neap::say(format_args!("child: {begins_new}, {seen}, {verified:?}, {}", own.word(32)));
         }
         core::hint::black_box(blocks);
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(if right { 7 } else { 8 }) };
-    }
-    let mut status = 0;
-    // SAFETY: the child is this test's own.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+        assert!(right);
+    };
+    in_child(has_its_own);
     assert!(sampling.word(32) < taken + 500, "the child writes nothing into its parent's area");
     assert!(kept.iter().filter(|block| sampling.slots().contains_key(&(block.addr() as u64))).count() > 500);
     kept.iter().for_each(|block| free(*block, 2000, 8));

@@ -5,6 +5,7 @@ use core::time::Duration;
 use neap::groups::{Bound, Charge, Event, Group};
 use neap::process::PROCESS;
 use neap::reclaim::{self, Misbehaviour, Shrinker, ShrinkerError};
+use neap_testing::child::in_child;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -343,19 +344,9 @@ fn a_child_asks_its_own_copy_of_a_cache() {
     group.set(Bound::Max, 32 * OBJECT).unwrap();
     let cache = Cache::new("forked", group);
     (0..64).for_each(|_| assert!(cache.insert()));
-    // SAFETY: the child charges, and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // The child's charges make no thread; `start_background` makes neap's, which makes
-        // reclaimers.
-        let all = PROCESS.start_background() && (0..64).all(|_| cache.insert());
-        // SAFETY: ends the child without anything of the parent's.
-        unsafe { libc::_exit(if all { 7 } else { 8 }) };
-    }
-    let mut status = 0;
-    // SAFETY: the child is this test's own.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+    // The child's charges make no thread; `start_background` makes neap's, which makes reclaimers.
+    let charges_all = || assert!(PROCESS.start_background() && (0..64).all(|_| cache.insert()));
+    in_child(charges_all);
     assert!(cache.insert());
 }
 

@@ -1,13 +1,10 @@
 //! Shrinkers that know nodes, in a process that has two.
 
-#[path = "../../neap-pages/tests/again/mod.rs"]
-mod again;
-
-use again::{case, succeeds};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap::groups::Group;
 use neap::reclaim::{self, Asked, STOP, Spec};
+use neap_testing::again::{case, succeeds};
 
 /// Nodes that were asked about, as bits.
 static ASKED: AtomicU32 = AtomicU32::new(0);

@@ -2,19 +2,17 @@
 //!
 //! Method: managers on virtual machines, and the process's own with a cache whose objects it holds.
 
-#[path = "../../neap-objects/tests/machine/mod.rs"]
-mod machine;
 mod program;
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::time::Duration;
-use machine::Shared;
 use neap::options::{DESCRIPTIONS, Options};
 use neap::process::PROCESS;
 use neap::reclaim::Shrinker;
 use neap::settings::{NotSet, Setting};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
+use neap_testing::shared::Shared;
 use program::{OPTIONS, Opened};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

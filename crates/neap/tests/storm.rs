@@ -13,9 +13,6 @@
 //! `NEAP_STORM_SECONDS` (5) and `NEAP_STORM_THREADS` (8) configure it; a run prints them, with its
 //! seed.
 
-#[path = "../../neap-pages/tests/machine/random.rs"]
-mod random;
-
 use core::future::Future;
 use core::pin::pin;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -25,7 +22,7 @@ use neap::groups::{Bound, Charge, ChargeError, Group};
 use neap::lru::{self, Handle, LruList};
 use neap::process::PROCESS;
 use neap::reclaim::{self, Misbehaviour, Shrinker, ShrinkerError};
-use random::{Random, number, seed};
+use neap_testing::random::{Random, number, seed};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Wake;

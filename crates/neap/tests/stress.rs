@@ -9,15 +9,14 @@
 //! nothing, or spin past the end of a sequence. In the end everything is freed and nothing may be
 //! left. `NEAP_SECONDS` sets the duration.
 
-#[path = "../../neap-objects/tests/machine/mod.rs"]
-mod machine;
 mod program;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
-use machine::{Random, Shared, number, seed};
 use neap::options::Options;
 use neap_base::{Linux, Platform};
+use neap_testing::random::{Random, number, seed};
+use neap_testing::shared::Shared;
 use program::{Block, OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -5,9 +5,7 @@ use std::process::Command;
 use ratatui::crossterm::event;
 
 use super::live::Screen;
-
-#[path = "../../tests/running/terminal.rs"]
-mod terminal;
+use neap_testing::terminal::Terminal;
 
 /// Set for the role below.
 const ROLE: &str = "NEAP_TEST_ROLE";
@@ -17,7 +15,7 @@ fn a_panic_gives_the_terminal_back_though_nothing_is_unwound() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "top::live_tests::panics", "--ignored", "--nocapture", "--test-threads=1"]);
     command.env(ROLE, "panics");
-    let mut terminal = terminal::Terminal::run(command, 80, 24);
+    let mut terminal = Terminal::run(command, 80, 24);
     terminal.wait_for("screen", |screen| screen.contains("drawn"));
     assert!(terminal.alternate && !terminal.cursor && terminal.is_raw());
     terminal.press("x");

@@ -1,4 +1,7 @@
 //! A host for tests: a machine, real or virtual, with per-CPU data, and counts of its calls.
+#![allow(dead_code, reason = "not every test file uses every piece")]
+
+pub(crate) mod machine;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;

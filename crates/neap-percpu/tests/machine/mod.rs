@@ -1,13 +1,9 @@
-//! Shared parts of the tests: an instance, allocations with contents, random numbers.
+//! Shared parts of the tests: an instance, and allocations with contents.
 
 #![allow(dead_code, reason = "no test uses all of it")]
 
-#[path = "../../../neap-pages/tests/machine/probe.rs"]
-pub(crate) mod probe;
-
 use neap_base::Platform;
 use neap_percpu::{GRANULE, Handle, Layout, Owner, PerCpuData, Refused, Shape, Wait};
-use std::println;
 use std::vec::Vec;
 
 /// An allocation whose copies are filled with a byte made from its stamp and the CPU.
@@ -94,25 +90,4 @@ pub(crate) fn end<P: Platform>(data: &PerCpuData, platform: &P, held: Vec<Held>)
     assert_eq!((left.chunks, left.free_chunks), (1, 1));
     // SAFETY: no code uses it any more.
     unsafe { data.close(platform) };
-}
-
-/// Random number generator (SplitMix64); a test prints its seed.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
-
-/// Seed of a random test: `NEAP_SEED`, or a fixed one. It is printed, so that a run can be
-/// repeated.
-pub(crate) fn seed() -> u64 {
-    let seed = std::env::var("NEAP_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-    println!("NEAP_SEED={seed} repeats this run");
-    seed
 }

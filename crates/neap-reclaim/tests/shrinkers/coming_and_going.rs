@@ -8,6 +8,7 @@ use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_percpu::Host as _;
 use neap_reclaim::{MOST_SHRINKERS, STOP, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered};
+use neap_testing::child::{exit_code_of, status_of};
 use std::sync::{Barrier, mpsc};
 use std::thread;
 
@@ -96,25 +97,6 @@ fn without_a_fence_nothing_ends() {
     });
 }
 
-/// Forks. Returns the exit status that `f` returns in the child.
-fn in_child(f: impl FnOnce() -> u8) -> i32 {
-    // SAFETY: the child uses the test's own data alone, and ends.
-    match unsafe { libc::fork() } {
-        0 => {
-            let status = std::panic::catch_unwind(core::panic::AssertUnwindSafe(f)).unwrap_or(99);
-            // SAFETY: it ends the child, and runs nothing of the parent.
-            unsafe { libc::_exit(status.into()) }
-        }
-        child => {
-            let mut status = 0;
-            // SAFETY: the child is this test's own.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert!(libc::WIFEXITED(status), "{status}");
-            libc::WEXITSTATUS(status)
-        }
-    }
-}
-
 fn forks<P: Platform>(stage: &Stage<P>) {
     with(stage, |host, shrinkers| {
         let (inside, go_on) = (Barrier::new(2), Barrier::new(2));
@@ -133,7 +115,7 @@ fn forks<P: Platform>(stage: &Stage<P>) {
         let forking = Made::of(
             |_| {
                 let id = ShrinkerId::from_bits(own.load(Relaxed) as u64);
-                let status = in_child(|| {
+                let code = exit_code_of(|| {
                     let _ = host.0.platform.rseq_offset().map(|_| neap_os::fence::register());
                     // SAFETY: this is the only thread of the child.
                     unsafe { shrinkers.forget_others(host) };
@@ -142,7 +124,7 @@ fn forks<P: Platform>(stage: &Stage<P>) {
                     assert!(!shrinkers.is_there(id));
                     7
                 });
-                u64::from(status == 7)
+                u64::from(code == 7)
             },
             |_| STOP,
         );
@@ -155,14 +137,14 @@ fn forks<P: Platform>(stage: &Stage<P>) {
             go_on.wait();
         });
         // A fork outside of callbacks: everything can be ended in the child, and in the parent.
-        let status = in_child(|| {
+        let code = exit_code_of(|| {
             let _ = host.0.platform.rseq_offset().map(|_| neap_os::fence::register());
             // SAFETY: this is the only thread of the child.
             unsafe { shrinkers.forget_others(host) };
             let ids = [blocked_id, id];
-            u8::from(ids.map(|id| shrinkers.unregister(host, id)) == [Ok(Unregistered::Gone); 2])
+            i32::from(ids.map(|id| shrinkers.unregister(host, id)) == [Ok(Unregistered::Gone); 2])
         });
-        assert_eq!(status, 1);
+        assert_eq!(code, 1);
         assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
         assert_eq!(shrinkers.unregister(host, blocked_id), Ok(Unregistered::Gone));
     });
@@ -201,9 +183,7 @@ fn a_visit_goes_on_in_the_child_that_a_callback_makes() {
             // SAFETY: it ends the child, and runs nothing of the parent.
             unsafe { libc::_exit(if gone { 7 } else { 8 }) };
         }
-        let mut status = 0;
-        // SAFETY: the child is this test's own.
-        assert!(unsafe { libc::waitpid(child.load(Relaxed), &raw mut status, 0) } > 0);
+        let status = status_of(child.load(Relaxed));
         assert_eq!((gone, libc::WEXITSTATUS(status)), (true, 7));
     });
 }

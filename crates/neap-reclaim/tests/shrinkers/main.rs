@@ -6,8 +6,6 @@ mod host;
 mod known_bugs;
 mod many_threads;
 mod model;
-#[path = "../../../neap-pages/tests/machine/random.rs"]
-mod random;
 
 use core::sync::atomic::Ordering::Relaxed;
 use host::{Cache, Stage, with};

@@ -5,7 +5,6 @@
 //! for each.
 
 use crate::host::{On, Stage, with};
-use crate::random::{Random, number, seed};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
@@ -13,6 +12,7 @@ use neap_groups::GroupId;
 use neap_reclaim::{
     Asked, EMPTY, Report, STOP, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered,
 };
+use neap_testing::random::{Random, number, seed};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 

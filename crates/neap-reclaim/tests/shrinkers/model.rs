@@ -2,13 +2,13 @@
 //! shrinker with objects is missed. The same by threads, of which only the end is known.
 
 use crate::host::{On, Stage, with};
-use crate::random::{Random, number, seed};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_reclaim::{Asked, EMPTY, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered, WHOLE, Work};
+use neap_testing::random::{Random, number, seed};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::thread;

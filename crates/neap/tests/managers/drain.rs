@@ -8,7 +8,6 @@
 //! Method: virtual machines with chosen CPUs, the real system for fences and threads; the whole
 //! manager is verified after each step.
 
-use crate::machine::{Random, Shared, seed};
 use crate::program::{OPTIONS, Opened, Program, Request, linux};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap::drain::{Drained, NoSuch, Scope};
@@ -16,6 +15,8 @@ use neap::mm::Mm;
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
+use neap_testing::random::{Random, seed};
+use neap_testing::shared::Shared;
 
 fn request(size: usize) -> Request {
     Request { size, align: 1, zeroed: false }

@@ -7,7 +7,6 @@
 //!
 //! Method: the real system with CPUs declared isolated, and virtual machines that count calls.
 
-use crate::machine::Shared;
 use crate::program::{OPTIONS, Opened, Program, Request};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap::drain::Scope;
@@ -17,6 +16,7 @@ use neap_base::platform::Errno;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_os::topology::CpuSet;
+use neap_testing::shared::Shared;
 
 fn set(text: &str) -> CpuSet {
     CpuSet::parse(text.as_bytes()).unwrap()

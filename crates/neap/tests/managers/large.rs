@@ -7,11 +7,12 @@
 //! Method: random chains of reallocations of blocks that are in each other's way, every byte
 //! patterned, on virtual machines and on the real system, with moves that fail now and then.
 
-use crate::machine::{Random, Shared, number, seed};
 use crate::program::{OPTIONS, Opened, Program, Request, linux};
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::virtual_platform::{Call, Virtual};
+use neap_testing::random::{Random, number, seed};
+use neap_testing::shared::Shared;
 
 /// Reallocates blocks of up to 8 MiB at random.
 fn chains<P: Platform>(machine: &Shared<P>, options: &Options, before_each: impl Fn(&mut Random)) {

@@ -7,12 +7,13 @@
 //! Method: small limits on virtual machines of every page size, and on the real system with both
 //! kinds of slots, filled and emptied again, in several sizes one after another.
 
-use crate::machine::{Random, Shared, seed};
 use crate::program::{OPTIONS, Opened, Program, Request, linux};
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
+use neap_testing::random::{Random, seed};
+use neap_testing::shared::Shared;
 
 const LIMIT: usize = 6 << 20;
 

@@ -4,8 +4,6 @@
 //! fork, handle signals, count the process's mappings, or use its manager are programs of their
 //! own.
 
-#[path = "../../../neap-objects/tests/machine/mod.rs"]
-mod machine;
 #[path = "../program/mod.rs"]
 mod program;
 

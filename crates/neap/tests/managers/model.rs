@@ -7,12 +7,13 @@
 //! Method: proptest makes sequences of operations, and shrinks failing ones. `Program` executes
 //! them and is the model. The manager is verified every few steps.
 
-use crate::machine::{Shared, number, seed};
 use crate::program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 use neap::options::Options;
 use neap_base::platform::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::LARGEST;
+use neap_testing::random::{number, seed};
+use neap_testing::shared::Shared;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 

@@ -4,12 +4,13 @@
 //! Method: virtual machines with CPUs on several nodes, and the real system with simulated nodes,
 //! so that sequences, fences and fork take part. Random tests print their seed.
 
-use crate::machine::{Random, Shared, seed};
 use crate::program::{OPTIONS, Opened, Program, Request, nothing_is_kept};
 use neap::options::Options;
 use neap_base::Linux;
 use neap_base::platform::Platform;
 use neap_base::virtual_platform::{Call, Virtual};
+use neap_testing::random::{Random, seed};
+use neap_testing::shared::Shared;
 
 /// Sizes of every kind of class, and of runs.
 const SIZES: [usize; 8] = [16, 64, 300, 1000, 4096, 20_000, 100_000, 1 << 20];

@@ -4,7 +4,6 @@
 //! Method: virtual machines with two nodes, so memory moves only on request and every number is
 //! exact.
 
-use crate::machine::Shared;
 use crate::program::{OPTIONS, Opened};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,6 +11,7 @@ use neap::options::Options;
 use neap::reclaim::{Asked, Report, ShrinkerError, ShrinkerId, Spec};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_groups::{Bound, GroupId, Kind, OnLimit};
+use neap_testing::shared::Shared;
 
 const NAMES: [&str; 5] = ["neap:sheaves", "neap:lists", "neap:holes", "neap:free", "neap:per-cpu"];
 const ROOT: GroupId = GroupId::ROOT;

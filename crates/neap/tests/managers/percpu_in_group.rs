@@ -4,13 +4,13 @@
 //! Method: managers of their own on the real system, verified after every step: charges equal
 //! allocations.
 
-use crate::machine::Shared;
 use crate::program::{OPTIONS, Opened, linux};
 use neap::groups::Kind;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{BATCH, Bound, Event, GroupError, GroupId};
 use neap_percpu::{Host, Owner, PerCpuCounter, Refused, Wait};
+use neap_testing::shared::Shared;
 
 #[test]
 fn all_copies_are_charged_until_they_are_freed() {

@@ -6,12 +6,12 @@
 //! Method: the eight sizes of `neap bench phases` on a virtual machine, whose thread never runs: no
 //! tick and no call gives memory back. The resident bytes are read after every few allocations.
 
-use crate::machine::orders::{Order, reorder};
-use crate::machine::{Random, seed};
 use crate::program::{OPTIONS, Opened};
 use neap::mm::Hooks;
 use neap::options::{Background, Options};
 use neap_base::virtual_platform::Virtual;
+use neap_testing::orders::{Order, reorder};
+use neap_testing::random::{Random, seed};
 
 const LIVE: usize = 300 << 20;
 /// Small objects, slabs of up to 256 KiB, and runs whose ends leave gaps.

@@ -8,7 +8,6 @@
 //! Method: a burst is freed and ticks are counted, on virtual machines and on the real system with
 //! both kinds of slots.
 
-use crate::machine::{Random, Shared, seed};
 use crate::program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use neap::maintenance::Tick;
@@ -16,6 +15,8 @@ use neap::mm::{Hooks, Mm};
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
+use neap_testing::random::{Random, seed};
+use neap_testing::shared::Shared;
 use std::collections::BTreeSet;
 
 /// Ticks after which nothing of a burst may be left. One looks, one takes from stacks, one from

@@ -4,12 +4,12 @@
 //! tests run on the virtual machine of `cargo xtask vm`, whose shape they know; elsewhere they are
 //! ignored.
 
-use crate::machine::Shared;
 use crate::program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 use core::mem::zeroed;
 use neap::options::Options;
 use neap_base::{Linux, Platform};
 use neap_os::topology::Topology;
+use neap_testing::shared::Shared;
 
 /// Sizes of every kind of class, and of runs.
 const SIZES: [usize; 7] = [16, 64, 300, 4096, 20_000, 100_000, 3 << 20];

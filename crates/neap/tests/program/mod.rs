@@ -4,13 +4,13 @@
 //! kept in order, so that an overlap is found at once.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
-use crate::machine::Shared;
 use core::ops::Deref;
 use neap::mm::{Hooks, Mm};
 use neap::options::Options;
 use neap_base::platform::Errno;
 use neap_base::{Linux, Platform};
 use neap_objects::size_class::Class;
+use neap_testing::shared::Shared;
 use std::collections::BTreeMap;
 
 /// A manager that is opened with the value, and closed with it. It has no thread of its own.

@@ -3,16 +3,18 @@
 //! It implements what programs by crossterm use: text, places, clearing, the alternate screen and
 //! the cursor. Other sequences are ignored.
 
+use core::time::Duration;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A program in a terminal; it ends with this.
-pub(crate) struct Terminal {
-    pub(crate) child: Child,
+pub struct Terminal {
+    /// The program.
+    pub child: Child,
     master: File,
     /// The program's side, to check its settings.
     slave: OwnedFd,
@@ -21,8 +23,10 @@ pub(crate) struct Terminal {
     at: (usize, usize),
     /// Input that is not a whole sequence yet.
     rest: Vec<u8>,
-    pub(crate) alternate: bool,
-    pub(crate) cursor: bool,
+    /// Whether the alternate screen is shown.
+    pub alternate: bool,
+    /// Whether the cursor is shown.
+    pub cursor: bool,
 }
 
 fn settings(terminal: &OwnedFd) -> libc::termios {
@@ -36,7 +40,7 @@ fn settings(terminal: &OwnedFd) -> libc::termios {
 
 impl Terminal {
     /// Runs `command` in a terminal with the given columns and rows.
-    pub(crate) fn run(mut command: Command, columns: u16, rows: u16) -> Terminal {
+    pub fn run(mut command: Command, columns: u16, rows: u16) -> Terminal {
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let (mut master, mut slave) = (-1, -1);
         let none = core::ptr::null_mut();
@@ -69,19 +73,19 @@ impl Terminal {
     }
 
     /// Types keys.
-    pub(crate) fn press(&mut self, keys: &str) {
+    pub fn press(&mut self, keys: &str) {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
     /// Returns the text on the screen.
-    pub(crate) fn screen(&mut self) -> String {
+    pub fn screen(&mut self) -> String {
         self.listen();
         let lines = self.cells.iter().map(|line| line.iter().collect::<String>());
         lines.map(|line| format!("{}\n", line.trim_end())).collect()
     }
 
     /// Waits until the screen is as `wanted`, up to a minute.
-    pub(crate) fn wait_for(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+    pub fn wait_for(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         let start = Instant::now();
         loop {
             let screen = self.screen();
@@ -94,7 +98,7 @@ impl Terminal {
     }
 
     /// Waits for the program's end. Returns its status and its last output.
-    pub(crate) fn end(&mut self) -> (ExitStatus, String) {
+    pub fn end(&mut self) -> (ExitStatus, String) {
         let start = Instant::now();
         loop {
             // Its output must be read, or it would wait.
@@ -108,7 +112,7 @@ impl Terminal {
     }
 
     /// Panics unless the terminal has its initial settings.
-    pub(crate) fn assert_restored(&mut self) {
+    pub fn assert_restored(&mut self) {
         self.listen();
         let now = settings(&self.slave);
         let flags = |of: &libc::termios| [of.c_iflag, of.c_oflag, of.c_cflag, of.c_lflag];
@@ -117,7 +121,7 @@ impl Terminal {
     }
 
     /// Whether the terminal is in raw mode.
-    pub(crate) fn is_raw(&self) -> bool {
+    pub fn is_raw(&self) -> bool {
         settings(&self.slave).c_lflag & (libc::ICANON | libc::ECHO) == 0
     }
 
