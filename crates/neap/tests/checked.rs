@@ -32,11 +32,12 @@ fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
 }
 
-/// Writes to a byte that may be none of the program's.
+/// Changes a byte that may be none of the program's.
 fn scribble(block: *mut u8, at: isize) {
+    let byte = core::hint::black_box(block.wrapping_offset(at));
     // SAFETY: unsound by design: the tested checks find what was overwritten. The byte lies in the
     // front or the tail of a block, or in one that was freed and is kept.
-    unsafe { core::hint::black_box(block.wrapping_offset(at)).write_volatile(0x11) };
+    unsafe { byte.write_volatile(byte.read_volatile() ^ 0x11) };
 }
 
 fn wrong(error: &str, size: usize, align: usize, place: usize) {
