@@ -61,13 +61,19 @@ impl Map<'_> {
         end <= self.grains() && bitmap::next_set(self.words, start, end).is_none()
     }
 
-    /// Takes or frees a run.
-    pub(crate) fn set(&mut self, start: usize, end: usize, taken: bool) {
-        if taken {
-            bitmap::set_range(self.words, start, end)
-        } else {
-            bitmap::clear_range(self.words, start, end)
-        }
+    /// Takes a run.
+    pub(crate) fn take(&mut self, start: usize, end: usize) {
+        bitmap::set_range(self.words, start, end);
+        self.renew_hints(start, end);
+    }
+
+    /// Frees a run.
+    pub(crate) fn free(&mut self, start: usize, end: usize) {
+        bitmap::clear_range(self.words, start, end);
+        self.renew_hints(start, end);
+    }
+
+    fn renew_hints(&mut self, start: usize, end: usize) {
         for block in start / BLOCK..end.div_ceil(BLOCK) {
             self.hints[block] = Hint::of(&self.words[block * WORDS..][..WORDS]);
         }
@@ -187,13 +193,13 @@ mod tests {
                 prop_assert!(beyond.flatten().is_none_or(|at| at > expected.unwrap() && map.is_free(at, at + size)));
                 match expected {
                     Some(place) if held.len() < 12 => {
-                        map.set(place, place + size, true);
+                        map.take(place, place + size);
                         bits[place..place + size].fill(true);
                         held.push((place, size));
                     }
                     _ if !held.is_empty() => {
                         let (place, size) = held.swap_remove(which.index(held.len()));
-                        map.set(place, place + size, false);
+                        map.free(place, place + size);
                         bits[place..place + size].fill(false);
                     }
                     _ => {}

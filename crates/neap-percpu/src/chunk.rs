@@ -265,7 +265,7 @@ impl Chunk<'_> {
     /// Takes a free run for a row; returns the number of pages that are no longer empty.
     pub(crate) fn take(&mut self, start: usize, end: usize, row: u32) -> u32 {
         let gone = self.empty_around(start, end);
-        self.map.set(start, end, true);
+        self.map.take(start, end);
         self.row_of[start..end].fill(row);
         self.header.taken += (end - start) as u32;
         self.header.empty -= gone;
@@ -275,7 +275,7 @@ impl Chunk<'_> {
 
     /// Frees a row's run; returns the number of pages that became empty.
     pub(crate) fn give(&mut self, start: usize, end: usize) -> u32 {
-        self.map.set(start, end, false);
+        self.map.free(start, end);
         let came = self.empty_around(start, end);
         self.header.taken -= (end - start) as u32;
         self.header.empty += came;

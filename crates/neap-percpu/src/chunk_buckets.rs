@@ -5,6 +5,7 @@
 
 use crate::chunk::{Chunks, NONE};
 use crate::geometry::GRANULE;
+use crate::rows::ListEnd;
 
 /// Number of lists, enough for every unit: the longest run is below 2^32 bytes.
 pub(crate) const LISTS: usize = 34;
@@ -64,10 +65,13 @@ impl Lists {
         (list <= self.free()).then_some(list)
     }
 
-    /// Puts a chunk on a list, at its head or its tail.
-    pub(crate) fn add(&mut self, chunks: &mut Chunks, list: usize, chunk: u32, front: bool) {
+    /// Puts a chunk on a list.
+    pub(crate) fn add(&mut self, chunks: &mut Chunks, list: usize, chunk: u32, end: ListEnd) {
         let ends = &mut self.ends[list];
-        let (next, prev) = if front { (ends.head, NONE) } else { (NONE, ends.tail) };
+        let (next, prev) = match end {
+            ListEnd::Head => (ends.head, NONE),
+            ListEnd::Tail => (NONE, ends.tail),
+        };
         let own = chunks.header(chunk);
         (own.next, own.prev, own.list) = (next, prev, list as u32);
         if next == NONE {

@@ -12,7 +12,7 @@
 //! The exact value is the shared part plus all words. It is read under the mutex under which parts
 //! are moved. It contains every addition that has returned once.
 
-use crate::data::{Refused, Wait};
+use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
 use crate::rows::Owner;
 use crate::words::{Counted, Words};
@@ -37,7 +37,7 @@ impl<H: Host> PerCpuCounter<H> {
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
     pub fn new(host: H, owner: Owner, batch: i64, wait: Wait) -> Result<Self, Refused> {
-        let words = Words::new(host, owner, 1, false, wait)?;
+        let words = Words::new(host, owner, 1, OffsetsOf::AllCpus, wait)?;
         let start = 1 << batch.clamp(1, 1 << 61).ilog2();
         // Relaxed: no other thread has the counter yet.
         (0..words.cpus()).for_each(|cpu| words.word(0, cpu).store(start, Ordering::Relaxed));

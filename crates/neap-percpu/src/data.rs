@@ -13,7 +13,7 @@ use crate::depopulate::Work;
 use crate::geometry::{GRANULE, Geometry, LARGEST};
 use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
-use crate::state::{Freed, Request, RowAllocation, State};
+use crate::state::{Among, Freed, Request, RowAllocation, State};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use neap_base::mutex::Guard;
@@ -63,6 +63,14 @@ impl fmt::Display for Refused {
 }
 
 impl core::error::Error for Refused {}
+
+/// The CPUs with an offset in a table of offsets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum OffsetsOf {
+    AllCpus,
+    /// All but isolated CPUs: for sequences that are ended by fences.
+    FencedCpus,
+}
 
 /// Charges owners. Called without a lock; may allocate and free in the same instance.
 /// [`Owner::NONE`] is not charged.
@@ -274,10 +282,12 @@ impl<C: Charge> PerCpuData<C> {
         could_be.then(|| self.address(handle, cpu))
     }
 
-    /// Address of an allocation's table of offsets by CPU, for restartable sequences. With
-    /// `fenced`, isolated CPUs have no offset: for sequences that are ended by fences.
-    pub(crate) fn offsets(&self, handle: Handle, fenced: bool) -> usize {
-        let table = if fenced { self.fenced } else { self.offsets };
+    /// Address of an allocation's table of offsets by CPU, for restartable sequences.
+    pub(crate) fn offsets(&self, handle: Handle, of: OffsetsOf) -> usize {
+        let table = match of {
+            OffsetsOf::AllCpus => self.offsets,
+            OffsetsOf::FencedCpus => self.fenced,
+        };
         table.wrapping_add(handle.class() * self.geometry.cpus).expose_provenance()
     }
 
@@ -324,7 +334,9 @@ impl<C: Charge> PerCpuData<C> {
         if state.rows.record(request.owner).is_none() {
             return Err(Refused::UnknownOwner);
         }
-        if let Some(handle) = self.at_once(&mut state, request, wait == Wait::Never) {
+        // A caller that may not wait takes any place that is populated.
+        let among = if wait == Wait::Never { Among::PopulatedPages } else { Among::AllPages };
+        if let Some(handle) = self.at_once(&mut state, request, among) {
             return Ok(handle);
         }
         if wait == Wait::Never {
@@ -337,14 +349,14 @@ impl<C: Charge> PerCpuData<C> {
         self.place_and_populate(platform, &mut turn, request)
     }
 
-    /// Places a request on populated pages: in the owner's rows, or at the place of a new row. With
-    /// `anywhere`, any populated place will do; for callers that may not wait.
-    fn at_once(&self, state: &mut State, request: &Request, anywhere: bool) -> Option<Handle> {
+    /// Places a request on populated pages: in the owner's rows, or at the best place of a new row
+    /// if that is populated.
+    fn at_once(&self, state: &mut State, request: &Request, among: Among) -> Option<Handle> {
         if let Some(place) = state.share(request) {
             return Some(self.handle(state, place));
         }
-        let spot = state.find(request, anywhere)?;
-        if !anywhere && !state.is_populated(spot) {
+        let spot = state.find(request, among)?;
+        if among == Among::AllPages && !state.is_populated(spot) {
             return None;
         }
         let place = state.commit(spot, request)?;
@@ -406,7 +418,7 @@ impl<C: Charge> PerCpuData<C> {
             return Err(Refused::UnknownOwner);
         }
         let spot = loop {
-            match state.find(request, false) {
+            match state.find(request, Among::AllPages) {
                 Some(spot) => break spot,
                 None if state.recall().is_some() => {}
                 None => state = self.grow(platform, state)?,

@@ -26,6 +26,7 @@
 use crate::chunk::NONE;
 use crate::chunk_buckets::slot;
 use crate::data::{Charge, PerCpuData};
+use crate::rows::ListEnd;
 use crate::state::State;
 use core::ops::Range;
 use neap_base::Platform;
@@ -433,7 +434,7 @@ impl State {
             } else if keep > 0 || header.taken == 0 {
                 self.reintegrate(chunk);
             } else {
-                self.move_to(chunk, self.lists.sidelined(), false);
+                self.move_to(chunk, self.lists.sidelined(), ListEnd::Tail);
             }
         }
         (count, destroyed)

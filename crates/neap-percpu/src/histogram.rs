@@ -3,7 +3,7 @@
 //! It has 8 buckets for each doubling, so a value is known to an eighth. Recording is one addition
 //! to this CPU's word.
 
-use crate::data::{Refused, Wait};
+use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
 use crate::rows::Owner;
 use crate::words::Words;
@@ -38,7 +38,7 @@ impl<H: Host> PerCpuHistogram<H> {
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
     pub fn new(host: H, owner: Owner, wait: Wait) -> Result<Self, Refused> {
-        let words = Words::new(host, owner, BUCKETS, false, wait)?;
+        let words = Words::new(host, owner, BUCKETS, OffsetsOf::AllCpus, wait)?;
         Ok(PerCpuHistogram { words, shared: [const { AtomicI64::new(0) }; BUCKETS] })
     }
 

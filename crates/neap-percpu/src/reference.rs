@@ -19,7 +19,7 @@
 //! inside the fork gate: a child finds a count alive or killed. Step 4 is outside, since the last
 //! put runs the caller's code.
 
-use crate::data::{Refused, Wait};
+use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
 use crate::rows::Owner;
 use crate::words::{Words, address_of};
@@ -273,7 +273,7 @@ impl<H: Host> PerCpuRef<H> {
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
     pub fn new(host: H, owner: Owner, wait: Wait) -> Result<Self, Refused> {
-        Ok(PerCpuRef(Count::new(Sequences(Words::new(host, owner, 1, true, wait)?))))
+        Ok(PerCpuRef(Count::new(Sequences(Words::new(host, owner, 1, OffsetsOf::FencedCpus, wait)?))))
     }
 
     /// Takes a reference. The caller has one already, or knows that the count is alive.

@@ -6,6 +6,13 @@
 use crate::chunk::NONE;
 use crate::pool::Pool;
 
+/// An end of a list. Searches begin at the head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ListEnd {
+    Head,
+    Tail,
+}
+
 /// A row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
@@ -96,11 +103,14 @@ impl Rows {
         self.owners.give(owner.index);
     }
 
-    /// Puts a row on its owner's list: at the head, where searches begin, or at the tail.
-    pub(crate) fn list(&mut self, row: u32, front: bool) {
+    /// Puts a row on its owner's list.
+    pub(crate) fn list(&mut self, row: u32, end: ListEnd) {
         let owner = self.rows.get(row).owner;
         let record = self.owners.get_mut(owner);
-        let (next, prev) = if front { (record.head, NONE) } else { (NONE, record.tail) };
+        let (next, prev) = match end {
+            ListEnd::Head => (record.head, NONE),
+            ListEnd::Tail => (NONE, record.tail),
+        };
         if next == NONE {
             record.tail = row
         } else {
@@ -131,9 +141,9 @@ impl Rows {
         if prev == NONE { record.head = next } else { self.rows.get_mut(prev).next = next }
     }
 
-    /// Moves a row to the head or the tail of its owner's list.
-    pub(crate) fn relist(&mut self, row: u32, front: bool) {
+    /// Moves a row to an end of its owner's list.
+    pub(crate) fn relist(&mut self, row: u32, end: ListEnd) {
         self.unlist(row);
-        self.list(row, front);
+        self.list(row, end);
     }
 }

@@ -9,7 +9,7 @@ use crate::chunk::{Chunks, Header, NONE};
 use crate::chunk_buckets::{Lists, slot};
 use crate::geometry::{CLASSES, GRANULE, Geometry, LINE, is_multiple};
 use crate::handle::{Handle, Invalid};
-use crate::rows::{Owner, Row, Rows};
+use crate::rows::{ListEnd, Owner, Row, Rows};
 use core::ops::Range;
 use neap_base::bitmap;
 
@@ -42,6 +42,14 @@ pub(crate) struct State {
     /// Granules in allocations, and the number of allocations.
     pub(crate) granules: usize,
     pub(crate) allocations: usize,
+}
+
+/// The places that a search for a new row accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Among {
+    AllPages,
+    /// Places whose pages all have memory.
+    PopulatedPages,
 }
 
 /// A free place for a row.
@@ -145,7 +153,7 @@ impl State {
                 if let Some(granule) = place {
                     let place = self.mark(index, granule, request.granules);
                     if row.free == place.granules {
-                        self.rows.relist(index, false);
+                        self.rows.relist(index, ListEnd::Tail);
                     }
                     return Some(place);
                 }
@@ -153,7 +161,7 @@ impl State {
             if tried == TRIES - 1 {
                 // Moves the first row behind the full ones until something in it is freed, so that
                 // other rows are tried.
-                self.rows.relist(first, false);
+                self.rows.relist(first, ListEnd::Tail);
             }
             index = row.next;
         }
@@ -183,8 +191,9 @@ impl State {
     }
 
     /// Finds a place for a new row: behind the owner's latest, else the first that fits in the
-    /// fullest chunk that has one. With `populated`, only places whose pages all have memory.
-    pub(crate) fn find(&mut self, request: &Request, populated: bool) -> Option<Spot> {
+    /// fullest chunk that has one.
+    pub(crate) fn find(&mut self, request: &Request, among: Among) -> Option<Spot> {
+        let populated = among == Among::PopulatedPages;
         let geometry = &self.chunks.geometry;
         let record = self.rows.record(request.owner)?;
         let (latest, has) = (record.head, record.bytes);
@@ -264,13 +273,13 @@ impl State {
     /// Puts a row with populated pages on its owner's list.
     pub(crate) fn publish(&mut self, row: u32) {
         let full = self.rows.rows.get(row).free == 0;
-        self.rows.list(row, !full);
+        self.rows.list(row, if full { ListEnd::Tail } else { ListEnd::Head });
     }
 
     /// Creates a chunk; `false` if there is no address space.
     pub(crate) fn grow(&mut self) -> bool {
         let Some(chunk) = self.chunks.create() else { return false };
-        self.lists.add(&mut self.chunks, self.lists.free(), chunk, true);
+        self.lists.add(&mut self.chunks, self.lists.free(), chunk, ListEnd::Head);
         true
     }
 
@@ -347,7 +356,7 @@ impl State {
         if row.free as usize == row.width as usize * self.geometry().grain_granules() {
             self.free_row(place.row);
         } else if row.listed && row.prev != NONE {
-            self.rows.relist(place.row, true);
+            self.rows.relist(place.row, ListEnd::Head);
         }
         Freed { owner, granules }
     }
@@ -465,7 +474,7 @@ impl State {
             self.empty_low = self.empty_low.min(self.empty);
         }
         if self.chunks.header(chunk).list as usize != self.lists.to_depopulate() {
-            self.move_to(chunk, self.lists.to_depopulate(), true);
+            self.move_to(chunk, self.lists.to_depopulate(), ListEnd::Head);
         }
     }
 
@@ -484,13 +493,14 @@ impl State {
         let header = *self.chunks.header(chunk);
         let list = if header.taken == 0 { self.lists.free() } else { slot(header.longest as usize * grain) };
         if !header.isolated && header.list as usize != list {
-            self.move_to(chunk, list, list > header.list as usize);
+            let end = if list > header.list as usize { ListEnd::Head } else { ListEnd::Tail };
+            self.move_to(chunk, list, end);
         }
     }
 
-    pub(crate) fn move_to(&mut self, chunk: u32, list: usize, front: bool) {
+    pub(crate) fn move_to(&mut self, chunk: u32, list: usize, end: ListEnd) {
         self.lists.remove(&mut self.chunks, chunk);
-        self.lists.add(&mut self.chunks, list, chunk, front);
+        self.lists.add(&mut self.chunks, list, chunk, end);
     }
 }
 

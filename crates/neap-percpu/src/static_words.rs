@@ -7,7 +7,7 @@
 //! only, and not on isolated CPUs. Without sequences every addition is refused, and the caller
 //! counts elsewhere. No locks.
 
-use crate::data::{Refused, Wait};
+use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
 use crate::handle::Handle;
 use crate::reference::Counts;
@@ -49,7 +49,7 @@ impl PerCpuWords {
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
     pub fn new<H: Host>(host: &H, owner: Owner, count: usize, wait: Wait) -> Result<PerCpuWords, Refused> {
         let handle = host.allocate(owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
-        let [all, fenced] = [false, true].map(|fenced| host.data().offsets(handle, fenced));
+        let [all, fenced] = [OffsetsOf::AllCpus, OffsetsOf::FencedCpus].map(|of| host.data().offsets(handle, of));
         Ok(PerCpuWords {
             sequences: host.platform().rseq_offset().unwrap_or(0),
             base: handle.address(),

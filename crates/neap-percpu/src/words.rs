@@ -5,7 +5,7 @@
 //! are never mixed in one allocation, since each would undo the other. An addition may be refused;
 //! the caller then counts elsewhere. The users are counters, references and histograms.
 
-use crate::data::{Refused, Wait};
+use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
 use crate::handle::Handle;
 use crate::rows::Owner;
@@ -31,11 +31,11 @@ pub(crate) struct Words<H: Host> {
 }
 
 impl<H: Host> Words<H> {
-    /// Allocates `count` zeroed words for each CPU. With `fenced`, isolated CPUs have no offset.
-    pub(crate) fn new(host: H, owner: Owner, count: usize, fenced: bool, wait: Wait) -> Result<Words<H>, Refused> {
+    /// Allocates `count` zeroed words for each CPU.
+    pub(crate) fn new(host: H, owner: Owner, count: usize, of: OffsetsOf, wait: Wait) -> Result<Words<H>, Refused> {
         let handle = host.allocate(owner, count * size_of::<i64>(), size_of::<i64>(), wait)?;
         let sequences = host.platform().rseq_offset().unwrap_or(0);
-        let (base, cpus, offsets) = (handle.address(), host.data().cpus(), host.data().offsets(handle, fenced));
+        let (base, cpus, offsets) = (handle.address(), host.data().cpus(), host.data().offsets(handle, of));
         Ok(Words { sequences, base, cpus, offsets, handle, host })
     }
 
