@@ -32,7 +32,7 @@ const OWNERS_STEP: u32 = 1 << 14;
 /// Bytes of a group's memory in a step, or one chunk.
 const STEP: usize = 1 << 20;
 
-/// Carves pieces out of a range of addresses, or only counts their bytes.
+/// Carves pieces out of a range.
 struct Carver(usize);
 
 impl Carver {
@@ -74,30 +74,29 @@ impl<C: Charge> PerCpuData<C> {
         let memory = (platform.reserve(length + geometry.page)?, length + geometry.page);
         let base = memory.0.next_multiple_of(geometry.page);
         let parts = Parts::new(&geometry, platform.page_size());
-        let carve = |from: usize| {
-            let mut carver = Carver(from);
-            let ranges = carver.piece(SCATTERED_RANGES * size_of::<Range>(), 64);
-            let stack = carver.piece(geometry.chunks * size_of::<u32>(), 64);
-            let columns = carver.piece(geometry.cpus * size_of::<usize>(), 64);
-            let isolated = carver.piece(geometry.cpus, 1);
-            let [offsets, fenced] =
-                [(); 2].map(|()| carver.piece(geometry.classes() * geometry.cpus * size_of::<usize>(), 64));
-            // The pieces above are open from the start; those below grow.
-            let chunks = carver.piece(parts.length * geometry.chunks, platform.page_size());
-            let rows = carver.piece(Pool::<Row>::bytes(most_rows(&geometry)), platform.page_size());
-            let owners = carver.piece(Pool::<Record>::bytes(most_owners(&geometry)), platform.page_size());
-            (
-                [ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners],
-                carver.0.next_multiple_of(platform.page_size()),
-            )
-        };
-        let tables_length = carve(0).1 + platform.page_size();
+        // The tables, as distances from their start.
+        let (mut carver, page) = (Carver(0), platform.page_size());
+        let offsets = geometry.classes() * geometry.cpus * size_of::<usize>();
+        let tables_of = [
+            carver.piece(SCATTERED_RANGES * size_of::<Range>(), 64),
+            carver.piece(geometry.chunks * size_of::<u32>(), 64),
+            carver.piece(geometry.cpus * size_of::<usize>(), 64),
+            carver.piece(geometry.cpus, 1),
+            carver.piece(offsets, 64),
+            carver.piece(offsets, 64),
+            // The tables above are open from the start; those below grow.
+            carver.piece(parts.length * geometry.chunks, page),
+            carver.piece(Pool::<Row>::bytes(most_rows(&geometry)), page),
+            carver.piece(Pool::<Record>::bytes(most_owners(&geometry)), page),
+        ];
+        let tables_length = carver.0.next_multiple_of(page) + page;
         // SAFETY: the memory was reserved above, and no other code knows it.
         let unmap = |_: &Errno| unsafe { platform.unmap(memory.0, memory.1) };
         let tables = platform.reserve(tables_length).inspect_err(unmap)?;
         // A simulated machine's pages may be larger than the alignment of its reservations.
-        let first = tables.next_multiple_of(platform.page_size());
-        let ([ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners], _) = carve(first);
+        let first = tables.next_multiple_of(page);
+        let [ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners] =
+            tables_of.map(|distance| first + distance);
         // SAFETY: the range lies in the tables' reservation. On an error both reservations are
         // unmapped, which no other code knows.
         unsafe {
