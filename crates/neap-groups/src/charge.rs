@@ -25,7 +25,7 @@
 //! Source: Linux `mm/memcontrol.c` (`try_charge`), by description.
 
 use crate::group::{Bound, DEEPEST, Event, Group, HOLDERS, NONE};
-use crate::groups::{Groups, Reclaimer};
+use crate::groups::{FlushPace, Groups, Reclaimer};
 use crate::id::{GroupId, Kind, Payer};
 use crate::id_table::IdTarget;
 use crate::protection::delay;
@@ -130,7 +130,8 @@ impl Groups {
     #[cold]
     #[inline(never)]
     fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, Refusal> {
-        let charged = match self.look_for_room(host, payer, bytes, how, how != OnLimit::Reserve) {
+        let reclaims = if how == OnLimit::Reserve { 0 } else { RETRIES };
+        let charged = match self.look_for_room(host, payer, bytes, how, reclaims) {
             Err(ChargeFailure::Full(_)) if how != OnLimit::Refuse => {
                 host.inside(|| self.attempt(host, payer, bytes, how))
             }
@@ -146,23 +147,24 @@ impl Groups {
     /// Charges the counters, and makes room where there is none. Returns the charged bytes.
     ///
     /// Cached bytes refuse no charge: caches are flushed at once, unless a failure would only be
-    /// counted, by `how`. The host is asked for memory if the caller `asks`.
+    /// counted, by `how`. The host is asked for memory at most `reclaims` times.
     pub(crate) fn look_for_room<H: Reclaimer>(
         &self,
         host: &H,
         payer: Payer,
         bytes: u64,
         how: OnLimit,
-        asks: bool,
+        mut reclaims: u32,
     ) -> Result<u64, ChargeFailure> {
-        let (mut tries, mut drained, mut drains) = (0, None, 0);
+        let (mut drained, mut drains) = (None, 0);
+        let pace = if how == OnLimit::Refuse { FlushPace::AtOnce } else { FlushPace::Spaced };
         loop {
             let full = match host.inside(|| self.attempt(host, payer, bytes, OnLimit::Refuse)) {
                 Err(ChargeFailure::Full(group)) => group,
                 answer => return answer,
             };
             let drains_next = drained != Some(full) && drains < DEEPEST + RETRIES;
-            let reclaims_next = asks && tries < RETRIES;
+            let reclaims_next = reclaims > 0;
             // Only when stocks, which count as used, are empty. The protected bytes are known then,
             // and a refusal names the holders.
             let never = || self.too_small(payer, bytes).or_else(|| self.is_kept(full, bytes));
@@ -171,7 +173,7 @@ impl Groups {
                 && let Some(group) = host.inside(never)
             {
                 if group != full {
-                    self.drain_with(host, group, true);
+                    self.drain_with(host, group, FlushPace::AtOnce);
                 }
                 return Err(ChargeFailure::Full(group));
             }
@@ -183,12 +185,12 @@ impl Groups {
             if drains_next {
                 drained = Some(full);
                 drains += 1;
-                self.drain_with(host, full, how == OnLimit::Refuse);
+                self.drain_with(host, full, pace);
             } else if reclaims_next {
                 // If nothing was freed, other threads may have made room meanwhile.
                 let wanted = bytes.saturating_add(self.excess(host, full));
                 let got = self.stalled(host, payer, || host.reclaim(full, wanted));
-                tries = if got > 0 { tries + 1 } else { RETRIES };
+                reclaims = if got > 0 { reclaims - 1 } else { 0 };
                 drained = drained.filter(|_| got == 0);
             } else {
                 return Err(ChargeFailure::Full(full));
@@ -326,7 +328,7 @@ impl Groups {
         let (longest, top) = host.inside(|| look(false));
         // Not the stocks: small charges are delayed together, for a stock.
         if let Some(top) = top.filter(|_| longest > 0) {
-            host.flush(&|payer| self.is_below(payer.id(), top), true);
+            host.flush(&|payer| self.is_below(payer.id(), top), FlushPace::AtOnce);
         }
         if top.is_some() { host.inside(|| look(true)).0 } else { 0 }
     }

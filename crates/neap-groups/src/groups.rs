@@ -30,6 +30,15 @@ use neap_base::rcu::{Mark, Rcu};
 use neap_base::{Mutex, Platform};
 use neap_percpu::{Charge, Host, Owner, Standalone};
 
+/// How soon a flush of caches may follow another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlushPace {
+    /// At once: for charges that would otherwise be refused or wait, and for exact numbers.
+    AtOnce,
+    /// A flush soon after another one may be skipped.
+    Spaced,
+}
+
 /// Services of the host that groups use, besides per-CPU data.
 pub trait Reclaimer: Host {
     /// Reclaims `bytes` bytes of any kind from a group at its limit and its descendants. Called
@@ -46,9 +55,7 @@ pub trait Reclaimer: Host {
 
     /// Lets caches free the bytes that they keep for the payers that are `wanted`. Called outside
     /// the fork gate and without a lock.
-    ///
-    /// Without `at_once`, a flush soon after another one may be skipped.
-    fn flush(&self, _wanted: &dyn Fn(Payer) -> bool, _at_once: bool) {}
+    fn flush(&self, _wanted: &dyn Fn(Payer) -> bool, _pace: FlushPace) {}
 
     /// Requests that [`Groups::tick`] and [`Groups::deliver`] be called soon, by a thread that
     /// holds nothing.
@@ -525,13 +532,12 @@ impl Groups {
     /// Takes cached bytes of a group and its descendants back, and empties their stocks. Returns
     /// the number of CPUs that had to be skipped.
     pub fn drain<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
-        self.drain_with(host, id, true)
+        self.drain_with(host, id, FlushPace::AtOnce)
     }
 
-    /// Differs from [`Groups::drain`]: without `at_once`, a flush of caches soon after another
-    /// one may be skipped.
-    pub(crate) fn drain_with<H: Reclaimer>(&self, host: &H, id: GroupId, at_once: bool) -> u32 {
-        host.flush(&|payer| self.is_below(payer.id(), id), at_once);
+    /// Differs from [`Groups::drain`]: flushes caches at a pace.
+    pub(crate) fn drain_with<H: Reclaimer>(&self, host: &H, id: GroupId, pace: FlushPace) -> u32 {
+        host.flush(&|payer| self.is_below(payer.id(), id), pace);
         self.drain_stocks(host, id)
     }
 

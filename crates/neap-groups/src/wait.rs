@@ -26,7 +26,7 @@
 
 use crate::charge::{ChargeFailure, OnLimit, Refusal};
 use crate::group::Bound;
-use crate::groups::{Groups, Reclaimer};
+use crate::groups::{FlushPace, Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
 use crate::queue::{INTERVAL, Queues, Waiter, WaiterHandle, state};
 use crate::requests::Due;
@@ -40,6 +40,22 @@ use neap_os::futex::{self, Sharing};
 
 /// No deadline.
 pub const FOREVER: u64 = u64::MAX;
+
+/// Whether a thread that finds no answer yet goes on waiting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Patience {
+    /// It waits.
+    Waits,
+    /// It takes its request back.
+    GivesUp,
+}
+
+impl Patience {
+    /// That of a thread that waits until `deadline`, at the time `now`.
+    pub fn until(deadline: u64, now: u64) -> Patience {
+        if now >= deadline { Patience::GivesUp } else { Patience::Waits }
+    }
+}
 
 /// Description of a waiting charge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,7 +130,7 @@ impl Groups {
         };
         let mut now = host.platform().precise();
         loop {
-            if let Some(end) = self.look(host, handle, now >= deadline, &mut None) {
+            if let Some(end) = self.look(host, handle, Patience::until(deadline, now), &mut None) {
                 return self.answer(host, end, payer, bytes);
             }
             let time = (deadline - now).min(INTERVAL);
@@ -247,7 +263,7 @@ impl Groups {
         // A younger request does not try before older ones.
         let others_wait = host.inside(|| self.is_waited_for(full));
         if !others_wait {
-            match self.look_for_room(host, payer, bytes, OnLimit::Refuse, false) {
+            match self.look_for_room(host, payer, bytes, OnLimit::Refuse, 0) {
                 Ok(charged) => return Err(Ok(self.delay(host, payer, charged))),
                 Err(ChargeFailure::Gone) => return Err(Err(Refusal::Gone)),
                 Err(ChargeFailure::Full(group)) => full = group,
@@ -263,7 +279,7 @@ impl Groups {
             })
         });
         let Some(handle) = added else { return Err(self.answer(host, WaitEnd::Refused(full), payer, bytes)) };
-        if let Some(end) = self.look(host, handle, false, &mut None) {
+        if let Some(end) = self.look(host, handle, Patience::Waits, &mut None) {
             return Err(self.answer(host, end, payer, bytes));
         }
         // From here on nothing is stocked, and uncharges admit waiters; for cached bytes see
@@ -274,8 +290,7 @@ impl Groups {
         Ok(handle)
     }
 
-    /// Returns the result of a wait, and frees the entry; `None` if it goes on. With
-    /// `giving_up` it ends now.
+    /// Returns the result of a wait, and frees the entry; `None` if it goes on.
     ///
     /// If it goes on, `waker` is stored there and replaced by the previous one. The caller drops
     /// the waker that it gets.
@@ -283,9 +298,10 @@ impl Groups {
         &self,
         host: &H,
         handle: WaiterHandle,
-        giving_up: bool,
+        patience: Patience,
         waker: &mut Option<Waker>,
     ) -> Option<WaitEnd> {
+        let gives_up = patience == Patience::GivesUp;
         host.inside(|| {
             self.in_queues(host, |queues, round| {
                 let Some(waiter) = queues.of(handle) else { return Some(WaitEnd::Forgotten) };
@@ -294,10 +310,8 @@ impl Groups {
                     state::GRANTED => WaitEnd::Granted,
                     state::REFUSED => WaitEnd::Refused(GroupId::from_bits(answer)),
                     state::GONE => WaitEnd::Gone,
-                    state::HELD if giving_up => WaitEnd::Granted,
-                    _ if giving_up => {
-                        self.tree.group(place).map_or(WaitEnd::Gone, |group| WaitEnd::Refused(group.id()))
-                    }
+                    state::HELD if gives_up => WaitEnd::Granted,
+                    _ if gives_up => self.tree.group(place).map_or(WaitEnd::Gone, |group| WaitEnd::Refused(group.id())),
                     _ => {
                         if waker.is_some() {
                             *waker = waiter.replace_waker(waker.take());
@@ -393,7 +407,7 @@ impl Groups {
         // is refused.
         if is_late || self.waiters.flush_in(now) == 0 {
             self.waiters.note_flush(now);
-            host.flush(&|payer| self.is_waited_for(payer.id()), true);
+            host.flush(&|payer| self.is_waited_for(payer.id()), FlushPace::AtOnce);
         }
         self.settle_waiters(host, now)
     }
@@ -520,8 +534,8 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
                     Err(answer) => answer,
                 },
                 Stage::Waits(handle) => {
-                    let is_late = host.platform().precise() >= future.deadline;
-                    match groups.look(host, handle, is_late, &mut Some(context.waker().clone())) {
+                    let patience = Patience::until(future.deadline, host.platform().precise());
+                    match groups.look(host, handle, patience, &mut Some(context.waker().clone())) {
                         None => return Poll::Pending,
                         Some(WaitEnd::Forgotten) => {
                             future.stage = Stage::Unasked;
@@ -530,14 +544,16 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
                         Some(end) => groups.answer(host, end, future.payer, future.bytes),
                     }
                 }
-                Stage::Held(handle) => match groups.look(host, handle, false, &mut Some(context.waker().clone())) {
-                    None => return Poll::Pending,
-                    Some(WaitEnd::Forgotten) => {
-                        future.stage = Stage::Unasked;
-                        continue;
+                Stage::Held(handle) => {
+                    match groups.look(host, handle, Patience::Waits, &mut Some(context.waker().clone())) {
+                        None => return Poll::Pending,
+                        Some(WaitEnd::Forgotten) => {
+                            future.stage = Stage::Unasked;
+                            continue;
+                        }
+                        Some(_) => Ok(0),
                     }
-                    Some(_) => Ok(0),
-                },
+                }
                 Stage::Ended => return Poll::Pending,
             };
             if let (Ok(delay @ 1..), false) = (answer, matches!(future.stage, Stage::Held(_))) {
@@ -556,7 +572,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
 impl<H: Reclaimer> Drop for ChargeAsync<'_, H> {
     fn drop(&mut self) {
         let (Stage::Waits(handle) | Stage::Held(handle)) = self.stage else { return };
-        if let Some(WaitEnd::Granted) = self.groups.look(&self.host, handle, true, &mut None) {
+        if let Some(WaitEnd::Granted) = self.groups.look(&self.host, handle, Patience::GivesUp, &mut None) {
             self.host.inside(|| self.groups.settle(&self.host, self.payer, self.bytes));
         }
     }

@@ -6,7 +6,7 @@ mod lists;
 use core::sync::atomic::Ordering::Relaxed;
 use lists::{On, SHRINKER, settle, things, verify, with_site};
 use neap_groups::GroupId;
-use neap_reclaim::lru::{End, LruStatus};
+use neap_reclaim::lru::{By, End, LruStatus};
 
 /// The groups of the script by which the memory use of memory cgroups was published.
 const GROUPS: usize = if cfg!(miri) { 20 } else { 11_000 };
@@ -15,7 +15,7 @@ const EACH: usize = 4;
 #[test]
 fn eleven_thousand_groups_go_while_their_lists_are_full() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let things = things(GROUPS * EACH);
         let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
         let mut groups = Vec::new();
@@ -56,7 +56,7 @@ fn eleven_thousand_groups_go_while_their_lists_are_full() {
 fn lists_that_a_group_never_used_are_not_looked_at() {
     with_site(1, |site| {
         let lists: Vec<_> = (0..if cfg!(miri) { 20 } else { 4000 })
-            .map(|_| On(site, site.open(true, Some(SHRINKER)).unwrap()))
+            .map(|_| On(site, site.open(By::Group, Some(SHRINKER)).unwrap()))
             .collect();
         let things = things(lists.len());
         let [used, unused] = ["used", "unused"].map(|name| site.groups.create(site.host, GroupId::ROOT, name).unwrap());
@@ -83,7 +83,7 @@ fn lists_that_a_group_never_used_are_not_looked_at() {
 #[test]
 fn what_is_in_hands_comes_back_to_the_parent() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let things = things(3);
         for parent_has_a_part in [true, false] {
             let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
-use neap_reclaim::lru::{End, Hands, Item, LruStatus};
+use neap_reclaim::lru::{By, End, Hands, Item, LruStatus};
 use neap_testing::random::{Random, number, seed};
 use std::sync::Mutex;
 
@@ -33,7 +33,7 @@ fn remove(list: &On<'_, '_>, thing: &Thing) -> bool {
 #[test]
 fn nobody_lets_an_item_go_that_its_taker_still_looks_at() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(3);
         things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
         let mut told = 0;
@@ -62,7 +62,7 @@ fn nobody_lets_an_item_go_that_its_taker_still_looks_at() {
 #[test]
 fn each_hands_put_back_what_they_have() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let things = things(2);
         let [first, second] = ["a", "b"].map(|name| site.groups.create(site.host, GroupId::ROOT, name).unwrap());
         assert!(things.iter().all(|thing| list.add(first, 0, thing)));
@@ -97,7 +97,7 @@ fn what_is_removed_from_hands_and_added_elsewhere_stays_there() {
     const ITEMS: usize = 64;
     let (seed, steps) = (seed(), number("NEAP_STEPS", 30_000));
     with_site(1, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let (all, living) = (things(ITEMS), Mutex::new(vec![GroupId::ROOT]));
         // Whether a thread has removed the item for good, and owns it.
         let owned: Vec<_> = (0..ITEMS).map(|_| AtomicBool::new(true)).collect();

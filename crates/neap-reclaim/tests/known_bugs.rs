@@ -6,7 +6,7 @@ mod lists;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::{GroupId, GroupSlot};
-use neap_reclaim::lru::{LONGEST, LruStatus};
+use neap_reclaim::lru::{By, LONGEST, LruStatus};
 use std::collections::BTreeMap;
 use std::sync::Barrier;
 
@@ -16,7 +16,7 @@ const ROUNDS: usize = 300;
 #[test]
 fn l1_the_group_that_received_an_item_is_marked() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let things = things(ROUNDS);
         for thing in &things {
             let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
@@ -50,7 +50,7 @@ fn l1_the_group_that_received_an_item_is_marked() {
 #[test]
 fn l2_no_item_is_unlinked_under_the_lock_of_a_list_that_it_is_not_on() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(6);
         for round in 0..ROUNDS {
             let child = site.groups.create(site.host, GroupId::ROOT, "child").unwrap();
@@ -84,7 +84,7 @@ fn l2_no_item_is_unlinked_under_the_lock_of_a_list_that_it_is_not_on() {
 #[test]
 fn l3_the_parent_is_marked_if_it_gets_anything() {
     with_site(2, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
         let things = things(2);
         let seat = site.groups.seat(&site.groups.reading(), parent).unwrap();
@@ -125,7 +125,7 @@ fn l3_the_parent_is_marked_if_it_gets_anything() {
 #[test]
 fn l4_what_a_group_had_is_there_for_those_on_the_way_to_it() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(2);
         assert!(list.add(GroupId::ROOT, 0, &things[0]));
         let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
@@ -148,7 +148,7 @@ fn l4_what_a_group_had_is_there_for_those_on_the_way_to_it() {
 #[test]
 fn l5_a_group_that_leaves_gets_no_list_any_more() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let thing: &'static Thing = Box::leak(Box::new(Thing::new(0)));
         let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
         let child = site.groups.create(site.host, parent, "child").unwrap();
@@ -188,7 +188,7 @@ fn l5_a_group_that_leaves_gets_no_list_any_more() {
 #[test]
 fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(2);
         things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
         let mut disposed = 0;
@@ -217,7 +217,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
         assert_eq!((walked.removed, disposed, list.count(GroupId::ROOT, 0)), (2, 2, 0));
         list.close();
         // Of a walk and a concurrent `del`, one gets the item.
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let thing = Thing::new(0);
         for _ in 0..ROUNDS {
             assert!(list.add(GroupId::ROOT, 0, &thing));
@@ -240,7 +240,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
 #[test]
 fn l7_who_has_the_items_has_the_mark() {
     with_site(2, |site| {
-        let list = On(site, site.open(false, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Nobody, Some(SHRINKER)).unwrap());
         let things = things(2);
         let groups = ["a", "b"].map(|name| site.groups.create(site.host, GroupId::ROOT, name).unwrap());
         groups.iter().zip(&things).for_each(|(&group, thing)| assert!(list.add(group, 1, thing)));
@@ -258,7 +258,7 @@ fn l7_who_has_the_items_has_the_mark() {
 fn l8_counts_are_numbers_of_items() {
     const ITEMS: usize = 10;
     with_site(1, |site| {
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let (things, is_over) = (things(ITEMS), AtomicBool::new(false));
         let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
         std::thread::scope(|scope| {
@@ -288,7 +288,7 @@ fn l8_counts_are_numbers_of_items() {
 #[test]
 fn l9_no_walk_goes_on_for_ever() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(10);
         things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
         let (retried, _) = list.walk(GroupId::ROOT, 0, 1000, |_| LruStatus::Retry);
@@ -316,7 +316,7 @@ fn l9_no_walk_goes_on_for_ever() {
 #[test]
 fn no_walk_holds_a_lock_for_ever() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(LONGEST + 10);
         things.iter().for_each(|thing| assert!(list.add(GroupId::ROOT, 0, thing)));
         let mut held = BTreeMap::new();

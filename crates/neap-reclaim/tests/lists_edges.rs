@@ -4,14 +4,14 @@ mod lists;
 
 use lists::{On, SHRINKER, settle, things, verify, with_site};
 use neap_groups::GroupId;
-use neap_reclaim::lru::LruStatus;
+use neap_reclaim::lru::{By, LruStatus};
 
 const NODES: usize = 3;
 
 #[test]
 fn a_node_beyond_the_last_is_the_last() {
     with_site(NODES, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let things = things(3);
         let group = site.groups.create(site.host, GroupId::ROOT, "group").unwrap();
         for (thing, node) in things.iter().zip([NODES - 1, NODES, usize::MAX]) {
@@ -30,7 +30,7 @@ fn a_node_beyond_the_last_is_the_last() {
 #[test]
 fn by_the_name_of_a_group_that_is_gone_nothing_is_found() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let things = things(4);
         let parent = site.groups.create(site.host, GroupId::ROOT, "parent").unwrap();
         let child = site.groups.create(site.host, parent, "child").unwrap();
@@ -60,7 +60,7 @@ fn what_one_group_alone_has_is_found_whichever_its_slot_is() {
             .map(|number| site.groups.create(site.host, GroupId::ROOT, &format!("{number}")).unwrap())
             .collect();
         for &group in &groups {
-            let list = On(site, site.open(true, None).unwrap());
+            let list = On(site, site.open(By::Group, None).unwrap());
             assert!(list.add(group, 0, thing));
             assert_eq!(list.1.count_node(site, 0), 1, "{group:?}");
             assert!(list.del(thing), "{group:?}");

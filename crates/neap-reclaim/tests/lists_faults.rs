@@ -6,12 +6,13 @@ mod lists;
 use core::sync::atomic::Ordering::Relaxed;
 use lists::{On, SHRINKER, settle, things, verify, with_site};
 use neap_groups::{GroupError, GroupId};
+use neap_reclaim::lru::By;
 
 #[test]
 fn without_memory_for_a_part_items_are_of_the_nearest_above_that_has_one() {
     with_site(2, |site| {
         let exhausted = |is| site.host.state.is_exhausted.store(is, Relaxed);
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let things = things(6);
         let above = site.groups.create(site.host, GroupId::ROOT, "above").unwrap();
         let middle = site.groups.create(site.host, above, "middle").unwrap();
@@ -45,7 +46,7 @@ fn without_memory_for_a_part_items_are_of_the_nearest_above_that_has_one() {
 #[test]
 fn a_parent_that_no_part_can_be_made_for_is_passed_over() {
     with_site(1, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let things = things(2);
         let above = site.groups.create(site.host, GroupId::ROOT, "above").unwrap();
         let parent = site.groups.create(site.host, above, "parent").unwrap();
@@ -77,9 +78,9 @@ fn a_parent_that_no_part_can_be_made_for_is_passed_over() {
 fn a_list_that_there_is_no_memory_for_is_not_made() {
     with_site(1, |site| {
         site.host.state.is_exhausted.store(true, Relaxed);
-        assert_eq!(site.open(true, None), Err(GroupError::NoMemory));
+        assert_eq!(site.open(By::Group, None), Err(GroupError::NoMemory));
         site.host.state.is_exhausted.store(false, Relaxed);
-        let list = On(site, site.open(true, None).unwrap());
+        let list = On(site, site.open(By::Group, None).unwrap());
         let thing = &things(1)[0];
         // An id that leads nowhere is an error, and the item is on no list.
         let group = site.groups.create(site.host, GroupId::ROOT, "group").unwrap();

@@ -6,6 +6,7 @@ mod lists;
 use core::sync::atomic::Ordering::Relaxed;
 use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::GroupId;
+use neap_reclaim::lru::By;
 use neap_reclaim::lru::{End, LruStatus, Site, Walked};
 use neap_testing::random::{Random, number, seed};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,8 +35,8 @@ impl Model {
     }
 
     /// Returns the group that gets an item added for `group`.
-    fn receiver(&mut self, list: usize, by_group: bool, group: GroupId, is_exhausted: bool) -> GroupId {
-        if !by_group {
+    fn receiver(&mut self, list: usize, by: By, group: GroupId, is_exhausted: bool) -> GroupId {
+        if by == By::Nobody {
             return GroupId::ROOT;
         }
         let parts = &mut self.parts[list];
@@ -67,11 +68,11 @@ impl Model {
     }
 }
 
-fn check(lists: &[(On<'_, '_>, bool)], model: &mut Model) {
+fn check(lists: &[(On<'_, '_>, By)], model: &mut Model) {
     let groups: Vec<_> = model.parents.keys().copied().collect();
-    for (at, (list, by_group)) in lists.iter().enumerate() {
+    for (at, (list, by)) in lists.iter().enumerate() {
         for node in 0..NODES {
-            for &group in groups.iter().filter(|&&group| *by_group || group == GroupId::ROOT) {
+            for &group in groups.iter().filter(|&&group| *by == By::Group || group == GroupId::ROOT) {
                 let expected = model.items(at, group, node).clone();
                 assert_eq!(VecDeque::from(list.all(group, node)), expected, "list {at}, group {group:?}, node {node}");
                 assert_eq!(list.count(group, node), expected.len());
@@ -101,8 +102,8 @@ fn check_marks(site: &Site<'_, Host<'_>>, model: &mut Model, marked: &mut BTreeS
 fn run(steps: u64, most_things: usize, most_groups: usize) {
     let (mut random, mut made) = (Random(seed()), 0);
     with_site(NODES, |site| {
-        let open = |by_group, shrinker| (On(site, site.open(by_group, shrinker).unwrap()), by_group);
-        let lists = [open(true, Some(SHRINKER)), open(false, None), open(true, None)];
+        let open = |by, shrinker| (On(site, site.open(by, shrinker).unwrap()), by);
+        let lists = [open(By::Group, Some(SHRINKER)), open(By::Nobody, None), open(By::Group, None)];
         let mut marked = BTreeSet::new();
         let all = things(most_things);
         let root = Part { there: true, ..Part::default() };
@@ -113,10 +114,10 @@ fn run(steps: u64, most_things: usize, most_groups: usize) {
         };
         for step in 0..steps {
             let (at, node) = (random.below(lists.len()), random.below(NODES));
-            let (list, by_group) = &lists[at];
+            let (list, by) = &lists[at];
             let group = model.any(&mut random);
             // The group with the items that a walk finds.
-            let whose = if *by_group { group } else { GroupId::ROOT };
+            let whose = if *by == By::Group { group } else { GroupId::ROOT };
             match random.below(20) {
                 0 if model.parents.len() < most_groups => {
                     made += 1;
@@ -136,7 +137,7 @@ fn run(steps: u64, most_things: usize, most_groups: usize) {
                     assert_eq!(thing.item.is_linked(), !is_free);
                     // An item that is on a list may let a block be made, and is not put there.
                     let is_exhausted = site.host.state.is_exhausted.load(Relaxed);
-                    let receiver = model.receiver(at, *by_group, group, is_exhausted);
+                    let receiver = model.receiver(at, *by, group, is_exhausted);
                     assert_eq!(list.add(group, node, thing), is_free);
                     if is_free {
                         model.items(at, receiver, node).push_back(thing.number);

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
-use neap_reclaim::lru::{End, LruStatus};
+use neap_reclaim::lru::{By, End, LruStatus};
 use neap_testing::random::{Random, number, seed};
 use std::sync::Mutex;
 
@@ -28,7 +28,7 @@ impl Living {
 fn whatever_happens_at_once_every_item_has_one_owner() {
     let (seed, steps) = (seed(), number("NEAP_STEPS", 30_000));
     with_site(NODES, |site| {
-        let list = On(site, site.open(true, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());
         let living = Living(Mutex::new(vec![GroupId::ROOT]));
         let all = things(ITEMS);
         // Whether a thread owns an item that is on no list: only the thread that removed it may add

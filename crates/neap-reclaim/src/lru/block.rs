@@ -8,6 +8,15 @@ use core::cell::Cell;
 use core::ptr::{NonNull, null_mut};
 use neap_groups::GroupSlot;
 
+/// The group that items of a list belong to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum By {
+    /// The group that they are added for.
+    Group,
+    /// The root, whichever group they are added for.
+    Nobody,
+}
+
 /// Memory that a [`LruList`](super::LruList) leads to.
 #[derive(Debug)]
 pub(super) struct Head {
@@ -15,7 +24,7 @@ pub(super) struct Head {
     pub(super) table: Radix,
     /// The block of the root, with all items of a list that is not by group.
     pub(super) root: NonNull<Block>,
-    pub(super) by_group: bool,
+    pub(super) by: By,
     pub(super) shrinker: Option<u64>,
     pub(super) nodes: usize,
     /// Links of the chain of all lists, under the registry's mutex.

@@ -6,7 +6,7 @@
 //! are passed on after the lock was released. All of it runs inside the host's fork gate, so a fork
 //! finds no lock held.
 
-use super::block::{self, Block, Head};
+use super::block::{self, Block, By, Head};
 use super::chain::{End, Item};
 use super::radix::Radix;
 use super::registry::{Site, chain};
@@ -100,14 +100,14 @@ impl Iterator for Taken {
 }
 
 impl<H: Host> Site<'_, H> {
-    /// Makes a list. With `by_group` every group has its own items, otherwise all are the root's.
+    /// Makes a list.
     ///
     /// The `shrinker`, if there is one, is marked ([`Host::mark`]) whenever a group's first item on
     /// a node is added.
     ///
     /// # Errors
     /// [`GroupError::NoMemory`].
-    pub fn open(&self, by_group: bool, shrinker: Option<u64>) -> Result<LruList, GroupError> {
+    pub fn open(&self, by: By, shrinker: Option<u64>) -> Result<LruList, GroupError> {
         self.host.inside(|| {
             let head = self.host.memory(size_of::<Head>()).ok_or(GroupError::NoMemory)?.cast::<Head>();
             let nodes = self.host.platform().nodes();
@@ -123,7 +123,7 @@ impl<H: Host> Site<'_, H> {
             // thread knows of it. `first` is null or a list, which exists until it is closed under
             // the mutex that is held.
             unsafe {
-                head.write(Head { table: Radix::new(), root, by_group, shrinker, nodes, next, previous });
+                head.write(Head { table: Radix::new(), root, by, shrinker, nodes, next, previous });
                 registry.first.as_ref().inspect(|first| first.previous.set(head.as_ptr()));
             }
             registry.first = head.as_ptr();
@@ -217,9 +217,9 @@ impl LruList {
     ) -> Result<bool, GroupError> {
         site.host.inside(|| {
             let reading = site.groups.reading();
-            let seat = match self.head().by_group {
-                true => site.groups.seat(&reading, group).ok_or(GroupError::NoSuchGroup)?,
-                false => GroupSlot::ROOT,
+            let seat = match self.head().by {
+                By::Group => site.groups.seat(&reading, group).ok_or(GroupError::NoSuchGroup)?,
+                By::Nobody => GroupSlot::ROOT,
             };
             let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
             // SAFETY: the block was found or made within the read, which is held, so it is not
@@ -347,10 +347,10 @@ impl LruList {
         reading: &neap_base::rcu::Reading<'_>,
         group: GroupId,
     ) -> Option<GroupSlot> {
-        if !self.head().by_group {
-            return Some(GroupSlot::ROOT);
+        match self.head().by {
+            By::Group => site.groups.own_seat(reading, group),
+            By::Nobody => Some(GroupSlot::ROOT),
         }
-        site.groups.own_seat(reading, group)
     }
 
     /// Passes up to `most` items of a group alone on a node to `isolate`, oldest first, and acts on

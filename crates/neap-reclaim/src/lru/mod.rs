@@ -19,6 +19,7 @@ mod sublist;
 mod verify;
 
 pub use ages::{Stamp, Turnover};
+pub use block::By;
 pub use chain::{End, Item};
 pub use isolated::{Hands, MOST};
 pub use list::{LONGEST, LruList, LruStatus, Walked};

@@ -43,8 +43,9 @@ mod queue;
 
 use neap_base::mutex::{Guard, Mutex};
 use neap_base::sync::{AtomicU32, Ordering, wait, wait_for, wake};
+use neap_groups::Patience;
 use pool::Pool;
-use queue::{JobState, Placed, Queue, QueueAnswer};
+use queue::{JobState, Placed, Poster, Queue, QueueAnswer};
 
 pub(super) use pool::MOST_LOST;
 pub use queue::ReclaimJob;
@@ -120,7 +121,7 @@ impl JobQueue {
     /// Posts a job without waiting for it. Returns whether there was room. The caller must be
     /// inside the fork gate.
     pub fn post(&self, aim: ReclaimJob) -> bool {
-        self.place(aim, false).is_some()
+        self.place(aim, Poster::Leaves).is_some()
     }
 
     /// Posts the waiter's job, once, as soon as there is room. The caller must be inside the fork
@@ -131,15 +132,15 @@ impl JobQueue {
     pub fn ask(&self, waiter: &mut Waiter) {
         // Before the look at the queue: for room here, for the result in `answer`.
         waiter.dones = self.dones();
-        waiter.ticket = waiter.ticket.or_else(|| self.place(waiter.aim, true));
+        waiter.ticket = waiter.ticket.or_else(|| self.place(waiter.aim, Poster::Waits));
     }
 
-    /// Returns the bytes that the job brought, once it is done; 0 if the waiter is `giving_up`
-    /// before. The waiter is void after an answer. The caller must be inside the fork gate.
-    pub fn answer(&self, waiter: &Waiter, giving_up: bool) -> Option<u64> {
+    /// Returns the bytes that the job brought, once it is done; 0 if the waiter gives up before.
+    /// The waiter is void after an answer. The caller must be inside the fork gate.
+    pub fn answer(&self, waiter: &Waiter, patience: Patience) -> Option<u64> {
         match waiter.ticket {
-            Some(ticket) => self.look(ticket, giving_up),
-            None => giving_up.then_some(0),
+            Some(ticket) => self.look(ticket, patience),
+            None => (patience == Patience::GivesUp).then_some(0),
         }
     }
 
@@ -149,10 +150,10 @@ impl JobQueue {
         wait_for(&self.done, waiter.dones, nanoseconds);
     }
 
-    /// Posts a job; `None` if there is no room. With `waits`, [`JobQueue::look`] must follow until
-    /// it returns an answer.
-    fn place(&self, aim: ReclaimJob, waits: bool) -> Option<Ticket> {
-        let Placed { index, is_posted } = self.inner.lock().queue.place(aim, waits)?;
+    /// Posts a job; `None` if there is no room. If the poster waits, [`JobQueue::look`] must follow
+    /// until it returns an answer.
+    fn place(&self, aim: ReclaimJob, poster: Poster) -> Option<Ticket> {
+        let Placed { index, is_posted } = self.inner.lock().queue.place(aim, poster)?;
         if is_posted {
             self.call();
         }
@@ -185,11 +186,11 @@ impl JobQueue {
         }
     }
 
-    /// Returns the result of a job that is done, or 0 if its waiter is `giving_up`. The ticket is
-    /// void after an answer.
-    fn look(&self, ticket: Ticket, giving_up: bool) -> Option<u64> {
+    /// Returns the result of a job that is done, or 0 if its waiter gives up. The ticket is void
+    /// after an answer.
+    fn look(&self, ticket: Ticket, patience: Patience) -> Option<u64> {
         let mut inner = self.inner.lock();
-        let QueueAnswer { bytes, is_freed } = inner.queue.look(ticket.0, giving_up)?;
+        let QueueAnswer { bytes, is_freed } = inner.queue.look(ticket.0, patience)?;
         if is_freed {
             self.leave(inner, JobState::Free);
         }

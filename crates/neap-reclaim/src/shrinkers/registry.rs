@@ -48,9 +48,6 @@ use neap_groups::{GroupId, Name, is_name};
 use neap_percpu::reference::fence;
 use neap_percpu::{Owner, PerCpuWords, Refused, Wait};
 
-/// Prefix of names, reserved for the host's own shrinkers.
-const OWN: &str = "neap:";
-
 /// Maximum number of shrinkers at a time. It is lower for a kind if shrinkers of other kinds had
 /// the indexes once.
 pub const MOST_SHRINKERS: u32 = BLOCK * BLOCKS as u32;
@@ -280,8 +277,11 @@ impl Shrinkers {
     /// time, until `unregister` has returned [`Unregistered::Gone`], or `gone` was called. They do
     /// not unwind.
     pub unsafe fn prepare<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
-        // SAFETY: this function has the contract of `prepare_for`.
-        unsafe { self.prepare_for(host, spec, false) }
+        if spec.is_own() {
+            return Err(ShrinkerError::BadName);
+        }
+        // SAFETY: this function has the contract of `prepare_any`.
+        unsafe { self.prepare_any(host, spec) }
     }
 
     /// Registers and starts a shrinker of the host's own, with a name that begins with `neap:`. Its
@@ -293,22 +293,25 @@ impl Shrinkers {
     /// # Safety
     /// As for [`Shrinkers::prepare`], from now on.
     pub unsafe fn register_own<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
-        // SAFETY: this function has the contract of `prepare_for`.
-        let id = unsafe { self.prepare_for(host, spec, true) }?;
+        if !spec.is_own() {
+            return Err(ShrinkerError::BadName);
+        }
+        // SAFETY: this function has the contract of `prepare_any`.
+        let id = unsafe { self.prepare_any(host, spec) }?;
         self.start(host, id).map(|()| id)
     }
 
-    /// Prepares a shrinker, of the host's `own` or not.
+    /// Prepares a shrinker, of the program or of the host.
     ///
     /// # Safety
     /// As for [`Shrinkers::prepare`].
-    unsafe fn prepare_for<H: Host>(&self, host: &H, spec: &Spec<'_>, own: bool) -> Result<ShrinkerId, ShrinkerError> {
-        if !is_name(spec.name) || spec.name.starts_with(OWN) != own {
+    unsafe fn prepare_any<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
+        if !is_name(spec.name) {
             return Err(ShrinkerError::BadName);
         }
-        let kind = kind(spec.inline, own);
+        let kind = kind(spec.inline, spec.is_own());
         loop {
-            if let Some(id) = host.inside(|| self.begin(spec, own)) {
+            if let Some(id) = host.inside(|| self.begin(spec)) {
                 return Ok(id);
             }
             // Outside the fork gate, which this call enters itself.
@@ -322,13 +325,13 @@ impl Shrinkers {
     }
 
     /// Begins a life of a free index; `None` if there is none of the kind.
-    fn begin(&self, spec: &Spec<'_>, own: bool) -> Option<ShrinkerId> {
+    fn begin(&self, spec: &Spec<'_>) -> Option<ShrinkerId> {
         let mut lists = self.lists.lock();
-        let free = &mut lists.free[kind(spec.inline, own)];
+        let free = &mut lists.free[kind(spec.inline, spec.is_own())];
         let index = free.checked_sub(1)?;
         let shrinker = self.at(index)?;
         *free = shrinker.next.load(Ordering::Relaxed);
-        Some(ShrinkerId::new(index, shrinker.begin(spec, own)))
+        Some(ShrinkerId::new(index, shrinker.begin(spec)))
     }
 
     /// Adds a free index of a kind, and takes the words for it.

@@ -150,11 +150,21 @@ pub struct Spec<'a> {
     pub inline: bool,
 }
 
+impl Spec<'_> {
+    /// Whether it is for a shrinker of the host's own.
+    pub(crate) fn is_own(&self) -> bool {
+        self.name.starts_with(OWN_PREFIX)
+    }
+}
+
 const BY_NODE: u32 = 1;
 const BY_GROUP: u32 = 2;
 const INLINE: u32 = 4;
 /// It is the host's own.
 const OWN: u32 = 8;
+
+/// Prefix of names, reserved for the host's own shrinkers.
+const OWN_PREFIX: &str = "neap:";
 
 /// Number of kinds.
 pub(crate) const KINDS: usize = 4;
@@ -235,7 +245,7 @@ impl Shrinker {
 
     /// Begins another life, of the same kind, of a free index. Returns its generation. Under the
     /// registry's mutex.
-    pub(crate) fn begin(&self, spec: &Spec<'_>, own: bool) -> u32 {
+    pub(crate) fn begin(&self, spec: &Spec<'_>) -> u32 {
         // Pairs with the fence in `Shrinkers::read`: a reader of any write below sees that the life
         // before is over.
         fence(Ordering::Release);
@@ -252,8 +262,10 @@ impl Shrinker {
         self.seeks.store(spec.seeks, Ordering::Relaxed);
         self.budget.store(0, Ordering::Relaxed);
         let flag = |is, flag| if is { flag } else { 0 };
-        let flags =
-            flag(spec.by_node, BY_NODE) | flag(spec.by_group, BY_GROUP) | flag(spec.inline, INLINE) | flag(own, OWN);
+        let flags = flag(spec.by_node, BY_NODE)
+            | flag(spec.by_group, BY_GROUP)
+            | flag(spec.inline, INLINE)
+            | flag(spec.is_own(), OWN);
         self.flags.store(flags, Ordering::Relaxed);
         // No id is 0.
         let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1).max(1);

@@ -9,7 +9,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
 use neap_base::sync::{AtomicUsize, Ordering};
-use neap_groups::GroupId;
+use neap_groups::{GroupId, Patience};
 use neap_reclaim::reclaim::callback_state::CallbackState;
 use neap_reclaim::reclaim::{JobQueue, Next, ReclaimJob, Waiter};
 
@@ -40,7 +40,7 @@ fn board(threads: u32) -> Arc<JobQueue> {
 fn await_answer(jobs: &JobQueue, mut waiter: Waiter) -> u64 {
     loop {
         jobs.ask(&mut waiter);
-        if let Some(bytes) = jobs.answer(&waiter, false) {
+        if let Some(bytes) = jobs.answer(&waiter, Patience::Waits) {
             return bytes;
         }
         jobs.wait(&waiter, 1);
@@ -51,7 +51,7 @@ fn await_answer(jobs: &JobQueue, mut waiter: Waiter) -> u64 {
 fn ask_in_passing(jobs: &JobQueue, group: u64) -> u64 {
     let mut waiter = Waiter::new(aim(group));
     jobs.ask(&mut waiter);
-    jobs.answer(&waiter, true).unwrap()
+    jobs.answer(&waiter, Patience::GivesUp).unwrap()
 }
 
 fn not_a_node(node: usize) {
@@ -122,7 +122,7 @@ fn what_was_done_is_seen_by_whoever_waits_for_it() {
         };
         let mut waiter = Waiter::new(aim(7));
         jobs.ask(&mut waiter);
-        if jobs.answer(&waiter, true) == Some(7) {
+        if jobs.answer(&waiter, Patience::GivesUp) == Some(7) {
             // SAFETY: the job is done, so the reclaimer has written this.
             assert_eq!(freed.with(|freed| unsafe { *freed }), 7);
         }
@@ -200,7 +200,7 @@ fn who_gives_up_leaves_a_job_that_another_waits_for() {
         let jobs = board(1);
         let [mut own, mut other] = [7, 7].map(|group| Waiter::new(aim(group)));
         [&mut own, &mut other].into_iter().for_each(|waiter| jobs.ask(waiter));
-        let passing = spawn(&jobs, move |jobs| jobs.answer(&other, true).unwrap());
+        let passing = spawn(&jobs, move |jobs| jobs.answer(&other, Patience::GivesUp).unwrap());
         let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 1));
         assert_eq!(await_answer(&jobs, own), 7);
         let answer = passing.join().unwrap();
@@ -221,7 +221,7 @@ fn what_its_waiter_gives_up_while_it_is_handed_back_is_nobodys() {
         assert_eq!(jobs.take(1), Next::Job(aim(7)));
         let watcher = spawn(&jobs, |jobs| jobs.write_off(1, not_a_node));
         let stuck = spawn(&jobs, |jobs| jobs.end(1, not_a_node));
-        assert_eq!(jobs.answer(&waiter, true), Some(0));
+        assert_eq!(jobs.answer(&waiter, Patience::GivesUp), Some(0));
         [watcher, stuck].into_iter().for_each(|actor| actor.join().unwrap());
         assert_eq!(jobs.threads(), (1, 0));
         check_empty(&jobs);
@@ -291,7 +291,7 @@ fn who_waits_for_room_is_told_of_it() {
             let other = spawn(&jobs, |jobs| await_answer(jobs, Waiter::new(aim(7))));
             match end {
                 End::Done => {}
-                End::GivenUp => assert_eq!(jobs.answer(&first, true), Some(0)),
+                End::GivenUp => assert_eq!(jobs.answer(&first, Patience::GivesUp), Some(0)),
                 End::HandedBack => jobs.write_off(1, not_a_node),
             }
             let expected = if end == End::GivenUp { vec![7] } else { vec![5, 7] };

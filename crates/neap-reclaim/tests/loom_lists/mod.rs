@@ -10,7 +10,7 @@ use neap_base::sync::{AtomicUsize, Ordering};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
-use neap_reclaim::lru::{End, Item, Lists, LruList, LruStatus, Site};
+use neap_reclaim::lru::{By, End, Item, Lists, LruList, LruStatus, Site};
 use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
 use std::alloc::{alloc_zeroed, dealloc};
 
@@ -101,7 +101,7 @@ impl World {
         world.groups = Some(Groups::open(&Host(&world)).unwrap());
         world.parent = world.groups().create(&Host(&world), GroupId::ROOT, "parent").unwrap();
         world.child = world.groups().create(&Host(&world), world.parent, "child").unwrap();
-        world.list = Some(world.site(|site| site.open(true, Some(7)).unwrap()));
+        world.list = Some(world.site(|site| site.open(By::Group, Some(7)).unwrap()));
         Arc::new(world)
     }
 

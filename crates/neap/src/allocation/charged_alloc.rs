@@ -19,7 +19,7 @@ use crate::options::ThreadGroups;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
-use neap_groups::{GroupId, Kind, OnLimit, PAYER_BITS, Payer, Refusal};
+use neap_groups::{FlushPace, GroupId, Kind, OnLimit, PAYER_BITS, Payer, Refusal};
 use neap_objects::charged::Owned;
 use neap_objects::payers::word_of;
 use neap_objects::size_class::{CLASSES, Class};
@@ -257,14 +257,13 @@ impl<P: Platform> Mm<P> {
     /// Moves objects of stacks and barns that wanted owners have paid for to their slabs, with all
     /// other objects of their classes.
     ///
-    /// `at_once` is for charges that would otherwise be refused or wait, and for exact numbers.
-    /// Without it the flush is skipped after a recent one, so that threads beyond their limits
-    /// spend at most a ninth of their time on flushes.
-    pub(crate) fn flush_paid(&self, is_wanted: &dyn Fn(u64) -> bool, at_once: bool) {
+    /// A spaced flush is skipped after a recent one, so that threads beyond their limits spend at
+    /// most a ninth of their time on flushes.
+    pub(crate) fn flush_paid(&self, is_wanted: &dyn Fn(u64) -> bool, pace: FlushPace) {
         let Some(core) = self.core_if_open().filter(|core| core.objects.has_owned()) else { return };
         let (platform, objects) = (&core.objects.platform, &core.objects);
         let _inside = self.gate.enter(platform.cpu());
-        // With `at_once` the thread waits for a flush that is under way:
+        // A thread that flushes at once waits for a flush that is under way:
         //
         // | thread A | thread B |
         // |---|---|
@@ -272,6 +271,7 @@ impl<P: Platform> Mm<P> {
         // | | 2. finds no cache with objects of the group |
         // | | 3. its charge is refused |
         // | 4. puts the objects into their slabs | |
+        let at_once = pace == FlushPace::AtOnce;
         let flushing = if at_once { Some(core.flushing.lock()) } else { core.flushing.try_lock() };
         let (Some(mut next), began) = (flushing, platform.now()) else { return };
         if !at_once && began < *next {

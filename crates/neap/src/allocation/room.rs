@@ -5,7 +5,7 @@
 //! Holds no lock of its own, and is not inside the gate while shrinkers are asked.
 
 use crate::mm::{Core, Mm};
-use crate::returning::drain::NAP;
+use crate::returning::drain::{Fences, NAP};
 use neap_base::Platform;
 use neap_os::stack;
 
@@ -91,7 +91,7 @@ impl<P: Platform> Core<P> {
             if !self.objects.platform.may_fence() {
                 self.objects.helper.ask(LAST_RESORT);
             }
-            mm.inside_to_the_end(self, |stop| pages += self.drain_everything(false, stop));
+            mm.inside_to_the_end(self, |stop| pages += self.drain_everything(Fences::OfCall, stop));
             memory = attempt();
             if memory.is_some() {
                 break;

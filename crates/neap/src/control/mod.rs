@@ -99,13 +99,21 @@ impl ControlChannel {
     }
 }
 
+/// The thread that serves a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ServedBy {
+    OwnThread,
+    /// In a call of the program, which must not wait.
+    Call,
+}
+
 /// Sets a bound of a group. Returns the refusal, or 0.
-fn change_bound<P: Platform>(mm: &Mm<P>, channel: &ControlChannel, is_call: bool) -> u32 {
+fn change_bound<P: Platform>(mm: &Mm<P>, channel: &ControlChannel, by: ServedBy) -> u32 {
     let bound = Bound::ALL.get(channel.from.load(Ordering::Relaxed) as usize);
     let group = GroupId::from_bits(channel.group.load(Ordering::Relaxed));
     let bytes = channel.until.load(Ordering::Relaxed);
     let Some(&bound) = bound else { return UNKNOWN };
-    let grouped = mm.groups_if_made().map(|grouped| if is_call { grouped.quietly() } else { grouped });
+    let grouped = mm.groups_if_made().map(|grouped| if by == ServedBy::Call { grouped.quietly() } else { grouped });
     let changed = grouped.and_then(|grouped| grouped.set_bound(group, bound, bytes).ok());
     if changed.is_some() { 0 } else { NO_SUCH_GROUP }
 }
@@ -127,7 +135,7 @@ impl<P: Platform> Core<P> {
     /// Serves a request of another process, if there is one. Returns whether there was. Held lists
     /// are tried again, but never in a call of the program, which must not wait. Not inside the
     /// gate.
-    pub(crate) fn answer(&self, mm: &Mm<P>, is_call: bool) -> bool {
+    pub(crate) fn answer(&self, mm: &Mm<P>, by: ServedBy) -> bool {
         let Some(channel) = self.page.channel() else { return false };
         let ticket = channel.ticket();
         let taken = self.page.taken.load(Ordering::Relaxed);
@@ -138,30 +146,33 @@ impl<P: Platform> Core<P> {
             return false;
         }
         // Reports are large, and the stack of a program's call may be small.
-        if !is_call {
-            self.respond(mm, channel, ticket, false);
-        } else if stack::apart(|| self.respond(mm, channel, ticket, true)).is_none() {
-            channel.answer(ticket, BUSY);
+        let respond = || self.respond(mm, channel, ticket, by);
+        match by {
+            ServedBy::OwnThread => respond(),
+            ServedBy::Call if stack::apart(respond).is_some() => {}
+            ServedBy::Call => channel.answer(ticket, BUSY),
         }
         true
     }
 
     /// Executes a request and writes the answer.
-    fn respond(&self, mm: &Mm<P>, channel: &ControlChannel, ticket: u32, is_call: bool) {
+    fn respond(&self, mm: &Mm<P>, channel: &ControlChannel, ticket: u32, by: ServedBy) {
         match channel.what.load(Ordering::Relaxed) {
             DRAIN => {
                 let page_size = self.objects.pages.page_size() as u64;
-                let retries = if is_call { 0 } else { RETRIES };
+                let retries = if by == ServedBy::Call { 0 } else { RETRIES };
                 channel.answer_drain(ticket, mm.drain_with(&channel.scope(page_size), retries), page_size);
             }
             CHUNKS => channel.answer(ticket, if self.report_chunks(mm, channel) { 0 } else { BUSY }),
             GROUPS => channel.answer(ticket, if self.report_groups(mm, channel) { 0 } else { BUSY }),
-            MAP => channel.answer(ticket, if self.report_map(mm, channel, is_call) { 0 } else { BUSY }),
-            BOUND => channel.answer(ticket, change_bound(mm, channel, is_call)),
+            MAP => channel.answer(ticket, if self.report_map(mm, channel, by) { 0 } else { BUSY }),
+            BOUND => channel.answer(ticket, change_bound(mm, channel, by)),
             SET => channel.answer(ticket, change_setting(mm, channel)),
             SHRINKERS => channel.answer(ticket, if self.report_shrinkers(mm, channel) { 0 } else { BUSY }),
             // The request waits for a reclaimer, and may make one.
-            SHRINK if is_call && self.options.background != Background::Never => channel.answer(ticket, BUSY),
+            SHRINK if by == ServedBy::Call && self.options.background != Background::Never => {
+                channel.answer(ticket, BUSY)
+            }
             SHRINK => channel.answer(ticket, self.shrink(mm, channel)),
             _ => channel.answer(ticket, UNKNOWN),
         }
@@ -181,14 +192,18 @@ impl<P: Platform> Core<P> {
             .is_some()
     }
 
-    fn report_map(&self, mm: &Mm<P>, channel: &ControlChannel, is_call: bool) -> bool {
+    fn report_map(&self, mm: &Mm<P>, channel: &ControlChannel, by: ServedBy) -> bool {
         // This thread may have closed the gate itself, in a fork handler of the program that runs
         // between neap's and the fork. It would wait for itself.
         if mm.gate.is_closed() {
             return false;
         }
         let from = channel.from.load(Ordering::Relaxed);
-        let books = if from == 0 { mm.books_for_others(is_call) } else { Books::BLANK };
+        let books = match by {
+            _ if from > 0 => Books::BLANK,
+            ServedBy::OwnThread => mm.books_with_payers(),
+            ServedBy::Call => mm.books(),
+        };
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         self.page.report(|words| map_report::write(mm, books, from, words)).is_some()
     }
@@ -233,7 +248,7 @@ impl<P: Platform> Core<P> {
         if !platform.is_isolated(platform.cpu()) && now.wrapping_sub(last) >= PAUSE {
             // Relaxed: of two threads that find it late, both look, and one takes the request.
             self.page.answered.store(now, Ordering::Relaxed);
-            self.answer(mm, true);
+            self.answer(mm, ServedBy::Call);
         }
     }
 
@@ -244,13 +259,15 @@ impl<P: Platform> Core<P> {
         loop {
             let rung = self.objects.helper.rung();
             self.help(mm);
-            let answered = self.answer(mm, false);
+            let answered = self.answer(mm, ServedBy::OwnThread);
             let left = end.saturating_sub(clock::precise());
             if self.background.is_ending() || self.background.is_wanted_soon() || left == 0 {
                 self.look_after_nap(mm, clock::precise().saturating_sub(end));
                 return !self.background.is_ending();
             }
-            self.sleep(rung, Some(if answered { left.min(PAUSE) } else { left }), !answered);
+            // After a request, the next one waits for a moment.
+            let (left, channel) = if answered { (left.min(PAUSE), None) } else { (left, self.page.channel()) };
+            self.sleep(rung, Some(left), channel);
         }
     }
 
@@ -261,20 +278,19 @@ impl<P: Platform> Core<P> {
             let rung = self.objects.helper.rung();
             self.help(mm);
             let next_look = self.follow_if_due(mm, PERIOD);
-            if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm, false) {
+            if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm, ServedBy::OwnThread) {
                 return;
             }
-            self.sleep(rung, next_look, true);
+            self.sleep(rung, next_look, self.page.channel());
         }
     }
 
-    /// Sleeps until the bell has rung more often than `rung` or, with `requests`, another process
-    /// writes a request. Where the kernel cannot wait for both, a request is found at the next
-    /// wake-up.
-    fn sleep(&self, rung: u32, nanoseconds: Option<u64>, requests: bool) {
+    /// Sleeps until the bell has rung more often than `rung`, or another process writes a request
+    /// to `channel`. Where the kernel cannot wait for both, a request is found at the next wake-up.
+    fn sleep(&self, rung: u32, nanoseconds: Option<u64>, channel: Option<&ControlChannel>) {
         let bell = (self.objects.helper.bell(), rung);
         let taken = self.page.taken.load(Ordering::Relaxed);
-        match self.page.channel().filter(|_| requests) {
+        match channel {
             Some(channel) if futex::wait_either(bell, (&channel.ticket, taken), nanoseconds) => {}
             _ => futex::wait(bell.0, bell.1, nanoseconds, Sharing::Process),
         }
@@ -390,7 +406,7 @@ mod tests {
         let channel = core.page.channel().expect("a page of this process");
         channel.what.store(SHRINK, Ordering::Relaxed);
         channel.ticket.store(1, Ordering::Release); // As an asker's.
-        assert!(core.answer(&mm, true));
+        assert!(core.answer(&mm, ServedBy::Call));
         assert_eq!([&channel.answered, &channel.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
         assert_eq!(reclaiming.threads(), (0, 0, 0, 0));
         // SAFETY: no memory of the manager is used any more.

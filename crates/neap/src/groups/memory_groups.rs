@@ -8,8 +8,8 @@ use crate::percpu::per_cpu_data::Source;
 use crate::state::reclaim::Manner;
 use neap_base::Platform;
 use neap_groups::{
-    Bound, ChargeAsync, Event, GroupCount, GroupError, GroupId, GroupSlot, Groups, INTERVAL, Info, Kind, Listener,
-    Name, NotSubscribed, OnLimit, Payer, Reclaimer, Refusal, Subscription,
+    Bound, ChargeAsync, Event, FlushPace, GroupCount, GroupError, GroupId, GroupSlot, Groups, INTERVAL, Info, Kind,
+    Listener, Name, NotSubscribed, OnLimit, Payer, Reclaimer, Refusal, Subscription,
 };
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
@@ -45,8 +45,8 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
         });
     }
 
-    fn flush(&self, wanted: &dyn Fn(Payer) -> bool, at_once: bool) {
-        self.mm().flush_paid(&|owner| wanted(Payer::from_bits(owner)), at_once);
+    fn flush(&self, wanted: &dyn Fn(Payer) -> bool, pace: FlushPace) {
+        self.mm().flush_paid(&|owner| wanted(Payer::from_bits(owner)), pace);
     }
 
     fn reclaim(&self, group: GroupId, bytes: u64) -> u64 {
@@ -66,7 +66,7 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
     }
 
     fn ask_soon(&self) {
-        self.core().call_servers(self.mm(), self.manner != Manner::Quiet);
+        self.core().call_servers(self.mm(), self.manner);
     }
 }
 
@@ -252,7 +252,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// Those of [`Groups::delete`].
     pub fn delete(&self, id: GroupId) -> Result<(), GroupError> {
         self.groups.delete(&self.source, id)?;
-        self.source.after(false);
+        self.source.after(Wait::Long);
         // Ticks end its remains. Without a thread that ticks, as much as possible is ended here.
         if !self.source.has_thread() {
             let lists = &self.source.core().lists;

@@ -11,6 +11,7 @@
 //! None. The counters publish no other data.
 
 use crate::mm::{Core, Mm};
+use crate::returning::drain::Fences;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_os::stack;
@@ -45,7 +46,7 @@ impl<P: Platform> Core<P> {
         // Calls of the program may come here, from a small stack.
         stack::apart(|| {
             let platform = &self.objects.platform;
-            mm.inside_to_the_end(self, |stop| _ = self.drain_everything(false, stop));
+            mm.inside_to_the_end(self, |stop| _ = self.drain_everything(Fences::OfCall, stop));
             mm.inside_to_the_end(self, |stop| {
                 self.objects.punch(true, stop);
                 self.objects.pages.release_all_until(platform, stop);

@@ -47,7 +47,7 @@ use crate::process::PROCESS;
 use core::ptr::NonNull;
 use neap_base::Linux;
 use neap_reclaim::ShrinkerId;
-pub use neap_reclaim::lru::{Item, LONGEST, LruStatus, MOST, Stamp, Turnover, Walked};
+pub use neap_reclaim::lru::{By, Item, LONGEST, LruStatus, MOST, Stamp, Turnover, Walked};
 
 mod by_memory;
 pub mod lists;
@@ -55,15 +55,6 @@ pub mod lists;
 mod values;
 #[cfg(feature = "std")]
 pub use values::{Handle, LruList};
-
-/// The group that items of a list belong to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum By {
-    /// The group that they are added for.
-    Group,
-    /// The root, whichever group they are added for.
-    Nobody,
-}
 
 /// The process's lists, if one was opened.
 fn made() -> Option<Listed<'static, Linux>> {
@@ -108,7 +99,7 @@ impl RawList {
     /// # Errors
     /// [`GroupError::NoMemory`].
     pub fn open(by: By) -> Result<RawList, GroupError> {
-        PROCESS.lists()?.site().open(by == By::Group, None).map(RawList)
+        PROCESS.lists()?.site().open(by, None).map(RawList)
     }
 
     /// Makes a list by group whose items belong to a shrinker. The shrinker must know groups, and
@@ -118,7 +109,7 @@ impl RawList {
     /// # Errors
     /// [`GroupError::NoMemory`].
     pub fn open_for(shrinker: ShrinkerId) -> Result<RawList, GroupError> {
-        PROCESS.lists()?.site().open(true, Some(shrinker.to_bits())).map(RawList)
+        PROCESS.lists()?.site().open(By::Group, Some(shrinker.to_bits())).map(RawList)
     }
 
     /// Frees the list. Items on it are on no list any more.

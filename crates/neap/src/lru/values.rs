@@ -15,7 +15,7 @@
 extern crate std;
 
 use super::by_memory::place_of;
-use super::{Group, GroupError, Item, LruStatus, PROCESS, ShrinkerId, Stamp, Turnover, Walked, made};
+use super::{By, Group, GroupError, Item, LruStatus, PROCESS, ShrinkerId, Stamp, Turnover, Walked, made};
 use crate::groups::Charge;
 use crate::percpu::per_cpu_data::Source;
 use crate::reclaim::{Context, Count, Scan};
@@ -126,8 +126,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
     fn open(shrinker: Option<u64>) -> Result<LruList<T>, GroupError> {
         let listed = PROCESS.lists()?;
         let site = listed.site();
-        let list = site.open(true, shrinker)?;
-        let protected = site.open(true, shrinker).inspect_err(|_| {
+        let list = site.open(By::Group, shrinker)?;
+        let protected = site.open(By::Group, shrinker).inspect_err(|_| {
             // SAFETY: the list was opened above, and no other code has seen it.
             unsafe { site.close_list(list) };
         })?;

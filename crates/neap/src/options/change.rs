@@ -15,6 +15,7 @@ use crate::mm::{Core, Mm};
 use crate::options::settings::{NotSet, Value};
 use crate::options::{Options, Setting};
 use crate::process::PROCESS;
+use crate::returning::drain::Fences;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
@@ -70,7 +71,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn reach_limit(&self, mm: &Mm<P>) {
         let pages = &self.objects.pages;
         if self.is_beyond_limit(mm) {
-            mm.inside_to_the_end(self, |stop| _ = self.drain_everything(false, stop));
+            mm.inside_to_the_end(self, |stop| _ = self.drain_everything(Fences::OfCall, stop));
         }
         if self.is_beyond_limit(mm) {
             mm.inside_to_the_end(self, |stop| _ = self.objects.punch(true, stop));

@@ -96,7 +96,7 @@ impl<'m, P: Platform> Source<'m, P> {
         if let Ok(bytes) = answer {
             self.uncharge(payer, bytes as u64);
         }
-        self.after(false);
+        self.after(Wait::Long);
         answer
     }
 
@@ -111,8 +111,8 @@ impl<'m, P: Platform> Source<'m, P> {
         self.core.objects.pages.nearest(&self.core.objects.platform)
     }
 
-    pub(crate) fn after(&self, hurry: bool) {
-        self.core.after_per_cpu(self.mm, self.data, hurry);
+    pub(crate) fn after(&self, wait: Wait) {
+        self.core.after_per_cpu(self.mm, self.data, wait);
     }
 
     /// Returns the groups, and the payer of an owner, if it has one. Inside the gate.
@@ -216,7 +216,7 @@ impl<P: Platform> Host for Source<'_, P> {
             let allocate = || self.data.allocate(self.platform(), owner, size, align, wait);
             self.inside(allocate).inspect_err(|_| self.uncharge(payer, bytes))
         };
-        self.after(wait != Wait::Long);
+        self.after(wait);
         answer
     }
 
@@ -226,7 +226,7 @@ impl<P: Platform> Host for Source<'_, P> {
             self.uncharge(payer, self.data.price(bytes));
             bytes
         });
-        self.after(false);
+        self.after(Wait::Long);
         answer
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::mm::Core;
 use crate::reclaim::reclaiming::Reclaiming;
-use crate::reclaim::watching::{Enough, Watch};
+use crate::reclaim::watching::{Enough, Ran, Watch};
 use crate::state::reclaim::{PASS, PATIENCE, STEPS};
 use neap_base::Platform;
 use neap_groups::protection::GroupUsage;
@@ -36,6 +36,15 @@ pub struct Payment {
     pub bytes: u64,
 }
 
+/// The memory that a pass is to make room in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// The bounds of groups.
+    Charges,
+    /// The budget: only pages that fall out of use count.
+    Budget,
+}
+
 /// The thread that runs a pass, and the purpose of the pass.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PassContext {
@@ -43,8 +52,7 @@ pub(crate) struct PassContext {
     pub(crate) reclaimer: u32,
     /// Which shrinkers it calls: it may hold locks that callbacks of a program take.
     pub(crate) whom: ShrinkerFilter,
-    /// Reclaims for the budget: only pages that fall out of use count.
-    pub(crate) for_budget: bool,
+    pub(crate) purpose: Purpose,
     /// The request that it serves, which may be over before the pass is.
     pub(crate) request: Option<Request>,
 }
@@ -52,7 +60,7 @@ pub(crate) struct PassContext {
 impl PassContext {
     /// A thread without locks: it calls all shrinkers.
     pub(crate) const fn of(reclaimer: u32) -> PassContext {
-        PassContext { reclaimer, whom: ShrinkerFilter::All, for_budget: false, request: None }
+        PassContext { reclaimer, whom: ShrinkerFilter::All, purpose: Purpose::Charges, request: None }
     }
 }
 
@@ -60,7 +68,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Whether any shrinker is marked for the group or one below it. If not, there is nothing to
     /// reclaim.
     pub(crate) fn has_shrinkers_below(&self, top: GroupId) -> bool {
-        let domain = self.domain(top, false);
+        let domain = self.domain(top, Purpose::Charges);
         (0..domain.nodes()).any(|node| domain.next(top, node, 0).is_some())
     }
 
@@ -70,7 +78,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
         let deadline = deadline.min(self.now().saturating_add(PATIENCE));
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: false };
-        self.run(&ask, PassContext { whom: ShrinkerFilter::Inline, ..PassContext::of(0) }).0.bytes
+        self.run(&ask, PassContext { whom: ShrinkerFilter::Inline, ..PassContext::of(0) }).result.bytes
     }
 
     /// Makes room for a charge, in this thread, by shrinkers that allow it, until `deadline` by the
@@ -97,20 +105,19 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             self.source().platform().sleep(NAP);
         }
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: true };
-        let (got, _) = self.run(&ask, PassContext::of(0));
+        let ran = self.run(&ask, PassContext::of(0));
         self.drain(group);
-        got
+        ran.result
     }
 
     /// Has a shrinker scan `objects` objects of a group on a node, or all that it counts if these
     /// are fewer. Callbacks run in this thread, for one second at most. `None` if there is no such
     /// shrinker, or it is barred.
     pub fn scan(&self, id: ShrinkerId, group: GroupId, node: u32, objects: u64) -> Option<Visited> {
-        self.scan_as(0, id, group, node, objects).map(|(visited, _)| visited)
+        self.scan_as(0, id, group, node, objects).map(|ran| ran.result)
     }
 
-    /// Scans as the reclaimer of the given number. Differs from [`Reclaiming::scan`]: also returns
-    /// whether the thread was written off meanwhile.
+    /// Scans as the reclaimer of the given number.
     pub(crate) fn scan_as(
         &self,
         reclaimer: u32,
@@ -118,36 +125,35 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         group: GroupId,
         node: u32,
         objects: u64,
-    ) -> Option<(Visited, bool)> {
+    ) -> Option<Ran<Visited>> {
         let running = self.reclaim.watchdog.enter(reclaimer)?;
         let watch = Watch::new(self, &running, self.now().saturating_add(PASS));
         let (shrinkers, source) = (&self.reclaim.shrinkers, self.source());
         // Bounded by the count: a shrinker that scans nothing does not say so.
         let objects = objects.min(shrinkers.count(source, &watch, id, group, node)?);
         let visited = shrinkers.scan(source, &watch, id, group, node, objects)?;
-        Some((visited, watch.is_written_off.get()))
+        Some(watch.ran(visited))
     }
 
     /// Returns how many objects a shrinker counts of a group on a node. `None` if there is no such
     /// shrinker, or it is barred.
     pub fn count(&self, id: ShrinkerId, group: GroupId, node: u32) -> Option<u64> {
-        self.count_as(0, id, group, node).map(|(objects, _)| objects)
+        self.count_as(0, id, group, node).map(|ran| ran.result)
     }
 
-    /// Counts as the reclaimer of the given number. Differs from [`Reclaiming::count`]: also
-    /// returns whether the thread was written off meanwhile.
-    pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<(u64, bool)> {
+    /// Counts as the reclaimer of the given number.
+    pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<Ran<u64>> {
         let running = self.reclaim.watchdog.enter(reclaimer)?;
         let watch = Watch::new(self, &running, self.now().saturating_add(PASS));
         let objects = self.reclaim.shrinkers.count(self.source(), &watch, id, group, node)?;
-        Some((objects, watch.is_written_off.get()))
+        Some(watch.ran(objects))
     }
 
     /// Calls `each` with the groups that would pay if `top` were asked for `bytes` bytes, and their
     /// shares. A share is in proportion to what a group has beyond its protection; groups without
     /// objects have none. Frees nothing; `count` callbacks run in this thread.
     pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
-        let domain = self.domain(top, false);
+        let domain = self.domain(top, Purpose::Charges);
         self.groups().begin_pass();
         let mut whole = 0_u64;
         self.each_payer(&domain, top, |payment| whole = whole.saturating_add(payment.bytes));
@@ -186,7 +192,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         }
     }
 
-    fn domain(&self, top: GroupId, for_budget: bool) -> ReclaimDomain<'_, 'm, P> {
+    fn domain(&self, top: GroupId, purpose: Purpose) -> ReclaimDomain<'_, 'm, P> {
         let mut slots = [0; FEW];
         let few = self.groups().slots_below(self.source(), top, &mut slots).map(|count| (slots, count));
         ReclaimDomain {
@@ -194,18 +200,18 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             watch: None,
             few,
             whom: ShrinkerFilter::All,
-            for_budget,
+            purpose,
             top,
             node: None,
             request: None,
         }
     }
 
-    /// Runs a pass. Returns its result, and whether its thread was written off meanwhile.
-    pub(crate) fn run(&self, ask: &Ask, context: PassContext) -> (Got, bool) {
-        let Some(running) = self.reclaim.watchdog.enter(context.reclaimer) else { return (Got::default(), false) };
+    /// Runs a pass.
+    pub(crate) fn run(&self, ask: &Ask, context: PassContext) -> Ran<Got> {
+        let Some(running) = self.reclaim.watchdog.enter(context.reclaimer) else { return Ran::of(Got::default()) };
         let watch = Watch::new(self, &running, ask.deadline);
-        let mut domain = self.domain(ask.top, context.for_budget);
+        let mut domain = self.domain(ask.top, context.purpose);
         (domain.watch, domain.whom, domain.node) = (Some(&watch), context.whom, ask.node);
         domain.request = context.request;
         if context.whom == ShrinkerFilter::Own {
@@ -213,8 +219,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             domain.few = Some(([GroupSlot::ROOT.slot; FEW], 1));
         }
         self.groups().begin_pass();
-        let got = self.reclaim.passes.run(&domain, ask);
-        (got, watch.is_written_off.get())
+        watch.ran(self.reclaim.passes.run(&domain, ask))
     }
 }
 
@@ -226,8 +231,7 @@ struct ReclaimDomain<'g, 'm, P: Platform> {
     /// pass visits no other slots; a group made meanwhile is visited by the next pass.
     few: Option<([u32; FEW], usize)>,
     whom: ShrinkerFilter,
-    /// Only room in the budget counts.
-    for_budget: bool,
+    purpose: Purpose,
     /// The group to reclaim from, with all below it.
     top: GroupId,
     /// The node whose shortage the pass is to end.
@@ -280,14 +284,12 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
         let enough = |need, said: u64| {
             let now = self.charged(self.top);
             let fallen = before.iter().zip(now).map(|(before, now)| before.saturating_sub(now)).max();
-            // Freed objects are cached at first, and make no room in the budget until the caches
-            // are drained.
-            (if self.for_budget { 0 } else { said }).max(fallen.unwrap_or(0)) >= need || self.has_enough()
+            self.counted(said).max(fallen.unwrap_or(0)) >= need || self.has_enough()
         };
         let watch = Enough { watch, enough, takes_turns: self.request.is_some(), begun: Default::default() };
         let Visited { scanned, freed, freed_bytes, unsure, stops, .. } =
             shrinkers.visit(source, &watch, group, slot, node as u32, press);
-        Given { scanned, freed, bytes: if self.for_budget { 0 } else { freed_bytes }, unsure, stops }
+        Given { scanned, freed, bytes: self.counted(freed_bytes), unsure, stops }
     }
 
     fn used(&self, top: GroupId) -> [u64; 2] {
@@ -317,11 +319,17 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
     }
 
     fn is_called_off(&self) -> bool {
-        self.watch.is_some_and(|watch| watch.is_written_off.get())
+        self.watch.is_some_and(|watch| watch.is_written_off())
     }
 }
 
 impl<P: Platform> ReclaimDomain<'_, '_, P> {
+    /// The part of the bytes that callbacks report that makes room. Freed objects are cached at
+    /// first, and make no room in the budget until the caches are drained.
+    fn counted(&self, said: u64) -> u64 {
+        if self.purpose == Purpose::Budget { 0 } else { said }
+    }
+
     /// Returns the bytes of a group, by `in_group`, and those of pages, which count for the root
     /// alone.
     fn measures(&self, top: GroupId, in_group: impl Fn() -> Option<u64>) -> [u64; 2] {
@@ -332,10 +340,10 @@ impl<P: Platform> ReclaimDomain<'_, '_, P> {
         let core = self.reclaiming.source().core();
         let pages = self.reclaiming.inside(|| match self.node {
             Some(node) => core.objects.pages.node(node).used().into(),
-            None if self.for_budget => core.used_pages(),
+            None if self.purpose == Purpose::Budget => core.used_pages(),
             None => core.resident_pages(),
         });
-        let in_group = if self.for_budget { 0 } else { in_group().unwrap_or(0) };
+        let in_group = if self.purpose == Purpose::Budget { 0 } else { in_group().unwrap_or(0) };
         [in_group, pages * core.objects.pages.page_size() as u64]
     }
 }

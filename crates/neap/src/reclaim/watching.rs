@@ -20,12 +20,31 @@ use neap_reclaim::{Asked, Caller, DONE, STOP, ShrinkerId};
 /// More objects, or bytes, than any cache has.
 const ABSURD: u64 = 1 << 48;
 
+/// The result of work that runs callbacks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ran<T> {
+    pub(crate) result: T,
+    /// The thread was written off meanwhile.
+    pub(crate) is_written_off: bool,
+}
+
+impl<T> Ran<T> {
+    /// The result of a thread that was not written off.
+    pub(crate) fn of(result: T) -> Ran<T> {
+        Ran { result, is_written_off: false }
+    }
+
+    pub(crate) fn map<U>(self, with: impl FnOnce(T) -> U) -> Ran<U> {
+        Ran { result: with(self.result), is_written_off: self.is_written_off }
+    }
+}
+
 /// Watches over callbacks of one pass.
 pub(crate) struct Watch<'w, 'm, P: Platform> {
     reclaiming: &'w Reclaiming<'m, P>,
     running: &'w RunningCallback<'w>,
     deadline: u64,
-    pub(crate) is_written_off: Cell<bool>,
+    is_written_off: Cell<bool>,
     /// A moment, and the CPU time of this thread by then.
     base: Cell<(u64, u64)>,
     /// When the last callback ended, and the answer of the last count.
@@ -37,6 +56,16 @@ impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
     pub(crate) fn new(reclaiming: &'w Reclaiming<'m, P>, running: &'w RunningCallback<'w>, deadline: u64) -> Self {
         let (is_written_off, [ended, counted]) = (Cell::new(false), [const { Cell::new(0) }; 2]);
         Watch { reclaiming, running, deadline, is_written_off, base: Cell::new((0, 0)), ended, counted }
+    }
+
+    /// Whether the thread was written off.
+    pub(crate) fn is_written_off(&self) -> bool {
+        self.is_written_off.get()
+    }
+
+    /// The `result` of the work that this watched.
+    pub(crate) fn ran<T>(&self, result: T) -> Ran<T> {
+        Ran { result, is_written_off: self.is_written_off() }
     }
 
     /// Returns how long one callback of a shrinker may take.

@@ -20,14 +20,15 @@
 
 use crate::mm::{Core, Mm, Task};
 use crate::options::Background;
-use crate::reclaim::pass::PassContext;
+use crate::reclaim::pass::{PassContext, Purpose};
 use crate::reclaim::reclaiming::Reclaiming;
+use crate::reclaim::watching::Ran;
 use crate::state::reclaim::{Manner, PASS, PATIENCE, Reclaim};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
-use neap_groups::{Bound, Due, GroupId, Request};
+use neap_groups::{Bound, Due, GroupId, Patience, Request};
 use neap_os::clock;
-use neap_reclaim::reclaim::{Ask, BUDGET, Next, Overdue, ReclaimJob, Waiter, goal};
+use neap_reclaim::reclaim::{Ask, BUDGET, Got, Next, Overdue, ReclaimJob, Waiter, goal};
 use neap_reclaim::{ShrinkerFilter, ShrinkerId, is_calling};
 
 /// Nanoseconds between two checks of running callbacks by a waiting thread.
@@ -98,15 +99,15 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Posts the job of serving requests for reclaimers. Outside the gate; waits for nothing.
-    /// Without `makes_threads` the next tick makes a missing reclaimer.
-    pub(crate) fn call_servers(&self, mm: &Mm<P>, makes_threads: bool) {
+    /// Posts the job of serving requests for reclaimers. Outside the gate; waits for nothing. For a
+    /// quiet caller the next tick makes a missing reclaimer.
+    pub(crate) fn call_servers(&self, mm: &Mm<P>, manner: Manner) {
         if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
-            if makes_threads {
-                _ = self.recruit(mm, &reclaiming, 0);
-            } else {
+            if manner == Manner::Quiet {
                 self.come_soon();
+            } else {
+                _ = self.recruit(mm, &reclaiming, 0);
             }
         }
     }
@@ -122,9 +123,8 @@ impl<P: Platform> Core<P> {
         let bytes = goal(bytes, u64::MAX);
         let deadline = reclaiming.now().saturating_add(PATIENCE);
         let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None, ahead: false };
-        let (got, _) =
-            reclaiming.run(&ask, PassContext { whom: ShrinkerFilter::Own, for_budget: true, ..PassContext::of(0) });
-        let has_enough = got.bytes >= bytes;
+        let context = PassContext { whom: ShrinkerFilter::Own, purpose: Purpose::Budget, ..PassContext::of(0) };
+        let has_enough = reclaiming.run(&ask, context).result.bytes >= bytes;
         let asks = || self.ask_reclaimers(mm, &reclaiming, ReclaimJob::Budget(bytes), Some(PATIENCE)) > Some(0);
         Some(has_enough || reclaiming.reclaim.shrinkers.has_others() && asks())
     }
@@ -197,7 +197,8 @@ impl<P: Platform> Core<P> {
             // Where there are too many jobs it waits for room first.
             reclaiming.inside(|| jobs.ask(&mut waiter));
             let left = if self.call_reclaimers(reclaiming) { end.saturating_sub(clock::precise()) } else { 0 };
-            if let Some(bytes) = reclaiming.inside(|| jobs.answer(&waiter, left == 0)) {
+            let patience = if left == 0 { Patience::GivesUp } else { Patience::Waits };
+            if let Some(bytes) = reclaiming.inside(|| jobs.answer(&waiter, patience)) {
                 late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
                 return (left > 0).then_some(bytes);
             }
@@ -274,18 +275,13 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Does reclaim's part of a tick: checks callbacks and nodes, and makes reclaimers. Not inside
-    /// the gate.
-    pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, makes_threads: bool) {
-        let Some(reclaiming) = mm.reclaiming_if_made() else { return };
-        self.watch(&reclaiming, None);
+    /// Does reclaim's part of a tick: checks callbacks and nodes. Not inside the gate.
+    pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
+        self.watch(reclaiming, None);
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
         // Also for requests that were handed back, or found no reclaimer when they were posted.
         if self.may_have_reclaimers(mm) && matches!(reclaiming.look_for_request(), Due::Now(_)) {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
-        }
-        if makes_threads {
-            _ = self.recruit(mm, &reclaiming, 0);
         }
     }
 
@@ -330,7 +326,7 @@ impl<P: Platform> Mm<P> {
                 }
                 Next::End => return,
             };
-            let (bytes, is_written_off) = core.work(self, &reclaiming, aim, number);
+            let Ran { result: bytes, is_written_off } = core.work(self, &reclaiming, aim, number);
             if is_written_off {
                 reclaiming.inside(|| jobs.end(number, idle));
                 // The thread that wrote this one off may not have made a successor yet, or failed
@@ -344,26 +340,23 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Does a job. Returns its answer, and whether this thread was written off meanwhile.
-    fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: ReclaimJob, number: u32) -> (u64, bool) {
+    /// Does a job. Returns its answer.
+    fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: ReclaimJob, number: u32) -> Ran<u64> {
         let deadline = reclaiming.now().saturating_add(PASS);
-        let run = |top: GroupId, bytes: u64, for_budget: bool, node: Option<usize>| {
-            let context = PassContext { for_budget, ..PassContext::of(number) };
+        let run = |top: GroupId, bytes: u64, purpose: Purpose, node: Option<usize>| {
+            let context = PassContext { purpose, ..PassContext::of(number) };
             reclaiming.run(&Ask { top, bytes, deadline, node, ahead: false }, context)
         };
+        // A shrinker that freed objects without giving a size counts as one byte, so that it is
+        // asked again.
+        let something = |got: Got| got.bytes.max(u64::from(got.is_something()));
         match aim {
             ReclaimJob::Group(group, bytes) => {
                 let bytes = bytes.saturating_add(reclaiming.excess(group));
                 let bytes = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
-                let (got, is_written_off) = run(group, bytes, false, None);
-                // A shrinker that freed objects without giving a size counts as one byte, so that
-                // it is asked again.
-                (got.bytes.max(u64::from(got.is_something())), is_written_off)
+                run(group, bytes, Purpose::Charges, None).map(something)
             }
-            ReclaimJob::Budget(bytes) => {
-                let (got, is_written_off) = run(GroupId::ROOT, bytes, true, None);
-                (got.bytes.max(u64::from(got.is_something())), is_written_off)
-            }
+            ReclaimJob::Budget(bytes) => run(GroupId::ROOT, bytes, Purpose::Budget, None).map(something),
             ReclaimJob::AboveHigh(group) => {
                 let mut bytes = 0_u64;
                 for high in reclaiming.above_high(group) {
@@ -374,48 +367,46 @@ impl<P: Platform> Core<P> {
                     if excess == 0 {
                         continue;
                     }
-                    let (got, is_written_off) = run(info.id, goal(excess, info.charged), false, None);
-                    bytes = bytes.saturating_add(got.bytes);
+                    let ran = run(info.id, goal(excess, info.charged), Purpose::Charges, None);
+                    bytes = bytes.saturating_add(ran.result.bytes);
                     reclaiming.drain(info.id);
-                    if is_written_off {
-                        return (bytes, true);
+                    if ran.is_written_off {
+                        return ran.map(|_| bytes);
                     }
                 }
-                (bytes, false)
+                Ran::of(bytes)
             }
             // Biased by one: 0 means no answer, n + 1 means n objects.
             ReclaimJob::CountObjects(id, group, node) => {
                 let counted = reclaiming.count_as(number, id, group, node);
-                counted.map_or((0, false), |(objects, is_written_off)| (objects.saturating_add(1), is_written_off))
+                counted.map_or(Ran::of(0), |ran| ran.map(|objects| objects.saturating_add(1)))
             }
             ReclaimJob::ScanObjects(id, group, node, objects) => {
                 let scanned = reclaiming.scan_as(number, id, group, node, objects);
-                scanned
-                    .map_or((0, false), |(visited, is_written_off)| (visited.freed.saturating_add(1), is_written_off))
+                scanned.map_or(Ran::of(0), |ran| ran.map(|visited| visited.freed.saturating_add(1)))
             }
             ReclaimJob::Requests => {
-                let Due::Now(request) = reclaiming.take_request(number) else { return (0, false) };
+                let Due::Now(request) = reclaiming.take_request(number) else { return Ran::of(0) };
                 // A further request is for another reclaimer.
                 if matches!(reclaiming.look_for_request(), Due::Now(_)) {
-                    self.call_servers(mm, true);
+                    self.call_servers(mm, Manner::Wait);
                 }
-                let (bytes, is_written_off) = self.serve(reclaiming, &request, deadline, number);
+                let ran = self.serve(reclaiming, &request, deadline, number);
                 reclaiming.served(&request, number);
                 // This thread holds no lock. Ticks notify listeners, since these may take long.
                 reclaiming.wake_waiters();
-                (bytes, is_written_off)
+                ran
             }
             ReclaimJob::Node(node) => {
                 let pages = &self.objects.pages;
                 let missing = reclaiming.inside(|| pages.shortage(node).pages);
                 if missing == 0 {
-                    return (0, false);
+                    return Ran::of(0);
                 }
                 // Until the job leaves this thread: `finish`, `end` or `write_off` resets the flag.
                 reclaiming.inside(|| pages.node(node).set_reclaiming(true));
                 let bytes = u64::from(missing) * pages.page_size() as u64;
-                let (got, is_written_off) = run(GroupId::ROOT, bytes, true, Some(node));
-                (got.bytes, is_written_off)
+                run(GroupId::ROOT, bytes, Purpose::Budget, Some(node)).map(|got| got.bytes)
             }
         }
     }
@@ -423,21 +414,20 @@ impl<P: Platform> Core<P> {
 
 impl<P: Platform> Core<P> {
     /// Reclaims from the group of a request for as long as the group needs memory. Returns the
-    /// bytes that came back, and whether this thread was written off meanwhile.
-    fn serve(&self, reclaiming: &Reclaiming<'_, P>, request: &Request, deadline: u64, number: u32) -> (u64, bool) {
+    /// bytes that came back.
+    fn serve(&self, reclaiming: &Reclaiming<'_, P>, request: &Request, deadline: u64, number: u32) -> Ran<u64> {
         let top = request.group;
         // Unused stock goes first, and may be all that is needed.
         reclaiming.drain(top);
         let needs = reclaiming.needs(request);
         if needs == 0 || !reclaiming.has_shrinkers_below(top) {
-            return (0, false);
+            return Ran::of(0);
         }
         let bytes = reclaiming.charged(top).map_or(needs, |charged| goal(needs, charged));
         let ask = Ask { top, bytes, deadline, node: None, ahead: false };
-        let (got, is_written_off) =
-            reclaiming.run(&ask, PassContext { request: Some(*request), ..PassContext::of(number) });
+        let ran = reclaiming.run(&ask, PassContext { request: Some(*request), ..PassContext::of(number) });
         reclaiming.drain(top);
-        (got.bytes, is_written_off)
+        ran.map(|got| got.bytes)
     }
 }
 
@@ -542,13 +532,13 @@ mod tests {
         }
         assert_eq!((shortage(1).pages, jobs.count()), (0, (1, 0)));
         blocks.put(0);
-        core.tick_reclaim(&mm, true);
+        core.tick_reclaim(&mm, &mm.reclaiming_if_made().unwrap());
         assert_eq!(jobs.count(), (1, 0), "once");
         let before = blocks.lengths();
         let Next::Job(aim) = jobs.take(1) else { panic!("a job was posted") };
         assert_eq!(aim, ReclaimJob::Node(0));
         let missing = u64::from(shortage(0).pages) * 4096;
-        let (bytes, _) = core.work(&mm, &reclaiming, aim, 1);
+        let bytes = core.work(&mm, &reclaiming, aim, 1).result;
         assert!(bytes >= missing && shortage(0).pages == 0 && !shortage(0).is_low);
         let now = blocks.lengths();
         let freed = (before[0] - now[0]) * BLOCK;
@@ -568,7 +558,7 @@ mod tests {
         while shortage(0).pages == 0 {
             blocks.put(0);
         }
-        core.tick_reclaim(&mm, true);
+        core.tick_reclaim(&mm, &mm.reclaiming_if_made().unwrap());
         assert_eq!((shortage(0).is_low, jobs.count()), (false, (0, 0)));
         let [direct, background] = reclaiming.passes().map(|[passes, ..]| passes);
         assert_eq!((direct, background), (0, 2));

@@ -216,7 +216,7 @@ fn calls_make_no_reclaimer_and_the_thread_does() {
         unsafe { mm.free(mm.allocate(100 << 10)) };
     }
     assert_eq!(MADE.load(Relaxed), made, "by a call");
-    core.tick(&mm, u64::MAX / 2, true);
+    core.tick(&mm, u64::MAX / 2);
     assert_eq!(MADE.load(Relaxed), made + 1);
     close(mm);
 }

@@ -21,7 +21,7 @@ use crate::returning::maintenance::Tick;
 use crate::state::background::{ABSENT, ASLEEP, AWAKE, Background, DROWSY, ENDED, NEVER, fence_unless_exchanged};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Platform};
-use neap_percpu::PerCpuData;
+use neap_percpu::{PerCpuData, Wait};
 use neap_reclaim::without_reclaim;
 
 impl<P: Platform> Core<P> {
@@ -44,10 +44,10 @@ impl<P: Platform> Core<P> {
     }
 
     /// Follows a call for per-CPU data: wakes the thread, or does due work in its place. A caller
-    /// in a `hurry` does no work if there is no thread. Not inside the gate.
-    pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, hurry: bool) {
+    /// that may not wait long does no work if there is no thread. Not inside the gate.
+    pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, wait: Wait) {
         let background = &self.background;
-        if hurry && !background.has_thread() {
+        if wait != Wait::Long && !background.has_thread() {
             return;
         }
         self.after(mm);
@@ -169,7 +169,7 @@ impl<P: Platform> Mm<P> {
             // `after`.
             state.store(DROWSY, Ordering::SeqCst);
             fence_unless_exchanged();
-            let Tick { left, soon, .. } = core.tick(self, core.objects.platform.now(), true);
+            let Tick { left, soon, .. } = core.tick(self, core.objects.platform.now());
             self.deliver();
             let interval = core.settings.interval();
             nap = soon.map_or(interval, |next| next.min(interval));

@@ -21,6 +21,15 @@ pub(crate) const RETRIES: u32 = 8;
 /// Nanoseconds between two tries; all of them last for several time slices of the scheduler.
 pub(crate) const NAP: u64 = 1_000_000;
 
+/// The fences that a drain may cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fences {
+    /// Any: the stacks of all CPUs are drained.
+    All,
+    /// Those of [`Core::may_take_in_call`]: for a drain in an allocation.
+    OfCall,
+}
+
 /// The part of the caches to drain. `None` means no restriction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
@@ -129,9 +138,8 @@ impl<P: Platform> Core<P> {
         left.stacks.intersect(&self.objects.cpu_caches.used());
     }
 
-    /// Tries once to drain the rest of the scope, until it is to `stop`. Without `fences`, it
-    /// leaves stacks that an allocation may not drain. Inside the gate.
-    fn drain_once(&self, left: &mut Left, drained: &mut Drained, fences: bool, stop: &dyn Fn() -> bool) {
+    /// Tries once to drain the rest of the scope, until it is to `stop`. Inside the gate.
+    fn drain_once(&self, left: &mut Left, drained: &mut Drained, fences: Fences, stop: &dyn Fn() -> bool) {
         let platform = &self.objects.platform;
         self.drain_lists(left, drained, stop);
         // Slabs that became free went to the lists of the CPUs that this thread was on, whichever
@@ -144,7 +152,7 @@ impl<P: Platform> Core<P> {
         for cpu in left.stacks.iter() {
             let here = platform.cpu();
             if !stop()
-                && (fences || self.may_take_in_call(cpu))
+                && (fences == Fences::All || self.may_take_in_call(cpu))
                 && let Some(objects) = self.objects.drain_cpu(cpu, |_| true)
             {
                 left.stacks.remove(cpu);
@@ -178,7 +186,7 @@ impl<P: Platform> Core<P> {
 
     /// Drains every cache into the zone, with one try each, until it is to `stop`. Returns the
     /// number of pages. Inside the gate.
-    pub(crate) fn drain_everything(&self, fences: bool, stop: &dyn Fn() -> bool) -> u64 {
+    pub(crate) fn drain_everything(&self, fences: Fences, stop: &dyn Fn() -> bool) -> u64 {
         let Ok(mut left) = self.scope(&Scope::ALL) else { return 0 };
         self.leave_unused(&mut left);
         let mut drained = Drained::default();
@@ -243,7 +251,7 @@ impl<P: Platform> Mm<P> {
             }
             let _inside = self.gate.enter(platform.cpu());
             // Stops for a fork, which waits for threads inside.
-            core.drain_once(&mut left, &mut drained, true, &|| self.gate.is_closed() || enough());
+            core.drain_once(&mut left, &mut drained, Fences::All, &|| self.gate.is_closed() || enough());
             drained.free = free();
             if left.is_nothing() || enough() {
                 break;
@@ -298,7 +306,7 @@ mod tests {
                 while times == 1 && !stop() {
                     thread::yield_now();
                 }
-                core.drain_everything(true, stop);
+                core.drain_everything(super::Fences::All, stop);
             });
             assert!(fork.join().unwrap(), "the fork found the caches empty");
         });

@@ -18,6 +18,7 @@
 
 use crate::limits::limit::{PERIOD, TICKING};
 use crate::mm::{Core, Mm};
+use crate::returning::drain::Fences;
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use neap_base::platform::Platform;
@@ -86,7 +87,7 @@ impl<P: Platform> Core<P> {
         if now.saturating_sub(self.maintenance.last.load(Ordering::Relaxed)) >= interval {
             self.follow_if_due(mm, PERIOD);
             self.tick_groups(mm);
-            self.tick_reclaim(mm, false);
+            mm.reclaiming_if_made().inspect(|reclaiming| self.tick_reclaim(mm, reclaiming));
             self.keep_below_high(mm);
             let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: IN_CALL, fences: false });
             let _inside = mm.gate.enter(platform.cpu());
@@ -114,10 +115,13 @@ impl<P: Platform> Core<P> {
     }
 
     /// Makes one tick: groups, reclaim, then memory.
-    pub(crate) fn tick(&self, mm: &Mm<P>, now: u64, makes_threads: bool) -> Tick {
+    pub(crate) fn tick(&self, mm: &Mm<P>, now: u64) -> Tick {
         let look = self.follow_if_due(mm, TICKING).filter(|_| self.following.is_hurrying());
         let groups = self.tick_groups(mm);
-        self.tick_reclaim(mm, makes_threads);
+        if let Some(reclaiming) = mm.reclaiming_if_made() {
+            self.tick_reclaim(mm, &reclaiming);
+            _ = self.recruit(mm, &reclaiming, 0);
+        }
         let goes_on = self.keep_below_high(mm);
         let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });
         let soon = [groups, look].into_iter().flatten().min();
@@ -216,7 +220,7 @@ impl<P: Platform> Mm<P> {
     ///
     /// Listeners of groups are called from here, so the caller must hold no lock that they take.
     pub fn tick(&self, now: u64) -> Tick {
-        let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now, true));
+        let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now));
         self.deliver();
         tick
     }
@@ -237,7 +241,7 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { return false };
         let (platform, mut released) = (&core.objects.platform, 0);
         self.inside_to_the_end(core, |stop| {
-            core.drain_everything(true, stop);
+            core.drain_everything(Fences::All, stop);
             released += core.per_cpu.release_all(platform, stop).released;
             let holes = core.objects.punch(true, stop);
             released += u64::from(holes.and(core.objects.pages.release_all_until(platform, stop)).released);

@@ -25,7 +25,7 @@
 
 use crate::ShrinkerId;
 use neap_base::platform::nodes::MAX_NODES;
-use neap_groups::GroupId;
+use neap_groups::{GroupId, Patience};
 
 /// Jobs at a time that threads wait for, or that are for a node.
 pub(super) const JOBS: usize = 16;
@@ -100,6 +100,13 @@ pub(super) struct Queue {
     is_full: bool,
 }
 
+/// What a thread does after it has posted a job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Poster {
+    Leaves,
+    Waits,
+}
+
 /// Result of [`Queue::place`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placed {
@@ -142,9 +149,10 @@ impl Queue {
         self.count(|state| matches!(state, JobState::Taken(_)))
     }
 
-    /// Posts a job, or adds it to one that serves both; `None` if there is no room. With `waits`,
-    /// [`Queue::look`] must follow until it returns an answer.
-    pub(super) fn place(&mut self, aim: ReclaimJob, waits: bool) -> Option<Placed> {
+    /// Posts a job, or adds it to one that serves both; `None` if there is no room. If the poster
+    /// waits, [`Queue::look`] must follow until it returns an answer.
+    pub(super) fn place(&mut self, aim: ReclaimJob, poster: Poster) -> Option<Placed> {
+        let waits = poster == Poster::Waits;
         let same = |job: &Job| match job.state {
             JobState::Posted => job.aim.and(aim),
             // A pass that has begun does not serve a new request, except a pass for a node: two
@@ -178,13 +186,13 @@ impl Queue {
         Some(Placed { index, is_posted: job.state == JobState::Posted })
     }
 
-    /// Returns the result of a job that is done, or 0 if its waiter is `giving_up`. The waiter is
-    /// not counted after an answer.
-    pub(super) fn look(&mut self, index: usize, giving_up: bool) -> Option<QueueAnswer> {
+    /// Returns the result of a job that is done, or 0 if its waiter gives up. The waiter is not
+    /// counted after an answer.
+    pub(super) fn look(&mut self, index: usize, patience: Patience) -> Option<QueueAnswer> {
         let job = self.jobs.get_mut(index)?;
         let bytes = match job.state {
             JobState::Done(bytes) => bytes,
-            _ if giving_up => 0,
+            _ if patience == Patience::GivesUp => 0,
             // The ticket is one of the parent process.
             JobState::Free => 0,
             _ => return None,

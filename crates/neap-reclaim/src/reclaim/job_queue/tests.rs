@@ -1,7 +1,7 @@
 //! Tests of the inner: jobs, their waiters and the reclaimers.
 
 use super::pool::AGAIN;
-use super::queue::JOBS;
+use super::queue::{JOBS, Poster};
 use super::*;
 use neap_groups::GroupId;
 
@@ -39,29 +39,30 @@ impl JobQueue {
 #[test]
 fn who_asks_for_the_same_group_shares_a_job_that_has_not_begun() {
     let jobs = JobQueue::with(2);
-    let (first, second) = (jobs.place(bytes(10), true).unwrap(), jobs.place(bytes(20), true).unwrap());
+    let (first, second) =
+        (jobs.place(bytes(10), Poster::Waits).unwrap(), jobs.place(bytes(20), Poster::Waits).unwrap());
     assert_eq!((first, jobs.count()), (second, (1, 0)));
     assert_eq!((jobs.took(1), jobs.took(2)), (Some(BOTH), None));
-    let third = jobs.place(bytes(5), true).unwrap();
+    let third = jobs.place(bytes(5), Poster::Waits).unwrap();
     assert_ne!(first, third);
-    assert_eq!((jobs.look(first, false), jobs.count()), (None, (1, 1)));
+    assert_eq!((jobs.look(first, Patience::Waits), jobs.count()), (None, (1, 1)));
     jobs.done(1, 99);
-    assert_eq!([first, second].map(|ticket| jobs.look(ticket, false)), [Some(99); 2]);
-    assert_eq!((jobs.look(third, true), jobs.took(1)), (Some(0), None), "nobody waits for it");
+    assert_eq!([first, second].map(|ticket| jobs.look(ticket, Patience::Waits)), [Some(99); 2]);
+    assert_eq!((jobs.look(third, Patience::GivesUp), jobs.took(1)), (Some(0), None), "nobody waits for it");
 }
 
 #[test]
 fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
     let jobs = JobQueue::with(3);
-    let ticket = jobs.place(bytes(20), true).unwrap();
+    let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!(jobs.took(1), Some(bytes(20)));
     jobs.write_off(1, |_| panic!("not for the budget"));
     assert_eq!((jobs.count(), jobs.threads()), ((1, 0), (2, 1)));
     jobs.done(1, 5);
-    assert_eq!((jobs.look(ticket, false), jobs.took(2)), (None, Some(bytes(20))));
+    assert_eq!((jobs.look(ticket, Patience::Waits), jobs.took(2)), (None, Some(bytes(20))));
     jobs.done(2, 7);
-    assert_eq!(jobs.look(ticket, false), Some(7));
-    assert!(jobs.place(ReclaimJob::Node(0), false).is_some() && jobs.took(3) == Some(ReclaimJob::Node(0)));
+    assert_eq!(jobs.look(ticket, Patience::Waits), Some(7));
+    assert!(jobs.place(ReclaimJob::Node(0), Poster::Leaves).is_some() && jobs.took(3) == Some(ReclaimJob::Node(0)));
     jobs.write_off(3, |_| ());
     assert_eq!(jobs.count(), (0, 0), "nobody waits for it");
     assert_eq!(jobs.threads(), (1, 2));
@@ -75,7 +76,7 @@ fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
 fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
     for is_back_first in [false, true] {
         let jobs = JobQueue::with(2);
-        let ticket = jobs.place(bytes(20), true).unwrap();
+        let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
         assert_eq!(jobs.took(1), Some(bytes(20)));
         let posts = jobs.posts();
         if is_back_first {
@@ -93,7 +94,7 @@ fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
         assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
         assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (0, 1)));
         jobs.done(2, 7);
-        assert_eq!(jobs.look(ticket, false), Some(7));
+        assert_eq!(jobs.look(ticket, Patience::Waits), Some(7));
     }
 }
 
@@ -101,15 +102,15 @@ fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
 fn a_thread_is_made_for_each_job_that_nobody_is_there_for() {
     let jobs = JobQueue::default();
     assert_eq!((jobs.hire(0, 3, 0), jobs.hire(1, 3, 0), jobs.hire(1, 3, 0)), (None, Some(1), None));
-    jobs.place(high(1), true).unwrap();
+    jobs.place(high(1), Poster::Waits).unwrap();
     assert_eq!(jobs.hire(0, 3, 0), None, "one has nothing to do");
-    jobs.place(high(2), true).unwrap();
+    jobs.place(high(2), Poster::Waits).unwrap();
     assert_eq!(jobs.hire(0, 3, 0), Some(2), "though it has not come yet");
     jobs.not_made(7);
     assert_eq!((jobs.threads(), jobs.hire(0, 3, 7), jobs.hire(0, 3, 6 + AGAIN)), ((1, 0), None, None));
     assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(3), None));
-    jobs.place(high(3), true).unwrap();
-    jobs.place(high(4), true).unwrap();
+    jobs.place(high(3), Poster::Waits).unwrap();
+    jobs.place(high(4), Poster::Waits).unwrap();
     assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(4), None), "there are enough");
 }
 
@@ -117,7 +118,7 @@ fn a_thread_is_made_for_each_job_that_nobody_is_there_for() {
 fn no_more_are_made_while_too_many_do_not_come_back() {
     let jobs = JobQueue::default();
     for number in 1..=MOST_LOST {
-        jobs.place(high(1), true).unwrap();
+        jobs.place(high(1), Poster::Waits).unwrap();
         assert_eq!((jobs.hire(0, 4, 0), jobs.took(number)), (Some(number), Some(high(1))));
         jobs.write_off(number, |_| ());
     }
@@ -132,13 +133,13 @@ fn no_more_are_made_while_too_many_do_not_come_back() {
 fn one_pass_for_a_node_is_under_way_and_it_is_known_when_none_is() {
     let jobs = JobQueue::with(2);
     let (mut idle, mut again) = (0, 0);
-    jobs.place(ReclaimJob::Node(0), false).unwrap();
+    jobs.place(ReclaimJob::Node(0), Poster::Leaves).unwrap();
     assert_eq!(jobs.took(1), Some(ReclaimJob::Node(0)));
-    jobs.place(ReclaimJob::Node(0), false).unwrap();
+    jobs.place(ReclaimJob::Node(0), Poster::Leaves).unwrap();
     assert_eq!((jobs.took(2), jobs.count()), (None, (0, 1)));
     jobs.write_off(1, |_| idle += 1);
     assert_eq!(idle, 1);
-    jobs.place(ReclaimJob::Node(0), false).unwrap();
+    jobs.place(ReclaimJob::Node(0), Poster::Leaves).unwrap();
     assert_eq!(jobs.took(2), Some(ReclaimJob::Node(0)));
     jobs.end(1, |_| again += 1);
     jobs.finish(2, 0, |_| idle += 1);
@@ -148,10 +149,10 @@ fn one_pass_for_a_node_is_under_way_and_it_is_known_when_none_is() {
 #[test]
 fn the_oldest_job_is_done_first_wherever_it_lies() {
     let jobs = JobQueue::with(1);
-    let tickets = [1, 2, 3].map(|number| jobs.place(high(number), true).unwrap());
-    assert_eq!(jobs.look(tickets[0], true), Some(0));
-    assert_eq!(jobs.place(high(4), true), Some(tickets[0]), "in the place of the first");
-    jobs.place(high(3), true).unwrap();
+    let tickets = [1, 2, 3].map(|number| jobs.place(high(number), Poster::Waits).unwrap());
+    assert_eq!(jobs.look(tickets[0], Patience::GivesUp), Some(0));
+    assert_eq!(jobs.place(high(4), Poster::Waits), Some(tickets[0]), "in the place of the first");
+    jobs.place(high(3), Poster::Waits).unwrap();
     for number in [2, 3, 4] {
         assert_eq!(jobs.took(1), Some(high(number)));
         jobs.done(1, 1);
@@ -161,9 +162,9 @@ fn the_oldest_job_is_done_first_wherever_it_lies() {
 #[test]
 fn what_somebody_wants_who_does_not_wait_stays_when_others_give_up_and_when_a_reclaimer_does_not_come_back() {
     let jobs = JobQueue::with(2);
-    let ticket = jobs.place(bytes(20), true).unwrap();
-    assert_eq!(jobs.place(bytes(10), false), Some(ticket));
-    assert_eq!((jobs.look(ticket, true), jobs.count()), (Some(0), (1, 0)));
+    let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
+    assert_eq!(jobs.place(bytes(10), Poster::Leaves), Some(ticket));
+    assert_eq!((jobs.look(ticket, Patience::GivesUp), jobs.count()), (Some(0), (1, 0)));
     assert_eq!(jobs.took(1), Some(BOTH));
     jobs.write_off(1, |_| ());
     assert_eq!(jobs.took(2), Some(BOTH));
@@ -174,26 +175,26 @@ fn what_somebody_wants_who_does_not_wait_stays_when_others_give_up_and_when_a_re
 #[test]
 fn a_child_has_no_jobs_and_no_reclaimers_and_its_parents_end() {
     let jobs = JobQueue::with(2);
-    let ticket = jobs.place(bytes(20), true).unwrap();
+    let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!(jobs.took(1), Some(bytes(20)));
     jobs.write_off(1, |_| ());
     assert_eq!(jobs.took(2), Some(bytes(20)));
     jobs.forget_all();
-    assert_eq!((jobs.threads(), jobs.look(ticket, false)), ((0, 0), Some(0)));
+    assert_eq!((jobs.threads(), jobs.look(ticket, Patience::Waits)), ((0, 0), Some(0)));
     for number in [1, 2] {
         jobs.end(number, |_| panic!("it has nothing"));
         jobs.write_off(number, |_| panic!("it has nothing"));
         jobs.finish(number, 1, |_| panic!("it has nothing"));
         assert_eq!((jobs.take(number), jobs.threads()), (Next::End, (0, 0)));
     }
-    jobs.place(bytes(20), true).unwrap();
+    jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!((jobs.hire(0, 4, 0), jobs.took(3)), (Some(3), Some(bytes(20))));
 }
 
 #[test]
 fn dismissed_reclaimers_end_and_none_is_hired() {
     let jobs = JobQueue::with(2);
-    jobs.place(bytes(20), true).unwrap();
+    jobs.place(bytes(20), Poster::Waits).unwrap();
     let posts = jobs.posts();
     jobs.dismiss();
     assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
@@ -207,7 +208,7 @@ fn dismissed_reclaimers_end_and_none_is_hired() {
 #[test]
 fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
     let jobs = JobQueue::with(2);
-    let ticket = jobs.place(bytes(20), true).unwrap();
+    let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!(jobs.took(1), Some(bytes(20)));
     let posts = jobs.posts();
     std::thread::scope(|scope| {
@@ -225,7 +226,7 @@ fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
         assert_eq!(idle.join().unwrap(), bytes(20));
     });
     jobs.done(2, 7);
-    assert_eq!(jobs.look(ticket, false), Some(7));
+    assert_eq!(jobs.look(ticket, Patience::Waits), Some(7));
 }
 
 /// Other jobs do not take the places of requests, and each server that finds another request
@@ -233,7 +234,7 @@ fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
 #[test]
 fn requests_have_room_of_their_own_and_one_more_waits_to_be_taken() {
     let jobs = JobQueue::with(2);
-    (0..JOBS).for_each(|at| _ = jobs.place(high(at as u64), true).unwrap());
+    (0..JOBS).for_each(|at| _ = jobs.place(high(at as u64), Poster::Waits).unwrap());
     assert!(!jobs.post(ReclaimJob::Node(0)), "it is full");
     for _ in 0..3 {
         assert!(jobs.post(ReclaimJob::Requests));
@@ -258,16 +259,19 @@ fn requests_have_room_of_their_own_and_one_more_waits_to_be_taken() {
 fn there_are_only_so_many_jobs_and_who_gives_up_makes_room() {
     let jobs = JobQueue::default();
     let tickets: [Ticket; JOBS] = core::array::from_fn(|at| {
-        let ticket = jobs.place(high(at as u64), true).unwrap();
-        assert_eq!(jobs.place(high(at as u64), true), Some(ticket), "shares");
+        let ticket = jobs.place(high(at as u64), Poster::Waits).unwrap();
+        assert_eq!(jobs.place(high(at as u64), Poster::Waits), Some(ticket), "shares");
         ticket
     });
-    assert_eq!((jobs.place(ReclaimJob::Node(0), false), jobs.place(ReclaimJob::Node(0), true)), (None, None));
+    assert_eq!(
+        (jobs.place(ReclaimJob::Node(0), Poster::Leaves), jobs.place(ReclaimJob::Node(0), Poster::Waits)),
+        (None, None)
+    );
     let dones = jobs.dones();
-    assert_eq!((jobs.look(tickets[3], true), jobs.dones()), (Some(0), dones), "another one waits for it");
-    assert_eq!(jobs.look(tickets[3], true), Some(0));
+    assert_eq!((jobs.look(tickets[3], Patience::GivesUp), jobs.dones()), (Some(0), dones), "another one waits for it");
+    assert_eq!(jobs.look(tickets[3], Patience::GivesUp), Some(0));
     assert_ne!(jobs.dones(), dones, "who waits for room is not told");
-    assert_eq!(jobs.place(ReclaimJob::Node(0), true), Some(tickets[3]));
+    assert_eq!(jobs.place(ReclaimJob::Node(0), Poster::Waits), Some(tickets[3]));
     jobs.forget_all();
     assert_eq!(jobs.count(), (0, 0));
 }

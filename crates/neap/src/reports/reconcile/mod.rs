@@ -115,11 +115,11 @@ impl<P: Platform> Mm<P> {
         books
     }
 
-    /// Returns the counters for another process. Includes the sums of charged allocations if that
-    /// takes some milliseconds at most. Never in a `call` of the program, which must not wait.
-    pub(crate) fn books_for_others(&self, call: bool) -> Books {
+    /// Returns the counters, with the sums of charged allocations if these take some milliseconds
+    /// at most.
+    pub(crate) fn books_with_payers(&self) -> Books {
         let mut books = self.books();
-        if !call && books.believed[Source::Slabs as usize] <= SOON_DONE {
+        if books.believed[Source::Slabs as usize] <= SOON_DONE {
             self.count_payable(&mut books, FEW_LOOKS);
         }
         books
