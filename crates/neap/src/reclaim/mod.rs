@@ -281,7 +281,7 @@ impl<'a> Builder<'a> {
         // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
         // and do not unwind: promised to the public functions, or by `register`.
         let shrinker = unsafe { reclaiming.prepare(&spec) }.map(Shrinker)?;
-        reclaiming.set_budget(shrinker.0, budget);
+        reclaiming.reclaim.shrinkers.set_budget(shrinker.0, budget);
         Ok(shrinker)
     }
 }
@@ -293,7 +293,7 @@ impl<'a> Builder<'a> {
 /// to the group it is asked for no other.
 fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> Result<(), ShrinkerError> {
     let reclaiming = here()?;
-    group.filter(|_| belongs).inspect(|group| reclaiming.belongs_to(id, group.id()));
+    group.filter(|_| belongs).inspect(|group| reclaiming.reclaim.shrinkers.belongs_to(id, group.id()));
     // A group that was just deleted has the root as its heir, if no other.
     let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
     let nodes = if by_node { reclaiming.nodes() } else { 1 };
@@ -345,7 +345,9 @@ pub fn unregister(id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
 /// # Errors
 /// [`ShrinkerError::InCallback`]; [`ShrinkerError::Fence`].
 pub fn synchronize() -> Result<(), ShrinkerError> {
-    PROCESS.reclaiming_if_made().map_or(Ok(()), |reclaiming| reclaiming.synchronize())
+    PROCESS
+        .reclaiming_if_made()
+        .map_or(Ok(()), |reclaiming| reclaiming.reclaim.shrinkers.synchronize(reclaiming.source()))
 }
 
 /// Asks a group, and all below it, for `bytes` bytes, for at most `time`. Shrinkers are called in
@@ -381,6 +383,6 @@ pub fn each_shrinker(each: impl FnMut(&Report)) {
 /// remembered.
 pub fn each_culprit(each: impl FnMut(Culprit)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
-        reclaiming.each_culprit(each);
+        reclaiming.reclaim.watchdog.each_culprit(each);
     }
 }

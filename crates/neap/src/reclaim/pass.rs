@@ -293,7 +293,7 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
     }
 
     fn used(&self, top: GroupId) -> [u64; 2] {
-        self.measures(top, || self.reclaiming.used(top))
+        self.measures(top, || self.reclaiming.groups().used(self.reclaiming.source(), top).ok())
     }
 
     fn charged(&self, top: GroupId) -> [u64; 2] {
@@ -310,7 +310,7 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
 
     fn has_enough(&self) -> bool {
         let pages = &self.reclaiming.source().core().objects.pages;
-        self.request.is_some_and(|request| self.reclaiming.needs(&request) == 0)
+        self.request.is_some_and(|request| self.reclaiming.groups().needs(self.reclaiming.source(), &request) == 0)
             || self.node.is_some_and(|node| self.reclaiming.inside(|| pages.shortage(node).pages == 0))
     }
 

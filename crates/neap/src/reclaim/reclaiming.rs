@@ -14,11 +14,11 @@ use crate::reclaim::builtin_shrinkers;
 use crate::state::reclaim::Reclaim;
 use core::ptr::NonNull;
 use neap_base::Platform;
-use neap_groups::{Bound, Due, GroupId, GroupSlot, Groups, Info, Request};
+use neap_groups::{Bound, GroupId, GroupSlot, Groups, Info};
 use neap_objects::size_class::Class;
 use neap_os::{clock, stack};
 use neap_percpu::Host as _;
-use neap_reclaim::reclaim::{Culprit, Misbehaviour};
+use neap_reclaim::reclaim::Misbehaviour;
 use neap_reclaim::{Host, Report, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered};
 
 /// Alignment of tables, in bytes.
@@ -158,10 +158,6 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.clock.read(clock::precise)
     }
 
-    pub(crate) fn used(&self, group: GroupId) -> Option<u64> {
-        self.grouped.used(group).ok()
-    }
-
     /// Bytes charged to a group and those below it, with stocks and cached objects.
     pub(crate) fn charged(&self, group: GroupId) -> Option<u64> {
         self.groups().usage(self.source(), group).ok()
@@ -181,46 +177,6 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         chain.filter(|info| info.charged > info.bounds[Bound::High as usize])
     }
 
-    /// Bytes by which a group is above its `max`.
-    pub(crate) fn excess(&self, group: GroupId) -> u64 {
-        self.groups().excess(self.source(), group)
-    }
-
-    /// [`Groups::ask_for`].
-    pub(crate) fn ask_for(&self, group: GroupId, bytes: u64) {
-        self.groups().ask_for(self.source(), group, bytes);
-    }
-
-    /// [`Groups::take_request`].
-    pub(crate) fn take_request(&self, server: u32) -> Due {
-        self.groups().take_request(self.source(), server)
-    }
-
-    /// [`Groups::look_for_request`].
-    pub(crate) fn look_for_request(&self) -> Due {
-        self.groups().look_for_request(self.source())
-    }
-
-    /// [`Groups::needs`].
-    pub(crate) fn needs(&self, request: &Request) -> u64 {
-        self.groups().needs(self.source(), request)
-    }
-
-    /// [`Groups::served`].
-    pub(crate) fn served(&self, request: &Request, server: u32) {
-        self.groups().served(self.source(), request, server);
-    }
-
-    /// [`Groups::wake`].
-    pub(crate) fn wake_waiters(&self) {
-        self.groups().wake(self.source());
-    }
-
-    /// [`Groups::leave_request`]. Inside the gate.
-    pub(crate) fn leave_request(&self, server: u32) {
-        self.groups().leave_request(server);
-    }
-
     /// Number of nodes.
     pub(crate) fn nodes(&self) -> u32 {
         self.source().platform().nodes() as u32
@@ -237,16 +193,6 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         // SAFETY: the callbacks may be called with `data` by any threads until the end of the
         // shrinker, and do not unwind (the caller's promise).
         unsafe { self.reclaim.shrinkers.prepare(self.source(), spec) }
-    }
-
-    /// [`Shrinkers::belongs_to`].
-    pub fn belongs_to(&self, id: ShrinkerId, group: GroupId) {
-        self.reclaim.shrinkers.belongs_to(id, group);
-    }
-
-    /// [`Shrinkers::set_budget`].
-    pub fn set_budget(&self, id: ShrinkerId, nanoseconds: u64) {
-        self.reclaim.shrinkers.set_budget(id, nanoseconds);
     }
 
     /// Starts a shrinker ([`Shrinkers::start`]), and makes neap's thread and a reclaimer if it can.
@@ -274,14 +220,6 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.shrinkers.unregister(self.source(), id).inspect(|_| self.reclaim.watchdog.forget(id.to_bits()))
     }
 
-    /// [`Shrinkers::synchronize`].
-    ///
-    /// # Errors
-    /// Those of [`Shrinkers::synchronize`].
-    pub fn synchronize(&self) -> Result<(), ShrinkerError> {
-        self.reclaim.shrinkers.synchronize(self.source())
-    }
-
     /// Marks a shrinker for the group, or its heir, on a node ([`Shrinkers::mark`]). Returns
     /// `false` if there is neither.
     pub fn mark(&self, id: ShrinkerId, group: GroupId, node: u32) -> bool {
@@ -295,11 +233,6 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// [`Shrinkers::each`].
     pub fn each(&self, each: impl FnMut(&Report)) {
         self.reclaim.shrinkers.each(each);
-    }
-
-    /// Calls `each` with the records of blamed shrinkers.
-    pub fn each_culprit(&self, each: impl FnMut(Culprit)) {
-        self.reclaim.watchdog.each_culprit(each);
     }
 
     /// Calls `each` with the groups and nodes that a shrinker is marked for, and its deferred work
@@ -327,11 +260,6 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// [`Passes::counts`](neap_reclaim::reclaim::Passes::counts).
     pub fn passes(&self) -> [[u64; 5]; 2] {
         self.reclaim.passes.counts()
-    }
-
-    /// How often shrinkers were blamed so far, by [`Misbehaviour`].
-    pub fn blames(&self) -> [u32; Misbehaviour::ALL.len()] {
-        self.reclaim.watchdog.counts()
     }
 
     /// Blames a shrinker, which is not called for some time then.

@@ -82,11 +82,11 @@ impl<P: Platform> Core<P> {
             return Some(had);
         }
         if matches!(manner, Manner::Post | Manner::Quiet) {
-            reclaiming.ask_for(group, bytes);
+            reclaiming.groups().ask_for(reclaiming.source(), group, bytes);
             return None;
         }
         // The excess over the limit is missing once, however many threads wait for it.
-        let missing = bytes.saturating_sub(reclaiming.excess(group));
+        let missing = bytes.saturating_sub(reclaiming.groups().excess(reclaiming.source(), group));
         match self.ask_reclaimers(mm, reclaiming, ReclaimJob::Group(group, missing), Some(PATIENCE)) {
             Some(bytes) => Some(bytes.max(had)),
             // The pass goes on. What it has freed so far is reason enough for the charge to ask
@@ -221,7 +221,7 @@ impl<P: Platform> Core<P> {
         let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
         let replace = |overdue: Overdue| {
             if overdue.reclaimer > 0 {
-                reclaiming.leave_request(overdue.reclaimer);
+                reclaiming.groups().leave_request(overdue.reclaimer);
                 jobs.write_off(overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
             }
         };
@@ -280,7 +280,9 @@ impl<P: Platform> Core<P> {
         self.watch(reclaiming, None);
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
         // Also for requests that were handed back, or found no reclaimer when they were posted.
-        if self.may_have_reclaimers(mm) && matches!(reclaiming.look_for_request(), Due::Now(_)) {
+        if self.may_have_reclaimers(mm)
+            && matches!(reclaiming.groups().look_for_request(reclaiming.source()), Due::Now(_))
+        {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
         }
     }
@@ -317,7 +319,7 @@ impl<P: Platform> Mm<P> {
             let aim = match reclaiming.inside(|| jobs.take(number)) {
                 Next::Job(aim) => aim,
                 Next::Nothing(idle) => {
-                    match reclaiming.look_for_request() {
+                    match reclaiming.groups().look_for_request(reclaiming.source()) {
                         Due::Now(_) => _ = reclaiming.inside(|| jobs.post(ReclaimJob::Requests)),
                         Due::In(nanoseconds) => jobs.sleep(idle, Some(nanoseconds)),
                         Due::Nothing => jobs.sleep(idle, None),
@@ -352,7 +354,7 @@ impl<P: Platform> Core<P> {
         let something = |got: Got| got.bytes.max(u64::from(got.is_something()));
         match aim {
             ReclaimJob::Group(group, bytes) => {
-                let bytes = bytes.saturating_add(reclaiming.excess(group));
+                let bytes = bytes.saturating_add(reclaiming.groups().excess(reclaiming.source(), group));
                 let bytes = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
                 run(group, bytes, Purpose::Charges, None).map(something)
             }
@@ -386,15 +388,17 @@ impl<P: Platform> Core<P> {
                 scanned.map_or(Ran::of(0), |ran| ran.map(|visited| visited.freed.saturating_add(1)))
             }
             ReclaimJob::Requests => {
-                let Due::Now(request) = reclaiming.take_request(number) else { return Ran::of(0) };
+                let Due::Now(request) = reclaiming.groups().take_request(reclaiming.source(), number) else {
+                    return Ran::of(0);
+                };
                 // A further request is for another reclaimer.
-                if matches!(reclaiming.look_for_request(), Due::Now(_)) {
+                if matches!(reclaiming.groups().look_for_request(reclaiming.source()), Due::Now(_)) {
                     self.call_servers(mm, Manner::Wait);
                 }
                 let ran = self.serve(reclaiming, &request, deadline, number);
-                reclaiming.served(&request, number);
+                reclaiming.groups().served(reclaiming.source(), &request, number);
                 // This thread holds no lock. Ticks notify listeners, since these may take long.
-                reclaiming.wake_waiters();
+                reclaiming.groups().wake(reclaiming.source());
                 ran
             }
             ReclaimJob::Node(node) => {
@@ -419,7 +423,7 @@ impl<P: Platform> Core<P> {
         let top = request.group;
         // Unused stock goes first, and may be all that is needed.
         reclaiming.drain(top);
-        let needs = reclaiming.needs(request);
+        let needs = reclaiming.groups().needs(reclaiming.source(), request);
         if needs == 0 || !reclaiming.has_shrinkers_below(top) {
             return Ran::of(0);
         }

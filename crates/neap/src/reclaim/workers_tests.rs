@@ -309,6 +309,6 @@ fn a_callback_is_not_blamed_for_a_gate_that_is_closed() {
     let data = core::ptr::from_ref(&*mm).cast_mut().cast();
     let id = register(&reclaiming, &Spec { count: count_while_somebody_forks, data, ..spec(&objects) });
     assert_eq!((reclaiming.count(id, GroupId::ROOT, 0), LOCKED_OUT.load(Relaxed)), (Some(0), 1));
-    assert_eq!(reclaiming.blames(), [0; 3]);
+    assert_eq!(reclaiming.reclaim.watchdog.counts(), [0; 3]);
     close(mm);
 }

@@ -101,7 +101,7 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
     });
     if next == u64::MAX && skip == 0 {
         // Blamed shrinkers that are gone, as far as there is room.
-        reclaiming.each_culprit(|gone| {
+        reclaiming.reclaim.watchdog.each_culprit(|gone| {
             let mut is_there = false;
             reclaiming.each(|report| is_there |= report.id.to_bits() == gone.shrinker);
             if !is_there && draft.has_room() {
@@ -118,7 +118,7 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
     let mut head = Draft(&mut words, 0);
     head.write([1, entries, next, threads.into(), lost.into(), waits, late]);
     head.write(reclaiming.passes().into_iter().flatten());
-    head.write(reclaiming.blames().map(u64::from));
+    head.write(reclaiming.reclaim.watchdog.counts().map(u64::from));
     words
 }
 
@@ -126,7 +126,7 @@ impl<P: Platform> Reclaiming<'_, P> {
     /// Returns whether a shrinker that is marked for the group in a slot is barred now.
     pub(crate) fn is_any_barred(&self, slot: u32) -> bool {
         let (now, mut is_barred) = (self.moment(), false);
-        self.each_culprit(|culprit| {
+        self.reclaim.watchdog.each_culprit(|culprit| {
             let id = ShrinkerId::from_bits(culprit.shrinker);
             let is_marked = |node| self.reclaim.shrinkers.is_marked(id, slot, node);
             is_barred |= culprit.until > now && (0..self.nodes()).any(is_marked);
@@ -137,7 +137,7 @@ impl<P: Platform> Reclaiming<'_, P> {
 
 fn culprit<P: Platform>(reclaiming: &Reclaiming<'_, P>, is_it: impl Fn(&Culprit) -> bool) -> Option<Culprit> {
     let mut found = None;
-    reclaiming.each_culprit(|culprit| found = found.or(Some(culprit).filter(&is_it)));
+    reclaiming.reclaim.watchdog.each_culprit(|culprit| found = found.or(Some(culprit).filter(&is_it)));
     found
 }
 
