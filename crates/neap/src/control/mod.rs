@@ -408,7 +408,8 @@ mod tests {
         channel.ticket.store(1, Ordering::Release); // As an asker's.
         assert!(core.answer(&mm, ServedBy::Call));
         assert_eq!([&channel.answered, &channel.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
-        assert_eq!(reclaiming.threads(), (0, 0, 0, 0));
+        let none = crate::state::reclaim::ReclaimerCounts { working: 0, lost: 0, waits: 0, late: 0 };
+        assert_eq!(reclaiming.inside(|| reclaiming.reclaim.reclaimers()), none);
         // SAFETY: no memory of the manager is used any more.
         unsafe { mm.close() };
     }

@@ -9,6 +9,15 @@ use neap_objects::cpu_caches::CacheMode;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::topology::CpuSet;
 
+/// Contents of a CPU's stacks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CachedOn {
+    /// Bytes of objects.
+    pub(crate) bytes: u64,
+    /// Stacks in use.
+    pub(crate) stacks: u32,
+}
+
 /// Bytes of a manager by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -106,17 +115,19 @@ impl<P: Platform> Core<P> {
         let Some(head) = self.page.head() else { return };
         // Relaxed: statistics.
         head.run_bytes.store(self.run_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-        let bytes = self.objects.cpu_caches.used().iter().map(|cpu| self.cached_on(cpu).0).sum();
+        let bytes = self.objects.cpu_caches.used().iter().map(|cpu| self.cached_on(cpu).bytes).sum();
         head.stacked_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of objects on a CPU's stacks, and the number of stacks in use.
-    pub(crate) fn cached_on(&self, cpu: usize) -> (u64, u32) {
-        Class::all().fold((0, 0), |(bytes, stacks), class| {
+    /// Counts what is on a CPU's stacks.
+    pub(crate) fn cached_on(&self, cpu: usize) -> CachedOn {
+        let mut cached = CachedOn::default();
+        for class in Class::all() {
             let peek = self.objects.cpu_caches.peek(&self.objects.platform, cpu, class);
-            let here = u64::from(peek.count) * class.size() as u64;
-            (bytes + here, stacks + u32::from(peek.active))
-        })
+            cached.bytes += u64::from(peek.count) * class.size() as u64;
+            cached.stacks += u32::from(peek.active);
+        }
+        cached
     }
 
     /// Returns the numbers of one class.
@@ -185,7 +196,7 @@ impl<P: Platform> Core<P> {
         let draining = pages.travelling.saturating_sub(pages.releasing);
         // Relaxed: statistics.
         let owned = (slab_pages + u64::from(draining)) * page + self.run_bytes.load(Ordering::Relaxed);
-        let (per_cpu_bytes, per_cpu_free_bytes) = self.per_cpu.bytes();
+        let per_cpu = self.per_cpu.bytes();
         Usage {
             mapped_bytes: pages.mapped_bytes as u64,
             used_bytes: handed_out.max(in_slabs) - cached.min(handed_out.max(in_slabs)),
@@ -193,8 +204,8 @@ impl<P: Platform> Core<P> {
             stack_bytes,
             barn_bytes,
             free_bytes: u64::from(pages.backed_free + pages.listed) * page,
-            per_cpu_bytes,
-            per_cpu_free_bytes,
+            per_cpu_bytes: per_cpu.used,
+            per_cpu_free_bytes: per_cpu.free,
             owner_vectors: self.objects.vector_bytes(),
             unaccounted_bytes: handed_out.wrapping_sub(owned) as i64,
         }

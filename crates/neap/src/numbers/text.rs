@@ -5,6 +5,7 @@
 use crate::mm::{Core, Mm};
 use crate::numbers::live::PageLayout;
 use crate::numbers::sheet::Text;
+use crate::numbers::statistics::CachedOn;
 use crate::numbers::statistics::Usage;
 use crate::reports::map_report;
 use core::fmt::{self, Display, Write};
@@ -74,8 +75,8 @@ impl<P: Platform> Core<P> {
         write!(text, ",\"cpus\":")?;
         let page_lists = |cpu| self.objects.pages.listed_on(cpu).unwrap_or(0);
         let cpus = self.used_cpus().iter().map(|cpu| (cpu, self.cached_on(cpu), page_lists(cpu)));
-        let cpus = cpus.filter(|&(_, (_, stacks), pages)| stacks > 0 || pages > 0);
-        text.list(cpus, |text, (cpu, (bytes, stacks), pages)| {
+        let cpus = cpus.filter(|&(_, cached, pages)| cached.stacks > 0 || pages > 0);
+        text.list(cpus, |text, (cpu, CachedOn { bytes, stacks }, pages)| {
             let kind = kind_name(self.objects.cpu_caches.kind(&self.objects.platform, cpu));
             write!(text, "{{\"cpu\":{cpu},\"kind\":\"{kind}\",\"cached_bytes\":{bytes},")?;
             let high = self.objects.pages.list_high_on(cpu).unwrap_or(0);
@@ -144,7 +145,10 @@ impl<P: Platform> Core<P> {
         write!(text, "\"reuse\":{{\"grown\":{},", self.objects.pages.grown())?;
         write!(text, "\"sweeps\":{},\"objects\":{},", reuse.sweeps, reuse.objects)?;
         write!(text, "\"grown_in_sweeps\":{},\"released\":{}}},", reuse.grown, reuse.released)?;
-        let ((ticks, drains), (fences, skipped)) = (self.maintenance.counters(), self.objects.cpu_caches.counters());
+        // Relaxed: statistics.
+        let [ticks, drains] =
+            [&self.maintenance.ticks, &self.maintenance.drains].map(|count| count.load(Ordering::Relaxed));
+        let (fences, skipped) = self.objects.cpu_caches.counters();
         write!(text, "\"ticks\":{ticks},\"drains\":{drains},\"fences\":{fences},\"skipped\":{skipped},")?;
         write!(text, "\"busy\":{},", self.objects.busy())
     }

@@ -360,7 +360,7 @@ impl<P: Platform> Core<P> {
     fn resident_pages(&self) -> u64 {
         let pages = &self.objects.pages;
         let free: u64 = (0..pages.nodes()).map(|node| u64::from(pages.node(node).backed_free_pages())).sum();
-        let (used, spare) = self.per_cpu.bytes();
-        self.used_pages() + free + (used + spare) / pages.page_size() as u64
+        let per_cpu = self.per_cpu.bytes();
+        self.used_pages() + free + (per_cpu.used + per_cpu.free) / pages.page_size() as u64
     }
 }

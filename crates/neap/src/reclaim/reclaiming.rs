@@ -252,11 +252,6 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         }
     }
 
-    /// Number of reclaimers, of those that do not return, of waits, and of waits in vain.
-    pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
-        self.inside(|| self.reclaim.threads())
-    }
-
     /// [`Passes::counts`](neap_reclaim::reclaim::Passes::counts).
     pub fn passes(&self) -> [[u64; 5]; 2] {
         self.reclaim.passes.counts()

@@ -136,9 +136,9 @@ fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     assert!(mm.core_if_open().unwrap().recruit(&mm, &reclaiming, 1));
     assert_eq!((mm.group_of_thread(), groups.used(group)), (Some(group), Ok(4096)));
     mm.leave(before);
-    let (threads, _, waits, _) = reclaiming.threads();
-    assert_eq!((ALLOCATED.load(Relaxed), threads), (2, 1));
-    assert_eq!(waits, 0, "what the thread was made with waited for it");
+    let reclaimers = reclaiming.inside(|| reclaiming.reclaim.reclaimers());
+    assert_eq!((ALLOCATED.load(Relaxed), reclaimers.working), (2, 1));
+    assert_eq!(reclaimers.waits, 0, "what the thread was made with waited for it");
     close(mm);
 }
 
@@ -158,7 +158,7 @@ fn without_a_thread_nobody_waits_and_it_is_not_tried_at_once_again() {
     assert_eq!(REFUSED.load(Relaxed), 1);
     let aim = ReclaimJob::Group(GroupId::ROOT, 1);
     (0..10).for_each(|_| assert_eq!(core.ask_reclaimers(&mm, &reclaiming, aim, Some(1000 * SECOND)), None));
-    assert_eq!((REFUSED.load(Relaxed), reclaiming.threads().0), (1, 0));
+    assert_eq!((REFUSED.load(Relaxed), reclaiming.inside(|| reclaiming.reclaim.reclaimers()).working), (1, 0));
     close(mm);
 }
 
@@ -202,7 +202,7 @@ fn calls_make_no_reclaimer_and_the_thread_does() {
     reclaiming.reclaim.forget_others();
     assert!(reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Group(GroupId::ROOT, 1))));
     let made = MADE.load(Relaxed);
-    let ticks = || core.maintenance.counters().0;
+    let ticks = || core.maintenance.ticks.load(Relaxed);
     let runs: Vec<*mut u8> = (0..1000).map(|_| mm.allocate(100 << 10)).collect();
     for run in runs {
         core.objects.platform.advance(SECOND);
@@ -283,7 +283,10 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     mm.close_for_fork(&|looks| looks < 10);
     mm.reopen_in_child();
     assert!(!core.objects.pages.is_reclaiming());
-    assert_eq!((reclaiming.inside(|| jobs.take(1)), reclaiming.threads().0), (Next::End, 0));
+    assert_eq!(
+        (reclaiming.inside(|| jobs.take(1)), reclaiming.inside(|| reclaiming.reclaim.reclaimers()).working),
+        (Next::End, 0)
+    );
     close(mm);
 }
 

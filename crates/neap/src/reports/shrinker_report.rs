@@ -23,6 +23,7 @@
 //!    for each its id, the node, and deferred work.
 
 use crate::reclaim::reclaiming::Reclaiming;
+use crate::state::reclaim::ReclaimerCounts;
 use neap_base::Platform;
 use neap_groups::{GroupId, LONGEST_NAME};
 use neap_reclaim::reclaim::{Culprit, Misbehaviour};
@@ -114,9 +115,9 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
             }
         });
     }
-    let (threads, lost, waits, late) = reclaiming.threads();
+    let ReclaimerCounts { working, lost, waits, late } = reclaiming.inside(|| reclaiming.reclaim.reclaimers());
     let mut head = Draft(&mut words, 0);
-    head.write([1, entries, next, threads.into(), lost.into(), waits, late]);
+    head.write([1, entries, next, working.into(), lost.into(), waits, late]);
     head.write(reclaiming.passes().into_iter().flatten());
     head.write(reclaiming.reclaim.watchdog.counts().map(u64::from));
     words

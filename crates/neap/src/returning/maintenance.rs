@@ -97,21 +97,18 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Bytes that are resident and in use, in caches or not, and bytes that are free as pages.
-    fn used_and_free(&self) -> (u64, u64) {
+    /// Bytes that are resident in free pages.
+    fn free_bytes(&self) -> u64 {
         let statistics = self.objects.pages.statistics();
         let page_size = self.objects.pages.page_size() as u64;
-        let (per_cpu, per_cpu_free) = self.per_cpu.bytes();
-        let free = u64::from(statistics.backed_free + statistics.listed) * page_size + per_cpu_free;
-        let used = u64::from(statistics.used.saturating_sub(statistics.listed)) * page_size + per_cpu;
-        (used, free)
+        u64::from(statistics.backed_free + statistics.listed) * page_size + self.per_cpu.bytes().free
     }
 
     /// Whether the free resident pages do not exceed what the program keeps.
     fn keeps_all(&self) -> bool {
         // Relaxed: a number that publishes no other data.
         let kept = self.maintenance.kept.load(Ordering::Relaxed);
-        kept > 0 && (kept == u64::MAX || self.used_and_free().1 <= kept)
+        kept > 0 && (kept == u64::MAX || self.free_bytes() <= kept)
     }
 
     /// Makes one tick: groups, reclaim, then memory.
@@ -192,7 +189,7 @@ impl<P: Platform> Core<P> {
         let spend = |pages: u32| room.set(room.get().saturating_sub(u64::from(pages) * page_size));
         spend(holes.released);
         // Ticks within calls leave the pages that calls have learned to keep.
-        let spare = if most == u64::MAX { most } else { self.used_and_free().1.saturating_sub(self.in_call.kept()) };
+        let spare = if most == u64::MAX { most } else { self.free_bytes().saturating_sub(self.in_call.kept()) };
         let pages = u32::try_from(room.get().min(spare) / page_size).unwrap_or(u32::MAX);
         if room.get().min(spare) < IN_CALL / 4 && !held() {
             self.offer_kept();

@@ -13,6 +13,7 @@ use neap_objects::size_class::{CLASSES, Class};
 #[derive(Debug)]
 pub(crate) struct Maintenance {
     pub(crate) ticks: AtomicU64,
+    /// CPUs that ticks drained.
     pub(crate) drains: AtomicU64,
     /// Time of the last tick, in the platform's nanoseconds.
     pub(crate) last: AtomicU64,
@@ -75,11 +76,6 @@ impl Maintenance {
     pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
         let length = platform.cpus() * CLASSES * size_of::<Peek>();
         (self.memory, length.next_multiple_of(platform.page_size()))
-    }
-
-    /// Number of ticks, and of drained CPUs.
-    pub(crate) fn counters(&self) -> (u64, u64) {
-        (self.ticks.load(Ordering::Relaxed), self.drains.load(Ordering::Relaxed))
     }
 
     /// Bytes of free pages that the program keeps resident.

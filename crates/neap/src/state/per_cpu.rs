@@ -7,6 +7,15 @@ use neap_objects::verify::Finding;
 use neap_os::topology::MAX_CPUS;
 use neap_percpu::{PerCpuData, Shape, Tick};
 
+/// Bytes of resident memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ResidentBytes {
+    /// Of pages that hold data.
+    pub(crate) used: u64,
+    /// Of the other ones.
+    pub(crate) free: u64,
+}
+
 /// Bytes of address space for each CPU where address space is scarce, and the least to try where
 /// the system refuses more.
 pub(crate) const SCARCE_SPAN: usize = 16 << 20;
@@ -69,10 +78,10 @@ impl Place {
         self.get().map_or(Tick::default(), |data| data.release_all(platform, stop))
     }
 
-    /// Bytes of pages that hold data, and of populated pages that do not. Inside the gate.
-    pub(crate) fn bytes(&self) -> (u64, u64) {
+    /// Bytes of its populated pages. Inside the gate.
+    pub(crate) fn bytes(&self) -> ResidentBytes {
         let (used, free) = self.get().map_or((0, 0), PerCpuData::populated_bytes);
-        (used as u64, free as u64)
+        ResidentBytes { used: used as u64, free: free as u64 }
     }
 
     /// Verifies its counters.

@@ -43,11 +43,11 @@ impl Reclaim {
         }
     }
 
-    /// Number of working threads, of threads that were written off and have not returned, of waits,
-    /// and of waits in vain. Inside the gate.
-    pub(crate) fn threads(&self) -> (u32, u32, u64, u64) {
-        let (threads, lost) = self.jobs.threads();
-        (threads, lost, self.waits.load(Ordering::Relaxed), self.late.load(Ordering::Relaxed))
+    /// Counts reclaimers, and waits for them. Inside the gate.
+    pub(crate) fn reclaimers(&self) -> ReclaimerCounts {
+        let (working, lost) = self.jobs.threads();
+        let [waits, late] = [&self.waits, &self.late].map(|count| count.load(Ordering::Relaxed));
+        ReclaimerCounts { working, lost, waits, late }
     }
 
     /// Ends every reclaimer at its next look for a job, and prevents new ones. Inside the gate.
@@ -60,6 +60,17 @@ impl Reclaim {
         self.watchdog.forget_others();
         self.jobs.forget_all();
     }
+}
+
+/// Numbers of reclaimers, and of waits for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReclaimerCounts {
+    pub(crate) working: u32,
+    /// Written off, and not returned.
+    pub(crate) lost: u32,
+    pub(crate) waits: u64,
+    /// Waits in vain.
+    pub(crate) late: u64,
 }
 
 /// How a charging thread has callbacks run.
