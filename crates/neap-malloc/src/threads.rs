@@ -26,7 +26,7 @@ type Create = unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, *mut
 type Start = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void) -> c_int;
 
 /// The next definition of a function, kept in `found`; null if there is none.
-fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
+pub(crate) fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     // Relaxed: the address of code that was loaded before.
     let mut address = found.load(Ordering::Relaxed);
     if address.is_null() {

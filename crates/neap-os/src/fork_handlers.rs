@@ -20,7 +20,7 @@ pub unsafe fn register(prepare: Handler, parent: Handler, child: Handler) -> i32
     unsafe { register_in(prepare, parent, child) }
 }
 
-#[cfg(target_env = "gnu")]
+#[cfg(not(all(target_env = "musl", target_feature = "crt-static")))]
 #[inline(always)]
 unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 {
     use core::ffi::c_void;
@@ -42,7 +42,7 @@ unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 
     }
 }
 
-#[cfg(not(target_env = "gnu"))]
+#[cfg(all(target_env = "musl", target_feature = "crt-static"))]
 unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 {
     unsafe extern "C" {
         safe fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> i32;

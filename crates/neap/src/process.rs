@@ -24,7 +24,8 @@ use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Linux};
 use neap_os::fatal::{say, say_if_heard};
 use neap_os::own_thread::{self, End};
-use neap_os::{environment, fork_handlers, stack, stdio_lock, thread};
+use neap_os::stdio_lock::StreamsLock;
+use neap_os::{environment, fork_handlers, stack, thread};
 
 /// The process's memory manager.
 pub static PROCESS: OnPages<Mm<Linux>> =
@@ -44,6 +45,11 @@ impl<T> Deref for OnPages<T> {
     fn deref(&self) -> &T {
         &self.0
     }
+}
+
+/// The lock that a fork takes before it stops allocations; see [`stdio_lock`](neap_os::stdio_lock).
+pub fn streams() -> &'static StreamsLock {
+    &PROCESS.of_process.streams
 }
 
 /// Looks at the gate in two or three seconds, after which fork reports the thread that it waits
@@ -182,7 +188,7 @@ extern "C" fn before_fork() {
 
 /// Closes streams, gate and sequences.
 fn close_all() {
-    stdio_lock::lock();
+    streams().lock();
     PROCESS.close_for_fork(&|looks| {
         if PROCESS.gate.is_wait_vain() {
             return looks < LOOKS_IN_VAIN;
@@ -198,11 +204,11 @@ fn close_all() {
 
 extern "C" fn after_fork_in_parent() {
     if PROCESS.reopen_after_fork() {
-        stdio_lock::unlock();
+        streams().unlock();
     }
 }
 
 extern "C" fn after_fork_in_child() {
     PROCESS.reopen_in_child();
-    stdio_lock::forget();
+    streams().forget();
 }

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::AtomicU32;
 use neap_os::own_thread::Functions;
+use neap_os::stdio_lock::StreamsLock;
 
 /// State of the process's manager alone.
 #[derive(Debug)]
@@ -10,10 +11,12 @@ pub(crate) struct OfProcess {
     pub(crate) functions: Functions,
     /// The key plus one; 0 for none.
     pub(crate) key: AtomicU32,
+    /// The lock that a fork takes before it closes the gate.
+    pub(crate) streams: StreamsLock,
 }
 
 impl OfProcess {
     pub(crate) const fn new() -> OfProcess {
-        OfProcess { functions: Functions::new(), key: AtomicU32::new(0) }
+        OfProcess { functions: Functions::new(), key: AtomicU32::new(0), streams: StreamsLock::new() }
     }
 }
