@@ -12,6 +12,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifndef __GLIBC__
+/* Functions that musl lacks, with their constants. A preloaded library that has them serves the
+ * program. */
+__asm__(".weak malloc_trim, mallopt, pvalloc, __libc_malloc, __libc_calloc, __libc_realloc, __libc_free, __libc_memalign, "
+        "__libc_valloc, __libc_pvalloc");
+int malloc_trim(size_t);
+int mallopt(int, int);
+void *pvalloc(size_t);
+enum { M_TRIM_THRESHOLD = -1, M_MMAP_THRESHOLD = -3, M_MMAP_MAX = -4, M_PERTURB = -6, M_ARENA_MAX = -8 };
+#endif
+
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \

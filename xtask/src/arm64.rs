@@ -9,6 +9,7 @@ use anyhow::Result;
 use crate::process::run;
 use crate::programs::{self, Left};
 use crate::report::Report;
+use crate::smoke::DEFAULT;
 use crate::target::Target;
 use crate::{fast_path, layout, symbols, tidy};
 
@@ -72,11 +73,11 @@ pub(crate) fn test() -> Result<()> {
         arguments.extend(["--skip", name]);
     }
     report.check("unit tests of what ships", run(target.cargo(&arguments)));
-    run(target.cargo(&["build", "--release", "--package", "neap-malloc"]))?;
+    run(target.cargo_of_library())?;
     symbols::preloaded(&mut report, target)?;
     fast_path::into(&mut report, target)?;
     let scratch = layout::target().join("smoke-arm64");
     std::fs::create_dir_all(&scratch)?;
-    programs::emulated(&mut report, target, LEFT_PROGRAMS, &scratch)?;
+    programs::elsewhere(&mut report, target, LEFT_PROGRAMS, &scratch, &DEFAULT)?;
     report.close("test for arm64")
 }

@@ -12,8 +12,8 @@ use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
 use crate::target::Target;
 use crate::{
-    Skipped, arm64, audit, build, c_api, deb, dependent, docs, fast_path, layout, models, old_glibc, prometheus, smoke,
-    symbols, target, tidy, vm,
+    Skipped, arm64, audit, build, c_api, deb, dependent, docs, fast_path, layout, models, musl, old_glibc, prometheus,
+    smoke, symbols, target, tidy, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -64,6 +64,7 @@ pub(crate) fn test_command(arguments: &[String]) -> Result<()> {
     match Target::parse(arguments)? {
         (Target::Native, []) => test(),
         (Target::Arm64, []) => arm64::test(),
+        (Target::Musl, []) => musl::test(),
         (_, [extra, ..]) => bail!("`test` takes no argument but --target, and got `{extra}`"),
     }
 }
@@ -141,6 +142,7 @@ const MORE: &[Step] = &[
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
     ("old glibc", || old_glibc::check().map(|()| None)),
     ("arm64", || arm64::test().map(|()| None)),
+    ("musl", || musl::test().map(|()| None)),
     ("vm", || vm::command(&[]).map(|()| None)),
     ("vm, arm64", || vm::command(&["--target".into(), target::ARM64.into()]).map(|()| None)),
 ];

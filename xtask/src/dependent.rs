@@ -17,9 +17,8 @@ use anyhow::{Context, Result, ensure};
 use crate::install::VERSION;
 use crate::process::{capture, cargo, command, need, which};
 use crate::report::Report;
+use crate::target::MUSL;
 use crate::{layout, tidy};
-
-const MUSL: &str = "x86_64-unknown-linux-musl";
 
 /// Symbols that a C library may lack.
 const OPTIONAL: &[&str] = &["__rseq_offset", "__rseq_size", "_IO_list_lock", "_IO_list_unlock", "_IO_list_resetlock"];
@@ -79,6 +78,29 @@ pub(crate) fn command_alone() -> Result<()> {
 
 /// Builds and runs it in every way, counted in a report with other checks.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
+    let folder = prepare()?;
+    for profile in ["dev", "release", "apart"] {
+        report.check(&format!("profile {profile}"), run(&folder, profile, None));
+    }
+    musl_in(report, &folder);
+    Ok(())
+}
+
+/// Builds and runs it for musl alone, as a static program.
+pub(crate) fn for_musl(report: &mut Report) -> Result<()> {
+    musl_in(report, &prepare()?);
+    Ok(())
+}
+
+fn musl_in(report: &mut Report, folder: &Path) {
+    match musl() {
+        Ok(()) => report.check("profile release, for musl", run(folder, "release", Some(MUSL))),
+        Err(error) => report.skip("profile release, for musl", &format!("{error:#}")),
+    }
+}
+
+/// Writes the program and its packages, and returns its folder.
+fn prepare() -> Result<PathBuf> {
     need("cc", &["gcc", "libc6-dev"])?;
     need("nm", &["binutils"])?;
     let folder = layout::target().join("dependent");
@@ -90,14 +112,7 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     fs::write(folder.join("src/main.rs"), PROGRAM)?;
     // The versions of the workspace, which are downloaded already.
     fs::copy(layout::root().join("Cargo.lock"), folder.join("Cargo.lock"))?;
-    for profile in ["dev", "release", "apart"] {
-        report.check(&format!("profile {profile}"), run(&folder, profile, None));
-    }
-    match musl() {
-        Ok(()) => report.check("profile release, for musl", run(&folder, "release", Some(MUSL))),
-        Err(error) => report.skip("profile release, for musl", &format!("{error:#}")),
-    }
-    Ok(())
+    Ok(folder)
 }
 
 /// The crates that a registry would have, which are those that a program in Rust needs.

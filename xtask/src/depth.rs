@@ -86,6 +86,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     // The C library's functions of these names, and the function that makes neap's thread.
     ("neap_os::own_thread::make", OUTSIDE),
     ("neap_os::dynamic_linker::", OUTSIDE),
+    ("neap_os::rseq::own_areas::", OUTSIDE),
     ("pthread_create", OUTSIDE),
     ("thrd_create", OUTSIDE),
     ("dlopen", OUTSIDE),

@@ -52,7 +52,7 @@ fn lines(start: usize, bytes: usize) -> usize {
 pub(crate) fn into(report: &mut Report, target: Target) -> Result<()> {
     let library = target.library();
     let (limits, most) = match target {
-        Target::Native => (LIMITS, LINES),
+        Target::Native | Target::Musl => (LIMITS, LINES),
         Target::Arm64 => (LIMITS_ARM64, LINES_ARM64),
     };
     let path = library.to_string_lossy();

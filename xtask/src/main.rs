@@ -33,6 +33,7 @@ mod links;
 mod listing;
 mod manifest;
 mod models;
+mod musl;
 mod names;
 mod old_glibc;
 mod peers;
@@ -71,8 +72,8 @@ usage: cargo xtask COMMAND [arguments]
   artefacts --to FOLDER [--target TRIPLE]...
                               the files of a release from this tree, without checks
   demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap
-  test [--target aarch64-unknown-linux-gnu]
-                              cargo test, then build, symbols, smoke and c-api; or tests for arm64 under qemu-aarch64
+  test [--target aarch64-unknown-linux-gnu|x86_64-unknown-linux-musl]
+                              cargo test, then build, symbols, smoke and c-api; or tests for arm64 under qemu-aarch64, or for musl
   loom                        exhaustive interleavings of the lock protocols
   miri                        the listed tests under the interpreter that finds undefined behaviour
   symbols                     what the libraries import and export, and whether that is what neap.h declares

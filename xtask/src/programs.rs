@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 
 use crate::process::{capture, command, observe, which};
 use crate::report::Report;
-use crate::smoke::{DEFAULT, MODES, complaints, locked, plain, preload, preload_all};
+use crate::smoke::{DEFAULT, MODES, Mode, complaints, locked, plain, preload, preload_all};
 use crate::target::Target;
 use crate::{lanes, layout};
 
@@ -55,6 +55,7 @@ const PROGRAMS: &[SelfCheck] = &[
     both("namespaces.c", &[]),
     both("linker_lock.c", &["20"]),
     both("thread_storm.c", &["10000"]),
+    both("own_area.c", &[]),
     both("small_stack.c", &[]),
     both("coroutine_stack.c", &[]),
     both("dlopen_constructor.c", &[]),
@@ -161,12 +162,11 @@ pub(crate) fn into(report: &mut Report, library: &Path, scratch: &Path, chosen: 
     Ok(())
 }
 
-/// A check that an emulator cannot make, and the reason.
+/// A check that cannot be made for a target, and the reason.
 pub(crate) type Left = (&'static str, &'static str);
 
-/// Compiles the programs for another processor and runs them by its emulator, without options of
-/// neap. Skips those of `left`.
-pub(crate) fn emulated(report: &mut Report, target: Target, left: &[Left], scratch: &Path) -> Result<()> {
+/// Compiles the programs for another target and runs them in one mode. Skips those of `left`.
+pub(crate) fn elsewhere(report: &mut Report, target: Target, left: &[Left], scratch: &Path, mode: &Mode) -> Result<()> {
     let shared = Mutex::new(report);
     let library = target.library();
     lanes::each(PROGRAMS, |check| {
@@ -181,10 +181,10 @@ pub(crate) fn emulated(report: &mut Report, target: Target, left: &[Left], scrat
             passes(line, &|line| {
                 let (variable, before) = target.preload();
                 plain(line);
-                line.env(variable, format!("{before}{}", library.display()));
+                line.env(variable, format!("{before}{}", library.display())).envs(mode.variables.iter().copied());
             })
         });
-        locked(&shared).check(&format!("{} ({})", check.file, crate::target::ARM64), answer);
+        locked(&shared).check(&format!("{} ({})", check.file, mode.name), answer);
         Ok(())
     })
 }
@@ -239,7 +239,12 @@ pub(crate) fn compile_shared(target: Target, source: &Path, object: &Path, flags
 /// The compiler of a file's language.
 fn compiler(target: Target, source: &Path) -> Command {
     let cxx = source.extension().is_some_and(|extension| extension == "cpp");
-    command(&target.tool(if cxx { "g++" } else { "gcc" }), ["-O1", "-g", "-Wall"])
+    let mut compiler = command(&target.tool(if cxx { "g++" } else { "gcc" }), ["-O1", "-g", "-Wall"]);
+    if target == Target::Musl {
+        // The kernel's headers, which Debian has among those of glibc.
+        compiler.args(["-idirafter", "/usr/include", "-idirafter", "/usr/include/x86_64-linux-gnu"]);
+    }
+    compiler
 }
 
 /// Compiles one source file into `scratch` and returns the program.

@@ -29,6 +29,7 @@ const LATEST_GLIBC: [u32; 2] = [2, 17];
 /// * neap's thread uses the C library's functions for threads, which `dlsym` finds, or an older
 ///   glibc's functions that find `dlsym`.
 /// * The C library says whether there is one thread, and where it registers threads for rseq.
+/// * Threads of musl say when they end, where neap registers them itself.
 /// * Fork takes the streams' lock before the gate is closed, and registers handlers by the C
 ///   library's own name.
 const WEAK_IMPORTS: &[&str] = &[
@@ -46,6 +47,10 @@ const WEAK_IMPORTS: &[&str] = &[
     "_IO_list_unlock",
     "_IO_list_resetlock",
     "__libc_single_threaded",
+    "gnu_get_libc_version",
+    "pthread_key_create",
+    "pthread_setspecific",
+    "pthread_setcancelstate",
 ];
 
 /// Required exports: a program with neap's `free` and another `reallocarray` would crash.
@@ -137,6 +142,9 @@ fn is_required(name: &str) -> bool {
 fn import_allowed(name: &str, weak: bool) -> bool {
     is_required(name) || (weak && WEAK_IMPORTS.contains(&name))
 }
+
+/// Exports in musl alone: its flush of all streams must exclude a fork.
+const OF_MUSL: &[&str] = &["fflush"];
 
 fn of_malloc(name: &str) -> bool {
     FAMILY.contains(&name)
@@ -293,14 +301,16 @@ fn loaded(report: &mut Report, target: Target, library: &Path, malloc: bool, fun
         .map(|(_, name)| name)
         .partition(|name| name.starts_with("neap_"));
     report.check("functions of the header", same(functions, ours));
-    let exports = others.iter().copied().filter(|name| !(malloc && of_malloc(name)));
+    let is_musl = target == Target::Musl;
+    let exports =
+        others.iter().copied().filter(|name| !(malloc && (of_malloc(name) || is_musl && OF_MUSL.contains(name))));
     report.check("exports", none(exports, "exported and of no header"));
     if malloc {
         let missing = FAMILY.iter().copied().filter(|wanted| !others.contains(wanted));
         report.check("family", none(missing, "of the malloc family and not exported"));
         let sections = capture(command(&readelf, ["-SW", &path]))?;
         let zeroes = sections.contains(" .bss ").then_some("put its statics into .data");
-        if target == Target::Native {
+        if target.is_of_this_processor() {
             report.check("no .bss", none(zeroes.into_iter(), "every process that loads it has a mapping more"));
         } else {
             report.skip("no .bss", "Rust's runtime for arm64 keeps there which atomic instructions the processor has");
@@ -315,12 +325,16 @@ fn loaded(report: &mut Report, target: Target, library: &Path, malloc: bool, fun
     // After a `dlclose` its thread and its fork handlers would run in unmapped code.
     let stays = dynamic.lines().any(|line| line.contains("(FLAGS_1)") && line.contains("NODELETE"));
     report.check("stays loaded", if stays { Ok(()) } else { Err(anyhow::anyhow!("dlclose unloads it")) });
-    if target != Target::Native {
+    if !target.is_of_this_processor() {
         report.skip("unwind information, stack depths", "these checks read instructions of x86-64");
         return Ok(());
     }
     let listing = Listing::of(library)?;
     unwind::into(report, library, &listing)?;
+    if is_musl {
+        report.skip("stack depths", "the sources are those for glibc, but inlined otherwise");
+        return Ok(());
+    }
     if malloc { depth::into(report, library, &listing) } else { Ok(()) }
 }
 

@@ -1,6 +1,8 @@
-//! The processor that tests are built for: this machine's, or arm64 by a cross compiler.
+//! The processor and the C library that tests are built for: this machine's, arm64 by a cross
+//! compiler, or musl on this machine's processor.
 //!
-//! Programs for arm64 run under QEMU: as single processes here, or in a virtual machine.
+//! Programs for arm64 run under QEMU: as single processes here, or in a virtual machine. Those for
+//! musl run as they are; Debian's `musl-gcc` has no C++.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,10 +19,15 @@ pub(crate) enum Target {
     Native,
     /// `aarch64-unknown-linux-gnu`.
     Arm64,
+    /// `x86_64-unknown-linux-musl`.
+    Musl,
 }
 
 /// Rust's name of arm64.
 pub(crate) const ARM64: &str = "aarch64-unknown-linux-gnu";
+
+/// Rust's name of musl on x86-64.
+pub(crate) const MUSL: &str = "x86_64-unknown-linux-musl";
 
 /// The folder of Debian's cross compiler with the C library.
 const ROOT: &str = "/usr/aarch64-linux-gnu";
@@ -33,15 +40,31 @@ impl Target {
     pub(crate) fn parse(arguments: &[String]) -> Result<(Target, &[String])> {
         match arguments {
             [option, name, rest @ ..] if option == "--target" && name == ARM64 => Ok((Target::Arm64, rest)),
-            [option, ..] if option == "--target" => bail!("--target needs the name {ARM64}"),
+            [option, name, rest @ ..] if option == "--target" && name == MUSL => Ok((Target::Musl, rest)),
+            [option, ..] if option == "--target" => bail!("--target needs the name {ARM64} or {MUSL}"),
             rest => Ok((Target::Native, rest)),
         }
+    }
+
+    /// Rust's name; `None` for this machine's.
+    pub(crate) fn name(self) -> Option<&'static str> {
+        match self {
+            Target::Native => None,
+            Target::Arm64 => Some(ARM64),
+            Target::Musl => Some(MUSL),
+        }
+    }
+
+    /// Whether this machine runs its programs.
+    pub(crate) fn is_of_this_processor(self) -> bool {
+        self != Target::Arm64
     }
 
     /// A program of the GNU toolchain.
     pub(crate) fn tool(self, name: &str) -> String {
         match self {
-            Target::Native => name.to_string(),
+            Target::Musl if name == "gcc" => "musl-gcc".to_string(),
+            Target::Native | Target::Musl => name.to_string(),
             Target::Arm64 => format!("aarch64-linux-gnu-{name}"),
         }
     }
@@ -55,16 +78,27 @@ impl Target {
             cargo.args(["--target", ARM64]).env(layout::cargo_variable(ARM64, "LINKER"), self.tool("gcc"));
             cargo.env(layout::cargo_variable(ARM64, "RUNNER"), format!("{EMULATOR} -L {ROOT}"));
         }
+        if self == Target::Musl {
+            cargo.args(["--target", MUSL]);
+        }
         cargo.args(rest);
+        cargo
+    }
+
+    /// Cargo for the preload library. Rust's programs for musl are static, but the library is not.
+    pub(crate) fn cargo_of_library(self) -> Command {
+        let mut cargo = self.cargo(&["build", "--release", "--package", "neap-malloc"]);
+        if self == Target::Musl {
+            cargo.env(layout::cargo_variable(MUSL, "LINKER"), self.tool("gcc"));
+            let flags = "-C target-feature=-crt-static -C link-self-contained=no";
+            cargo.env(layout::cargo_variable(MUSL, "RUSTFLAGS"), flags);
+        }
         cargo
     }
 
     /// The folder of optimised products.
     fn release(self) -> PathBuf {
-        match self {
-            Target::Native => layout::target().join("release"),
-            Target::Arm64 => layout::target().join(ARM64).join("release"),
-        }
+        layout::target().join(self.name().unwrap_or_default()).join("release")
     }
 
     /// The preload library.
@@ -75,7 +109,7 @@ impl Target {
     /// The command that runs a program here.
     pub(crate) fn start(self, program: &Path) -> Command {
         match self {
-            Target::Native => Command::new(program),
+            Target::Native | Target::Musl => Command::new(program),
             Target::Arm64 => {
                 let mut line = command(EMULATOR, ["-L", ROOT]);
                 line.arg(program);
@@ -88,7 +122,7 @@ impl Target {
     /// what stands before the names.
     pub(crate) fn preload(self) -> (&'static str, &'static str) {
         match self {
-            Target::Native => ("LD_PRELOAD", ""),
+            Target::Native | Target::Musl => ("LD_PRELOAD", ""),
             // Else the emulator's own loader would read it.
             Target::Arm64 => ("QEMU_SET_ENV", "LD_PRELOAD="),
         }
@@ -97,7 +131,7 @@ impl Target {
     /// The loader and the libraries of all test programs, by their place in a file system.
     pub(crate) fn libraries(self) -> Vec<(String, PathBuf)> {
         let names = ["ld-linux-aarch64.so.1", "libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6"];
-        let names = if self == Target::Native { &[][..] } else { &names[..] };
+        let names = if self == Target::Arm64 { &names[..] } else { &[][..] };
         names.iter().map(|name| (format!("lib/{name}"), Path::new(ROOT).join("lib").join(name))).collect()
     }
 
@@ -106,20 +140,23 @@ impl Target {
     /// # Errors
     /// [`Skipped`], with the missing programs.
     pub(crate) fn is_there(self, emulated: bool) -> Result<()> {
-        if self == Target::Native {
-            return Ok(());
-        }
-        let wanted = [("gcc", "gcc-aarch64-linux-gnu"), ("g++", "g++-aarch64-linux-gnu")];
-        let wanted = wanted.map(|(tool, package)| (self.tool(tool), package)).into_iter();
-        let wanted = wanted.chain(emulated.then(|| (EMULATOR.to_string(), "qemu-user")));
+        let Some(name) = self.name() else { return Ok(()) };
+        let wanted = match self {
+            Target::Native | Target::Musl => vec![(self.tool("gcc"), "musl-tools")],
+            Target::Arm64 => {
+                vec![(self.tool("gcc"), "gcc-aarch64-linux-gnu"), (self.tool("g++"), "g++-aarch64-linux-gnu")]
+            }
+        };
+        let emulator = (emulated && !self.is_of_this_processor()).then(|| (EMULATOR.to_string(), "qemu-user"));
+        let wanted = wanted.into_iter().chain(emulator);
         let missing: Vec<&str> = wanted.filter(|(tool, _)| which(tool).is_none()).map(|(_, package)| package).collect();
         if !missing.is_empty() {
             let missing = missing.join(" ");
-            return Err(Skipped(format!("{ARM64}: SKIPPED, nothing was tested: apt-get install {missing}")).into());
+            return Err(Skipped(format!("{name}: SKIPPED, nothing was tested: apt-get install {missing}")).into());
         }
-        let folder = layout::rustc(["--print", "target-libdir", "--target", ARM64])?;
+        let folder = layout::rustc(["--print", "target-libdir", "--target", name])?;
         if !Path::new(&folder).is_dir() {
-            let reason = format!("{ARM64}: SKIPPED, nothing was tested: rustup target add {ARM64}");
+            let reason = format!("{name}: SKIPPED, nothing was tested: rustup target add {name}");
             return Err(Skipped(reason).into());
         }
         Ok(())
@@ -135,6 +172,7 @@ mod tests {
         let words = |text: &str| text.split(' ').map(str::to_string).collect::<Vec<_>>();
         let named = words("--target aarch64-unknown-linux-gnu neap");
         assert_eq!(Target::parse(&named).unwrap(), (Target::Arm64, &named[2..]));
+        assert_eq!(Target::parse(&words("--target x86_64-unknown-linux-musl")).unwrap(), (Target::Musl, &[][..]));
         let other = words("neap --target");
         assert_eq!(Target::parse(&other).unwrap(), (Target::Native, &other[..]));
         assert!(Target::parse(&words("--target x86_64-unknown-linux-gnu")).is_err());

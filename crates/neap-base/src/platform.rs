@@ -9,9 +9,9 @@ use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 use neap_os::clock::Clock;
 use neap_os::memory::Range;
-use neap_os::stack;
 use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
+use neap_os::{rseq::OwnAreas, stack};
 pub use neap_pressure::{LimitedBy, Pressure, Room, Sample, Series, margin};
 use neap_pressure::{Sensor, Subject, System};
 use nodes::{MAX_NODES, Nodes};
@@ -281,6 +281,8 @@ pub struct Linux {
     scarce: bool,
     most_address_space: usize,
     rseq_offset: Result<isize, NoSequences>,
+    /// How a thread without a CPU id is registered; `None` if only the C library does that.
+    own_areas: Option<OwnAreas>,
     recorder: Option<&'static dyn Recorder>,
     /// The CPUs that the process was allowed when it was probed.
     allowed: CpuSet,
@@ -315,14 +317,22 @@ impl fmt::Display for NoSequences {
 
 impl Linux {
     /// Reads `/sys` and limits, and checks whether rseq and fences work. Registers the process for
-    /// fences.
+    /// fences, and threads for rseq where the C library does not.
     pub fn probe() -> Linux {
+        Linux::probe_for(true)
+    }
+
+    /// As [`Linux::probe`]. `rseq`: whether threads may be registered for rseq.
+    pub fn probe_for(rseq: bool) -> Linux {
+        let own_areas = if rseq { OwnAreas::open() } else { None };
         let fences = neap_os::fence::register().map_err(NoSequences::NoFence);
-        let registered = neap_os::rseq::registered_offset().ok_or(NoSequences::Unregistered);
+        let registered = neap_os::rseq::registered_offset().or(own_areas.map(|areas| areas.offset()));
+        let registered = registered.ok_or(NoSequences::Unregistered);
         // If the C library could not register this thread, it will not register any other thread
         // either.
         let working =
             registered.and_then(|offset| neap_os::rseq::cpu_at(offset).map(|_| offset).ok_or(NoSequences::NoCpu));
+        let rseq_offset = working.and_then(|offset| fences.map(|()| offset));
         let topology = neap_os::topology::Topology::read();
         let most = memory::address_space_limit();
         Linux {
@@ -334,7 +344,8 @@ impl Linux {
             gives_huge_pages: memory::gives_huge_pages(),
             scarce: most.is_some() || memory::overcommit_refused(),
             most_address_space: most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)),
-            rseq_offset: working.and_then(|offset| fences.map(|()| offset)),
+            rseq_offset,
+            own_areas: own_areas.filter(|_| rseq_offset.is_ok()),
             recorder: None,
             allowed: neap_os::thread::allowed(),
             clock: Clock::find(),
@@ -408,6 +419,7 @@ impl Linux {
             scarce: false,
             most_address_space: usize::MAX,
             rseq_offset: Err(NoSequences::Unregistered),
+            own_areas: None,
             recorder: None,
             allowed: CpuSet::EMPTY,
             clock: Clock::CALL,
@@ -553,7 +565,9 @@ impl Platform for Linux {
     #[inline]
     fn cpu(&self) -> usize {
         let cpu = match self.rseq_offset {
-            Ok(offset) => neap_os::rseq::cpu_at(offset).unwrap_or_else(neap_os::thread::number),
+            Ok(offset) => neap_os::rseq::cpu_at(offset)
+                .or_else(|| self.own_areas?.register_for_cpu())
+                .unwrap_or_else(neap_os::thread::number),
             Err(_) => neap_os::thread::number(),
         };
         // Without a CPU id, threads are spread over all CPUs by their number.

@@ -8,12 +8,13 @@
 //! | `trap`, `trap_text!` | ends the process by an instruction; that instruction's text |
 //! | `thread_pointer` | the base of `registered_offset`, which no other thread has; never 0 |
 //! | `word`, `set_word` | read and write the thread-local word at `__entered_of_neap` + `AT` |
+//! | `words_offset` | distance of that word from the thread pointer |
 //! | `count_down` | subtracts from such a word unless nothing would be left of it |
 //! | `call_on_stack` | calls a function with another stack pointer; a debugger finds the caller |
 //! | `registers`, `copy` | see [`call_stack`](crate::call_stack) |
 //! | `cpu_id` | the word `cpu_id` of this thread's rseq area |
 //! | `has_instructions` | whether the processor has every instruction of the sequences |
-//! | `SIGNATURE` | the word before each abort exit, with which the C library registers |
+//! | `SIGNATURE` | the word before each abort exit, with which threads are registered |
 //! | `CLOCK` | name of the vDSO's `clock_gettime` |
 //! | `stacks`, `words` | the sequences, whose contracts are those of [`rseq`](crate::rseq) |
 //! | `weak_variable!` | reads a variable that may not exist |

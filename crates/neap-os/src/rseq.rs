@@ -1,8 +1,9 @@
 //! Restartable sequences on per-CPU stacks of pointers and on per-CPU words, without a lock or a
 //! locked instruction.
 //!
-//! The C library registers threads for the kernel's rseq; neap never does. The users are the slots
-//! of `neap-objects`, the words of `neap-percpu`, memory groups and RCU.
+//! The C library registers threads for the kernel's rseq. Where it has no areas for that, neap has
+//! [its own](OwnAreas). The users are the slots of `neap-objects`, the words of `neap-percpu`,
+//! memory groups and RCU.
 //!
 //! # Design
 //!
@@ -52,11 +53,13 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicIsize, AtomicPtr};
 
 mod leaving;
+mod own_areas;
 mod registration;
 mod stacks;
 mod words;
 
 pub use leaving::{Left, enter, leave};
+pub use own_areas::OwnAreas;
 pub use registration::{cpu_at, current_cpu, has_instructions, is_registered, may_register, registered_offset};
 pub use stacks::{pop, pop_many, push, push_many, push_progression, widen};
 pub use words::{Counted, add, alter, count, count_one};

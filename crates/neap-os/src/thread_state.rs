@@ -7,23 +7,28 @@
 //!
 //! They use initial-exec TLS, so they lie at a fixed distance from the thread pointer, which a
 //! relocation holds. A read is two loads and no call. std's thread-locals and `__tls_get_addr` may
-//! allocate. The words take 48 bytes of the space that the C library reserves for libraries which
-//! are opened late. No lock, no registration, signal-safe. A new thread has 0. A forked child has
-//! the words of the thread that forked.
+//! allocate. No lock, no registration, signal-safe. A new thread has 0. A forked child has the
+//! words of the thread that forked.
+//!
+//! Behind them lies an [area for rseq](crate::rseq::OwnAreas) and a word of it. All of it takes 96
+//! bytes of the space that the C library reserves for libraries which are opened late.
 
 use crate::arch::{self, set_word, word};
 use core::arch::global_asm;
 
-// Hidden: each library and program has its own. No function of the C API has this name.
+// Hidden: each library and program has its own. No function of the C API has this name. The area
+// has the second word -1: no CPU. It lies on a multiple of 32, as the kernel demands.
 global_asm!(
-    ".pushsection .tbss.__entered_of_neap, \"awT\", @nobits",
-    ".balign 8",
+    ".pushsection .tdata.__entered_of_neap, \"awT\", %progbits",
+    ".balign 32",
     ".globl __entered_of_neap",
     ".hidden __entered_of_neap",
     ".type __entered_of_neap, @object",
-    ".size __entered_of_neap, 48",
+    ".size __entered_of_neap, 96",
     "__entered_of_neap:",
-    ".zero 48",
+    ".zero 64",
+    ".long 0, -1",
+    ".zero 24",
     ".popsection",
 );
 
@@ -34,6 +39,8 @@ const INSIDE: usize = 16;
 const GUARDS: usize = 24;
 const COUNTDOWN: usize = 32;
 const MEAN: usize = 40;
+const ASKED: usize = 48;
+const AREA: isize = 64;
 
 /// Word of the group that this thread has entered; 0: none.
 #[inline(always)]
@@ -105,6 +112,21 @@ pub fn set_countdown_mean(bytes: usize) {
 #[inline(always)]
 pub fn count_down(bytes: usize) -> bool {
     arch::count_down::<COUNTDOWN>(bytes)
+}
+
+/// Whether this thread has asked the kernel for [its area](own_area), or never shall.
+pub(crate) fn has_asked() -> bool {
+    word::<ASKED>() != 0
+}
+
+/// Sets [`has_asked`].
+pub(crate) fn set_asked(asked: bool) {
+    set_word::<ASKED>(asked.into());
+}
+
+/// Distance of the thread's own area for rseq from the thread pointer; equal in all threads.
+pub(crate) fn own_area() -> isize {
+    arch::words_offset() + AREA
 }
 
 #[cfg(test)]

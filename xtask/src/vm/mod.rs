@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{need, run};
 use crate::report::Report;
@@ -132,6 +132,7 @@ const PROGRAMS: &[&str] = &[
 /// Runs the guests whose names contain one of `names`, or all.
 pub(crate) fn command(arguments: &[String]) -> Result<()> {
     let (target, names) = Target::parse(arguments)?;
+    ensure!(target != Target::Musl, "no virtual machine has musl");
     target.is_there(false)?;
     let here = |guest: &&Guest| target == Target::Native || guest.shape == Shape::TwoNodes;
     let chosen = |guest: &&Guest| names.is_empty() || names.iter().any(|name| guest.name.contains(name.as_str()));
@@ -146,7 +147,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
     };
     match target {
         Target::Native => build::build()?,
-        Target::Arm64 => run(target.cargo(&["build", "--release", "--package", "neap-malloc"]))?,
+        Target::Arm64 | Target::Musl => run(target.cargo_of_library())?,
     }
     let initrd = folder.join("initrd");
     let mut report = Report::default();
@@ -203,7 +204,9 @@ fn contents(
     }
     match target {
         Target::Native => initrd::add_libraries(&mut files)?,
-        Target::Arm64 => files.extend(target.libraries().into_iter().map(|(name, path)| (name, file(path)))),
+        Target::Arm64 | Target::Musl => {
+            files.extend(target.libraries().into_iter().map(|(name, path)| (name, file(path))))
+        }
     }
     Ok(files)
 }

@@ -29,7 +29,7 @@ pub(crate) struct Machine {
 pub(crate) fn obtain(target: Target, folder: &Path) -> Result<Machine> {
     ensure!(cfg!(target_arch = "x86_64"), "the machine is emulated on x86-64 alone");
     match target {
-        Target::Native => obtain_native(folder),
+        Target::Native | Target::Musl => obtain_native(folder),
         Target::Arm64 => obtain_arm64(folder),
     }
 }

@@ -104,6 +104,11 @@ fn words_of_thread() -> usize {
     address
 }
 
+/// Distance of the thread-local words from the thread pointer.
+pub(crate) fn words_offset() -> isize {
+    words_of_thread().wrapping_sub(thread_pointer()).cast_signed()
+}
+
 #[inline(always)]
 pub(crate) fn word<const AT: usize>() -> usize {
     let word: usize;
@@ -212,12 +217,13 @@ pub(crate) fn has_instructions() -> bool {
 /// The CPU's id in this thread's rseq area.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`](crate::rseq::registered_offset).
+/// `offset` is [`registered_offset`](crate::rseq::registered_offset), or that of
+/// [`OwnAreas`](crate::rseq::OwnAreas).
 #[inline]
 pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
     let cpu: u32;
-    // SAFETY: the caller passes the registered offset. There the C library keeps a `struct rseq`
-    // for every thread, whose second word is `cpu_id`.
+    // SAFETY: the caller passes the offset at which every thread has a `struct rseq`, whose second
+    // word is `cpu_id`.
     unsafe {
         asm!("ldr {0:w}, [{1}, #4]", out(reg) cpu, in(reg) area(offset), options(nostack, readonly, preserves_flags))
     };

@@ -79,6 +79,17 @@ pub(crate) fn thread_pointer() -> usize {
     pointer
 }
 
+/// Distance of the thread-local words from the thread pointer.
+pub(crate) fn words_offset() -> isize {
+    let offset: isize;
+    // SAFETY: loads a word that the dynamic linker has relocated.
+    unsafe {
+        asm!("mov {}, qword ptr [rip + __entered_of_neap@GOTTPOFF]", out(reg) offset,
+            options(nostack, readonly, preserves_flags));
+    }
+    offset
+}
+
 #[inline(always)]
 pub(crate) fn word<const AT: usize>() -> usize {
     let word: usize;
@@ -195,12 +206,13 @@ pub(crate) fn has_instructions() -> bool {
 /// The CPU's id in this thread's rseq area.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`](crate::rseq::registered_offset).
+/// `offset` is [`registered_offset`](crate::rseq::registered_offset), or that of
+/// [`OwnAreas`](crate::rseq::OwnAreas).
 #[inline]
 pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
     let cpu: u32;
-    // SAFETY: the caller passes the registered offset. There the C library keeps a `struct rseq`
-    // for every thread, whose second word is `cpu_id`.
+    // SAFETY: the caller passes the offset at which every thread has a `struct rseq`, whose second
+    // word is `cpu_id`.
     unsafe {
         asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) offset, options(nostack, readonly, preserves_flags))
     };

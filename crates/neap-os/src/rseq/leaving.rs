@@ -4,16 +4,12 @@
 //! kernel does not update it for the child. Without a registration the area has no CPU id, and
 //! every sequence refuses. Used by the interposed `vfork`. Takes no lock, never retries.
 
-use super::{is_registered, registered_offset};
+use super::own_areas::{LENGTH, UNREGISTER};
+use super::{cpu_at, registered_offset};
 use crate::arch::SIGNATURE;
 use crate::syscall::syscall5;
+use crate::thread_state::{has_asked, own_area, set_asked};
 use core::ffi::c_ulong;
-
-/// Flag of the system call that unregisters.
-const UNREGISTER: usize = 1;
-
-/// Length of an area in kernels and C libraries that know the first fields only.
-const FIRST_LENGTH: usize = 32;
 
 /// Area of an unregistered thread, in two registers.
 #[repr(C)]
@@ -21,14 +17,17 @@ const FIRST_LENGTH: usize = 32;
 pub struct Left {
     /// Address; 0: the thread was not registered, or could not be unregistered.
     pub area: usize,
-    /// Length in bytes, as registered.
+    /// Length in bytes, as registered. Without an area: [`MAY_ASK`], or 0.
     pub length: usize,
 }
 
+/// The thread has not registered an area of neap's own yet, but may.
+const MAY_ASK: usize = 1;
+
 fn call(area: usize, length: usize, flag: usize) -> bool {
     let number = linux_raw_sys::general::__NR_rseq as usize;
-    // SAFETY: the C library keeps this area for as long as the thread lives. The kernel refuses a
-    // length that is not the registered one.
+    // SAFETY: the area was registered for this thread, and stays as long as the thread runs the
+    // program's code. The kernel refuses a length that is not the registered one.
     unsafe { syscall5(number, area, length, flag, SIGNATURE, 0) }.is_ok()
 }
 
@@ -38,15 +37,21 @@ fn offered_length() -> usize {
     const AT_RSEQ_ALIGN: c_ulong = 28;
     // SAFETY: getauxval has no preconditions.
     let [size, align] = [AT_RSEQ_FEATURE_SIZE, AT_RSEQ_ALIGN].map(|key| unsafe { libc::getauxval(key) } as usize);
-    size.next_multiple_of(align.max(1)).max(FIRST_LENGTH)
+    size.next_multiple_of(align.max(1)).max(LENGTH)
 }
 
-/// Unregisters the calling thread. It has no CPU id then, and its sequences refuse.
+/// Unregisters the calling thread. It has no CPU id then, its sequences refuse, and it registers no
+/// area of neap's own.
 pub fn leave() -> Left {
-    let Some(offset) = registered_offset().filter(|_| is_registered()) else { return Left { area: 0, length: 0 } };
+    let none = Left { area: 0, length: if has_asked() { 0 } else { MAY_ASK } };
+    set_asked(true);
+    let offset = registered_offset().unwrap_or_else(own_area);
+    if cpu_at(offset).is_none() {
+        return none;
+    }
     let area = crate::thread::pointer().wrapping_add_signed(offset);
-    let length = [FIRST_LENGTH, offered_length()].into_iter().find(|length| call(area, *length, UNREGISTER));
-    length.map_or(Left { area: 0, length: 0 }, |length| Left { area, length })
+    let length = [LENGTH, offered_length()].into_iter().find(|length| call(area, *length, UNREGISTER));
+    length.map_or(none, |length| Left { area, length })
 }
 
 /// Registers the thread again. If the kernel refuses, the thread stays without a CPU id, and
@@ -54,6 +59,8 @@ pub fn leave() -> Left {
 pub fn enter(left: Left) {
     if left.area != 0 {
         call(left.area, left.length, 0);
+    } else if left.length == MAY_ASK {
+        set_asked(false);
     }
 }
 

@@ -1,0 +1,56 @@
+//! `cargo xtask test --target x86_64-unknown-linux-musl`: tests with musl.
+//!
+//! Unit tests as static programs, the programs of `tests/programs` under a preload library for
+//! musl, and a static Rust program with the packaged crate.
+
+use anyhow::Result;
+
+use crate::process::run;
+use crate::programs::{self, Left};
+use crate::report::Report;
+use crate::smoke::MODES;
+use crate::target::Target;
+use crate::{dependent, fast_path, layout, symbols};
+
+/// Crates whose unit tests run: those with code that depends on the C library.
+const UNITS: &[&str] = &["neap-os", "neap-base"];
+
+/// Programs that are for another C library, or fail with musl's own malloc.
+const LEFT_PROGRAMS: &[Left] = &[
+    ("operator_new.cpp", "musl-gcc has no C++"),
+    ("replaced_new.cpp", "musl-gcc has no C++"),
+    ("replaced_arrays.cpp", "musl-gcc has no C++"),
+    ("linked_new.cpp", "musl-gcc has no C++"),
+    ("dlopen_new.c", "its library is C++, which musl-gcc does not have"),
+    ("outer_interposer.cpp", "musl-gcc has no C++"),
+    ("coroutine_stack.c", "musl has no getcontext"),
+    ("exit_handlers.c", "musl has no on_exit"),
+    ("deep_bind.c", "musl has no RTLD_DEEPBIND"),
+    ("unwind_signals.c", "musl-gcc links the unwinder of glibc"),
+    ("unwind_steps.c", "musl-gcc links the unwinder of glibc"),
+    (
+        "main_thread_ends.c",
+        "hangs with musl's own malloc: before 1.2.4 a forked child keeps its list of threads locked",
+    ),
+    ("fork_stopped.c", "musl's fork holds a lock while handlers run, so one in a signal handler waits for another one"),
+];
+
+/// Runs all of it.
+pub(crate) fn test() -> Result<()> {
+    let target = Target::Musl;
+    target.is_there(false)?;
+    let mut report = Report::default();
+    let units = UNITS.iter().flat_map(|name| ["--package", *name]);
+    let units: Vec<&str> = ["test", "--no-fail-fast", "--lib"].into_iter().chain(units).collect();
+    report.check("unit tests of neap-os and neap-base", run(target.cargo(&units)));
+    run(target.cargo_of_library())?;
+    symbols::preloaded(&mut report, target)?;
+    fast_path::into(&mut report, target)?;
+    let scratch = layout::target().join("smoke-musl");
+    std::fs::create_dir_all(&scratch)?;
+    for mode in MODES.iter().filter(|mode| mode.variables.iter().all(|(name, _)| *name == "NEAP")) {
+        programs::elsewhere(&mut report, target, LEFT_PROGRAMS, &scratch, mode)?;
+    }
+    dependent::for_musl(&mut report)?;
+    report.close("test for musl")
+}
