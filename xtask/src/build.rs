@@ -1,11 +1,12 @@
 //! `cargo xtask build` and `cargo xtask demo`: the command line tool, the preload library, the
-//! library with `mallctl` and the C API's libraries.
+//! library with `mallctl`, the malloc family for static programs and the C API's libraries.
 //!
 //! A cargo run for each, not one: the libraries are `no_std` with their own panic handler, and
 //! cargo would give them the features that the tool switches on in shared dependencies.
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Result, bail};
 
@@ -42,13 +43,24 @@ pub(crate) fn build() -> Result<()> {
     c_api.args(other_target()).args(["--crate-type", "staticlib"]).current_dir(layout::root());
     run(c_api)?;
     link_c_api(&linker, &stub)?;
+    run(archive(&target))?;
     let [shared, archive] = layout::c_libraries();
-    for file in [layout::tool(), layout::library(), layout::mallctl(), shared, archive] {
+    for file in [layout::tool(), layout::library(), layout::mallctl(), shared, archive, layout::malloc_archive()?] {
         if !file.exists() {
             bail!("cargo succeeded, but {} is not there", file.display());
         }
     }
     Ok(())
+}
+
+/// Cargo for the malloc family as an archive for static programs. All crates get other flags than
+/// for the libraries, so they have a folder of their own.
+fn archive(target: &str) -> Command {
+    let mut cargo = cargo(["rustc", "--release", "--package", "neap-malloc", "--lib", "--crate-type", "staticlib"]);
+    cargo.args(["--target", target, "--target-dir"]).arg(layout::of_static());
+    cargo.env(layout::cargo_variable(target, "RUSTFLAGS"), "-C target-feature=+crt-static");
+    cargo.current_dir(layout::root());
+    cargo
 }
 
 /// Cargo's arguments for another target than this machine's.

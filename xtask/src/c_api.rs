@@ -38,6 +38,23 @@ const PROGRAMS: &[(&str, bool)] = &[
 const LINKS: &[(&str, &str, &[&str])] =
     &[("shared", "-lneap", &[]), ("static library", "-l:libneap.a", &[]), ("all static", "-lneap", &["-static"])];
 
+/// Programs of `tests/programs` that are linked with `libneap_malloc.a`.
+const STATIC: &[(&str, &[&str])] = &[
+    ("family.c", &[]),
+    ("realloc_ladder.c", &[]),
+    ("fork_storm.c", &["20"]),
+    ("fork_streams.c", &[]),
+    ("stack_cache.c", &[]),
+    ("thread_storm.c", &["10000"]),
+    ("own_area.c", &[]),
+    ("small_stack.c", &[]),
+    ("signals_and_migration.c", &["2"]),
+    ("producer_consumer.c", &["4", "200000"]),
+    ("vfork_children.c", &[]),
+    ("operator_new.cpp", &[]),
+    ("replaced_new.cpp", &[]),
+];
+
 /// Installs the built files, builds the programs and runs them.
 pub(crate) fn check() -> Result<()> {
     let mut report = Report::default();
@@ -72,6 +89,9 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
                 Err(error) => report.check(&format!("{file} ({way})"), Err(error)),
             }
         }
+    }
+    for (file, arguments) in STATIC {
+        report.check(&format!("{file} (libneap_malloc.a)"), run_static(&prefix, &folder, file, arguments));
     }
     report.check("whose functions these are", whose(&prefix, &folder));
     if which("cmake").is_some() {
@@ -185,6 +205,23 @@ fn run_once(
     let found = observe(line, Duration::from_secs(120))?;
     complaints(&found)?;
     ensure!(found.success() && (!says_ok || found.stdout == b"ok\n"), "{}", found.summary());
+    Ok(())
+}
+
+/// Links a program of `tests/programs` with the archive of the malloc family, and runs it.
+fn run_static(prefix: &Path, folder: &Path, file: &str, arguments: &[&str]) -> Result<()> {
+    let source = layout::root().join("tests/programs").join(file);
+    let program = folder.join(source.file_stem().unwrap_or_default());
+    let mut compiler = command(if file.ends_with(".cpp") { "g++" } else { "gcc" }, ["-O1", "-g", "-Wall"]);
+    compiler.args(["-fno-builtin", "-pthread", "-static", "-o"]).arg(&program).arg(&source);
+    compiler.arg("-L").arg(prefix.join("lib")).arg("-lneap_malloc");
+    capture(compiler)?;
+    let mut line = Command::new(&program);
+    line.args(arguments);
+    plain(&mut line);
+    let found = observe(line, Duration::from_secs(120))?;
+    complaints(&found)?;
+    ensure!(found.success() && found.stdout == b"ok\n", "{}", found.summary());
     Ok(())
 }
 

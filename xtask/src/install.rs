@@ -73,13 +73,15 @@ fn put_all(installation: &mut Installation, debug_info: DebugInfo) -> Result<()>
         installation.link(&file, &lib.join(soname))?;
         installation.link(soname, &lib.join(name))?;
     }
-    match debug_info {
-        DebugInfo::Split => {
-            let file = installation.make_room(&lib.join("libneap.a"))?;
-            objcopy(&["--strip-debug"], &archive, &file)?;
-            set_mode(&file, 0o644)?;
+    for (archive, name) in [(archive, "libneap.a"), (layout::malloc_archive()?, "libneap_malloc.a")] {
+        match debug_info {
+            DebugInfo::Split => {
+                let file = installation.make_room(&lib.join(name))?;
+                objcopy(&["--strip-debug"], &archive, &file)?;
+                set_mode(&file, 0o644)?;
+            }
+            DebugInfo::Kept => installation.copy(&archive, &lib.join(name), 0o644)?,
         }
-        DebugInfo::Kept => installation.copy(&archive, &lib.join("libneap.a"), 0o644)?,
     }
     installation.copy(&layout::header(), Path::new("include/neap.h"), 0o644)?;
     for (template, folder) in

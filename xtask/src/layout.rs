@@ -70,6 +70,17 @@ pub(crate) fn c_libraries() -> [PathBuf; 2] {
     ["libneap_c.so", "libneap_c.a"].map(|file| products().join(file))
 }
 
+/// The target folder of what is built for static programs.
+pub(crate) fn of_static() -> PathBuf {
+    target().join("static")
+}
+
+/// The malloc family as an archive for static programs.
+pub(crate) fn malloc_archive() -> Result<PathBuf> {
+    let name = other_target().map_or_else(host, Ok)?;
+    Ok(of_static().join(name).join("release/libneap_malloc.a"))
+}
+
 /// The C API's header.
 pub(crate) fn header() -> PathBuf {
     root().join("crates/neap-c/include/neap.h")

@@ -12,16 +12,20 @@
 //! | `filtered!` | naked body: masks the second argument, jumps to the result of `next` |
 //! | `vfork!` | the body of `vfork` |
 //!
+//! Without the modules that `crt-static` leaves out, some are unused.
+//!
 //! A function that is jumped to has the naked one's arguments, stack and return address.
 
 #[cfg(target_arch = "aarch64")]
 #[macro_use]
+#[cfg_attr(target_feature = "crt-static", allow(dead_code, unused_macros))]
 mod aarch64;
 #[cfg(target_arch = "x86_64")]
 #[macro_use]
+#[cfg_attr(target_feature = "crt-static", allow(dead_code, unused_macros))]
 mod x86_64;
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(target_feature = "crt-static")))]
 pub(crate) use aarch64::own_code;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(target_feature = "crt-static")))]
 pub(crate) use x86_64::own_code;

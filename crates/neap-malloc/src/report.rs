@@ -61,6 +61,8 @@ extern "C" fn malloc_stats() {
     ));
 }
 
+// A static program gets it by a strong reference only.
+#[cfg(not(target_feature = "crt-static"))]
 core::arch::global_asm!(".weak fwrite");
 
 /// malloc_info(3): the numbers of mallinfo2 as XML.
