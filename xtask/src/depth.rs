@@ -79,6 +79,10 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("neap_os::environment::random", OUTSIDE),
     ("neap_groups::groups::Groups::create", HOOKS),
     ("neap_groups::", OUTSIDE),
+    // The clock and `memset`, by addresses in registers.
+    ("neap_percpu::data::PerCpuData<C>::allocate", OUTSIDE),
+    // `memcpy`, by an address in a register.
+    ("neap_reclaim::shrinkers::registry::Shrinkers::prepare_any", OUTSIDE),
     // Jumps by tables.
     ("neap_pressure::", OUTSIDE),
     ("neap::reclaim::watching::", OUTSIDE),

@@ -132,25 +132,30 @@ fn change_setting<P: Platform>(mm: &Mm<P>, channel: &ControlChannel) -> u32 {
 }
 
 impl<P: Platform> Core<P> {
-    /// Serves a request of another process, if there is one. Returns whether there was. Held lists
-    /// are tried again, but never in a call of the program, which must not wait. Not inside the
-    /// gate.
-    pub(crate) fn answer(&self, mm: &Mm<P>, by: ServedBy) -> bool {
-        let Some(channel) = self.page.channel() else { return false };
+    /// Takes the request of another process, if there is one.
+    fn take_request(&self) -> Option<(&ControlChannel, u32)> {
+        let channel = self.page.channel()?;
         let ticket = channel.ticket();
         let taken = self.page.taken.load(Ordering::Relaxed);
         // Relaxed: it only decides which thread takes the request.
-        if ticket == taken
-            || self.page.taken.compare_exchange(taken, ticket, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
-            return false;
-        }
-        // Reports are large, and the stack of a program's call may be small.
-        let respond = || self.respond(mm, channel, ticket, by);
-        match by {
-            ServedBy::OwnThread => respond(),
-            ServedBy::Call if stack::apart(respond).is_some() => {}
-            ServedBy::Call => channel.answer(ticket, BUSY),
+        let is_taken = ticket == taken
+            || self.page.taken.compare_exchange(taken, ticket, Ordering::Relaxed, Ordering::Relaxed).is_err();
+        (!is_taken).then_some((channel, ticket))
+    }
+
+    /// Serves a request in neap's thread. Returns whether there was one. Not inside the gate.
+    fn answer(&self, mm: &Mm<P>) -> bool {
+        let Some((channel, ticket)) = self.take_request() else { return false };
+        self.respond(mm, channel, ticket, ServedBy::OwnThread);
+        true
+    }
+
+    /// Serves a request in a call of the program. Returns whether there was one. Reports are large,
+    /// and the stack of the call may be small. Not inside the gate.
+    fn answer_apart(&self, mm: &Mm<P>) -> bool {
+        let Some((channel, ticket)) = self.take_request() else { return false };
+        if stack::apart(|| self.respond(mm, channel, ticket, ServedBy::Call)).is_none() {
+            channel.answer(ticket, BUSY);
         }
         true
     }
@@ -248,7 +253,7 @@ impl<P: Platform> Core<P> {
         if !platform.is_isolated(platform.cpu()) && now.wrapping_sub(last) >= PAUSE {
             // Relaxed: of two threads that find it late, both look, and one takes the request.
             self.page.answered.store(now, Ordering::Relaxed);
-            self.answer(mm, ServedBy::Call);
+            self.answer_apart(mm);
         }
     }
 
@@ -259,7 +264,7 @@ impl<P: Platform> Core<P> {
         loop {
             let rung = self.objects.helper.rung();
             self.help(mm);
-            let answered = self.answer(mm, ServedBy::OwnThread);
+            let answered = self.answer(mm);
             let left = end.saturating_sub(clock::precise());
             if self.background.is_ending() || self.background.is_wanted_soon() || left == 0 {
                 self.look_after_nap(mm, clock::precise().saturating_sub(end));
@@ -278,7 +283,7 @@ impl<P: Platform> Core<P> {
             let rung = self.objects.helper.rung();
             self.help(mm);
             let next_look = self.follow_if_due(mm, PERIOD);
-            if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm, ServedBy::OwnThread) {
+            if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm) {
                 return;
             }
             self.sleep(rung, next_look, self.page.channel());
@@ -406,7 +411,7 @@ mod tests {
         let channel = core.page.channel().expect("a page of this process");
         channel.what.store(SHRINK, Ordering::Relaxed);
         channel.ticket.store(1, Ordering::Release); // As an asker's.
-        assert!(core.answer(&mm, ServedBy::Call));
+        assert!(core.answer_apart(&mm));
         assert_eq!([&channel.answered, &channel.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
         let none = crate::state::reclaim::ReclaimerCounts { working: 0, lost: 0, waits: 0, late: 0 };
         assert_eq!(reclaiming.inside(|| reclaiming.reclaim.reclaimers()), none);
