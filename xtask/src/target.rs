@@ -106,6 +106,11 @@ impl Target {
         self.release().join("libneap_malloc.so")
     }
 
+    /// The command line tool.
+    pub(crate) fn command_line(self) -> PathBuf {
+        self.release().join("neap")
+    }
+
     /// The command that runs a program here.
     pub(crate) fn start(self, program: &Path) -> Command {
         match self {

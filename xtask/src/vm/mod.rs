@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -25,6 +26,7 @@ use machine::{Answer, Shape};
 
 /// One program that runs in the machine: a shell line that ends with status 0. `/tests` holds the
 /// test programs of the crates, `/programs` those of `tests/programs`, `$PRELOAD` the library.
+/// Lines of output that begin with `figure: ` are printed at the end.
 struct Guest {
     name: &'static str,
     shape: Shape,
@@ -82,6 +84,65 @@ mkdir $g/outer/inner; echo 1G >$g/outer/inner/memory.max
  NEAP=limit:auto,refuse:on LD_PRELOAD=$PRELOAD exec /programs/container fill 1 80 140) || exit 1
 grep -q '^oom_kill 0' $g/outer/memory.events";
 
+/// `neap pressure` names the limit of the group above; in a namespace of its own, whose mounts end
+/// at the inner group, that group's limit, and says that ancestors are hidden.
+const EXPLAIN: &str = "\
+g=/sys/fs/cgroup; mkdir $g/above; echo 150M >$g/above/memory.max; echo +memory >$g/above/cgroup.subtree_control
+mkdir $g/above/own; echo 1G >$g/above/own/memory.max
+(echo 0 >$g/above/own/cgroup.procs; exec /bin/neap pressure) >seen || exit 1
+cat seen; grep -q 'cgroup version 2' seen && grep -q 'Ancestors: all visible' seen || exit 1
+grep -q '^Limit: *150.0 MiB, of /sys/fs/cgroup/above$' seen || exit 1
+(echo 0 >$g/above/own/cgroup.procs; exec /programs/namespaced /bin/neap pressure) >seen || exit 1
+cat seen; grep -q 'Ancestors: some are hidden' seen && grep -q '^Limit: *1.0 GiB, of /sys/fs/cgroup$' seen";
+
+/// Functions for servers with a cache in a container of 64 MiB, those of `neap bench wall`: `serve
+/// POLICY NEAP CACHE` starts one, `finish` succeeds if it was not killed.
+const SERVER: &str = "\
+g=/sys/fs/cgroup/cut
+serve() {
+  mkdir $g; echo 64M >$g/memory.max; mkfifo stop
+  (echo 0 >$g/cgroup.procs; export NEAP=$2
+   exec neap work wall --policy $1 --cache $3 --rate 50 --steady 200 --usage-file $g/memory.current \
+     --limit-file $g/memory.max) <stop >said 2>&1 & server=$!
+  exec 3>stop
+  until grep -q steady said; do kill -0 $server || return 1; sleep 0.05; done
+}
+finish() { sleep 0.3; exec 3>&-; wait $server; status=$?; rm stop; rmdir $g; return $status; }
+";
+
+/// An operator that lowers `memory.high` first, and `memory.max` once the usage is below it, kills
+/// no server.
+const CUT_HIGH_FIRST: &str = "\
+. /programs/server.sh
+for run in $(seq 20); do
+  serve shrinker limit:auto 40000000 || exit 1
+  echo 24M >$g/memory.high
+  until [ $(cat $g/memory.current) -le 25165824 ]; do kill -0 $server || exit 1; sleep 0.05; done
+  echo 24M >$g/memory.max; grep -q '^oom_kill 0' $g/memory.events || exit 1
+  finish || exit 1
+done
+echo 'figure: 20 cuts from 64 to 24 MiB, memory.high first: none killed'";
+
+/// The kernel kills at once where `memory.max` is written below the usage. So a cut in one write
+/// succeeds as far as memory is free. States how far that is; neap keeps a tenth free, or the
+/// option `reserve`.
+const CUT_AT_ONCE: &str = "\
+. /programs/server.sh
+survived() {
+  most=0
+  for cut in 2 4 6 8 12 16 20 24 28 32; do
+    serve $1 $2 $3 || return 1
+    echo $((64 - cut))M >$g/memory.max
+    finish || break
+    most=$cut
+  done
+  echo \"figure: memory.max less at once, $1 $2: $most of 64 MiB\"
+}
+survived fixed background:auto 48000000; survived poller background:auto 48000000
+survived shrinker limit:auto 60000000; auto=$most
+survived shrinker limit:auto,reserve:24m 60000000
+[ $auto -ge 4 ] && [ $most -ge 16 ]";
+
 const GUESTS: &[Guest] = &[
     guest("what the machine has", "/tests/neap-managers second_machine:: --ignored --test-threads 1 --skip memoryless"),
     guest("neap-os", "/tests/neap-os"),
@@ -102,6 +163,9 @@ const GUESTS: &[Guest] = &[
     guest("a container that is full", CONTAINER_FULL),
     guest("a container that shrinks", CONTAINER_SHRINKS),
     guest("a container in a container", CONTAINER_NESTED),
+    guest("a container cut by memory.high first", CUT_HIGH_FIRST),
+    guest("a container cut by memory.max at once", CUT_AT_ONCE),
+    guest("a container is explained, in a namespace too", EXPLAIN),
     Guest {
         shape: Shape::Memoryless,
         ..guest("a node without memory", "/tests/neap-managers second_machine::a_memoryless --ignored --test-threads 1")
@@ -125,6 +189,7 @@ const PROGRAMS: &[&str] = &[
     "signals_and_migration",
     "burst_idle",
     "container",
+    "namespaced",
     "vfork_children",
     "unwind_signals",
 ];
@@ -147,10 +212,14 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
     };
     match target {
         Target::Native => build::build()?,
-        Target::Arm64 | Target::Musl => run(target.cargo_of_library())?,
+        Target::Arm64 | Target::Musl => {
+            run(target.cargo_of_library())?;
+            run(target.cargo(&["build", "--release", "--package", "neap-cli"]))?;
+        }
     }
     let initrd = folder.join("initrd");
-    let mut report = Report::default();
+    let (mut report, mut figures) = (Report::default(), Vec::new());
+    let start = Instant::now();
     for shape in Shape::ALL {
         let guests: Vec<&Guest> =
             GUESTS.iter().filter(here).filter(chosen).filter(|guest| guest.shape == *shape).collect();
@@ -169,13 +238,18 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
                 Some(Answer { status: 0, output }) if output.contains("test result: ok. 0 passed") => {
                     Err(anyhow::anyhow!("no test was run\n{output}"))
                 }
-                Some(Answer { status: 0, .. }) => Ok(()),
+                Some(Answer { status: 0, output }) => {
+                    figures.extend(output.lines().filter_map(|line| line.strip_prefix("figure: ")).map(str::to_string));
+                    Ok(())
+                }
                 Some(answer) => Err(anyhow::anyhow!("status {}\n{}", answer.status, answer.output)),
                 None => Err(anyhow::anyhow!("the machine stopped before or in it; its last words:\n{}", answers.rest)),
             };
             report.check(guest.name, result);
         }
     }
+    figures.iter().for_each(|figure| println!("vm: {figure}"));
+    println!("vm: {} s, with the build of the tests", start.elapsed().as_secs());
     report.close("vm")
 }
 
@@ -191,6 +265,8 @@ fn contents(
     files.insert("bin/busybox".into(), file(found.busybox.clone()));
     files.insert("init".into(), initrd::Entry::Text(machine::init(lines)));
     files.insert("lib/libneap_malloc.so".into(), file(target.library()));
+    files.insert("bin/neap".into(), file(target.command_line()));
+    files.insert("programs/server.sh".into(), initrd::Entry::Text(SERVER.into()));
     for (name, program) in tests(target)? {
         files.insert(format!("tests/{name}"), file(program));
     }
