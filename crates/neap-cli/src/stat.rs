@@ -274,7 +274,8 @@ impl Numbers {
 }
 
 impl ContainerNumbers {
-    fn shown(&self) -> String {
+    /// A line of text.
+    pub(crate) fn shown(&self) -> String {
         let mib = |bytes: u64| format!("{} MiB", number(bytes as f64 / f64::from(1 << 20), 1));
         let ContainerNumbers { limit, used, heap_limit, looks, passed } = *self;
         if looks == 0 {

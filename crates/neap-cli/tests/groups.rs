@@ -22,6 +22,20 @@ fn used(groups: &Value, path: &str) -> u64 {
 }
 
 #[test]
+fn the_root_group_is_shown_with_the_container_that_bounds_it() {
+    let shown = |options: &str| {
+        let mut program = Program::start("threads", options, &[]);
+        program.hear("ready");
+        let report = neap("stat", program.id(), &["--groups"]);
+        String::from_utf8(report.stdout).unwrap()
+    };
+    let text = shown("groups:by-thread-name,limit:auto,interval:10");
+    assert!(text.lines().any(|line| line.starts_with("Container: ") && line.contains("the heap")), "{text}");
+    let text = shown("groups:by-thread-name,interval:10");
+    assert!(text.contains("alpha") && !text.contains("Container: "), "{text}");
+}
+
+#[test]
 fn threads_of_a_name_are_in_a_group_that_holds_what_they_allocated() {
     let mut program = Program::start("threads", "groups:by-thread-name,interval:10", &[]);
     program.hear("ready");

@@ -24,6 +24,7 @@ use serde_json::{Map, Value, json};
 
 use crate::allowance::{ALLOCATION, Allowance};
 use crate::control_channel::{ControlChannel, GROUPS, name_of};
+use crate::stat_model::{ContainerNumbers, Numbers};
 use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
 
@@ -351,14 +352,22 @@ fn bound_json(bound: Bound, bytes: u64) -> Value {
     if bytes == UNLIMITED && matches!(bound, Bound::Max | Bound::High) { Value::Null } else { bytes.into() }
 }
 
+/// The container that bounds the root group, if a limit follows it.
+fn container(process: &ProcessStatus) -> Option<ContainerNumbers> {
+    Numbers::read(process, &process.page().ok()?).ok()?.container
+}
+
 /// Shows a process's groups; with `dead`, also the remains of deleted ones.
 pub(crate) fn show(subject: &Subject, json: bool, dead: bool) -> Result<ExitCode> {
-    let (process, seen) = subject.look(ReadGroups::of)?;
+    let (process, (seen, container)) = subject.look(|process| Ok((ReadGroups::of(process)?, container(process))))?;
     if json {
         return print_json(&process.named("memory_groups", &seen.as_ref().map(ReadGroups::json)));
     }
     print(|output| match &seen {
-        Some(seen) => tree::write(output, &process, seen, dead),
+        Some(seen) => {
+            tree::write(output, &process, seen, dead)?;
+            container.iter().try_for_each(|container| write!(output, "\n{}", container.shown()))
+        }
         None => writeln!(output, "Process {} ({}) has no memory groups.", process.pid, process.name),
     })
 }
