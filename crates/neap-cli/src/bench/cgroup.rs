@@ -146,12 +146,17 @@ impl Cgroup {
 
     /// Whether no process is in the group.
     pub(super) fn is_empty(&self) -> bool {
-        fs::read(self.folder.join("cgroup.procs")).is_ok_and(|processes| processes.is_empty())
+        fs::read(self.processes_file()).is_ok_and(|processes| processes.is_empty())
+    }
+
+    /// The file through which processes enter.
+    pub(super) fn processes_file(&self) -> PathBuf {
+        self.folder.join("cgroup.procs")
     }
 
     /// Makes the program of `command` enter the group before it begins.
     pub(super) fn enter(&self, command: &mut Command) -> Result<()> {
-        let path = self.folder.join("cgroup.procs");
+        let path = self.processes_file();
         let file = OpenOptions::new().write(true).open(&path);
         let file: File = file.with_context(|| format!("cannot open {}", path.display()))?;
         // SAFETY: between fork and exec the closure makes one system call, which is

@@ -74,6 +74,7 @@ Examples:
   neap bench wall                            a server whose container's limit is cut to a quarter
   neap bench wall --full                     from 4 GiB to 1 GiB, 100 times
   neap bench workers                         four servers in one container whose limit is halved
+  neap bench boxed                           real programs in a container of 512 MiB
   neap bench metadata                        a cache of file metadata of /usr at a memory limit
   neap bench metadata --directory ~/src      the same of another directory
 
@@ -86,7 +87,7 @@ tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmallo
 `page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink`, `register`, `metadata`, `burst`, `wall` and `workers` use neap's parts
 inside this executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases`, `steady` and `programs` as much memory as a run needs is
 touched and given back: none pays for what the host of a virtual machine took meanwhile.
-`phases --limit`, `burst`, `wall` and `workers` end with status 77, and say why, where they may not make memory groups.";
+`phases --limit`, `burst`, `wall`, `workers` and `boxed` end with status 77, and say why, where they may not make memory groups.";
 
 /// Measure neap against other allocators.
 #[derive(Args)]
@@ -110,14 +111,14 @@ pub(crate) struct Options {
     /// Block sizes for `idle`
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', default_values_t = idle::SIZES)]
     sizes: Vec<usize>,
-    /// Only these programs of `programs` and `profile`
+    /// Only these programs of `programs`, `boxed` and `profile`
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     programs: Vec<String>,
     /// Live set of `phases` in MiB (default 300, with --quick 100)
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u16).range(1..))]
     live: Option<u16>,
     /// Of `phases`: find the smallest memory limit in which the program survives, instead of peaks.
-    /// Of `burst`, `wall` and `workers`: the limit in MiB (default 512, 1024 and 1024)
+    /// Of `burst`, `wall`, `workers`, `boxed`: the limit in MiB (default 512, 1024, 1024, 512)
     #[arg(long, value_name = "MIB", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     limit: Option<u32>,
     /// Seconds of load of `idle-hour` (default 10, with --quick 2)
@@ -203,6 +204,8 @@ enum Which {
     Wall,
     /// Four servers with caches of different sizes in one container whose limit is halved
     Workers,
+    /// Real programs in a container whose limit memory of changing sizes almost fills
+    Boxed,
     /// Samples of allocations: what they cost, and how much of the memory they attribute
     Profile,
     /// Real programs: same output, peak memory, memory kept, time
@@ -234,6 +237,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Which::Burst => burst::main(options),
         Which::Wall => wall::main(options),
         Which::Workers => workers::main(options),
+        Which::Boxed => programs::boxed::main(options),
         Which::Profile => profile::main(options),
         Which::Programs => programs::main(options),
     }

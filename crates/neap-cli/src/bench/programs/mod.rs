@@ -14,6 +14,7 @@
 //!
 //! Inputs are generated in a temporary folder that is removed at the end.
 
+pub(super) mod boxed;
 mod costs;
 mod languages;
 mod ordinary;

@@ -14,7 +14,8 @@ use anyhow::{Context, Result, bail};
 
 use super::scratch::Scratch;
 use super::{LIMIT, Method, Output, Program, tool};
-use crate::process::{Process, rss_kib, threads_cpu_ns};
+use crate::bench::cgroup::Cgroup;
+use crate::process::{Finished, Process, rss_kib, threads_cpu_ns};
 use crate::variant::Variant;
 use crate::work::Outcome;
 
@@ -34,18 +35,29 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts redis-server on a variant, with more options.
-    pub(super) fn start(scratch: &Scratch, variant: &Variant, options: &[&str]) -> Result<Server> {
+    /// Starts redis-server on a variant, with more options, in a memory group if there is one.
+    pub(super) fn start(
+        scratch: &Scratch,
+        variant: &Variant,
+        options: &[&str],
+        group: Option<&Cgroup>,
+    ) -> Result<Server> {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         let mut command = tool(scratch, "redis-server")?;
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
         command.args(["--daemonize", "no", "--loglevel", "warning"]).args(options);
         variant.apply(&mut command);
         command.stderr(scratch.errors()?);
+        group.map_or(Ok(()), |group| group.enter(&mut command))?;
         let process = Process::start(command, LIMIT)?;
         let client = Client::connect(port)?;
         let malloc_from = mapped_malloc(process.id(), variant)?;
         Ok(Server { process, client, malloc_from })
+    }
+
+    /// Waits for a server that has ended itself, or was ended.
+    pub(super) fn end(self) -> Result<Finished> {
+        self.process.wait()
     }
 
     /// Shuts the server down. Returns its whole cost, with the replies as output.
@@ -58,7 +70,7 @@ impl Server {
 
 fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     let keys = scratch.amount(1_000_000);
-    let mut server = Server::start(scratch, variant, &[])?;
+    let mut server = Server::start(scratch, variant, &[], None)?;
     let (id, client) = (server.process.id(), &mut server.client);
     let before = threads_cpu_ns(id)?;
     let started = Instant::now();

@@ -89,6 +89,8 @@ pub(super) fn package(tool: &str) -> &str {
         "gs" => "ghostscript",
         "java" | "javac" => "default-jdk-headless",
         "node" => "nodejs",
+        "postgres" => "postgresql",
+        "psql" => "postgresql-client",
         "sh" => "dash",
         "sort" => "coreutils",
         same => same,

@@ -13,11 +13,11 @@ use crate::variant::Variant;
 use crate::work::Outcome;
 
 /// Bytes of a value.
-const VALUES: [usize; 6] = [64, 200, 1000, 4000, 300, 8000];
+pub(super) const VALUES: [usize; 6] = [64, 200, 1000, 4000, 300, 8000];
 /// Bytes of a database.
 const DATABASE: usize = 250_000_000;
 /// Bytes of redis's overhead for a value: its key, its object and its part of the table.
-const BESIDE: usize = 90;
+pub(super) const BESIDE: usize = 90;
 
 pub(super) const NAME: &str = "redis-series";
 
@@ -28,7 +28,7 @@ pub(super) fn program() -> Program {
 fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     let said = tool(scratch, "redis-server")?.arg("--version").output().context("cannot run redis-server")?;
     let version = String::from_utf8_lossy(&said.stdout).into_owned();
-    let mut server = Server::start(scratch, variant, allow_debug(&version))?;
+    let mut server = Server::start(scratch, variant, allow_debug(&version), None)?;
     for value in VALUES {
         let keys = (scratch.amount(DATABASE) / (value + BESIDE)).to_string();
         let populate = ["DEBUG", "POPULATE", &keys, "key", &value.to_string()].map(str::to_string).to_vec();
@@ -40,7 +40,7 @@ fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
 
 /// Options that allow `DEBUG`, by the output of `redis-server --version`. Before redis 7 it is
 /// allowed, and the option unknown.
-fn allow_debug(version: &str) -> &'static [&'static str] {
+pub(super) fn allow_debug(version: &str) -> &'static [&'static str] {
     let major = version.split_once(" v=").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
     if major.is_some_and(|major| major < 7) { &[] } else { &["--enable-debug-command", "yes"] }
 }
