@@ -406,26 +406,6 @@ impl Linux {
     pub fn with_nodes(self, count: usize) -> Linux {
         Linux { nodes: Nodes::ONE, simulated: count.clamp(1, MAX_NODES), ..self }
     }
-
-    /// Creates a placeholder for the result of [`Linux::probe`].
-    pub const fn unprobed() -> Linux {
-        Linux {
-            page_size: 4096,
-            cpus: 1,
-            topology: Topology { possible: CpuSet::EMPTY, isolated: CpuSet::EMPTY },
-            nodes: Nodes::ONE,
-            simulated: 0,
-            gives_huge_pages: false,
-            scarce: false,
-            most_address_space: usize::MAX,
-            rseq_offset: Err(NoSequences::Unregistered),
-            own_areas: None,
-            recorder: None,
-            allowed: CpuSet::EMPTY,
-            clock: Clock::CALL,
-            own_thread: None,
-        }
-    }
 }
 
 impl Platform for Linux {

@@ -1,6 +1,6 @@
 # Fills memcached to its limit with values of another size in each turn, then flushes it.
 import signal, socket, subprocess, time
-from driver import LIMIT, check_preload, enter, report, wait_until
+from driver import LIMIT, check_preload, enter_until_end, report, wait_until
 
 SIZES = [64, 200, 1000, 4000, 300, 8000]
 # Bytes of an item beside its value.
@@ -19,7 +19,7 @@ def free_port():
 
 port = free_port()
 command = ['memcached', '-u', 'nobody', '-l', '127.0.0.1', '-p', str(port), '-m', str(LIMIT * 4 // 5 >> 20)]
-server = subprocess.Popen(command, preexec_fn=enter, stdin=subprocess.DEVNULL)
+server = subprocess.Popen(command, preexec_fn=enter_until_end, stdin=subprocess.DEVNULL)
 connection = None
 
 

@@ -1,7 +1,7 @@
 # Hash joins of three sessions at once, with parallel workers that scan, and rows of another width in
 # each turn.
 import os, pwd, re, shutil, signal, subprocess, sys, time
-from driver import LIMIT, check_preload, enter, report, wait_until
+from driver import LIMIT, check_preload, end_with_driver, enter, report, wait_until
 
 WIDTHS = [30, 400, 100, 1500, 60, 4000]
 # Bytes of a row in a hash table beside its text.
@@ -38,6 +38,7 @@ def drop_rights():
 def enter_without_rights():
     enter()
     drop_rights()
+    end_with_driver()
 
 
 def psql(query):
