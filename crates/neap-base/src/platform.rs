@@ -8,7 +8,7 @@ use crate::Pfn;
 use core::fmt;
 use core::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 use neap_os::clock::Clock;
-use neap_os::memory::Range;
+use neap_os::memory::{HugePages, Range};
 use neap_os::topology::{CpuSet, Topology};
 pub use neap_os::{Errno, memory, nodes};
 use neap_os::{rseq::OwnAreas, stack};
@@ -151,7 +151,7 @@ pub trait Platform: Send + Sync {
     ///
     /// # Errors
     /// The range is unchanged: the process has its maximum of mappings.
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno>;
+    fn huge_pages(&self, address: usize, length: usize, huge: HugePages) -> Result<(), Errno>;
 
     /// Whether the system uses huge pages wherever a program does not refuse them.
     fn gives_huge_pages(&self) -> bool {
@@ -501,8 +501,8 @@ impl Platform for Linux {
         memory::populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
-        match memory::huge_pages(address, length, allowed) {
+    fn huge_pages(&self, address: usize, length: usize, huge: HugePages) -> Result<(), Errno> {
+        match memory::huge_pages(address, length, huge) {
             // The kernel has no huge pages.
             Err(Errno::INVAL) => Ok(()),
             answer => answer,

@@ -11,7 +11,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 #[cfg(not(miri))]
 use neap_os::memory;
-use neap_os::memory::Range;
+use neap_os::memory::{HugePages, Range};
 use neap_os::nodes::LOCAL;
 use neap_os::topology::CpuSet;
 use neap_os::{Errno, fence};
@@ -39,7 +39,7 @@ mod memory {
         Err(Errno::NOMEM)
     }
 
-    pub(super) fn huge_pages(_address: usize, _length: usize, _allowed: bool) -> Result<(), Errno> {
+    pub(super) fn huge_pages(_address: usize, _length: usize, _huge: super::HugePages) -> Result<(), Errno> {
         Ok(())
     }
 
@@ -471,7 +471,7 @@ impl Platform for Virtual {
         memory::map_at(address, length)?;
         self.mapped.fetch_add(length, Ordering::Relaxed);
         // Independent of the system's setting: tests count resident memory by the page.
-        let _ = memory::huge_pages(address, length, false);
+        let _ = memory::huge_pages(address, length, HugePages::Forbidden);
         Ok(())
     }
 
@@ -560,9 +560,9 @@ impl Platform for Virtual {
         memory::populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
+    fn huge_pages(&self, address: usize, length: usize, huge: HugePages) -> Result<(), Errno> {
         self.attempt(Call::HugePages)?;
-        self.note_advice(address, length, allowed);
+        self.note_advice(address, length, huge == HugePages::Allowed);
         Ok(())
     }
 

@@ -14,7 +14,7 @@
 use crate::class_cache::{ClassCache, FLUSH_BATCH, NodeCache, SharedCache, Way};
 use crate::objects::Objects;
 use crate::other_nodes::Others;
-use crate::sheaf::{Sheaf, SheafList, sheaf_memory};
+use crate::sheaf::{Sheaf, SheafKind, SheafList};
 use crate::size_class::{CLASSES, Class};
 use crate::strided_run::StridedRun;
 use core::sync::atomic::Ordering;
@@ -104,25 +104,24 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Makes an empty sheaf: with cells, or a bound one. `None` if there is no memory for it.
-    pub(crate) fn new_sheaf(&self, class: Class, bound: bool) -> Option<Sheaf> {
-        let capacity = if bound { 0 } else { class.sheaf_capacity() };
-        let memory = self.private_memory(sheaf_memory(class, bound))?;
-        self.count_cells(class, bound, 1);
+    /// Makes an empty sheaf. `None` if there is no memory for it.
+    pub(crate) fn new_sheaf(&self, class: Class, kind: SheafKind) -> Option<Sheaf> {
+        let memory = self.private_memory(kind.memory(class))?;
+        self.count_cells(class, kind, 1);
         // SAFETY: `private_memory` gave an object of the sheaf's size to this thread alone.
-        Some(unsafe { Sheaf::make(memory, class, capacity) })
+        Some(unsafe { Sheaf::make(memory, class, kind.cells(class)) })
     }
 
     /// Returns the memory of an empty sheaf to its slab.
     fn drop_sheaf(&self, class: Class, sheaf: Sheaf) {
-        let memory = sheaf_memory(class, sheaf.is_bound());
-        self.count_cells(class, sheaf.is_bound(), -1);
+        let memory = sheaf.kind().memory(class);
+        self.count_cells(class, sheaf.kind(), -1);
         self.flush_private(memory, sheaf.into_memory().as_ptr());
     }
 
-    fn count_cells(&self, class: Class, bound: bool, sheaves: i64) {
-        if !bound {
-            let bytes = sheaf_memory(class, false).size() as i64 * sheaves;
+    fn count_cells(&self, class: Class, kind: SheafKind, sheaves: i64) {
+        if kind == SheafKind::Plain {
+            let bytes = kind.memory(class).size() as i64 * sheaves;
             // Relaxed: heuristic; it publishes no other data. Additions of negative numbers wrap.
             self.cell_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         }
@@ -135,7 +134,7 @@ impl<P: Platform> Objects<P> {
         let resident = self.pages.resident() << self.pages.page_shift();
         // Relaxed: heuristic; it publishes no other data.
         if self.cell_bytes.load(Ordering::Relaxed) <= (resident / 64).max(LEAST_CELLS) {
-            return self.new_sheaf(class, false);
+            return self.new_sheaf(class, SheafKind::Plain);
         }
         let sheaf = self.near(class).lock().full.pop_plain();
         match sheaf {
@@ -143,7 +142,7 @@ impl<P: Platform> Objects<P> {
                 self.empty(class, &mut sheaf);
                 Some(sheaf)
             }
-            None => self.new_sheaf(class, false),
+            None => self.new_sheaf(class, SheafKind::Plain),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::object_state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use crate::other_nodes::Others;
 use crate::region::StackId;
 use crate::reuse::Reuse;
-use crate::sheaf::sheaf_memory;
+use crate::sheaf::SheafKind;
 use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
 use crate::uncharger::Uncharger;
@@ -296,8 +296,8 @@ impl<P: Platform> Objects<P> {
     pub fn sheaf_bytes(&self) -> u64 {
         let bytes = |class: Class| {
             let of = |(plain, bound): (u32, u32)| {
-                let bytes = |sheaves: u32, bound| u64::from(sheaves) * sheaf_memory(class, bound).size() as u64;
-                bytes(plain, false) + bytes(bound, true)
+                let bytes = |sheaves: u32, kind: SheafKind| u64::from(sheaves) * kind.memory(class).size() as u64;
+                bytes(plain, SheafKind::Plain) + bytes(bound, SheafKind::Bound)
             };
             self.caches_of(class).map(|cache| of(cache.lock().sheaves())).sum::<u64>()
         };

@@ -94,7 +94,12 @@ impl Sheaf {
 
     /// Whether the sheaf is a bound one.
     pub fn is_bound(&self) -> bool {
-        self.head().capacity == 0
+        self.kind() == SheafKind::Bound
+    }
+
+    /// How the sheaf lists its objects.
+    pub(crate) fn kind(&self) -> SheafKind {
+        if self.head().capacity == 0 { SheafKind::Bound } else { SheafKind::Plain }
     }
 
     /// The size of its objects, in bytes.
@@ -269,9 +274,28 @@ impl Sheaf {
     }
 }
 
-/// The class of the memory of sheaves of `class`.
-pub(crate) fn sheaf_memory(class: Class, bound: bool) -> Class {
-    Class::of_size(Sheaf::bytes(if bound { 0 } else { class.sheaf_capacity() }))
+/// How sheaves list their objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SheafKind {
+    /// A cell for each object.
+    Plain,
+    /// A few strided runs.
+    Bound,
+}
+
+impl SheafKind {
+    /// Number of cells of such a sheaf of `class`.
+    pub(crate) fn cells(self, class: Class) -> u32 {
+        match self {
+            SheafKind::Plain => class.sheaf_capacity(),
+            SheafKind::Bound => 0,
+        }
+    }
+
+    /// The class of the memory of such sheaves of `class`.
+    pub(crate) fn memory(self, class: Class) -> Class {
+        Class::of_size(Sheaf::bytes(self.cells(class)))
+    }
 }
 
 #[cfg(test)]

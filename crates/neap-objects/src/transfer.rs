@@ -18,7 +18,7 @@ use crate::fast_path::KindEntry;
 use crate::object_state::CACHED;
 use crate::objects::Objects;
 use crate::region::StackId;
-use crate::sheaf::{STRIDED_RUNS, Sheaf, SheafList};
+use crate::sheaf::{STRIDED_RUNS, Sheaf, SheafKind, SheafList};
 use crate::size_class::Class;
 use crate::strided_run::{self, StridedRun};
 use core::sync::atomic::Ordering;
@@ -74,7 +74,7 @@ impl<P: Platform> Objects<P> {
             // new sheaf takes.
             let sheaf = empty.or_else(|| {
                 object = self.take_one(class);
-                object.and_then(|_| self.new_sheaf(class, false))
+                object.and_then(|_| self.new_sheaf(class, SheafKind::Plain))
             });
             if let Some(mut sheaf) = sheaf {
                 self.fill(class, &mut sheaf);
@@ -253,7 +253,7 @@ impl<P: Platform> Objects<P> {
             self.patience.store(patience - 1, Ordering::Relaxed);
             return None;
         }
-        let sheaf = self.new_sheaf(class, true);
+        let sheaf = self.new_sheaf(class, SheafKind::Bound);
         if sheaf.is_none() {
             self.patience.store(PATIENCE, Ordering::Relaxed);
         }
@@ -310,7 +310,7 @@ mod tests {
         held.retain(|object| !objects.contains(object));
         objects.iter().for_each(|&object| assert!(o.disown(object)));
         let (few, count) = strided_run::few::<STRIDED_RUNS>(&objects, class.size()).unwrap();
-        let mut sheaf = o.new_sheaf(class, true).unwrap();
+        let mut sheaf = o.new_sheaf(class, SheafKind::Bound).unwrap();
         assert!(sheaf.bind(&few[..count]));
         let stack = StackId::home(class);
         let room = |o: &Opened<_>| o.cpu_caches.room(&o.platform, 0, stack) - o.stacked(0, class);

@@ -17,7 +17,7 @@ use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID, SAMPLED};
 use crate::objects::Objects;
 use crate::payers::Vector;
 use crate::region::{REGION, StackId, dummy_cell, objects, stack};
-use crate::sheaf::sheaf_memory;
+use crate::sheaf::SheafKind;
 use crate::size_class::{CLASSES, Class, GRAIN};
 use crate::slab::{On, SlabId, SlabList};
 use core::fmt;
@@ -413,8 +413,8 @@ impl<P: Platform> Objects<P> {
         for class in Class::all() {
             for (node, cache) in self.caches_of(class).enumerate() {
                 let (plain, bound) = self.verify_barn(class, node, &cache.lock())?;
-                all[sheaf_memory(class, false).index()] += plain;
-                all[sheaf_memory(class, true).index()] += bound;
+                all[SheafKind::Plain.memory(class).index()] += plain;
+                all[SheafKind::Bound.memory(class).index()] += bound;
             }
         }
         Ok(all)
@@ -444,7 +444,7 @@ impl<P: Platform> Objects<P> {
                 equal("objects of a sheaf", 1, (sheaf.length() <= class.sheaf_capacity() as usize).into())?;
                 equal("size of a sheaf's objects", class.size() as u64, sheaf.size() as u64)?;
                 let kind = self.class_at(core::ptr::without_provenance(at)).map_or(0, |kind| kind.0);
-                let memory = sheaf_memory(class, sheaf.is_bound());
+                let memory = sheaf.kind().memory(class);
                 equal("class of a sheaf's memory", memory.0.into(), kind.into())?;
                 equal("state of a sheaf's memory", 0, self.state(at).load(Relaxed).into())?;
                 let far = sheaf.objects().filter(|&object| self.node_of(object) != node).count();

@@ -207,7 +207,7 @@ mod tests {
     fn what_is_written_is_resident_and_nothing_else() {
         let (page, pages) = (crate::memory::page_size(), 1500);
         let start = crate::memory::map(pages * page).unwrap();
-        let _ = crate::memory::huge_pages(start, pages * page, false);
+        let _ = crate::memory::huge_pages(start, pages * page, crate::memory::HugePages::Forbidden);
         let touched = [0, 1, 511, 512, 513, 1024, 1499];
         // SAFETY: inside the mapping made above.
         touched.iter().for_each(|at| unsafe {

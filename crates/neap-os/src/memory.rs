@@ -240,12 +240,24 @@ pub fn populate(address: usize, length: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxPopulateWrite) }
 }
 
+/// Whether the kernel may back a range with huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugePages {
+    /// It may.
+    Allowed,
+    /// It may not, whatever the system's setting.
+    Forbidden,
+}
+
 /// Sets whether the kernel may back a range with huge pages.
 ///
 /// # Errors
 /// `INVAL` if the kernel was built without them.
-pub fn huge_pages(address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
-    let advice = if allowed { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+pub fn huge_pages(address: usize, length: usize, huge: HugePages) -> Result<(), Errno> {
+    let advice = match huge {
+        HugePages::Allowed => Advice::LinuxHugepage,
+        HugePages::Forbidden => Advice::LinuxNoHugepage,
+    };
     // SAFETY: the advice changes no contents.
     unsafe { rustix::mm::madvise(pointer(address), length, advice) }
 }
@@ -394,7 +406,7 @@ mod tests {
         const HUGE: usize = 2 << 20;
         let here = map(2 * HUGE).unwrap();
         let huge = here.next_multiple_of(HUGE);
-        let _ = huge_pages(huge, HUGE, true);
+        let _ = huge_pages(huge, HUGE, HugePages::Allowed);
         // SAFETY: every access lies in the mapping made above.
         unsafe {
             (0..HUGE).step_by(64).for_each(|at| byte(huge + at).write((at >> 6) as u8 | 1));

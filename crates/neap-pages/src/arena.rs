@@ -26,6 +26,7 @@ use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use neap_base::platform::Errno;
+use neap_base::platform::memory::HugePages;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Pfn, Platform};
 
@@ -395,7 +396,7 @@ impl Arena {
             }
             if owner == (Some(node), false) {
                 let bytes = ((end - start) as usize) << self.page_shift;
-                done &= platform.huge_pages(self.address(Pfn(start)), bytes, false).is_ok();
+                done &= platform.huge_pages(self.address(Pfn(start)), bytes, HugePages::Forbidden).is_ok();
             }
             start = end;
         }
@@ -623,7 +624,7 @@ impl Arena {
     fn advise<P: Platform>(&self, platform: &P, address: usize, length: usize, node: usize) {
         // Huge pages come by population and for long runs. A range that the kernel may refill with
         // huge pages would not stay released.
-        let _ = platform.huge_pages(address, length, false);
+        let _ = platform.huge_pages(address, length, HugePages::Forbidden);
         let refused = self.nodes > 1 && platform.bind(address, length, node).is_err();
         // Without a binding, memory comes from the node of the CPU that touches it first, mostly
         // this one.

@@ -31,6 +31,17 @@ pub(crate) const PARTLY: usize = 1;
 /// The class of blocks with memory behind all of their pages.
 pub(crate) const BACKED: usize = 2;
 
+/// The memory of pages that are freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// All pages may have memory: they were in use.
+    All,
+    /// No page has memory: it was moved away.
+    None,
+    /// As the map of backed pages says.
+    AsRecorded,
+}
+
 /// The class of a block of which so many pages are backed.
 const fn class_of(backed: u32, pages: u32) -> usize {
     if backed == 0 {
@@ -211,7 +222,7 @@ impl Buddy {
         self.lazy_chunks.words = self.free_chunks.words;
         self.managed += pages;
         if !(start.0 | pages).is_multiple_of(CHUNK) {
-            return self.give_range(start, pages, false);
+            return self.give_range(start, pages, Memory::AsRecorded);
         }
         // Fresh whole chunks: only the map is written.
         let first = start.0 / CHUNK;
@@ -316,14 +327,16 @@ impl Buddy {
 
     /// Frees a block and merges it with its buddies. The caller has reset its frames' states, so
     /// that the frames of a long run, most of them never written, are not all read.
-    pub(crate) fn give(&mut self, pfn: Pfn, order: Order, touched: bool) {
+    pub(crate) fn give(&mut self, pfn: Pfn, order: Order, memory: Memory) {
         let pages = order.pages();
-        let backed = if touched {
-            self.backed.set(pfn, pages, true);
-            pages
-        } else {
-            self.count_backed(pfn, pages)
+        let backed = match memory {
+            Memory::All => pages,
+            Memory::None => 0,
+            Memory::AsRecorded => self.count_backed(pfn, pages),
         };
+        if memory != Memory::AsRecorded {
+            self.backed.set(pfn, pages, memory == Memory::All);
+        }
         self.free += pages;
         self.backed_free += backed;
         let (mut pfn, mut order, mut class) = (pfn, order, class_of(backed, pages));

@@ -4,7 +4,7 @@
 //! exactly which blocks may be handed out, which requests must be refused and which pages are known
 //! to be zero. So the tests compare for equality.
 
-use crate::buddy::{Buddy, take_out};
+use crate::buddy::{Buddy, Memory, take_out};
 use crate::units::CHUNK;
 use neap_base::{Order, Pfn};
 use proptest::prelude::*;
@@ -116,9 +116,9 @@ fn small_step(tiny: &mut Tiny, model: &mut Small, step: Step) -> bool {
             match order {
                 Some(order) => {
                     take_out(&tiny.buddy.frames, pfn, order);
-                    tiny.buddy.give(pfn, order, true);
+                    tiny.buddy.give(pfn, order, Memory::All);
                 }
-                None => tiny.buddy.free_run(pfn, pages, false),
+                None => tiny.buddy.free_run(pfn, pages, Memory::All),
             }
             model.free |= mask(pfn, pages);
             model.dirty |= mask(pfn, pages);
@@ -315,9 +315,9 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
             match order {
                 Some(order) => {
                     take_out(&buddy.frames, pfn, order);
-                    buddy.give(pfn, order, true);
+                    buddy.give(pfn, order, Memory::All);
                 }
-                None => buddy.free_run(pfn, pages, false),
+                None => buddy.free_run(pfn, pages, Memory::All),
             }
             model.give(pfn, pages);
         }
@@ -385,7 +385,7 @@ fn chunks_that_are_kept_are_cut_up_last() {
         let mut tiny = Tiny::new(3 * CHUNK);
         let rest = tiny.buddy.allocate_run(CHUNK - 1, 1).unwrap().pfn.plus(CHUNK - 1);
         let chunk = tiny.buddy.allocate_run(CHUNK, 1).unwrap().pfn;
-        tiny.buddy.free_run(chunk, CHUNK, false);
+        tiny.buddy.free_run(chunk, CHUNK, Memory::All);
         tiny.buddy.keeps_chunks = keeps;
         let mut page = || tiny.buddy.allocate_block(Order(0)).unwrap().pfn;
         assert_eq!((page() == rest, page().0 / CHUNK), (keeps, chunk.0 / CHUNK), "then one with memory");
@@ -396,7 +396,7 @@ fn chunks_that_are_kept_are_cut_up_last() {
 fn small_blocks_take_fresh_chunks_up_to_half_of_those_kept() {
     let mut tiny = Tiny::new(9 * CHUNK);
     let kept = tiny.buddy.allocate_run(4 * CHUNK, 1).unwrap().pfn;
-    tiny.buddy.free_run(kept, 4 * CHUNK, false);
+    tiny.buddy.free_run(kept, 4 * CHUNK, Memory::All);
     tiny.buddy.keeps_chunks = true;
     let mut taken = || tiny.buddy.allocate_block(Order(10)).unwrap().pfn.0 / CHUNK;
     let chunks = [(); 3].map(|()| taken());
@@ -408,7 +408,7 @@ fn small_blocks_take_fresh_chunks_up_to_half_of_those_kept() {
 fn lazy_chunk_is_eager_again_once_it_was_used() {
     let mut tiny = Tiny::new(4 * CHUNK);
     let run = tiny.buddy.allocate_run(3 * CHUNK, 1).unwrap().pfn;
-    tiny.buddy.free_run(run, 3 * CHUNK, false);
+    tiny.buddy.free_run(run, 3 * CHUNK, Memory::All);
     let offer = |tiny: &mut Tiny| {
         let pfn = tiny.buddy.detach_eager_chunk()?;
         tiny.buddy.attach_lazy_chunk(pfn, true);
@@ -419,7 +419,7 @@ fn lazy_chunk_is_eager_again_once_it_was_used() {
     assert_eq!((tiny.buddy.lazy, tiny.buddy.backed_free), (3 * CHUNK, 3 * CHUNK), "it counts as resident");
     let page = tiny.buddy.allocate_block(Order(0)).unwrap();
     assert!(!page.zero && tiny.buddy.lazy == 2 * CHUNK, "it may hold anything");
-    tiny.buddy.give(page.pfn, Order(0), true);
+    tiny.buddy.give(page.pfn, Order(0), Memory::All);
     assert_eq!((offer(&mut tiny), offer(&mut tiny), tiny.buddy.lazy), (Some(0), None, 3 * CHUNK));
 }
 
@@ -449,7 +449,7 @@ proptest! {
 fn runs_lie_side_by_side_in_memory_that_was_used() {
     let mut tiny = Tiny::new(CHUNK);
     let all = tiny.buddy.allocate_run(CHUNK, 1).unwrap();
-    tiny.buddy.free_run(all.pfn, CHUNK, false);
+    tiny.buddy.free_run(all.pfn, CHUNK, Memory::All);
     let runs = core::iter::from_fn(|| tiny.buddy.allocate_run(49, 1)).count() as u32;
     assert_eq!(runs, CHUNK / 49, "{} pages are left", tiny.buddy.free);
 }
@@ -459,12 +459,12 @@ fn runs_lie_side_by_side_in_memory_that_was_used() {
 fn a_run_joins_blocks_that_lie_side_by_side() {
     let mut tiny = Tiny::new(2 * CHUNK);
     let all = tiny.buddy.allocate_run(CHUNK, 1).unwrap();
-    tiny.buddy.free_run(all.pfn, CHUNK, false);
+    tiny.buddy.free_run(all.pfn, CHUNK, Memory::All);
     let single: Vec<Pfn> = (0..CHUNK).map(|_| tiny.buddy.allocate_block(Order(0)).unwrap().pfn).collect();
     // 48 pages around a border of 64: blocks of 32 and 16 pages.
     single.iter().filter(|pfn| (96..144).contains(&pfn.0)).for_each(|&pfn| {
         take_out(&tiny.buddy.frames, pfn, Order(0));
-        tiny.buddy.give(pfn, Order(0), true);
+        tiny.buddy.give(pfn, Order(0), Memory::All);
     });
     let run = tiny.buddy.allocate_run(48, 1).unwrap();
     assert_eq!((run.pfn, run.zero), (Pfn(96), false));
@@ -476,13 +476,13 @@ fn with_gaps(pages: u32, gap: u32) -> Tiny {
     let mut tiny = Tiny::new(3 * CHUNK);
     let all = tiny.buddy.allocate_run(2 * CHUNK, 1).unwrap();
     let order = Order(pages.trailing_zeros() as u8);
-    tiny.buddy.free_run(all.pfn, 2 * CHUNK, false);
+    tiny.buddy.free_run(all.pfn, 2 * CHUNK, Memory::All);
     let held: Vec<Pfn> = (0..2 * CHUNK / pages).map(|_| tiny.buddy.allocate_block(order).unwrap().pfn).collect();
     for &pfn in held.iter().filter(|pfn| (pfn.0 / pages).is_multiple_of(2)) {
         take_out(&tiny.buddy.frames, pfn, order);
         tiny.buddy.backed.set(pfn, gap, false);
         tiny.buddy.backed.set(pfn.plus(gap), pages - gap, true);
-        tiny.buddy.give(pfn, order, false);
+        tiny.buddy.give(pfn, order, Memory::AsRecorded);
     }
     tiny.buddy.verify(|_| true).unwrap();
     tiny
@@ -513,7 +513,7 @@ fn wholly_backed_blocks_are_cut_out_of_partly_backed_ones() {
 fn wholly_backed_blocks_come_first() {
     let mut tiny = with_gaps(16, 8);
     let run = tiny.buddy.allocate_run(CHUNK, 1).unwrap();
-    tiny.buddy.free_run(run.pfn, CHUNK, false);
+    tiny.buddy.free_run(run.pfn, CHUNK, Memory::All);
     let block = tiny.buddy.allocate_block(Order(4)).unwrap();
     assert_eq!(block.pfn.0 / CHUNK, run.pfn.0 / CHUNK);
     tiny.buddy.verify(|_| true).unwrap();

@@ -5,7 +5,7 @@
 //! list operations. Every block of a chain is `Listed`, is on no list, and belongs to the thread
 //! that carries it.
 
-use crate::buddy::{Buddy, PARTLY, UNBACKED};
+use crate::buddy::{Buddy, Memory, PARTLY, UNBACKED};
 use crate::frames::State;
 use crate::units::HUGE;
 use neap_base::{Order, Pfn};
@@ -62,7 +62,7 @@ impl Buddy {
             let right = pfn.plus(1 << cut);
             let keeps_lower = self.count_backed(pfn, 1 << cut) >= self.count_backed(right, 1 << cut);
             let (kept, rest) = if keeps_lower { (pfn, right) } else { (right, pfn) };
-            self.give(rest, Order(cut), false);
+            self.give(rest, Order(cut), Memory::AsRecorded);
             pfn = kept;
         }
         (pfn, cut)
@@ -93,8 +93,8 @@ impl Buddy {
             }
             chain.head = frame.next();
             frame.set_state(State::Inside);
-            let touched = frame.spare() == TOUCHED;
-            self.give(pfn, order, touched);
+            let memory = if frame.spare() == TOUCHED { Memory::All } else { Memory::AsRecorded };
+            self.give(pfn, order, memory);
         }
         chain.blocks -= count;
         count

@@ -10,7 +10,7 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::buddy::{BACKED, Buddy, LIST_ORDERS, PARTLY, UNBACKED};
+use crate::buddy::{BACKED, Buddy, LIST_ORDERS, Memory, PARTLY, UNBACKED};
 use crate::frames::State;
 use crate::units::{CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
@@ -109,7 +109,7 @@ impl Buddy {
             }
         }
         self.backed.set(pfn, emptied, false);
-        self.give_range(pfn, pages, false);
+        self.give_range(pfn, pages, Memory::AsRecorded);
     }
 
     /// Detaches the highest backed chunk that is not lazily free yet.

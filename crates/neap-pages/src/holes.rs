@@ -10,7 +10,7 @@
 //!
 //! The release turn is held over system calls, the zone's lock for a moment.
 
-use crate::buddy::take_out;
+use crate::buddy::{Memory, take_out};
 use crate::give_back::TURN_LOOKS;
 use crate::node_pages::NodePages;
 use crate::pages::Pages;
@@ -89,7 +89,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         inner.buddy.backed.set(pfn, order.pages(), true);
         let gone = (0..order.pages()).filter(|page| holes >> page & 1 == 1);
         gone.for_each(|page| inner.buddy.backed.set(pfn.plus(page), 1, false));
-        inner.buddy.give(pfn, order, false);
+        inner.buddy.give(pfn, order, Memory::AsRecorded);
     }
 }
 

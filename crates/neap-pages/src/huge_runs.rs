@@ -33,6 +33,7 @@ use crate::arena::{Arena, IN_RUNS};
 use crate::units::{CHUNK, HUGE};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use neap_base::platform::memory::HugePages;
 use neap_base::{Pfn, Platform};
 
 /// The most runs with huge pages: the kernel allows 65530 mappings by default.
@@ -87,7 +88,7 @@ impl Arena {
         let (before, after) = (whole_units(pfn, old), whole_units(pfn, new));
         let is_counted = || self.is_in_run(Pfn(before.start));
         if after.end > before.end && if before.is_empty() { self.count_huge_run() } else { is_counted() } {
-            self.advise_run(platform, &(before.end..after.end), true);
+            self.advise_run(platform, &(before.end..after.end), HugePages::Allowed);
         }
     }
 
@@ -106,7 +107,7 @@ impl Arena {
             self.huge_runs.count.fetch_sub(1, Relaxed);
         }
         let lost = after.end..before.end;
-        (!self.advise_run(platform, &lost, false)).then_some(lost)
+        (!self.advise_run(platform, &lost, HugePages::Forbidden)).then_some(lost)
     }
 
     /// Counts one more run with huge pages. Returns `false` at the limit.
@@ -122,13 +123,13 @@ impl Arena {
 
     /// Tells the system whether huge pages may stand behind the parts, and records it for each.
     /// Releasing the part splits them. Returns whether the system agreed.
-    fn advise_run<P: Platform>(&self, platform: &P, parts: &Range<u32>, allowed: bool) -> bool {
+    fn advise_run<P: Platform>(&self, platform: &P, parts: &Range<u32>, huge: HugePages) -> bool {
         let bytes = parts.len() << self.page_shift();
-        let done = bytes == 0 || platform.huge_pages(self.address(Pfn(parts.start)), bytes, allowed).is_ok();
+        let done = bytes == 0 || platform.huge_pages(self.address(Pfn(parts.start)), bytes, huge).is_ok();
         for part in parts.clone().step_by(UNIT as usize).map(Pfn) {
             // Relaxed: the owner's tick reads a hint; see the table above.
             let byte = self.about_chunk(part, IN_RUNS);
-            if allowed {
+            if huge == HugePages::Allowed {
                 byte.fetch_or(run_bit(part), Relaxed);
                 self.note_huge(part);
             } else {

@@ -9,7 +9,7 @@
 //! lock is held, and learns how often it was taken and how many pages moved under it. Compiled with
 //! the feature `lab` only.
 
-use crate::buddy::{Buddy, take_out};
+use crate::buddy::{Buddy, Memory, take_out};
 use crate::chains::Chain;
 use crate::page_lists::{Missing, Why};
 use crate::pages::Pages;
@@ -135,7 +135,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
                 pages.zone.acquire(&pages.arena, platform, Wanted::block(order), take).map(Some)
             }
             Visit::Give(pfn, order) => {
-                pages.zone.lock().buddy.give(pfn, order, true);
+                pages.zone.lock().buddy.give(pfn, order, Memory::All);
                 Ok(None)
             }
         })

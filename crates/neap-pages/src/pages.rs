@@ -12,7 +12,7 @@
 //! mutex.
 
 use crate::arena::Shared;
-use crate::buddy::{Buddy, take_out};
+use crate::buddy::{Buddy, Memory, take_out};
 use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};
 use crate::open::Own;
@@ -233,7 +233,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 Err(_) => {}
             }
         }
-        self.zone.lock().buddy.give(pfn, order, true);
+        self.zone.lock().buddy.give(pfn, order, Memory::All);
     }
 
     /// Gives a batch, which the policy bounds, to the zone under one hold of its lock.
@@ -312,7 +312,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             return;
         }
         self.forbid_huge(platform, pfn, pages, 0);
-        self.zone.lock().buddy.free_run(pfn, pages, false);
+        self.zone.lock().buddy.free_run(pfn, pages, Memory::All);
     }
 
     /// Puts a freed run into the CPU's cache. Returns `false` if another thread holds the cache, or
@@ -341,7 +341,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub(crate) fn free_cached(&self, runs: &Runs) {
         for Run { pfn, pages } in runs.iter() {
             self.frames().frame(pfn).set_state(State::Run);
-            self.zone.lock().buddy.free_run(pfn, pages, false);
+            self.zone.lock().buddy.free_run(pfn, pages, Memory::All);
         }
     }
 
@@ -369,7 +369,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Frees a run whose pages were moved elsewhere ([`Platform::move_pages`]), so that it has no
     /// memory.
     pub fn free_moved_run(&self, pfn: Pfn, pages: u32) {
-        self.zone.lock().buddy.free_run(pfn, pages, true);
+        self.zone.lock().buddy.free_run(pfn, pages, Memory::None);
     }
 
     /// Makes a run longer or shorter in place. Returns `false` and changes nothing if it cannot

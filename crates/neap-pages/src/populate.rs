@@ -24,12 +24,13 @@
 //! The zone's lock is not held over a system call.
 
 use crate::arena::Arena;
-use crate::buddy::UNBACKED;
+use crate::buddy::{Memory, UNBACKED};
 use crate::frames::State;
 use crate::units::HUGE;
 use crate::zone::{Inner, Touched, Zone, ZoneGuard};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use neap_base::platform::memory::HugePages;
 use neap_base::sync::{wait, wake};
 use neap_base::{Order, Pfn, Platform};
 
@@ -230,14 +231,14 @@ impl Inner {
     }
 
     /// Puts a detached block of two mebibytes back.
-    fn attach_huge(&mut self, pfn: Pfn, touched: bool) {
-        self.attach_populated(pfn, HUGE, touched);
+    fn attach_huge(&mut self, pfn: Pfn, memory: Memory) {
+        self.attach_populated(pfn, HUGE, memory);
     }
 
     /// Puts a detached block back.
-    fn attach_populated(&mut self, pfn: Pfn, size: Order, touched: bool) {
+    fn attach_populated(&mut self, pfn: Pfn, size: Order, memory: Memory) {
         self.buddy.frames.frame(pfn).set_state(State::Inside);
-        self.buddy.give(pfn, size, touched);
+        self.buddy.give(pfn, size, memory);
         self.releasing -= size.pages();
     }
 }
@@ -258,7 +259,7 @@ impl Zone {
     fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>) {
         let bytes = pages.len() << arena.page_shift();
         // If that is refused, small pages come.
-        let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, true);
+        let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, HugePages::Allowed);
         let mut inner = self.lock();
         inner.population.note_allowed(&pages);
         inner.population.next = pages;
@@ -298,7 +299,7 @@ impl Zone {
             Err(_) => inner.population.patience = PATIENCE,
         }
         // Even after a refusal, some of it may have memory now.
-        inner.attach_huge(pfn, true);
+        inner.attach_huge(pfn, Memory::All);
         self.count_growth(HUGE.pages().into());
         self.end_step(inner);
     }
@@ -310,7 +311,7 @@ impl Zone {
         // SAFETY: the block is mapped and detached, so no other thread uses it.
         if size == HUGE && unsafe { platform.release_unless_locked(address, bytes) }.is_ok() {
             // Where that is refused, what comes is small pages.
-            let _ = platform.huge_pages(address, bytes, true);
+            let _ = platform.huge_pages(address, bytes, HugePages::Allowed);
             return self.populate_block(arena, platform, pfn, true);
         }
         let answer = platform.populate(address, bytes);
@@ -321,7 +322,7 @@ impl Zone {
             Err(_) => inner.population.patience = PATIENCE,
         }
         // Refused or not, some of it may have memory now.
-        inner.attach_populated(pfn, size, true);
+        inner.attach_populated(pfn, size, Memory::All);
         self.count_growth(size.pages().into());
         self.end_step(inner);
     }
@@ -345,7 +346,7 @@ impl Zone {
         if waited {
             let mut inner = self.lock();
             let blocks = waiting.into_iter().flat_map(|pages| pages.step_by(HUGE.pages() as usize));
-            blocks.for_each(|pfn| inner.attach_huge(Pfn(pfn), false));
+            blocks.for_each(|pfn| inner.attach_huge(Pfn(pfn), Memory::AsRecorded));
         }
         waited
     }

@@ -15,7 +15,7 @@
 //!
 //! The lock of the zone protects every call.
 
-use crate::buddy::{BACKED, Buddy, Map, PARTLY, UNBACKED, not_handed_out};
+use crate::buddy::{BACKED, Buddy, Map, Memory, PARTLY, UNBACKED, not_handed_out};
 use crate::frames::State;
 use crate::units::{Block, CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
@@ -62,7 +62,7 @@ impl Buddy {
         self.take_at(start, block.0 - start.0);
         let (end, block_end) = (start.0 + pages, block.0 + order.pages());
         // All but the last page of the run may lie in front of the block.
-        self.give_range(Pfn(end), block_end - end, false);
+        self.give_range(Pfn(end), block_end - end, Memory::AsRecorded);
         Some(start)
     }
 
@@ -115,14 +115,11 @@ impl Buddy {
         None
     }
 
-    /// Frees a run; `moved` if its pages were moved away, so that it has no memory.
-    pub(crate) fn free_run(&mut self, pfn: Pfn, pages: u32, moved: bool) {
+    /// Frees a run.
+    pub(crate) fn free_run(&mut self, pfn: Pfn, pages: u32, memory: Memory) {
         self.check_run(pfn, pages);
         self.frames.frame(pfn).set_state(State::Inside);
-        if moved {
-            self.backed.set(pfn, pages, false);
-        }
-        self.give_range(pfn, pages, !moved);
+        self.give_range(pfn, pages, memory);
     }
 
     /// Whether all pages from `start` to the end of the arena are free.
@@ -144,7 +141,7 @@ impl Buddy {
         }
         self.frames.frame(pfn).set_owner(new);
         if new < old {
-            self.give_range(pfn.plus(new), old - new, true);
+            self.give_range(pfn.plus(new), old - new, Memory::All);
         }
         true
     }
@@ -157,11 +154,11 @@ impl Buddy {
     }
 
     /// Frees a range as the largest aligned blocks in it.
-    pub(crate) fn give_range(&mut self, start: Pfn, pages: u32, touched: bool) {
+    pub(crate) fn give_range(&mut self, start: Pfn, pages: u32, memory: Memory) {
         let (mut at, end) = (start.0, start.0 + pages);
         while at < end {
             let order = at.trailing_zeros().min((end - at).ilog2()).min(u32::from(CHUNK_ORDER.0));
-            self.give(Pfn(at), Order(order as u8), touched);
+            self.give(Pfn(at), Order(order as u8), memory);
             at += 1 << order;
         }
     }
@@ -176,7 +173,7 @@ impl Buddy {
         (first..first + count).for_each(|chunk| self.remove(Pfn(chunk as u32 * CHUNK), CHUNK_ORDER, PARTLY));
         self.free -= taken;
         self.backed_free -= self.count_backed(pfn, taken);
-        self.give_range(pfn.plus(pages), taken - pages, false);
+        self.give_range(pfn.plus(pages), taken - pages, Memory::AsRecorded);
         self.backed_low = self.backed_low.min(self.backed_free);
         Some(pfn)
     }
@@ -226,7 +223,7 @@ impl Buddy {
             self.backed_free -= self.count_backed(Pfn(at), order.pages());
             at += order.pages();
         }
-        self.give_range(Pfn(end), at - end, false);
+        self.give_range(Pfn(end), at - end, Memory::AsRecorded);
         self.backed_low = self.backed_low.min(self.backed_free);
         true
     }

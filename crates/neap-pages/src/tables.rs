@@ -23,6 +23,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
+use neap_base::platform::memory::HugePages;
 
 /// A kind of mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +96,7 @@ impl Table {
     /// small program's table.
     pub(crate) fn advise<P: Platform>(&self, platform: &P, bytes: Range<usize>) {
         if self.early {
-            let _ = platform.huge_pages(self.start + bytes.start, bytes.len(), false);
+            let _ = platform.huge_pages(self.start + bytes.start, bytes.len(), HugePages::Forbidden);
         }
     }
 
@@ -132,7 +133,7 @@ impl Table {
         let (start, length) = self.place(part.start, part.len());
         let huge = self.window(part.start).filter(|_| fresh).map(|window| self.place(window.start, 0).0);
         if let Some(huge) = huge {
-            let _ = platform.huge_pages(huge, HUGE_BYTES, true);
+            let _ = platform.huge_pages(huge, HUGE_BYTES, HugePages::Allowed);
             // The huge page comes by this fault, which holds the lock of its mapping. The call
             // below would hold that of the process meanwhile. SAFETY: the byte is mapped, belongs
             // to the caller's part of the arena, and is accessed as an atomic.
@@ -142,7 +143,7 @@ impl Table {
         let populated = platform.populate(start, end - start);
         if let Some(huge) = huge {
             // Pages of it that are released must stay released.
-            let _ = platform.huge_pages(huge, HUGE_BYTES, false);
+            let _ = platform.huge_pages(huge, HUGE_BYTES, HugePages::Forbidden);
         }
         populated
     }

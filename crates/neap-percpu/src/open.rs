@@ -21,7 +21,7 @@ use crate::state::State;
 use core::sync::atomic::AtomicBool;
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
-use neap_base::platform::memory::{Range, SCATTERED_RANGES};
+use neap_base::platform::memory::{HugePages, Range, SCATTERED_RANGES};
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Platform};
 
@@ -106,7 +106,7 @@ impl<C: Charge> PerCpuData<C> {
             })?;
         }
         // A huge page would allocate memory for pages that count as empty.
-        let _ = platform.huge_pages(base, length, false);
+        let _ = platform.huge_pages(base, length, HugePages::Forbidden);
 
         // SAFETY: each table has its own piece of new zeroes, of the length that it needs. Zeroes
         // are valid rows and records.

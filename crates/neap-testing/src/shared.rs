@@ -6,7 +6,7 @@ use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::platform::Errno;
-use neap_base::platform::memory::Range;
+use neap_base::platform::memory::{HugePages, Range};
 use std::sync::{Arc, Mutex};
 
 /// An action of a test's in the middle of a call.
@@ -126,8 +126,8 @@ impl<P: Platform> Platform for Shared<P> {
         self.platform.populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
-        self.platform.huge_pages(address, length, allowed)
+    fn huge_pages(&self, address: usize, length: usize, huge: HugePages) -> Result<(), Errno> {
+        self.platform.huge_pages(address, length, huge)
     }
 
     fn split(&self, address: usize) {

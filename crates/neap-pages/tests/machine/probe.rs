@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
 use neap_base::Platform;
 use neap_base::platform::Errno;
-use neap_base::platform::memory::Range;
+use neap_base::platform::memory::{HugePages, Range};
 use neap_base::virtual_platform::Virtual;
 use std::boxed::Box;
 use std::sync::Mutex;
@@ -111,9 +111,9 @@ impl Platform for Probe {
         self.machine.populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
-        self.machine.huge_pages(address, length, allowed)?;
-        self.huge.lock().expect("no holder panics").push((address, length, allowed));
+    fn huge_pages(&self, address: usize, length: usize, huge: HugePages) -> Result<(), Errno> {
+        self.machine.huge_pages(address, length, huge)?;
+        self.huge.lock().expect("no holder panics").push((address, length, huge == HugePages::Allowed));
         run(&self.on_huge);
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 use crate::machine::probe::{Probe, at_call, stop_once};
 use crate::machine::{Held, Opened, give, resident, shape, take_block, take_run};
+use neap_base::platform::memory::HugePages;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Order, Pfn, Platform};
 use neap_pages::{NodePages, Shape};
@@ -259,7 +260,7 @@ fn an_early_table_asks_for_no_huge_page_that_may_not_be_had_or_would_lie_on_one_
 fn huge_pages_are_given(platform: &Linux) -> bool {
     let (start, length) = (platform.map(4 << 20).unwrap(), 2 << 20);
     let huge = start.next_multiple_of(length);
-    platform.huge_pages(huge, length, true).unwrap();
+    platform.huge_pages(huge, length, HugePages::Allowed).unwrap();
     // SAFETY: mapped above, for this function alone.
     unsafe { core::ptr::with_exposed_provenance_mut::<u8>(huge).write_volatile(1) };
     let given = resident(huge, length) == length;

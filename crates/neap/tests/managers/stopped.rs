@@ -13,7 +13,7 @@ use neap::drain::Scope;
 use neap::options::Options;
 use neap_base::Platform;
 use neap_base::platform::Errno;
-use neap_base::platform::memory::Range;
+use neap_base::platform::memory::{HugePages, Range};
 use neap_base::virtual_platform::Virtual;
 use std::sync::Arc;
 
@@ -75,8 +75,8 @@ impl Platform for Machine {
         self.machine.populate(address, length)
     }
 
-    fn huge_pages(&self, address: usize, length: usize, allowed: bool) -> Result<(), Errno> {
-        self.machine.huge_pages(address, length, allowed)
+    fn huge_pages(&self, address: usize, length: usize, huge: HugePages) -> Result<(), Errno> {
+        self.machine.huge_pages(address, length, huge)
     }
 
     fn cpus(&self) -> usize {
