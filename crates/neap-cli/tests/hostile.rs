@@ -405,7 +405,7 @@ fn as_many_bytes_as_are_read_are_shown_in_bounded_memory() {
 #[test]
 fn reports_without_an_end_are_refused_after_a_time() {
     let hostile = Hostile::start("places");
-    hostile.refuses("stat", &["--shrinkers", "--timeout", "1"], "within 1 s; --timeout SECONDS");
+    hostile.refuses("stat", &["--shrinkers", "--timeout", "3"], "within 3 s; --timeout SECONDS");
 }
 
 #[test]
