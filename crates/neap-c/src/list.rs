@@ -56,7 +56,7 @@ fn item(item: *mut Item) -> Option<NonNull<Item>> {
 pub(crate) unsafe extern "C" fn neap_list_init(list: *mut List, flags: c_uint, shrinker: u64) -> c_int {
     let make = || {
         let list = match (flags, shrinker) {
-            (0, 0) => RawList::open(By::Nobody)?,
+            (0, 0) => RawList::open(By::RootAlone)?,
             (2, 0) => RawList::open(By::Group)?,
             (2, shrinker) => RawList::open_for(ShrinkerId::from_bits(shrinker))?,
             _ => return Err(Error::Argument),

@@ -7,7 +7,6 @@
 
 use crate::cpu_caches::{CpuCaches, Peek};
 use crate::instance::{CONFIG, Opened, machine};
-use crate::machine::Shared;
 use crate::region::{StackId, at, dummy_cell};
 use crate::size_class::Class;
 use core::sync::atomic::Ordering::Relaxed;
@@ -15,6 +14,7 @@ use neap_base::platform::Errno;
 use neap_base::{Linux, Platform};
 use neap_os::rseq::{SequenceTable, UNREGISTERED};
 use neap_os::topology::CpuSet;
+use neap_testing::shared::Shared;
 use std::boxed::Box;
 use std::vec::Vec;
 

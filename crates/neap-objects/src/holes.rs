@@ -203,10 +203,10 @@ impl SlabTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{Random, seed};
     use crate::size_class::Class;
     use core::ptr::NonNull;
     use neap_base::Pfn;
+    use neap_testing::random::{Random, seed};
     use std::collections::BTreeSet;
     use std::vec::Vec;
 

@@ -9,7 +9,6 @@
 use crate::class_cache::ObjectIndex;
 use crate::cpu_caches::CacheMode;
 use crate::instance::{CONFIG, Opened, machine, rseq};
-use crate::machine::Shared;
 use crate::objects::Config;
 use crate::sheaf::Sheaf;
 use crate::size_class::{CLASSES, Class};
@@ -19,6 +18,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_pages::State;
+use neap_testing::shared::Shared;
 use std::collections::VecDeque;
 use std::vec::Vec;
 

@@ -27,9 +27,6 @@ mod isolated_use;
 #[cfg(test)]
 mod known_bug_tests;
 pub mod live;
-#[cfg(test)]
-#[path = "../tests/machine/mod.rs"]
-mod machine;
 pub mod object_state;
 pub mod objects;
 mod other_nodes;

@@ -12,16 +12,15 @@
 //! real machine, on one CPU.
 
 mod instance;
-mod machine;
 
 use instance::{Opened, rseq};
-use machine::Shared;
 use neap_base::{Linux, Platform};
 use neap_objects::charged::Owned;
 use neap_objects::cpu_caches::Attempt;
 use neap_objects::fast_path::FreeOutcome;
 use neap_objects::region::StackId;
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
+use neap_testing::shared::Shared;
 
 /// The real machine, and a thread that stays on its CPU.
 fn opened() -> Option<Opened<Shared<Linux>>> {

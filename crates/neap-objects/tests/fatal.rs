@@ -3,16 +3,13 @@
 //!
 //! Each case runs in a process of its own.
 
-#[path = "../../neap-pages/tests/again/mod.rs"]
-mod again;
 mod instance;
-mod machine;
 
-use again::dies;
 use core::ptr::NonNull;
 use instance::{CONFIG, Opened, machine};
 use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
+use neap_testing::again::{case as named_case, dies};
 
 fn case(name: &str) {
     let (o, class) = (Opened::new(machine(2), &CONFIG).unwrap(), Class::of_size(64));
@@ -56,7 +53,7 @@ fn dies_with(name: &str, line: &str) {
 /// Runs a case in the process that was started for it, and does nothing otherwise.
 #[test]
 fn a_case() {
-    if let Some(name) = again::case() {
+    if let Some(name) = named_case() {
         case(&name);
     }
 }

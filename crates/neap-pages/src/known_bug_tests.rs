@@ -5,13 +5,13 @@
 //! (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides (B7).
 
 use crate::give_back::Drain;
-use crate::machine::probe::{Probe, at_call};
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use crate::page_lists::Why;
 use crate::units::Exhausted;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
+use neap_testing::probe::{Probe, at_call};
 use std::boxed::Box;
 use std::vec::Vec;
 

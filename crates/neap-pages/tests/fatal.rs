@@ -2,13 +2,12 @@
 //!
 //! Each case runs in a process of its own.
 
-mod again;
 mod machine;
 
-use again::dies;
 use machine::{Opened, shape};
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Order, Pfn};
+use neap_testing::again::{case as named_case, dies};
 
 fn case(name: &str) {
     let machine = Virtual::new(4096, 1);
@@ -61,7 +60,7 @@ fn dies_with(name: &str, line: &str) {
 /// Runs a case in the process that was started for it, and does nothing otherwise.
 #[test]
 fn a_case() {
-    if let Some(name) = again::case() {
+    if let Some(name) = named_case() {
         case(&name);
     }
 }

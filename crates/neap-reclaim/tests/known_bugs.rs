@@ -240,7 +240,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
 #[test]
 fn l7_who_has_the_items_has_the_mark() {
     with_site(2, |site| {
-        let list = On(site, site.open(By::Nobody, Some(SHRINKER)).unwrap());
+        let list = On(site, site.open(By::RootAlone, Some(SHRINKER)).unwrap());
         let things = things(2);
         let groups = ["a", "b"].map(|name| site.groups.create(site.host, GroupId::ROOT, name).unwrap());
         groups.iter().zip(&things).for_each(|(&group, thing)| assert!(list.add(group, 1, thing)));

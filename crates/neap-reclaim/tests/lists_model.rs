@@ -36,7 +36,7 @@ impl Model {
 
     /// Returns the group that gets an item added for `group`.
     fn receiver(&mut self, list: usize, by: By, group: GroupId, is_exhausted: bool) -> GroupId {
-        if by == By::Nobody {
+        if by == By::RootAlone {
             return GroupId::ROOT;
         }
         let parts = &mut self.parts[list];
@@ -103,7 +103,7 @@ fn run(steps: u64, most_things: usize, most_groups: usize) {
     let (mut random, mut made) = (Random(seed()), 0);
     with_site(NODES, |site| {
         let open = |by, shrinker| (On(site, site.open(by, shrinker).unwrap()), by);
-        let lists = [open(By::Group, Some(SHRINKER)), open(By::Nobody, None), open(By::Group, None)];
+        let lists = [open(By::Group, Some(SHRINKER)), open(By::RootAlone, None), open(By::Group, None)];
         let mut marked = BTreeSet::new();
         let all = things(most_things);
         let root = Part { there: true, ..Part::default() };

@@ -135,7 +135,7 @@ unsafe impl Send for At {}
 #[test]
 fn waiters_sleep_once_and_get_the_lock_by_priority() {
     let Some(stage) = Stage::new("waiters_sleep_once_and_get_the_lock_by_priority") else { return };
-    let (cpu, list) = (stage.cpus[0], RawList::open(By::Nobody).unwrap());
+    let (cpu, list) = (stage.cpus[0], RawList::open(By::RootAlone).unwrap());
     let items: [At; 4] = core::array::from_fn(|_| At(NonNull::from(Box::leak(Box::new(Item::new())))));
     // SAFETY: the items are never moved nor freed, and the list is not closed.
     unsafe { assert!(list.add(Group::ROOT, 0, items[0].0).unwrap()) };

@@ -3,7 +3,6 @@
 //! An object of a test's has its address in its first word.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
-use crate::machine::Shared;
 use core::ops::Deref;
 use neap_base::platform::Errno;
 use neap_base::virtual_platform::Virtual;
@@ -12,6 +11,7 @@ use neap_objects::fast_path::{FastPath, FreeOutcome};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
+use neap_testing::shared::Shared;
 use std::boxed::Box;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::fs::FileExt;

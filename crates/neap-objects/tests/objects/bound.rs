@@ -8,12 +8,12 @@
 //! Method: bursts on virtual machines and on the real one, each verified afterwards.
 
 use crate::instance::{CONFIG, Opened, machine};
-use crate::machine::Shared;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_objects::objects::Config;
 use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::{CLASSES, Class};
+use neap_testing::shared::Shared;
 use std::collections::BTreeSet;
 
 /// Whether sheaves of a class are bound: those that take more than twice as much with cells, all

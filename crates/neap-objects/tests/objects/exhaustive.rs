@@ -10,10 +10,10 @@
 //! and from each state everything can be freed.
 
 use crate::instance::{CONFIG, Opened, machine};
-use crate::machine::Shared;
 use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
+use neap_testing::shared::Shared;
 use std::collections::{BTreeSet, VecDeque};
 
 /// The class with the smallest stacks.

@@ -13,12 +13,13 @@
 //! written from end to end.
 
 use crate::instance::{CONFIG, Opened, machine, resident};
-use crate::machine::{Random, Shared, number, seed};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_objects::objects::Config;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId};
+use neap_testing::random::{Random, number, seed};
+use neap_testing::shared::Shared;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

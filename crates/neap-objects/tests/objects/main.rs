@@ -5,8 +5,6 @@
 
 #[path = "../instance/mod.rs"]
 mod instance;
-#[path = "../machine/mod.rs"]
-mod machine;
 
 mod bound;
 mod exhaustive;

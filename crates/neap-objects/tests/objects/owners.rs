@@ -9,7 +9,6 @@
 //! verification after everything.
 
 use crate::instance::{CONFIG, Opened, machine, rseq};
-use crate::machine::{Random, Shared, number, seed};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Platform};
@@ -18,6 +17,8 @@ use neap_objects::fast_path::FreeOutcome;
 use neap_objects::objects::Config;
 use neap_objects::payers::word_of;
 use neap_objects::size_class::Class;
+use neap_testing::random::{Random, number, seed};
+use neap_testing::shared::Shared;
 use std::collections::BTreeMap;
 use std::sync::{Barrier, mpsc};
 

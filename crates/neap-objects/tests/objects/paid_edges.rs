@@ -1,13 +1,13 @@
 //! Charged objects in caches: the arguments of the uncharger, and sizes beyond the largest.
 
 use crate::instance::{CONFIG, Opened, machine, rseq};
-use crate::machine::Shared;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_objects::charged::Owned;
 use neap_objects::payers::word_of;
 use neap_objects::size_class::{Class, LARGEST};
+use neap_testing::shared::Shared;
 use std::collections::BTreeMap;
 
 /// Number of objects paid back: outside of slow paths, and inside.

@@ -13,7 +13,6 @@
 //! the real one.
 
 use crate::instance::{CONFIG, Opened, machine, resident, rseq};
-use crate::machine::Shared;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
@@ -22,6 +21,7 @@ use neap_objects::fast_path::FreeOutcome;
 use neap_objects::objects::{Config, Part};
 use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
+use neap_testing::shared::Shared;
 
 /// The most bytes in a CPU's two stacks of a class, as [`Class::stack_capacity`] says.
 const OF_A_CLASS: usize = 1536 << 10;

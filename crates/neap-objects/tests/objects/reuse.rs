@@ -2,10 +2,10 @@
 //! little, in whatever order the first was freed. Measured in pages of the virtual machine.
 
 use crate::instance::{CONFIG, Opened, machine};
-use crate::machine::orders::{Order, reorder};
-use crate::machine::{Random, seed};
 use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
+use neap_testing::orders::{Order, reorder};
+use neap_testing::random::{Random, seed};
 
 const LIVE: usize = 64 << 20;
 

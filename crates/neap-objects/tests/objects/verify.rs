@@ -7,7 +7,6 @@
 //! undone, and leaves every state byte unchanged.
 
 use crate::instance::{CONFIG, Opened, machine};
-use crate::machine::Shared;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use neap_base::Pfn;
 use neap_base::virtual_platform::Virtual;
@@ -21,6 +20,7 @@ use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId, SlabList};
 use neap_objects::strided_run::Packed;
 use neap_objects::verify::Census;
+use neap_testing::shared::Shared;
 use std::collections::VecDeque;
 
 type Instance = Opened<Shared<Virtual>>;

@@ -4,16 +4,10 @@
 //! zero is read completely first.
 #![allow(dead_code, reason = "not every test file uses every piece")]
 
-pub(crate) mod probe;
-mod random;
-
 use neap_base::platform::Errno;
 use neap_base::{Order, Pfn, Platform};
 use neap_pages::{BATCH_SCALE, Exhausted, Pages, Shape, SideTable, TABLES};
 use std::vec;
-
-#[allow(unused_imports, reason = "as above")]
-pub(crate) use random::{Random, seed};
 
 pub(crate) const PAGE_SIZES: [usize; 3] = [4096, 16384, 65536];
 

@@ -6,13 +6,14 @@
 //!
 //! Method: virtual machines over real memory. The model is a number of holes, and `verify`.
 
-use crate::machine::probe::Probe;
-use crate::machine::{Opened, PAGE_SIZES, Random, resident, seed, shape};
+use crate::machine::{Opened, PAGE_SIZES, resident, shape};
 use core::cell::Cell;
 use neap_base::platform::memory::Range;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
 use neap_pages::Report;
+use neap_testing::probe::Probe;
+use neap_testing::random::{Random, seed};
 
 /// Releases pages of a block, a bit for each.
 fn punch(o: &Opened<'_, Virtual>, pfn: Pfn, pages: u64) -> Option<Report> {

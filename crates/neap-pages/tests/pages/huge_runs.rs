@@ -11,13 +11,14 @@
 //!
 //! Method: a virtual machine that records its calls, against a model.
 
-use crate::machine::probe::Probe;
-use crate::machine::{Opened, Random, seed, shape};
+use crate::machine::{Opened, shape};
 use neap_base::platform::memory::Range;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
 use neap_os::topology::CpuSet;
 use neap_pages::Shape;
+use neap_testing::probe::Probe;
+use neap_testing::random::{Random, seed};
 use std::collections::BTreeMap;
 
 const CHUNK: u32 = 1024;

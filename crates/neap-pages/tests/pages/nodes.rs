@@ -3,12 +3,13 @@
 //! Method: virtual machines whose CPUs belong to nodes, on real memory. A test in which a node runs
 //! out takes all of the address space. Tests with random steps print their seed.
 
-use crate::machine::{Held, Opened, Random, seed, shape};
+use crate::machine::{Held, Opened, shape};
 use core::ops::Deref;
 use neap_base::Order;
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_pages::{Exhausted, NodePages, Shape, Statistics, Watermarks};
+use neap_testing::random::{Random, seed};
 
 struct Nodes<'p> {
     machine: &'p Virtual,

@@ -1,11 +1,12 @@
 //! Pages as a whole on virtual machines: allocation and free, every page size, scarce address
 //! space, budgets.
 
-use crate::machine::{Held, Opened, PAGE_SIZES, Random, give, resident, seed, shape, take_block, take_run};
+use crate::machine::{Held, Opened, PAGE_SIZES, give, resident, shape, take_block, take_run};
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn, Platform};
 use neap_pages::{Drain, Exhausted, Part, Shape};
+use neap_testing::random::{Random, seed};
 
 fn machines() -> Vec<Virtual> {
     let usual = PAGE_SIZES.map(|size| Virtual::new(size, 3));

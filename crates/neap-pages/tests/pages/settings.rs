@@ -4,11 +4,12 @@
 //! verification proves that the nodes' parts and the reserve sum up to the budget. Random tests
 //! print their seed.
 
-use crate::machine::{Random, seed, shape};
+use crate::machine::shape;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Order, Pfn};
 use neap_pages::{BATCH_SCALE, NodePages, Settings, Shape};
+use neap_testing::random::{Random, seed};
 
 const ONE: &[usize] = &[0, 0];
 const TWO: &[usize] = &[0, 0, 1, 1];

@@ -1,9 +1,10 @@
 //! Real threads on the real system, with ticks, drains and explicit releases in between.
 
-use crate::machine::{Held, Opened, Random, give, seed, shape, take_block, take_run};
+use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use neap_base::{Linux, Platform};
 use neap_pages::Shape;
+use neap_testing::random::{Random, seed};
 
 const THREADS: u64 = 6;
 

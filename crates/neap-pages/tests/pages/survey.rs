@@ -3,11 +3,12 @@
 //! Goal: code that compares pages with the system's view sees each page's right use. Method: a
 //! random program on machines with one node and with two, with surveys in between.
 
-use crate::machine::{Random, seed, shape};
+use crate::machine::shape;
 use neap_base::platform::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Order, Pfn};
 use neap_pages::{NodePages, PIECE, Part, Use};
+use neap_testing::random::{Random, seed};
 use std::collections::BTreeMap;
 
 /// The use of every page.

@@ -14,7 +14,7 @@ pub enum By {
     /// The group that they are added for.
     Group,
     /// The root, whichever group they are added for.
-    Nobody,
+    RootAlone,
 }
 
 /// Memory that a [`LruList`](super::LruList) leads to.

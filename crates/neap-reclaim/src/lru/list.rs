@@ -219,7 +219,7 @@ impl LruList {
             let reading = site.groups.reading();
             let seat = match self.head().by {
                 By::Group => site.groups.seat(&reading, group).ok_or(GroupError::NoSuchGroup)?,
-                By::Nobody => GroupSlot::ROOT,
+                By::RootAlone => GroupSlot::ROOT,
             };
             let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
             // SAFETY: the block was found or made within the read, which is held, so it is not
@@ -349,7 +349,7 @@ impl LruList {
     ) -> Option<GroupSlot> {
         match self.head().by {
             By::Group => site.groups.own_seat(reading, group),
-            By::Nobody => Some(GroupSlot::ROOT),
+            By::RootAlone => Some(GroupSlot::ROOT),
         }
     }
 
