@@ -129,7 +129,10 @@ static void inside_without_files(void) {
 }
 
 static void without_files(void) {
-    CHECK(setenv("NEAP", "limit:auto,high:90%,refuse:on", 1) == 0, "setenv");
+    const char *before = getenv("NEAP");
+    char options[256];
+    snprintf(options, sizeof options, "%s%slimit:auto,high:90%%,refuse:on", before ? before : "", before ? "," : "");
+    CHECK(setenv("NEAP", options, 1) == 0, "setenv");
     execl(self, self, "files", (char *)NULL);
     CHECK(0, "exec of %s", self);
 }

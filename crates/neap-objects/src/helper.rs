@@ -15,7 +15,10 @@
 //! inside, and a fork wait for that thread.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use neap_os::futex::{self, Sharing};
+use neap_os::{
+    clock,
+    futex::{self, Sharing},
+};
 
 /// State shared by threads that need memory and the thread that drains for them.
 #[derive(Debug, Default)]
@@ -64,15 +67,21 @@ impl Helper {
         }
         let ticket = self.asked.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         self.ring();
-        let is_done = |done: u32| done.wrapping_sub(ticket) < u32::MAX / 2;
-        // Acquire pairs with the Release in `serve`, which publishes the objects returned to slabs.
-        let done = self.done.load(Ordering::Acquire);
-        if !is_done(done) {
-            futex::wait(&self.done, done, Some(nanoseconds), Sharing::Process);
+        let end = clock::precise().saturating_add(nanoseconds);
+        loop {
+            // Acquire pairs with the Release in `serve`, which publishes the objects returned to slabs.
+            let done = self.done.load(Ordering::Acquire);
+            if done.wrapping_sub(ticket) < u32::MAX / 2 {
+                return true;
+            }
+            let left = end.saturating_sub(clock::precise());
+            if left == 0 {
+                self.late.fetch_add(1, Ordering::Relaxed);
+                return false;
+            }
+            // Earlier tickets and signals end a wait, too.
+            futex::wait(&self.done, done, Some(left), Sharing::Process);
         }
-        let in_time = is_done(self.done.load(Ordering::Acquire)); // Pairs with the Release in `serve`.
-        self.late.fetch_add(u32::from(!in_time), Ordering::Relaxed);
-        in_time
     }
 
     /// Runs `work` if an allocation asks for it. `work` returns whether it drained.
@@ -123,6 +132,25 @@ mod tests {
             assert!(asks.join().unwrap());
         });
         helper.serve(|| panic!("nothing is asked for"));
+        // A request that comes during another's work waits for its own.
+        helper.asked.fetch_add(1, Ordering::Relaxed);
+        std::thread::scope(|scope| {
+            let (asked, mut asks) = (helper.asked.load(Ordering::Relaxed), None);
+            helper.serve(|| {
+                asks = Some(scope.spawn(|| helper.ask(u64::MAX >> 2)));
+                while helper.asked.load(Ordering::Relaxed) == asked {
+                    std::thread::yield_now();
+                }
+                true
+            });
+            let mut served = false;
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            helper.serve(|| {
+                served = true;
+                true
+            });
+            assert!(served && asks.unwrap().join().unwrap());
+        });
         helper.asked.fetch_add(1, Ordering::Relaxed);
         helper.serve(|| false);
         helper.forget();

@@ -5,14 +5,14 @@
 //! ([`Platform::room`]), and sets the manager's limit in bytes by it ([`limit_for`]). So the budget
 //! of the page layer is the sensor of fast growth: an allocation that comes to the limit first has
 //! another look made, then has memory given back, and only then goes beyond the limit, or fails
-//! with `refuse:on`. An allocation waits at most 100 ms for neap's thread.
+//! with `refuse:on`. An allocation waits at most 100 ms for neap's thread, with `refuse:on` a second.
 //!
 //! | when | by | how often |
 //! |---|---|---|
 //! | ticks | neap's thread | four times a second |
 //! | while it would sleep | neap's thread | once a second |
 //! | ticks | calls, in a process without neap's thread | once a second |
-//! | an allocation is at the limit | neap's thread; with one thread the call | always |
+//! | an allocation is at the limit | neap's thread; the call, with one thread or without neap's | always |
 //!
 //! Looks follow each other every 50 ms while the container has too little, its limit falls, or
 //! other memory grows so that the room ends soon, and for a second after that. A fall is expected
@@ -44,6 +44,8 @@ use neap_os::stack;
 
 /// Nanoseconds that an allocation at the limit waits for neap's thread to look.
 const PATIENCE: u64 = 100_000_000;
+/// The same for one that fails if the thread does not look.
+const LAST_RESORT: u64 = 1_000_000_000;
 /// A part of the limit, and bytes: a smaller change is not worth its cost.
 const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
 /// The part of the spare room that a process may take whose own share is smaller.
@@ -235,11 +237,11 @@ impl<P: Platform> Core<P> {
             return false;
         }
         let (platform, before) = (&self.objects.platform, self.settings.limit());
-        if platform.may_fence() {
+        if platform.may_fence() || !self.background.has_thread() {
             self.follow(mm, platform.now());
         } else {
             self.following.wanted.store(true, Ordering::Relaxed);
-            self.objects.helper.ask(PATIENCE);
+            self.objects.helper.ask(if self.settings.refuses() { LAST_RESORT } else { PATIENCE });
         }
         let limit = self.settings.limit();
         limit == 0 || limit > before
