@@ -430,6 +430,16 @@ mod tests {
     }
 
     #[test]
+    fn a_small_container_is_looked_at_before_it_is_full() {
+        let it = contained(40 * MIB, true);
+        let blocks = it.fill(1000);
+        let counted = it.core().counted();
+        assert!((30 * MIB..=36 * MIB).contains(&counted), "{counted} bytes of 36 MiB");
+        it.free(blocks);
+        it.close();
+    }
+
+    #[test]
     fn without_refuse_allocations_pass_the_limit_a_few_mebibytes_at_a_time() {
         let it = contained(100 * MIB, false);
         let blocks = it.fill(1200);

@@ -85,7 +85,7 @@ impl fmt::Display for Limit {
 }
 
 /// The limit until the first look, in bytes. Programs below it make none before their first tick.
-pub(crate) const FIRST: u64 = 64 << 20;
+pub(crate) const FIRST: u64 = 16 << 20;
 /// Nanoseconds from one look to the next.
 pub(crate) const PERIOD: u64 = 1_000_000_000;
 /// Nanoseconds between two looks of a thread that ticks.
