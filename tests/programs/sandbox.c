@@ -2,7 +2,8 @@
  * allocated: membarrier and process_madvise, with threads made later; rseq as well, with threads
  * made before. Before it starts, by a filter that lasts across exec: rseq, membarrier and
  * process_madvise. Then all files, with a limit that follows the container, which neap looks at again
- * and again. Allocation goes on in each case. */
+ * and again. Last, calls are not refused but raise SIGSYS in all threads, whose handler refuses them.
+ * Allocation goes on in each case. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -10,11 +11,13 @@
 #include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #ifndef SYS_rseq
@@ -24,19 +27,22 @@
 #define SYS_process_madvise 440
 #endif
 
-static void forbid(int count, const int *calls) {
+/* Calls get `answer`, in threads that are made later or, with `flags`, in all. */
+static void install(int count, const int *calls, unsigned answer, unsigned flags) {
     struct sock_filter code[64] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
     unsigned short length = 1;
     for (int i = 0; i < count; i++) {
         code[length++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i], 0, 1);
-        code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+        code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, answer);
     }
     code[length++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     struct sock_fprog program = {length, code};
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs");
-    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0, "seccomp");
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program) == 0, "seccomp");
     CHECK(syscall(calls[0], 0, 0, 0, 0, 0) == -1 && errno == EPERM, "the filter lets call %d through", calls[0]);
 }
+
+static void forbid(int count, const int *calls) { install(count, calls, SECCOMP_RET_ERRNO | EPERM, 0); }
 
 static atomic_int go;
 
@@ -128,18 +134,57 @@ static void inside_without_files(void) {
     join(threads);
 }
 
-static void without_files(void) {
+static atomic_int traps;
+
+static void refuse(int signal, siginfo_t *info, void *context) {
+    mcontext_t *registers = &((ucontext_t *)context)->uc_mcontext;
+#ifdef __x86_64__
+    registers->gregs[REG_RAX] = -EPERM;
+#else
+    registers->regs[0] = -EPERM;
+#endif
+    atomic_fetch_add(&traps, signal == SIGSYS && info->si_code > 0);
+}
+
+/* neap's thread, which the second thread brought, opens files once a second; without it calls do. */
+static void inside_with_traps(void) {
+    struct sigaction action = {.sa_sigaction = refuse, .sa_flags = SA_SIGINFO};
+    CHECK(sigaction(SIGSYS, &action, NULL) == 0, "sigaction");
+    pthread_t threads[3];
+    start(threads, &go);
+    churn(NULL);
+    int calls[] = {SYS_openat, SYS_membarrier, SYS_process_madvise};
+    install(3, calls, SECCOMP_RET_TRAP, SECCOMP_FILTER_FLAG_TSYNC);
+    int own = atomic_load(&traps);
+    atomic_store(&go, 1);
+    for (int i = 0; i < 100 && atomic_load(&traps) == own; i++) {
+        churn(NULL);
+        usleep(50000);
+    }
+    CHECK(!getenv("LD_PRELOAD") || atomic_load(&traps) > own, "neap made no forbidden call: this tests nothing");
+    join(threads);
+}
+
+static void inside(const char *how) {
     const char *before = getenv("NEAP");
     char options[256];
     snprintf(options, sizeof options, "%s%slimit:auto,high:90%%,refuse:on", before ? before : "", before ? "," : "");
     CHECK(setenv("NEAP", options, 1) == 0, "setenv");
-    execl(self, self, "files", (char *)NULL);
+    execl(self, self, how, (char *)NULL);
     CHECK(0, "exec of %s", self);
 }
+
+static void without_files(void) { inside("files"); }
+
+static void with_traps(void) { inside("traps"); }
 
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "files")) {
         inside_without_files();
+        return 0;
+    }
+    if (argc > 1 && !strcmp(argv[1], "traps")) {
+        inside_with_traps();
         return 0;
     }
     if (argc > 1) {
@@ -154,5 +199,6 @@ int main(int argc, char **argv) {
     in_child(with_earlier_threads, "rseq too, after the start");
     in_child(from_the_start, "all three from the start");
     in_child(without_files, "files, after the start");
+    in_child(with_traps, "files and others raise SIGSYS, after the start");
     return finish();
 }

@@ -18,14 +18,19 @@ use std::process::{self, Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use neap::{options, trace};
+use neap_pressure::{Sensor, Subject, System};
 
 use crate::profile::{self, ProfileFile};
 use crate::{keys, library, linkage, signals};
 
+/// Options of a program that names no others: its heap follows the container's limit. Of two options
+/// with one key the later one counts.
+const DEFAULT: &str = "limit:auto";
+
 const EXAMPLES: &str = "\
 Examples:
   neap run -- redis-server --port 7000
-  neap run --limit auto -- ./server
+  neap run --limit none -- ./server
   neap run --limit 512M --high 90% --reserve 32M -- ./server
   neap run --neap rseq:off -- python3 -m http.server
   neap run --neap background:off,limit:2g -- ./a.out
@@ -33,6 +38,8 @@ Examples:
   neap run --trace py.trace -- python3 big.py && neap lab replay py.trace
 
 LD_PRELOAD and NEAP keep what they already hold: the library goes in front, the options behind.
+In front of all options is limit:auto: the heap follows the container's limit. Without a container
+that is the machine's memory. --limit none switches it off.
 A recording is of the process that this command becomes, not of its children; of the last program
 where it executes several. So is a profile, of a child of this command; its bytes are those at the
 peak. It can be replayed at any time, also after the program was killed.
@@ -54,7 +61,8 @@ pub(crate) struct RunOptions {
     /// Options for the library, as in the variable NEAP
     #[arg(long, value_name = "KEY:VALUE,...")]
     neap: Option<OsString>,
-    /// The option limit: auto (follows the container), a percentage of its limit, or bytes
+    /// The option limit: auto (follows the container; the default), a percentage of its limit,
+    /// bytes, or none
     #[arg(long, value_name = "VALUE")]
     limit: Option<OsString>,
     /// The option high: use from which memory is given back in the background, as a percentage of
@@ -78,6 +86,9 @@ pub(crate) struct RunOptions {
     /// Preload this library instead of the one that was installed with the command
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
+    /// Tell on standard error what is preloaded, the options, and the limits as `neap pressure` does
+    #[arg(short, long)]
+    verbose: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -120,6 +131,7 @@ pub(crate) fn sampled(command: &[OsString], library: Option<&Path>, every: &str)
         profile: None,
         every: every.to_string(),
         library: library.map(Path::to_path_buf),
+        verbose: false,
         command: command.to_vec(),
     };
     let mut command = prepared(&options, Some(every))?;
@@ -134,7 +146,8 @@ fn prepared(options: &RunOptions, every: Option<&str>) -> Result<Command> {
         None => library::find(&library::executable()?)?,
     };
     let program = &options.command[0];
-    let mut told = joined(env::var_os("NEAP").as_deref(), ",", options.neap.as_deref());
+    let mut told = joined(Some(OsStr::new(DEFAULT)), ",", env::var_os("NEAP").as_deref());
+    told = joined(Some(&told), ",", options.neap.as_deref());
     for (key, value) in [("limit", &options.limit), ("high", &options.high), ("reserve", &options.reserve)] {
         if let Some(value) = value {
             let option = joined(Some(OsStr::new(key)), ":", Some(value));
@@ -160,9 +173,12 @@ fn prepared(options: &RunOptions, every: Option<&str>) -> Result<Command> {
     let mut command = Command::new(program);
     command.args(&options.command[1..]);
     command.env("LD_PRELOAD", joined(Some(library.as_os_str()), ":", env::var_os("LD_PRELOAD").as_deref()));
-    if !told.is_empty() {
-        command.env("NEAP", told);
+    if options.verbose {
+        let mut limits = String::new();
+        Sensor::new(Subject::Own).survey(&System::new()).explain(&mut limits)?;
+        eprint!("neap: preloads {}\nneap: NEAP={}\n{limits}", library.display(), told.to_string_lossy());
     }
+    command.env("NEAP", told);
     Ok(command)
 }
 

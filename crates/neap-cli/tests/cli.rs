@@ -124,7 +124,7 @@ fn run_becomes_the_program_with_both_variables_joined() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(7));
-    let expected = format!("{}:libm.so.6|background:off,rseq:off|--neap\n", library.display());
+    let expected = format!("{}:libm.so.6|limit:auto,background:off,rseq:off|--neap\n", library.display());
     assert_eq!(text(&output.stdout), expected, "{}", text(&output.stderr));
 }
 
@@ -137,7 +137,11 @@ fn run_passes_a_limit_with_its_mark_and_reserve() {
         Command::new(neap.0.join("bin/neap")).args(limits).env_remove("NEAP").output().unwrap()
     };
     let output = run("90%");
-    assert_eq!(text(&output.stdout), "limit:512M,high:90%,reserve:32M\n", "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "limit:auto,limit:512M,high:90%,reserve:32M\n", "{}", text(&output.stderr));
+    let told = Command::new(neap.0.join("bin/neap")).args(["run", "-v", "--", "true"]).env("NEAP", "stat:off").output();
+    let told = text(&told.unwrap().stderr);
+    assert!(told.contains("libneap_malloc.so\nneap: NEAP=limit:auto,stat:off\n"), "{told}");
+    assert!(told.contains("\nLimit: "), "{told}");
     let output = run("auto");
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("high:auto"), "{}", text(&output.stderr));

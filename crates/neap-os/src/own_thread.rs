@@ -6,8 +6,9 @@
 //!    function of the program, a profiler or a preloaded library with their names is never called.
 //! 2. The C library knows the threads. Its set*id functions change their user, too, and a process
 //!    does not end before they do. Therefore [`join`] belongs to the end of the main thread.
-//! 3. They start with every signal blocked except those of the C library. No handler of the program
-//!    runs on them.
+//! 3. They start with every signal blocked except those of the C library and SIGSYS. No other
+//!    handler of the program runs on them. A sandbox may answer a system call by SIGSYS; the kernel
+//!    ends a process whose thread blocks it.
 //! 4. [`settle`] resets the inherited policy, CPUs and priority.
 //!
 //! # Locking
@@ -182,7 +183,7 @@ pub enum End {
     Detached,
 }
 
-/// Creates a thread with every signal blocked, on a stack of `stack` bytes. The stack is larger if
+/// Creates a thread with the [signals of programs](signals_of_programs) blocked, on a stack of `stack` bytes. The stack is larger if
 /// the program's thread-local variables do not fit.
 ///
 /// # Errors
@@ -266,12 +267,12 @@ pub fn set_value(functions: &Functions, key: u32, value: *const c_void) {
     }
 }
 
-/// Every signal but those that the C library keeps for itself, from 32 on: a thread that blocks one
-/// would hang a `setuid` or a cancellation. Signal `n` has bit `n - 1`.
+/// Every signal but SIGSYS and those that the C library keeps for itself, from 32 on: a thread that
+/// blocks one of the latter would hang a `setuid` or a cancellation. Signal `n` has bit `n - 1`.
 fn signals_of_programs() -> u64 {
     // glibc says 34, musl 35.
     let first = libc::SIGRTMIN().cast_unsigned().clamp(32, 64);
-    !0 << (first - 1) | u64::from(u32::MAX >> 1)
+    (!0 << (first - 1) | u64::from(u32::MAX >> 1)) & !(1 << (libc::SIGSYS - 1))
 }
 
 /// Sets the calling thread's blocked signals, and returns those before.
@@ -326,10 +327,10 @@ mod tests {
     }
 
     #[test]
-    fn signals_of_the_c_library_are_not_blocked() {
+    fn signals_of_the_c_library_and_of_sandboxes_are_not_blocked() {
         let all = signals_of_programs();
         let is_blocked = |signal: i32| all & 1 << (signal - 1) != 0;
-        assert!((1..32).chain(libc::SIGRTMIN()..65).all(is_blocked));
+        assert!((1..32).chain(libc::SIGRTMIN()..65).all(|signal| is_blocked(signal) == (signal != libc::SIGSYS)));
         assert!(!(32..libc::SIGRTMIN()).any(is_blocked), "{all:#x}");
         let before = set_mask(all);
         assert_eq!(set_mask(before) | 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1), all);

@@ -73,7 +73,9 @@ const BEGIN: &str = "<<< ";
 const END: &str = ">>> ";
 /// Seconds until init runs, with a large margin.
 const BOOT: u32 = 60;
-/// Lines of output that are kept.
+/// Begins a line of a test's output that is always kept.
+pub(crate) const FIGURE: &str = "figure: ";
+/// Last lines of output that are kept.
 const KEPT: usize = 40;
 
 /// The machine's first program: runs every line, and powers the machine off.
@@ -132,7 +134,11 @@ pub(crate) fn run(target: Target, machine: &Machine, shape: Shape, initrd: &Path
 fn read(text: &str) -> Console {
     let mut console = Console::default();
     let mut lines: Vec<&str> = Vec::new();
-    let kept = |lines: &[&str]| lines[lines.len().saturating_sub(KEPT)..].join("\n");
+    let kept = |lines: &[&str]| {
+        let (before, last) = lines.split_at(lines.len().saturating_sub(KEPT));
+        let figures = before.iter().filter(|line| line.starts_with(FIGURE));
+        figures.chain(last).copied().collect::<Vec<_>>().join("\n")
+    };
     for line in text.lines().map(|line| line.trim_end_matches('\r')) {
         // The firmware leaves control sequences before the first line.
         if let Some((_, status)) = line.split_once(END).filter(|(before, _)| before.is_empty()) {
@@ -159,6 +165,9 @@ mod tests {
         let answer = |status, output: &str| Answer { status, output: output.into() };
         let tests = vec![answer(0, "one\ntwo"), answer(101, "three")];
         assert_eq!(read(text), Console { tests, rest: "last words".into() });
+        let noise = "noise\n".repeat(2 * KEPT);
+        let long = read(&format!("<<< 0\n{FIGURE}1\n{noise}>>> 0\n")).tests.remove(0).output;
+        assert!(long.starts_with("figure: 1\nnoise\n") && long.lines().count() == KEPT + 1, "{long}");
     }
 
     #[test]

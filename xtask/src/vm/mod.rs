@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -22,7 +22,7 @@ mod initrd;
 mod machine;
 pub(crate) mod packages;
 
-use machine::{Answer, Shape};
+use machine::{Answer, FIGURE, Shape};
 
 /// One program that runs in the machine: a shell line that ends with status 0. `/tests` holds the
 /// test programs of the crates, `/programs` those of `tests/programs`, `$PRELOAD` the library.
@@ -219,7 +219,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
     }
     let initrd = folder.join("initrd");
     let (mut report, mut figures) = (Report::default(), Vec::new());
-    let start = Instant::now();
+    let (start, mut emulated) = (Instant::now(), Duration::ZERO);
     for shape in Shape::ALL {
         let guests: Vec<&Guest> =
             GUESTS.iter().filter(here).filter(chosen).filter(|guest| guest.shape == *shape).collect();
@@ -232,14 +232,16 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
         initrd::write(&initrd, &contents(target, &folder, &found, &lines)?)?;
         println!("vm: {} tests on {}", guests.len(), shape.name());
         let limit = lines.iter().map(|line| line.1).sum();
+        let boot = Instant::now();
         let answers = machine::run(target, &found, *shape, &initrd, limit)?;
+        emulated += boot.elapsed();
         for (at, guest) in guests.iter().enumerate() {
             let result = match answers.tests.get(at) {
                 Some(Answer { status: 0, output }) if output.contains("test result: ok. 0 passed") => {
                     Err(anyhow::anyhow!("no test was run\n{output}"))
                 }
                 Some(Answer { status: 0, output }) => {
-                    figures.extend(output.lines().filter_map(|line| line.strip_prefix("figure: ")).map(str::to_string));
+                    figures.extend(output.lines().filter_map(|line| line.strip_prefix(FIGURE)).map(str::to_string));
                     Ok(())
                 }
                 Some(answer) => Err(anyhow::anyhow!("status {}\n{}", answer.status, answer.output)),
@@ -249,7 +251,8 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
         }
     }
     figures.iter().for_each(|figure| println!("vm: {figure}"));
-    println!("vm: {} s, with the build of the tests", start.elapsed().as_secs());
+    let built = start.elapsed() - emulated;
+    println!("vm: {} s in machines, {} s for builds of tests", emulated.as_secs(), built.as_secs());
     report.close("vm")
 }
 
