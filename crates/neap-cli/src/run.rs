@@ -23,8 +23,8 @@ use neap_pressure::{Sensor, Subject, System};
 use crate::profile::{self, ProfileFile};
 use crate::{keys, library, linkage, signals};
 
-/// Options of a program that names no others: its heap follows the container's limit. Of two options
-/// with one key the later one counts.
+/// Options of a program that names no others: its heap follows the container's limit. Of two
+/// options with one key the later one counts.
 const DEFAULT: &str = "limit:auto";
 
 const EXAMPLES: &str = "\
@@ -86,7 +86,7 @@ pub(crate) struct RunOptions {
     /// Preload this library instead of the one that was installed with the command
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
-    /// Tell on standard error what is preloaded, the options, and the limits as `neap pressure` does
+    /// Tell on standard error what is preloaded, the options, and the limits
     #[arg(short, long)]
     verbose: bool,
     /// The program and its arguments

@@ -69,7 +69,8 @@ impl Helper {
         self.ring();
         let end = clock::precise().saturating_add(nanoseconds);
         loop {
-            // Acquire pairs with the Release in `serve`, which publishes the objects returned to slabs.
+            // Acquire pairs with the Release in `serve`, which publishes the objects returned to
+            // slabs.
             let done = self.done.load(Ordering::Acquire);
             if done.wrapping_sub(ticket) < u32::MAX / 2 {
                 return true;

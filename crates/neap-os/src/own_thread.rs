@@ -183,8 +183,8 @@ pub enum End {
     Detached,
 }
 
-/// Creates a thread with the [signals of programs](signals_of_programs) blocked, on a stack of `stack` bytes. The stack is larger if
-/// the program's thread-local variables do not fit.
+/// Creates a thread with the [signals of programs](signals_of_programs) blocked, on a stack of
+/// `stack` bytes. The stack is larger if the program's thread-local variables do not fit.
 ///
 /// # Errors
 /// The error of `pthread_create`: `AGAIN` at a limit of threads, `PERM`. `NOSYS` if this thread is

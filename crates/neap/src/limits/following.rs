@@ -5,14 +5,15 @@
 //! ([`Platform::room`]), and sets the manager's limit in bytes by it ([`limit_for`]). So the budget
 //! of the page layer is the sensor of fast growth: an allocation that comes to the limit first has
 //! another look made, then has memory given back, and only then goes beyond the limit, or fails
-//! with `refuse:on`. An allocation waits at most 100 ms for neap's thread, with `refuse:on` a second.
+//! with `refuse:on`. An allocation waits at most 100 ms for neap's thread, with `refuse:on` a
+//! second.
 //!
 //! | when | by | how often |
 //! |---|---|---|
 //! | ticks | neap's thread | four times a second |
 //! | while it would sleep | neap's thread | once a second |
 //! | ticks | calls, in a process without neap's thread | once a second |
-//! | an allocation is at the limit | neap's thread; the call, with one thread or without neap's | always |
+//! | an allocation is at the limit | neap's thread; calls without it or with one thread | always |
 //!
 //! Looks follow each other every 50 ms while the container has too little, its limit falls, or
 //! other memory grows so that the room ends soon, and for a second after that. A fall is expected
@@ -44,7 +45,7 @@ use neap_os::stack;
 
 /// Nanoseconds that an allocation at the limit waits for neap's thread to look.
 const PATIENCE: u64 = 100_000_000;
-/// The same for one that fails if the thread does not look.
+/// Nanoseconds of such a wait with `refuse:on`, where the allocation fails without a look.
 const LAST_RESORT: u64 = 1_000_000_000;
 /// A part of the limit, and bytes: a smaller change is not worth its cost.
 const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
