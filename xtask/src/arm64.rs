@@ -1,5 +1,6 @@
 //! `cargo xtask test --target aarch64-unknown-linux-gnu`: the unit tests of what ships, built for
-//! arm64, and the programs of `tests/programs` under the preload library. `qemu-aarch64` runs each.
+//! arm64, the programs of `tests/programs` under the preload library, and a Rust program with the
+//! packaged crate. `qemu-aarch64` runs each.
 //!
 //! The emulator passes system calls on to this machine's kernel. It has no rseq, so neap's fallback
 //! runs; `cargo xtask vm --target` runs the sequences. It reorders no memory access.
@@ -11,7 +12,7 @@ use crate::programs::{self, Left};
 use crate::report::Report;
 use crate::smoke::DEFAULT;
 use crate::target::Target;
-use crate::{fast_path, layout, symbols, tidy};
+use crate::{dependent, fast_path, layout, symbols, tidy};
 
 /// Tests that cannot pass under the emulator, by a part of their name.
 const LEFT_TESTS: &[Left] = &[
@@ -79,5 +80,6 @@ pub(crate) fn test() -> Result<()> {
     let scratch = layout::target().join("smoke-arm64");
     std::fs::create_dir_all(&scratch)?;
     programs::elsewhere(&mut report, target, LEFT_PROGRAMS, &scratch, &DEFAULT)?;
+    dependent::for_target(&mut report, target)?;
     report.close("test for arm64")
 }

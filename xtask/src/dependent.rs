@@ -1,5 +1,6 @@
 //! `cargo xtask dependent`: a Rust program outside the workspace that depends on the packaged
-//! crate, built with ordinary settings, and run.
+//! crate, built with ordinary settings, and run: with each profile, also for musl and, under
+//! `qemu-aarch64`, for arm64.
 //!
 //! `cargo package` makes each crate's package, with the files and the manifest that a registry
 //! would have. So a file or a version that a package lacks is found here.
@@ -12,12 +13,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::install::VERSION;
-use crate::process::{capture, cargo, command, need, which};
+use crate::process::{capture, cargo, command, need};
 use crate::report::Report;
-use crate::target::MUSL;
+use crate::target::{MUSL, Target, standard_library};
 use crate::{layout, tidy};
 
 /// Symbols that a C library may lack.
@@ -69,33 +70,51 @@ fn main() {
 }
 "#;
 
+/// Debug, default, and many object files without optimisation at link time.
+const PROFILES: &[&str] = &["dev", "release", "apart"];
+
 /// The command.
 pub(crate) fn command_alone() -> Result<()> {
     let mut report = Report::default();
-    into(&mut report)?;
+    let folder = prepare()?;
+    for target in [Target::Native, Target::Musl, Target::Arm64] {
+        each(&mut report, &folder, target, PROFILES);
+    }
     report.close("dependent")
 }
 
-/// Builds and runs it in every way, counted in a report with other checks.
+/// Builds and runs it with each profile, and with one for musl, counted in a report with other
+/// checks.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
     let folder = prepare()?;
-    for profile in ["dev", "release", "apart"] {
-        report.check(&format!("profile {profile}"), run(&folder, profile, None));
-    }
-    musl_in(report, &folder);
+    each(report, &folder, Target::Native, PROFILES);
+    each(report, &folder, Target::Musl, &["release"]);
     Ok(())
 }
 
-/// Builds and runs it for musl alone, as a static program.
-pub(crate) fn for_musl(report: &mut Report) -> Result<()> {
-    musl_in(report, &prepare()?);
+/// Builds and runs it with each profile for one target alone.
+pub(crate) fn for_target(report: &mut Report, target: Target) -> Result<()> {
+    each(report, &prepare()?, target, PROFILES);
     Ok(())
 }
 
-fn musl_in(report: &mut Report, folder: &Path) {
-    match musl() {
-        Ok(()) => report.check("profile release, for musl", run(folder, "release", Some(MUSL))),
-        Err(error) => report.skip("profile release, for musl", &format!("{error:#}")),
+/// Builds and runs it with some profiles.
+fn each(report: &mut Report, folder: &Path, target: Target, profiles: &[&str]) {
+    let missing = match target {
+        // A static program needs no C compiler for musl.
+        Target::Musl => standard_library(MUSL),
+        Target::Native | Target::Arm64 => target.is_there(true),
+    };
+    let missing = missing.err();
+    for profile in profiles {
+        let name = match target.name() {
+            Some(target) => format!("profile {profile}, for {target}"),
+            None => format!("profile {profile}"),
+        };
+        match &missing {
+            None => report.check(&name, run(folder, profile, target)),
+            Some(error) => report.skip(&name, &error.to_string()),
+        }
     }
 }
 
@@ -184,27 +203,21 @@ fn manifest(packages: &Path) -> String {
 }
 
 /// Builds it with one profile, checks its symbols, and runs it.
-fn run(folder: &Path, profile: &str, target: Option<&str>) -> Result<()> {
+fn run(folder: &Path, profile: &str, target: Target) -> Result<()> {
     let built = folder.join("target");
-    let mut build = cargo(["build", "--quiet", "--profile", profile, "--target-dir"]);
+    let mut build = target.cargo(&["build", "--quiet", "--profile", profile, "--target-dir"]);
     // Without the flags of the workspace, which a folder below it would inherit.
     build.arg(&built).env("CARGO_ENCODED_RUSTFLAGS", "").current_dir(folder);
-    let output = match target {
-        Some(name) => {
-            build.args(["--target", name]);
-            built.join(name)
-        }
-        None => built,
-    };
     capture(build)?;
+    let output = built.join(target.name().unwrap_or_default());
     let program: PathBuf = output.join(if profile == "dev" { "debug" } else { profile }).join("dependent");
-    let path = program.to_string_lossy();
-    if target.is_none() {
-        let imports = capture(command("nm", ["-D", "--undefined-only", &path]))?;
+    // A static program has no dynamic symbols.
+    if target != Target::Musl {
+        let imports = capture(command(&target.tool("nm"), ["-D", "--undefined-only", &program.to_string_lossy()]))?;
         let strong = strong(&imports);
         ensure!(strong.is_empty(), "it does not start with a C library without {}", strong.join(", "));
     }
-    let said = capture(command(&path, [""; 0]))?;
+    let said = capture(target.start(&program))?;
     ensure!(said == "ok\n", "it said `{}`", said.trim());
     Ok(())
 }
@@ -218,17 +231,6 @@ fn strong(imports: &str) -> Vec<&'static str> {
         imports.lines().any(|line| named(&line))
     };
     OPTIONAL.iter().copied().filter(|name| is_strong(name)).collect()
-}
-
-/// Makes sure that the standard library for musl is there.
-fn musl() -> Result<()> {
-    let sysroot = layout::rustc(["--print", "sysroot"])?;
-    let is_there = || Path::new(&sysroot).join("lib/rustlib").join(MUSL).join("lib").exists();
-    if !is_there() && which("rustup").is_some() {
-        capture(command("rustup", ["target", "add", MUSL])).context("the target cannot be installed")?;
-    }
-    ensure!(is_there(), "install it with `rustup target add {MUSL}`");
-    Ok(())
 }
 
 #[cfg(test)]

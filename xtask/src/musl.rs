@@ -1,7 +1,7 @@
 //! `cargo xtask test --target x86_64-unknown-linux-musl`: tests with musl.
 //!
 //! Unit tests as static programs, the programs of `tests/programs` under a preload library for
-//! musl, and a static Rust program with the packaged crate.
+//! musl, and static Rust programs with the packaged crate.
 
 use anyhow::Result;
 
@@ -51,6 +51,6 @@ pub(crate) fn test() -> Result<()> {
     for mode in MODES.iter().filter(|mode| mode.variables.iter().all(|(name, _)| *name == "NEAP")) {
         programs::elsewhere(&mut report, target, LEFT_PROGRAMS, &scratch, mode)?;
     }
-    dependent::for_musl(&mut report)?;
+    dependent::for_target(&mut report, target)?;
     report.close("test for musl")
 }

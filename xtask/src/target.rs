@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::process::{cargo, command, which};
+use crate::process::{cargo, command, command_quiet, which};
 use crate::{Skipped, layout};
 
 /// A processor, with the compilers and libraries for it.
@@ -159,13 +159,25 @@ impl Target {
             let missing = missing.join(" ");
             return Err(Skipped(format!("{name}: SKIPPED, nothing was tested: apt-get install {missing}")).into());
         }
-        let folder = layout::rustc(["--print", "target-libdir", "--target", name])?;
-        if !Path::new(&folder).is_dir() {
-            let reason = format!("{name}: SKIPPED, nothing was tested: rustup target add {name}");
-            return Err(Skipped(reason).into());
-        }
-        Ok(())
+        standard_library(name)
     }
+}
+
+/// Makes sure that Rust's libraries for a target are there.
+///
+/// # Errors
+/// [`Skipped`], with the command that installs them.
+pub(crate) fn standard_library(name: &str) -> Result<()> {
+    let folder = layout::rustc(["--print", "target-libdir", "--target", name])?;
+    let is_there = || Path::new(&folder).is_dir();
+    if !is_there() && which("rustup").is_some() {
+        // Its failure shows in the check that follows.
+        let _ = command_quiet("rustup", ["target", "add", name]).status();
+    }
+    if is_there() {
+        return Ok(());
+    }
+    Err(Skipped(format!("{name}: SKIPPED, nothing was tested: rustup target add {name}")).into())
 }
 
 #[cfg(test)]
