@@ -1,22 +1,24 @@
 //! `cargo xtask artefacts --to FOLDER [--target TRIPLE]...`: the files of a release, from this
 //! tree.
 //!
-//! For each target an archive of the files that `install` writes below /usr/local, and one of their
-//! debug information; once the Debian packages, the packages of crates, a bill of materials and
-//! `SHA256SUMS`. The crate `neap-packing` writes archives and lists.
+//! For each target an archive of the files that `install` writes below /usr/local, one of their
+//! debug information, a bill of materials and the Debian packages; once the packages of crates and
+//! `SHA256SUMS`. The crate `neap-packing` writes archives and lists. Without `--target` the targets
+//! are this machine's and arm64.
 //!
 //! `SOURCE_DATE_EPOCH` is the time in all of them. `cargo xtask release` sets it, and has the
 //! compiler replace the folders of this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::install::VERSION;
-use crate::process::{capture, cargo, command, run};
-use crate::{Skipped, build, deb, dependent, install_check, layout};
+use crate::process::{capture, cargo, command, need, run};
+use crate::target::{ARM64, Target, cross_tools, standard_library};
+use crate::{build, contents, deb, dependent, install_check, layout};
 
 /// Where the archive's files lie if it is unpacked in the root.
 const PREFIX: &str = "/usr/local";
@@ -34,7 +36,7 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let to = to.context("--to FOLDER is needed")?;
     let host = layout::host()?;
     if targets.is_empty() {
-        targets.push(host.clone());
+        targets = both()?;
     }
     if to.exists() {
         fs::remove_dir_all(&to)?;
@@ -43,25 +45,41 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let seconds = seconds()?;
     // Also for another target: the host's command writes the man pages.
     build::build()?;
-    let mut skipped = Vec::new();
     for target in &targets {
-        match archives(target, &host, &seconds, &to) {
-            Err(error) if error.is::<Skipped>() => skipped.push(error.to_string()),
-            outcome => outcome?,
+        if *target != host {
+            standard_library(target)?;
         }
+        if target == ARM64 {
+            need(&Target::Arm64.tool("gcc"), &["gcc-aarch64-linux-gnu"])?;
+        }
+        println!("artefacts: archives for {target}");
+        archives(target, &host, &seconds, &to).with_context(|| target.clone())?;
+        println!("artefacts: Debian packages for {target}");
+        run(for_target(target, &host, &["deb"])?)?;
+        copy(&deb::folder((*target != host).then_some(target)), "deb", &to)?;
     }
-    ensure!(skipped.len() < targets.len(), "no target could be built: {}", skipped.join("; "));
-    let packages = layout::target().join("deb");
-    deb::packages(&packages)?;
-    copy(&packages, "deb", &to)?;
     for package in dependent::package()? {
         copy_file(&package, &to)?;
     }
-    packing(&["sums", &to.to_string_lossy()], None)?;
-    for reason in skipped {
-        println!("skipped: {reason}");
+    packing(&["sums", &to.to_string_lossy()], None)
+}
+
+/// The targets of a release.
+pub(crate) fn both() -> Result<Vec<String>> {
+    let mut targets = vec![layout::host()?];
+    if targets[0] != ARM64 {
+        targets.push(ARM64.to_string());
     }
-    Ok(())
+    Ok(targets)
+}
+
+/// This program with another command, for a target.
+fn for_target(target: &str, host: &str, arguments: &[&str]) -> Result<Command> {
+    let mut xtask = command(&std::env::current_exe()?.to_string_lossy(), arguments);
+    if target != host {
+        xtask.env(layout::TARGET, target).envs(cross_tools(target));
+    }
+    Ok(xtask)
 }
 
 /// The time of the release, in seconds since 1970.
@@ -81,34 +99,36 @@ fn short(target: &str) -> String {
     target.replacen("-unknown-", "-", 1)
 }
 
-/// Writes the archives and the bill of one target. An error with the type [`Skipped`] if another
-/// target than the host's cannot be built here.
+/// Writes the archives and the bill of one target.
 fn archives(target: &str, host: &str, seconds: &str, to: &Path) -> Result<()> {
     let stage = layout::target().join("artefacts").join(target);
     if stage.exists() {
         fs::remove_dir_all(&stage)?;
     }
-    let xtask = std::env::current_exe()?;
-    let mut install = command(&xtask.to_string_lossy(), ["install", "--prefix", PREFIX, "--destdir"]);
+    let mut install = for_target(target, host, &["install", "--prefix", PREFIX, "--destdir"])?;
     install.arg(&stage).stdout(Stdio::null());
-    if target != host {
-        standard_library(target)?;
-        install.env(layout::TARGET, target);
-    }
-    match run(install) {
-        Err(error) if target != host => return Err(Skipped(format!("{target} does not build: {error:#}")).into()),
-        outcome => outcome?,
-    }
+    run(install)?;
     let name = format!("neap-{VERSION}-{}", short(target));
     let installed = stage.join(PREFIX.trim_start_matches('/'));
     let debug = stage.join("debug");
     fs::create_dir_all(debug.join("lib"))?;
     fs::rename(installed.join("lib/debug"), debug.join("lib/debug"))?;
-    for (folder, file) in [(&installed, format!("{name}.tar.gz")), (&debug, format!("{name}-debug.tar.gz"))] {
-        packing(&["archive", &folder.to_string_lossy(), &name, seconds, &to.join(file).to_string_lossy()], None)?;
+    for (folder, list) in [(&installed, "archive"), (&debug, "archive-debug")] {
+        let file = to.join(format!("{name}{}.tar.gz", list.trim_start_matches("archive")));
+        packing(&["archive", &folder.to_string_lossy(), &name, seconds, &file.to_string_lossy()], None)?;
+        let listing = capture(command("tar", ["-tvzf", &file.to_string_lossy()]))?;
+        contents::check(&listing, list, &format!("{name}/"), "lib")?;
     }
+    let prefix = unpacked(&to.join(format!("{name}.tar.gz")), &stage.join("unpacked"), &name)?;
     if target == host {
-        unpacked(&to.join(format!("{name}.tar.gz")), &stage.join("unpacked"), &name)?;
+        install_check::run(&prefix)?;
+    } else if target == ARM64 && Target::Arm64.is_there(true).is_ok() {
+        let mut neap = Target::Arm64.start(&prefix.join("bin/neap"));
+        neap.arg("--version");
+        let said = capture(neap)?;
+        ensure!(said.trim() == format!("neap {VERSION}"), "`neap --version` says {said}");
+    } else {
+        println!("artefacts: the command for {target} was not run");
     }
     let mut metadata = cargo(["metadata", "--format-version", "1", "--locked", "--filter-platform", target]);
     metadata.current_dir(layout::root());
@@ -116,25 +136,13 @@ fn archives(target: &str, host: &str, seconds: &str, to: &Path) -> Result<()> {
     packing(&["bill", &lock.to_string_lossy(), target, seconds, &bill.to_string_lossy()], Some(capture(metadata)?))
 }
 
-/// Makes sure that Rust's libraries for a target and a linker for it are there.
-fn standard_library(target: &str) -> Result<()> {
-    let linker = layout::cargo_variable(target, "LINKER");
-    if std::env::var_os(&linker).is_none() {
-        return Err(Skipped(format!("{target}: {linker} names no linker")).into());
-    }
-    match capture(command("rustup", ["target", "add", target])) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Skipped(format!("{target}: {error:#}")).into()),
-    }
-}
-
-/// Unpacks an archive with the system's tar, and runs a program by the command in it.
-fn unpacked(archive: &Path, folder: &Path, name: &str) -> Result<()> {
+/// Unpacks an archive with the system's tar, and returns its prefix.
+fn unpacked(archive: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
     fs::create_dir_all(folder)?;
     let mut tar = command("tar", ["-xzf"]);
     tar.arg(archive).arg("-C").arg(folder);
     capture(tar)?;
-    install_check::run(&folder.join(name))
+    Ok(folder.join(name))
 }
 
 /// Runs `neap-packing`, with a text on its input.

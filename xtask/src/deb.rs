@@ -1,20 +1,25 @@
 //! `cargo xtask deb [--test]`: Debian packages, in `target/deb`.
 //!
 //! debhelper makes them from `contrib/debian` and an installation. It splits
-//! debug information off by itself, into the packages `*-dbgsym`. lintian judges the result. With
-//! `--test` a fresh root of the system's own release gets the packages: installed, used, purged.
+//! debug information off by itself, into the packages `*-dbgsym`. The lists in `contrib/contents`
+//! name the files of each package, and lintian judges all. With `--test` a fresh root of the
+//! system's own release gets the packages: installed, used, purged, and programs built with them.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::install::{DebugInfo, VERSION, install};
 use crate::places::Places;
 use crate::process::{capture, cargo, command, need, run};
-use crate::{build, layout};
+use crate::{build, contents, layout};
+
+/// The packages, which have lists of contents by these names.
+const NAMES: [&str; 5] = ["libneap-dev", "libneap0-dbgsym", "libneap0", "neap-dbgsym", "neap"];
 
 /// The command.
 pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
@@ -23,9 +28,11 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
         [option] if option == "--test" => true,
         _ => bail!("deb takes no argument but --test"),
     };
+    let other = layout::other_target();
+    ensure!(!test || other.is_none(), "packages for {} cannot be used here", other.unwrap_or_default());
     build::build()?;
-    let folder = layout::target().join("deb");
-    let packages = packages(&folder)?;
+    let folder = folder(other.as_deref());
+    let packages = packages(&folder, other.as_deref())?;
     lint(&folder)?;
     if test {
         in_fresh_root(&folder, &packages)?;
@@ -36,8 +43,19 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Builds the packages, and returns their files without those of debug information.
-pub(crate) fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
+/// The folder of the packages for another target than this machine's, or for this machine.
+pub(crate) fn folder(other: Option<&str>) -> PathBuf {
+    layout::target().join(other.unwrap_or_default()).join("deb")
+}
+
+/// Debian's option for another system than this machine's.
+fn host_type(other: Option<&str>) -> Option<String> {
+    other.map(|target| format!("--host-type={}", target.replacen("-unknown-", "-", 1)))
+}
+
+/// Builds the packages, compares their contents with the lists, and returns their files without
+/// those of debug information.
+fn packages(folder: &Path, other: Option<&str>) -> Result<Vec<PathBuf>> {
     need("dh", &["debhelper"])?;
     need("dpkg-buildpackage", &["dpkg-dev"])?;
     if folder.exists() {
@@ -57,26 +75,69 @@ pub(crate) fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
         changelog.starts_with(&format!("neap ({VERSION}-")),
         "the first line of contrib/debian/changelog is not of version {VERSION}"
     );
-    let lib = capture(command("dpkg-architecture", ["-qDEB_HOST_MULTIARCH"]))?;
+    let mut ask = command("dpkg-architecture", ["-qDEB_HOST_MULTIARCH"]);
+    ask.args(host_type(other));
+    let lib = capture(ask)?;
     let root = fs::canonicalize(&sources)?.join("installed");
     let arguments = ["--prefix", "/usr", "--libdir", &format!("lib/{}", lib.trim()), "--destdir"].map(str::to_string);
     let places = Places::parse(&[&arguments[..], &[root.to_string_lossy().into_owned()]].concat())?;
     install(&places, DebugInfo::Kept)?;
+    if other.is_some() {
+        let folder = root.join("usr/lib").join(lib.trim());
+        let shared = ["libneap", "libneap_malloc", "libneap_mallctl"];
+        let shared = shared.map(|name| folder.join(format!("{name}.so.{VERSION}")));
+        fs::write(debian.join("neap.libraries"), libraries(&[root.join("usr/bin/neap")])?)?;
+        fs::write(debian.join("libneap0.libraries"), libraries(&shared)?)?;
+    }
     let mut build = command("dpkg-buildpackage", ["--build=binary", "--no-sign"]);
-    build.current_dir(&sources);
+    build.args(host_type(other)).current_dir(&sources);
     fs::write(folder.join("build.log"), capture(build)?)?;
     let mut packages: Vec<PathBuf> = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    packages
-        .retain(|file| file.extension().is_some_and(|end| end == "deb") && !file.to_string_lossy().contains("dbgsym"));
+    packages.retain(|file| file.extension().is_some_and(|end| end == "deb"));
     packages.sort();
-    ensure!(packages.len() == 3, "these packages were made: {packages:?}");
+    let named = |file: &PathBuf| file.file_name()?.to_str()?.split_once('_').map(|(name, _)| name.to_string());
+    let names: Vec<String> = packages.iter().filter_map(named).collect();
+    ensure!(names == NAMES, "these packages were made: {packages:?}");
+    for (package, name) in packages.iter().zip(NAMES) {
+        let listing = capture(command("dpkg-deb", ["--contents", &package.to_string_lossy()]))?;
+        contents::check(&listing, name, "./", lib.trim())?;
+    }
+    println!("contents: as in contrib/contents");
+    packages.retain(|file| !file.to_string_lossy().contains("dbgsym"));
     Ok(packages)
+}
+
+/// The packages of libraries that programs for another processor need, for `debian/rules`: that of
+/// the C library with the newest version that one of them asks for.
+fn libraries(files: &[PathBuf]) -> Result<String> {
+    let mut newest = None;
+    for file in files {
+        let text = capture(command("readelf", ["--wide", "--version-info", &file.to_string_lossy()]))?;
+        newest = newest.max(newest_libc(&text));
+    }
+    let (major, minor) = newest.context("no file asks for a version of the C library")?;
+    let lines = ["libc 6", "libm 6", "ld-linux-aarch64 1", "ld-linux-x86-64 2"];
+    let lines: String = lines.iter().map(|name| format!("{name} libc6 (>= {major}.{minor})\n")).collect();
+    Ok(lines + "libgcc_s 1 libgcc-s1\n")
+}
+
+/// The newest version of the C library in the text of `readelf`.
+fn newest_libc(text: &str) -> Option<(u32, u32)> {
+    let version = |part: &str| {
+        let (major, rest) = part.split_once('.')?;
+        let minor: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    text.split("GLIBC_").skip(1).filter_map(version).max()
 }
 
 /// The crates of other projects whose code the command contains, with their licences.
 pub(crate) fn crates() -> Result<String> {
     let format = ["tree", "--package", "neap-cli", "--edges", "normal", "--prefix", "none", "--format", "{p}: {l}"];
     let mut tree = cargo(format);
+    if let Some(target) = layout::other_target() {
+        tree.args(["--target", &target]);
+    }
     tree.arg("--no-dedupe").current_dir(layout::root());
     let listed = capture(tree)?;
     // A crate of the workspace has its folder beside its version. Macros are no part of a program.
@@ -107,6 +168,16 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf]) -> Result<()> {
     for package in packages {
         fs::copy(package, stage.join("packages").join(package.file_name().context("a package has a name")?))?;
     }
+    for folder in ["examples", "tests/c_api", "tests/c_api/cmake", "tests/programs"] {
+        let to = stage.join("sources").join(folder);
+        fs::create_dir_all(&to)?;
+        for entry in fs::read_dir(layout::root().join(folder))? {
+            let file = entry?.path();
+            if file.is_file() {
+                fs::copy(&file, to.join(file.file_name().context("a file has a name")?))?;
+            }
+        }
+    }
     let script = stage.join("test.sh");
     fs::copy(layout::root().join("contrib/debian/test.sh"), &script)?;
     // Another user reads it where mmdebstrap does not run as root.
@@ -114,13 +185,28 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf]) -> Result<()> {
     let release = fs::read_to_string("/etc/os-release")?;
     let suite = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME=")).unwrap_or("stable");
     let stage = fs::canonicalize(stage)?;
-    let mut root = command("mmdebstrap", ["--quiet", "--variant=apt", "--include=man-db", "--format=null"]);
+    println!("a root of {suite}, in which {} runs", script.display());
+    let mut root = command("mmdebstrap", ["--variant=apt", "--include=man-db", "--format=null"]);
     root.args([suite, "/dev/null"]);
-    root.arg(format!("--customize-hook=copy-in {0}/packages {0}/test.sh /tmp", stage.display()));
+    root.arg(format!("--customize-hook=copy-in {0}/packages {0}/sources {0}/test.sh /tmp", stage.display()));
     root.arg("--customize-hook=chroot \"$1\" sh /tmp/test.sh");
     root.arg(format!("--customize-hook=copy-out /tmp/passed {}", stage.display()));
-    capture(root)?;
+    root.stdin(Stdio::null());
+    run(root)?;
     ensure!(stage.join("passed").exists(), "the test did not run to its end");
-    println!("in a new {suite}: installed, used and purged");
+    println!("in a new {suite}: installed, used and purged; programs were built with the development files");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_version_is_one_of_numbers() {
+        let text = "  0x0010:   Name: GLIBC_2.9  Flags: none  Version: 3\n  0x0020:   Name: GLIBC_2.34  Flags: none\n\
+                    004:   2 (GLIBC_2.17)   0 (*local*)   1 (*global*)   3 (GCC_12.0)   4 (GLIBC_PRIVATE)\n";
+        assert_eq!(newest_libc(text), Some((2, 34)));
+        assert_eq!(newest_libc("Name: GCC_3.0"), None);
+    }
 }

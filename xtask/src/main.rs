@@ -13,6 +13,7 @@ mod audit;
 mod build;
 mod c_api;
 mod ci;
+mod contents;
 mod cycles;
 mod deb;
 mod debug_info;
@@ -67,8 +68,8 @@ usage: cargo xtask COMMAND [arguments]
   uninstall, with the same arguments
                               removes the files that install wrote
   deb [--test]                Debian packages in target/deb, judged by lintian; also used in a fresh root
-  release X.Y.Z [--dry-run] [--once] [--target TRIPLE]...
-                              checks, commit, tag and all files of a release in target/release-X.Y.Z, built twice and compared
+  release X.Y.Z [--dry-run] [--unchecked] [--once] [--target TRIPLE]...
+                              `ci --full`, commit, tag and all files of a release in target/release-X.Y.Z, built twice and compared
   artefacts --to FOLDER [--target TRIPLE]...
                               the files of a release from this tree, without checks
   demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap

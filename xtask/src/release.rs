@@ -1,10 +1,10 @@
-//! `cargo xtask release X.Y.Z [--dry-run] [--once] [--target TRIPLE]...`: a release, in
-//! `target/release-X.Y.Z`.
+//! `cargo xtask release X.Y.Z [--dry-run] [--unchecked] [--once] [--target TRIPLE]...`: a release,
+//! in `target/release-X.Y.Z`.
 //!
 //! # Design
 //!
 //! 1. The checkout must be clean, all places must name one version, and CHANGELOG must have changes
-//!    that no release had.
+//!    that no release had. Then `ci --full` runs in it, which `--unchecked` leaves out.
 //! 2. A clone gets the new version, the commit and the tag.
 //! 3. The clone builds all files. A second clone in another folder, with another target folder,
 //!    builds them again; all bytes must be equal. `--once` leaves the second build out.
@@ -19,28 +19,32 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::layout;
+use crate::artefacts::both;
 use crate::process::{capture, cargo, command, run};
 use crate::versions::{self, Version};
+use crate::{ci, layout};
 
 /// The arguments.
 struct Wanted {
     version: Version,
     dry_run: bool,
+    unchecked: bool,
     once: bool,
     targets: Vec<String>,
 }
 
 fn parse(arguments: &[String]) -> Result<Wanted> {
     let [version, options @ ..] = arguments else { bail!("release needs a version such as 1.2.3") };
-    let mut wanted = Wanted { version: version.parse()?, dry_run: false, once: false, targets: Vec::new() };
+    let version = version.parse()?;
+    let mut wanted = Wanted { version, dry_run: false, unchecked: false, once: false, targets: Vec::new() };
     let mut options = options.iter();
     while let Some(option) = options.next() {
         match option.as_str() {
             "--dry-run" => wanted.dry_run = true,
+            "--unchecked" => wanted.unchecked = true,
             "--once" => wanted.once = true,
             "--target" => wanted.targets.push(options.next().context("--target needs a triple")?.clone()),
-            _ => bail!("`{option}`: the options are --dry-run, --once and --target TRIPLE"),
+            _ => bail!("`{option}`: the options are --dry-run, --unchecked, --once and --target TRIPLE"),
         }
     }
     Ok(wanted)
@@ -56,6 +60,11 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let changed = git(&root, &["status", "--porcelain"])?;
     ensure!(changed.is_empty(), "the checkout is not clean:\n{changed}");
     ensure!(git(&root, &["tag", "--list", &tag])?.is_empty(), "there is a tag {tag} already");
+    if wanted.unchecked {
+        println!("release: no test is run");
+    } else {
+        ci::ci(&["--full".to_string()])?;
+    }
     let target = layout::target();
     fs::create_dir_all(&target)?;
     let target = fs::canonicalize(target)?;
@@ -67,13 +76,13 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     }
     let first = clone(&root, &work.join("neap"))?;
     commit(&first, version, &tag)?;
-    let built = artefacts(&first, &work.join("target"), &work.join("artefacts"), &wanted.targets)?;
+    let targets = if wanted.targets.is_empty() { both()? } else { wanted.targets };
+    let built = artefacts(&first, &work.join("target"), &work.join("artefacts"), &targets)?;
     if wanted.once {
         println!("release: built once; whether another build gives equal bytes was not checked");
     } else {
         let second = clone(&first, &work.join("elsewhere/another-neap"))?;
-        let again =
-            artefacts(&second, &work.join("elsewhere/built"), &work.join("elsewhere/artefacts"), &wanted.targets)?;
+        let again = artefacts(&second, &work.join("elsewhere/built"), &work.join("elsewhere/artefacts"), &targets)?;
         equal(&built, &again)?;
         println!("release: a second build in another folder gave equal bytes");
     }
@@ -188,6 +197,7 @@ mod tests {
         let parse = |line: &str| parse(&line.split_whitespace().map(str::to_string).collect::<Vec<_>>());
         let wanted = parse("1.2.3 --once --target a --dry-run --target b").unwrap();
         assert_eq!((wanted.version.to_string().as_str(), wanted.once, wanted.dry_run), ("1.2.3", true, true));
+        assert!(!wanted.unchecked && parse("1.2.3 --unchecked").unwrap().unchecked);
         assert_eq!(wanted.targets, ["a", "b"]);
         for line in ["", "--dry-run", "1.2.3 --target", "1.2.3 --sign"] {
             assert!(parse(line).is_err(), "{line}");

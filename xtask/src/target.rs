@@ -180,6 +180,17 @@ pub(crate) fn standard_library(name: &str) -> Result<()> {
     Err(Skipped(format!("{name}: SKIPPED, nothing was tested: rustup target add {name}")).into())
 }
 
+/// Variables for builds for another target by Debian's cross compiler: the linker and objcopy.
+/// Variables that are set already stay as they are.
+pub(crate) fn cross_tools(name: &str) -> Vec<(String, String)> {
+    if name != ARM64 {
+        return Vec::new();
+    }
+    let variables = [(layout::cargo_variable(ARM64, "LINKER"), "gcc"), ("OBJCOPY".to_string(), "objcopy")];
+    let missing = variables.into_iter().filter(|(variable, _)| std::env::var_os(variable).is_none());
+    missing.map(|(variable, tool)| (variable, Target::Arm64.tool(tool))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
