@@ -42,6 +42,7 @@ const PROGRAMS: &[SelfCheck] = &[
     both("wrapped_malloc.c", &[]),
     neap("jemalloc.c", &[]),
     neap("misuse.c", &[]),
+    neap("guard.c", &[]),
     both("fork_storm.c", &["20"]),
     both("fork_race.c", &["100"]),
     both("fork_handlers.c", &[]),

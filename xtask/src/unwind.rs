@@ -410,7 +410,9 @@ pub(crate) fn into(report: &mut Report, library: &Path, listing: &Listing) -> Re
         // The signature of an abort exit, and the distance before it, are no code.
         let is_data = matches!(instruction.name.as_str(), "ud1" | "movabs")
             && listing.section(instruction.address) == "__rseq_failure";
-        if !is_data && !instruction.is_padding() && frames.covering(instruction.address).is_none() {
+        // Unwinders know the end of a signal handler by its bytes.
+        let is_known = listing.section(instruction.address) == "__signal_return";
+        if !is_data && !is_known && !instruction.is_padding() && frames.covering(instruction.address).is_none() {
             uncovered.push(format!("{:#x} in {}", instruction.address, listing.name(instruction.address)));
         }
     }

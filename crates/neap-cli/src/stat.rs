@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::page_bytes::page_bytes;
 use crate::report::{number, table};
-use crate::stat_model::{Class, ContainerNumbers, Cpu, Node, Numbers, PerCpuNumbers, Watermarks};
+use crate::stat_model::{Class, ContainerNumbers, Cpu, GuardNumbers, Node, Numbers, PerCpuNumbers, Watermarks};
 use crate::stat_reader::{ProcessStatus, monotonic};
 use crate::subject::{SCHEMA, Subject, print, print_json};
 use crate::{chunks, groups, reconcile, shrinkers};
@@ -125,7 +125,7 @@ impl Numbers {
                  Maintenance: thread {}, every {} ms; {} ticks, {} drains, {} fences, {} skipped, {} around busy slots\n\
                  Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
                  Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
-                 {} scattered pages released\n\n",
+                 {} scattered pages released\n{}\n",
                 process.pid,
                 process.name,
                 self.version,
@@ -150,6 +150,7 @@ impl Numbers {
                 reuse.sweeps,
                 reuse.objects,
                 reuse.released,
+                self.guard.as_ref().map(GuardNumbers::shown).unwrap_or_default(),
             ),
             None => format!(
                 "Process {} ({}): memory of {moment}; it has written nothing else yet, as a child of fork before its \

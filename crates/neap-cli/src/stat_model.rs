@@ -31,6 +31,8 @@ pub(crate) struct Numbers {
     pub(crate) released: Released,
     pub(crate) holes: Holes,
     pub(crate) reuse: Reuse,
+    /// Guarded samples, if there may be some.
+    pub(crate) guard: Option<GuardNumbers>,
     pub(crate) ticks: u64,
     pub(crate) drains: u64,
     pub(crate) fences: u64,
@@ -50,6 +52,24 @@ impl Numbers {
     pub(crate) fn read(process: &ProcessStatus, page: &Page) -> Result<Numbers> {
         let numbers = Numbers::deserialize(&page.object);
         numbers.with_context(|| format!("the numbers of process {} are not those of neap {VERSION}", process.pid))
+    }
+}
+
+/// Guarded samples of allocations.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct GuardNumbers {
+    pub(crate) live: u64,
+    pub(crate) bytes: u64,
+    pub(crate) guarded: u64,
+    pub(crate) refused: u64,
+}
+
+impl GuardNumbers {
+    /// Returns the line of the report.
+    pub(crate) fn shown(&self) -> String {
+        let GuardNumbers { live, bytes, guarded, refused } = self;
+        format!("Guarded: {live} samples with {} KiB; {guarded} so far, {refused} left out\n", bytes >> 10)
     }
 }
 

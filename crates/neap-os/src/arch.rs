@@ -12,6 +12,9 @@
 //! | `count_down` | subtracts from such a word unless nothing would be left of it |
 //! | `call_on_stack` | calls a function with another stack pointer; a debugger finds the caller |
 //! | `registers`, `copy` | see [`call_stack`](crate::call_stack) |
+//! | `signal_restorer` | the function by which a signal handler ends; 0: the kernel's |
+//! | `interrupted` | registers of the context that a signal has interrupted |
+//! | `ends_in_call` | whether the last instruction of some code is a call |
 //! | `cpu_id` | the word `cpu_id` of this thread's rseq area |
 //! | `has_instructions` | whether the processor has every instruction of the sequences |
 //! | `SIGNATURE` | the word before each abort exit, with which threads are registered |

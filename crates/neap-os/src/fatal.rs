@@ -3,6 +3,7 @@
 //! Formats into a buffer on the stack. A line is one write, so lines of two threads do not mix.
 //! Signal-safe. Errors of the write are ignored, since they cannot be reported.
 
+use crate::Errno;
 use core::fmt::{self, Write};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::BorrowedFd;
@@ -48,10 +49,21 @@ pub fn say(message: fmt::Arguments<'_>) {
     line.length = line.length.min(line.bytes.len() - 1);
     line.bytes[line.length] = b'\n';
     line.length += 1;
+    write_all(line.as_bytes());
+}
+
+/// Writes bytes to standard error, by one call if it takes all of them.
+pub fn write_all(mut bytes: &[u8]) {
     // rustix's own function is safe or unsafe depending on a feature that another crate may enable.
     // SAFETY: descriptor 2 is only borrowed for this call. If it is closed, the write fails.
     let error = unsafe { BorrowedFd::borrow_raw(rustix::stdio::raw_stderr()) };
-    let _ = rustix::io::write(error, line.as_bytes());
+    while !bytes.is_empty() {
+        match rustix::io::write(error, bytes) {
+            Ok(written) if written > 0 => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            _ => break,
+        }
+    }
 }
 
 /// Writes a message as [`say`] does, unless that would block or raise SIGPIPE. For a process that
@@ -81,6 +93,11 @@ const SIGABRT: usize = 6;
 /// Writes the message, then ends the process by SIGABRT.
 pub fn die(message: fmt::Arguments<'_>) -> ! {
     say(message);
+    abort()
+}
+
+/// Ends the process by SIGABRT.
+pub fn abort() -> ! {
     // The C library's abort takes a lock that a crashing thread may hold. A signal to this thread
     // does not.
     let (process, thread) = (rustix::process::getpid(), rustix::thread::gettid());

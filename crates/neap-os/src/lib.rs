@@ -33,6 +33,7 @@ pub mod own_thread;
 pub mod rseq;
 #[cfg(feature = "runtime")]
 mod runtime;
+pub mod signal;
 pub mod stack;
 pub mod stdio_lock;
 mod syscall;

@@ -121,6 +121,19 @@ pub unsafe fn open(address: usize, length: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::mprotect(pointer(address), length, MprotectFlags::READ | MprotectFlags::WRITE) }
 }
 
+/// Takes the access rights of a part of a reservation. Its contents stay.
+///
+/// # Errors
+/// `NOMEM` at a limit; some of the range may be without access then.
+///
+/// # Safety
+/// The range lies in address space that [`reserve`] returned to the caller, and no code accesses it
+/// until it is [`open`]ed.
+pub unsafe fn seal(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: the caller owns the range, and no code accesses it (the caller's promise).
+    unsafe { rustix::mm::mprotect(pointer(address), length, MprotectFlags::empty()) }
+}
+
 /// Removes a mapping.
 ///
 /// # Safety

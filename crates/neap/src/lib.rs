@@ -24,6 +24,7 @@ mod control;
 mod fork;
 mod global;
 pub mod groups;
+mod guard;
 mod limits;
 pub mod lru;
 mod main_thread;

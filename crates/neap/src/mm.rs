@@ -17,6 +17,7 @@ use crate::options::settings::Settings;
 use crate::options::{Background as Threads, Options, ThreadGroups};
 use crate::state::background::Background;
 use crate::state::checked::{Checked, NamedSize};
+use crate::state::guard::Guard;
 use crate::state::in_call::{InCall, Returned};
 use crate::state::maintenance::Maintenance;
 use crate::state::of_process::OfProcess;
@@ -119,6 +120,7 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) splits: Mutex<Splits>,
     /// The blocks of a program that is checked.
     pub(crate) checked: Mutex<Checked>,
+    pub(crate) guard: Guard,
     pub(crate) objects: Objects<P>,
     pub(crate) per_cpu: Place,
     pub(crate) lists: Lists,
@@ -233,6 +235,7 @@ impl<P: Platform> Mm<P> {
                 core.per_cpu.close(&core.objects.platform);
                 core.maintenance.close(&core.objects.platform);
                 core.splits.lock().close(&core.objects.platform);
+                core.guard.close();
                 core.objects.close();
             }
             let Hooks { open, spawn, ticked } = self.hooks;
@@ -458,6 +461,9 @@ impl<P: Platform> Mm<P> {
         if core.options.check {
             return self.free_checked(core, pointer, None, "free");
         }
+        if core.guard.region_of(pointer).is_some() {
+            return self.free_guarded(core, pointer);
+        }
         self.free_block(core, pointer);
     }
 
@@ -593,6 +599,7 @@ impl<P: Platform> Core<P> {
                 run_bytes: AtomicU64::new(0),
                 splits: Mutex::new(Splits::new()),
                 checked: Mutex::new(Checked::new()),
+                guard: Guard::new(),
                 page: StatPage::new(),
                 flushing: Mutex::new(0),
                 lists: Lists::new(),

@@ -12,18 +12,20 @@
 //! Then every object is in exactly one structure and every mutex is free, so the child's copy is
 //! whole. Both processes open them again.
 
+use crate::guard::report_fault;
 use crate::main_thread;
 use crate::mm::{Hooks, Mm, Task};
 use crate::numbers::text;
 use crate::options::{Background, Options, Setting};
 use crate::trace;
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::ops::Deref;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Linux};
 use neap_os::fatal::{say, say_if_heard};
 use neap_os::own_thread::{self, End};
+use neap_os::signal::{self, Action, Fault};
 use neap_os::stdio_lock::StreamsLock;
 use neap_os::{environment, fork_handlers, stack, thread};
 
@@ -77,6 +79,11 @@ fn open_apart(mm: &Mm<Linux>) {
         {
             let _ = mm.set_number(Setting::Profile, 0);
             say(format_args!("NEAP: \"profile\" {wrong}; ignored"));
+        }
+        // Every allocation of a checked program is checked already.
+        if options.guard > 0 && !options.check {
+            let begun = handle_faults().and_then(|()| mm.begin_guard(options.guard));
+            begun.unwrap_or_else(|_| say(format_args!("NEAP: \"guard\" is refused by the system; ignored")));
         }
         mm.ticked();
     }
@@ -142,6 +149,31 @@ fn machine(options: &Options) -> Linux {
         }
     }
     machine
+}
+
+/// Has the kernel call the handler of faults, in front of the program's.
+///
+/// # Errors
+/// A sandbox refuses it.
+fn handle_faults() -> Result<(), Errno> {
+    // SAFETY: the handler is safe to call anywhere, and goes on with the returned action.
+    PROCESS.of_process.at_faults.get_or_make(|| unsafe { signal::handle_faults(on_fault) }).map(|_| ())
+}
+
+/// Reports a fault in guarded memory. Goes on with any fault as if there were no such handler.
+///
+/// # Safety
+/// Those of a [handler](signal::Handler).
+unsafe extern "C" fn on_fault(signal: c_int, info: *mut c_void, context: *mut c_void) {
+    // SAFETY: the arguments are those of a handler (the caller's promise).
+    let fault = unsafe { Fault::of(info, context) };
+    if fault.is_some_and(|fault| report_fault(&PROCESS, &fault)) {
+        // The instruction is executed again, unless the program's handler ends the process.
+        signal::end_at_faults();
+    }
+    let previous = PROCESS.of_process.at_faults.get().copied().unwrap_or(Action::DEFAULT);
+    // SAFETY: the arguments are those of a handler, and `signal` has returned the action.
+    unsafe { previous.go_on(signal, info, context) };
 }
 
 fn spawn(mm: &Mm<Linux>, task: Task) -> Result<usize, Errno> {

@@ -26,7 +26,7 @@
 
 use crate::mm::{Core, Mm};
 use crate::options::Setting;
-use crate::state::profile::recorder::Sampled;
+use crate::state::profile::recorder::{Recorder, Sampled};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_base::profile_area::MOST_STACK;
@@ -47,12 +47,16 @@ impl<P: Platform> Mm<P> {
         if memory.is_null() || mean == 0 {
             return;
         }
+        let (is_recorded, time) = (self.profile.is_recorded.load(Ordering::Relaxed), clock::precise());
         // Before the lock is taken, since these ask the system.
-        let (thread, time) = (thread::id(), clock::precise());
-        let stack_bytes = call_stack::readable(registers.stack_pointer, MOST_STACK);
+        let stack_bytes = if is_recorded { call_stack::readable(registers.stack_pointer, MOST_STACK) } else { 0 };
+        let thread = if is_recorded { thread::id() } else { 0 };
         let group = self.group_of_thread().map_or(0, |group| group.to_bits());
         let _inside = self.gate.enter(core.objects.platform.cpu());
-        let Some(area) = core.page.samples() else { return };
+        let area = core.page.samples().filter(|_| is_recorded);
+        if is_recorded && area.is_none() {
+            return;
+        }
         let mut recorder = self.profile.recorder.lock();
         // A thread's first number is drawn at its first allocation, which it may leave out.
         if !is_drawn {
@@ -63,15 +67,22 @@ impl<P: Platform> Mm<P> {
                 return;
             }
         }
+        let next = |recorder: &mut Recorder| {
+            let (next, of) = recorder.interval(mean);
+            set_countdown(next);
+            set_countdown_mean(of);
+        };
+        let Some(area) = area else {
+            recorder.pass(time);
+            return next(&mut recorder);
+        };
         let drawn_of = countdown_mean() as u64;
         let sampled = Sampled { address: memory.addr() as u64, size: size as u64, mean: drawn_of, group, time, thread };
         // SAFETY: the kernel says that the stack can be read, and it is this thread's; the area is
         // mapped, and written to under this lock alone.
         let has_slot = unsafe { recorder.record(area, &sampled, registers, stack_bytes) };
         self.profile.live.store(recorder.live(), Ordering::Relaxed);
-        let (next, of) = recorder.interval(mean);
-        set_countdown(next);
-        set_countdown_mean(of);
+        next(&mut recorder);
         // What is checked does not begin where its object does, and looks its address up.
         let is_object = !core.options.check && core.objects.class_at(memory).is_some_and(|class| class != Class::NONE);
         if has_slot && is_object {
@@ -122,11 +133,17 @@ impl<P: Platform> Core<P> {
         if mean > 0 {
             let area = self.page.map_samples().ok_or(NO_AREA)?;
             profile.recorder.lock().begin(area, mean).map_err(|_| "is refused: the system gave no address space")?;
+            profile.is_recorded.store(true, Ordering::Relaxed);
             profile.mean.store(mean, Ordering::Relaxed);
             mm.fast_path.count_all();
-        } else if profile.is_on() {
-            profile.mean.store(0, Ordering::Relaxed);
-            mm.fast_path.count_none();
+        } else if profile.is_recorded.swap(false, Ordering::Relaxed) {
+            match self.guard.mean.load(Ordering::Relaxed) {
+                0 => {
+                    profile.mean.store(0, Ordering::Relaxed);
+                    mm.fast_path.count_none();
+                }
+                mean => profile.begin_guard(mean),
+            }
             profile.recorder.lock().end(self.page.samples());
             profile.live.store(0, Ordering::Relaxed);
         }
@@ -137,8 +154,9 @@ impl<P: Platform> Core<P> {
     /// samples, and goes on with its own.
     pub(crate) fn renew_profile(&self, mm: &Mm<P>) {
         let mean = mm.profile.mean.load(Ordering::Relaxed);
+        let is_recorded = mean > 0 && mm.profile.is_recorded.load(Ordering::Relaxed);
         // A thread of the parent may have held it, if a signal handler has forked.
-        let Some(mut recorder) = mm.profile.recorder.try_lock().filter(|_| mean > 0) else { return };
+        let Some(mut recorder) = mm.profile.recorder.try_lock().filter(|_| is_recorded) else { return };
         recorder.end(None);
         drop(recorder);
         mm.profile.live.store(0, Ordering::Relaxed);

@@ -2,6 +2,7 @@
 //! that its dependencies allow: see docs/design/arm64.md.
 
 use crate::call_stack::Registers;
+use crate::signal::Interrupted;
 use core::arch::{asm, naked_asm};
 use core::ffi::CStr;
 
@@ -228,4 +229,37 @@ pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
         asm!("ldr {0:w}, [{1}, #4]", out(reg) cpu, in(reg) area(offset), options(nostack, readonly, preserves_flags))
     };
     cpu
+}
+
+/// Returns 0: a signal handler returns to the vDSO.
+pub(crate) fn signal_restorer() -> usize {
+    0
+}
+
+/// Returns registers of the context that a signal has interrupted. The kind of a memory access
+/// there is not known.
+///
+/// # Safety
+/// The context is the third argument of a signal handler.
+pub(crate) unsafe fn interrupted(context: *const core::ffi::c_void) -> Interrupted {
+    /// Offset of the registers in `struct ucontext`, and numbers of three of them.
+    const REGISTERS: usize = 184;
+    const LINK: usize = 30;
+    const STACK: usize = 31;
+    const INSTRUCTION: usize = 32;
+    // SAFETY: the kernel's context has these registers.
+    let register = |number: usize| unsafe { context.byte_add(REGISTERS).cast::<usize>().add(number).read() };
+    Interrupted {
+        instruction: register(INSTRUCTION),
+        stack_pointer: register(STACK),
+        link: Some(register(LINK)),
+        is_write: None,
+    }
+}
+
+/// Whether code ends in a call: `bl` or `blr`.
+pub(crate) fn ends_in_call(code: [u8; 8]) -> bool {
+    let [.., a, b, c, d] = code;
+    let last = u32::from_le_bytes([a, b, c, d]);
+    last & 0xfc00_0000 == 0x9400_0000 || last & 0xffff_fc1f == 0xd63f_0000
 }

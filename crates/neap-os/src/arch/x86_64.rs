@@ -2,6 +2,7 @@
 //! no sequence needs a barrier.
 
 use crate::call_stack::Registers;
+use crate::signal::Interrupted;
 use core::arch::{asm, naked_asm};
 use core::ffi::CStr;
 
@@ -217,4 +218,86 @@ pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
         asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) offset, options(nostack, readonly, preserves_flags))
     };
     cpu
+}
+
+/// Returns the address of the function by which a signal handler ends.
+pub(crate) fn signal_restorer() -> usize {
+    restore_from_signal as *const () as usize
+}
+
+/// Ends a signal handler. Unwinders know the two instructions by their bytes, and need no other
+/// information. The section tells `cargo xtask symbols`.
+#[unsafe(naked)]
+#[unsafe(link_section = "__signal_return")]
+extern "C" fn restore_from_signal() {
+    // rt_sigreturn.
+    naked_asm!(".byte 0x48, 0xc7, 0xc0, 15, 0, 0, 0", "syscall")
+}
+
+/// Returns registers of the context that a signal has interrupted.
+///
+/// # Safety
+/// The context is the third argument of a signal handler.
+pub(crate) unsafe fn interrupted(context: *const core::ffi::c_void) -> Interrupted {
+    /// Offset of the registers in `struct ucontext`, and numbers of three of them.
+    const REGISTERS: usize = 40;
+    const STACK: usize = 15;
+    const INSTRUCTION: usize = 16;
+    const ERROR: usize = 19;
+    /// Bit of the error of a page fault.
+    const WRITE: usize = 2;
+    // SAFETY: the kernel's context has these registers.
+    let register = |number: usize| unsafe { context.byte_add(REGISTERS).cast::<usize>().add(number).read() };
+    Interrupted {
+        instruction: register(INSTRUCTION),
+        stack_pointer: register(STACK),
+        link: None,
+        is_write: Some(register(ERROR) & WRITE != 0),
+    }
+}
+
+/// Whether code ends in a call: `E8` with a distance, or `FF /2` with any operand.
+pub(crate) fn ends_in_call(code: [u8; 8]) -> bool {
+    let by_operand = (2..=7).any(|length| {
+        let at = code.len() - length;
+        code[at] == 0xff && code[at + 1] >> 3 & 7 == 2 && length == operand_length(code[at + 1], code.get(at + 2))
+    });
+    code[3] == 0xe8 || by_operand
+}
+
+/// Length of an instruction of one byte and an operand.
+fn operand_length(operand: u8, scale: Option<&u8>) -> usize {
+    let (mode, register) = (operand >> 6, operand & 7);
+    let is_scaled = mode < 3 && register == 4;
+    // Without a base, or relative to the instruction, the distance has four bytes.
+    let has_no_base = mode == 0 && (register == 5 || is_scaled && scale.is_some_and(|scale| scale & 7 == 5));
+    let distance = if mode == 2 || has_no_base { 4 } else { usize::from(mode == 1) };
+    2 + usize::from(is_scaled) + distance
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ends_in_call;
+
+    #[test]
+    fn calls_are_told_from_other_code() {
+        let is = |code: &[u8]| {
+            let mut whole = [0x90; 8];
+            whole[8 - code.len()..].copy_from_slice(code);
+            ends_in_call(whole)
+        };
+        let calls: [&[u8]; 8] = [
+            &[0xe8, 1, 2, 3, 4],             // call relative
+            &[0xff, 0xd0],                   // call rax
+            &[0x41, 0xff, 0xd4],             // call r12
+            &[0xff, 0x10],                   // call [rax]
+            &[0xff, 0x15, 1, 2, 3, 4],       // call [rip + ...]
+            &[0xff, 0x50, 0x18],             // call [rax + 24]
+            &[0xff, 0x14, 0xc5, 0, 1, 2, 3], // call [rax * 8 + ...]
+            &[0xff, 0x94, 0x24, 1, 2, 3, 4], // call [rsp + ...]
+        ];
+        assert!(calls.into_iter().all(is));
+        let others: [&[u8]; 4] = [&[], &[0xff, 0xe0], &[0xff, 0x15, 1, 2], &[0xe8, 1, 2, 3]];
+        assert!(!others.into_iter().any(is));
+    }
 }

@@ -98,7 +98,8 @@ impl<P: Platform> Mm<P> {
     #[cold]
     #[inline(never)]
     fn allocate_due(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
-        let memory = self.allocate_counted(entered(), size, slow);
+        let guarded = self.allocate_guarded(size);
+        let memory = guarded.unwrap_or_else(|| self.allocate_counted(entered(), size, slow));
         self.sample(memory, size);
         memory
     }
@@ -248,7 +249,7 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Returns how an allocation beyond a limit is charged.
-    fn how(&self) -> OnLimit {
+    pub(crate) fn how(&self) -> OnLimit {
         // A callback of reclaim may exceed a limit: it makes room.
         let refuse = self.core_if_open().is_some_and(|core| core.settings.refuses()) && !is_calling();
         if refuse { OnLimit::Refuse } else { OnLimit::Overcharge }

@@ -214,6 +214,9 @@ impl<P: Platform> Core<P> {
     /// Returns the bytes of the allocation at `pointer`. Ends the process if the program has no
     /// allocation there.
     pub(crate) fn usable_size(&self, pointer: *const u8, call: &str) -> usize {
+        if let Some(size) = self.guarded_size(pointer, call) {
+            return size;
+        }
         match self.class_of(pointer, call) {
             Class::NONE => match self.run_at(pointer) {
                 Some(pages) => pages as usize * self.objects.pages.page_size(),

@@ -58,6 +58,10 @@ impl<P: Platform> Mm<P> {
     #[inline(never)]
     unsafe fn reallocate_in_place(&self, pointer: *mut u8, size: usize, align: usize) -> Result<*mut u8, usize> {
         let Some(core) = self.core_if_open() else { core_less(pointer) };
+        // Always moved, so that old pointers are found.
+        if let Some(usable) = core.guarded_size(pointer, "realloc") {
+            return Err(usable);
+        }
         let class = core.class_of(pointer, "realloc");
         let checks = core.options.check;
         let usable = match checks {

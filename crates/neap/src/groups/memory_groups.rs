@@ -6,6 +6,7 @@ use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
 use crate::percpu::per_cpu_data::Source;
 use crate::state::reclaim::Manner;
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{
     Bound, ChargeAsync, Event, FlushPace, GroupCount, GroupError, GroupId, GroupSlot, Groups, INTERVAL, Info, Kind,
@@ -168,6 +169,7 @@ impl<P: Platform> Mm<P> {
             Class::NONE => runs += core.usable_size(memory, "verify") as u64,
             class => objects += price(class),
         });
+        runs += core.guard.paid.load(Ordering::Relaxed);
         for (what, kind, bytes) in [
             ("bytes of objects in groups", Kind::Objects, objects),
             ("bytes of runs in groups", Kind::Pages, runs),

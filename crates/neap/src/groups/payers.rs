@@ -26,6 +26,9 @@ impl<P: Platform> Mm<P> {
     /// Memory of this manager at `pointer` lies in a block that is not freed during the call.
     pub unsafe fn payer_at(&self, pointer: *const u8) -> Option<Payer> {
         let core = self.core_if_open()?;
+        if let Ok(payer) = core.guarded_payer(pointer) {
+            return payer;
+        }
         let objects = &core.objects;
         match objects.class_at(pointer)? {
             Class::NONE => core.run_payer(pointer.map_addr(|at| at - at % objects.pages.page_size())),

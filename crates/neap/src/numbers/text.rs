@@ -8,6 +8,7 @@ use crate::numbers::sheet::Text;
 use crate::numbers::statistics::CachedOn;
 use crate::numbers::statistics::Usage;
 use crate::reports::map_report;
+use crate::state::guard::GuardCounts;
 use core::fmt::{self, Display, Write};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Linux, Platform};
@@ -145,6 +146,14 @@ impl<P: Platform> Core<P> {
         write!(text, "\"reuse\":{{\"grown\":{},", self.objects.pages.grown())?;
         write!(text, "\"sweeps\":{},\"objects\":{},", reuse.sweeps, reuse.objects)?;
         write!(text, "\"grown_in_sweeps\":{},\"released\":{}}},", reuse.grown, reuse.released)?;
+        if let Some(region) = self.guard.region() {
+            let (live, GuardCounts { guarded, refused }) = region.numbers();
+            let bytes = u64::from(live) * region.page_size as u64;
+            write!(
+                text,
+                "\"guard\":{{\"live\":{live},\"bytes\":{bytes},\"guarded\":{guarded},\"refused\":{refused}}},"
+            )?;
+        }
         // Relaxed: statistics.
         let [ticks, drains] =
             [&self.maintenance.ticks, &self.maintenance.drains].map(|count| count.load(Ordering::Relaxed));

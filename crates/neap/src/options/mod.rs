@@ -69,6 +69,8 @@ pub struct Options {
     pub profile: u64,
     /// Whether what the program writes is checked.
     pub check: bool,
+    /// Bytes between two guarded samples of allocations, on average; 0: none.
+    pub guard: u64,
     /// Whether an unknown option ends the process.
     pub strict: bool,
 }
@@ -112,8 +114,9 @@ impl Path {
     }
 }
 
-/// Bytes between two samples with `profile:on`, and the range of what may be asked for.
-const PROFILE_MEAN: u64 = 512 << 10;
+/// Bytes between two samples with `profile:on` or `guard:on`.
+const SAMPLE_MEAN: u64 = 512 << 10;
+/// The range of what may be asked for with `profile`.
 const PROFILE_MEANS: core::ops::RangeInclusive<u64> = 1 << 10..=1 << 40;
 const NO_MEAN: &str = "is none of off, on, and a number of bytes from 1k to 1024g";
 
@@ -160,7 +163,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 18] = [
+pub const DESCRIPTIONS: [Description; 19] = [
     Description {
         key: "rseq",
         values: "on, off",
@@ -281,6 +284,13 @@ pub const DESCRIPTIONS: [Description; 18] = [
         setting: None,
     },
     Description {
+        key: "guard",
+        values: "off, on, or bytes with k, m, g",
+        default: "off",
+        text: "samples of allocations of up to a page, one in so many bytes on average (on: 512k), each on a page between two without access, which also loses its access at the free: an overflow, an underflow or a use after free ends the process with a report; a handler of SIGSEGV; from 512k on, fewer while more than 160 come in a second; at most 256 at a time, 10 MiB of memory",
+        setting: None,
+    },
+    Description {
         key: "strict",
         values: "on, off",
         default: "off",
@@ -350,6 +360,7 @@ impl Options {
         trace: Path::NONE,
         profile: 0,
         check: false,
+        guard: 0,
         strict: false,
     };
 
@@ -439,6 +450,10 @@ impl Options {
             b"refuse" => self.refuse = switch()?,
             b"strict" => self.strict = switch()?,
             b"check" => self.check = switch()?,
+            b"guard" => {
+                let mean = mean(value).filter(|&mean| mean <= 1 << 40 && value != b"0");
+                self.guard = mean.ok_or("is none of off, on, and a number of bytes from 1 to 1024g")?;
+            }
             b"groups" => {
                 self.groups = match value {
                     b"off" => ThreadGroups::Off,
@@ -467,14 +482,7 @@ impl Options {
                 self.set_number(Setting::PageListHigh, pages.min(u32::MAX.into()))?;
             }
             b"page_batch_scale" => self.set_number(Setting::PageBatchScale, bytes(value).unwrap_or(u64::MAX))?,
-            b"profile" => {
-                let mean = match value {
-                    b"off" => Some(0),
-                    b"on" => Some(PROFILE_MEAN),
-                    _ => bytes(value),
-                };
-                self.set_number(Setting::Profile, mean.ok_or(NO_MEAN)?)?;
-            }
+            b"profile" => self.set_number(Setting::Profile, mean(value).ok_or(NO_MEAN)?)?,
             b"nodes" if value == b"auto" => self.nodes = 0,
             b"nodes" => {
                 let count = bytes(value).filter(|count| (1..=MAX_NODES as u64).contains(count));
@@ -530,6 +538,15 @@ impl Options {
     }
 }
 
+/// Parses the bytes between two samples: `off`, `on` or a number.
+fn mean(text: &[u8]) -> Option<u64> {
+    match text {
+        b"off" => Some(0),
+        b"on" => Some(SAMPLE_MEAN),
+        _ => bytes(text),
+    }
+}
+
 /// Parses a number with an optional k, m or g for powers of 1024.
 pub(crate) fn bytes(text: &[u8]) -> Option<u64> {
     let (digits, shift) = match text.last()?.to_ascii_lowercase() {
@@ -570,7 +587,7 @@ mod tests {
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
             "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,high:90%,reserve:32m,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
-             refuse:on,groups:by-thread,trace:/a/b,profile:64k,check:on,strict:on",
+             refuse:on,groups:by-thread,trace:/a/b,profile:64k,check:on,guard:9,strict:on",
         );
         let expected = Options {
             rseq: false,
@@ -590,12 +607,13 @@ mod tests {
             trace: Path::absolute(b"/a/b").unwrap(),
             profile: 64 << 10,
             check: true,
+            guard: 9,
             strict: true,
         };
         assert_eq!((options.trace.as_c_str(), Options::DEFAULT.trace.as_c_str()), (Some(c"/a/b"), None));
         assert_eq!((options, complaints), (expected, Vec::new()));
         assert_eq!(parse("groups:by-thread-name").0.groups, ThreadGroups::ByName);
-        let text = "page_list_high:99,page_list_high:auto,nodes:2,nodes:auto,groups:by-thread,groups:off,profile:on,profile:off,high:1,high:none,reserve:1,reserve:auto";
+        let text = "page_list_high:99,page_list_high:auto,nodes:2,nodes:auto,groups:by-thread,groups:off,profile:on,profile:off,guard:on,guard:off,high:1,high:none,reserve:1,reserve:auto";
         let (options, complaints) = parse(text);
         assert_eq!((options, complaints), (Options::DEFAULT, Vec::new()));
         for description in DESCRIPTIONS {

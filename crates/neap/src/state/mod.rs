@@ -5,6 +5,7 @@
 
 pub(crate) mod background;
 pub(crate) mod checked;
+pub(crate) mod guard;
 pub(crate) mod headroom;
 pub(crate) mod in_call;
 pub(crate) mod maintenance;

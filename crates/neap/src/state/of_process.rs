@@ -1,7 +1,9 @@
 //! What the process's manager has beside those that a program makes.
 
-use core::sync::atomic::AtomicU32;
+use crate::once::Once;
+use core::sync::atomic::{AtomicBool, AtomicU32};
 use neap_os::own_thread::Functions;
+use neap_os::signal::Action;
 use neap_os::stdio_lock::StreamsLock;
 
 /// State of the process's manager alone.
@@ -13,10 +15,20 @@ pub(crate) struct OfProcess {
     pub(crate) key: AtomicU32,
     /// The lock that a fork takes before it closes the gate.
     pub(crate) streams: StreamsLock,
+    /// What the process did at SIGSEGV before, once there is a handler of guarded samples.
+    pub(crate) at_faults: Once<Action>,
+    /// Whether a thread has begun to report a misuse of guarded memory.
+    pub(crate) has_reported: AtomicBool,
 }
 
 impl OfProcess {
     pub(crate) const fn new() -> OfProcess {
-        OfProcess { functions: Functions::new(), key: AtomicU32::new(0), streams: StreamsLock::new() }
+        OfProcess {
+            functions: Functions::new(),
+            key: AtomicU32::new(0),
+            streams: StreamsLock::new(),
+            at_faults: Once::new(),
+            has_reported: AtomicBool::new(false),
+        }
     }
 }

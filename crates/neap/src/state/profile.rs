@@ -7,7 +7,7 @@ mod intervals;
 pub(crate) mod recorder;
 mod sample_table;
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use recorder::Recorder;
 
@@ -16,6 +16,9 @@ use recorder::Recorder;
 pub(crate) struct Profile {
     /// Bytes between two samples, on average; 0: nothing is sampled.
     pub(crate) mean: AtomicU64,
+    /// Whether samples are recorded for readers, by the option `profile`. Else they are only
+    /// [guarded](crate::guard).
+    pub(crate) is_recorded: AtomicBool,
     /// Number of samples that are live.
     pub(crate) live: AtomicU32,
     pub(crate) recorder: Mutex<Recorder>,
@@ -23,7 +26,18 @@ pub(crate) struct Profile {
 
 impl Profile {
     pub(crate) const fn new() -> Profile {
-        Profile { mean: AtomicU64::new(0), live: AtomicU32::new(0), recorder: Mutex::new(Recorder::new()) }
+        Profile {
+            mean: AtomicU64::new(0),
+            is_recorded: AtomicBool::new(false),
+            live: AtomicU32::new(0),
+            recorder: Mutex::new(Recorder::new()),
+        }
+    }
+
+    /// Begins to sample allocations that are guarded, or goes on with these alone.
+    pub(crate) fn begin_guard(&self, mean: u64) {
+        self.recorder.lock().begin_guard();
+        self.mean.store(mean, Ordering::Relaxed);
     }
 
     /// Whether allocations are counted. Relaxed, as all uses of `mean`: a thread that reads it late

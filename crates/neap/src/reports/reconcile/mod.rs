@@ -90,6 +90,9 @@ impl<P: Platform> Core<P> {
         if length > 0 {
             tell(Source::Lists, splits, length);
         }
+        if let Some(region) = self.guard.region() {
+            region.mappings().into_iter().for_each(|(start, length)| tell(Source::Guarded, start, length));
+        }
         if let Some(data) = self.per_cpu.get() {
             let [memory, tables] = data.mappings();
             tell(Source::PerCpuData, memory.0, memory.1);
@@ -147,6 +150,7 @@ impl<P: Platform> Mm<P> {
                 Class::NONE => runs += core.usable_size(memory, "reconcile") as u64,
                 class => objects += price(class),
             });
+            runs += core.guard.paid.load(Relaxed);
             books.payable[Kind::Objects as usize] = objects;
             books.payable[Kind::Pages as usize] = runs;
         }

@@ -44,6 +44,8 @@ pub enum Source {
     Groups,
     /// The page of numbers.
     Numbers,
+    /// Guarded samples and their table.
+    Guarded,
     /// The program, its libraries, and their variables.
     Program,
     /// The heap that `brk` makes.
@@ -66,7 +68,7 @@ pub(super) const SOURCES: usize = Source::ALL.len();
 
 impl Source {
     /// All, in the order of reports.
-    pub const ALL: [Source; 26] = [
+    pub const ALL: [Source; 27] = [
         Source::Slabs,
         Source::Runs,
         Source::Blocks,
@@ -85,6 +87,7 @@ impl Source {
         Source::PerCpuTables,
         Source::Groups,
         Source::Numbers,
+        Source::Guarded,
         Source::Program,
         Source::Heap,
         Source::Stack,
@@ -116,6 +119,7 @@ impl Source {
             Source::PerCpuTables => "tables of per-CPU data",
             Source::Groups => "memory groups",
             Source::Numbers => "page of numbers",
+            Source::Guarded => "guarded samples",
             Source::Program => "program and libraries",
             Source::Heap => "heap by brk",
             Source::Stack => "stack of the first thread",

@@ -1,0 +1,271 @@
+//! Guarded samples: allocations whose misuse ends the process at once, in production.
+//!
+//! # Design
+//! While the option `guard` is on, each allocation is a sample with the probability of
+//! [`profile`](crate::profile), whose countdown decides; with both options on, the samples are
+//! those of `profile`. A sample of up to a page is placed on a page of its own, in a region of 512
+//! slots beside the arena:
+//!
+//! | pages | access |
+//! |---|---|
+//! | before and behind a slot | never |
+//! | a slot's | from the allocation to the free |
+//!
+//! - The allocation ends where its page ends, up to its alignment of 16, or begins where its page
+//!   begins, by turns. Up to 256 bytes beside it are filled, and verified at the free.
+//! - A free takes the page's access and its memory, and puts its slot behind all freed ones. At
+//!   most half of the slots are live, so at least as many samples come before a slot is used again.
+//! - A pointer into the region lies outside of the arena, so the fast paths refuse it. The slow
+//!   paths behind them ask for the region first.
+//! - A handler of SIGSEGV finds the slot by the address, and writes [a report](report). For every
+//!   other fault it goes on with the handler that the program had before. One that the program sets
+//!   later replaces it.
+//! - Off, there is no region, no handler, and no instruction on the fast paths. On, they refuse
+//!   every call, as with `profile`.
+//!
+//! # Locking
+//! One mutex, inside the fork gate, for the order of slots. No system call is made under it. The
+//! handler takes none.
+
+use crate::mm::{Core, Mm};
+use crate::options::ThreadGroups;
+use crate::state::guard::FoundMisuse;
+use crate::state::guard::trail::Caller;
+use core::ptr::without_provenance;
+use core::sync::atomic::Ordering;
+use neap_base::Platform;
+use neap_base::platform::Errno;
+use neap_groups::{Kind, Payer};
+use neap_os::fatal::abort;
+use neap_os::signal::Fault;
+use neap_os::thread_state::countdown_mean;
+
+mod report;
+
+use report::{Call, report};
+
+impl<P: Platform> Mm<P> {
+    /// Begins to guard samples, one in `mean` bytes on average. Called once, by the thread that
+    /// opens the manager.
+    ///
+    /// # Errors
+    /// The system gives no address space.
+    pub(crate) fn begin_guard(&self, mean: u64) -> Result<(), Errno> {
+        let Some(core) = self.core_if_open() else { return Err(Errno::NOMEM) };
+        core.guard.open()?;
+        core.guard.mean.store(mean, Ordering::Relaxed);
+        self.profile.begin_guard(mean);
+        self.fast_path.count_all();
+        Ok(())
+    }
+
+    /// Allocates `size` bytes in a slot, for a sample. `None` if the sample is not guarded. Not
+    /// inside the gate.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn allocate_guarded(&self, size: usize) -> Option<*mut u8> {
+        let core = self.core_if_open()?;
+        let region = core.guard.region_for(size)?;
+        // A thread's first number is drawn at its first allocation, which is no sample of it. And
+        // pages that lose their access interrupt every CPU that runs the process.
+        if countdown_mean() == 0 || core.objects.is_isolated_cpu_in_use() {
+            return None;
+        }
+        let caller = Caller::here();
+        let payer = self.pay_for_page(core, region.page_size)?;
+        let memory = {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            let number = payer.map_or(0, Payer::to_bits);
+            // SAFETY: the slot is taken here, for a size that the region takes. The stack is this
+            // thread's.
+            region.take().and_then(|taken| unsafe { region.hand_out(taken, size, number, &caller) })
+        };
+        if let Some(payer) = payer {
+            match memory {
+                Some(_) => _ = core.guard.paid.fetch_add(region.page_size as u64, Ordering::Relaxed),
+                None => self.uncharge_run(payer, region.page_size as u64),
+            }
+        }
+        memory
+    }
+
+    /// Charges the group that the thread is in, if any, with a page. `None` if the group refuses,
+    /// or the thread is yet to be put into one.
+    fn pay_for_page(&self, core: &Core<P>, bytes: usize) -> Option<Option<Payer>> {
+        let (Some(group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) else {
+            return (core.options.groups == ThreadGroups::Off).then_some(None);
+        };
+        let payer = group.payer(Kind::Pages, grouped.node());
+        grouped.charge(payer, bytes as u64, self.how()).ok().map(|()| Some(payer))
+    }
+
+    /// Frees the memory at a pointer into the region. A misuse ends the process.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn free_guarded(&self, core: &Core<P>, pointer: *mut u8) {
+        let Some(region) = core.guard.region() else { return };
+        self.end_sample_of_run(core, pointer);
+        let (caller, seals) = (Caller::here(), !core.objects.is_isolated_cpu_in_use());
+        let payer = {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            // SAFETY: no thread uses the memory any more (the promise of `free`'s caller). The
+            // stack is this thread's.
+            unsafe { region.retire(pointer.addr(), seals, &caller) }
+                .unwrap_or_else(|found| end(&found, "free", &caller))
+        };
+        if payer != 0 {
+            core.guard.paid.fetch_sub(region.page_size as u64, Ordering::Relaxed);
+            self.uncharge_run(Payer::from_bits(payer), region.page_size as u64);
+        }
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Returns the bytes of a guarded allocation; `None` if the pointer leads elsewhere. A misuse
+    /// ends the process.
+    pub(crate) fn guarded_size(&self, pointer: *const u8, call: &str) -> Option<usize> {
+        let region = self.guard.region_of(pointer)?;
+        Some(region.size_at(pointer.addr()).unwrap_or_else(|found| end(&found, call, &Caller::here())))
+    }
+
+    /// The payer of the guarded allocation that a pointer leads into. `Err` if it leads elsewhere.
+    pub(crate) fn guarded_payer(&self, pointer: *const u8) -> Result<Option<Payer>, ()> {
+        let payer = self.guard.region_of(pointer).ok_or(())?.payer_at(pointer.addr());
+        Ok((payer != 0).then(|| Payer::from_bits(payer)))
+    }
+}
+
+/// Ends the process with a report of a misuse that a call has found.
+#[cold]
+fn end(found: &FoundMisuse<'_>, call: &str, caller: &Caller) -> ! {
+    report(found, &Call::Function(call), caller);
+    abort()
+}
+
+/// Reports a failed access to the region. Returns `false` if the fault was elsewhere. Of threads
+/// that fail at once, one reports; the others wait for it to end the process.
+pub(crate) fn report_fault<P: Platform>(mm: &Mm<P>, fault: &Fault) -> bool {
+    /// Nanoseconds for which another thread waits.
+    const WAIT: u64 = 5_000_000_000;
+    let region = mm.core_if_open().and_then(|core| core.guard.region_of(without_provenance(fault.address)));
+    let Some(found) = region.and_then(|region| region.blame(fault.address)) else { return false };
+    // Relaxed: it only decides which thread is first.
+    if mm.of_process.has_reported.swap(true, Ordering::Relaxed) {
+        neap_os::thread::sleep(WAIT);
+    } else {
+        report(&found, &Call::Access(fault.at), &Caller::with(fault.at.stack_pointer));
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::options::{Background, Options};
+    use neap_base::virtual_platform::Virtual;
+    use neap_groups::{Bound, GroupId};
+    use std::boxed::Box;
+    use std::vec::Vec;
+
+    /// Runs `test` with a manager that guards each allocation, as long as slots are free.
+    fn with_guard(options: Options, test: impl FnOnce(&Mm<Virtual>)) {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let options = Options { stat: false, background: Background::Never, ..options };
+        // SAFETY: the manager stays in its box until it is closed.
+        unsafe { mm.open(Virtual::new(4096, 2), &options) }.unwrap();
+        mm.begin_guard(1).unwrap();
+        // The thread draws its first number, maybe again after another test's manager.
+        for _ in 0..2 {
+            let first = mm.allocate(100);
+            // SAFETY: the block is this test's.
+            unsafe { mm.free(first) };
+        }
+        test(&mm);
+        mm.verify(0).unwrap();
+        // SAFETY: the test has freed all, and this thread, in no group now, is the only user.
+        unsafe { mm.close() };
+    }
+
+    fn is_guarded(mm: &Mm<Virtual>, memory: *mut u8) -> bool {
+        mm.core().unwrap().guard.region_of(memory).is_some()
+    }
+
+    #[test]
+    fn samples_are_guarded_whatever_call_asks_for_them() {
+        with_guard(Options::DEFAULT, |mm| {
+            let blocks =
+                [mm.allocate(99), mm.allocate_zeroed(99), mm.allocate_aligned(99, 64), mm.allocate_aligned(4000, 4096)];
+            for (block, (size, align)) in blocks.into_iter().zip([(99, 16), (99, 16), (99, 64), (4000, 4096)]) {
+                assert!(is_guarded(mm, block) && block.addr().is_multiple_of(align), "{block:p}, {size}, {align}");
+                assert!(mm.usable_size(block) >= size);
+            }
+            assert_eq!(mm.usable_size(blocks[0]), 99);
+            // SAFETY: the block is this test's, and was to be zero.
+            assert!(unsafe { core::slice::from_raw_parts(blocks[1], 99) }.iter().all(|&byte| byte == 0));
+            // SAFETY: the blocks are this test's.
+            unsafe {
+                blocks[0].write_bytes(5, 99);
+                let moved = [40, 200, 5000, 100_000, 3].iter().fold(blocks[0], |block, &size| {
+                    let moved = mm.reallocate(block, size);
+                    assert_eq!((is_guarded(mm, moved), moved.add(size.min(3) - 1).read()), (size <= 4096, 5), "{size}");
+                    moved
+                });
+                mm.free(moved);
+                blocks[1..].iter().for_each(|&block| mm.free(block));
+            }
+            let large = mm.allocate(4097);
+            assert!(!is_guarded(mm, large));
+            // SAFETY: the block is this test's.
+            unsafe { mm.free(large) };
+            assert_eq!(mm.core().unwrap().guard.region().unwrap().numbers().0, 0);
+        });
+    }
+
+    #[test]
+    fn thread_in_a_group_pays_for_the_page() {
+        with_guard(Options { refuse: true, ..Options::DEFAULT }, |mm| {
+            let groups = mm.groups().unwrap();
+            let parent = groups.create(GroupId::ROOT, "parent").unwrap();
+            let group = groups.create(parent, "guarded").unwrap();
+            let used = |id| groups.used(id).unwrap();
+            let before = mm.enter(Some(group));
+            let block = mm.allocate(99);
+            assert!(is_guarded(mm, block) && used(group) == 4096, "{}", used(group));
+            // SAFETY: the block is this test's, and is not freed meanwhile.
+            assert_eq!(unsafe { mm.payer_at(block.add(50)) }.map(|payer| payer.id()), Some(group));
+            mm.verify(0).unwrap();
+            groups.set_bound(group, Bound::Max, 8000).unwrap();
+            let others: Vec<*mut u8> = (0..3).map(|_| mm.allocate(99)).collect();
+            assert!(others.iter().all(|&other| !other.is_null() && !is_guarded(mm, other)), "the group has no room");
+            mm.leave(before);
+            groups.delete(group).unwrap();
+            assert!(used(parent) >= 4096);
+            // SAFETY: the blocks are this test's.
+            unsafe { others.into_iter().chain([block]).for_each(|block| mm.free(block)) };
+            assert_eq!((used(parent), mm.core().unwrap().guard.paid.load(Ordering::Relaxed)), (0, 0));
+        });
+    }
+
+    #[test]
+    fn nothing_loses_its_access_while_an_isolated_cpu_is_used() {
+        with_guard(Options::DEFAULT, |mm| {
+            let kept = mm.allocate(99);
+            assert!(is_guarded(mm, kept));
+            let core = mm.core().unwrap();
+            let page = kept.map_addr(|at| at & !4095);
+            core.objects.platform.use_isolated_cpu(true);
+            core.objects.look_for_isolated_use();
+            let ordinary = mm.allocate(99);
+            assert!(!is_guarded(mm, ordinary));
+            // SAFETY: the blocks are this test's; the page of a freed one has access, as is tested.
+            unsafe {
+                mm.free(ordinary);
+                mm.free(kept);
+                page.write(1);
+            }
+            core.objects.platform.use_isolated_cpu(false);
+            core.objects.look_for_isolated_use();
+        });
+    }
+}
