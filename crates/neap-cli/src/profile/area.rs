@@ -131,14 +131,14 @@ impl Area {
         self.read(offset_of!(AreaHeader, magic), &mut magic).is_ok() && magic == [0; 8]
     }
 
-    /// Reads the slots: the samples that are live.
-    pub(crate) fn slots(&self) -> Result<Vec<SampledAllocation>> {
+    /// Gives the slots to `each`: the samples that are live.
+    pub(crate) fn slots(&self, each: &mut dyn FnMut(SampledAllocation)) -> Result<()> {
         const EACH: usize = size_of::<Slot>();
-        let (mut samples, mut bytes) = (Vec::new(), vec![0; SLOTS_AT_ONCE * EACH]);
+        let mut bytes = vec![0; SLOTS_AT_ONCE * EACH];
         for first in (0..SLOT_COUNT).step_by(SLOTS_AT_ONCE) {
             self.read(SLOTS_AT + first * EACH, &mut bytes)?;
             for slot in bytes.chunks_exact(EACH).filter(|slot| u64_at(slot, offset_of!(Slot, number)) != 0) {
-                samples.push(SampledAllocation {
+                each(SampledAllocation {
                     number: u64_at(slot, offset_of!(Slot, number)),
                     time: u64_at(slot, offset_of!(Slot, time)),
                     size: u64_at(slot, offset_of!(Slot, size)),
@@ -148,7 +148,7 @@ impl Area {
                 });
             }
         }
-        Ok(samples)
+        Ok(())
     }
 
     /// Gives the records that were written since the last look to `each`; at the first look, those

@@ -163,7 +163,8 @@ fn slots_are_read() {
     let writer = Writer::new();
     writer.slot(0, 5, 50);
     writer.slot(100_000, 9, 90);
-    let seen: Vec<_> = writer.area().slots().unwrap().iter().map(|slot| (slot.number, slot.size)).collect();
+    let mut seen = Vec::new();
+    writer.area().slots(&mut |slot| seen.push((slot.number, slot.size))).unwrap();
     assert_eq!(seen, [(5, 50), (9, 90)]);
 }
 

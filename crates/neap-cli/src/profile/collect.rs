@@ -7,17 +7,15 @@
 //! The peak is the moment at which the sum of the live bytes was highest. A cell keeps its value of
 //! that moment when it first changes afterwards, so a new peak costs nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use super::area::SampledAllocation;
+use super::limits::ProfileLimits;
 use super::unwind::{Callers, CodePlace};
 
-/// Distinct stacks, cells and live samples that are kept, and frames of all stacks.
-const MOST_STACKS: usize = 1 << 17;
-const MOST_FRAMES: usize = 2 << 20;
-const MOST_CELLS: usize = 1 << 18;
-const MOST_LIVE: usize = 1 << 18;
+/// Name of threads beyond those whose names are kept.
+const OTHER_THREADS: &str = "(other threads)";
 
 /// Estimated objects and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,14 +30,19 @@ pub(crate) struct Amount {
 impl Amount {
     /// What a sample stands for.
     pub(crate) fn of(sample: &SampledAllocation) -> Amount {
-        let size = sample.size.max(1) as f64;
+        Amount::of_size(sample.size, sample.mean)
+    }
+
+    /// What a sample of `bytes` stands for, by the bytes between two samples.
+    fn of_size(bytes: u64, mean: u64) -> Amount {
+        let size = bytes.max(1) as f64;
         // A mean of 0 is damage, and one byte means that every allocation is sampled.
-        let taken = -(-size / sample.mean.max(1) as f64).exp_m1();
+        let taken = -(-size / mean.max(1) as f64).exp_m1();
         let objects = 1.0 / taken;
         Amount {
             samples: 1,
             objects,
-            bytes: sample.size as f64 * objects,
+            bytes: bytes as f64 * objects,
             variance: size * size * (1.0 - taken) / taken / taken,
         }
     }
@@ -101,19 +104,27 @@ pub(crate) struct SeenStack {
 #[derive(Clone, Copy, Debug)]
 struct LiveSample {
     cell: u32,
-    amount: Amount,
+    size: u64,
+    mean: u64,
     time: u64,
 }
 
+impl LiveSample {
+    fn amount(&self) -> Amount {
+        Amount::of_size(self.size, self.mean)
+    }
+}
+
 /// The sums.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Collector {
+    limits: ProfileLimits,
     /// The first is that of samples without one.
     pub(crate) stacks: Vec<SeenStack>,
     by_stack: HashMap<Rc<[CodePlace]>, u32>,
     frames: usize,
-    pub(crate) threads: Vec<String>,
-    by_thread: HashMap<String, u32>,
+    pub(crate) threads: Vec<Rc<str>>,
+    by_thread: HashMap<Rc<str>, u32>,
     cells: Vec<SumCell>,
     by_key: HashMap<Key, u32>,
     live: HashMap<u64, LiveSample>,
@@ -130,8 +141,24 @@ pub(crate) struct Collector {
 
 impl Collector {
     /// Sums of allocations from a time on, and of the samples that are live then.
-    pub(crate) fn new(began: u64) -> Collector {
-        let mut collector = Collector { began, ..Collector::default() };
+    pub(crate) fn new(began: u64, limits: ProfileLimits) -> Collector {
+        let mut collector = Collector {
+            limits,
+            stacks: Vec::new(),
+            by_stack: HashMap::new(),
+            frames: 0,
+            threads: Vec::new(),
+            by_thread: HashMap::new(),
+            cells: Vec::new(),
+            by_key: HashMap::new(),
+            live: HashMap::new(),
+            total: Amount::default(),
+            highest: 0.0,
+            peaks: 0,
+            began,
+            without_stack: 0,
+            left_out: 0,
+        };
         collector.stack(&Callers::default());
         collector.without_stack = 0;
         collector
@@ -148,7 +175,7 @@ impl Collector {
             self.stacks[stack as usize].incomplete += incomplete;
             return stack;
         }
-        if self.stacks.len() >= MOST_STACKS || self.frames + callers.frames.len() > MOST_FRAMES {
+        if self.stacks.len() >= self.limits.stacks || self.frames + callers.frames.len() > self.limits.frames {
             self.left_out += 1;
             return 0;
         }
@@ -163,9 +190,12 @@ impl Collector {
         if let Some(&thread) = self.by_thread.get(name) {
             return thread;
         }
-        let thread = self.threads.len() as u32;
-        self.threads.push(name.to_string());
-        self.by_thread.insert(name.to_string(), thread);
+        if self.threads.len() >= self.limits.threads && name != OTHER_THREADS {
+            return self.thread(OTHER_THREADS);
+        }
+        let (thread, name) = (self.threads.len() as u32, Rc::<str>::from(name));
+        self.threads.push(Rc::clone(&name));
+        self.by_thread.insert(name, thread);
         thread
     }
 
@@ -173,7 +203,7 @@ impl Collector {
         if let Some(&cell) = self.by_key.get(&key) {
             return Some(cell);
         }
-        if self.cells.len() >= MOST_CELLS {
+        if self.cells.len() >= self.limits.cells {
             return None;
         }
         let cell = self.cells.len() as u32;
@@ -199,12 +229,13 @@ impl Collector {
         if sample.time >= self.began {
             of.allocated.add(amount);
         }
-        if self.live.len() >= MOST_LIVE {
+        if self.live.len() >= self.limits.live {
             self.left_out += 1;
             return;
         }
         of.live.add(amount);
-        self.live.insert(sample.number, LiveSample { cell, amount, time: sample.time });
+        let SampledAllocation { size, mean, time, .. } = *sample;
+        self.live.insert(sample.number, LiveSample { cell, size, mean, time });
         self.total.add(amount);
         if self.total.bytes > self.highest {
             self.highest = self.total.bytes;
@@ -216,8 +247,8 @@ impl Collector {
     pub(crate) fn freed(&mut self, number: u64) {
         if let Some(sample) = self.live.remove(&number) {
             self.before_change(sample.cell);
-            self.cells[sample.cell as usize].live.remove(sample.amount);
-            self.total.remove(sample.amount);
+            self.cells[sample.cell as usize].live.remove(sample.amount());
+            self.total.remove(sample.amount());
         }
     }
 
@@ -231,12 +262,27 @@ impl Collector {
     /// Compares the live samples with those that the process has in slots. Removes those without a
     /// slot that were allocated before `until`, and returns the slots that are not known and whose
     /// number is at most `read`.
-    pub(crate) fn reconcile(&mut self, slots: &[SampledAllocation], until: u64, read: u64) -> Vec<SampledAllocation> {
-        let numbers: std::collections::HashSet<u64> = slots.iter().map(|slot| slot.number).collect();
+    ///
+    /// # Errors
+    /// Those of `slots`, which gives each slot to its argument.
+    pub(crate) fn reconcile<E>(
+        &mut self,
+        slots: impl FnOnce(&mut dyn FnMut(SampledAllocation)) -> Result<(), E>,
+        until: u64,
+        read: u64,
+    ) -> Result<Vec<SampledAllocation>, E> {
+        let (mut numbers, mut unknown) = (HashSet::new(), Vec::new());
+        slots(&mut |slot| {
+            if self.live.contains_key(&slot.number) {
+                numbers.insert(slot.number);
+            } else if slot.number <= read {
+                unknown.push(slot);
+            }
+        })?;
         let gone = self.live.iter().filter(|(number, sample)| sample.time < until && !numbers.contains(number));
         let gone: Vec<u64> = gone.map(|(&number, _)| number).collect();
         gone.into_iter().for_each(|number| self.freed(number));
-        slots.iter().filter(|slot| slot.number <= read && !self.live.contains_key(&slot.number)).copied().collect()
+        Ok(unknown)
     }
 
     /// The sums, by key.
@@ -253,7 +299,7 @@ impl Collector {
     pub(crate) fn older_than(&self, time: u64) -> HashMap<Key, Amount> {
         let mut old: HashMap<Key, Amount> = HashMap::new();
         for sample in self.live.values().filter(|sample| sample.time < time) {
-            old.entry(self.cells[sample.cell as usize].key).or_default().add(sample.amount);
+            old.entry(self.cells[sample.cell as usize].key).or_default().add(sample.amount());
         }
         old
     }
@@ -310,7 +356,7 @@ mod tests {
 
     #[test]
     fn peak_has_the_values_of_its_moment() {
-        let mut collector = Collector::new(0);
+        let mut collector = Collector::new(0, ProfileLimits::OWN);
         let bytes = |collector: &Collector, at: usize, peak: bool| {
             let cell = &collector.cells()[at];
             let of = if peak { collector.peak(cell) } else { cell.live };
@@ -334,12 +380,17 @@ mod tests {
 
     #[test]
     fn live_samples_are_compared_with_the_slots() {
-        let mut collector = Collector::new(2);
+        let mut collector = Collector::new(2, ProfileLimits::OWN);
         collector.allocated(&sample(1, 100, 1), &callers(1), "a");
         collector.allocated(&sample(2, 100, 5), &callers(1), "a");
         collector.allocated(&sample(3, 100, 9), &callers(1), "a");
         assert_eq!(collector.cells()[0].allocated.samples, 2, "the first is older than the profile");
-        let missing = collector.reconcile(&[sample(1, 100, 1), sample(7, 50, 3), sample(9, 50, 8)], 8, 8);
+        let slots = [sample(1, 100, 1), sample(7, 50, 3), sample(9, 50, 8)];
+        let each = |to: &mut dyn FnMut(SampledAllocation)| {
+            slots.into_iter().for_each(to);
+            Ok::<_, ()>(())
+        };
+        let missing = collector.reconcile(each, 8, 8).unwrap();
         assert_eq!(missing.iter().map(|sample| sample.number).collect::<Vec<_>>(), [7]);
         assert_eq!(collector.live_total().samples, 2, "2 is gone, and 3 is too young to be missed");
         assert_eq!(collector.older_than(5).values().map(|amount| amount.samples).sum::<u64>(), 1);

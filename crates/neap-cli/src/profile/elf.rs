@@ -10,19 +10,22 @@ use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use flate2::read::ZlibDecoder;
 use object::elf::{self, FileHeader64};
 use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
-use object::{LittleEndian, U32};
+use object::{LittleEndian, SectionIndex, U32};
 
-/// Bytes that may be read from all files together: debug information of large programs is large.
-pub(crate) const BUDGET: usize = 512 << 20;
-/// Longest file, and most sections and segments of one.
+/// Longest file, most sections and segments of one, and bytes that each counts for.
 const LONGEST: u64 = 16 << 30;
 const MOST_PARTS: usize = 4096;
+const PART: usize = 128;
+/// Longest table of the names of sections, and longest name.
+const MOST_NAMES: u64 = 256 << 10;
+const LONGEST_NAME: usize = 64;
 
 /// The bytes that may still be read.
 #[derive(Clone, Debug)]
@@ -33,10 +36,16 @@ impl Budget {
         Budget(Rc::new(Cell::new(bytes)))
     }
 
-    fn take(&self, bytes: u64) -> Option<usize> {
+    /// Takes bytes, if there are so many.
+    pub(crate) fn take(&self, bytes: u64) -> Option<usize> {
         let bytes = usize::try_from(bytes).ok()?;
         self.0.set(self.0.get().checked_sub(bytes)?);
         Some(bytes)
+    }
+
+    /// Puts bytes back whose contents are forgotten.
+    pub(crate) fn put(&self, bytes: usize) {
+        self.0.set(self.0.get().saturating_add(bytes));
     }
 }
 
@@ -81,6 +90,7 @@ impl ElfImage {
         ensure!(head.e_machine(endian) == elf::EM_X86_64, "not of this machine");
         let (segments, sections) = (head.phnum(endian, &cache)?, head.shnum(endian, &cache)?);
         ensure!(segments.max(sections) <= MOST_PARTS, "too many parts");
+        budget.take(((segments + sections) * PART) as u64).context("too many parts of all files")?;
         let is_code = |kind: u32, flags: u32| kind == elf::PT_LOAD && flags & elf::PF_X != 0;
         let loaded = head.program_headers(endian, &cache)?.iter();
         let loaded =
@@ -91,8 +101,20 @@ impl ElfImage {
             });
         let segments = loaded.collect();
         let table = head.sections(endian, &cache)?;
+        // The table of names is read within a length: a name ends where its file's writer likes.
+        let names = head.shstrndx(endian, &cache).ok().and_then(|at| table.section(SectionIndex(at as usize)).ok());
+        let names = names.filter(|names| names.sh_type(endian) != elf::SHT_NOBITS);
+        let mut bytes = vec![0; names.map_or(0, |names| names.sh_size(endian).min(MOST_NAMES)) as usize];
+        if names.is_some_and(|names| file.read_exact_at(&mut bytes, names.sh_offset(endian)).is_err()) {
+            bytes.clear();
+        }
+        let name = |at: u32| {
+            let rest = bytes.get(at as usize..).unwrap_or_default();
+            let end = rest.iter().take(LONGEST_NAME).position(|&byte| byte == 0);
+            end.map(|end| rest[..end].to_vec()).unwrap_or_default()
+        };
         let sections = table.iter().map(|section| Section {
-            name: table.section_name(endian, section).unwrap_or_default().to_vec(),
+            name: name(section.sh_name(endian)),
             offset: section.sh_offset(endian),
             address: section.sh_addr(endian),
             bytes: section.sh_size(endian),
@@ -128,6 +150,14 @@ impl ElfImage {
 
     pub(crate) fn has(&self, name: &str) -> bool {
         self.find(name).is_some_and(|section| section.kind != elf::SHT_NOBITS)
+    }
+
+    /// Reads a section that is not compressed, for several users. It takes its bytes once.
+    pub(crate) fn shared_section(&self, name: &str) -> Option<Arc<[u8]>> {
+        let section = self.find(name).filter(|section| section.kind != elf::SHT_NOBITS && !section.is_compressed)?;
+        let mut bytes: Arc<[u8]> = core::iter::repeat_n(0, self.budget.take(section.bytes)?).collect();
+        self.file.read_exact_at(Arc::get_mut(&mut bytes)?, section.offset).ok()?;
+        Some(bytes)
     }
 
     /// Reads a section, decompressed.
@@ -166,6 +196,8 @@ struct Symbol {
     name: u32,
 }
 
+/// Bytes of a name that are kept.
+const LONGEST_SYMBOL: usize = 8 << 10;
 /// Bytes behind a symbol without a length that count as its own.
 const UNSIZED: u64 = 4096;
 
@@ -212,7 +244,8 @@ impl SymbolTable {
             return None;
         }
         let name = self.strings.get(symbol.name as usize..)?;
-        let name = &name[..name.iter().position(|&byte| byte == 0)?];
+        let name = &name[..name.len().min(LONGEST_SYMBOL)];
+        let name = &name[..name.iter().position(|&byte| byte == 0).unwrap_or(name.len())];
         (!name.is_empty()).then_some(name)
     }
 }
@@ -228,6 +261,9 @@ pub(crate) fn debug_file(build_id: &[u8], budget: &Budget) -> Result<ElfImage> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::limits::ProfileLimits;
+
+    const BUDGET: usize = ProfileLimits::OWN.file_bytes;
 
     #[test]
     fn own_executable_has_segments_symbols_and_debug_information() {
@@ -246,7 +282,7 @@ mod tests {
 
     #[test]
     fn budget_bounds_the_bytes_that_are_read() {
-        let image = ElfImage::open(Path::new("/proc/self/exe"), &Budget::new(1 << 10)).unwrap();
+        let image = ElfImage::open(Path::new("/proc/self/exe"), &Budget::new(64 << 10)).unwrap();
         assert!(image.has(".eh_frame") && image.section(".eh_frame").is_none());
     }
 

@@ -6,10 +6,13 @@ use std::path::Path;
 use std::process::Command;
 
 use super::area::StackCopy;
-use super::elf::{BUDGET, Budget, ElfImage, SymbolTable};
+use super::elf::{Budget, ElfImage, SymbolTable};
+use super::limits::ProfileLimits;
 use super::symbols::lines_of;
 use super::unwind::addresses_in;
 use crate::work::meter::Random;
+
+const BUDGET: usize = ProfileLimits::OWN.file_bytes;
 
 const SOURCE: &str = "
 static inline int inner(int n) { return n * 3; }

@@ -4,17 +4,29 @@ use std::io::{self, Write};
 
 use inferno::flamegraph::{self, Direction};
 
-use super::resolved::Profile;
+use super::resolved::{Profile, ProfileRow};
 use super::top_table::{size, summary};
 
-/// Returns a line for each stack: the frames, the outermost first, and the bytes.
+/// Returns a line for each stack: the frames, the outermost first, and the bytes. Stacks beyond the
+/// profile's limits, those with the fewest bytes, are one line.
 pub(crate) fn lines(profile: &Profile) -> Vec<String> {
     let plain = |name: &str| name.replace(';', ":");
-    let mut lines: Vec<String> = profile
-        .rows
-        .iter()
+    let mut rows: Vec<&ProfileRow> = profile.rows.iter().collect();
+    rows.sort_by(|one, other| other.amount(profile.view).bytes.total_cmp(&one.amount(profile.view).bytes));
+    let (mut text, mut frames) = (profile.limits.folded_bytes, profile.limits.folded_frames);
+    let mut left_out: u64 = 0;
+    let mut lines: Vec<String> = rows
+        .into_iter()
         .filter_map(|row| {
             let bytes = row.amount(profile.view).bytes.round() as u64;
+            let lines = || profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter());
+            let (length, count) = (lines().map(|line| line.function.len()).sum(), lines().count());
+            let rest = (usize::checked_sub(text, length), frames.checked_sub(count));
+            let (Some(rest_of_text), Some(rest_of_frames)) = rest else {
+                left_out = left_out.saturating_add(bytes);
+                return None;
+            };
+            (text, frames) = (rest_of_text, rest_of_frames);
             let mut frames = vec![plain(if row.thread.is_empty() { "[thread]" } else { &row.thread })];
             if !row.group.is_empty() {
                 frames.insert(0, plain(&row.group));
@@ -27,6 +39,9 @@ pub(crate) fn lines(profile: &Profile) -> Vec<String> {
             (bytes > 0).then(|| format!("{} {bytes}", frames.join(";")))
         })
         .collect();
+    if left_out > 0 {
+        lines.push(format!("[left out] {left_out}"));
+    }
     lines.sort_unstable();
     lines
 }

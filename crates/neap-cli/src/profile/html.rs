@@ -38,16 +38,38 @@ pub(crate) fn write(page: &mut dyn Write, profile: &Profile) -> io::Result<()> {
         write!(page, "<p>{}</p>", quoted(&line))?;
     }
     write!(page, "<h2>Stacks: bytes {}</h2>", profile.view.name())?;
-    let mut graph = Vec::new();
-    flame_graph(&mut graph, profile)?;
-    let graph = String::from_utf8_lossy(&graph);
-    // What is in front of the element is for files of their own.
-    page.write_all(graph.find("<svg").map_or("", |at| &graph[at..]).as_bytes())?;
+    flame_graph(&mut FromElement { output: page, head: Vec::new(), has_begun: false }, profile)?;
     let sites: Vec<(String, [Amount; 3])> = sites(profile).iter().map(|(line, sums)| (named(line), *sums)).collect();
     table(page, profile, "function", &sites)?;
     table(page, profile, "group", &by_name(profile, |row| &row.group))?;
     table(page, profile, "thread", &by_name(profile, |row| &row.thread))?;
     writeln!(page, "</html>")
+}
+
+/// Writes an SVG from its element on. The part in front is for files of their own.
+struct FromElement<'a> {
+    output: &'a mut dyn Write,
+    head: Vec<u8>,
+    has_begun: bool,
+}
+
+impl Write for FromElement<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.has_begun {
+            return self.output.write(bytes);
+        }
+        self.head.extend(bytes);
+        if let Some(at) = self.head.windows(4).position(|part| part == b"<svg") {
+            self.has_begun = true;
+            self.output.write_all(&self.head[at..])?;
+            self.head = Vec::new();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
 }
 
 fn table(page: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String, [Amount; 3])]) -> io::Result<()> {

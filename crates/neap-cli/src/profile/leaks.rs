@@ -12,17 +12,18 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::collect::Amount;
+use super::limits::ProfileLimits;
 use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
 use super::switch::{SamplingSwitch, parse_every};
 use super::symbols::SourceLine;
 use super::top_table::{losses, named, size};
-use super::{begin, record, stop_flag, watch};
+use super::{LONGEST_END, begin, record, stop_flag, watch};
 use crate::allowance::Allowance;
 use crate::handle::ProcessHandle;
 use crate::report::number;
 use crate::run::sampled;
 use crate::stat_reader::{ProcessStatus, monotonic};
-use crate::subject::{Timeout, print};
+use crate::subject::{Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,7 +41,7 @@ const MOST_STACKS: usize = 20;
 const MOST_LINES: usize = 12;
 
 /// Show memory that is not freed, by the stacks that allocated it.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct LeaksOptions {
     /// The process
@@ -57,6 +58,9 @@ pub(crate) struct LeaksOptions {
     /// Preload this library into a program
     #[arg(long, value_name = "FILE", requires = "command")]
     library: Option<PathBuf>,
+    /// Read a process of another user as one of your own: with files and lines, and with any memory
+    #[arg(long)]
+    trust: bool,
     /// A program and its arguments
     #[arg(last = true, value_name = "COMMAND", conflicts_with = "pid")]
     command: Vec<OsString>,
@@ -70,12 +74,21 @@ pub(crate) fn main(options: &LeaksOptions) -> Result<ExitCode> {
 }
 
 fn of_process(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
+    let time = options.timeout.time();
+    let options = options.clone();
+    within(time + Duration::from_secs(options.seconds) + LONGEST_END, &format!("process {pid}"), move || {
+        watched(pid, &options)
+    })
+}
+
+fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let (handle, time) = (Arc::new(ProcessHandle::open(pid)?), options.timeout.time());
     let process = ProcessStatus::read(&handle, Allowance::new(time))?;
     let page = process.page()?;
     let (stop, began) = (stop_flag()?, monotonic());
     let mut switch = SamplingSwitch::on(&process, &page, Some(&options.every), time)?;
-    let mut session = begin(&process, &page, began)?;
+    let limits = ProfileLimits::of(&process, options.trust);
+    let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
     switch.off()?;
     let ended = monotonic();

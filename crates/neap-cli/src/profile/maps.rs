@@ -4,9 +4,10 @@ use std::io;
 
 use crate::handle::ProcessHandle;
 
-/// Executable mappings that are kept, and bytes of the path of one.
-const MOST: usize = 16 << 10;
+/// Executable mappings that are kept, bytes of the path of one, and of all paths.
+const MOST: usize = 8 << 10;
 const LONGEST: usize = 4096;
+const MOST_PATHS: usize = 1 << 20;
 
 /// An executable mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,9 +54,13 @@ impl CodeMapping {
     /// Reads the mappings of a process. There are none once it has ended.
     pub(crate) fn of(handle: &ProcessHandle) -> io::Result<Vec<CodeMapping>> {
         let mut mappings = Vec::new();
+        let mut paths = 0;
         handle.each_line("maps", &mut |line| {
-            mappings.extend(CodeMapping::parse(line));
-            mappings.len() < MOST
+            if let Some(mapping) = CodeMapping::parse(line) {
+                paths += mapping.path.len();
+                mappings.push(mapping);
+            }
+            mappings.len() < MOST && paths < MOST_PATHS
         })?;
         Ok(mappings)
     }

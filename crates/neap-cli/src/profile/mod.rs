@@ -20,6 +20,7 @@ mod elf_tests;
 mod folded;
 mod html;
 mod leaks;
+mod limits;
 mod maps;
 mod output;
 mod perf_map;
@@ -49,9 +50,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::allowance::Allowance;
 use crate::handle::ProcessHandle;
 use crate::stat_reader::{Page, ProcessStatus, monotonic};
-use crate::subject::{Subject, print, print_json};
+use crate::subject::{Subject, print, print_json, within};
 
 pub(crate) use leaks::{LeaksOptions, main as leaks};
+use limits::ProfileLimits;
 pub(crate) use output::ProfileFile;
 pub(crate) use record::{run as record, to_file};
 use resolved::Subjected;
@@ -60,6 +62,7 @@ use session::{PAUSE, Session};
 use switch::SamplingSwitch;
 pub(crate) use switch::{KEY, parse_every};
 pub(crate) use symbols::SourceLine;
+use top_table::ProfileObject;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,6 +78,9 @@ Allocations are sampled at random, one in 512 KiB on average. Bytes are estimate
 error (+-). Memory that was allocated before sampling began is in no sample; the number is shown.
 A process under NEAP=profile:on is sampled from its start. Sampling is put back as it was at the end,
 also by Ctrl-C, which ends the profile early. For the process's own user and root.";
+
+/// Time beyond the wanted one in which names are read and the profile is written.
+const LONGEST_END: Duration = Duration::from_secs(30);
 
 /// What a profile shows.
 #[derive(Clone, Args)]
@@ -102,7 +108,7 @@ impl Views {
 }
 
 /// Show which code holds the memory of a process, by samples of its allocations.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ProfileOptions {
     #[command(flatten)]
@@ -122,12 +128,21 @@ pub(crate) struct ProfileOptions {
     /// page (.html)
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Read a process of another user as one of your own: with files and lines, and with any memory
+    #[arg(long)]
+    trust: bool,
     /// Print one JSON object
     #[arg(long, conflicts_with = "output")]
     json: bool,
 }
 
 pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
+    let time = options.subject.time() + Duration::from_secs(options.seconds) + LONGEST_END;
+    let options = options.clone();
+    within(time, "the process", move || profiled(&options))
+}
+
+fn profiled(options: &ProfileOptions) -> Result<ExitCode> {
     let file = options.output.as_deref().map(ProfileFile::create).transpose()?;
     let (handle, time) = (options.subject.open()?, options.subject.time());
     let process = ProcessStatus::read(&handle, Allowance::new(time))?;
@@ -135,7 +150,8 @@ pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
     let stop = stop_flag()?;
     let began = monotonic();
     let mut switch = SamplingSwitch::on(&process, &page, options.every.as_deref(), time)?;
-    let mut session = begin(&process, &page, began)?;
+    let limits = ProfileLimits::of(&process, options.trust);
+    let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
     let seconds = (monotonic() - began) as f64 / 1e9;
     // The number is of all groups.
@@ -155,18 +171,18 @@ pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
                 writeln!(output, "{}\nWritten to {}", top_table::summary(&profile).join("\n"), file.path().display())
             })
         }
-        None if options.json => print_json(&top_table::object(&profile)),
+        None if options.json => print_json(&ProfileObject(&profile)),
         None => print(|output| top_table::write(output, &profile)),
     }
 }
 
 /// Begins to read the samples of a process.
-fn begin(process: &ProcessStatus, page: &Page, began: u64) -> Result<Session> {
+fn begin(process: &ProcessStatus, page: &Page, began: u64, limits: ProfileLimits) -> Result<Session> {
     let pid = process.pid;
     let memfd = page.file.as_ref();
     let memfd =
         memfd.with_context(|| format!("process {pid} has closed neap's descriptor, by which its samples are read"))?;
-    Session::begin(&process.handle, memfd, began).with_context(|| format!("process {pid}"))
+    Session::begin(&process.handle, memfd, began, limits).with_context(|| format!("process {pid}"))
 }
 
 /// A flag that signals to end set. A second SIGINT ends the command at once.

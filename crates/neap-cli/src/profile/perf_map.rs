@@ -14,21 +14,25 @@ use std::sync::Arc;
 
 use framehop::ExplicitModuleSectionInfo;
 
+use super::limits::ProfileLimits;
 use crate::handle::ProcessHandle;
 
-/// Bytes of a map that are read.
-const MOST: u64 = 64 << 20;
+/// Bytes of a name that are kept.
+const LONGEST: usize = 400;
 
 /// Ends and names of functions, by start.
 pub(crate) type GeneratedNames = BTreeMap<u64, (u64, String)>;
 
 /// The map of a process. Open, so that it can be read after the process has ended.
 #[derive(Debug)]
-pub(crate) struct PerfMap(File);
+pub(crate) struct PerfMap {
+    file: File,
+    limits: ProfileLimits,
+}
 
 impl PerfMap {
     /// Opens the map of a process; `None` if there is none.
-    pub(crate) fn open(handle: &ProcessHandle) -> Option<PerfMap> {
+    pub(crate) fn open(handle: &ProcessHandle, limits: ProfileLimits) -> Option<PerfMap> {
         let status = handle.read("status").unwrap_or_default();
         let own = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"NStgid:"));
         // The process names the file by the id by which it knows itself.
@@ -36,22 +40,25 @@ impl PerfMap {
         let path = handle.path(&format!("root/tmp/perf-{}.map", own.unwrap_or(handle.pid as u32)));
         let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-        file.metadata().is_ok_and(|about| about.is_file()).then_some(PerfMap(file))
+        file.metadata().is_ok_and(|about| about.is_file()).then_some(PerfMap { file, limits })
     }
 
     /// Reads the names that are there now.
     pub(crate) fn names(&self) -> GeneratedNames {
-        let (mut file, mut text) = (&self.0, Vec::new());
-        let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(MOST).read_to_end(&mut text));
-        if read.is_ok() { parse(&text) } else { GeneratedNames::new() }
+        let (mut file, mut text) = (&self.file, Vec::new());
+        let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.take(self.limits.map_bytes).read_to_end(&mut text));
+        if read.is_ok() { parse(&text, self.limits.map_entries) } else { GeneratedNames::new() }
     }
 }
 
-/// Parses a start, a length and a name in each line.
-fn parse(text: &[u8]) -> GeneratedNames {
+/// Parses a start, a length and a name in each line, of `most` lines.
+pub(super) fn parse(text: &[u8], most: usize) -> GeneratedNames {
     let mut names = GeneratedNames::new();
     for line in text.split(|&byte| byte == b'\n') {
-        let line = String::from_utf8_lossy(line);
+        if names.len() >= most {
+            break;
+        }
+        let line = String::from_utf8_lossy(&line[..line.len().min(LONGEST)]);
         let mut words = line.splitn(3, ' ');
         let (Some(start), Some(length), Some(name)) = (words.next(), words.next(), words.next()) else { continue };
         let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
@@ -98,7 +105,7 @@ mod tests {
 
     #[test]
     fn perf_maps_are_parsed_and_damaged_lines_left_out() {
-        let map = parse(b"7f0000 40 py::main:/a b.py\nzz 1 x\n7f0040\n7f0080 ffffffffffffffff \xff\n");
+        let map = parse(b"7f0000 40 py::main:/a b.py\nzz 1 x\n7f0040\n7f0080 ffffffffffffffff \xff\n", 100);
         assert_eq!(map.len(), 2);
         assert_eq!(map[&0x7f_0000], (0x7f_0040, "py::main:/a b.py".to_string()));
         assert_eq!(map[&0x7f_0080].0, u64::MAX);

@@ -18,6 +18,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
+use super::limits::ProfileLimits;
 use super::output::ProfileFile;
 use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
 use super::session::{PAUSE, Session};
@@ -85,7 +86,7 @@ impl Recording {
         let Some(file) = &page.file else { return };
         let inode = inode(file);
         if self.session.as_ref().is_none_or(|(of, _)| *of != inode)
-            && let Ok(session) = Session::begin(&self.handle, file, 0)
+            && let Ok(session) = Session::begin(&self.handle, file, 0, ProfileLimits::OWN)
         {
             self.session = Some((inode, session));
         }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use clap::ValueEnum;
 
 use super::collect::{Amount, SumCell};
+use super::limits::ProfileLimits;
 use super::session::{Losses, Session};
 use super::symbols::{SourceLine, Symbols};
 use super::unwind::CodePlace;
@@ -59,8 +60,8 @@ pub(crate) struct MappedFile {
 pub(crate) struct ProfileRow {
     /// Number of the stack.
     pub(crate) stack: usize,
-    pub(crate) group: String,
-    pub(crate) thread: String,
+    pub(crate) group: Rc<str>,
+    pub(crate) thread: Rc<str>,
     pub(crate) live: Amount,
     pub(crate) allocated: Amount,
     pub(crate) peak: Amount,
@@ -108,6 +109,8 @@ pub(crate) struct Profile {
     pub(crate) files: Vec<MappedFile>,
     pub(crate) rows: Vec<ProfileRow>,
     pub(crate) losses: Losses,
+    /// What outputs are bounded by.
+    pub(crate) limits: ProfileLimits,
     /// Samples whose stack reaches `main` or the start of its thread, whose stack ends before, and
     /// without any stack.
     pub(crate) complete: u64,
@@ -128,7 +131,7 @@ impl Profile {
         let row = |cell: &SumCell| ProfileRow {
             stack: cell.key.stack as usize,
             group: session.group(cell.key.group),
-            thread: collector.threads[cell.key.thread as usize].clone(),
+            thread: Rc::clone(&collector.threads[cell.key.thread as usize]),
             live: live(cell),
             allocated: cell.allocated,
             peak: collector.peak(cell),
@@ -164,7 +167,8 @@ impl Profile {
             end: file.range.end,
             offset: file.offset,
             bias: file.bias(),
-            has_lines: file.image.as_ref().is_some_and(|image| image.has(".debug_line")),
+            has_lines: file.image.as_ref().is_some_and(|image| image.has(".debug_line"))
+                && session.unwinder.limits().has_lines,
         });
         Profile {
             of,
@@ -174,6 +178,7 @@ impl Profile {
             files: files.collect(),
             rows,
             losses: session.losses(),
+            limits: session.unwinder.limits(),
             complete,
             incomplete,
             without_stack: collector.without_stack,

@@ -1,8 +1,9 @@
 //! A profile of one process while it is taken: reads the area again and again, unwinds and sums.
 
 use core::time::Duration;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,8 +11,9 @@ use anyhow::Result;
 
 use super::area::{Area, AreaHead, RingRecord};
 use super::collect::Collector;
+use super::limits::ProfileLimits;
 use super::unwind::{Callers, Unwinder};
-use crate::allowance::{Allowance, USUAL_TIME};
+use crate::allowance::Allowance;
 use crate::foreign::escaped;
 use crate::groups::ReadGroups;
 use crate::handle::ProcessHandle;
@@ -25,7 +27,17 @@ const SHORT: Duration = Duration::from_millis(1);
 /// Time after which a thread's name, and the names of groups, are asked for again.
 const FRESH: Duration = Duration::from_secs(1);
 /// Names of threads that are kept at a time.
-const MOST_THREADS: usize = 1 << 16;
+const MOST_THREADS: usize = 1 << 13;
+/// Time of a look in which samples are unwound; those beyond are counted. A process may have mapped
+/// much, or named many threads.
+const LONGEST_LOOK: Duration = Duration::from_secs(1);
+/// Time of a look at the slots in which samples of no record are added.
+const LONGEST_SLOTS: Duration = Duration::from_millis(250);
+/// Bytes that may be kept of a report of groups, of the names of groups that are kept, and
+/// characters of one.
+const MOST_OF_GROUPS: usize = 8 << 20;
+const MOST_GROUP_NAMES: usize = 2 << 20;
+const LONGEST_GROUP: usize = 400;
 /// Nanoseconds in which a process writes a sample, its record and its slot.
 const WRITING: u64 = 100_000_000;
 
@@ -60,7 +72,8 @@ pub(crate) struct Session {
     pub(crate) unwinder: Unwinder,
     pub(crate) collector: Collector,
     threads: ThreadNames,
-    groups: HashMap<u64, String>,
+    groups: HashMap<u64, Rc<str>>,
+    group_bytes: usize,
     asked_groups: Option<Instant>,
     head_at_start: AreaHead,
     head: AreaHead,
@@ -71,16 +84,22 @@ pub(crate) struct Session {
 impl Session {
     /// Begins a profile of a process whose page is in `page`. Allocations count as allocated from
     /// `began` on.
-    pub(crate) fn begin(handle: &Arc<ProcessHandle>, page: &File, began: u64) -> Result<Session> {
+    pub(crate) fn begin(
+        handle: &Arc<ProcessHandle>,
+        page: &File,
+        began: u64,
+        limits: ProfileLimits,
+    ) -> Result<Session> {
         let area = Area::open(page)?;
         let head = area.head()?;
         let mut session = Session {
             handle: Arc::clone(handle),
             area,
-            unwinder: Unwinder::new(handle),
-            collector: Collector::new(began),
+            unwinder: Unwinder::new(handle, limits),
+            collector: Collector::new(began, limits),
             threads: ThreadNames::default(),
             groups: HashMap::new(),
+            group_bytes: 0,
             asked_groups: None,
             head_at_start: head,
             head,
@@ -96,7 +115,9 @@ impl Session {
     pub(crate) fn poll(&mut self) -> Result<Duration> {
         let (overruns, before) = (self.area.overruns, self.head.head);
         let Session { area, unwinder, collector, threads, handle, .. } = self;
+        let end = Instant::now() + LONGEST_LOOK;
         let drained = area.drain(&mut |record| match record {
+            RingRecord::Alloc(..) if Instant::now() >= end => collector.left_out += 1,
             RingRecord::Alloc(sample, stack) => {
                 let callers = if stack.bytes.is_empty() { Callers::default() } else { unwinder.callers(&stack) };
                 collector.allocated(&sample, &callers, threads.name(handle, sample.thread));
@@ -121,7 +142,12 @@ impl Session {
         }
         let until = monotonic().saturating_sub(WRITING);
         let read = self.area.highest().unwrap_or(self.head.taken);
-        for sample in self.collector.reconcile(&self.area.slots()?, until, read) {
+        let end = Instant::now() + LONGEST_SLOTS;
+        for sample in self.collector.reconcile(|each| self.area.slots(each), until, read)? {
+            if Instant::now() >= end {
+                self.collector.left_out += 1;
+                continue;
+            }
             let thread = self.threads.name(&self.handle, sample.thread);
             self.collector.allocated(&sample, &Callers::default(), thread);
         }
@@ -138,20 +164,28 @@ impl Session {
             return;
         }
         self.asked_groups = Some(Instant::now());
-        let seen = ProcessStatus::read(&self.handle, Allowance::new(USUAL_TIME))
+        let seen = ProcessStatus::read(&self.handle, Allowance::of_bytes(MOST_OF_GROUPS, LONGEST_LOOK))
             .and_then(|process| ReadGroups::ask(&process, &process.page()?));
+        let wanted: HashSet<u64> = self.collector.cells().iter().map(|cell| cell.key.group).collect();
         for group in seen.ok().flatten().map(|seen| seen.groups).unwrap_or_default() {
-            let path = if group.path.is_empty() { "/".to_string() } else { group.path };
-            self.groups.insert(group.id, path);
+            let path = if group.path.is_empty() { "/" } else { group.path.as_str() };
+            let path = match path.char_indices().nth(LONGEST_GROUP) {
+                Some((end, _)) => format!("{}...", &path[..end]),
+                None => path.to_string(),
+            };
+            if wanted.contains(&group.id) && self.group_bytes + path.len() <= MOST_GROUP_NAMES {
+                self.group_bytes += path.len();
+                self.groups.insert(group.id, path.into());
+            }
         }
     }
 
     /// The path of a group; empty without a group.
-    pub(crate) fn group(&self, id: u64) -> String {
+    pub(crate) fn group(&self, id: u64) -> Rc<str> {
         match self.groups.get(&id) {
-            _ if id == 0 => String::new(),
-            Some(path) => path.clone(),
-            None => format!("group {id}"),
+            _ if id == 0 => "".into(),
+            Some(path) => Rc::clone(path),
+            None => format!("group {id}").into(),
         }
     }
 

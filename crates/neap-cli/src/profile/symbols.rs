@@ -5,15 +5,19 @@
 //! symbol table gives the function's name, and without that the file's name and the address. Names
 //! of generated code come from a perf map. All text is escaped and cut.
 
+use core::fmt::{self, Write};
+use std::borrow::Cow;
 use std::cell::OnceCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use addr2line::{Context, demangle_auto};
+use addr2line::Context;
+use cpp_demangle::DemangleOptions;
 use gimli::{Dwarf, EndianArcSlice, LittleEndian};
 
 use super::elf::{Budget, ElfImage, SymbolTable, debug_file};
+use super::limits::ProfileLimits;
 use super::perf_map::{GeneratedNames, PerfMap};
 use super::unwind::{CodeFile, CodePlace, Unwinder};
 use crate::foreign::escaped;
@@ -22,6 +26,12 @@ use crate::foreign::escaped;
 const LONGEST: usize = 400;
 /// Inlined functions of a frame that are kept.
 const MOST_LINES: usize = 64;
+/// Bytes of a name that are demangled, and of the result. A short name may stand for one that no
+/// memory holds.
+const LONGEST_MANGLED: usize = 4096;
+const LONGEST_DEMANGLED: usize = 4096;
+/// Bytes that a name counts for beyond its text.
+const NAME: usize = 128;
 
 /// A function on a stack, or inlined into one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,7 +80,11 @@ pub(crate) struct Symbols {
     budget: Budget,
     generated: GeneratedNames,
     known: HashMap<CodePlace, Rc<[SourceLine]>>,
-    texts: HashMap<String, Rc<str>>,
+    texts: HashSet<Rc<str>>,
+    name_bytes: usize,
+    limits: ProfileLimits,
+    /// Of places beyond those that get names.
+    other: Rc<[SourceLine]>,
 }
 
 impl Symbols {
@@ -80,11 +94,28 @@ impl Symbols {
             |file: &CodeFile| FileSymbols { image: file.image.clone(), debug: OnceCell::new(), table: OnceCell::new() };
         Symbols {
             files: unwinder.files().iter().map(symbols).collect(),
-            names: unwinder.files().iter().map(|file| escaped(file.name())).collect(),
-            budget: unwinder.budget().clone(),
-            generated: unwinder.perf_map().map(PerfMap::names).unwrap_or_default(),
+            names: unwinder.files().iter().map(|file| cut(&escaped(file.name())).into_owned()).collect(),
+            ..Symbols::without_files(
+                unwinder.budget().clone(),
+                unwinder.limits(),
+                unwinder.perf_map().map(PerfMap::names).unwrap_or_default(),
+            )
+        }
+    }
+
+    /// The symbols of no file.
+    pub(super) fn without_files(budget: Budget, limits: ProfileLimits, generated: GeneratedNames) -> Symbols {
+        let other = SourceLine { function: "[other]".into(), ..SourceLine::default() };
+        Symbols {
+            files: Vec::new(),
+            names: Vec::new(),
+            budget,
+            generated,
             known: HashMap::new(),
-            texts: HashMap::new(),
+            texts: HashSet::new(),
+            name_bytes: 0,
+            limits,
+            other: [other].into(),
         }
     }
 
@@ -93,7 +124,10 @@ impl Symbols {
         if let Some(lines) = self.known.get(&frame) {
             return Rc::clone(lines);
         }
-        let mut lines = self.of_debug(frame);
+        if self.known.len() >= self.limits.places || self.name_bytes >= self.limits.name_bytes {
+            return Rc::clone(&self.other);
+        }
+        let mut lines = if self.limits.has_lines { self.of_debug(frame) } else { Vec::new() };
         if lines.is_empty() {
             lines.push(self.of_table(frame));
         }
@@ -103,12 +137,17 @@ impl Symbols {
     }
 
     fn text(&mut self, text: &str) -> Rc<str> {
-        let mut safe = escaped(text.as_bytes());
-        if let Some((end, _)) = safe.char_indices().nth(LONGEST) {
-            safe.truncate(end);
-            safe.push_str("...");
+        // Cut before, too: an escaped text may be ten times as long.
+        let text = text.char_indices().nth(LONGEST + 1).map_or(text, |(end, _)| &text[..end]);
+        let safe = escaped(text.as_bytes());
+        let safe = cut(&safe);
+        if let Some(known) = self.texts.get(&*safe) {
+            return Rc::clone(known);
         }
-        Rc::clone(self.texts.entry(safe).or_insert_with_key(|safe| Rc::from(safe.as_str())))
+        self.name_bytes += safe.len() + NAME;
+        let text = Rc::<str>::from(&*safe);
+        self.texts.insert(Rc::clone(&text));
+        text
     }
 
     fn of_debug(&mut self, frame: CodePlace) -> Vec<SourceLine> {
@@ -141,7 +180,7 @@ impl Symbols {
     }
 
     fn line(&mut self, system_name: &str, source: &str, line: u32) -> SourceLine {
-        let function = demangle_auto(system_name.into(), None).into_owned();
+        let function = demangled(system_name);
         SourceLine {
             function: self.text(function_name(&function)),
             system_name: self.text(system_name),
@@ -165,6 +204,41 @@ impl Symbols {
     }
 }
 
+/// A text, cut to [`LONGEST`] characters.
+fn cut(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
+        None => Cow::Borrowed(text),
+    }
+}
+
+/// A text that ends after [`LONGEST_DEMANGLED`] bytes.
+#[derive(Debug, Default)]
+struct BoundedText(String);
+
+impl fmt::Write for BoundedText {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = LONGEST_DEMANGLED - self.0.len();
+        self.0.push_str(&text[..text.floor_char_boundary(room)]);
+        if text.len() > room { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+/// The name of a function of Rust or C++ as its source has it, or the name itself.
+fn demangled(name: &str) -> String {
+    if name.len() > LONGEST_MANGLED {
+        return name.to_string();
+    }
+    let mut text = BoundedText::default();
+    // Either may end early, with the first bytes of a long name.
+    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+        let _ = write!(text, "{rust:#}");
+    } else if let Ok(symbol) = cpp_demangle::Symbol::new(name) {
+        let _ = symbol.structured_demangle(&mut text, &DemangleOptions::default());
+    }
+    if text.0.is_empty() { name.to_string() } else { text.0 }
+}
+
 /// A demangled Rust name without its hash.
 fn function_name(name: &str) -> &str {
     match name.rsplit_once("::h") {
@@ -177,13 +251,11 @@ fn function_name(name: &str) -> &str {
 #[cfg(test)]
 pub(super) fn lines_of(image: ElfImage, addresses: &[u64]) -> Vec<Rc<[SourceLine]>> {
     let file = FileSymbols { image: Some(Rc::new(image)), debug: OnceCell::new(), table: OnceCell::new() };
+    let limits = ProfileLimits::OWN;
     let mut symbols = Symbols {
         files: vec![file],
         names: vec!["it".to_string()],
-        budget: Budget::new(super::elf::BUDGET),
-        generated: GeneratedNames::new(),
-        known: HashMap::new(),
-        texts: HashMap::new(),
+        ..Symbols::without_files(Budget::new(limits.file_bytes), limits, GeneratedNames::new())
     };
     addresses.iter().map(|&address| symbols.lines(CodePlace { file: Some(0), address })).collect()
 }
@@ -196,5 +268,20 @@ mod tests {
     fn hash_of_a_name_is_cut_off() {
         assert_eq!(function_name("a::b::h0123456789abcdef"), "a::b");
         assert_eq!(function_name("a::hello"), "a::hello");
+    }
+
+    #[test]
+    fn short_name_that_stands_for_an_endless_one_is_cut() {
+        assert_eq!(demangled("_ZN5space3fooEibc"), "space::foo(int, bool, char)");
+        assert_eq!(demangled("_ZN4core3fmt5Write9write_fmt17h0123456789abcdefE"), "core::fmt::Write::write_fmt");
+        assert_eq!(demangled("main"), "main");
+        // Each part names the one before twice.
+        let numbers = ["S_", "S0_", "S1_", "S2_", "S3_", "S4_", "S5_", "S6_", "S7_", "S8_", "S9_"];
+        for depth in [4, 11] {
+            let mut name = String::from("_Z1f1A");
+            numbers[..depth].iter().for_each(|number| name += &format!("1BI{number}{number}{number}{number}E"));
+            assert!(demangled(&name).len() <= LONGEST_DEMANGLED, "{name}");
+        }
+        assert_eq!(demangled(&"_Z".repeat(LONGEST_MANGLED)).len(), 2 * LONGEST_MANGLED);
     }
 }

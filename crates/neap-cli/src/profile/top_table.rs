@@ -1,14 +1,16 @@
 //! A profile as plain tables, and as one JSON object.
 
 use std::io::{self, Write};
+use std::rc::Rc;
 
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 
 use super::collect::Amount;
 use super::resolved::{Profile, ProfileRow, ProfileView};
 use super::symbols::SourceLine;
 use crate::report::{human, number, write_table};
-use crate::subject::SCHEMA;
+use crate::subject::{Rows, SCHEMA};
 
 /// Sites, groups and threads in a table, at most.
 const MOST_ROWS: usize = 30;
@@ -62,8 +64,8 @@ pub(crate) fn write(output: &mut dyn Write, profile: &Profile) -> io::Result<()>
 }
 
 /// Sums by a name of the rows.
-pub(crate) fn by_name(profile: &Profile, name: fn(&ProfileRow) -> &String) -> Vec<(String, [Amount; 3])> {
-    profile.by(|row| name(row).clone())
+pub(crate) fn by_name(profile: &Profile, name: fn(&ProfileRow) -> &Rc<str>) -> Vec<(String, [Amount; 3])> {
+    profile.by(|row| Rc::clone(name(row))).into_iter().map(|(name, sums)| (name.to_string(), sums)).collect()
 }
 
 /// What a profile is of, and what it lacks; a sentence each.
@@ -95,6 +97,9 @@ pub(crate) fn summary(profile: &Profile) -> Vec<String> {
         });
     }
     lines.extend(losses(profile));
+    if !profile.limits.has_lines {
+        lines.push("functions only: --trust reads the lines of another user's process".to_string());
+    }
     lines
 }
 
@@ -160,30 +165,54 @@ fn amount(amount: Amount) -> Value {
     })
 }
 
-/// The profile as an object: its stacks with the most bytes, and what it lacks.
-pub(crate) fn object(profile: &Profile) -> Value {
-    let mut rows: Vec<&ProfileRow> = profile.rows.iter().filter(|row| row.amount(profile.view).samples > 0).collect();
-    rows.sort_by(|one, other| other.amount(profile.view).bytes.total_cmp(&one.amount(profile.view).bytes));
-    let left_out = rows.len().saturating_sub(MOST_STACKS);
-    rows.truncate(MOST_STACKS);
-    let line = |line: &SourceLine| json!({"function": &*line.function, "file": &*line.source, "line": line.line});
-    let stacks = rows.iter().map(|row| {
-        let frames = profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter()).map(line);
-        json!({
-            "group": row.group, "thread": row.thread, "live": amount(row.live), "allocated": amount(row.allocated),
-            "peak": amount(row.peak), "site": line(&profile.site(row)), "frames": frames.collect::<Vec<_>>(),
-        })
-    });
-    let totals = [ProfileView::Live, ProfileView::Allocated, ProfileView::Peak].map(|view| amount(profile.total(view)));
-    let [live, allocated, peak] = totals;
-    let losses = &profile.losses;
-    json!({
-        "schema": SCHEMA, "pid": profile.of.pid, "name": profile.of.name,
-        "seconds": crate::report::rounded(profile.of.seconds), "every_bytes": profile.every, "live": live,
-        "allocated": allocated, "peak": peak, "in_use_bytes": profile.of.in_use,
-        "stacks_complete": profile.complete, "stacks_incomplete": profile.incomplete,
-        "samples_without_stack": profile.without_stack, "samples_overwritten": losses.overwritten,
-        "samples_without_slot": losses.without_slot, "samples_left_out": losses.left_out,
-        "damaged_blocks": losses.damaged, "stacks": stacks.collect::<Vec<_>>(), "rows_left_out": left_out,
-    })
+/// A profile as an object: its stacks with the most bytes, and what it lacks.
+///
+/// Stacks are made one by one, while they are written.
+pub(crate) struct ProfileObject<'a>(pub(crate) &'a Profile);
+
+impl Serialize for ProfileObject<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let profile = self.0;
+        let mut rows: Vec<&ProfileRow> =
+            profile.rows.iter().filter(|row| row.amount(profile.view).samples > 0).collect();
+        rows.sort_by(|one, other| other.amount(profile.view).bytes.total_cmp(&one.amount(profile.view).bytes));
+        let left_out = rows.len().saturating_sub(MOST_STACKS);
+        rows.truncate(MOST_STACKS);
+        let line = |line: &SourceLine| json!({"function": &*line.function, "file": &*line.source, "line": line.line});
+        let stack = |row: &&ProfileRow| {
+            let frames = profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter()).map(line);
+            json!({
+                "group": &*row.group, "thread": &*row.thread, "live": amount(row.live),
+                "allocated": amount(row.allocated), "peak": amount(row.peak), "site": line(&profile.site(row)),
+                "frames": frames.collect::<Vec<_>>(),
+            })
+        };
+        let losses = &profile.losses;
+        let mut object = serializer.serialize_map(None)?;
+        object.serialize_entry("schema", &SCHEMA)?;
+        object.serialize_entry("pid", &profile.of.pid)?;
+        object.serialize_entry("name", &profile.of.name)?;
+        object.serialize_entry("seconds", &crate::report::rounded(profile.of.seconds))?;
+        object.serialize_entry("in_use_bytes", &profile.of.in_use)?;
+        for (name, view) in
+            [("live", ProfileView::Live), ("allocated", ProfileView::Allocated), ("peak", ProfileView::Peak)]
+        {
+            object.serialize_entry(name, &amount(profile.total(view)))?;
+        }
+        for (name, number) in [
+            ("every_bytes", profile.every),
+            ("stacks_complete", profile.complete),
+            ("stacks_incomplete", profile.incomplete),
+            ("samples_without_stack", profile.without_stack),
+            ("samples_overwritten", losses.overwritten),
+            ("samples_without_slot", losses.without_slot),
+            ("samples_left_out", losses.left_out),
+            ("damaged_blocks", losses.damaged),
+            ("rows_left_out", left_out as u64),
+        ] {
+            object.serialize_entry(name, &number)?;
+        }
+        object.serialize_entry("stacks", &Rows(&rows, stack))?;
+        object.end()
+    }
 }

@@ -16,15 +16,16 @@ use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder as _};
 
 use super::area::StackCopy;
-use super::elf::{BUDGET, Budget, ElfImage};
+use super::elf::{Budget, ElfImage};
+use super::limits::ProfileLimits;
 use super::maps::CodeMapping;
 use super::perf_map::{PerfMap, has_trampolines, trampoline_sections};
 use crate::handle::ProcessHandle;
 
 /// Frames of a stack that are kept.
 const MOST_FRAMES: usize = 512;
-/// Files of a process that are known at a time.
-const MOST_FILES: usize = 16 << 10;
+/// Bytes that a module counts for, besides its unwind information.
+const MODULE: usize = 1 << 10;
 /// Time after which mappings are read again, as a library may have been replaced by another; and
 /// the least time between two readings.
 const FRESH: Duration = Duration::from_secs(1);
@@ -74,6 +75,8 @@ struct KnownMapping {
     mapping: CodeMapping,
     file: u32,
     bias: u64,
+    /// Bytes that its unwind information takes.
+    bytes: usize,
 }
 
 /// The callers of a sample, the innermost first.
@@ -94,6 +97,7 @@ pub(crate) struct Unwinder {
     files: Vec<CodeFile>,
     by_inode: HashMap<(String, u64, Vec<u8>), u32>,
     budget: Budget,
+    limits: ProfileLimits,
     /// Executable memory that is of no file: generated code.
     generated: Vec<Range<u64>>,
     read_at: Option<Instant>,
@@ -105,7 +109,7 @@ pub(crate) struct Unwinder {
 }
 
 impl Unwinder {
-    pub(crate) fn new(handle: &Arc<ProcessHandle>) -> Unwinder {
+    pub(crate) fn new(handle: &Arc<ProcessHandle>, limits: ProfileLimits) -> Unwinder {
         Unwinder {
             handle: Arc::clone(handle),
             inner: UnwinderX86_64::new(),
@@ -113,7 +117,8 @@ impl Unwinder {
             known: Vec::new(),
             files: Vec::new(),
             by_inode: HashMap::new(),
-            budget: Budget::new(BUDGET),
+            budget: Budget::new(limits.file_bytes),
+            limits,
             generated: Vec::new(),
             read_at: None,
             trampolines: Vec::new(),
@@ -128,6 +133,10 @@ impl Unwinder {
 
     pub(crate) fn budget(&self) -> &Budget {
         &self.budget
+    }
+
+    pub(crate) fn limits(&self) -> ProfileLimits {
+        self.limits
     }
 
     /// The names of generated code.
@@ -201,8 +210,10 @@ impl Unwinder {
         if self.read_at.is_some_and(|at| at.elapsed() < age) {
             return false;
         }
+        let mappings = CodeMapping::of(&self.handle);
+        // Reading takes long where there are many, so the age counts from its end.
         self.read_at = Some(Instant::now());
-        let Ok(mut mappings) = CodeMapping::of(&self.handle) else { return false };
+        let Ok(mut mappings) = mappings else { return false };
         if mappings.is_empty() {
             // The process has ended; its code stays known.
             return false;
@@ -220,9 +231,17 @@ impl Unwinder {
             return true;
         }
         let old = core::mem::take(&mut self.known);
-        let (kept, gone): (Vec<_>, Vec<_>) = old.into_iter().partition(|known| mappings.contains(&known.mapping));
-        gone.iter().for_each(|known| self.inner.remove_module(known.mapping.start));
-        for mapping in mappings.iter().filter(|mapping| !kept.iter().any(|known| known.mapping == **mapping)) {
+        // Both are sorted by address.
+        let is_in = |mapping: &CodeMapping, sorted: &[CodeMapping]| {
+            sorted.binary_search_by_key(&mapping.start, |each| each.start).is_ok_and(|at| sorted[at] == *mapping)
+        };
+        let (kept, gone): (Vec<_>, Vec<_>) = old.into_iter().partition(|known| is_in(&known.mapping, &mappings));
+        for known in &gone {
+            self.inner.remove_module(known.mapping.start);
+            self.budget.put(known.bytes);
+        }
+        let of_kept = |mapping: &CodeMapping| kept.binary_search_by_key(&mapping.start, |known| known.mapping.start);
+        for mapping in mappings.iter().filter(|mapping| of_kept(mapping).is_err()) {
             let added = self.add(mapping);
             self.known.extend(added);
         }
@@ -235,7 +254,7 @@ impl Unwinder {
         let key = (mapping.device.clone(), mapping.inode, mapping.path.clone());
         let file = match self.by_inode.get(&key) {
             Some(&file) => file,
-            None if self.files.len() >= MOST_FILES => return None,
+            None if self.files.len() >= self.limits.files => return None,
             None => {
                 let file = self.files.len() as u32;
                 self.files.push(self.open(mapping));
@@ -245,13 +264,16 @@ impl Unwinder {
         };
         let code = &self.files[file as usize];
         let bias = code.image.as_ref().and_then(|image| image.bias(mapping.start, mapping.offset));
-        if let Some(bias) = bias {
+        // Each module has a table of its own over the unwind information.
+        let bytes = code.sections.eh_frame.as_ref().map_or(0, |bytes| bytes.len()) + MODULE;
+        let bytes = bias.and_then(|_| self.budget.take(bytes as u64)).unwrap_or(0);
+        if let Some(bias) = bias.filter(|_| bytes > 0) {
             let name = String::from_utf8_lossy(code.name()).into_owned();
             self.inner.add_module(Module::new(name, mapping.start..mapping.end, bias, sections_of(&code.sections)));
         }
         // Without the file, offsets in it are the best addresses.
         let bias = bias.unwrap_or(mapping.start.wrapping_sub(mapping.offset));
-        Some(KnownMapping { mapping: mapping.clone(), file, bias })
+        Some(KnownMapping { mapping: mapping.clone(), file, bias, bytes })
     }
 
     /// Opens the file of a mapping, through the process's own root folder.
@@ -283,7 +305,7 @@ impl Unwinder {
         }
         self.looked_for_names = Some(Instant::now());
         if self.perf_map.is_none() {
-            self.perf_map = PerfMap::open(&self.handle);
+            self.perf_map = PerfMap::open(&self.handle, self.limits);
         }
         let Some(names) = self.perf_map.as_ref().map(PerfMap::names) else { return false };
         let is_new = |range: &&Range<u64>| !self.trampolines.contains(range) && has_trampolines(&names, range);
@@ -312,7 +334,7 @@ fn sections_of(from: &ExplicitModuleSectionInfo<Arc<[u8]>>) -> ExplicitModuleSec
 
 /// The unwind information of a file.
 fn unwind_sections(image: &ElfImage) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
-    let section = |name| image.section(name).map(Arc::from);
+    let section = |name| image.shared_section(name);
     let at = |name| image.range(name);
     ExplicitModuleSectionInfo {
         base_svma: 0,
@@ -327,7 +349,8 @@ fn unwind_sections(image: &ElfImage) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
 /// Addresses of a stack, by the unwind information of one file alone.
 #[cfg(test)]
 pub(super) fn addresses_in(image: &ElfImage, stack: &StackCopy<'_>) -> Vec<u64> {
-    let mut unwinder = Unwinder::new(&Arc::new(ProcessHandle::open(std::process::id() as i32).unwrap()));
+    let mut unwinder =
+        Unwinder::new(&Arc::new(ProcessHandle::open(std::process::id() as i32).unwrap()), ProfileLimits::OWN);
     unwinder.inner.add_module(Module::new(String::new(), 0..1 << 40, 0, unwind_sections(image)));
     unwinder.addresses(stack).0
 }

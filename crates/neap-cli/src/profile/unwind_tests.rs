@@ -11,6 +11,7 @@ use prost::Message;
 
 use super::area::StackCopy;
 use super::area_tests::{Writer, Written};
+use super::limits::ProfileLimits;
 use super::pprof::PprofProfile;
 use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
 use super::session::Session;
@@ -65,7 +66,7 @@ fn own() -> Arc<ProcessHandle> {
 #[test]
 fn functions_of_a_copied_stack_are_found_in_order() {
     let ([instruction, stack_pointer, frame_pointer], bytes) = outer_function();
-    let mut unwinder = Unwinder::new(&own());
+    let mut unwinder = Unwinder::new(&own(), ProfileLimits::OWN);
     let copy = StackCopy { instruction, stack_pointer, frame_pointer, bytes: &bytes };
     let callers = unwinder.callers(&copy);
     let mut symbols = Symbols::of(&unwinder);
@@ -100,7 +101,7 @@ fn profile(view: ProfileView) -> Profile {
     writer.alloc(Written { size: 30_000, registers, stack: &stack, thread });
     let freed = writer.alloc(Written { size: 90_000, registers: other_registers, stack: &other_stack, thread });
     writer.free(freed);
-    let session = Session::begin(&own(), &writer.file, 0).unwrap();
+    let session = Session::begin(&own(), &writer.file, 0, ProfileLimits::OWN).unwrap();
     let of = Subjected { pid: 7, name: "it".into(), seconds: 1.5, in_use: Some(1_000_000) };
     Profile::of(&session, of, view, ChosenSamples::default())
 }
@@ -195,7 +196,7 @@ fn folded_stacks_and_pages_have_the_functions() {
 fn sessions_go_on_where_they_stopped() {
     let (registers, stack) = outer_function();
     let mut writer = Writer::new();
-    let mut session = Session::begin(&own(), &writer.file, 0).unwrap();
+    let mut session = Session::begin(&own(), &writer.file, 0, ProfileLimits::OWN).unwrap();
     let number = writer.alloc(Written { size: 5000, registers, stack: &stack, thread: 1 });
     session.poll().unwrap();
     assert_eq!(session.collector.live_total().samples, 1);
