@@ -22,17 +22,22 @@ const SHOWN: usize = 32 << 20;
 const MOST_RESIDENT: u64 = 128 << 20;
 
 /// A generator of numbers (xorshift).
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    /// The numbers of an input of a run.
+    pub(crate) fn of_input(seed: u64, input: u64) -> Random {
+        Random((seed + input).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
 
@@ -41,7 +46,7 @@ impl Random {
     }
 
     /// A word that is likely to be wrong somewhere.
-    fn word(&mut self) -> u64 {
+    pub(crate) fn word(&mut self) -> u64 {
         let sizes =
             [0, 1, 2, 3, 16, 64, 4095, 4096, 8192, 1 << 24, 1 << 30, 1 << 31, 1 << 40, 1 << 47, 1 << 63, u64::MAX];
         match self.below(4) {
@@ -72,7 +77,7 @@ impl Random {
         words.resize(8192, 0);
     }
 
-    fn mutate_bytes(&mut self, bytes: &mut Vec<u8>) {
+    pub(crate) fn mutate_bytes(&mut self, bytes: &mut Vec<u8>) {
         let tokens = [
             "\"",
             "\\u009b",
@@ -174,7 +179,7 @@ fn show(seed: u64, inputs: u64) -> [u64; 2] {
     println!("NEAP_SEED={seed}");
     let (corpus, mut counts) = (Corpus::new(), [0; 2]);
     for input in 0..inputs {
-        let mut random = Random((seed + input).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut random = Random::of_input(seed, input);
         let texts = match corpus.show(&mut random) {
             Ok(texts) => texts.to_vec(),
             Err(error) => vec![crate::foreign::escaped(format!("{error:#}").as_bytes())],
@@ -189,22 +194,32 @@ fn show(seed: u64, inputs: u64) -> [u64; 2] {
     counts
 }
 
-fn number(name: &str) -> Option<u64> {
+pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Runs the test below with a few inputs, in a process of its own: its memory is compared, and
+/// Runs an ignored test with a few inputs, in a process of its own: its memory is compared, and
 /// other tests here count their page faults.
-#[test]
-fn mutated_pages_and_reports_are_shown_or_refused() {
+pub(crate) fn run_apart(test: &str, inputs: u64) {
     let clock = u64::from(std::process::id()) << 20 ^ stat_reader::monotonic();
     let seed = number("NEAP_SEED").unwrap_or(clock).to_string();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused"]);
-    command.args(["--ignored", "--nocapture"]).env("NEAP_SEED", seed).env("NEAP_INPUTS", "40000");
+    command.args(["--exact", test, "--ignored", "--nocapture"]);
+    command.env("NEAP_SEED", seed).env("NEAP_INPUTS", inputs.to_string());
     let output = command.output().unwrap();
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
     assert!(output.status.success() && said.contains("inputs read"), "{said}");
+}
+
+/// Checks the most bytes that were resident in this process.
+pub(crate) fn assert_resident_below(most: u64) {
+    let peak = parse_kib(&std::fs::read("/proc/self/status").unwrap(), b"VmHWM:").unwrap();
+    assert!(peak << 10 < most, "{peak} KiB were resident");
+}
+
+#[test]
+fn mutated_pages_and_reports_are_shown_or_refused() {
+    run_apart("hostile_tests::many_mutated_pages_and_reports_are_shown_or_refused", 40_000);
 }
 
 #[test]
@@ -213,6 +228,5 @@ fn many_mutated_pages_and_reports_are_shown_or_refused() {
     let [read, refused] = show(number("NEAP_SEED").unwrap_or(1), number("NEAP_INPUTS").unwrap_or(10_000_000));
     println!("{read} inputs read, {refused} refused");
     assert!(read > 100 && refused > 100);
-    let peak = parse_kib(&std::fs::read("/proc/self/status").unwrap(), b"VmHWM:").unwrap();
-    assert!(peak << 10 < MOST_RESIDENT, "{peak} KiB were resident");
+    assert_resident_below(MOST_RESIDENT);
 }

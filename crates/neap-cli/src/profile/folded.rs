@@ -7,6 +7,9 @@ use inferno::flamegraph::{self, Direction};
 use super::resolved::{Profile, ProfileRow};
 use super::top_table::{size, summary};
 
+/// Bytes of all stacks together. Sizes beyond are no truth, and a reader may add them up.
+const MOST_BYTES: u64 = 1 << 62;
+
 /// Returns a line for each stack: the frames, the outermost first, and the bytes. Stacks beyond the
 /// profile's limits, those with the fewest bytes, are one line.
 pub(crate) fn lines(profile: &Profile) -> Vec<String> {
@@ -14,16 +17,17 @@ pub(crate) fn lines(profile: &Profile) -> Vec<String> {
     let mut rows: Vec<&ProfileRow> = profile.rows.iter().collect();
     rows.sort_by(|one, other| other.amount(profile.view).bytes.total_cmp(&one.amount(profile.view).bytes));
     let (mut text, mut frames) = (profile.limits.folded_bytes, profile.limits.folded_frames);
-    let mut left_out: u64 = 0;
+    let (mut left_out, mut room): (u64, u64) = (0, MOST_BYTES);
     let mut lines: Vec<String> = rows
         .into_iter()
         .filter_map(|row| {
-            let bytes = row.amount(profile.view).bytes.round() as u64;
+            let bytes = (row.amount(profile.view).bytes.round() as u64).min(room);
+            room -= bytes;
             let lines = || profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter());
             let (length, count) = (lines().map(|line| line.function.len()).sum(), lines().count());
             let rest = (usize::checked_sub(text, length), frames.checked_sub(count));
             let (Some(rest_of_text), Some(rest_of_frames)) = rest else {
-                left_out = left_out.saturating_add(bytes);
+                left_out += bytes;
                 return None;
             };
             (text, frames) = (rest_of_text, rest_of_frames);
@@ -69,4 +73,49 @@ pub(crate) fn flame_graph(output: &mut dyn Write, profile: &Profile) -> io::Resu
     options.deterministic = true;
     options.min_width = 0.1;
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::area::SampledAllocation;
+    use crate::profile::collect::Amount;
+
+    #[test]
+    fn sizes_that_are_no_truth_add_up_to_a_number() {
+        let endless = SampledAllocation { size: u64::MAX, mean: 1, ..SampledAllocation::default() };
+        let row = |thread: &str| ProfileRow {
+            stack: 0,
+            group: "".into(),
+            thread: thread.into(),
+            live: Amount::of(&endless),
+            allocated: Amount::default(),
+            peak: Amount::default(),
+        };
+        let profile = Profile { stacks: vec![Vec::new()], rows: ["a", "b"].map(row).to_vec(), ..Profile::default() };
+        assert_eq!(lines(&profile), [format!("a;[no stack] {MOST_BYTES}")]);
+        flame_graph(&mut Vec::new(), &profile).unwrap();
+    }
+
+    #[test]
+    fn stacks_beyond_the_bounds_are_one_line() {
+        let row = |size: u64| ProfileRow {
+            stack: 0,
+            group: "".into(),
+            thread: format!("{size}").into(),
+            live: Amount::of(&SampledAllocation { size, mean: 1, ..SampledAllocation::default() }),
+            allocated: Amount::default(),
+            peak: Amount::default(),
+        };
+        let line = crate::profile::symbols::SourceLine { function: "main".into(), ..Default::default() };
+        let frame = crate::profile::unwind::CodePlace { file: None, address: 1 };
+        let place = crate::profile::resolved::Place { frame, lines: [line].into() };
+        let mut profile =
+            Profile { stacks: vec![vec![place]], rows: [100, 900, 200].map(row).to_vec(), ..Profile::default() };
+        assert_eq!(lines(&profile), ["100;main 100", "200;main 200", "900;main 900"]);
+        profile.limits.folded_frames = 1;
+        assert_eq!(lines(&profile), ["900;main 900", "[left out] 300"]);
+        profile.limits.folded_bytes = 3;
+        assert_eq!(lines(&profile), ["[left out] 1200"]);
+    }
 }

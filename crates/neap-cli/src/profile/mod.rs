@@ -22,6 +22,8 @@ mod html;
 mod leaks;
 mod limits;
 mod maps;
+#[cfg(test)]
+mod mutated_tests;
 mod output;
 mod perf_map;
 mod pprof;

@@ -43,6 +43,11 @@ impl PerfMap {
         file.metadata().is_ok_and(|about| about.is_file()).then_some(PerfMap { file, limits })
     }
 
+    #[cfg(test)]
+    pub(super) fn of(file: File, limits: ProfileLimits) -> PerfMap {
+        PerfMap { file, limits }
+    }
+
     /// Reads the names that are there now.
     pub(crate) fn names(&self) -> GeneratedNames {
         let (mut file, mut text) = (&self.file, Vec::new());

@@ -111,6 +111,25 @@ impl Session {
         Ok(session)
     }
 
+    /// A session on an area with these parts, before its first look.
+    #[cfg(test)]
+    pub(super) fn of(handle: &Arc<ProcessHandle>, area: Area, unwinder: Unwinder) -> Result<Session> {
+        let head = area.head()?;
+        Ok(Session {
+            handle: Arc::clone(handle),
+            area,
+            collector: Collector::new(0, unwinder.limits()),
+            unwinder,
+            threads: ThreadNames::default(),
+            groups: HashMap::new(),
+            group_bytes: 0,
+            asked_groups: None,
+            head_at_start: head,
+            head,
+            is_over: false,
+        })
+    }
+
     /// Reads the records that are new. Returns the time to wait before the next look.
     pub(crate) fn poll(&mut self) -> Result<Duration> {
         let (overruns, before) = (self.area.overruns, self.head.head);

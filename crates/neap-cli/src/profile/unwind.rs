@@ -127,6 +127,13 @@ impl Unwinder {
         }
     }
 
+    /// An unwinder of a process that has ended, whose code was generated in a range.
+    #[cfg(test)]
+    pub(super) fn of_generated(handle: &Arc<ProcessHandle>, range: Range<u64>, names: PerfMap) -> Unwinder {
+        let unwinder = Unwinder::new(handle, ProfileLimits::FOREIGN);
+        Unwinder { generated: vec![range], perf_map: Some(names), ..unwinder }
+    }
+
     pub(crate) fn files(&self) -> &[CodeFile] {
         &self.files
     }
