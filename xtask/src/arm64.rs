@@ -32,6 +32,7 @@ const LEFT_CRATES: &[Left] =
 /// Programs that cannot.
 const LEFT_PROGRAMS: &[Left] = &[
     ("misuse.c", "an emulated program cannot execute another one"),
+    ("checked.cpp", "an emulated program cannot execute another one"),
     ("fork_storm.c", "the emulator aborts in children of processes with threads"),
     ("fork_race.c", "the emulator aborts in children of processes with threads"),
     ("fork_in_fork.c", "an emulated program cannot execute another one"),

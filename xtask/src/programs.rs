@@ -43,6 +43,7 @@ const PROGRAMS: &[SelfCheck] = &[
     neap("jemalloc.c", &[]),
     neap("misuse.c", &[]),
     neap("guard.c", &[]),
+    neap("checked.cpp", &[]),
     both("fork_storm.c", &["20"]),
     both("fork_race.c", &["100"]),
     both("fork_handlers.c", &[]),

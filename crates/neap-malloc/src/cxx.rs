@@ -23,6 +23,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use neap::NamedSize;
 use neap::process::PROCESS;
 use neap_os::dynamic_linker;
 
@@ -38,17 +39,15 @@ extern "C" fn _Znwm(size: usize) -> *mut c_void {
     PROCESS.allocate_or(size, move || plain_otherwise(size).cast()).cast()
 }
 
-/// Forms that the standard defines by another function, in whichever library that is; `first` moves
-/// the arguments.
+/// Forms that the standard defines by another function, in whichever library that is.
 macro_rules! ends_in {
-    ($($name:ident => $other:literal $(, $first:expr)?;)*) => { $(
+    ($($name:ident => $other:literal;)*) => { $(
         /// A form of an operator that jumps to another function.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                $($first,)?
                 jump!($other),
                 ".cfi_endproc"
             )
@@ -62,15 +61,81 @@ ends_in! {
     _Znam => "_Znwm";
     _ZnamSt11align_val_t => "_ZnwmSt11align_val_t";
     _ZdaPv => "_ZdlPv";
-    _ZdlPvm => "_ZdlPv";
-    _ZdaPvm => "_ZdaPv";
     _ZdlPvRKSt9nothrow_t => "_ZdlPv";
     _ZdaPvRKSt9nothrow_t => "_ZdaPv";
     _ZdaPvSt11align_val_t => "_ZdlPvSt11align_val_t";
-    _ZdlPvmSt11align_val_t => "_ZdlPvSt11align_val_t", third_is_second!();
-    _ZdaPvmSt11align_val_t => "_ZdaPvSt11align_val_t", third_is_second!();
     _ZdlPvSt11align_val_tRKSt9nothrow_t => "_ZdlPvSt11align_val_t";
     _ZdaPvSt11align_val_tRKSt9nothrow_t => "_ZdaPvSt11align_val_t";
+}
+
+/// Forms of `operator delete` that name a size, and end in the one without. Under `check:on` the
+/// size must be right, where `malloc`, `free` and all operators that the form stands for are this
+/// library's; other memory may be of another size.
+macro_rules! sized {
+    ($($name:ident($($align:ident)?) => $plain:literal, $($asked:literal)*;)*) => { $(
+        /// A form of `operator delete` with a size.
+        ///
+        /// # Safety
+        /// `memory` is null, or of the form of `operator new` that belongs to this one.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(memory: *mut c_void, size: usize $(, $align: usize)?) {
+            /// Verifies the size if it is this library's to know.
+            ///
+            /// # Safety
+            /// Those of the form.
+            #[cold]
+            #[inline(never)]
+            unsafe extern "C" fn checked(memory: *mut c_void, size: usize $(, $align: usize)?) {
+                if [chosen!("malloc"), chosen!("free"), chosen!($plain) $(, chosen!($asked))*].into_iter().all(is_ours) {
+                    // SAFETY: this library's memory, or null (the caller's promise).
+                    unsafe { delete_checked(memory, size) };
+                } else {
+                    // SAFETY: the caller's promise.
+                    unsafe { plain(memory $(, $align)?) };
+                }
+            }
+            /// Frees by the form without a size.
+            ///
+            /// # Safety
+            /// Those of the form.
+            #[inline(always)]
+            unsafe extern "C" fn plain(memory: *mut c_void $(, $align: usize)?) {
+                let plain = chosen!($plain);
+                // SAFETY: every definition of this name has this type, and this library has one, so
+                // the address is not 0. What this form may free, the form without a size may (the
+                // standard).
+                unsafe {
+                    transmute::<usize, unsafe extern "C" fn(*mut c_void $(, sized!(@word $align))?)>(plain)(
+                        memory $(, $align)?
+                    );
+                }
+            }
+            if PROCESS.checks_sizes() {
+                // SAFETY: the caller's promise.
+                return unsafe { checked(memory, size $(, $align)?) };
+            }
+            // SAFETY: the caller's promise.
+            unsafe { plain(memory $(, $align)?) }
+        }
+    )* };
+    (@word $align:ident) => { usize };
+}
+
+sized! {
+    _ZdlPvm() => "_ZdlPv", "_Znwm";
+    _ZdaPvm() => "_ZdaPv", "_Znam" "_Znwm" "_ZdlPv";
+    _ZdlPvmSt11align_val_t(align) => "_ZdlPvSt11align_val_t", "_ZnwmSt11align_val_t";
+    _ZdaPvmSt11align_val_t(align) => "_ZdaPvSt11align_val_t", "_ZnamSt11align_val_t" "_ZnwmSt11align_val_t" "_ZdlPvSt11align_val_t";
+}
+
+/// Frees memory whose size is verified.
+///
+/// # Safety
+/// `memory` is null, or of this library's `operator new`.
+#[inline(never)]
+unsafe extern "C" fn delete_checked(memory: *mut c_void, size: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { PROCESS.free_named(memory.cast(), NamedSize::Exact(size)) }
 }
 
 /// Forms that take memory. Without memory they jump to the C++ library's own form with the same

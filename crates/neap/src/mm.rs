@@ -68,6 +68,8 @@ pub struct Mm<P: Platform> {
     pub(crate) of_process: OfProcess,
     /// Whether the C library's fork calls its handlers: of the process's manager alone.
     pub(crate) has_fork_handlers: AtomicBool,
+    /// Whether frees that name a size must name the right one.
+    checks_sizes: AtomicBool,
     pub(crate) hooks: Hooks<P>,
     core: UnsafeCell<MaybeUninit<Core<P>>>,
 }
@@ -140,6 +142,7 @@ impl<P: Platform> Mm<P> {
             own_thread: AtomicUsize::new(0),
             of_process: OfProcess::new(),
             has_fork_handlers: AtomicBool::new(false),
+            checks_sizes: AtomicBool::new(false),
             hooks,
             core: UnsafeCell::new(Core::unopened()),
         }
@@ -171,6 +174,8 @@ impl<P: Platform> Mm<P> {
             // SAFETY: the state is not OPEN yet, so `fast_path` has refused every call; it belongs
             // to this core.
             unsafe { core.objects.open_fast_path() };
+            // Relaxed: a free of this manager's memory comes after its opening.
+            self.checks_sizes.store(options.check, Ordering::Relaxed);
             if !options.check {
                 core.objects.serve();
             }
@@ -465,6 +470,13 @@ impl<P: Platform> Mm<P> {
             return self.free_guarded(core, pointer);
         }
         self.free_block(core, pointer);
+    }
+
+    /// Whether [`Mm::free_named`] verifies the size that it is given (`check:on`).
+    #[inline(always)]
+    pub fn checks_sizes(&self) -> bool {
+        // Relaxed: the flag changes at the opening alone, before any memory is handed out.
+        self.checks_sizes.load(Ordering::Relaxed)
     }
 
     /// Frees memory as [`Mm::free`] does. The caller names its size, which is compared if the

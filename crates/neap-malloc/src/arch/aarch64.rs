@@ -23,12 +23,6 @@ macro_rules! jump {
     };
 }
 
-macro_rules! third_is_second {
-    () => {
-        "mov x1, x2"
-    };
-}
-
 /// Start and end of this library's code.
 #[inline(always)]
 pub(crate) fn own_code() -> (usize, usize) {

@@ -22,12 +22,6 @@ macro_rules! jump {
     };
 }
 
-macro_rules! third_is_second {
-    () => {
-        "mov rsi, rdx"
-    };
-}
-
 /// Start and end of this library's code.
 #[inline(always)]
 pub(crate) fn own_code() -> (usize, usize) {

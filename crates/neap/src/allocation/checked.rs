@@ -16,8 +16,8 @@
 //! and must still be as it was filled. The end of the process verifies all blocks, also those that
 //! were never freed. A finding prints one line and aborts.
 //!
-//! A free that names a size, as `free_sized` and Rust's do, must name the one that was asked for.
-//! C++'s sized delete ends in the one without a size, which a program may replace.
+//! A free that names a size, as `free_sized`, C++'s sized delete and Rust's do, must name the one
+//! that was asked for.
 //!
 //! # Locking
 //! One mutex around both lists, inside the fork gate. It is not held over a call of the layers
