@@ -264,3 +264,94 @@ fn leak_is_named_by_file_and_line_and_a_cache_is_not() {
     );
     assert!(leak.is_some() && cache.is_some() && leak < cache, "{text}");
 }
+
+/// A program that holds memory by two functions. Then it frees what the first one holds, and the
+/// second allocates more. It waits for its input before each step.
+const CHANGING: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+char *held[64], *more[20000];
+__attribute__((noinline)) static void hold(void) {
+  for (int n = 0; n < 64; n++) held[n] = malloc(100000);
+  __asm__ volatile("");
+}
+__attribute__((noinline)) static void grow(int from, int to) {
+  for (int n = from; n < to; n++) more[n] = malloc(1000);
+  __asm__ volatile("");
+}
+int main(void) {
+  hold();
+  grow(0, 4000);
+  puts("first"); fflush(stdout); getchar();
+  for (int n = 0; n < 64; n++) free(held[n]);
+  grow(4000, 20000);
+  puts("second"); fflush(stdout); getchar();
+  return 0;
+}
+"#;
+
+#[test]
+fn profiles_are_compared_in_every_format_and_by_pprof() {
+    let folder = folder("compare");
+    let (source, program) = (folder.join("changing.c"), folder.join("changing"));
+    fs::write(&source, CHANGING.trim_start()).unwrap();
+    assert!(Command::new("cc").args(["-O2", "-g", "-w", "-o"]).args([&program, &source]).status().unwrap().success());
+    let mut command = Command::new(&program);
+    command.env("NEAP", "background:on,profile:8k").env("LD_PRELOAD", library());
+    let mut program = Program::run(command);
+    let file = |name: &str| folder.join(name).to_str().unwrap().to_string();
+    let (old, new) = (file("old.pb.gz"), file("new.pb.gz"));
+    let profiled = |output: &Output| {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    program.hear("first");
+    profiled(&neap("profile", program.id(), &["--seconds", "1", "-o", &old]));
+    program.go_on();
+    program.hear("second");
+    let compared = profiled(&neap("profile", program.id(), &["--seconds", "1", "--compare", &old, "-o", &new]));
+    assert!(compared.contains(&format!("go tool pprof -diff_base {old} {new}")), "{compared}");
+    let read = |options: &[&str]| {
+        let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
+        neap.args(["profile", "--read", &new, "--compare", &old]).args(options).output().unwrap()
+    };
+    let object: Value = serde_json::from_slice(&read(&["--json"]).stdout).unwrap();
+    let sites = object["sites"].as_array().unwrap();
+    let change = |at: usize| (&sites[at]["of"]["function"], sites[at]["change"]["change_bytes"].as_f64().unwrap());
+    let near = |bytes: f64, expected: f64| (bytes / expected - 1.0).abs() < 0.15;
+    let (first, last) = (change(0), change(sites.len() - 1));
+    assert!(first.0 == "grow" && near(first.1, 16e6), "{first:?}");
+    assert!(last.0 == "hold" && near(last.1, -6.4e6), "{last:?}");
+    assert!(sites[0]["of"]["line"].as_u64() > Some(0), "one build: lines are told apart");
+    let table = profiled(&read(&[]));
+    let rows: Vec<&str> = table.lines().filter(|line| line.contains("changing.c:")).collect();
+    assert!(rows[0].contains("grow") && rows[0].contains(" +1") && rows.last().unwrap().contains("hold"), "{table}");
+    for name in ["growth.folded", "growth.svg", "growth.html"] {
+        profiled(&read(&["-o", &file(name)]));
+        let text = fs::read_to_string(file(name)).unwrap();
+        assert!(text.contains("main") && text.contains("grow"), "{name}: {text}");
+    }
+    let folded = fs::read_to_string(file("growth.folded")).unwrap();
+    let numbers = |name: &str| {
+        let line = folded.lines().find(|line| line.contains(name)).unwrap();
+        let mut numbers = line.rsplit(' ').map(|number| number.parse::<f64>().unwrap());
+        (numbers.next().unwrap(), numbers.next().unwrap())
+    };
+    let (now, before) = numbers(";hold ");
+    assert!(now == 0.0 && near(before, 6.4e6), "{folded}");
+    // A view that a file does not have.
+    let refused = read(&["--peak"]);
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && error.contains("live (--live)"), "{error}");
+    let mut go = Command::new("go");
+    go.args(["tool", "pprof", "-top", "-sample_index=inuse_space", "-diff_base", &old, &new]);
+    let Ok(go) = go.output() else {
+        eprintln!("skipped: there is no go");
+        return;
+    };
+    let top = String::from_utf8_lossy(&go.stdout);
+    let growth = top.lines().find(|line| line.ends_with(" grow")).unwrap_or_default().trim_start().to_string();
+    let megabytes = growth.split("MB").next().unwrap().parse::<f64>().unwrap_or_default();
+    assert!(near(megabytes * 1048576.0, 16e6) && top.contains(" hold"), "{top}");
+    assert!(top.lines().any(|line| line.trim_start().starts_with('-') && line.ends_with(" hold")), "{top}");
+}

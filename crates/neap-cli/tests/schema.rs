@@ -126,6 +126,27 @@ fn outputs_on_a_process_with_a_cache_fit_their_schemas() {
 }
 
 #[test]
+fn outputs_on_files_of_profiles_fit_their_schemas() {
+    let mut program = Program::start("threads", "groups:by-thread-name,profile:16k", &[]);
+    program.hear("ready");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let [old, new] = ["schema-old.pb.gz", "schema-new.pb.gz"].map(|name| folder.join(name));
+    let [old, new] = [&old, &new].map(|path| path.to_str().unwrap());
+    for file in [old, new] {
+        assert!(running::neap("profile", program.id(), &["--seconds", "1", "-o", file]).status.success());
+    }
+    let read = |name: &str, options: &[&str]| {
+        let mut neap = std::process::Command::new(env!("CARGO_BIN_EXE_neap"));
+        let output = neap.args(["profile", "--json", "--read", new]).args(options).output().unwrap();
+        let output: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let schema = schema(name);
+        assert_eq!(mismatch(&schema, &schema, &output, ""), None, "{name}: {output}");
+    };
+    read("profile", &[]);
+    read("profile-compare", &["--compare", old]);
+}
+
+#[test]
 fn outputs_that_do_not_fit_are_found() {
     let schema = json!({
         "type": "object", "required": ["a"], "$defs": {"c": {"type": ["integer", "null"], "minimum": 0}},

@@ -47,6 +47,18 @@ impl Amount {
         }
     }
 
+    /// An estimate of `objects` objects with `bytes` bytes, whose samples are no longer known.
+    /// The error is that of objects of one size.
+    pub(crate) fn of_sum(objects: f64, bytes: f64, mean: u64) -> Amount {
+        if objects < 1.0 {
+            return Amount::default();
+        }
+        let size = bytes / objects;
+        let taken = -(-size.max(1.0) / mean.max(1) as f64).exp_m1();
+        let variance = objects * size * size * (1.0 - taken) / taken;
+        Amount { samples: (objects * taken).round().max(1.0) as u64, objects, bytes, variance }
+    }
+
     pub(crate) fn add(&mut self, other: Amount) {
         self.samples += other.samples;
         self.objects += other.objects;
@@ -352,6 +364,17 @@ mod tests {
                 .objects
                 .is_finite()
         );
+    }
+
+    #[test]
+    fn sums_without_samples_have_their_error() {
+        let (mut sum, each) = (Amount::default(), sample(1, 300, 0));
+        (0..40).for_each(|_| sum.add(Amount::of(&each)));
+        let again = Amount::of_sum(sum.objects, sum.bytes, 1000);
+        assert_eq!(again.samples, 40);
+        assert!((again.error() / sum.error() - 1.0).abs() < 1e-9, "{} {}", again.error(), sum.error());
+        assert_eq!(Amount::of_sum(0.0, 0.0, 1000), Amount::default());
+        assert!(Amount::of_sum(7.0, 0.0, 0).error().is_finite());
     }
 
     #[test]

@@ -1,27 +1,28 @@
-//! A profile as folded stacks, and as a flame graph of them.
+//! A profile, or two that are compared, as folded stacks and as a flame graph of them.
 
 use std::io::{self, Write};
 
 use inferno::flamegraph::{self, Direction};
 
-use super::resolved::{Profile, ProfileRow};
-use super::top_table::{size, summary};
+use super::compare::Comparison;
+use super::resolved::{Profile, ProfileRow, ProfileView};
+use super::top_table::{headline, size};
 
 /// Bytes of all stacks together. Sizes beyond are no truth, and a reader may add them up.
 const MOST_BYTES: u64 = 1 << 62;
 
-/// Returns a line for each stack: the frames, the outermost first, and the bytes. Stacks beyond the
-/// profile's limits, those with the fewest bytes, are one line.
-pub(crate) fn lines(profile: &Profile) -> Vec<String> {
+/// Returns the stacks that have bytes of a view: frames, the outermost first, and the bytes. Stacks
+/// beyond the profile's limits, those with the fewest bytes, are one.
+pub(crate) fn stacks(profile: &Profile, view: ProfileView) -> Vec<(String, u64)> {
     let plain = |name: &str| name.replace(';', ":");
     let mut rows: Vec<&ProfileRow> = profile.rows.iter().collect();
-    rows.sort_by(|one, other| other.amount(profile.view).bytes.total_cmp(&one.amount(profile.view).bytes));
+    rows.sort_by(|one, other| other.amount(view).bytes.total_cmp(&one.amount(view).bytes));
     let (mut text, mut frames) = (profile.limits.folded_bytes, profile.limits.folded_frames);
     let (mut left_out, mut room): (u64, u64) = (0, MOST_BYTES);
-    let mut lines: Vec<String> = rows
+    let mut stacks: Vec<(String, u64)> = rows
         .into_iter()
         .filter_map(|row| {
-            let bytes = (row.amount(profile.view).bytes.round() as u64).min(room);
+            let bytes = (row.amount(view).bytes.round() as u64).min(room);
             room -= bytes;
             let lines = || profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter());
             let (length, count) = (lines().map(|line| line.function.len()).sum(), lines().count());
@@ -40,24 +41,48 @@ pub(crate) fn lines(profile: &Profile) -> Vec<String> {
             if profile.stacks[row.stack].is_empty() {
                 frames.push("[no stack]".to_string());
             }
-            (bytes > 0).then(|| format!("{} {bytes}", frames.join(";")))
+            (bytes > 0).then(|| (frames.join(";"), bytes))
         })
         .collect();
     if left_out > 0 {
-        lines.push(format!("[left out] {left_out}"));
+        stacks.push(("[left out]".to_string(), left_out));
     }
+    stacks
+}
+
+/// Returns a line for each stack: its frames and its bytes.
+pub(crate) fn lines(profile: &Profile) -> Vec<String> {
+    let stacks = stacks(profile, profile.view).into_iter();
+    let mut lines: Vec<String> = stacks.map(|(stack, bytes)| format!("{stack} {bytes}")).collect();
     lines.sort_unstable();
     lines
 }
 
-/// Writes the folded stacks.
-pub(crate) fn write(output: &mut dyn Write, profile: &Profile) -> io::Result<()> {
-    lines(profile).iter().try_for_each(|line| writeln!(output, "{line}"))
+/// Writes folded stacks.
+pub(crate) fn write(output: &mut dyn Write, lines: &[String]) -> io::Result<()> {
+    lines.iter().try_for_each(|line| writeln!(output, "{line}"))
 }
 
-/// Writes a flame graph. A profile without samples has none.
+/// Writes the flame graph of a profile.
 pub(crate) fn flame_graph(output: &mut dyn Write, profile: &Profile) -> io::Result<()> {
-    let lines = lines(profile);
+    let title = format!("{} {}", size(profile.total(profile.view).bytes), profile.view.name());
+    draw(output, &lines(profile), title, headline(profile))
+}
+
+/// Writes the flame graph of the later profile, with a function red that has grown, and blue one
+/// that has less than before.
+pub(crate) fn difference_graph(output: &mut dyn Write, comparison: &Comparison<'_>) -> io::Result<()> {
+    let (total, view) = (comparison.total(), comparison.now.view);
+    let title = format!("{} {}, {} than before", size(total.now.bytes), view.name(), more(total.bytes()));
+    draw(output, &comparison.folded(), title, headline(comparison.now))
+}
+
+fn more(bytes: f64) -> String {
+    format!("{} {}", size(bytes.abs()), if bytes < 0.0 { "less" } else { "more" })
+}
+
+/// Draws folded stacks. Without any there is no graph.
+fn draw(output: &mut dyn Write, lines: &[String], title: String, subtitle: String) -> io::Result<()> {
     if lines.is_empty() {
         return writeln!(
             output,
@@ -66,8 +91,8 @@ pub(crate) fn flame_graph(output: &mut dyn Write, profile: &Profile) -> io::Resu
         );
     }
     let mut options = flamegraph::Options::default();
-    options.title = format!("{} {}", size(profile.total(profile.view).bytes), profile.view.name());
-    options.subtitle = summary(profile).first().cloned();
+    options.title = title;
+    options.subtitle = Some(subtitle);
     options.count_name = "bytes".to_string();
     options.direction = Direction::Straight;
     options.deterministic = true;

@@ -1,12 +1,13 @@
-//! A profile as one HTML page: a summary, the flame graph as inline SVG, and tables. It loads
-//! nothing from elsewhere.
+//! A profile, or the differences between two, as one HTML page: a summary, the flame graph as
+//! inline SVG, and tables. It loads nothing from elsewhere.
 
 use std::io::{self, Write};
 
 use super::collect::Amount;
-use super::folded::flame_graph;
+use super::compare::{Comparison, Growth, shown, signed};
+use super::folded::{difference_graph, flame_graph};
 use super::resolved::{Profile, ProfileView};
-use super::top_table::{by_name, named, sites, size, summary};
+use super::top_table::{by_name, named, sites, size, size_of, summary};
 use crate::report::number;
 
 const STYLE: &str = "\
@@ -28,17 +29,12 @@ fn quoted(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Writes the page.
+/// Writes the page of a profile.
 pub(crate) fn write(page: &mut dyn Write, profile: &Profile) -> io::Result<()> {
-    let (name, pid) = (quoted(&profile.of.name), profile.of.pid);
-    write!(page, "<!DOCTYPE html><html lang=en><meta charset=utf-8>")?;
-    write!(page, "<meta name=viewport content='width=device-width'><meta name=color-scheme content='light dark'>")?;
-    write!(page, "<title>Memory of {name} ({pid})</title><style>{STYLE}</style><h1>Memory of {name} ({pid})</h1>")?;
-    for line in summary(profile) {
-        write!(page, "<p>{}</p>", quoted(&line))?;
-    }
+    let title = format!("Memory of {}", subject(profile));
+    head(page, &title, &summary(profile))?;
     write!(page, "<h2>Stacks: bytes {}</h2>", profile.view.name())?;
-    flame_graph(&mut FromElement { output: page, head: Vec::new(), has_begun: false }, profile)?;
+    graph(page, &|output| flame_graph(output, profile))?;
     let sites: Vec<(String, [Amount; 3])> = sites(profile).iter().map(|(line, sums)| (named(line), *sums)).collect();
     table(page, profile, "function", &sites)?;
     table(page, profile, "group", &by_name(profile, |row| &row.group))?;
@@ -72,6 +68,61 @@ impl Write for FromElement<'_> {
     }
 }
 
+/// Writes the page of the differences between two profiles.
+pub(crate) fn write_comparison(page: &mut dyn Write, comparison: &Comparison<'_>) -> io::Result<()> {
+    let title = format!("Growth of the memory of {}", subject(comparison.now));
+    head(page, &title, &comparison.summary())?;
+    let sites: Vec<(String, Growth)> = comparison.sites().iter().map(|(line, change)| (named(line), *change)).collect();
+    changes(page, "function", &sites)?;
+    for (head, rows) in comparison.names() {
+        changes(page, head, &rows)?;
+    }
+    write!(page, "<h2>Stacks now: red has grown, blue is less, bytes {}</h2>", comparison.now.view.name())?;
+    graph(page, &|output| difference_graph(output, comparison))?;
+    writeln!(page, "</html>")
+}
+
+fn subject(profile: &Profile) -> String {
+    match profile.of.pid {
+        0 => profile.of.name.clone(),
+        pid => format!("{} ({pid})", profile.of.name),
+    }
+}
+
+fn head(page: &mut dyn Write, title: &str, summary: &[String]) -> io::Result<()> {
+    let title = quoted(title);
+    write!(page, "<!DOCTYPE html><html lang=en><meta charset=utf-8>")?;
+    write!(page, "<meta name=viewport content='width=device-width'><meta name=color-scheme content='light dark'>")?;
+    write!(page, "<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>")?;
+    summary.iter().try_for_each(|line| write!(page, "<p>{}</p>", quoted(line)))
+}
+
+/// Writes a graph into the page.
+fn graph(page: &mut dyn Write, draw: &dyn Fn(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    draw(&mut FromElement { output: page, head: Vec::new(), has_begun: false })
+}
+
+fn changes(page: &mut dyn Write, head: &str, rows: &[(String, Growth)]) -> io::Result<()> {
+    write!(page, "<h2>By {head}</h2><table><tr><th>change<th>&plusmn;<th>before<th>now<th>{head}</tr>")?;
+    let (shown, rest) = shown(rows, MOST_ROWS);
+    for (name, change) in &shown {
+        write!(
+            page,
+            "<tr><td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
+            signed(change.bytes()),
+            size(change.error()),
+            size(change.before.bytes),
+            size(change.now.bytes),
+            if name.is_empty() { "-".to_string() } else { quoted(name) },
+        )?;
+    }
+    write!(page, "</table>")?;
+    match rows.len() - shown.len() {
+        0 => Ok(()),
+        more => write!(page, "<p>and {more} more with {}</p>", signed(rest)),
+    }
+}
+
 fn table(page: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String, [Amount; 3])]) -> io::Result<()> {
     let view = profile.view;
     let total = profile.total(view).bytes.max(1.0);
@@ -86,8 +137,8 @@ fn table(page: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String, [
             number(100.0 * of.bytes / total, 1),
             size(of.error()),
             number(of.objects, 0),
-            size(sums[ProfileView::Live as usize].bytes),
-            size(sums[ProfileView::Allocated as usize].bytes),
+            size_of(profile, sums, ProfileView::Live),
+            size_of(profile, sums, ProfileView::Allocated),
             if name.is_empty() { "-".to_string() } else { quoted(name) },
         )?;
     }

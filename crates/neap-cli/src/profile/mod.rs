@@ -7,6 +7,7 @@
 //! 4. `collect` sums by stack, group and thread; `session` ties these together.
 //! 5. `resolved` gives names at the end, by `symbols`.
 //! 6. `top_table`, `pprof`, `folded` and `html` are outputs.
+//! 7. `saved` reads a profile from a file; `compare` makes the differences between two.
 //!
 //! A copy of a stack may hold secrets. It is unwound and forgotten, and never written to a file.
 
@@ -14,6 +15,7 @@ mod area;
 #[cfg(test)]
 mod area_tests;
 mod collect;
+mod compare;
 mod elf;
 #[cfg(test)]
 mod elf_tests;
@@ -29,6 +31,7 @@ mod perf_map;
 mod pprof;
 mod record;
 mod resolved;
+mod saved;
 mod session;
 mod switch;
 mod symbols;
@@ -45,15 +48,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::allowance::Allowance;
 use crate::handle::ProcessHandle;
 use crate::stat_reader::{Page, ProcessStatus, monotonic};
-use crate::subject::{Subject, print, print_json, within};
+use crate::subject::{Timeout, print, print_json, within};
 
+use compare::Comparison;
 pub(crate) use leaks::{LeaksOptions, main as leaks};
 use limits::ProfileLimits;
 pub(crate) use output::ProfileFile;
@@ -75,6 +79,9 @@ Examples:
                                             a flame graph of one memory group
   neap profile 1234 -o heap.html            one page: flame graph, and tables by function, group and thread
   neap run --profile heap.html -- ./server  a program from its start to its end
+  neap profile 1234 --compare heap.pb.gz    what has grown since that profile, by function
+  neap profile --read new.pb.gz --compare old.pb.gz -o growth.html
+                                            the differences between two files, as one page
 
 Allocations are sampled at random, one in 512 KiB on average. Bytes are estimates with their standard
 error (+-). Memory that was allocated before sampling began is in no sample; the number is shown.
@@ -100,11 +107,13 @@ struct Views {
 }
 
 impl Views {
-    fn view(&self) -> ProfileView {
+    /// The view that was asked for.
+    fn asked(&self) -> Option<ProfileView> {
         match self {
-            Views { allocated: true, .. } => ProfileView::Allocated,
-            Views { peak: true, .. } => ProfileView::Peak,
-            _ => ProfileView::Live,
+            Views { live: true, .. } => Some(ProfileView::Live),
+            Views { allocated: true, .. } => Some(ProfileView::Allocated),
+            Views { peak: true, .. } => Some(ProfileView::Peak),
+            _ => None,
         }
     }
 }
@@ -113,8 +122,17 @@ impl Views {
 #[derive(Args, Clone)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ProfileOptions {
+    /// The process
+    #[arg(value_parser = clap::value_parser!(i32).range(1..), required_unless_present = "read")]
+    pid: Option<i32>,
     #[command(flatten)]
-    subject: Subject,
+    timeout: Timeout,
+    /// Show the profile in a file in the format of pprof, in place of a process
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "duration", "every"])]
+    read: Option<PathBuf>,
+    /// Show the differences to an earlier profile, in a file in the format of pprof
+    #[arg(long, value_name = "OLD")]
+    compare: Option<PathBuf>,
     /// Seconds that the profile takes
     #[arg(id = "duration", long = "seconds", value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
@@ -139,14 +157,36 @@ pub(crate) struct ProfileOptions {
 }
 
 pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
-    let time = options.subject.time() + Duration::from_secs(options.seconds) + LONGEST_END;
+    let time = options.timeout.time() + Duration::from_secs(options.seconds) + LONGEST_END;
     let options = options.clone();
     within(time, "the process", move || profiled(&options))
 }
 
 fn profiled(options: &ProfileOptions) -> Result<ExitCode> {
     let file = options.output.as_deref().map(ProfileFile::create).transpose()?;
-    let (handle, time) = (options.subject.open()?, options.subject.time());
+    // Files that cannot be read are refused before time is spent.
+    let mut before = options.compare.as_deref().map(saved::read).transpose()?;
+    let profile = match (options.pid, &options.read) {
+        (Some(pid), _) => take(pid, options)?,
+        (None, Some(path)) => {
+            let mut profile = saved::read(path)?;
+            profile
+                .choose(options.views.asked(), options.group.as_deref())
+                .with_context(|| path.display().to_string())?;
+            profile
+        }
+        (None, None) => bail!("there is no process to profile"),
+    };
+    if let (Some(before), Some(path)) = (&mut before, &options.compare) {
+        let chosen = before.choose(Some(profile.view), options.group.as_deref());
+        chosen.with_context(|| path.display().to_string())?;
+    }
+    show(options, file.as_ref(), &profile, before.as_ref())
+}
+
+/// Takes a profile of a process.
+fn take(pid: i32, options: &ProfileOptions) -> Result<Profile> {
+    let (handle, time) = (Arc::new(ProcessHandle::open(pid)?), options.timeout.time());
     let process = ProcessStatus::read(&handle, Allowance::new(time))?;
     let page = process.page()?;
     let stop = stop_flag()?;
@@ -160,22 +200,35 @@ fn profiled(options: &ProfileOptions) -> Result<ExitCode> {
     let in_use = in_use(&handle, time).filter(|_| options.group.is_none());
     switch.off()?;
     let of = Subjected { pid: process.pid, name: process.name.clone(), seconds, in_use };
-    let profile = Profile::of(
-        &session,
-        of,
-        options.views.view(),
-        ChosenSamples { group: options.group.as_deref(), before: None },
-    );
-    match &file {
-        Some(file) => {
-            file.write(&profile)?;
-            print(|output| {
-                writeln!(output, "{}\nWritten to {}", top_table::summary(&profile).join("\n"), file.path().display())
-            })
+    let chosen = ChosenSamples { group: options.group.as_deref(), before: None };
+    Ok(Profile::of(&session, of, options.views.asked().unwrap_or_default(), chosen))
+}
+
+/// Prints or writes a profile; with an earlier one, the differences.
+fn show(
+    options: &ProfileOptions,
+    file: Option<&ProfileFile>,
+    now: &Profile,
+    before: Option<&Profile>,
+) -> Result<ExitCode> {
+    let comparison = before.map(|before| Comparison { before, now });
+    let Some(file) = file else {
+        return match comparison {
+            None if options.json => print_json(&ProfileObject(now)),
+            None => print(|output| top_table::write(output, now)),
+            Some(comparison) if options.json => print_json(&compare::object(&comparison)),
+            Some(comparison) => print(|output| compare::write(output, &comparison)),
+        };
+    };
+    file.write(now, before)?;
+    let (summary, path) = (comparison.map_or_else(|| top_table::summary(now), |both| both.summary()), file.path());
+    print(|output| {
+        writeln!(output, "{}\nWritten to {}", summary.join("\n"), path.display())?;
+        match options.compare.as_deref().filter(|_| file.is_pprof()) {
+            Some(old) => writeln!(output, "go tool pprof -diff_base {} {}", old.display(), path.display()),
+            None => Ok(()),
         }
-        None if options.json => print_json(&ProfileObject(&profile)),
-        None => print(|output| top_table::write(output, &profile)),
-    }
+    })
 }
 
 /// Begins to read the samples of a process.

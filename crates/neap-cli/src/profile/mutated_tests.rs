@@ -124,7 +124,7 @@ impl Corpus {
         match random.below(256) {
             0 => folded::flame_graph(&mut text, &profile)?,
             1 => html::write(&mut text, &profile)?,
-            2..64 => folded::write(&mut text, &profile)?,
+            2..64 => folded::write(&mut text, &folded::lines(&profile))?,
             64..128 => serde_json::to_writer(&mut text, &ProfileObject(&profile))?,
             128..160 => text = pprof::message(&profile).strings.join("\n").into_bytes(),
             _ => top_table::write(&mut text, &profile)?,

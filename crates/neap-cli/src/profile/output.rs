@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::compare::Comparison;
 use super::resolved::Profile;
 use super::{folded, html, pprof};
 
@@ -49,14 +50,24 @@ impl ProfileFile {
         &self.path
     }
 
-    /// Writes a profile.
-    pub(crate) fn write(&self, profile: &Profile) -> Result<()> {
+    /// Whether two files of this format are compared by pprof.
+    pub(crate) fn is_pprof(&self) -> bool {
+        self.format == Format::Pprof
+    }
+
+    /// Writes a profile; with an earlier one, the differences. A file for pprof has the profile
+    /// itself then.
+    pub(crate) fn write(&self, now: &Profile, before: Option<&Profile>) -> Result<()> {
         let mut output = BufWriter::new(&self.file);
-        let written = match self.format {
-            Format::Pprof => pprof::write(&mut output, profile),
-            Format::Folded => folded::write(&mut output, profile),
-            Format::FlameGraph => folded::flame_graph(&mut output, profile),
-            Format::Html => html::write(&mut output, profile),
+        let comparison = before.map(|before| Comparison { before, now });
+        let written = match (self.format, comparison) {
+            (Format::Pprof, _) => pprof::write(&mut output, now),
+            (Format::Folded, None) => folded::write(&mut output, &folded::lines(now)),
+            (Format::Folded, Some(comparison)) => folded::write(&mut output, &comparison.folded()),
+            (Format::FlameGraph, None) => folded::flame_graph(&mut output, now),
+            (Format::FlameGraph, Some(comparison)) => folded::difference_graph(&mut output, &comparison),
+            (Format::Html, None) => html::write(&mut output, now),
+            (Format::Html, Some(comparison)) => html::write_comparison(&mut output, &comparison),
         };
         written.and_then(|()| output.flush()).with_context(|| format!("cannot write {}", self.path.display()))
     }

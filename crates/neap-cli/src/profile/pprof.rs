@@ -16,6 +16,9 @@ use super::resolved::{Place, Profile, ProfileRow, ProfileView};
 use super::symbols::SourceLine as NamedLine;
 use super::top_table::summary;
 
+/// The comment of a file with the bytes at the peak.
+pub(crate) const AT_PEAK: &str = "inuse_objects and inuse_space are those at the peak";
+
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ValueType {
     #[prost(int64, tag = "1")]
@@ -204,7 +207,7 @@ pub(crate) fn message(profile: &Profile) -> PprofProfile {
     let period_type = tables.value("space", "bytes");
     let mut comments = summary(profile);
     if profile.view == ProfileView::Peak {
-        comments.push("inuse_objects and inuse_space are those at the peak".to_string());
+        comments.push(AT_PEAK.to_string());
     }
     let comments = comments.iter().map(|text| tables.string(text)).collect();
     let shown = if profile.view == ProfileView::Allocated { "alloc_space" } else { "inuse_space" };

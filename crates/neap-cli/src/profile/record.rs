@@ -146,7 +146,7 @@ fn inode(file: &File) -> u64 {
 pub(crate) fn to_file(command: &mut Command, file: &ProfileFile) -> io::Result<ExitCode> {
     run(command, &mut |session, of| {
         let profile = Profile::of(session, of, ProfileView::Peak, ChosenSamples::default());
-        file.write(&profile).with_context(|| file.path().display().to_string())
+        file.write(&profile, None).with_context(|| file.path().display().to_string())
     })
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
 use super::collect::{Amount, SumCell};
@@ -30,6 +31,15 @@ impl ProfileView {
             ProfileView::Live => "live",
             ProfileView::Allocated => "allocated",
             ProfileView::Peak => "live at the peak",
+        }
+    }
+
+    /// The option that chooses it.
+    pub(crate) fn option(self) -> &'static str {
+        match self {
+            ProfileView::Live => "live",
+            ProfileView::Allocated => "allocated",
+            ProfileView::Peak => "peak",
         }
     }
 }
@@ -116,6 +126,10 @@ pub(crate) struct Profile {
     pub(crate) complete: u64,
     pub(crate) incomplete: u64,
     pub(crate) without_stack: u64,
+    /// Views that a file does not have.
+    pub(crate) lacks: Vec<ProfileView>,
+    /// What a file says of the profile in it, a sentence each; escaped.
+    pub(crate) notes: Vec<String>,
 }
 
 impl Profile {
@@ -182,7 +196,23 @@ impl Profile {
             complete,
             incomplete,
             without_stack: collector.without_stack,
+            lacks: Vec::new(),
+            notes: Vec::new(),
         }
+    }
+
+    /// Chooses what is shown of a profile from a file.
+    ///
+    /// # Errors
+    /// The file does not have it.
+    pub(crate) fn choose(&mut self, view: Option<ProfileView>, group: Option<&str>) -> Result<()> {
+        self.view = view.unwrap_or(self.view);
+        ensure!(!self.lacks.contains(&self.view), "it has the bytes {}", {
+            let has = ProfileView::value_variants().iter().filter(|view| !self.lacks.contains(view));
+            has.map(|view| format!("{} (--{})", view.name(), view.option())).collect::<Vec<_>>().join(" and those ")
+        });
+        self.rows.retain(|row| group.is_none_or(|group| is_below(&row.group, group)));
+        Ok(())
     }
 
     /// The sum of all rows.
@@ -215,14 +245,19 @@ impl Profile {
     /// a name, as that of an interpreter; or else the innermost one outside of allocation functions
     /// and of the standard libraries of C++ and Rust.
     pub(crate) fn site(&self, row: &ProfileRow) -> SourceLine {
-        let places = &self.stacks[row.stack];
-        let lines = || places.iter().flat_map(|place| place.lines.iter());
-        let generated = places.iter().filter(|place| place.frame.file.is_none());
-        let mut generated =
-            generated.flat_map(|place| place.lines.iter()).filter(|line| !line.function.starts_with('['));
-        let line =
-            generated.next().or_else(|| lines().find(|line| !Profile::is_standard(line))).or_else(|| lines().next());
-        line.cloned().unwrap_or_else(|| SourceLine { function: "[no stack]".into(), ..SourceLine::default() })
+        let line = self.place_of_site(row).map(|(_, line)| line.clone());
+        line.unwrap_or_else(|| SourceLine { function: "[no stack]".into(), ..SourceLine::default() })
+    }
+
+    /// The line of [`site`](Profile::site), and the place that it is of.
+    pub(crate) fn place_of_site(&self, row: &ProfileRow) -> Option<(&Place, &SourceLine)> {
+        let lines = || {
+            let places = self.stacks[row.stack].iter();
+            places.flat_map(|place| place.lines.iter().map(move |line| (place, line)))
+        };
+        let is_named = |place: &Place, line: &SourceLine| place.frame.file.is_none() && !line.function.starts_with('[');
+        let generated = lines().find(|(place, line)| is_named(place, line));
+        generated.or_else(|| lines().find(|(_, line)| !Profile::is_standard(line))).or_else(|| lines().next())
     }
 
     /// Whether a function belongs to the standard library of C++ or Rust, or is a program's own

@@ -72,13 +72,7 @@ pub(crate) fn by_name(profile: &Profile, name: fn(&ProfileRow) -> &Rc<str>) -> V
 pub(crate) fn summary(profile: &Profile) -> Vec<String> {
     let (of, total) = (&profile.of, profile.total(profile.view));
     let mut lines = vec![
-        format!(
-            "Process {} ({}), {} s, a sample every {}",
-            of.pid,
-            of.name,
-            number(of.seconds, 1),
-            human(profile.every)
-        ),
+        headline(profile),
         format!(
             "{} {} (standard error {}), by {} samples",
             size(total.bytes),
@@ -103,9 +97,16 @@ pub(crate) fn summary(profile: &Profile) -> Vec<String> {
     lines
 }
 
+/// The process of a profile, its time, and the distance of its samples.
+pub(crate) fn headline(profile: &Profile) -> String {
+    let of = &profile.of;
+    let process = if of.pid == 0 { of.name.clone() } else { format!("Process {} ({})", of.pid, of.name) };
+    format!("{process}, {} s, a sample every {}", number(of.seconds, 1), human(profile.every))
+}
+
 /// What a profile lacks, as far as it lacks something; a sentence each.
 pub(crate) fn losses(profile: &Profile) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut lines = profile.notes.clone();
     let stacks = profile.complete + profile.incomplete;
     if stacks > 0 && profile.incomplete > 0 {
         let share = 100.0 * profile.complete as f64 / stacks as f64;
@@ -147,7 +148,7 @@ fn table(output: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String,
             format!("{} %", number(100.0 * of.bytes / total, 1)),
             size(of.error()),
             number(of.objects, 0),
-            size(sums[other as usize].bytes),
+            size_of(profile, sums, other),
         ]
     })?;
     if rows.len() > shown.len() {
@@ -157,12 +158,23 @@ fn table(output: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String,
     Ok(())
 }
 
-fn amount(amount: Amount) -> Value {
+/// Bytes of a view with a unit, unless the profile lacks the view.
+pub(crate) fn size_of(profile: &Profile, sums: &[Amount; 3], view: ProfileView) -> String {
+    if profile.lacks.contains(&view) { "-".to_string() } else { size(sums[view as usize].bytes) }
+}
+
+/// An estimate as a JSON object.
+pub(crate) fn amount(amount: Amount) -> Value {
     let round = |value: f64| (value.max(0.0).round()) as u64;
     json!({
         "samples": amount.samples, "objects": round(amount.objects), "bytes": round(amount.bytes),
         "standard_error_bytes": round(amount.error()),
     })
+}
+
+/// A function as a JSON object.
+pub(crate) fn line(line: &SourceLine) -> Value {
+    json!({"function": &*line.function, "file": &*line.source, "line": line.line})
 }
 
 /// A profile as an object: its stacks with the most bytes, and what it lacks.
@@ -178,12 +190,12 @@ impl Serialize for ProfileObject<'_> {
         rows.sort_by(|one, other| other.amount(profile.view).bytes.total_cmp(&one.amount(profile.view).bytes));
         let left_out = rows.len().saturating_sub(MOST_STACKS);
         rows.truncate(MOST_STACKS);
-        let line = |line: &SourceLine| json!({"function": &*line.function, "file": &*line.source, "line": line.line});
+        let of = |view, sum: Amount| if profile.lacks.contains(&view) { Value::Null } else { amount(sum) };
         let stack = |row: &&ProfileRow| {
             let frames = profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter()).map(line);
             json!({
-                "group": &*row.group, "thread": &*row.thread, "live": amount(row.live),
-                "allocated": amount(row.allocated), "peak": amount(row.peak), "site": line(&profile.site(row)),
+                "group": &*row.group, "thread": &*row.thread, "live": of(ProfileView::Live, row.live),
+                "allocated": of(ProfileView::Allocated, row.allocated), "peak": of(ProfileView::Peak, row.peak), "site": line(&profile.site(row)),
                 "frames": frames.collect::<Vec<_>>(),
             })
         };
@@ -197,7 +209,7 @@ impl Serialize for ProfileObject<'_> {
         for (name, view) in
             [("live", ProfileView::Live), ("allocated", ProfileView::Allocated), ("peak", ProfileView::Peak)]
         {
-            object.serialize_entry(name, &amount(profile.total(view)))?;
+            object.serialize_entry(name, &of(view, profile.total(view)))?;
         }
         for (name, number) in [
             ("every_bytes", profile.every),
@@ -212,6 +224,7 @@ impl Serialize for ProfileObject<'_> {
         ] {
             object.serialize_entry(name, &number)?;
         }
+        object.serialize_entry("notes", &profile.notes)?;
         object.serialize_entry("stacks", &Rows(&rows, stack))?;
         object.end()
     }
