@@ -17,6 +17,7 @@ pub mod live;
 pub mod mutex;
 pub mod platform;
 pub mod profile_area;
+pub mod profile_file;
 pub mod rcu;
 pub mod sync;
 pub mod units;

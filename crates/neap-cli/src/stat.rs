@@ -10,7 +10,9 @@ use clap::Args;
 
 use crate::page_bytes::page_bytes;
 use crate::report::{number, table};
-use crate::stat_model::{Class, ContainerNumbers, Cpu, GuardNumbers, Node, Numbers, PerCpuNumbers, Watermarks};
+use crate::stat_model::{
+    Class, ContainerNumbers, Cpu, GuardNumbers, HeapProfiles, Node, Numbers, PerCpuNumbers, Watermarks,
+};
 use crate::stat_reader::{ProcessStatus, monotonic};
 use crate::subject::{SCHEMA, Subject, print, print_json};
 use crate::{chunks, groups, reconcile, shrinkers};
@@ -133,7 +135,8 @@ impl Numbers {
                 mode.why,
                 if isolated.is_empty() { "none".to_string() } else { isolated.join(", ") },
                 self.shown_settings(),
-                self.container.as_ref().map(ContainerNumbers::shown).unwrap_or_default(),
+                self.container.as_ref().map(ContainerNumbers::shown).unwrap_or_default()
+                    + &self.heap_profiles.as_ref().map(HeapProfiles::shown).unwrap_or_default(),
                 mode.background,
                 mode.interval_ms,
                 self.ticks,
@@ -292,6 +295,17 @@ impl ContainerNumbers {
             mib(limit),
             mib(heap_limit),
         )
+    }
+}
+
+impl HeapProfiles {
+    /// A line of text; none before the first file.
+    fn shown(&self) -> String {
+        match (self.written, self.failed) {
+            (0, 0) => String::new(),
+            (written, 0) => format!("Heap profiles at a limit: {written} written\n"),
+            (written, failed) => format!("Heap profiles at a limit: {written} written, {failed} could not be\n"),
+        }
     }
 }
 

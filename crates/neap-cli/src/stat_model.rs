@@ -22,6 +22,8 @@ pub(crate) struct Numbers {
     pub(crate) settings: BTreeMap<String, String>,
     /// The container that the limit follows, if it does.
     pub(crate) container: Option<ContainerNumbers>,
+    /// Files that `profile_at_limit` asks for, if it does.
+    pub(crate) heap_profiles: Option<HeapProfiles>,
     pub(crate) bytes: Bytes,
     pub(crate) per_cpu: Option<PerCpuNumbers>,
     /// Whether there have been memory groups.
@@ -107,6 +109,14 @@ pub(crate) struct Bytes {
     pub(crate) free_resident: u64,
     pub(crate) tables: u64,
     pub(crate) unaccounted: i64,
+}
+
+/// Heap profiles that were written at a limit, and those that could not be.
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct HeapProfiles {
+    pub(crate) written: u64,
+    pub(crate) failed: u64,
 }
 
 /// The container that a limit follows: bytes, and counts since the start.

@@ -1,11 +1,11 @@
-//! A file that a process writes through memory: stored bytes are in the file even if the process is
-//! killed.
+//! Files that a process writes: by calls, or through memory, so that stored bytes are in the file
+//! even if the process is killed.
 //!
-//! The whole file is reserved before it is mapped, so no [`store`] finds the disk full. A file is
-//! not grown over `RLIMIT_FSIZE`, for which the kernel sends a deadly signal. If the owner cuts the
-//! file short, an access to the missing part would raise a deadly signal, too. Therefore [`store`]
-//! lets the kernel access it, and fails instead. No descriptor stays open. Takes no lock, keeps no
-//! state.
+//! A file is reserved as a whole before it is mapped, so no [`store`] finds the disk full. A file
+//! is not grown over `RLIMIT_FSIZE`, for which the kernel sends a deadly signal. If the owner cuts
+//! the file short, an access to the missing part would raise a deadly signal, too. Therefore
+//! [`store`] lets the kernel access it, and fails instead. No descriptor stays open. Takes no lock,
+//! keeps no state.
 
 use crate::Errno;
 use crate::syscall::{PROCESS_VM_WRITEV, syscall6};
@@ -30,6 +30,49 @@ impl File {
         let (read, write) = (Mode::RUSR | Mode::RGRP | Mode::ROTH, Mode::WUSR | Mode::WGRP | Mode::WOTH);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, path, flags, read | write).map(File)
+    }
+
+    /// Creates a file that does not exist yet, for its owner alone. A symbolic link in its place is
+    /// not followed.
+    ///
+    /// # Errors
+    /// `EXIST` if there is anything of this name.
+    pub fn make_private(path: &CStr) -> Result<File, Errno> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR).map(File)
+    }
+
+    /// Sets the length of the file. New bytes are zero, and take no space until they are written.
+    ///
+    /// # Errors
+    /// `FBIG` over the limit for files; the error of the system.
+    pub fn set_length(&self, length: usize) -> Result<(), Errno> {
+        fits_limit(length)?;
+        rustix::fs::ftruncate(&self.0, length as u64)
+    }
+
+    /// Writes bytes at an offset, below the length of the file.
+    ///
+    /// # Errors
+    /// `NOSPC`; the error of the system. A part of the bytes may be written.
+    pub fn write_at(&self, mut bytes: &[u8], mut offset: usize) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            match rustix::io::pwrite(&self.0, bytes, offset as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(written) => (bytes, offset) = (&bytes[written.min(bytes.len())..], offset + written),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Time of the last change, in seconds since 1970.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn changed_at(&self) -> Result<u64, Errno> {
+        Ok(rustix::fs::fstat(&self.0)?.st_mtime.cast_unsigned())
     }
 
     /// Opens an existing file that only this process's user can have created.
@@ -65,9 +108,7 @@ impl File {
     /// `FBIG` over the limit for files, `NOSPC`, `OPNOTSUPP` if the file system cannot reserve
     /// space. The file is unchanged, empty, or all zeroes then.
     pub fn map_zeroes(self, length: usize) -> Result<usize, Errno> {
-        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < length as u64) {
-            return Err(Errno::FBIG);
-        }
+        fits_limit(length)?;
         rustix::fs::ftruncate(&self.0, 0)?;
         rustix::fs::fallocate(&self.0, FallocateFlags::empty(), 0, length as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -75,6 +116,12 @@ impl File {
         let got = unsafe { rustix::mm::mmap(null_mut(), length, protection, MapFlags::SHARED, &self.0, 0) }?;
         Ok(got.expose_provenance())
     }
+}
+
+/// Whether the limit for files allows a length: the kernel sends a deadly signal beyond it.
+fn fits_limit(length: usize) -> Result<(), Errno> {
+    let is_beyond = getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < length as u64);
+    if is_beyond { Err(Errno::FBIG) } else { Ok(()) }
 }
 
 /// Copies bytes to two addresses in this process, one after the other. If there is no memory, the
@@ -169,6 +216,28 @@ mod tests {
         if std::os::unix::fs::chown(&path, Some(65_534), None).is_ok() {
             assert_eq!(File::open(&c_path).err(), Some(Errno::PERM), "another user's");
         }
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn private_file_is_new_and_written_at_offsets() {
+        use std::os::unix::fs::PermissionsExt;
+        let (path, c_path) = place("private");
+        let (other, c_other) = place("private-link");
+        std::os::unix::fs::symlink(&path, &other).unwrap();
+        assert_eq!(File::make_private(&c_other).err(), Some(Errno::EXIST), "a link to nothing");
+        fs::remove_file(&other).unwrap();
+        let file = File::make_private(&c_path).unwrap();
+        assert_eq!(File::make_private(&c_path).err(), Some(Errno::EXIST));
+        file.set_length(10_000).unwrap();
+        file.write_at(b"middle", 5000).unwrap();
+        file.write_at(b"", 0).unwrap();
+        let about = fs::metadata(&path).unwrap();
+        assert_eq!((about.len(), about.permissions().mode() & 0o777), (10_000, 0o600));
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+        assert!(file.changed_at().unwrap().abs_diff(now) < 60);
+        let found = fs::read(&path).unwrap();
+        assert_eq!((&found[..2], &found[4999..5008]), (&b"\0\0"[..], &b"\0middle\0\0"[..]));
         fs::remove_file(&path).unwrap();
     }
 

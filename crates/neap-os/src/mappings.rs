@@ -101,6 +101,39 @@ impl Mappings {
     }
 }
 
+/// Calls `each` with the line and the range of every executable mapping of this process, lowest
+/// first. `buffer` is for the text; the end of a longer line is lost.
+///
+/// # Errors
+/// `/proc` is missing, descriptors are used up, or the error of reading.
+pub fn each_code(buffer: &mut [u8], each: &mut dyn FnMut(&[u8], core::ops::Range<usize>)) -> Result<(), Errno> {
+    let text = rustix::fs::openat(CWD, c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut filled = 0;
+    loop {
+        let read = match rustix::io::read(&text, &mut buffer[filled..]) {
+            Ok(0) => return Ok(()),
+            Ok(read) => read,
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error),
+        };
+        filled += read;
+        let mut start = 0;
+        while let Some(length) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
+            let line = &buffer[start..start + length];
+            if let Some(mapping) = head(line).filter(|mapping| mapping.rights[2] == b'x') {
+                each(line, mapping.start..mapping.end);
+            }
+            start += length + 1;
+        }
+        buffer.copy_within(start..filled, 0);
+        filled -= start;
+        if filled == buffer.len() {
+            // Only the start of the line tells anything.
+            filled = filled.min(buffer.len() / 2);
+        }
+    }
+}
+
 /// Finds mappings in the text, which arrives in pieces.
 struct Parser {
     line: [u8; LINE],
@@ -201,6 +234,21 @@ mod tests {
             (0xffff_ffff_ff60_0000, 0xffff_ffff_ff60_1000, *b"--xp", "[vsyscall]".into(), 12345 * 1024),
         ];
         (1..200).for_each(|pieces| assert_eq!(parse(pieces), expected, "in pieces of {pieces}"));
+    }
+
+    #[test]
+    fn own_code_is_found_through_any_buffer() {
+        let here = own_code_is_found_through_any_buffer as *const () as usize;
+        for bytes in [512, 4096, 1 << 16] {
+            let (mut found, mut last) = (false, 0);
+            each_code(&mut std::vec![0; bytes], &mut |line, range| {
+                found |= range.contains(&here) && line.windows(7).any(|word| word == b"neap_os");
+                assert!(range.start >= last && range.end > range.start, "in order");
+                last = range.end;
+            })
+            .unwrap();
+            assert!(found, "{bytes}");
+        }
     }
 
     #[test]

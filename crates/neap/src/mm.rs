@@ -15,6 +15,7 @@ use crate::numbers::page::StatPage;
 use crate::once::Once;
 use crate::options::settings::Settings;
 use crate::options::{Background as Threads, Options, ThreadGroups};
+use crate::state::at_limit::AtLimit;
 use crate::state::background::Background;
 use crate::state::checked::{Checked, NamedSize};
 use crate::state::guard::Guard;
@@ -113,6 +114,7 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) options: Options,
     pub(crate) settings: Settings,
     pub(crate) following: Following,
+    pub(crate) at_limit: AtLimit,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
     /// Held while caches are flushed for payers. The value: when a flush is worth its cost again.
@@ -608,6 +610,7 @@ impl<P: Platform> Core<P> {
                 options: *options,
                 settings: settings,
                 following: Following::new(),
+                at_limit: AtLimit::new(),
                 run_bytes: AtomicU64::new(0),
                 splits: Mutex::new(Splits::new()),
                 checked: Mutex::new(Checked::new()),

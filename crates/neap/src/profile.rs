@@ -29,7 +29,7 @@ use crate::options::Setting;
 use crate::state::profile::recorder::{Recorder, Sampled};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
-use neap_base::profile_area::MOST_STACK;
+use neap_base::profile_area::{AreaHeader, MOST_STACK};
 use neap_objects::size_class::Class;
 use neap_os::thread_state::{count_down, countdown_mean, set_countdown, set_countdown_mean};
 use neap_os::{call_stack, clock, thread};
@@ -120,6 +120,14 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
+    /// Calls `read` with what is recorded and the area. `None` if there is no area. Not inside the
+    /// gate.
+    pub(crate) fn with_samples<R>(&self, mm: &Mm<P>, read: impl FnOnce(&Recorder, &AreaHeader) -> R) -> Option<R> {
+        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let area = self.page.samples()?;
+        Some(read(&mm.profile.recorder.lock(), area))
+    }
+
     /// Puts the number of the setting `profile` in force: samples every `mean` bytes, or ends
     /// sampling and forgets all samples. Inside the gate, one call at a time.
     ///
@@ -153,6 +161,7 @@ impl<P: Platform> Core<P> {
     /// In a forked child, which has a new page or none, and one thread: forgets the parent's
     /// samples, and goes on with its own.
     pub(crate) fn renew_profile(&self, mm: &Mm<P>) {
+        self.at_limit.forget();
         let mean = mm.profile.mean.load(Ordering::Relaxed);
         let is_recorded = mean > 0 && mm.profile.is_recorded.load(Ordering::Relaxed);
         // A thread of the parent may have held it, if a signal handler has forked.

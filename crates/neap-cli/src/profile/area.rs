@@ -34,6 +34,8 @@ pub(crate) struct AreaHead {
     pub(crate) taken: u64,
     pub(crate) without_slot: u64,
     pub(crate) without_stack: u64,
+    /// Time at which sampling was switched on.
+    pub(crate) began: u64,
 }
 
 /// A sampled allocation, from the ring or from a slot.
@@ -122,6 +124,7 @@ impl Area {
             taken: u64_at(&bytes, offset_of!(AreaHeader, taken)),
             without_slot: u64_at(&bytes, offset_of!(AreaHeader, without_slot)),
             without_stack: u64_at(&bytes, offset_of!(AreaHeader, without_stack)),
+            began: u64_at(&bytes, offset_of!(AreaHeader, began)),
         })
     }
 

@@ -7,7 +7,7 @@
 use core::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -126,6 +126,11 @@ impl ElfImage {
             ElfImage { file: file.try_clone()?, budget: budget.clone(), segments, sections, build_id: vec![] };
         image.build_id = image.section(".note.gnu.build-id").and_then(|note| build_id(&note)).unwrap_or_default();
         Ok(image)
+    }
+
+    /// Time of the last change of the file or of its place, in seconds since 1970.
+    pub(crate) fn changed_at(&self) -> Option<i64> {
+        Some(self.file.metadata().ok()?.ctime())
     }
 
     /// Difference between addresses in a process and in this file, for a mapping of code.

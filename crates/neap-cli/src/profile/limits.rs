@@ -80,8 +80,12 @@ impl ProfileLimits {
 
     /// Those for a process. `is_trusted`: as if it were the user's own.
     pub(crate) fn of(process: &ProcessStatus, is_trusted: bool) -> ProfileLimits {
+        if is_trusted { ProfileLimits::OWN } else { ProfileLimits::of_user(&process.user) }
+    }
+
+    /// Those for a process or a file of a user, by the number.
+    pub(crate) fn of_user(user: &str) -> ProfileLimits {
         // SAFETY: a query without side effects.
-        let own = unsafe { libc::geteuid() }.to_string();
-        if is_trusted || process.user == own { ProfileLimits::OWN } else { ProfileLimits::FOREIGN }
+        if user == unsafe { libc::geteuid() }.to_string() { ProfileLimits::OWN } else { ProfileLimits::FOREIGN }
     }
 }

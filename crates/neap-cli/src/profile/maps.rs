@@ -25,7 +25,7 @@ pub(crate) struct CodeMapping {
 
 impl CodeMapping {
     /// Parses a line of `maps`; `None` if it is not of code.
-    fn parse(line: &[u8]) -> Option<CodeMapping> {
+    pub(super) fn parse(line: &[u8]) -> Option<CodeMapping> {
         let mut rest = line;
         let mut word = || {
             rest = rest.trim_ascii_start();

@@ -7,13 +7,15 @@
 //! 4. `collect` sums by stack, group and thread; `session` ties these together.
 //! 5. `resolved` gives names at the end, by `symbols`.
 //! 6. `top_table`, `pprof`, `folded` and `html` are outputs.
-//! 7. `saved` reads a profile from a file; `compare` makes the differences between two.
+//! 7. `saved` and `recorded` read a profile from a file; `compare` makes the differences between
+//!    two.
 //!
 //! A copy of a stack may hold secrets. It is unwound and forgotten, and never written to a file.
 
 mod area;
 #[cfg(test)]
 mod area_tests;
+mod code_source;
 mod collect;
 mod compare;
 mod elf;
@@ -30,6 +32,7 @@ mod output;
 mod perf_map;
 mod pprof;
 mod record;
+mod recorded;
 mod resolved;
 mod saved;
 mod session;
@@ -127,10 +130,11 @@ pub(crate) struct ProfileOptions {
     pid: Option<i32>,
     #[command(flatten)]
     timeout: Timeout,
-    /// Show the profile in a file in the format of pprof, in place of a process
+    /// Show the profile in a file in place of a process: in the format of pprof, or written by
+    /// `profile_at_limit`
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pid", "duration", "every"])]
     read: Option<PathBuf>,
-    /// Show the differences to an earlier profile, in a file in the format of pprof
+    /// Show the differences to an earlier profile in such a file
     #[arg(long, value_name = "OLD")]
     compare: Option<PathBuf>,
     /// Seconds that the profile takes

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 use super::collect::{Amount, SumCell};
 use super::limits::ProfileLimits;
-use super::session::{Losses, Session};
+use super::session::{Losses, Session, Summed};
 use super::symbols::{SourceLine, Symbols};
 use super::unwind::CodePlace;
 use crate::foreign::escaped;
@@ -135,8 +135,13 @@ pub(crate) struct Profile {
 impl Profile {
     /// Gives names to what a session has summed.
     pub(crate) fn of(session: &Session, of: Subjected, view: ProfileView, chosen: ChosenSamples<'_>) -> Profile {
-        let mut symbols = Symbols::of(&session.unwinder);
-        let collector = &session.collector;
+        Profile::of_sums(&session.summed(), of, view, chosen)
+    }
+
+    /// Gives names to sums.
+    pub(crate) fn of_sums(summed: &Summed<'_>, of: Subjected, view: ProfileView, chosen: ChosenSamples<'_>) -> Profile {
+        let Summed { unwinder, collector, .. } = *summed;
+        let mut symbols = Symbols::of(unwinder);
         let old = chosen.before.map(|before| collector.older_than(before));
         let live = |cell: &SumCell| match &old {
             Some(old) => old.get(&cell.key).copied().unwrap_or_default(),
@@ -144,7 +149,7 @@ impl Profile {
         };
         let row = |cell: &SumCell| ProfileRow {
             stack: cell.key.stack as usize,
-            group: session.group(cell.key.group),
+            group: summed.group(cell.key.group),
             thread: Rc::clone(&collector.threads[cell.key.thread as usize]),
             live: live(cell),
             allocated: cell.allocated,
@@ -167,7 +172,7 @@ impl Profile {
             complete += stack.samples - ended;
             incomplete += ended;
         }
-        let files = session.unwinder.files().iter().map(|file| MappedFile {
+        let files = unwinder.files().iter().map(|file| MappedFile {
             path: escaped(&file.path),
             build_id: file
                 .image
@@ -181,18 +186,17 @@ impl Profile {
             end: file.range.end,
             offset: file.offset,
             bias: file.bias(),
-            has_lines: file.image.as_ref().is_some_and(|image| image.has(".debug_line"))
-                && session.unwinder.limits().has_lines,
+            has_lines: file.image.as_ref().is_some_and(|image| image.has(".debug_line")) && unwinder.limits().has_lines,
         });
         Profile {
             of,
-            every: session.mean(),
+            every: summed.every,
             view,
             stacks,
             files: files.collect(),
             rows,
-            losses: session.losses(),
-            limits: session.unwinder.limits(),
+            losses: summed.losses,
+            limits: unwinder.limits(),
             complete,
             incomplete,
             without_stack: collector.without_stack,

@@ -1,8 +1,9 @@
-//! A profile from a file of pprof's format, which this command or another program has written.
+//! A profile from a file: in the format of pprof, which this command or another program has
+//! written, or a [heap profile](super::recorded) of a process at a limit.
 //!
-//! The file is untrusted. It is read up to a bound, numbers of texts and functions are checked, and
-//! all text is escaped. Samples are no longer known, so standard errors are those of objects of one
-//! size by stack.
+//! A file of pprof is untrusted. It is read up to a bound, numbers of texts and functions are
+//! checked, and all text is escaped. Samples are no longer known, so standard errors are those of
+//! objects of one size by stack.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -17,6 +18,7 @@ use prost::Message;
 
 use super::collect::Amount;
 use super::pprof::{AT_PEAK, PprofProfile};
+use super::recorded;
 use super::resolved::{MappedFile, Place, Profile, ProfileRow, ProfileView, Subjected};
 use super::symbols::SourceLine;
 use super::unwind::CodePlace;
@@ -30,7 +32,7 @@ const MOST_FRAMES: usize = 16 << 20;
 const LONGEST: usize = 400;
 
 /// Opens a file with a profile. It may be any file, so that a pipe does not block.
-pub(crate) fn open(path: &Path) -> Result<File> {
+fn open(path: &Path) -> Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
     ensure!(file.metadata().is_ok_and(|about| about.is_file()), "{} is not a regular file", path.display());
@@ -42,8 +44,12 @@ pub(crate) fn open(path: &Path) -> Result<File> {
 /// # Errors
 /// The file cannot be read, or has no profile of memory.
 pub(crate) fn read(path: &Path) -> Result<Profile> {
+    let file = open(path)?;
+    if recorded::is_recorded(&file) {
+        return recorded::read(file).with_context(|| path.display().to_string());
+    }
     let mut bytes = Vec::new();
-    let unpacked = MultiGzDecoder::new(open(path)?).take(MOST_BYTES + 1).read_to_end(&mut bytes);
+    let unpacked = MultiGzDecoder::new(file).take(MOST_BYTES + 1).read_to_end(&mut bytes);
     let what = || format!("{} is no profile in the format of pprof", path.display());
     unpacked.with_context(what)?;
     ensure!(bytes.len() as u64 <= MOST_BYTES, "{} is longer than {} MiB", path.display(), MOST_BYTES >> 20);

@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::area::{Area, AreaHead, RingRecord};
+use super::code_source::CodeSource;
 use super::collect::Collector;
 use super::limits::ProfileLimits;
 use super::unwind::{Callers, Unwinder};
@@ -95,7 +96,7 @@ impl Session {
         let mut session = Session {
             handle: Arc::clone(handle),
             area,
-            unwinder: Unwinder::new(handle, limits),
+            unwinder: Unwinder::new(CodeSource::Process(Arc::clone(handle)), limits),
             collector: Collector::new(began, limits),
             threads: ThreadNames::default(),
             groups: HashMap::new(),
@@ -199,28 +200,47 @@ impl Session {
         }
     }
 
-    /// The path of a group; empty without a group.
-    pub(crate) fn group(&self, id: u64) -> Rc<str> {
-        match self.groups.get(&id) {
-            _ if id == 0 => "".into(),
-            Some(path) => Rc::clone(path),
-            None => format!("group {id}").into(),
+    /// The sums so far.
+    pub(crate) fn summed(&self) -> Summed<'_> {
+        Summed {
+            unwinder: &self.unwinder,
+            collector: &self.collector,
+            groups: &self.groups,
+            every: self.head.mean,
+            losses: self.losses(),
         }
     }
 
-    /// Bytes between two samples now.
-    pub(crate) fn mean(&self) -> u64 {
-        self.head.mean
-    }
-
     /// Samples that the process could not keep, or that this command could not read.
-    pub(crate) fn losses(&self) -> Losses {
+    fn losses(&self) -> Losses {
         Losses {
             overwritten: self.area.lost(),
             without_slot: self.head.without_slot.saturating_sub(self.head_at_start.without_slot),
             unreadable_stack: self.head.without_stack.saturating_sub(self.head_at_start.without_stack),
             damaged: self.area.damaged,
             left_out: self.collector.left_out,
+        }
+    }
+}
+
+/// The sums of samples, and what gives names to them.
+pub(crate) struct Summed<'a> {
+    pub(crate) unwinder: &'a Unwinder,
+    pub(crate) collector: &'a Collector,
+    /// Paths of memory groups, by id.
+    pub(crate) groups: &'a HashMap<u64, Rc<str>>,
+    /// Bytes between two samples, on average, at the end.
+    pub(crate) every: u64,
+    pub(crate) losses: Losses,
+}
+
+impl Summed<'_> {
+    /// The path of a group; empty without a group.
+    pub(crate) fn group(&self, id: u64) -> Rc<str> {
+        match self.groups.get(&id) {
+            _ if id == 0 => "".into(),
+            Some(path) => Rc::clone(path),
+            None => format!("group {id}").into(),
         }
     }
 }

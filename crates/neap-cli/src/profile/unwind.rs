@@ -6,8 +6,6 @@
 
 use core::ops::Range;
 use std::collections::HashMap;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +14,11 @@ use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder as _};
 
 use super::area::StackCopy;
+use super::code_source::CodeSource;
 use super::elf::{Budget, ElfImage};
 use super::limits::ProfileLimits;
 use super::maps::CodeMapping;
 use super::perf_map::{PerfMap, has_trampolines, trampoline_sections};
-use crate::handle::ProcessHandle;
 
 /// Frames of a stack that are kept.
 const MOST_FRAMES: usize = 512;
@@ -89,7 +87,7 @@ pub(crate) struct Callers {
 
 /// Unwinds the stacks of one process.
 pub(crate) struct Unwinder {
-    handle: Arc<ProcessHandle>,
+    source: CodeSource,
     inner: UnwinderX86_64<Arc<[u8]>>,
     cache: CacheX86_64,
     /// Sorted by address.
@@ -109,9 +107,9 @@ pub(crate) struct Unwinder {
 }
 
 impl Unwinder {
-    pub(crate) fn new(handle: &Arc<ProcessHandle>, limits: ProfileLimits) -> Unwinder {
+    pub(crate) fn new(source: CodeSource, limits: ProfileLimits) -> Unwinder {
         Unwinder {
-            handle: Arc::clone(handle),
+            source,
             inner: UnwinderX86_64::new(),
             cache: CacheX86_64::new(),
             known: Vec::new(),
@@ -129,8 +127,12 @@ impl Unwinder {
 
     /// An unwinder of a process that has ended, whose code was generated in a range.
     #[cfg(test)]
-    pub(super) fn of_generated(handle: &Arc<ProcessHandle>, range: Range<u64>, names: PerfMap) -> Unwinder {
-        let unwinder = Unwinder::new(handle, ProfileLimits::FOREIGN);
+    pub(super) fn of_generated(
+        handle: &Arc<crate::handle::ProcessHandle>,
+        range: Range<u64>,
+        names: PerfMap,
+    ) -> Unwinder {
+        let unwinder = Unwinder::new(CodeSource::Process(Arc::clone(handle)), ProfileLimits::FOREIGN);
         Unwinder { generated: vec![range], perf_map: Some(names), ..unwinder }
     }
 
@@ -217,7 +219,7 @@ impl Unwinder {
         if self.read_at.is_some_and(|at| at.elapsed() < age) {
             return false;
         }
-        let mappings = CodeMapping::of(&self.handle);
+        let mappings = self.source.mappings();
         // Reading takes long where there are many, so the age counts from its end.
         self.read_at = Some(Instant::now());
         let Ok(mut mappings) = mappings else { return false };
@@ -283,15 +285,9 @@ impl Unwinder {
         Some(KnownMapping { mapping: mapping.clone(), file, bias, bytes })
     }
 
-    /// Opens the file of a mapping, through the process's own root folder.
+    /// Opens the file of a mapping.
     fn open(&self, mapping: &CodeMapping) -> CodeFile {
-        let range = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
-        let mut places = vec![self.handle.path(&range)];
-        if mapping.path.starts_with(b"/") && !mapping.path.ends_with(b" (deleted)") {
-            let below = Path::new(std::ffi::OsStr::from_bytes(&mapping.path[1..]));
-            places.push(self.handle.path("root").join(below));
-        }
-        let image = places.iter().find_map(|path: &PathBuf| ElfImage::open(path, &self.budget).ok()).map(Rc::new);
+        let image = self.source.open(mapping, &self.budget).map(Rc::new);
         let sections = image.as_ref().map(|image| unwind_sections(image)).unwrap_or_default();
         let name = mapping.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         CodeFile {
@@ -312,7 +308,7 @@ impl Unwinder {
         }
         self.looked_for_names = Some(Instant::now());
         if self.perf_map.is_none() {
-            self.perf_map = PerfMap::open(&self.handle, self.limits);
+            self.perf_map = self.source.perf_map(self.limits);
         }
         let Some(names) = self.perf_map.as_ref().map(PerfMap::names) else { return false };
         let is_new = |range: &&Range<u64>| !self.trampolines.contains(range) && has_trampolines(&names, range);
@@ -356,8 +352,7 @@ fn unwind_sections(image: &ElfImage) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
 /// Addresses of a stack, by the unwind information of one file alone.
 #[cfg(test)]
 pub(super) fn addresses_in(image: &ElfImage, stack: &StackCopy<'_>) -> Vec<u64> {
-    let mut unwinder =
-        Unwinder::new(&Arc::new(ProcessHandle::open(std::process::id() as i32).unwrap()), ProfileLimits::OWN);
+    let mut unwinder = Unwinder::new(CodeSource::Written { mappings: Vec::new(), at: 0 }, ProfileLimits::OWN);
     unwinder.inner.add_module(Module::new(String::new(), 0..1 << 40, 0, unwind_sections(image)));
     unwinder.addresses(stack).0
 }

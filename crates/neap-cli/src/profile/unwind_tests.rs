@@ -11,6 +11,7 @@ use prost::Message;
 
 use super::area::StackCopy;
 use super::area_tests::{Writer, Written};
+use super::code_source::CodeSource;
 use super::limits::ProfileLimits;
 use super::pprof::PprofProfile;
 use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
@@ -66,7 +67,7 @@ fn own() -> Arc<ProcessHandle> {
 #[test]
 fn functions_of_a_copied_stack_are_found_in_order() {
     let ([instruction, stack_pointer, frame_pointer], bytes) = outer_function();
-    let mut unwinder = Unwinder::new(&own(), ProfileLimits::OWN);
+    let mut unwinder = Unwinder::new(CodeSource::Process(own()), ProfileLimits::OWN);
     let copy = StackCopy { instruction, stack_pointer, frame_pointer, bytes: &bytes };
     let callers = unwinder.callers(&copy);
     let mut symbols = Symbols::of(&unwinder);

@@ -198,7 +198,10 @@ impl<P: Platform> Mm<P> {
             let payer = group.payer(kind, grouped.node());
             match grouped.charge(payer, bytes, self.how()) {
                 Ok(()) => break payer,
-                Err(Refusal::Limit(_)) => return (null_mut(), false),
+                Err(Refusal::Limit(_)) => {
+                    core.profile_before_refusal(self);
+                    return (null_mut(), false);
+                }
                 Err(Refusal::Gone) => match grouped.heir(group) {
                     Some(heir) => {
                         group = heir;

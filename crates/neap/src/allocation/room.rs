@@ -35,6 +35,7 @@ impl<P: Platform> Core<P> {
     /// 4. Under a limit, pages of slabs that hold no object are released.
     /// 5. Lazily free pages are released.
     /// 6. A limit that follows the container is passed.
+    /// 7. A heap profile is written, where one is asked for.
     #[cold]
     pub(crate) fn make_room<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         // Rare, and deep: it runs on a stack of its own.
@@ -48,18 +49,25 @@ impl<P: Platform> Core<P> {
     fn make_room_here<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         let found = if self.look_for_room(mm) { attempt() } else { None };
         let found = found.or_else(|| self.give_up_caches_for(mm, bytes, attempt));
-        found.or_else(|| self.pass_limit(mm, bytes as u64, attempt))
+        let found = found.or_else(|| self.pass_limit(mm, bytes as u64, attempt));
+        if found.is_none() && bytes as u64 <= self.largest() {
+            self.profile_before_refusal(mm);
+        }
+        found
+    }
+
+    /// The whole budget, or all memory, in bytes: a larger request fails.
+    fn largest(&self) -> u64 {
+        match self.settings.limit() {
+            0 => self.objects.pages.limit() as u64,
+            limit => limit,
+        }
     }
 
     /// Steps 2 to 5 of [`Core::make_room`].
     fn give_up_caches_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        // A request beyond the whole budget, or all memory: caches would give up everything in
-        // vain.
-        let most = match self.settings.limit() {
-            0 => self.objects.pages.limit() as u64,
-            limit => limit,
-        };
-        if bytes as u64 > most {
+        // Caches would give up everything in vain.
+        if bytes as u64 > self.largest() {
             return None;
         }
         for _ in 0..RECLAIMS {

@@ -153,6 +153,7 @@ impl<P: Platform> Core<P> {
             // Ticks go on with it.
             self.come_soon();
         }
+        self.write_wanted_profile(mm);
         Some(self.following.period(period))
     }
 

@@ -43,11 +43,13 @@ pub fn headroom() -> Option<Headroom> {
 impl<P: Platform> Core<P> {
     /// Records a look, and has listeners told of a change. Not inside the gate.
     pub(crate) fn note_headroom(&self, mm: &Mm<P>, now: u64, room: Option<&Room>) {
-        let has_changed = {
+        let (has_changed, pressure) = {
             let _inside = mm.gate.enter(self.objects.platform.cpu());
-            self.following.headroom.lock().add(now, room)
+            let mut looks = self.following.headroom.lock();
+            (looks.add(now, room), looks.last.map(|last| last.pressure))
         };
         if has_changed {
+            pressure.inspect(|&pressure| self.profile_at_pressure(pressure));
             mm.container_changed();
         }
     }

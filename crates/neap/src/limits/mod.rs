@@ -1,6 +1,8 @@
 //! Bounds of the heap: the options `limit` and `high`, and the container's headroom.
 
+pub(crate) mod at_limit;
 pub(crate) mod following;
 pub(crate) mod headroom;
+mod heap_profile;
 pub(crate) mod high;
 pub(crate) mod limit;

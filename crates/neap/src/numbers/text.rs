@@ -98,7 +98,8 @@ impl<P: Platform> Core<P> {
         write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.settings.interval() / 1_000_000)?;
         write!(text, "\"page_size\":{page_size},\"huge\":{}}},", self.options.huge)?;
         write!(text, "\"settings\":{{{}}},\"container\":", self.settings)?;
-        self.describe_container(text)
+        self.describe_container(text)?;
+        self.describe_at_limit(text)
     }
 
     fn describe_pages(&self, text: &mut Text<'_>) -> fmt::Result {

@@ -67,6 +67,8 @@ pub struct Options {
     pub trace: Path,
     /// Bytes between two samples of allocations, on average; 0: no samples.
     pub profile: u64,
+    /// File for heap profiles before an allocation is refused or the container's memory ends.
+    pub profile_at_limit: Path,
     /// Whether what the program writes is checked.
     pub check: bool,
     /// Bytes between two guarded samples of allocations, on average; 0: none.
@@ -118,6 +120,7 @@ impl Path {
 const SAMPLE_MEAN: u64 = 512 << 10;
 /// The range of what may be asked for with `profile`.
 const PROFILE_MEANS: core::ops::RangeInclusive<u64> = 1 << 10..=1 << 40;
+const NO_PATH: &str = "is not a path from / on of at most 255 bytes";
 const NO_MEAN: &str = "is none of off, on, and a number of bytes from 1k to 1024g";
 
 /// The number of a [`Setting`] that neap finds itself at run time.
@@ -163,7 +166,7 @@ pub struct Description {
 }
 
 /// Every option there is.
-pub const DESCRIPTIONS: [Description; 19] = [
+pub const DESCRIPTIONS: [Description; 20] = [
     Description {
         key: "rseq",
         values: "on, off",
@@ -277,6 +280,13 @@ pub const DESCRIPTIONS: [Description; 19] = [
         setting: Some(Setting::Profile),
     },
     Description {
+        key: "profile_at_limit",
+        values: "a file, from / on",
+        default: "none",
+        text: "with profile: write a heap profile before an allocation is refused, and when the container's memory is about to run out; to the file with .PID.N behind its name, at most once a minute and 16 times, for `neap profile --read`",
+        setting: None,
+    },
+    Description {
         key: "check",
         values: "on, off",
         default: "off",
@@ -359,6 +369,7 @@ impl Options {
         groups: ThreadGroups::Off,
         trace: Path::NONE,
         profile: 0,
+        profile_at_limit: Path::NONE,
         check: false,
         guard: 0,
         strict: false,
@@ -462,7 +473,8 @@ impl Options {
                     _ => return Err("is none of off, by-thread-name and by-thread"),
                 }
             }
-            b"trace" => self.trace = Path::absolute(value).ok_or("is not a path from / on of at most 255 bytes")?,
+            b"trace" => self.trace = Path::absolute(value).ok_or(NO_PATH)?,
+            b"profile_at_limit" => self.profile_at_limit = Path::absolute(value).ok_or(NO_PATH)?,
             b"limit" => {
                 let limit = Limit::parse(value, bytes);
                 self.limit = limit.ok_or("is none of none, auto, 1% to 100%, and a number of bytes")?.number();
@@ -587,7 +599,7 @@ mod tests {
     fn every_option_can_be_set() {
         let (options, complaints) = parse(
             "rseq:off,background:off,isolated:1,3-5,huge:off,stat:off,limit:3g,high:90%,reserve:32m,interval:1000,page_list_high:0,page_batch_scale:1,nodes:3,\
-             refuse:on,groups:by-thread,trace:/a/b,profile:64k,check:on,guard:9,strict:on",
+             refuse:on,groups:by-thread,trace:/a/b,profile:64k,profile_at_limit:/c,check:on,guard:9,strict:on",
         );
         let expected = Options {
             rseq: false,
@@ -606,6 +618,7 @@ mod tests {
             groups: ThreadGroups::ByThread,
             trace: Path::absolute(b"/a/b").unwrap(),
             profile: 64 << 10,
+            profile_at_limit: Path::absolute(b"/c").unwrap(),
             check: true,
             guard: 9,
             strict: true,

@@ -106,10 +106,11 @@ impl<P: Platform> Core<P> {
     }
 
     /// Drains the stacks of all CPUs for allocations that may not fence. First looks at the
-    /// container for those at a limit that follows it.
+    /// container for those at a limit that follows it, and writes a heap profile before they fail.
     pub(crate) fn help(&self, mm: &Mm<P>) {
         self.objects.helper.serve(|| {
             self.look_for_allocation(mm);
+            self.write_wanted_profile(mm);
             // Tried only: the asking thread may be inside the gate, and a fork wait for it.
             let Some(_inside) = mm.gate.try_enter(self.objects.platform.cpu()) else { return false };
             let used = self.objects.cpu_caches.used();

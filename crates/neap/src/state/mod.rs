@@ -3,6 +3,7 @@
 //! A part's behaviour is in the file of its name in another folder, or beside this one. It uses the
 //! whole manager, which these files do not.
 
+pub(crate) mod at_limit;
 pub(crate) mod background;
 pub(crate) mod checked;
 pub(crate) mod guard;

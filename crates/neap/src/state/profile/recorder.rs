@@ -102,6 +102,41 @@ impl Recorder {
         (self.intervals.draw(mean), mean as usize)
     }
 
+    /// Bytes ever written to the ring; `None`: nothing is recorded.
+    pub(crate) fn head(&self) -> Option<u64> {
+        self.live.as_ref().map(|_| self.head)
+    }
+
+    /// Whether a sample is live and has a slot.
+    pub(crate) fn is_live(&self, address: u64, number: u64) -> bool {
+        self.live.as_ref().is_some_and(|live| live.has(address, number))
+    }
+
+    /// Copies the block of the ring that begins at a position. Returns its words: none if it was
+    /// overwritten, or written anew since sampling began again.
+    ///
+    /// # Safety
+    /// `area` is the start of a mapped area that no other thread of the process writes to.
+    pub(crate) unsafe fn copy_block(&self, area: &AreaHeader, position: u64, to: &mut [u64; BLOCK_BYTES / 8]) -> usize {
+        if position.saturating_add(RING_BYTES as u64) < self.head {
+            return 0;
+        }
+        let words = (self.head.saturating_sub(position) as usize / 8).min(to.len());
+        // SAFETY: a block lies in the ring (the caller's promise of an area).
+        unsafe { copy_words(ring_at(area, position), &mut to[..words]) };
+        words
+    }
+
+    /// Copies as many slots as fill a block, from the slot `first` on.
+    ///
+    /// # Safety
+    /// `area` is the start of a mapped area that no other thread of the process writes to. It has
+    /// the slots.
+    pub(crate) unsafe fn copy_slots(&self, area: &AreaHeader, first: usize, to: &mut [u64; BLOCK_BYTES / 8]) {
+        // SAFETY: the slots lie in the area (the caller's promise).
+        unsafe { copy_words(slot_at(area, first).cast(), to) };
+    }
+
     /// Number of live samples.
     pub(crate) fn live(&self) -> u32 {
         self.live.as_ref().map_or(0, SampleTable::live)
@@ -213,6 +248,19 @@ impl Recorder {
         self.head += bytes as u64;
         // Release pairs with the reader's Acquire, or its system call: it sees the record.
         area.head.store(self.head, Ordering::Release);
+    }
+}
+
+/// Copies words of an area, which other processes may write to.
+///
+/// # Safety
+/// As many words from `from` on lie in an area.
+unsafe fn copy_words(from: NonNull<u8>, to: &mut [u64]) {
+    let from = from.cast::<u64>();
+    for (at, word) in to.iter_mut().enumerate() {
+        // SAFETY: the word lies in a mapping (the caller's promise), on a multiple of 8. Volatile:
+        // another process may write it meanwhile, and any value is valid.
+        *word = unsafe { from.add(at).read_volatile() };
     }
 }
 

@@ -90,6 +90,21 @@ impl SampleTable {
         Some(index)
     }
 
+    /// Whether the sample at an address is the one of a number.
+    pub(super) fn has(&self, address: u64, number: u64) -> bool {
+        // SAFETY: mapped by `make` for this table alone; numbers of any value are valid.
+        let entries = unsafe { self.entries.as_ref() };
+        let mut link = entries.first[bucket(address)];
+        while link > 0 {
+            let index = link as usize - 1;
+            if entries.addresses[index] == address {
+                return entries.numbers[index] == number;
+            }
+            link = entries.next[index];
+        }
+        false
+    }
+
     /// Removes the sample at an address. Returns the numbers of its entry and of the sample.
     pub(super) fn remove(&mut self, address: u64) -> Option<(usize, u64)> {
         let (bucket, entries) = (bucket(address), self.entries());
@@ -133,9 +148,11 @@ mod tests {
             let address = (random >> 40) % 60_000 * 16;
             let removed = table.remove(address);
             assert_eq!(removed, model.remove(&address), "seed {SEED}, step {number}");
+            assert!(!table.has(address, number));
             if random >> 62 > 0 {
                 let entry = table.insert(address, number).unwrap();
                 assert!(entry < 60_000, "entries are used again");
+                assert!(table.has(address, number) && !table.has(address, number + 1));
                 model.insert(address, (entry, number));
             }
             assert_eq!(table.live() as usize, model.len());

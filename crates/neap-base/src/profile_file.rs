@@ -1,0 +1,31 @@
+//! A heap profile in a file, which a process writes at a limit (`profile_at_limit`): the format.
+//!
+//! # Design
+//! | offset | content |
+//! |---|---|
+//! | 0 | lines of text, the first [`FIRST_LINE`], the last [`LAST_LINE`] |
+//! | [`FILE_OFFSET`](crate::profile_area::FILE_OFFSET) | an [area](crate::profile_area) |
+//!
+//! | line | content |
+//! |---|---|
+//! | `pid N` | the process, as it knows itself |
+//! | `name TEXT` | name of the process |
+//! | `why TEXT` | `refused`, or `imminent` |
+//! | `time N` | seconds since 1970 |
+//! | `now N` | `CLOCK_MONOTONIC` in nanoseconds |
+//! | `used N` | bytes that the program has in use |
+//! | `code LINE` | an executable mapping: a line of the kernel's `maps` |
+//! | `thread N TEXT` | id and name of a thread that has samples |
+//! | `group N TEXT` | id and path of a memory group that has samples |
+//! | `left_out N` | count of lines that found no room |
+//!
+//! The area has the samples that are live. Its ring begins at its first byte and has no frees. The
+//! text is written last, so a file without it is not complete.
+//!
+//! A copy of a stack may hold secrets. In the file, each word of it that is not an address of code,
+//! or of the copied bytes themselves, is zero. These words are all that an unwinder needs.
+
+/// The first line, with its end.
+pub const FIRST_LINE: &str = "neap heap profile 1\n";
+/// The last line, with its end.
+pub const LAST_LINE: &str = "end\n";

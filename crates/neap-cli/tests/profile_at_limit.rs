@@ -1,0 +1,224 @@
+//! Heap profiles that a C program at its limit writes (`profile_at_limit`), read by `neap profile
+//! --read` in every form.
+
+#![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
+
+mod running;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use running::{Program, library, neap, numbers_with};
+use serde_json::Value;
+
+/// A program with a secret on its stack, that takes memory until it gets none, and asks for more.
+/// With an argument, a thread does so, once the input says that the thread's group has a limit.
+const HOARDING: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+char *kept[100000];
+__attribute__((noinline)) static char *hoard(void) {
+  char *block = malloc(10000);
+  if (block) memset(block, 1, 10000);
+  return block;
+}
+static void *work(void *is_thread) {
+  volatile char secret[64];
+  int count = 0, refused = 0;
+  for (int n = 0; n < 63; n++) secret[n] = "hunter2-"[n % 8];
+  if (is_thread) { free(hoard()); puts("waiting"); fflush(stdout); getchar(); }
+  while (count < 100000 && (kept[count] = hoard())) count++;
+  for (int n = 0; n < 1000; n++) refused += hoard() == 0;
+  printf("refused %d after %d, %c\n", refused, count, secret[3]);
+  fflush(stdout);
+  getchar();
+  return 0;
+}
+int main(int count, char **words) {
+  pthread_t thread;
+  if (count < 2) { work(0); return 0; }
+  pthread_create(&thread, 0, work, words);
+  pthread_setname_np(thread, "hoarder");
+  pthread_join(thread, 0);
+  return 0;
+}
+"#;
+
+/// An empty folder of a test, and the program in it.
+fn hoarding(name: &str) -> (PathBuf, PathBuf) {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-at-limit-{name}"));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.join("heaps")).unwrap();
+    let (source, program) = (folder.join("hoarding.c"), folder.join("hoarding"));
+    fs::write(&source, HOARDING.trim_start()).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-pthread", "-o"]).args([&program, &source]);
+    assert!(compiler.status().unwrap().success());
+    (folder, program)
+}
+
+fn start(program: &Path, words: &[&str], options: &str) -> Program {
+    let mut command = Command::new(program);
+    command.args(words).env("NEAP", options).env("LD_PRELOAD", library());
+    Program::run(command)
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(folder.join("heaps")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+fn counts(pid: u32, written: u64, failed: u64) {
+    let expected = serde_json::json!({"written": written, "failed": failed});
+    numbers_with(pid, "heap profiles", |object| object["heap_profiles"] == expected);
+}
+
+fn read(file: &Path, options: &[&str]) -> Output {
+    let mut neap = Command::new(env!("CARGO_BIN_EXE_neap"));
+    neap.args(["profile", "--read"]).arg(file).args(options).output().unwrap()
+}
+
+/// Checks that a file has the memory of `hoard`, of a process.
+fn check(file: &Path, pid: u32, bytes: f64) -> Value {
+    let output = read(file, &["--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&object["pid"], &object["name"]), (&pid.into(), &"hoarding".into()));
+    let of_hoard = |stack: &&Value| stack["site"]["function"] == "hoard";
+    let stacks: Vec<&Value> = object["stacks"].as_array().unwrap().iter().filter(of_hoard).collect();
+    let live: f64 = stacks.iter().map(|stack| stack["live"]["bytes"].as_f64().unwrap()).sum();
+    assert!((live / bytes - 1.0).abs() < 0.2, "{live} bytes for {bytes}: {object}");
+    let first = stacks[0];
+    assert!(first["site"]["file"].as_str().unwrap().ends_with("hoarding.c") && first["site"]["line"] == 7, "{first}");
+    let names = first["frames"].as_array().unwrap().iter().map(|frame| frame["function"].as_str().unwrap());
+    assert_eq!(names.take(2).collect::<Vec<_>>(), ["hoard", "work"]);
+    assert!(object["stacks_complete"].as_u64() > Some(0) && object["stacks_incomplete"] == 0, "{object}");
+    assert!(first["allocated"].is_null() && object["peak"].is_null());
+    object
+}
+
+#[test]
+fn refused_allocation_leaves_one_file_without_secrets() {
+    // Written by neap's thread, or in the call that is refused.
+    for (background, words) in [("off", &[][..]), ("auto", &[]), ("on", &[])] {
+        let (folder, program) = hoarding(background);
+        let heap = folder.join("heaps/heap");
+        let options = format!(
+            "background:{background},limit:64m,refuse:on,profile:64k,profile_at_limit:{}",
+            heap.to_str().unwrap()
+        );
+        let mut program = start(&program, words, &options);
+        let said = program.hear("refused 1000 after ");
+        let bytes = said.split(',').next().unwrap().parse::<f64>().unwrap() * 10_000.0;
+        let file = folder.join(format!("heaps/heap.{}.1", program.id()));
+        assert_eq!(files(&folder), core::slice::from_ref(&file), "{background}");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        counts(program.id(), 1, 0);
+        let content = fs::read(&file).unwrap();
+        assert!(
+            !content.windows(8).any(|word| word == b"hunter2-" || word == b"unter2-h"),
+            "the secret is in the file"
+        );
+        let object = check(&file, program.id(), bytes);
+        assert!(object["notes"][0].as_str().unwrap().contains("before an allocation was refused"), "{object}");
+        let pid = program.id();
+        program.go_on();
+        drop(program);
+        // After the end of the process, in every form.
+        check(&file, pid, bytes);
+        for name in ["heap.folded", "heap.svg", "heap.html", "heap.pb.gz"] {
+            let output = read(&file, &["-o", folder.join(name).to_str().unwrap()]);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let folded = fs::read_to_string(folder.join("heap.folded")).unwrap();
+        assert!(folded.lines().any(|line| line.contains(";main;") && line.contains(";work;hoard ")), "{folded}");
+        let again = read(&folder.join("heap.pb.gz"), &["--compare", file.to_str().unwrap()]);
+        let again = String::from_utf8_lossy(&again.stdout).into_owned();
+        assert!(again.contains("Change: +0 B") || again.contains("Change: -0 B"), "{again}");
+        let refused = read(&file, &["--allocated"]);
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("live (--live)"));
+        // A program that was changed since has no names.
+        fs::write(folder.join("hoarding"), b"other").unwrap();
+        let output = read(&file, &[]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("Gone, or changed since") && !text.contains("hoard "), "{text}");
+        // Incomplete and damaged files are refused.
+        for cut in [0, 100, 1 << 20, content.len() / 2] {
+            fs::write(&file, &content[..cut]).unwrap();
+            assert!(!read(&file, &[]).status.success(), "{cut} bytes");
+        }
+    }
+}
+
+#[test]
+fn group_at_its_limit_leaves_a_file_with_its_name() {
+    let (folder, program) = hoarding("group");
+    let heap = folder.join("heaps/heap");
+    let options = format!(
+        "background:on,groups:by-thread-name,refuse:on,profile:64k,profile_at_limit:{}",
+        heap.to_str().unwrap()
+    );
+    let mut program = start(&program, &["thread"], &options);
+    program.hear("waiting");
+    let output = neap("stat", program.id(), &["--groups", "--json"]);
+    let seen = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(seen.contains("hoarder"), "{seen}");
+    let output = neap("group", program.id(), &["hoarder", "max=20m"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program.go_on();
+    let said = program.hear("refused 1000 after ");
+    let bytes = said.split(',').next().unwrap().parse::<f64>().unwrap() * 10_000.0;
+    let file = folder.join(format!("heaps/heap.{}.1", program.id()));
+    assert_eq!(files(&folder), core::slice::from_ref(&file));
+    let object = check(&file, program.id(), bytes);
+    let stacks = object["stacks"].as_array().unwrap();
+    let of_hoard = stacks.iter().find(|stack| stack["site"]["function"] == "hoard").unwrap();
+    assert_eq!((&of_hoard["group"], &of_hoard["thread"]), (&"hoarder".into(), &"hoarder".into()));
+    program.go_on();
+}
+
+#[test]
+fn program_goes_on_where_no_file_can_be_made() {
+    let (folder, program) = hoarding("faults");
+    let options = |file: &str| {
+        let file = folder.join(file);
+        format!("background:on,limit:64m,refuse:on,profile:64k,profile_at_limit:{}", file.to_str().unwrap())
+    };
+    // No such folder.
+    let mut faulty = start(&program, &[], &options("nowhere/heap"));
+    faulty.hear("refused 1000 after ");
+    counts(faulty.id(), 0, 1);
+    faulty.go_on();
+    // Sampling is off.
+    let mut off = start(&program, &[], &options("heaps/heap").replace("profile:64k,", ""));
+    off.hear("refused 1000 after ");
+    counts(off.id(), 0, 0);
+    off.go_on();
+    // Files may be short only: the kernel would send a deadly signal, and samples have no place.
+    let mut limited = Command::new("sh");
+    let line = format!("ulimit -f 2048; exec {}", program.display());
+    limited.args(["-c", &line]).env("NEAP", options("heaps/heap")).env("LD_PRELOAD", library());
+    let mut limited = Program::run(limited);
+    limited.hear("refused 1000 after ");
+    limited.go_on();
+    assert!(files(&folder).is_empty());
+    // Others' files and links are never written to.
+    let others = folder.join("heaps");
+    let mut waiting = start(&program, &["thread"], &options("heaps/heap"));
+    waiting.hear("waiting");
+    let pid = waiting.id();
+    let target = folder.join("target");
+    std::os::unix::fs::symlink(&target, others.join(format!("heap.{pid}.1"))).unwrap();
+    fs::write(others.join(format!("heap.{pid}.2")), b"mine").unwrap();
+    waiting.go_on();
+    waiting.hear("refused 1000 after ");
+    counts(pid, 1, 0);
+    assert!(!target.exists() && fs::read(others.join(format!("heap.{pid}.2"))).unwrap() == b"mine");
+    assert!(read(&others.join(format!("heap.{pid}.3")), &[]).status.success());
+    waiting.go_on();
+}

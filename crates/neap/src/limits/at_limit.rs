@@ -1,0 +1,166 @@
+//! Heap profiles at a limit: the option `profile_at_limit`.
+//!
+//! # Design
+//! While allocations are sampled, a heap profile is written to a [file](super::heap_profile):
+//! 1. before an allocation is refused: by a limit, by a group with `refuse:on`, or by the system;
+//! 2. when the container's pressure becomes [`Imminent`](Pressure::Imminent), where neap looks.
+//!
+//! neap's thread writes it. A refused allocation waits for that at most a second, since the program
+//! may end by the refusal. In a process with one thread or without neap's, the call writes it.
+//! There is at most one file, or failure, in a minute.
+//!
+//! # Locking
+//! None while a file is written. One thread writes at a time.
+
+use crate::limits::heap_profile::{self, Occasion};
+use crate::mm::{Core, Mm};
+use crate::state::at_limit::{AtLimit, Reason};
+use core::fmt::{self, Write};
+use core::sync::atomic::Ordering;
+use neap_base::Platform;
+use neap_base::platform::{Errno, Pressure};
+use neap_os::stack;
+
+/// Least nanoseconds from one file to the next.
+const PAUSE: u64 = 60_000_000_000;
+/// Nanoseconds that a refused allocation waits for the file.
+const PATIENCE: u64 = 1_000_000_000;
+/// Naps of a thread that waits for another one to write the file.
+const NAP: u64 = 1_000_000;
+const NAPS: u64 = PATIENCE / NAP;
+
+impl<P: Platform> Core<P> {
+    /// Whether a file may be written now. Relaxed: a thread that reads an older time finds the new
+    /// one before it writes.
+    fn may_write_profile(&self, mm: &Mm<P>) -> bool {
+        if self.options.profile_at_limit.as_c_str().is_none() || !mm.profile.is_on() {
+            return false;
+        }
+        let last = self.at_limit.last.load(Ordering::Relaxed);
+        last == 0 || self.objects.platform.precise().saturating_sub(last) >= PAUSE
+    }
+
+    /// Has a heap profile written before an allocation fails. Not inside the gate.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn profile_before_refusal(&self, mm: &Mm<P>) {
+        if !self.may_write_profile(mm) {
+            return;
+        }
+        self.at_limit.wanted.store(Reason::Refused as u32, Ordering::Relaxed);
+        if self.objects.platform.may_fence() || !self.background.has_thread() {
+            self.write_wanted_profile(mm);
+            // Another thread may be at it.
+            for _ in 0..NAPS {
+                if !self.at_limit.is_writing.load(Ordering::Relaxed) {
+                    break;
+                }
+                self.objects.platform.sleep(NAP);
+            }
+        } else {
+            self.objects.helper.ask(PATIENCE);
+        }
+    }
+
+    /// Has a heap profile written after a look that finds memory about to run out.
+    pub(crate) fn profile_at_pressure(&self, pressure: Pressure) {
+        if pressure == Pressure::Imminent {
+            self.at_limit.wanted.store(Reason::Imminent as u32, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes a heap profile if one is wanted and may be written. Not inside the gate.
+    pub(crate) fn write_wanted_profile(&self, mm: &Mm<P>) {
+        let at_limit = &self.at_limit;
+        // Relaxed: the words by which one thread is chosen publish nothing but themselves.
+        if at_limit.wanted.load(Ordering::Relaxed) == 0 || at_limit.is_writing.swap(true, Ordering::Acquire) {
+            return;
+        }
+        let reason = match at_limit.wanted.swap(0, Ordering::Relaxed) {
+            0 => None,
+            reason if reason == Reason::Refused as u32 => Some(Reason::Refused),
+            _ => Some(Reason::Imminent),
+        };
+        if let Some(reason) = reason.filter(|_| self.may_write_profile(mm)) {
+            // Calls of the program may come here, from a small stack.
+            let written = stack::apart(|| self.write_profile(mm, reason)).unwrap_or(Err(Errno::NOMEM));
+            let count = if written.is_ok() { &at_limit.written } else { &at_limit.failed };
+            count.fetch_add(1, Ordering::Relaxed);
+            mm.ticked();
+            at_limit.last.store(self.objects.platform.precise().max(1), Ordering::Relaxed);
+        }
+        at_limit.is_writing.store(false, Ordering::Release); // Pairs with the Acquire above: `last`.
+    }
+
+    fn write_profile(&self, mm: &Mm<P>, reason: Reason) -> Result<(), Errno> {
+        let path = self.options.profile_at_limit.as_c_str().ok_or(Errno::NOENT)?;
+        let used = {
+            let _inside = mm.gate.enter(self.objects.platform.cpu());
+            self.usage().used_bytes
+        };
+        let reason = match reason {
+            Reason::Refused => "refused",
+            Reason::Imminent => "imminent",
+        };
+        heap_profile::write(self, mm, &Occasion { path, reason, used })
+    }
+
+    /// Writes the numbers of files, or null, as JSON.
+    pub(crate) fn describe_at_limit(&self, text: &mut impl Write) -> fmt::Result {
+        if self.options.profile_at_limit.as_c_str().is_none() {
+            return text.write_str("\"heap_profiles\":null,");
+        }
+        // Relaxed: each number by itself.
+        let AtLimit { written, failed, .. } = &self.at_limit;
+        let [written, failed] = [written, failed].map(|word| word.load(Ordering::Relaxed));
+        write!(text, "\"heap_profiles\":{{\"written\":{written},\"failed\":{failed}}},")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mm::Hooks;
+    use crate::options::{Options, Path};
+    use neap_base::platform::{LimitedBy, Room};
+    use neap_base::virtual_platform::Virtual;
+    use std::boxed::Box;
+
+    #[test]
+    fn imminent_end_of_the_room_asks_for_a_profile_once() {
+        const MIB: u64 = 1 << 20;
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let path = Path::absolute(b"/nowhere/heap").unwrap();
+        let options = Options { stat: false, profile_at_limit: path, ..Options::DEFAULT };
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
+        let core = mm.core().unwrap();
+        let look = |second: u64, left: u64| {
+            let room =
+                Room { owner: LimitedBy::Group, limit: 4096 * MIB, used: (4096 - left) * MIB, smallest: 4096 * MIB };
+            core.note_headroom(&mm, second * 1_000_000_000, Some(&room));
+            core.at_limit.wanted.load(Ordering::Relaxed)
+        };
+        assert_eq!((look(1, 2000), look(2, 1990), look(3, 40)), (0, 0, Reason::Imminent as u32));
+        // Without samples none is written, and none fails.
+        core.write_wanted_profile(&mm);
+        assert_eq!((look(4, 40), core.at_limit.failed.load(Ordering::Relaxed)), (0, 0), "the level has not changed");
+        // As if samples were taken: there is no page for them.
+        mm.profile.mean.store(1 << 20, Ordering::Relaxed);
+        let counts = || [&core.at_limit.written, &core.at_limit.failed].map(|word| word.load(Ordering::Relaxed));
+        core.profile_before_refusal(&mm);
+        assert_eq!((counts(), core.at_limit.wanted.load(Ordering::Relaxed)), ([0, 1], 0));
+        core.objects.platform.advance(PAUSE - 1);
+        core.profile_before_refusal(&mm);
+        assert_eq!(counts(), [0, 1], "too soon");
+        core.objects.platform.advance(1);
+        core.profile_before_refusal(&mm);
+        assert_eq!(counts(), [0, 2]);
+        core.at_limit.forget();
+        core.profile_before_refusal(&mm);
+        assert_eq!(counts(), [0, 1], "a child begins anew");
+        mm.profile.mean.store(0, Ordering::Relaxed);
+        // SAFETY: no thread uses the manager any more.
+        unsafe { mm.close() };
+    }
+}
