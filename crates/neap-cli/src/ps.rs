@@ -103,7 +103,7 @@ fn row(process: &Totals) -> Vec<String> {
     ]
 }
 
-fn json(census: &Survey<Totals>) -> impl serde::Serialize {
+pub(crate) fn json(census: &Survey<Totals>) -> impl serde::Serialize {
     let process = |process: &Totals| -> Value {
         json!({
             "pid": process.pid, "user": process.user.parse::<u32>().ok(), "command": process.command,

@@ -326,3 +326,43 @@ fn what_cannot_be_shown_is_said_as_stat_says_it() {
     let object: Value = object("top", program.id(), &["--interval", "50"]).unwrap();
     assert_eq!(object["interval_ms"], 50);
 }
+
+#[test]
+fn all_processes_are_shown_and_enter_shows_the_selected_one() {
+    let program = started("burst", "limit:1g");
+    let pid = program.id();
+    let run = |more: &[&str]| Command::new(env!("CARGO_BIN_EXE_neap")).arg("top").args(more).output().unwrap();
+    let text = String::from_utf8(run(&["--once"]).stdout).unwrap();
+    let row = |line: &str| line.trim_start().starts_with(&format!("{pid} "));
+    assert!(text.starts_with("neap top, ") && text.lines().any(|line| row(line) && line.contains("1.0G")), "{text}");
+    let object: Value = serde_json::from_slice(&run(&["--json"]).stdout).unwrap();
+    assert!(object["processes"].as_array().unwrap().iter().any(|process| process["pid"] == pid), "{object}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    command.args(["top", "--interval", "100"]);
+    let mut terminal = Terminal::run(command, 100, 60);
+    // Processes of other tests come and go, so another one may be selected.
+    let mut is_it = false;
+    for _ in 0..20 {
+        let screen = terminal.wait_for("list", |screen| screen.starts_with("neap top, ") && screen.lines().any(row));
+        let first = screen.lines().position(|line| line.contains(" resident ")).unwrap() + 1;
+        let place = screen.lines().skip(first).position(row).unwrap();
+        terminal.press("\x1b[H");
+        terminal.press(&"\x1b[B".repeat(place));
+        terminal.press("\r");
+        let shown =
+            terminal.wait_for("process", |screen| !screen.starts_with("neap top, ") || screen.contains("ended"));
+        is_it = shown.starts_with(&format!("neap top {pid} ("));
+        if is_it {
+            break;
+        }
+        if !shown.starts_with("neap top, ") {
+            terminal.press("q");
+        }
+    }
+    assert!(is_it, "process {pid} was never selected");
+    terminal.press("q");
+    terminal.wait_for("list", |screen| screen.starts_with("neap top, "));
+    terminal.press("q");
+    assert!(terminal.end().0.success());
+    terminal.assert_restored();
+}

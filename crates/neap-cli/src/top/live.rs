@@ -24,7 +24,7 @@ use super::screen;
 use super::state::{Action, View};
 
 /// Longest delay until a signal or an answer is noticed.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 /// The terminal while this program has it.
 pub(super) struct Screen(pub(super) DefaultTerminal);
@@ -69,23 +69,33 @@ pub(super) fn draw(frame: &mut Frame<'_>, pair: Pair<'_>, state: &View) {
 }
 
 /// The end of a session without an error.
-enum SessionEnd {
+pub(super) enum SessionEnd {
     Quit,
     /// The process has ended.
     Ended,
     Signal(i32),
 }
 
-/// Shows a process until it ends or the user quits.
-pub(super) fn run(asked: Asked, first: Reading, interval: Duration) -> Result<ExitCode> {
+pub(super) fn ensure_terminal() -> Result<()> {
     let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     ensure!(is_terminal, "neap top needs a terminal; --once prints one screen as text, --json one object");
-    // 0, or the received signal.
+    Ok(())
+}
+
+/// A number that signals to end set: 0, or the received signal.
+pub(super) fn signal_flag() -> Result<Arc<AtomicUsize>> {
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), number as usize)
             .with_context(|| format!("cannot handle signal {number}"))?;
     }
+    Ok(signal)
+}
+
+/// Shows a process until it ends or the user quits.
+pub(super) fn run(asked: Asked, first: Reading, interval: Duration) -> Result<ExitCode> {
+    ensure_terminal()?;
+    let signal = signal_flag()?;
     let (pid, name) = (first.pid, first.name.clone());
     let screen = Screen::open()?;
     let end = watch(screen, &asked, first, View::new(interval), &signal);
@@ -98,7 +108,7 @@ pub(super) fn run(asked: Asked, first: Reading, interval: Duration) -> Result<Ex
 }
 
 /// Runs the session; restores the terminal at the end.
-fn watch(
+pub(super) fn watch(
     mut screen: Screen,
     asked: &Asked,
     first: Reading,

@@ -3,10 +3,12 @@
 //!
 //! A screen is a pure function of two readings (`reading`) and of the user's choices and the
 //! process's answers (`state`). It has lines about the whole process (`summary`), and panes of rows
-//! (`panes`, `listing`, `groups`, `events`), laid out by `screen`. Only `live` touches the
-//! terminal. Only `asking` makes requests: neap's thread in the process writes a report of memory
-//! groups, if there are any. Otherwise the process is neither stopped nor slowed.
+//! (`panes`, `listing`, `groups`, `events`), laid out by `screen`. Only `live` and `all`, the list
+//! of processes, touch the terminal. Only `asking` makes requests: neap's thread in the process
+//! writes a report of memory groups, if there are any. Otherwise the process is neither stopped nor
+//! slowed.
 
+mod all;
 mod asking;
 mod events;
 mod groups;
@@ -22,6 +24,7 @@ mod summary;
 
 use core::time::Duration;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
@@ -33,11 +36,13 @@ pub(crate) use reading::Kernel;
 use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, View};
 
+use crate::handle::ProcessHandle;
 use crate::stat_reader::monotonic;
-use crate::subject::{SCHEMA, Subject, print, within};
+use crate::subject::{SCHEMA, Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:
+  neap top                        all processes under neap, live; Enter shows the selected one
   neap top 1234                   process 1234, live; ? lists the keys
   neap top 1234 --interval 200    five times a second
   neap top 1234 --once            one screen as text, of two readings a second apart
@@ -51,8 +56,11 @@ two readings.";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
+    /// The process; all processes under neap without one
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
+    pid: Option<i32>,
     #[command(flatten)]
-    subject: Subject,
+    timeout: Timeout,
     /// From one reading to the next
     #[arg(long, value_name = "MS", default_value = "1000", value_parser = interval)]
     interval: Duration,
@@ -71,14 +79,19 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let asked = Asked { handle: options.subject.open()?, time: options.subject.time() };
-    let (pid, interval, is_json) = (asked.handle.pid, options.interval, options.json);
+    let time = options.timeout.time();
+    let Some(pid) = options.pid else {
+        let is_once = options.once || options.json;
+        return if is_once { all::once(time, options.json) } else { all::run(time, options.interval) };
+    };
+    let asked = Asked { handle: Arc::new(ProcessHandle::open(pid)?), time };
+    let (interval, is_json) = (options.interval, options.json);
     if !options.once && !is_json {
         let first = Reading::take(&asked.handle, asked.time)?;
         return live::run(asked, first, interval);
     }
     let screen = move || once(&asked, interval, is_json);
-    let text = within(options.subject.time() + interval, &format!("process {pid}"), screen)?;
+    let text = within(time + interval, &format!("process {pid}"), screen)?;
     print(|output| write!(output, "{text}"))
 }
 

@@ -6,6 +6,7 @@
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
+use super::listing::{Listing, SortOrder};
 use super::panes::Pane;
 use super::reading::Pair;
 use super::state::View;
@@ -75,7 +76,7 @@ pub(super) fn text(pair: Pair<'_>, state: &View) -> String {
 /// The least width of text.
 const WIDTH: usize = 80;
 
-fn cut(text: &str, width: usize) -> String {
+pub(super) fn cut(text: &str, width: usize) -> String {
     text.chars().take(width).collect()
 }
 
@@ -124,6 +125,35 @@ fn shares(room: usize, wanted: &[usize], user: usize) -> Vec<usize> {
     shares
 }
 
+/// At most `share` lines of a pane: its title, its heads, and its rows with the chosen one.
+pub(super) fn pane_lines(
+    listing: &Listing,
+    order: SortOrder,
+    row: Option<usize>,
+    is_users: bool,
+    share: usize,
+    width: usize,
+) -> Vec<Line<'static>> {
+    let (heads, rows) = listing.lines(width);
+    let shown = share.saturating_sub(2);
+    // The chosen row is among the shown ones.
+    let first = row.map_or(0, |row| (row + 1).saturating_sub(shown));
+    let more = match rows.len() - first.min(rows.len()) {
+        left if left > shown && shown > 0 => format!(", {} more below", left - shown),
+        _ => String::new(),
+    };
+    let heading = format!("-- {}{more} ", listing.heading(order));
+    let heading = cut(&format!("{heading:-<width$}"), width);
+    let style = Style::from(if is_users { Modifier::BOLD | Modifier::REVERSED } else { Modifier::BOLD });
+    let mut all = vec![Line::styled(heading, style), Line::styled(heads, Modifier::BOLD)];
+    for (at, text) in rows.into_iter().enumerate().skip(first) {
+        let chosen = row == Some(at);
+        all.push(if chosen { Line::styled(format!("{text:<width$}"), Modifier::REVERSED) } else { Line::from(text) });
+    }
+    all.truncate(share);
+    all
+}
+
 fn panes(width: usize, room: usize, pair: Pair<'_>, state: &View) -> Vec<Line<'static>> {
     let shown = Pane::shown(pair);
     let listings: Vec<_> = shown.iter().map(|pane| state.listing(*pane, pair)).collect();
@@ -133,27 +163,7 @@ fn panes(width: usize, room: usize, pair: Pair<'_>, state: &View) -> Vec<Line<'s
     for ((pane, listing), share) in shown.iter().zip(&listings).zip(shares(room, &wanted, user)) {
         let is_users = *pane == state.pane(pair);
         let row = state.row(*pane, listing).filter(|_| is_users);
-        let (heads, rows) = listing.lines(width);
-        let shown = share.saturating_sub(2);
-        // The chosen row is among the shown ones.
-        let first = row.map_or(0, |row| (row + 1).saturating_sub(shown));
-        let more = match rows.len() - first.min(rows.len()) {
-            left if left > shown && shown > 0 => format!(", {} more below", left - shown),
-            _ => String::new(),
-        };
-        let heading = format!("-- {}{more} ", listing.heading(state.order(*pane)));
-        let heading = cut(&format!("{heading:-<width$}"), width);
-        let style = Style::from(if is_users { Modifier::BOLD | Modifier::REVERSED } else { Modifier::BOLD });
-        let mut all = vec![Line::styled(heading, style), Line::styled(heads, Modifier::BOLD)];
-        for (at, text) in rows.into_iter().enumerate().skip(first) {
-            let chosen = row == Some(at);
-            all.push(if chosen {
-                Line::styled(format!("{text:<width$}"), Modifier::REVERSED)
-            } else {
-                Line::from(text)
-            });
-        }
-        lines.extend(all.into_iter().take(share));
+        lines.extend(pane_lines(listing, state.order(*pane), row, is_users, share, width));
     }
     lines
 }

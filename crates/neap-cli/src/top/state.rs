@@ -55,10 +55,52 @@ struct Input {
 
 /// The selection in a pane.
 #[derive(Clone, Default)]
-struct Choice {
-    order: SortOrder,
+pub(super) struct Choice {
+    pub(super) order: SortOrder,
     /// A row, by its key and its place: if the row is gone, the one at its place is selected.
     row: Option<(String, usize)>,
+}
+
+impl Choice {
+    /// The current place of the selected row.
+    pub(super) fn row(&self, listing: &Listing) -> Option<usize> {
+        let (key, row) = self.row.as_ref()?;
+        let last = listing.keys().len().checked_sub(1)?;
+        Some(listing.keys().position(|each| each == key).unwrap_or((*row).min(last)))
+    }
+
+    /// Selects no row.
+    pub(super) fn forget(&mut self) {
+        self.row = None;
+    }
+
+    /// Sorts by the next of so many columns.
+    pub(super) fn sort(&mut self, columns: usize) {
+        let next = self.order.column.map_or(0, |column| column + 1);
+        self.order = SortOrder { column: (next < columns).then_some(next), reversed: false };
+    }
+
+    pub(super) fn turn_round(&mut self) {
+        self.order.reversed = !self.order.reversed;
+    }
+
+    /// Applies a key that moves the selection.
+    pub(super) fn step(&mut self, code: KeyCode, listing: &Listing) {
+        let Some(last) = listing.keys().len().checked_sub(1) else { return };
+        let row = self.row(listing);
+        let down = |by: usize| row.map_or(0, |row| row + by).min(last);
+        let up = |by: usize| row.map_or(last, |row| row.saturating_sub(by));
+        let to = match code {
+            KeyCode::Down | KeyCode::Char('j') => down(1),
+            KeyCode::Up | KeyCode::Char('k') => up(1),
+            KeyCode::PageDown => down(PAGE),
+            KeyCode::PageUp => up(PAGE),
+            KeyCode::Home => 0,
+            KeyCode::End => last,
+            _ => return,
+        };
+        self.row = listing.keys().nth(to).map(|key| (key.to_string(), to));
+    }
 }
 
 /// The state of a screen besides readings.
@@ -115,9 +157,7 @@ impl View {
 
     /// The current place of the selected row of a pane.
     pub(super) fn row(&self, pane: Pane, listing: &Listing) -> Option<usize> {
-        let (key, row) = self.choices[pane as usize].row.as_ref()?;
-        let last = listing.keys().len().checked_sub(1)?;
-        Some(listing.keys().position(|each| each == key).unwrap_or((*row).min(last)))
+        self.choices[pane as usize].row(listing)
     }
 
     /// Applies a key.
@@ -131,7 +171,7 @@ impl View {
             _ if control => {}
             code if self.input.is_some() => return self.write(code),
             KeyCode::Char('q') => return Action::Quit,
-            KeyCode::Esc if !was_help => self.choices[self.pane as usize].row = None,
+            KeyCode::Esc if !was_help => self.choices[self.pane as usize].forget(),
             KeyCode::Char('m') if self.pane == Pane::Groups => self.begin(Bound::Max, pair),
             KeyCode::Char('h') if self.pane == Pane::Groups => self.begin(Bound::High, pair),
             KeyCode::Char('l') if self.pane == Pane::Groups => self.begin(Bound::Low, pair),
@@ -145,10 +185,7 @@ impl View {
             KeyCode::Tab | KeyCode::Right => self.turn(true, pair),
             KeyCode::BackTab | KeyCode::Left => self.turn(false, pair),
             KeyCode::Char('s') => self.sort(pair),
-            KeyCode::Char('r') => {
-                let order = &mut self.choices[self.pane as usize].order;
-                order.reversed = !order.reversed;
-            }
+            KeyCode::Char('r') => self.choices[self.pane as usize].turn_round(),
             KeyCode::Char(' ') => self.frozen = !self.frozen,
             KeyCode::Char('+') => self.interval = self.interval.saturating_mul(2).min(LONGEST),
             KeyCode::Char('-') => self.interval = (self.interval / 2).max(SHORTEST),
@@ -170,9 +207,7 @@ impl View {
 
     fn sort(&mut self, pair: Pair<'_>) {
         let columns = self.listing(self.pane, pair).columns();
-        let order = &mut self.choices[self.pane as usize].order;
-        let next = order.column.map_or(0, |column| column + 1);
-        *order = SortOrder { column: (next < columns).then_some(next), reversed: false };
+        self.choices[self.pane as usize].sort(columns);
     }
 
     /// The item of the selected row, if it belongs to this pane.
@@ -225,20 +260,7 @@ impl View {
     /// Applies a key that moves the selection.
     fn step(&mut self, code: KeyCode, pair: Pair<'_>) {
         let listing = self.listing(self.pane, pair);
-        let Some(last) = listing.keys().len().checked_sub(1) else { return };
-        let row = self.row(self.pane, &listing);
-        let down = |by: usize| row.map_or(0, |row| row + by).min(last);
-        let up = |by: usize| row.map_or(last, |row| row.saturating_sub(by));
-        let to = match code {
-            KeyCode::Down | KeyCode::Char('j') => down(1),
-            KeyCode::Up | KeyCode::Char('k') => up(1),
-            KeyCode::PageDown => down(PAGE),
-            KeyCode::PageUp => up(PAGE),
-            KeyCode::Home => 0,
-            KeyCode::End => last,
-            _ => return,
-        };
-        self.choices[self.pane as usize].row = listing.keys().nth(to).map(|key| (key.to_string(), to));
+        self.choices[self.pane as usize].step(code, &listing);
     }
 }
 
