@@ -32,9 +32,15 @@ impl Caller {
     pub(crate) fn with(stack_pointer: usize) -> Caller {
         // The page of the stack pointer can be read, whatever the system says of others.
         let page = memory::page_size();
-        let on_page = (page - stack_pointer % page).min(STACK_BYTES);
-        let bytes = call_stack::readable(stack_pointer, STACK_BYTES).max(on_page) / WORD * WORD;
-        Caller { thread: thread::id(), stack_pointer, bytes }
+        let mut bytes = (page - stack_pointer % page).min(STACK_BYTES);
+        // An answer may be half of what there is.
+        while bytes < STACK_BYTES {
+            match call_stack::readable(stack_pointer + bytes, STACK_BYTES - bytes) {
+                0 => break,
+                more => bytes += more,
+            }
+        }
+        Caller { thread: thread::id(), stack_pointer, bytes: bytes / WORD * WORD }
     }
 
     /// Calls `each` with every word of the stack, from the stack pointer on.
