@@ -145,7 +145,7 @@ mod tests {
                 true
             });
             let mut served = false;
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(core::time::Duration::from_millis(20));
             helper.serve(|| {
                 served = true;
                 true

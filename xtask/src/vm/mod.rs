@@ -7,9 +7,10 @@
 //! it never passes by doing nothing. It emulates every instruction, so it tests behaviour and never
 //! time.
 
+use core::time::Duration;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
