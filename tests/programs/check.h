@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +34,34 @@ enum { M_TRIM_THRESHOLD = -1, M_MMAP_THRESHOLD = -3, M_MMAP_MAX = -4, M_PERTURB 
             _Exit(1);                                                                                                  \
         }                                                                                                              \
     } while (0)
+
+/* Forks a child that leaves no core file, and whose standard error `heard` reads from `*said`. Returns 0 in it. */
+static inline pid_t fork_heard(int *said) {
+    int ends[2];
+    CHECK(pipe(ends) == 0, "pipe");
+    pid_t child = fork();
+    CHECK(child >= 0, "fork");
+    if (child == 0) {
+        struct rlimit none = {0, 0};
+        setrlimit(RLIMIT_CORE, &none);
+        dup2(ends[1], 2);
+        close(ends[0]);
+    }
+    close(ends[1]);
+    *said = ends[0];
+    return child;
+}
+
+/* Reads what a child writes to its end, into `size` bytes. Returns its status. */
+static inline int heard(pid_t child, int said, char *text, size_t size) {
+    size_t length = 0;
+    for (ssize_t got; length < size - 1 && (got = read(said, text + length, size - 1 - length)) > 0;) length += (size_t)got;
+    text[length] = 0;
+    close(said);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child, "waitpid");
+    return status;
+}
 
 /* xorshift: one seed always gives one sequence. */
 static inline uint64_t next_random(uint64_t *state) {

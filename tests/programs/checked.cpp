@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <new>
 #include <string>
-#include <sys/resource.h>
 #include <vector>
 
 extern "C" {
@@ -85,27 +84,15 @@ static void right() {
 
 // Runs this program again with an argument. Returns its status, and its standard error in `text`.
 static int again(const std::string &argument, char *text, size_t bytes) {
-    int said[2];
-    CHECK(pipe(said) == 0, "pipe");
-    pid_t child = fork();
-    CHECK(child >= 0, "fork");
+    int said;
+    pid_t child = fork_heard(&said);
     if (child == 0) {
-        struct rlimit none = {0, 0};
-        setrlimit(RLIMIT_CORE, &none);
-        dup2(said[1], 2);
         const char *options = getenv("NEAP");
         setenv("NEAP", (options && *options ? std::string(options) + ",check:on" : std::string("check:on")).c_str(), 1);
         execl("/proc/self/exe", "checked", argument.c_str(), (char *)nullptr);
         _exit(9);
     }
-    close(said[1]);
-    size_t length = 0;
-    for (ssize_t got; length < bytes - 1 && (got = read(said[0], text + length, bytes - 1 - length)) > 0;) length += (size_t)got;
-    text[length] = 0;
-    close(said[0]);
-    int status;
-    CHECK(waitpid(child, &status, 0) == child, "waitpid");
-    return status;
+    return heard(child, said, text, bytes);
 }
 
 int main(int count, char **words) {

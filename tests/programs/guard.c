@@ -12,7 +12,6 @@
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 
 enum { OWN_HANDLER = 43, FINE = 44 };
@@ -257,32 +256,19 @@ static int count(const char *text, const char *line) {
 
 static void check_case(int number) {
     const char *name = cases[number].name;
-    int said[2], status;
-    CHECK(pipe(said) == 0, "pipe");
-    pid_t child = fork();
-    CHECK(child >= 0, "fork");
+    int said;
+    pid_t child = fork_heard(&said);
     if (child == 0) {
-        struct rlimit none = {0, 0};
-        setrlimit(RLIMIT_CORE, &none);
-        dup2(said[1], 2);
-        close(said[0]);
-        close(said[1]);
         execl("/proc/self/exe", "guard", name, NULL);
         _exit(9);
     }
-    close(said[1]);
     static char text[65536];
-    size_t length = 0;
-    for (ssize_t got; length < sizeof text - 1 && (got = read(said[0], text + length, sizeof text - 1 - length)) > 0;)
-        length += (size_t)got;
-    text[length] = 0;
-    close(said[0]);
-    CHECK(waitpid(child, &status, 0) == child, "waitpid");
+    int status = heard(child, said, text, sizeof text);
     int ended = WIFSIGNALED(status) ? WTERMSIG(status) : EXIT + WEXITSTATUS(status);
     CHECK(ended == cases[number].ends_by, "%s: ended by %d, stderr `%s`", name, ended, text);
     const char *report = cases[number].report;
     if (!report) {
-        CHECK(length == 0, "%s: stderr `%s`", name, text);
+        CHECK(!text[0], "%s: stderr `%s`", name, text);
         return;
     }
     char *end = strchr(text, '\n');

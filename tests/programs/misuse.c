@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -164,32 +163,21 @@ static const struct {
 
 static void check_case(int number) {
     const char *name = cases[number].name;
-    int said[2], address[2];
-    CHECK(pipe(said) == 0 && pipe(address) == 0, "pipe");
-    pid_t child = fork();
-    CHECK(child >= 0, "fork");
+    int said, address[2];
+    CHECK(pipe(address) == 0, "pipe");
+    pid_t child = fork_heard(&said);
     if (child == 0) {
-        struct rlimit none = {0, 0};
-        setrlimit(RLIMIT_CORE, &none);
-        dup2(said[1], 2);
         tell = address[1];
-        close(said[0]);
         close(address[0]);
         cases[number].run();
         _exit(NOT_NOTICED);
     }
-    close(said[1]);
     close(address[1]);
-    char text[4096] = "";
-    size_t length = 0;
-    for (ssize_t got; length < sizeof text - 1 && (got = read(said[0], text + length, sizeof text - 1 - length)) > 0;)
-        length += (size_t)got;
+    char text[4096];
+    int status = heard(child, said, text, sizeof text);
     uintptr_t wanted = 0;
     CHECK(read(address[0], &wanted, sizeof wanted) == sizeof wanted, "%s: the child named no address", name);
-    close(said[0]);
     close(address[0]);
-    int status;
-    CHECK(waitpid(child, &status, 0) == child, "waitpid");
     CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == HANDED_OUT_TWICE), "%s: a block was handed out twice", name);
     CHECK(!(WIFEXITED(status) && WEXITSTATUS(status) == NOT_NOTICED), "%s: not noticed", name);
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "%s: status %#x, stderr `%s`", name, (unsigned)status, text);

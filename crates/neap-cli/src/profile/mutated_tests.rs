@@ -110,7 +110,7 @@ impl Corpus {
         self.names.write_all_at(&map, 0)?;
         let names = PerfMap::of(self.names.try_clone()?, ProfileLimits::FOREIGN);
         let unwinder = Unwinder::of_generated(&self.handle, CODE, names);
-        let mut session = Session::of(&self.handle, Area::of(self.area.try_clone()?)?, unwinder)?;
+        let mut session = Session::of(&self.handle, Area::of(self.area.try_clone()?)?, unwinder, 0)?;
         session.poll()?;
         // All slots are read, most of which are empty.
         if random.below(64) == 0 {

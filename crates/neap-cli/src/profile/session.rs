@@ -91,21 +91,8 @@ impl Session {
         began: u64,
         limits: ProfileLimits,
     ) -> Result<Session> {
-        let area = Area::open(page)?;
-        let head = area.head()?;
-        let mut session = Session {
-            handle: Arc::clone(handle),
-            area,
-            unwinder: Unwinder::new(CodeSource::Process(Arc::clone(handle)), limits),
-            collector: Collector::new(began, limits),
-            threads: ThreadNames::default(),
-            groups: HashMap::new(),
-            group_bytes: 0,
-            asked_groups: None,
-            head_at_start: head,
-            head,
-            is_over: false,
-        };
+        let unwinder = Unwinder::new(CodeSource::Process(Arc::clone(handle)), limits);
+        let mut session = Session::of(handle, Area::open(page)?, unwinder, began)?;
         session.unwinder.refresh(Duration::ZERO);
         session.poll()?;
         session.reconcile()?;
@@ -113,13 +100,12 @@ impl Session {
     }
 
     /// A session on an area with these parts, before its first look.
-    #[cfg(test)]
-    pub(super) fn of(handle: &Arc<ProcessHandle>, area: Area, unwinder: Unwinder) -> Result<Session> {
+    pub(super) fn of(handle: &Arc<ProcessHandle>, area: Area, unwinder: Unwinder, began: u64) -> Result<Session> {
         let head = area.head()?;
         Ok(Session {
             handle: Arc::clone(handle),
             area,
-            collector: Collector::new(0, unwinder.limits()),
+            collector: Collector::new(began, unwinder.limits()),
             unwinder,
             threads: ThreadNames::default(),
             groups: HashMap::new(),
