@@ -51,9 +51,12 @@ const LONG: [&[&str]; 2] = [
 /// simulator they would be built with the feature `lab`. The additions of that feature are tested
 /// once more.
 fn units(report: &mut Report) {
-    let mut others = vec!["test", "--workspace", "--exclude", "neap-book"];
+    // Without an end at the first that fails: one run tells all.
+    let mut others = vec!["test", "--no-fail-fast", "--workspace", "--exclude", "neap-book"];
     tidy::RING_0.iter().for_each(|name| others.extend(["--exclude", *name]));
-    report.check("cargo test of what ships", cargo_step(&ships("test")));
+    let mut shipped = ships("test");
+    shipped.insert(1, "--no-fail-fast");
+    report.check("cargo test of what ships", cargo_step(&shipped));
     report.check("cargo test of the rest", cargo_step(&others));
     let lab = ["test", "--package", "neap-pages", "--features", "lab", "--lib"];
     report.check("cargo test of the laboratory's pages", cargo_step(&lab));

@@ -129,8 +129,8 @@ fn hostile() {
             (0, words)
         }
         ("map", MAP) => {
-            let mut words = vec![1, u64::from(from) + 1, 4096, 1 << 30, 0, 0, 2000, 42];
-            words.resize(8 + 42, 0);
+            let mut words = vec![1, u64::from(from) + 1, 4096, 1 << 30, 0, 0, 2000, 43];
+            words.resize(8 + 43, 0);
             (0..2000).for_each(|_| words.extend([0x7f00_0000_0000, 4096, 1]));
             (0, words)
         }
