@@ -1,4 +1,7 @@
 //! Samples of allocations, read in the process that takes them, through the file of its page.
+//!
+//! Method: the whole process samples, so the cases run one after the other, each in a thread that
+//! has drawn no number before.
 
 use core::alloc::{GlobalAlloc, Layout};
 use neap_base::profile_area::{
@@ -9,7 +12,6 @@ use neap_testing::child::in_child;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::{Mutex, MutexGuard};
 
 #[global_allocator]
 static ALLOCATOR: neap::Neap = neap::Neap;
@@ -23,10 +25,29 @@ extern "C" fn use_early() {
 #[unsafe(link_section = ".init_array")]
 static AT_START: extern "C" fn() = use_early;
 
-/// A test that samples alone in the process.
+/// A case that samples.
 struct Sampling {
     file: File,
-    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+#[test]
+fn samples_are_taken_kept_and_ended() {
+    let cases: [(&str, fn()); 7] = [
+        ("live samples estimate what is live", live_samples_estimate_what_is_live),
+        ("records have the stack and tell frees", records_have_the_stack_and_tell_frees),
+        ("realloc ends a sample and may begin one", realloc_ends_a_sample_and_may_begin_one),
+        (
+            "what was sampled is freed after sampling ended and groups pay for it",
+            what_was_sampled_is_freed_after_sampling_ended_and_groups_pay_for_it,
+        ),
+        ("the area takes memory only while it is used", the_area_takes_memory_only_while_it_is_used),
+        ("a forked child has samples of its own", a_forked_child_has_samples_of_its_own),
+        ("threads sample at once", threads_sample_at_once),
+    ];
+    for (name, case) in cases {
+        println!("{name}");
+        std::thread::spawn(case).join().unwrap_or_else(|_| panic!("{name}"));
+    }
 }
 
 /// Records of samples, each with its stack.
@@ -43,10 +64,8 @@ struct Seen {
 
 impl Sampling {
     fn begin(mean: &str) -> Sampling {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(|broken| broken.into_inner());
         neap::set("profile", mean).unwrap();
-        Sampling { file: own_page(None), _turn: Some(turn) }
+        Sampling { file: own_page(None) }
     }
 
     fn word(&self, at: usize) -> u64 {
@@ -106,8 +125,22 @@ impl Sampling {
 impl Drop for Sampling {
     fn drop(&mut self) {
         neap::set("profile", "off").unwrap();
-        neap::process::PROCESS.verify(0).unwrap();
+        verify();
     }
+}
+
+/// Verifies the manager. Threads that have ended their work may be inside a call, until they have
+/// ended; a fault stays.
+fn verify() {
+    let mut verified = neap::process::PROCESS.verify(0);
+    for _ in 0..400 {
+        if verified.is_ok() {
+            break;
+        }
+        std::thread::sleep(core::time::Duration::from_millis(5));
+        verified = neap::process::PROCESS.verify(0);
+    }
+    verified.unwrap();
 }
 
 /// Opens the page of this process, which is not `parents`.
@@ -139,7 +172,6 @@ fn free(block: *mut u8, size: usize, align: usize) {
     unsafe { ALLOCATOR.dealloc(block, Layout::from_size_align(size, align).unwrap()) };
 }
 
-#[test]
 fn live_samples_estimate_what_is_live() {
     const MEAN: f64 = 16_384.0;
     let sampling = Sampling::begin("16k");
@@ -179,7 +211,6 @@ fn marked(value: u64, kept: &mut Vec<*mut u8>) {
     assert_eq!(core::hint::black_box(marks)[7], value);
 }
 
-#[test]
 fn records_have_the_stack_and_tell_frees() {
     const MARK: u64 = 0x1234_5678_9abc_def0;
     let sampling = Sampling::begin("64k");
@@ -202,7 +233,6 @@ fn records_have_the_stack_and_tell_frees() {
     assert!(of_test.iter().all(|(seen, ..)| freed.contains(&seen.number)));
 }
 
-#[test]
 fn realloc_ends_a_sample_and_may_begin_one() {
     let sampling = Sampling::begin("1k");
     let layout = Layout::from_size_align(100_000, 8).unwrap();
@@ -223,7 +253,6 @@ fn realloc_ends_a_sample_and_may_begin_one() {
     free(block, size, 8);
 }
 
-#[test]
 fn what_was_sampled_is_freed_after_sampling_ended_and_groups_pay_for_it() {
     let group = neap::groups::Group::create("sampled").unwrap();
     let (blocks, runs) = {
@@ -255,7 +284,6 @@ fn own_page_word(at: usize) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-#[test]
 fn the_area_takes_memory_only_while_it_is_used() {
     let blocks = || {
         let status = own_page(None).metadata().unwrap();
@@ -268,13 +296,12 @@ fn the_area_takes_memory_only_while_it_is_used() {
     assert!(blocks() < 1 << 20, "{}", blocks());
 }
 
-#[test]
 fn a_forked_child_has_samples_of_its_own() {
     let sampling = Sampling::begin("1k");
     let kept: Vec<_> = (0..1000).map(|_| allocate(2000, 8)).collect();
     let taken = sampling.word(32);
     let has_its_own = || {
-        let own = Sampling { file: own_page(Some(&sampling.file)), _turn: None };
+        let own = Sampling { file: own_page(Some(&sampling.file)) };
         let begins_new = own.slots().len() < 200 && own.word(32) < 200;
         kept.iter().for_each(|block| free(*block, 2000, 8));
         let blocks: Vec<_> = (0..100).map(|_| allocate(7000, 8)).collect();
@@ -293,7 +320,6 @@ fn a_forked_child_has_samples_of_its_own() {
     kept.iter().for_each(|block| free(*block, 2000, 8));
 }
 
-#[test]
 fn threads_sample_at_once() {
     let sampling = Sampling::begin("1k");
     let from = sampling.word(32);
