@@ -15,10 +15,8 @@
 //! inside, and a fork wait for that thread.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use neap_os::{
-    clock,
-    futex::{self, Sharing},
-};
+use neap_os::clock;
+use neap_os::futex::{self, Sharing};
 
 /// State shared by threads that need memory and the thread that drains for them.
 #[derive(Debug, Default)]

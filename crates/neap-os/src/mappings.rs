@@ -1,9 +1,9 @@
 //! Reads a process's mappings, how much of each is resident, and which pages of a range are
 //! present.
 //!
-//! The source is `/proc/PID/smaps` and `pagemap`. Reads only, into buffers on the stack; allocates
-//! nothing. The kernel returns the text a page at a time, so mappings that a busy process makes
-//! meanwhile may be missing. Takes no lock.
+//! The source is `/proc/PID/smaps` and `pagemap`, or `maps` where sizes are not needed. Reads only,
+//! into buffers on the stack or of the caller; allocates nothing. The kernel returns the text a
+//! page at a time, so mappings that a busy process makes meanwhile may be missing. Takes no lock.
 
 use crate::Errno;
 use core::ffi::CStr;
@@ -101,12 +101,13 @@ impl Mappings {
     }
 }
 
-/// Calls `each` with the line and the range of every executable mapping of this process, lowest
-/// first. `buffer` is for the text; the end of a longer line is lost.
+/// Calls `each` with every mapping of this process, lowest first, and its line of text. Resident
+/// bytes are 0: the kernel need not walk the pages. `buffer` is for the text; the end of a longer
+/// line is lost.
 ///
 /// # Errors
 /// `/proc` is missing, descriptors are used up, or the error of reading.
-pub fn each_code(buffer: &mut [u8], each: &mut dyn FnMut(&[u8], core::ops::Range<usize>)) -> Result<(), Errno> {
+pub fn each_own(buffer: &mut [u8], each: &mut impl FnMut(&Mapping<'_>, &[u8])) -> Result<(), Errno> {
     let text = rustix::fs::openat(CWD, c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut filled = 0;
     loop {
@@ -120,8 +121,8 @@ pub fn each_code(buffer: &mut [u8], each: &mut dyn FnMut(&[u8], core::ops::Range
         let mut start = 0;
         while let Some(length) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
             let line = &buffer[start..start + length];
-            if let Some(mapping) = head(line).filter(|mapping| mapping.rights[2] == b'x') {
-                each(line, mapping.start..mapping.end);
+            if let Some(mapping) = head(line) {
+                each(&mapping, line);
             }
             start += length + 1;
         }
@@ -237,14 +238,15 @@ mod tests {
     }
 
     #[test]
-    fn own_code_is_found_through_any_buffer() {
-        let here = own_code_is_found_through_any_buffer as *const () as usize;
+    fn own_mappings_are_found_through_any_buffer() {
+        let here = own_mappings_are_found_through_any_buffer as *const () as usize;
         for bytes in [512, 4096, 1 << 16] {
             let (mut found, mut last) = (false, 0);
-            each_code(&mut std::vec![0; bytes], &mut |line, range| {
-                found |= range.contains(&here) && line.windows(7).any(|word| word == b"neap_os");
-                assert!(range.start >= last && range.end > range.start, "in order");
-                last = range.end;
+            each_own(&mut std::vec![0; bytes], &mut |mapping, line| {
+                let is_own = mapping.rights == *b"r-xp" && line.windows(7).any(|word| word == b"neap_os");
+                found |= (mapping.start..mapping.end).contains(&here) && is_own;
+                assert!(mapping.start >= last && mapping.end > mapping.start, "in order");
+                last = mapping.end;
             })
             .unwrap();
             assert!(found, "{bytes}");

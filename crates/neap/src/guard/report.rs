@@ -11,7 +11,7 @@
 use crate::state::guard::trail::Caller;
 use crate::state::guard::{FoundMisuse, Misuse};
 use core::fmt::{self, Write};
-use neap_os::mappings::{Mapping, Mappings};
+use neap_os::mappings::{self, Mapping};
 use neap_os::signal::{Interrupted, is_behind_call};
 use neap_os::{fatal, memory, stack};
 
@@ -23,6 +23,8 @@ const CALLS: usize = 32;
 const CODES: usize = 512;
 const NAMES: usize = 24 << 10;
 const NAME: usize = 160;
+/// Bytes of the kernel's text that are read at a time.
+const LINES: usize = 4 << 10;
 
 /// By what a misuse was found.
 pub(super) enum Call<'a> {
@@ -39,8 +41,10 @@ pub(super) fn report(found: &FoundMisuse<'_>, call: &Call<'_>, caller: &Caller) 
         stack::apart(|| {
             // SAFETY: mapped above, of that length, and used here only. All zeroes is valid.
             // The memory stays until the process ends.
-            let Buffers { text, code } = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Buffers>(room) };
-            code.read();
+            let Buffers { text, code, lines } =
+                unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Buffers>(room) };
+            // There are none without `/proc`.
+            let _ = mappings::each_own(lines, &mut |mapping, _| code.note(mapping));
             // Where the text is longer than its room, its start is written.
             let _ = describe(text, code, found, call, caller);
             fatal::write_all(text.bytes.get(..text.length).unwrap_or_default());
@@ -55,6 +59,8 @@ pub(super) fn report(found: &FoundMisuse<'_>, call: &Call<'_>, caller: &Caller) 
 struct Buffers {
     text: Text,
     code: Code,
+    /// Text of mappings.
+    lines: [u8; LINES],
 }
 
 fn describe(text: &mut Text, code: &Code, found: &FoundMisuse<'_>, call: &Call<'_>, caller: &Caller) -> fmt::Result {
@@ -154,11 +160,7 @@ struct Code {
 }
 
 impl Code {
-    /// Reads the process's mappings. There are none without `/proc`.
-    fn read(&mut self) {
-        let _ = Mappings::own().and_then(|mappings| mappings.each(&mut |mapping| self.note(mapping)));
-    }
-
+    /// Notes a mapping of the process, which lies above those before.
     fn note(&mut self, mapping: &Mapping<'_>) {
         let name = mapping.name.get(..NAME).unwrap_or(mapping.name);
         if self.last.get(..self.last_length) != Some(name) || name.is_empty() {

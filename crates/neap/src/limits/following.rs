@@ -46,7 +46,7 @@ use neap_os::stack;
 /// Nanoseconds that an allocation at the limit waits for neap's thread to look.
 const PATIENCE: u64 = 100_000_000;
 /// Nanoseconds of such a wait with `refuse:on`, where the allocation fails without a look.
-const LAST_RESORT: u64 = 1_000_000_000;
+const REFUSAL_PATIENCE: u64 = 1_000_000_000;
 /// A part of the limit, and bytes: a smaller change is not worth its cost.
 const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
 /// The part of the spare room that a process may take whose own share is smaller.
@@ -243,7 +243,7 @@ impl<P: Platform> Core<P> {
             self.follow(mm, platform.now());
         } else {
             self.following.wanted.store(true, Ordering::Relaxed);
-            self.objects.helper.ask(if self.settings.refuses() { LAST_RESORT } else { PATIENCE });
+            self.objects.helper.ask(if self.settings.refuses() { REFUSAL_PATIENCE } else { PATIENCE });
         }
         let limit = self.settings.limit();
         limit == 0 || limit > before

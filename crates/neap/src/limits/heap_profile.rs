@@ -130,7 +130,7 @@ impl Ids {
     }
 }
 
-/// TextLines of text. One that does not fit is left out and counted.
+/// Lines of text. One that does not fit is left out and counted.
 struct TextLines<'a> {
     bytes: &'a mut [u8],
     used: usize,
@@ -269,9 +269,11 @@ fn fill<P: Platform>(
     lines.add(format_args!("time {}", file.changed_at()?), &[]);
     lines.add(format_args!("now {}", clock::precise()), &[]);
     lines.add(format_args!("used {}", subject.used), &[]);
-    mappings::each_code(line, &mut |line, range| {
-        code.add(range);
-        lines.add(format_args!("code "), line);
+    mappings::each_own(line, &mut |mapping, line| {
+        if mapping.rights[2] == b'x' {
+            code.add(mapping.start..mapping.end);
+            lines.add(format_args!("code "), line);
+        }
     })?;
     let head = core.with_samples(mm, |recorder, _| recorder.head()).flatten().ok_or(Errno::NOENT)?;
     let mut ring = Ring { file, out, filled: 0, written: 0 };
@@ -475,7 +477,9 @@ mod tests {
         let (sound, other) = (record(ALLOC, &[1; 9]), record(2, &[]));
         let mut words = [&sound[..], &other, &sound, &[u64::from(PAD)], &sound].concat();
         assert_eq!(count(&mut words), 2);
-        for (at, word) in [(0, 0), (0, u64::MAX), (0, 1 | 12 << 32), (0, 1 | 8 << 32), (7, u64::MAX), (7, 4 << 32)] {
+        // Without a length, one beyond the block, one that is no number of words.
+        let lengths = [(0, 0), (0, 1 | 8000 << 32), (0, u64::MAX), (0, 1 | 12 << 32), (0, 1 | 8 << 32)];
+        for (at, word) in lengths.into_iter().chain([(7, u64::MAX), (7, 4 << 32), (7, 8000 << 32)]) {
             let mut words = [&sound[..], &sound].concat();
             words[at] = word;
             assert!(count(&mut words) <= 1, "{at} {word:#x}");
