@@ -277,7 +277,8 @@ pub struct Virtual {
 }
 
 /// A test's answer to [`Platform::room`].
-struct RoomSource(Option<std::boxed::Box<dyn Fn() -> Room + Send>>);
+#[derive(Clone)]
+struct RoomSource(Option<std::sync::Arc<dyn Fn() -> Room + Send + Sync>>);
 
 impl core::fmt::Debug for RoomSource {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -381,8 +382,8 @@ impl Virtual {
     }
 
     /// Has `room` answer how much memory the container leaves.
-    pub fn set_room(&self, room: impl Fn() -> Room + Send + 'static) {
-        *self.room.lock().expect("no holder panics") = RoomSource(Some(std::boxed::Box::new(room)));
+    pub fn set_room(&self, room: impl Fn() -> Room + Send + Sync + 'static) {
+        *self.room.lock().expect("no holder panics") = RoomSource(Some(std::sync::Arc::new(room)));
     }
 
     /// Sets whether a thread runs on an isolated CPU.
@@ -651,7 +652,9 @@ impl Platform for Virtual {
 
     fn room(&self) -> Option<Room> {
         self.attempt(Call::Room).ok()?;
-        self.room.lock().expect("no holder panics").0.as_ref().map(|room| room())
+        // Without the lock: a test's answer may ask in turn.
+        let RoomSource(room) = self.room.lock().expect("no holder panics").clone();
+        room.map(|room| room())
     }
 
     fn pause(&self) {

@@ -173,7 +173,7 @@ impl<P: Platform> Core<P> {
 
     /// Makes a look at time `now`, and puts a limit that follows the container in force. Not inside
     /// the gate.
-    fn look_at_container(&self, mm: &Mm<P>, now: u64) {
+    pub(crate) fn look_at_container(&self, mm: &Mm<P>, now: u64) {
         self.following.last.store(now.max(1), Ordering::Relaxed);
         self.following.looks.fetch_add(1, Ordering::Relaxed);
         let own = self.counted();

@@ -60,9 +60,20 @@ impl<P: Platform> Mm<P> {
     /// `None` if no limit is visible. Not from a signal handler.
     pub fn headroom(&self) -> Option<Headroom> {
         let core = self.core()?;
-        core.look_if_due(self, PERIOD);
-        let _inside = self.gate.enter(core.objects.platform.cpu());
-        core.following.headroom.lock().last
+        let looks = || {
+            let _inside = self.gate.enter(core.objects.platform.cpu());
+            let looks = core.following.headroom.lock();
+            (looks.has_any, looks.last)
+        };
+        // A look counts from its start. Another thread may make the first one right now.
+        if core.look_if_due(self, PERIOD).is_some() {
+            let (has_any, last) = looks();
+            if has_any {
+                return last;
+            }
+            core.look_at_container(self, core.objects.platform.precise());
+        }
+        looks().1
     }
 }
 
@@ -71,12 +82,12 @@ mod tests {
     use super::*;
     use crate::mm::Hooks;
     use crate::options::{Background, Options};
-    use core::sync::atomic::{AtomicU64, Ordering};
+    use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use neap_base::platform::LimitedBy;
     use neap_base::virtual_platform::{Call, Virtual};
     use neap_groups::{Event, EventDelta, GroupId, Listener};
     use std::boxed::Box;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     const MIB: u64 = 1 << 20;
 
@@ -166,6 +177,31 @@ mod tests {
         assert!(mm.groups().unwrap().unsubscribe(subscription) && mm.groups().unwrap().unsubscribe(other));
         it.tick(2000);
         assert_eq!((it.looks(), told()), (looks, 0), "no look after the last listener");
+        it.close();
+    }
+
+    /// | thread A | thread B |
+    /// |---|---|
+    /// | 1. starts the first look | |
+    /// | | 2. asks for the headroom |
+    /// | 3. ends its look | |
+    #[test]
+    fn headroom_is_known_while_another_thread_makes_the_first_look() {
+        let it = Contained::new();
+        let address = (&raw const *it.mm).expose_provenance();
+        let (is_first, asked) = (AtomicBool::new(true), Arc::new(Mutex::new(None)));
+        let answer = asked.clone();
+        it.platform().set_room(move || {
+            if is_first.swap(false, Ordering::Relaxed) {
+                // SAFETY: the manager stays in its box until `close`, and its platform goes with it.
+                let mm = unsafe { &*core::ptr::with_exposed_provenance::<Mm<Virtual>>(address) };
+                *answer.lock().unwrap() = mm.headroom();
+            }
+            Room { owner: LimitedBy::Group, limit: 100 * MIB, used: MIB, smallest: 100 * MIB }
+        });
+        let found = it.mm.headroom();
+        assert_eq!(found.map(|found| found.limit), Some(100 * MIB));
+        assert_eq!((*asked.lock().unwrap(), it.looks()), (found, 2));
         it.close();
     }
 

@@ -32,16 +32,20 @@ impl Headroom {
 #[derive(Debug)]
 pub(crate) struct Looks {
     series: Series,
+    /// What the last look found; `None` if no limit was visible.
     pub(crate) last: Option<Headroom>,
+    /// Whether a look has ended.
+    pub(crate) has_any: bool,
 }
 
 impl Looks {
     pub(crate) const fn new() -> Looks {
-        Looks { series: Series::new(), last: None }
+        Looks { series: Series::new(), last: None, has_any: false }
     }
 
     /// Adds a look at time `now` in nanoseconds. Returns whether level or limit changed.
     pub(crate) fn add(&mut self, now: u64, room: Option<&Room>) -> bool {
+        self.has_any = true;
         let before = self.last.take();
         let Some(&Room { limit, used, .. }) = room else { return before.is_some() };
         let sample = Sample { at_ms: now / 1_000_000, headroom: limit.saturating_sub(used), limit };
