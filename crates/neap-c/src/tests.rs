@@ -179,8 +179,8 @@ fn memory_is_counted_by_state() {
     };
     let run = PROCESS.allocate(200 << 20);
     let held = get();
-    // Other tests of this program have less.
-    assert!((200 << 20..300 << 20).contains(&held.allocated_bytes), "{held:?}");
+    // Other tests of this program have less. They change their caches during the reading.
+    assert!((199 << 20..300 << 20).contains(&held.allocated_bytes), "{held:?}");
     assert!(held.active_bytes >= 200 << 20 && held.resident_bytes > held.active_bytes, "{held:?}");
     assert!(held.metadata_bytes > 0 && held.mapped_bytes >= held.active_bytes, "{held:?}");
     assert!(held.page_bytes == 4096 && held.nodes > 0 && held.has_thread <= 1, "{held:?}");
