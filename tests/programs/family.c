@@ -55,6 +55,29 @@ static void no_overlap(void) {
     }
 }
 
+/* A pointer with a tag of the program's, where the processor ignores one. */
+static void *tagged(void *block) {
+#ifdef __aarch64__
+    return (void *)((uintptr_t)block | (uintptr_t)0x5a << 56);
+#else
+    return block;
+#endif
+}
+
+static void tags_are_ignored(void) {
+    for (int i = 0; i < SIZES; i++) {
+        size_t size = sizes[i] + 1;
+        unsigned char *block = malloc(size);
+        CHECK(malloc_usable_size(tagged(block)) == malloc_usable_size(block), "of %zu", size);
+        mark(tagged(block), size, size);
+        unsigned char *larger = realloc(tagged(block), size * 3);
+        CHECK(larger && marked(larger, size, size), "realloc of %zu", size);
+        unsigned char *smaller = realloc(tagged(larger), size);
+        CHECK(smaller && marked(smaller, size, size), "realloc back to %zu", size);
+        free(tagged(smaller));
+    }
+}
+
 static void zero_sized(void) {
     void *a = malloc(0), *b = malloc(0), *c = calloc(0, 8), *d = calloc(8, 0);
     CHECK(a && b && c && d && a != b && c != d, "blocks of no bytes: %p %p %p %p", a, b, c, d);
@@ -213,6 +236,7 @@ static void the_rest(void) {
 int main(void) {
     sizes_and_alignment();
     no_overlap();
+    tags_are_ignored();
     zero_sized();
     zeroing();
     alignments();

@@ -17,6 +17,7 @@
 //! | `ends_in_call` | whether the last instruction of some code is a call |
 //! | `cpu_id` | the word `cpu_id` of this thread's rseq area |
 //! | `has_instructions` | whether the processor has every instruction of the sequences |
+//! | `TAG` | bits of an address that loads and stores ignore |
 //! | `SIGNATURE` | the word before each abort exit, with which threads are registered |
 //! | `CLOCK` | name of the vDSO's `clock_gettime` |
 //! | `stacks`, `words` | the sequences, whose contracts are those of [`rseq`](crate::rseq) |

@@ -5,6 +5,7 @@
 //! [`move_pages`] replaces an existing mapping.
 
 use crate::Errno;
+use crate::arch;
 use crate::environment::read_file;
 use crate::syscall::{PROCESS_MADVISE, syscall5};
 use core::ffi::c_void;
@@ -28,6 +29,13 @@ pub struct Range {
 pub fn page_size() -> usize {
     // SAFETY: getauxval has no preconditions.
     unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
+}
+
+/// The pointer without the tag that a program may keep in it. arm64 ignores the top byte of an
+/// address; x86-64 ignores nothing.
+#[inline(always)]
+pub fn untagged(pointer: *mut u8) -> *mut u8 {
+    pointer.map_addr(|address| address & !arch::TAG)
 }
 
 fn pointer(address: usize) -> *mut c_void {

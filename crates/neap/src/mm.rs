@@ -37,6 +37,7 @@ use neap_objects::fast_path::{FastPath, FreeOutcome};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
 use neap_os::futex::{self, Sharing};
+use neap_os::memory::untagged;
 use neap_os::thread_state::entered;
 use neap_reclaim::lru::Lists;
 
@@ -461,6 +462,8 @@ impl<P: Platform> Mm<P> {
     #[cold]
     #[inline(never)]
     fn free_slow(&self, pointer: *mut u8) {
+        // A tagged pointer is none of the fast path.
+        let pointer = untagged(pointer);
         if pointer.is_null() {
             return;
         }
@@ -499,7 +502,7 @@ impl<P: Platform> Mm<P> {
     #[inline(never)]
     fn free_named_slow(&self, pointer: *mut u8, size: NamedSize) {
         match self.core_if_open().filter(|core| core.options.check && !pointer.is_null()) {
-            Some(core) => self.free_checked(core, pointer, Some(size), "sized free"),
+            Some(core) => self.free_checked(core, untagged(pointer), Some(size), "sized free"),
             None => self.free_slow(pointer),
         }
     }
@@ -540,6 +543,7 @@ impl<P: Platform> Mm<P> {
 
     #[inline(never)]
     fn usable_size_slow(&self, pointer: *const u8) -> usize {
+        let pointer = untagged(pointer.cast_mut());
         if pointer.is_null() {
             return 0;
         }

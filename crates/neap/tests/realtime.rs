@@ -102,7 +102,9 @@ impl Drop for Stage {
 
 /// Gives this thread a realtime priority.
 fn be_realtime(priority: i32) -> Result<(), Error> {
-    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: all zeroes is a valid value. musl's has more fields.
+    let mut parameters: libc::sched_param = unsafe { core::mem::zeroed() };
+    parameters.sched_priority = priority;
     // SAFETY: the parameters are this function's.
     match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } {
         0 => Ok(()),

@@ -12,6 +12,9 @@ mod sequences;
 pub(crate) mod stacks;
 pub(crate) mod words;
 
+/// Bits of an address that loads and stores ignore: the top byte, which Linux leaves to programs.
+pub(crate) const TAG: usize = 0xff << 56;
+
 /// Signature in front of abort exits; a `brk` that no debugger uses.
 pub(crate) const SIGNATURE: usize = 0xd428_bc00;
 

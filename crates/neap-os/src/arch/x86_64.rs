@@ -12,6 +12,9 @@ mod sequences;
 pub(crate) mod stacks;
 pub(crate) mod words;
 
+/// Bits of an address that loads and stores ignore: none.
+pub(crate) const TAG: usize = 0;
+
 /// Signature in front of abort exits.
 pub(crate) const SIGNATURE: usize = 0x5305_3053;
 

@@ -10,6 +10,7 @@ use crate::mm::{Mm, core_less};
 use crate::state::in_call::Returned;
 use neap_base::Platform;
 use neap_objects::size_class::{Class, GRAIN, LARGEST};
+use neap_os::memory::untagged;
 
 impl<P: Platform> Mm<P> {
     /// Makes the memory at `pointer` at least `size` bytes large, and moves it if need be. Returns
@@ -57,6 +58,7 @@ impl<P: Platform> Mm<P> {
     /// Those of [`Mm::reallocate_aligned`].
     #[inline(never)]
     unsafe fn reallocate_in_place(&self, pointer: *mut u8, size: usize, align: usize) -> Result<*mut u8, usize> {
+        let pointer = untagged(pointer);
         let Some(core) = self.core_if_open() else { core_less(pointer) };
         // Always moved, so that old pointers are found.
         if let Some(usable) = core.guarded_size(pointer, "realloc") {

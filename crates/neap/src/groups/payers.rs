@@ -16,6 +16,7 @@ use core::ptr::from_ref;
 use neap_base::Platform;
 use neap_groups::Payer;
 use neap_objects::size_class::Class;
+use neap_os::memory::untagged;
 
 impl<P: Platform> Mm<P> {
     /// Returns the payer of the block of this manager that an address lies in. `None` if no group
@@ -26,6 +27,7 @@ impl<P: Platform> Mm<P> {
     /// Memory of this manager at `pointer` lies in a block that is not freed during the call.
     pub unsafe fn payer_at(&self, pointer: *const u8) -> Option<Payer> {
         let core = self.core_if_open()?;
+        let pointer = untagged(pointer.cast_mut()).cast_const();
         if let Ok(payer) = core.guarded_payer(pointer) {
             return payer;
         }
