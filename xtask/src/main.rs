@@ -94,8 +94,9 @@ usage: cargo xtask COMMAND [arguments]
   docs                        checks every link of the documentation, and renders the book into target/book
   peers [NAME...]             builds the allocators that the benchmarks compare with, into target/peers/
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
-  vm [--target aarch64-unknown-linux-gnu] [NAME...]
-                              tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU
+  vm [--target aarch64-unknown-linux-gnu] [--suite] [NAME...]
+                              tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU;
+                              with --suite all tests and programs of what ships
   ci [--full]                 everything that .ci/run runs; all tests that take long as well
 ";
 

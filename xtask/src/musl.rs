@@ -1,6 +1,6 @@
 //! `cargo xtask test --target x86_64-unknown-linux-musl`: tests with musl.
 //!
-//! Unit tests as static programs, the programs of `tests/programs` under a preload library for
+//! The crates' tests as static programs, the programs of `tests/programs` under a preload library for
 //! musl, and static Rust programs with the packaged crate.
 
 use anyhow::Result;
@@ -10,10 +10,7 @@ use crate::programs::{self, Left};
 use crate::report::Report;
 use crate::smoke::MODES;
 use crate::target::Target;
-use crate::{dependent, fast_path, layout, symbols};
-
-/// Crates whose unit tests run: those with code that depends on the C library.
-const UNITS: &[&str] = &["neap-os", "neap-base"];
+use crate::{dependent, fast_path, layout, symbols, tidy};
 
 /// Programs that are for another C library, or fail with musl's own malloc.
 const LEFT_PROGRAMS: &[Left] = &[
@@ -40,9 +37,9 @@ pub(crate) fn test() -> Result<()> {
     let target = Target::Musl;
     target.is_there(false)?;
     let mut report = Report::default();
-    let units = UNITS.iter().flat_map(|name| ["--package", *name]);
-    let units: Vec<&str> = ["test", "--no-fail-fast", "--lib"].into_iter().chain(units).collect();
-    report.check("unit tests of neap-os and neap-base", run(target.cargo(&units)));
+    let crates = tidy::RING_0.iter().filter(|name| !tidy::LOADED.contains(name));
+    let tests = ["test", "--no-fail-fast"].into_iter().chain(crates.flat_map(|name| ["--package", *name]));
+    report.check("cargo test of what ships", run(target.cargo(&tests.collect::<Vec<_>>())));
     run(target.cargo_of_library())?;
     symbols::preloaded(&mut report, target)?;
     fast_path::into(&mut report, target)?;

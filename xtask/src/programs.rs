@@ -177,7 +177,7 @@ pub(crate) fn elsewhere(report: &mut Report, target: Target, left: &[Left], scra
             return Ok(());
         }
         let source = layout::root().join("tests/programs").join(check.file);
-        let answer = compile_with_library(target, &source, scratch).and_then(|program| {
+        let answer = compile_with_libraries(target, &source, scratch).and_then(|(program, _)| {
             let mut line = target.start(&program);
             line.args(check.arguments).current_dir(scratch);
             passes(line, &|line| {
@@ -194,8 +194,8 @@ pub(crate) fn elsewhere(report: &mut Report, target: Target, left: &[Left], scra
 /// Compiles one program and runs it in every mode.
 fn check_one(report: &Mutex<&mut Report>, check: &SelfCheck, library: &Path, scratch: &Path) {
     let source = layout::root().join("tests/programs").join(check.file);
-    let program = match compile_with_library(Target::Native, &source, scratch) {
-        Ok(program) => program,
+    let program = match compile_with_libraries(Target::Native, &source, scratch) {
+        Ok((program, _)) => program,
         Err(error) => return locked(report).check(check.file, Err(error)),
     };
     let start = |mode: &str, environment: &dyn Fn(&mut Command)| {
@@ -213,21 +213,23 @@ fn check_one(report: &Mutex<&mut Report>, check: &SelfCheck, library: &Path, scr
 }
 
 /// Compiles a program and its companions: `<name>_library` is a shared object that it loads,
-/// `<name>_linked` one that it is linked with.
-fn compile_with_library(target: Target, source: &Path, scratch: &Path) -> Result<PathBuf> {
+/// `<name>_linked` one that it is linked with. Returns the program and the companions.
+pub(crate) fn compile_with_libraries(target: Target, source: &Path, scratch: &Path) -> Result<(PathBuf, Vec<PathBuf>)> {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
     // Without -fno-builtin the compiler removes pairs of malloc and free that it sees through.
-    let mut flags = vec!["-fno-builtin".to_string()];
+    let (mut flags, mut companions) = (vec!["-fno-builtin".to_string()], Vec::new());
     for (kind, linked) in [("library", false), ("linked", true)] {
         for library in ["c", "cpp"].map(|language| source.with_file_name(format!("{stem}_{kind}.{language}"))) {
             let object = scratch.join(format!("{stem}_{kind}.so"));
             if library.exists() {
                 compile_shared(target, &library, &object, &[])?;
                 flags.extend(linked.then(|| object.display().to_string()));
+                companions.push(object.clone());
             }
         }
     }
-    compile(target, source, &flags.iter().map(String::as_str).collect::<Vec<_>>(), scratch)
+    let program = compile(target, source, &flags.iter().map(String::as_str).collect::<Vec<_>>(), scratch)?;
+    Ok((program, companions))
 }
 
 /// Compiles a shared object.

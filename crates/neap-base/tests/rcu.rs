@@ -10,6 +10,7 @@
 #![cfg(not(loom))]
 
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 use core::ptr::{NonNull, null, null_mut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use neap_base::platform::{Linux, Platform};
@@ -229,11 +230,12 @@ fn read_in_a_thread(world: &World, machine: &Linux) {
         (0..100).for_each(|_| world.read(0, || machine.pause()));
         null_mut()
     }
-    let (mut of, mut thread) = ((world, machine), 0);
-    // SAFETY: the pointers are valid during the calls, and the thread is joined once.
+    let (mut of, mut thread) = ((world, machine), MaybeUninit::<libc::pthread_t>::uninit());
+    // SAFETY: the pointers are valid during the calls. The thread is joined once, after its creation
+    // wrote its number.
     unsafe {
-        assert_eq!(libc::pthread_create(&raw mut thread, null(), reads, (&raw mut of).cast()), 0);
-        assert_eq!(libc::pthread_join(thread, null_mut()), 0);
+        assert_eq!(libc::pthread_create(thread.as_mut_ptr(), null(), reads, (&raw mut of).cast()), 0);
+        assert_eq!(libc::pthread_join(thread.assume_init(), null_mut()), 0);
     }
 }
 

@@ -118,7 +118,8 @@ fn work<P: Platform>(
 
 /// The disturbances of the working threads.
 struct Storm {
-    threads: Mutex<Vec<(i32, libc::pthread_t)>>,
+    /// By the kernel's number. The C libraries have different types for theirs.
+    threads: Mutex<Vec<i32>>,
     stop: AtomicBool,
     /// Threads that may still be signalled.
     working: AtomicU32,
@@ -128,10 +129,10 @@ impl Storm {
     fn signals(&self) {
         let mut random = Random(7);
         while self.working.load(Relaxed) as usize == THREADS {
-            for (_, thread) in self.threads.lock().unwrap().iter() {
+            for thread in self.threads.lock().unwrap().iter() {
                 let signal = if random.below(3) == 0 { libc::SIGUSR2 } else { libc::SIGUSR1 };
-                // SAFETY: the thread has not ended: it waits for the storm.
-                unsafe { libc::pthread_kill(*thread, signal) };
+                // SAFETY: the signal has a handler. The thread has not ended: it waits for the storm.
+                unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), *thread, signal) };
             }
             std::thread::sleep(Duration::from_micros(50 + random.below(200) as u64));
         }
@@ -140,7 +141,7 @@ impl Storm {
     fn migrations(&self) {
         let mut random = Random(8);
         while self.working.load(Relaxed) as usize == THREADS {
-            for (thread, _) in self.threads.lock().unwrap().iter() {
+            for thread in self.threads.lock().unwrap().iter() {
                 run_on(*thread, 1 + random.below(15));
             }
             std::thread::sleep(Duration::from_micros(200));
@@ -186,14 +187,14 @@ fn stress(machine: &Shared<Linux>, options: &Options, seconds: f64) {
                 let (mm, storm, pool) = (&mm, &storm, &pool);
                 scope.spawn(move || {
                     // SAFETY: about this thread.
-                    let me = unsafe { (libc::gettid(), libc::pthread_self()) };
+                    let me = unsafe { libc::gettid() };
                     storm.threads.lock().unwrap().push(me);
                     let mut program = Program::new(mm);
                     let scarce = options.limit > 0;
                     let steps = work(&mut program, pool, &mut Random(seed + number), &storm.stop, scarce);
                     // From here on no signal is sent to this thread.
                     storm.working.fetch_sub(1, Relaxed);
-                    storm.threads.lock().unwrap().retain(|(thread, _)| *thread != me.0);
+                    storm.threads.lock().unwrap().retain(|thread| *thread != me);
                     (steps, core::mem::take(&mut program.blocks))
                 })
             })

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use crate::process::command;
 
 /// The content of a name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Entry {
     /// A copy of this file, executable.
     File(PathBuf),

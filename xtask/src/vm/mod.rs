@@ -6,8 +6,11 @@
 //! the target folder. If the machine is not available it ends with the status of a skipped check:
 //! it never passes by doing nothing. It emulates every instruction, so it tests behaviour and never
 //! time.
+//!
+//! `--suite` runs everything that ships instead: suite.rs.
 
 use core::time::Duration;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -22,22 +25,30 @@ use crate::{Skipped, build, layout, programs};
 mod initrd;
 mod machine;
 pub(crate) mod packages;
+mod suite;
 
 use machine::{Answer, FIGURE, Shape};
 
 /// One program that runs in the machine: a shell line that ends with status 0. `/tests` holds the
 /// test programs of the crates, `/programs` those of `tests/programs`, `$PRELOAD` the library.
 /// Lines of output that begin with `figure: ` are printed at the end.
+#[derive(Clone)]
 struct Guest {
-    name: &'static str,
+    name: Cow<'static, str>,
     shape: Shape,
-    line: &'static str,
+    line: Cow<'static, str>,
     /// Most seconds that it may take, against a hang.
     limit: u32,
+    /// Files for it alone, by their path in the machine.
+    files: Vec<(String, PathBuf)>,
 }
 
 const fn guest(name: &'static str, line: &'static str) -> Guest {
-    Guest { name, shape: Shape::TwoNodes, line, limit: 240 }
+    guest_on(Shape::TwoNodes, name, line)
+}
+
+const fn guest_on(shape: Shape, name: &'static str, line: &'static str) -> Guest {
+    Guest { name: Cow::Borrowed(name), shape, line: Cow::Borrowed(line), limit: 240, files: Vec::new() }
 }
 
 /// Takes CPUs offline and online while a test runs. That must have happened, and the test must not
@@ -167,19 +178,22 @@ const GUESTS: &[Guest] = &[
     guest("a container cut by memory.high first", CUT_HIGH_FIRST),
     guest("a container cut by memory.max at once", CUT_AT_ONCE),
     guest("a container is explained, in a namespace too", EXPLAIN),
-    Guest {
-        shape: Shape::Memoryless,
-        ..guest("a node without memory", "/tests/neap-managers second_machine::a_memoryless --ignored --test-threads 1")
-    },
-    Guest {
-        shape: Shape::Memoryless,
-        ..guest("signals_and_migration beside it", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15")
-    },
-    Guest {
-        shape: Shape::Realtime,
-        ..guest("realtime priorities", "grep -q PREEMPT_RT /proc/version && /tests/neap-realtime --nocapture")
-    },
-    Guest { shape: Shape::Realtime, ..guest("stress, realtime kernel", "NEAP_SECONDS=10 /tests/neap-stress a6") },
+    guest_on(
+        Shape::Memoryless,
+        "a node without memory",
+        "/tests/neap-managers second_machine::a_memoryless --ignored --test-threads 1",
+    ),
+    guest_on(
+        Shape::Memoryless,
+        "signals_and_migration beside it",
+        "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15",
+    ),
+    guest_on(
+        Shape::Realtime,
+        "realtime priorities",
+        "grep -q PREEMPT_RT /proc/version && /tests/neap-realtime --nocapture",
+    ),
+    guest_on(Shape::Realtime, "stress, realtime kernel", "NEAP_SECONDS=10 /tests/neap-stress a6"),
 ];
 
 /// Programs of `tests/programs` that are included.
@@ -195,16 +209,21 @@ const PROGRAMS: &[&str] = &[
     "unwind_signals",
 ];
 
+/// Crates whose tests are lanes.
+const TESTED: &[&str] = &["neap-os", "neap-base", "neap"];
+
+/// Files of the machine's file system, by path.
+type Files = BTreeMap<String, initrd::Entry>;
+
 /// Runs the guests whose names contain one of `names`, or all.
 pub(crate) fn command(arguments: &[String]) -> Result<()> {
     let (target, names) = Target::parse(arguments)?;
+    let (is_suite, names) = match names {
+        [option, names @ ..] if option == "--suite" => (true, names),
+        names => (false, names),
+    };
     ensure!(target != Target::Musl, "no virtual machine has musl");
     target.is_there(false)?;
-    let here = |guest: &&Guest| target == Target::Native || guest.shape == Shape::TwoNodes;
-    let chosen = |guest: &&Guest| names.is_empty() || names.iter().any(|name| guest.name.contains(name.as_str()));
-    if let Some(unknown) = names.iter().find(|name| !GUESTS.iter().any(|guest| guest.name.contains(name.as_str()))) {
-        bail!("vm: no test's name contains `{unknown}`");
-    }
     let folder = layout::target().join(if target == Target::Native { "vm" } else { "vm-arm64" });
     std::fs::create_dir_all(&folder)?;
     let found = match packages::obtain(target, &folder) {
@@ -218,69 +237,106 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
             run(target.cargo(&["build", "--release", "--package", "neap-cli"]))?;
         }
     }
-    let initrd = folder.join("initrd");
-    let (mut report, mut figures) = (Report::default(), Vec::new());
-    let (start, mut emulated) = (Instant::now(), Duration::ZERO);
+    let start = Instant::now();
+    let mut machines = Machines {
+        target,
+        found,
+        initrd: folder.join("initrd"),
+        report: Report::default(),
+        figures: Vec::new(),
+        time: Duration::ZERO,
+    };
+    let scratch = folder.join("programs");
+    std::fs::create_dir_all(&scratch)?;
+    let (guests, batch) = match is_suite {
+        true => (suite::guests(&mut machines.report, target, &scratch)?, suite::BATCH),
+        false => (lanes(target), usize::MAX),
+    };
+    let chosen = |name: &str| names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str()));
+    if let Some(unknown) = names.iter().find(|name| !guests.iter().any(|guest| guest.name.contains(name.as_str()))) {
+        bail!("vm: no test's name contains `{unknown}`");
+    }
+    let files = contents(target, &machines.found, &scratch, is_suite)?;
     for shape in Shape::ALL {
-        let guests: Vec<&Guest> =
-            GUESTS.iter().filter(here).filter(chosen).filter(|guest| guest.shape == *shape).collect();
-        if guests.is_empty() {
-            continue;
-        }
-        // Another processor takes longer to emulate.
-        let patience = if target == Target::Native { 1 } else { 3 };
-        let lines: Vec<(&str, u32)> = guests.iter().map(|guest| (guest.line, guest.limit * patience)).collect();
-        initrd::write(&initrd, &contents(target, &folder, &found, &lines)?)?;
+        let guests: Vec<&Guest> = guests.iter().filter(|guest| guest.shape == *shape && chosen(&guest.name)).collect();
+        guests.chunks(batch).try_for_each(|guests| machines.run(*shape, guests, &files))?;
+    }
+    machines.figures.iter().for_each(|figure| println!("vm: {figure}"));
+    let built = start.elapsed() - machines.time;
+    println!("vm: {} s in machines, {} s for builds of tests", machines.time.as_secs(), built.as_secs());
+    machines.report.close("vm")
+}
+
+/// The lanes for a processor.
+fn lanes(target: Target) -> Vec<Guest> {
+    let here = |guest: &&Guest| target == Target::Native || guest.shape == Shape::TwoNodes;
+    // Another processor takes longer to emulate.
+    let patience = if target == Target::Native { 1 } else { 3 };
+    GUESTS.iter().filter(here).map(|guest| Guest { limit: guest.limit * patience, ..guest.clone() }).collect()
+}
+
+/// Machines that run one after the other, and what they said.
+struct Machines {
+    target: Target,
+    found: packages::Machine,
+    initrd: PathBuf,
+    report: Report,
+    figures: Vec<String>,
+    /// Time that they ran.
+    time: Duration,
+}
+
+impl Machines {
+    /// Runs some tests on one machine. `files` are for all machines.
+    fn run(&mut self, shape: Shape, guests: &[&Guest], files: &Files) -> Result<()> {
+        let lines: Vec<(&str, u32)> = guests.iter().map(|guest| (&*guest.line, guest.limit)).collect();
+        let own = guests.iter().flat_map(|guest| &guest.files);
+        let mut files = files.clone();
+        files.extend(own.map(|(name, path)| (name.clone(), initrd::Entry::File(path.clone()))));
+        files.insert("init".into(), initrd::Entry::Text(machine::init(&lines)));
+        initrd::write(&self.initrd, &files)?;
         println!("vm: {} tests on {}", guests.len(), shape.name());
         let limit = lines.iter().map(|line| line.1).sum();
         let boot = Instant::now();
-        let answers = machine::run(target, &found, *shape, &initrd, limit)?;
-        emulated += boot.elapsed();
+        let answers = machine::run(self.target, &self.found, shape, &self.initrd, limit)?;
+        self.time += boot.elapsed();
         for (at, guest) in guests.iter().enumerate() {
             let result = match answers.tests.get(at) {
                 Some(Answer { status: 0, output }) if output.contains("test result: ok. 0 passed") => {
                     Err(anyhow::anyhow!("no test was run\n{output}"))
                 }
                 Some(Answer { status: 0, output }) => {
-                    figures.extend(output.lines().filter_map(|line| line.strip_prefix(FIGURE)).map(str::to_string));
+                    let said = output.lines().filter_map(|line| line.strip_prefix(FIGURE));
+                    self.figures.extend(said.map(str::to_string));
                     Ok(())
                 }
                 Some(answer) => Err(anyhow::anyhow!("status {}\n{}", answer.status, answer.output)),
                 None => Err(anyhow::anyhow!("the machine stopped before or in it; its last words:\n{}", answers.rest)),
             };
-            report.check(guest.name, result);
+            self.report.check(&guest.name, result);
         }
+        Ok(())
     }
-    figures.iter().for_each(|figure| println!("vm: {figure}"));
-    let built = start.elapsed() - emulated;
-    println!("vm: {} s in machines, {} s for builds of tests", emulated.as_secs(), built.as_secs());
-    report.close("vm")
 }
 
-/// All files of the machine's file system.
-fn contents(
-    target: Target,
-    folder: &Path,
-    found: &packages::Machine,
-    lines: &[(&str, u32)],
-) -> Result<BTreeMap<String, initrd::Entry>> {
+/// The machine's file system without the tests of one machine and its first program.
+fn contents(target: Target, found: &packages::Machine, scratch: &Path, is_suite: bool) -> Result<Files> {
     let mut files = BTreeMap::new();
     let file = |path: PathBuf| initrd::Entry::File(path);
     files.insert("bin/busybox".into(), file(found.busybox.clone()));
-    files.insert("init".into(), initrd::Entry::Text(machine::init(lines)));
     files.insert("lib/libneap_malloc.so".into(), file(target.library()));
     files.insert("bin/neap".into(), file(target.command_line()));
-    files.insert("programs/server.sh".into(), initrd::Entry::Text(SERVER.into()));
-    for (name, program) in tests(target)? {
-        files.insert(format!("tests/{name}"), file(program));
-    }
-    let scratch = folder.join("programs");
-    std::fs::create_dir_all(&scratch)?;
-    need("gcc", &["gcc", "libc6-dev"])?;
-    for name in PROGRAMS {
-        let source = layout::root().join(format!("tests/programs/{name}.c"));
-        files
-            .insert(format!("programs/{name}"), file(programs::compile(target, &source, &["-fno-builtin"], &scratch)?));
+    if !is_suite {
+        files.insert("programs/server.sh".into(), initrd::Entry::Text(SERVER.into()));
+        for (name, program) in tests(target, TESTED)? {
+            files.insert(format!("tests/{name}"), file(program));
+        }
+        need("gcc", &["gcc", "libc6-dev"])?;
+        for name in PROGRAMS {
+            let source = layout::root().join(format!("tests/programs/{name}.c"));
+            let program = programs::compile(target, &source, &["-fno-builtin"], scratch)?;
+            files.insert(format!("programs/{name}"), file(program));
+        }
     }
     match target {
         Target::Native => initrd::add_libraries(&mut files)?,
@@ -291,13 +347,10 @@ fn contents(
     Ok(files)
 }
 
-/// The test programs of the crates that need a machine, by `crate-file`, or `crate` for a crate's
-/// own tests.
-fn tests(target: Target) -> Result<BTreeMap<String, PathBuf>> {
+/// The test programs of some crates, by `crate-file`, or `crate` for a crate's own tests.
+fn tests(target: Target, packages: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
     let mut arguments = vec!["test", "--no-run", "--message-format", "json"];
-    for package in ["neap-os", "neap-base", "neap"] {
-        arguments.extend(["--package", package]);
-    }
+    packages.iter().for_each(|package| arguments.extend(["--package", *package]));
     let mut build = target.cargo(&arguments);
     build.stderr(std::process::Stdio::inherit());
     let output = build.output().context("cannot start cargo")?;

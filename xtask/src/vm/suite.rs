@@ -1,0 +1,67 @@
+//! `cargo xtask vm --suite`: all that ships, on the machine. Each test program of the crates and each
+//! program of `tests/programs` is one test there.
+//!
+//! It is for a processor whose programs this machine runs one by one only, without restartable
+//! sequences and without children: arm64.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::{Guest, tests};
+use crate::process::{capture, command};
+use crate::programs::{self, Left};
+use crate::report::Report;
+use crate::target::Target;
+use crate::vm::machine::Shape;
+use crate::{layout, tidy};
+
+/// Tests of one machine. Its file system, in memory, holds them.
+pub(super) const BATCH: usize = 12;
+
+/// Most seconds of one test.
+const LIMIT: u32 = 900;
+
+/// What is left out, by the name of a crate's test program or of a C program's file.
+const LEFT: &[Left] = &[];
+
+/// Tests that are left out, by a part of their name.
+const LEFT_TESTS: &[Left] = &[];
+
+/// The tests. `scratch` takes their files.
+pub(super) fn guests(report: &mut Report, target: Target, scratch: &Path) -> Result<Vec<Guest>> {
+    let mut is_there = |name: &str| {
+        let left = LEFT.iter().find(|(left, _)| *left == name);
+        left.inspect(|(name, reason)| report.skip(name, reason)).is_none()
+    };
+    let one = |name: &str, line: String, files: Vec<PathBuf>| {
+        // At the path where it is here, by which some name a companion.
+        let place = |path: &Path| path.to_string_lossy().trim_start_matches('/').to_string();
+        let files = files.into_iter().map(|path| (place(&path), path)).collect();
+        let name = Cow::Owned(name.to_string());
+        Guest { name, shape: Shape::TwoNodes, line: Cow::Owned(line), limit: LIMIT, files }
+    };
+    let skips: String = LEFT_TESTS.iter().map(|(name, _)| format!(" --skip {name}")).collect();
+    let mut all = Vec::new();
+    let crates: Vec<&str> = tidy::RING_0.iter().filter(|name| !tidy::LOADED.contains(name)).copied().collect();
+    for (name, program) in tests(target, &crates)?.iter().filter(|(name, _)| is_there(name)) {
+        let stripped = scratch.join(name);
+        let mut strip = command(&target.tool("strip"), ["--strip-debug", "-o"]);
+        strip.arg(&stripped).arg(program);
+        capture(strip)?;
+        all.push(one(name, format!("{}{skips}", stripped.display()), vec![stripped]));
+    }
+    for line in programs::lines() {
+        let (file, arguments) = line.split_once(' ').unwrap_or((&line, ""));
+        if !is_there(file) {
+            continue;
+        }
+        let source = layout::root().join("tests/programs").join(file);
+        let (program, mut files) = programs::compile_with_libraries(target, &source, scratch)?;
+        let line = format!("cd {} && LD_PRELOAD=$PRELOAD {} {arguments}", scratch.display(), program.display());
+        files.push(program);
+        all.push(one(file, line, files));
+    }
+    Ok(all)
+}
