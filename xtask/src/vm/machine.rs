@@ -23,22 +23,25 @@ pub(crate) enum Shape {
     Memoryless,
     /// [`Shape::TwoNodes`] with a kernel for realtime.
     Realtime,
+    /// [`Shape::TwoNodes`] with Linux 5.10.
+    Old,
 }
 
 impl Shape {
-    pub(crate) const ALL: &[Shape] = &[Shape::TwoNodes, Shape::Memoryless, Shape::Realtime];
+    pub(crate) const ALL: &[Shape] = &[Shape::TwoNodes, Shape::Memoryless, Shape::Realtime, Shape::Old];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Shape::TwoNodes => "4 CPUs and 2 nodes, CPU 3 isolated",
             Shape::Memoryless => "4 CPUs and 3 nodes, one of them without memory",
             Shape::Realtime => "4 CPUs and 2 nodes, CPU 3 isolated, a kernel for realtime",
+            Shape::Old => "4 CPUs and 2 nodes, CPU 3 isolated, Linux 5.10",
         }
     }
 
     fn nodes(self) -> &'static [&'static str] {
         match self {
-            Shape::TwoNodes | Shape::Realtime => &["node,memdev=m0,cpus=0-1", "node,memdev=m1,cpus=2-3"],
+            Shape::TwoNodes | Shape::Realtime | Shape::Old => &["node,memdev=m0,cpus=0-1", "node,memdev=m1,cpus=2-3"],
             Shape::Memoryless => &[
                 "node,nodeid=0,memdev=m0,cpus=0",
                 "node,nodeid=1,cpus=1-2",
@@ -117,7 +120,11 @@ pub(crate) fn run(target: Target, machine: &Machine, shape: Shape, initrd: &Path
     }
     shape.nodes().iter().for_each(|node| _ = qemu.args(["-numa", node]));
     qemu.args(["-nodefaults", "-nic", "none", "-nographic", "-serial", "stdio", "-no-reboot"]);
-    let kernel = if shape == Shape::Realtime { &machine.realtime } else { &machine.kernel };
+    let kernel = match shape {
+        Shape::TwoNodes | Shape::Memoryless => &machine.kernel,
+        Shape::Realtime => &machine.realtime,
+        Shape::Old => &machine.old,
+    };
     qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
     qemu.args(["-append", &format!("console={console} loglevel=2 isolcpus=3 nohz_full=3 panic=-1")]);
     let found = observe(qemu, Duration::from_secs(u64::from(limit + BOOT)))?;

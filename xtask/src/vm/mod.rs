@@ -194,6 +194,17 @@ const GUESTS: &[Guest] = &[
         "grep -q PREEMPT_RT /proc/version && /tests/neap-realtime --nocapture",
     ),
     guest_on(Shape::Realtime, "stress, realtime kernel", "NEAP_SECONDS=10 /tests/neap-stress a6"),
+    guest_on(Shape::Old, "neap-os, old kernel", "grep -q ' 5[.]10[.]' /proc/version && /tests/neap-os"),
+    guest_on(Shape::Old, "limits, old kernel", "/tests/neap-managers limits::"),
+    guest_on(Shape::Old, "large, old kernel", "/tests/neap-managers large::"),
+    guest_on(Shape::Old, "fork, old kernel", "/tests/neap-fork"),
+    guest_on(Shape::Old, "stress, old kernel", "NEAP_SECONDS=10 /tests/neap-stress a6"),
+    guest_on(Shape::Old, "family, old kernel", "LD_PRELOAD=$PRELOAD /programs/family"),
+    guest_on(Shape::Old, "fork_storm, old kernel", "LD_PRELOAD=$PRELOAD /programs/fork_storm 5"),
+    guest_on(Shape::Old, "thread_storm, old kernel", "LD_PRELOAD=$PRELOAD /programs/thread_storm 300"),
+    guest_on(Shape::Old, "signals_and_migration, old kernel", "LD_PRELOAD=$PRELOAD /programs/signals_and_migration 15"),
+    guest_on(Shape::Old, "burst_idle, old kernel", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
+    guest_on(Shape::Old, "a container that is full, old kernel", CONTAINER_FULL),
 ];
 
 /// Programs of `tests/programs` that are included.

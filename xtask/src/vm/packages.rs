@@ -21,6 +21,8 @@ pub(crate) struct Machine {
     pub(crate) kernel: PathBuf,
     /// That of a kernel with realtime preemption.
     pub(crate) realtime: PathBuf,
+    /// That of an older release of Debian.
+    pub(crate) old: PathBuf,
     /// A shell and its tools, in one file without libraries.
     pub(crate) busybox: PathBuf,
 }
@@ -55,7 +57,7 @@ fn obtain_arm64(folder: &Path) -> Result<Machine> {
     }
     let kernel = kernel_with(&options, folder, &root, "linux-image-cloud-arm64")?;
     ensure!(busybox.exists(), "the packages do not hold what their names say");
-    Ok(Machine { qemu: (qemu, None), realtime: kernel.clone(), kernel, busybox })
+    Ok(Machine { qemu: (qemu, None), realtime: kernel.clone(), old: kernel.clone(), kernel, busybox })
 }
 
 fn obtain_native(folder: &Path) -> Result<Machine> {
@@ -77,7 +79,33 @@ fn obtain_native(folder: &Path) -> Result<Machine> {
         }
     };
     ensure!(qemu.0.exists() && busybox.exists(), "the packages do not hold what their names say");
-    Ok(Machine { qemu, kernel: cloud, realtime, busybox })
+    Ok(Machine { qemu, kernel: cloud, realtime, old: old_kernel(folder)?, busybox })
+}
+
+/// A release of Debian with Linux 5.10, the last one before `MADV_POPULATE_WRITE`.
+const OLD_RELEASE: &str = "bullseye";
+
+/// The kernel of [`OLD_RELEASE`], from the mirror that apt uses.
+fn old_kernel(folder: &Path) -> Result<PathBuf> {
+    let root = folder.join("old");
+    if let Some(image) = image(&root) {
+        return Ok(image);
+    }
+    let repositories = capture(command("apt-get", ["indextargets", "--format", "$(REPO_URI)"]))?;
+    let is_archive = |uri: &&str| uri.trim_end_matches('/').ends_with("/debian");
+    let mirror = repositories.lines().find(is_archive).context("apt has no archive of Debian")?;
+    let (list, lists) = (folder.join("old.list"), folder.join("old-lists"));
+    fs::write(&list, format!("deb {mirror} {OLD_RELEASE} main\n"))?;
+    fs::create_dir_all(lists.join("partial"))?;
+    let options = [
+        format!("-oDir::Etc::SourceList={}", list.display()),
+        "-oDir::Etc::SourceParts=/dev/null".into(),
+        format!("-oDir::State::Lists={}", lists.display()),
+    ];
+    let mut update = command("apt-get", &options);
+    update.args(["update", "-qq"]);
+    capture(update)?;
+    kernel_with(&options, folder, &root, "linux-image-cloud-amd64")
 }
 
 /// The kernel in `root`, unpacked there from the package that `newest` depends on.
