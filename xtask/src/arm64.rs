@@ -3,8 +3,8 @@
 //! packaged crate. `qemu-aarch64` runs each.
 //!
 //! The emulator passes system calls on to this machine's kernel. It has no rseq, so neap's fallback
-//! runs; `cargo xtask vm --target` runs the sequences, and with `--suite` everything. It reorders no
-//! memory access.
+//! runs; `cargo xtask vm --target` runs the sequences, and with `--suite` everything. It reorders
+//! no memory access.
 
 use anyhow::Result;
 

@@ -1,7 +1,7 @@
 //! `cargo xtask test --target x86_64-unknown-linux-musl`: tests with musl.
 //!
-//! The crates' tests as static programs, the programs of `tests/programs` under a preload library for
-//! musl, and static Rust programs with the packaged crate.
+//! The crates' tests as static programs, the programs of `tests/programs` under a preload library
+//! for musl, and static Rust programs with the packaged crate.
 
 use anyhow::Result;
 

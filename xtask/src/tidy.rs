@@ -36,7 +36,8 @@ const STATIC_CRATES: &[&str] = &["crates/neap-malloc/src/", "crates/neap-mallctl
 const LOOM_FILE: &str = "crates/neap-base/src/sync.rs";
 
 /// Files of those crates that are compiled for tests and the simulator only.
-const NOT_LINKED: &[&str] = &["crates/neap-base/src/virtual_platform.rs"];
+const NOT_LINKED: &[&str] =
+    &["crates/neap-base/src/virtual_platform.rs", "crates/neap-base/src/virtual_platform/memory.rs"];
 
 /// Statics of a type that could change, but which nothing writes.
 const NEVER_WRITTEN: &[(&str, &str)] = &[("crates/neap-objects/src/object_state.rs", "static NOTHING: AtomicU8")];

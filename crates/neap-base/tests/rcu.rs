@@ -231,8 +231,8 @@ fn read_in_a_thread(world: &World, machine: &Linux) {
         null_mut()
     }
     let (mut of, mut thread) = ((world, machine), MaybeUninit::<libc::pthread_t>::uninit());
-    // SAFETY: the pointers are valid during the calls. The thread is joined once, after its creation
-    // wrote its number.
+    // SAFETY: the pointers are valid during the calls. The thread is joined once, after its
+    // creation wrote its number.
     unsafe {
         assert_eq!(libc::pthread_create(thread.as_mut_ptr(), null(), reads, (&raw mut of).cast()), 0);
         assert_eq!(libc::pthread_join(thread.assume_init(), null_mut()), 0);

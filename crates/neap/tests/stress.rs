@@ -131,7 +131,8 @@ impl Storm {
         while self.working.load(Relaxed) as usize == THREADS {
             for thread in self.threads.lock().unwrap().iter() {
                 let signal = if random.below(3) == 0 { libc::SIGUSR2 } else { libc::SIGUSR1 };
-                // SAFETY: the signal has a handler. The thread has not ended: it waits for the storm.
+                // SAFETY: the signal has a handler. The thread has not ended: it waits for the
+                // storm.
                 unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), *thread, signal) };
             }
             std::thread::sleep(Duration::from_micros(50 + random.below(200) as u64));

@@ -1,5 +1,5 @@
-//! `cargo xtask vm --suite`: all that ships, on the machine. Each test program of the crates and each
-//! program of `tests/programs` is one test there.
+//! `cargo xtask vm --suite`: all that ships, on the machine. Each test program of the crates and
+//! each program of `tests/programs` is one test there.
 //!
 //! It is for a processor whose programs this machine runs one by one only, without restartable
 //! sequences and without children: arm64.
@@ -24,7 +24,7 @@ pub(super) const BATCH: usize = 12;
 const LIMIT: u32 = 900;
 
 /// What is left out, by the name of a crate's test program or of a C program's file.
-const LEFT: &[Left] = &[];
+const LEFT: &[Left] = &[("unwind_steps.c", "single-steps by a flag of x86-64")];
 
 /// Tests that are left out, by a part of their name.
 const LEFT_TESTS: &[Left] = &[];

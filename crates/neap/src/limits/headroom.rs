@@ -193,7 +193,7 @@ mod tests {
         let answer = asked.clone();
         it.platform().set_room(move || {
             if is_first.swap(false, Ordering::Relaxed) {
-                // SAFETY: the manager stays in its box until `close`, and its platform goes with it.
+                // SAFETY: the manager stays in its box until `close`, with its platform.
                 let mm = unsafe { &*core::ptr::with_exposed_provenance::<Mm<Virtual>>(address) };
                 *answer.lock().unwrap() = mm.headroom();
             }
