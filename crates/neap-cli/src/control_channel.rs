@@ -44,6 +44,8 @@ pub(crate) const SET: u32 = 8;
 pub(crate) const UNKNOWN: u32 = 4;
 /// Refusal: the group is gone.
 pub(crate) const NO_SUCH_GROUP: u32 = 6;
+/// Refusal: the process cannot have this value of an option.
+pub(crate) const NO_SUCH_VALUE: u32 = 9;
 /// Refusal: callbacks need a thread of neap's, and there is none.
 pub(crate) const NO_RECLAIMER: u32 = 8;
 /// Refusal: the page was being written.

@@ -11,7 +11,7 @@ use clap::Args;
 use neap::options::Description;
 use neap::settings::Setting;
 
-use crate::control_channel::{ChannelRequest, ControlChannel, SET, UNKNOWN};
+use crate::control_channel::{ChannelRequest, ControlChannel, NO_SUCH_VALUE, SET, UNKNOWN};
 use crate::keys;
 use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Subject, print};
@@ -117,10 +117,15 @@ pub(crate) fn change_setting(process: &ProcessStatus, page: &Page, setting: Sett
     match channel.ask(&request)? {
         0 => Ok(channel.number(BEFORE)),
         UNKNOWN => bail!(
-            "process {} cannot change {}: its library is older than this command; start it with NEAP={0}:{}",
+            "process {} cannot change {}: its library is older than this command; start it with NEAP={1}:{}",
             process.pid,
             setting.key(),
             setting.value(number)
+        ),
+        NO_SUCH_VALUE if setting == Setting::Profile && number > 0 => bail!(
+            "process {} cannot be sampled: neap keeps no samples on arm64, nor where a limit on files (`ulimit -f`) or \
+             a closed descriptor takes their place; NEAP=profile:on tells the reason at its start",
+            process.pid
         ),
         other => bail!("process {} refused, for reason {other}", process.pid),
     }
