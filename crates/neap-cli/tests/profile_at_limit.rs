@@ -9,12 +9,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
-use running::{Program, library, neap, numbers_with};
+use running::{Program, library, neap, numbers_with, object};
 use serde_json::Value;
 
 /// A program with a secret on its stack, that takes memory until it gets none, and asks for more.
 /// With an argument, a thread does so, once the input says that the thread's group has a limit.
+/// With the argument `fill`, it takes 60 MB, and as many bytes from the system as its input says.
 const HOARDING: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -26,11 +28,23 @@ __attribute__((noinline)) static char *hoard(void) {
   if (block) memset(block, 1, 10000);
   return block;
 }
+#include <sys/mman.h>
+static void *fill(void *none) {
+  long bytes = 0;
+  for (int n = 0; n < 6000; n++) kept[n] = hoard();
+  puts("hoarded"); fflush(stdout);
+  if (scanf("%ld", &bytes) != 1) return 0;
+  char *mapped = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped != MAP_FAILED) memset(mapped, 1, bytes);
+  puts("filled"); fflush(stdout);
+  getchar(); getchar();
+  return mapped;
+}
 static void *work(void *is_thread) {
   volatile char secret[64];
   int count = 0, refused = 0;
   for (int n = 0; n < 63; n++) secret[n] = "hunter2-"[n % 8];
-  if (is_thread) { free(hoard()); puts("waiting"); fflush(stdout); getchar(); }
+  if (is_thread) { pthread_setname_np(pthread_self(), "hoarder"); free(hoard()); puts("waiting"); fflush(stdout); getchar(); }
   while (count < 100000 && (kept[count] = hoard())) count++;
   for (int n = 0; n < 1000; n++) refused += hoard() == 0;
   printf("refused %d after %d, %c\n", refused, count, secret[3]);
@@ -41,8 +55,8 @@ static void *work(void *is_thread) {
 int main(int count, char **words) {
   pthread_t thread;
   if (count < 2) { work(0); return 0; }
+  if (!strcmp(words[1], "fill")) { fill(0); return 0; }
   pthread_create(&thread, 0, work, words);
-  pthread_setname_np(thread, "hoarder");
   pthread_join(thread, 0);
   return 0;
 }
@@ -85,6 +99,11 @@ fn read(file: &Path, options: &[&str]) -> Output {
 
 /// Checks that a file has the memory of `hoard`, of a process.
 fn check(file: &Path, pid: u32, bytes: f64) -> Value {
+    check_of(file, pid, bytes, "work")
+}
+
+/// Checks that a file has the memory of `hoard`, of a process, with the caller of `hoard`.
+fn check_of(file: &Path, pid: u32, bytes: f64, caller: &str) -> Value {
     let output = read(file, &["--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -96,7 +115,7 @@ fn check(file: &Path, pid: u32, bytes: f64) -> Value {
     let first = stacks[0];
     assert!(first["site"]["file"].as_str().unwrap().ends_with("hoarding.c") && first["site"]["line"] == 7, "{first}");
     let names = first["frames"].as_array().unwrap().iter().map(|frame| frame["function"].as_str().unwrap());
-    assert_eq!(names.take(2).collect::<Vec<_>>(), ["hoard", "work"]);
+    assert_eq!(names.take(2).collect::<Vec<_>>(), ["hoard", caller]);
     assert!(object["stacks_complete"].as_u64() > Some(0) && object["stacks_incomplete"] == 0, "{object}");
     assert!(first["allocated"].is_null() && object["peak"].is_null());
     object
@@ -179,6 +198,79 @@ fn group_at_its_limit_leaves_a_file_with_its_name() {
     let stacks = object["stacks"].as_array().unwrap();
     let of_hoard = stacks.iter().find(|stack| stack["site"]["function"] == "hoard").unwrap();
     assert_eq!((&of_hoard["group"], &of_hoard["thread"]), (&"hoarder".into(), &"hoarder".into()));
+    program.go_on();
+}
+
+/// A memory group of the kernel, of version 1, below the one of this process.
+struct Container(PathBuf);
+
+impl Container {
+    /// A group with a limit; the reason if there can be none.
+    fn new(limit: u64) -> Result<Container, String> {
+        let own = object("pressure", std::process::id(), &[])?;
+        let (directory, version) = (own["directory"].as_str().unwrap_or_default(), &own["cgroup_version"]);
+        if *version != 1 {
+            return Err(format!("cgroup version is {version}"));
+        }
+        let folder = Path::new(directory).join(format!("neap-test-{}", std::process::id()));
+        fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let made = Container(folder);
+        let limited = fs::write(made.0.join("memory.limit_in_bytes"), limit.to_string());
+        // Absent where swap is not accounted.
+        let _ = fs::write(made.0.join("memory.memsw.limit_in_bytes"), limit.to_string());
+        limited.map(|()| made).map_err(|error| format!("memory.limit_in_bytes: {error}"))
+    }
+
+    fn usage(&self) -> u64 {
+        fs::read_to_string(self.0.join("memory.usage_in_bytes")).unwrap().trim().parse().unwrap()
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        // The last process may be about to leave.
+        let start = Instant::now();
+        while fs::remove_dir(&self.0).is_err() && start.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn container_about_to_be_full_leaves_one_file() {
+    const LIMIT: u64 = 640 << 20;
+    let container = match Container::new(LIMIT) {
+        Ok(container) => container,
+        Err(reason) => {
+            eprintln!("SKIPPED: this process may make no memory group of cgroup version 1 ({reason})");
+            return;
+        }
+    };
+    let (folder, program) = hoarding("imminent");
+    let (heap, processes) = (folder.join("heaps/heap"), container.0.join("cgroup.procs"));
+    let line = format!("echo $$ > '{}' && exec '{}' fill", processes.display(), program.display());
+    let options = format!("background:on,limit:auto,profile:64k,profile_at_limit:{}", heap.to_str().unwrap());
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).env("NEAP", options).env("LD_PRELOAD", library());
+    let mut program = Program::run(command);
+    program.hear("hoarded");
+    let pid = program.id();
+    let of = object("pressure", pid, &[]).unwrap();
+    assert_eq!((&of["limit"]["limit"], &of["pressure"]), (&LIMIT.into(), &"roomy".into()), "{of}");
+    counts(pid, 0, 0);
+    // The margin is a tenth of the limit; below a quarter of it, the wall is near. The program's
+    // heap takes none of it: as if another process of the container did.
+    let left = LIMIT / 10 / 4 * 3 / 4;
+    program.say(&(LIMIT - container.usage() - left).to_string());
+    program.hear("filled");
+    counts(pid, 1, 0);
+    let file = folder.join(format!("heaps/heap.{pid}.1"));
+    assert_eq!(files(&folder), core::slice::from_ref(&file));
+    let object = check_of(&file, pid, 60e6, "fill");
+    assert!(object["notes"][0].as_str().unwrap().contains("container's memory was about to run out"), "{object}");
+    // The level stays, and there is one file in a minute.
+    std::thread::sleep(Duration::from_secs(2));
+    counts(pid, 1, 0);
     program.go_on();
 }
 

@@ -89,7 +89,12 @@ impl Program {
     }
 
     pub(crate) fn go_on(&mut self) {
-        self.input.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.say("");
+    }
+
+    /// Writes a line to the program's input.
+    pub(crate) fn say(&mut self, line: &str) {
+        self.input.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 }
 
