@@ -14,7 +14,7 @@ use core::time::Duration;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -66,6 +66,11 @@ pub(crate) struct Page {
 }
 
 impl Page {
+    /// Inode of the memfd, which tells the pages of two programs apart; `None` without a memfd.
+    pub(crate) fn inode(&self) -> Option<u64> {
+        Some(self.file.as_ref()?.metadata().ok()?.ino())
+    }
+
     /// Whether the text says that the process has nothing of this name.
     pub(crate) fn lacks(&self, key: &str) -> bool {
         self.is_written && self.object.get(key).is_none_or(Value::is_null)

@@ -210,6 +210,14 @@ fn slow_answers_share_the_time_of_a_command() {
 }
 
 #[test]
+fn process_without_samples_is_shown_with_the_reason() {
+    let ended = Hostile::start("text").run("top", &["--once", "--profile", "--interval", "50", "--timeout", "2"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.said);
+    let reason = "cannot change profile: its library is older than this command; start it with NEAP=profile:524288";
+    assert!(ended.text.contains("-- Profile --") && ended.text.contains(reason), "{}", ended.text);
+}
+
+#[test]
 fn a_page_behind_many_descriptors_is_read_once() {
     let ended = Hostile::start("many").run("stat", &["--json"]);
     assert_eq!(ended.code, Some(0), "{}", ended.said);

@@ -1,5 +1,6 @@
-//! `neap profile` and `neap leaks` on a process of another user that made its samples, its files
-//! and its names of code up: memory and time are bounded, and no text of it steers a terminal.
+//! `neap profile`, `neap top --profile` and `neap leaks` on a process of another user that made its
+//! samples, its files and its names of code up: memory and time are bounded, and no text of it
+//! steers a terminal.
 //!
 //! Method: as in `made_up`. The process gives root's rights up, so these tests need them.
 
@@ -329,6 +330,14 @@ fn profiled(role: &str, is_thorough: bool) {
         let says_so = ended.text.contains("functions only: --trust");
         assert!(says_so || more == &["--json"], "{role}: {}", ended.text);
     }
+    let way = if role == "names" { "--once" } else { "--json" };
+    let ended = hostile.run("top", &["--profile", way, "--interval", "1000", "--timeout", "60"]);
+    assert_eq!(ended.code, Some(0), "{role}: {}", ended.said);
+    assert!(
+        ended.text.contains("functions only") || ended.text.contains("\"has_lines\":false"),
+        "{role}: {}",
+        ended.text
+    );
     for file in files[1..].iter().filter(|file| Path::new(file).exists()) {
         let text = fs::read_to_string(file).unwrap();
         assert_eq!(text.chars().find(made_up::steers), None, "{role} {file}");

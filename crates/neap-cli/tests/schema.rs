@@ -79,7 +79,7 @@ fn schema(name: &str) -> Value {
 }
 
 /// The name of a schema, the command, and its options.
-const OUTPUTS: [(&str, &str, &[&str]); 10] = [
+const OUTPUTS: [(&str, &str, &[&str]); 11] = [
     ("ps", "ps", &["1"]),
     ("stat", "stat", &[]),
     ("groups", "stat", &["--groups"]),
@@ -88,6 +88,7 @@ const OUTPUTS: [(&str, &str, &[&str]); 10] = [
     ("reconcile", "stat", &["--reconcile"]),
     ("drain", "drain", &[]),
     ("top", "top", &["--interval", "100"]),
+    ("top", "top", &["--interval", "100", "--profile"]),
     ("pressure", "pressure", &[]),
     ("profile", "profile", &["--seconds", "1", "--every", "64k"]),
 ];

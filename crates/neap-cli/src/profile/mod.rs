@@ -6,8 +6,9 @@
 //! 3. `unwind` makes callers of each record, by `maps` and `elf`.
 //! 4. `collect` sums by stack, group and thread; `session` ties these together.
 //! 5. `resolved` gives names at the end, by `symbols`.
-//! 6. `top_table`, `pprof`, `folded` and `html` are outputs.
-//! 7. `saved` and `recorded` read a profile from a file; `compare` makes the differences between
+//! 6. `live_sites` sums by function again and again, for `neap top`.
+//! 7. `top_table`, `pprof`, `folded` and `html` are outputs.
+//! 8. `saved` and `recorded` read a profile from a file; `compare` makes the differences between
 //!    two.
 //!
 //! A copy of a stack may hold secrets. It is unwound and forgotten, and never written to a file.
@@ -25,6 +26,7 @@ mod folded;
 mod html;
 mod leaks;
 mod limits;
+mod live_sites;
 mod maps;
 #[cfg(test)]
 mod mutated_tests;
@@ -60,18 +62,21 @@ use crate::handle::ProcessHandle;
 use crate::stat_reader::{Page, ProcessStatus, monotonic};
 use crate::subject::{Timeout, print, print_json, within};
 
+#[cfg(test)]
+pub(crate) use collect::Amount;
 use compare::Comparison;
 pub(crate) use leaks::{LeaksOptions, main as leaks};
 use limits::ProfileLimits;
+pub(crate) use live_sites::{HotSite, LiveSites, SiteTable};
 pub(crate) use output::ProfileFile;
 pub(crate) use record::{run as record, to_file};
 use resolved::Subjected;
 pub(crate) use resolved::{ChosenSamples, Profile, ProfileView};
 use session::{PAUSE, Session};
-use switch::SamplingSwitch;
-pub(crate) use switch::{KEY, parse_every};
+pub(crate) use switch::{KEY, SamplingSwitch, parse_every};
 pub(crate) use symbols::SourceLine;
 use top_table::ProfileObject;
+pub(crate) use top_table::{amount, named_place};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -92,7 +97,7 @@ A process under NEAP=profile:on is sampled from its start. Sampling is put back 
 also by Ctrl-C, which ends the profile early. For the process's own user and root.";
 
 /// Time beyond the wanted one in which names are read and the profile is written.
-const LONGEST_END: Duration = Duration::from_secs(30);
+pub(crate) const LONGEST_END: Duration = Duration::from_secs(30);
 
 /// What a profile shows.
 #[derive(Clone, Args)]
@@ -245,7 +250,7 @@ fn begin(process: &ProcessStatus, page: &Page, began: u64, limits: ProfileLimits
 }
 
 /// A flag that signals to end set. A second SIGINT ends the command at once.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
+pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop)).context("cannot catch signals")?;
     for number in [SIGINT, SIGTERM, SIGHUP] {

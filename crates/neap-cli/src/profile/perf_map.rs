@@ -48,6 +48,11 @@ impl PerfMap {
         PerfMap { file, limits }
     }
 
+    /// Bytes of the file now; `None` if the system does not tell.
+    pub(crate) fn length(&self) -> Option<u64> {
+        self.file.metadata().ok().map(|about| about.len())
+    }
+
     /// Reads the names that are there now.
     pub(crate) fn names(&self) -> GeneratedNames {
         let (mut file, mut text) = (&self.file, Vec::new());

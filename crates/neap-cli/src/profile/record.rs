@@ -5,9 +5,7 @@
 //! is profiled as the last one.
 
 use core::time::Duration;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus};
@@ -83,8 +81,7 @@ impl Recording {
         let Ok(page) = process.page() else { return };
         self.in_use = page.object.get("bytes").and_then(|bytes| bytes["used"].as_u64());
         self.name.clone_from(&process.name);
-        let Some(file) = &page.file else { return };
-        let inode = inode(file);
+        let (Some(file), Some(inode)) = (&page.file, page.inode()) else { return };
         if self.session.as_ref().is_none_or(|(of, _)| *of != inode)
             && let Ok(session) = Session::begin(&self.handle, file, 0, ProfileLimits::OWN)
         {
@@ -132,10 +129,6 @@ impl Recording {
             in_use: self.in_use,
         }
     }
-}
-
-fn inode(file: &File) -> u64 {
-    file.metadata().map_or(0, |about| about.ino())
 }
 
 /// Starts a program, profiles it and writes the file. The bytes are those at the peak: at its end,

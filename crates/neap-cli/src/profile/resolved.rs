@@ -160,9 +160,7 @@ impl Profile {
         let mut stacks: Vec<Vec<Place>> = vec![Vec::new(); collector.stacks.len()];
         for stack in rows.iter().map(|row| row.stack) {
             if stacks[stack].is_empty() {
-                let places = collector.stacks[stack].frames.iter();
-                let places = places.map(|&frame| Place { frame, lines: symbols.lines(frame) }).collect();
-                stacks[stack] = without_allocator(places);
+                stacks[stack] = places_of(&collector.stacks[stack].frames, &mut symbols);
             }
         }
         let (mut complete, mut incomplete) = (0, 0);
@@ -249,19 +247,12 @@ impl Profile {
     /// a name, as that of an interpreter; or else the innermost one outside of allocation functions
     /// and of the standard libraries of C++ and Rust.
     pub(crate) fn site(&self, row: &ProfileRow) -> SourceLine {
-        let line = self.place_of_site(row).map(|(_, line)| line.clone());
-        line.unwrap_or_else(|| SourceLine { function: "[no stack]".into(), ..SourceLine::default() })
+        site_of(&self.stacks[row.stack])
     }
 
     /// The line of [`site`](Profile::site), and the place that it is of.
     pub(crate) fn place_of_site(&self, row: &ProfileRow) -> Option<(&Place, &SourceLine)> {
-        let lines = || {
-            let places = self.stacks[row.stack].iter();
-            places.flat_map(|place| place.lines.iter().map(move |line| (place, line)))
-        };
-        let is_named = |place: &Place, line: &SourceLine| place.frame.file.is_none() && !line.function.starts_with('[');
-        let generated = lines().find(|(place, line)| is_named(place, line));
-        generated.or_else(|| lines().find(|(_, line)| !Profile::is_standard(line))).or_else(|| lines().next())
+        place_of_site(&self.stacks[row.stack])
     }
 
     /// Whether a function belongs to the standard library of C++ or Rust, or is a program's own
@@ -279,6 +270,24 @@ impl Profile {
         let is_name = is_wrapper || starts.iter().any(|start| name.starts_with(start)) || head.contains(" std::");
         is_source || is_name || (line.function.starts_with('<') && name.contains(" as alloc::")) || is_allocator(line)
     }
+}
+
+/// The site of a stack, as [`Profile::site`].
+pub(super) fn site_of(places: &[Place]) -> SourceLine {
+    let line = place_of_site(places).map(|(_, line)| line.clone());
+    line.unwrap_or_else(|| SourceLine { function: "[no stack]".into(), ..SourceLine::default() })
+}
+
+fn place_of_site(places: &[Place]) -> Option<(&Place, &SourceLine)> {
+    let lines = || places.iter().flat_map(|place| place.lines.iter().map(move |line| (place, line)));
+    let is_named = |place: &Place, line: &SourceLine| place.frame.file.is_none() && !line.function.starts_with('[');
+    let generated = lines().find(|(place, line)| is_named(place, line));
+    generated.or_else(|| lines().find(|(_, line)| !Profile::is_standard(line))).or_else(|| lines().next())
+}
+
+/// The places of a stack's frames.
+pub(super) fn places_of(frames: &[CodePlace], symbols: &mut Symbols) -> Vec<Place> {
+    without_allocator(frames.iter().map(|&frame| Place { frame, lines: symbols.lines(frame) }).collect())
 }
 
 /// Whether a path is of a group or of one below it.

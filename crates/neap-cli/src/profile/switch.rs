@@ -29,6 +29,8 @@ struct Change {
     setting: Setting,
     before: u64,
     now: u64,
+    /// The page of the changed program: a later program of the process has another.
+    page: Option<u64>,
 }
 
 /// Sampling that was switched on; its former value comes back with the end of this.
@@ -55,20 +57,20 @@ impl SamplingSwitch {
         let (setting, number) =
             Setting::parse(KEY, every.unwrap_or("on")).map_err(|refused| anyhow::anyhow!("{refused}"))?;
         let before = change_setting(process, page, setting, number)?;
-        switch.changed = Some(Change { setting, before, now: number });
+        switch.changed = Some(Change { setting, before, now: number, page: page.inode() });
         Ok(switch)
     }
 
-    /// Puts the former value back. A process that has ended needs none, nor one in which another
-    /// command has changed the value since.
+    /// Puts the former value back. A process that has ended needs none, nor one that has executed
+    /// another program or in which another command has changed the value since.
     pub(crate) fn off(&mut self) -> Result<()> {
-        let Some(Change { setting, before, now }) = self.changed.take() else { return Ok(()) };
+        let Some(Change { setting, before, now, page: changed }) = self.changed.take() else { return Ok(()) };
         if self.handle.has_ended() {
             return Ok(());
         }
         let process = ProcessStatus::read(&self.handle, Allowance::new(self.time))?;
         let page = process.page()?;
-        if mean(&page) != now {
+        if mean(&page) != now || page.inode() != changed {
             return Ok(());
         }
         let put = change_setting(&process, &page, setting, before);

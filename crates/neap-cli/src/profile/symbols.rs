@@ -18,8 +18,8 @@ use gimli::{Dwarf, EndianArcSlice, LittleEndian};
 
 use super::elf::{Budget, ElfImage, SymbolTable, debug_file};
 use super::limits::ProfileLimits;
-use super::perf_map::{GeneratedNames, PerfMap};
-use super::unwind::{CodeFile, CodePlace, Unwinder};
+use super::perf_map::GeneratedNames;
+use super::unwind::{CodePlace, Unwinder};
 use crate::foreign::escaped;
 
 /// Characters of a name or a path that are kept.
@@ -79,6 +79,8 @@ pub(crate) struct Symbols {
     names: Vec<String>,
     budget: Budget,
     generated: GeneratedNames,
+    /// Length of the perf map that `generated` is from.
+    generated_from: Option<u64>,
     known: HashMap<CodePlace, Rc<[SourceLine]>>,
     texts: HashSet<Rc<str>>,
     name_bytes: usize,
@@ -90,17 +92,29 @@ pub(crate) struct Symbols {
 impl Symbols {
     /// The symbols of the files that an unwinder has seen.
     pub(crate) fn of(unwinder: &Unwinder) -> Symbols {
-        let symbols =
-            |file: &CodeFile| FileSymbols { image: file.image.clone(), debug: OnceCell::new(), table: OnceCell::new() };
-        Symbols {
-            files: unwinder.files().iter().map(symbols).collect(),
-            names: unwinder.files().iter().map(|file| cut(&escaped(file.name())).into_owned()).collect(),
-            ..Symbols::without_files(
-                unwinder.budget().clone(),
-                unwinder.limits(),
-                unwinder.perf_map().map(PerfMap::names).unwrap_or_default(),
-            )
+        let mut symbols = Symbols::without_files(unwinder.budget().clone(), unwinder.limits(), GeneratedNames::new());
+        symbols.follow(unwinder);
+        symbols
+    }
+
+    /// Takes over the files that an unwinder has seen since, and the new names of generated code.
+    /// Returns whether there are such names: earlier results for generated code are outdated then.
+    pub(crate) fn follow(&mut self, unwinder: &Unwinder) -> bool {
+        for file in &unwinder.files()[self.files.len()..] {
+            self.files.push(FileSymbols { image: file.image.clone(), debug: OnceCell::new(), table: OnceCell::new() });
+            self.names.push(cut(&escaped(file.name())).into_owned());
         }
+        // A map only grows, so one of the former length has the former names.
+        let Some(map) = unwinder.perf_map() else { return false };
+        let length = map.length();
+        if length == self.generated_from {
+            return false;
+        }
+        // The former names are freed first.
+        self.generated = GeneratedNames::new();
+        (self.generated, self.generated_from) = (map.names(), length);
+        self.known.retain(|place, _| place.file.is_some());
+        true
     }
 
     /// The symbols of no file.
@@ -111,6 +125,7 @@ impl Symbols {
             names: Vec::new(),
             budget,
             generated,
+            generated_from: None,
             known: HashMap::new(),
             texts: HashSet::new(),
             name_bytes: 0,

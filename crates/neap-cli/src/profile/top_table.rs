@@ -27,11 +27,16 @@ const LONGEST: usize = 80;
 
 /// A function with its place in the source, both shortened.
 pub(crate) fn named(line: &SourceLine) -> String {
-    let function = match line.function.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}...", &line.function[..end]),
-        None => line.function.to_string(),
+    named_place(&line.function, &line.source, line.line)
+}
+
+/// A function with its place in the source: a path, empty if it is not known, and a line or 0.
+pub(crate) fn named_place(function: &str, source: &str, line: u32) -> String {
+    let function = match function.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &function[..end]),
+        None => function.to_string(),
     };
-    match (&*line.source, line.line) {
+    match (source, line) {
         ("", _) => function,
         (source, 0) => format!("{function} ({})", shortened(source)),
         (source, number) => format!("{function} ({}:{number})", shortened(source)),

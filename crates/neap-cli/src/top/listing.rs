@@ -164,9 +164,9 @@ impl Listing {
         }
     }
 
-    /// Number of lines: the title, the heads or the text for no rows, and the rows.
-    pub(super) fn height(&self) -> usize {
-        2 + self.rows.len()
+    /// Number of lines in a width: the title, the heads and the rows, or the text for no rows.
+    pub(super) fn height(&self, width: usize) -> usize {
+        1 + if self.rows.is_empty() { wrapped(&self.empty, width).len() } else { 1 + self.rows.len() }
     }
 
     fn widths(&self) -> Vec<usize> {
@@ -177,13 +177,16 @@ impl Listing {
         (0..self.columns()).map(longest).collect()
     }
 
-    /// Characters that all columns take.
+    /// Characters that all columns take, or the text for no rows.
     pub(super) fn width(&self) -> usize {
+        if self.rows.is_empty() {
+            return self.empty.chars().count();
+        }
         self.widths().iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    /// The heads, and a line for each row, or the text for no rows. Columns that do not fit into
-    /// `width` are left out, from the right; text in the last is cut.
+    /// The heads, and a line for each row, or the lines of the text for no rows. Columns that do
+    /// not fit into `width` are left out, from the right; text in the last is cut.
     pub(super) fn lines(&self, width: usize) -> (String, Vec<String>) {
         let widths = self.widths();
         let is_text = |column: usize| {
@@ -208,7 +211,8 @@ impl Listing {
             line.trim_end().chars().take(width).collect::<String>()
         };
         if self.rows.is_empty() {
-            return (self.empty.clone(), Vec::new());
+            let mut lines = wrapped(&self.empty, width).into_iter();
+            return (lines.next().unwrap_or_default(), lines.collect());
         }
         let rows = self.rows.iter().map(|(_, cells)| line(&|column| cells[column].text())).collect();
         (line(&|column| self.heads[column].to_string()), rows)
@@ -221,6 +225,21 @@ impl Listing {
         };
         self.rows.iter().map(row).collect()
     }
+}
+
+/// The lines of a text in a width, at least one. Longer words are cut.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let (last, word) = (lines.len() - 1, word.chars().take(width).collect::<String>());
+        let line = &mut lines[last];
+        match line.chars().count() {
+            0 => *line = word,
+            taken if taken + 1 + word.chars().count() <= width => *line += &format!(" {word}"),
+            _ => lines.push(word),
+        }
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -288,7 +307,7 @@ mod tests {
     #[test]
     fn columns_that_do_not_fit_are_left_out_and_text_is_cut() {
         let listing = listing(&[("a longer name", 2048), ("b", 7)]);
-        assert_eq!((listing.width(), listing.height()), (25, 4));
+        assert_eq!((listing.width(), listing.height(25)), (25, 4));
         let (heads, rows) = listing.lines(25);
         assert_eq!(heads, "size  half  name");
         assert_eq!(rows, ["2.0K  1024  a longer name", "   7     3  b"]);
@@ -301,6 +320,8 @@ mod tests {
     fn where_there_is_nothing_a_sentence_says_so() {
         let listing = listing(&[]);
         assert_eq!(listing.lines(40), ("There are none.".to_string(), Vec::new()));
-        assert_eq!((listing.height(), listing.json()), (2, json!([])));
+        assert_eq!((listing.width(), listing.height(15), listing.json()), (15, 2, json!([])));
+        assert_eq!((listing.height(9), listing.lines(9)), (3, ("There are".to_string(), vec!["none.".to_string()])));
+        assert_eq!(listing.lines(4).1, ["are", "none"], "a longer word is cut");
     }
 }

@@ -19,6 +19,7 @@ use ratatui::{DefaultTerminal, Frame};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use super::asking::{Asked, Asking, Query};
+use super::profiling::Profiling;
 use super::reading::{Kernel, Pair, Reading};
 use super::screen;
 use super::state::{Action, View};
@@ -93,12 +94,12 @@ pub(super) fn signal_flag() -> Result<Arc<AtomicUsize>> {
 }
 
 /// Shows a process until it ends or the user quits.
-pub(super) fn run(asked: Asked, first: Reading, interval: Duration) -> Result<ExitCode> {
+pub(super) fn run(asked: Asked, first: Reading, view: View) -> Result<ExitCode> {
     ensure_terminal()?;
     let signal = signal_flag()?;
     let (pid, name) = (first.pid, first.name.clone());
     let screen = Screen::open()?;
-    let end = watch(screen, &asked, first, View::new(interval), &signal);
+    let end = watch(screen, &asked, first, view, &signal);
     match end? {
         SessionEnd::Quit => {}
         SessionEnd::Ended => println!("process {pid} ({name}) has ended"),
@@ -107,13 +108,35 @@ pub(super) fn run(asked: Asked, first: Reading, interval: Duration) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the session; restores the terminal at the end.
+/// Runs the session; restores the terminal at the end, and then the option of a process that was
+/// profiled.
 pub(super) fn watch(
+    screen: Screen,
+    asked: &Asked,
+    first: Reading,
+    state: View,
+    signal: &AtomicUsize,
+) -> Result<SessionEnd> {
+    let mut profiling = Profiling::new(asked.clone());
+    let end = look(screen, asked, first, state, signal, &mut profiling);
+    match (end, profiling.finish()) {
+        (Ok(SessionEnd::Signal(number)), Err(left)) => {
+            eprintln!("neap: {left:#}");
+            Ok(SessionEnd::Signal(number))
+        }
+        (Ok(_), Err(left)) => Err(left),
+        (end, _) => end,
+    }
+}
+
+/// Runs the session; restores the terminal at the end.
+fn look(
     mut screen: Screen,
     asked: &Asked,
     first: Reading,
     mut state: View,
     signal: &AtomicUsize,
+    profiling: &mut Profiling,
 ) -> Result<SessionEnd> {
     let (mut previous, mut current): (Option<Reading>, Reading) = (None, first);
     let mut due = Instant::now() + state.interval;
@@ -148,7 +171,9 @@ pub(super) fn watch(
                 }
             }
         }
+        profiling.follow(state.profile.turn);
         stale |= asking.hear(&mut state);
+        stale |= !state.frozen && profiling.hear(&mut state);
         if Instant::now() < due {
             continue;
         }

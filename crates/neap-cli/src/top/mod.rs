@@ -4,9 +4,9 @@
 //! A screen is a pure function of two readings (`reading`) and of the user's choices and the
 //! process's answers (`state`). It has lines about the whole process (`summary`), and panes of rows
 //! (`panes`, `listing`, `groups`, `events`), laid out by `screen`. Only `live` and `all`, the list
-//! of processes, touch the terminal. Only `asking` makes requests: neap's thread in the process
-//! writes a report of memory groups, if there are any. Otherwise the process is neither stopped nor
-//! slowed.
+//! of processes, touch the terminal. Only `asking` and `profiling` make requests: neap's thread in
+//! the process writes a report of memory groups, if there are any, and has allocations sampled
+//! while the user wants the profile (`sites`). Otherwise the process is neither stopped nor slowed.
 
 mod all;
 mod asking;
@@ -17,8 +17,10 @@ mod live;
 #[cfg(test)]
 mod live_tests;
 mod panes;
+mod profiling;
 mod reading;
 mod screen;
+mod sites;
 mod state;
 mod summary;
 
@@ -37,6 +39,7 @@ use reading::{Pair, Reading};
 use state::{LONGEST, SHORTEST, View};
 
 use crate::handle::ProcessHandle;
+use crate::profile::LONGEST_END;
 use crate::stat_reader::monotonic;
 use crate::subject::{SCHEMA, Timeout, print, within};
 
@@ -47,10 +50,13 @@ Examples:
   neap top 1234 --interval 200    five times a second
   neap top 1234 --once            one screen as text, of two readings a second apart
   neap top 1234 --json            the same as one JSON object
+  neap top 1234 --profile         with the functions that hold the memory allocated since; key p
+  neap top 1234 --profile --once --interval 10000
+                                  the functions that hold what was allocated in 10 s
 
-For the process's own user and root. The numbers are those that `neap stat` reads: of the process's
-last look for memory to give back; those of memory groups are asked for. Rates are of the time between
-two readings.";
+For the process's own user and root. The numbers are those that `neap stat` reads; those of memory
+groups are asked for. Rates are of the time between two readings. For the profile, allocations are
+sampled as by `neap profile`, and the process's option is put back at the end.";
 
 /// Watch a running process: memory, groups, zones, CPUs' caches and events.
 #[derive(Args)]
@@ -61,6 +67,9 @@ pub(crate) struct Options {
     pid: Option<i32>,
     #[command(flatten)]
     timeout: Timeout,
+    /// Show the profile: the functions with the most live bytes, by samples of allocations
+    #[arg(long, requires = "pid")]
+    profile: bool,
     /// From one reading to the next
     #[arg(long, value_name = "MS", default_value = "1000", value_parser = interval)]
     interval: Duration,
@@ -88,27 +97,40 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let (interval, is_json) = (options.interval, options.json);
     if !options.once && !is_json {
         let first = Reading::take(&asked.handle, asked.time)?;
-        return live::run(asked, first, interval);
+        return live::run(asked, first, view(interval, options.profile));
     }
-    let screen = move || once(&asked, interval, is_json);
-    let text = within(time + interval, &format!("process {pid}"), screen)?;
+    let (state, end) = (view(interval, options.profile), if options.profile { LONGEST_END } else { Duration::ZERO });
+    let screen = move || once(&asked, state, is_json);
+    let text = within(time + interval + end, &format!("process {pid}"), screen)?;
     print(|output| write!(output, "{text}"))
+}
+
+fn view(interval: Duration, is_profiled: bool) -> View {
+    let mut view = View::new(interval);
+    if is_profiled {
+        view.turn_profile();
+    }
+    view
 }
 
 /// Returns a screen of two readings, as text or as a JSON object. Makes no second request of a
 /// process that has not answered the first.
-fn once(asked: &Asked, interval: Duration, is_json: bool) -> Result<String> {
-    let mut state = View::new(interval);
-    let mut take = || {
+fn once(asked: &Asked, mut state: View, is_json: bool) -> Result<String> {
+    let take = |state: &mut View| {
         let reading = Reading::take(&asked.handle, asked.time)?;
         if reading.numbers.groups.is_some() && state.groups.failed.is_none() {
             state.groups.follow(asked.groups(), monotonic());
         }
         anyhow::Ok(reading)
     };
-    let first = take()?;
-    std::thread::sleep(interval);
-    let second = take()?;
+    let first = take(&mut state)?;
+    if state.profile.is_on() {
+        let taken = profiling::once(asked, state.interval);
+        state.profile.follow(taken);
+    } else {
+        std::thread::sleep(state.interval);
+    }
+    let second = take(&mut state)?;
     let pair = Pair { previous: &first, current: &second };
     state.log.follow(pair);
     Ok(if is_json { format!("{}\n", object(pair, &state)) } else { screen::text(pair, &state) })
@@ -123,8 +145,9 @@ fn object(pair: Pair<'_>, state: &View) -> Value {
         "summary": summary::json(pair), "groups": null, "groups_failed": state.groups.failed,
         "groups_age_ms": state.groups.age(now.at).map(|age| age.as_millis() as u64),
     });
-    for pane in Pane::shown(pair) {
+    for pane in Pane::shown(pair, state) {
         object[pane.name()] = state.listing(pane, pair).json();
     }
+    (object["profile"], object["profile_failed"]) = state.profile.json(now);
     object
 }

@@ -12,6 +12,7 @@ use crate::stat_model::{Cpu, Node};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pane {
     Groups,
+    Profile,
     Zones,
     Cpus,
     Events,
@@ -19,18 +20,23 @@ pub(super) enum Pane {
 
 impl Pane {
     /// From the top down.
-    pub(super) const ALL: [Pane; 4] = [Pane::Groups, Pane::Zones, Pane::Cpus, Pane::Events];
+    pub(super) const ALL: [Pane; 5] = [Pane::Groups, Pane::Profile, Pane::Zones, Pane::Cpus, Pane::Events];
 
     /// The panes with content, from the top down.
-    pub(super) fn shown(pair: Pair<'_>) -> Vec<Pane> {
-        let has_groups = pair.current.numbers.groups.is_some();
-        Pane::ALL.into_iter().filter(|pane| *pane != Pane::Groups || has_groups).collect()
+    pub(super) fn shown(pair: Pair<'_>, state: &View) -> Vec<Pane> {
+        let is_shown = |pane: &Pane| match pane {
+            Pane::Groups => pair.current.numbers.groups.is_some(),
+            Pane::Profile => state.profile.is_on(),
+            Pane::Zones | Pane::Cpus | Pane::Events => true,
+        };
+        Pane::ALL.into_iter().filter(is_shown).collect()
     }
 
     /// Its name in JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
             Pane::Groups => "groups",
+            Pane::Profile => "profile",
             Pane::Zones => "zones",
             Pane::Cpus => "cpus",
             Pane::Events => "events",
@@ -43,6 +49,7 @@ impl Pane {
             Pane::Groups => {
                 state.groups.listing(pair.current.at, state.interval, state.order(self) == SortOrder::default())
             }
+            Pane::Profile => state.profile.listing(pair.current),
             Pane::Zones => zones(pair),
             Pane::Cpus => cpus(pair),
             Pane::Events => log(state.log.events()),

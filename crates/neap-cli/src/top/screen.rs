@@ -18,7 +18,7 @@ const LEAST: (usize, usize) = (60, 16);
 /// Lines of a pane that the user is not in: its title, its heads and a row.
 const SHUT: usize = 3;
 
-const KEYS: &str = "q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help";
+const KEYS: &str = "q quit  Tab pane  s sort  p profile  d drain  D drain CPU  space freeze  ? help";
 const GROUP_KEYS: &str = "q quit  Tab pane  s sort  Enter fold  m max  h high  l low  n min  ? help";
 
 const HELP: &[&str] = &[
@@ -27,16 +27,16 @@ const HELP: &[&str] = &[
     "s, r                 sort by the next column; turn it round",
     "d, D                 empty all CPUs' caches, or the chosen's",
     "Enter                fold the groups below one, or unfold",
+    "p                    profile: sample allocations, or end it",
     "m, h, l, n           type a group's max, high, low or min",
     "space                freeze: take no new readings, or go on",
     "+, -                 twice or half the time between readings",
     "q, Ctrl-C            quit",
     "",
-    "K, M and G are powers of 1024. Numbers are those of the",
-    "process's last look for memory to give back; a process that",
-    "allocates nothing has old ones. The bar is what is resident,",
-    "in the letters that stand before the names; the rest is not",
-    "neap's.",
+    "K, M and G are powers of 1024. Memory is that of the moment;",
+    "counters are of the process's last look for memory to give",
+    "back. The bar is what is resident, in the letters that stand",
+    "before the names; the rest is not neap's.",
 ];
 
 /// All lines of a screen of this size.
@@ -64,9 +64,9 @@ pub(super) fn lines(width: usize, height: usize, pair: Pair<'_>, state: &View) -
 
 /// The whole content, without keys, in as many lines and columns as needed.
 pub(super) fn text(pair: Pair<'_>, state: &View) -> String {
-    let listings: Vec<_> = Pane::shown(pair).iter().map(|pane| state.listing(*pane, pair)).collect();
+    let listings: Vec<_> = Pane::shown(pair, state).iter().map(|pane| state.listing(*pane, pair)).collect();
     let width = listings.iter().map(|listing| listing.width()).max().unwrap_or(0).max(WIDTH);
-    let height = listings.iter().map(|listing| listing.height()).sum();
+    let height = listings.iter().map(|listing| listing.height(width)).sum();
     let mut lines = head(pair, state, width);
     lines.extend(panes(width, height, pair, state));
     let plain = lines.iter().map(|line| line.spans.iter().map(|span| span.content.as_ref()).collect::<String>());
@@ -155,9 +155,9 @@ pub(super) fn pane_lines(
 }
 
 fn panes(width: usize, room: usize, pair: Pair<'_>, state: &View) -> Vec<Line<'static>> {
-    let shown = Pane::shown(pair);
+    let shown = Pane::shown(pair, state);
     let listings: Vec<_> = shown.iter().map(|pane| state.listing(*pane, pair)).collect();
-    let wanted: Vec<usize> = listings.iter().map(|listing| listing.height()).collect();
+    let wanted: Vec<usize> = listings.iter().map(|listing| listing.height(width)).collect();
     let user = shown.iter().position(|pane| *pane == state.pane(pair)).unwrap_or(0);
     let mut lines = Vec::new();
     for ((pane, listing), share) in shown.iter().zip(&listings).zip(shares(room, &wanted, user)) {
@@ -175,6 +175,7 @@ mod tests {
     use crate::top::live::draw;
     use crate::top::reading::Reading;
     use crate::top::reading::tests::{readings, readings_with_groups};
+    use crate::top::sites::tests::pane;
     use core::time::Duration;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -231,7 +232,7 @@ time      event     what
 13:42:11  failed    1 call that should have released pages
 13:42:11  released  5.9M (1500 pages) to the system by 15 calls
 13:42:11  drained   4 CPUs' stacks and 2 page lists
-q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help
+q quit  Tab pane  s sort  p profile  d drain  D drain CPU  space freeze  ? help
 ";
         assert_eq!(shown(80, 24, &state), expected);
     }
@@ -262,7 +263,7 @@ time      event     what
 13:42:11  released  5.9M (1500 pages) to the system by 15 calls
 13:42:11  skipped   1 CPU's stacks, held or with a failed fence
 13:42:11  thread    neap's thread, awake before, is asleep
-q quit  Tab pane  s sort  d drain all  D drain CPU  space freeze  ? help
+q quit  Tab pane  s sort  p profile  d drain  D drain CPU  space freeze  ? help
 ";
         assert_eq!(shown(80, 18, &state), expected);
     }
@@ -316,6 +317,24 @@ q quit  Tab pane  s sort  Enter fold  m max  h high  l low  n min  ? help
         assert_eq!(small.lines().filter(|line| line.contains("5.0M")).count(), 1, "{small}");
         let text = text(Pair { previous, current }, &state);
         assert!(text.contains("\n-- Groups --") && text.contains("  over   low\n"), "{text}");
+    }
+
+    #[test]
+    fn profile_is_a_pane_among_the_others() {
+        let [previous, current] = &readings();
+        let mut state = state();
+        state.turn_profile();
+        state.profile = pane();
+        let screen = shown(80, 24, &state);
+        let lines: Vec<&str> = screen.lines().collect();
+        assert!(lines[6].starts_with("-- Profile of 12 s, a sample every 512.0K, 3 lost ---"), "{screen}");
+        assert!(lines[8].starts_with("32.0M ") && lines[8].ends_with("  parse (server/parse.c:12)"), "{screen}");
+        assert!(lines[12].starts_with("-- Zones ") && screen.contains("-- Events "), "{screen}");
+        // Text is cut where there is no room, and numbers are not.
+        let narrow = shown(60, 16, &state);
+        assert!(narrow.contains("[in no sample: allocated b\n"), "{narrow}");
+        let whole = text(Pair { previous, current }, &state);
+        assert!(whole.contains("  [in no sample: allocated before sampling]\n"), "{whole}");
     }
 
     #[test]

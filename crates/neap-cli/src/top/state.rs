@@ -14,6 +14,7 @@ use super::groups::Known;
 use super::listing::{Listing, SortOrder};
 use super::panes::Pane;
 use super::reading::Pair;
+use super::sites::ProfilePane;
 use crate::groups::bytes_of;
 
 /// Shortest interval of readings that keys can set.
@@ -117,6 +118,7 @@ pub(super) struct View {
     input: Option<Input>,
     pub(super) log: Log,
     pub(super) groups: Known,
+    pub(super) profile: ProfilePane,
 }
 
 impl View {
@@ -131,12 +133,21 @@ impl View {
             input: None,
             log: Log::default(),
             groups: Known::default(),
+            profile: ProfilePane::default(),
+        }
+    }
+
+    /// Switches the profile on, with its pane as the user's, or off.
+    pub(super) fn turn_profile(&mut self) {
+        self.profile.turn();
+        if self.profile.is_on() {
+            self.pane = Pane::Profile;
         }
     }
 
     /// The user's pane.
     pub(super) fn pane(&self, pair: Pair<'_>) -> Pane {
-        if Pane::shown(pair).contains(&self.pane) { self.pane } else { Pane::Cpus }
+        if Pane::shown(pair, self).contains(&self.pane) { self.pane } else { Pane::Cpus }
     }
 
     /// The text being typed, with its prompt.
@@ -186,6 +197,7 @@ impl View {
             KeyCode::BackTab | KeyCode::Left => self.turn(false, pair),
             KeyCode::Char('s') => self.sort(pair),
             KeyCode::Char('r') => self.choices[self.pane as usize].turn_round(),
+            KeyCode::Char('p') => self.turn_profile(),
             KeyCode::Char(' ') => self.frozen = !self.frozen,
             KeyCode::Char('+') => self.interval = self.interval.saturating_mul(2).min(LONGEST),
             KeyCode::Char('-') => self.interval = (self.interval / 2).max(SHORTEST),
@@ -200,7 +212,7 @@ impl View {
     }
 
     fn turn(&mut self, forth: bool, pair: Pair<'_>) {
-        let shown = Pane::shown(pair);
+        let shown = Pane::shown(pair, self);
         let at = shown.iter().position(|pane| *pane == self.pane).unwrap_or(0);
         self.pane = shown[(at + if forth { 1 } else { shown.len() - 1 }) % shown.len()];
     }
@@ -269,6 +281,7 @@ mod tests {
     use super::*;
     use crate::top::groups::tests::known;
     use crate::top::reading::tests::{readings, readings_with_groups};
+    use crate::top::sites::tests::pane;
 
     /// Presses keys, each a letter or a name. Returns the action of the last.
     fn press(state: &mut View, pair: Pair<'_>, keys: &str) -> Action {
@@ -429,6 +442,23 @@ mod tests {
         assert_eq!((rows(&state).as_str(), chosen(&state, pair).as_deref()), ("1 2 3 4 5", Some("2")), "by use");
         let listing = state.listing(Pane::Groups, pair);
         assert!(listing.lines(200).1[3].starts_with("tenant/beta "), "no tree, so paths");
+    }
+
+    #[test]
+    fn profile_has_a_pane_while_the_user_wants_it() {
+        let [previous, current] = &readings();
+        let pair = Pair { previous, current };
+        let mut state = View::new(Duration::from_secs(1));
+        press(&mut state, pair, "p");
+        assert_eq!((state.profile.turn, state.pane(pair)), (1, Pane::Profile));
+        state.profile = pane();
+        press(&mut state, pair, "Down Down s");
+        assert_eq!(chosen(&state, pair).as_deref(), Some("[in no sample: allocated before sampling]"));
+        press(&mut state, pair, "Tab p");
+        assert_eq!((state.profile.turn, state.pane(pair)), (2, Pane::Zones), "it is off, and the user elsewhere");
+        press(&mut state, pair, "p p");
+        assert_eq!((state.profile.turn, state.pane(pair)), (4, Pane::Cpus));
+        assert!(!Pane::shown(pair, &state).contains(&Pane::Profile));
     }
 
     #[test]

@@ -1,0 +1,225 @@
+//! The allocation sites with the most live bytes of a process, again and again while it runs.
+//!
+//! # Design
+//! A table is a snapshot of the sums by stack. Each stack gets its site once, those with the most
+//! bytes first: files and their symbols stay known from one table to the next. Reading the symbols
+//! of a large file takes seconds, so samples are read between the stacks, for at most half of the
+//! time. Stacks beyond the time of a table get their sites in later ones. Sites of generated code
+//! are found anew when there are new names of such code.
+//!
+//! A [`SiteTable`] is plain data, since a [`LiveSites`] stays on its thread.
+
+use core::time::Duration;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+
+use super::begin;
+use super::collect::Amount;
+use super::limits::ProfileLimits;
+use super::resolved::{places_of, site_of};
+use super::session::{PAUSE, Session};
+use super::symbols::{SourceLine, Symbols};
+use crate::allowance::Allowance;
+use crate::handle::ProcessHandle;
+use crate::stat_reader::{Page, ProcessStatus, monotonic};
+
+/// Sites in a table; those beyond are summed.
+const MOST_SITES: usize = 200;
+
+/// Site of stacks that will get theirs in a later table.
+const NAMED_LATER: &str = "[named in a later table]";
+
+/// A function that holds memory.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct HotSite {
+    /// Escaped, as `source`.
+    pub(crate) function: String,
+    /// Path of the source; empty if it is not known.
+    pub(crate) source: String,
+    /// 0 if it is not known.
+    pub(crate) line: u32,
+    pub(crate) live: Amount,
+}
+
+/// The live bytes of a process by site.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct SiteTable {
+    /// Time since the first look.
+    pub(crate) seconds: f64,
+    /// Bytes between two samples, on average.
+    pub(crate) every: u64,
+    /// Whether files and lines were looked for.
+    pub(crate) has_lines: bool,
+    pub(crate) live: Amount,
+    /// Those with the most bytes first.
+    pub(crate) sites: Vec<HotSite>,
+    /// Sites beyond these, and their sum.
+    pub(crate) others: usize,
+    pub(crate) other: Amount,
+    /// Samples that are not counted, or whose free is not seen.
+    pub(crate) lost: u64,
+}
+
+/// The site of a stack.
+struct KnownSite {
+    line: SourceLine,
+    /// Whether frames of generated code are on the stack.
+    is_generated: bool,
+}
+
+/// The sites of a process, while its samples are read.
+pub(crate) struct LiveSites {
+    session: Session,
+    symbols: Symbols,
+    /// By the number of the stack.
+    known: HashMap<u32, KnownSite>,
+    start: Instant,
+    /// The page's inode, which tells a later program of the process.
+    page: Option<u64>,
+}
+
+impl LiveSites {
+    /// Begins to read the samples of a process.
+    ///
+    /// # Errors
+    /// The process has no samples, or they cannot be read.
+    pub(crate) fn begin(process: &ProcessStatus, page: &Page) -> Result<LiveSites> {
+        let session = begin(process, page, monotonic(), ProfileLimits::of(process, false))?;
+        let symbols = Symbols::of(&session.unwinder);
+        Ok(LiveSites { session, symbols, known: HashMap::new(), start: Instant::now(), page: page.inode() })
+    }
+
+    /// Reads the records that are new. Returns the time to wait before the next look.
+    pub(crate) fn poll(&mut self) -> Result<Duration> {
+        self.session.poll()
+    }
+
+    /// Reads samples for a time, until the process or its sampling ends, or until `stop`.
+    pub(crate) fn watch(&mut self, time: Duration, stop: &AtomicBool) -> Result<()> {
+        let (start, mut pause) = (Instant::now(), PAUSE);
+        // Relaxed: a flag that publishes nothing.
+        while start.elapsed() < time && !stop.load(Ordering::Relaxed) && !self.session.handle.has_ended() {
+            std::thread::sleep(pause.min(time.saturating_sub(start.elapsed())));
+            pause = self.poll()?;
+        }
+        self.session.reconcile()
+    }
+
+    /// The live bytes by site; `None` if `goes_on` becomes false meanwhile. `time`: for the process
+    /// to be looked at, and for stacks to get their sites.
+    ///
+    /// # Errors
+    /// The process has ended or executed another program, or its sampling was switched off.
+    pub(crate) fn table(&mut self, time: Duration, goes_on: &dyn Fn() -> bool) -> Result<Option<SiteTable>> {
+        let mut pause = self.poll()?;
+        ensure_same(&self.session.handle, self.page, time)?;
+        ensure!(!self.session.is_over, "another command has switched sampling off");
+        let mut stacks: HashMap<u32, Amount> = HashMap::new();
+        for cell in self.session.collector.cells().iter().filter(|cell| cell.live.samples > 0) {
+            stacks.entry(cell.key.stack).or_default().add(cell.live);
+        }
+        let mut table = self.totals();
+        if self.symbols.follow(&self.session.unwinder) {
+            self.known.retain(|_, site| !site.is_generated);
+        }
+        let mut stacks: Vec<(u32, Amount)> = stacks.into_iter().collect();
+        stacks.sort_by(|(_, one), (_, other)| other.bytes.total_cmp(&one.bytes));
+        let (end, mut polled) = (Instant::now() + time, Instant::now());
+        let mut sites: HashMap<SourceLine, Amount> = HashMap::new();
+        for (stack, amount) in stacks {
+            if !goes_on() {
+                return Ok(None);
+            }
+            let site = if Instant::now() < end { self.site(stack) } else { self.site_if_known(stack) };
+            sites.entry(site).or_default().add(amount);
+            if polled.elapsed() >= pause {
+                let start = Instant::now();
+                pause = self.poll()?.max(start.elapsed());
+                polled = Instant::now();
+            }
+        }
+        table.fill(sites);
+        Ok(Some(table))
+    }
+
+    /// A table without sites.
+    fn totals(&self) -> SiteTable {
+        let summed = self.session.summed();
+        let losses = summed.losses;
+        SiteTable {
+            seconds: self.start.elapsed().as_secs_f64(),
+            every: summed.every,
+            has_lines: summed.unwinder.limits().has_lines,
+            live: summed.collector.live_total(),
+            lost: losses.overwritten.saturating_add(losses.without_slot).saturating_add(losses.left_out),
+            ..SiteTable::default()
+        }
+    }
+
+    fn site(&mut self, stack: u32) -> SourceLine {
+        let LiveSites { session, symbols, known, .. } = self;
+        let site = known.entry(stack).or_insert_with(|| {
+            let frames = &session.collector.stacks[stack as usize].frames;
+            let is_generated = frames.iter().any(|frame| frame.file.is_none());
+            KnownSite { line: site_of(&places_of(frames, symbols)), is_generated }
+        });
+        site.line.clone()
+    }
+
+    fn site_if_known(&self, stack: u32) -> SourceLine {
+        let known = self.known.get(&stack).map(|site| site.line.clone());
+        known.unwrap_or_else(|| SourceLine { function: NAMED_LATER.into(), ..SourceLine::default() })
+    }
+}
+
+impl SiteTable {
+    fn fill(&mut self, sites: HashMap<SourceLine, Amount>) {
+        let mut sites: Vec<(SourceLine, Amount)> = sites.into_iter().collect();
+        sites.sort_by(|(one, bytes), (other, other_bytes)| {
+            other_bytes.bytes.total_cmp(&bytes.bytes).then_with(|| one.cmp(other))
+        });
+        let beyond = sites.split_off(sites.len().min(MOST_SITES));
+        self.others = beyond.len();
+        beyond.into_iter().for_each(|(_, amount)| self.other.add(amount));
+        let site = |(line, live): (SourceLine, Amount)| HotSite {
+            function: line.function.to_string(),
+            source: line.source.to_string(),
+            line: line.line,
+            live,
+        };
+        self.sites = sites.into_iter().map(site).collect();
+    }
+}
+
+/// Checks that a process still runs the program whose page has this inode. A page that cannot be
+/// read now, as while another program is executed, is looked at the next time.
+fn ensure_same(handle: &Arc<ProcessHandle>, page: Option<u64>, time: Duration) -> Result<()> {
+    ensure!(!handle.has_ended(), "process {} has ended", handle.pid);
+    let now = ProcessStatus::read(handle, Allowance::new(time)).and_then(|process| process.page());
+    let is_other = now.is_ok_and(|now| now.inode() != page);
+    ensure!(!is_other, "process {} has executed another program", handle.pid);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::area::SampledAllocation;
+
+    #[test]
+    fn sites_beyond_the_most_are_summed_and_the_largest_come_first() {
+        let amount =
+            |bytes: u64| Amount::of(&SampledAllocation { size: bytes, mean: 1, ..SampledAllocation::default() });
+        let line = |number: u32| SourceLine { function: "f".into(), line: number, ..SourceLine::default() };
+        let mut table = SiteTable::default();
+        let count = MOST_SITES as u32 + 3;
+        table.fill((1..=count).map(|number| (line(number), amount(u64::from(number) * 100))).collect());
+        assert_eq!((table.sites.len(), table.others), (MOST_SITES, 3));
+        assert_eq!((table.sites[0].line, table.sites[MOST_SITES - 1].line), (count, 4));
+        assert_eq!((table.other.samples, table.other.bytes.round() as u64), (3, 600));
+    }
+}

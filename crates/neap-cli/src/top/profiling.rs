@@ -1,0 +1,192 @@
+//! The thread that takes the profile of `neap top`, while the user wants one.
+//!
+//! Symbols of a large program take seconds to read, so a thread reads them and the screen goes on.
+//! It makes a table every second; the screen takes the last one.
+//!
+//! # Concurrency
+//! The user's wishes are counted: an odd `turn` wants a profile. The thread takes each wish anew,
+//! so two quick ones begin another profile. The lock of `switch` is held while the option of the
+//! process changes. [`Profiling::finish`] first sets the last turn, which the thread compares
+//! inside the lock. So the option is put back when `finish` returns, whatever the thread does.
+
+use core::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+
+use super::asking::Asked;
+use super::state::View;
+use crate::allowance::Allowance;
+use crate::profile::{LiveSites, SamplingSwitch, SiteTable, stop_flag};
+use crate::stat_reader::ProcessStatus;
+
+/// Time between two tables.
+const FRESH: Duration = Duration::from_secs(1);
+/// No profile is wanted any more. Even, as every turn without a profile.
+const CLOSED: u64 = u64::MAX - 1;
+
+/// A table or the reason why there is none, of a turn.
+type News = (u64, Result<SiteTable>);
+
+#[derive(Default)]
+struct Shared {
+    turn: AtomicU64,
+    /// Sampling as it was switched on by the thread.
+    switch: Mutex<Option<SamplingSwitch>>,
+    news: Mutex<Option<News>>,
+}
+
+/// The profiling thread, as seen by the screen.
+pub(super) struct Profiling {
+    asked: Asked,
+    shared: Arc<Shared>,
+    /// Started at the first wish.
+    thread: Option<Thread>,
+}
+
+/// Switches sampling on in a process, unless it is on, and begins to read the samples.
+fn begin(asked: &Asked) -> Result<(SamplingSwitch, LiveSites)> {
+    let process = ProcessStatus::read(&asked.handle, Allowance::new(asked.time))?;
+    let page = process.page()?;
+    let mut switch = SamplingSwitch::on(&process, &page, None, asked.time)?;
+    match LiveSites::begin(&process, &page) {
+        Ok(sites) => Ok((switch, sites)),
+        Err(error) => {
+            switch.off()?;
+            Err(error)
+        }
+    }
+}
+
+/// Takes the profile of a time, which a signal to end makes shorter.
+pub(super) fn once(asked: &Asked, time: Duration) -> Result<SiteTable> {
+    let stop = stop_flag()?;
+    let (mut switch, mut sites) = begin(asked)?;
+    let table = sites.watch(time, &stop).and_then(|()| sites.table(asked.time, &|| true));
+    switch.off()?;
+    table?.context("the profile was given up")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Relaxed: the lock of `switch` orders the last turn; the others publish no data.
+    fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Relaxed)
+    }
+
+    fn tell(&self, turn: u64, news: Result<SiteTable>) {
+        *lock(&self.news) = Some((turn, news));
+    }
+
+    /// Begins the profile of a turn; `None` if the turn is over.
+    fn begin(&self, asked: &Asked, turn: u64) -> Result<Option<LiveSites>> {
+        let mut switch = lock(&self.switch);
+        if self.turn() != turn {
+            return Ok(None);
+        }
+        let (on, sites) = begin(asked)?;
+        *switch = Some(on);
+        Ok(Some(sites))
+    }
+
+    /// Takes the profile of a turn until the turn is over.
+    fn profile(&self, asked: &Asked, turn: u64) -> Result<()> {
+        let Some(mut sites) = self.begin(asked, turn)? else { return Ok(()) };
+        let is_wanted = || self.turn() == turn;
+        let mut due = Instant::now();
+        while is_wanted() {
+            if Instant::now() >= due {
+                match sites.table(asked.time, &is_wanted)? {
+                    Some(table) => self.tell(turn, Ok(table)),
+                    None => break,
+                }
+                due = Instant::now() + FRESH;
+            }
+            std::thread::park_timeout(sites.poll()?);
+        }
+        Ok(())
+    }
+
+    /// Puts the option of the process back, if the thread has changed it.
+    fn put_back(&self) -> Result<()> {
+        let mut switch = lock(&self.switch);
+        switch.take().map_or(Ok(()), |mut switch| switch.off())
+    }
+
+    fn run(&self, asked: &Asked) {
+        loop {
+            let turn = self.turn();
+            if turn == CLOSED {
+                return;
+            }
+            if turn % 2 == 1 {
+                let (taken, left) = (self.profile(asked, turn), self.put_back());
+                let again = || if asked.handle.has_ended() { "" } else { "; p twice begins another profile" };
+                match (taken, left) {
+                    (Ok(()), Ok(())) => {}
+                    (Ok(()), Err(left)) => self.tell(turn, Err(left)),
+                    (Err(error), Ok(())) => self.tell(turn, Err(anyhow!("{error:#}{}", again()))),
+                    (Err(error), Err(left)) => self.tell(turn, Err(anyhow!("{error:#}; {left:#}"))),
+                }
+            }
+            while self.turn() == turn {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+impl Profiling {
+    pub(super) fn new(asked: Asked) -> Profiling {
+        Profiling { asked, shared: Arc::default(), thread: None }
+    }
+
+    /// Passes a wish on.
+    pub(super) fn follow(&mut self, turn: u64) {
+        if self.shared.turn() == turn {
+            return;
+        }
+        self.set(turn);
+        if self.thread.is_none() {
+            let (shared, asked) = (Arc::clone(&self.shared), self.asked.clone());
+            self.thread = Some(std::thread::spawn(move || shared.run(&asked)).thread().clone());
+        }
+    }
+
+    fn set(&self, turn: u64) {
+        // Relaxed: read by `Shared::turn`.
+        self.shared.turn.store(turn, Ordering::Relaxed);
+        if let Some(thread) = &self.thread {
+            thread.unpark();
+        }
+    }
+
+    /// Takes what is new; returns whether there is something.
+    pub(super) fn hear(&self, state: &mut View) -> bool {
+        match lock(&self.shared.news).take() {
+            Some((turn, news)) if turn == state.profile.turn => {
+                state.profile.follow(news);
+                true
+            }
+            // The option could not be put back.
+            Some((_, Err(error))) => {
+                state.message = Some(format!("{error:#}"));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends the profile, and puts the option of the process back. Waits for a change of the option
+    /// that is under way.
+    pub(super) fn finish(&self) -> Result<()> {
+        self.set(CLOSED);
+        self.shared.put_back()
+    }
+}
