@@ -317,6 +317,8 @@ constructor! {
 }
 
 /// A thread's stay inside the gate, which ends when the value is dropped.
+///
+/// A function that must run inside takes a reference to it, as the proof that its caller entered.
 #[derive(Debug)]
 pub struct Inside<'a> {
     lane: &'a AtomicU32,

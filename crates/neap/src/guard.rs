@@ -59,8 +59,7 @@ impl<P: Platform> Mm<P> {
         Ok(())
     }
 
-    /// Allocates `size` bytes in a slot, for a sample. `None` if the sample is not guarded. Not
-    /// inside the gate.
+    /// Allocates `size` bytes in a slot, for a sample. `None` if the sample is not guarded.
     #[cold]
     #[inline(never)]
     pub(crate) fn allocate_guarded(&self, size: usize) -> Option<*mut u8> {

@@ -4,6 +4,9 @@
 //! The first lines of an entry point are the fast path, which is inlined. All else is out of line
 //! and inside the fork gate, but for one try at an Atomic CPU's stack, whose lock fork takes.
 //!
+//! A function of this crate that must run inside the gate takes [`Inside`]. A function that enters
+//! the gate, or calls one that does, is called outside.
+//!
 //! A new `Mm` is a constant. Its first call opens it, by the function in its [`Hooks`].
 //!
 //! # Locking
@@ -30,7 +33,7 @@ use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::Mutex;
-use neap_base::gate::Gate;
+use neap_base::gate::{Gate, Inside};
 use neap_base::platform::{Errno, Platform};
 use neap_groups::Groups;
 use neap_objects::fast_path::{FastPath, FreeOutcome};
@@ -96,7 +99,7 @@ pub struct Hooks<P: Platform> {
     /// Starts a thread; without it calls of the program and [`Mm::tick`] release memory.
     pub spawn: Option<Spawn<P>>,
     /// Called after each tick, and before neap's thread sleeps; must neither allocate nor free.
-    pub ticked: Option<fn(&Mm<P>)>,
+    pub ticked: Option<fn(&Mm<P>, &Inside<'_>)>,
 }
 
 // SAFETY: `core` is written once, before `state` says so.
@@ -420,7 +423,7 @@ impl<P: Platform> Mm<P> {
         memory.unwrap_or((null_mut(), false))
     }
 
-    /// Follows a call that took memory, or tried to. Not inside the gate.
+    /// Follows a call that took memory, or tried to.
     pub(crate) fn after_allocation(&self, core: &Core<P>) {
         if core.settings.limit() > 0 {
             core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform));

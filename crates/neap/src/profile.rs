@@ -29,6 +29,7 @@ use crate::options::Setting;
 use crate::state::profile::recorder::{Recorder, Sampled};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_base::profile_area::{AreaHeader, MOST_STACK};
 use neap_objects::size_class::Class;
 use neap_os::thread_state::{count_down, countdown_mean, set_countdown, set_countdown_mean};
@@ -36,7 +37,7 @@ use neap_os::{call_stack, clock, thread};
 
 impl<P: Platform> Mm<P> {
     /// Ends an allocation at which the countdown ended: records it, unless this thread has drawn no
-    /// number yet that says otherwise. Not inside the gate.
+    /// number yet that says otherwise.
     #[cold]
     #[inline(never)]
     pub(crate) fn sample(&self, memory: *mut u8, size: usize) {
@@ -98,7 +99,7 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Ends the sample of an allocation that is about to be freed or moved. Not inside the gate.
+    /// Ends the sample of an allocation that is about to be freed or moved.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_sample(&self, core: &Core<P>, memory: *const u8) {
@@ -129,11 +130,11 @@ impl<P: Platform> Core<P> {
     }
 
     /// Puts the number of the setting `profile` in force: samples every `mean` bytes, or ends
-    /// sampling and forgets all samples. Inside the gate, one call at a time.
+    /// sampling and forgets all samples. One call at a time.
     ///
     /// # Errors
     /// The reason why nothing is sampled.
-    pub(crate) fn set_profile(&self, mm: &Mm<P>, mean: u64) -> Result<(), &'static str> {
+    pub(crate) fn set_profile(&self, mm: &Mm<P>, _: &Inside<'_>, mean: u64) -> Result<(), &'static str> {
         let profile = &mm.profile;
         if mean > 0 && cfg!(target_arch = "aarch64") {
             return Err("is refused: stacks of arm64 are not unwound yet");
@@ -169,8 +170,10 @@ impl<P: Platform> Core<P> {
         recorder.end(None);
         drop(recorder);
         mm.profile.live.store(0, Ordering::Relaxed);
-        if self.set_profile(mm, mean).is_err() {
-            let _ = self.set_profile(mm, 0);
+        // Waits for no thread: only this one can have closed the gate.
+        let inside = mm.gate.enter(self.objects.platform.cpu());
+        if self.set_profile(mm, &inside, mean).is_err() {
+            let _ = self.set_profile(mm, &inside, 0);
             self.settings.values[Setting::Profile as usize].store(0, Ordering::Relaxed);
         }
     }

@@ -266,7 +266,7 @@ impl<P: Platform> Mm<P> {
     pub(crate) fn flush_paid(&self, is_wanted: &dyn Fn(u64) -> bool, pace: FlushPace) {
         let Some(core) = self.core_if_open().filter(|core| core.objects.has_owned()) else { return };
         let (platform, objects) = (&core.objects.platform, &core.objects);
-        let _inside = self.gate.enter(platform.cpu());
+        let inside = self.gate.enter(platform.cpu());
         // A thread that flushes at once waits for a flush that is under way:
         //
         // | thread A | thread B |
@@ -284,7 +284,7 @@ impl<P: Platform> Mm<P> {
         let mut classes = [false; CLASSES];
         objects.each_paid(&mut |class, owner, _| classes[class.index()] |= is_wanted(owner));
         if classes.contains(&true) {
-            self.flush_classes(core, |class| classes[class.index()]);
+            self.flush_classes(&inside, core, |class| classes[class.index()]);
         }
         let ended = platform.now();
         *next = ended + (ended - began) * 8;

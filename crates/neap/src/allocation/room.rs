@@ -83,10 +83,10 @@ impl<P: Platform> Core<P> {
         self.drain_for(mm, attempt).or_else(|| {
             let mut made_room = false;
             if self.settings.limit() > 0 {
-                mm.inside_to_the_end(self, |stop| made_room |= self.objects.punch(true, stop).released > 0);
+                mm.inside_to_the_end(self, |_, stop| made_room |= self.objects.punch(true, stop).released > 0);
             }
             if self.objects.pages.lazily_free() > 0 {
-                mm.inside_to_the_end(self, |stop| made_room |= self.release_lazily_free(stop) > 0);
+                mm.inside_to_the_end(self, |inside, stop| made_room |= self.release_lazily_free(inside, stop) > 0);
             }
             if made_room { attempt() } else { None }
         })
@@ -99,7 +99,7 @@ impl<P: Platform> Core<P> {
             if !self.objects.platform.may_fence() {
                 self.objects.helper.ask(LAST_RESORT);
             }
-            mm.inside_to_the_end(self, |stop| pages += self.drain_everything(Fences::OfCall, stop));
+            mm.inside_to_the_end(self, |inside, stop| pages += self.drain_everything(inside, Fences::OfCall, stop));
             memory = attempt();
             if memory.is_some() {
                 break;

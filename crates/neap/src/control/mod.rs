@@ -143,7 +143,7 @@ impl<P: Platform> Core<P> {
         (!is_taken).then_some((channel, ticket))
     }
 
-    /// Serves a request in neap's thread. Returns whether there was one. Not inside the gate.
+    /// Serves a request in neap's thread. Returns whether there was one.
     fn answer(&self, mm: &Mm<P>) -> bool {
         let Some((channel, ticket)) = self.take_request() else { return false };
         self.respond(mm, channel, ticket, ServedBy::OwnThread);
@@ -151,7 +151,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Serves a request in a call of the program. Returns whether there was one. Reports are large,
-    /// and the stack of the call may be small. Not inside the gate.
+    /// and the stack of the call may be small.
     fn answer_apart(&self, mm: &Mm<P>) -> bool {
         let Some((channel, ticket)) = self.take_request() else { return false };
         if stack::apart(|| self.respond(mm, channel, ticket, ServedBy::Call)).is_none() {
@@ -190,10 +190,10 @@ impl<P: Platform> Core<P> {
     }
 
     fn report_groups(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
-        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let inside = mm.gate.enter(self.objects.platform.cpu());
         let from = channel.from.load(Ordering::Relaxed);
         self.page
-            .report(|words| group_report::write(mm.groups_if_made(), mm.reclaiming_if_made(), from, words))
+            .report(|words| group_report::write(&inside, mm.groups_if_made(), mm.reclaiming_if_made(), from, words))
             .is_some()
     }
 
@@ -209,8 +209,8 @@ impl<P: Platform> Core<P> {
             ServedBy::OwnThread => mm.books_with_payers(),
             ServedBy::Call => mm.books(),
         };
-        let _inside = mm.gate.enter(self.objects.platform.cpu());
-        self.page.report(|words| map_report::write(mm, books, from, words)).is_some()
+        let inside = mm.gate.enter(self.objects.platform.cpu());
+        self.page.report(|words| map_report::write(mm, &inside, books, from, words)).is_some()
     }
 
     fn report_shrinkers(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
@@ -414,7 +414,7 @@ mod tests {
         assert!(core.answer_apart(&mm));
         assert_eq!([&channel.answered, &channel.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
         let none = crate::state::reclaim::ReclaimerCounts { working: 0, lost: 0, waits: 0, late: 0 };
-        assert_eq!(reclaiming.inside(|| reclaiming.reclaim.reclaimers()), none);
+        assert_eq!(reclaiming.reclaim.reclaimers(&reclaiming.source().enter()), none);
         // SAFETY: no memory of the manager is used any more.
         unsafe { mm.close() };
     }

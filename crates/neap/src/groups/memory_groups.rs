@@ -147,8 +147,7 @@ impl<P: Platform> Mm<P> {
         self.groups_if_made().inspect(|grouped| grouped.groups.deliver(&grouped.source));
     }
 
-    /// Counts the event that the container's level or limit changed, and has listeners told. Not
-    /// inside the gate.
+    /// Counts the event that the container's level or limit changed, and has listeners told.
     pub(crate) fn container_changed(&self) {
         self.groups_if_made()
             .inspect(|grouped| grouped.groups.happened(&grouped.source, GroupId::ROOT, Event::Container));
@@ -183,7 +182,7 @@ impl<P: Platform> Mm<P> {
 
 impl<P: Platform> Core<P> {
     /// Does the groups' part of a tick. Returns the nanoseconds until groups need the next one, if
-    /// they do. Not inside the gate.
+    /// they do.
     pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> Option<u64> {
         let grouped = mm.groups_if_made()?;
         if self.options.groups == ThreadGroups::ByThread {
@@ -336,11 +335,6 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.count(&self.source)
     }
 
-    /// Returns the groups and the host of their calls, for a caller inside the gate.
-    pub(crate) fn parts(&self) -> (&Groups, &Source<'_, P>) {
-        (self.groups, &self.source)
-    }
-
     pub(crate) fn source(&self) -> &Source<'m, P> {
         &self.source
     }
@@ -417,7 +411,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.take(self.platform(), payer, bytes)
     }
 
-    /// Returns the group of an id, or the heir if the group is gone. Not inside the gate.
+    /// Returns the group of an id, or the heir if the group is gone.
     pub fn heir(&self, id: GroupId) -> Option<GroupId> {
         self.source.inside(|| self.groups.heir(id))
     }

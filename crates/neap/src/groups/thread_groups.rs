@@ -74,8 +74,7 @@ impl<P: Platform> Mm<P> {
 impl<P: Platform> Grouped<'_, P> {
     /// Notes that a group was made for the calling thread.
     fn note_thread(&self, id: GroupId) {
-        let (groups, source) = self.parts();
-        groups.note_thread(source, id, thread::id());
+        self.groups().note_thread(self.source(), id, thread::id());
     }
 
     /// Deletes the groups of threads that have ended.
@@ -84,8 +83,7 @@ impl<P: Platform> Grouped<'_, P> {
         while let Some(id) = child {
             child = self.next_child(GroupId::ROOT, Some(id));
             // Not by its name, which may be that of a group of the program.
-            let (groups, source) = self.parts();
-            if groups.thread_of(source, id).is_some_and(|thread| !thread::exists(thread)) {
+            if self.groups().thread_of(self.source(), id).is_some_and(|thread| !thread::exists(thread)) {
                 // A group with groups of the program below it stays.
                 let _ = self.delete(id);
             }

@@ -40,7 +40,7 @@ impl<P: Platform> Core<P> {
         last == 0 || self.objects.platform.precise().saturating_sub(last) >= PAUSE
     }
 
-    /// Has a heap profile written before an allocation fails. Not inside the gate.
+    /// Has a heap profile written before an allocation fails.
     #[cold]
     #[inline(never)]
     pub(crate) fn profile_before_refusal(&self, mm: &Mm<P>) {
@@ -69,7 +69,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Writes a heap profile if one is wanted and may be written. Not inside the gate.
+    /// Writes a heap profile if one is wanted and may be written.
     pub(crate) fn write_wanted_profile(&self, mm: &Mm<P>) {
         let at_limit = &self.at_limit;
         // Relaxed: the words by which one thread is chosen publish nothing but themselves.

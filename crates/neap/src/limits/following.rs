@@ -139,7 +139,7 @@ impl<P: Platform> Core<P> {
 
     /// Looks for a limit that follows the container, or for a listener, if the last look is
     /// `period` nanoseconds ago, or less in a hurry. Returns the nanoseconds until the next; `None`
-    /// if neither exists. Not inside the gate.
+    /// if neither exists.
     pub(crate) fn follow_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
         if !self.is_looking() {
             return None;
@@ -164,15 +164,14 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Makes a look for a limit that follows the container. Not inside the gate.
+    /// Makes a look for a limit that follows the container.
     pub(crate) fn follow(&self, mm: &Mm<P>, now: u64) {
         if self.settings.follows().is_some() {
             self.look_at_container(mm, now);
         }
     }
 
-    /// Makes a look at time `now`, and puts a limit that follows the container in force. Not inside
-    /// the gate.
+    /// Makes a look at time `now`, and puts a limit that follows the container in force.
     pub(crate) fn look_at_container(&self, mm: &Mm<P>, now: u64) {
         self.following.last.store(now.max(1), Ordering::Relaxed);
         self.following.looks.fetch_add(1, Ordering::Relaxed);
@@ -233,7 +232,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Has a look made for an allocation that found no memory below a limit that follows the
-    /// container. Returns whether the limit is higher now. Not inside the gate.
+    /// container. Returns whether the limit is higher now.
     pub(crate) fn look_for_room(&self, mm: &Mm<P>) -> bool {
         if self.settings.follows().is_none() {
             return false;

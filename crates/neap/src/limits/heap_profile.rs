@@ -216,7 +216,7 @@ fn bytes_of(words: &[u64]) -> &[u8] {
     unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
 
-/// Writes a heap profile of a manager's live samples. Not inside the gate.
+/// Writes a heap profile of a manager's live samples.
 ///
 /// # Errors
 /// No file can be made, or the error of a write; the file is empty then.

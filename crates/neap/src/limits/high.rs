@@ -30,7 +30,6 @@ impl<P: Platform> Core<P> {
     }
 
     /// Gives memory back if more is in use than `high`. Returns whether a later tick is to go on.
-    /// Not inside the gate.
     pub(crate) fn keep_below_high(&self, mm: &Mm<P>) -> bool {
         let maintenance = &self.maintenance;
         if self.beyond_high() == 0 {
@@ -46,8 +45,8 @@ impl<P: Platform> Core<P> {
         // Calls of the program may come here, from a small stack.
         stack::apart(|| {
             let platform = &self.objects.platform;
-            mm.inside_to_the_end(self, |stop| _ = self.drain_everything(Fences::OfCall, stop));
-            mm.inside_to_the_end(self, |stop| {
+            mm.inside_to_the_end(self, |inside, stop| _ = self.drain_everything(inside, Fences::OfCall, stop));
+            mm.inside_to_the_end(self, |_, stop| {
                 self.objects.punch(true, stop);
                 self.objects.pages.release_all_until(platform, stop);
             });

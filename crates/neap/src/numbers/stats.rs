@@ -15,6 +15,7 @@ use crate::mm::{Core, Mm};
 use crate::options::settings::page_price;
 use crate::process::PROCESS;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 
 /// Memory of a manager at one moment. All sizes are bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,8 +84,8 @@ impl Cached {
 }
 
 impl<P: Platform> Core<P> {
-    /// Returns the snapshot. Inside the gate.
-    fn stats(&self) -> Stats {
+    /// Returns the snapshot.
+    fn stats(&self, _: &Inside<'_>) -> Stats {
         let (objects, pages) = (&self.objects, self.objects.pages.statistics());
         let usage = self.usage_with(&pages);
         let page = objects.pages.page_size() as u64;
@@ -122,8 +123,7 @@ impl<P: Platform> Mm<P> {
     /// Returns a snapshot of the memory by state; zeroes before the first allocation: [`stats`].
     pub fn stats(&self) -> Stats {
         let Some(core) = self.core_if_open() else { return Stats::default() };
-        let _inside = self.gate.enter(core.objects.platform.cpu());
-        core.stats()
+        core.stats(&self.gate.enter(core.objects.platform.cpu()))
     }
 }
 

@@ -11,6 +11,7 @@ use crate::reports::map_report;
 use crate::state::guard::GuardCounts;
 use core::fmt::{self, Display, Write};
 use core::sync::atomic::Ordering;
+use neap_base::gate::Inside;
 use neap_base::platform::{Linux, Platform};
 use neap_groups::{GroupCount, Groups};
 use neap_objects::cpu_caches::CacheMode;
@@ -41,30 +42,32 @@ pub(crate) fn open(mm: &Mm<Linux>) {
     }
 }
 
-/// Publishes the numbers of the process's manager. Inside the gate.
-pub(crate) fn publish(mm: &Mm<Linux>) {
+/// Publishes the numbers of the process's manager.
+pub(crate) fn publish(mm: &Mm<Linux>, inside: &Inside<'_>) {
     let Some(core) = mm.core_if_open().filter(|core| core.options.stat) else { return };
     // Formatting calls functions deeply.
-    let _ = stack::apart(|| publish_core(mm, core));
+    let _ = stack::apart(|| publish_core(mm, inside, core));
 }
 
-fn publish_core(mm: &Mm<Linux>, core: &Core<Linux>) {
+fn publish_core(mm: &Mm<Linux>, inside: &Inside<'_>, core: &Core<Linux>) {
     core.note_totals();
-    core.page.publish(|text| match core.objects.platform.no_sequences() {
-        _ if !core.options.rseq => core.describe(mm, &"rseq:off was set", text),
-        Some(reason) => core.describe(mm, &reason, text),
-        None if !core.objects.cpu_caches.has_rseq() => core.describe(mm, &"no BMI1 and BMI2, or too many CPUs", text),
-        None => core.describe(mm, &"restartable sequences and fences work", text),
-    });
+    let no_sequences = core.objects.platform.no_sequences();
+    let why: &dyn Display = match &no_sequences {
+        _ if !core.options.rseq => &"rseq:off was set",
+        Some(reason) => reason,
+        None if !core.objects.cpu_caches.has_rseq() => &"no BMI1 and BMI2, or too many CPUs",
+        None => &"restartable sequences and fences work",
+    };
+    core.page.publish(|text| core.describe(mm, inside, why, text));
 }
 
 impl<P: Platform> Core<P> {
     /// Writes all numbers as one JSON object. `why` says why the slots are of their kind.
-    fn describe(&self, mm: &Mm<P>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
+    fn describe(&self, mm: &Mm<P>, inside: &Inside<'_>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         self.describe_mode(why, text)?;
         self.describe_pages(text)?;
         self.describe_nodes(text)?;
-        map_report::describe(mm, text)?;
+        map_report::describe(mm, inside, text)?;
         write!(text, "\"classes\":")?;
         let classes =
             self.classes_with_slabs().map(|class| self.class_numbers(class)).filter(|numbers| numbers.slabs > 0);
@@ -203,7 +206,7 @@ mod tests {
     /// The object that a manager writes about itself into a page of `words` words.
     fn described(mm: &Mm<Virtual>, words: usize) -> String {
         let memory = Memory::new(words);
-        memory.sheet().publish(1, 1, |text| mm.core().unwrap().describe(mm, &"a test", text));
+        memory.sheet().publish(1, 1, |text| mm.core().unwrap().describe(mm, &mm.gate.enter(0), &"a test", text));
         memory.read().unwrap().2
     }
 

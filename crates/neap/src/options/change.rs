@@ -37,17 +37,17 @@ pub fn set<'a>(key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Puts a checked number in force. Returns the previous one. Not inside the gate.
+    /// Puts a checked number in force. Returns the previous one.
     ///
     /// # Errors
     /// The reason why this process cannot have it; nothing was changed then.
     fn change(&self, mm: &Mm<P>, setting: Setting, number: u64) -> Result<u64, &'static str> {
         let (objects, settings) = (&self.objects, &self.settings);
         let before = {
-            let _inside = mm.gate.enter(objects.platform.cpu());
+            let inside = mm.gate.enter(objects.platform.cpu());
             let _changing = settings.changing.lock();
             if setting == Setting::Profile {
-                self.set_profile(mm, number)?;
+                self.set_profile(mm, &inside, number)?;
             }
             let before = settings.values[setting as usize].swap(number, Ordering::Relaxed);
             if setting.is_of_pages() && before != number {
@@ -67,20 +67,20 @@ impl<P: Platform> Core<P> {
         Ok(before)
     }
 
-    /// Starts reclaim if more is in use than the limit allows. Not inside the gate.
+    /// Starts reclaim if more is in use than the limit allows.
     pub(crate) fn reach_limit(&self, mm: &Mm<P>) {
         let pages = &self.objects.pages;
         if self.is_beyond_limit(mm) {
-            mm.inside_to_the_end(self, |stop| _ = self.drain_everything(Fences::OfCall, stop));
+            mm.inside_to_the_end(self, |inside, stop| _ = self.drain_everything(inside, Fences::OfCall, stop));
         }
         if self.is_beyond_limit(mm) {
-            mm.inside_to_the_end(self, |stop| _ = self.objects.punch(true, stop));
+            mm.inside_to_the_end(self, |_, stop| _ = self.objects.punch(true, stop));
         }
-        mm.inside_to_the_end(self, |stop| pages.shed(&self.objects.platform, stop));
+        mm.inside_to_the_end(self, |_, stop| pages.shed(&self.objects.platform, stop));
         (0..pages.nodes()).for_each(|node| self.look_at_node(mm, node));
     }
 
-    /// Whether more is in use than the limit allows, since it was cut. Not inside the gate.
+    /// Whether more is in use than the limit allows, since it was cut.
     pub(crate) fn is_beyond_limit(&self, mm: &Mm<P>) -> bool {
         if self.settings.limit() == 0 {
             return false;

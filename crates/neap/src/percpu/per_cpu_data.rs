@@ -8,6 +8,7 @@ use crate::groups::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
 use crate::state::reclaim::Manner;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_base::platform::Errno;
 use neap_groups::{GroupId, Kind, OnLimit, Payer};
 use neap_os::stack;
@@ -45,12 +46,12 @@ impl<P: Platform> Mm<P> {
             return Err(Refused::WouldWait);
         }
         let core = self.core().ok_or(Refused::Memory(Errno::NOMEM))?;
-        let _inside = self.gate.enter(core.objects.platform.cpu());
-        let made = stack::apart(|| core.per_cpu.make(&core.objects.platform));
+        let inside = self.gate.enter(core.objects.platform.cpu());
+        let made = stack::apart(|| core.per_cpu.make(&inside, &core.objects.platform));
         let data = made.unwrap_or(Err(Errno::NOMEM)).map_err(Refused::Memory)?;
         // Publishes in the page of numbers that there is per-CPU data: a reader that finds none
         // asks no further.
-        self.hooks.ticked.inspect(|ticked| ticked(self));
+        self.hooks.ticked.inspect(|ticked| ticked(self, &inside));
         Ok(Source { mm: self, core, data, manner: Manner::Wait })
     }
 
@@ -115,8 +116,13 @@ impl<'m, P: Platform> Source<'m, P> {
         self.core.after_per_cpu(self.mm, self.data, wait);
     }
 
-    /// Returns the groups, and the payer of an owner, if it has one. Inside the gate.
-    fn payer(&self, owner: Owner) -> Option<(Grouped<'m, P>, Payer)> {
+    /// Enters the gate.
+    pub(crate) fn enter(&self) -> Inside<'m> {
+        self.mm.gate.enter(self.platform().cpu())
+    }
+
+    /// Returns the groups, and the payer of an owner, if it has one.
+    fn payer(&self, _: &Inside<'_>, owner: Owner) -> Option<(Grouped<'m, P>, Payer)> {
         let grouped = self.mm.groups_if_made().filter(|_| owner != Owner::NONE)?;
         let payer = self.data.payer(owner);
         (payer != 0).then(|| (grouped, Payer::from_bits(payer)))
@@ -126,7 +132,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// none. Unless `wait` is `Long`, the thread is not delayed above a `high`, and waits for no
     /// callback.
     fn charge(&self, owner: Owner, bytes: u64, wait: Wait) -> Result<u64, Refused> {
-        let Some((grouped, payer)) = self.inside(|| self.payer(owner)) else { return Ok(0) };
+        let Some((grouped, payer)) = self.payer(&self.enter(), owner) else { return Ok(0) };
         let charged = if wait == Wait::Long {
             grouped.charge(payer, bytes, OnLimit::Refuse)
         } else {
@@ -138,17 +144,15 @@ impl<'m, P: Platform> Source<'m, P> {
     /// Allocates without waiting. Charges this CPU's stock and the room below the limits, and is
     /// refused while a thread forks.
     fn allocate_at_once(&self, owner: Owner, size: usize, align: usize) -> Result<Handle, Refused> {
-        let allocate = || {
-            let (paying, bytes) = (self.payer(owner), self.data.price(size));
-            if paying.is_some_and(|(grouped, payer)| !grouped.groups().charge_at_once(self, payer, bytes)) {
-                return Err(Refused::Charge);
-            }
-            let answer = self.data.allocate(self.platform(), owner, size, align, Wait::Never);
-            answer.inspect_err(|_| {
-                paying.inspect(|(grouped, payer)| grouped.groups().uncharge_inside(self, *payer, bytes));
-            })
-        };
-        self.try_inside(allocate).unwrap_or(Err(Refused::WouldWait))
+        let Some(inside) = self.mm.gate.try_enter(self.platform().cpu()) else { return Err(Refused::WouldWait) };
+        let (paying, bytes) = (self.payer(&inside, owner), self.data.price(size));
+        if paying.is_some_and(|(grouped, payer)| !grouped.groups().charge_at_once(self, payer, bytes)) {
+            return Err(Refused::Charge);
+        }
+        let answer = self.data.allocate(self.platform(), owner, size, align, Wait::Never);
+        answer.inspect_err(|_| {
+            paying.inspect(|(grouped, payer)| grouped.groups().uncharge_inside(self, *payer, bytes));
+        })
     }
 
     fn uncharge(&self, payer: u64, bytes: u64) {
@@ -197,7 +201,7 @@ impl<P: Platform> Host for Source<'_, P> {
     }
 
     fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
-        let _inside = self.mm.gate.enter(self.platform().cpu());
+        let _inside = self.enter();
         body()
     }
 

@@ -20,6 +20,7 @@ use crate::mm::{Core, Mm};
 use core::cell::Cell;
 use core::ffi::c_void;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::stack;
 use neap_pages::Drain;
@@ -43,6 +44,13 @@ enum Cache {
     PerCpu,
 }
 
+/// Result of a scan.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scanned {
+    objects: u64,
+    freed: u64,
+}
+
 impl Cache {
     const ALL: [Cache; 5] = [Cache::Sheaves, Cache::Lists, Cache::Holes, Cache::Free, Cache::PerCpu];
 
@@ -58,8 +66,8 @@ impl Cache {
         }
     }
 
-    /// Returns the number of objects on a node. Inside the gate.
-    fn count<P: Platform>(self, core: &Core<P>, node: usize) -> u64 {
+    /// Returns the number of objects on a node.
+    fn count<P: Platform>(self, _: &Inside<'_>, core: &Core<P>, node: usize) -> u64 {
         match self {
             Cache::Sheaves => {
                 let in_barns: u64 = core.in_barns(node).iter().sum();
@@ -73,14 +81,21 @@ impl Cache {
         }
     }
 
-    /// Frees about `wanted` objects. Returns how many were scanned, and freed. Inside the gate.
-    fn scan<P: Platform>(self, core: &Core<P>, node: usize, wanted: u64, stop: &dyn Fn() -> bool) -> (u64, u64) {
+    /// Frees about `wanted` objects.
+    fn scan<P: Platform>(
+        self,
+        _: &Inside<'_>,
+        core: &Core<P>,
+        node: usize,
+        wanted: u64,
+        stop: &dyn Fn() -> bool,
+    ) -> Scanned {
         let (platform, pages) = (&core.objects.platform, core.objects.pages.node(node));
         let held = || stop() || core.objects.is_isolated_cpu_in_use();
         match self {
             Cache::Sheaves => {
                 let objects = core.put_back(node, wanted, stop);
-                (objects, objects)
+                Scanned { objects, freed: objects }
             }
             Cache::Lists => {
                 let mut drained = 0;
@@ -92,21 +107,21 @@ impl Cache {
                         drained += u64::from(more);
                     }
                 }
-                (drained, drained)
+                Scanned { objects: drained, freed: drained }
             }
             Cache::Holes if !held() => {
                 let (slabs, report) = core.objects.punch_on(node, true, wanted as usize, &held);
-                (slabs as u64, report.released.into())
+                Scanned { objects: slabs as u64, freed: report.released.into() }
             }
             Cache::Free if !held() => {
-                let released = pages.release(platform, wanted.min(u32::MAX.into()) as u32, &held).released.into();
-                (if released > 0 { wanted.max(released) } else { 0 }, released)
+                let freed = pages.release(platform, wanted.min(u32::MAX.into()) as u32, &held).released.into();
+                Scanned { objects: if freed > 0 { wanted.max(freed) } else { 0 }, freed }
             }
             Cache::PerCpu if !held() => {
-                let released = core.per_cpu.get().map_or(0, |data| data.give_back(platform, wanted, &held).released);
-                (if released > 0 { wanted.max(released) } else { 0 }, released)
+                let freed = core.per_cpu.get().map_or(0, |data| data.give_back(platform, wanted, &held).released);
+                Scanned { objects: if freed > 0 { wanted.max(freed) } else { 0 }, freed }
             }
-            _ => (0, 0),
+            _ => Scanned::default(),
         }
     }
 }
@@ -163,9 +178,9 @@ unsafe extern "C" fn count<P: Platform, const CACHE: usize>(data: *mut c_void, a
     // `asked` is valid for the time of the call.
     let (mm, node) = unsafe { (&*data.cast::<Mm<P>>(), (*asked).node as usize) };
     mm.core_if_open().map_or(0, |core| {
-        let _inside = mm.gate.enter(core.objects.platform.cpu());
+        let inside = mm.gate.enter(core.objects.platform.cpu());
         // On a stack of its own: it runs neap's code only, below calls that may be deep already.
-        stack::apart(|| Cache::ALL[CACHE].count(core, node)).unwrap_or(0)
+        stack::apart(|| Cache::ALL[CACHE].count(&inside, core, node)).unwrap_or(0)
     })
 }
 
@@ -173,13 +188,14 @@ unsafe extern "C" fn scan<P: Platform, const CACHE: usize>(data: *mut c_void, as
     // SAFETY: `register` was given a manager that neither moves nor ends before the registry;
     // `asked` is valid for the time of the call.
     let (mm, asked) = unsafe { (&*data.cast::<Mm<P>>(), &mut *asked) };
-    let (looked, gone) = mm.core_if_open().map_or((0, 0), |core| {
-        let _inside = mm.gate.enter(core.objects.platform.cpu());
-        let scan = || Cache::ALL[CACHE].scan(core, asked.node as usize, asked.to_scan, &|| mm.gate.is_closed());
-        stack::apart(scan).unwrap_or((0, 0))
+    let scan = mm.core_if_open().map_or(Scanned::default(), |core| {
+        let inside = mm.gate.enter(core.objects.platform.cpu());
+        let stop = || mm.gate.is_closed();
+        let scan = || Cache::ALL[CACHE].scan(&inside, core, asked.node as usize, asked.to_scan, &stop);
+        stack::apart(scan).unwrap_or_default()
     });
-    asked.scanned = looked;
-    gone
+    asked.scanned = scan.objects;
+    scan.freed
 }
 
 /// Registers all of them in a registry that no other thread knows yet.

@@ -12,6 +12,7 @@ use crate::reclaim::reclaiming::Reclaiming;
 use crate::reclaim::watching::{Enough, Ran, Watch};
 use crate::state::reclaim::{PASS, PATIENCE, STEPS};
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::protection::GroupUsage;
 use neap_groups::{Bound, Event, GroupId, GroupSlot, Request};
 use neap_percpu::Host as _;
@@ -338,29 +339,30 @@ impl<P: Platform> ReclaimDomain<'_, '_, P> {
         }
         // Memory that is charged to no group is known as pages of the process.
         let core = self.reclaiming.source().core();
-        let pages = self.reclaiming.inside(|| match self.node {
+        let inside = self.reclaiming.source().enter();
+        let pages = match self.node {
             Some(node) => core.objects.pages.node(node).used().into(),
-            None if self.purpose == Purpose::Budget => core.used_pages(),
-            None => core.resident_pages(),
-        });
+            None if self.purpose == Purpose::Budget => core.used_pages(&inside),
+            None => core.resident_pages(&inside),
+        };
+        drop(inside);
         let in_group = if self.purpose == Purpose::Budget { 0 } else { in_group().unwrap_or(0) };
         [in_group, pages * core.objects.pages.page_size() as u64]
     }
 }
 
 impl<P: Platform> Core<P> {
-    /// Number of pages that count for the budget. Inside the gate.
-    fn used_pages(&self) -> u64 {
+    /// Number of pages that count for the budget.
+    fn used_pages(&self, _: &Inside<'_>) -> u64 {
         let pages = &self.objects.pages;
         (0..pages.nodes()).map(|node| u64::from(pages.node(node).used())).sum()
     }
 
     /// Number of pages that count for the budget, plus free backed pages and pages of per-CPU data.
-    /// Inside the gate.
-    fn resident_pages(&self) -> u64 {
+    fn resident_pages(&self, inside: &Inside<'_>) -> u64 {
         let pages = &self.objects.pages;
         let free: u64 = (0..pages.nodes()).map(|node| u64::from(pages.node(node).backed_free_pages())).sum();
         let per_cpu = self.per_cpu.bytes();
-        self.used_pages() + free + (per_cpu.used + per_cpu.free) / pages.page_size() as u64
+        self.used_pages(inside) + free + (per_cpu.used + per_cpu.free) / pages.page_size() as u64
     }
 }

@@ -108,7 +108,7 @@ impl<P: Platform> Mm<P> {
     fn make_reclaiming(&self) -> Result<Reclaiming<'_, P>, ShrinkerError> {
         let grouped = self.groups().map_err(|_| ShrinkerError::NoMemory)?;
         let core = self.core().ok_or(ShrinkerError::NoMemory)?;
-        let (_, source) = grouped.parts();
+        let source = grouped.source();
         // Outside the gate: making the shrinkers passes it.
         let made = Shrinkers::open(source)?;
         // SAFETY: an open manager does not move, and closes its registry before its own end.
@@ -209,7 +209,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
 
     /// Ends every reclaimer after the callback that it runs.
     pub(crate) fn dismiss(&self) {
-        self.inside(|| self.reclaim.dismiss());
+        self.reclaim.dismiss(&self.source().enter());
     }
 
     /// [`Shrinkers::unregister`].
@@ -287,7 +287,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         // SAFETY: this is the only thread of a forked child, as `Shrinkers::forget_others` needs
         // (the caller's promise).
         unsafe { self.reclaim.shrinkers.forget_others(self.source()) };
-        self.inside(|| self.reclaim.forget_others());
+        self.reclaim.forget_others(&self.source().enter());
         self.source().core().objects.pages.set_reclaiming(false);
     }
 }

@@ -59,7 +59,7 @@ impl Full {
 
     fn waiters(&self) -> usize {
         let (grouped, mut count) = (self.mm.groups().unwrap(), 0);
-        let (groups, source) = grouped.parts();
+        let (groups, source) = (grouped.groups(), grouped.source());
         groups.each_waiting(source, |_| count += 1);
         count
     }
@@ -156,7 +156,7 @@ fn report_tells_since_when_and_why_a_charge_waits() {
         assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         full.clock().advance(7_000_000_000);
         let words: Vec<AtomicU64> = (0..HEAD + WAITING).map(|_| AtomicU64::new(0)).collect();
-        group_report::write(Some(groups), None, ASK_WAITING, &words);
+        group_report::write(&groups.source().enter(), Some(groups), None, ASK_WAITING, &words);
         let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
         let room = REASONS.iter().position(|&reason| reason == "room").unwrap() as u64;
         let group = full.group.to_bits();

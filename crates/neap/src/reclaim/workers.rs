@@ -229,7 +229,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Requests a reclaimer from neap's thread if there are fewer than the jobs need. Returns
-    /// whether there is one now, or will be. Not inside the gate.
+    /// whether there is one now, or will be.
     fn call_reclaimers(&self, reclaiming: &Reclaiming<'_, P>) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
         let (is_short, (threads, _)) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads()));
@@ -275,7 +275,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Does reclaim's part of a tick: checks callbacks and nodes. Not inside the gate.
+    /// Does reclaim's part of a tick: checks callbacks and nodes.
     pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
         self.watch(reclaiming, None);
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
@@ -288,7 +288,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Posts a job for reclaimers if a node is at its low watermark. The job frees pages of that
-    /// node alone, until it is above the high watermark. Does not wait. Not inside the gate.
+    /// node alone, until it is above the high watermark. Does not wait.
     pub(crate) fn look_at_node(&self, mm: &Mm<P>, node: usize) {
         if self.settings.limit() == 0 || is_calling() {
             return;

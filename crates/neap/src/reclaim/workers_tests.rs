@@ -128,7 +128,7 @@ fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     let group = groups.create(GroupId::ROOT, "full").unwrap();
     let id = register(&reclaiming, &Spec { by_group: true, ..spec(&objects) });
     assert!(reclaiming.mark(id, group, 0));
-    reclaiming.reclaim.forget_others();
+    reclaiming.reclaim.forget_others(&reclaiming.source().enter());
     groups.set_bound(group, Bound::Max, 4096).unwrap();
     groups.charge(group.payer(Kind::Pages, 0), 4096, OnLimit::Refuse).unwrap();
     ALLOCATED.store(0, Relaxed);
@@ -136,7 +136,7 @@ fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     assert!(mm.core_if_open().unwrap().recruit(&mm, &reclaiming, 1));
     assert_eq!((mm.group_of_thread(), groups.used(group)), (Some(group), Ok(4096)));
     mm.leave(before);
-    let reclaimers = reclaiming.inside(|| reclaiming.reclaim.reclaimers());
+    let reclaimers = reclaiming.reclaim.reclaimers(&reclaiming.source().enter());
     assert_eq!((ALLOCATED.load(Relaxed), reclaimers.working), (2, 1));
     assert_eq!(reclaimers.waits, 0, "what the thread was made with waited for it");
     close(mm);
@@ -158,7 +158,7 @@ fn without_a_thread_nobody_waits_and_it_is_not_tried_at_once_again() {
     assert_eq!(REFUSED.load(Relaxed), 1);
     let aim = ReclaimJob::Group(GroupId::ROOT, 1);
     (0..10).for_each(|_| assert_eq!(core.ask_reclaimers(&mm, &reclaiming, aim, Some(1000 * SECOND)), None));
-    assert_eq!((REFUSED.load(Relaxed), reclaiming.inside(|| reclaiming.reclaim.reclaimers()).working), (1, 0));
+    assert_eq!((REFUSED.load(Relaxed), reclaiming.reclaim.reclaimers(&reclaiming.source().enter()).working), (1, 0));
     close(mm);
 }
 
@@ -199,7 +199,7 @@ fn calls_make_no_reclaimer_and_the_thread_does() {
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     assert!(!core.make_thread(&mm));
     register(&reclaiming, &spec(&objects));
-    reclaiming.reclaim.forget_others();
+    reclaiming.reclaim.forget_others(&reclaiming.source().enter());
     assert!(reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Group(GroupId::ROOT, 1))));
     let made = MADE.load(Relaxed);
     let ticks = || core.maintenance.ticks.load(Relaxed);
@@ -284,7 +284,7 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     mm.reopen_in_child();
     assert!(!core.objects.pages.is_reclaiming());
     assert_eq!(
-        (reclaiming.inside(|| jobs.take(1)), reclaiming.inside(|| reclaiming.reclaim.reclaimers()).working),
+        (reclaiming.inside(|| jobs.take(1)), reclaiming.reclaim.reclaimers(&reclaiming.source().enter()).working),
         (Next::End, 0)
     );
     close(mm);

@@ -27,6 +27,7 @@ use crate::reclaim::reclaiming::Reclaiming;
 use crate::reports::writer::{self, ReportWriter};
 use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::{Bound, Event, FOREVER, Groups, Info, Kind, LONGEST_NAME, Reason, Waiting};
 
 /// Words before the entries.
@@ -48,8 +49,9 @@ pub const WAITING: usize = 6;
 pub const REASONS: [&str; 5] = ["turn", "room", "in vain", "barred", "high"];
 
 /// Writes a report on the groups from slot `from` on, or on unused bytes, into `words`, at least
-/// [`HEAD`] of them. Takes the tree's locks, one group after the other. Inside the gate.
+/// [`HEAD`] of them. Takes the tree's locks, one group after the other.
 pub(crate) fn write<P: Platform>(
+    _: &Inside<'_>,
     grouped: Option<Grouped<'_, P>>,
     reclaiming: Option<Reclaiming<'_, P>>,
     from: u32,
@@ -58,7 +60,7 @@ pub(crate) fn write<P: Platform>(
     writer::touch(words);
     let Some(grouped) = grouped else { return };
     let mut writer = ReportWriter::new(words, HEAD);
-    let (groups, source) = grouped.parts();
+    let (groups, source) = (grouped.groups(), grouped.source());
     let (mut entries, mut next, count) = (0, u64::MAX, groups.count_inside());
     if from < ASK_LEFT {
         let mut slot = from;
@@ -189,7 +191,7 @@ mod tests {
         let words: Vec<AtomicU64> = (0..HEAD + 3 * LEFT).map(|_| AtomicU64::new(0)).collect();
         let (mut left, mut from) = (Vec::new(), ASK_LEFT);
         while from != u32::MAX {
-            write(Some(groups), None, from, &words);
+            write(&groups.source().enter(), Some(groups), None, from, &words);
             let words: Vec<u64> = words.iter().map(|word| word.load(Relaxed)).collect();
             if from < ASK_WAITING {
                 left.extend(words[HEAD..].chunks_exact(LEFT).take(words[1] as usize).map(<[u64]>::to_vec));

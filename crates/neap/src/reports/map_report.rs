@@ -24,6 +24,7 @@ use crate::reports::writer::{self, ReportWriter};
 use core::fmt::{self, Write};
 use core::sync::atomic::AtomicU64;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_pages::PIECE;
 
 /// Words before the numbers.
@@ -34,15 +35,15 @@ pub const RANGE: usize = 3;
 pub const WORDS: usize = PIECE / 16;
 
 /// Writes a report on the pieces from `from` on into `words`; if `from` is 0, also the ranges, and
-/// the counters `books`. Inside the gate.
-pub(crate) fn write<P: Platform>(mm: &Mm<P>, mut books: Books, from: u32, words: &[AtomicU64]) {
+/// the counters `books`.
+pub(crate) fn write<P: Platform>(mm: &Mm<P>, inside: &Inside<'_>, mut books: Books, from: u32, words: &[AtomicU64]) {
     writer::touch(words);
     let Some(core) = mm.core_if_open() else { return };
     let (mut writer, mut numbers, mut ranges) = (ReportWriter::new(words, HEAD), 0, 0);
     if from == 0 {
         numbers = books.numbers().count();
         writer.write_all(books.numbers().map(|number| *number));
-        core.each_range(mm, &mut |range| {
+        core.each_range(mm, inside, &mut |range| {
             if writer.has_room(RANGE) {
                 writer.write_all([range.start as u64, range.length as u64, range.of as u64]);
                 ranges += 1;
@@ -63,12 +64,11 @@ pub(crate) fn write<P: Platform>(mm: &Mm<P>, mut books: Books, from: u32, words:
     debug_assert!(writer.at() == HEAD);
 }
 
-/// Writes neap's mappings into the numbers, for an asker that gets no answer to requests. Inside
-/// the gate.
-pub(crate) fn describe<P: Platform>(mm: &Mm<P>, text: &mut impl Write) -> fmt::Result {
+/// Writes neap's mappings into the numbers, for an asker that gets no answer to requests.
+pub(crate) fn describe<P: Platform>(mm: &Mm<P>, inside: &Inside<'_>, text: &mut impl Write) -> fmt::Result {
     let (mut separator, mut answer) = ("", text.write_str("\"mappings\":["));
     if let Some(core) = mm.core_if_open() {
-        core.each_range(mm, &mut |Range { start, length, of }| {
+        core.each_range(mm, inside, &mut |Range { start, length, of }| {
             answer = answer
                 .and_then(|()| write!(text, "{separator}{{\"of\":\"{of:?}\",\"start\":{start},\"length\":{length}}}"));
             separator = ",";

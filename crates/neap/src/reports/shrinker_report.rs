@@ -115,7 +115,7 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
             }
         });
     }
-    let ReclaimerCounts { working, lost, waits, late } = reclaiming.inside(|| reclaiming.reclaim.reclaimers());
+    let ReclaimerCounts { working, lost, waits, late } = reclaiming.reclaim.reclaimers(&reclaiming.source().enter());
     let mut head = Draft(&mut words, 0);
     head.write([1, entries, next, working.into(), lost.into(), waits, late]);
     head.write(reclaiming.passes().into_iter().flatten());

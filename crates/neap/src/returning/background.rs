@@ -25,7 +25,7 @@ use neap_percpu::{PerCpuData, Wait};
 use neap_reclaim::without_reclaim;
 
 impl<P: Platform> Core<P> {
-    /// Follows every slow call: wakes the thread, or ticks in its place. Not inside the gate.
+    /// Follows every slow call: wakes the thread, or ticks in its place.
     #[inline]
     pub(crate) fn after(&self, mm: &Mm<P>) {
         if !self.background.is_awake() {
@@ -44,7 +44,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Follows a call for per-CPU data: wakes the thread, or does due work in its place. A caller
-    /// that may not wait long does no work if there is no thread. Not inside the gate.
+    /// that may not wait long does no work if there is no thread.
     pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, wait: Wait) {
         let background = &self.background;
         if wait != Wait::Long && !background.has_thread() {

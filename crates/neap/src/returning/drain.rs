@@ -13,6 +13,7 @@ use crate::mm::{Core, Mm};
 use core::fmt;
 use core::ops::Range;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_objects::size_class::Class;
 use neap_os::topology::CpuSet;
 
@@ -138,8 +139,15 @@ impl<P: Platform> Core<P> {
         left.stacks.intersect(&self.objects.cpu_caches.used());
     }
 
-    /// Tries once to drain the rest of the scope, until it is to `stop`. Inside the gate.
-    fn drain_once(&self, left: &mut Left, drained: &mut Drained, fences: Fences, stop: &dyn Fn() -> bool) {
+    /// Tries once to drain the rest of the scope, until it is to `stop`.
+    fn drain_once(
+        &self,
+        _: &Inside<'_>,
+        left: &mut Left,
+        drained: &mut Drained,
+        fences: Fences,
+        stop: &dyn Fn() -> bool,
+    ) {
         let platform = &self.objects.platform;
         self.drain_lists(left, drained, stop);
         // Slabs that became free went to the lists of the CPUs that this thread was on, whichever
@@ -185,25 +193,25 @@ impl<P: Platform> Core<P> {
     }
 
     /// Drains every cache into the zone, with one try each, until it is to `stop`. Returns the
-    /// number of pages. Inside the gate.
-    pub(crate) fn drain_everything(&self, fences: Fences, stop: &dyn Fn() -> bool) -> u64 {
+    /// number of pages.
+    pub(crate) fn drain_everything(&self, inside: &Inside<'_>, fences: Fences, stop: &dyn Fn() -> bool) -> u64 {
         let Ok(mut left) = self.scope(&Scope::ALL) else { return 0 };
         self.leave_unused(&mut left);
         let mut drained = Drained::default();
-        self.drain_once(&mut left, &mut drained, fences, stop);
+        self.drain_once(inside, &mut left, &mut drained, fences, stop);
         // Slabs that became free went to the lists of any CPU that this thread was on.
         drained.pages + u64::from(self.objects.pages.drain_all(&self.objects.platform).0)
     }
 }
 
 impl<P: Platform> Mm<P> {
-    /// Runs long `work` inside the gate. `work` must return soon after its argument returns true: a
-    /// thread that forks waits. Then `work` is run again after the fork.
-    pub(crate) fn inside_to_the_end(&self, core: &Core<P>, mut work: impl FnMut(&dyn Fn() -> bool)) {
+    /// Runs long `work` inside the gate. `work` must return soon after its last argument returns
+    /// true: a thread that forks waits. Then `work` is run again after the fork.
+    pub(crate) fn inside_to_the_end(&self, core: &Core<P>, mut work: impl FnMut(&Inside<'_>, &dyn Fn() -> bool)) {
         let is_stopped = || self.gate.is_closed_to_me();
         loop {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
-            work(&is_stopped);
+            let inside = self.gate.enter(core.objects.platform.cpu());
+            work(&inside, &is_stopped);
             if !is_stopped() {
                 break;
             }
@@ -211,8 +219,7 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Moves the objects of some classes from stacks and barns to their slabs, with one try each.
-    /// Inside the gate.
-    pub(crate) fn flush_classes(&self, core: &Core<P>, wanted: impl Fn(Class) -> bool) {
+    pub(crate) fn flush_classes(&self, _: &Inside<'_>, core: &Core<P>, wanted: impl Fn(Class) -> bool) {
         let closing = || self.gate.is_closed();
         for cpu in core.objects.cpu_caches.used().iter().take_while(|_| !closing()) {
             _ = core.objects.drain_cpu(cpu, &wanted);
@@ -249,9 +256,10 @@ impl<P: Platform> Mm<P> {
                 platform.sleep(NAP);
                 drained.retried += (left.lists.count() + left.stacks.count()) as u32;
             }
-            let _inside = self.gate.enter(platform.cpu());
+            let inside = self.gate.enter(platform.cpu());
             // Stops for a fork, which waits for threads inside.
-            core.drain_once(&mut left, &mut drained, Fences::All, &|| self.gate.is_closed() || enough());
+            let stop = || self.gate.is_closed() || enough();
+            core.drain_once(&inside, &mut left, &mut drained, Fences::All, &stop);
             drained.free = free();
             if left.is_nothing() || enough() {
                 break;
@@ -300,13 +308,13 @@ mod tests {
                 mm.gate.open();
                 is_empty && cached > 1 << 20
             });
-            mm.inside_to_the_end(core, |stop| {
+            mm.inside_to_the_end(core, |inside, stop| {
                 times += 1;
                 begun.store(true, Relaxed);
                 while times == 1 && !stop() {
                     thread::yield_now();
                 }
-                core.drain_everything(super::Fences::All, stop);
+                core.drain_everything(inside, super::Fences::All, stop);
             });
             assert!(fork.join().unwrap(), "the fork found the caches empty");
         });

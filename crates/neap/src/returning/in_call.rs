@@ -32,6 +32,7 @@
 use crate::mm::{Core, Mm};
 use crate::state::in_call::{HIGH, Returned};
 use core::sync::atomic::Ordering::Relaxed;
+use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
 
 /// Bytes of surplus at which they stop.
@@ -72,7 +73,7 @@ struct Worked {
 }
 
 impl<P: Platform> Core<P> {
-    /// Follows every free that took the slow path. Not inside the gate.
+    /// Follows every free that took the slow path.
     #[inline]
     pub(crate) fn after_free(&self, mm: &Mm<P>, returned: Returned) {
         if !self.background.has_thread() {
@@ -102,7 +103,7 @@ impl<P: Platform> Core<P> {
         }
         // The gate first: a mutex that is held while fork finds no thread inside would stay held in
         // the child.
-        let _inside = mm.gate.enter(platform.cpu());
+        let inside = mm.gate.enter(platform.cpu());
         let Some(mut learned) = self.in_call.learned.try_lock() else { return };
         let now = platform.now();
         let free = self.objects.free_objects();
@@ -126,7 +127,7 @@ impl<P: Platform> Core<P> {
                 false if surplus < live => self.huge_order(),
                 false => LEAST,
             };
-            let worked = self.work_down(most, least, &|| mm.gate.is_closed());
+            let worked = self.work_down(&inside, most, least, &|| mm.gate.is_closed());
             learned.given += worked.gone;
             let rest = surplus.saturating_sub(worked.gone);
             next = if worked.refused {
@@ -159,8 +160,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// Gives about `most` bytes of the surplus back, until it is to `stop`: blocks of at least
-    /// order `least`, and with order 0 pages of slabs in use as well. Inside the gate.
-    fn work_down(&self, most: u64, least: Order, stop: &dyn Fn() -> bool) -> Worked {
+    /// order `least`, and with order 0 pages of slabs in use as well.
+    fn work_down(&self, _: &Inside<'_>, most: u64, least: Order, stop: &dyn Fn() -> bool) -> Worked {
         let (mut worked, mut objects) = (Worked::default(), 0);
         let release = |worked: &mut Worked| {
             let (gone, refused) = self.release_pages(most - worked.gone.min(most), least, stop);
@@ -194,15 +195,14 @@ impl<P: Platform> Core<P> {
     }
 
     /// Lets the system take what a tick within a call found unneeded and calls have learned to
-    /// keep. Inside the gate.
-    pub(crate) fn offer_kept(&self) {
+    /// keep.
+    pub(crate) fn offer_kept(&self, _: &Inside<'_>) {
         let [keep, most] = [HIGH, MOST_BYTES].map(|bytes| (bytes >> self.objects.pages.page_shift()) as u32);
         self.objects.pages.offer(&self.objects.platform, keep, most);
     }
 
     /// Gives back what the system may take: before an allocation fails. Returns how many bytes.
-    /// Inside the gate.
-    pub(crate) fn release_lazily_free(&self, stop: &dyn Fn() -> bool) -> u64 {
+    pub(crate) fn release_lazily_free(&self, _: &Inside<'_>, stop: &dyn Fn() -> bool) -> u64 {
         let bytes = self.objects.pages.lazily_free() << self.objects.pages.page_shift();
         self.release_pages(bytes, Order(0), stop).0
     }

@@ -90,8 +90,8 @@ impl<P: Platform> Core<P> {
             mm.reclaiming_if_made().inspect(|reclaiming| self.tick_reclaim(mm, reclaiming));
             self.keep_below_high(mm);
             let tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: IN_CALL, fences: false });
-            let _inside = mm.gate.enter(platform.cpu());
-            self.in_call.note_given(u64::from(tick.pages.released) * self.objects.pages.page_size() as u64);
+            let bytes = u64::from(tick.pages.released) * self.objects.pages.page_size() as u64;
+            self.in_call.note_given(&mm.gate.enter(platform.cpu()), bytes);
         } else if self.maintenance.unfinished.load(Ordering::Relaxed) {
             self.give_back(mm, GiveBackLimits { now: None, most: IN_CALL, fences: false });
         }
@@ -140,7 +140,7 @@ impl<P: Platform> Core<P> {
         let room = Cell::new(most);
         // The gate first: fork finds no thread inside and copies the mutex, which must not be held
         // then.
-        let _inside = mm.gate.enter(self.objects.platform.cpu());
+        let inside = mm.gate.enter(self.objects.platform.cpu());
         let Some(mut seen) = self.maintenance.seen.try_lock() else {
             return Tick { left: true, ..tick };
         };
@@ -192,7 +192,7 @@ impl<P: Platform> Core<P> {
         let spare = if most == u64::MAX { most } else { self.free_bytes().saturating_sub(self.in_call.kept()) };
         let pages = u32::try_from(room.get().min(spare) / page_size).unwrap_or(u32::MAX);
         if room.get().min(spare) < IN_CALL / 4 && !held() {
-            self.offer_kept();
+            self.offer_kept(&inside);
         }
         tick.pages = self.objects.pages.tick_within(platform, pages, &held);
         spend(tick.pages.released);
@@ -201,11 +201,11 @@ impl<P: Platform> Core<P> {
         self.maintenance.unfinished.store(room.get() < most / 4 && !keeps, Ordering::Relaxed);
         // Then pages are left, but cause no further ticks: the next slow call wakes the thread.
         tick.left |= tick.pages.left && !keeps && seen.holds < PATIENCE;
-        tick.per_cpu = self.per_cpu.tick(platform, &stop);
+        tick.per_cpu = self.per_cpu.tick(&inside, platform, &stop);
         tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;
         self.maintenance.drains.fetch_add(u64::from(tick.drained), Ordering::Relaxed);
         if now.is_some() {
-            mm.hooks.ticked.inspect(|ticked| ticked(mm));
+            mm.hooks.ticked.inspect(|ticked| ticked(mm, &inside));
         }
         tick
     }
@@ -237,9 +237,9 @@ impl<P: Platform> Mm<P> {
     pub fn release_all(&self) -> bool {
         let Some(core) = self.core_if_open() else { return false };
         let (platform, mut released) = (&core.objects.platform, 0);
-        self.inside_to_the_end(core, |stop| {
-            core.drain_everything(Fences::All, stop);
-            released += core.per_cpu.release_all(platform, stop).released;
+        self.inside_to_the_end(core, |inside, stop| {
+            core.drain_everything(inside, Fences::All, stop);
+            released += core.per_cpu.release_all(inside, platform, stop).released;
             let holes = core.objects.punch(true, stop);
             released += u64::from(holes.and(core.objects.pages.release_all_until(platform, stop)).released);
         });
@@ -249,8 +249,7 @@ impl<P: Platform> Mm<P> {
     /// Publishes that the numbers have changed, by the hook `ticked`.
     pub(crate) fn ticked(&self) {
         if let (Some(core), Some(ticked)) = (self.core_if_open(), self.hooks.ticked) {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
-            ticked(self);
+            ticked(self, &self.gate.enter(core.objects.platform.cpu()));
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use neap_base::Mutex;
+use neap_base::gate::Inside;
 use neap_objects::size_class::Class;
 
 /// Bytes that slow frees return between two looks, at least, while objects in use keep what is
@@ -53,8 +54,8 @@ impl InCall {
         self.kept.load(Relaxed)
     }
 
-    /// Notes that a tick within a call gave so many bytes back. Inside the gate.
-    pub(crate) fn note_given(&self, bytes: u64) {
+    /// Notes that a tick within a call gave so many bytes back.
+    pub(crate) fn note_given(&self, _: &Inside<'_>, bytes: u64) {
         if let Some(mut learned) = self.learned.try_lock() {
             learned.given += bytes;
         }

@@ -2,6 +2,7 @@
 
 use crate::once::Once;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_base::platform::Errno;
 use neap_objects::verify::Finding;
 use neap_os::topology::MAX_CPUS;
@@ -36,8 +37,8 @@ impl Place {
         self.0.get()
     }
 
-    /// Returns the instance. Makes it if need be. Inside the gate.
-    pub(crate) fn make<P: Platform>(&self, platform: &P) -> Result<&PerCpuData, Errno> {
+    /// Returns the instance. Makes it if need be.
+    pub(crate) fn make<P: Platform>(&self, _: &Inside<'_>, platform: &P) -> Result<&PerCpuData, Errno> {
         self.0.get_or_make(|| Place::open(platform))
     }
 
@@ -68,17 +69,17 @@ impl Place {
         }
     }
 
-    /// [`PerCpuData::tick_until`]. Inside the gate.
-    pub(crate) fn tick<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
+    /// [`PerCpuData::tick_until`].
+    pub(crate) fn tick<P: Platform>(&self, _: &Inside<'_>, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
         self.get().map_or(Tick::default(), |data| data.tick_until(platform, stop))
     }
 
-    /// [`PerCpuData::release_all`]. Inside the gate.
-    pub(crate) fn release_all<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
+    /// [`PerCpuData::release_all`].
+    pub(crate) fn release_all<P: Platform>(&self, _: &Inside<'_>, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
         self.get().map_or(Tick::default(), |data| data.release_all(platform, stop))
     }
 
-    /// Bytes of its populated pages. Inside the gate.
+    /// Bytes of its populated pages. The caller is inside the gate, or has closed it.
     pub(crate) fn bytes(&self) -> ResidentBytes {
         let (used, free) = self.get().map_or((0, 0), PerCpuData::populated_bytes);
         ResidentBytes { used: used as u64, free: free as u64 }

@@ -2,6 +2,7 @@
 
 use crate::reclaim::callback_clock::CallbackClock;
 use core::sync::atomic::{AtomicU64, Ordering};
+use neap_base::gate::Inside;
 use neap_reclaim::Shrinkers;
 use neap_reclaim::reclaim::{BUDGET, Backoff, JobQueue, Passes, Watchdog};
 
@@ -43,20 +44,20 @@ impl Reclaim {
         }
     }
 
-    /// Counts reclaimers, and waits for them. Inside the gate.
-    pub(crate) fn reclaimers(&self) -> ReclaimerCounts {
+    /// Counts reclaimers, and waits for them.
+    pub(crate) fn reclaimers(&self, _: &Inside<'_>) -> ReclaimerCounts {
         let (working, lost) = self.jobs.threads();
         let [waits, late] = [&self.waits, &self.late].map(|count| count.load(Ordering::Relaxed));
         ReclaimerCounts { working, lost, waits, late }
     }
 
-    /// Ends every reclaimer at its next look for a job, and prevents new ones. Inside the gate.
-    pub(crate) fn dismiss(&self) {
+    /// Ends every reclaimer at its next look for a job, and prevents new ones.
+    pub(crate) fn dismiss(&self, _: &Inside<'_>) {
         self.jobs.dismiss();
     }
 
-    /// Forgets all other threads and waiters, in a forked child. Inside the gate.
-    pub(crate) fn forget_others(&self) {
+    /// Forgets all other threads and waiters, in a forked child.
+    pub(crate) fn forget_others(&self, _: &Inside<'_>) {
         self.watchdog.forget_others();
         self.jobs.forget_all();
     }

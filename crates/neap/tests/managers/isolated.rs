@@ -191,7 +191,7 @@ fn a_call_on_an_isolated_cpu_makes_no_thread_and_no_tick() {
             THREADS.fetch_add(1, Relaxed);
             Err(Errno::PERM)
         }),
-        ticked: Some(|_| _ = TICKS.fetch_add(1, Relaxed)),
+        ticked: Some(|_, _| _ = TICKS.fetch_add(1, Relaxed)),
     };
     for background in [Background::Threaded, Background::Never] {
         let machine = Shared::new(Virtual::new(4096, 2).with_isolated(set("1")));

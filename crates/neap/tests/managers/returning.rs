@@ -195,7 +195,7 @@ static TICKED: AtomicUsize = AtomicUsize::new(0);
 fn ordinary_calls_tick_as_time_passes() {
     let machine = Shared::new(Virtual::new(4096, 2));
     let mut mm =
-        Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: Some(|_| _ = TICKED.fetch_add(1, Relaxed)) }));
+        Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: Some(|_, _| _ = TICKED.fetch_add(1, Relaxed)) }));
     // SAFETY: the manager stays in its box.
     unsafe { mm.open(machine.clone(), &OPTIONS) }.unwrap();
     burst(&mm, 2);

@@ -21,6 +21,7 @@ use crate::groups::memory_groups::price;
 use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::Platform;
+use neap_base::gate::Inside;
 use neap_groups::Kind;
 use neap_objects::objects::Part;
 use neap_objects::size_class::Class;
@@ -70,8 +71,8 @@ impl<P: Platform> Core<P> {
         believed.iter().for_each(|&(source, bytes)| books.believed[source as usize] = bytes);
     }
 
-    /// Calls `each` with every mapping. Inside the gate.
-    pub(crate) fn each_range(&self, mm: &Mm<P>, each: &mut dyn FnMut(Range)) {
+    /// Calls `each` with every mapping.
+    pub(crate) fn each_range(&self, mm: &Mm<P>, _: &Inside<'_>, each: &mut dyn FnMut(Range)) {
         let mut tell = |of, start, length| each(Range { start, length, of });
         self.objects.each_mapping(&mut |part, start, length| {
             let of = match part {
@@ -99,15 +100,14 @@ impl<P: Platform> Core<P> {
             tell(Source::PerCpuTables, tables.0, tables.1);
         }
         if let Some(grouped) = mm.groups_if_made() {
-            let (groups, source) = grouped.parts();
-            groups.each_mapping(source.platform(), &mut |start, length| tell(Source::Groups, start, length));
+            grouped.groups().each_mapping(grouped.platform(), &mut |start, length| tell(Source::Groups, start, length));
         }
     }
 }
 
 impl<P: Platform> Mm<P> {
     /// Returns this manager's counters, without the sums of allocations that a group pays for.
-    /// Stops no thread. Not inside the gate.
+    /// Stops no thread.
     pub(crate) fn books(&self) -> Books {
         let mut books = Books::BLANK;
         if let Some(core) = self.core_if_open() {
@@ -130,7 +130,7 @@ impl<P: Platform> Mm<P> {
 
     fn count_charged(&self, books: &mut Books) {
         let Some(grouped) = self.groups_if_made() else { return };
-        let (groups, source) = grouped.parts();
+        let (groups, source) = (grouped.groups(), grouped.source());
         Kind::ALL.iter().for_each(|&kind| books.charged[kind as usize] = groups.used_of_kind(source, kind));
         books.payable[Kind::PerCpu as usize] = source.data().paid_bytes();
     }
@@ -180,8 +180,8 @@ impl<P: Platform> Mm<P> {
         self.count_payable(&mut books, LOOKS);
         let core = self.core_if_open();
         if let Some(core) = core {
-            let _inside = self.gate.enter(core.objects.platform.cpu());
-            core.each_range(self, &mut |range| {
+            let inside = self.gate.enter(core.objects.platform.cpu());
+            core.each_range(self, &inside, &mut |range| {
                 ranges.get_mut(count).into_iter().for_each(|place| *place = range);
                 count += 1;
             });
@@ -222,7 +222,7 @@ mod tests {
             let core = mm.core_if_open().unwrap();
             let told = || {
                 let mut ranges = Vec::new();
-                core.each_range(&mm, &mut |range| ranges.push(range));
+                core.each_range(&mm, &mm.gate.enter(0), &mut |range| ranges.push(range));
                 ranges.sort_by_key(|range| range.start);
                 assert!(ranges.is_sorted_by(|one, next| one.start + one.length <= next.start), "{ranges:x?}");
                 assert!(ranges.len() < RANGES / 2);
