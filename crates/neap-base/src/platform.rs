@@ -14,7 +14,7 @@ pub use neap_os::{Errno, memory, nodes};
 use neap_os::{rseq::OwnAreas, stack};
 pub use neap_pressure::{LimitedBy, Pressure, Room, Sample, Series, margin};
 use neap_pressure::{Sensor, Subject, System};
-use nodes::{MAX_NODES, Nodes};
+use nodes::{MAX_NODES, Nodes, Whereabouts};
 
 /// A block or run of pages that is handed out or freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -565,7 +565,7 @@ impl Platform for Linux {
         match nodes::whereabouts() {
             // Without sequences `cpu` is derived from the thread's number, and may equal a CPU id
             // by chance.
-            Ok((here, id)) => (self.nodes.nearest(id), here == cpu && self.rseq_offset.is_ok()),
+            Ok(Whereabouts { cpu: here, node }) => (self.nodes.nearest(node), here == cpu && self.rseq_offset.is_ok()),
             Err(_) => (0, true),
         }
     }

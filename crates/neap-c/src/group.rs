@@ -227,11 +227,11 @@ pub(crate) unsafe extern "C" fn neap_group_protection(number: u64, min: *mut u64
         return Error::Argument as c_int;
     }
     let get = || {
-        let (by_min, by_low) = group(number)?.protection()?;
+        let protection = group(number)?.protection()?;
         // SAFETY: `min` is neither null nor misaligned, as checked above, so it is writable by the
         // header's contract.
-        unsafe { min.write(by_min) };
-        Ok(by_low)
+        unsafe { min.write(protection.min) };
+        Ok(protection.low)
     };
     // SAFETY: by the header's contract, `low` is null, misaligned or writable.
     unsafe { into(low, get) }

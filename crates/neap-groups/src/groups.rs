@@ -22,6 +22,7 @@ use crate::events::Subscribers;
 use crate::group::{Bound, Event, Group, GroupSlot, Name, ROOT};
 use crate::id::{GroupId, Kind, Payer};
 use crate::protection::GroupUsage;
+use crate::protection::Protection;
 use crate::queue::Waiters;
 use crate::stock::Stocks;
 use crate::tree::{GroupCount, Tree};
@@ -419,14 +420,15 @@ impl Groups {
         })
     }
 
-    /// Returns the bytes of a group that are protected from reclaim: by `min`, and by `low`.
+    /// Returns the bytes of a group that are protected from reclaim.
     ///
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
-    pub fn protection<H: Host>(&self, host: &H, id: GroupId) -> Result<(u64, u64), GroupError> {
+    pub fn protection<H: Host>(&self, host: &H, id: GroupId) -> Result<Protection, GroupError> {
         host.inside(|| {
             let _reading = self.rcu.enter();
-            Ok((self.tree.effective(id, Bound::Min)?, self.tree.effective(id, Bound::Low)?))
+            let by = |bound| self.tree.effective(id, bound);
+            Ok(Protection { min: by(Bound::Min)?, low: by(Bound::Low)? })
         })
     }
 

@@ -23,6 +23,15 @@ pub struct GroupUsage {
     pub low: u64,
 }
 
+/// Protected bytes of a group, as far as the protection of the groups above it reaches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Protection {
+    /// By `min`.
+    pub min: u64,
+    /// By `low`.
+    pub low: u64,
+}
+
 /// Values that decide the protection of one child, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {

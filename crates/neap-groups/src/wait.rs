@@ -160,18 +160,6 @@ impl Groups {
         ChargeAsync { groups: self, host, payer, bytes, deadline, how: OnLimit::Refuse, stage: Stage::Unasked }
     }
 
-    /// Calls `each` with all charges that wait at this moment, in no order. It must not allocate
-    /// from the manager that has these groups.
-    pub fn each_waiting<H: Reclaimer>(&self, host: &H, mut each: impl FnMut(Waiting)) {
-        host.inside(|| {
-            let mut from = 0;
-            while let Some((index, waiting)) = self.next_waiting(from) {
-                each(waiting);
-                from = index + 1;
-            }
-        });
-    }
-
     /// Returns the first charge that waits, of the entries from `from` on, and its entry. The
     /// caller must be inside the fork gate.
     pub fn next_waiting(&self, from: u32) -> Option<(u32, Waiting)> {

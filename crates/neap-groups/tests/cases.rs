@@ -39,15 +39,15 @@ fn protection_goes_down_the_tree_and_is_shared() {
             groups.set_bound(host, child, Bound::Low, low * MIB).unwrap();
         }
         groups.set_bound(host, parent, Bound::Low, 50 * MIB).unwrap();
-        let low = |id: GroupId| groups.protection(host, id).unwrap().1 / MIB;
+        let low = |id: GroupId| groups.protection(host, id).unwrap().low / MIB;
         assert_eq!((low(top), low(parent), low(GroupId::ROOT)), (0, 0, 0), "nothing is claimed at the top");
         groups.set_bound(host, top, Bound::Low, 50 * MIB).unwrap();
         assert_eq!((low(top), low(parent)), (50, 50));
         assert_eq!(children.map(low), [33, 16, 0, 0]);
-        assert_eq!(groups.protection(host, parent).unwrap().0, 0, "low is not min");
+        assert_eq!(groups.protection(host, parent).unwrap().min, 0, "low is not min");
         groups.set_bound(host, parent, Bound::Min, 20 * MIB).unwrap();
         groups.set_bound(host, top, Bound::Min, 10 * MIB).unwrap();
-        assert_eq!(groups.protection(host, parent).unwrap().0, 10 * MIB);
+        assert_eq!(groups.protection(host, parent).unwrap().min, 10 * MIB);
         for (child, used) in children.into_iter().zip([50, 50, 50, 0]) {
             groups.uncharge(host, child.payer(Kind::ByHand, 0), used * MIB);
         }

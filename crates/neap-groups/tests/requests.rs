@@ -9,8 +9,8 @@ use core::future::Future;
 use core::pin::Pin;
 use core::sync::atomic::Ordering::Relaxed;
 use core::task::{Context, Poll, Waker};
-use host::Host;
 use host::machine::{Machine, with_groups_after};
+use host::{Host, each_waiting};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{
@@ -88,7 +88,7 @@ fn a_waiting_charge_asks_again_after_rests_that_are_bounded() {
         }
         assert_eq!(rests, [1, 2, 4, 8, 16, 32, 64, 128, 250, 250, 250, 250]);
         let mut waits = Vec::new();
-        m.groups.each_waiting(&m.host, |waiting| waits.push((waiting.at, waiting.reason, waiting.deadline)));
+        each_waiting(m.groups, &m.host, |waiting| waits.push((waiting.at, waiting.reason, waiting.deadline)));
         assert_eq!(waits, [(id, Reason::Backoff, FOREVER)]);
         // Some of it is freed: the next pass is made at once.
         let request = m.take(1);
@@ -227,7 +227,7 @@ fn a_future_above_high_is_pending_until_its_delay_is_over_or_usage_is_below() {
             m.groups.set_bound(&m.host, id, Bound::High, 1 << 20).unwrap();
             let mut waiter = m.wait(payer, 4 << 20, FOREVER);
             let mut reasons = Vec::new();
-            m.groups.each_waiting(&m.host, |waiting| reasons.push((waiting.group, waiting.at, waiting.reason)));
+            each_waiting(m.groups, &m.host, |waiting| reasons.push((waiting.group, waiting.at, waiting.reason)));
             assert_eq!(reasons, [(id, id, Reason::High)]);
             let request = m.take(1);
             assert_eq!((request.group, request.bytes), (id, 3 << 20));
@@ -254,7 +254,7 @@ fn overcharging_future_is_delayed_above_high_and_waits_at_no_limit() {
         let mut waiter = overcharge(4 << 20);
         assert!(poll(&mut waiter).is_pending());
         let mut reasons = Vec::new();
-        m.groups.each_waiting(&m.host, |waiting| reasons.push((waiting.at, waiting.reason)));
+        each_waiting(m.groups, &m.host, |waiting| reasons.push((waiting.at, waiting.reason)));
         assert_eq!(reasons, [(id, Reason::High)]);
         m.clock.advance(2_000 * MILLI);
         m.groups.tick(&m.host);
@@ -352,7 +352,7 @@ fn a_forked_child_holds_up_no_charge_of_its_parents() {
         // SAFETY: no other thread is on its way through the groups.
         unsafe { m.groups.forget_others(&m.host) };
         assert_eq!(m.groups.info(&m.host, id).unwrap().charged, 0);
-        m.groups.each_waiting(&m.host, |waiting| panic!("{waiting:?}"));
+        each_waiting(m.groups, &m.host, |waiting| panic!("{waiting:?}"));
         assert!(poll(&mut waiter).is_pending(), "it is charged again, and held up");
         m.clock.advance(2_000 * MILLI);
         m.groups.tick(&m.host);

@@ -8,7 +8,7 @@ use core::ops::Range;
 use core::pin::Pin;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
-use host::{Asked, Host};
+use host::{Asked, Host, each_waiting};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Groups, Kind, OnLimit, Reason, Refusal, UNLIMITED, Waiting};
@@ -63,7 +63,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Virtual>, &Virtual)) {
     groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
     let left = groups.info(&host, GroupId::ROOT).unwrap();
     assert_eq!((left.charged, groups.used(&host, GroupId::ROOT)), (0, Ok(0)));
-    groups.each_waiting(&host, |waiting| panic!("{waiting:?}"));
+    each_waiting(&groups, &host, |waiting| panic!("{waiting:?}"));
 }
 
 /// The rule of admission, for one group.
@@ -280,7 +280,7 @@ fn one_group_lets_in_whom_the_rule_says() {
 /// Returns all waiters, by age.
 fn snapshot(groups: &Groups, host: &Host<Virtual>) -> BTreeMap<u64, Waiting> {
     let mut all = BTreeMap::new();
-    groups.each_waiting(host, |waiting| assert!(all.insert(waiting.age, waiting).is_none()));
+    each_waiting(groups, host, |waiting| assert!(all.insert(waiting.age, waiting).is_none()));
     all
 }
 

@@ -8,7 +8,7 @@ use core::pin::Pin;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
 use host::machine::{Machine, with_groups_after};
-use host::{Asked, Host};
+use host::{Asked, Host, each_waiting};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, Kind, OnLimit, Payer, Refusal};
@@ -175,7 +175,7 @@ fn at_a_common_limit_the_oldest_of_all_goes_first() {
         let mut second = m.ask(two, 400);
         m.uncharge(one, 50);
         let mut at = Vec::new();
-        m.groups.each_waiting(&m.host, |waiting| at.push((waiting.age, waiting.group, waiting.at)));
+        each_waiting(m.groups, &m.host, |waiting| at.push((waiting.age, waiting.group, waiting.at)));
         at.sort_unstable();
         assert_eq!(
             at.iter().map(|&(_, group, at)| (group, at)).collect::<Vec<_>>(),

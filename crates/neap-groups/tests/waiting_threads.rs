@@ -8,7 +8,7 @@ use core::pin::pin;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
-use host::{Asked, Host};
+use host::{Asked, Host, each_waiting};
 use neap_base::{Linux, Platform};
 use neap_groups::{Bound, FOREVER, GroupId, Groups, Kind, OnLimit, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
@@ -80,7 +80,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Linux>)) {
     groups.drain(&host, GroupId::ROOT);
     groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
     assert_eq!(groups.info(&host, GroupId::ROOT).unwrap().charged, 0);
-    groups.each_waiting(&host, |waiting| panic!("{waiting:?}"));
+    each_waiting(&groups, &host, |waiting| panic!("{waiting:?}"));
     assert!((0..1000).any(|_| groups.tick(&host).is_none()), "there is always something to come for");
     // SAFETY: no thread uses them any more.
     unsafe { groups.close(&host) };
@@ -127,7 +127,7 @@ fn everybody_who_waits_has_a_turn_and_no_limit_is_passed() {
             }
             let count = || {
                 let mut count = 0;
-                groups.each_waiting(&host, |_| count += 1);
+                each_waiting(groups, &host, |_| count += 1);
                 count
             };
             while count() < 8 {

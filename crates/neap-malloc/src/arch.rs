@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `chosen!` | the address that the dynamic linker chose for a name |
 //! | `jump!` | text that jumps there, without a linkage table, which has no unwind information |
-//! | `own_code` | start and end of this library's code |
+//! | `own_code` | addresses of this library's code |
 //! | `or_other!` | naked body: calls `take`; for null, jumps to the result of `other` |
 //! | `filtered!` | naked body: masks the second argument, jumps to the result of `next` |
 //! | `vfork!` | the body of `vfork` |

@@ -210,8 +210,7 @@ unless_replaced! {
 /// Whether an address lies in this library's code.
 #[inline(always)]
 fn is_ours(address: usize) -> bool {
-    let (start, end) = own_code();
-    (start..end).contains(&address)
+    own_code().contains(&address)
 }
 
 /// Finds the C++ library's own form of an operator. That asks this library for memory once more,

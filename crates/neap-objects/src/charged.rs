@@ -18,7 +18,7 @@ use crate::object_state::{ACCOUNTED, ALLOCATED, CACHED, PAID};
 use crate::objects::Objects;
 use crate::region::StackId;
 use crate::size_class::Class;
-pub use crate::uncharger::{UnchargeFn, Uncharger};
+pub use crate::uncharger::{GateSide, UnchargeFn, Uncharger};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use neap_base::Platform;
@@ -66,20 +66,19 @@ impl FastPath {
     }
 
     /// Marks a cached object as the program's and not charged; an owner of it is paid back.
-    /// `inside` as for [`UnchargeFn`].
     ///
     /// # Safety
     /// The object belongs to the instance that this [`FastPath`] was opened for, is marked as
     /// cached, and is the caller's.
     #[inline(always)]
-    pub unsafe fn hand_out(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
+    pub unsafe fn hand_out(&self, object: NonNull<u8>, side: GateSide) -> Option<NonNull<u8>> {
         // SAFETY: the caller says that the object is one of the instance, so it lies in the arena.
         if unsafe { self.states.change(object.addr().get(), CACHED, ALLOCATED) } {
             return Some(object);
         }
         // SAFETY: the caller says that the object is one of the instance, is marked as cached, and
         // is its own.
-        unsafe { self.hand_out_paid(object, inside) }
+        unsafe { self.hand_out_paid(object, side) }
     }
 
     /// [`FastPath::hand_out`] for a charged object.
@@ -89,7 +88,7 @@ impl FastPath {
     /// cached, and is the caller's.
     #[cold]
     #[inline(never)]
-    unsafe fn hand_out_paid(&self, object: NonNull<u8>, inside: bool) -> Option<NonNull<u8>> {
+    unsafe fn hand_out_paid(&self, object: NonNull<u8>, side: GateSide) -> Option<NonNull<u8>> {
         // SAFETY: the object is the caller's and lies in the arena. It is charged, so its page
         // keeps its vector. The uncharger was stored by `FastPath::open` and lives as long as the
         // instance.
@@ -99,7 +98,7 @@ impl FastPath {
             }
             if let (Some(owner), Some(uncharger)) = (self.owner(object.as_ptr()), self.uncharger.load(Relaxed).as_ref())
             {
-                uncharger.pay(owner, self.kind(object.as_ptr()).class(), 1, inside);
+                uncharger.pay(owner, self.kind(object.as_ptr()).class(), 1, side);
             }
         }
         Some(object)
@@ -117,14 +116,14 @@ impl<P: Platform> Objects<P> {
             if unsafe { self.states.change(object.addr(), PAID, CACHED) } {
                 let owner = self.owner_at(object.addr());
                 if owner != payer && count > 0 {
-                    self.uncharger.pay(payer, class, count, true);
+                    self.uncharger.pay(payer, class, count, GateSide::Inside);
                     count = 0;
                 }
                 (payer, count) = (owner, count + 1);
             }
         }
         if count > 0 {
-            self.uncharger.pay(payer, class, count, true);
+            self.uncharger.pay(payer, class, count, GateSide::Inside);
         }
     }
 

@@ -17,6 +17,7 @@
 //! stored for other processes first.
 
 use crate::live::ClassCell;
+use crate::sheaf::SheafCounts;
 use crate::sheaf::{Sheaf, SheafList};
 use crate::slab::{On, SlabId, SlabList, SlabTable};
 use core::ops::{Deref, DerefMut, Range};
@@ -225,10 +226,13 @@ impl ClassCache {
         self.sheaf_lists().into_iter().find_map(SheafList::pop)
     }
 
-    /// Number of plain sheaves in the barn, and of bound ones.
-    pub(crate) fn sheaves(&self) -> (u32, u32) {
-        let [full, empty, bound] = [&self.full, &self.empty, &self.empty_bound].map(SheafList::lengths);
-        (full.0 + empty.0 + bound.0, full.1 + empty.1 + bound.1)
+    /// Number of sheaves in the barn, by kind.
+    pub(crate) fn sheaves(&self) -> SheafCounts {
+        let lists = [&self.full, &self.empty, &self.empty_bound].map(SheafList::lengths);
+        SheafCounts {
+            plain: lists.iter().map(|list| list.plain).sum(),
+            bound: lists.iter().map(|list| list.bound).sum(),
+        }
     }
 
     /// All lists of slabs, in the order in which objects are taken from them.

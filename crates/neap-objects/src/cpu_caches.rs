@@ -578,10 +578,20 @@ impl CpuCaches {
         self.cpus
     }
 
-    /// Number of fences issued, and number of takes skipped.
-    pub fn counters(&self) -> (u32, u32) {
-        (self.fences.load(Ordering::Relaxed), self.skipped.load(Ordering::Relaxed))
+    /// Counts of fences and of skipped takes.
+    pub fn counters(&self) -> FenceCounts {
+        let [fences, skipped] = [&self.fences, &self.skipped].map(|count| count.load(Ordering::Relaxed));
+        FenceCounts { fences, skipped }
     }
+}
+
+/// Counts of [`CpuCaches`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FenceCounts {
+    /// Fences issued.
+    pub fences: u32,
+    /// Takes that found a lock held, or no fence.
+    pub skipped: u32,
 }
 
 /// A glance at a CPU's stacks of a class.

@@ -28,6 +28,7 @@ use crate::slab::{On, SlabId};
 use crate::slab_free::Loose;
 use neap_base::Platform;
 use neap_base::platform::memory::Range;
+use neap_pages::Extent;
 use neap_pages::{MOST_PAGES, Report};
 
 /// Number of slabs handled under one hold of a class's lock.
@@ -36,13 +37,21 @@ const HOLD: usize = 32;
 /// The most ranges that a slab has: every second page.
 const MOST_RANGES: usize = MOST_PAGES as usize / 2;
 
+/// Result of [`Objects::gather`].
+struct Gathered {
+    /// Isolated slabs.
+    slabs: usize,
+    /// Ranges to release.
+    ranges: usize,
+}
+
 impl<P: Platform> Objects<P> {
-    /// Releases empty pages of slabs that rested since the last call, or with `all` of any slab,
+    /// Releases empty pages of slabs that rested since the last call, or of all slabs,
     /// until `stop` says so. [`Report::left`] says whether slabs are left that may have empty pages
     /// by the next call.
-    pub fn punch(&self, all: bool, stop: &dyn Fn() -> bool) -> Report {
+    pub fn punch(&self, extent: Extent, stop: &dyn Fn() -> bool) -> Report {
         (0..self.pages.nodes())
-            .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, all, usize::MAX, stop).1))
+            .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, extent, usize::MAX, stop).1))
     }
 
     /// Number of slabs of a node that [`Objects::punch_on`] would examine.
@@ -53,13 +62,13 @@ impl<P: Platform> Objects<P> {
 
     /// Runs [`Objects::punch`] on at most `most` slabs of one node. Returns the number of slabs
     /// examined, and the report.
-    pub fn punch_on(&self, node: usize, all: bool, most: usize, stop: &dyn Fn() -> bool) -> (usize, Report) {
+    pub fn punch_on(&self, node: usize, extent: Extent, most: usize, stop: &dyn Fn() -> bool) -> (usize, Report) {
         let has_any =
             |cache: fn(&ClassCache) -> bool| Class::all().any(|class| cache(&self.shared(node, class).lock()));
         let mut report = Report::default();
         let (mut willing, mut looked) = (true, 0);
-        // With `all`, a second round takes the slabs that were in use.
-        for _ in 0..1 + u32::from(all) {
+        // A second round takes the slabs that were in use.
+        for _ in 0..1 + u32::from(extent == Extent::All) {
             if has_any(|cache| cache.resting.length > 0) {
                 let mut next = Class::all();
                 let mut class = next.next();
@@ -70,8 +79,8 @@ impl<P: Platform> Objects<P> {
                         && looked < most
                     {
                         match self.gather(node, at, most - looked, &mut ranges[count..]) {
-                            (0, _) => class = next.next(),
-                            (slabs, more) => (looked, count) = (looked + slabs, count + more),
+                            Gathered { slabs: 0, .. } => class = next.next(),
+                            Gathered { slabs, ranges } => (looked, count) = (looked + slabs, count + ranges),
                         }
                     }
                     count
@@ -79,7 +88,7 @@ impl<P: Platform> Objects<P> {
                 let settle = |ranges: &[Range], done: usize| self.settle(node, ranges, done);
                 // SAFETY: `gather` passes empty pages of isolated slabs only. No object of an
                 // isolated slab is handed out until `settle` moves the slab to another list.
-                let done = unsafe { self.pages.node(node).punch(&self.platform, all, stop, gather, settle) };
+                let done = unsafe { self.pages.node(node).punch(&self.platform, extent, stop, gather, settle) };
                 willing = done.is_none_or(|done| done.left);
                 report = report.and(done.unwrap_or_default());
             }
@@ -89,9 +98,8 @@ impl<P: Platform> Objects<P> {
         (looked, report)
     }
 
-    /// Isolates at most `most` resting slabs of a class. Returns their number, and the number of
-    /// ranges to release.
-    fn gather(&self, node: usize, class: Class, most: usize, ranges: &mut [Range]) -> (usize, usize) {
+    /// Isolates at most `most` resting slabs of a class.
+    fn gather(&self, node: usize, class: Class, most: usize, ranges: &mut [Range]) -> Gathered {
         let (mut count, page_size) = (0, self.pages.page_size());
         let (mut loose, mut slabs) = (Loose::default(), 0);
         let mut cache = self.cache(node, class).lock();
@@ -118,7 +126,7 @@ impl<P: Platform> Objects<P> {
         }
         drop(cache);
         self.give_back(loose);
-        (slabs, count)
+        Gathered { slabs, ranges: count }
     }
 
     /// Records the first `done` ranges as holes, and moves the isolated slabs to their lists.

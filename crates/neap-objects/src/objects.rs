@@ -20,9 +20,11 @@ use crate::object_state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use crate::other_nodes::Others;
 use crate::region::StackId;
 use crate::reuse::Reuse;
+use crate::sheaf::SheafCounts;
 use crate::sheaf::SheafKind;
 use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabTable, TABLE_SHIFT};
+use crate::uncharger::GateSide;
 use crate::uncharger::Uncharger;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
@@ -295,7 +297,7 @@ impl<P: Platform> Objects<P> {
     /// Size of the memory of all sheaves, in bytes.
     pub fn sheaf_bytes(&self) -> u64 {
         let bytes = |class: Class| {
-            let of = |(plain, bound): (u32, u32)| {
+            let of = |SheafCounts { plain, bound }| {
                 let bytes = |sheaves: u32, kind: SheafKind| u64::from(sheaves) * kind.memory(class).size() as u64;
                 bytes(plain, SheafKind::Plain) + bytes(bound, SheafKind::Bound)
             };
@@ -385,7 +387,7 @@ impl<P: Platform> Objects<P> {
     pub fn allocate_at_once(&self, class: Class) -> Option<*mut u8> {
         let object = NonNull::new(self.cpu_caches.pop_at_once(&self.platform, class)?)?;
         // SAFETY: stacks hold cached objects of this instance, and this one is this thread's now.
-        unsafe { self.fast_path().hand_out(object, false) }.map(NonNull::as_ptr)
+        unsafe { self.fast_path().hand_out(object, GateSide::Outside) }.map(NonNull::as_ptr)
     }
 
     /// Pushes an object that is marked as cached, and in no stack, onto a stack of a CPU with
@@ -404,7 +406,7 @@ impl<P: Platform> Objects<P> {
         };
         // SAFETY: stacks, sheaves and slabs give out objects of this instance that are marked as
         // cached, and this one is this thread's now.
-        unsafe { self.fast_path().hand_out(NonNull::new(object)?, true) }.map(NonNull::as_ptr)
+        unsafe { self.fast_path().hand_out(NonNull::new(object)?, GateSide::Inside) }.map(NonNull::as_ptr)
     }
 
     /// Address of the first object of a slab. The slab exists: the caller has an object of it, or

@@ -13,7 +13,7 @@ use core::ptr::{NonNull, null_mut};
 
 mod list;
 
-pub use list::SheafList;
+pub use list::{SheafCounts, SheafList};
 
 /// Number of strided runs of a bound sheaf. Together with the head they fill one cache line.
 pub const STRIDED_RUNS: usize = 6;
@@ -107,10 +107,14 @@ impl Sheaf {
         usize::from(self.head().grains) * GRAIN
     }
 
-    /// Number of cells with objects, and number of strided runs. One of them is 0.
-    fn counts(&self) -> (usize, usize) {
-        let count = self.head().count as usize;
-        if self.is_bound() { (0, count) } else { (count, 0) }
+    /// Number of cells with objects.
+    fn cell_count(&self) -> usize {
+        if self.is_bound() { 0 } else { self.head().count as usize }
+    }
+
+    /// Number of strided runs.
+    fn run_count(&self) -> usize {
+        if self.is_bound() { self.head().count as usize } else { 0 }
     }
 
     /// The address of its memory.
@@ -126,19 +130,19 @@ impl Sheaf {
     /// The objects in the cells of a plain sheaf, bottom first.
     pub fn cells(&self) -> &[*mut u8] {
         // SAFETY: `make` initialised the cells, and the count is at most the capacity.
-        unsafe { core::slice::from_raw_parts(self.contents(), self.counts().0) }
+        unsafe { core::slice::from_raw_parts(self.contents(), self.cell_count()) }
     }
 
     fn packed(&self) -> &[Packed] {
         // SAFETY: a bound sheaf's memory has room for its strided runs, and `bind` wrote those
         // below the count.
-        unsafe { core::slice::from_raw_parts(self.contents(), self.counts().1) }
+        unsafe { core::slice::from_raw_parts(self.contents(), self.run_count()) }
     }
 
     fn packed_mut(&mut self) -> &mut [Packed] {
         // SAFETY: a bound sheaf's memory has room for its strided runs, and `bind` wrote those
         // below the count.
-        unsafe { core::slice::from_raw_parts_mut(self.contents(), self.counts().1) }
+        unsafe { core::slice::from_raw_parts_mut(self.contents(), self.run_count()) }
     }
 
     /// The strided runs of a bound sheaf, bottom first.
@@ -245,7 +249,7 @@ impl Sheaf {
     fn cells_mut(&mut self) -> &mut [*mut u8] {
         // SAFETY: `make` initialised the cells, the count is at most the capacity, and the caller
         // has the sheaf alone.
-        unsafe { core::slice::from_raw_parts_mut(self.contents(), self.counts().0) }
+        unsafe { core::slice::from_raw_parts_mut(self.contents(), self.cell_count()) }
     }
 
     /// Moves those objects of a plain sheaf to the bottom for which `stays` returns `true`. Returns

@@ -29,6 +29,15 @@ pub(crate) struct Loose {
     pub(crate) vectors: VectorList,
 }
 
+/// The holder of memory before it returns to its slab.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    /// The program: an object.
+    Program,
+    /// neap: a sheaf or a vector.
+    Neap,
+}
+
 impl<P: Platform> Objects<P> {
     /// Returns cached objects to their slabs, and slabs that are wholly free to the pages.
     ///
@@ -56,7 +65,7 @@ impl<P: Platform> Objects<P> {
             let batch = &rest[..rest.len().min(FLUSH_BATCH)];
             let count = batch.iter().take_while(|&&object| self.node_of(object) == node).count();
             let mut loose = Loose::default();
-            self.put_back(node, class, &batch[..count], false, &mut loose);
+            self.put_back(node, class, &batch[..count], Holder::Program, &mut loose);
             rest = &rest[count..];
             self.give_back(loose);
         }
@@ -65,20 +74,20 @@ impl<P: Platform> Objects<P> {
     /// Returns memory of neap's own to its slab.
     pub(crate) fn flush_private(&self, class: Class, memory: *mut u8) {
         let mut loose = Loose::default();
-        self.put_back(self.node_of(memory), class, &[memory], true, &mut loose);
+        self.put_back(self.node_of(memory), class, &[memory], Holder::Neap, &mut loose);
         self.give_back(loose);
     }
 
     /// Returns objects of one node to their slabs under one hold of the class's lock. Their state
-    /// is 0. `private`: they are neap's own.
-    fn put_back(&self, node: usize, class: Class, objects: &[*mut u8], private: bool, loose: &mut Loose) {
+    /// is 0.
+    fn put_back(&self, node: usize, class: Class, objects: &[*mut u8], holder: Holder, loose: &mut Loose) {
         let mut cache = self.cache(node, class).lock();
         for &object in objects {
             let place = self.place(class, object);
             // SAFETY: the lock is held, and the frame of the object's page says that the slab is
             // one of this class.
             unsafe {
-                self.slabs.get(place.slab).private -= u32::from(private);
+                self.slabs.get(place.slab).private -= u32::from(holder == Holder::Neap);
                 if !cache.put(&self.slabs, place, &mut loose.slabs) {
                     // The process ends. A handler of the program's may allocate, so the lock is
                     // dropped.
@@ -93,7 +102,7 @@ impl<P: Platform> Objects<P> {
     /// Frees gathered vectors and slabs, and those that come loose by that.
     pub(crate) fn give_back(&self, mut loose: Loose) {
         while let Some((class, memory)) = self.next_vector(&mut loose.vectors) {
-            self.put_back(self.node_of(memory), class, &[memory], true, &mut loose);
+            self.put_back(self.node_of(memory), class, &[memory], Holder::Neap, &mut loose);
         }
         self.destroy(loose.slabs);
     }

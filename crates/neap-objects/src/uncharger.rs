@@ -7,9 +7,17 @@ use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Uncharges an owner for a number of objects of a class. `inside` says whether the caller is in a
-/// slow path of the objects'. The caller holds no lock of theirs.
-pub type UnchargeFn = unsafe fn(context: *const (), owner: u64, class: Class, objects: u32, inside: bool);
+/// The side of the fork gate that a caller is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GateSide {
+    /// Within a slow path.
+    Inside,
+    /// Outside.
+    Outside,
+}
+
+/// Uncharges an owner for a number of objects of a class. The caller holds no lock of theirs.
+pub type UnchargeFn = unsafe fn(context: *const (), owner: u64, class: Class, objects: u32, side: GateSide);
 
 /// The callback that pays back owners.
 #[derive(Debug)]
@@ -32,7 +40,7 @@ impl Uncharger {
         self.run.store(repay as *mut (), Release); // Pairs with the Acquire in `pay`.
     }
 
-    pub(crate) fn pay(&self, owner: u64, class: Class, objects: u32, inside: bool) {
+    pub(crate) fn pay(&self, owner: u64, class: Class, objects: u32, side: GateSide) {
         let run = self.run.load(Acquire); // Pairs with the Release in `open`.
         if !run.is_null() {
             // SAFETY: only `open` writes `run`, with a `UnchargeFn`; its caller said that it can be
@@ -43,7 +51,7 @@ impl Uncharger {
                     owner,
                     class,
                     objects,
-                    inside,
+                    side,
                 )
             };
         }

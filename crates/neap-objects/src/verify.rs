@@ -451,7 +451,7 @@ impl<P: Platform> Objects<P> {
                 equal("objects of another node in a barn", 0, far as u64)?;
             }
             Finding::unless_equal("sheaves in a barn", class, 0, list.length().into(), plain + bound)?;
-            Finding::unless_equal("bound sheaves in a barn", class, 0, list.lengths().1.into(), bound)?;
+            Finding::unless_equal("bound sheaves in a barn", class, 0, list.lengths().bound.into(), bound)?;
             all = (all.0 + plain, all.1 + bound);
         }
         Ok(all)

@@ -15,6 +15,7 @@ mod instance;
 
 use instance::{Opened, rseq};
 use neap_base::{Linux, Platform};
+use neap_objects::charged::GateSide;
 use neap_objects::charged::Owned;
 use neap_objects::cpu_caches::Attempt;
 use neap_objects::fast_path::FreeOutcome;
@@ -127,7 +128,7 @@ fn where_all_are_to_enter_something_who_has_not_is_refused() {
         let Some(Owned::Another(popped)) = entered else { panic!("who has entered something is served") };
         assert_eq!(popped.as_ptr(), object);
         // SAFETY: this thread just popped the object, which is marked as cached.
-        assert_eq!(unsafe { o.fast_path.hand_out(popped, false) }, Some(popped));
+        assert_eq!(unsafe { o.fast_path.hand_out(popped, GateSide::Outside) }, Some(popped));
     });
 }
 

@@ -8,7 +8,9 @@ mod instance;
 use core::ptr::NonNull;
 use instance::{CONFIG, Opened, machine};
 use neap_base::virtual_platform::Virtual;
+use neap_objects::charged::GateSide;
 use neap_objects::size_class::Class;
+use neap_pages::Extent;
 use neap_testing::again::{case as named_case, dies};
 
 fn case(name: &str) {
@@ -16,7 +18,7 @@ fn case(name: &str) {
     let object = o.take(class).unwrap();
     if name == "handed out" {
         // SAFETY: the object lies in the arena. It is in no cache, which this call detects.
-        unsafe { o.fast_path.hand_out(NonNull::new(object).unwrap(), false) };
+        unsafe { o.fast_path.hand_out(NonNull::new(object).unwrap(), GateSide::Outside) };
         return;
     }
     // The object is in two cells: of one stack, or of two CPUs' stacks.
@@ -30,7 +32,7 @@ fn case(name: &str) {
             assert!(o.drain_cpu(0, |_| true).is_some());
             assert_eq!(o.slabs_of(class).0, 0);
             // A run lies there now. Its length, where a slab's number was, is no slab's number.
-            Class::all().for_each(|class| _ = o.trim_barn(class, true, &|| false));
+            Class::all().for_each(|class| _ = o.trim_barn(class, Extent::All, &|| false));
             o.pages.drain_all(&o.platform);
             let page = o.pages.pfn(object.addr());
             assert!([6000, 3000].iter().any(|&count| o.pages.allocate_run(&o.platform, count, 1).unwrap().pfn == page));

@@ -162,17 +162,26 @@ fn get_mempolicy(flags: usize) -> Result<(i32, u64), Errno> {
     Ok((mode, mask[0]))
 }
 
-/// The CPU that this thread was on a moment ago, and the kernel's id of its node.
+/// Where a thread was a moment ago.
+#[derive(Clone, Copy, Debug)]
+pub struct Whereabouts {
+    /// The CPU.
+    pub cpu: usize,
+    /// The kernel's id of the CPU's node.
+    pub node: usize,
+}
+
+/// Where this thread was a moment ago.
 ///
 /// # Errors
 /// The error of a sandbox.
-pub fn whereabouts() -> Result<(usize, usize), Errno> {
+pub fn whereabouts() -> Result<Whereabouts, Errno> {
     let (mut cpu, mut node) = (0_u32, 0_u32);
     let number = linux_raw_sys::general::__NR_getcpu as usize;
     let (at_cpu, at_node) = ((&raw mut cpu).expose_provenance(), (&raw mut node).expose_provenance());
     // SAFETY: the kernel writes one `u32` to each address.
     unsafe { syscall5(number, at_cpu, at_node, 0, 0, 0) }?;
-    Ok((cpu as usize, node as usize))
+    Ok(Whereabouts { cpu: cpu as usize, node: node as usize })
 }
 
 /// Reads one of the kernel's files about the node with its id `id`.
@@ -249,7 +258,7 @@ mod tests {
     fn this_machine_has_a_node_and_this_thread_is_on_a_cpu() {
         let nodes = Nodes::read();
         assert!(nodes.count() >= 1 && nodes.distance(0, 0) == LOCAL);
-        let (cpu, node) = whereabouts().unwrap();
+        let Whereabouts { cpu, node } = whereabouts().unwrap();
         assert!(cpu < crate::topology::nameable() && nodes.nearest(node) < nodes.count());
         let mut named = 0;
         nodes.each_cpu(&mut |cpu, node| {

@@ -39,6 +39,14 @@ struct Symbol {
     size: usize,
 }
 
+/// A mapped object.
+struct Loaded {
+    /// The distance from addresses in the file to those in memory.
+    base: usize,
+    /// The address of the dynamic section.
+    dynamic: usize,
+}
+
 impl SharedObject {
     /// Reads a number at an address in the object.
     ///
@@ -50,12 +58,11 @@ impl SharedObject {
         unsafe { core::ptr::with_exposed_provenance::<T>(at).read_unaligned() }
     }
 
-    /// The distance from addresses in the file to those in memory, and the address of the dynamic
-    /// section.
+    /// Where its parts are in memory.
     ///
     /// # Safety
     /// A valid object is mapped there.
-    unsafe fn loaded(self) -> Option<(usize, usize)> {
+    unsafe fn loaded(self) -> Option<Loaded> {
         // SAFETY: the caller promises a valid object. Its header has these fields: the offset of
         // the program headers at 32, their length at 54, their number at 56. A program header
         // begins with its kind; its offset in the file is at 8, and its address at 16.
@@ -75,7 +82,7 @@ impl SharedObject {
                     _ => {}
                 }
             }
-            Some((base?, dynamic?))
+            Some(Loaded { base: base?, dynamic: dynamic? })
         }
     }
 
@@ -87,7 +94,7 @@ impl SharedObject {
         // SAFETY: the caller promises a valid object. Its dynamic section is pairs of a tag and an
         // address up to an empty tag. The tables that it names are mapped.
         unsafe {
-            let (base, mut entry) = self.loaded()?;
+            let Loaded { base, dynamic: mut entry } = self.loaded()?;
             let (mut symbols, mut names, mut hash, mut gnu_hash) = (None, None, None, None);
             loop {
                 let (tag, address) = (SharedObject::read::<usize>(entry), SharedObject::read::<usize>(entry + 8));

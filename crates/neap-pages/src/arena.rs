@@ -179,6 +179,14 @@ impl Deref for Shared {
     }
 }
 
+/// Mapped bytes of an [`Arena`].
+pub(crate) struct MappedBytes {
+    /// Of its memory.
+    pub(crate) memory: usize,
+    /// Of its tables.
+    pub(crate) tables: usize,
+}
+
 impl Arena {
     /// Finds a place for an arena of `nodes` nodes and maps the first segment there, for node 0.
     pub(crate) fn open<P: Platform>(platform: &P, shape: &Shape, nodes: usize) -> Result<(Arena, Grown), Errno> {
@@ -429,8 +437,8 @@ impl Arena {
         }
     }
 
-    /// Mapped bytes of the arena, and of its tables.
-    pub(crate) fn mapped(&self) -> (usize, usize) {
+    /// Mapped bytes.
+    pub(crate) fn mapped(&self) -> MappedBytes {
         let growth = self.growth.lock();
         let holes: usize = growth.holes().iter().map(|(from, to)| to - from).sum();
         let mut tables = 0;
@@ -438,7 +446,7 @@ impl Arena {
             let add = |_, length: usize| tables += length;
             pieces_of(table, growth.holes(), mapped, self.page_shift, self.scarce, add);
         }
-        (growth.end - holes, tables)
+        MappedBytes { memory: growth.end - holes, tables }
     }
 
     #[inline]

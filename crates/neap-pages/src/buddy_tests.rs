@@ -5,6 +5,7 @@
 //! to be zero. So the tests compare for equality.
 
 use crate::buddy::{Buddy, Memory, take_out};
+use crate::detach::DetachedChunks;
 use crate::units::CHUNK;
 use neap_base::{Order, Pfn};
 use proptest::prelude::*;
@@ -335,7 +336,7 @@ fn large_step(tiny: &mut Tiny, model: &mut Model, step: &Large) {
         }
         Large::Chunks(most, pages, fails) => {
             let mut below = u32::MAX;
-            while let Some((first, count, backed)) = buddy.detach_chunks(below, *most, *pages) {
+            while let Some(DetachedChunks { first, count, backed }) = buddy.detach_chunks(below, *most, *pages) {
                 let (pfn, all) = (Pfn(first * CHUNK), count * CHUNK);
                 assert!(count <= *most && backed <= *pages && first + count <= below && model.is_free(pfn, all));
                 assert_eq!(backed, model.dirty(pfn, all));

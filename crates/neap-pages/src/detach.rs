@@ -15,11 +15,18 @@ use crate::frames::State;
 use crate::units::{CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
 
+/// Adjacent chunks that were detached.
+pub(crate) struct DetachedChunks {
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+    /// Their backed pages.
+    pub(crate) backed: u32,
+}
+
 impl Buddy {
     /// Detaches the highest backed chunk below chunk `below` that has at most `pages` backed pages,
     /// and the backed chunks directly under it: at most `most` chunks and `pages` backed pages.
-    /// Returns the first chunk, the number of chunks, and their number of backed pages.
-    pub(crate) fn detach_chunks(&mut self, below: u32, most: u32, pages: u32) -> Option<(u32, u32, u32)> {
+    pub(crate) fn detach_chunks(&mut self, below: u32, most: u32, pages: u32) -> Option<DetachedChunks> {
         let (mut top, mut sum) = (below, 0);
         while sum == 0 {
             top = self.backed_chunk_below(top)?;
@@ -37,7 +44,7 @@ impl Buddy {
         for chunk in first..=top {
             self.detach(Pfn(chunk * CHUNK), CHUNK_ORDER, PARTLY);
         }
-        Some((first, top - first + 1, sum))
+        Some(DetachedChunks { first, count: top - first + 1, backed: sum })
     }
 
     /// Detaches one block of at least order `least` with at most `pages` backed pages. Returns it

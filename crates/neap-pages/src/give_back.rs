@@ -14,6 +14,7 @@
 use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Policy;
+use crate::release::Extent;
 use crate::release::{ReleasePass, Report, Turn};
 use crate::units::CHUNK;
 use crate::zone::wait;
@@ -29,6 +30,23 @@ pub enum Drain {
     Skipped,
 }
 
+/// Result of draining several lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainSum {
+    /// Pages moved to the zone.
+    pub pages: u32,
+    /// Lists that another thread held.
+    pub held: u32,
+}
+
+/// Result of draining a list.
+struct DrainedList {
+    /// Pages moved to the zone.
+    pages: u32,
+    /// Pages left in the list.
+    left: u32,
+}
+
 /// The pages that a run releases.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
@@ -36,8 +54,8 @@ struct Wanted {
     pages: u32,
     /// The least order of blocks below a chunk.
     least: Order,
-    /// Whether a caller asked for it; see [`ReleasePass::explicit`].
-    explicit: bool,
+    /// See [`ReleasePass::extent`].
+    extent: Extent,
     /// See [`ReleasePass::splits`].
     splits: bool,
 }
@@ -107,7 +125,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             self.tell_pressure();
         }
         let listed = self.drain_lists(Why::Time(self.lists.quarters(platform.now())), &mut report);
-        self.give_back(platform, turn, unneeded.min(most), false, stop, &mut report);
+        self.give_back(platform, turn, unneeded.min(most), Extent::Idle, stop, &mut report);
         report.left |= listed;
         if !report.left {
             // There may be no tick for long, so the state of rested lists is reset now.
@@ -130,7 +148,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 break;
             }
             if let Some(turn) = self.release.turn() {
-                self.give_back(platform, turn, u32::MAX, true, stop, &mut report);
+                self.give_back(platform, turn, u32::MAX, Extent::All, stop, &mut report);
                 report.left |= listed;
                 return report;
             }
@@ -142,14 +160,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Releases up to `pages` free pages, which others replace at once. Pages in lists stay. Does
     /// nothing while another thread releases.
     pub fn release(&self, platform: &P, pages: u32, stop: &dyn Fn() -> bool) -> Report {
-        let wanted = Wanted { pages, least: Order(0), explicit: false, splits: false };
+        let wanted = Wanted { pages, least: Order(0), extent: Extent::Idle, splits: false };
         self.release_wanted(platform, wanted, stop)
     }
 
     /// Releases up to `pages` pages of free blocks that are at least of order `least`, although
     /// they may be needed again. Pages in lists stay. Does nothing while another thread releases.
     pub fn release_blocks(&self, platform: &P, pages: u32, least: Order, stop: &dyn Fn() -> bool) -> Report {
-        self.release_wanted(platform, Wanted { pages, least, explicit: false, splits: true }, stop)
+        self.release_wanted(platform, Wanted { pages, least, extent: Extent::Idle, splits: true }, stop)
     }
 
     fn release_wanted(&self, platform: &P, wanted: Wanted, stop: &dyn Fn() -> bool) -> Report {
@@ -211,11 +229,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         platform: &P,
         turn: Turn<'_>,
         pages: u32,
-        explicit: bool,
+        extent: Extent,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) {
-        let wanted = Wanted { pages, least: Order(0), explicit, splits: true };
+        let wanted = Wanted { pages, least: Order(0), extent, splits: true };
         let willing = self.run(platform, turn, wanted, stop, report);
         let mut inner = self.zone.lock();
         inner.buddy.backed_low = inner.buddy.backed_free;
@@ -229,7 +247,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         &self,
         platform: &P,
         mut turn: Turn<'_>,
-        Wanted { pages, least, explicit, splits }: Wanted,
+        Wanted { pages, least, extent, splits }: Wanted,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) -> bool {
@@ -239,7 +257,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // Pages freed meanwhile are left for the next time, since threads may free and allocate as
         // fast as this runs.
         let pages = pages.min(zone.lock().buddy.backed_free);
-        ReleasePass { release, ranges, platform, arena, zone, hold, least, explicit, splits, stop }.run(pages, report)
+        ReleasePass { release, ranges, platform, arena, zone, hold, least, extent, splits, stop }.run(pages, report)
     }
 
     /// Takes the surplus pages from every CPU's list. Returns whether pages are left in a list.
@@ -247,8 +265,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let mut listed = false;
         for cpu in self.lists.used().iter() {
             match self.drain(cpu, why) {
-                Some((drained, left)) => {
-                    report.drained += drained;
+                Some(DrainedList { pages, left }) => {
+                    report.drained += pages;
                     listed |= left > 0;
                 }
                 None => {
@@ -260,9 +278,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         listed
     }
 
-    /// Drains a CPU's list. Returns the pages drained and the pages left; `None` if another thread
-    /// held the list.
-    fn drain(&self, cpu: usize, why: Why) -> Option<(u32, u32)> {
+    /// Drains a CPU's list; `None` if another thread held it.
+    fn drain(&self, cpu: usize, why: Why) -> Option<DrainedList> {
         let detached = self.lists.detach(self.frames(), &self.zone, cpu, why)?;
         for (order, chain) in detached.chains.iter().enumerate() {
             let order = Order(order as u8);
@@ -270,19 +287,18 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
         self.free_cached(&detached.runs);
         self.zone.arrive(detached.pages);
-        Some((detached.pages, detached.left))
+        Some(DrainedList { pages: detached.pages, left: detached.left })
     }
 
     /// Drains a CPU's list, from any CPU.
     pub fn drain_cpu(&self, _platform: &P, cpu: usize) -> Drain {
-        self.drain(cpu, Why::Wanted).map_or(Drain::Skipped, |(drained, _)| Drain::Drained(drained))
+        self.drain(cpu, Why::Wanted).map_or(Drain::Skipped, |drained| Drain::Drained(drained.pages))
     }
 
-    /// Drains every CPU's list. Returns the number of pages, and the number of lists that another
-    /// thread held.
-    pub fn drain_all(&self, _platform: &P) -> (u32, u32) {
+    /// Drains every CPU's list.
+    pub fn drain_all(&self, _platform: &P) -> DrainSum {
         let mut report = Report::default();
         self.drain_lists(Why::Wanted, &mut report);
-        (report.drained, report.skipped)
+        DrainSum { pages: report.drained, held: report.skipped }
     }
 }

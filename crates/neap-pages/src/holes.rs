@@ -15,6 +15,7 @@ use crate::give_back::TURN_LOOKS;
 use crate::node_pages::NodePages;
 use crate::pages::Pages;
 use crate::policy::Policy;
+use crate::release::Extent;
 use crate::release::{ReleasePass, Report};
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
@@ -31,14 +32,15 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// the number of them, from the first, that are holes now; the others are unchanged. This
     /// repeats until `gather` finds none, the system refuses, or `stop` says so.
     ///
-    /// `all`: do not hold back because the system refused before. `None`: another thread releases.
+    /// With [`Extent::All`], does not hold back because the system refused before. `None`: another
+    /// thread releases.
     ///
     /// # Safety
     /// The contents of the ranges are not needed, and not accessed until `settle` was called.
     pub unsafe fn punch(
         &self,
         platform: &P,
-        all: bool,
+        extent: Extent,
         stop: &dyn Fn() -> bool,
         gather: impl FnMut(&mut [Range]) -> usize,
         settle: impl FnMut(&[Range], usize),
@@ -48,8 +50,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.now().fixed.batch);
         // The kernel would fill holes again in ranges where it may make huge pages.
         zone.end_population(arena, platform);
-        let (least, explicit, splits) = (Order(0), all, true);
-        let run = ReleasePass { release, ranges, platform, arena, zone, hold, least, explicit, splits, stop };
+        let (least, splits) = (Order(0), true);
+        let run = ReleasePass { release, ranges, platform, arena, zone, hold, least, extent, splits, stop };
         report.left = run.held(gather, settle, &mut report);
         Some(report)
     }

@@ -5,6 +5,7 @@
 //! (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides (B7).
 
 use crate::give_back::Drain;
+use crate::give_back::DrainSum;
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use crate::page_lists::Why;
 use crate::units::Exhausted;
@@ -100,7 +101,7 @@ fn d5_draining_visits_lists_that_look_empty() {
     let o = Opened::new(&machine, &shape(None)).unwrap();
     (0..4).for_each(|cpu| listed(&o, cpu, 0, 1));
     let all: u32 = (0..4).map(|cpu| o.pages.listed_on(cpu).unwrap()).sum();
-    assert_eq!(o.pages.drain_all(&machine), (all, 0));
+    assert_eq!(o.pages.drain_all(&machine), DrainSum { pages: all, held: 0 });
     o.pages.verify().unwrap();
 }
 
@@ -203,7 +204,7 @@ fn d11_what_is_freed_past_a_held_list_is_free_at_once() {
     assert_eq!(held.len(), 2048);
     let guard = o.pages.lists.own(0).unwrap();
     held.into_iter().for_each(|held| give(&o, held));
-    assert_eq!(o.pages.drain_all(&machine), (0, 1), "the list is held, and empty");
+    assert_eq!(o.pages.drain_all(&machine), DrainSum { pages: 0, held: 1 }, "the list is held, and empty");
     let all = take_run(&o, 2048, 1, 3).expect("every page, though the list is still held");
     drop(guard);
     give(&o, all);
@@ -218,7 +219,7 @@ fn d10_a_holder_that_does_not_run_is_skipped_and_reported() {
     (0..3).for_each(|cpu| listed(&o, cpu, 0, 40));
     let guard = o.pages.lists.own(1).unwrap();
     assert_eq!(o.pages.drain_cpu(&machine, 1), Drain::Skipped);
-    let (drained, skipped) = o.pages.drain_all(&machine);
+    let DrainSum { pages: drained, held: skipped } = o.pages.drain_all(&machine);
     assert!(drained > 0 && skipped == 1);
     let report = o.pages.tick(&machine);
     assert!(report.skipped == 1 && report.left, "what was skipped is not forgotten: {report:?}");

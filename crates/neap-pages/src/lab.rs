@@ -171,13 +171,17 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
 
     /// Pages that can still be handed out. Does not count as a hold of the zone's lock.
     pub fn room(&self) -> u32 {
-        self.pages.zone.peek().1
+        self.pages.zone.peek_room()
     }
 
-    /// The most pages that a CPU's list keeps at the moment, and the pages in it.
-    pub fn list(&self, cpu: usize) -> (u32, u32) {
-        let (high, _) = self.pages.lists.sizes(cpu).unwrap_or_default();
-        (high, self.pages.lists.count(cpu).unwrap_or_default())
+    /// The most pages that a CPU's list keeps at the moment.
+    pub fn list_high(&self, cpu: usize) -> u32 {
+        self.pages.list_high_on(cpu).unwrap_or_default()
+    }
+
+    /// The pages in a CPU's list.
+    pub fn listed_on(&self, cpu: usize) -> u32 {
+        self.pages.listed_on(cpu).unwrap_or_default()
     }
 
     /// Whether the passing of time would change nothing more about any list.
@@ -186,7 +190,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     }
 
     fn metered<R>(&self, busy: bool, act: impl FnOnce() -> R) -> (R, LockUse) {
-        let (meter, free) = (&self.pages.zone.meter, || self.pages.zone.peek().0);
+        let (meter, free) = (&self.pages.zone.meter, || self.pages.zone.peek_free());
         meter.holds.store(0, Relaxed);
         meter.pages.store(0, Relaxed);
         meter.free.store(free(), Relaxed);

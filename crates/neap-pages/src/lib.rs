@@ -77,13 +77,13 @@ mod zone;
 
 pub use arena::MOST_ALIGNMENT;
 pub use frames::{Frame, Frames, State};
-pub use give_back::Drain;
+pub use give_back::{Drain, DrainSum};
 pub use holes::MOST_PAGES;
 pub use live::ZoneCell;
 pub use node_pages::NodePages;
 pub use page_snapshot::{PIECE, Use};
 pub use pages::Pages;
-pub use release::Report;
+pub use release::{Extent, Report};
 pub use settings::Settings;
 pub use shape::{BATCH_SCALE, MARKED, MOST_BATCH_SCALE, Shape, SideTable, TABLES};
 pub use shortage::Shortage;

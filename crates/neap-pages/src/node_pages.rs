@@ -14,6 +14,7 @@
 
 use crate::frames::Frames;
 use crate::give_back::Drain;
+use crate::give_back::DrainSum;
 use crate::live::ZoneCell;
 use crate::page_snapshot::PIECE;
 use crate::pages::Pages;
@@ -199,8 +200,8 @@ impl<P: Platform> NodePages<P> {
             let pages = self.node(node.into());
             self.all().for_each(|pages| pages.give_up_room(platform));
             let taken = attempt(pages).or_else(|Exhausted| {
-                let (drained, _) = if budgeted { self.drain_all(platform) } else { pages.drain_all(platform) };
-                pages.needs.count(drained.into());
+                let drained = if budgeted { self.drain_all(platform) } else { pages.drain_all(platform) };
+                pages.needs.count(drained.pages.into());
                 self.all().for_each(|pages| pages.give_up_room(platform));
                 attempt(pages)
             });
@@ -400,12 +401,11 @@ impl<P: Platform> NodePages<P> {
         self.all().fold(Report::default(), |sum, pages| sum.and(pages.release_all_until(platform, stop)))
     }
 
-    /// Drains a CPU's lists, from any CPU. Returns the number of pages, and the number of lists
-    /// that another thread held.
-    pub fn drain_cpu(&self, platform: &P, cpu: usize) -> (u32, u32) {
-        self.all().fold((0, 0), |(sum, held), pages| match pages.drain_cpu(platform, cpu) {
-            Drain::Drained(pages) => (sum + pages, held),
-            Drain::Skipped => (sum, held + 1),
+    /// Drains a CPU's lists, from any CPU.
+    pub fn drain_cpu(&self, platform: &P, cpu: usize) -> DrainSum {
+        self.all().fold(DrainSum::default(), |sum, pages| match pages.drain_cpu(platform, cpu) {
+            Drain::Drained(pages) => DrainSum { pages: sum.pages + pages, ..sum },
+            Drain::Skipped => DrainSum { held: sum.held + 1, ..sum },
         })
     }
 
@@ -416,10 +416,12 @@ impl<P: Platform> NodePages<P> {
         all
     }
 
-    /// Drains every CPU's lists. Returns the number of pages, and the number of lists that another
-    /// thread held.
-    pub fn drain_all(&self, platform: &P) -> (u32, u32) {
-        self.all().map(|pages| pages.drain_all(platform)).fold((0, 0), |sum, pages| (sum.0 + pages.0, sum.1 + pages.1))
+    /// Drains every CPU's lists.
+    pub fn drain_all(&self, platform: &P) -> DrainSum {
+        self.all().map(|pages| pages.drain_all(platform)).fold(DrainSum::default(), |sum, more| DrainSum {
+            pages: sum.pages + more.pages,
+            held: sum.held + more.held,
+        })
     }
 
     /// Counts that the caller drained all lists, of `pages` pages, as the last resort of an
@@ -652,10 +654,10 @@ mod tests {
         assert!(listed.iter().all(|count| *count > 0));
         for node in 0..2 {
             let holder = pages.node(node).lists.own(0).unwrap();
-            assert_eq!(pages.drain_cpu(&machine, 0), ([listed[1], listed[0]][node], 1));
+            assert_eq!(pages.drain_cpu(&machine, 0), DrainSum { pages: [listed[1], listed[0]][node], held: 1 });
             drop(holder);
         }
-        assert_eq!(pages.drain_cpu(&machine, 0), (0, 0), "nothing is left");
+        assert_eq!(pages.drain_cpu(&machine, 0), DrainSum::default(), "nothing is left");
         // SAFETY: the test is over, and no other thread uses the pages.
         unsafe { pages.close(&machine) };
     }

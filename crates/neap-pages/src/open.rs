@@ -147,6 +147,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
 #[cfg(test)]
 mod tests {
+    use crate::give_back::DrainSum;
     use crate::machine::{Opened, give, resident, shape, take_block};
     use neap_base::virtual_platform::Virtual;
 
@@ -164,7 +165,7 @@ mod tests {
             o.pages.verify().unwrap();
             assert_eq!(o.pages.listed_on(cpus - 1), Some(0));
             assert_eq!(o.pages.list_high_on(cpus - 1), Some(numbers.list_high));
-            assert_eq!(o.pages.drain_all(&machine), (numbers.listed, 0));
+            assert_eq!(o.pages.drain_all(&machine), DrainSum { pages: numbers.listed, held: 0 });
             (0..cpus).for_each(|cpu| _ = o.pages.drain_cpu(&machine, cpu));
             o.pages.tick(&machine);
             (opened, resident(o.pages.own.start, o.pages.own.length))

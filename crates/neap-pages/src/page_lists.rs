@@ -187,6 +187,15 @@ pub(crate) enum Missing {
 #[derive(Debug)]
 pub(crate) struct Busy;
 
+/// Sizes of a CPU's lists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListSizes {
+    /// The most pages that they keep.
+    pub(crate) high: u32,
+    /// Pages that move at once.
+    pub(crate) batch: u32,
+}
+
 /// The lists of all CPUs.
 #[derive(Debug)]
 pub(crate) struct PageLists<T> {
@@ -488,21 +497,20 @@ impl<T: Policy> PageLists<T> {
         Some(detached)
     }
 
-    /// The most pages that a CPU's lists keep at the moment, and the pages that move at once;
-    /// `None` if another thread held the lists.
-    pub(crate) fn sizes(&self, cpu: usize) -> Option<(u32, u32)> {
+    /// The sizes of a CPU's lists at the moment; `None` if another thread held the lists.
+    pub(crate) fn sizes(&self, cpu: usize) -> Option<ListSizes> {
         if !self.is_used(cpu) {
             return Some(self.first_sizes());
         }
         let list = self.remote(cpu)?;
-        Some((list.policy.high(), list.policy.batch(&self.limits.now())))
+        Some(ListSizes { high: list.policy.high(), batch: list.policy.batch(&self.limits.now()) })
     }
 
     /// The result of [`PageLists::sizes`] for new lists.
-    pub(crate) fn first_sizes(&self) -> (u32, u32) {
+    pub(crate) fn first_sizes(&self) -> ListSizes {
         let limits = self.limits.now();
         let policy = T::new(&limits);
-        (policy.high(), policy.batch(&limits))
+        ListSizes { high: policy.high(), batch: policy.batch(&limits) }
     }
 
     /// Whether the passing of time would change nothing more about a CPU's lists.

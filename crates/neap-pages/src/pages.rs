@@ -11,6 +11,7 @@
 //! This module has no lock of its own. System calls are made with none held but the arena's growth
 //! mutex.
 
+use crate::arena::MappedBytes;
 use crate::arena::Shared;
 use crate::buddy::{Buddy, Memory, take_out};
 use crate::chains::{Chain, TOUCHED};
@@ -481,7 +482,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// The most pages that a CPU's list keeps at the moment; `None` while another thread holds it.
     pub fn list_high_on(&self, cpu: usize) -> Option<u32> {
-        self.lists.sizes(cpu).map(|(high, _)| high)
+        self.lists.sizes(cpu).map(|sizes| sizes.high)
     }
 
     /// The statistics. Each number is right for some moment; together they are only while no thread
@@ -491,11 +492,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let used = self.lists.used();
         let (first, unused) = (self.lists.first_sizes(), (self.lists.cpus() - used.count()) as u32);
         // A list that was never used counts with the size of a new one.
-        let start = if unused > 0 { (unused * first.0, first.0, first.1) } else { (0, 0, 0) };
+        let start = if unused > 0 { (unused * first.high, first.high, first.batch) } else { (0, 0, 0) };
         let sizes = used.iter().filter_map(|cpu| self.lists.sizes(cpu));
         let (list_highs, list_high, list_batch) =
-            sizes.fold(start, |(sum, high, batch), list| (sum + list.0, list.0.max(high), list.1.max(batch)));
-        let (mapped_bytes, table_bytes) = self.arena.mapped();
+            sizes.fold(start, |(sum, high, batch), list| (sum + list.high, list.high.max(high), list.batch.max(batch)));
+        let MappedBytes { memory: mapped_bytes, tables: table_bytes } = self.arena.mapped();
         let inner = self.zone.lock();
         Statistics {
             managed: inner.buddy.managed,

@@ -18,6 +18,7 @@
 
 use crate::arena::Arena;
 use crate::buddy::Buddy;
+use crate::detach::DetachedChunks;
 use crate::units::CHUNK;
 
 use crate::shape::MARKED;
@@ -139,6 +140,15 @@ impl Turn<'_> {
     }
 }
 
+/// How much a release or a trim covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// Memory that no thread needed lately.
+    Idle,
+    /// All of it: a caller asked for it.
+    All,
+}
+
 /// One run of releasing.
 pub(crate) struct ReleasePass<'a, P> {
     pub(crate) release: &'a Release,
@@ -150,9 +160,8 @@ pub(crate) struct ReleasePass<'a, P> {
     pub(crate) hold: u32,
     /// The least order of released blocks that are smaller than a chunk.
     pub(crate) least: Order,
-    /// Whether a caller asked for the release: single calls are not rationed, and locked memory is
-    /// released too.
-    pub(crate) explicit: bool,
+    /// With [`Extent::All`], single calls are not rationed, and locked memory is released too.
+    pub(crate) extent: Extent,
     /// Whether the huge pages that parts are released of are split. Otherwise the parts leave the
     /// process at once, but its container only when that is short of memory.
     pub(crate) splits: bool,
@@ -165,7 +174,7 @@ impl<P: Platform> ReleasePass<'_, P> {
     pub(crate) fn run(mut self, pages: u32, report: &mut Report) -> bool {
         let release = self.release;
         let idle = release.idle.load(Ordering::Relaxed);
-        if idle > 0 && !self.explicit {
+        if idle > 0 && self.extent == Extent::Idle {
             release.idle.store(idle - 1, Ordering::Relaxed);
             return false;
         }
@@ -184,11 +193,11 @@ impl<P: Platform> ReleasePass<'_, P> {
         mut settle: impl FnMut(&[Range], usize),
         report: &mut Report,
     ) -> bool {
-        if self.release.idle.load(Ordering::Relaxed) > 0 && !self.explicit {
+        if self.release.idle.load(Ordering::Relaxed) > 0 && self.extent == Extent::Idle {
             // Releases of free pages count the ticks down.
             return false;
         }
-        let mut rationed = if self.explicit { u32::MAX } else { SINGLE_CALLS };
+        let mut rationed = if self.extent == Extent::All { u32::MAX } else { SINGLE_CALLS };
         while rationed > 0 && !(self.stop)() {
             let count = gather(self.ranges);
             if count == 0 {
@@ -231,7 +240,9 @@ impl<P: Platform> ReleasePass<'_, P> {
         let (mut below, failed) = (u32::MAX, report.failed);
         while wanted > 0 && report.failed - failed < REFUSALS && !(self.stop)() {
             let mut inner = self.zone.lock();
-            let Some((first, count, backed)) = inner.buddy.detach_chunks(below, most, wanted) else { break };
+            let Some(DetachedChunks { first, count, backed }) = inner.buddy.detach_chunks(below, most, wanted) else {
+                break;
+            };
             let (pfn, pages) = (Pfn(first * CHUNK), count * CHUNK);
             inner.releasing += pages;
             drop(inner);
@@ -270,7 +281,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         // SAFETY: the range is detached, or holds no information (a table's part for free chunks),
         // or its holder does not need it.
         let answer = unsafe {
-            if self.explicit {
+            if self.extent == Extent::All {
                 self.platform.release(start, length)
             } else {
                 // A program locks its memory to have it at hand. Only its own request releases
@@ -318,7 +329,7 @@ impl<P: Platform> ReleasePass<'_, P> {
 
     /// Releases blocks smaller than a chunk. Returns the number of pages still wanted.
     fn blocks(&mut self, mut wanted: u32, report: &mut Report) -> u32 {
-        let mut rationed = if self.explicit { u32::MAX } else { SINGLE_CALLS };
+        let mut rationed = if self.extent == Extent::All { u32::MAX } else { SINGLE_CALLS };
         while wanted > 0 && rationed > 0 && !(self.stop)() {
             let count = self.gather(&mut wanted);
             let done = self.scattered(count, &mut rationed, report);

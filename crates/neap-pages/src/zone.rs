@@ -247,11 +247,16 @@ impl Zone {
         self.inner.lock()
     }
 
-    /// Free pages, and those that may still be handed out, without a counted hold.
+    /// Free pages, without a counted hold.
     #[cfg(feature = "lab")]
-    pub(crate) fn peek(&self) -> (u32, u32) {
-        let inner = self.inner.lock();
-        (inner.buddy.free, inner.room())
+    pub(crate) fn peek_free(&self) -> u32 {
+        self.inner.lock().buddy.free
+    }
+
+    /// Pages that may still be handed out, without a counted hold.
+    #[cfg(feature = "lab")]
+    pub(crate) fn peek_room(&self) -> u32 {
+        self.inner.lock().room()
     }
 
     /// Number of times that the lock was found held, wrapping. If it changes while a thread uses

@@ -217,6 +217,13 @@ impl Chunks {
     }
 }
 
+/// Pages that were not populated before.
+pub(crate) struct NewPages {
+    pub(crate) came: u32,
+    /// Those without an allocation.
+    pub(crate) empty: u32,
+}
+
 impl Chunk<'_> {
     /// Initialises a chunk that does not exist: nothing taken, nothing populated.
     fn create(&mut self) {
@@ -283,9 +290,8 @@ impl Chunk<'_> {
         came
     }
 
-    /// Records that pages are populated. Returns how many were not, and how many of those are
-    /// empty.
-    pub(crate) fn populate(&mut self, pages: Range<usize>) -> (u32, u32) {
+    /// Records that pages are populated.
+    pub(crate) fn populate(&mut self, pages: Range<usize>) -> NewPages {
         let (mut came, mut empty) = (0, 0);
         for page in pages {
             if !bitmap::set(self.populated, page) {
@@ -295,7 +301,7 @@ impl Chunk<'_> {
         }
         self.header.populated += came;
         self.header.empty += empty;
-        (came, empty)
+        NewPages { came, empty }
     }
 
     /// Records that pages were released, all of them populated and empty.

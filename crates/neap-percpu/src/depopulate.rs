@@ -228,7 +228,7 @@ impl<C: Charge> PerCpuData<C> {
             let mut gone = [0; RUNS];
             let most = RUNS.min(SCATTERED_RANGES / self.geometry.groups).max(1);
             let mut state = self.state.lock();
-            let (count, destroyed) = state.gather(&mut runs[..most], &mut gone, floor);
+            let Gathered { runs: count, destroyed } = state.gather(&mut runs[..most], &mut gone, floor);
             let length = state.chunks.tables_length();
             gone[..destroyed].iter_mut().for_each(|chunk| *chunk = state.chunks.tables(*chunk as u32));
             drop(state);
@@ -376,6 +376,14 @@ impl<C: Charge> PerCpuData<C> {
     }
 }
 
+/// Result of [`State::gather`].
+struct Gathered {
+    /// Runs to release.
+    runs: usize,
+    /// Destroyed chunks.
+    destroyed: usize,
+}
+
 impl State {
     /// Isolates all wholly free chunks except the first.
     fn isolate_spares(&mut self) {
@@ -407,8 +415,8 @@ impl State {
     }
 
     /// Finds pages of isolated chunks to release, from their ends. Reintegrates, sidelines or
-    /// destroys chunks without such pages. Returns the number of runs, and of destroyed chunks.
-    fn gather(&mut self, runs: &mut [PageRun], gone: &mut [usize], floor: usize) -> (usize, usize) {
+    /// destroys chunks without such pages.
+    fn gather(&mut self, runs: &mut [PageRun], gone: &mut [usize], floor: usize) -> Gathered {
         let (mut count, mut destroyed, list) = (0, 0, self.lists.to_depopulate());
         let mut next = self.lists.head(list).unwrap_or(NONE);
         while next != NONE && count < runs.len() && destroyed < gone.len() {
@@ -437,7 +445,7 @@ impl State {
                 self.move_to(chunk, self.lists.sidelined(), ListEnd::Tail);
             }
         }
-        (count, destroyed)
+        Gathered { runs: count, destroyed }
     }
 
     /// Whether chunks wait to be emptied, because the worker was stopped.

@@ -82,4 +82,4 @@ pub use per_cpu_cell::PerCpu;
 pub use reference::PerCpuRef;
 pub use rows::Owner;
 pub use static_words::PerCpuWords;
-pub use statistics::Statistics;
+pub use statistics::{PopulatedBytes, Statistics};

@@ -5,6 +5,7 @@
 //! empty, and other chunks hold enough reserve, the chunk is *isolated*. Its empty pages leave the
 //! reserve, no row is placed in it, and the worker empties it.
 
+use crate::chunk::NewPages;
 use crate::chunk::{Chunks, Header, NONE};
 use crate::chunk_buckets::{Lists, slot};
 use crate::geometry::{CLASSES, GRANULE, Geometry, LINE, is_multiple};
@@ -296,7 +297,7 @@ impl State {
     /// Records that pages are populated.
     pub(crate) fn add_pages(&mut self, chunk: u32, pages: Range<usize>) {
         let mut view = self.chunks.get(chunk);
-        let (came, empty) = view.populate(pages);
+        let NewPages { came, empty } = view.populate(pages);
         self.populated += came as usize;
         *if view.header.isolated { &mut self.isolated_empty } else { &mut self.empty } += empty as usize;
     }

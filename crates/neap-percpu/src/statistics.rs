@@ -55,6 +55,15 @@ pub struct Statistics {
     pub table_entries: usize,
 }
 
+/// Bytes of populated pages.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PopulatedBytes {
+    /// Of pages that hold data.
+    pub used: u64,
+    /// Of the other ones.
+    pub free: u64,
+}
+
 impl<C: Charge> PerCpuData<C> {
     /// Returns the statistics. May wait for a pass of the worker.
     pub fn statistics(&self) -> Statistics {
@@ -102,10 +111,10 @@ impl<C: Charge> PerCpuData<C> {
     }
 
     /// Bytes of populated pages with rows, and of those without. Does not wait for the worker.
-    pub fn populated_bytes(&self) -> (usize, usize) {
+    pub fn populated_bytes(&self) -> PopulatedBytes {
         let state = self.settled();
         let (page, empty) = (self.geometry.page * self.geometry.groups, state.empty + state.isolated_empty);
-        ((state.populated - empty) * page, empty * page)
+        PopulatedBytes { used: ((state.populated - empty) * page) as u64, free: (empty * page) as u64 }
     }
 
     /// Bytes of all copies that owners with a payer have. Walks their rows under the lock.
@@ -127,20 +136,6 @@ impl<C: Charge> PerCpuData<C> {
     /// Address and length of the two reservations: memory, and tables.
     pub fn mappings(&self) -> [(usize, usize); 2] {
         self.mappings
-    }
-
-    /// Calls `each` with address and length of every populated page, in every group.
-    pub fn populated_ranges(&self, mut each: impl FnMut(usize, usize)) {
-        let mut state = self.state.lock();
-        for chunk in 0..state.chunks.reach() {
-            if !state.chunks.exists(chunk as usize) {
-                continue;
-            }
-            let view = state.chunks.get(chunk);
-            for page in (0..self.geometry.pages).filter(|page| neap_base::bitmap::get(view.populated, *page)) {
-                (0..self.geometry.groups).for_each(|group| each(self.pages_at(group, chunk, page), self.geometry.page));
-            }
-        }
     }
 
     /// Calls `each` with address and length of each group's part that chunks have reached so far.

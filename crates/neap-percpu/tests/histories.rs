@@ -3,7 +3,7 @@
 
 mod machine;
 
-use machine::{Held, end, give, open, settle, shape, take, verify};
+use machine::{Held, end, give, open, populated_ranges, settle, shape, take, verify};
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_percpu::{LARGEST, Layout, Owner, PerCpuData, Refused, Shape, Wait};
@@ -130,7 +130,7 @@ fn resident(start: usize, length: usize, into: &mut BTreeSet<usize>) {
 fn check_residence(data: &PerCpuData) {
     let page = neap_base::platform::memory::page_size();
     let (mut populated, mut there) = (BTreeSet::new(), BTreeSet::new());
-    data.populated_ranges(|start, length| populated.extend((start..start + length).step_by(page)));
+    populated_ranges(data, |start, length| populated.extend((start..start + length).step_by(page)));
     data.reach(|start, length| resident(start, length, &mut there));
     assert!(populated == there, "{} pages populated, {} resident", populated.len(), there.len());
     let statistics = data.statistics();

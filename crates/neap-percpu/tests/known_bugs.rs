@@ -10,7 +10,7 @@ mod machine;
 use core::num::NonZeroU64;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
-use machine::{Held, end, give, open, settle, shape, take, verify};
+use machine::{Held, end, give, open, populated_ranges, settle, shape, take, verify};
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
@@ -65,7 +65,7 @@ fn p2_depopulated_pages_read_as_zeroes_through_every_copy() {
         held.into_iter().for_each(|held| give(&data, held));
         settle(&data, &linux);
         let mut populated = Vec::new();
-        data.populated_ranges(|start, length| populated.push(start..start + length));
+        populated_ranges(&data, |start, length| populated.push(start..start + length));
         let gone = |address: &&*mut u8| !populated.iter().any(|range| range.contains(&address.addr()));
         let gone: Vec<_> = old.iter().filter(gone).collect();
         assert!(gone.len() > 900);

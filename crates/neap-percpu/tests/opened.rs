@@ -42,7 +42,7 @@ fn what_may_be_touched_follows_what_is_needed() {
         })
         .collect();
     let (bytes, runs) = writable(&data);
-    let populated = data.populated_bytes().0;
+    let populated = data.populated_bytes().used as usize;
     assert!(populated > 3 << 20 && bytes < 3 * populated, "{bytes} bytes for {populated} in use");
     assert!(runs <= 6, "the kernel has {runs} mappings of it");
     end(&data, &linux, held);

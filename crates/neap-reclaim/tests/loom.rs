@@ -15,7 +15,7 @@ use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, Ordering};
 use neap_percpu::reference::Counts;
 use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
-use neap_reclaim::shrinkers::lifecycle::{ENDING, LIVE, Life, PREPARED};
+use neap_reclaim::shrinkers::lifecycle::{ENDING, Ending, LIVE, Life, PREPARED};
 
 /// An info: objects, and three levels of bits above them.
 struct Info {
@@ -166,7 +166,7 @@ impl Index {
     }
 
     fn unregister(&self) {
-        let (before, ended) = self.life.end().unwrap();
+        let Ending { before, ended } = self.life.end().unwrap();
         assert_eq!(before, LIVE);
         let fence = || {
             self.life.words().0.iter().for_each(|(sequence, _)| drop(sequence.lock()));
@@ -225,7 +225,7 @@ fn without_a_fence_it_lives_on() {
             let index = index.clone();
             thread::spawn(move || index.visit())
         };
-        assert_eq!(index.life.end().map(|(before, _)| before), Some(LIVE));
+        assert_eq!(index.life.end().map(|ending| ending.before), Some(LIVE));
         assert_eq!(index.life.close(|| Err(Errno::PERM)), Err(Errno::PERM));
         visitor.join().unwrap();
         assert_eq!((index.life.state(), index.visit()), (LIVE, Some(1)));

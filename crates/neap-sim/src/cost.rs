@@ -71,10 +71,20 @@ pub fn list(lock: ListLock, siblings: bool) -> u64 {
     slowed(alone as f64, siblings)
 }
 
+/// How the zone's lock is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ZoneLock {
+    /// No other CPU holds it.
+    Free,
+    /// Another CPU hands it over.
+    HandedOver,
+}
+
 /// Nanoseconds of a hold of the zone's lock in which `pages` pages move; `siblings`: CPUs are
 /// hardware threads.
-pub fn hold(pages: u32, contended: bool, siblings: bool) -> u64 {
-    let alone = (LOCK + if contended { HANDOVER } else { 0 }) as f64 + f64::from(pages) * page_move();
+pub fn hold(pages: u32, found: ZoneLock, siblings: bool) -> u64 {
+    let handover = if found == ZoneLock::HandedOver { HANDOVER } else { 0 };
+    let alone = (LOCK + handover) as f64 + f64::from(pages) * page_move();
     slowed(alone, siblings)
 }
 
@@ -122,6 +132,10 @@ mod tests {
         assert!((20.0..100.0).contains(&page_move()), "{}", page_move());
         // The number of visits that fill a second.
         let visits = 2.0 * base_pages() / BASE_BATCH;
-        assert!((hold(63, true, false) as f64 * visits / 1e9 - 1.0).abs() < 0.001, "{}", hold(63, true, false));
+        assert!(
+            (hold(63, ZoneLock::HandedOver, false) as f64 * visits / 1e9 - 1.0).abs() < 0.001,
+            "{}",
+            hold(63, ZoneLock::HandedOver, false)
+        );
     }
 }

@@ -61,8 +61,9 @@ impl<T: Policy> Machine<T> {
         assert!(setup.nodes > 0, "a machine has a node");
         let zone = |node| Zone::new(setup.managed, programs, setup.reclaimers.get(node).copied().flatten());
         let watched = setup.watched;
-        let mut cpus: Vec<Cpu> = setup.programs.into_iter().map(|program| Cpu::new(Some(program), watched)).collect();
-        cpus.extend((0..setup.nodes).map(|_| Cpu::new(None, false)));
+        let mut cpus: Vec<Cpu> =
+            setup.programs.into_iter().map(|program| Cpu::with_program(program, watched)).collect();
+        cpus.extend((0..setup.nodes).map(|_| Cpu::carrier()));
         let mut machine = Machine {
             zones: (0..setup.nodes).map(zone).collect(),
             cpus,
@@ -112,15 +113,19 @@ impl<T: Policy> Machine<T> {
         cpu % self.zones.len()
     }
 
-    /// The limit of a CPU's lists at the moment, and the number of pages in them.
-    pub fn list(&self, cpu: usize) -> (u32, u32) {
-        let lists = self.labs().map(|lab| lab.list(cpu));
-        lists.fold((0, 0), |sum, (high, count)| (sum.0 + high, sum.1 + count))
+    /// The limit of a CPU's lists at the moment.
+    pub fn list_high(&self, cpu: usize) -> u32 {
+        self.labs().map(|lab| lab.list_high(cpu)).sum()
+    }
+
+    /// Pages in a CPU's lists.
+    pub fn listed_on(&self, cpu: usize) -> u32 {
+        self.labs().map(|lab| lab.listed_on(cpu)).sum()
     }
 
     /// Pages in lists.
     pub fn listed(&self) -> u32 {
-        (0..self.programs).map(|cpu| self.list(cpu).1).sum()
+        (0..self.programs).map(|cpu| self.listed_on(cpu)).sum()
     }
 
     /// Pages that can still be handed out.
@@ -203,10 +208,8 @@ impl<T: Policy> Machine<T> {
     }
 
     fn sample(&mut self) {
-        let lists = (0..self.programs).map(|cpu| self.list(cpu));
-        let (highs, listed) = lists.fold((0_u64, 0_u64), |(highs, listed), (high, count)| {
-            (highs + u64::from(high), listed + u64::from(count))
-        });
+        let sum = |of: fn(&Self, usize) -> u32| (0..self.programs).map(|cpu| u64::from(of(self, cpu))).sum();
+        let (highs, listed) = (sum(Self::list_high), sum(Self::listed_on));
         let used = self.zones.iter().map(|zone| u64::from(zone.managed - zone.lab.room())).sum();
         let waited = self.costs.waited;
         self.costs.samples.push(Sample { at: self.now, listed, highs, used, waited });

@@ -84,7 +84,7 @@ fn after_two_seconds_of_rest_no_list_of_adaptive_holds_anything_and_after_five_i
         machine.run(SECOND / 100);
     }
     let fixed = machine.labs().next().unwrap().limits().fixed.high;
-    let highs = |machine: &Machine<Adaptive>| (0..8).map(|cpu| machine.list(cpu).0).max();
+    let highs = |machine: &Machine<Adaptive>| (0..8).map(|cpu| machine.list_high(cpu)).max();
     assert!(highs(&machine) > Some(fixed), "something was learned");
     machine.run(2 * SECOND);
     assert_eq!(machine.listed(), 0);

@@ -61,17 +61,17 @@ impl<P: Platform> Mm<P> {
         let mut recorder = self.profile.recorder.lock();
         // A thread's first number is drawn at its first allocation, which it may leave out.
         if !is_drawn {
-            let (first, of) = recorder.interval(mean);
-            set_countdown_mean(of);
-            if size < first {
-                set_countdown(first - size);
+            let first = recorder.interval(mean);
+            set_countdown_mean(first.mean);
+            if size < first.bytes {
+                set_countdown(first.bytes - size);
                 return;
             }
         }
         let next = |recorder: &mut Recorder| {
-            let (next, of) = recorder.interval(mean);
-            set_countdown(next);
-            set_countdown_mean(of);
+            let next = recorder.interval(mean);
+            set_countdown(next.bytes);
+            set_countdown_mean(next.mean);
         };
         let Some(area) = area else {
             recorder.pass(time);

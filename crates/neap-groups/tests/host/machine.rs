@@ -1,6 +1,6 @@
 //! Groups on a virtual machine, whose clock the tests advance.
 
-use crate::host::{Asked, Host};
+use crate::host::{Asked, Host, each_waiting};
 use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, Groups};
 use neap_percpu::{PerCpuData, Shape};
@@ -26,6 +26,6 @@ pub(crate) fn with_groups_after(age: u64, test: impl FnOnce(&Machine<'_>), end: 
     groups.drain(&host, GroupId::ROOT);
     groups.verify(&host).unwrap_or_else(|finding| panic!("{finding:?}"));
     assert_eq!(groups.info(&host, GroupId::ROOT).unwrap().charged, 0);
-    groups.each_waiting(&host, |waiting| panic!("{waiting:?}"));
+    each_waiting(&groups, &host, |waiting| panic!("{waiting:?}"));
     end(&machine);
 }

@@ -5,7 +5,7 @@ pub(crate) mod machine;
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::Platform;
-use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
+use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer, Waiting};
 use neap_percpu::{PerCpuData, Standalone};
 use std::sync::Mutex;
 
@@ -84,4 +84,15 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
         assert!(groups.parent_of(child.slot) == Some(parent) && groups.is_leaving(child.slot));
         self.asked.offline.lock().unwrap().push((child, parent, there, seat));
     }
+}
+
+/// Calls `each` with all charges that wait, in no order.
+pub(crate) fn each_waiting(groups: &Groups, host: &impl Reclaimer, mut each: impl FnMut(Waiting)) {
+    host.inside(|| {
+        let mut from = 0;
+        while let Some((index, waiting)) = groups.next_waiting(from) {
+            each(waiting);
+            from = index + 1;
+        }
+    });
 }

@@ -1,6 +1,7 @@
 //! arm64.
 
 use core::arch::asm;
+use core::ops::Range;
 
 /// The address of the function that the dynamic linker chose for a name, of this library or
 /// another.
@@ -23,16 +24,16 @@ macro_rules! jump {
     };
 }
 
-/// Start and end of this library's code.
+/// Addresses of this library's code.
 #[inline(always)]
-pub(crate) fn own_code() -> (usize, usize) {
+pub(crate) fn own_code() -> Range<usize> {
     let (start, end): (usize, usize);
     // SAFETY: accesses no memory; the linker defines both symbols.
     unsafe {
         asm!("adrp {0}, __ehdr_start", "add {0}, {0}, :lo12:__ehdr_start", "adrp {1}, _etext", "add {1}, {1}, :lo12:_etext",
             out(reg) start, out(reg) end, options(nostack, nomem, preserves_flags));
     }
-    (start, end)
+    start..end
 }
 
 macro_rules! or_other {

@@ -1,6 +1,7 @@
 //! x86-64.
 
 use core::arch::asm;
+use core::ops::Range;
 
 /// The address of the function that the dynamic linker chose for a name, of this library or
 /// another.
@@ -22,16 +23,16 @@ macro_rules! jump {
     };
 }
 
-/// Start and end of this library's code.
+/// Addresses of this library's code.
 #[inline(always)]
-pub(crate) fn own_code() -> (usize, usize) {
+pub(crate) fn own_code() -> Range<usize> {
     let (start, end): (usize, usize);
     // SAFETY: accesses no memory; the linker defines both symbols.
     unsafe {
         asm!("lea {}, [rip + __ehdr_start]", "lea {}, [rip + _etext]", out(reg) start, out(reg) end,
             options(nostack, nomem, preserves_flags));
     }
-    (start, end)
+    start..end
 }
 
 macro_rules! or_other {

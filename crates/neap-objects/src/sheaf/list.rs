@@ -19,6 +19,15 @@ const LOOKED_AT: usize = 8;
 /// chains, the first sheaf of a chain has the right home.
 const CHAINS: usize = 4;
 
+/// Numbers of sheaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SheafCounts {
+    /// Plain ones.
+    pub plain: u32,
+    /// Bound ones.
+    pub bound: u32,
+}
+
 /// A list of sheaves: last in, first out for sheaves of one home.
 #[derive(Debug)]
 pub struct SheafList {
@@ -57,9 +66,9 @@ impl SheafList {
         self.length
     }
 
-    /// Number of plain sheaves on the list, and of bound ones.
-    pub fn lengths(&self) -> (u32, u32) {
-        (self.length - self.bound, self.bound)
+    /// Number of sheaves on the list, by kind.
+    pub fn lengths(&self) -> SheafCounts {
+        SheafCounts { plain: self.length - self.bound, bound: self.bound }
     }
 
     /// Puts a sheaf on the list, which owns it then.
@@ -303,11 +312,14 @@ mod tests {
         let mut list = SheafList::new();
         list.push(plain);
         list.push(bound);
-        assert_eq!((list.lengths(), list.objects()), ((1, 1), 20));
+        assert_eq!((list.lengths(), list.objects()), (SheafCounts { plain: 1, bound: 1 }, 20));
         let (mut seen, mut starts) = (Vec::new(), true);
         while list.look(core::mem::take(&mut starts), 5, &mut |object| seen.push(object)) {}
         assert_eq!([&seen[14..], &seen[..14]].concat(), objects);
-        assert_eq!((list.pop().unwrap().is_bound(), list.lengths()), (true, (1, 0)));
-        assert_eq!((list.pop().unwrap().is_bound(), list.lengths(), list.objects()), (false, (0, 0), 0));
+        assert_eq!((list.pop().unwrap().is_bound(), list.lengths()), (true, SheafCounts { plain: 1, bound: 0 }));
+        assert_eq!(
+            (list.pop().unwrap().is_bound(), list.lengths(), list.objects()),
+            (false, SheafCounts { plain: 0, bound: 0 }, 0)
+        );
     }
 }

@@ -7,10 +7,12 @@ use core::ops::Deref;
 use neap_base::platform::Errno;
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
+use neap_objects::charged::GateSide;
 use neap_objects::fast_path::{FastPath, FreeOutcome};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
+use neap_pages::Extent;
 use neap_testing::shared::Shared;
 use std::boxed::Box;
 use std::collections::{BTreeMap, VecDeque};
@@ -60,7 +62,7 @@ impl Ledger {
 
 /// # Safety
 /// `ledger` points to a [`Ledger`].
-unsafe fn repay(ledger: *const (), owner: u64, class: Class, objects: u32, _inside: bool) {
+unsafe fn repay(ledger: *const (), owner: u64, class: Class, objects: u32, _: GateSide) {
     // SAFETY: `Uncharger::open` stored this function with the address of a ledger that lives as
     // long as the instance.
     unsafe { &*ledger.cast::<Ledger>() }.repay(class, owner, objects);
@@ -152,7 +154,7 @@ impl<P: Platform> Opened<P> {
     /// Drains stacks and barns into the slabs.
     pub(crate) fn drain(&self) {
         (0..self.cpu_caches.cpus()).for_each(|cpu| assert!(self.drain_cpu(cpu, |_| true).is_some()));
-        Class::all().for_each(|class| _ = self.trim_barn(class, true, &|| false));
+        Class::all().for_each(|class| _ = self.trim_barn(class, Extent::All, &|| false));
     }
 
     pub(crate) fn prove(&self) -> Census {

@@ -13,6 +13,7 @@ use neap_base::{Linux, Platform};
 use neap_objects::objects::Config;
 use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::{CLASSES, Class};
+use neap_pages::Extent;
 use neap_testing::shared::Shared;
 use std::collections::BTreeSet;
 
@@ -24,12 +25,13 @@ fn binds(class: Class) -> bool {
 
 /// Number of full sheaves in the barn of a class: plain ones, and bound ones.
 fn full<P: Platform>(o: &Opened<P>, class: Class) -> (u32, u32) {
-    o.caches[class.index()].lock().full.lengths()
+    let counts = o.caches[class.index()].lock().full.lengths();
+    (counts.plain, counts.bound)
 }
 
 /// Number of full bound sheaves of a class on all nodes.
 fn bound<P: Platform>(o: &Opened<P>, class: Class) -> u32 {
-    o.caches_of(class).map(|cache| cache.lock().full.lengths().1).sum()
+    o.caches_of(class).map(|cache| cache.lock().full.lengths().bound).sum()
 }
 
 /// Number of objects of which most lie in sheaves once they are free.
@@ -157,7 +159,7 @@ fn rows_of_two_nodes_are_not_bound_together() {
         rows.iter().for_each(|&object| o.give(class, object));
         o.prove();
     }
-    let bound: Vec<_> = o.caches_of(class).map(|cache| cache.lock().full.lengths().1 > 0).collect();
+    let bound: Vec<_> = o.caches_of(class).map(|cache| cache.lock().full.lengths().bound > 0).collect();
     assert_eq!(bound, [true, true, false]);
     o.drain();
     assert_eq!(o.prove().slabs, 0);
@@ -211,7 +213,7 @@ fn empty_bound_sheaves_go_with_time() {
     let left = empty();
     assert!(left > 30, "{left}");
     held.extend(o.take_many(class, 10_000));
-    let trim = || o.trim_barn(class, false, &|| false);
+    let trim = || o.trim_barn(class, Extent::Idle, &|| false);
     trim();
     assert_eq!((trim(), empty()), ((0, false), 0), "nobody needed them between the two");
     held.into_iter().for_each(|object| o.give(class, object));

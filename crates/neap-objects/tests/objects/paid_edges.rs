@@ -4,6 +4,7 @@ use crate::instance::{CONFIG, Opened, machine, rseq};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::Platform;
 use neap_base::virtual_platform::Virtual;
+use neap_objects::charged::GateSide;
 use neap_objects::charged::Owned;
 use neap_objects::payers::word_of;
 use neap_objects::size_class::{Class, LARGEST};
@@ -15,11 +16,11 @@ type Told = [AtomicU32; 2];
 
 /// # Safety
 /// `told` points to a [`Told`].
-unsafe fn repay(told: *const (), _owner: u64, _class: Class, objects: u32, inside: bool) {
+unsafe fn repay(told: *const (), _owner: u64, _class: Class, objects: u32, side: GateSide) {
     // SAFETY: `Uncharger::open` stored this function with the address of a `Told` that outlives the
     // instance's use.
     let told = unsafe { &*told.cast::<Told>() };
-    told[usize::from(inside)].fetch_add(objects, Relaxed);
+    told[usize::from(side == GateSide::Inside)].fetch_add(objects, Relaxed);
 }
 
 fn count<P: Platform>(o: &Opened<P>, told: &'static Told) -> impl Fn() -> [u32; 2] {
@@ -38,7 +39,7 @@ fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
     objects.into_iter().for_each(|object| o.give(class, object));
 }
 
-/// `inside` says whether the uncharger runs in a slow path, which decides what it may do.
+/// The side of the gate decides what the uncharger may do.
 #[test]
 fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
     static TOLD: Told = [const { AtomicU32::new(0) }; 2];
@@ -58,7 +59,7 @@ fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
         let Owned::Another(object) = o.fast_path.allocate_owned(64, 0) else { return false };
         assert_eq!(told(), [0, 0], "it is another's until it is handed out");
         // SAFETY: a stack of this instance gave out the object to this thread.
-        let object = unsafe { o.fast_path.hand_out(object, false) }.unwrap();
+        let object = unsafe { o.fast_path.hand_out(object, GateSide::Outside) }.unwrap();
         let paid_back = told();
         // SAFETY: the object is the test's and holds two words. `give` checks the first one.
         unsafe { object.as_ptr().cast::<usize>().write(object.addr().get()) };

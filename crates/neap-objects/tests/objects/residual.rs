@@ -199,12 +199,12 @@ fn a_drain_costs_a_cpu_one_fence() {
     let Some(o) = rseq() else { return };
     filled(&o, |_| ());
     let (machine, cpus) = (&o.platform, o.cpu_caches.cpus());
-    let before = (machine.fences.load(Relaxed), o.cpu_caches.counters().0);
+    let before = (machine.fences.load(Relaxed), o.cpu_caches.counters().fences);
     (0..cpus).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some()));
     let fenced = o.cpu_caches.used().iter().filter(|&cpu| o.cpu_caches.kind(machine, cpu) == CacheMode::Rseq).count();
     assert!(fenced > 0 || machine.is_isolated(machine.cpu()));
     assert_eq!(machine.fences.load(Relaxed) - before.0, fenced);
-    assert_eq!(o.cpu_caches.counters().0 - before.1, fenced as u32);
+    assert_eq!(o.cpu_caches.counters().fences - before.1, fenced as u32);
     assert!((0..cpus).all(|cpu| Class::all().all(|class| o.stacked(cpu, class) == 0)));
 }
 

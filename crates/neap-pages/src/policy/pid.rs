@@ -20,17 +20,22 @@ pub struct Pid {
     sum: i32,
     seen: u32,
     doublings: u8,
-    /// Whether the last event was a refill.
-    refilled: bool,
+    last: ListEvent,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ListEvent {
+    Refill,
+    Spill,
 }
 
 impl Pid {
-    fn event(&mut self, refilled: bool, supply: &ZoneState<'_>) -> u32 {
+    fn event(&mut self, event: ListEvent, supply: &ZoneState<'_>) -> u32 {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         self.high = self.high.min(cap);
-        let doublings = if self.refilled == refilled { self.doublings + 1 } else { 0 };
+        let doublings = if self.last == event { self.doublings + 1 } else { 0 };
         self.doublings = doublings.min(limits.doublings(cap) as u8);
-        self.refilled = refilled;
+        self.last = event;
         limits.fixed.batch << self.doublings
     }
 }
@@ -38,7 +43,7 @@ impl Pid {
 impl Policy for Pid {
     fn new(limits: &Limits) -> Pid {
         let high = limits.fixed.high;
-        Pid { high, came: 0, went: 0, error: 0, sum: 0, seen: 0, doublings: 0, refilled: false }
+        Pid { high, came: 0, went: 0, error: 0, sum: 0, seen: 0, doublings: 0, last: ListEvent::Spill }
     }
 
     fn high(&self) -> u32 {
@@ -53,14 +58,14 @@ impl Policy for Pid {
         if list.count <= self.high {
             return 0;
         }
-        let batch = self.event(false, &supply());
+        let batch = self.event(ListEvent::Spill, &supply());
         let give = list.count.saturating_sub(self.high).max(batch).min(list.count);
         self.went = self.went.saturating_add(give);
         give
     }
 
     fn refill(&mut self, _list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
-        let batch = self.event(true, supply);
+        let batch = self.event(ListEvent::Refill, supply);
         let blocks = super::blocks(batch, self.high, order);
         self.came = self.came.saturating_add(blocks << order);
         blocks

@@ -5,6 +5,7 @@ use crate::machine::{Held, Opened, PAGE_SIZES, give, resident, shape, take_block
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn, Platform};
+use neap_pages::DrainSum;
 use neap_pages::{Drain, Exhausted, Part, Shape};
 use neap_testing::random::{Random, seed};
 
@@ -258,7 +259,7 @@ fn a_budget_counts_what_is_used_and_what_lists_keep() {
     let statistics = o.pages.statistics();
     assert_eq!((statistics.used, statistics.listed), (20_000, 100));
     assert_eq!(o.pages.allocate_run(&machine, 100, 1), Err(Exhausted), "no reclaim and no draining of its own");
-    assert_eq!(o.pages.drain_all(&machine), (100, 0));
+    assert_eq!(o.pages.drain_all(&machine), DrainSum { pages: 100, held: 0 });
     let run = take_run(&o, 60, 1, 1).unwrap();
     assert!(!o.pages.resize_run(&machine, run.pfn, 60, 101), "over the budget");
     let marks = o.pages.statistics().watermarks;
@@ -424,7 +425,7 @@ fn lists_stay_below_their_high_mark_whatever_is_freed() {
     assert!(listed > 0);
     let Drain::Drained(first) = o.pages.drain_cpu(&machine, 0) else { panic!("nobody holds it") };
     assert_eq!(o.pages.listed_on(0), Some(0));
-    assert_eq!(o.pages.drain_all(&machine), (listed - first, 0));
+    assert_eq!(o.pages.drain_all(&machine), DrainSum { pages: listed - first, held: 0 });
     assert_eq!(o.pages.statistics().used, 0);
     o.pages.verify().unwrap();
 }
@@ -500,7 +501,7 @@ fn short_run_that_is_freed_is_taken_again_without_the_zone() {
         o.pages.free_run(&machine, run, pages);
     }
     o.pages.verify().unwrap();
-    assert_eq!(o.pages.drain_all(&machine), (27, 0));
+    assert_eq!(o.pages.drain_all(&machine), DrainSum { pages: 27, held: 0 });
     assert_eq!(o.pages.statistics().used, 0);
     o.pages.verify().unwrap();
 }

@@ -91,3 +91,18 @@ pub(crate) fn end<P: Platform>(data: &PerCpuData, platform: &P, held: Vec<Held>)
     // SAFETY: no code uses it any more.
     unsafe { data.close(platform) };
 }
+
+/// Calls `each` with address and length of every populated page, in every group.
+pub(crate) fn populated_ranges(data: &PerCpuData, mut each: impl FnMut(usize, usize)) {
+    let (of, mut parts) = (data.dimensions(), Vec::new());
+    data.reach(|start, _| parts.push(start));
+    for number in 0..data.chunk_numbers() {
+        let mut words = Vec::new();
+        _ = data.chunk(number, |word| words.push(word), |_| ());
+        let is_populated = |page: &usize| words.get(page / 64).is_some_and(|word| word >> (page % 64) & 1 == 1);
+        for page in (0..of.pages).filter(is_populated) {
+            let offset = (number as usize * of.pages + page) * of.page;
+            parts.iter().for_each(|start| each(start + offset, of.page));
+        }
+    }
+}

@@ -327,19 +327,6 @@ impl LruList {
         self.head().block(seat.slot).map_or(0, |block| unsafe { block::sub(block, node) }.count())
     }
 
-    /// Returns the number of items of all groups on a node. Takes no lock: while groups are
-    /// deleted, items may be counted twice or not at all.
-    pub fn count_node<H>(self, site: &Site<'_, H>, node: usize) -> usize {
-        let (mut count, mut next) = (0, Some(GroupSlot::ROOT.slot));
-        while let Some(slot) = next {
-            let _reading = site.groups.reading();
-            // SAFETY: the block was found within the read, which is held, so it is not freed.
-            count += self.head().block(slot).map_or(0, |block| unsafe { block::sub(block, node) }.count());
-            next = self.head().table.next(slot + 1).map(|(slot, _)| slot);
-        }
-        count
-    }
-
     /// Returns the place of a group that exists itself.
     pub(super) fn seat<H>(
         self,

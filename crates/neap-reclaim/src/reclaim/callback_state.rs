@@ -115,9 +115,14 @@ impl CallbackState {
         self.word.swap(next, Ordering::Acquire) & OFF != 0
     }
 
-    /// Returns shrinker and end of time of the last callback. To be called by the owner.
-    pub fn last(&self) -> (u64, u64) {
-        (self.shrinker.load(Ordering::Relaxed) as u64, self.due.load(Ordering::Relaxed) as u64)
+    /// Returns the shrinker of the last callback. To be called by the owner.
+    pub fn last_shrinker(&self) -> u64 {
+        self.shrinker.load(Ordering::Relaxed) as u64
+    }
+
+    /// Returns the end of time of the last callback. To be called by the owner.
+    pub fn last_due(&self) -> u64 {
+        self.due.load(Ordering::Relaxed) as u64
     }
 
     /// Returns the running callback; `None` if there is none or it was written off.

@@ -48,6 +48,7 @@ use pool::Pool;
 use queue::{JobState, Placed, Poster, Queue, QueueAnswer};
 
 pub(super) use pool::MOST_LOST;
+pub use pool::Reclaimers;
 pub use queue::ReclaimJob;
 
 /// Data under the mutex.
@@ -268,9 +269,8 @@ impl JobQueue {
         self.inner.lock().pool.not_made(now);
     }
 
-    /// Returns the number of reclaimers that work, and of those that were written off and have not
-    /// returned. The caller must be inside the fork gate.
-    pub fn threads(&self) -> (u32, u32) {
+    /// Returns the numbers of reclaimers. The caller must be inside the fork gate.
+    pub fn threads(&self) -> Reclaimers {
         self.inner.lock().pool.threads()
     }
 

@@ -24,8 +24,8 @@ mod pass_tests;
 
 pub use backoff::Backoff;
 pub use group_iter::{Generation, Walk, Walks};
-pub use job_queue::{JobQueue, Next, ReclaimJob, Waiter};
+pub use job_queue::{JobQueue, Next, ReclaimJob, Reclaimers, Waiter};
 pub use pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
 pub use pressure::{Level, Levels};
-pub use scan_target::{LowProtection, press};
+pub use scan_target::{LowProtection, ProtectedBy, press};
 pub use watchdog::{BUDGET, Culprit, Excess, Misbehaviour, Overdue, RunningCallback, SLACK, Watchdog};

@@ -33,7 +33,7 @@
 
 use crate::reclaim::group_iter::{Generation, Walks};
 use crate::reclaim::pressure::{Level, Levels};
-use crate::reclaim::scan_target::{LowProtection, press};
+use crate::reclaim::scan_target::{LowProtection, ProtectedBy, press};
 use crate::shrinkers::{FIRST_PRIORITY, ScanPressure};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::nodes::MAX_NODES;
@@ -341,7 +341,7 @@ impl<D: Domain> Pass<'_, D> {
         let Some(standing) = self.domain.standing(slot, self.ask.top) else { return };
         let press = match press(&standing, self.ask.bytes, priority, grip) {
             Ok(press) => ScanPressure { need: self.ask.bytes.saturating_sub(self.got.bytes), ..press },
-            Err(by_low) => return self.passed_by |= by_low,
+            Err(by) => return self.passed_by |= by == ProtectedBy::Low,
         };
         let given = self.domain.give(standing.id, slot, node, press);
         self.got.visits += 1;

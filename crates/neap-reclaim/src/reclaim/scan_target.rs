@@ -17,20 +17,33 @@ pub enum LowProtection {
     TakesLow,
 }
 
+/// The bound that protects a group from a pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ProtectedBy {
+    /// `min`: no pass reclaims there.
+    Min,
+    /// `low`: [`LowProtection::TakesLow`] would reclaim there.
+    Low,
+}
+
 /// Returns the pressure on a group for a pass that needs `need` bytes. A group that uses no more
 /// than that is asked for at least one batch.
 ///
 /// # Errors
-/// The group is protected. The value says whether only its `low` protects it, so that
-/// [`LowProtection::TakesLow`] would reclaim there.
-pub fn press(standing: &GroupUsage, need: u64, priority: u32, grip: LowProtection) -> Result<ScanPressure, bool> {
+/// The bound that protects the group.
+pub fn press(
+    standing: &GroupUsage,
+    need: u64,
+    priority: u32,
+    grip: LowProtection,
+) -> Result<ScanPressure, ProtectedBy> {
     let &GroupUsage { usage, min, low, .. } = standing;
     let is_below = |protection: u64| protection > 0 && protection >= usage;
     if is_below(min) {
-        return Err(false);
+        return Err(ProtectedBy::Min);
     }
     if grip == LowProtection::Fair && is_below(low) {
-        return Err(true);
+        return Err(ProtectedBy::Low);
     }
     let protected = if grip == LowProtection::Fair { min.max(low) } else { min };
     // A group that is not wholly protected is asked for something.
@@ -46,7 +59,7 @@ mod tests {
     use neap_groups::GroupId;
     use proptest::prelude::*;
 
-    fn of(usage: u64, min: u64, low: u64, grip: LowProtection) -> Result<u32, bool> {
+    fn of(usage: u64, min: u64, low: u64, grip: LowProtection) -> Result<u32, ProtectedBy> {
         let standing = GroupUsage { id: GroupId::ROOT, usage, min, low };
         press(&standing, 99, 7, grip).map(|press| press.share)
     }
@@ -59,11 +72,11 @@ mod tests {
         assert_eq!(of(100, 25, 50, LowProtection::TakesLow), Ok(768));
         assert_eq!(
             (of(100, 100, 0, LowProtection::TakesLow), of(100, 100, 200, LowProtection::Fair)),
-            (Err(false), Err(false))
+            (Err(ProtectedBy::Min), Err(ProtectedBy::Min))
         );
         assert_eq!(
             (of(100, 50, 100, LowProtection::Fair), of(100, 50, 100, LowProtection::TakesLow)),
-            (Err(true), Ok(512))
+            (Err(ProtectedBy::Low), Ok(512))
         );
     }
 

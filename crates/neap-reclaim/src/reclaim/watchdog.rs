@@ -449,9 +449,8 @@ impl RunningCallback<'_> {
     /// Ends the callback. Returns its duration, and whether it was written off: then
     /// [`RunningCallback::is_back`] must follow.
     pub fn ended(&self, now: u64) -> (u64, bool) {
-        let (shrinker, due) = self.slot.state.last();
-        if now <= due
-            && let Some(record) = self.watchdog.record(shrinker)
+        if now <= self.slot.state.last_due()
+            && let Some(record) = self.watchdog.record(self.slot.state.last_shrinker())
         {
             record.row.store(0, Ordering::Relaxed);
         }

@@ -27,6 +27,15 @@ pub struct Life<W> {
     ended: AtomicU32,
 }
 
+/// A life that has begun to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ending {
+    /// Its state before.
+    pub before: u32,
+    /// The value for [`Life::wait`].
+    pub ended: u32,
+}
+
 impl<W: Counts> Life<W> {
     /// Makes a free index.
     pub fn new(words: W) -> Life<W> {
@@ -55,15 +64,14 @@ impl<W: Counts> Life<W> {
         self.references.revive();
     }
 
-    /// Begins the end of a life. Returns its state before, and the value for [`Life::wait`]; `None`
-    /// if it was not prepared or live.
-    pub fn end(&self) -> Option<(u32, u32)> {
+    /// Begins the end of a life; `None` if it was not prepared or live.
+    pub fn end(&self) -> Option<Ending> {
         let before = self.state.load(Ordering::Relaxed);
         if !matches!(before, PREPARED | LIVE) {
             return None;
         }
         self.state.store(ENDING, Ordering::Relaxed);
-        Some((before, self.ended.load(Ordering::Relaxed)))
+        Some(Ending { before, ended: self.ended.load(Ordering::Relaxed) })
     }
 
     /// Prevents further calls of a life that was live. Returns whether none runs: then the caller
@@ -162,11 +170,11 @@ mod tests {
         let life = Life::new(Shared);
         life.prepare();
         life.start();
-        assert!(life.end() == Some((LIVE, 0)) && life.end().is_none());
+        assert!(life.end() == Some(Ending { before: LIVE, ended: 0 }) && life.end().is_none());
         // The thread that was about to close the life is not in the child.
         assert!(!life.forget_others(0) && life.state() == LIVE);
         assert!(life.try_get(|| ()) && !life.put());
-        assert_eq!(life.end(), Some((LIVE, 0)));
+        assert_eq!(life.end(), Some(Ending { before: LIVE, ended: 0 }));
         assert_eq!(life.close(|| Ok(())), Ok(true));
         // Here the life was closed, and another thread had the last reference.
         assert!(life.forget_others(0) && life.state() == ENDING);

@@ -38,6 +38,7 @@ use super::lifecycle::{ENDING, LIVE, PREPARED};
 use super::shrinker::{KINDS, Shrinker, ShrinkerId, Spec, Total, kind};
 use super::shrinker_info::{BLOCK, BLOCKS, ShrinkerInfos, UNIT};
 use crate::host::Host;
+use crate::shrinkers::lifecycle::Ending;
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{self, AtomicPtr, AtomicU32, Ordering};
@@ -420,7 +421,7 @@ impl Shrinkers {
             let shrinker = self.of(id).filter(|shrinker| !shrinker.own())?;
             Some((shrinker, shrinker.life.end()?))
         };
-        let (shrinker, (before, ended)) = host.inside(ending).ok_or(ShrinkerError::NoSuchShrinker)?;
+        let (shrinker, Ending { before, ended }) = host.inside(ending).ok_or(ShrinkerError::NoSuchShrinker)?;
         let close = || shrinker.life.close(|| fence(host.platform()));
         if before == PREPARED || host.inside(close).map_err(ShrinkerError::Fence)? {
             self.finish(host, id.index(), shrinker);

@@ -191,6 +191,12 @@ impl On<'_, '_> {
         self.1.count(self.0, group, node)
     }
 
+    /// Number of items of all groups on a node, for a list by group. While groups are deleted,
+    /// items may be counted twice or not at all.
+    pub(crate) fn count_node(&self, node: usize) -> usize {
+        self.0.groups.seats().map(|seat| self.count(seat.group, node)).sum()
+    }
+
     /// Walks; returns the numbers of the items that were handed out, too.
     pub(crate) fn walk(
         &self,

@@ -53,12 +53,17 @@ pub(super) struct Cpu {
 }
 
 impl Cpu {
-    /// A CPU with a program; without one it waits until it has pages to carry.
-    pub(super) fn new(program: Option<Program>, watched: bool) -> Cpu {
+    /// A CPU with a program. `watched`: gaps are measured.
+    pub(super) fn with_program(program: Program, watched: bool) -> Cpu {
+        Cpu { freed: watched.then(Vec::new), parked: false, program: Some(program), ..Cpu::carrier() }
+    }
+
+    /// A CPU without a program, which waits until it has pages to carry.
+    pub(super) fn carrier() -> Cpu {
         Cpu {
-            freed: watched.then(Vec::new),
-            parked: program.is_none(),
-            program,
+            freed: None,
+            parked: true,
+            program: None,
             hands: Default::default(),
             view: View::default(),
             at: 0,
@@ -117,6 +122,6 @@ impl<T: Policy> Zone<T> {
     }
 
     pub(super) fn listed(&self, cpus: usize) -> u32 {
-        (0..cpus).map(|cpu| self.lab.list(cpu).1).sum()
+        (0..cpus).map(|cpu| self.lab.listed_on(cpu)).sum()
     }
 }

@@ -15,7 +15,7 @@ use neap_pages::policy::Policy;
 
 use super::parts::{HeldBlock, Operation, Pending};
 use super::{ListLock, Machine, SECOND};
-use crate::cost;
+use crate::cost::{self, ZoneLock};
 
 /// Start time for policies: that of a machine that has run for a while.
 pub(super) const START: u64 = 10 * SECOND;
@@ -44,7 +44,7 @@ impl<T: Policy> Machine<T> {
             let held = self.zones[node].lab.drain(Some(cpu));
             let zone = if self.list_lock == ListLock::Blocking {
                 self.zones[node].locked_until.saturating_sub(self.now)
-                    + u64::from(held.holds) * cost::hold(held.pages, false, self.siblings)
+                    + u64::from(held.holds) * cost::hold(held.pages, ZoneLock::Free, self.siblings)
             } else {
                 0
             };
@@ -158,7 +158,8 @@ impl<T: Policy> Machine<T> {
         let zone = &mut self.zones[node];
         let wait = zone.locked_until.saturating_sub(at);
         let now = held.pages / held.holds.max(1);
-        let time = cost::hold(now, wait > 0, self.siblings);
+        let found = if wait > 0 { ZoneLock::HandedOver } else { ZoneLock::Free };
+        let time = cost::hold(now, found, self.siblings);
         zone.locked_until = at + wait + time;
         self.cpus[cpu].at = zone.locked_until;
         self.costs.counts.most_moved = self.costs.counts.most_moved.max(now);

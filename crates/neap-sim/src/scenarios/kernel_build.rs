@@ -57,13 +57,21 @@ const LAST: usize = 4;
 /// Places in which moving processes meet.
 const PLACES: usize = 8;
 
-/// The build on `cpus` CPUs, measured while there is work for all of them; with `nearly_done`, long
-/// after most have run out of it.
-pub fn setup(cpus: usize, seed: u64, warm: u64, time: u64, nearly_done: bool) -> Setup {
+/// When the build is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BuildStage {
+    /// While there is work for all CPUs.
+    Busy,
+    /// Long after most CPUs have run out of work.
+    NearlyDone,
+}
+
+/// The build on `cpus` CPUs, measured at a stage of it.
+pub fn setup(cpus: usize, seed: u64, warm: u64, time: u64, stage: BuildStage) -> Setup {
     // Work that CPUs without waits finish ten seconds before measuring begins. The total is the
     // same for every policy; a fixed share stays in the cache of files.
     let share = warm.saturating_sub(10 * SECOND) as f64 / SECOND as f64 * f64::from(MEAN);
-    let share = |cpu| if nearly_done && cpu >= LAST { share } else { f64::MAX };
+    let share = |cpu| if stage == BuildStage::NearlyDone && cpu >= LAST { share } else { f64::MAX };
     let programs = (0..cpus).map(|cpu| program(Random::new(seed, cpu as u64), share(cpu))).collect();
     Setup { managed: MANAGED, channels: 2 * PLACES, siblings: true, warm, time, ..Setup::new(programs) }
 }

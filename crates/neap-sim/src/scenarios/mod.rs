@@ -11,6 +11,7 @@ pub mod pressure;
 pub mod programs;
 
 use crate::machine::{ListLock, SECOND, Setup};
+use crate::scenarios::kernel_build::BuildStage;
 
 /// Extent of the runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,9 +88,11 @@ impl Scenario {
             Scenario::FirstTouch(cpus, lock) => {
                 first_touch::setup(cpus, lock, if size == Size::Quick { 8 } else { 32 })
             }
-            Scenario::KernelBuild => kernel_build::setup(kernel_build::CPUS, seed, time(90, 100), time(20, 60), false),
+            Scenario::KernelBuild => {
+                kernel_build::setup(kernel_build::CPUS, seed, time(90, 100), time(20, 60), BuildStage::Busy)
+            }
             Scenario::KernelBuildEnd => {
-                kernel_build::setup(kernel_build::CPUS, seed, time(105, 140), time(10, 30), true)
+                kernel_build::setup(kernel_build::CPUS, seed, time(105, 140), time(10, 30), BuildStage::NearlyDone)
             }
             Scenario::Network => network::setup(seed, time(5, 20), time(20, 50)),
             Scenario::BigProgram => programs::big_program(seed, 0, time(100, 150)),

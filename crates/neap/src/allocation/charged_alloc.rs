@@ -20,6 +20,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{FlushPace, GroupId, Kind, OnLimit, PAYER_BITS, Payer, Refusal};
+use neap_objects::charged::GateSide;
 use neap_objects::charged::Owned;
 use neap_objects::payers::word_of;
 use neap_objects::size_class::{CLASSES, Class};
@@ -134,14 +135,14 @@ impl<P: Platform> Mm<P> {
                 self.note_node(payer);
                 // SAFETY: `allocate_owned` popped the object from a stack for this thread, so it is
                 // a cached object in no other hands.
-                let object = unsafe { self.fast_path.hand_out(object, false) };
+                let object = unsafe { self.fast_path.hand_out(object, GateSide::Outside) };
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
         if group.is_none() && self.fast_path.serves_all() {
             // SAFETY: `allocate_owned` popped the object from a stack for this thread, so it is a
             // cached object in no other hands.
-            return unsafe { self.fast_path.hand_out(object, false) }.map_or(null_mut(), NonNull::as_ptr);
+            return unsafe { self.fast_path.hand_out(object, GateSide::Outside) }.map_or(null_mut(), NonNull::as_ptr);
         }
         // SAFETY: the object came from a stack, so it lies in the arena.
         if !unsafe { self.fast_path.put(self.fast_path.kind(object.as_ptr()), object.as_ptr()) } {

@@ -8,10 +8,12 @@ use crate::percpu::per_cpu_data::Source;
 use crate::state::reclaim::Manner;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
+use neap_groups::protection::Protection;
 use neap_groups::{
     Bound, ChargeAsync, Event, FlushPace, GroupCount, GroupError, GroupId, GroupSlot, Groups, INTERVAL, Info, Kind,
     Listener, Name, NotSubscribed, OnLimit, Payer, Reclaimer, Refusal, Subscription,
 };
+use neap_objects::charged::GateSide;
 use neap_objects::size_class::Class;
 use neap_objects::verify::Finding;
 use neap_os::{clock, stack};
@@ -75,12 +77,15 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
 ///
 /// # Safety
 /// `mm` is the manager of the objects.
-unsafe fn repay<P: Platform>(mm: *const (), owner: u64, class: Class, objects: u32, inside: bool) {
+unsafe fn repay<P: Platform>(mm: *const (), owner: u64, class: Class, objects: u32, side: GateSide) {
     // SAFETY: `mm` is the manager that `make_groups` handed to `uncharger.open` with this function;
     // it outlives its objects and does not move.
     let Some(Grouped { source, groups }) = unsafe { &*mm.cast::<Mm<P>>() }.groups_if_made() else { return };
     let (payer, bytes) = (Payer::from_bits(owner), price(class) * u64::from(objects));
-    if inside { groups.uncharge_inside(&source, payer, bytes) } else { groups.uncharge(&source, payer, bytes) }
+    match side {
+        GateSide::Inside => groups.uncharge_inside(&source, payer, bytes),
+        GateSide::Outside => groups.uncharge(&source, payer, bytes),
+    }
 }
 
 impl<P: Platform> Mm<P> {
@@ -321,7 +326,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     ///
     /// # Errors
     /// Those of [`Groups::protection`].
-    pub fn protection(&self, id: GroupId) -> Result<(u64, u64), GroupError> {
+    pub fn protection(&self, id: GroupId) -> Result<Protection, GroupError> {
         self.groups.protection(&self.source, id)
     }
 

@@ -39,6 +39,7 @@ use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::time::Duration;
 use neap_base::Linux;
 use neap_groups::Subscription;
+pub use neap_groups::protection::Protection;
 pub use neap_groups::{
     Bound, Event, EventDelta, GroupCount, GroupError, GroupId, Info, Kind, Limit, Listener, Name, NotSubscribed, Payer,
     UNLIMITED,
@@ -196,12 +197,11 @@ impl Group {
         made_or_here(self)?.used(self.0)
     }
 
-    /// Bytes of the group that are protected by `min` and by `low`, as far as the protection of the
-    /// groups above it reaches.
+    /// Bytes of the group that are protected from reclaim.
     ///
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
-    pub fn protection(self) -> Result<(u64, u64), GroupError> {
+    pub fn protection(self) -> Result<Protection, GroupError> {
         made_or_here(self)?.protection(self.0)
     }
 

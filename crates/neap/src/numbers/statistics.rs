@@ -251,7 +251,7 @@ impl<P: Platform> Mm<P> {
 
     /// Number of fences so far. A fence interrupts its CPUs if they run the process.
     pub fn fences(&self) -> u32 {
-        self.core_if_open().map_or(0, |core| core.objects.cpu_caches.counters().0)
+        self.core_if_open().map_or(0, |core| core.objects.cpu_caches.counters().fences)
     }
 
     /// Bytes of a page.

@@ -15,6 +15,7 @@ use neap_base::gate::Inside;
 use neap_base::platform::{Linux, Platform};
 use neap_groups::{GroupCount, Groups};
 use neap_objects::cpu_caches::CacheMode;
+use neap_objects::cpu_caches::FenceCounts;
 use neap_objects::size_class::Class;
 use neap_os::{stack, thread};
 use neap_pages::Watermarks;
@@ -161,7 +162,7 @@ impl<P: Platform> Core<P> {
         // Relaxed: statistics.
         let [ticks, drains] =
             [&self.maintenance.ticks, &self.maintenance.drains].map(|count| count.load(Ordering::Relaxed));
-        let (fences, skipped) = self.objects.cpu_caches.counters();
+        let FenceCounts { fences, skipped } = self.objects.cpu_caches.counters();
         write!(text, "\"ticks\":{ticks},\"drains\":{drains},\"fences\":{fences},\"skipped\":{skipped},")?;
         write!(text, "\"busy\":{},", self.objects.busy())
     }

@@ -58,10 +58,10 @@ impl Full {
     }
 
     fn waiters(&self) -> usize {
-        let (grouped, mut count) = (self.mm.groups().unwrap(), 0);
-        let (groups, source) = (grouped.groups(), grouped.source());
-        groups.each_waiting(source, |_| count += 1);
-        count
+        let grouped = self.mm.groups().unwrap();
+        let _inside = grouped.source().enter();
+        core::iter::successors(grouped.groups().next_waiting(0), |(at, _)| grouped.groups().next_waiting(at + 1))
+            .count()
     }
 
     /// Frees everything.

@@ -232,7 +232,7 @@ impl<P: Platform> Core<P> {
     /// whether there is one now, or will be.
     fn call_reclaimers(&self, reclaiming: &Reclaiming<'_, P>) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
-        let (is_short, (threads, _)) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads()));
+        let (is_short, threads) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads().working));
         if is_short && threads < self.most_reclaimers() {
             self.come_soon();
         }
@@ -252,7 +252,7 @@ impl<P: Platform> Core<P> {
             return self.call_reclaimers(reclaiming);
         }
         let most = self.most_reclaimers();
-        let (hired, (threads, _)) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads()));
+        let (hired, threads) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads().working));
         if hired.is_none_or(|number| self.spawn(mm, Task::Reclaim(number)).is_ok()) {
             return threads > 0;
         }

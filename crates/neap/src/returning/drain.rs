@@ -16,6 +16,8 @@ use neap_base::Platform;
 use neap_base::gate::Inside;
 use neap_objects::size_class::Class;
 use neap_os::topology::CpuSet;
+use neap_pages::DrainSum;
+use neap_pages::Extent;
 
 /// Most further tries at skipped lists and stacks.
 pub(crate) const RETRIES: u32 = 8;
@@ -170,7 +172,7 @@ impl<P: Platform> Core<P> {
         while let Some(node) = left.barns.clone().next() {
             for class in Class::all() {
                 let here = platform.cpu();
-                let (objects, _) = self.objects.trim_barn_on(node, class, true, stop);
+                let (objects, _) = self.objects.trim_barn_on(node, class, Extent::All, stop);
                 emptied(left, drained, here, objects);
             }
             if stop() {
@@ -183,7 +185,7 @@ impl<P: Platform> Core<P> {
     fn drain_lists(&self, left: &mut Left, drained: &mut Drained, stop: &dyn Fn() -> bool) {
         for cpu in left.lists.iter() {
             if !stop() {
-                let (pages, held) = self.objects.pages.drain_cpu(&self.objects.platform, cpu);
+                let DrainSum { pages, held } = self.objects.pages.drain_cpu(&self.objects.platform, cpu);
                 drained.pages += u64::from(pages);
                 if held == 0 {
                     left.lists.remove(cpu);
@@ -200,7 +202,7 @@ impl<P: Platform> Core<P> {
         let mut drained = Drained::default();
         self.drain_once(inside, &mut left, &mut drained, fences, stop);
         // Slabs that became free went to the lists of any CPU that this thread was on.
-        drained.pages + u64::from(self.objects.pages.drain_all(&self.objects.platform).0)
+        drained.pages + u64::from(self.objects.pages.drain_all(&self.objects.platform).pages)
     }
 }
 
@@ -224,7 +226,9 @@ impl<P: Platform> Mm<P> {
         for cpu in core.objects.cpu_caches.used().iter().take_while(|_| !closing()) {
             _ = core.objects.drain_cpu(cpu, &wanted);
         }
-        Class::all().filter(|&class| wanted(class)).for_each(|class| _ = core.objects.trim_barn(class, true, &closing));
+        Class::all()
+            .filter(|&class| wanted(class))
+            .for_each(|class| _ = core.objects.trim_barn(class, Extent::All, &closing));
     }
 
     /// Drains the caches of CPUs into the zone, from any thread and for any CPU.

@@ -6,16 +6,7 @@ use neap_base::gate::Inside;
 use neap_base::platform::Errno;
 use neap_objects::verify::Finding;
 use neap_os::topology::MAX_CPUS;
-use neap_percpu::{PerCpuData, Shape, Tick};
-
-/// Bytes of resident memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ResidentBytes {
-    /// Of pages that hold data.
-    pub(crate) used: u64,
-    /// Of the other ones.
-    pub(crate) free: u64,
-}
+use neap_percpu::{PerCpuData, PopulatedBytes, Shape, Tick};
 
 /// Bytes of address space for each CPU where address space is scarce, and the least to try where
 /// the system refuses more.
@@ -80,9 +71,8 @@ impl Place {
     }
 
     /// Bytes of its populated pages. The caller is inside the gate, or has closed it.
-    pub(crate) fn bytes(&self) -> ResidentBytes {
-        let (used, free) = self.get().map_or((0, 0), PerCpuData::populated_bytes);
-        ResidentBytes { used: used as u64, free: free as u64 }
+    pub(crate) fn bytes(&self) -> PopulatedBytes {
+        self.get().map(PerCpuData::populated_bytes).unwrap_or_default()
     }
 
     /// Verifies its counters.

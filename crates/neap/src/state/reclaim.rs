@@ -4,7 +4,7 @@ use crate::reclaim::callback_clock::CallbackClock;
 use core::sync::atomic::{AtomicU64, Ordering};
 use neap_base::gate::Inside;
 use neap_reclaim::Shrinkers;
-use neap_reclaim::reclaim::{BUDGET, Backoff, JobQueue, Passes, Watchdog};
+use neap_reclaim::reclaim::{BUDGET, Backoff, JobQueue, Passes, Reclaimers, Watchdog};
 
 /// How long a thread waits for reclaimers, in nanoseconds: one callback may take all of its time,
 /// and another thread go on with the job.
@@ -46,7 +46,7 @@ impl Reclaim {
 
     /// Counts reclaimers, and waits for them.
     pub(crate) fn reclaimers(&self, _: &Inside<'_>) -> ReclaimerCounts {
-        let (working, lost) = self.jobs.threads();
+        let Reclaimers { working, lost } = self.jobs.threads();
         let [waits, late] = [&self.waits, &self.late].map(|count| count.load(Ordering::Relaxed));
         ReclaimerCounts { working, lost, waits, late }
     }

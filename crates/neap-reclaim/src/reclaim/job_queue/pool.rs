@@ -42,6 +42,15 @@ pub(super) struct Pool {
     until: u64,
 }
 
+/// Numbers of reclaimers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reclaimers {
+    /// Those that work.
+    pub working: u32,
+    /// Those that were written off and have not returned.
+    pub lost: u32,
+}
+
 impl Pool {
     pub(super) const fn new() -> Pool {
         Pool { working: 0, lost: 0, last: 0, parents: 0, until: 0 }
@@ -91,9 +100,9 @@ impl Pool {
         self.lost -= 1;
     }
 
-    /// Returns the number of reclaimers that work, and of lost ones.
-    pub(super) fn threads(&self) -> (u32, u32) {
-        (self.working, self.lost)
+    /// Returns the numbers of reclaimers.
+    pub(super) fn threads(&self) -> Reclaimers {
+        Reclaimers { working: self.working, lost: self.lost }
     }
 
     /// Resets the pool in a forked child, which has none of the reclaimers.

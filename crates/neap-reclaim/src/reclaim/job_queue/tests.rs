@@ -31,6 +31,11 @@ impl JobQueue {
         jobs
     }
 
+    fn working_and_lost(&self) -> (u32, u32) {
+        let Reclaimers { working, lost } = self.threads();
+        (working, lost)
+    }
+
     fn done(&self, reclaimer: u32, bytes: u64) {
         self.finish(reclaimer, bytes, |_| ());
     }
@@ -57,7 +62,7 @@ fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
     let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!(jobs.took(1), Some(bytes(20)));
     jobs.write_off(1, |_| panic!("not for the budget"));
-    assert_eq!((jobs.count(), jobs.threads()), ((1, 0), (2, 1)));
+    assert_eq!((jobs.count(), jobs.working_and_lost()), ((1, 0), (2, 1)));
     jobs.done(1, 5);
     assert_eq!((jobs.look(ticket, Patience::Waits), jobs.took(2)), (None, Some(bytes(20))));
     jobs.done(2, 7);
@@ -65,9 +70,9 @@ fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
     assert!(jobs.place(ReclaimJob::Node(0), Poster::Leaves).is_some() && jobs.took(3) == Some(ReclaimJob::Node(0)));
     jobs.write_off(3, |_| ());
     assert_eq!(jobs.count(), (0, 0), "nobody waits for it");
-    assert_eq!(jobs.threads(), (1, 2));
+    assert_eq!(jobs.working_and_lost(), (1, 2));
     [1, 3].into_iter().for_each(|number| jobs.end(number, |_| panic!("it has let go")));
-    assert_eq!(jobs.threads(), (1, 0));
+    assert_eq!(jobs.working_and_lost(), (1, 0));
 }
 
 /// The slot has written the reclaimer off, and the callback has returned. Either of the two
@@ -81,18 +86,18 @@ fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
         let posts = jobs.posts();
         if is_back_first {
             jobs.end(1, |_| ());
-            assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (1, 0)));
+            assert_eq!((jobs.working_and_lost(), jobs.count()), ((1, 0), (1, 0)));
             // Another reclaimer may have taken the job by now.
             assert_eq!(jobs.took(2), Some(bytes(20)));
             jobs.write_off(1, |_| panic!("it has let go"));
         } else {
             jobs.write_off(1, |_| ());
-            assert_eq!((jobs.threads(), jobs.count()), ((1, 1), (1, 0)));
+            assert_eq!((jobs.working_and_lost(), jobs.count()), ((1, 1), (1, 0)));
             jobs.end(1, |_| panic!("it has let go"));
             assert_eq!(jobs.took(2), Some(bytes(20)));
         }
         assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
-        assert_eq!((jobs.threads(), jobs.count()), ((1, 0), (0, 1)));
+        assert_eq!((jobs.working_and_lost(), jobs.count()), ((1, 0), (0, 1)));
         jobs.done(2, 7);
         assert_eq!(jobs.look(ticket, Patience::Waits), Some(7));
     }
@@ -107,7 +112,7 @@ fn a_thread_is_made_for_each_job_that_nobody_is_there_for() {
     jobs.place(high(2), Poster::Waits).unwrap();
     assert_eq!(jobs.hire(0, 3, 0), Some(2), "though it has not come yet");
     jobs.not_made(7);
-    assert_eq!((jobs.threads(), jobs.hire(0, 3, 7), jobs.hire(0, 3, 6 + AGAIN)), ((1, 0), None, None));
+    assert_eq!((jobs.working_and_lost(), jobs.hire(0, 3, 7), jobs.hire(0, 3, 6 + AGAIN)), ((1, 0), None, None));
     assert_eq!((jobs.hire(0, 3, 7 + AGAIN), jobs.hire(0, 3, 7 + AGAIN)), (Some(3), None));
     jobs.place(high(3), Poster::Waits).unwrap();
     jobs.place(high(4), Poster::Waits).unwrap();
@@ -122,7 +127,7 @@ fn no_more_are_made_while_too_many_do_not_come_back() {
         assert_eq!((jobs.hire(0, 4, 0), jobs.took(number)), (Some(number), Some(high(1))));
         jobs.write_off(number, |_| ());
     }
-    assert_eq!((jobs.hire(0, 4, 0), jobs.threads()), (None, (0, MOST_LOST)));
+    assert_eq!((jobs.hire(0, 4, 0), jobs.working_and_lost()), (None, (0, MOST_LOST)));
     jobs.end(1, |_| ());
     assert_eq!(jobs.hire(0, 4, 0), Some(MOST_LOST + 1));
 }
@@ -180,12 +185,12 @@ fn a_child_has_no_jobs_and_no_reclaimers_and_its_parents_end() {
     jobs.write_off(1, |_| ());
     assert_eq!(jobs.took(2), Some(bytes(20)));
     jobs.forget_all();
-    assert_eq!((jobs.threads(), jobs.look(ticket, Patience::Waits)), ((0, 0), Some(0)));
+    assert_eq!((jobs.working_and_lost(), jobs.look(ticket, Patience::Waits)), ((0, 0), Some(0)));
     for number in [1, 2] {
         jobs.end(number, |_| panic!("it has nothing"));
         jobs.write_off(number, |_| panic!("it has nothing"));
         jobs.finish(number, 1, |_| panic!("it has nothing"));
-        assert_eq!((jobs.take(number), jobs.threads()), (Next::End, (0, 0)));
+        assert_eq!((jobs.take(number), jobs.working_and_lost()), (Next::End, (0, 0)));
     }
     jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!((jobs.hire(0, 4, 0), jobs.took(3)), (Some(3), Some(bytes(20))));
@@ -201,7 +206,7 @@ fn dismissed_reclaimers_end_and_none_is_hired() {
     jobs.finish(1, 7, |_| panic!("it has nothing"));
     jobs.end(2, |_| panic!("it has nothing"));
     assert_eq!([1, 2].map(|number| jobs.take(number)), [Next::End, Next::End]);
-    assert_eq!((jobs.hire(1, 4, u64::MAX - 1), jobs.threads()), (None, (0, 0)));
+    assert_eq!((jobs.hire(1, 4, u64::MAX - 1), jobs.working_and_lost()), (None, (0, 0)));
 }
 
 /// Without a wake-up this test would never end; the comparison of the futex word fails at once.

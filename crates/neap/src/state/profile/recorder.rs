@@ -43,6 +43,14 @@ pub(crate) struct Recorder {
     live: Option<SampleTable>,
 }
 
+/// The way to the next sample.
+pub(crate) struct Interval {
+    /// Bytes up to it.
+    pub(crate) bytes: usize,
+    /// The average of the distribution.
+    pub(crate) mean: usize,
+}
+
 impl Recorder {
     pub(crate) const fn new() -> Recorder {
         Recorder { intervals: Intervals::new(0), pace: Pace::new(Pace::MOST_RECORDED), taken: 0, head: 0, live: None }
@@ -95,11 +103,10 @@ impl Recorder {
         }
     }
 
-    /// Draws the bytes up to the next sample where `mean` was asked for. The second value: the
-    /// average of the distribution.
-    pub(crate) fn interval(&mut self, mean: u64) -> (usize, usize) {
+    /// Draws the bytes up to the next sample where `mean` was asked for.
+    pub(crate) fn interval(&mut self, mean: u64) -> Interval {
         let mean = self.pace.mean(mean);
-        (self.intervals.draw(mean), mean as usize)
+        Interval { bytes: self.intervals.draw(mean), mean: mean as usize }
     }
 
     /// Bytes ever written to the ring; `None`: nothing is recorded.
