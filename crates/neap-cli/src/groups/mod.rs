@@ -365,7 +365,10 @@ pub(crate) fn show(subject: &Subject, json: bool, dead: bool) -> Result<ExitCode
     }
     print(|output| match &seen {
         Some(seen) => {
-            tree::write(output, &process, seen, dead)?;
+            tree::write(output, &process, seen)?;
+            if dead {
+                tree::write_dead(output, seen)?;
+            }
             container.iter().try_for_each(|container| write!(output, "\n{}", container.shown()))
         }
         None => writeln!(output, "Process {} ({}) has no memory groups.", process.pid, process.name),
@@ -419,7 +422,8 @@ pub(crate) mod tests {
         }
         seen.arrange(allowance)?;
         seen.settle();
-        tree::write(&mut text, &process, &seen, true)?;
+        tree::write(&mut text, &process, &seen)?;
+        tree::write_dead(&mut text, &seen)?;
         Ok([String::from_utf8(text)?, serde_json::to_string(&seen.json())?])
     }
 
@@ -478,7 +482,7 @@ pub(crate) mod tests {
         let sums = [numbers(""), numbers("tenant"), numbers("tenant/acme"), numbers("beta")];
         assert_eq!((sums, seen.raised), ([(7000, 7000), (3000, 3000), (3000, 3000), (4000, 4000)], 2));
         let mut text = Vec::new();
-        tree::write(&mut text, &crate::stat_reader::tests::nobody(), &seen, false).unwrap();
+        tree::write(&mut text, &crate::stat_reader::tests::nobody(), &seen).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("2 of them are shown with the sum") && text.contains("beta"), "{text}");
         for percent in text.lines().filter_map(|line| line.strip_suffix(" %")?.rsplit(' ').next()) {

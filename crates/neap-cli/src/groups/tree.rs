@@ -14,7 +14,7 @@ use crate::stat_reader::ProcessStatus;
 const BAR: u64 = 20;
 
 /// Writes a tree of a process's groups; with `dead`, also the remains of deleted ones.
-pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &ReadGroups, dead: bool) -> io::Result<()> {
+pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &ReadGroups) -> io::Result<()> {
     let name = |group: &ReportedGroup| match group.depth {
         0 => "(all)".to_string(),
         depth => format!("{}{}", "  ".repeat(depth - 1), group.name),
@@ -46,8 +46,7 @@ pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &Read
             seen.raised
         )?;
     }
-    write_waiting(output, seen)?;
-    if dead { write_dead(output, seen) } else { Ok(()) }
+    write_waiting(output, seen)
 }
 
 /// The path of a group for people.
@@ -60,7 +59,7 @@ fn shown(group: Option<&ReportedGroup>) -> &str {
 }
 
 /// Writes what is left of deleted groups.
-fn write_dead(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
+pub(super) fn write_dead(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
     writeln!(output, "\nDeleted groups on their way out: {}.", seen.dying)?;
     match seen.gone.len() {
         0 => writeln!(output, "Nothing is booked under the id of a group that is gone.")?,
@@ -138,7 +137,8 @@ mod tests {
         seen.groups[3].events[Event::Refused as usize] = 7;
         seen.groups[3].local_events[Event::Refused as usize] = 7;
         let mut text = Vec::new();
-        write(&mut text, &crate::stat_reader::tests::nobody(), &seen, true).unwrap();
+        write(&mut text, &crate::stat_reader::tests::nobody(), &seen).unwrap();
+        write_dead(&mut text, &seen).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         let row = |name: &str| *lines.iter().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{text}"));

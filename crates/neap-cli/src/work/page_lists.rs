@@ -46,9 +46,17 @@ pub(super) struct TouchOptions {
     unlocked: bool,
 }
 
-/// The shape of pages: `huge` as in the library, or one fault for every page.
-fn shape(huge: bool, list_high: Option<u32>) -> Shape {
-    let tables = [SideTable::default(); TABLES];
+/// How pages get their memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Faults {
+    /// As in the library, which populates several pages at once.
+    AsInLibrary,
+    /// By one fault for every page.
+    EachPage,
+}
+
+fn shape(faults: Faults, list_high: Option<u32>) -> Shape {
+    let (tables, huge) = ([SideTable::default(); TABLES], faults == Faults::AsInLibrary);
     Shape { span: 1 << 40, budget: None, tables, huge, list_high, batch_scale: BATCH_SCALE }
 }
 
@@ -114,13 +122,13 @@ fn up<P: Platform, T: Policy>(platform: &P, pages: &Pages<P, T>, held: &mut Vec<
 
 pub(super) fn page_fault(options: &FaultOptions) -> Result<Outcome> {
     let (platform, places) = (Linux::probe(), cpus()?);
-    let mut pages = Pages::open(&platform, &shape(true, None)).map_err(refused)?;
+    let mut pages = Pages::open(&platform, &shape(Faults::AsInLibrary, None)).map_err(refused)?;
     if options.fixed {
         // The size that a list starts with is the one without tuning.
         let high = pages.statistics().list_high;
         // SAFETY: no thread has used the pages.
         unsafe { pages.close(&platform) };
-        pages = Pages::open(&platform, &shape(true, Some(high))).map_err(refused)?;
+        pages = Pages::open(&platform, &shape(Faults::AsInLibrary, Some(high))).map_err(refused)?;
     }
     let threads = options.threads.unwrap_or(places.len());
     let count = (options.mib << 20) / pages.page_size();
@@ -148,10 +156,10 @@ pub(super) fn first_touch(options: &TouchOptions) -> Result<Outcome> {
             "--unlocked needs --per-cpu 1: without the lock, only one thread of a CPU may use its list"
         );
         // SAFETY: there is one thread for every CPU, pinned to it, and no thread drains or ticks.
-        let pages = unsafe { Pages::<Linux, Unlocked>::open_unlocked(&platform, &shape(false, None)) };
+        let pages = unsafe { Pages::<Linux, Unlocked>::open_unlocked(&platform, &shape(Faults::EachPage, None)) };
         return touch_once(options, &platform, pages.map_err(refused)?);
     }
-    touch_once(options, &platform, Pages::open(&platform, &shape(false, None)).map_err(refused)?)
+    touch_once(options, &platform, Pages::open(&platform, &shape(Faults::EachPage, None)).map_err(refused)?)
 }
 
 fn touch_once<T: Policy + Send + Sync>(

@@ -69,13 +69,13 @@ fn script(library: &Library, options: &PoolOptions) -> Result<Vec<u64>> {
         }
     }
     let full = resident()?;
-    let mut close = |going: bool| {
-        let goes = |at: usize| !at.is_multiple_of(options.stays);
-        let closed = items.iter_mut().enumerate().filter(|(at, _)| goes(*at) == going);
-        closed.for_each(|(_, items)| items.drain(..).for_each(|item| pools.free(item)));
+    let (staying, going): (Vec<_>, Vec<_>) =
+        items.into_iter().enumerate().partition(|(at, _)| at.is_multiple_of(options.stays));
+    let close = |owners: Vec<(usize, Vec<*mut u8>)>| {
+        owners.into_iter().flat_map(|(_, items)| items).for_each(|item| pools.free(item));
         resident()
     };
-    let (few, none) = (close(true)?, close(false)?);
+    let (few, none) = (close(going)?, close(staying)?);
     Ok(vec![before, full, few, none])
 }
 

@@ -88,8 +88,8 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let mut pool = Librseq::find(&mut session, cpus, owners);
     let (mut own, mut shared) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds(30) {
-        own.push(pair(&linux, cpus, false)?);
-        shared.push(pair(&linux, cpus, true)?);
+        own.push(pair(&linux, cpus, PairRow::Own)?);
+        shared.push(pair(&linux, cpus, PairRow::Shared)?);
         if let Some(pool) = &mut pool {
             pool.round(&session)?;
         }
@@ -178,17 +178,25 @@ fn mixed(count: usize) -> Vec<Vec<usize>> {
     (0..count).map(owner).collect()
 }
 
-/// Nanoseconds of an allocation of 64 bytes and its free: in a row that is made and freed with it,
-/// or in one that stays.
-fn pair(linux: &Linux, cpus: usize, shared: bool) -> Result<f64> {
+/// The row of an allocation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PairRow {
+    /// It is made and freed with the allocation.
+    Own,
+    /// It has another allocation, and stays.
+    Shared,
+}
+
+/// Nanoseconds of an allocation of 64 bytes and its free.
+fn pair(linux: &Linux, cpus: usize, row: PairRow) -> Result<f64> {
     let refused = |refused| anyhow!("an allocation was refused: {refused}");
     let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
     let owner = data.open_owner(linux).map_err(refused)?;
-    if shared {
+    if row == PairRow::Shared {
         // Its row has room.
         data.allocate(linux, owner, 8, 8, Wait::Long).map_err(refused)?;
     }
-    let size = if shared { 32 } else { 64 };
+    let size = if row == PairRow::Shared { 32 } else { 64 };
     let nanoseconds = meter::median_of_pairs(|| {
         let handle = data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
         // SAFETY: no thread uses the allocation, and it is freed once.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use neap_base::Linux;
-use neap_percpu::{LINE, PerCpuData, Shape, Statistics, Wait};
+use neap_percpu::{LINE, Owner, PerCpuData, Shape, Statistics, Wait};
 
 /// Bytes per CPU of an owner's allocations, in this order.
 pub(super) const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
@@ -178,16 +178,17 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     }
     stage.fill()?;
     let full = stage.checked()?;
-    let close = |going: bool| -> Result<(f64, f64)> {
-        for (owner, _) in held.iter().zip(goes).filter(|(_, goes)| **goes == going) {
+    let (going, staying): (Vec<_>, Vec<_>) = held.into_iter().zip(goes).partition(|(_, goes)| **goes);
+    let close = |owners: Vec<(Owner, &bool)>| -> Result<(f64, f64)> {
+        for (owner, _) in owners {
             // SAFETY: the script does not use the owner's data.
-            unsafe { data.close_owner(*owner) }.map_err(refused)?;
+            unsafe { data.close_owner(owner) }.map_err(refused)?;
         }
         let start = Instant::now();
         let gone = stage.settle()?;
         Ok((stage.checked()?, gone.saturating_duration_since(start).as_secs_f64() * 1e3))
     };
-    let ((few, first), (after, second)) = (close(true)?, close(false)?);
+    let ((few, first), (after, second)) = (close(going)?, close(staying)?);
     let page = data.statistics().page;
     let sum = |each: fn(&Vec<usize>) -> usize| (owners.iter().map(each).sum::<usize>() * cpus) as f64 / 1024.0;
     Ok(Trial {

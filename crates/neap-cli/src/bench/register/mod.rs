@@ -151,8 +151,8 @@ impl CallbackGate {
     }
 }
 
-/// Cycles of all threads for a time.
-fn cycles(registry: Registry<'_>, with_reclaim: bool, time: Duration) -> Result<Outcome> {
+/// Cycles of all threads for a time, beside threads that reclaim.
+fn cycles(registry: Registry<'_>, reclaimers: usize, time: Duration) -> Result<Outcome> {
     let (done, count, passes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let sleepers: Vec<Id> = (0..SLEEPERS)
         .map(|_| registry.register(counted(sleep, core::ptr::null_mut()), SLEEPING))
@@ -166,7 +166,7 @@ fn cycles(registry: Registry<'_>, with_reclaim: bool, time: Duration) -> Result<
     };
     let (run, start) = (&run, Instant::now());
     let result = thread::scope(|scope| {
-        for _ in 0..if with_reclaim { RECLAIMERS } else { 0 } {
+        for _ in 0..reclaimers {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     (0..GROUPS).for_each(|slot| registry.visit(slot));
@@ -259,7 +259,8 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
                 (VIRTUAL, _) => waits::measure(registry, cycles_each),
                 (_, RWLOCK) => return None,
                 (HELD, _) => held(registry),
-                (name, _) => cycles(registry, name == RECLAIM, time),
+                (RECLAIM, _) => cycles(registry, RECLAIMERS, time),
+                _ => cycles(registry, 0, time),
             })
         });
         [srcu, rwlock].into_iter().for_each(|old| old.close(host.0.platform));
@@ -317,7 +318,7 @@ mod tests {
             let srcu = held(Registry::Old(host, &old))?;
             assert_eq!(neap.count("waiting"), 0.0);
             assert!(srcu.count("waiting") > 0.0);
-            let cycles = cycles(Registry::Neap(host, shrinkers), true, Duration::from_millis(20))?;
+            let cycles = cycles(Registry::Neap(host, shrinkers), RECLAIMERS, Duration::from_millis(20))?;
             assert!(cycles.operations > 0);
             old.close(host.0.platform);
             Ok(())

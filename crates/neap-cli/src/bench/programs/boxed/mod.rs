@@ -118,8 +118,8 @@ pub(in crate::bench) fn main(options: &Options) -> Result<ExitCode> {
         eprintln!("neap bench boxed: {} on {}", workload.name, variant.name);
         Some(groups.make(limit).and_then(|group| match program.method {
             Method::Redis => redis(&scratch, variant, &group, limit),
-            Method::Inside(words) => scripted(&scratch, variant, words, &group, true, limit),
-            Method::Driver(script) => scripted(&scratch, variant, &["python3", script], &group, false, limit),
+            Method::Inside(words) => scripted(&scratch, variant, words, &group, Member::Command, limit),
+            Method::Driver(script) => scripted(&scratch, variant, &["python3", script], &group, Member::Server, limit),
         }))
     });
     figures(&mut session, &names);
@@ -160,12 +160,22 @@ fn compile(scratch: &Scratch) -> Result<()> {
     Ok(())
 }
 
-/// An outcome with an end, and the slowest request in milliseconds of a survivor.
-fn ended(killed: bool, refused: bool, slowest_ms: f64) -> Outcome {
+/// How a program ended.
+#[derive(Clone, Copy, PartialEq)]
+enum ProgramEnd {
+    /// With its slowest request in milliseconds.
+    Survived(f64),
+    Refused,
+    Killed,
+}
+
+fn ended(end: ProgramEnd) -> Outcome {
     let mut outcome = Outcome { operations: 1, ..Outcome::default() };
-    let flag = |set: bool| f64::from(u8::from(set));
-    outcome.counts.extend([(KILLED.to_string(), flag(killed)), (REFUSED.to_string(), flag(refused))]);
-    if !killed && !refused {
+    let flag = |of: ProgramEnd| f64::from(u8::from(end == of));
+    outcome
+        .counts
+        .extend([(KILLED.to_string(), flag(ProgramEnd::Killed)), (REFUSED.to_string(), flag(ProgramEnd::Refused))]);
+    if let ProgramEnd::Survived(slowest_ms) = end {
         outcome.counts.insert(SLOWEST.to_string(), slowest_ms);
     }
     outcome
@@ -189,21 +199,30 @@ fn redis(scratch: &Scratch, variant: &Variant, group: &Cgroup, limit: u64) -> Re
         server.client.pipelined(1, |_| vec!["FLUSHALL".to_string()], Reply::Line)
     };
     match VALUES.into_iter().try_for_each(&mut cycle) {
-        Ok(()) => server.stop().map(|_| ended(false, false, slowest)),
+        Ok(()) => server.stop().map(|_| ended(ProgramEnd::Survived(slowest))),
         Err(_) => {
             let killed = server.end()?.status.signal() == Some(libc::SIGKILL);
-            Ok(ended(killed, !killed, 0.0))
+            Ok(ended(if killed { ProgramEnd::Killed } else { ProgramEnd::Refused }))
         }
     }
 }
 
-/// Runs a command that prints its end as a line. It is inside the group, or puts a server there.
+/// The process that is in the group.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Member {
+    /// The command itself.
+    Command,
+    /// A server that the command starts.
+    Server,
+}
+
+/// Runs a command that prints its end as a line.
 fn scripted(
     scratch: &Scratch,
     variant: &Variant,
     words: &[&str],
     group: &Cgroup,
-    is_inside: bool,
+    member: Member,
     limit: u64,
 ) -> Result<Outcome> {
     let (name, rest) = words.split_first().context("a program's name")?;
@@ -211,7 +230,7 @@ fn scripted(
     command.args(rest).arg(limit.to_string()).arg(group.processes_file());
     variant.apply(&mut command);
     command.env("PYTHONMALLOC", "malloc").stderr(scratch.errors()?);
-    if is_inside {
+    if member == Member::Command {
         group.enter(&mut command)?;
     }
     let mut process = Process::start(command, LIMIT)?;
@@ -232,10 +251,10 @@ fn scripted(
 /// The outcome of a process that printed `said`. A killed one may have printed nothing.
 fn end_of(said: &str, killed: bool) -> Option<Outcome> {
     match said.split_whitespace().collect::<Vec<_>>()[..] {
-        ["survived", slowest] if !killed => Some(ended(false, false, slowest.parse().ok()?)),
-        ["refused"] if !killed => Some(ended(false, true, 0.0)),
-        ["killed"] => Some(ended(true, false, 0.0)),
-        _ => killed.then(|| ended(true, false, 0.0)),
+        ["survived", slowest] if !killed => Some(ended(ProgramEnd::Survived(slowest.parse().ok()?))),
+        ["refused"] if !killed => Some(ended(ProgramEnd::Refused)),
+        ["killed"] => Some(ended(ProgramEnd::Killed)),
+        _ => killed.then(|| ended(ProgramEnd::Killed)),
     }
 }
 
@@ -300,9 +319,9 @@ mod tests {
             .map(|name| Workload { metric: |outcome| outcome.count(SLOWEST), ..Workload::timed(name, 2, &[]) });
         session.measure(&workloads, |variant, workload, round| {
             Some(Ok(match (variant.name, workload.name.as_str()) {
-                (AUTO, "python") if round == 1 => ended(false, true, 0.0),
-                ("glibc", "redis") => ended(true, false, 0.0),
-                _ => ended(false, false, 25.0),
+                (AUTO, "python") if round == 1 => ended(ProgramEnd::Refused),
+                ("glibc", "redis") => ended(ProgramEnd::Killed),
+                _ => ended(ProgramEnd::Survived(25.0)),
             }))
         });
         figures(&mut session, &programs);
