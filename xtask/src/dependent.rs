@@ -1,9 +1,11 @@
-//! `cargo xtask dependent`: a Rust program outside the workspace that depends on the packaged
-//! crate, built with ordinary settings, and run: with each profile, also for musl and, under
-//! `qemu-aarch64`, for arm64.
+//! `cargo xtask dependent`: each crate's package built by itself, and a Rust program outside the
+//! workspace that depends on the packaged crate, built with ordinary settings, and run: with each
+//! profile, also for musl and, under `qemu-aarch64`, for arm64.
 //!
 //! `cargo package` makes each crate's package, with the files and the manifest that a registry
-//! would have. So a file or a version that a package lacks is found here.
+//! would have. So a file, a version or a feature that a package lacks is found here. Cargo's own
+//! verification of several packages is left out: it keeps unpacked packages in cargo's home by
+//! their version, so a second run may build those of the first.
 //!
 //! The workspace's own profile joins all code into one object file, where one declaration makes a
 //! symbol weak for all of it; a program with ordinary settings has many object files. A strong
@@ -39,6 +41,7 @@ lto = "off"
 codegen-units = 16
 
 [workspace]
+members = ["packages/*"]
 
 [patch.crates-io]
 "#;
@@ -70,6 +73,9 @@ fn main() {
 }
 "#;
 
+/// The features with which each package is built.
+const FEATURES: &[&[&str]] = &[&[], &["--all-features"], &["--no-default-features"]];
+
 /// Debug, default, and many object files without optimisation at link time.
 const PROFILES: &[&str] = &["dev", "release", "apart"];
 
@@ -77,16 +83,18 @@ const PROFILES: &[&str] = &["dev", "release", "apart"];
 pub(crate) fn command_alone() -> Result<()> {
     let mut report = Report::default();
     let folder = prepare()?;
+    by_themselves(&mut report, &folder);
     for target in [Target::Native, Target::Musl, Target::Arm64] {
         each(&mut report, &folder, target, PROFILES);
     }
     report.close("dependent")
 }
 
-/// Builds and runs it with each profile, and with one for musl, counted in a report with other
-/// checks.
+/// Builds the packages. Builds and runs the program with each profile, and with one for musl. All
+/// are counted in a report with other checks.
 pub(crate) fn into(report: &mut Report) -> Result<()> {
     let folder = prepare()?;
+    by_themselves(report, &folder);
     each(report, &folder, Target::Native, PROFILES);
     each(report, &folder, Target::Musl, &["release"]);
     Ok(())
@@ -141,7 +149,6 @@ fn packaged() -> impl Iterator<Item = &'static str> {
 
 /// Packages the crates, and returns the packages.
 pub(crate) fn package() -> Result<Vec<PathBuf>> {
-    // The build of the program is the verification.
     let package = |more: &[&str]| {
         let mut package = cargo(["package", "--quiet", "--no-verify", "--allow-dirty"]);
         package.args(packaged().flat_map(|name| ["--package", name])).args(more).current_dir(layout::root());
@@ -202,14 +209,27 @@ fn manifest(packages: &Path) -> String {
     MANIFEST.replace("PACKAGES", &packages).replace("VERSION", VERSION) + &patches.collect::<String>()
 }
 
+/// Builds each package by itself: only it and what its manifest names, with each set of features.
+fn by_themselves(report: &mut Report, folder: &Path) {
+    for name in packaged() {
+        let build = |features: &&[&str]| built(folder, Target::Native, &[&["--package", name], *features].concat());
+        report.check(&format!("package {name}"), FEATURES.iter().try_for_each(|features| build(features).map(|_| ())));
+    }
+}
+
+/// Has cargo build in the program's folder, and returns the target folder.
+fn built(folder: &Path, target: Target, arguments: &[&str]) -> Result<PathBuf> {
+    let to = folder.join("target");
+    let mut build = target.cargo(&["build", "--quiet", "--target-dir"]);
+    // Without the flags of the workspace, which a folder below it would inherit.
+    build.arg(&to).args(arguments).env("CARGO_ENCODED_RUSTFLAGS", "").current_dir(folder);
+    capture(build)?;
+    Ok(to)
+}
+
 /// Builds it with one profile, checks its symbols, and runs it.
 fn run(folder: &Path, profile: &str, target: Target) -> Result<()> {
-    let built = folder.join("target");
-    let mut build = target.cargo(&["build", "--quiet", "--profile", profile, "--target-dir"]);
-    // Without the flags of the workspace, which a folder below it would inherit.
-    build.arg(&built).env("CARGO_ENCODED_RUSTFLAGS", "").current_dir(folder);
-    capture(build)?;
-    let output = built.join(target.name().unwrap_or_default());
+    let output = built(folder, target, &["--profile", profile])?.join(target.name().unwrap_or_default());
     let program: PathBuf = output.join(if profile == "dev" { "debug" } else { profile }).join("dependent");
     // A static program has no dynamic symbols.
     if target != Target::Musl {

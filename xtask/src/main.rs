@@ -81,7 +81,8 @@ usage: cargo xtask COMMAND [arguments]
   smoke [--library FILE] [NAME...]
                               real programs and tests/programs under the preload library (or another one)
   old-glibc                   the programs of tests/programs under the preload library, in a root with glibc 2.31
-  dependent                   a Rust program that depends on the packaged crate, with ordinary settings, also for musl and arm64
+  dependent                   each crate's package by itself; a Rust program that depends on the packaged crate, with ordinary
+                              settings, also for musl and arm64
   c-api                       C and C++ programs with neap.h: installed, linked in every way, run in every mode; then uninstalled
   prometheus                  Prometheus scrapes a program under neap; the rules and the dashboard of contrib
   audit                       licences, sources, duplicates and known holes of other projects' crates; public interfaces against
