@@ -11,13 +11,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::install::VERSION;
 use crate::process::{capture, cargo, command, need, run};
-use crate::target::{ARM64, Target, cross_tools, standard_library};
+use crate::target::{ARM64, Target, for_target, standard_library};
 use crate::{build, contents, deb, dependent, install_check, layout};
 
 /// Where the archive's files lie if it is unpacked in the root.
@@ -71,15 +71,6 @@ pub(crate) fn both() -> Result<Vec<String>> {
         targets.push(ARM64.to_string());
     }
     Ok(targets)
-}
-
-/// This program with another command, for a target.
-fn for_target(target: &str, host: &str, arguments: &[&str]) -> Result<Command> {
-    let mut xtask = command(&std::env::current_exe()?.to_string_lossy(), arguments);
-    if target != host {
-        xtask.env(layout::TARGET, target).envs(cross_tools(target));
-    }
-    Ok(xtask)
 }
 
 /// The time of the release, in seconds since 1970.

@@ -143,6 +143,7 @@ const MORE: &[Step] = &[
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
     ("audit", || audit::check().map(|()| None)),
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
+    ("deb, arm64", || deb::command_line(&["--target".into(), target::ARM64.into(), "--test".into()]).map(|()| None)),
     ("old glibc", || old_glibc::check().map(|()| None)),
     ("arm64", || arm64::test().map(|()| None)),
     ("musl", || musl::test().map(|()| None)),

@@ -1,9 +1,11 @@
-//! `cargo xtask deb [--test]`: Debian packages, in `target/deb`.
+//! `cargo xtask deb [--target aarch64-unknown-linux-gnu] [--test]`: Debian packages, in
+//! `target/deb`, or in `target/TARGET/deb` for another processor.
 //!
 //! debhelper makes them from `contrib/debian` and an installation. It splits
 //! debug information off by itself, into the packages `*-dbgsym`. The lists in `contrib/contents`
 //! name the files of each package, and lintian judges all. With `--test` a fresh root of the
 //! system's own release gets the packages: installed, used, purged, and programs built with them.
+//! `qemu-aarch64-static` runs the programs of a root for arm64, which the kernel has start it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,26 +18,34 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::install::{DebugInfo, VERSION, install};
 use crate::places::Places;
 use crate::process::{capture, cargo, command, need, run};
-use crate::{build, contents, layout};
+use crate::target::{ARM64, Target, for_target};
+use crate::{Skipped, build, contents, layout};
 
 /// The packages, which have lists of contents by these names.
 const NAMES: [&str; 5] = ["libneap-dev", "libneap0-dbgsym", "libneap0", "neap-dbgsym", "neap"];
 
 /// The command.
 pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
-    let test = match arguments {
+    let (target, rest) = Target::parse(arguments)?;
+    if let Some(name) = target.name() {
+        ensure!(target != Target::Musl, "Debian has no packages for musl");
+        target.is_there(false)?;
+        // Also for another target: the host's command writes the man pages.
+        build::build()?;
+        return run(for_target(name, &layout::host()?, &[&["deb".to_string()], rest].concat())?);
+    }
+    let test = match rest {
         [] => false,
         [option] if option == "--test" => true,
-        _ => bail!("deb takes no argument but --test"),
+        _ => bail!("deb takes no argument but --target and --test"),
     };
     let other = layout::other_target();
-    ensure!(!test || other.is_none(), "packages for {} cannot be used here", other.unwrap_or_default());
     build::build()?;
     let folder = folder(other.as_deref());
     let packages = packages(&folder, other.as_deref())?;
     lint(&folder)?;
     if test {
-        in_fresh_root(&folder, &packages)?;
+        in_fresh_root(&folder, &packages, other.as_deref())?;
     }
     for package in packages {
         println!("{}", package.display());
@@ -160,9 +170,27 @@ fn lint(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Has the kernel start arm64's programs by an emulator that needs no file of the root it runs in.
+fn emulate() -> Result<()> {
+    let missing = |what: &str| Skipped(format!("{ARM64}: SKIPPED, the packages were not installed: {what}"));
+    let packages = ["qemu-user-static", "binfmt-support"];
+    for (program, package) in [("qemu-aarch64-static", packages[0]), ("update-binfmts", packages[1])] {
+        need(program, &[package]).map_err(|error| missing(&format!("{error:#}")))?;
+    }
+    // Enabled at the start of a system that has a service for it.
+    if !Path::new("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists() {
+        run(command("update-binfmts", ["--enable", "qemu-aarch64"])).map_err(|error| missing(&format!("{error:#}")))?;
+    }
+    Ok(())
+}
+
 /// Runs `contrib/debian/test.sh` in a new root, which is gone afterwards.
-fn in_fresh_root(folder: &Path, packages: &[PathBuf]) -> Result<()> {
+fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>) -> Result<()> {
     need("mmdebstrap", &["mmdebstrap"])?;
+    if let Some(target) = other {
+        ensure!(target == ARM64, "packages for {target} cannot be used here");
+        emulate()?;
+    }
     let stage = folder.join("stage");
     fs::create_dir_all(stage.join("packages"))?;
     for package in packages {
@@ -187,6 +215,9 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf]) -> Result<()> {
     let stage = fs::canonicalize(stage)?;
     println!("a root of {suite}, in which {} runs", script.display());
     let mut root = command("mmdebstrap", ["--variant=apt", "--include=man-db", "--format=null"]);
+    if other.is_some() {
+        root.arg("--architectures=arm64");
+    }
     root.args([suite, "/dev/null"]);
     root.arg(format!("--customize-hook=copy-in {0}/packages {0}/sources {0}/test.sh /tmp", stage.display()));
     root.arg("--customize-hook=chroot \"$1\" sh /tmp/test.sh");
@@ -194,7 +225,8 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf]) -> Result<()> {
     root.stdin(Stdio::null());
     run(root)?;
     ensure!(stage.join("passed").exists(), "the test did not run to its end");
-    println!("in a new {suite}: installed, used and purged; programs were built with the development files");
+    let of = other.map_or_else(String::new, |target| format!(" for {target}"));
+    println!("in a new {suite}{of}: installed, used and purged; programs were built with the development files");
     Ok(())
 }
 

@@ -67,7 +67,8 @@ usage: cargo xtask COMMAND [arguments]
                               CMake into a prefix such as /usr/local; debug information into lib/debug
   uninstall, with the same arguments
                               removes the files that install wrote
-  deb [--test]                Debian packages in target/deb, judged by lintian; also used in a fresh root
+  deb [--target aarch64-unknown-linux-gnu] [--test]
+                              Debian packages in target/deb, judged by lintian; also used in a fresh root
   release X.Y.Z [--dry-run] [--unchecked] [--once] [--target TRIPLE]...
                               `ci --full`, commit, tag and all files of a release in target/release-X.Y.Z, built twice and compared
   artefacts --to FOLDER [--target TRIPLE]...

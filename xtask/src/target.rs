@@ -4,6 +4,7 @@
 //! Programs for arm64 run under QEMU: as single processes here, or in a virtual machine. Those for
 //! musl run as they are; Debian's `musl-gcc` has no C++.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -180,9 +181,18 @@ pub(crate) fn standard_library(name: &str) -> Result<()> {
     Err(Skipped(format!("{name}: SKIPPED, nothing was tested: rustup target add {name}")).into())
 }
 
+/// This program with another command, for a target.
+pub(crate) fn for_target<S: AsRef<OsStr>>(target: &str, host: &str, arguments: &[S]) -> Result<Command> {
+    let mut xtask = command(&std::env::current_exe()?.to_string_lossy(), arguments);
+    if target != host {
+        xtask.env(layout::TARGET, target).envs(cross_tools(target));
+    }
+    Ok(xtask)
+}
+
 /// Variables for builds for another target by Debian's cross compiler: the linker and objcopy.
 /// Variables that are set already stay as they are.
-pub(crate) fn cross_tools(name: &str) -> Vec<(String, String)> {
+fn cross_tools(name: &str) -> Vec<(String, String)> {
     if name != ARM64 {
         return Vec::new();
     }
