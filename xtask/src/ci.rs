@@ -12,8 +12,8 @@ use crate::process::{capture, cargo, command, run};
 use crate::report::Report;
 use crate::target::Target;
 use crate::{
-    Skipped, arm64, audit, build, c_api, deb, dependent, docs, fast_path, layout, models, musl, old_glibc, prometheus,
-    smoke, symbols, target, tidy, vm,
+    Skipped, arm64, audit, build, c_api, container, deb, dependent, docs, fast_path, layout, models, musl, old_glibc,
+    prometheus, smoke, symbols, target, tidy, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -144,6 +144,7 @@ const MORE: &[Step] = &[
     ("audit", || audit::check().map(|()| None)),
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
     ("deb, arm64", || deb::command_line(&["--target".into(), target::ARM64.into(), "--test".into()]).map(|()| None)),
+    ("container", || container::check().map(|()| None)),
     ("old glibc", || old_glibc::check().map(|()| None)),
     ("arm64", || arm64::test().map(|()| None)),
     ("musl", || musl::test().map(|()| None)),

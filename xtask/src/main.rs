@@ -13,6 +13,7 @@ mod audit;
 mod build;
 mod c_api;
 mod ci;
+mod container;
 mod contents;
 mod cycles;
 mod deb;
@@ -69,6 +70,7 @@ usage: cargo xtask COMMAND [arguments]
                               removes the files that install wrote
   deb [--target aarch64-unknown-linux-gnu] [--test]
                               Debian packages in target/deb, judged by lintian; also used in a fresh root
+  container                   the image of contrib/container, built by buildah on bases made here, and used
   release X.Y.Z [--dry-run] [--unchecked] [--once] [--target TRIPLE]...
                               `ci --full`, commit, tag and all files of a release in target/release-X.Y.Z, built twice and compared
   artefacts --to FOLDER [--target TRIPLE]...
@@ -131,6 +133,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "miri" => alone(models::miri),
         "install" => install::command_line(rest),
         "audit" => alone(audit::check),
+        "container" => alone(container::check),
         "deb" => deb::command_line(rest),
         "release" => release::command_line(rest),
         "artefacts" => artefacts::command_line(rest),

@@ -1,5 +1,5 @@
 //! Reads the Dockerfile and the Kubernetes examples of `contrib`. Their names must agree with each
-//! other, with the workspace and with an installation. No builder or cluster is needed.
+//! other, with the workspace and with an installation. `cargo xtask container` builds the image.
 
 use std::collections::BTreeSet;
 use std::fs;
