@@ -402,7 +402,7 @@ mod unit {
 
     #[test]
     fn every_name_in_the_list_is_another() {
-        let mut names: Vec<&str> = GUESTS.iter().map(|guest| guest.name).collect();
+        let mut names: Vec<&str> = GUESTS.iter().map(|guest| &*guest.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), GUESTS.len());
