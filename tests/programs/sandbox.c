@@ -27,6 +27,12 @@
 #define SYS_process_madvise 440
 #endif
 
+/* arm64 has only the later forms. */
+#ifndef SYS_open
+#define SYS_open SYS_openat
+#define SYS_readlink SYS_readlinkat
+#endif
+
 /* Calls get `answer`, in threads that are made later or, with `flags`, in all. */
 static void install(int count, const int *calls, unsigned answer, unsigned flags) {
     struct sock_filter code[64] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
