@@ -18,16 +18,17 @@ impl Machine {
     }
 
     fn load(&self, s: &State, t: usize, word: usize) -> u8 {
-        let newest = s.buf[s.thr[t].cpu as usize].iter().rfind(|&&entry| (entry >> 4) as usize == word + 1);
+        let is_of = |entry: &&u16| **entry != 0 && stored_word(**entry) == word;
+        let newest = s.buf[s.thr[t].cpu as usize].iter().rfind(is_of);
         newest.map_or(s.mem[word], |entry| (entry & 15) as u8)
     }
 
-    /// Puts a store into the buffer of the thread's CPU; false if that is full, so that it must
-    /// drain.
-    fn store(&self, s: &mut State, t: usize, word: usize, value: u8) -> bool {
+    /// Puts a store, with [`RELEASE`] or 0, into the buffer of the thread's CPU; false if that is
+    /// full, so that it must drain.
+    fn store(&self, s: &mut State, t: usize, word: usize, value: u8, mark: u16) -> bool {
         let buffer = &mut s.buf[s.thr[t].cpu as usize];
         let free = buffer.iter_mut().find(|entry| **entry == 0);
-        free.map(|entry| *entry = (word as u16 + 1) << 4 | u16::from(value)).is_some()
+        free.map(|entry| *entry = (word as u16 + 1) << 4 | u16::from(value) | mark).is_some()
     }
 
     /// The word of a cell. Only a broken protocol asks for one outside a region.
@@ -399,7 +400,8 @@ impl Machine {
             if line.flags & (SEQ | COMMIT) != 0 {
                 self.check_owner(s, t, f.p, f.c);
             }
-            if !self.store(s, t, word, value) {
+            let mark = if line.instr.releases(self.scenario.mutant) { RELEASE } else { 0 };
+            if !self.store(s, t, word, value, mark) {
                 return false;
             }
         }

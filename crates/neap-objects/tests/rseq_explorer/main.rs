@@ -11,7 +11,8 @@
 //! * `search`: the search;
 //! * this file: the scenarios in which the protocol must hold;
 //! * `mutants`: those in which a wrong protocol must be caught;
-//! * `rcu` and `alter`: both for readers and for stocks.
+//! * `rcu` and `alter`: both for readers and for stocks;
+//! * `weak`: protocols that are right on x86-64 alone.
 //!
 //! The explorer uses none of the crate's code. It proves the design, so a change of a sequence must
 //! be made in `assembler`, too. It is single threaded and uses no random numbers.
@@ -33,6 +34,7 @@ mod protocol;
 mod rcu;
 mod search;
 mod steps;
+mod weak;
 
 use crate::model::event::*;
 use crate::model::*;
@@ -70,6 +72,7 @@ fn scenario(name: &'static str, a: &[u8], b: &[u8], barn: &[u8], actors: Vec<Act
         fence_may_fail: true,
         mutant: Mutant::None,
         at_rest: false,
+        order: Order::Weak,
     }
 }
 

@@ -3,10 +3,13 @@
 //! `protocol` has the programs, and `steps` lists all successors of a state. A state is a small
 //! value; nothing here is shared or locked. Whether a state is right is decided in `check`.
 //!
-//! The machine, x86-64 TSO: each CPU has a buffer of stores in order. Its own loads see them, other
-//! CPUs only after they drained, at any time. A `lock` instruction, a fence for that CPU, a signal
-//! and a context switch drain it. CPUs 0 and 1 have a region. CPU 2 has none; an undisturbed taker
-//! runs there. A thread leaves its CPU at any step and goes on where it finds a free one.
+//! The machine: each CPU has a buffer of stores. Its own loads see them, other CPUs only after they
+//! drained, at any time: in order on x86-64 ([`Order::Tso`]). On arm64 ([`Order::Weak`]) a store
+//! passes earlier ones of other words, unless it is a release. Loads are done in order on both:
+//! each load of a sequence has an address that depends on the load before it
+//! (docs/design/arm64.md). A `lock` instruction, a fence for that CPU, a signal and a context
+//! switch drain the buffer. CPUs 0 and 1 have a region. CPU 2 has none; an undisturbed taker runs
+//! there. A thread leaves its CPU at any step and goes on where it finds a free one.
 //!
 //! A step is one access to shared memory with the arithmetic that follows it. Merging those is
 //! safe, because registers are private and an abort forgets them. Four further merges:
@@ -21,7 +24,7 @@
 //! The model cannot show:
 //! * the real instructions and descriptors: that START is the instruction after the store, the
 //!   signature, the range, the offsets, tearing of wide stores;
-//! * memory orders other than TSO; more than four pending stores a CPU;
+//! * loads out of order, and a store before an earlier load; more than four pending stores a CPU;
 //! * the kernel's own races: a fence is one step here, and an abort happens when the thread is
 //!   interrupted, not when it returns; a kernel that fails to abort is a broken protocol (`NoArm`);
 //! * a fence that fails under fork, and the child of fork;
@@ -63,7 +66,10 @@ pub const STRIDE: usize = 8;
 const STACK: usize = 4;
 const REGIONS: usize = 5;
 pub const WORDS: usize = REGION + REGIONS * STRIDE;
-const DEPTH: usize = 4;
+/// Stores that a CPU's buffer holds.
+pub const DEPTH: usize = 4;
+/// Mark of a release in a buffer.
+pub const RELEASE: u16 = 1 << 10;
 
 /// Words of scenarios with readers, in the place of the regions, which are unused then: the phase
 /// in which readers count, the number of the object that they find, and the lowest number of an
@@ -199,6 +205,16 @@ pub struct Actor {
     pub stays: bool,
 }
 
+/// The order in which a CPU's stores become visible to others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Their own.
+    Tso,
+    /// Any, but that of stores to one word, and a release comes after all earlier stores. Allows
+    /// all that [`Order::Tso`] does.
+    Weak,
+}
+
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub name: &'static str,
@@ -221,6 +237,7 @@ pub struct Scenario {
     pub mutant: Mutant,
     /// Judge only where all threads have finished, instead of in every state.
     pub at_rest: bool,
+    pub order: Order,
 }
 
 impl Scenario {
@@ -284,7 +301,7 @@ pub struct Thread {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State {
     pub mem: [u8; WORDS],
-    /// Oldest first; `(word + 1) << 4 | value`, 0 where unused.
+    /// Oldest first; `(word + 1) << 4 | value`, with [`RELEASE`] or not; 0 where unused.
     pub buf: [[u16; DEPTH]; CPUS],
     pub thr: [Thread; MAX_THREADS],
     /// The objects in the barn, as a mask.
@@ -396,22 +413,34 @@ impl State {
     /// The memory as it will be when every buffer has drained.
     pub fn settled(&self) -> [u8; WORDS] {
         let mut mem = self.mem;
-        for entry in self.buf.iter().flatten().filter(|&&entry| entry != 0) {
-            mem[(entry >> 4) as usize - 1] = (entry & 15) as u8;
+        for &entry in self.buf.iter().flatten().filter(|&&entry| entry != 0) {
+            mem[stored_word(entry)] = (entry & 15) as u8;
         }
         mem
     }
 
-    pub fn drain_one(&mut self, cpu: usize) {
-        let entry = self.buf[cpu][0];
-        self.mem[(entry >> 4) as usize - 1] = (entry & 15) as u8;
-        self.buf[cpu].copy_within(1.., 0);
+    /// Whether the store at a place of a CPU's buffer may be the next one that others see.
+    pub fn may_drain(&self, cpu: usize, at: usize, order: Order) -> bool {
+        let (entry, earlier) = (self.buf[cpu][at], &self.buf[cpu][..at]);
+        let passes = |other: &u16| entry & RELEASE == 0 && stored_word(*other) != stored_word(entry);
+        entry != 0 && (at == 0 || order == Order::Weak && earlier.iter().all(passes))
+    }
+
+    pub fn drain_at(&mut self, cpu: usize, at: usize) {
+        let entry = self.buf[cpu][at];
+        self.mem[stored_word(entry)] = (entry & 15) as u8;
+        self.buf[cpu].copy_within(at + 1.., at);
         self.buf[cpu][DEPTH - 1] = 0;
     }
 
     pub fn drain(&mut self, cpu: usize) {
         while self.buf[cpu][0] != 0 {
-            self.drain_one(cpu);
+            self.drain_at(cpu, 0);
         }
     }
+}
+
+/// The word of a store in a buffer.
+pub fn stored_word(entry: u16) -> usize {
+    usize::from((entry & !RELEASE) >> 4) - 1
 }

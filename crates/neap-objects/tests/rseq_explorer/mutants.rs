@@ -10,7 +10,7 @@ use crate::protocol::Op::*;
 use crate::{holds, look, remote, scenario, second_class, worker};
 
 /// `damage` is part of the sentence that must describe what is wrong in the end.
-fn caught(right: Scenario, wrong: Scenario, damage: &str) {
+pub fn caught(right: Scenario, wrong: Scenario, damage: &str) {
     let name = right.name;
     holds(right, 0);
     let early = look(wrong.clone());
@@ -21,8 +21,9 @@ fn caught(right: Scenario, wrong: Scenario, damage: &str) {
     assert!(what.contains(damage), "{name}: {:?} was to end in {damage:?}, but: {what}, after\n{trace}", wrong.mutant);
 }
 
+/// The mutant does damage where stores become visible in their order.
 pub fn mutant(right: Scenario, mutant: Mutant, damage: &str) {
-    let wrong = Scenario { mutant, ..right.clone() };
+    let wrong = Scenario { mutant, order: Order::Tso, ..right.clone() };
     caught(right, wrong, damage);
 }
 

@@ -185,6 +185,10 @@ pub enum Mutant {
     DummyOfZeroes,
     /// The stocking thread does not check whether the word has changed.
     StockBlindly,
+    /// The taker stores the spare region in the row by a plain store. Right on x86-64.
+    PublishPlainly,
+    /// Readers count by plain stores. Right on x86-64.
+    CountPlainly,
 }
 
 /// The next operation of a thread. An object number of 0 stands for the lowest object that the
@@ -327,6 +331,18 @@ pub enum Instr {
     CounterOut,
     TakeStock,
     ReadStock,
+}
+
+impl Instr {
+    /// Whether the store is a release in the code: after all that the thread stored before it.
+    pub fn releases(self, mutant: Mutant) -> bool {
+        match self {
+            Instr::Publish => mutant != Mutant::PublishPlainly,
+            Instr::PutBack | Instr::ReopenRow(_) | Instr::OpenGate => true,
+            Instr::StoreWordUp(_) => mutant != Mutant::CountPlainly,
+            _ => false,
+        }
+    }
 }
 
 /// Inside `[START, END)`: an interruption of an armed thread here aborts.

@@ -211,7 +211,8 @@ fn describe(machine: &Machine, before: &State, action: Action, after: &State) ->
             };
             format!("{}{handler} on CPU {}: {}{outcome}", name(t), thread.cpu, line.text)
         }
-        Action::Drain(cpu) => format!("CPU {cpu} drains its oldest store"),
+        Action::Drain(cpu, 0) => format!("CPU {cpu} drains its oldest store"),
+        Action::Drain(cpu, at) => format!("CPU {cpu} drains a store before {at} earlier ones"),
         Action::Leave(t) => format!("{} is preempted on CPU {}", name(t), before.thr[t].cpu),
         Action::Enter(t, cpu) => format!("{} runs on CPU {cpu}", name(t)),
         Action::Signal(t) => format!("{} on CPU {} is interrupted by a signal", name(t), before.thr[t].cpu),
@@ -235,7 +236,7 @@ fn describe(machine: &Machine, before: &State, action: Action, after: &State) ->
     for cpu in 0..CPUS {
         let pending = |s: &State| s.buf[cpu].iter().filter(|&&entry| entry != 0).count();
         for &entry in &after.buf[cpu][pending(before).min(pending(after))..pending(after)] {
-            let word = (entry >> 4) as usize - 1;
+            let word = stored_word(entry);
             notes.push(format!(
                 "pending: {} = {}",
                 word_name(machine, word),

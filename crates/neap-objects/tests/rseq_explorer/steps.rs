@@ -11,8 +11,8 @@ pub enum Action {
     /// The thread executes its next line; the branch tells apart the outcomes of a line that has
     /// two.
     Step(usize, u8),
-    /// The oldest store in a CPU's buffer reaches memory.
-    Drain(usize),
+    /// The store at a place of a CPU's buffer reaches memory; the oldest is at 0.
+    Drain(usize, usize),
     /// The thread is preempted.
     Leave(usize),
     /// The thread gets a CPU.
@@ -201,11 +201,11 @@ impl Machine {
                 visit(Action::Signal(t), &next);
             }
         }
-        for cpu in 0..CPUS {
-            if s.buf[cpu][0] != 0 {
+        for (cpu, at) in (0..CPUS).flat_map(|cpu| (0..DEPTH).map(move |at| (cpu, at))) {
+            if s.may_drain(cpu, at, self.scenario.order) {
                 let mut next = *s;
-                next.drain_one(cpu);
-                visit(Action::Drain(cpu), &next);
+                next.drain_at(cpu, at);
+                visit(Action::Drain(cpu, at), &next);
             }
         }
         events
