@@ -17,11 +17,11 @@ use crate::{dependent, fast_path, layout, symbols, tidy};
 
 /// Tests that cannot pass under the emulator, by a part of their name.
 const LEFT_TESTS: &[Left] = &[
-    ("a_limit_of_data_is_one_of_address_space", "fails under the emulator, passes on the virtual machine"),
-    ("what_is_several_mappings_is_not_moved", "fails under the emulator, passes on the virtual machine"),
-    ("what_cannot_be_read_ends_it", "fails under the emulator, passes on the virtual machine"),
-    ("store_into_a_file_that_was_cut_short_fails", "fails under the emulator, passes on the virtual machine"),
-    ("either_word_ends_the_wait", "fails under the emulator, passes on the virtual machine"),
+    ("a_limit_of_data_is_one_of_address_space", "fails under the emulator; `vm --target --suite` runs it"),
+    ("what_is_several_mappings_is_not_moved", "fails under the emulator; `vm --target --suite` runs it"),
+    ("what_cannot_be_read_ends_it", "fails under the emulator; `vm --target --suite` runs it"),
+    ("store_into_a_file_that_was_cut_short_fails", "fails under the emulator; `vm --target --suite` runs it"),
+    ("either_word_ends_the_wait", "fails under the emulator; `vm --target --suite` runs it"),
     ("the_descriptor_is_high_and_closed_by_exec", "an emulated program cannot execute another one"),
     ("arenas_begin_anywhere", "the emulator has tables for each reserved page, which fill the memory"),
 ];

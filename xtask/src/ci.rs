@@ -123,7 +123,7 @@ const STEPS: &[Step] = &[
         run(doc).map(|()| None)
     }),
     ("test", || test().map(|()| None)),
-    // `test` has built the command line and the library.
+    // Builds nothing: the step `test` has built the command `neap` and the preload library.
     ("prometheus", || prometheus::check().map(|()| None)),
     ("lab", || lab().map(|()| None)),
     ("loom", || models::loom().map(|()| None)),

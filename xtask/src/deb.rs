@@ -112,7 +112,7 @@ fn packages(folder: &Path, other: Option<&str>) -> Result<Vec<PathBuf>> {
         let listing = capture(command("dpkg-deb", ["--contents", &package.to_string_lossy()]))?;
         contents::check(&listing, name, "./", lib.trim())?;
     }
-    println!("contents: as in contrib/contents");
+    println!("packages: their files are those of the lists in contrib/contents");
     packages.retain(|file| !file.to_string_lossy().contains("dbgsym"));
     Ok(packages)
 }
@@ -226,7 +226,7 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>) -> Re
     run(root)?;
     ensure!(stage.join("passed").exists(), "the test did not run to its end");
     let of = other.map_or_else(String::new, |target| format!(" for {target}"));
-    println!("in a new {suite}{of}: installed, used and purged; programs were built with the development files");
+    println!("packages{of}: installed, used and purged in a new root of {suite}; programs built with libneap-dev ran");
     Ok(())
 }
 

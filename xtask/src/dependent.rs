@@ -126,7 +126,7 @@ fn each(report: &mut Report, folder: &Path, target: Target, profiles: &[&str]) {
     }
 }
 
-/// Writes the program and its packages, and returns its folder.
+/// Writes the dependent program and unpacks neap's crates for it. Returns the program's folder.
 fn prepare() -> Result<PathBuf> {
     need("cc", &["gcc", "libc6-dev"])?;
     need("nm", &["binutils"])?;

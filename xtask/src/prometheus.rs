@@ -29,7 +29,7 @@ use crate::report::Report;
 use crate::vm::packages::unpack;
 use crate::{Skipped, build, layout};
 
-/// Patience with Prometheus.
+/// Time within which a query of Prometheus must have a non-empty answer.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Address of the server in the scrape configuration.
@@ -78,7 +78,7 @@ fn contrib(path: &str) -> PathBuf {
     layout::root().join("contrib").join(path)
 }
 
-/// Builds the command line and the library, and makes the checks.
+/// Builds the command `neap` and the libraries, and makes the checks.
 pub(crate) fn command_alone() -> Result<()> {
     build::build()?;
     check()

@@ -273,16 +273,22 @@ impl Check<'_> {
         let Some(expression) = &rules.computed else { return Ok(rules) };
         ensure!(
             (rules.base.as_str(), rules.above) == ("rsp", 0),
-            "a computed return address, and a frame on the stack"
+            "the return address is computed, but the frame's address is not rsp"
         );
         let caller = evaluate(expression, address, |at| self.listing.word(at))?;
         let rules = |at: u64| {
-            let frame = self.frames.covering(at).with_context(|| format!("it leads to {at:#x}, which has none"))?;
+            let frame = self
+                .frames
+                .covering(at)
+                .with_context(|| format!("the computed return address {at:#x} has no unwind information"))?;
             Ok::<_, anyhow::Error>(frame.rules(at))
         };
         let behind = rules(caller)?;
         // An unwinder uses the byte before a return address.
-        ensure!(behind == rules(caller - 1)? && behind.computed.is_none(), "it leads to {caller:#x}, between two");
+        ensure!(
+            behind == rules(caller - 1)? && behind.computed.is_none(),
+            "the rules at the computed return address {caller:#x} are computed, or differ one byte before"
+        );
         Ok(behind)
     }
 
@@ -293,10 +299,13 @@ impl Check<'_> {
             for instruction in code {
                 let outside = self.rules(instruction.address).and_then(|rules| {
                     let depth = State::at_entry().behind(instruction)?.depth;
-                    ensure!(depth == State::at_entry().depth, "it changes the stack");
+                    ensure!(depth == State::at_entry().depth, "the instruction changes the stack pointer");
                     match instruction.target() {
                         Some(target) if !(frame.start..frame.end).contains(&target) => {
-                            ensure!(self.rules(target)? == rules, "it jumps to other rules, at {target:#x}");
+                            ensure!(
+                                self.rules(target)? == rules,
+                                "the jump leads to {target:#x}, whose unwind rules differ"
+                            );
                         }
                         _ => {}
                     }
@@ -319,10 +328,13 @@ impl Check<'_> {
 
     /// The instructions of a function.
     pub(crate) fn code(&self, frame: &Frame) -> Result<&[Instruction]> {
-        let first = self.listing.at(frame.start).context("it begins within an instruction")?;
+        let first = self.listing.at(frame.start).context("the function's unwind range begins within an instruction")?;
         let code = &self.listing.instructions[first..];
         let code = &code[..code.partition_point(|instruction| instruction.address < frame.end)];
-        ensure!(code.last().is_some_and(|last| last.end == frame.end || last.is_padding()), "it ends within one");
+        ensure!(
+            code.last().is_some_and(|last| last.end == frame.end || last.is_padding()),
+            "the function's unwind range ends within an instruction"
+        );
         Ok(code)
     }
 
@@ -383,7 +395,7 @@ impl Check<'_> {
             match code.binary_search_by_key(&target, |instruction| instruction.address) {
                 Ok(target) => next.push((target, state.clone())),
                 Err(_) if (frame.start..frame.end).contains(&target) => {
-                    found(instruction.address, anyhow::anyhow!("it jumps into an instruction"));
+                    found(instruction.address, anyhow::anyhow!("the jump leads into the middle of an instruction"));
                 }
                 Err(_) => {
                     let same = self.rules(target).and_then(|rules| state.agrees(rules));
@@ -392,7 +404,7 @@ impl Check<'_> {
             }
         }
         if instruction.name == "ret" && state.depth != Some(8) {
-            found(instruction.address, anyhow::anyhow!("it returns with {:?} bytes on the stack", state.depth));
+            found(instruction.address, anyhow::anyhow!("the function returns at stack depth {:?}, not 8", state.depth));
         }
         if instruction.goes_on() && at + 1 < code.len() {
             next.push((at + 1, state));

@@ -89,7 +89,7 @@ pub struct Slot {
     pub address: AtomicU64,
     /// Bytes that the program asked for.
     pub size: AtomicU64,
-    /// Bytes between two samples, on average, when it was taken.
+    /// Average bytes between two samples at the time of this sample.
     pub mean: AtomicU64,
     /// Time of the allocation.
     pub time: AtomicU64,

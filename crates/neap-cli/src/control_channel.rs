@@ -228,7 +228,7 @@ impl<'a> ControlChannel<'a> {
             }
             match asked? {
                 0 => {}
-                other => bail!("process {pid} refused, for reason {other}"),
+                other => bail!("process {pid} refused the request (status {other})"),
             }
             let next = read(&self.report()?).with_context(|| format!("cannot read the report of process {pid}"))?;
             match next {

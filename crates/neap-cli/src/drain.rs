@@ -85,9 +85,9 @@ fn ask(process: &ProcessStatus, page: &Page, wanted: &ChannelRequest) -> Result<
     let channel = ControlChannel::of(process, page)?;
     match channel.ask(wanted)? {
         0 => Ok(DrainAnswer::read(&channel)),
-        1 => bail!("process {} knows no CPU {}", process.pid, wanted.cpu.unwrap_or_default()),
-        2 => bail!("process {} has no node {}", process.pid, wanted.node.unwrap_or_default()),
-        other => bail!("process {} refused, for reason {other}", process.pid),
+        1 => bail!("process {}: CPU {} does not exist", process.pid, wanted.cpu.unwrap_or_default()),
+        2 => bail!("process {}: node {} does not exist", process.pid, wanted.node.unwrap_or_default()),
+        other => bail!("process {} refused the request (status {other})", process.pid),
     }
 }
 

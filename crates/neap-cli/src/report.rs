@@ -42,7 +42,7 @@ pub(crate) struct Results {
 /// Median and spread of the ratios of paired rounds.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Ratio {
-    /// The figure it became, or nothing if it is only shown.
+    /// Name of the figure that holds the ratio; `None` if the ratio only stands in a table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) figure: Option<String>,
     pub(crate) workload: String,

@@ -127,7 +127,7 @@ pub(crate) fn change_setting(process: &ProcessStatus, page: &Page, setting: Sett
              a closed descriptor takes their place; NEAP=profile:on tells the reason at its start",
             process.pid
         ),
-        other => bail!("process {} refused, for reason {other}", process.pid),
+        other => bail!("process {} refused the request (status {other})", process.pid),
     }
 }
 

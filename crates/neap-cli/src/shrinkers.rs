@@ -46,7 +46,7 @@ pub(crate) struct ShrinkersOptions {
     subject: Subject,
     /// The shrinker's name; all that have it
     name: String,
-    /// How many objects it is to look at, of each group and node
+    /// Number of objects to scan, for each group and node
     objects: u64,
     /// Only of the group at this path
     #[arg(long, value_name = "PATH")]

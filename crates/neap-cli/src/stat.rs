@@ -60,7 +60,7 @@ pub(crate) struct StatOptions {
     /// Compare what it is charged, believes to have and has resident instead
     #[arg(long, conflicts_with_all = ["percpu", "groups", "shrinkers"])]
     reconcile: bool,
-    /// Also what is left of groups that are gone
+    /// Also count deleted groups, and list their ids that are still in use
     #[arg(long, requires = "groups")]
     dead: bool,
     /// Write a page with the chunks' maps

@@ -284,7 +284,7 @@ fn text_of_a_process_is_escaped_in_every_output() {
         "{text}"
     );
     hostile.refuses("group", &["a/b/../..", "max=1m"], "has no group");
-    hostile.refuses("group", &["a\\nb\\r", "max=1m"], "refused, for reason 4");
+    hostile.refuses("group", &["a\\nb\\r", "max=1m"], "refused the request (status 4)");
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub struct Limit {
     pub group: GroupId,
     /// Its `max`, in bytes.
     pub max: u64,
-    /// Bytes that it was charged.
+    /// Bytes charged to that group at the time of the refusal.
     pub charged: u64,
     /// Requested bytes.
     pub need: u64,

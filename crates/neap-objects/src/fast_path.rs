@@ -39,7 +39,7 @@ impl KindEntry {
     /// Bytes of the arena that an entry stands for, on every page size, as a power of two.
     pub const SHIFT: u32 = 12;
 
-    /// The shift of the kind map as a side table.
+    /// Binary logarithm of the bytes of arena for a byte of the kind map. An entry has four bytes.
     pub const TABLE_SHIFT: u8 = 10;
 
     /// The class of the objects in the range; [`Class::NONE`] if there are none.

@@ -228,7 +228,8 @@ impl SlabTable {
         // SAFETY: the number was just given to this caller alone, and `is_mapped` found its
         // descriptor mapped.
         unsafe { self.pointer(id).write(slab) };
-        // SAFETY: the bitmap follows the descriptor and is the caller's alone, too.
+        // SAFETY: the bitmap lies in the stride of the descriptor, both ends of which `is_mapped`
+        // found mapped when the number was first given out. No other thread has the number.
         let words = unsafe { self.words(id, shape.objects).as_mut() };
         words.fill(0);
         bitmap::set_range(words, 0, shape.objects as usize);

@@ -36,7 +36,7 @@ pub enum List {
     /// The slot of its longest free run: at least `2^(n + 2)` bytes per CPU, and less than twice
     /// that. 0: no allocation fits.
     Slot(usize),
-    /// It was emptied, and is used after fuller ones.
+    /// The list of chunks whose empty pages were released. Allocations try all slots first.
     Sidelined,
     /// It has no rows.
     Free,

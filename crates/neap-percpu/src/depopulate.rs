@@ -385,7 +385,8 @@ struct Gathered {
 }
 
 impl State {
-    /// Isolates all wholly free chunks except the first.
+    /// Isolates all wholly free chunks except the first: gives their empty pages to the worker,
+    /// which releases them.
     fn isolate_spares(&mut self) {
         let free = self.lists.free();
         while let Some(first) = self.lists.head(free) {

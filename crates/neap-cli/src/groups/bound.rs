@@ -86,7 +86,7 @@ pub(crate) fn change(channel: &ControlChannel<'_>, group: &ReportedGroup, bound:
     match channel.ask(&request)? {
         0 => Ok(format!("{} {} (was {})", bound.name(), shown(bytes), shown(before))),
         NO_SUCH_GROUP => bail!("group \"{}\" is gone", group.name),
-        other => bail!("the process refused, for reason {other}"),
+        other => bail!("the process refused the request (status {other})"),
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct ReportedGroup {
     pub(crate) bounds: [u64; Bound::ALL.len()],
     /// Bytes of its own, by kind.
     pub(crate) kinds: [u64; Kind::ALL.len()],
-    /// Those of the groups below it included.
+    /// Counts by kind of event, with the events of the groups below this group.
     pub(crate) events: [u64; Event::ALL.len()],
     pub(crate) local_events: [u64; Event::ALL.len()],
     /// Bytes of its own that are not in use: stocked, or kept by caches.

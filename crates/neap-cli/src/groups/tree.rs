@@ -60,10 +60,13 @@ fn shown(group: Option<&ReportedGroup>) -> &str {
 
 /// Writes what is left of deleted groups.
 pub(super) fn write_dead(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
-    writeln!(output, "\nDeleted groups on their way out: {}.", seen.dying)?;
+    writeln!(output, "\nDeleted groups that wait for a grace period: {}.", seen.dying)?;
     match seen.gone.len() {
-        0 => writeln!(output, "Nothing is booked under the id of a group that is gone.")?,
-        count => writeln!(output, "Ids of groups that are gone, and what is booked under them: {count}.")?,
+        0 => writeln!(output, "No id of a deleted group is in use.")?,
+        count => writeln!(
+            output,
+            "Ids of deleted groups that are still in use: {count}. Charged bytes, and the group that owns them:"
+        )?,
     }
     let groups: BTreeMap<u64, &ReportedGroup> = seen.groups.iter().map(|group| (group.id, group)).collect();
     for gone in &seen.gone {

@@ -44,7 +44,7 @@ pub(crate) struct SampledAllocation {
     pub(crate) number: u64,
     pub(crate) time: u64,
     pub(crate) size: u64,
-    /// Bytes between two samples, on average, when it was taken.
+    /// Average bytes between two samples at the time of this sample.
     pub(crate) mean: u64,
     /// Id of the memory group; 0: none.
     pub(crate) group: u64,

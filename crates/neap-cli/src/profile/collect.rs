@@ -28,12 +28,13 @@ pub(crate) struct Amount {
 }
 
 impl Amount {
-    /// What a sample stands for.
+    /// Estimates the allocations that a sample stands for: their number, bytes and variance.
     pub(crate) fn of(sample: &SampledAllocation) -> Amount {
         Amount::of_size(sample.size, sample.mean)
     }
 
-    /// What a sample of `bytes` stands for, by the bytes between two samples.
+    /// Estimates the allocations that a sample of `bytes` bytes stands for. `mean` is the average
+    /// number of bytes between two samples.
     fn of_size(bytes: u64, mean: u64) -> Amount {
         let size = bytes.max(1) as f64;
         // A mean of 0 is damage, and one byte means that every allocation is sampled.
@@ -100,7 +101,8 @@ pub(crate) struct SumCell {
     /// Allocated since the profile began.
     pub(crate) allocated: Amount,
     peak: Amount,
-    /// The peak that `peak` is of.
+    /// Number of the peak at which `peak` was stored. If [`Collector::peaks`] is higher, `live` has
+    /// not changed since the last peak, and is the value at that peak.
     peak_of: u64,
 }
 
@@ -109,7 +111,7 @@ pub(crate) struct SumCell {
 pub(crate) struct SeenStack {
     pub(crate) frames: Rc<[CodePlace]>,
     pub(crate) samples: u64,
-    /// Those of the samples whose stack goes on, and could not be followed to its start.
+    /// Number of the samples whose callers were not found up to the start of the thread.
     pub(crate) incomplete: u64,
 }
 
@@ -276,7 +278,7 @@ impl Collector {
     /// number is at most `read`.
     ///
     /// # Errors
-    /// Those of `slots`, which gives each slot to its argument.
+    /// The error of `slots`, which calls its argument with each slot.
     pub(crate) fn reconcile<E>(
         &mut self,
         slots: impl FnOnce(&mut dyn FnMut(SampledAllocation)) -> Result<(), E>,

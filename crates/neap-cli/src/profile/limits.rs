@@ -42,7 +42,7 @@ impl Default for ProfileLimits {
 }
 
 impl ProfileLimits {
-    /// Those of a user's own process.
+    /// Bounds for a process of the user that runs the command.
     pub(crate) const OWN: ProfileLimits = ProfileLimits {
         file_bytes: 512 << 20,
         files: 16 << 10,
@@ -60,7 +60,7 @@ impl ProfileLimits {
         folded_frames: 8 << 20,
     };
 
-    /// Those of a process of another user.
+    /// Bounds for a process of another user.
     pub(crate) const FOREIGN: ProfileLimits = ProfileLimits {
         file_bytes: 12 << 20,
         files: 512,
@@ -78,12 +78,12 @@ impl ProfileLimits {
         folded_frames: 1 << 15,
     };
 
-    /// Those for a process. `is_trusted`: as if it were the user's own.
+    /// Returns the bounds for a process: [`ProfileLimits::OWN`] if `is_trusted`, else by its user.
     pub(crate) fn of(process: &ProcessStatus, is_trusted: bool) -> ProfileLimits {
         if is_trusted { ProfileLimits::OWN } else { ProfileLimits::of_user(&process.user) }
     }
 
-    /// Those for a process or a file of a user, by the number.
+    /// Returns the bounds for a process or a file of the user whose number is the text `user`.
     pub(crate) fn of_user(user: &str) -> ProfileLimits {
         // SAFETY: a query without side effects.
         if user == unsafe { libc::geteuid() }.to_string() { ProfileLimits::OWN } else { ProfileLimits::FOREIGN }

@@ -30,7 +30,7 @@ const MOST_LINES: usize = 64;
 /// memory holds.
 const LONGEST_MANGLED: usize = 4096;
 const LONGEST_DEMANGLED: usize = 4096;
-/// Bytes that a name counts for beyond its text.
+/// Bytes by which a name counts towards [`ProfileLimits::name_bytes`], besides its text.
 const NAME: usize = 128;
 
 /// A function on a stack, or inlined into one.

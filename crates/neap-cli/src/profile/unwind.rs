@@ -1,4 +1,5 @@
-//! The callers of a sampled allocation, from its registers and the copy of its stack.
+//! Finds the callers of a sampled allocation, from the registers and the copy of the stack that
+//! the sample contains.
 //!
 //! Files of the process give the unwind information; where there is none, frame pointers are
 //! followed. A frame is kept as a file and an address in it, which outlast the mapping. Frames of
@@ -22,7 +23,7 @@ use super::perf_map::{PerfMap, has_trampolines, trampoline_sections};
 
 /// Frames of a stack that are kept.
 const MOST_FRAMES: usize = 512;
-/// Bytes that a module counts for, besides its unwind information.
+/// Bytes that a module takes from the [`Budget`], besides those of its unwind information.
 const MODULE: usize = 1 << 10;
 /// Time after which mappings are read again, as a library may have been replaced by another; and
 /// the least time between two readings.
@@ -99,7 +100,7 @@ pub(crate) struct Unwinder {
     /// Executable memory that is of no file: generated code.
     generated: Vec<Range<u64>>,
     read_at: Option<Instant>,
-    /// Those of it that are trampolines of Python.
+    /// Ranges of `generated` that hold trampolines of Python.
     trampolines: Vec<Range<u64>>,
     /// Names of generated code, opened when such code was first seen.
     perf_map: Option<PerfMap>,

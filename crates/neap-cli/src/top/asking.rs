@@ -94,7 +94,8 @@ impl Query {
 }
 
 impl Asking {
-    /// Starts the thread. It ends with this value, or after the answer that it waits for.
+    /// Starts the thread that makes the requests. The thread ends when the returned value is
+    /// dropped. If a request is under way then, the thread ends after the answer.
     pub(super) fn start(asked: Asked) -> Asking {
         let (wanted, requests) = channel();
         let (sender, answers) = channel();

@@ -87,8 +87,9 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits for each of `cpus` lists over `managed` pages. If `watermarks` are given, these are
-    /// all pages there are.
+    /// Returns the limits of `cpus` lists that share a zone of `managed` pages. With a budget,
+    /// `managed` is the zone's part of it, and `watermarks` are its thresholds. Without a budget,
+    /// `managed` is a nominal size, and `watermarks` are zero.
     pub fn new(managed: u32, cpus: usize, page_shift: u32, watermarks: Watermarks) -> Limits {
         let fixed = Fixed::new(managed, cpus, page_shift);
         Limits { fixed, ceiling: managed / 8 / cpus as u32, scale: DOUBLINGS, cpus: cpus as u32, watermarks }
@@ -237,7 +238,8 @@ pub trait Policy: Copy + core::fmt::Debug {
     /// Whether owners lock their lists. It is `false` in benchmarks only.
     const LOCKED: bool = true;
 
-    /// The state of a new list, and of one that was not used for some seconds.
+    /// Returns the initial state of a list. A requested drain and a change of the limits reset a
+    /// list to this state; [`Adaptive`] also does so after two seconds without use.
     fn new(limits: &Limits) -> Self;
 
     /// The most pages that the list keeps at the moment.

@@ -44,7 +44,7 @@ const MOST_NAMES: usize = 1 << 12;
 const LINE: usize = 8 << 10;
 /// Groups of a path, at most.
 const DEEPEST: usize = 64;
-/// Bytes of the text that stay for its last lines.
+/// Bytes at the end of the text that are reserved for its last two lines.
 const LAST_LINES: usize = 64;
 
 /// Words of a block, of a record without its stack, of a slot, and of a header.

@@ -293,7 +293,10 @@ fn tables(session: &Session, programs: &[&'static str]) -> String {
     format!("{peaks}\n{times}\n{faults}\n{kept}{notes}\n")
 }
 
-/// Reads standard output up to the end of a line with `word`.
+/// Reads the standard output of `process` until a line ends with `word`.
+///
+/// # Errors
+/// The output cannot be read, or the program ended before such a line.
 fn read_until(process: &mut process::Process, output: &mut Output, word: &str) -> Result<()> {
     let mut text = Vec::new();
     process.read(|bytes| {
