@@ -64,6 +64,12 @@ static void *tagged(void *block) {
 #endif
 }
 
+/* free_sized of C23, where the library has it. */
+static void sized_free(void *block, size_t size) {
+    void (*free_sized)(void *, size_t) = (void (*)(void *, size_t))dlsym(RTLD_DEFAULT, "free_sized");
+    free_sized ? free_sized(block, size) : free(block);
+}
+
 static void tags_are_ignored(void) {
     for (int i = 0; i < SIZES; i++) {
         size_t size = sizes[i] + 1;
@@ -75,6 +81,7 @@ static void tags_are_ignored(void) {
         unsigned char *smaller = realloc(tagged(larger), size);
         CHECK(smaller && marked(smaller, size, size), "realloc back to %zu", size);
         free(tagged(smaller));
+        sized_free(tagged(malloc(size)), size);
     }
 }
 
@@ -199,11 +206,7 @@ static void the_rest(void) {
     fill(array, 1000, 5);
     array = reallocarray(array, 100, 40);
     CHECK(array && differs(array, 1000, 5) == 1000, "reallocarray to 4000 bytes");
-    void (*free_sized)(void *, size_t) = (void (*)(void *, size_t))dlsym(RTLD_DEFAULT, "free_sized");
-    if (free_sized)
-        free_sized(array, 4000);
-    else
-        free(array);
+    sized_free(array, 4000);
     void (*free_aligned)(void *, size_t, size_t) = (void (*)(void *, size_t, size_t))dlsym(RTLD_DEFAULT, "free_aligned_sized");
     void *aligned = aligned_alloc(256, 1024);
     CHECK(aligned, "aligned_alloc(256, 1024)");

@@ -150,6 +150,7 @@ const MORE: &[Step] = &[
     ("musl", || musl::test().map(|()| None)),
     ("vm", || vm::command(&[]).map(|()| None)),
     ("vm, arm64", || vm::command(&["--target".into(), target::ARM64.into()]).map(|()| None)),
+    ("vm, arm64, suite", || vm::command(&["--target".into(), target::ARM64.into(), "--suite".into()]).map(|()| None)),
 ];
 
 /// Runs every step and sums up.

@@ -70,6 +70,12 @@ impl Builder {
     }
 }
 
+impl Drop for Builder {
+    fn drop(&mut self) {
+        let _ = self.remove();
+    }
+}
+
 /// The command.
 pub(crate) fn check() -> Result<()> {
     if capture(command("id", ["-u"]))?.trim() != "0" {
@@ -137,6 +143,9 @@ fn build(builder: &Builder, folder: &Path) -> Result<()> {
         home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo"))).context("cargo's home")?;
     let registry = home.join("registry");
     fs::create_dir_all(&registry)?;
+    // The lock of this machine's cargo, which the one in the container does not see.
+    let lock = fs::File::options().create(true).append(true).open(home.join(".package-cache"))?;
+    lock.lock()?;
     let mut build = builder.command(&["build", "--pull-never", "--tag", NAME, "--file"]);
     build.arg(root.join(DOCKERFILE)).arg("--ignorefile").arg(root.join(format!("{DOCKERFILE}.dockerignore")));
     build.arg("--volume").arg(format!("{}:/usr/local/cargo/registry", registry.display()));

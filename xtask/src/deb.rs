@@ -170,27 +170,56 @@ fn lint(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel start arm64's programs by an emulator that needs no file of the root it runs in.
-fn emulate() -> Result<()> {
+/// The kernel's entry of the emulator for arm64.
+const ENTRY: &str = "/proc/sys/fs/binfmt_misc/qemu-aarch64";
+
+/// The kernel starts arm64's programs by an emulator. Ends that if this run began it.
+struct Emulation {
+    is_ours: bool,
+}
+
+impl Drop for Emulation {
+    fn drop(&mut self) {
+        if self.is_ours {
+            let _ = run(command("update-binfmts", ["--disable", "qemu-aarch64"]));
+        }
+    }
+}
+
+/// Whether the kernel starts arm64's programs by an emulator that needs no file of the root it runs
+/// in (the flag `F`).
+fn is_emulated() -> bool {
+    let is_fixed = |line: &str| line.strip_prefix("flags: ").is_some_and(|flags| flags.contains('F'));
+    fs::read_to_string(ENTRY).is_ok_and(|entry| entry.starts_with("enabled") && entry.lines().any(is_fixed))
+}
+
+/// Has the kernel start arm64's programs by an emulator.
+fn emulate() -> Result<Emulation> {
     let missing = |what: &str| Skipped(format!("{ARM64}: SKIPPED, the packages were not installed: {what}"));
     let packages = ["qemu-user-static", "binfmt-support"];
     for (program, package) in [("qemu-aarch64-static", packages[0]), ("update-binfmts", packages[1])] {
         need(program, &[package]).map_err(|error| missing(&format!("{error:#}")))?;
     }
     // Enabled at the start of a system that has a service for it.
-    if !Path::new("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists() {
-        run(command("update-binfmts", ["--enable", "qemu-aarch64"])).map_err(|error| missing(&format!("{error:#}")))?;
+    if is_emulated() {
+        return Ok(Emulation { is_ours: false });
     }
-    Ok(())
+    run(command("update-binfmts", ["--enable", "qemu-aarch64"])).map_err(|error| missing(&format!("{error:#}")))?;
+    let emulation = Emulation { is_ours: true };
+    ensure!(is_emulated(), missing(&format!("{ENTRY} is not enabled with the flag F")));
+    Ok(emulation)
 }
 
 /// Runs `contrib/debian/test.sh` in a new root, which is gone afterwards.
 fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>) -> Result<()> {
     need("mmdebstrap", &["mmdebstrap"])?;
-    if let Some(target) = other {
-        ensure!(target == ARM64, "packages for {target} cannot be used here");
-        emulate()?;
-    }
+    let _emulation = match other {
+        None => None,
+        Some(target) => {
+            ensure!(target == ARM64, "packages for {target} cannot be used here");
+            Some(emulate()?)
+        }
+    };
     let stage = folder.join("stage");
     fs::create_dir_all(stage.join("packages"))?;
     for package in packages {

@@ -100,7 +100,7 @@ usage: cargo xtask COMMAND [arguments]
   kernel-percpu               what the kernel's per-CPU allocator gives back when 10 000 of 11 000 memory cgroups go
   vm [--target aarch64-unknown-linux-gnu] [--suite] [NAME...]
                               tests on a virtual machine with 4 CPUs, 2 nodes and an isolated CPU;
-                              with --suite all tests and programs of what ships
+                              with --suite all tests of the libraries and programs
   ci [--full]                 everything that .ci/run runs; all tests that take long as well
 ";
 

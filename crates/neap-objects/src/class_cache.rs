@@ -17,8 +17,7 @@
 //! stored for other processes first.
 
 use crate::live::ClassCell;
-use crate::sheaf::SheafCounts;
-use crate::sheaf::{Sheaf, SheafList};
+use crate::sheaf::{Sheaf, SheafCounts, SheafList};
 use crate::slab::{On, SlabId, SlabList, SlabTable};
 use core::ops::{Deref, DerefMut, Range};
 use neap_base::Mutex;

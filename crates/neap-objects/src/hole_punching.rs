@@ -28,8 +28,7 @@ use crate::slab::{On, SlabId};
 use crate::slab_free::Loose;
 use neap_base::Platform;
 use neap_base::platform::memory::Range;
-use neap_pages::Extent;
-use neap_pages::{MOST_PAGES, Report};
+use neap_pages::{Extent, MOST_PAGES, Report};
 
 /// Number of slabs handled under one hold of a class's lock.
 const HOLD: usize = 32;

@@ -15,8 +15,7 @@ mod instance;
 
 use instance::{Opened, rseq};
 use neap_base::{Linux, Platform};
-use neap_objects::charged::GateSide;
-use neap_objects::charged::Owned;
+use neap_objects::charged::{GateSide, Owned};
 use neap_objects::cpu_caches::Attempt;
 use neap_objects::fast_path::FreeOutcome;
 use neap_objects::region::StackId;

@@ -14,8 +14,7 @@
 use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::Extent;
-use crate::release::{ReleasePass, Report, Turn};
+use crate::release::{Extent, ReleasePass, Report, Turn};
 use crate::units::CHUNK;
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;

@@ -4,8 +4,7 @@
 //! Bugs of parts that pages do not have are left out: sheaves allocated from the cache they serve
 //! (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides (B7).
 
-use crate::give_back::Drain;
-use crate::give_back::DrainSum;
+use crate::give_back::{Drain, DrainSum};
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use crate::page_lists::Why;
 use crate::units::Exhausted;

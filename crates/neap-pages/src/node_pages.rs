@@ -13,8 +13,7 @@
 //! This module has no lock of its own.
 
 use crate::frames::Frames;
-use crate::give_back::Drain;
-use crate::give_back::DrainSum;
+use crate::give_back::{Drain, DrainSum};
 use crate::live::ZoneCell;
 use crate::page_snapshot::PIECE;
 use crate::pages::Pages;
@@ -26,9 +25,8 @@ use crate::units::{Block, CHUNK, Exhausted};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use neap_base::live::Link;
-use neap_base::platform::Errno;
-use neap_base::platform::Handover;
 use neap_base::platform::nodes::MAX_NODES;
+use neap_base::platform::{Errno, Handover};
 use neap_base::{Finding, Order, Pfn, Platform};
 use neap_os::topology::CpuSet;
 

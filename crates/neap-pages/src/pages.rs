@@ -11,8 +11,7 @@
 //! This module has no lock of its own. System calls are made with none held but the arena's growth
 //! mutex.
 
-use crate::arena::MappedBytes;
-use crate::arena::Shared;
+use crate::arena::{MappedBytes, Shared};
 use crate::buddy::{Buddy, Memory, take_out};
 use crate::chains::{Chain, TOUCHED};
 use crate::frames::{Frames, State};

@@ -5,8 +5,7 @@
 //! empty, and other chunks hold enough reserve, the chunk is *isolated*. Its empty pages leave the
 //! reserve, no row is placed in it, and the worker empties it.
 
-use crate::chunk::NewPages;
-use crate::chunk::{Chunks, Header, NONE};
+use crate::chunk::{Chunks, Header, NONE, NewPages};
 use crate::chunk_buckets::{Lists, slot};
 use crate::geometry::{CLASSES, GRANULE, Geometry, LINE, is_multiple};
 use crate::handle::{Handle, Invalid};

@@ -6,8 +6,7 @@ mod lists;
 use core::sync::atomic::Ordering::Relaxed;
 use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
 use neap_groups::GroupId;
-use neap_reclaim::lru::By;
-use neap_reclaim::lru::{End, LruStatus, Site, Walked};
+use neap_reclaim::lru::{By, End, LruStatus, Site, Walked};
 use neap_testing::random::{Random, number, seed};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -4,8 +4,8 @@
 //! The first lines of an entry point are the fast path, which is inlined. All else is out of line
 //! and inside the fork gate, but for one try at an Atomic CPU's stack, whose lock fork takes.
 //!
-//! A function of this crate that must run inside the gate takes [`Inside`]. A function that enters
-//! the gate, or calls one that does, is called outside.
+//! A function that takes [`Inside`] runs inside the gate. A function that enters the gate, or calls
+//! one that does, is called outside.
 //!
 //! A new `Mm` is a constant. Its first call opens it, by the function in its [`Hooks`].
 //!
@@ -504,8 +504,9 @@ impl<P: Platform> Mm<P> {
     #[cold]
     #[inline(never)]
     fn free_named_slow(&self, pointer: *mut u8, size: NamedSize) {
+        let pointer = untagged(pointer);
         match self.core_if_open().filter(|core| core.options.check && !pointer.is_null()) {
-            Some(core) => self.free_checked(core, untagged(pointer), Some(size), "sized free"),
+            Some(core) => self.free_checked(core, pointer, Some(size), "sized free"),
             None => self.free_slow(pointer),
         }
     }

@@ -121,8 +121,7 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Calls `read` with what is recorded and the area. `None` if there is no area. Not inside the
-    /// gate.
+    /// Calls `read` with what is recorded and the area. `None` if there is no area.
     pub(crate) fn with_samples<R>(&self, mm: &Mm<P>, read: impl FnOnce(&Recorder, &AreaHeader) -> R) -> Option<R> {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let area = self.page.samples()?;

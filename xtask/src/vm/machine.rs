@@ -7,7 +7,7 @@
 use core::time::Duration;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
 use crate::process::{command, observe};
 use crate::target::Target;
@@ -120,11 +120,7 @@ pub(crate) fn run(target: Target, machine: &Machine, shape: Shape, initrd: &Path
     }
     shape.nodes().iter().for_each(|node| _ = qemu.args(["-numa", node]));
     qemu.args(["-nodefaults", "-nic", "none", "-nographic", "-serial", "stdio", "-no-reboot"]);
-    let kernel = match shape {
-        Shape::TwoNodes | Shape::Memoryless => &machine.kernel,
-        Shape::Realtime => &machine.realtime,
-        Shape::Old => &machine.old,
-    };
+    let kernel = machine.kernel(shape).map_err(|error| anyhow!("{error:#}"))?;
     qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
     qemu.args(["-append", &format!("console={console} loglevel=2 isolcpus=3 nohz_full=3 panic=-1")]);
     let found = observe(qemu, Duration::from_secs(u64::from(limit + BOOT)))?;

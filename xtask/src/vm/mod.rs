@@ -259,11 +259,11 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
     };
     let scratch = folder.join("programs");
     std::fs::create_dir_all(&scratch)?;
-    let (guests, batch) = match is_suite {
-        true => (suite::guests(&mut machines.report, target, &scratch)?, suite::BATCH),
-        false => (lanes(target), usize::MAX),
-    };
     let chosen = |name: &str| names.is_empty() || names.iter().any(|wanted| name.contains(wanted.as_str()));
+    let (guests, batch) = match is_suite {
+        true => (suite::guests(&mut machines.report, target, &scratch, &chosen)?, suite::BATCH),
+        false => (lanes(target).into_iter().filter(|guest| chosen(&guest.name)).collect(), usize::MAX),
+    };
     if let Some(unknown) = names.iter().find(|name| !guests.iter().any(|guest| guest.name.contains(name.as_str()))) {
         bail!("vm: no test's name contains `{unknown}`");
     }
@@ -300,6 +300,11 @@ struct Machines {
 impl Machines {
     /// Runs some tests on one machine. `files` are for all machines.
     fn run(&mut self, shape: Shape, guests: &[&Guest], files: &Files) -> Result<()> {
+        if let Err(error) = self.found.kernel(shape) {
+            let reason = format!("no kernel: {error:#}");
+            guests.iter().for_each(|guest| self.report.skip(&guest.name, &reason));
+            return Ok(());
+        }
         let lines: Vec<(&str, u32)> = guests.iter().map(|guest| (&*guest.line, guest.limit)).collect();
         let own = guests.iter().flat_map(|guest| &guest.files);
         let mut files = files.clone();

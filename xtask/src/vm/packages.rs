@@ -7,10 +7,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 
 use crate::process::{capture, command, which};
 use crate::target::Target;
+use crate::vm::machine::Shape;
 
 /// Files needed to boot.
 #[derive(Debug)]
@@ -19,12 +20,23 @@ pub(crate) struct Machine {
     pub(crate) qemu: (PathBuf, Option<PathBuf>),
     /// The kernel's image.
     pub(crate) kernel: PathBuf,
-    /// That of a kernel with realtime preemption.
-    pub(crate) realtime: PathBuf,
-    /// That of an older release of Debian.
-    pub(crate) old: PathBuf,
+    /// That of a kernel with realtime preemption, or the reason why there is none.
+    pub(crate) realtime: Result<PathBuf>,
+    /// That of an older release of Debian, or the reason.
+    pub(crate) old: Result<PathBuf>,
     /// A shell and its tools, in one file without libraries.
     pub(crate) busybox: PathBuf,
+}
+
+impl Machine {
+    /// The kernel of a shape, or the reason why there is none.
+    pub(crate) fn kernel(&self, shape: Shape) -> Result<&Path, &Error> {
+        match shape {
+            Shape::TwoNodes | Shape::Memoryless => Ok(&self.kernel),
+            Shape::Realtime => self.realtime.as_deref(),
+            Shape::Old => self.old.as_deref(),
+        }
+    }
 }
 
 /// Finds or downloads everything.
@@ -57,7 +69,8 @@ fn obtain_arm64(folder: &Path) -> Result<Machine> {
     }
     let kernel = kernel_with(&options, folder, &root, "linux-image-cloud-arm64")?;
     ensure!(busybox.exists(), "the packages do not hold what their names say");
-    Ok(Machine { qemu: (qemu, None), realtime: kernel.clone(), old: kernel.clone(), kernel, busybox })
+    let none = || Err(anyhow!("for x86-64 alone"));
+    Ok(Machine { qemu: (qemu, None), kernel, realtime: none(), old: none(), busybox })
 }
 
 fn obtain_native(folder: &Path) -> Result<Machine> {
@@ -67,7 +80,7 @@ fn obtain_native(folder: &Path) -> Result<Machine> {
         unpack(folder, &root, &["busybox-static".into()])?;
     }
     let cloud = kernel(folder, &root, "linux-image-cloud-amd64")?;
-    let realtime = kernel(folder, &folder.join("realtime"), "linux-image-rt-amd64")?;
+    let realtime = kernel(folder, &folder.join("realtime"), "linux-image-rt-amd64");
     let own = root.join("usr/bin/qemu-system-x86_64");
     let qemu = match which("qemu-system-x86_64") {
         Some(installed) => (installed, None),
@@ -79,7 +92,7 @@ fn obtain_native(folder: &Path) -> Result<Machine> {
         }
     };
     ensure!(qemu.0.exists() && busybox.exists(), "the packages do not hold what their names say");
-    Ok(Machine { qemu, kernel: cloud, realtime, old: old_kernel(folder)?, busybox })
+    Ok(Machine { qemu, kernel: cloud, realtime, old: old_kernel(folder), busybox })
 }
 
 /// A release of Debian with Linux 5.10, the last one before `MADV_POPULATE_WRITE`.
@@ -91,9 +104,12 @@ fn old_kernel(folder: &Path) -> Result<PathBuf> {
     if let Some(image) = image(&root) {
         return Ok(image);
     }
-    let repositories = capture(command("apt-get", ["indextargets", "--format", "$(REPO_URI)"]))?;
-    let is_archive = |uri: &&str| uri.trim_end_matches('/').ends_with("/debian");
-    let mirror = repositories.lines().find(is_archive).context("apt has no archive of Debian")?;
+    let repositories = capture(command("apt-get", ["indextargets", "--format", "$(ORIGIN) $(REPO_URI)"]))?;
+    let archive = |line: &str| {
+        let uri = line.strip_prefix("Debian ")?;
+        uri.trim_end_matches('/').ends_with("/debian").then(|| uri.to_string())
+    };
+    let mirror = repositories.lines().find_map(archive).context("apt has no archive of Debian")?;
     let (list, lists) = (folder.join("old.list"), folder.join("old-lists"));
     fs::write(&list, format!("deb {mirror} {OLD_RELEASE} main\n"))?;
     fs::create_dir_all(lists.join("partial"))?;

@@ -26,12 +26,17 @@ const LIMIT: u32 = 900;
 /// What is left out, by the name of a crate's test program or of a C program's file.
 const LEFT: &[Left] = &[("unwind_steps.c", "single-steps by a flag of x86-64")];
 
-/// Tests that are left out, by a part of their name.
-const LEFT_TESTS: &[Left] = &[];
-
-/// The tests. `scratch` takes their files.
-pub(super) fn guests(report: &mut Report, target: Target, scratch: &Path) -> Result<Vec<Guest>> {
+/// The tests whose names pass `chosen`. `scratch` takes their files.
+pub(super) fn guests(
+    report: &mut Report,
+    target: Target,
+    scratch: &Path,
+    chosen: &dyn Fn(&str) -> bool,
+) -> Result<Vec<Guest>> {
     let mut is_there = |name: &str| {
+        if !chosen(name) {
+            return false;
+        }
         let left = LEFT.iter().find(|(left, _)| *left == name);
         left.inspect(|(name, reason)| report.skip(name, reason)).is_none()
     };
@@ -42,7 +47,6 @@ pub(super) fn guests(report: &mut Report, target: Target, scratch: &Path) -> Res
         let name = Cow::Owned(name.to_string());
         Guest { name, shape: Shape::TwoNodes, line: Cow::Owned(line), limit: LIMIT, files }
     };
-    let skips: String = LEFT_TESTS.iter().map(|(name, _)| format!(" --skip {name}")).collect();
     let mut all = Vec::new();
     let crates: Vec<&str> = tidy::RING_0.iter().filter(|name| !tidy::LOADED.contains(name)).copied().collect();
     for (name, program) in tests(target, &crates)?.iter().filter(|(name, _)| is_there(name)) {
@@ -50,7 +54,7 @@ pub(super) fn guests(report: &mut Report, target: Target, scratch: &Path) -> Res
         let mut strip = command(&target.tool("strip"), ["--strip-debug", "-o"]);
         strip.arg(&stripped).arg(program);
         capture(strip)?;
-        all.push(one(name, format!("{}{skips}", stripped.display()), vec![stripped]));
+        all.push(one(name, format!("'{}'", stripped.display()), vec![stripped]));
     }
     for line in programs::lines() {
         let (file, arguments) = line.split_once(' ').unwrap_or((&line, ""));
@@ -59,7 +63,7 @@ pub(super) fn guests(report: &mut Report, target: Target, scratch: &Path) -> Res
         }
         let source = layout::root().join("tests/programs").join(file);
         let (program, mut files) = programs::compile_with_libraries(target, &source, scratch)?;
-        let line = format!("cd {} && LD_PRELOAD=$PRELOAD {} {arguments}", scratch.display(), program.display());
+        let line = format!("cd '{}' && LD_PRELOAD=$PRELOAD '{}' {arguments}", scratch.display(), program.display());
         files.push(program);
         all.push(one(file, line, files));
     }

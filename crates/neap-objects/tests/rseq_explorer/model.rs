@@ -70,6 +70,7 @@ pub const WORDS: usize = REGION + REGIONS * STRIDE;
 pub const DEPTH: usize = 4;
 /// Mark of a release in a buffer.
 pub const RELEASE: u16 = 1 << 10;
+const _: () = assert!((WORDS as u16) < RELEASE >> 4);
 
 /// Words of scenarios with readers, in the place of the regions, which are unused then: the phase
 /// in which readers count, the number of the object that they find, and the lowest number of an

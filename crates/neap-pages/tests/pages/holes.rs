@@ -11,8 +11,7 @@ use core::cell::Cell;
 use neap_base::platform::memory::Range;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
-use neap_pages::Extent;
-use neap_pages::Report;
+use neap_pages::{Extent, Report};
 use neap_testing::probe::Probe;
 use neap_testing::random::{Random, seed};
 

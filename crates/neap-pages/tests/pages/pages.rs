@@ -5,8 +5,7 @@ use crate::machine::{Held, Opened, PAGE_SIZES, give, resident, shape, take_block
 use neap_base::platform::memory;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn, Platform};
-use neap_pages::DrainSum;
-use neap_pages::{Drain, Exhausted, Part, Shape};
+use neap_pages::{Drain, DrainSum, Exhausted, Part, Shape};
 use neap_testing::random::{Random, seed};
 
 fn machines() -> Vec<Virtual> {

@@ -41,7 +41,7 @@ pub fn headroom() -> Option<Headroom> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Records a look, and has listeners told of a change. Not inside the gate.
+    /// Records a look, and has listeners told of a change.
     pub(crate) fn note_headroom(&self, mm: &Mm<P>, now: u64, room: Option<&Room>) {
         let (has_changed, pressure) = {
             let _inside = mm.gate.enter(self.objects.platform.cpu());

@@ -23,8 +23,7 @@ use neap_base::Platform;
 use neap_base::gate::Inside;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::stack;
-use neap_pages::Drain;
-use neap_pages::Extent;
+use neap_pages::{Drain, Extent};
 use neap_reclaim::{Asked, CountFn, DEFAULT_SEEKS, Host, ScanFn, ShrinkerError, Shrinkers, Spec, share};
 
 /// Seeks of memory that is released to the OS.

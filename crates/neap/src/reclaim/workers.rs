@@ -38,7 +38,7 @@ const LOOK: u64 = BUDGET / 4;
 const LEAST: usize = 4;
 impl<P: Platform> Core<P> {
     /// Reclaims for a charge at a limit, and returns the bytes that came back:
-    /// [`Reclaimer::reclaim`](neap_groups::Reclaimer::reclaim). Outside the gate.
+    /// [`Reclaimer::reclaim`](neap_groups::Reclaimer::reclaim).
     #[cold]
     pub(crate) fn reclaim_for_charge(&self, mm: &Mm<P>, group: GroupId, bytes: u64, manner: Manner) -> u64 {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return 0 };
@@ -240,8 +240,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// Makes a reclaimer if there are fewer than `least`, or than the jobs need. Returns whether
-    /// there is one now, or will be. Not inside the gate, nor within a call that allocates or
-    /// frees: making a thread allocates.
+    /// there is one now, or will be. Not within a call that allocates or frees: making a thread
+    /// allocates.
     pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
         if !self.may_have_reclaimers(mm) {

@@ -76,7 +76,7 @@ impl Draft<'_> {
 }
 
 /// Gathers a report on the shrinkers from index `from` on; with `skip`, on that shrinker alone, and
-/// its groups after the first `skip`. Outside the gate.
+/// its groups after the first `skip`.
 pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u32, skip: u32) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     let Some(reclaiming) = reclaiming else { return words };

@@ -66,8 +66,8 @@ impl<P: Platform> Core<P> {
         self.objects.helper.ring();
     }
 
-    /// Makes the thread, if there is none and one may be made. Returns whether it did. Not inside
-    /// the gate, nor in a call that allocates or frees.
+    /// Makes the thread, if there is none and one may be made. Returns whether it did. Not
+    /// in a call that allocates or frees.
     pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
         let Background { state, id, .. } = &self.background;
         // AWAKE before the thread exists: it will be.

@@ -16,8 +16,7 @@ use neap_base::Platform;
 use neap_base::gate::Inside;
 use neap_objects::size_class::Class;
 use neap_os::topology::CpuSet;
-use neap_pages::DrainSum;
-use neap_pages::Extent;
+use neap_pages::{DrainSum, Extent};
 
 /// Most further tries at skipped lists and stacks.
 pub(crate) const RETRIES: u32 = 8;
