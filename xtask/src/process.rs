@@ -5,8 +5,9 @@
 
 use core::time::Duration;
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -92,7 +93,16 @@ impl Outcome {
 
 /// Runs a program without input for at most `limit`, and collects its result. The time limit guards
 /// against a hang: it ends the program's whole process group, which is reported.
-pub(crate) fn observe(mut command: Command, limit: Duration) -> Result<Outcome> {
+pub(crate) fn observe(command: Command, limit: Duration) -> Result<Outcome> {
+    observe_lines(command, limit, |_| ())
+}
+
+/// Runs a program as [`observe`] does, and calls `hear` with each line of its standard output.
+pub(crate) fn observe_lines(
+    mut command: Command,
+    limit: Duration,
+    hear: impl Fn(&str) + Send + 'static,
+) -> Result<Outcome> {
     use std::os::unix::process::CommandExt;
     let mut child = command
         .stdin(Stdio::null())
@@ -101,16 +111,8 @@ pub(crate) fn observe(mut command: Command, limit: Duration) -> Result<Outcome> 
         .process_group(0)
         .spawn()
         .with_context(|| format!("cannot start `{}`", spelled(&command)))?;
-    let reader = |mut pipe: Box<dyn Read + Send>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            // A read error ends the stream: the comparison then shows the shorter output.
-            let _ = pipe.read_to_end(&mut bytes);
-            bytes
-        })
-    };
-    let stdout = reader(Box::new(child.stdout.take().context("no stdout pipe")?));
-    let stderr = reader(Box::new(child.stderr.take().context("no stderr pipe")?));
+    let stdout = reader(child.stdout.take().context("no stdout pipe")?, hear);
+    let stderr = reader(child.stderr.take().context("no stderr pipe")?, |_| ());
     let deadline = Instant::now() + limit;
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -127,6 +129,19 @@ pub(crate) fn observe(mut command: Command, limit: Duration) -> Result<Outcome> 
     let stdout = stdout.join().unwrap_or_default();
     let stderr = stderr.join().unwrap_or_default();
     Ok(Outcome { status, stdout, stderr })
+}
+
+/// Starts a thread that reads a pipe to its end, and calls `hear` with each line.
+fn reader(pipe: impl Read + Send + 'static, hear: impl Fn(&str) + Send + 'static) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let (mut pipe, mut bytes, mut start) = (BufReader::new(pipe), Vec::new(), 0);
+        // A read error ends the stream: the comparison then shows the shorter output.
+        while pipe.read_until(b'\n', &mut bytes).is_ok_and(|read| read > 0) {
+            hear(&String::from_utf8_lossy(&bytes[start..]));
+            start = bytes.len();
+        }
+        bytes
+    })
 }
 
 /// A command whose output goes nowhere.

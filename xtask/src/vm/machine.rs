@@ -4,12 +4,13 @@
 //! The console is the only output. Init prints a line before and after each test; the kernel's and
 //! the test's output is between them. A time limit ends a machine that hangs.
 
+use core::cell::Cell;
 use core::time::Duration;
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
 
-use crate::process::{command, observe};
+use crate::process::{command, observe_lines};
 use crate::target::Target;
 use crate::vm::packages::Machine;
 
@@ -98,8 +99,16 @@ pub(crate) fn init(lines: &[(&str, u32)]) -> String {
     text
 }
 
-/// Boots and waits for the end, at most `limit` seconds after the boot.
-pub(crate) fn run(target: Target, machine: &Machine, shape: Shape, initrd: &Path, limit: u32) -> Result<Console> {
+/// Boots and waits for the end, at most `limit` seconds after the boot. Calls `ended` with the
+/// index and the status of each test that has ended.
+pub(crate) fn run(
+    target: Target,
+    machine: &Machine,
+    shape: Shape,
+    initrd: &Path,
+    limit: u32,
+    ended: impl Fn(usize, i32) + Send + 'static,
+) -> Result<Console> {
     let (program, root) = &machine.qemu;
     let console = if target == Target::Arm64 { "ttyAMA0" } else { "ttyS0" };
     let mut qemu = command(&program.to_string_lossy(), ["-accel", "tcg,thread=multi", "-cpu", "max"]);
@@ -123,7 +132,13 @@ pub(crate) fn run(target: Target, machine: &Machine, shape: Shape, initrd: &Path
     let kernel = machine.kernel(shape).map_err(|error| anyhow!("{error:#}"))?;
     qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(initrd);
     qemu.args(["-append", &format!("console={console} loglevel=2 isolcpus=3 nohz_full=3 panic=-1")]);
-    let found = observe(qemu, Duration::from_secs(u64::from(limit + BOOT)))?;
+    let count = Cell::new(0);
+    let hear = move |line: &str| {
+        if let Some(status) = status_in(line) {
+            ended(count.replace(count.get() + 1), status);
+        }
+    };
+    let found = observe_lines(qemu, Duration::from_secs(u64::from(limit + BOOT)), hear)?;
     let mut console = read(&String::from_utf8_lossy(&found.stdout));
     let complaint = String::from_utf8_lossy(&found.stderr);
     console.rest.push_str(complaint.trim_end());
@@ -131,6 +146,11 @@ pub(crate) fn run(target: Target, machine: &Machine, shape: Shape, initrd: &Path
         console.rest.push_str("\nstopped by the time limit");
     }
     Ok(console)
+}
+
+/// The status in the line after a test.
+fn status_in(line: &str) -> Option<i32> {
+    Some(line.strip_prefix(END)?.trim().parse().unwrap_or(-1))
 }
 
 /// Parses the output of the console.
@@ -144,8 +164,7 @@ fn read(text: &str) -> Console {
     };
     for line in text.lines().map(|line| line.trim_end_matches('\r')) {
         // The firmware leaves control sequences before the first line.
-        if let Some((_, status)) = line.split_once(END).filter(|(before, _)| before.is_empty()) {
-            let status = status.trim().parse().unwrap_or(-1);
+        if let Some(status) = status_in(line) {
             console.tests.push(Answer { status, output: kept(&lines) });
             lines.clear();
         } else if line.contains(BEGIN) {

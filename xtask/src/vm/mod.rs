@@ -314,7 +314,9 @@ impl Machines {
         println!("vm: {} tests on {}", guests.len(), shape.name());
         let limit = lines.iter().map(|line| line.1).sum();
         let boot = Instant::now();
-        let answers = machine::run(self.target, &self.found, shape, &self.initrd, limit)?;
+        let names: Vec<String> = guests.iter().map(|guest| guest.name.to_string()).collect();
+        let ended = move |at: usize, status| println!("vm: {} ended with status {status}", names[at]);
+        let answers = machine::run(self.target, &self.found, shape, &self.initrd, limit, ended)?;
         self.time += boot.elapsed();
         for (at, guest) in guests.iter().enumerate() {
             let result = match answers.tests.get(at) {
