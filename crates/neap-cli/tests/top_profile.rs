@@ -7,8 +7,9 @@ mod running;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use neap_testing::terminal::Terminal;
 use running::{Program, library, neap, numbers_with, object};
@@ -42,7 +43,7 @@ __attribute__((noinline)) static void pass(int objects) {
 }
 int main(int words_count, char **words) {
   int scale = atoi(words[1]);
-  hold_before(1000 * scale);
+  hold_before(4000 * scale);
   puts("ready"); fflush(stdout); getchar();
   hold_large(6000 * scale);
   pass(4000 * scale);
@@ -94,6 +95,22 @@ fn begun(terminal: &mut Terminal) {
     terminal.wait_for("profile", |screen| screen.contains("-- Profile of "));
 }
 
+/// Stops a process. It may answer until its last thread has stopped, so waits for that.
+fn stop(program: &Program) {
+    let (pid, mut status) = (program.id() as i32, 0);
+    // SAFETY: a signal to a child of this process that was not awaited yet, and a wait for its
+    // effect, which writes to a live local.
+    let stopped =
+        unsafe { libc::kill(pid, libc::SIGSTOP) == 0 && libc::waitpid(pid, &raw mut status, libc::WUNTRACED) == pid };
+    assert!(stopped && libc::WIFSTOPPED(status), "status {status}");
+}
+
+/// Has a stopped process go on.
+fn resume(program: &Program) {
+    // SAFETY: a signal to a child of this process that was not awaited yet.
+    unsafe { libc::kill(program.id() as i32, libc::SIGCONT) };
+}
+
 /// Whether an estimate is within a fifth of the truth.
 fn is_near(bytes: f64, truth: f64) -> bool {
     (bytes / truth - 1.0).abs() < 0.2
@@ -128,7 +145,7 @@ fn text_and_json_have_known_functions_and_the_unsampled_rest() {
     let sum: f64 = sites.iter().map(|site| number(&site["bytes"])).sum();
     assert!((sum - live).abs() < 10.0 && profile["sites_left_out"] == 0, "{profile}");
     // The rest is a difference of an estimate of 100 MB.
-    assert!((rest - 9e6).abs() < 16e6 && profile["samples_lost"] == 0, "{profile}");
+    assert!((rest - 36e6).abs() < 16e6 && profile["samples_lost"] == 0, "{profile}");
     let text = String::from_utf8(neap("top", pid, &["--once", "--profile", "--interval", "200"]).stdout).unwrap();
     assert!(text.contains("-- Profile of 0 s, a sample every 96.0K --"), "{text}");
     assert!(text.contains("  hold_large (top-profile/holding.c:"), "{text}");
@@ -230,18 +247,72 @@ fn process_that_does_not_answer_is_not_waited_for_by_the_screen() {
     let program = start(1, "");
     let pid = program.id();
     let mut terminal = top(pid, &["--timeout", "2"]);
-    // SAFETY: a signal to a child of this process that was not awaited yet.
-    unsafe { libc::kill(pid as i32, libc::SIGSTOP) };
+    stop(&program);
     terminal.press("p");
     terminal.wait_for("begin", |screen| screen.contains("The first samples are being read."));
     terminal.wait_for("reason", |screen| screen.contains(&format!("process {pid} has not answered: it is stopped")));
-    // SAFETY: a signal to a child of this process that was not awaited yet.
-    unsafe { libc::kill(pid as i32, libc::SIGCONT) };
+    resume(&program);
     terminal.press("pp");
     begun(&mut terminal);
     terminal.press("q");
     assert!(terminal.end().0.success());
     setting(pid, "off");
+}
+
+#[test]
+fn option_that_stays_is_told_of_at_the_end_and_put_back_by_a_later_turn() {
+    let program = start(1, "");
+    let pid = program.id();
+    let begin_and_stop = || {
+        let mut terminal = top(pid, &["--profile"]);
+        begun(&mut terminal);
+        setting(pid, "524288");
+        stop(&program);
+        terminal.press("p");
+        terminal.wait_for("end of the pane", |screen| !screen.contains("-- Profile"));
+        terminal
+    };
+    let stays = format!("sampling stays on; `neap set {pid} profile=off` puts it back");
+    // The end comes while the thread waits for the process.
+    let mut terminal = begin_and_stop();
+    terminal.press("q");
+    let (status, screen) = terminal.end();
+    assert!(status.code() == Some(1) && screen.contains(&stays), "{status}: {screen}");
+    terminal.assert_restored();
+    resume(&program);
+    assert!(neap("set", pid, &["profile=off"]).status.success());
+    // A profile begins after the thread has given up; the process samples already.
+    let mut terminal = begin_and_stop();
+    terminal.wait_for("reason", |screen| screen.contains(&stays));
+    terminal.press("p");
+    begun(&mut terminal);
+    resume(&program);
+    terminal.press("q");
+    let (status, screen) = terminal.end();
+    assert!(status.success(), "{status}: {screen}");
+    setting(pid, "off");
+}
+
+#[test]
+fn time_of_the_only_profile_ends_with_sampling_and_passes_without_one() {
+    let program = start(1, "");
+    let pid = program.id();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    command.args(["top", &pid.to_string(), "--json", "--profile", "--interval", "60000"]).stdout(Stdio::piped());
+    let (child, start) = (command.spawn().unwrap(), Instant::now());
+    setting(pid, "524288");
+    assert!(neap("set", pid, &["profile=off"]).status.success());
+    let output = child.wait_with_output().unwrap();
+    let known: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(known["profile_failed"], "another command has switched sampling off");
+    assert!(start.elapsed() < Duration::from_secs(50), "it has waited for the whole interval");
+    // A process without a descriptor for its samples.
+    let mut closed = Program::start("close", "", &[]);
+    closed.hear("ready");
+    let start = Instant::now();
+    let known = object("top", closed.id(), &["--profile", "--interval", "1500"]).unwrap();
+    assert!(known["profile_failed"].as_str().unwrap().contains("has closed neap's descriptor"), "{known}");
+    assert!(start.elapsed() >= Duration::from_millis(1500), "rates are of no time");
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let process = ProcessStatus::read(&handle, Allowance::new(time))?;
     let page = process.page()?;
     let (stop, began) = (stop_flag()?, monotonic());
-    let mut switch = SamplingSwitch::on(&process, &page, Some(&options.every), time)?;
+    let switch = SamplingSwitch::on(&process, &page, Some(&options.every), time)?;
     let limits = ProfileLimits::of(&process, options.trust);
     let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;

@@ -12,7 +12,7 @@
 use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -21,7 +21,7 @@ use super::begin;
 use super::collect::Amount;
 use super::limits::ProfileLimits;
 use super::resolved::{places_of, site_of};
-use super::session::{PAUSE, Session};
+use super::session::Session;
 use super::symbols::{SourceLine, Symbols};
 use crate::allowance::Allowance;
 use crate::handle::ProcessHandle;
@@ -100,13 +100,7 @@ impl LiveSites {
 
     /// Reads samples for a time, until the process or its sampling ends, or until `stop`.
     pub(crate) fn watch(&mut self, time: Duration, stop: &AtomicBool) -> Result<()> {
-        let (start, mut pause) = (Instant::now(), PAUSE);
-        // Relaxed: a flag that publishes nothing.
-        while start.elapsed() < time && !stop.load(Ordering::Relaxed) && !self.session.handle.has_ended() {
-            std::thread::sleep(pause.min(time.saturating_sub(start.elapsed())));
-            pause = self.poll()?;
-        }
-        self.session.reconcile()
+        self.session.watch(time, stop, &mut |_, _| {})
     }
 
     /// The live bytes by site; `None` if `goes_on` becomes false meanwhile. `time`: for the process

@@ -50,8 +50,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -72,7 +71,7 @@ pub(crate) use output::ProfileFile;
 pub(crate) use record::{run as record, to_file};
 use resolved::Subjected;
 pub(crate) use resolved::{ChosenSamples, Profile, ProfileView};
-use session::{PAUSE, Session};
+use session::Session;
 pub(crate) use switch::{KEY, SamplingSwitch, parse_every};
 pub(crate) use symbols::SourceLine;
 use top_table::ProfileObject;
@@ -200,7 +199,7 @@ fn take(pid: i32, options: &ProfileOptions) -> Result<Profile> {
     let page = process.page()?;
     let stop = stop_flag()?;
     let began = monotonic();
-    let mut switch = SamplingSwitch::on(&process, &page, options.every.as_deref(), time)?;
+    let switch = SamplingSwitch::on(&process, &page, options.every.as_deref(), time)?;
     let limits = ProfileLimits::of(&process, options.trust);
     let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
@@ -261,25 +260,16 @@ pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
 
 /// Reads samples for a time, until the process or its sampling ends, or until a signal comes.
 fn watch(session: &mut Session, time: Duration, stop: &AtomicBool) -> Result<()> {
-    let (start, shows, mut pause) = (Instant::now(), std::io::stderr().is_terminal(), PAUSE);
-    // Relaxed: a flag that publishes nothing.
-    while start.elapsed() < time && !stop.load(Ordering::Relaxed) && !session.is_over && !session.handle.has_ended() {
-        std::thread::sleep(pause.min(time.saturating_sub(start.elapsed())));
-        pause = session.poll()?;
+    let shows = std::io::stderr().is_terminal();
+    session.watch(time, stop, &mut |session, since| {
         session.learn_groups();
         if shows {
             let live = session.collector.live_total();
-            eprint!(
-                "\r{} of {} s, {} live in {} samples\x1b[K",
-                start.elapsed().as_secs(),
-                time.as_secs(),
-                top_table::size(live.bytes),
-                live.samples
-            );
+            let (since, time) = (since.as_secs(), time.as_secs());
+            let (bytes, samples) = (top_table::size(live.bytes), live.samples);
+            eprint!("\r{since} of {time} s, {bytes} live in {samples} samples\x1b[K");
         }
-    }
-    session.poll()?;
-    session.reconcile()?;
+    })?;
     if shows {
         eprint!("\r\x1b[K");
     }

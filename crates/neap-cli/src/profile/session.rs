@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -139,6 +140,25 @@ impl Session {
             self.reconcile()?;
         }
         Ok(if self.head.head.saturating_sub(before) > MANY { SHORT } else { PAUSE })
+    }
+
+    /// Reads samples for a time, until the process or its sampling ends, or until `stop`. Calls
+    /// `looked` with the time so far after each look.
+    pub(crate) fn watch(
+        &mut self,
+        time: Duration,
+        stop: &AtomicBool,
+        looked: &mut dyn FnMut(&mut Session, Duration),
+    ) -> Result<()> {
+        let (start, mut pause) = (Instant::now(), PAUSE);
+        // Relaxed: a flag that publishes nothing.
+        while start.elapsed() < time && !stop.load(Ordering::Relaxed) && !self.is_over && !self.handle.has_ended() {
+            std::thread::sleep(pause.min(time.saturating_sub(start.elapsed())));
+            pause = self.poll()?;
+            looked(self, start.elapsed());
+        }
+        self.poll()?;
+        self.reconcile()
     }
 
     /// Corrects the live samples by the slots: records of frees may be lost.

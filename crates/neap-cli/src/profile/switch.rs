@@ -61,13 +61,34 @@ impl SamplingSwitch {
         Ok(switch)
     }
 
-    /// Puts the former value back. A process that has ended needs none, nor one that has executed
-    /// another program or in which another command has changed the value since.
-    pub(crate) fn off(&mut self) -> Result<()> {
-        let Some(Change { setting, before, now, page: changed }) = self.changed.take() else { return Ok(()) };
-        if self.handle.has_ended() {
-            return Ok(());
+    /// Takes over the duty of an earlier switch of the process that could not put the value back.
+    /// Sampling that this one has switched on was off before, so the earlier duty is void.
+    pub(crate) fn after(mut self, earlier: Option<SamplingSwitch>) -> SamplingSwitch {
+        let duty = earlier.and_then(|mut earlier| earlier.changed.take());
+        self.changed = self.changed.or(duty);
+        self
+    }
+
+    /// Puts the former value back, or says why it stays.
+    pub(crate) fn off(mut self) -> Result<()> {
+        let put = self.put_back();
+        self.changed = None;
+        put
+    }
+
+    /// Puts the former value back; can be repeated after an error. A process that has ended needs
+    /// none, nor one that has executed another program or in which another command has changed the
+    /// value since.
+    pub(crate) fn put_back(&mut self) -> Result<()> {
+        let Some(change) = self.changed else { return Ok(()) };
+        if !self.handle.has_ended() {
+            self.undo(change)?;
         }
+        self.changed = None;
+        Ok(())
+    }
+
+    fn undo(&self, Change { setting, before, now, page: changed }: Change) -> Result<()> {
         let process = ProcessStatus::read(&self.handle, Allowance::new(self.time))?;
         let page = process.page()?;
         if mean(&page) != now || page.inode() != changed {
@@ -89,7 +110,7 @@ fn mean(page: &Page) -> u64 {
 impl Drop for SamplingSwitch {
     fn drop(&mut self) {
         // After an error of its own, the command has no better place to tell of this one.
-        if let Err(error) = self.off() {
+        if let Err(error) = self.put_back() {
             eprintln!("neap: {error:#}");
         }
     }

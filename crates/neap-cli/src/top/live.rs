@@ -120,12 +120,12 @@ pub(super) fn watch(
     let mut profiling = Profiling::new(asked.clone());
     let end = look(screen, asked, first, state, signal, &mut profiling);
     match (end, profiling.finish()) {
-        (Ok(SessionEnd::Signal(number)), Err(left)) => {
+        (end @ (Ok(SessionEnd::Signal(_)) | Err(_)), Err(left)) => {
             eprintln!("neap: {left:#}");
-            Ok(SessionEnd::Signal(number))
+            end
         }
         (Ok(_), Err(left)) => Err(left),
-        (end, _) => end,
+        (end, Ok(())) => end,
     }
 }
 

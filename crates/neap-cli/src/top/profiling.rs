@@ -7,7 +7,9 @@
 //! The user's wishes are counted: an odd `turn` wants a profile. The thread takes each wish anew,
 //! so two quick ones begin another profile. The lock of `switch` is held while the option of the
 //! process changes. [`Profiling::finish`] first sets the last turn, which the thread compares
-//! inside the lock. So the option is put back when `finish` returns, whatever the thread does.
+//! inside the lock. So the option is put back when `finish` returns, whatever the thread does, or
+//! `finish` tells why it is not. A process that does not answer the thread keeps its option; the
+//! switch stays where it is, and the end of the next turn, or `finish`, tries again.
 
 use core::time::Duration;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow};
 
 use super::asking::Asked;
+use super::live::LOOK;
 use super::state::View;
 use crate::allowance::Allowance;
 use crate::profile::{LiveSites, SamplingSwitch, SiteTable, stop_flag};
@@ -34,7 +37,7 @@ type News = (u64, Result<SiteTable>);
 #[derive(Default)]
 struct Shared {
     turn: AtomicU64,
-    /// Sampling as it was switched on by the thread.
+    /// Sampling as it was switched on by the thread; stays after a failure to put it back.
     switch: Mutex<Option<SamplingSwitch>>,
     news: Mutex<Option<News>>,
 }
@@ -47,26 +50,33 @@ pub(super) struct Profiling {
     thread: Option<Thread>,
 }
 
-/// Switches sampling on in a process, unless it is on, and begins to read the samples.
-fn begin(asked: &Asked) -> Result<(SamplingSwitch, LiveSites)> {
+/// Switches sampling on in a process, unless it is on, and begins to read the samples. `switch` is
+/// to be put back, also after an error.
+fn begin(asked: &Asked, switch: &mut Option<SamplingSwitch>) -> Result<LiveSites> {
     let process = ProcessStatus::read(&asked.handle, Allowance::new(asked.time))?;
     let page = process.page()?;
-    let mut switch = SamplingSwitch::on(&process, &page, None, asked.time)?;
-    match LiveSites::begin(&process, &page) {
-        Ok(sites) => Ok((switch, sites)),
-        Err(error) => {
-            switch.off()?;
-            Err(error)
-        }
-    }
+    let on = SamplingSwitch::on(&process, &page, None, asked.time)?;
+    *switch = Some(on.after(switch.take()));
+    LiveSites::begin(&process, &page)
 }
 
-/// Takes the profile of a time, which a signal to end makes shorter.
+/// Takes the profile of a time, which a signal to end makes shorter. The time passes, too, if no
+/// profile can begin: the rates of a screen are of it.
 pub(super) fn once(asked: &Asked, time: Duration) -> Result<SiteTable> {
-    let stop = stop_flag()?;
-    let (mut switch, mut sites) = begin(asked)?;
-    let table = sites.watch(time, &stop).and_then(|()| sites.table(asked.time, &|| true));
-    switch.off()?;
+    let (stop, start) = (stop_flag()?, Instant::now());
+    let mut switch = None;
+    let begun = begin(asked, &mut switch);
+    let is_profiled = begun.is_ok();
+    let table = begun.and_then(|mut sites| {
+        sites.watch(time, &stop)?;
+        sites.table(asked.time, &|| true)
+    });
+    let put = switch.map_or(Ok(()), SamplingSwitch::off);
+    // Relaxed: a flag that publishes nothing.
+    while !is_profiled && start.elapsed() < time && !stop.load(Ordering::Relaxed) && !asked.handle.has_ended() {
+        std::thread::sleep(LOOK.min(time.saturating_sub(start.elapsed())));
+    }
+    put?;
     table?.context("the profile was given up")
 }
 
@@ -90,9 +100,7 @@ impl Shared {
         if self.turn() != turn {
             return Ok(None);
         }
-        let (on, sites) = begin(asked)?;
-        *switch = Some(on);
-        Ok(Some(sites))
+        begin(asked, &mut switch).map(Some)
     }
 
     /// Takes the profile of a turn until the turn is over.
@@ -115,8 +123,7 @@ impl Shared {
 
     /// Puts the option of the process back, if the thread has changed it.
     fn put_back(&self) -> Result<()> {
-        let mut switch = lock(&self.switch);
-        switch.take().map_or(Ok(()), |mut switch| switch.off())
+        lock(&self.switch).as_mut().map_or(Ok(()), SamplingSwitch::put_back)
     }
 
     fn run(&self, asked: &Asked) {
@@ -183,10 +190,13 @@ impl Profiling {
         }
     }
 
-    /// Ends the profile, and puts the option of the process back. Waits for a change of the option
-    /// that is under way.
+    /// Ends the profile, and puts the option of the process back, also if the thread could not.
+    /// Waits for a change of the option that is under way.
+    ///
+    /// # Errors
+    /// Sampling stays on.
     pub(super) fn finish(&self) -> Result<()> {
         self.set(CLOSED);
-        self.shared.put_back()
+        lock(&self.shared.switch).take().map_or(Ok(()), SamplingSwitch::off)
     }
 }
