@@ -89,7 +89,7 @@ impl LiveSites {
     /// The process has no samples, or they cannot be read.
     pub(crate) fn begin(process: &ProcessStatus, page: &Page) -> Result<LiveSites> {
         let session = begin(process, page, monotonic(), ProfileLimits::of(process, false))?;
-        let symbols = Symbols::of(&session.unwinder);
+        let symbols = Symbols::without_files(&session.unwinder);
         Ok(LiveSites { session, symbols, known: HashMap::new(), start: Instant::now(), page: page.inode() })
     }
 

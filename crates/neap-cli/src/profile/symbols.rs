@@ -11,6 +11,7 @@ use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use addr2line::Context;
 use cpp_demangle::DemangleOptions;
@@ -81,6 +82,8 @@ pub(crate) struct Symbols {
     generated: GeneratedNames,
     /// Length of the perf map that `generated` is from.
     generated_from: Option<u64>,
+    /// Time from which on a longer map is read.
+    generated_due: Instant,
     known: HashMap<CodePlace, Rc<[SourceLine]>>,
     texts: HashSet<Rc<str>>,
     name_bytes: usize,
@@ -92,13 +95,21 @@ pub(crate) struct Symbols {
 impl Symbols {
     /// The symbols of the files that an unwinder has seen.
     pub(crate) fn of(unwinder: &Unwinder) -> Symbols {
-        let mut symbols = Symbols::without_files(unwinder.budget().clone(), unwinder.limits(), GeneratedNames::new());
+        let mut symbols = Symbols::without_files(unwinder);
         symbols.follow(unwinder);
         symbols
     }
 
+    /// The symbols of no file, for [`Symbols::follow`] to add to.
+    pub(crate) fn without_files(unwinder: &Unwinder) -> Symbols {
+        Symbols::within(unwinder.budget().clone(), unwinder.limits())
+    }
+
     /// Takes over the files that an unwinder has seen since, and the new names of generated code.
     /// Returns whether there are such names: earlier results for generated code are outdated then.
+    ///
+    /// A map that grows is read as a whole. Reads are spaced, so that a caller that follows again
+    /// and again spends at most a ninth of its time on them.
     pub(crate) fn follow(&mut self, unwinder: &Unwinder) -> bool {
         for file in &unwinder.files()[self.files.len()..] {
             self.files.push(FileSymbols { image: file.image.clone(), debug: OnceCell::new(), table: OnceCell::new() });
@@ -106,26 +117,27 @@ impl Symbols {
         }
         // A map only grows, so one of the former length has the former names.
         let Some(map) = unwinder.perf_map() else { return false };
-        let length = map.length();
-        if length == self.generated_from {
+        let (length, began) = (map.length(), Instant::now());
+        if length == self.generated_from || began < self.generated_due {
             return false;
         }
         // The former names are freed first.
         self.generated = GeneratedNames::new();
         (self.generated, self.generated_from) = (map.names(), length);
         self.known.retain(|place, _| place.file.is_some());
+        self.generated_due = Instant::now() + began.elapsed() * 8;
         true
     }
 
-    /// The symbols of no file.
-    pub(super) fn without_files(budget: Budget, limits: ProfileLimits, generated: GeneratedNames) -> Symbols {
+    fn within(budget: Budget, limits: ProfileLimits) -> Symbols {
         let other = SourceLine { function: "[other]".into(), ..SourceLine::default() };
         Symbols {
             files: Vec::new(),
             names: Vec::new(),
             budget,
-            generated,
+            generated: GeneratedNames::new(),
             generated_from: None,
+            generated_due: Instant::now(),
             known: HashMap::new(),
             texts: HashSet::new(),
             name_bytes: 0,
@@ -270,7 +282,7 @@ pub(super) fn lines_of(image: ElfImage, addresses: &[u64]) -> Vec<Rc<[SourceLine
     let mut symbols = Symbols {
         files: vec![file],
         names: vec!["it".to_string()],
-        ..Symbols::without_files(Budget::new(limits.file_bytes), limits, GeneratedNames::new())
+        ..Symbols::within(Budget::new(limits.file_bytes), limits)
     };
     addresses.iter().map(|&address| symbols.lines(CodePlace { file: Some(0), address })).collect()
 }
@@ -278,11 +290,37 @@ pub(super) fn lines_of(image: ElfImage, addresses: &[u64]) -> Vec<Rc<[SourceLine
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handle::ProcessHandle;
+    use crate::profile::perf_map::PerfMap;
+    use core::time::Duration;
 
     #[test]
     fn hash_of_a_name_is_cut_off() {
         assert_eq!(function_name("a::b::h0123456789abcdef"), "a::b");
         assert_eq!(function_name("a::hello"), "a::hello");
+    }
+
+    #[test]
+    fn map_that_grows_is_read_again_when_it_is_due() {
+        let path = std::env::temp_dir().join(format!("neap-perf-map-{}", std::process::id()));
+        std::fs::write(&path, "1000 10 first\n").unwrap();
+        let handle = Arc::new(ProcessHandle::open(std::process::id() as i32).unwrap());
+        let map = PerfMap::of(std::fs::File::open(&path).unwrap(), ProfileLimits::OWN);
+        let unwinder = Unwinder::of_generated(&handle, 0x1000..0x2000, map);
+        let mut symbols = Symbols::without_files(&unwinder);
+        let name =
+            |symbols: &mut Symbols, address| symbols.lines(CodePlace { file: None, address })[0].function.to_string();
+        assert!(symbols.follow(&unwinder) && !symbols.follow(&unwinder));
+        assert_eq!((&*name(&mut symbols, 0x1001), &*name(&mut symbols, 0x1011)), ("first", "[generated code]"));
+        std::fs::write(&path, "1000 10 first\n1010 10 second\n").unwrap();
+        symbols.generated_due = Instant::now() + Duration::from_secs(1000);
+        assert!(!symbols.follow(&unwinder));
+        assert_eq!(name(&mut symbols, 0x1011), "[generated code]");
+        symbols.generated_due = Instant::now();
+        let before = Instant::now();
+        assert!(symbols.follow(&unwinder) && symbols.generated_due > before);
+        assert_eq!(name(&mut symbols, 0x1011), "second");
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
