@@ -87,6 +87,13 @@ fn change(text: &str) -> Result<(Setting, u64), String> {
     Setting::parse(key, value).map_err(|refused| refused.to_string())
 }
 
+/// Why a process refuses to sample.
+#[cfg(target_arch = "aarch64")]
+const NO_SAMPLES: &str = "neap keeps no samples on arm64";
+#[cfg(not(target_arch = "aarch64"))]
+const NO_SAMPLES: &str = "there is no place for samples, by a limit on files (`ulimit -f`) or on address space \
+                          (`ulimit -v`), or by a closed descriptor";
+
 /// Offset of the previous value in the answer.
 const BEFORE: usize = 56;
 
@@ -123,8 +130,7 @@ pub(crate) fn change_setting(process: &ProcessStatus, page: &Page, setting: Sett
             setting.value(number)
         ),
         NO_SUCH_VALUE if setting == Setting::Profile && number > 0 => bail!(
-            "process {} cannot be sampled: neap keeps no samples on arm64, nor where a limit on files (`ulimit -f`) or \
-             a closed descriptor takes their place; NEAP=profile:on tells the reason at its start",
+            "process {} cannot be sampled: {NO_SAMPLES}; NEAP=profile:on tells the reason at its start",
             process.pid
         ),
         other => bail!("process {} refused the request (status {other})", process.pid),

@@ -28,8 +28,7 @@ use crate::stat_model::{ContainerNumbers, Numbers};
 use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
 
-pub(crate) use bound::main as change_bound;
-pub(crate) use bound::{BoundOptions, bytes_of, change};
+pub(crate) use bound::{BoundOptions, bytes_of, change, main as change_bound};
 
 /// A group in a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

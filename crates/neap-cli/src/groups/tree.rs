@@ -13,7 +13,7 @@ use crate::stat_reader::ProcessStatus;
 /// Cells of a bar.
 const BAR: u64 = 20;
 
-/// Writes a tree of a process's groups; with `dead`, also the remains of deleted ones.
+/// Writes a tree of a process's groups.
 pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &ReadGroups) -> io::Result<()> {
     let name = |group: &ReportedGroup| match group.depth {
         0 => "(all)".to_string(),

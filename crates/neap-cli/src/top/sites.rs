@@ -1,4 +1,4 @@
-//! The pane of the profile: the functions with the most live bytes, by samples.
+//! The pane of the profile: the allocation sites with the most live bytes, by samples.
 //!
 //! Its tables come from [`profiling`](super::profiling).
 
@@ -114,7 +114,7 @@ fn rows(table: &SiteTable, now: &Reading) -> Vec<SiteRow> {
     };
     let mut rows: Vec<SiteRow> = table.sites.iter().map(row).collect();
     if table.others > 0 {
-        let name = format!("[{} more functions]", table.others);
+        let name = format!("[{} more sites]", table.others);
         let other = table.other;
         rows.push(SiteRow { live: other.bytes, error: other.error(), samples: other.samples, name });
     }
@@ -133,7 +133,7 @@ pub(super) mod tests {
     use crate::top::reading::tests::readings;
     use anyhow::anyhow;
 
-    /// Two functions with 38 of the 60 MiB that the readings have in use, and one more.
+    /// Two sites with 36 of the 60 MiB that the readings have in use, and one more.
     pub(in crate::top) fn pane() -> ProfilePane {
         let live = |bytes: u64| Amount::of_sum(1000.0, (bytes << 20) as f64, 512 << 10);
         let site = |function: &str, source: &str, line: u32, bytes: u64| HotSite {
@@ -162,7 +162,7 @@ pub(super) mod tests {
             "32.0M     53.3     3.9M       62  parse (server/parse.c:12)",
             "22.0M     36.7     4.3M        0  [in no sample: allocated before sampling]",
             " 4.0M      6.7     1.4M        8  _sdsnewlen",
-            " 2.0M      3.3  1023.0K        4  [1 more functions]",
+            " 2.0M      3.3  1023.0K        4  [1 more sites]",
         ];
         assert_eq!(rows, expected);
         let (object, failed) = pane().json(now);
