@@ -123,12 +123,10 @@ fn who_cannot_answer_is_said_so_and_nothing_is_left_of_the_request() {
     let mut program = Program::start("burst", "background:on", &[]);
     program.hear("ready");
     let pid = program.id();
-    // SAFETY: stops a process of this test's.
-    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGSTOP) }, 0);
+    program.stop();
     let complaint = drain(pid, &[]).unwrap_err();
     assert!(complaint.contains(&format!("process {pid} has not answered: it is stopped")), "{complaint}");
-    // SAFETY: lets a process of this test's go on.
-    assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGCONT) }, 0);
+    program.resume();
     until("answer of a process that goes on", || drain(pid, &[]).ok());
 }
 

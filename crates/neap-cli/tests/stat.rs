@@ -310,9 +310,7 @@ fn sleeping_and_stopped_processes_show_what_they_hold() {
             let free = object["cached"].as_u64().unwrap() + object["free_resident"].as_u64().unwrap();
             assert!(free > 100 << 20, "{object:?}");
         }
-        // SAFETY: stops a process of this test's.
-        assert_eq!(unsafe { libc::kill(pid as i32, libc::SIGSTOP) }, 0);
-        until("stop", || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ").then_some(()));
+        program.stop();
         assert_holds(pid, half, &format!("{role}, {options}, stopped"));
     }
 }

@@ -238,13 +238,11 @@ fn a_process_that_is_stopped_keeps_its_last_groups_with_their_age() {
     let pid = program.id();
     let mut terminal = top(pid, 100, 40, &["--interval", "50"]);
     terminal.wait_for("groups", |screen| screen.contains("\nalpha "));
-    // SAFETY: a signal to a child of this process that was not awaited yet.
-    unsafe { libc::kill(pid as i32, libc::SIGSTOP) };
+    program.stop();
     let screen = terminal.wait_for("age", |screen| screen.contains("-- Groups, ") && screen.contains(" s old"));
     assert!(screen.contains("\nalpha "), "{screen}");
     terminal.wait_for("reason", |screen| screen.lines().last().unwrap().contains("has not answered"));
-    // SAFETY: a signal to a child of this process that was not awaited yet.
-    unsafe { libc::kill(pid as i32, libc::SIGCONT) };
+    program.resume();
     terminal.wait_for("new groups", |screen| screen.contains("-- Groups --"));
 }
 

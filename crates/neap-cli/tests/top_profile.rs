@@ -95,22 +95,6 @@ fn begun(terminal: &mut Terminal) {
     terminal.wait_for("profile", |screen| screen.contains("-- Profile of "));
 }
 
-/// Stops a process. It may answer until its last thread has stopped, so waits for that.
-fn stop(program: &Program) {
-    let (pid, mut status) = (program.id() as i32, 0);
-    // SAFETY: a signal to a child of this process that was not awaited yet, and a wait for its
-    // effect, which writes to a live local.
-    let stopped =
-        unsafe { libc::kill(pid, libc::SIGSTOP) == 0 && libc::waitpid(pid, &raw mut status, libc::WUNTRACED) == pid };
-    assert!(stopped && libc::WIFSTOPPED(status), "status {status}");
-}
-
-/// Has a stopped process go on.
-fn resume(program: &Program) {
-    // SAFETY: a signal to a child of this process that was not awaited yet.
-    unsafe { libc::kill(program.id() as i32, libc::SIGCONT) };
-}
-
 /// Whether an estimate is within a fifth of the truth.
 fn is_near(bytes: f64, truth: f64) -> bool {
     (bytes / truth - 1.0).abs() < 0.2
@@ -247,11 +231,11 @@ fn process_that_does_not_answer_is_not_waited_for_by_the_screen() {
     let program = start(1, "");
     let pid = program.id();
     let mut terminal = top(pid, &["--timeout", "2"]);
-    stop(&program);
+    program.stop();
     terminal.press("p");
     terminal.wait_for("begin", |screen| screen.contains("The first samples are being read."));
     terminal.wait_for("reason", |screen| screen.contains(&format!("process {pid} has not answered: it is stopped")));
-    resume(&program);
+    program.resume();
     terminal.press("pp");
     begun(&mut terminal);
     terminal.press("q");
@@ -267,7 +251,7 @@ fn option_that_stays_is_told_of_at_the_end_and_put_back_by_a_later_turn() {
         let mut terminal = top(pid, &["--profile"]);
         begun(&mut terminal);
         setting(pid, "524288");
-        stop(&program);
+        program.stop();
         terminal.press("p");
         terminal.wait_for("end of the pane", |screen| !screen.contains("-- Profile"));
         terminal
@@ -279,14 +263,14 @@ fn option_that_stays_is_told_of_at_the_end_and_put_back_by_a_later_turn() {
     let (status, screen) = terminal.end();
     assert!(status.code() == Some(1) && screen.contains(&stays), "{status}: {screen}");
     terminal.assert_restored();
-    resume(&program);
+    program.resume();
     assert!(neap("set", pid, &["profile=off"]).status.success());
     // A profile begins after the thread has given up; the process samples already.
     let mut terminal = begin_and_stop();
     terminal.wait_for("reason", |screen| screen.contains(&stays));
     terminal.press("p");
     begun(&mut terminal);
-    resume(&program);
+    program.resume();
     terminal.press("q");
     let (status, screen) = terminal.end();
     assert!(status.success(), "{status}: {screen}");

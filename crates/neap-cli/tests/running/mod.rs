@@ -56,6 +56,23 @@ impl Program {
         Program::run(command)
     }
 
+    /// Stops it. It may answer until its last thread has stopped, so waits for that.
+    pub(crate) fn stop(&self) {
+        let (pid, mut status) = (self.id() as i32, 0);
+        // SAFETY: a signal to a child of this process that was not awaited yet, and a wait for its
+        // effect, which writes to a live local.
+        let stopped = unsafe {
+            libc::kill(pid, libc::SIGSTOP) == 0 && libc::waitpid(pid, &raw mut status, libc::WUNTRACED) == pid
+        };
+        assert!(stopped && libc::WIFSTOPPED(status), "status {status}");
+    }
+
+    /// Has it go on after [`Program::stop`].
+    pub(crate) fn resume(&self) {
+        // SAFETY: a signal to a child of this process that was not awaited yet.
+        assert_eq!(unsafe { libc::kill(self.id() as i32, libc::SIGCONT) }, 0);
+    }
+
     /// This executable in a role, with a manager of its own and without the library.
     pub(crate) fn start_alone(role: &str, options: &str) -> Program {
         let mut command = Command::new(std::env::current_exe().unwrap());
