@@ -136,7 +136,7 @@ fn a_scope_that_is_not_there_is_refused_by_name() {
     program.hear("ready");
     let pid = program.id();
     assert_eq!(drain(pid, &["--cpu", "99999"]), Err(format!("neap: process {pid}: CPU 99999 does not exist\n")));
-    assert_eq!(drain(pid, &["--node", "3"]), Err(format!("neap: process {pid} has no node 3\n")));
+    assert_eq!(drain(pid, &["--node", "3"]), Err(format!("neap: process {pid}: node 3 does not exist\n")));
     assert_eq!(neap("drain", pid, &["--until", "much"]).status.code(), Some(2), "a usage error");
     let mut closed = Program::start("close", "", &[]);
     closed.hear("ready");
