@@ -3,8 +3,8 @@
 //!
 //! The two images that the Dockerfile begins from are made here, since a machine of tests may reach
 //! no registry of images. mmdebstrap makes `debian:…-slim`. With a C compiler and the compiler of
-//! Rust in use that is `rust:…-slim`. All instructions run as they are. Two folders of this machine
-//! are mounted for them, which save time: crates that cargo has downloaded, and what an earlier
+//! Rust in use that is `rust:…-slim`. All instructions run as they are. To save time, two folders
+//! of this machine are mounted for them: crates that cargo has downloaded, and what an earlier
 //! build compiled.
 //!
 //! The builder isolates by chroot, so the check runs in a container, too.

@@ -19,7 +19,7 @@ use crate::size_class::{CLASSES, Class};
 use crate::strided_run::StridedRun;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
-use neap_pages::Extent;
+use neap_pages::Effort;
 
 /// Bytes of cells of all sheaves up to which frees may make more.
 const LEAST_CELLS: u64 = 1 << 20;
@@ -173,9 +173,9 @@ impl<P: Platform> Objects<P> {
     /// Dissolves sheaves of a class's barns until `stop` says so: all of them, or those that no
     /// thread needed since the last call. Returns the number of their objects, and whether any
     /// sheaves are left.
-    pub fn trim_barn(&self, class: Class, extent: Extent, stop: &dyn Fn() -> bool) -> (u64, bool) {
+    pub fn trim_barn(&self, class: Class, effort: Effort, stop: &dyn Fn() -> bool) -> (u64, bool) {
         (0..self.pages.nodes()).fold((0, false), |(objects, left), node| {
-            let (more, some) = self.trim_barn_on(node, class, extent, stop);
+            let (more, some) = self.trim_barn_on(node, class, effort, stop);
             (objects + more, left | some)
         })
     }
@@ -183,13 +183,13 @@ impl<P: Platform> Objects<P> {
     /// Dissolves sheaves of a class's barn on one node until `stop` says so: all of them, or those
     /// that no thread needed since the last call. Returns the number of their objects, and whether
     /// any sheaves are left.
-    pub fn trim_barn_on(&self, node: usize, class: Class, extent: Extent, stop: &dyn Fn() -> bool) -> (u64, bool) {
+    pub fn trim_barn_on(&self, node: usize, class: Class, effort: Effort, stop: &dyn Fn() -> bool) -> (u64, bool) {
         let cache = self.cache(node, class);
         let (unneeded, mut left) = {
             let mut cache = cache.lock();
             let unneeded = cache.sheaf_lists().map(|list| {
                 let idle = list.working_set();
-                if extent == Extent::All { list.length() } else { idle }
+                if effort == Effort::Full { list.length() } else { idle }
             });
             let left = cache.sheaf_lists().into_iter().zip(unneeded).any(|(list, unneeded)| list.length() > unneeded);
             (unneeded, left)

@@ -28,7 +28,7 @@ use crate::slab::{On, SlabId};
 use crate::slab_free::Loose;
 use neap_base::Platform;
 use neap_base::platform::memory::Range;
-use neap_pages::{Extent, MOST_PAGES, Report};
+use neap_pages::{Effort, MOST_PAGES, Report};
 
 /// Number of slabs handled under one hold of a class's lock.
 const HOLD: usize = 32;
@@ -48,9 +48,9 @@ impl<P: Platform> Objects<P> {
     /// Releases empty pages of slabs that rested since the last call, or of all slabs,
     /// until `stop` says so. [`Report::left`] says whether slabs are left that may have empty pages
     /// by the next call.
-    pub fn punch(&self, extent: Extent, stop: &dyn Fn() -> bool) -> Report {
+    pub fn punch(&self, effort: Effort, stop: &dyn Fn() -> bool) -> Report {
         (0..self.pages.nodes())
-            .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, extent, usize::MAX, stop).1))
+            .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, effort, usize::MAX, stop).1))
     }
 
     /// Number of slabs of a node that [`Objects::punch_on`] would examine.
@@ -61,13 +61,13 @@ impl<P: Platform> Objects<P> {
 
     /// Runs [`Objects::punch`] on at most `most` slabs of one node. Returns the number of slabs
     /// examined, and the report.
-    pub fn punch_on(&self, node: usize, extent: Extent, most: usize, stop: &dyn Fn() -> bool) -> (usize, Report) {
+    pub fn punch_on(&self, node: usize, effort: Effort, most: usize, stop: &dyn Fn() -> bool) -> (usize, Report) {
         let has_any =
             |cache: fn(&ClassCache) -> bool| Class::all().any(|class| cache(&self.shared(node, class).lock()));
         let mut report = Report::default();
         let (mut willing, mut looked) = (true, 0);
         // A second round takes the slabs that were in use.
-        for _ in 0..1 + u32::from(extent == Extent::All) {
+        for _ in 0..1 + u32::from(effort == Effort::Full) {
             if has_any(|cache| cache.resting.length > 0) {
                 let mut next = Class::all();
                 let mut class = next.next();
@@ -87,7 +87,7 @@ impl<P: Platform> Objects<P> {
                 let settle = |ranges: &[Range], done: usize| self.settle(node, ranges, done);
                 // SAFETY: `gather` passes empty pages of isolated slabs only. No object of an
                 // isolated slab is handed out until `settle` moves the slab to another list.
-                let done = unsafe { self.pages.node(node).punch(&self.platform, extent, stop, gather, settle) };
+                let done = unsafe { self.pages.node(node).punch(&self.platform, effort, stop, gather, settle) };
                 willing = done.is_none_or(|done| done.left);
                 report = report.and(done.unwrap_or_default());
             }

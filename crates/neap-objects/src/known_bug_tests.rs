@@ -17,7 +17,7 @@ use core::cell::RefCell;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
-use neap_pages::{Extent, State};
+use neap_pages::{Effort, State};
 use neap_testing::shared::Shared;
 use std::collections::VecDeque;
 use std::vec::Vec;
@@ -120,7 +120,7 @@ fn d4_counts_follow_stacks_sheaves_and_slabs_after_every_operation() {
                 0..6 => held.extend(o.take_many(class, 1 + round % 5)),
                 6 if round % 5 == 0 => assert!(o.drain_cpu(round % 2, |_| true).is_some()),
                 7 if round % 3 == 0 => {
-                    _ = o.trim_barn(class, if round % 2 == 0 { Extent::All } else { Extent::Idle }, &|| false)
+                    _ = o.trim_barn(class, if round % 2 == 0 { Effort::Full } else { Effort::Sparing }, &|| false)
                 }
                 _ if !held.is_empty() => o.give(class, held.swap_remove_front(round * 31 % held.len()).unwrap()),
                 _ => {}

@@ -10,7 +10,7 @@ use instance::{CONFIG, Opened, machine};
 use neap_base::virtual_platform::Virtual;
 use neap_objects::charged::GateSide;
 use neap_objects::size_class::Class;
-use neap_pages::Extent;
+use neap_pages::Effort;
 use neap_testing::again::{case as named_case, dies};
 
 fn case(name: &str) {
@@ -32,7 +32,7 @@ fn case(name: &str) {
             assert!(o.drain_cpu(0, |_| true).is_some());
             assert_eq!(o.slabs_of(class).0, 0);
             // A run lies there now. Its length, where a slab's number was, is no slab's number.
-            Class::all().for_each(|class| _ = o.trim_barn(class, Extent::All, &|| false));
+            Class::all().for_each(|class| _ = o.trim_barn(class, Effort::Full, &|| false));
             o.pages.drain_all(&o.platform);
             let page = o.pages.pfn(object.addr());
             assert!([6000, 3000].iter().any(|&count| o.pages.allocate_run(&o.platform, count, 1).unwrap().pfn == page));

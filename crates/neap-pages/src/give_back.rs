@@ -14,7 +14,7 @@
 use crate::page_lists::Why;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::{Extent, ReleasePass, Report, Turn};
+use crate::release::{Effort, ReleasePass, Report, Turn};
 use crate::units::CHUNK;
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
@@ -53,8 +53,8 @@ struct Wanted {
     pages: u32,
     /// The least order of blocks below a chunk.
     least: Order,
-    /// See [`ReleasePass::extent`].
-    extent: Extent,
+    /// See [`ReleasePass::effort`].
+    effort: Effort,
     /// See [`ReleasePass::splits`].
     splits: bool,
 }
@@ -124,7 +124,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             self.tell_pressure();
         }
         let listed = self.drain_lists(Why::Time(self.lists.quarters(platform.now())), &mut report);
-        self.give_back(platform, turn, unneeded.min(most), Extent::Idle, stop, &mut report);
+        self.give_back(platform, turn, unneeded.min(most), Effort::Sparing, stop, &mut report);
         report.left |= listed;
         if !report.left {
             // There may be no tick for long, so the state of rested lists is reset now.
@@ -147,7 +147,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 break;
             }
             if let Some(turn) = self.release.turn() {
-                self.give_back(platform, turn, u32::MAX, Extent::All, stop, &mut report);
+                self.give_back(platform, turn, u32::MAX, Effort::Full, stop, &mut report);
                 report.left |= listed;
                 return report;
             }
@@ -159,14 +159,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Releases up to `pages` free pages, which others replace at once. Pages in lists stay. Does
     /// nothing while another thread releases.
     pub fn release(&self, platform: &P, pages: u32, stop: &dyn Fn() -> bool) -> Report {
-        let wanted = Wanted { pages, least: Order(0), extent: Extent::Idle, splits: false };
+        let wanted = Wanted { pages, least: Order(0), effort: Effort::Sparing, splits: false };
         self.release_wanted(platform, wanted, stop)
     }
 
     /// Releases up to `pages` pages of free blocks that are at least of order `least`, although
     /// they may be needed again. Pages in lists stay. Does nothing while another thread releases.
     pub fn release_blocks(&self, platform: &P, pages: u32, least: Order, stop: &dyn Fn() -> bool) -> Report {
-        self.release_wanted(platform, Wanted { pages, least, extent: Extent::Idle, splits: true }, stop)
+        self.release_wanted(platform, Wanted { pages, least, effort: Effort::Sparing, splits: true }, stop)
     }
 
     fn release_wanted(&self, platform: &P, wanted: Wanted, stop: &dyn Fn() -> bool) -> Report {
@@ -228,11 +228,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         platform: &P,
         turn: Turn<'_>,
         pages: u32,
-        extent: Extent,
+        effort: Effort,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) {
-        let wanted = Wanted { pages, least: Order(0), extent, splits: true };
+        let wanted = Wanted { pages, least: Order(0), effort, splits: true };
         let willing = self.run(platform, turn, wanted, stop, report);
         let mut inner = self.zone.lock();
         inner.buddy.backed_low = inner.buddy.backed_free;
@@ -246,7 +246,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         &self,
         platform: &P,
         mut turn: Turn<'_>,
-        Wanted { pages, least, extent, splits }: Wanted,
+        Wanted { pages, least, effort, splits }: Wanted,
         stop: &dyn Fn() -> bool,
         report: &mut Report,
     ) -> bool {
@@ -256,7 +256,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // Pages freed meanwhile are left for the next time, since threads may free and allocate as
         // fast as this runs.
         let pages = pages.min(zone.lock().buddy.backed_free);
-        ReleasePass { release, ranges, platform, arena, zone, hold, least, extent, splits, stop }.run(pages, report)
+        ReleasePass { release, ranges, platform, arena, zone, hold, least, effort, splits, stop }.run(pages, report)
     }
 
     /// Takes the surplus pages from every CPU's list. Returns whether pages are left in a list.

@@ -15,7 +15,7 @@ use crate::give_back::TURN_LOOKS;
 use crate::node_pages::NodePages;
 use crate::pages::Pages;
 use crate::policy::Policy;
-use crate::release::{Extent, ReleasePass, Report};
+use crate::release::{Effort, ReleasePass, Report};
 use crate::zone::wait;
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::platform::Handover;
@@ -31,7 +31,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// the number of them, from the first, that are holes now; the others are unchanged. This
     /// repeats until `gather` finds none, the system refuses, or `stop` says so.
     ///
-    /// With [`Extent::All`], does not hold back because the system refused before. `None`: another
+    /// With [`Effort::Full`], does not hold back because the system refused before. `None`: another
     /// thread releases.
     ///
     /// # Safety
@@ -39,7 +39,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     pub unsafe fn punch(
         &self,
         platform: &P,
-        extent: Extent,
+        effort: Effort,
         stop: &dyn Fn() -> bool,
         gather: impl FnMut(&mut [Range]) -> usize,
         settle: impl FnMut(&[Range], usize),
@@ -50,7 +50,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // The kernel would fill holes again in ranges where it may make huge pages.
         zone.end_population(arena, platform);
         let (least, splits) = (Order(0), true);
-        let run = ReleasePass { release, ranges, platform, arena, zone, hold, least, extent, splits, stop };
+        let run = ReleasePass { release, ranges, platform, arena, zone, hold, least, effort, splits, stop };
         report.left = run.held(gather, settle, &mut report);
         Some(report)
     }

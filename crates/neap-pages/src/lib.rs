@@ -83,7 +83,7 @@ pub use live::ZoneCell;
 pub use node_pages::NodePages;
 pub use page_snapshot::{PIECE, Use};
 pub use pages::Pages;
-pub use release::{Extent, Report};
+pub use release::{Effort, Report};
 pub use settings::Settings;
 pub use shape::{BATCH_SCALE, MARKED, MOST_BATCH_SCALE, Shape, SideTable, TABLES};
 pub use shortage::Shortage;

@@ -140,13 +140,13 @@ impl Turn<'_> {
     }
 }
 
-/// How much a release or a trim covers.
+/// What a release or a trim may cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Extent {
-    /// Memory that no thread needed lately.
-    Idle,
-    /// All of it: a caller asked for it.
-    All,
+pub enum Effort {
+    /// Few single calls at a time, and no locked memory. A trim leaves what was used lately.
+    Sparing,
+    /// As many calls as all of it takes: a caller asked for that.
+    Full,
 }
 
 /// One run of releasing.
@@ -160,8 +160,7 @@ pub(crate) struct ReleasePass<'a, P> {
     pub(crate) hold: u32,
     /// The least order of released blocks that are smaller than a chunk.
     pub(crate) least: Order,
-    /// With [`Extent::All`], single calls are not rationed, and locked memory is released too.
-    pub(crate) extent: Extent,
+    pub(crate) effort: Effort,
     /// Whether the huge pages that parts are released of are split. Otherwise the parts leave the
     /// process at once, but its container only when that is short of memory.
     pub(crate) splits: bool,
@@ -174,7 +173,7 @@ impl<P: Platform> ReleasePass<'_, P> {
     pub(crate) fn run(mut self, pages: u32, report: &mut Report) -> bool {
         let release = self.release;
         let idle = release.idle.load(Ordering::Relaxed);
-        if idle > 0 && self.extent == Extent::Idle {
+        if idle > 0 && self.effort == Effort::Sparing {
             release.idle.store(idle - 1, Ordering::Relaxed);
             return false;
         }
@@ -193,11 +192,11 @@ impl<P: Platform> ReleasePass<'_, P> {
         mut settle: impl FnMut(&[Range], usize),
         report: &mut Report,
     ) -> bool {
-        if self.release.idle.load(Ordering::Relaxed) > 0 && self.extent == Extent::Idle {
+        if self.release.idle.load(Ordering::Relaxed) > 0 && self.effort == Effort::Sparing {
             // Releases of free pages count the ticks down.
             return false;
         }
-        let mut rationed = if self.extent == Extent::All { u32::MAX } else { SINGLE_CALLS };
+        let mut rationed = if self.effort == Effort::Full { u32::MAX } else { SINGLE_CALLS };
         while rationed > 0 && !(self.stop)() {
             let count = gather(self.ranges);
             if count == 0 {
@@ -281,7 +280,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         // SAFETY: the range is detached, or holds no information (a table's part for free chunks),
         // or its holder does not need it.
         let answer = unsafe {
-            if self.extent == Extent::All {
+            if self.effort == Effort::Full {
                 self.platform.release(start, length)
             } else {
                 // A program locks its memory to have it at hand. Only its own request releases
@@ -329,7 +328,7 @@ impl<P: Platform> ReleasePass<'_, P> {
 
     /// Releases blocks smaller than a chunk. Returns the number of pages still wanted.
     fn blocks(&mut self, mut wanted: u32, report: &mut Report) -> u32 {
-        let mut rationed = if self.extent == Extent::All { u32::MAX } else { SINGLE_CALLS };
+        let mut rationed = if self.effort == Effort::Full { u32::MAX } else { SINGLE_CALLS };
         while wanted > 0 && rationed > 0 && !(self.stop)() {
             let count = self.gather(&mut wanted);
             let done = self.scattered(count, &mut rationed, report);

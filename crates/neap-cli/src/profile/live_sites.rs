@@ -33,7 +33,7 @@ const MOST_SITES: usize = 200;
 /// Site of stacks that will get theirs in a later table.
 const NAMED_LATER: &str = "[named in a later table]";
 
-/// A function that holds memory.
+/// A place in the sources whose allocations hold memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HotSite {
     /// Escaped, as `source`.

@@ -12,7 +12,7 @@ use neap_objects::fast_path::{FastPath, FreeOutcome};
 use neap_objects::objects::{Config, Objects};
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
-use neap_pages::Extent;
+use neap_pages::Effort;
 use neap_testing::shared::Shared;
 use std::boxed::Box;
 use std::collections::{BTreeMap, VecDeque};
@@ -154,7 +154,7 @@ impl<P: Platform> Opened<P> {
     /// Drains stacks and barns into the slabs.
     pub(crate) fn drain(&self) {
         (0..self.cpu_caches.cpus()).for_each(|cpu| assert!(self.drain_cpu(cpu, |_| true).is_some()));
-        Class::all().for_each(|class| _ = self.trim_barn(class, Extent::All, &|| false));
+        Class::all().for_each(|class| _ = self.trim_barn(class, Effort::Full, &|| false));
     }
 
     pub(crate) fn prove(&self) -> Census {

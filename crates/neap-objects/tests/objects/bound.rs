@@ -13,7 +13,7 @@ use neap_base::{Linux, Platform};
 use neap_objects::objects::Config;
 use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_pages::Extent;
+use neap_pages::Effort;
 use neap_testing::shared::Shared;
 use std::collections::BTreeSet;
 
@@ -213,7 +213,7 @@ fn empty_bound_sheaves_go_with_time() {
     let left = empty();
     assert!(left > 30, "{left}");
     held.extend(o.take_many(class, 10_000));
-    let trim = || o.trim_barn(class, Extent::Idle, &|| false);
+    let trim = || o.trim_barn(class, Effort::Sparing, &|| false);
     trim();
     assert_eq!((trim(), empty()), ((0, false), 0), "nobody needed them between the two");
     held.into_iter().for_each(|object| o.give(class, object));

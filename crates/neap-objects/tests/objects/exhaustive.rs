@@ -13,7 +13,7 @@ use crate::instance::{CONFIG, Opened, machine};
 use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
-use neap_pages::Extent;
+use neap_pages::Effort;
 use neap_testing::shared::Shared;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -82,8 +82,8 @@ impl World {
                 }
             }
             Step::Drain(cpu) => assert!(o.drain_cpu(cpu, |class| class == CLASS).is_some()),
-            Step::TrimIdle => _ = o.trim_barn(CLASS, Extent::Idle, &|| false),
-            Step::TrimAll => assert!(!o.trim_barn(CLASS, Extent::All, &|| false).1),
+            Step::TrimIdle => _ = o.trim_barn(CLASS, Effort::Sparing, &|| false),
+            Step::TrimAll => assert!(!o.trim_barn(CLASS, Effort::Full, &|| false).1),
         }
         true
     }

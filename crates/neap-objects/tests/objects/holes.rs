@@ -18,7 +18,7 @@ use neap_base::virtual_platform::{Call, Virtual};
 use neap_objects::objects::Config;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId};
-use neap_pages::Extent;
+use neap_pages::Effort;
 use neap_testing::random::{Random, number, seed};
 use neap_testing::shared::Shared;
 use std::collections::BTreeMap;
@@ -125,7 +125,7 @@ fn sparse(o: &Instance, held: &mut Held, class: Class, count: usize, keep: usize
 
 /// The work of a tick on slabs.
 fn tick(o: &Instance) -> neap_pages::Report {
-    o.punch(Extent::Idle, &never)
+    o.punch(Effort::Sparing, &never)
 }
 
 fn end(o: &Instance, mut held: Held) {
@@ -208,7 +208,7 @@ fn what_has_memory_is_handed_out_before_holes_are_filled() {
     let (mut held, class) = (Held::new(), Class::of_size(512));
     sparse(&o, &mut held, class, 4000, 20);
     o.drain();
-    assert!(o.punch(Extent::All, &never).released > 0);
+    assert!(o.punch(Effort::Full, &never).released > 0);
     let slabs_before = o.slabs_of(class).0;
     let page_size = o.pages.page_size();
     let (backed, holes) = slabs(&o, &held).iter().fold((0, 0), |(backed, gone), &(.., pages, holes)| {
@@ -327,7 +327,7 @@ fn whatever_happens_in_the_window_of_a_release() {
                     1 => give(o, held, *held.last_key_value().unwrap().0),
                     2 => o.drain(),
                     3 => _ = take(o, held, class).unwrap(),
-                    _ => assert_eq!(o.punch(Extent::All, &never).released, 0, "one thread at a time"),
+                    _ => assert_eq!(o.punch(Effort::Full, &never).released, 0, "one thread at a time"),
                 }
                 left /= ACTIONS;
             }
@@ -337,7 +337,7 @@ fn whatever_happens_in_the_window_of_a_release() {
         o.prove();
         holes_are_holes(&o, &held);
         o.drain();
-        o.punch(Extent::All, &never);
+        o.punch(Effort::Full, &never);
         o.prove();
         nothing_but_what_is_held_is_there(&o, &held);
         check_contents(&held);
@@ -396,7 +396,7 @@ fn holes_make_room_and_filling_them_takes_it() {
     all.iter().enumerate().filter(|(n, _)| n % 30 != 0).for_each(|(_, &address)| give(&o, &mut held, address));
     o.drain();
     assert!(o.take(large).is_none(), "all pages are in slabs");
-    let holes = o.punch(Extent::All, &never).released;
+    let holes = o.punch(Effort::Full, &never).released;
     assert!(holes > budget / 2);
     let mut others = Held::new();
     while take(&o, &mut others, large).is_some() {}
@@ -439,14 +439,14 @@ fn where_the_system_refuses_nothing_has_happened() {
     assert!(o.platform.made(Call::Release) <= calls + 1, "it is not asked all the time");
     // One range at a time succeeds, for some of them; then all.
     o.platform.fail(Call::Release, 3, 1);
-    let some = o.punch(Extent::All, &never);
+    let some = o.punch(Effort::Full, &never);
     assert!(some.released > 0 && some.failed > 0, "{some:?}");
     assert_eq!(holes_are_holes(&o, &held), some.released as usize);
     o.prove();
     o.platform.fail(Call::Release, 0, 0);
     o.platform.fail(Call::ReleaseScattered, 0, 0);
-    o.punch(Extent::All, &never);
-    o.punch(Extent::All, &never);
+    o.punch(Effort::Full, &never);
+    o.punch(Effort::Full, &never);
     nothing_but_what_is_held_is_there(&o, &held);
     o.prove();
     // Memory that cannot be populated comes when it is touched.
@@ -465,9 +465,9 @@ fn a_pass_that_is_stopped_goes_on_the_next_time() {
     sparse(&o, &mut held, class, 40_000, 20);
     o.drain();
     tick(&o);
-    assert_eq!(o.punch(Extent::Idle, &|| true), neap_pages::Report { left: true, ..neap_pages::Report::default() });
+    assert_eq!(o.punch(Effort::Sparing, &|| true), neap_pages::Report { left: true, ..neap_pages::Report::default() });
     let looks = core::cell::Cell::new(0);
-    let some = o.punch(Extent::Idle, &|| looks.replace(looks.get() + 1) == 1);
+    let some = o.punch(Effort::Sparing, &|| looks.replace(looks.get() + 1) == 1);
     assert!(some.released > 0 && some.left && some.calls == 1, "{some:?}");
     o.prove();
     let rest = tick(&o);
@@ -505,7 +505,7 @@ fn holes_are_what_the_kernel_says_after_any_history() {
                     let call = [Call::Release, Call::ReleaseScattered, Call::Populate][random.below(3)];
                     o.platform.fail(call, random.below(3), random.below(3));
                 }
-                _ => _ = o.punch(if random.below(4) == 0 { Extent::All } else { Extent::Idle }, &never),
+                _ => _ = o.punch(if random.below(4) == 0 { Effort::Full } else { Effort::Sparing }, &never),
             }
             o.prove();
             holes_are_holes(&o, &held);
@@ -515,7 +515,7 @@ fn holes_are_what_the_kernel_says_after_any_history() {
         }
         o.drain();
         // A range that the system refused at first is released the second time.
-        (0..2).for_each(|_| _ = o.punch(Extent::All, &never));
+        (0..2).for_each(|_| _ = o.punch(Effort::Full, &never));
         println!("round {round}: {} held, {} holes", held.len(), o.pages.statistics().holes);
         nothing_but_what_is_held_is_there(&o, &held);
         o.prove();
@@ -544,7 +544,7 @@ fn threads_beside_a_worker_lose_nothing() {
                     gone.into_iter().for_each(|address| give(o, &mut held, address));
                     if step % 5 == 0 {
                         _ = o.drain_cpu(thread, |_| true);
-                        _ = o.trim_barn(class, Extent::All, &never);
+                        _ = o.trim_barn(class, Effort::Full, &never);
                     }
                     check_contents(&held);
                 }
@@ -556,7 +556,7 @@ fn threads_beside_a_worker_lose_nothing() {
         }
         let mut released = 0;
         while done.load(Relaxed) < THREADS {
-            released += o.punch(Extent::All, &never).released;
+            released += o.punch(Effort::Full, &never).released;
         }
         assert!(released > 0);
         println!("{released} pages released, {} filled again", o.pages.statistics().refilled);

@@ -17,7 +17,7 @@ use neap_objects::fast_path::FreeOutcome;
 use neap_objects::objects::Config;
 use neap_objects::payers::word_of;
 use neap_objects::size_class::Class;
-use neap_pages::Extent;
+use neap_pages::Effort;
 use neap_testing::random::{Random, number, seed};
 use neap_testing::shared::Shared;
 use std::collections::BTreeMap;
@@ -202,7 +202,7 @@ fn an_owner_is_who_was_said_to_pay_last_whatever_happens_around() {
                 }
                 60 => (0..3).for_each(|cpu| assert!(o.drain_cpu(cpu, |_| true).is_some())),
                 61 => o.drain(),
-                62 | 63 => _ = o.punch(if random.below(2) == 0 { Extent::All } else { Extent::Idle }, &|| false),
+                62 | 63 => _ = o.punch(if random.below(2) == 0 { Effort::Full } else { Effort::Sparing }, &|| false),
                 64 => {
                     let class = Class::of_size(sizes[random.below(sizes.len())]);
                     let all: Vec<usize> = held.iter().filter(|(_, of)| of.0 == class).map(|(at, _)| *at).collect();
@@ -286,7 +286,7 @@ fn the_vector_of_a_page_goes_when_the_page_does() {
     o.drain();
     let left = shared_pages(&held);
     assert!(o.prove().vectors as usize > left, "pages of slabs in use keep theirs");
-    assert!(o.punch(Extent::All, &|| false).released > 0);
+    assert!(o.punch(Effort::Full, &|| false).released > 0);
     bytes(&o, left, 32);
     check(&o, &held);
     // A page that is used again has no vector until an owner pays.
@@ -507,7 +507,7 @@ fn threads_that_free_for_each_other_find_who_paid() {
                     give_some(random.below(400));
                     if random.below(50) == 0 {
                         _ = o.drain_cpu(random.below(o.cpu_caches.cpus()), |_| true);
-                        _ = o.punch(if random.below(2) == 0 { Extent::All } else { Extent::Idle }, &|| false);
+                        _ = o.punch(if random.below(2) == 0 { Effort::Full } else { Effort::Sparing }, &|| false);
                     }
                 }
                 drop(senders);

@@ -20,7 +20,7 @@ use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId, SlabList};
 use neap_objects::strided_run::Packed;
 use neap_objects::verify::Census;
-use neap_pages::Extent;
+use neap_pages::Effort;
 use neap_testing::shared::Shared;
 use std::collections::VecDeque;
 
@@ -226,7 +226,7 @@ fn holes_that_are_none_and_lists() {
     finds("hole where an object is in use", |o, held| slab(o, held[0]).holes = 1 << 3);
     finds("holes of a class", |o, _| o.caches[CLASS.index()].lock().holes += 1);
     finds("holes of a node", |o, _| {
-        assert!(o.punch(Extent::All, &|| false).released > 0);
+        assert!(o.punch(Effort::Full, &|| false).released > 0);
         assert_eq!(o.pages.node(0).charge_holes(1), 1);
     });
     finds("isolated slabs while nobody releases", |o, _| {

@@ -11,7 +11,7 @@ use core::cell::Cell;
 use neap_base::platform::memory::Range;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
-use neap_pages::{Extent, Report};
+use neap_pages::{Effort, Report};
 use neap_testing::probe::Probe;
 use neap_testing::random::{Random, seed};
 
@@ -29,7 +29,7 @@ fn punch(o: &Opened<'_, Virtual>, pfn: Pfn, pages: u64) -> Option<Report> {
         count
     };
     // SAFETY: the test does not need the contents of these pages.
-    unsafe { o.pages.punch(o.platform, Extent::All, &|| false, gather, |_, _| ()) }
+    unsafe { o.pages.punch(o.platform, Effort::Full, &|| false, gather, |_, _| ()) }
 }
 
 fn write(o: &Opened<'_, Virtual>, pfn: Pfn, pages: u32) {
@@ -95,7 +95,7 @@ fn a_system_that_refuses_is_asked_rarely_whatever_passes_are_made() {
     [Call::Release, Call::ReleaseScattered].into_iter().for_each(|call| machine.fail(call, 0, usize::MAX));
     for _ in 0..64 {
         // SAFETY: no ranges are given.
-        unsafe { o.pages.punch(&machine, Extent::Idle, &|| false, |_| 0, |_, _| ()) };
+        unsafe { o.pages.punch(&machine, Effort::Sparing, &|| false, |_| 0, |_, _| ()) };
         o.pages.tick(&machine);
     }
     assert!((1..16).contains(&machine.made(Call::Release)), "{} calls", machine.made(Call::Release));
@@ -116,7 +116,7 @@ fn a_huge_page_is_made_small_pages_once_and_by_a_page_that_goes() {
             ranges.iter_mut().zip(given.by_ref()).map(|(to, pfn)| *to = range(pfn)).count()
         };
         // SAFETY: the test does not need the contents of these pages.
-        let report = unsafe { o.pages.punch(&machine, Extent::All, &|| false, gather, |_, _| ()) };
+        let report = unsafe { o.pages.punch(&machine, Effort::Full, &|| false, gather, |_, _| ()) };
         assert_eq!(report.unwrap().released, 1024);
     };
     assert!(blocks.iter().any(|pfn| machine.machine.allows_huge_pages(o.pages.address(*pfn))));
@@ -147,7 +147,7 @@ fn one_pass_at_a_time() {
         0
     };
     // SAFETY: no ranges are given.
-    let report = unsafe { o.pages.punch(&machine, Extent::Idle, &|| false, gather, |_, _| ()) };
+    let report = unsafe { o.pages.punch(&machine, Effort::Sparing, &|| false, gather, |_, _| ()) };
     assert_eq!((report, calls.get()), (Some(Report { left: true, ..Report::default() }), 1));
     o.pages.await_release(&machine);
     assert!(punch(&o, block, 1).is_some());
@@ -192,7 +192,8 @@ fn a_block_that_comes_back_with_holes_brings_the_rest() {
                         count
                     };
                     // SAFETY: the test does not need the contents of these pages.
-                    let done = unsafe { o.node(0).punch(&machine, Extent::All, &|| false, gather, |_, _| ()) }.unwrap();
+                    let done =
+                        unsafe { o.node(0).punch(&machine, Effort::Full, &|| false, gather, |_, _| ()) }.unwrap();
                     assert_eq!(done.released, gone.count_ones());
                     *holes |= gone;
                 }

@@ -16,7 +16,7 @@ use neap_base::platform::memory::Range;
 use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
 use neap_os::topology::CpuSet;
-use neap_pages::{Extent, Shape};
+use neap_pages::{Effort, Shape};
 use neap_testing::probe::Probe;
 use neap_testing::random::{Random, seed};
 use std::collections::BTreeMap;
@@ -193,7 +193,7 @@ fn memory_of_a_run_is_forbidden_them_before_anybody_else_has_it() {
     let mut given = Some(hole).into_iter();
     let gather = |ranges: &mut [Range]| ranges.iter_mut().zip(given.by_ref()).map(|(to, hole)| *to = hole).count();
     // SAFETY: the test does not need the page's contents.
-    let report = unsafe { o.pages.punch(&machine, Extent::All, &|| false, gather, |_, _| ()) };
+    let report = unsafe { o.pages.punch(&machine, Effort::Full, &|| false, gather, |_, _| ()) };
     assert_eq!((report.unwrap().released, machine.split.lock().unwrap().as_slice()), (1, [hole.start].as_slice()));
     assert!(!machine.machine.allows_huge_pages(hole.start));
     o.pages.verify().unwrap();

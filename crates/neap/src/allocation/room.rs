@@ -8,7 +8,7 @@ use crate::mm::{Core, Mm};
 use crate::returning::drain::{Fences, NAP};
 use neap_base::Platform;
 use neap_os::stack;
-use neap_pages::Extent;
+use neap_pages::Effort;
 
 /// Most requests to shrinkers for one allocation.
 const RECLAIMS: u32 = 4;
@@ -84,7 +84,7 @@ impl<P: Platform> Core<P> {
         self.drain_for(mm, attempt).or_else(|| {
             let mut made_room = false;
             if self.settings.limit() > 0 {
-                mm.inside_to_the_end(self, |_, stop| made_room |= self.objects.punch(Extent::All, stop).released > 0);
+                mm.inside_to_the_end(self, |_, stop| made_room |= self.objects.punch(Effort::Full, stop).released > 0);
             }
             if self.objects.pages.lazily_free() > 0 {
                 mm.inside_to_the_end(self, |inside, stop| made_room |= self.release_lazily_free(inside, stop) > 0);

@@ -15,7 +15,7 @@ use crate::returning::drain::Fences;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_os::stack;
-use neap_pages::Extent;
+use neap_pages::Effort;
 use neap_reclaim::is_calling;
 use neap_reclaim::reclaim::ReclaimJob;
 
@@ -48,7 +48,7 @@ impl<P: Platform> Core<P> {
             let platform = &self.objects.platform;
             mm.inside_to_the_end(self, |inside, stop| _ = self.drain_everything(inside, Fences::OfCall, stop));
             mm.inside_to_the_end(self, |_, stop| {
-                self.objects.punch(Extent::All, stop);
+                self.objects.punch(Effort::Full, stop);
                 self.objects.pages.release_all_until(platform, stop);
             });
         });

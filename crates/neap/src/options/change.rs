@@ -18,7 +18,7 @@ use crate::process::PROCESS;
 use crate::returning::drain::Fences;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
-use neap_pages::Extent;
+use neap_pages::Effort;
 
 /// Changes an option of the process's manager: [`Mm::set`].
 ///
@@ -75,7 +75,7 @@ impl<P: Platform> Core<P> {
             mm.inside_to_the_end(self, |inside, stop| _ = self.drain_everything(inside, Fences::OfCall, stop));
         }
         if self.is_beyond_limit(mm) {
-            mm.inside_to_the_end(self, |_, stop| _ = self.objects.punch(Extent::All, stop));
+            mm.inside_to_the_end(self, |_, stop| _ = self.objects.punch(Effort::Full, stop));
         }
         mm.inside_to_the_end(self, |_, stop| pages.shed(&self.objects.platform, stop));
         (0..pages.nodes()).for_each(|node| self.look_at_node(mm, node));

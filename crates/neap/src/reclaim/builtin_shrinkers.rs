@@ -23,7 +23,7 @@ use neap_base::Platform;
 use neap_base::gate::Inside;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_os::stack;
-use neap_pages::{Drain, Extent};
+use neap_pages::{Drain, Effort};
 use neap_reclaim::{Asked, CountFn, DEFAULT_SEEKS, Host, ScanFn, ShrinkerError, Shrinkers, Spec, share};
 
 /// Seeks of memory that is released to the OS.
@@ -110,7 +110,7 @@ impl Cache {
                 Scanned { objects: drained, freed: drained }
             }
             Cache::Holes if !held() => {
-                let (slabs, report) = core.objects.punch_on(node, Extent::All, wanted as usize, &held);
+                let (slabs, report) = core.objects.punch_on(node, Effort::Full, wanted as usize, &held);
                 Scanned { objects: slabs as u64, freed: report.released.into() }
             }
             Cache::Free if !held() => {
@@ -162,7 +162,7 @@ impl<P: Platform> Core<P> {
             let (sheaf, taken) = (u64::from(class.sheaf_capacity()), Cell::new(0));
             // Called before each sheaf.
             let enough = || taken.replace(taken.get() + sheaf) >= part || stop();
-            done += self.objects.trim_barn_on(node, class, Extent::All, &enough).0;
+            done += self.objects.trim_barn_on(node, class, Effort::Full, &enough).0;
         }
         for cpu in self.cpus_near(node) {
             if done < wanted && !stop() && self.in_stacks(cpu) > 0 {

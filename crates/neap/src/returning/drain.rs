@@ -16,7 +16,7 @@ use neap_base::Platform;
 use neap_base::gate::Inside;
 use neap_objects::size_class::Class;
 use neap_os::topology::CpuSet;
-use neap_pages::{DrainSum, Extent};
+use neap_pages::{DrainSum, Effort};
 
 /// Most further tries at skipped lists and stacks.
 pub(crate) const RETRIES: u32 = 8;
@@ -171,7 +171,7 @@ impl<P: Platform> Core<P> {
         while let Some(node) = left.barns.clone().next() {
             for class in Class::all() {
                 let here = platform.cpu();
-                let (objects, _) = self.objects.trim_barn_on(node, class, Extent::All, stop);
+                let (objects, _) = self.objects.trim_barn_on(node, class, Effort::Full, stop);
                 emptied(left, drained, here, objects);
             }
             if stop() {
@@ -227,7 +227,7 @@ impl<P: Platform> Mm<P> {
         }
         Class::all()
             .filter(|&class| wanted(class))
-            .for_each(|class| _ = core.objects.trim_barn(class, Extent::All, &closing));
+            .for_each(|class| _ = core.objects.trim_barn(class, Effort::Full, &closing));
     }
 
     /// Drains the caches of CPUs into the zone, from any thread and for any CPU.

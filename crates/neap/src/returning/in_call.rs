@@ -34,7 +34,7 @@ use crate::state::in_call::{HIGH, Returned};
 use core::sync::atomic::Ordering::Relaxed;
 use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
-use neap_pages::Extent;
+use neap_pages::Effort;
 
 /// Bytes of surplus at which they stop.
 const LOW: u64 = 8 << 20;
@@ -233,7 +233,7 @@ impl<P: Platform> Core<P> {
             // Slabs come to rest after a first round without any.
             let mut dry = 0;
             while dry < 2 && worked.gone - before < bytes && looked < MOST_SLABS && !stop() {
-                let (slabs, report) = self.objects.punch_on(node, Extent::Idle, FEW_SLABS, stop);
+                let (slabs, report) = self.objects.punch_on(node, Effort::Sparing, FEW_SLABS, stop);
                 pages.node(node).expect_again(report.released);
                 worked.gone += u64::from(report.released) << pages.page_shift();
                 looked += slabs;

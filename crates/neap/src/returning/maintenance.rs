@@ -23,7 +23,7 @@ use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use neap_base::platform::Platform;
 use neap_objects::size_class::{CLASSES, Class};
-use neap_pages::Extent;
+use neap_pages::Effort;
 
 /// Slow calls between two checks for a due tick, where there is no thread. A prime, so that the
 /// checks do not always hit the same call of a program's rhythm.
@@ -176,7 +176,7 @@ impl<P: Platform> Core<P> {
             let sheaf = u64::from(class.sheaf_capacity()) * class.size() as u64;
             // Called before each sheaf.
             let stop = || stop() || room.replace(room.get().saturating_sub(sheaf)) == 0;
-            tick.left |= self.objects.trim_barn(class, Extent::Idle, &stop).1;
+            tick.left |= self.objects.trim_barn(class, Effort::Sparing, &stop).1;
         }
         let platform = &self.objects.platform;
         // Releasing pages interrupts every CPU that runs the process. It waits until no isolated
@@ -185,7 +185,7 @@ impl<P: Platform> Core<P> {
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
         let keeps = self.keeps_all();
         let held = || tick.held || keeps || room.get() == 0 || stop();
-        let holes = self.objects.punch(Extent::Idle, &held);
+        let holes = self.objects.punch(Effort::Sparing, &held);
         let page_size = self.objects.pages.page_size() as u64;
         let spend = |pages: u32| room.set(room.get().saturating_sub(u64::from(pages) * page_size));
         spend(holes.released);
@@ -241,7 +241,7 @@ impl<P: Platform> Mm<P> {
         self.inside_to_the_end(core, |inside, stop| {
             core.drain_everything(inside, Fences::All, stop);
             released += core.per_cpu.release_all(inside, platform, stop).released;
-            let holes = core.objects.punch(Extent::All, stop);
+            let holes = core.objects.punch(Effort::Full, stop);
             released += u64::from(holes.and(core.objects.pages.release_all_until(platform, stop)).released);
         });
         released > 0
