@@ -5,7 +5,7 @@
 //! debug information off by itself, into the packages `*-dbgsym`. The lists in `contrib/contents`
 //! name the files of each package, and lintian judges all. With `--test` a fresh root of the
 //! system's own release gets the packages: installed, used, purged, and programs built with them.
-//! `qemu-aarch64-static` runs the programs of a root for arm64, which the kernel has start it.
+//! The kernel starts the programs of a root for arm64 by `qemu-aarch64-static`.
 
 use std::collections::BTreeSet;
 use std::fs;
