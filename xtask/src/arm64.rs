@@ -67,10 +67,10 @@ pub(crate) fn test() -> Result<()> {
     let mut report = Report::default();
     report.skip("tests in files of their own", "`vm --target --suite` runs them");
     let mut arguments = vec!["test", "--no-fail-fast", "--lib"];
-    for name in tidy::RING_0.iter().filter(|name| !tidy::LOADED.contains(name)) {
-        match LEFT_CRATES.iter().find(|(left, _)| left == name) {
+    for name in tidy::tested() {
+        match LEFT_CRATES.iter().find(|(left, _)| *left == name) {
             Some((_, reason)) => report.skip(name, reason),
-            None => arguments.extend(["--package", *name]),
+            None => arguments.extend(["--package", name]),
         }
     }
     arguments.push("--");

@@ -13,7 +13,7 @@ use crate::report::Report;
 use crate::target::Target;
 use crate::{
     Skipped, arm64, audit, build, c_api, container, deb, dependent, docs, fast_path, layout, models, musl, old_glibc,
-    prometheus, smoke, symbols, target, tidy, vm,
+    prometheus, smoke, symbols, target, test_programs, tidy, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -23,13 +23,6 @@ fn cargo_step(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
     cargo.current_dir(layout::root());
     run(cargo)
-}
-
-/// The packages that ship and have tests, as arguments of cargo.
-fn ships(command: &'static str) -> Vec<&'static str> {
-    let tested = tidy::RING_0.iter().filter(|name| !tidy::LOADED.contains(name));
-    let packages = tested.flat_map(|name| ["--package", *name]);
-    [command, "--features", OPTIONAL].into_iter().chain(packages).collect()
 }
 
 /// Runs tests without the checks that only tests have, which may hide errors. Omits what takes
@@ -50,16 +43,12 @@ const LONG: [&[&str]; 2] = [
 /// Runs the crates' own tests. The shipped crates are tested apart: in one invocation with the
 /// simulator they would be built with the feature `lab`. The additions of that feature are tested
 /// once more.
-fn units(report: &mut Report) {
-    // Without an end at the first that fails: one run tells all.
-    let mut others = vec!["test", "--no-fail-fast", "--workspace", "--exclude", "neap-book"];
-    tidy::RING_0.iter().for_each(|name| others.extend(["--exclude", *name]));
-    let mut shipped = ships("test");
-    shipped.insert(1, "--no-fail-fast");
-    report.check("cargo test of what ships", cargo_step(&shipped));
-    report.check("cargo test of the rest", cargo_step(&others));
-    let lab = ["test", "--package", "neap-pages", "--features", "lab", "--lib"];
-    report.check("cargo test of the laboratory's pages", cargo_step(&lab));
+fn units(report: &mut Report) -> Result<()> {
+    let mut test = |what: &str, arguments: &[&str]| test_programs::run(report, what, Target::Native, arguments);
+    test("what ships", &["--features", OPTIONAL].into_iter().chain(tidy::tested_packages()).collect::<Vec<_>>())?;
+    let others = ["--workspace", "--exclude", "neap-book"].into_iter();
+    test("the rest", &others.chain(tidy::RING_0.iter().flat_map(|name| ["--exclude", name])).collect::<Vec<_>>())?;
+    test("the laboratory's pages", &["--package", "neap-pages", "--features", "lab", "--lib"])
 }
 
 /// `test [--target NAME]`.
@@ -75,7 +64,7 @@ pub(crate) fn test_command(arguments: &[String]) -> Result<()> {
 /// Everything that tests behaviour: the crates' own tests, then the built library from outside.
 pub(crate) fn test() -> Result<()> {
     let mut report = Report::default();
-    units(&mut report);
+    units(&mut report)?;
     build::build()?;
     symbols::into(&mut report)?;
     fast_path::into(&mut report, Target::Native)?;
@@ -136,9 +125,8 @@ const STEPS: &[Step] = &[
 /// Steps of `--full` alone.
 const MORE: &[Step] = &[
     ("tests without checks", || {
-        let mut arguments = ships("test");
-        arguments.insert(1, "--release");
-        without_checks(&arguments).map(|()| None)
+        let arguments = ["test", "--release", "--features", OPTIONAL].into_iter().chain(tidy::tested_packages());
+        without_checks(&arguments.collect::<Vec<_>>()).map(|()| None)
     }),
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
     ("audit", || audit::check().map(|()| None)),

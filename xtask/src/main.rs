@@ -54,6 +54,7 @@ mod stack;
 mod stub_libc;
 mod symbols;
 mod target;
+mod test_programs;
 mod tidy;
 mod unwind;
 mod versions;

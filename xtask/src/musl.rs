@@ -10,7 +10,7 @@ use crate::programs::{self, Left};
 use crate::report::Report;
 use crate::smoke::MODES;
 use crate::target::Target;
-use crate::{dependent, fast_path, layout, symbols, tidy};
+use crate::{dependent, fast_path, layout, symbols, test_programs, tidy};
 
 /// Programs that are for another C library, or fail with musl's own malloc.
 const LEFT_PROGRAMS: &[Left] = &[
@@ -37,9 +37,7 @@ pub(crate) fn test() -> Result<()> {
     let target = Target::Musl;
     target.is_there(false)?;
     let mut report = Report::default();
-    let crates = tidy::RING_0.iter().filter(|name| !tidy::LOADED.contains(name));
-    let tests = ["test", "--no-fail-fast"].into_iter().chain(crates.flat_map(|name| ["--package", *name]));
-    report.check("cargo test of what ships", run(target.cargo(&tests.collect::<Vec<_>>())));
+    test_programs::run(&mut report, "what ships", target, &tidy::tested_packages().collect::<Vec<_>>())?;
     run(target.cargo_of_library())?;
     symbols::preloaded(&mut report, target)?;
     fast_path::into(&mut report, target)?;

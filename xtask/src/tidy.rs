@@ -31,6 +31,16 @@ pub(crate) const RING_0: &[&str] = &[
 /// Crates of ring 0 that are libraries with a panic handler of their own, so without unit tests.
 pub(crate) const LOADED: &[&str] = &["neap-malloc", "neap-mallctl"];
 
+/// The crates of ring 0 that have unit tests.
+pub(crate) fn tested() -> impl Iterator<Item = &'static str> {
+    RING_0.iter().copied().filter(|name| !LOADED.contains(name))
+}
+
+/// The crates of [`tested`], as arguments of cargo.
+pub(crate) fn tested_packages() -> impl Iterator<Item = &'static str> {
+    tested().flat_map(|name| ["--package", name])
+}
+
 /// The crates that hold mutable statics, and the one file that may name loom.
 const STATIC_CRATES: &[&str] = &["crates/neap-malloc/src/", "crates/neap-mallctl/src/"];
 const LOOM_FILE: &str = "crates/neap-base/src/sync.rs";

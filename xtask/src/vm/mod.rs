@@ -15,12 +15,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
 use crate::process::{need, run};
 use crate::report::Report;
 use crate::target::Target;
-use crate::{Skipped, build, layout, programs};
+use crate::{Skipped, build, layout, programs, test_programs};
 
 mod initrd;
 mod machine;
@@ -371,47 +371,16 @@ fn contents(target: Target, found: &packages::Machine, scratch: &Path, is_suite:
     Ok(files)
 }
 
-/// The test programs of some crates, by `crate-file`, or `crate` for a crate's own tests.
+/// The test programs of some crates' libraries and of their folders `tests`, by name.
 fn tests(target: Target, packages: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
-    let mut arguments = vec!["test", "--no-run", "--message-format", "json"];
-    packages.iter().for_each(|package| arguments.extend(["--package", *package]));
-    let mut build = target.cargo(&arguments);
-    build.stderr(std::process::Stdio::inherit());
-    let output = build.output().context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("the tests cannot be built");
-    }
-    let mut programs = BTreeMap::new();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
-        let field = |name: &str| line.split_once(&format!("\"{name}\":\""))?.1.split('"').next();
-        let (Some(program), Some(source)) = (field("executable"), field("src_path")) else { continue };
-        if let Some(name) = name_of(source) {
-            programs.insert(name, program.into());
-        }
-    }
-    Ok(programs)
-}
-
-/// `neap-stress` of `…/crates/neap/tests/stress.rs`, `neap` of `…/crates/neap/src/lib.rs`.
-fn name_of(source: &str) -> Option<String> {
-    let (package, file) = source.rsplit_once("/crates/")?.1.split_once('/')?;
-    match file.strip_prefix("tests/") {
-        Some(test) => Some(format!("{package}-{}", test.trim_end_matches(".rs").trim_end_matches("/main"))),
-        None => (file == "src/lib.rs").then(|| package.into()),
-    }
+    let arguments: Vec<&str> = packages.iter().flat_map(|package| ["--package", package]).collect();
+    let programs = test_programs::build(target.cargo(&[&["test", "--lib", "--test", "*"], &arguments[..]].concat()))?;
+    Ok(programs.into_iter().map(|program| (program.name, program.file)).collect())
 }
 
 #[cfg(test)]
 mod unit {
     use super::*;
-
-    #[test]
-    fn test_programs_are_named_by_crate_and_file() {
-        assert_eq!(name_of("/a/crates/b/crates/neap/tests/stress.rs").as_deref(), Some("neap-stress"));
-        assert_eq!(name_of("/crates/neap-objects/tests/rseq/main.rs").as_deref(), Some("neap-objects-rseq"));
-        assert_eq!(name_of("/a/crates/neap-os/src/lib.rs").as_deref(), Some("neap-os"));
-        assert_eq!(name_of("/a/xtask/src/main.rs"), None);
-    }
 
     #[test]
     fn every_name_in_the_list_is_another() {

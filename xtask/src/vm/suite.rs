@@ -48,7 +48,7 @@ pub(super) fn guests(
         Guest { name, shape: Shape::TwoNodes, line: Cow::Owned(line), limit: LIMIT, files }
     };
     let mut all = Vec::new();
-    let crates: Vec<&str> = tidy::RING_0.iter().filter(|name| !tidy::LOADED.contains(name)).copied().collect();
+    let crates: Vec<&str> = tidy::tested().collect();
     for (name, program) in tests(target, &crates)?.iter().filter(|(name, _)| is_there(name)) {
         let stripped = scratch.join(name);
         let mut strip = command(&target.tool("strip"), ["--strip-debug", "-o"]);
