@@ -3,12 +3,11 @@
 //!
 //! Method: small machines under every policy, with the zone's own `verify` at the end. A failing
 //! test prints seed and policy; a repetition gives the same result.
-//! test prints seed and policy; all of it is deterministic, so running it again shows the same.
 
 use neap_pages::policy::fixed::Still;
-use neap_pages::policy::{Adaptive, Depth, Policy, Upstream};
+use neap_pages::policy::{Adaptive, Policy};
 use neap_sim::machine::{Machine, SECOND, Setup};
-use neap_sim::policies::{self, Name};
+use neap_sim::policies::{self, Depth, Name, Upstream};
 use neap_sim::program::{Op, Program, View, mix, swing};
 use neap_sim::random::Random;
 use neap_sim::scenarios::{self, Scenario, Size};

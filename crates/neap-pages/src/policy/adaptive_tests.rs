@@ -16,7 +16,6 @@ const EMPTY: List = List { count: 0, moved: 0 };
 #[test]
 fn the_state_of_a_list_is_less_than_a_cache_line() {
     assert!(size_of::<Adaptive>() <= 64);
-    assert!(size_of::<super::Upstream>() <= 64 && size_of::<super::Depth>() <= 64);
 }
 
 #[test]

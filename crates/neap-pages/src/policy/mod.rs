@@ -6,7 +6,7 @@
 //! cache line, which the list keeps beside its count and changes under its lock. A policy reads no
 //! clock, atomic or platform. It gets time as quarters of a second, the zone's state as
 //! [`ZoneState`], and a busy zone lock as an event. The library uses [`Adaptive`]. [`Fixed`] is its
-//! starting point and its fallback. The other policies exist for comparison.
+//! starting point and its fallback. The simulator has other policies, for comparison.
 //!
 //! # Invariants
 //!
@@ -17,46 +17,26 @@
 //! * One event moves at most [`Limits::largest`] pages, at least one block.
 //! * With the size 0, nothing is listed at all.
 //!
-//! The kernel's own policies keep more until their next spill if their size has fallen, and may
-//! give all of a list at once.
+//! The kernel's own policies, in the simulator, keep more until their next spill if their size has
+//! fallen, and may give all of a list at once.
 
 pub mod adaptive;
 #[cfg(test)]
 mod adaptive_tests;
 #[cfg(test)]
 mod adaptive_time_tests;
-#[cfg(any(test, feature = "lab"))]
-pub mod alloc_depth;
-#[cfg(test)]
-mod bounds_tests;
-#[cfg(any(test, feature = "lab"))]
-pub mod double_halve;
 pub mod fixed;
-#[cfg(any(test, feature = "lab"))]
-pub mod idle_guard;
-#[cfg(any(test, feature = "lab"))]
-pub mod linux_6_6;
 #[cfg(test)]
 mod model_tests;
-#[cfg(any(test, feature = "lab"))]
-pub mod pid;
 #[cfg(test)]
 mod program_tests;
 #[cfg(feature = "lab")]
 pub mod unlocked;
-#[cfg(any(test, feature = "lab"))]
-pub mod upstream;
 
 pub use adaptive::Adaptive;
-#[cfg(any(test, feature = "lab"))]
-pub use alloc_depth::Depth;
 pub use fixed::Fixed;
-#[cfg(any(test, feature = "lab"))]
-pub use linux_6_6::Unchanged;
 #[cfg(feature = "lab")]
 pub use unlocked::Unlocked;
-#[cfg(any(test, feature = "lab"))]
-pub use upstream::Upstream;
 
 use crate::statistics::Watermarks;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -278,7 +258,7 @@ pub trait Policy: Copy + core::fmt::Debug {
 /// Number of blocks of an order in a refill of `pages` pages: at least two if that is more than one
 /// page, and at most what a list of `high` pages holds.
 #[inline]
-pub(crate) fn blocks(pages: u32, high: u32, order: u8) -> u32 {
+pub fn blocks(pages: u32, high: u32, order: u8) -> u32 {
     let blocks = if pages > 1 { (pages >> order).max(2) } else { 1 };
     blocks.min((high >> order).max(1))
 }
@@ -287,7 +267,7 @@ pub(crate) fn blocks(pages: u32, high: u32, order: u8) -> u32 {
 /// above one another by a quarter of it, or by a thousandth of the pages. Linux bounds min for a
 /// whole machine. Here it is at most a sixteenth of the pages, so that a small budget is not all
 /// reserve.
-pub(crate) fn watermarks(managed: u32, page_shift: u32) -> Watermarks {
+pub fn watermarks(managed: u32, page_shift: u32) -> Watermarks {
     let kilobytes = (u64::from(managed) << page_shift) >> 10;
     let min = ((kilobytes * 16).isqrt().min(256 << 10) << 10 >> page_shift) as u32;
     let min = min.min(managed / 16);

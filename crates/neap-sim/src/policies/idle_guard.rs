@@ -4,7 +4,9 @@
 //! than a batch, the pages were in use, and time takes nothing. It was posted for Linux and left
 //! out, since no benchmark showed a gain.
 
-use super::{Limits, List, Policy, Upstream, ZoneState};
+use neap_pages::policy::{Limits, List, Policy, ZoneState};
+
+use super::upstream::Upstream;
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +60,7 @@ impl Policy for IdleGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::{limits, supply};
+    use crate::policies::test_inputs::{limits, supply};
 
     #[test]
     fn a_list_that_ran_empty_keeps_its_size_and_one_that_did_not_loses_an_eighth() {

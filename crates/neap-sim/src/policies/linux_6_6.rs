@@ -8,7 +8,7 @@
 //! empties it: its pages fill the list, and its page directory, two pages, is freed last. While
 //! reclaim runs, four batches are kept. Time changes nothing.
 
-use super::{Limits, List, Policy, ZoneState};
+use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +54,7 @@ impl Policy for Unchanged {
     }
 
     fn refill(&mut self, _list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
-        super::blocks(supply.limits.fixed.batch, self.high, order)
+        policy::blocks(supply.limits.fixed.batch, self.high, order)
     }
 
     fn decay(&mut self, _list: List, _supply: &ZoneState<'_>, _quarters: u32) -> u32 {
@@ -69,7 +69,7 @@ impl Policy for Unchanged {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::{limits, supply};
+    use crate::policies::test_inputs::{limits, supply};
 
     #[test]
     fn frees_double_their_batch_until_an_allocation() {

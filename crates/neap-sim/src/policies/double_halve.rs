@@ -4,7 +4,7 @@
 //! For comparison only; a literal version of a reviewer's question. It has one number, and no
 //! separate size: the list keeps two batches. Time plays no part. A shortage of memory resets it.
 
-use super::{Limits, List, Policy, ZoneState};
+use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ impl Policy for DoubleHalve {
     }
 
     fn refill(&mut self, _list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
-        let blocks = super::blocks(self.batch, self.high, order);
+        let blocks = policy::blocks(self.batch, self.high, order);
         self.set(2 * self.batch, supply);
         blocks
     }
@@ -72,7 +72,7 @@ impl Policy for DoubleHalve {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::{limits, supply};
+    use crate::policies::test_inputs::{limits, supply};
 
     #[test]
     fn use_doubles_and_surplus_halves() {
@@ -80,7 +80,7 @@ mod tests {
         let plenty = supply(&bounds, u32::MAX);
         let mut hocko = DoubleHalve::new(&bounds);
         let empty = List { count: 0, moved: 0 };
-        let refills: std::vec::Vec<u32> = (0..7).map(|_| hocko.refill(empty, 0, &plenty)).collect();
+        let refills: Vec<u32> = (0..7).map(|_| hocko.refill(empty, 0, &plenty)).collect();
         assert_eq!(refills, [63, 126, 252, 504, 1008, 2016, 2016]);
         assert_eq!(hocko.put(List { count: 4032, moved: 0 }, 0, || plenty), 0);
         assert_eq!(hocko.put(List { count: 4033, moved: 0 }, 0, || plenty), 4033 - 1008);

@@ -2,10 +2,12 @@
 //!
 //! The tests call only what a list calls. A case that fails is printed in its smallest form.
 
-use super::fixed::Still;
-use super::tests::{limits, list, supply};
-use super::{Adaptive, Limits, Policy};
+use neap_pages::policy::fixed::Still;
+use neap_pages::policy::{Adaptive, DOUBLINGS, Limits, MOST_DOUBLINGS, Policy};
 use proptest::prelude::*;
+
+use super::test_inputs::{limits, list, supply};
+use super::{Depth, DoubleHalve, IdleGuard, Pid, Upstream};
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
@@ -37,7 +39,7 @@ fn holds<T: Policy>(bounds: Limits, events: &[(Event, u16)], strict: bool) -> Re
     let mut now = supply(&bounds, u32::MAX);
     let (mut count, mut moved) = (0_u32, u32::MAX - 5000);
     let mut lengths = [0_u32; 4];
-    let largest = if strict { bounds.largest() } else { bounds.fixed.batch << super::DOUBLINGS.max(bounds.scale) };
+    let largest = if strict { bounds.largest() } else { bounds.fixed.batch << DOUBLINGS.max(bounds.scale) };
     for &(event, times) in events {
         for _ in 0..times {
             let mut give = 0;
@@ -104,16 +106,21 @@ proptest! {
         managed in prop_oneof![0..3000_u32, 0..(1_u32 << 22), Just(u32::MAX)],
         cpus in prop_oneof![1..4_usize, 1..300_usize],
         size in proptest::option::weighted(0.2, 0..100_000_u32),
-        scale in 0..=super::MOST_DOUBLINGS,
+        scale in 0..=MOST_DOUBLINGS,
     ) {
         let bounds = limits(managed, cpus).with_scale(scale);
         let bounds = size.map_or(bounds, |size| bounds.with_size(size));
         holds::<Adaptive>(bounds, &events, true)?;
         holds::<Still>(bounds, &events, false)?;
-        holds::<super::Upstream>(bounds, &events, false)?;
-        holds::<super::Depth>(bounds, &events, false)?;
-        holds::<super::double_halve::DoubleHalve>(bounds, &events, false)?;
-        holds::<super::idle_guard::IdleGuard>(bounds, &events, false)?;
-        holds::<super::pid::Pid>(bounds, &events, false)?;
+        holds::<Upstream>(bounds, &events, false)?;
+        holds::<Depth>(bounds, &events, false)?;
+        holds::<DoubleHalve>(bounds, &events, false)?;
+        holds::<IdleGuard>(bounds, &events, false)?;
+        holds::<Pid>(bounds, &events, false)?;
     }
+}
+
+#[test]
+fn the_state_of_a_list_is_at_most_a_cache_line() {
+    assert!(size_of::<Upstream>() <= 64 && size_of::<Depth>() <= 64);
 }

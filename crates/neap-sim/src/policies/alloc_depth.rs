@@ -8,7 +8,9 @@
 //! reviewers objected to: a window, a reset, a second cache line of numbers, and work on each
 //! operation.
 
-use super::{Limits, List, Policy, Unchanged, ZoneState};
+use neap_pages::policy::{Limits, List, Policy, ZoneState};
+
+use super::linux_6_6::Unchanged;
 
 /// The period, in nanoseconds.
 pub const PERIOD: u64 = 1_000_000_000;
@@ -104,7 +106,7 @@ impl Policy for Depth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::{limits, supply};
+    use crate::policies::test_inputs::{limits, supply};
 
     /// Allocates and frees `pages` one by one, the frees at `now`.
     fn swing(depth: &mut Depth, bounds: &Limits, pages: u32, now: u64) {
@@ -119,7 +121,7 @@ mod tests {
     fn a_swing_a_period_is_learned_within_a_few_and_forgotten_after_two_without() {
         let bounds = limits(1 << 20, 2);
         let mut depth = Depth::new(&bounds);
-        let mut sizes = std::vec::Vec::new();
+        let mut sizes = Vec::new();
         for period in 1..=6 {
             swing(&mut depth, &bounds, 30_000, period * (PERIOD + 1));
             sizes.push(depth.high());

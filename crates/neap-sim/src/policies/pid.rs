@@ -8,7 +8,7 @@
 //! of its change. The batch doubles in straight runs. The size swings under a steady load, as its
 //! author expected.
 
-use super::{Limits, List, Policy, ZoneState};
+use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +66,7 @@ impl Policy for Pid {
 
     fn refill(&mut self, _list: List, order: u8, supply: &ZoneState<'_>) -> u32 {
         let batch = self.event(ListEvent::Refill, supply);
-        let blocks = super::blocks(batch, self.high, order);
+        let blocks = policy::blocks(batch, self.high, order);
         self.came = self.came.saturating_add(blocks << order);
         blocks
     }
@@ -101,7 +101,7 @@ impl Policy for Pid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::{limits, supply};
+    use crate::policies::test_inputs::{limits, supply};
 
     #[test]
     fn traffic_both_ways_grows_it_and_quiet_takes_it_back() {

@@ -1,11 +1,28 @@
 //! The policies by name: the types that a machine is built with, and their names in the command
 //! line and tables.
+//!
+//! The library's own policies are in neap-pages. Those that exist for comparison are here.
 
-use neap_pages::policy::double_halve::DoubleHalve;
+pub mod alloc_depth;
+#[cfg(test)]
+mod bounds_tests;
+pub mod double_halve;
+pub mod idle_guard;
+pub mod linux_6_6;
+pub mod pid;
+#[cfg(test)]
+mod test_inputs;
+pub mod upstream;
+
+pub use alloc_depth::Depth;
+pub use double_halve::DoubleHalve;
+pub use idle_guard::IdleGuard;
+pub use linux_6_6::Unchanged;
+pub use pid::Pid;
+pub use upstream::Upstream;
+
 use neap_pages::policy::fixed::Still;
-use neap_pages::policy::idle_guard::IdleGuard;
-use neap_pages::policy::pid::Pid;
-use neap_pages::policy::{Adaptive, Depth, Policy, Unchanged, Upstream};
+use neap_pages::policy::{Adaptive, Policy};
 
 use crate::machine::{Machine, Setup};
 use crate::measure::{Costs, Outcome};

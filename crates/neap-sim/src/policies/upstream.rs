@@ -10,7 +10,7 @@
 //! Differs from Linux in one point: a shortage of memory is checked where it matters, not kept in a
 //! flag.
 
-use super::{DOUBLINGS, Limits, List, Policy, ZoneState};
+use neap_pages::policy::{DOUBLINGS, Limits, List, Policy, ZoneState};
 
 /// The numbers of one list.
 #[derive(Clone, Copy, Debug)]
@@ -141,7 +141,7 @@ impl Policy for Upstream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::tests::{limits, supply};
+    use crate::policies::test_inputs::{limits, supply};
 
     #[test]
     fn a11_refills_double_and_a_free_halves_the_factor() {
@@ -149,7 +149,7 @@ mod tests {
         let plenty = supply(&bounds, u32::MAX);
         let mut upstream = Upstream::new(&bounds);
         let empty = List { count: 0, moved: 0 };
-        let refills: std::vec::Vec<u32> = (0..7).map(|_| upstream.refill(empty, 0, &plenty)).collect();
+        let refills: Vec<u32> = (0..7).map(|_| upstream.refill(empty, 0, &plenty)).collect();
         assert_eq!(refills, [63, 126, 252, 504, 1008, 2016, 2016]);
         assert_eq!(upstream.high(), 643 + refills.iter().sum::<u32>());
         upstream.put(List { count: 1, moved: 1 }, 0, || plenty);
