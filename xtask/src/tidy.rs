@@ -45,10 +45,6 @@ pub(crate) fn tested_packages() -> impl Iterator<Item = &'static str> {
 const STATIC_CRATES: &[&str] = &["crates/neap-malloc/src/", "crates/neap-mallctl/src/"];
 const LOOM_FILE: &str = "crates/neap-base/src/sync.rs";
 
-/// Files of those crates that are compiled for tests and the simulator only.
-const NOT_LINKED: &[&str] =
-    &["crates/neap-base/src/virtual_platform.rs", "crates/neap-base/src/virtual_platform/memory.rs"];
-
 /// Statics of a type that could change, but which nothing writes.
 const NEVER_WRITTEN: &[(&str, &str)] = &[("crates/neap-objects/src/object_state.rs", "static NOTHING: AtomicU8")];
 
@@ -61,7 +57,7 @@ impl Source<'_> {
 
     fn in_ring_0(&self) -> bool {
         let inside = |name: &&str| self.path.starts_with(&format!("crates/{name}/src/"));
-        RING_0.iter().any(inside) && !NOT_LINKED.contains(&self.path)
+        RING_0.iter().any(inside)
     }
 }
 

@@ -5,7 +5,7 @@
 #![no_std]
 #![deny(missing_docs)]
 
-#[cfg(any(test, feature = "virtual"))]
+#[cfg(test)]
 extern crate std;
 
 pub mod bitmap;
@@ -21,8 +21,6 @@ pub mod profile_file;
 pub mod rcu;
 pub mod sync;
 pub mod units;
-#[cfg(feature = "virtual")]
-pub mod virtual_platform;
 
 pub use cpu_lock::CpuLock;
 pub use finding::Finding;

@@ -406,8 +406,8 @@ impl<C> Rcu<C> {
         Ok(!self.deferred.load(Ordering::Relaxed).is_null())
     }
 
-    /// Whether a phase has as many exits as entries. Counts every reader that an earlier fence made
-    /// visible.
+    /// Returns whether a phase has as many exits as entries, less those that `forget_others`
+    /// subtracted. Counts every reader that an earlier fence made visible.
     fn is_empty(&self, phase: usize) -> bool {
         let left = self.sum(LEFT + phase);
         self.sum(ENTERED + phase).wrapping_sub(left) == self.forgotten[phase].load(Ordering::Relaxed)
@@ -497,6 +497,3 @@ impl<C> fmt::Debug for Reading<'_, C> {
         f.write_str("Reading")
     }
 }
-
-#[cfg(all(test, not(loom)))]
-mod tests;

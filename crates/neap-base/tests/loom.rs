@@ -6,8 +6,8 @@ use loom::sync::Arc;
 use loom::thread;
 use neap_base::gate::Gate;
 use neap_base::sync::Ordering;
-use neap_base::virtual_platform::Virtual;
 use neap_base::{CpuLock, Mutex, Rcu, RcuHead};
+use neap_testing::virtual_platform::Virtual;
 use std::ptr::NonNull;
 
 #[test]

@@ -325,8 +325,8 @@ impl IdTable {
         census
     }
 
-    /// Returns the number of entries that the table has room for, and whether the next id needs
-    /// more.
+    /// Returns the number of entries that the table has memory for, used ones included, and whether
+    /// the next id needs more entries.
     pub(crate) fn room(&self) -> (u32, bool) {
         let (lists, room) = (self.lists.lock(), self.table.len());
         (room, lists.free == NONE && lists.fresh == room)
@@ -374,7 +374,7 @@ impl IdTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
 
     #[test]
     fn who_asks_for_the_group_itself_shortens_no_way() {

@@ -122,7 +122,7 @@ fn bytes<T, P: Platform>(platform: &P, entries: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
 
     // SAFETY: an atomic integer, for which zeroes are a valid value.
     unsafe impl Entry for AtomicU32 {}

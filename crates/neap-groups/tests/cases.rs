@@ -5,9 +5,9 @@ mod host;
 
 use core::sync::atomic::Ordering::Relaxed;
 use host::{Asked, Host};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, Event, GroupId, GroupSlot, Groups, Kind, OnLimit, Refusal};
 use neap_percpu::{PerCpuData, Shape};
+use neap_testing::virtual_platform::Virtual;
 
 const MIB: u64 = 1 << 20;
 

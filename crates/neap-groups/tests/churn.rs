@@ -3,9 +3,9 @@
 mod host;
 
 use host::{Asked, Host};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, Groups, Kind, OnLimit};
 use neap_percpu::{PerCpuData, Shape};
+use neap_testing::virtual_platform::Virtual;
 use std::collections::VecDeque;
 
 const ALIVE: usize = 64;

@@ -5,12 +5,12 @@ mod host;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use core::time::Duration;
 use host::{Asked, Host};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{
     Bound, Event, EventDelta, GroupId, Groups, Kind, Listener, NotSubscribed, OnLimit, Subscription, UNLIMITED,
 };
 use neap_percpu::{PerCpuData, Shape};
 use neap_testing::child::exit_code_of;
+use neap_testing::virtual_platform::Virtual;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;

@@ -9,10 +9,10 @@ mod host;
 use core::pin::Pin;
 use core::task::{Context, Waker};
 use host::{Asked, Host};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, Event, GroupId, Groups, Kind, OnLimit, Payer};
 use neap_os::topology::CpuSet;
 use neap_percpu::{PerCpuData, Shape};
+use neap_testing::virtual_platform::Virtual;
 use std::thread;
 
 const KIB: u64 = 1 << 10;

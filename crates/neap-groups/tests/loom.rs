@@ -11,9 +11,9 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
 use loom::thread;
 use neap_base::sync::Ordering::Relaxed;
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{CAP, GroupError, GroupId, Groups, Kind, OnLimit, Reclaimer, Refusal};
 use neap_percpu::{PerCpuData, Shape};
+use neap_testing::virtual_platform::Virtual;
 
 struct World {
     machine: Virtual,

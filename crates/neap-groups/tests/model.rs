@@ -4,10 +4,10 @@
 mod host;
 
 use host::{Asked, Host};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, CAP, GroupError, GroupId, Groups, Kind, OnLimit, Payer, Refusal, UNLIMITED};
 use neap_percpu::{PerCpuData, Shape};
 use neap_testing::random::{Random, number, seed};
+use neap_testing::virtual_platform::Virtual;
 use std::collections::BTreeMap;
 
 struct Node {

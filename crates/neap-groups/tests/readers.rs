@@ -4,9 +4,9 @@ mod host;
 
 use core::time::Duration;
 use host::{Asked, Host};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, GroupId, GroupSlot, Groups, Kind, OnLimit, Reclaimer, Refusal};
 use neap_percpu::{PerCpuData, Shape, Standalone};
+use neap_testing::virtual_platform::Virtual;
 use std::sync::mpsc::channel;
 use std::thread;
 

@@ -12,11 +12,11 @@ use core::task::{Context, Poll, Waker};
 use host::machine::{Machine, with_groups_after};
 use host::{Host, each_waiting};
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{
     Bound, ChargeAsync, Due, Event, FOREVER, GroupError, GroupId, INTERVAL, Kind, OnLimit, Payer, Reason, Refusal,
     Request,
 };
+use neap_testing::virtual_platform::Virtual;
 
 const MILLI: u64 = 1_000_000;
 

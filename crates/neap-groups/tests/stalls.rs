@@ -9,8 +9,8 @@ use core::task::{Context, Waker};
 use host::Host;
 use host::machine::{Machine, with_groups_after};
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, ChargeAsync, FOREVER, GroupId, Kind, OnLimit};
+use neap_testing::virtual_platform::Virtual;
 
 const MILLISECOND: u64 = 1_000_000;
 

@@ -10,9 +10,9 @@ use core::task::{Context, Poll, Waker};
 use host::machine::{Machine, with_groups_after};
 use host::{Asked, Host, each_waiting};
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, ChargeAsync, Due, Event, FOREVER, GroupId, Groups, Kind, OnLimit, Payer, Refusal};
 use neap_percpu::{PerCpuData, Shape};
+use neap_testing::virtual_platform::Virtual;
 use std::sync::{Arc, Mutex};
 use std::task::Wake;
 

@@ -49,7 +49,7 @@ impl IsolatedUse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
 
     #[test]
     fn an_answer_lasts_until_the_next_look_or_an_interval() {

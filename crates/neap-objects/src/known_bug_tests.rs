@@ -15,10 +15,10 @@ use crate::size_class::{CLASSES, Class};
 use crate::slab::{SlabId, SlabList};
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_pages::{Effort, State};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use std::collections::VecDeque;
 use std::vec::Vec;
 

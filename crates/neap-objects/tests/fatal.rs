@@ -7,11 +7,11 @@ mod instance;
 
 use core::ptr::NonNull;
 use instance::{CONFIG, Opened, machine};
-use neap_base::virtual_platform::Virtual;
 use neap_objects::charged::GateSide;
 use neap_objects::size_class::Class;
 use neap_pages::Effort;
 use neap_testing::again::{case as named_case, dies};
+use neap_testing::virtual_platform::Virtual;
 
 fn case(name: &str) {
     let (o, class) = (Opened::new(machine(2), &CONFIG).unwrap(), Class::of_size(64));

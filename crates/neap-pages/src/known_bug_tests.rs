@@ -9,9 +9,9 @@ use crate::machine::{Held, Opened, give, shape, take_block, take_run};
 use crate::page_lists::Why;
 use crate::units::Exhausted;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
 use neap_testing::probe::{Probe, at_call};
+use neap_testing::virtual_platform::{Call, Virtual};
 use std::boxed::Box;
 use std::vec::Vec;
 

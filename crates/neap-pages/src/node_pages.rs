@@ -606,7 +606,7 @@ mod tests {
     use crate::machine::shape;
     use neap_base::Linux;
     use neap_base::platform::Recorder;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use std::sync::Mutex;
     use std::vec::Vec;
 

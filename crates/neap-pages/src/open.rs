@@ -149,7 +149,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 mod tests {
     use crate::give_back::DrainSum;
     use crate::machine::{Opened, give, resident, shape, take_block};
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
 
     #[test]
     fn lists_of_unused_cpus_have_no_memory() {

@@ -54,7 +54,7 @@ const MOST_PIECES: u32 = 128;
 /// The smallest blocks that are populated because pages of them were released and are needed again:
 /// 64 KiB.
 const LEAST_REFILL: Order = Order(4);
-/// One page in so many that is backed is not worth keeping the others from coming together.
+/// A block is refilled as a whole if at most one in this many of each part's pages is backed.
 const FEW: u32 = 4;
 /// Number of opportunities that are skipped after the system refused.
 const PATIENCE: u32 = 256;
@@ -358,7 +358,7 @@ mod tests {
     use crate::machine::{Opened, shape};
     use crate::shape::Shape;
     use core::sync::atomic::AtomicBool;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use std::vec::Vec;
 
     #[test]
@@ -386,7 +386,10 @@ mod tests {
             let mut inner = o.pages.zone.lock();
             inner.population.busy -= more;
             o.pages.zone.end_step(inner);
-            assert!(!taken.join().unwrap().zero, "it comes out of a block that was populated");
+            assert!(
+                !taken.join().unwrap().zero,
+                "the block is part of a populated block, which is not known to be zero"
+            );
         });
         assert!(o.pages.zone.steps.load(Relaxed) > steps + 1 && o.pages.statistics().populated > before.populated);
         o.pages.verify().unwrap();

@@ -464,7 +464,7 @@ mod tests {
     use crate::machine::{Opened, shape};
     use crate::shape::Shape;
     use neap_base::Order;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use std::vec::Vec;
 
     /// What a container is charged for falls with what is resident, unless the pages are replaced

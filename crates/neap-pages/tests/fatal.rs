@@ -5,9 +5,9 @@
 mod machine;
 
 use machine::{Opened, shape};
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Order, Pfn};
 use neap_testing::again::{case as named_case, dies};
+use neap_testing::virtual_platform::Virtual;
 
 fn case(name: &str) {
     let machine = Virtual::new(4096, 1);

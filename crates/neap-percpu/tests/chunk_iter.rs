@@ -3,9 +3,9 @@
 mod machine;
 
 use machine::{Held, end, give, open, shape, take, verify};
-use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Chunk, Layout, List, Owner, PerCpuData, Shape, Wait};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::Virtual;
 
 /// A chunk and its maps.
 struct Seen {

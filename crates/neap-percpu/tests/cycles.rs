@@ -7,9 +7,9 @@
 mod machine;
 
 use machine::{end, open, settle, shape, verify};
-use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Layout, Owner, PerCpuData, Statistics, Wait};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::Virtual;
 
 /// Sizes of the allocations that Linux makes for a memory group.
 const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];

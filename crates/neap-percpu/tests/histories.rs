@@ -4,10 +4,10 @@
 mod machine;
 
 use machine::{Held, end, give, open, populated_ranges, settle, shape, take, verify};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_percpu::{LARGEST, Layout, Owner, PerCpuData, Refused, Shape, Wait};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::{Call, Virtual};
 use std::collections::BTreeSet;
 
 const CALLS: [Call; 4] = [Call::Open, Call::Populate, Call::Release, Call::ReleaseScattered];

@@ -4,9 +4,9 @@
 mod machine;
 
 use machine::{Held, end, give, open, settle, shape, take, verify};
-use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Invalid, Layout, Owner, PerCpuData, Refused, Shape, Wait};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::Virtual;
 
 const CPUS: usize = 2;
 

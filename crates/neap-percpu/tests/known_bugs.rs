@@ -12,10 +12,10 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
 use machine::{Held, end, give, open, populated_ranges, settle, shape, take, verify};
 use neap_base::platform::memory;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_percpu::{Charge, Handle, Invalid, LARGEST, Layout, Owner, PerCpuData, Refused, Shape, Wait};
 use neap_testing::probe::Probe;
+use neap_testing::virtual_platform::{Call, Virtual};
 use std::sync::Mutex;
 use std::sync::mpsc::RecvTimeoutError;
 

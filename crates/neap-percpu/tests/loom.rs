@@ -7,9 +7,9 @@ use loom::thread;
 use neap_base::Mutex;
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, Ordering};
-use neap_base::virtual_platform::Virtual;
 use neap_percpu::reference::{Count, Counts};
 use neap_percpu::{Owner, PerCpuData, Shape, Wait};
+use neap_testing::virtual_platform::Virtual;
 
 /// Words of two CPUs. Each has a mutex that a running sequence holds, and that a fence waits for.
 struct Cpus([(Mutex<()>, AtomicUsize); 2]);

@@ -7,8 +7,8 @@ mod machine;
 
 use machine::{end, open, shape, take, verify};
 use neap_base::Linux;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_percpu::{Layout, Owner, PerCpuData, Refused, Shape, Wait};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 /// Writable bytes of an instance, and the number of their runs.
 fn writable(data: &PerCpuData) -> (usize, usize) {

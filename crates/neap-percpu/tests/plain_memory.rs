@@ -4,9 +4,9 @@
 mod machine;
 
 use machine::{Held, end, give, open, take, verify};
-use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Layout, Owner, Shape, Wait};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::Virtual;
 
 #[test]
 fn a_small_history_touches_nothing_but_its_own() {

@@ -5,8 +5,8 @@
 //! kernel's memory groups. The expected ratios follow from the geometry: an owner's data is 2048
 //! bytes for each CPU.
 
-use neap_base::virtual_platform::Virtual;
 use neap_percpu::{Layout, Owner, PerCpuData, Shape, Wait};
+use neap_testing::virtual_platform::Virtual;
 
 const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
 

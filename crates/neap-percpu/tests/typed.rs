@@ -5,11 +5,11 @@ mod machine;
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use machine::{end, open, shape, verify};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_os::topology::CpuSet;
 use neap_percpu::{Layout, Owner, PerCpu, PerCpuCounter, PerCpuHistogram, PerCpuRef, Shape, Standalone, Wait};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 fn here() -> (Linux, Shape) {
     let linux = Linux::probe();

@@ -5,10 +5,10 @@ mod lists;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use lists::{Host, On, SHRINKER, Thing, settle, things, verify, with_site};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
 use neap_reclaim::lru::{By, End, Hands, Item, LruStatus};
 use neap_testing::random::{Random, number, seed};
+use neap_testing::virtual_platform::Virtual;
 use std::sync::Mutex;
 
 /// Takes up to `most` items off. Returns them with the right to put them back.

@@ -4,10 +4,10 @@ mod lists;
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use lists::{On, SHRINKER, Thing, settle, things, verify, with_site};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
 use neap_reclaim::lru::{By, End, LruStatus};
 use neap_testing::random::{Random, number, seed};
+use neap_testing::virtual_platform::Virtual;
 use std::sync::Mutex;
 
 const THREADS: usize = 6;

@@ -5,11 +5,11 @@ use core::alloc::Layout;
 use core::ffi::c_void;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, GroupSlot, Groups, Kind, OnLimit, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::{Asked, EMPTY, Host, ScanPressure, ShrinkerId, Shrinkers, Spec};
 use neap_testing::random::{Random, number, seed};
+use neap_testing::virtual_platform::Virtual;
 use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::{Mutex, OnceLock};
 

@@ -15,9 +15,9 @@ mod zone;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use neap_base::virtual_platform::Virtual;
 use neap_pages::lab::Laboratory;
 use neap_pages::policy::Policy;
+use neap_testing::virtual_platform::Virtual;
 
 use crate::cost;
 use crate::measure::{Costs, Sample};

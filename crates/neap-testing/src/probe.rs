@@ -1,11 +1,11 @@
 //! A virtual machine that records its calls, and lets a test act in the middle of one.
 
+use crate::virtual_platform::Virtual;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use core::time::Duration;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_base::platform::memory::{HugePages, Range};
-use neap_base::virtual_platform::Virtual;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -93,7 +93,7 @@ fn run(hook: &Hook) {
 }
 
 impl Platform for Probe {
-    neap_base::hand_on!(machine);
+    crate::hand_on!(machine);
 
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.machine.map_at(address, length)

@@ -103,7 +103,7 @@ fn run(hook: &Hook) {
 }
 
 impl<P: Platform> Platform for Shared<P> {
-    neap_base::hand_on!(platform);
+    crate::hand_on!(platform);
 
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         run(&self.on_map_at);

@@ -162,8 +162,8 @@ mod tests {
     use super::*;
     use crate::mm::Hooks;
     use crate::options::{Background, Options};
-    use neap_base::virtual_platform::Virtual;
     use neap_groups::{Bound, GroupId};
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
     use std::vec::Vec;
 

@@ -193,7 +193,7 @@ pub(crate) fn open<P: Platform>(path: &CStr, platform: &P) -> Result<Option<&'st
 mod tests {
     use super::*;
     use neap_base::Pfn;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use std::vec::Vec;
 
     fn nowhere() -> Trace {

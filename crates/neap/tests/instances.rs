@@ -13,8 +13,8 @@ use core::ops::Range;
 use neap::mm::{Hooks, Mm};
 use neap::options::Options;
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use program::{OPTIONS, Opened, Program, Request, linux};
 
 /// A manager and its program, whatever the platform.
@@ -138,7 +138,7 @@ fn eight_managers_work_side_by_side_and_leave_nothing() {
 
 #[test]
 fn a_manager_that_could_not_be_opened_opens_later() {
-    use neap_base::virtual_platform::Call;
+    use neap_testing::virtual_platform::Call;
     let machine = Shared::new(Virtual::new(4096, 2));
     machine.fail(Call::Map, 0, 1);
     assert!(Opened::new(machine.clone(), &OPTIONS).is_err());

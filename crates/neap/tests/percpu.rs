@@ -16,12 +16,12 @@ use neap::mm::Mm;
 use neap::percpu::{self, Handle, Owner, PerCpu, PerCpuCounter, PerCpuHistogram, PerCpuRef, Refused, Source, Wait};
 use neap::process::PROCESS;
 use neap_base::Platform;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_percpu::Host;
 use neap_testing::again::{self, succeeds};
 use neap_testing::child::in_child;
 use neap_testing::random::{Random, number, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::{Call, Virtual};
 use program::{OPTIONS, Opened};
 use std::time::Instant;
 

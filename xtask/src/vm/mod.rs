@@ -371,10 +371,10 @@ fn contents(target: Target, found: &packages::Machine, scratch: &Path, is_suite:
     Ok(files)
 }
 
-/// The test programs of some crates' libraries and of their folders `tests`, by name.
+/// The test programs of some crates, by name.
 fn tests(target: Target, packages: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
     let arguments: Vec<&str> = packages.iter().flat_map(|package| ["--package", package]).collect();
-    let programs = test_programs::build(target.cargo(&[&["test", "--lib", "--test", "*"], &arguments[..]].concat()))?;
+    let programs = test_programs::build(target.cargo(&[&["test"], &arguments[..]].concat()))?;
     Ok(programs.into_iter().map(|program| (program.name, program.file)).collect())
 }
 

@@ -325,8 +325,8 @@ pub(crate) mod tests {
     use super::*;
     use core::sync::atomic::AtomicU64;
     use core::time::Duration;
-    use neap_base::virtual_platform::Virtual;
     use neap_percpu::{Layout, Owner, PerCpuData, Shape, Wait};
+    use neap_testing::virtual_platform::Virtual;
 
     fn allowance() -> Allowance {
         Allowance::new(Duration::from_secs(1000))

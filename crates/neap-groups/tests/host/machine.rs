@@ -1,9 +1,9 @@
 //! Groups on a virtual machine, whose clock the tests advance.
 
 use crate::host::{Asked, Host, each_waiting};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, Groups};
 use neap_percpu::{PerCpuData, Shape};
+use neap_testing::virtual_platform::Virtual;
 
 /// Groups, their host, and its clock.
 pub(crate) struct Machine<'a> {

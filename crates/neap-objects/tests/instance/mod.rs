@@ -5,7 +5,6 @@
 
 use core::ops::Deref;
 use neap_base::platform::Errno;
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_objects::charged::GateSide;
 use neap_objects::fast_path::{FastPath, FreeOutcome};
@@ -14,6 +13,7 @@ use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
 use neap_pages::Effort;
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use std::boxed::Box;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::fs::FileExt;

@@ -8,13 +8,13 @@
 //! Method: bursts on virtual machines and on the real one, each verified afterwards.
 
 use crate::instance::{CONFIG, Opened, machine};
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_objects::objects::Config;
 use neap_objects::sheaf::Sheaf;
 use neap_objects::size_class::{CLASSES, Class};
 use neap_pages::Effort;
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use std::collections::BTreeSet;
 
 /// Whether sheaves of a class are bound: those that take more than twice as much with cells, all

@@ -10,11 +10,11 @@
 //! and from each state everything can be freed.
 
 use crate::instance::{CONFIG, Opened, machine};
-use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
 use neap_objects::verify::Census;
 use neap_pages::Effort;
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use std::collections::{BTreeSet, VecDeque};
 
 /// The class with the smallest stacks.

@@ -8,8 +8,8 @@
 //! Method: a virtual machine that counts its calls.
 
 use crate::instance::{CONFIG, Opened, machine};
-use neap_base::virtual_platform::Call;
 use neap_objects::size_class::Class;
+use neap_testing::virtual_platform::Call;
 
 #[test]
 fn the_fifth_slab_of_a_class_is_populated_at_once() {

@@ -7,10 +7,10 @@
 //! Method: a virtual machine on which the test chooses the CPU.
 
 use crate::instance::{CONFIG, Opened, machine};
-use neap_base::virtual_platform::Virtual;
 use neap_objects::fast_path::KindEntry;
 use neap_objects::size_class::Class;
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use std::collections::BTreeSet;
 
 type Instance = Opened<Shared<Virtual>>;

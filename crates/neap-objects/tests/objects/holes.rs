@@ -14,13 +14,13 @@
 
 use crate::instance::{CONFIG, Opened, machine, resident};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_objects::objects::Config;
 use neap_objects::size_class::Class;
 use neap_objects::slab::{Slab, SlabId};
 use neap_pages::Effort;
 use neap_testing::random::{Random, number, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::{Call, Virtual};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -10,7 +10,6 @@
 
 use crate::instance::{CONFIG, Opened, machine, rseq};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Platform};
 use neap_objects::charged::{GateSide, Owned};
 use neap_objects::fast_path::FreeOutcome;
@@ -20,6 +19,7 @@ use neap_objects::size_class::Class;
 use neap_pages::Effort;
 use neap_testing::random::{Random, number, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::{Call, Virtual};
 use std::collections::BTreeMap;
 use std::sync::{Barrier, mpsc};
 

@@ -3,11 +3,11 @@
 use crate::instance::{CONFIG, Opened, machine, rseq};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_objects::charged::{GateSide, Owned};
 use neap_objects::payers::word_of;
 use neap_objects::size_class::{Class, LARGEST};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use std::collections::BTreeMap;
 
 /// Number of objects paid back: outside of slow paths, and inside.

@@ -14,7 +14,6 @@
 
 use crate::instance::{CONFIG, Opened, machine, resident, rseq};
 use core::sync::atomic::Ordering::Relaxed;
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_objects::cpu_caches::CacheMode;
 use neap_objects::fast_path::FreeOutcome;
@@ -22,6 +21,7 @@ use neap_objects::objects::{Config, Part};
 use neap_objects::region::StackId;
 use neap_objects::size_class::Class;
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 
 /// The most bytes in a CPU's two stacks of a class, as [`Class::stack_capacity`] says.
 const OF_A_CLASS: usize = 1536 << 10;

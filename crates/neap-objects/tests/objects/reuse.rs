@@ -2,10 +2,10 @@
 //! little, in whatever order the first was freed. Measured in pages of the virtual machine.
 
 use crate::instance::{CONFIG, Opened, machine};
-use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
 use neap_testing::orders::{Order, reorder};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::Virtual;
 
 const LIVE: usize = 64 << 20;
 

@@ -9,7 +9,6 @@
 use crate::instance::{CONFIG, Opened, machine};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use neap_base::Pfn;
-use neap_base::virtual_platform::Virtual;
 use neap_objects::class_cache::ObjectIndex;
 use neap_objects::cpu_caches::Attempt;
 use neap_objects::fast_path::KindEntry;
@@ -22,6 +21,7 @@ use neap_objects::strided_run::Packed;
 use neap_objects::verify::Census;
 use neap_pages::Effort;
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use std::collections::VecDeque;
 
 type Instance = Opened<Shared<Virtual>>;

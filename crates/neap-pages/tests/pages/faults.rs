@@ -2,8 +2,8 @@
 //! everything works once the system has recovered.
 
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_pages::{Exhausted, Shape};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 /// Allocates, frees and releases; does without memory that it cannot get.
 fn program(o: &Opened<'_, Virtual>, machine: &Virtual) -> Vec<Held> {

@@ -9,11 +9,11 @@
 use crate::machine::{Opened, PAGE_SIZES, resident, shape};
 use core::cell::Cell;
 use neap_base::platform::memory::Range;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
 use neap_pages::{Effort, Report};
 use neap_testing::probe::Probe;
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 /// Releases pages of a block, a bit for each.
 fn punch(o: &Opened<'_, Virtual>, pfn: Pfn, pages: u64) -> Option<Report> {

@@ -13,12 +13,12 @@
 
 use crate::machine::{Opened, shape};
 use neap_base::platform::memory::Range;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn};
 use neap_os::topology::CpuSet;
 use neap_pages::{Effort, Shape};
 use neap_testing::probe::Probe;
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::{Call, Virtual};
 use std::collections::BTreeMap;
 
 const CHUNK: u32 = 1024;

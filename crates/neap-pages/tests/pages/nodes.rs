@@ -7,9 +7,9 @@ use crate::machine::{Held, Opened, shape};
 use core::ops::Deref;
 use neap_base::Order;
 use neap_base::platform::memory;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_pages::{Exhausted, NodePages, Shape, Statistics, Watermarks};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 struct Nodes<'p> {
     machine: &'p Virtual,

@@ -3,10 +3,10 @@
 
 use crate::machine::{Held, Opened, PAGE_SIZES, give, resident, shape, take_block, take_run};
 use neap_base::platform::memory;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Pfn, Platform};
 use neap_pages::{Drain, DrainSum, Exhausted, Part, Shape};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 fn machines() -> Vec<Virtual> {
     let usual = PAGE_SIZES.map(|size| Virtual::new(size, 3));

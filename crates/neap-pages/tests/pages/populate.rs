@@ -3,10 +3,10 @@
 
 use crate::machine::{Held, Opened, give, resident, shape, take_block, take_run};
 use neap_base::platform::memory::HugePages;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Order, Pfn, Platform};
 use neap_pages::{NodePages, Shape};
 use neap_testing::probe::{Probe, at_call, stop_once};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 /// Number of calls for the tables with a page or two for a block: the frames, and one of those
 /// released with a chunk.

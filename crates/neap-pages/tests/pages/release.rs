@@ -1,10 +1,10 @@
 //! Release: the pages that go, those that stay, the calls for it, and the state afterwards.
 
 use crate::machine::{Held, Opened, PAGE_SIZES, give, resident, shape, take_block, take_run};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Order, Platform};
 use neap_pages::{Pages, Report, Shape};
 use neap_testing::probe::{Probe, at_call, stop_once};
+use neap_testing::virtual_platform::{Call, Virtual};
 
 /// Ticks until nothing is left to do. Returns the sum of the reports.
 fn settle<P: Platform>(pages: &Pages<P>, platform: &P) -> Report {

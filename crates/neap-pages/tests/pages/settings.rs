@@ -6,10 +6,10 @@
 
 use crate::machine::shape;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Order, Pfn};
 use neap_pages::{BATCH_SCALE, NodePages, Settings, Shape};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::Virtual;
 
 const ONE: &[usize] = &[0, 0];
 const TWO: &[usize] = &[0, 0, 1, 1];

@@ -5,10 +5,10 @@
 
 use crate::machine::shape;
 use neap_base::platform::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Order, Pfn};
 use neap_pages::{NodePages, PIECE, Part, Use};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::Virtual;
 use std::collections::BTreeMap;
 
 /// The use of every page.

@@ -7,10 +7,10 @@ use core::alloc::Layout;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::lru::{Item, Lists, LruList, LruStatus, Site, Walked};
+use neap_testing::virtual_platform::Virtual;
 use std::alloc::{alloc_zeroed, dealloc};
 use std::sync::Mutex;
 

@@ -7,11 +7,11 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use neap_base::sync::{AtomicUsize, Ordering};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::lru::{By, End, Item, Lists, LruList, LruStatus, Site};
 use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
+use neap_testing::virtual_platform::Virtual;
 use std::alloc::{alloc_zeroed, dealloc};
 
 /// An object to be cached. Two threads must not access its contents at once, if one of them changes

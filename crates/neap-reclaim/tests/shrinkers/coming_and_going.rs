@@ -3,12 +3,12 @@
 use crate::ROOT;
 use crate::host::{Cache, Made, On, Stage, with};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::Relaxed};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_percpu::Host as _;
 use neap_reclaim::{MOST_SHRINKERS, STOP, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered};
 use neap_testing::child::{exit_code_of, status_of};
+use neap_testing::virtual_platform::{Call, Virtual};
 use std::sync::{Barrier, mpsc};
 use std::thread;
 

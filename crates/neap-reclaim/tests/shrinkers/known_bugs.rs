@@ -4,13 +4,13 @@ use crate::ROOT;
 use crate::host::{Cache, Made, On, Stage, with};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_reclaim::{
     Asked, Caller, DONE, EMPTY, STOP, ScanPressure, ShrinkerError, ShrinkerFilter, ShrinkerId, Shrinkers, Spec,
     Unregistered, Visited, is_calling,
 };
+use neap_testing::virtual_platform::Virtual;
 use std::collections::HashSet;
 use std::sync::{Barrier, Mutex, OnceLock, mpsc};
 use std::thread;

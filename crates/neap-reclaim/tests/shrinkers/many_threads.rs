@@ -7,12 +7,12 @@
 use crate::host::{On, Stage, with};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::GroupId;
 use neap_reclaim::{
     Asked, EMPTY, Report, STOP, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered,
 };
 use neap_testing::random::{Random, number, seed};
+use neap_testing::virtual_platform::Virtual;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 

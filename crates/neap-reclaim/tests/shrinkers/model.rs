@@ -4,11 +4,11 @@
 use crate::host::{On, Stage, with};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_groups::GroupId;
 use neap_reclaim::{Asked, EMPTY, ScanPressure, ShrinkerError, ShrinkerId, Shrinkers, Spec, Unregistered, WHOLE, Work};
 use neap_testing::random::{Random, number, seed};
+use neap_testing::virtual_platform::{Call, Virtual};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::thread;

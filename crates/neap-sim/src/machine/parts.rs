@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use neap_base::virtual_platform::Virtual;
 use neap_base::{Order, Pfn};
 use neap_pages::lab::{Laboratory, LockUse, Visit};
 use neap_pages::policy::Policy;
 use neap_pages::{BATCH_SCALE, Shape, SideTable, TABLES};
+use neap_testing::virtual_platform::Virtual;
 
 use crate::program::{HANDS, Op, Program, View};
 

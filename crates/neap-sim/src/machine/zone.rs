@@ -9,9 +9,9 @@
 //! pages.
 
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_pages::lab::{LockUse, Visit};
 use neap_pages::policy::Policy;
+use neap_testing::virtual_platform::Virtual;
 
 use super::parts::{HeldBlock, Operation, Pending};
 use super::{ListLock, Machine, SECOND};

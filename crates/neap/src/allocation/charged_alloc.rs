@@ -296,8 +296,8 @@ mod tests {
     use super::*;
     use crate::mm::Hooks;
     use crate::options::Options;
-    use neap_base::virtual_platform::Virtual;
     use neap_groups::{Bound, Event};
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
     use std::vec::Vec;
 

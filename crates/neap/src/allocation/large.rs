@@ -262,7 +262,7 @@ impl<P: Platform> Core<P> {
 mod tests {
     use crate::mm::{Hooks, Mm};
     use crate::options::Options;
-    use neap_base::virtual_platform::{Call, Virtual};
+    use neap_testing::virtual_platform::{Call, Virtual};
     use std::boxed::Box;
     use std::vec::Vec;
 

@@ -112,7 +112,7 @@ impl Splits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use proptest::prelude::*;
 
     const PAGES: usize = 60;

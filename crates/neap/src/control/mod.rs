@@ -309,8 +309,8 @@ mod tests {
     use crate::numbers::live::PageLayout;
     use crate::options::Options;
     use core::mem::offset_of;
-    use neap_base::virtual_platform::Virtual;
     use neap_os::topology::CpuSet;
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
 
     #[test]

@@ -123,7 +123,7 @@ mod tests {
     use crate::mm::Hooks;
     use crate::options::{Options, Path};
     use neap_base::platform::{LimitedBy, Room};
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
 
     #[test]

@@ -51,7 +51,8 @@ const REFUSAL_PATIENCE: u64 = 1_000_000_000;
 const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
 /// The part of the spare room that a process may take whose own share is smaller.
 const LEAST_SHARE: u64 = 16;
-/// The part of a heap by which it may be below its limit and gives as if it had that.
+/// A heap that is below its limit by at most this part of its size gives memory as if it were at
+/// the limit.
 const SLACK: u64 = 8;
 /// Bytes by which the limit is passed at a time, beyond what an allocation needs.
 const BEYOND: u64 = 8 << 20;
@@ -289,7 +290,7 @@ mod tests {
     use crate::options::{AUTO, Options};
     use core::cell::{Cell, RefCell};
     use neap_base::platform::LimitedBy;
-    use neap_base::virtual_platform::{Call, Virtual};
+    use neap_testing::virtual_platform::{Call, Virtual};
     use std::boxed::Box;
     use std::sync::Arc;
     use std::vec::Vec;
@@ -315,7 +316,11 @@ mod tests {
         assert_eq!(limit(800, (664, 800), 100), 608, "alone, with 192 too much");
         assert_eq!(limit(400, (664, 800), 100), 352, "half of it, in two looks");
         assert_eq!(limit(1005, (1064, 1005), 100), 1005, "an eighth of the margin may be used");
-        assert_eq!(limit(9000, (1064, 100), 100), 1063, "untouched memory counts for the heap alone");
+        assert_eq!(
+            limit(9000, (1064, 100), 100),
+            1063,
+            "the heap counts untouched memory, the container does not: the container's limit caps it"
+        );
         assert_eq!(limit(500, (1064, 500), 75), 797, "three quarters of the container");
         let with = |own, used, reserve: u64, fall: u64| {
             let terms = Terms { percent: 100, reserve: reserve * MIB, fall: fall * MIB, before: 0, kept: 0 };

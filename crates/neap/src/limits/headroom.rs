@@ -84,8 +84,8 @@ mod tests {
     use crate::options::{Background, Options};
     use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use neap_base::platform::LimitedBy;
-    use neap_base::virtual_platform::{Call, Virtual};
     use neap_groups::{Event, EventDelta, GroupId, Listener};
+    use neap_testing::virtual_platform::{Call, Virtual};
     use std::boxed::Box;
     use std::sync::{Arc, Mutex};
 

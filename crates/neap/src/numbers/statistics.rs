@@ -264,9 +264,9 @@ impl<P: Platform> Mm<P> {
 mod tests {
     use crate::mm::{Hooks, Mm};
     use crate::options::Options;
-    use neap_base::virtual_platform::Virtual;
     use neap_base::{Linux, Platform};
     use neap_objects::size_class::Class;
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
     use std::vec::Vec;
 

@@ -196,9 +196,9 @@ mod tests {
     use crate::numbers::sheet::tests::Memory;
     use crate::options::Options;
     use crate::options::settings::page_budget;
-    use neap_base::virtual_platform::Virtual;
     use neap_os::memory;
     use neap_os::nodes::MAX_NODES;
+    use neap_testing::virtual_platform::Virtual;
     use std::string::String;
     use std::vec::Vec;
 

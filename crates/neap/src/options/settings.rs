@@ -229,7 +229,7 @@ impl fmt::Display for Settings {
 mod tests {
     use crate::mm::{Hooks, Mm};
     use crate::options::Options;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
 
     const MIB: u64 = 1 << 20;

@@ -441,8 +441,8 @@ mod tests {
     use crate::mm::Hooks;
     use crate::options::Options;
     use core::ffi::c_void;
-    use neap_base::virtual_platform::Virtual;
     use neap_reclaim::{Asked, STOP, Spec};
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
     use std::sync::Mutex;
     use std::vec::Vec;

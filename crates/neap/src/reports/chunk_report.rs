@@ -82,8 +82,8 @@ fn write_chunk(chunk: &Chunk, writer: &mut ReportWriter<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use neap_base::virtual_platform::Virtual;
     use neap_percpu::{Owner, Shape, Wait};
+    use neap_testing::virtual_platform::Virtual;
     use std::vec::Vec;
 
     fn report(data: Option<&PerCpuData>, from: u32, length: usize) -> Vec<u64> {

@@ -163,8 +163,8 @@ mod tests {
     use crate::mm::{Hooks, Mm};
     use crate::options::Options;
     use core::sync::atomic::Ordering::Relaxed;
-    use neap_base::virtual_platform::Virtual;
     use neap_groups::GroupId;
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
     use std::string::ToString;
     use std::vec::Vec;

@@ -280,7 +280,7 @@ mod tests {
     use crate::mm::{Hooks, Mm};
     use crate::options::Options;
     use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use std::thread;
     use std::vec::Vec;
 

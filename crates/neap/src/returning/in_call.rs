@@ -250,7 +250,7 @@ mod tests {
     use crate::mm::Hooks;
     use crate::options::Options;
     use crate::state::in_call::{SECOND, SETTLED};
-    use neap_base::virtual_platform::{Call, Virtual};
+    use neap_testing::virtual_platform::{Call, Virtual};
     use std::boxed::Box;
     use std::format;
     use std::vec::Vec;

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
     use crate::mm::Hooks;
     use crate::options::Options;
-    use neap_base::virtual_platform::Virtual;
+    use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
     use std::vec::Vec;
 

@@ -8,9 +8,9 @@ use crate::program::{OPTIONS, Opened};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap::reclaim::{Asked, EMPTY, ShrinkerId, Spec};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{Bound, GroupId, Kind, OnLimit, Payer};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 
 const OBJECT: u64 = 64 << 10;
 const FULL: u64 = 8;

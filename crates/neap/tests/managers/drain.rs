@@ -14,9 +14,9 @@ use neap::drain::{Drained, NoSuch, Scope};
 use neap::mm::Mm;
 use neap::options::Options;
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_testing::random::{Random, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 
 fn request(size: usize) -> Request {
     Request { size, align: 1, zeroed: false }

@@ -13,8 +13,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use neap::options::{AUTO, Options};
 use neap_base::Platform;
 use neap_base::platform::{LimitedBy, Room};
-use neap_base::virtual_platform::{ALL_CALLS, Call, Virtual};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::{ALL_CALLS, Call, Virtual};
 
 const SIZES: [usize; 8] = [24, 500, 40_000, 3000, 100, 300_000, 20_000, 70];
 

@@ -4,7 +4,7 @@
 use neap::groups::{Bound, GroupId};
 use neap::mm::{Hooks, Mm};
 use neap::options::{Options, ThreadGroups};
-use neap_base::virtual_platform::Virtual;
+use neap_testing::virtual_platform::Virtual;
 
 /// A manager on a machine with two CPUs.
 fn opened(refuse: bool) -> Box<Mm<Virtual>> {

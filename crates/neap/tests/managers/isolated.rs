@@ -13,10 +13,10 @@ use neap::drain::Scope;
 use neap::mm::{Hooks, Mm};
 use neap::options::{Background, Options};
 use neap_base::platform::Errno;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_base::{Linux, Platform};
 use neap_os::topology::CpuSet;
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::{Call, Virtual};
 
 fn set(text: &str) -> CpuSet {
     CpuSet::parse(text.as_bytes()).unwrap()

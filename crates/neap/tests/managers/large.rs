@@ -10,9 +10,9 @@
 use crate::program::{OPTIONS, Opened, Program, Request, linux};
 use neap::options::Options;
 use neap_base::Platform;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_testing::random::{Random, number, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::{Call, Virtual};
 
 /// Reallocates blocks of up to 8 MiB at random.
 fn chains<P: Platform>(machine: &Shared<P>, options: &Options, before_each: impl Fn(&mut Random)) {

@@ -10,10 +10,10 @@
 use crate::program::{OPTIONS, Opened, Program, Request, linux};
 use neap::options::Options;
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::Class;
 use neap_testing::random::{Random, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 
 const LIMIT: usize = 6 << 20;
 

@@ -10,10 +10,10 @@
 use crate::program::{OPTIONS, Opened, Program, Request, linux, nothing_is_kept};
 use neap::options::Options;
 use neap_base::platform::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_objects::size_class::LARGEST;
 use neap_testing::random::{number, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 

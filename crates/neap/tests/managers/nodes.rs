@@ -8,9 +8,9 @@ use crate::program::{OPTIONS, Opened, Program, Request, nothing_is_kept};
 use neap::options::Options;
 use neap_base::Linux;
 use neap_base::platform::Platform;
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_testing::random::{Random, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::{Call, Virtual};
 
 /// Sizes of every kind of class, and of runs.
 const SIZES: [usize; 8] = [16, 64, 300, 1000, 4096, 20_000, 100_000, 1 << 20];

@@ -9,9 +9,9 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap::options::Options;
 use neap::reclaim::{Asked, Report, ShrinkerError, ShrinkerId, Spec};
-use neap_base::virtual_platform::{Call, Virtual};
 use neap_groups::{Bound, GroupId, Kind, OnLimit};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::{Call, Virtual};
 
 const NAMES: [&str; 5] = ["neap:sheaves", "neap:lists", "neap:holes", "neap:free", "neap:per-cpu"];
 const ROOT: GroupId = GroupId::ROOT;

@@ -7,10 +7,10 @@
 use crate::program::{OPTIONS, Opened, linux};
 use neap::groups::Kind;
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{BATCH, Bound, Event, GroupError, GroupId};
 use neap_percpu::{Host, Owner, PerCpuCounter, Refused, Wait};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 
 #[test]
 fn all_copies_are_charged_until_they_are_freed() {

@@ -9,9 +9,9 @@
 use crate::program::{OPTIONS, Opened};
 use neap::mm::Hooks;
 use neap::options::{Background, Options};
-use neap_base::virtual_platform::Virtual;
 use neap_testing::orders::{Order, reorder};
 use neap_testing::random::{Random, seed};
+use neap_testing::virtual_platform::Virtual;
 
 const LIVE: usize = 300 << 20;
 /// Small objects, slabs of up to 256 KiB, and runs whose ends leave gaps.

@@ -14,9 +14,9 @@ use neap::maintenance::Tick;
 use neap::mm::{Hooks, Mm};
 use neap::options::Options;
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_testing::random::{Random, seed};
 use neap_testing::shared::Shared;
+use neap_testing::virtual_platform::Virtual;
 use std::collections::BTreeSet;
 
 /// Ticks after which nothing of a burst may be left. One looks, one takes from stacks, one from

@@ -14,7 +14,7 @@ use neap::options::Options;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_base::platform::memory::{HugePages, Range};
-use neap_base::virtual_platform::Virtual;
+use neap_testing::virtual_platform::Virtual;
 use std::sync::Arc;
 
 const LIMIT: usize = 1 << 20;
@@ -54,7 +54,7 @@ impl Stops {
 }
 
 impl Platform for Machine {
-    neap_base::hand_on!(machine);
+    neap_testing::hand_on!(machine);
 
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.machine.map_at(address, length)

@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 
 use anyhow::{Result, anyhow};
-use neap_base::virtual_platform::Virtual;
 use neap_groups::{GroupId, Groups, Kind, OnLimit, Payer};
 use neap_percpu::{PerCpuData, Shape, Standalone};
+use neap_testing::virtual_platform::Virtual;
 
 use super::PAGE;
 use crate::work::Outcome;

@@ -3,9 +3,9 @@
 use super::*;
 use core::alloc::Layout;
 use neap_base::Platform;
-use neap_base::virtual_platform::Virtual;
 use neap_groups::Reclaimer;
 use neap_percpu::{PerCpuData, Shape, Standalone};
+use neap_testing::virtual_platform::Virtual;
 use std::alloc::{alloc_zeroed, dealloc};
 
 #[derive(Clone, Copy)]

@@ -1,14 +1,14 @@
 //! A simulated machine for tests: any page size, any number of CPUs, its own time, and failing
 //! calls.
 //!
-//! It takes the place of [`Linux`](crate::Linux). Memory is real memory of this process, so tests
-//! can check contents. All else is a number that the test sets. A thread-local of the test holds
-//! the virtual CPU of a thread. Restartable sequences need a real CPU, so a virtual machine has
-//! Atomic stacks only, unless a test requests sequences.
+//! It takes the place of [`Linux`](neap_base::Linux). Memory is real memory of this process, so
+//! tests can check contents. All else is a number that the test sets. A thread-local of the test
+//! holds the virtual CPU of a thread. Restartable sequences need a real CPU, so a virtual machine
+//! has Atomic stacks only, unless a test requests sequences.
 
-use crate::platform::{Platform, Room};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use neap_base::platform::{Platform, Room};
 #[cfg(not(miri))]
 use neap_os::memory;
 use neap_os::memory::{HugePages, Range};
@@ -16,8 +16,6 @@ use neap_os::nodes::LOCAL;
 use neap_os::topology::CpuSet;
 use neap_os::{Errno, fence};
 use std::sync::Mutex;
-use std::thread_local;
-use std::vec::Vec;
 
 #[cfg(miri)]
 mod memory;
@@ -72,105 +70,6 @@ pub const ALL_CALLS: [Call; CALLS] = [
     Call::ReleaseLazily,
     Call::Room,
 ];
-
-/// Passes the calls of [`Platform`](crate::Platform) that wrappers do not change to the platform in
-/// field `$inner`. For the `impl` of a wrapper around another platform.
-#[macro_export]
-macro_rules! hand_on {
-    ($inner:ident) => {
-        fn page_size(&self) -> usize {
-            self.$inner.page_size()
-        }
-
-        fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
-            self.$inner.address_hint(attempt, span)
-        }
-
-        fn address_space_is_scarce(&self) -> bool {
-            self.$inner.address_space_is_scarce()
-        }
-
-        fn is_grantable(&self, length: usize) -> bool {
-            self.$inner.is_grantable(length)
-        }
-
-        fn gives_huge_pages(&self) -> bool {
-            self.$inner.gives_huge_pages()
-        }
-
-        fn map(&self, length: usize) -> Result<usize, $crate::platform::Errno> {
-            self.$inner.map(length)
-        }
-
-        fn reserve(&self, length: usize) -> Result<usize, $crate::platform::Errno> {
-            self.$inner.reserve(length)
-        }
-
-        unsafe fn open(&self, address: usize, length: usize) -> Result<(), $crate::platform::Errno> {
-            // SAFETY: the caller promises the contract of `Platform::open`, which is passed on.
-            unsafe { self.$inner.open(address, length) }
-        }
-
-        unsafe fn unmap(&self, address: usize, length: usize) {
-            // SAFETY: the caller promises the contract of `Platform::unmap`, which is passed on.
-            unsafe { self.$inner.unmap(address, length) }
-        }
-
-        unsafe fn move_pages(&self, from: usize, to: usize, length: usize) -> Result<(), $crate::platform::Errno> {
-            // SAFETY: the caller promises the contract of `Platform::move_pages`, which is passed
-            // on.
-            unsafe { self.$inner.move_pages(from, to, length) }
-        }
-
-        fn nameable_cpus(&self) -> usize {
-            self.$inner.nameable_cpus()
-        }
-
-        fn is_isolated(&self, cpu: usize) -> bool {
-            self.$inner.is_isolated(cpu)
-        }
-
-        fn is_isolated_cpu_in_use(&self) -> bool {
-            self.$inner.is_isolated_cpu_in_use()
-        }
-
-        fn nodes(&self) -> usize {
-            self.$inner.nodes()
-        }
-
-        fn node(&self, cpu: usize) -> (usize, bool) {
-            self.$inner.node(cpu)
-        }
-
-        fn each_home(&self, each: &mut dyn FnMut(usize, usize)) {
-            self.$inner.each_home(each)
-        }
-
-        fn distance(&self, from: usize, to: usize) -> u8 {
-            self.$inner.distance(from, to)
-        }
-
-        fn bind(&self, address: usize, length: usize, node: usize) -> Result<(), $crate::platform::Errno> {
-            self.$inner.bind(address, length, node)
-        }
-
-        fn rseq_offset(&self) -> Option<isize> {
-            self.$inner.rseq_offset()
-        }
-
-        fn now(&self) -> u64 {
-            self.$inner.now()
-        }
-
-        fn precise(&self) -> u64 {
-            self.$inner.precise()
-        }
-
-        fn room(&self) -> Option<$crate::platform::Room> {
-            self.$inner.room()
-        }
-    };
-}
 
 thread_local! {
     static CPU: Cell<usize> = const { Cell::new(0) };
