@@ -57,7 +57,7 @@ pub(crate) struct StatOptions {
     #[arg(long, conflicts_with_all = ["percpu", "groups"])]
     shrinkers: bool,
 
-    /// Compare what it is charged, believes to have and has resident instead
+    /// Show resident memory by source instead, beside neap's counters and group charges
     #[arg(long, conflicts_with_all = ["percpu", "groups", "shrinkers"])]
     reconcile: bool,
     /// Also count deleted groups, and list their ids that are still in use

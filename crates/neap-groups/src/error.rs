@@ -35,10 +35,10 @@ impl fmt::Display for GroupError {
                 "a name has 1 to 56 bytes, no '/' and nothing that does not print, and is neither '.' nor '..'"
             }
             GroupError::TooDeep => "no group can be deeper",
-            GroupError::HasChildren => "groups below it have to go first",
-            GroupError::Root => "the root stays as it is",
+            GroupError::HasChildren => "the group has children, which must be deleted first",
+            GroupError::Root => "the root cannot be deleted, and has no protection of its own",
             GroupError::Full => "there are as many groups as there can be",
-            GroupError::NoMemory => "there is no memory for it",
+            GroupError::NoMemory => "there is no memory for the group",
         })
     }
 }

@@ -281,6 +281,7 @@ impl Tree {
         Bound::CLAIMS.into_iter().for_each(|bound| self.set_bound(group, bound, 0));
         group.is_leaving.store(1, Ordering::Relaxed);
         hand_up(GroupSlot { group: id, slot }, GroupSlot { group: above.id(), slot: parent });
+        // The charges become the parent's: from here the group's id leads to it.
         self.owners.inherit(id, above.id());
         let (previous, next) = (group.previous.load(Ordering::Relaxed), group.next.load(Ordering::Relaxed));
         let before = self.group(previous).map_or(&above.first_child, |previous| &previous.next);

@@ -8,7 +8,7 @@
 //!
 //! # Locking
 //!
-//! Takes no lock. Functions that change a region are for a thread that has it alone.
+//! Takes no lock. A thread that changes a region must have exclusive access to it.
 
 use crate::size_class::{CLASSES, Class};
 use core::sync::atomic::Ordering;
@@ -161,8 +161,8 @@ pub(crate) fn keep(from: usize, to: usize, wanted: &impl Fn(Class) -> bool) {
 
 pub(crate) fn stack(region: usize, id: StackId) -> &'static Stack {
     // SAFETY: every region has a stack at each `StackId`'s place. Regions stay mapped until
-    // `CpuCaches::close`, and a stack consists of atomics. The lifetime is longer than that of the
-    // slots; no function of this crate passes the reference on for longer.
+    // `CpuCaches::close`, and a stack consists of atomics. `'static` is longer than that, but no
+    // function of this crate passes the reference on beyond `close`.
     unsafe { &*at::<Stack>(region + usize::from(id.place())) }
 }
 

@@ -157,8 +157,8 @@ impl SlabTable {
     /// * No other reference from this function to the same descriptor is in use.
     #[expect(clippy::mut_from_ref, reason = "the caller holds the lock that makes it exclusive")]
     pub unsafe fn get(&self, id: SlabId) -> &mut Slab {
-        // SAFETY: the descriptor was written by `create`. The caller says that it has the slab
-        // alone and holds no other reference.
+        // SAFETY: the descriptor was written by `create`. The caller has exclusive access to the
+        // slab and holds no other reference (its promise).
         unsafe { self.pointer(id).as_mut() }
     }
 
@@ -236,7 +236,7 @@ impl SlabTable {
         Some(id)
     }
 
-    /// Gives a number back. The caller has taken the slab off its list and has it alone.
+    /// Frees a slab's number. The caller has taken the slab off its list and has exclusive access.
     pub fn destroy(&self, id: SlabId) {
         let mut numbers = self.numbers.lock();
         // SAFETY: the caller has the slab alone.

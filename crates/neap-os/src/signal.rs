@@ -40,9 +40,11 @@ impl Action {
     /// The kernel's own action, which ends the process.
     pub const DEFAULT: Action = Action { handler: DEFAULT, flags: 0, restorer: 0, mask: 0 };
 
-    /// Goes on with a signal as if this action were the process's: calls its handler, or has the
-    /// kernel do what it does without one. In the latter case the caller is the process's handler
-    /// and returns next, and the instruction that failed is executed again.
+    /// Treats a signal by this action, from within the process's present handler.
+    ///
+    /// If the action has a handler, calls it. Otherwise sets the kernel's default action, and the
+    /// caller must return: then an instruction that failed is executed again, and a signal that was
+    /// sent arrives again. An action that ignores does nothing for a signal that was sent.
     ///
     /// # Safety
     /// The arguments are those of the handler that the kernel has called, and the action is one
@@ -86,8 +88,8 @@ fn set(action: &Action) -> Result<Action, Errno> {
 /// A sandbox refuses the call.
 ///
 /// # Safety
-/// The handler is safe to call anywhere in the program, and ends in the returned action's
-/// [`go_on`](Action::go_on) for what does not concern it.
+/// The handler is safe to call anywhere in the program. It passes each signal that it does not
+/// handle to the returned action's [`go_on`](Action::go_on).
 pub unsafe fn handle_faults(handler: Handler) -> Result<Action, Errno> {
     let restorer = crate::arch::signal_restorer();
     let flags = WITH_INFO | ON_STACK | if restorer == 0 { 0 } else { WITH_RESTORER };

@@ -3,11 +3,12 @@
 //!
 //! # Design
 //!
-//! Each CPU has four lists, linked through the frames, newest first, counted in base pages. The
-//! lists' [`Policy`] says how many pages they keep. They may keep up to seven more, since blocks of
-//! mixed order do not add up exactly. The policy's numbers lie beside the lists and change by the
-//! events that this module reports. Lists that did not change for a whole interval are given to the
-//! zone.
+//! Each CPU has a list for each order, linked through the frames, newest first. Lengths are counted
+//! in base pages. The CPU's [`Policy`] decides how many pages the four lists keep together. They
+//! may keep up to seven more, since blocks of mixed order do not add up exactly. The policy's state
+//! lies beside the lists. The policy updates it when this module reports an event: a pop, a push, a
+//! refill, a busy zone lock, a tick, a watermark. Lists that did not change for a whole interval
+//! are given to the zone.
 //!
 //! A CPU's lists are made at their first use on that CPU. Until then they are zeroes that were
 //! never written, and walks over CPUs skip them.

@@ -54,8 +54,8 @@ impl fmt::Display for Refused {
         f.write_str(match self {
             Refused::BadRequest => "the size is 0 or above 32 KiB, or the alignment is no power of two up to a page",
             Refused::UnknownOwner => "the owner is closed",
-            Refused::Charge => "the owner may not have more",
-            Refused::WouldWait => "it would take waiting",
+            Refused::Charge => "the owner's charge was refused",
+            Refused::WouldWait => "operation would block",
             Refused::Full => "the instance's address space is in use",
             Refused::Memory(error) => return write!(f, "the system gave no memory: error {}", error.raw_os_error()),
         })

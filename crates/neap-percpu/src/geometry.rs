@@ -233,9 +233,9 @@ impl Geometry {
     /// Grains of a new row for a request of `size` bytes aligned to `align`. The owner's rows are
     /// `has` bytes wide so far.
     ///
-    /// The row is as wide as the request or as a sixteenth of the owner's rows, whichever is more;
-    /// the latter up to a page. So many small allocations need few rows, and at most a sixteenth of
-    /// an owner's memory is unused.
+    /// The row is as wide as the request, or as a sixteenth of the owner's rows (at most a page),
+    /// whichever is more. So many small allocations need few rows, and at most a sixteenth of an
+    /// owner's memory is unused.
     pub(crate) fn row(&self, size: usize, align: usize, has: u64) -> usize {
         if !self.shares() {
             return size.div_ceil(GRANULE);

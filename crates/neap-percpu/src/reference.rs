@@ -32,8 +32,8 @@ const BIAS: usize = 1 << (usize::BITS - 2);
 
 /// Interface of the CPUs' words. A model can replace them.
 pub trait Counts {
-    /// Adds to this CPU's word if `open` is not 0, which is checked in the same step. Returns
-    /// whether it did.
+    /// Adds `value` to this CPU's word if `open` is not 0. Check and addition are one atomic step.
+    /// Returns `true` if the value was added.
     fn add(&self, open: &AtomicUsize, value: i64) -> bool;
 
     /// The sum of all words. No thread changes them meanwhile.

@@ -170,7 +170,7 @@ impl MemoryReport {
         match state {
             SignalState::Usable => write!(out, "usable")?,
             SignalState::ReadOnly(error) => write!(out, "can be read; no notification ({error})")?,
-            SignalState::WholeMachine => write!(out, "usable; of the whole machine, not of a group")?,
+            SignalState::WholeMachine => write!(out, "usable; reports the whole machine, not a group")?,
             SignalState::Absent if signal == Signal::Watch => write!(out, "not set")?,
             SignalState::Absent => write!(out, "absent")?,
             SignalState::Refused(error) => write!(out, "refused: {error}")?,

@@ -160,7 +160,8 @@ fn handle_faults() -> Result<(), Errno> {
     PROCESS.of_process.at_faults.get_or_make(|| unsafe { signal::handle_faults(on_fault) }).map(|_| ())
 }
 
-/// Reports a fault in guarded memory. Goes on with any fault as if there were no such handler.
+/// Reports a fault in guarded memory. Then treats every fault by the action that was set before
+/// this handler.
 ///
 /// # Safety
 /// Those of a [handler](signal::Handler).

@@ -80,7 +80,7 @@ pub(crate) fn main(options: &MetricsOptions) -> Result<ExitCode> {
 
 /// Replaces a file, so that a reader finds either the old text or the new one.
 fn replace(path: &Path, text: &str) -> Result<()> {
-    let name = path.file_name().context("this is no name of a file")?;
+    let name = path.file_name().context("the path has no file name")?;
     // In the same folder, and with a name that node_exporter does not read.
     let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let write = || -> std::io::Result<()> {

@@ -124,7 +124,7 @@ fn parse(bytes: &[u8], read: &dyn Fn() -> Result<Scrape>) -> Option<(bool, HttpA
     match request.parse(bytes) {
         Ok(status) if status.is_complete() => {}
         Ok(_) if bytes.len() < LONGEST => return None,
-        _ => return Some((false, plain("400 Bad Request", "this is no request"))),
+        _ => return Some((false, plain("400 Bad Request", "the request is malformed or too long"))),
     }
     let method = request.method.unwrap_or_default();
     let path = request.path.unwrap_or_default().split('?').next();

@@ -1,4 +1,4 @@
-//! The pane of the profile: the allocation sites with the most live bytes, by samples.
+//! The profile pane: the allocation sites with the most live bytes, estimated from samples.
 //!
 //! Its tables come from [`profiling`](super::profiling).
 

@@ -117,13 +117,13 @@ impl Item {
         self.name.store(core::ptr::from_ref(sub).cast_mut(), Ordering::Release);
     }
 
-    /// Ends its time on a list. The caller must not look at the item after that.
+    /// Clears the item's name: it is on no list. The caller must not access the item after that.
     pub(super) fn let_go(&self) {
         // Pairs with the Acquire in `claim` and `is_linked`.
         self.name.store(null_mut(), Ordering::Release);
     }
 
-    /// Moves it from a list to a walk's chain. Under the lock.
+    /// Marks the item as moved from a list to a walk's chain. The caller holds the sub-list's lock.
     pub(super) fn take(&self) {
         self.name.store(chained(), Ordering::Release); // Pairs with the Acquire in `name`.
     }
@@ -271,7 +271,7 @@ impl Chain {
         (other.oldest, other.newest, other.stale) = (null_mut(), null_mut(), null_mut());
     }
 
-    /// Lets up to `most` items name `this` sub-list, which has the chain. Returns how many.
+    /// Makes up to `most` items name `this` sub-list, which owns the chain. Returns their number.
     pub(super) fn rename(&mut self, this: &Sub, most: usize) -> usize {
         let mut renamed = 0;
         while let Some(stale) = item(self.stale).filter(|_| renamed < most) {

@@ -288,8 +288,8 @@ impl LruList {
         })
     }
 
-    /// Makes an item the newest of the group that has it now, on the node that it is on. Returns
-    /// whether it did: not if the item is on no list, on another, or taken off by a walk.
+    /// Makes an item the newest of its present group on its node. Returns `false`, and changes
+    /// nothing, if the item is on no list, on another list, or taken off by a walk.
     ///
     /// # Safety
     /// The item exists. No function that a walk calls under the lock may call this.

@@ -44,7 +44,7 @@ unsafe impl Send for Sub {}
 unsafe impl Sync for Sub {}
 
 impl Sub {
-    /// Makes an empty one of a list and a group.
+    /// Creates an empty sub-list of a list, for a group.
     pub(super) fn new<L>(list: NonNull<L>, seat: GroupSlot) -> Sub {
         Sub {
             chain: Mutex::new(Chain::new(seat)),
@@ -57,7 +57,7 @@ impl Sub {
         }
     }
 
-    /// Locks it, or the live sub-list that it leads to.
+    /// Locks this sub-list, or the live one that this dead one leads to.
     pub(super) fn lock(&self) -> (&Sub, Guard<'_, Chain>) {
         let mut sub = self.live();
         loop {
@@ -87,7 +87,7 @@ impl Sub {
         core::iter::successors(Some(self), |sub| sub.heir()).last().unwrap_or(self)
     }
 
-    /// Makes it dead, with an heir. Under the locks of both.
+    /// Makes this sub-list dead, with an heir. The caller holds the locks of both.
     fn die(&self, heir: &Sub) {
         // Pairs with the Acquire in `heir`.
         self.heir.store(core::ptr::from_ref(heir).cast_mut(), Ordering::Release);
@@ -129,8 +129,10 @@ impl Sub {
         Some(oldest)
     }
 
-    /// Renames up to `most` items of the live sub-list that may name another one. Returns how many,
-    /// and whether this dead sub-list may be named still. Under the registry's mutex.
+    /// Makes up to `most` items that may name a dead sub-list name the live one that they are on.
+    ///
+    /// Returns the number of these items, and whether any item may still name this dead sub-list.
+    /// The caller holds the registry's mutex.
     pub(super) fn rename(&self, most: usize) -> (usize, bool) {
         let in_hands = self.chain.lock().hands > 0;
         let (live, mut chain) = self.lock();

@@ -87,7 +87,7 @@ impl fmt::Display for ShrinkerError {
                 "a name has 1 to 56 bytes, no '/' and nothing that does not print, and does not begin with \"neap:\""
             }
             ShrinkerError::Full => "there are as many shrinkers as there can be",
-            ShrinkerError::NoMemory => "there is no memory for it",
+            ShrinkerError::NoMemory => "there is no memory for the shrinker",
             ShrinkerError::InCallback => "a callback would wait for itself",
             ShrinkerError::Fence(error) => return write!(f, "membarrier answered error {}", error.raw_os_error()),
         })

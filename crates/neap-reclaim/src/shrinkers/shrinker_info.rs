@@ -449,7 +449,7 @@ impl ShrinkerInfos {
         self.marks.0.load(Ordering::Acquire)
     }
 
-    /// Clears the bit of a slot if no block below it has a bit. Returns whether it did.
+    /// Clears the bit of a slot if no block below it has a bit. Returns `true` if it was cleared.
     ///
     /// `blocks` returns the number of blocks, and is called again after the fence: a thread that
     /// marks in a new block finds the bit set until it is cleared.

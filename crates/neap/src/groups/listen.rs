@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 impl Group {
     /// Calls a closure at events of the group and those below it, until the returned handle is
-    /// dropped or the group is gone. The closure is told of the latter, too.
+    /// dropped or the group is gone. The closure is also called when the group goes.
     ///
     /// It is called on neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be
     /// none, by one thread at a time. It may do anything. A panic ends that call alone.

@@ -112,8 +112,8 @@ impl<P: Platform> Mm<P> {
             // SAFETY: another thread published its groups first, so no other thread uses these.
             unsafe { second.close(&source) };
         }
-        // Publishes in the page of numbers that there are groups: a reader that finds none asks no
-        // further.
+        // Publishes in the page of numbers that there are groups. Until then, `neap stat --groups`
+        // sends this process no request.
         self.ticked();
         Ok(Grouped { source, groups: groups? })
     }

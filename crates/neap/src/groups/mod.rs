@@ -280,7 +280,7 @@ impl Group {
     }
 
     /// Calls a listener at events of the group and those below it, until the returned handle is
-    /// dropped or the group is gone. The listener is told of the latter, too.
+    /// dropped or the group is gone. The listener is also called when the group goes.
     ///
     /// Callbacks run on neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be
     /// none, and may do anything.

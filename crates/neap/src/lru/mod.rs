@@ -154,8 +154,8 @@ impl RawList {
         made().is_some_and(|listed| unsafe { self.0.del(&listed.site(), item) })
     }
 
-    /// Makes an item the newest of the group that has it now, on the node that it is on. Returns
-    /// whether it did: not if the item is on no list, on another, or taken off by a walk.
+    /// Makes an item the newest of its present group on its node. Returns `false`, and changes
+    /// nothing, if the item is on no list, on another list, or taken off by a walk.
     ///
     /// # Safety
     /// The item exists. No function that a walk calls under the lock may call this.

@@ -316,16 +316,16 @@ impl<T: Send + Sync + 'static> LruList<T> {
         Ok(handle)
     }
 
-    /// Makes a value the newest of its group on its node, because it was used. Returns whether it
-    /// did: not if the value is not on this list, or a walk calls `decide` with it at this moment.
+    /// Makes a value the newest of its group on its node, because it was used. Returns `false` if
+    /// the value is not on this list, or a walk calls `decide` with it at this moment.
     pub fn touch(&self, handle: &Handle<T>) -> bool {
         let (Some(listed), true) = (made(), self.owns(handle)) else { return false };
         // SAFETY: the handle keeps the item in place.
         unsafe { handle.0.list.touch(&listed.site(), item_in(&handle.0)) }
     }
 
-    /// Adds a value of this list that was taken off it. Returns whether it did: not if the value is
-    /// on the list, or belongs to another list.
+    /// Adds a value of this list that was taken off it. Returns `false` if the value is on the list
+    /// or belongs to another one.
     /// A value with a charge goes to the group and node of that charge, not to those given here.
     ///
     /// # Errors

@@ -49,8 +49,8 @@ impl<P: Platform> Mm<P> {
         let inside = self.gate.enter(core.objects.platform.cpu());
         let made = stack::apart(|| core.per_cpu.make(&inside, &core.objects.platform));
         let data = made.unwrap_or(Err(Errno::NOMEM)).map_err(Refused::Memory)?;
-        // Publishes in the page of numbers that there is per-CPU data: a reader that finds none
-        // asks no further.
+        // Publishes in the page of numbers that there is per-CPU data. Until then, `neap stat
+        // --percpu` sends this process no request.
         self.hooks.ticked.inspect(|ticked| ticked(self, &inside));
         Ok(Source { mm: self, core, data, manner: Manner::Wait })
     }

@@ -35,7 +35,7 @@ impl CallbackClock {
         }
     }
 
-    /// Stops it, if it runs. By the thread that has closed the gate.
+    /// Stops the clock if it runs. To be called by the thread that has closed the gate.
     pub(crate) fn stop(&self, now: u64) {
         let word = self.0.load(Ordering::Relaxed);
         if word & STANDS == 0 {
@@ -43,7 +43,7 @@ impl CallbackClock {
         }
     }
 
-    /// Lets it go on, if it stands. By the thread that opens the gate, before that.
+    /// Restarts the clock if it stands. To be called by a thread that is about to open the gate.
     pub(crate) fn go(&self, now: u64) {
         let word = self.0.load(Ordering::Relaxed);
         if word & STANDS != 0 {

@@ -138,8 +138,7 @@ impl Learned {
         now.saturating_sub(self.steady_since) >= SETTLED
     }
 
-    /// Takes an eighth of what stays, and half of what may be regretted, for every second that has
-    /// passed.
+    /// Reduces `kept` by an eighth and `given` by half for every second that has passed.
     pub(crate) fn age(&mut self, now: u64) {
         let seconds = now.saturating_sub(self.aged) / SECOND;
         self.aged += seconds * SECOND;
