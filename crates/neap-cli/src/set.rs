@@ -88,9 +88,6 @@ fn change(text: &str) -> Result<(Setting, u64), String> {
 }
 
 /// Why a process refuses to sample.
-#[cfg(target_arch = "aarch64")]
-const NO_SAMPLES: &str = "neap keeps no samples on arm64";
-#[cfg(not(target_arch = "aarch64"))]
 const NO_SAMPLES: &str = "there is no place for samples, by a limit on files (`ulimit -f`) or on address space \
                           (`ulimit -v`), or by a closed descriptor";
 

@@ -135,9 +135,6 @@ impl<P: Platform> Core<P> {
     /// The reason why nothing is sampled.
     pub(crate) fn set_profile(&self, mm: &Mm<P>, _: &Inside<'_>, mean: u64) -> Result<(), &'static str> {
         let profile = &mm.profile;
-        if mean > 0 && cfg!(target_arch = "aarch64") {
-            return Err("is refused: stacks of arm64 are not unwound yet");
-        }
         if mean > 0 {
             let area = self.page.map_samples().ok_or(NO_AREA)?;
             profile.recorder.lock().begin(area, mean).map_err(|_| "is refused: the system gave no address space")?;

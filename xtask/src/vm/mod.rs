@@ -155,6 +155,12 @@ survived shrinker limit:auto 60000000; auto=$most
 survived shrinker limit:auto,reserve:24m 60000000
 [ $auto -ge 4 ] && [ $most -ge 16 ]";
 
+/// A profile has the stacks of the first thread and of another, up to where they began.
+const PROFILE: &str = "\
+neap run --library $PRELOAD --profile held.folded --every 64k -- /programs/profiled || exit 1
+cat held.folded
+grep -q 'main;asks_for_it;holds_here' held.folded && grep -q 'other_thread;asks_for_it;holds_here' held.folded";
+
 /// Without the tests of a wait for two words (`futex_waitv`, Linux 5.16) and of copies of stacks
 /// (`MADV_POPULATE_READ`, 5.14), for which neap has fallbacks.
 const OLD_KERNEL: &str = "\
@@ -178,6 +184,7 @@ const GUESTS: &[Guest] = &[
     guest("children of vfork", "LD_PRELOAD=$PRELOAD /programs/vfork_children"),
     guest("signals at every step", "LD_PRELOAD=$PRELOAD /programs/unwind_signals"),
     guest("burst_idle", "LD_PRELOAD=$PRELOAD /programs/burst_idle 4 16 64"),
+    guest("a profile", PROFILE),
     guest("a container that is full", CONTAINER_FULL),
     guest("a container that shrinks", CONTAINER_SHRINKS),
     guest("a container in a container", CONTAINER_NESTED),
@@ -222,6 +229,7 @@ const PROGRAMS: &[&str] = &[
     "burst_idle",
     "container",
     "namespaced",
+    "profiled",
     "vfork_children",
     "unwind_signals",
 ];

@@ -19,6 +19,8 @@ use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 use object::{LittleEndian, SectionIndex, U32};
 
+use super::processor::MACHINE;
+
 /// Longest file, most sections and segments of one, and bytes that each counts for.
 const LONGEST: u64 = 16 << 30;
 const MOST_PARTS: usize = 4096;
@@ -87,7 +89,7 @@ impl ElfImage {
         let cache = ReadCache::new(&file);
         let head = FileHeader64::<LittleEndian>::parse(&cache)?;
         let endian = head.endian()?;
-        ensure!(head.e_machine(endian) == elf::EM_X86_64, "not of this machine");
+        ensure!(head.e_machine(endian) == MACHINE, "not of this machine");
         let (segments, sections) = (head.phnum(endian, &cache)?, head.shnum(endian, &cache)?);
         ensure!(segments.max(sections) <= MOST_PARTS, "too many parts");
         budget.take(((segments + sections) * PART) as u64).context("too many parts of all files")?;

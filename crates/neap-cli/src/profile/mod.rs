@@ -33,6 +33,7 @@ mod mutated_tests;
 mod output;
 mod perf_map;
 mod pprof;
+mod processor;
 mod record;
 mod recorded;
 mod resolved;

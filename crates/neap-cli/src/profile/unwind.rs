@@ -11,7 +11,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, Module, Unwinder as _};
 
 use super::area::StackCopy;
@@ -20,6 +19,7 @@ use super::elf::{Budget, ElfImage};
 use super::limits::ProfileLimits;
 use super::maps::CodeMapping;
 use super::perf_map::{PerfMap, has_trampolines, trampoline_sections};
+use super::processor::{DESCRIBES_TRAMPOLINES, FrameCache, FrameUnwinder, registers};
 
 /// Frames of a stack that are kept.
 const MOST_FRAMES: usize = 512;
@@ -89,8 +89,8 @@ pub(crate) struct Callers {
 /// Unwinds the stacks of one process.
 pub(crate) struct Unwinder {
     source: CodeSource,
-    inner: UnwinderX86_64<Arc<[u8]>>,
-    cache: CacheX86_64,
+    inner: FrameUnwinder<Arc<[u8]>>,
+    cache: FrameCache,
     /// Sorted by address.
     known: Vec<KnownMapping>,
     files: Vec<CodeFile>,
@@ -111,8 +111,8 @@ impl Unwinder {
     pub(crate) fn new(source: CodeSource, limits: ProfileLimits) -> Unwinder {
         Unwinder {
             source,
-            inner: UnwinderX86_64::new(),
-            cache: CacheX86_64::new(),
+            inner: FrameUnwinder::new(),
+            cache: FrameCache::new(),
             known: Vec::new(),
             files: Vec::new(),
             by_inode: HashMap::new(),
@@ -193,8 +193,7 @@ impl Unwinder {
             let word = stack.bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(())?;
             Ok(u64::from_le_bytes(*word))
         };
-        let registers = UnwindRegsX86_64::new(stack.instruction, stack.stack_pointer, stack.frame_pointer);
-        let mut frames = self.inner.iter_frames(stack.instruction, registers, &mut self.cache, &mut read);
+        let mut frames = self.inner.iter_frames(stack.instruction, registers(stack), &mut self.cache, &mut read);
         let mut addresses = Vec::new();
         while addresses.len() < MOST_FRAMES {
             match frames.next() {
@@ -312,7 +311,9 @@ impl Unwinder {
             self.perf_map = self.source.perf_map(self.limits);
         }
         let Some(names) = self.perf_map.as_ref().map(PerfMap::names) else { return false };
-        let is_new = |range: &&Range<u64>| !self.trampolines.contains(range) && has_trampolines(&names, range);
+        let is_new = |range: &&Range<u64>| {
+            DESCRIBES_TRAMPOLINES && !self.trampolines.contains(range) && has_trampolines(&names, range)
+        };
         let ranges: Vec<Range<u64>> = self.generated.iter().filter(is_new).cloned().collect();
         for range in &ranges {
             let sections = trampoline_sections(range);

@@ -179,6 +179,8 @@ pub(crate) unsafe extern "C" fn call_on_stack(
 #[inline(always)]
 pub(crate) fn registers() -> Registers {
     let (instruction, stack_pointer, frame_pointer);
+    // The link register counts as changed, so the function has saved its return address on the
+    // stack before: a reader of the registers knows only what lies there.
     // SAFETY: reads three registers.
     unsafe {
         asm!(
@@ -186,6 +188,7 @@ pub(crate) fn registers() -> Registers {
             "mov {stack}, sp",
             "mov {frame}, x29",
             instruction = out(reg) instruction, stack = out(reg) stack_pointer, frame = out(reg) frame_pointer,
+            out("lr") _,
             options(nomem, nostack, preserves_flags)
         );
     }
