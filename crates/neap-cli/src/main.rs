@@ -107,6 +107,8 @@ enum Command {
     Bench(bench::Options),
     Lab(lab::LabOptions),
     #[command(hide = true)]
+    Lines(profile::LinesOptions),
+    #[command(hide = true)]
     Work(work::WorkOptions),
     #[command(hide = true)]
     Generate(generate::GenerateOptions),
@@ -132,6 +134,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::main(&options),
         Command::Bench(options) => bench::main(&options),
         Command::Lab(options) => lab::main(&options),
+        Command::Lines(options) => profile::lines(&options),
         Command::Work(options) => work::main(&options),
         Command::Generate(options) => generate::main(&options, &Arguments::command()),
     };

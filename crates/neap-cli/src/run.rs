@@ -83,6 +83,9 @@ pub(crate) struct RunOptions {
     /// Bytes between two samples of the profile, on average
     #[arg(long, value_name = "BYTES", default_value = "512k", requires = "profile", value_parser = profile::parse_every)]
     every: String,
+    /// Memory that the profile may take
+    #[arg(long, value_name = "BYTES", default_value = "64m", requires = "profile", value_parser = profile::parse_memory)]
+    memory: usize,
     /// Preload this library instead of the one that was installed with the command
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
@@ -107,7 +110,7 @@ pub(crate) fn main(options: &RunOptions) -> ExitCode {
     let command = signals::pass_on(&mut command);
     let error = match &options.profile {
         None => command.exec(),
-        Some(path) => match ProfileFile::create(path).map(|file| profile::to_file(command, &file)) {
+        Some(path) => match ProfileFile::create(path).map(|file| profile::to_file(command, &file, options.memory)) {
             Ok(Ok(code)) => return code,
             Ok(Err(error)) => error,
             Err(error) => {
@@ -130,6 +133,7 @@ pub(crate) fn sampled(command: &[OsString], library: Option<&Path>, every: &str)
         trace: None,
         profile: None,
         every: every.to_string(),
+        memory: 0,
         library: library.map(Path::to_path_buf),
         verbose: false,
         command: command.to_vec(),

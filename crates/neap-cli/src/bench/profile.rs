@@ -28,6 +28,8 @@ use crate::variant::Variant;
 use crate::work::sites::{NAME, SITES, shares};
 use crate::work::{self, Outcome};
 
+/// Memory of the profile.
+const MEMORY: usize = 1 << 30;
 const SAMPLED: &str = "sampled";
 const PAIR: &str = "pair-64";
 const ATTRIBUTION: &str = "sites";
@@ -117,7 +119,7 @@ fn note_stacks(outcome: &mut Outcome, profile: &Profile) {
 fn profiled(command: &mut Command) -> Result<Profile> {
     let mut taken = None;
     command.stdout(std::process::Stdio::null());
-    let status = profile::record(command, &mut |session, of| {
+    let status = profile::record(command, MEMORY, &mut |session, of| {
         taken = Some(Profile::of(session, of, ProfileView::Peak, ChosenSamples::default()));
         Ok(())
     })?;

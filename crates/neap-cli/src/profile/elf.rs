@@ -2,18 +2,17 @@
 //!
 //! The file is untrusted and may change while it is read, so it is never mapped. Sections are read
 //! one by one. All files of a command share a budget of bytes; a section that it does not allow is
-//! as good as absent.
+//! as good as absent. Symbol tables are read in parts, and debug information by a child of the
+//! command, so neither takes from the budget.
 
 use core::cell::Cell;
 use std::fs::{File, OpenOptions};
-use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use flate2::read::ZlibDecoder;
 use object::elf::{self, FileHeader64};
 use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
@@ -126,7 +125,8 @@ impl ElfImage {
         let sections = sections.collect();
         let mut image =
             ElfImage { file: file.try_clone()?, budget: budget.clone(), segments, sections, build_id: vec![] };
-        image.build_id = image.section(".note.gnu.build-id").and_then(|note| build_id(&note)).unwrap_or_default();
+        image.build_id =
+            image.shared_section(".note.gnu.build-id").and_then(|note| build_id(&note)).unwrap_or_default();
         Ok(image)
     }
 
@@ -167,22 +167,42 @@ impl ElfImage {
         Some(bytes)
     }
 
-    /// Reads a section, decompressed.
-    pub(crate) fn section(&self, name: &str) -> Option<Vec<u8>> {
-        let section = self.find(name).filter(|section| section.kind != elf::SHT_NOBITS)?;
-        let mut bytes = vec![0; self.budget.take(section.bytes)?];
-        self.file.read_exact_at(&mut bytes, section.offset).ok()?;
-        if !section.is_compressed {
-            return Some(bytes);
+    /// The place of a section that is not compressed, and its file.
+    pub(crate) fn place(&self, name: &str) -> Option<FilePart<'_>> {
+        let section = self.find(name).filter(|section| section.kind != elf::SHT_NOBITS && !section.is_compressed)?;
+        Some(FilePart { file: &self.file, offset: section.offset, bytes: section.bytes })
+    }
+
+    /// The file with the debug information: this one, or that of its build as distributions install
+    /// it.
+    pub(crate) fn debug_file(&self) -> Option<File> {
+        let other =
+            if self.has(".debug_info") { None } else { Some(installed_debug_file(&self.build_id, &self.budget)?) };
+        other.as_ref().unwrap_or(self).file.try_clone().ok()
+    }
+}
+
+/// A section in its file. The file may be shorter, and change.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FilePart<'a> {
+    file: &'a File,
+    offset: u64,
+    pub(crate) bytes: u64,
+}
+
+impl FilePart<'_> {
+    /// Reads bytes of the section from a place in it on. Returns their number.
+    pub(crate) fn read(&self, bytes: &mut [u8], at: u64) -> usize {
+        let length = self.bytes.saturating_sub(at).min(bytes.len() as u64) as usize;
+        let Some(from) = self.offset.checked_add(at) else { return 0 };
+        let mut read = 0;
+        while read < length {
+            match self.file.read_at(&mut bytes[read..length], from.saturating_add(read as u64)) {
+                Ok(0) | Err(_) => break,
+                Ok(more) => read += more,
+            }
         }
-        let (head, packed) = object::pod::from_bytes::<elf::CompressionHeader64<LittleEndian>>(&bytes).ok()?;
-        if head.ch_type.get(LittleEndian) != elf::ELFCOMPRESS_ZLIB {
-            return None;
-        }
-        let length = head.ch_size.get(LittleEndian);
-        let mut unpacked = Vec::with_capacity(self.budget.take(length)?);
-        ZlibDecoder::new(packed).take(length).read_to_end(&mut unpacked).ok()?;
-        Some(unpacked)
+        read
     }
 }
 
@@ -194,75 +214,12 @@ fn build_id(note: &[u8]) -> Option<Vec<u8>> {
     (kind == elf::NT_GNU_BUILD_ID as usize && bytes <= 64).then(|| rest.get(..bytes).map(<[u8]>::to_vec))?
 }
 
-/// A function of a symbol table.
-#[derive(Clone, Copy, Debug)]
-struct Symbol {
-    address: u64,
-    bytes: u64,
-    /// Offset of the name in the strings.
-    name: u32,
-}
-
-/// Bytes of a name that are kept.
-const LONGEST_SYMBOL: usize = 8 << 10;
-/// Bytes behind a symbol without a length that count as its own.
-const UNSIZED: u64 = 4096;
-
-/// The functions of an ELF file, by address.
-#[derive(Debug, Default)]
-pub(crate) struct SymbolTable {
-    /// Sorted by address.
-    symbols: Vec<Symbol>,
-    strings: Vec<u8>,
-}
-
-impl SymbolTable {
-    /// Reads the table of symbols, or the one for the dynamic linker, which stripped files have.
-    pub(crate) fn read(image: &ElfImage) -> SymbolTable {
-        let table = [(".symtab", ".strtab"), (".dynsym", ".dynstr")].into_iter().find_map(|(symbols, strings)| {
-            let table = SymbolTable::parse(&image.section(symbols)?, image.section(strings)?);
-            (!table.symbols.is_empty()).then_some(table)
-        });
-        table.unwrap_or_default()
-    }
-
-    fn parse(bytes: &[u8], strings: Vec<u8>) -> SymbolTable {
-        let mut symbols = Vec::new();
-        for bytes in bytes.chunks_exact(size_of::<elf::Sym64<LittleEndian>>()) {
-            let Ok((symbol, _)) = object::pod::from_bytes::<elf::Sym64<LittleEndian>>(bytes) else { continue };
-            let is_code = matches!(symbol.st_info & 0xf, elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE);
-            let address = symbol.st_value.get(LittleEndian);
-            if is_code && address != 0 && symbol.st_shndx.get(LittleEndian) != elf::SHN_UNDEF {
-                let (bytes, name) = (symbol.st_size.get(LittleEndian), symbol.st_name.get(LittleEndian));
-                symbols.push(Symbol { address, bytes, name });
-            }
-        }
-        // Of symbols at one address, the last one that has a length counts.
-        symbols.sort_by_key(|symbol| (symbol.address, symbol.bytes > 0));
-        SymbolTable { symbols, strings }
-    }
-
-    /// The name of the function at an address of the file, as the linker knows it.
-    pub(crate) fn name(&self, address: u64) -> Option<&[u8]> {
-        let after = self.symbols.partition_point(|symbol| symbol.address <= address);
-        let symbol = self.symbols.get(after.checked_sub(1)?)?;
-        let bytes = if symbol.bytes > 0 { symbol.bytes } else { UNSIZED };
-        if address - symbol.address >= bytes {
-            return None;
-        }
-        let name = self.strings.get(symbol.name as usize..)?;
-        let name = &name[..name.len().min(LONGEST_SYMBOL)];
-        let name = &name[..name.iter().position(|&byte| byte == 0).unwrap_or(name.len())];
-        (!name.is_empty()).then_some(name)
-    }
-}
-
-/// Opens the file with the debug information of a build, as distributions install it.
-pub(crate) fn debug_file(build_id: &[u8], budget: &Budget) -> Result<ElfImage> {
-    let (first, rest) = build_id.split_first().context("no build id")?;
+/// Opens the file with the debug information of a build.
+fn installed_debug_file(build_id: &[u8], budget: &Budget) -> Option<ElfImage> {
+    let (first, rest) = build_id.split_first()?;
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let path = format!("/usr/lib/debug/.build-id/{first:02x}/{}.debug", hex(rest));
-    ElfImage::open(Path::new(&path), budget)
+    ElfImage::open(Path::new(&path), budget).ok()
 }
 
 #[cfg(test)]
@@ -273,15 +230,9 @@ mod tests {
     const BUDGET: usize = ProfileLimits::OWN.file_bytes;
 
     #[test]
-    fn own_executable_has_segments_symbols_and_debug_information() {
+    fn own_executable_has_segments_and_debug_information() {
         let image = ElfImage::open(Path::new("/proc/self/exe"), &Budget::new(BUDGET)).unwrap();
         assert!(image.has(".eh_frame") && image.has(".debug_line") && !image.has(".nothing"));
-        let symbols = SymbolTable::read(&image);
-        assert!(symbols.symbols.len() > 1000);
-        let text = image.range(".text").unwrap();
-        let places = text.clone().step_by((text.end - text.start) as usize / 100);
-        assert!(places.filter(|&at| symbols.name(at).is_some()).count() > 80, "between functions there are gaps");
-        assert!(symbols.name(1).is_none() && symbols.name(u64::MAX).is_none());
         let offset = image.segments[0].offset & !0xfff;
         assert_eq!(image.bias(0x7000_0000, offset).map(|bias| bias & 0xfff), Some(0));
         assert_eq!(image.bias(0x7000_0000, u64::MAX), None);
@@ -290,7 +241,7 @@ mod tests {
     #[test]
     fn budget_bounds_the_bytes_that_are_read() {
         let image = ElfImage::open(Path::new("/proc/self/exe"), &Budget::new(64 << 10)).unwrap();
-        assert!(image.has(".eh_frame") && image.section(".eh_frame").is_none());
+        assert!(image.has(".eh_frame") && image.shared_section(".eh_frame").is_none());
     }
 
     #[test]

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::Command;
 
 use super::area::StackCopy;
-use super::elf::{Budget, ElfImage, SymbolTable};
+use super::debug_lines::DebugLines;
+use super::elf::{Budget, ElfImage};
 use super::limits::ProfileLimits;
-use super::symbols::lines_of;
+use super::symbol_table;
 use super::unwind::addresses_in;
 use crate::work::meter::Random;
 
@@ -37,7 +38,7 @@ fn mutated_files_are_read_without_a_panic() {
     let inputs = std::env::var("NEAP_INPUTS").ok().and_then(|inputs| inputs.parse().ok()).unwrap_or(400);
     let mut numbers = Random::new(seed);
     let mut random = || numbers.draw();
-    let (mut opened, mut named) = (0, 0);
+    let (mut opened, mut named, mut lined) = (0, 0, 0);
     for _ in 0..inputs {
         let mut bytes = sound.clone();
         for _ in 0..random() % 24 {
@@ -53,13 +54,13 @@ fn mutated_files_are_read_without_a_panic() {
         fs::write(&program, &bytes).unwrap();
         let Ok(image) = ElfImage::open(Path::new(&program), &Budget::new(BUDGET)) else { continue };
         opened += 1;
-        let table = SymbolTable::read(&image);
         let text = image.range(".text").unwrap_or(0x1000..0x2000);
-        let places: Vec<u64> = (0..40).map(|_| text.start.wrapping_add(random() % 0x400)).collect();
-        named += places.iter().filter(|&&place| table.name(place).is_some()).count();
-        let lines = lines_of(image, &places);
-        assert!(lines.iter().all(|lines| !lines.is_empty() && lines.len() <= 64));
-        let image = ElfImage::open(Path::new(&program), &Budget::new(BUDGET)).unwrap();
+        let mut places: Vec<u64> = (0..40).map(|_| text.start.wrapping_add(random() % 0x400)).collect();
+        places.sort_unstable();
+        symbol_table::names(&image, &places, &mut { u64::MAX }, &mut |_, _| named += 1);
+        if let Ok(lines) = DebugLines::of(&fs::File::open(&program).unwrap()) {
+            lined += usize::from(places.iter().any(|&place| !lines.at(place).is_empty()));
+        }
         let stack: Vec<u8> = (0..512).map(|_| random() as u8).collect();
         for &instruction in &places {
             let stack_pointer = random() % 1000 * 8;
@@ -68,5 +69,6 @@ fn mutated_files_are_read_without_a_panic() {
         }
     }
     fs::remove_dir_all(&folder).unwrap();
-    assert!(opened > inputs / 3 && named > inputs, "{opened} of {inputs} opened, {named} names");
+    let counts = format!("{opened} of {inputs} opened, {named} names, {lined} with lines");
+    assert!(opened > inputs / 3 && named > inputs && lined > inputs / 8, "{counts}");
 }

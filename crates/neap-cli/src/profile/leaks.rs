@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 use super::collect::Amount;
-use super::limits::ProfileLimits;
+use super::limits::{CommandMemory, ProfileLimits};
 use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
 use super::switch::{SamplingSwitch, parse_every};
 use super::symbols::SourceLine;
@@ -29,6 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   neap leaks 1234                    stacks whose memory of the last minute is not freed half a minute later
   neap leaks 1234 --seconds 600      the same in ten minutes: caches are told from leaks by time
+  neap leaks 1234 --memory 512m      with files and lines of a program with much debug information
   neap leaks -- ./test               memory that a program has at its end, on standard error
 
 Allocations are sampled at random. For a running process those are shown that were allocated in the
@@ -58,7 +59,9 @@ pub(crate) struct LeaksOptions {
     /// Preload this library into a program
     #[arg(long, value_name = "FILE", requires = "command")]
     library: Option<PathBuf>,
-    /// Read a process of another user as one of your own: with files and lines, and with any memory
+    #[command(flatten)]
+    memory: CommandMemory,
+    /// Read a process of another user as one of your own: with files and lines
     #[arg(long)]
     trust: bool,
     /// A program and its arguments
@@ -87,7 +90,7 @@ fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let page = process.page()?;
     let (stop, began) = (stop_flag()?, monotonic());
     let switch = SamplingSwitch::on(&process, &page, Some(&options.every), time)?;
-    let limits = ProfileLimits::of(&process, options.trust);
+    let limits = ProfileLimits::of(&process, options.trust).with(options.memory.bytes);
     let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
     switch.off()?;
@@ -102,7 +105,7 @@ fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
 
 fn of_program(options: &LeaksOptions) -> Result<ExitCode> {
     let mut command = sampled(&options.command, options.library.as_deref(), &options.every)?;
-    let code = record::run(&mut command, &mut |session, of| {
+    let code = record::run(&mut command, options.memory.bytes, &mut |session, of| {
         let profile = Profile::of(session, of, ProfileView::Live, ChosenSamples::default());
         write(&mut io::stderr().lock(), &profile, "not freed at its end").context("cannot write to standard error")
     });

@@ -1,18 +1,36 @@
 //! Bounds of what a profile reads and keeps of a process.
 //!
-//! A process of another user may be made to hurt this command: its samples, files, names and maps
-//! are as long as it likes. The command stays below 64 MiB with it, and reads no debug information,
-//! whose parsers need many times its length. A user's own process could hurt its user otherwise.
+//! The command stays within a number of bytes with any process. Samples, files, names and maps are
+//! as long as a process likes. A process of another user may be made to hurt this command, so its
+//! debug information is not read.
+//!
+//! Pages of mapped files, which the kernel takes back by itself, do not count.
 
+use core::time::Duration;
+
+use clap::Args;
+
+use crate::drain::size;
 use crate::stat_reader::ProcessStatus;
+
+/// Memory of the command, unless the user allows more.
+const USUAL: usize = 64 << 20;
+/// Memory of a command that reads a profile from a file in the format of pprof.
+const OF_FILE: usize = 4 << 30;
+/// Time in which a command looks for lines.
+pub(crate) const LINE_TIME: Duration = Duration::from_secs(10);
 
 /// The bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProfileLimits {
-    /// Bytes of files, unwind information of all modules included.
+    /// Memory of the command, with the child that looks for lines.
+    pub(crate) memory: usize,
+    /// Bytes of unwind information of all modules, and of tables of sections.
     pub(crate) file_bytes: usize,
     /// Files that are open.
     pub(crate) files: usize,
+    /// Bytes of symbol tables that are read at a time. None of them is kept.
+    pub(crate) table_bytes: u64,
     /// Whether debug information gives files and lines.
     pub(crate) has_lines: bool,
     /// Bytes and entries of a perf map.
@@ -37,46 +55,47 @@ pub(crate) struct ProfileLimits {
 
 impl Default for ProfileLimits {
     fn default() -> ProfileLimits {
-        ProfileLimits::OWN
+        ProfileLimits::within(OF_FILE, true)
     }
 }
 
 impl ProfileLimits {
     /// Bounds for a process of the user that runs the command.
-    pub(crate) const OWN: ProfileLimits = ProfileLimits {
-        file_bytes: 512 << 20,
-        files: 16 << 10,
-        has_lines: true,
-        map_bytes: 64 << 20,
-        map_entries: 1 << 20,
-        stacks: 1 << 17,
-        frames: 2 << 20,
-        cells: 1 << 18,
-        live: 1 << 18,
-        threads: 1 << 16,
-        places: 1 << 20,
-        name_bytes: 256 << 20,
-        folded_bytes: 512 << 20,
-        folded_frames: 8 << 20,
-    };
+    pub(crate) const OWN: ProfileLimits = ProfileLimits::within(USUAL, true);
 
     /// Bounds for a process of another user.
-    pub(crate) const FOREIGN: ProfileLimits = ProfileLimits {
-        file_bytes: 12 << 20,
-        files: 512,
-        has_lines: false,
-        map_bytes: 2 << 20,
-        map_entries: 1 << 15,
-        stacks: 1 << 13,
-        frames: 1 << 17,
-        cells: 1 << 14,
-        live: 1 << 16,
-        threads: 1 << 10,
-        places: 1 << 14,
-        name_bytes: 2 << 20,
-        folded_bytes: 4 << 20,
-        folded_frames: 1 << 15,
-    };
+    pub(crate) const FOREIGN: ProfileLimits = ProfileLimits::within(USUAL, false);
+
+    /// Returns the bounds by which a command has at most `memory` bytes.
+    pub(crate) const fn within(memory: usize, has_lines: bool) -> ProfileLimits {
+        /// A bound that grows with the memory.
+        const fn share(usual: usize, memory: usize) -> usize {
+            usual / 64 * (memory >> 20)
+        }
+        ProfileLimits {
+            memory,
+            file_bytes: share(20 << 20, memory),
+            files: share(512, memory),
+            table_bytes: 128 << 20,
+            has_lines,
+            map_bytes: share(4 << 20, memory) as u64,
+            map_entries: share(1 << 16, memory),
+            stacks: share(1 << 14, memory),
+            frames: share(1 << 18, memory),
+            cells: share(1 << 15, memory),
+            live: share(112 << 10, memory),
+            threads: share(1 << 10, memory),
+            places: share(1 << 15, memory),
+            name_bytes: share(4 << 20, memory),
+            folded_bytes: share(8 << 20, memory),
+            folded_frames: share(1 << 16, memory),
+        }
+    }
+
+    /// Returns these bounds for a command with so much memory.
+    pub(crate) const fn with(self, memory: usize) -> ProfileLimits {
+        ProfileLimits::within(memory, self.has_lines)
+    }
 
     /// Returns the bounds for a process: [`ProfileLimits::OWN`] if `is_trusted`, else by its user.
     pub(crate) fn of(process: &ProcessStatus, is_trusted: bool) -> ProfileLimits {
@@ -88,4 +107,19 @@ impl ProfileLimits {
         // SAFETY: a query without side effects.
         if user == unsafe { libc::geteuid() }.to_string() { ProfileLimits::OWN } else { ProfileLimits::FOREIGN }
     }
+}
+
+/// The memory that the user allows the command.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct CommandMemory {
+    /// Memory that this command may have: more is for files with much debug information, and for
+    /// more stacks
+    #[arg(id = "memory", long = "memory", value_name = "BYTES", default_value = "64m", value_parser = parse_memory)]
+    pub(crate) bytes: usize,
+}
+
+/// Parses the memory of a command.
+pub(crate) fn parse_memory(text: &str) -> Result<usize, String> {
+    let bytes = size(text)? as usize;
+    if bytes < USUAL { Err("the least is 64m".to_string()) } else { Ok(bytes.min(1 << 40)) }
 }

@@ -1,11 +1,9 @@
 //! The allocation sites with the most live bytes of a process, again and again while it runs.
 //!
 //! # Design
-//! A table is a snapshot of the sums by stack. Each stack gets its site once, those with the most
-//! bytes first: files and their symbols stay known from one table to the next. Reading the symbols
-//! of a large file takes seconds, so samples are read between the stacks, for at most half of the
-//! time. Stacks beyond the time of a table get their sites in later ones. Sites of generated code
-//! are found anew when there are new names of such code.
+//! A table is a snapshot of the sums by stack. Each stack gets its site once: the places of new
+//! stacks are resolved before a table is made. Sites of generated code are
+//! found anew when there are new names of such code.
 //!
 //! A [`SiteTable`] is plain data, since a [`LiveSites`] stays on its thread.
 
@@ -30,9 +28,6 @@ use crate::stat_reader::{Page, ProcessStatus, monotonic};
 /// Sites in a table; those beyond are summed.
 const MOST_SITES: usize = 200;
 
-/// Site of stacks that will get theirs in a later table.
-const NAMED_LATER: &str = "[named in a later table]";
-
 /// A place in the sources whose allocations hold memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HotSite {
@@ -54,6 +49,8 @@ pub(crate) struct SiteTable {
     pub(crate) every: u64,
     /// Whether files and lines were looked for.
     pub(crate) has_lines: bool,
+    /// Places whose lines did not fit into the memory or the time.
+    pub(crate) without_lines: usize,
     pub(crate) live: Amount,
     /// Those with the most bytes first.
     pub(crate) sites: Vec<HotSite>,
@@ -103,41 +100,39 @@ impl LiveSites {
         self.session.watch(time, stop, &mut |_, _| {})
     }
 
-    /// The live bytes by site; `None` if `goes_on` becomes false meanwhile. `time`: for the process
-    /// to be looked at, and for stacks to get their sites.
+    /// The live bytes by site; `None` if `goes_on` became false meanwhile. `time`: for the process
+    /// to be looked at, and for lines to be found.
     ///
     /// # Errors
     /// The process has ended or executed another program, or its sampling was switched off.
     pub(crate) fn table(&mut self, time: Duration, goes_on: &dyn Fn() -> bool) -> Result<Option<SiteTable>> {
-        let mut pause = self.poll()?;
+        self.poll()?;
         ensure_same(&self.session.handle, self.page, time)?;
         ensure!(!self.session.is_over, "another command has switched sampling off");
+        let mut table = self.totals();
+        let LiveSites { session, symbols, known, .. } = self;
         let mut stacks: HashMap<u32, Amount> = HashMap::new();
-        for cell in self.session.collector.cells().iter().filter(|cell| cell.live.samples > 0) {
+        for cell in session.collector.cells().iter().filter(|cell| cell.live.samples > 0) {
             stacks.entry(cell.key.stack).or_default().add(cell.live);
         }
-        let mut table = self.totals();
-        if self.symbols.follow(&self.session.unwinder) {
-            self.known.retain(|_, site| !site.is_generated);
+        if symbols.follow(&session.unwinder) {
+            known.retain(|_, site| !site.is_generated);
         }
-        let mut stacks: Vec<(u32, Amount)> = stacks.into_iter().collect();
-        stacks.sort_by(|(_, one), (_, other)| other.bytes.total_cmp(&one.bytes));
-        let (end, mut polled) = (Instant::now() + time, Instant::now());
+        let frames_of = |stack: u32| &session.collector.stacks[stack as usize].frames;
+        let new = stacks.keys().copied().filter(|stack| !known.contains_key(stack));
+        symbols.resolve(new.flat_map(|stack| frames_of(stack).iter().copied()), time);
         let mut sites: HashMap<SourceLine, Amount> = HashMap::new();
         for (stack, amount) in stacks {
-            if !goes_on() {
-                return Ok(None);
-            }
-            let site = if Instant::now() < end { self.site(stack) } else { self.site_if_known(stack) };
-            sites.entry(site).or_default().add(amount);
-            if polled.elapsed() >= pause {
-                let start = Instant::now();
-                pause = self.poll()?.max(start.elapsed());
-                polled = Instant::now();
-            }
+            let site = known.entry(stack).or_insert_with(|| {
+                let frames = frames_of(stack);
+                let is_generated = frames.iter().any(|frame| frame.file.is_none());
+                KnownSite { line: site_of(&places_of(frames, symbols)), is_generated }
+            });
+            sites.entry(site.line.clone()).or_default().add(amount);
         }
+        table.without_lines = symbols.without_lines;
         table.fill(sites);
-        Ok(Some(table))
+        Ok(goes_on().then_some(table))
     }
 
     /// A table without sites.
@@ -152,21 +147,6 @@ impl LiveSites {
             lost: losses.overwritten.saturating_add(losses.without_slot).saturating_add(losses.left_out),
             ..SiteTable::default()
         }
-    }
-
-    fn site(&mut self, stack: u32) -> SourceLine {
-        let LiveSites { session, symbols, known, .. } = self;
-        let site = known.entry(stack).or_insert_with(|| {
-            let frames = &session.collector.stacks[stack as usize].frames;
-            let is_generated = frames.iter().any(|frame| frame.file.is_none());
-            KnownSite { line: site_of(&places_of(frames, symbols)), is_generated }
-        });
-        site.line.clone()
-    }
-
-    fn site_if_known(&self, stack: u32) -> SourceLine {
-        let known = self.known.get(&stack).map(|site| site.line.clone());
-        known.unwrap_or_else(|| SourceLine { function: NAMED_LATER.into(), ..SourceLine::default() })
     }
 }
 

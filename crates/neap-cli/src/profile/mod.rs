@@ -5,7 +5,8 @@
 //! 2. `area` reads its records by way of the file of its page of numbers, again and again.
 //! 3. `unwind` makes callers of each record, by `maps` and `elf`.
 //! 4. `collect` sums by stack, group and thread; `session` ties these together.
-//! 5. `resolved` gives names at the end, by `symbols`.
+//! 5. `resolved` gives names at the end, by `symbols`: `symbol_table` has functions, and
+//!    `debug_lines` files and lines, by a `bounded_child`.
 //! 6. `live_sites` sums by function again and again, for `neap top`.
 //! 7. `top_table`, `pprof`, `folded` and `html` are outputs.
 //! 8. `saved` and `recorded` read a profile from a file; `compare` makes the differences between
@@ -16,9 +17,11 @@
 mod area;
 #[cfg(test)]
 mod area_tests;
+mod bounded_child;
 mod code_source;
 mod collect;
 mod compare;
+mod debug_lines;
 mod elf;
 #[cfg(test)]
 mod elf_tests;
@@ -40,6 +43,7 @@ mod resolved;
 mod saved;
 mod session;
 mod switch;
+mod symbol_table;
 mod symbols;
 mod top_table;
 mod unwind;
@@ -65,8 +69,10 @@ use crate::subject::{Timeout, print, print_json, within};
 #[cfg(test)]
 pub(crate) use collect::Amount;
 use compare::Comparison;
+pub(crate) use debug_lines::{LinesOptions, main as lines};
 pub(crate) use leaks::{LeaksOptions, main as leaks};
-use limits::ProfileLimits;
+pub(crate) use limits::parse_memory;
+use limits::{CommandMemory, ProfileLimits};
 pub(crate) use live_sites::{HotSite, LiveSites, SiteTable};
 pub(crate) use output::ProfileFile;
 pub(crate) use record::{run as record, to_file};
@@ -88,6 +94,7 @@ Examples:
   neap profile 1234 -o heap.html            one page: flame graph, and tables by function, group and thread
   neap run --profile heap.html -- ./server  a program from its start to its end
   neap profile 1234 --compare heap.pb.gz    what has grown since that profile, by function
+  neap profile 1234 --memory 512m           files and lines of a program with much debug information
   neap profile --read new.pb.gz --compare old.pb.gz -o growth.html
                                             the differences between two files, as one page
 
@@ -157,7 +164,9 @@ pub(crate) struct ProfileOptions {
     /// page (.html)
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Read a process of another user as one of your own: with files and lines, and with any memory
+    #[command(flatten)]
+    memory: CommandMemory,
+    /// Read a process of another user as one of your own: with files and lines
     #[arg(long)]
     trust: bool,
     /// Print one JSON object
@@ -174,11 +183,11 @@ pub(crate) fn main(options: &ProfileOptions) -> Result<ExitCode> {
 fn profiled(options: &ProfileOptions) -> Result<ExitCode> {
     let file = options.output.as_deref().map(ProfileFile::create).transpose()?;
     // Files that cannot be read are refused before time is spent.
-    let mut before = options.compare.as_deref().map(saved::read).transpose()?;
+    let mut before = options.compare.as_deref().map(|path| saved::read(path, options.memory.bytes)).transpose()?;
     let profile = match (options.pid, &options.read) {
         (Some(pid), _) => take(pid, options)?,
         (None, Some(path)) => {
-            let mut profile = saved::read(path)?;
+            let mut profile = saved::read(path, options.memory.bytes)?;
             profile
                 .choose(options.views.asked(), options.group.as_deref())
                 .with_context(|| path.display().to_string())?;
@@ -201,7 +210,7 @@ fn take(pid: i32, options: &ProfileOptions) -> Result<Profile> {
     let stop = stop_flag()?;
     let began = monotonic();
     let switch = SamplingSwitch::on(&process, &page, options.every.as_deref(), time)?;
-    let limits = ProfileLimits::of(&process, options.trust);
+    let limits = ProfileLimits::of(&process, options.trust).with(options.memory.bytes);
     let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
     let seconds = (monotonic() - began) as f64 / 1e9;

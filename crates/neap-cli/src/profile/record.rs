@@ -50,6 +50,7 @@ impl Program {
 struct Recording {
     child: Child,
     handle: Arc<ProcessHandle>,
+    limits: ProfileLimits,
     start: Instant,
     /// The time and the program of the last look that found a page.
     looked: Option<(Instant, Program)>,
@@ -60,10 +61,10 @@ struct Recording {
 }
 
 impl Recording {
-    fn begin(child: Child) -> Result<Recording> {
+    fn begin(child: Child, memory: usize) -> Result<Recording> {
         let handle = Arc::new(ProcessHandle::open(child.id() as i32)?);
-        let start = Instant::now();
-        Ok(Recording { child, handle, start, looked: None, session: None, name: String::new(), in_use: None })
+        let (limits, start) = (ProfileLimits::OWN.with(memory), Instant::now());
+        Ok(Recording { child, handle, limits, start, looked: None, session: None, name: String::new(), in_use: None })
     }
 
     fn is_early(&self) -> bool {
@@ -83,7 +84,7 @@ impl Recording {
         self.name.clone_from(&process.name);
         let (Some(file), Some(inode)) = (&page.file, page.inode()) else { return };
         if self.session.as_ref().is_none_or(|(of, _)| *of != inode)
-            && let Ok(session) = Session::begin(&self.handle, file, 0, ProfileLimits::OWN)
+            && let Ok(session) = Session::begin(&self.handle, file, 0, self.limits)
         {
             self.session = Some((inode, session));
         }
@@ -136,19 +137,21 @@ impl Recording {
 ///
 /// # Errors
 /// The program cannot be started.
-pub(crate) fn to_file(command: &mut Command, file: &ProfileFile) -> io::Result<ExitCode> {
-    run(command, &mut |session, of| {
+pub(crate) fn to_file(command: &mut Command, file: &ProfileFile, memory: usize) -> io::Result<ExitCode> {
+    run(command, memory, &mut |session, of| {
         let profile = Profile::of(session, of, ProfileView::Peak, ChosenSamples::default());
         file.write(&profile, None).with_context(|| file.path().display().to_string())
     })
 }
 
-/// Starts a program, profiles it, and gives the profile to `end`. Returns the program's status.
+/// Starts a program, profiles it within `memory` bytes, and gives the profile to `end`. Returns the
+/// program's status.
 ///
 /// # Errors
 /// The program cannot be started.
 pub(crate) fn run(
     command: &mut Command,
+    memory: usize,
     end: &mut dyn FnMut(&Session, Subjected) -> Result<()>,
 ) -> io::Result<ExitCode> {
     let child = command.spawn()?;
@@ -161,7 +164,7 @@ pub(crate) fn run(
     for number in [SIGINT, SIGQUIT] {
         signal_hook::flag::register_usize(number, Arc::clone(&unused), number as usize)?;
     }
-    let mut recording = Recording::begin(child).map_err(io::Error::other)?;
+    let mut recording = Recording::begin(child, memory).map_err(io::Error::other)?;
     let watched = recording.watch(&asked);
     let ended = match (&watched, &recording.session) {
         (Err(error), _) => Err(anyhow::anyhow!("there is no profile: {error:#}")),

@@ -118,12 +118,12 @@ pub(super) fn is_recorded(file: &File) -> bool {
 ///
 /// # Errors
 /// The file is damaged or not complete.
-pub(super) fn read(file: File) -> Result<Profile> {
+pub(super) fn read(file: File, memory: usize) -> Result<Profile> {
     let mut text = vec![0; FILE_OFFSET];
     file.read_exact_at(&mut text, 0).context("it is not complete")?;
     ensure!(text.starts_with(FIRST_LINE.as_bytes()), "it is not complete");
     let mut lines = WrittenLines::parse(&text)?;
-    let limits = ProfileLimits::of_user(&file.metadata()?.uid().to_string());
+    let limits = ProfileLimits::of_user(&file.metadata()?.uid().to_string()).with(memory);
     let mut area = Area::of(file)?;
     let mappings = core::mem::take(&mut lines.mappings);
     let mut unwinder = Unwinder::new(CodeSource::Written { mappings, at: lines.time }, limits);
@@ -151,7 +151,7 @@ pub(super) fn read(file: File) -> Result<Profile> {
     let of = Subjected { pid: lines.pid, name: lines.name.clone(), seconds, in_use: Some(lines.used) };
     let mut profile = Profile::of_sums(&summed, of, ProfileView::Live, ChosenSamples::default());
     profile.lacks = vec![ProfileView::Allocated, ProfileView::Peak];
-    profile.notes = lines.notes(&unwinder);
+    profile.notes.splice(0..0, lines.notes(&unwinder));
     Ok(profile)
 }
 

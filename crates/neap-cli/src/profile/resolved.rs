@@ -7,11 +7,12 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
 use super::collect::{Amount, SumCell};
-use super::limits::ProfileLimits;
+use super::limits::{LINE_TIME, ProfileLimits};
 use super::session::{Losses, Session, Summed};
 use super::symbols::{SourceLine, Symbols};
-use super::unwind::CodePlace;
+use super::unwind::{CodePlace, Unwinder};
 use crate::foreign::escaped;
+use crate::report::human;
 
 /// The bytes that a profile shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -157,10 +158,12 @@ impl Profile {
         };
         let is_wanted = |row: &ProfileRow| chosen.group.is_none_or(|group| is_below(&row.group, group));
         let rows: Vec<ProfileRow> = collector.cells().iter().map(row).filter(is_wanted).collect();
+        let frames = rows.iter().flat_map(|row| collector.stacks[row.stack].frames.iter().copied());
+        symbols.resolve(frames, LINE_TIME);
         let mut stacks: Vec<Vec<Place>> = vec![Vec::new(); collector.stacks.len()];
         for stack in rows.iter().map(|row| row.stack) {
             if stacks[stack].is_empty() {
-                stacks[stack] = places_of(&collector.stacks[stack].frames, &mut symbols);
+                stacks[stack] = places_of(&collector.stacks[stack].frames, &symbols);
             }
         }
         let (mut complete, mut incomplete) = (0, 0);
@@ -199,7 +202,7 @@ impl Profile {
             incomplete,
             without_stack: collector.without_stack,
             lacks: Vec::new(),
-            notes: Vec::new(),
+            notes: notes_on_memory(&symbols, unwinder),
         }
     }
 
@@ -272,6 +275,30 @@ impl Profile {
     }
 }
 
+/// What does not fit into the memory of the command, or its time; a sentence each.
+fn notes_on_memory(symbols: &Symbols, unwinder: &Unwinder) -> Vec<String> {
+    let memory = human(unwinder.limits().memory as u64);
+    let mut notes = Vec::new();
+    if symbols.without_lines > 0 {
+        notes.push(format!(
+            "{} places in the code have no file and line: their debug information takes more than {memory}, or {} s; \
+             --memory allows more",
+            symbols.without_lines,
+            LINE_TIME.as_secs()
+        ));
+    }
+    if symbols.has_others {
+        notes.push(format!("places in the code whose names take more than {memory} are [other]; --memory allows more"));
+    }
+    if unwinder.without_room > 0 {
+        notes.push(format!(
+            "{} mappings of code have unwind information beyond {memory}: stacks may end there; --memory allows more",
+            unwinder.without_room
+        ));
+    }
+    notes
+}
+
 /// The site of a stack, as [`Profile::site`].
 pub(super) fn site_of(places: &[Place]) -> SourceLine {
     let line = place_of_site(places).map(|(_, line)| line.clone());
@@ -286,7 +313,7 @@ fn place_of_site(places: &[Place]) -> Option<(&Place, &SourceLine)> {
 }
 
 /// The places of a stack's frames.
-pub(super) fn places_of(frames: &[CodePlace], symbols: &mut Symbols) -> Vec<Place> {
+pub(super) fn places_of(frames: &[CodePlace], symbols: &Symbols) -> Vec<Place> {
     without_allocator(frames.iter().map(|&frame| Place { frame, lines: symbols.lines(frame) }).collect())
 }
 

@@ -39,14 +39,14 @@ fn open(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Reads a profile from a file.
+/// Reads a profile from a file. One that a process wrote is resolved within `memory` bytes.
 ///
 /// # Errors
 /// The file cannot be read, or has no profile of memory.
-pub(crate) fn read(path: &Path) -> Result<Profile> {
+pub(crate) fn read(path: &Path, memory: usize) -> Result<Profile> {
     let file = open(path)?;
     if recorded::is_recorded(&file) {
-        return recorded::read(file).with_context(|| path.display().to_string());
+        return recorded::read(file, memory).with_context(|| path.display().to_string());
     }
     let mut bytes = Vec::new();
     let unpacked = MultiGzDecoder::new(file).take(MOST_BYTES + 1).read_to_end(&mut bytes);
@@ -337,7 +337,7 @@ pub(super) mod tests {
     #[test]
     fn files_of_other_kinds_are_refused() {
         for path in ["/dev/null", "/", "/proc/self/exe", "/no such file"] {
-            assert!(read(Path::new(path)).is_err(), "{path}");
+            assert!(read(Path::new(path), 64 << 20).is_err(), "{path}");
         }
     }
 }

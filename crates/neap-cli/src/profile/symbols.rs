@@ -4,29 +4,28 @@
 //! the file's debug information, or from that of its build below `/usr/lib/debug`. Without any, the
 //! symbol table gives the function's name, and without that the file's name and the address. Names
 //! of generated code come from a perf map. All text is escaped and cut.
+//!
+//! Places are resolved many at a time and file by file, so that tables are read once for all of
+//! their places, and none of them is kept.
 
 use core::fmt::{self, Write};
 use std::borrow::Cow;
-use std::cell::OnceCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use addr2line::Context;
 use cpp_demangle::DemangleOptions;
-use gimli::{Dwarf, EndianArcSlice, LittleEndian};
 
-use super::elf::{Budget, ElfImage, SymbolTable, debug_file};
+use super::debug_lines::{self, FoundLine, LineBounds};
+use super::elf::ElfImage;
 use super::limits::ProfileLimits;
 use super::perf_map::GeneratedNames;
+use super::symbol_table;
 use super::unwind::{CodePlace, Unwinder};
 use crate::foreign::escaped;
 
 /// Characters of a name or a path that are kept.
 const LONGEST: usize = 400;
-/// Inlined functions of a frame that are kept.
-const MOST_LINES: usize = 64;
 /// Bytes of a name that are demangled, and of the result. A short name may stand for one that no
 /// memory holds.
 const LONGEST_MANGLED: usize = 4096;
@@ -46,39 +45,17 @@ pub(crate) struct SourceLine {
     pub(crate) line: u32,
 }
 
-type Slice = EndianArcSlice<LittleEndian>;
-
-/// What is known of one file's addresses. Read at the first use.
+/// A file whose addresses have names.
 struct FileSymbols {
+    /// `None` if it cannot be read.
     image: Option<Rc<ElfImage>>,
-    debug: OnceCell<Option<Context<Slice>>>,
-    table: OnceCell<SymbolTable>,
-}
-
-impl FileSymbols {
-    fn debug(&self, budget: &Budget) -> Option<&Context<Slice>> {
-        self.debug.get_or_init(|| context(self.image.as_ref()?, budget)).as_ref()
-    }
-
-    fn table(&self) -> &SymbolTable {
-        self.table.get_or_init(|| self.image.as_ref().map(|image| SymbolTable::read(image)).unwrap_or_default())
-    }
-}
-
-/// The debug information of a file, or of the file that has it instead.
-fn context(image: &ElfImage, budget: &Budget) -> Option<Context<Slice>> {
-    let other = if image.has(".debug_info") { None } else { Some(debug_file(&image.build_id, budget).ok()?) };
-    let image = other.as_ref().unwrap_or(image);
-    let load = |name: &str| Slice::new(Arc::from(image.section(name).unwrap_or_default()), LittleEndian);
-    let dwarf = Dwarf::load(|section| Ok::<_, core::convert::Infallible>(load(section.name()))).ok()?;
-    Context::from_dwarf(dwarf).ok()
+    /// Escaped.
+    name: String,
 }
 
 /// Resolves the frames of one process.
 pub(crate) struct Symbols {
     files: Vec<FileSymbols>,
-    names: Vec<String>,
-    budget: Budget,
     generated: GeneratedNames,
     /// Length of the perf map that `generated` is from.
     generated_from: Option<u64>,
@@ -90,6 +67,10 @@ pub(crate) struct Symbols {
     limits: ProfileLimits,
     /// Of places beyond those that get names.
     other: Rc<[SourceLine]>,
+    /// Whether there are such places.
+    pub(crate) has_others: bool,
+    /// Places whose lines did not fit into the memory or the time.
+    pub(crate) without_lines: usize,
 }
 
 impl Symbols {
@@ -102,7 +83,7 @@ impl Symbols {
 
     /// The symbols of no file, for [`Symbols::follow`] to add to.
     pub(crate) fn without_files(unwinder: &Unwinder) -> Symbols {
-        Symbols::within(unwinder.budget().clone(), unwinder.limits())
+        Symbols::within(unwinder.limits())
     }
 
     /// Takes over the files that an unwinder has seen since, and the new names of generated code.
@@ -112,8 +93,8 @@ impl Symbols {
     /// and again spends at most a ninth of its time on them.
     pub(crate) fn follow(&mut self, unwinder: &Unwinder) -> bool {
         for file in &unwinder.files()[self.files.len()..] {
-            self.files.push(FileSymbols { image: file.image.clone(), debug: OnceCell::new(), table: OnceCell::new() });
-            self.names.push(cut(&escaped(file.name())).into_owned());
+            let name = cut(&escaped(file.name())).into_owned();
+            self.files.push(FileSymbols { image: file.image.clone(), name });
         }
         // A map only grows, so one of the former length has the former names.
         let Some(map) = unwinder.perf_map() else { return false };
@@ -129,12 +110,10 @@ impl Symbols {
         true
     }
 
-    fn within(budget: Budget, limits: ProfileLimits) -> Symbols {
+    fn within(limits: ProfileLimits) -> Symbols {
         let other = SourceLine { function: "[other]".into(), ..SourceLine::default() };
         Symbols {
             files: Vec::new(),
-            names: Vec::new(),
-            budget,
             generated: GeneratedNames::new(),
             generated_from: None,
             generated_due: Instant::now(),
@@ -143,24 +122,89 @@ impl Symbols {
             name_bytes: 0,
             limits,
             other: [other].into(),
+            has_others: false,
+            without_lines: 0,
         }
     }
 
-    /// The functions at a frame, the innermost first; at least one.
-    pub(crate) fn lines(&mut self, frame: CodePlace) -> Rc<[SourceLine]> {
-        if let Some(lines) = self.known.get(&frame) {
-            return Rc::clone(lines);
+    /// Finds the functions at places that are not known yet. `time` is for their lines.
+    pub(crate) fn resolve(&mut self, places: impl Iterator<Item = CodePlace>, time: Duration) {
+        let room = self.limits.places.saturating_sub(self.known.len());
+        let mut new: HashSet<CodePlace> = HashSet::new();
+        for place in places.filter(|place| !self.known.contains_key(place)) {
+            if new.len() >= room && !new.contains(&place) {
+                self.has_others = true;
+                break;
+            }
+            new.insert(place);
         }
-        if self.known.len() >= self.limits.places || self.name_bytes >= self.limits.name_bytes {
-            return Rc::clone(&self.other);
+        let mut by_file: BTreeMap<Option<u32>, Vec<u64>> = BTreeMap::new();
+        new.iter().for_each(|place| by_file.entry(place.file).or_default().push(place.address));
+        let (end, mut tables) = (Instant::now() + time, self.limits.table_bytes);
+        for (file, mut addresses) in by_file {
+            addresses.sort_unstable();
+            match file {
+                Some(file) => self.resolve_in(file, &addresses, end, &mut tables),
+                None => addresses.into_iter().for_each(|address| self.resolve_generated(address)),
+            }
         }
-        let mut lines = if self.limits.has_lines { self.of_debug(frame) } else { Vec::new() };
-        if lines.is_empty() {
-            lines.push(self.of_table(frame));
+    }
+
+    /// The functions at a place, the innermost first; at least one. Places that were not resolved
+    /// are others.
+    pub(crate) fn lines(&self, place: CodePlace) -> Rc<[SourceLine]> {
+        Rc::clone(self.known.get(&place).unwrap_or(&self.other))
+    }
+
+    /// Resolves addresses of a file: by its debug information up to a time, or else by its symbols.
+    fn resolve_in(&mut self, number: u32, addresses: &[u64], end: Instant, tables: &mut u64) {
+        let Some(file) = self.files.get(number as usize) else { return };
+        let (image, file_name) = (file.image.clone(), file.name.clone());
+        let mut of_table: HashMap<u64, SourceLine> = HashMap::new();
+        if let Some(image) = &image {
+            symbol_table::names(image, addresses, tables, &mut |address, name| {
+                if self.name_bytes < self.limits.name_bytes {
+                    of_table.insert(address, self.line(&String::from_utf8_lossy(name), "", 0));
+                }
+            });
         }
-        let lines: Rc<[SourceLine]> = lines.into();
-        self.known.insert(frame, Rc::clone(&lines));
-        lines
+        let place = |address| CodePlace { file: Some(number), address };
+        let debug_file = image.filter(|_| self.limits.has_lines).and_then(|image| image.debug_file());
+        if let Some(file) = debug_file {
+            // One file takes at most half of the time that is left for all.
+            let half = end.saturating_duration_since(Instant::now()) / 2;
+            let bounds = LineBounds { memory: self.limits.memory, end: Instant::now() + half };
+            let missing = debug_lines::find(&file, addresses, bounds, &mut |address, found| {
+                let lines = self.of_debug(found, of_table.get(&address));
+                if !lines.is_empty() && self.name_bytes < self.limits.name_bytes {
+                    self.known.insert(place(address), lines.into());
+                }
+            });
+            self.without_lines += missing;
+        }
+        for &address in addresses {
+            if self.name_bytes >= self.limits.name_bytes {
+                self.has_others = true;
+                return;
+            }
+            if !self.known.contains_key(&place(address)) {
+                let line = of_table.remove(&address);
+                let line = line.unwrap_or_else(|| self.plain(&format!("{file_name}+{address:#x}")));
+                self.known.insert(place(address), [line].into());
+            }
+        }
+    }
+
+    /// Resolves an address of generated code.
+    fn resolve_generated(&mut self, address: u64) {
+        let found = self.generated.range(..=address).next_back();
+        let name = found.filter(|(_, (end, _))| address < *end).map(|(_, (_, name))| name.clone());
+        let line = self.plain(name.as_deref().unwrap_or("[generated code]"));
+        if self.name_bytes >= self.limits.name_bytes {
+            self.has_others = true;
+        } else {
+            self.known.insert(CodePlace { file: None, address }, [line].into());
+        }
     }
 
     fn text(&mut self, text: &str) -> Rc<str> {
@@ -177,33 +221,16 @@ impl Symbols {
         text
     }
 
-    fn of_debug(&mut self, frame: CodePlace) -> Vec<SourceLine> {
-        let found: Vec<(String, String, u32)> = {
-            let file = frame.file.and_then(|file| self.files.get(file as usize));
-            let Some((context, file)) = file.and_then(|file| Some((file.debug(&self.budget)?, file))) else {
-                return Vec::new();
-            };
-            let Ok(mut frames) = context.find_frames(frame.address).skip_all_loads() else { return Vec::new() };
-            let mut found = Vec::new();
-            while let Ok(Some(inner)) = frames.next() {
-                let name = inner.function.and_then(|function| Some(function.raw_name().ok()?.into_owned()));
-                let (source, line) = inner.location.map_or((None, None), |place| (place.file, place.line));
-                found.push((name.unwrap_or_default(), source.unwrap_or_default().to_string(), line.unwrap_or(0)));
-                if found.len() == MOST_LINES {
-                    break;
-                }
-            }
-            // Units with line tables only name no outer function.
-            if let Some((name, _, _)) = found.last_mut().filter(|(name, _, _)| name.is_empty()) {
-                *name = file
-                    .table()
-                    .name(frame.address)
-                    .map(|name| String::from_utf8_lossy(name).into_owned())
-                    .unwrap_or_default();
-            }
-            if found.iter().any(|(name, _, _)| name.is_empty()) { Vec::new() } else { found }
+    /// The lines of debug information; none if a function has no name. Units with line tables only
+    /// name no outer function: that is the one of the symbol table.
+    fn of_debug(&mut self, found: Vec<FoundLine>, of_table: Option<&SourceLine>) -> Vec<SourceLine> {
+        let last = found.len().saturating_sub(1);
+        let line = |(at, (name, source, line)): (usize, FoundLine)| match (name.as_str(), of_table) {
+            ("", Some(outer)) if at == last => Some(SourceLine { source: self.text(&source), line, ..outer.clone() }),
+            ("", _) => None,
+            (name, _) => Some(self.line(name, &source, line)),
         };
-        found.into_iter().map(|(name, source, line)| self.line(&name, &source, line)).collect()
+        found.into_iter().enumerate().map(line).collect::<Option<_>>().unwrap_or_default()
     }
 
     fn line(&mut self, system_name: &str, source: &str, line: u32) -> SourceLine {
@@ -216,18 +243,8 @@ impl Symbols {
         }
     }
 
-    fn of_table(&mut self, frame: CodePlace) -> SourceLine {
-        let plain = |function| SourceLine { function, ..SourceLine::default() };
-        let Some(file) = frame.file.map(|file| file as usize) else {
-            let found = self.generated.range(..=frame.address).next_back();
-            let name = found.filter(|(_, (end, _))| frame.address < *end).map(|(_, (_, name))| name.clone());
-            return plain(self.text(&name.unwrap_or_else(|| "[generated code]".to_string())));
-        };
-        let name = self.files[file].table().name(frame.address).map(|name| String::from_utf8_lossy(name).into_owned());
-        match name {
-            Some(name) => self.line(&name, "", 0),
-            None => plain(self.text(&format!("{}+{:#x}", self.names[file], frame.address))),
-        }
+    fn plain(&mut self, name: &str) -> SourceLine {
+        SourceLine { function: self.text(name), ..SourceLine::default() }
     }
 }
 
@@ -274,25 +291,12 @@ fn function_name(name: &str) -> &str {
     }
 }
 
-/// The functions at addresses of one file.
-#[cfg(test)]
-pub(super) fn lines_of(image: ElfImage, addresses: &[u64]) -> Vec<Rc<[SourceLine]>> {
-    let file = FileSymbols { image: Some(Rc::new(image)), debug: OnceCell::new(), table: OnceCell::new() };
-    let limits = ProfileLimits::OWN;
-    let mut symbols = Symbols {
-        files: vec![file],
-        names: vec!["it".to_string()],
-        ..Symbols::within(Budget::new(limits.file_bytes), limits)
-    };
-    addresses.iter().map(|&address| symbols.lines(CodePlace { file: Some(0), address })).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::handle::ProcessHandle;
     use crate::profile::perf_map::PerfMap;
-    use core::time::Duration;
+    use std::sync::Arc;
 
     #[test]
     fn hash_of_a_name_is_cut_off() {
@@ -308,8 +312,11 @@ mod tests {
         let map = PerfMap::of(std::fs::File::open(&path).unwrap(), ProfileLimits::OWN);
         let unwinder = Unwinder::of_generated(&handle, 0x1000..0x2000, map);
         let mut symbols = Symbols::without_files(&unwinder);
-        let name =
-            |symbols: &mut Symbols, address| symbols.lines(CodePlace { file: None, address })[0].function.to_string();
+        let name = |symbols: &mut Symbols, address| {
+            let place = CodePlace { file: None, address };
+            symbols.resolve([place].into_iter(), Duration::ZERO);
+            symbols.lines(place)[0].function.to_string()
+        };
         assert!(symbols.follow(&unwinder) && !symbols.follow(&unwinder));
         assert_eq!((&*name(&mut symbols, 0x1001), &*name(&mut symbols, 0x1011)), ("first", "[generated code]"));
         std::fs::write(&path, "1000 10 first\n1010 10 second\n").unwrap();

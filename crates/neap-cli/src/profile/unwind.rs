@@ -105,6 +105,8 @@ pub(crate) struct Unwinder {
     /// Names of generated code, opened when such code was first seen.
     perf_map: Option<PerfMap>,
     looked_for_names: Option<Instant>,
+    /// Mappings whose unwind information found no room.
+    pub(crate) without_room: usize,
 }
 
 impl Unwinder {
@@ -123,6 +125,7 @@ impl Unwinder {
             trampolines: Vec::new(),
             perf_map: None,
             looked_for_names: None,
+            without_room: 0,
         }
     }
 
@@ -139,10 +142,6 @@ impl Unwinder {
 
     pub(crate) fn files(&self) -> &[CodeFile] {
         &self.files
-    }
-
-    pub(crate) fn budget(&self) -> &Budget {
-        &self.budget
     }
 
     pub(crate) fn limits(&self) -> ProfileLimits {
@@ -276,6 +275,9 @@ impl Unwinder {
         // Each module has a table of its own over the unwind information.
         let bytes = code.sections.eh_frame.as_ref().map_or(0, |bytes| bytes.len()) + MODULE;
         let bytes = bias.and_then(|_| self.budget.take(bytes as u64)).unwrap_or(0);
+        let is_lost =
+            code.sections.eh_frame.is_none() && code.image.as_ref().is_some_and(|image| image.has(".eh_frame"));
+        self.without_room += usize::from(bias.is_some() && (bytes == 0 || is_lost));
         if let Some(bias) = bias.filter(|_| bytes > 0) {
             let name = String::from_utf8_lossy(code.name()).into_owned();
             self.inner.add_module(Module::new(name, mapping.start..mapping.end, bias, sections_of(&code.sections)));

@@ -80,7 +80,7 @@ impl ProfilePane {
             json!({
                 "seconds": rounded(table.seconds), "every_bytes": table.every, "live": amount(table.live),
                 "unsampled_bytes": unsampled(table, now).unwrap_or(0.0) as u64, "samples_lost": table.lost,
-                "has_lines": table.has_lines, "sites": table.sites.iter().map(site).collect::<Vec<_>>(),
+                "has_lines": table.has_lines, "places_without_lines": table.without_lines, "sites": table.sites.iter().map(site).collect::<Vec<_>>(),
                 "sites_left_out": table.others,
             })
         };
@@ -98,6 +98,9 @@ fn title(table: &SiteTable) -> String {
     let mut title = format!("Profile of {} s, a sample every {}", number(table.seconds, 0), size(table.every));
     if table.lost > 0 {
         title += &format!(", {} lost", table.lost);
+    }
+    if table.without_lines > 0 {
+        title += &format!(", {} places without lines", table.without_lines);
     }
     if !table.has_lines {
         title += ", functions only";
@@ -146,8 +149,8 @@ pub(super) mod tests {
         let mut sum = live(2);
         sites.iter().for_each(|site| sum.add(site.live));
         let mut pane = ProfilePane { turn: 1, ..ProfilePane::default() };
-        let (seconds, every, has_lines) = (12.4, 512 << 10, true);
-        pane.follow(Ok(SiteTable { seconds, every, has_lines, live: sum, sites, others: 1, other: live(2), lost: 3 }));
+        let table = SiteTable { seconds: 12.4, every: 512 << 10, has_lines: true, ..SiteTable::default() };
+        pane.follow(Ok(SiteTable { live: sum, sites, others: 1, other: live(2), lost: 3, ..table }));
         pane
     }
 
@@ -156,6 +159,8 @@ pub(super) mod tests {
         let [_, now] = &readings();
         let listing = pane().listing(now);
         assert_eq!(listing.title, "Profile of 12 s, a sample every 512.0K, 3 lost");
+        let table = SiteTable { without_lines: 7, ..SiteTable::default() };
+        assert!(title(&table).ends_with(", 7 places without lines, functions only"));
         let (heads, rows) = listing.lines(100);
         assert_eq!(heads, " live  share %       +-  samples  function");
         let expected = [

@@ -1,0 +1,100 @@
+//! A child of this command that parses files within bounds of memory and time.
+//!
+//! # Design
+//! 1. The command executes itself, as it may have threads: the hidden command `neap lines`.
+//! 2. The child has the file as its standard input, and one end of a socket as its standard output.
+//! 3. The child [bounds](bound_memory_and_time) its memory and time before it reads the request.
+//! 4. It answers in lines, one after the other. What it has answered before it dies counts.
+//!
+//! A child that takes too much is ended by a failed allocation, the kernel or the command. It
+//! writes no core file and no message, as the command tells what is missing.
+
+use core::time::Duration;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+/// Bytes of an answer, at most.
+const MOST_ANSWER: u64 = 512 << 10;
+
+/// A child that answers.
+pub(super) struct BoundedChild {
+    child: Child,
+    answers: BufReader<UnixStream>,
+    end: Instant,
+}
+
+impl BoundedChild {
+    /// Executes this program with `arguments` in a child that has `file` and `request`. The child
+    /// may answer up to the time `end`.
+    pub(super) fn start(arguments: &[String], file: File, request: &[u8], end: Instant) -> io::Result<BoundedChild> {
+        let (own, other) = UnixStream::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        // Nothing is preloaded, and a signal of the terminal is for this command.
+        command.args(arguments).env_remove("LD_PRELOAD").process_group(0);
+        command.stdin(file).stdout(OwnedFd::from(other)).stderr(Stdio::null());
+        let mut child = BoundedChild { child: command.spawn()?, answers: BufReader::new(own), end };
+        let own = child.answers.get_mut();
+        own.set_write_timeout(Some(left(end)))?;
+        // This process has the other end, too, until it has written: no signal ends it meanwhile.
+        own.write_all(request)?;
+        own.shutdown(Shutdown::Write)?;
+        drop(command);
+        Ok(child)
+    }
+
+    /// The next answer, without the end of its line; `None` if there is none in time.
+    pub(super) fn answer(&mut self) -> Option<Vec<u8>> {
+        self.answers.get_mut().set_read_timeout(Some(left(self.end))).ok()?;
+        let mut line = Vec::new();
+        (&mut self.answers).take(MOST_ANSWER).read_until(b'\n', &mut line).ok()?;
+        (line.pop() == Some(b'\n')).then_some(line)
+    }
+}
+
+impl Drop for BoundedChild {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The time up to `end`. Not 0, which would be none.
+fn left(end: Instant) -> Duration {
+    end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
+/// Bounds the memory of this process besides mapped files, and its processor time. It ends with its
+/// parent, and leaves no core file.
+pub(super) fn bound_memory_and_time(bytes: u64, seconds: u64) -> io::Result<()> {
+    let done = [(libc::RLIMIT_DATA, bytes), (libc::RLIMIT_CPU, seconds)].into_iter().all(|(kind, most)| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the limit is valid for both calls.
+        unsafe {
+            // A lower limit of the user stays.
+            libc::getrlimit(kind, &raw mut limit) == 0 && {
+                let most = limit.rlim_cur.min(most);
+                limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+                libc::setrlimit(kind, &raw const limit) == 0
+            }
+        }
+    });
+    // SAFETY: neither call touches memory.
+    let done = done
+        && unsafe {
+            libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) == 0
+        };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Bytes that this process has in memory.
+pub(super) fn resident() -> Option<usize> {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    Some(pages.split(' ').nth(1)?.parse::<usize>().ok()? * 4096)
+}
