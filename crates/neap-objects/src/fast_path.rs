@@ -300,7 +300,7 @@ impl FastPath {
 
     /// Opens a limit, unless a thread has entered something or all are to.
     fn unless_entered(&self, limit: &AtomicUsize) {
-        if self.limit_outside.load(Ordering::Relaxed) > 0 {
+        if self.limit_outside.load(Ordering::Relaxed) > 0 && !self.was_entered.load(Ordering::Relaxed) {
             limit.store(LARGEST + 1, Ordering::SeqCst);
             if self.was_entered.load(Ordering::SeqCst) {
                 limit.store(0, Ordering::SeqCst);

@@ -17,20 +17,24 @@
 //!   most half of the slots are live, so at least as many samples come before a slot is used again.
 //! - A pointer into the region lies outside of the arena, so the fast paths refuse it. The slow
 //!   paths behind them ask for the region first.
+//! - Once a sample is drawn, allocations are not counted until the next tick, so that a program
+//!   that allocates much runs at its usual speed for nearly all of the time. If samples closer than
+//!   512 KiB are asked for, they all come.
 //! - A handler of SIGSEGV finds the slot by the address, and writes [a report](report). For every
 //!   other fault it goes on with the handler that the program had before. One that the program sets
 //!   later replaces it.
 //! - Off, there is no region, no handler, and no instruction on the fast paths. On, they refuse
-//!   every call, as with `profile`.
+//!   every call while allocations are counted, as with `profile`.
 //!
 //! # Locking
 //! One mutex, inside the fork gate, for the order of slots. No system call is made under it. The
-//! handler takes none.
+//! handler takes none. The mutex of samples decides whether allocations are counted.
 
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
 use crate::state::guard::FoundMisuse;
 use crate::state::guard::trail::Caller;
+use crate::state::profile::recorder::Recorder;
 use core::ptr::without_provenance;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
@@ -43,6 +47,9 @@ use neap_os::thread_state::countdown_mean;
 mod report;
 
 use report::{Call, report};
+
+/// The least mean at which the counting of allocations rests between samples.
+const CLOSEST: u64 = 512 << 10;
 
 impl<P: Platform> Mm<P> {
     /// Begins to guard samples, one in `mean` bytes on average. Called once, by the thread that
@@ -59,12 +66,39 @@ impl<P: Platform> Mm<P> {
         Ok(())
     }
 
+    /// Ends the counting of allocations until the next tick: a sample of `size` bytes was drawn.
+    /// The counting goes on if samples are recorded, if closer ones are asked for, or if none so
+    /// large is guarded.
+    pub(crate) fn rest_from_guarding(&self, core: &Core<P>, _: &Recorder, size: usize) {
+        let goes_on = self.profile.is_recorded.load(Ordering::Relaxed)
+            || core.guard.mean.load(Ordering::Relaxed) < CLOSEST
+            || core.guard.region_for(size).is_none();
+        if !goes_on && !core.guard.rests.swap(true, Ordering::Relaxed) {
+            self.fast_path.count_none();
+        }
+    }
+
+    /// Counts allocations again, at a tick.
+    pub(crate) fn resume_guarding(&self, core: &Core<P>) {
+        // Relaxed: the lock orders it with the changes of the counting.
+        if core.guard.rests.load(Ordering::Relaxed)
+            && let Some(_recorder) = self.profile.recorder.try_lock()
+        {
+            core.guard.rests.store(false, Ordering::Relaxed);
+            self.fast_path.count_all();
+        }
+    }
+
     /// Allocates `size` bytes in a slot, for a sample. `None` if the sample is not guarded.
     #[cold]
     #[inline(never)]
     pub(crate) fn allocate_guarded(&self, size: usize) -> Option<*mut u8> {
         let core = self.core_if_open()?;
         let region = core.guard.region_for(size)?;
+        // A thread in a group, or one that sees the end of the counting late, goes on counting.
+        if core.guard.rests.load(Ordering::Relaxed) && !self.profile.is_recorded.load(Ordering::Relaxed) {
+            return None;
+        }
         // A thread's first number is drawn at its first allocation, which is no sample of it. And
         // pages that lose their access interrupt every CPU that runs the process.
         if countdown_mean() == 0 || core.objects.is_isolated_cpu_in_use() {
@@ -169,11 +203,16 @@ mod tests {
 
     /// Runs `test` with a manager that guards each allocation, as long as slots are free.
     fn with_guard(options: Options, test: impl FnOnce(&Mm<Virtual>)) {
+        with_guard_of(1, options, test);
+    }
+
+    /// Runs `test` with a manager that guards an allocation in `mean` bytes.
+    fn with_guard_of(mean: u64, options: Options, test: impl FnOnce(&Mm<Virtual>)) {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let options = Options { stat: false, background: Background::Never, ..options };
         // SAFETY: the manager stays in its box until it is closed.
         unsafe { mm.open(Virtual::new(4096, 2), &options) }.unwrap();
-        mm.begin_guard(1).unwrap();
+        mm.begin_guard(mean).unwrap();
         // The thread draws its first number, maybe again after another test's manager.
         for _ in 0..2 {
             let first = mm.allocate(100);
@@ -218,6 +257,37 @@ mod tests {
             // SAFETY: the block is this test's.
             unsafe { mm.free(large) };
             assert_eq!(mm.core().unwrap().guard.region().unwrap().numbers().0, 0);
+        });
+    }
+
+    #[test]
+    fn one_sample_is_guarded_between_two_ticks() {
+        with_guard_of(CLOSEST, Options::DEFAULT, |mm| {
+            let guarded = |bytes: u64| {
+                let blocks = (0..bytes / 99).map(|_| {
+                    let block = mm.allocate(99);
+                    let found = is_guarded(mm, block);
+                    // SAFETY: the block is this test's.
+                    unsafe { mm.free(block) };
+                    found
+                });
+                blocks.filter(|&found| found).count()
+            };
+            // None comes in that many bytes once in e^40 runs.
+            for tick in 1..4 {
+                assert_eq!(guarded(40 * CLOSEST), 1, "tick {tick}");
+                mm.tick(tick << 30);
+            }
+        });
+        with_guard_of(CLOSEST - 1, Options::DEFAULT, |mm| {
+            let mut guarded = 0;
+            for _ in 0..40 * CLOSEST / 99 {
+                let block = mm.allocate(99);
+                guarded += usize::from(is_guarded(mm, block));
+                // SAFETY: the block is this test's.
+                unsafe { mm.free(block) };
+            }
+            assert!(guarded > 10, "{guarded}: closer samples were asked for");
         });
     }
 

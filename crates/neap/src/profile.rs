@@ -17,8 +17,6 @@
 //!   the bare system call has no area, and samples nothing.
 //! - `realloc` that resizes or moves a run ends its sample, and counts the new size as an
 //!   allocation. Where it fails, the sample is lost.
-//! - On arm64 the setting is refused: a record has no room for the link register, which the
-//!   unwinder needs.
 //!
 //! # Locking
 //! One mutex, inside the fork gate, for each sample and for the free of a sampled allocation. It is
@@ -74,8 +72,8 @@ impl<P: Platform> Mm<P> {
             set_countdown_mean(next.mean);
         };
         let Some(area) = area else {
-            recorder.pass(time);
-            return next(&mut recorder);
+            next(&mut recorder);
+            return self.rest_from_guarding(core, &recorder, size);
         };
         let drawn_of = countdown_mean() as u64;
         let sampled = Sampled { address: memory.addr() as u64, size: size as u64, mean: drawn_of, group, time, thread };
@@ -137,7 +135,9 @@ impl<P: Platform> Core<P> {
         let profile = &mm.profile;
         if mean > 0 {
             let area = self.page.map_samples().ok_or(NO_AREA)?;
-            profile.recorder.lock().begin(area, mean).map_err(|_| "is refused: the system gave no address space")?;
+            let mut recorder = profile.recorder.lock();
+            recorder.begin(area, mean).map_err(|_| "is refused: the system gave no address space")?;
+            // Under the lock, as `rest_from_guarding`, which does nothing from here on.
             profile.is_recorded.store(true, Ordering::Relaxed);
             profile.mean.store(mean, Ordering::Relaxed);
             mm.fast_path.count_all();

@@ -148,6 +148,7 @@ impl<P: Platform> Core<P> {
         if let Some(now) = now {
             self.maintenance.last.store(now, Ordering::Relaxed);
             self.maintenance.ticks.fetch_add(1, Ordering::Relaxed);
+            mm.resume_guarding(self);
         }
         // Only full ticks drain: a continuation comes too soon to tell which stacks are idle.
         for cpu in self.objects.cpu_caches.used().iter().filter(|_| now.is_some()) {

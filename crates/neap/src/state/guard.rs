@@ -11,7 +11,7 @@
 pub(crate) mod trail;
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::Errno;
 use neap_objects::size_class::GRAIN;
@@ -86,6 +86,8 @@ pub(crate) struct GuardCounts {
 pub(crate) struct Guard {
     /// Bytes between two samples, on average; 0: nothing is guarded.
     pub(crate) mean: AtomicU64,
+    /// Whether no allocation is counted, and no sample guarded, until the next tick.
+    pub(crate) rests: AtomicBool,
     /// Address and length of the region; 0: there is none.
     base: AtomicUsize,
     bytes: AtomicUsize,
@@ -174,6 +176,7 @@ impl Guard {
         let counts = GuardCounts { guarded: 0, refused: 0 };
         Guard {
             mean: AtomicU64::new(0),
+            rests: AtomicBool::new(false),
             base: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             page_size: AtomicUsize::new(0),

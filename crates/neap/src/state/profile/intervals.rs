@@ -28,35 +28,31 @@ pub(crate) struct Pace {
     /// Start of the window, and samples in it.
     since: u64,
     count: u32,
-    /// Samples of a window at which the distance doubles. Below a quarter of it, the distance is
-    /// halved.
-    most: u32,
 }
 
 impl Pace {
     /// The least distance that is widened: finer samples were asked for, and come.
     pub(crate) const WIDENED: u64 = 512 << 10;
-    /// Most samples of a window for readers: 1280 in a second.
-    pub(crate) const MOST_RECORDED: u32 = 128;
-    /// Most samples of a window that are only guarded: 160 in a second.
-    pub(crate) const MOST_GUARDED: u32 = 16;
+    /// Samples of a window at which the distance doubles: 1280 in a second. Below a quarter of it,
+    /// the distance is halved.
+    const MOST: u32 = 128;
     /// Nanoseconds of a window.
     const WINDOW: u64 = 100_000_000;
     const MOST_DOUBLINGS: u32 = 12;
 
-    pub(crate) const fn new(most: u32) -> Pace {
-        Pace { doublings: 0, since: 0, count: 0, most }
+    pub(crate) const fn new() -> Pace {
+        Pace { doublings: 0, since: 0, count: 0 }
     }
 
     /// Counts a sample at a time.
     pub(crate) fn count(&mut self, now: u64) {
         self.count += 1;
-        if self.count >= self.most {
+        if self.count >= Pace::MOST {
             let soon = now.saturating_sub(self.since) <= Pace::WINDOW;
             self.doublings = (self.doublings + u32::from(soon)).min(Pace::MOST_DOUBLINGS);
         } else if now.saturating_sub(self.since) <= Pace::WINDOW {
             return;
-        } else if self.count < self.most / 4 {
+        } else if self.count < Pace::MOST / 4 {
             self.doublings = self.doublings.saturating_sub(1);
         }
         (self.since, self.count) = (now, 0);
@@ -126,7 +122,7 @@ mod tests {
     #[test]
     fn the_distance_doubles_while_samples_come_fast_and_is_halved_again() {
         const MEAN: u64 = 1 << 20;
-        let mut pace = Pace::new(Pace::MOST_RECORDED);
+        let mut pace = Pace::new();
         let mut at = 0;
         let mut run = |pace: &mut Pace, per_second: u64, samples: u64| {
             (0..samples).for_each(|_| {

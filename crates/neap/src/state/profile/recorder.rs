@@ -53,7 +53,7 @@ pub(crate) struct Interval {
 
 impl Recorder {
     pub(crate) const fn new() -> Recorder {
-        Recorder { intervals: Intervals::new(0), pace: Pace::new(Pace::MOST_RECORDED), taken: 0, head: 0, live: None }
+        Recorder { intervals: Intervals::new(0), pace: Pace::new(), taken: 0, head: 0, live: None }
     }
 
     /// Begins to record, or goes on with another mean.
@@ -80,12 +80,7 @@ impl Recorder {
     /// Draws for samples that are only guarded, and not recorded.
     pub(crate) fn begin_guard(&mut self) {
         self.intervals = Intervals::new(environment::random());
-        self.pace = Pace::new(Pace::MOST_GUARDED);
-    }
-
-    /// Counts a sample that is only guarded.
-    pub(crate) fn pass(&mut self, time: u64) {
-        self.pace.count(time);
+        self.pace = Pace::new();
     }
 
     /// Forgets all samples, and gives the memory back, that of the area too if there is one.
