@@ -82,14 +82,16 @@ pub(crate) const FIGURE: &str = "figure: ";
 /// Last lines of output that are kept.
 const KEPT: usize = 40;
 
-/// The machine's first program: runs every line, and powers the machine off.
+/// The machine's first program: runs every line, and powers the machine off. Its folder for
+/// temporary files has the tests of a checkout that lies in this machine's.
 pub(crate) fn init(lines: &[(&str, u32)]) -> String {
     let mut text = String::from(
         "#!/bin/busybox sh\n\
          export PATH=/bin PRELOAD=/lib/libneap_malloc.so RUST_BACKTRACE=0\n\
          /bin/busybox --install -s /bin\n\
          mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev\n\
-         mkdir -p /tmp /dev/shm /etc; mount -t tmpfs tmp /tmp; mount -t tmpfs shm /dev/shm; cd /tmp\n",
+         mkdir -p /tmp /dev/shm /etc; mount -t tmpfs shm /dev/shm; cd /tmp\n\
+         [ -n \"$(ls)\" ] || { mount -t tmpfs tmp /tmp; cd /tmp; }\n",
     );
     for (at, (line, limit)) in lines.iter().enumerate() {
         let quoted = line.replace('\'', "'\\''");

@@ -129,6 +129,10 @@ pub(super) fn watch(
     }
 }
 
+/// Readings in a row that may fail: a process that executes a program has no page of numbers until
+/// that program allocates.
+const MOST_FAILED: u32 = 3;
+
 /// Runs the session; restores the terminal at the end.
 fn look(
     mut screen: Screen,
@@ -142,7 +146,7 @@ fn look(
     let mut due = Instant::now() + state.interval;
     let mut asking = Asking::start(asked.clone());
     asking.follow(&current);
-    let mut stale = true;
+    let (mut stale, mut failed) = (true, 0);
     loop {
         let pair = Pair { previous: previous.as_ref().unwrap_or(&current), current: &current };
         if core::mem::take(&mut stale) {
@@ -181,10 +185,11 @@ fn look(
         if state.frozen && Kernel::read(&asked.handle).is_some() {
             continue;
         }
-        // A failed reading is repeated: the process may have been executing a program.
-        let take = || Reading::take(&asked.handle, asked.time);
-        match take().or_else(|_| take()) {
+        match Reading::take(&asked.handle, asked.time) {
             Ok(next) => {
+                if core::mem::take(&mut failed) > 0 {
+                    state.message = None;
+                }
                 state.log.follow(Pair { previous: &current, current: &next });
                 asking.follow(&next);
                 previous = Some(core::mem::replace(&mut current, next));
@@ -192,7 +197,11 @@ fn look(
             Err(error) => match Kernel::read(&asked.handle) {
                 None => return Ok(SessionEnd::Ended),
                 Some(now) if now.headless => state.message = Some("Its main thread has ended.".to_string()),
-                Some(_) => return Err(error),
+                Some(_) if failed == MOST_FAILED => return Err(error),
+                Some(_) => {
+                    failed += 1;
+                    state.message = Some(format!("{error:#}"));
+                }
             },
         }
         stale = true;
