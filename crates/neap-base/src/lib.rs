@@ -15,6 +15,7 @@ pub mod gate;
 pub mod in_place;
 pub mod live;
 pub mod mutex;
+pub mod packed_stack;
 pub mod platform;
 pub mod profile_area;
 pub mod profile_file;

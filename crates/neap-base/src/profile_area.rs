@@ -8,6 +8,7 @@
 //! | 0 | [`HEADER_BYTES`] | [`AreaHeader`] |
 //! | [`SLOTS_AT`] | [`SLOT_COUNT`] times 64 | [`Slot`]s: the samples that are live |
 //! | [`RING_AT`] | [`RING_BYTES`] | records: the last samples and frees, with stacks |
+//! | [`CELLS_AT`] | [`CELL_COUNT`] times [`CELL_BYTES`] | stacks of live samples of before |
 //!
 //! A file that is shorter has no area. The process that is sampled writes, and never reads what it
 //! relies on, since other processes of its user may write there too.
@@ -20,17 +21,37 @@
 //! [`RING_BYTES`] minus [`BLOCK_BYTES`] behind `head` may be overwritten meanwhile.
 //!
 //! The number of a sample, from 1 on, tells a reader that lost records how many.
+//!
+//! # Kept stacks
+//! Before a reader may find the record of a live sample overwritten, the process packs the stack of
+//! the record into a chain of cells. [`Slot::kept`] names the first cell. The first word of a cell
+//! is the number of the next cell plus 1, or 0. The other words of the chain are a stream:
+//!
+//! 1. the instruction, the stack pointer, the frame pointer, and the count of the stack's words;
+//! 2. for every [`GROUP_WORDS`] words of the stack a mask, then the words of its bits. A word whose
+//!    bit is 0 is no address, and is read as 0.
+//!
+//! The cells of a chain do not change while the slot has the number of its sample. A number is
+//! not used again until sampling ends. A reader that finds it, then reads `kept` and the chain, and
+//! then finds it again, has the stack of that sample.
+//!
+//! The format [`FORMAT_OF_FILES`] has no cells, and its area ends with the ring.
 
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Offset of the area in the file of the page of numbers, in bytes.
 pub const FILE_OFFSET: usize = 1 << 20;
 /// Length of the area, in bytes.
-pub const AREA_BYTES: usize = RING_AT + RING_BYTES;
+pub const AREA_BYTES: usize = CELLS_AT + CELL_COUNT * CELL_BYTES;
+/// Length of an area of [`FORMAT_OF_FILES`], in bytes.
+pub const FILE_AREA_BYTES: usize = CELLS_AT;
 /// The first word of a header.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"neapprof");
 /// Version of this format.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
+/// Version of the format without kept stacks: that of files, and of processes with an older neap.
+pub const FORMAT_OF_FILES: u32 = 1;
 /// Bytes in front of the slots.
 pub const HEADER_BYTES: usize = 1 << 16;
 /// Offset of the first slot in the area.
@@ -45,6 +66,18 @@ pub const RING_BYTES: usize = 16 << 20;
 pub const BLOCK_BYTES: usize = 128 << 10;
 /// The most bytes of a stack in a record.
 pub const MOST_STACK: usize = 32 << 10;
+/// Offset of the first cell in the area.
+pub const CELLS_AT: usize = RING_AT + RING_BYTES;
+/// Number of cells.
+pub const CELL_COUNT: usize = 1 << 16;
+/// Bytes of a cell.
+pub const CELL_BYTES: usize = 256;
+/// The most cells of a stack. A longer stack is cut at its outer end.
+pub const MOST_CELLS: usize = 32;
+/// Words of a stack that share a mask.
+pub const GROUP_WORDS: usize = 64;
+/// Value of [`Slot::kept`]: all cells were in use when the record left the ring.
+pub const NOT_KEPT: u32 = u32::MAX;
 
 /// Kind of a record: an [`AllocRecord`].
 pub const ALLOC: u32 = 1;
@@ -97,6 +130,9 @@ pub struct Slot {
     pub group: AtomicU64,
     /// Kernel's id of the thread.
     pub thread: AtomicU32,
+    /// Number of the first cell of the kept stack, plus 1; 0: the record is in the ring, or has no
+    /// stack. Or [`NOT_KEPT`].
+    pub kept: AtomicU32,
 }
 
 /// A sampled allocation. The `stack_bytes` bytes from `stack_pointer` on follow.
@@ -147,4 +183,5 @@ pub struct FreeRecord {
 
 const _: () = assert!(size_of::<AreaHeader>() <= HEADER_BYTES && size_of::<Slot>() == 64);
 const _: () = assert!(size_of::<AllocRecord>() == 88 && size_of::<FreeRecord>() == 24);
+const _: () = assert!(offset_of!(Slot, kept) == 52 && CELL_BYTES.is_multiple_of(8));
 const _: () = assert!(size_of::<AllocRecord>() + MOST_STACK <= BLOCK_BYTES && RING_BYTES.is_multiple_of(BLOCK_BYTES));

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 
 use made_up::{END, HOSTILE, Hostile, NUMBERS, Page, ROLE, group, groups, say};
 use neap_base::profile_area::{
-    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, FILE_OFFSET, FORMAT, MAGIC, MOST_STACK, RING_AT,
-    RING_BYTES, SLOT_COUNT, SLOTS_AT, Slot,
+    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, CELL_BYTES, CELL_COUNT, CELLS_AT, FILE_OFFSET, FORMAT,
+    MAGIC, MOST_STACK, RING_AT, RING_BYTES, SLOT_COUNT, SLOTS_AT, Slot,
 };
 
 const GROUPS: u32 = 2;
@@ -164,12 +164,12 @@ impl Samples<'_> {
         self.word(offset_of!(AreaHeader, taken), u64::MAX);
     }
 
-    /// Fills all slots with samples that are in no record.
+    /// Fills all slots with samples that are in no record, and have kept stacks.
     fn fill_slots(&mut self) {
         let each = size_of::<Slot>();
         let mut bytes = vec![0; SLOT_COUNT * each];
         for (at, slot) in bytes.chunks_exact_mut(each).enumerate() {
-            let number = 1 << 40 | at as u64;
+            let number = at as u64 + 1;
             for (place, word) in [
                 (offset_of!(Slot, number), number),
                 (offset_of!(Slot, size), self.random.next() % 100_000),
@@ -179,8 +179,19 @@ impl Samples<'_> {
                 slot[place..place + 8].copy_from_slice(&word.to_ne_bytes());
             }
             slot[offset_of!(Slot, thread)..][..4].copy_from_slice(&(at as u32).to_ne_bytes());
+            slot[offset_of!(Slot, kept)..][..4].copy_from_slice(&(1 + (at % CELL_COUNT) as u32).to_ne_bytes());
         }
         self.put(SLOTS_AT, &bytes);
+        // One circle of all cells: a chain has no end, and a stack begins in each cell.
+        let mut cells = Vec::with_capacity(CELL_COUNT * CELL_BYTES);
+        for at in 0..CELL_COUNT as u64 {
+            let stack = 0x7fff_0000_0000_u64;
+            let head = [(at + 1) % CELL_COUNT as u64 + 1, TEXT + self.random.next() % TEXT_BYTES, stack, stack, 900];
+            cells.extend(head.iter().flat_map(|word| word.to_ne_bytes()));
+            (head.len()..CELL_BYTES / 8)
+                .for_each(|_| cells.extend((TEXT + self.random.next() % TEXT_BYTES).to_ne_bytes()));
+        }
+        self.put(CELLS_AT, &cells);
     }
 
     /// Writes a ring full of new samples, each with a stack, a thread and a group of its own.
@@ -273,7 +284,7 @@ fn hostile() {
         "shallow" => 0,
         _ => 1024,
     };
-    let mut samples = Samples { page: &page, number: 0, random: Random(7), stack };
+    let mut samples = Samples { page: &page, number: 1 << 40, random: Random(7), stack };
     samples.head();
     samples.fill_slots();
     samples.fill_ring();

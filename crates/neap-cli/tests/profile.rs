@@ -209,6 +209,56 @@ fn process_that_ends_meanwhile_is_shown() {
     assert_eq!(object["every_bytes"], 4096);
 }
 
+/// A program that holds memory by one function. Then another one allocates and frees, until the
+/// samples' ring was overwritten several times.
+const LASTING: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+char *held[300], *volatile passing;
+__attribute__((noinline)) static void hold(void) {
+  for (int n = 0; n < 300; n++) held[n] = malloc(20000);
+  __asm__ volatile("");
+}
+__attribute__((noinline)) static void pass(void) {
+  for (int n = 0; n < 40000; n++) { passing = malloc(40000); free(passing); }
+  __asm__ volatile("");
+}
+int main(void) {
+  hold();
+  pass();
+  puts("passed"); fflush(stdout); getchar();
+  return 0;
+}
+"#;
+
+#[test]
+fn late_profile_has_the_stacks_of_what_lives_long() {
+    let folder = folder("lasting");
+    let (source, program) = (folder.join("lasting.c"), folder.join("lasting"));
+    fs::write(&source, LASTING.trim_start()).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-o"]).args([&program, &source]);
+    assert!(compiler.status().unwrap().success());
+    let mut command = Command::new(&program);
+    command.env("NEAP", "background:on,profile:4k").env("LD_PRELOAD", library());
+    let mut program = Program::run(command);
+    program.hear("passed");
+    let object = object("profile", program.id(), &["--seconds", "1"]).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap();
+    let of_hold = |stack: &&Value| {
+        let names: Vec<_> = stack["frames"].as_array().unwrap().iter().map(|frame| &frame["function"]).collect();
+        assert!(stack["site"]["function"] != "hold" || names[..2] == ["hold", "main"], "{names:?}");
+        stack["site"]["function"] == "hold"
+    };
+    let held: f64 =
+        object["stacks"].as_array().unwrap().iter().filter(of_hold).map(|stack| number(&stack["live"]["bytes"])).sum();
+    assert!((held / 6e6 - 1.0).abs() < 0.1, "{held} bytes for 6 MB: {object}");
+    // neap's own thread may have a sample, too.
+    assert!(object["samples_without_stack"].as_u64() < Some(3) && object["samples_not_kept"] == 0, "{object}");
+    assert_eq!((&object["stacks_incomplete"], &object["damaged_blocks"]), (&0.into(), &0.into()), "{object}");
+    program.go_on();
+}
+
 /// A server that leaks 1000 bytes in every second request, and has a cache and passing memory. With
 /// an argument, it ends after so many requests.
 const LEAKING: &str = r#"

@@ -17,12 +17,14 @@ use serde_json::Value;
 /// A program with a secret on its stack, that takes memory until it gets none, and asks for more.
 /// With an argument, a thread does so, once the input says that the thread's group has a limit.
 /// With the argument `fill`, it takes 60 MB, and as many bytes from the system as its input says.
+/// With the argument `pass`, it allocates and frees after its first 20 MB, until the samples' ring
+/// was overwritten several times.
 const HOARDING: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-char *kept[100000];
+char *kept[100000], *volatile passing; static int passes;
 __attribute__((noinline)) static char *hoard(void) {
   char *block = malloc(10000);
   if (block) memset(block, 1, 10000);
@@ -45,6 +47,10 @@ static void *work(void *is_thread) {
   int count = 0, refused = 0;
   for (int n = 0; n < 63; n++) secret[n] = "hunter2-"[n % 8];
   if (is_thread) { pthread_setname_np(pthread_self(), "hoarder"); free(hoard()); puts("waiting"); fflush(stdout); getchar(); }
+  if (passes) {
+    while (count < 2000) kept[count++] = hoard();
+    for (int n = 0; n < 40000; n++) { passing = malloc(400000); free(passing); }
+  }
   while (count < 100000 && (kept[count] = hoard())) count++;
   for (int n = 0; n < 1000; n++) refused += hoard() == 0;
   printf("refused %d after %d, %c\n", refused, count, secret[3]);
@@ -56,6 +62,7 @@ int main(int count, char **words) {
   pthread_t thread;
   if (count < 2) { work(0); return 0; }
   if (!strcmp(words[1], "fill")) { fill(0); return 0; }
+  if (!strcmp(words[1], "pass")) { passes = 1; work(0); return 0; }
   pthread_create(&thread, 0, work, words);
   pthread_join(thread, 0);
   return 0;
@@ -172,6 +179,22 @@ fn refused_allocation_leaves_one_file_without_secrets() {
             assert!(!read(&file, &[]).status.success(), "{cut} bytes");
         }
     }
+}
+
+#[test]
+fn file_has_the_stacks_of_what_lives_long() {
+    let (folder, program) = hoarding("lasting");
+    let heap = folder.join("heaps/heap");
+    let options = format!("background:on,limit:64m,refuse:on,profile:64k,profile_at_limit:{}", heap.to_str().unwrap());
+    let mut program = start(&program, &["pass"], &options);
+    let said = program.hear("refused 1000 after ");
+    let bytes = said.split(',').next().unwrap().parse::<f64>().unwrap() * 10_000.0;
+    let file = folder.join(format!("heaps/heap.{}.1", program.id()));
+    let object = check(&file, program.id(), bytes);
+    assert_eq!(object["samples_without_stack"], 0, "{object}");
+    let content = fs::read(&file).unwrap();
+    assert!(!content.windows(8).any(|word| word == b"hunter2-" || word == b"unter2-h"), "the secret is in the file");
+    program.go_on();
 }
 
 #[test]

@@ -20,7 +20,7 @@
 //!
 //! # Locking
 //! One mutex, inside the fork gate, for each sample and for the free of a sampled allocation. It is
-//! held while up to 32 KiB of stack are copied.
+//! held while up to 32 KiB of stack are copied, and the stacks of about as many older bytes packed.
 
 use crate::mm::{Core, Mm};
 use crate::options::Setting;

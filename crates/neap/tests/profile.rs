@@ -4,9 +4,10 @@
 //! has drawn no number before.
 
 use core::alloc::{GlobalAlloc, Layout};
+use neap_base::packed_stack::unpack;
 use neap_base::profile_area::{
-    ALLOC, AllocRecord, BLOCK_BYTES, FILE_OFFSET, FORMAT, FREE, FreeRecord, HEADER_BYTES, MAGIC, PAD, RING_AT,
-    RING_BYTES, SLOT_COUNT, SLOTS_AT,
+    ALLOC, AllocRecord, BLOCK_BYTES, CELL_BYTES, CELLS_AT, FILE_OFFSET, FORMAT, FREE, FreeRecord, HEADER_BYTES, MAGIC,
+    MOST_STACK, PAD, RING_AT, RING_BYTES, SLOT_COUNT, SLOTS_AT,
 };
 use neap_testing::child::in_child;
 use std::collections::{HashMap, HashSet};
@@ -32,7 +33,7 @@ struct Sampling {
 
 #[test]
 fn samples_are_taken_kept_and_ended() {
-    let cases: [(&str, fn()); 7] = [
+    let cases: [(&str, fn()); 8] = [
         ("live samples estimate what is live", live_samples_estimate_what_is_live),
         ("records have the stack and tell frees", records_have_the_stack_and_tell_frees),
         ("realloc ends a sample and may begin one", realloc_ends_a_sample_and_may_begin_one),
@@ -41,6 +42,7 @@ fn samples_are_taken_kept_and_ended() {
             what_was_sampled_is_freed_after_sampling_ended_and_groups_pay_for_it,
         ),
         ("the area takes memory only while it is used", the_area_takes_memory_only_while_it_is_used),
+        ("a live stack outlasts the ring, in a child too", a_live_stack_outlasts_the_ring_in_a_child_too),
         ("a forked child has samples of its own", a_forked_child_has_samples_of_its_own),
         ("threads sample at once", threads_sample_at_once),
     ];
@@ -294,6 +296,49 @@ fn the_area_takes_memory_only_while_it_is_used() {
     assert!(blocks() > (HEADER_BYTES + (1 << 20)) as u64, "{}", blocks());
     neap::set("profile", "off").unwrap();
     assert!(blocks() < 1 << 20, "{}", blocks());
+}
+
+/// Allocates, and fills the ring by samples that are freed at once. Returns whether the first
+/// allocation's stack is kept.
+fn outlasts(sampling: &File) -> bool {
+    let read = |at: usize, bytes: &mut [u8]| sampling.read_exact_at(bytes, (FILE_OFFSET + at) as u64).unwrap();
+    let words = |bytes: &[u8]| -> Vec<u64> {
+        bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect()
+    };
+    let head = || {
+        let mut head = [0; 8];
+        read(24, &mut head);
+        u64::from_ne_bytes(head)
+    };
+    let block = allocate(60_000, 8);
+    let end = head() + 2 * RING_BYTES as u64;
+    while head() < end {
+        (0..100).for_each(|_| free(allocate(40_000, 8), 40_000, 8));
+    }
+    let mut bytes = vec![0; SLOT_COUNT * 64];
+    read(SLOTS_AT, &mut bytes);
+    let slots: Vec<_> = bytes.chunks_exact(64).map(words).filter(|slot| slot[0] > 0).collect();
+    let of_block = slots.iter().find(|slot| slot[1] == block.addr() as u64).expect("60 000 bytes are sampled");
+    let (mut link, mut stream) = (of_block[6] >> 32, Vec::new());
+    while link > 0 {
+        let mut cell = [0; CELL_BYTES];
+        read(CELLS_AT + (link as usize - 1) * CELL_BYTES, &mut cell);
+        let cell = words(&cell);
+        link = cell[0];
+        stream.extend(&cell[1..]);
+    }
+    let mut stack = vec![0; MOST_STACK / 8];
+    let unpacked = unpack(&mut stream.into_iter(), &mut stack);
+    free(block, 60_000, 8);
+    let code = outlasts as *const () as u64;
+    unpacked.is_some_and(|of| of.words > 16) && stack.iter().any(|word| word.wrapping_sub(code) < 4096)
+}
+
+fn a_live_stack_outlasts_the_ring_in_a_child_too() {
+    let sampling = Sampling::begin("1k");
+    assert!(outlasts(&sampling.file));
+    in_child(|| assert!(outlasts(&own_page(Some(&sampling.file)))));
+    assert!(outlasts(&sampling.file));
 }
 
 fn a_forked_child_has_samples_of_its_own() {

@@ -9,9 +9,11 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use anyhow::{Context, Result, ensure};
+use neap_base::packed_stack::unpack;
 use neap_base::profile_area::{
-    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, FILE_OFFSET, FORMAT, FREE, FreeRecord, MAGIC, MOST_STACK,
-    PAD, RING_AT, RING_BYTES, SLOT_COUNT, SLOTS_AT, Slot,
+    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, CELL_BYTES, CELL_COUNT, CELLS_AT, FILE_AREA_BYTES,
+    FILE_OFFSET, FORMAT, FORMAT_OF_FILES, FREE, FreeRecord, MAGIC, MOST_CELLS, MOST_STACK, NOT_KEPT, PAD, RING_AT,
+    RING_BYTES, SLOT_COUNT, SLOTS_AT, Slot,
 };
 
 use crate::stat_reader::opened_path;
@@ -49,6 +51,8 @@ pub(crate) struct SampledAllocation {
     /// Id of the memory group; 0: none.
     pub(crate) group: u64,
     pub(crate) thread: u32,
+    /// Number of the slot; 0 if the sample is from the ring.
+    pub(crate) slot: u32,
 }
 
 /// The registers of a sample, and the bytes of its stack from the stack pointer on.
@@ -76,13 +80,17 @@ pub(crate) struct Area {
     /// The first byte of the ring that was not read; `None` before the first look.
     next: Option<u64>,
     block: Vec<u8>,
+    /// Whether stacks of live samples are kept outside of the ring.
+    has_cells: bool,
     /// The lowest and the highest number of the samples that were read, and their count.
     numbers: Option<(u64, u64)>,
     read: u64,
     /// Times that the process was faster than this reader.
     pub(crate) overruns: u64,
-    /// Blocks that ended at a damaged record.
+    /// Blocks that ended at a damaged record, and damaged kept stacks.
     pub(crate) damaged: u64,
+    /// Live samples whose stack the process could not keep.
+    pub(crate) not_kept: u64,
 }
 
 impl Area {
@@ -98,10 +106,22 @@ impl Area {
     /// The file has none, or one of another format.
     pub(crate) fn of(file: File) -> Result<Area> {
         let length = file.metadata().context("cannot read the file of samples")?.len();
-        ensure!(length >= (FILE_OFFSET + AREA_BYTES) as u64, "it has no place for samples");
-        let area =
-            Area { file, next: None, block: vec![0; BLOCK_BYTES], numbers: None, read: 0, overruns: 0, damaged: 0 };
+        ensure!(length >= (FILE_OFFSET + FILE_AREA_BYTES) as u64, "it has no place for samples");
+        let mut area = Area {
+            file,
+            next: None,
+            block: vec![0; BLOCK_BYTES],
+            has_cells: false,
+            numbers: None,
+            read: 0,
+            overruns: 0,
+            damaged: 0,
+            not_kept: 0,
+        };
         area.head()?;
+        let mut format = [0; 4];
+        area.read(offset_of!(AreaHeader, format), &mut format)?;
+        area.has_cells = u32_at(&format, 0) == FORMAT && length >= (FILE_OFFSET + AREA_BYTES) as u64;
         Ok(area)
     }
 
@@ -116,7 +136,10 @@ impl Area {
         let (magic, format) =
             (u64_at(&bytes, offset_of!(AreaHeader, magic)), u32_at(&bytes, offset_of!(AreaHeader, format)));
         ensure!(magic == MAGIC, "its place for samples is empty or damaged");
-        ensure!(format == FORMAT, "its samples are of format {format}, and this command reads format {FORMAT}");
+        ensure!(
+            format == FORMAT || format == FORMAT_OF_FILES,
+            "its samples are of format {format}, and this command reads formats {FORMAT_OF_FILES} and {FORMAT}"
+        );
         Ok(AreaHead {
             is_on: u32_at(&bytes, offset_of!(AreaHeader, is_on)) != 0,
             mean: u64_at(&bytes, offset_of!(AreaHeader, mean)),
@@ -140,7 +163,8 @@ impl Area {
         let mut bytes = vec![0; SLOTS_AT_ONCE * EACH];
         for first in (0..SLOT_COUNT).step_by(SLOTS_AT_ONCE) {
             self.read(SLOTS_AT + first * EACH, &mut bytes)?;
-            for slot in bytes.chunks_exact(EACH).filter(|slot| u64_at(slot, offset_of!(Slot, number)) != 0) {
+            let used = |slot: &(usize, &[u8])| u64_at(slot.1, offset_of!(Slot, number)) != 0;
+            for (at, slot) in bytes.chunks_exact(EACH).enumerate().filter(used) {
                 each(SampledAllocation {
                     number: u64_at(slot, offset_of!(Slot, number)),
                     time: u64_at(slot, offset_of!(Slot, time)),
@@ -148,6 +172,7 @@ impl Area {
                     mean: u64_at(slot, offset_of!(Slot, mean)),
                     group: u64_at(slot, offset_of!(Slot, group)),
                     thread: u32_at(slot, offset_of!(Slot, thread)),
+                    slot: (first + at) as u32,
                 });
             }
         }
@@ -223,6 +248,56 @@ impl Area {
         true
     }
 
+    /// Reads the kept stack of a sample from [`slots`](Area::slots), and unpacks its bytes into
+    /// `to`. `None` if it has none, or was freed meanwhile.
+    pub(crate) fn kept_stack<'a>(&mut self, of: &SampledAllocation, to: &'a mut Vec<u8>) -> Option<StackCopy<'a>> {
+        if !self.has_cells {
+            return None;
+        }
+        // The slot had the number before its first cell is read here, and has it after the last one
+        // was read: all cells are of this sample.
+        let slot = SLOTS_AT + of.slot as usize % SLOT_COUNT * size_of::<Slot>();
+        let mut kept = [0; 4];
+        self.read(slot + offset_of!(Slot, kept), &mut kept).ok()?;
+        let first = u32_at(&kept, 0);
+        let stream = if first == 0 || first == NOT_KEPT { Ok(Vec::new()) } else { self.chain(first) };
+        let mut number = [0; 8];
+        self.read(slot + offset_of!(Slot, number), &mut number).ok()?;
+        if u64_at(&number, 0) != of.number || first == 0 {
+            return None;
+        }
+        if first == NOT_KEPT {
+            self.not_kept += 1;
+            return None;
+        }
+        let mut words = vec![0; MOST_STACK / 8];
+        let unpacked = stream.ok().and_then(|stream| unpack(&mut stream.into_iter(), &mut words));
+        let Some(stack) = unpacked else {
+            self.damaged += 1;
+            return None;
+        };
+        to.clear();
+        to.extend(words[..stack.words].iter().flat_map(|word| word.to_ne_bytes()));
+        let [instruction, stack_pointer, frame_pointer] = stack.registers;
+        Some(StackCopy { instruction, stack_pointer, frame_pointer, bytes: to })
+    }
+
+    /// The words of a chain of cells.
+    fn chain(&self, first: u32) -> Result<Vec<u64>> {
+        let (mut link, mut words) = (u64::from(first), Vec::new());
+        let mut cell = [0; CELL_BYTES];
+        for _ in 0..MOST_CELLS {
+            let at = usize::try_from(link).ok().and_then(|link| link.checked_sub(1)).filter(|at| *at < CELL_COUNT);
+            self.read(CELLS_AT + at.context("there is no such cell")? * CELL_BYTES, &mut cell)?;
+            words.extend(cell.chunks_exact(8).skip(1).map(|word| u64_at(word, 0)));
+            link = u64_at(&cell, 0);
+            if link == 0 {
+                break;
+            }
+        }
+        Ok(words)
+    }
+
     /// Number of samples that the process took, and that were overwritten before they were read.
     pub(crate) fn lost(&self) -> u64 {
         let taken = self.numbers.map_or(0, |(lowest, highest)| (highest - lowest).saturating_add(1));
@@ -250,6 +325,7 @@ fn alloc(record: &[u8]) -> Option<(SampledAllocation, StackCopy<'_>)> {
         mean: word(offset_of!(AllocRecord, mean)),
         group: word(offset_of!(AllocRecord, group)),
         thread: u32_at(head, offset_of!(AllocRecord, thread)),
+        slot: 0,
     };
     let stack = StackCopy {
         instruction: word(offset_of!(AllocRecord, instruction)),

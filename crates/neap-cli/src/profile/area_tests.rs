@@ -6,11 +6,12 @@ use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;
 
 use neap_base::profile_area::{
-    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, FILE_OFFSET, FORMAT, FREE, MAGIC, MOST_STACK, PAD,
-    RING_AT, RING_BYTES, SLOT_COUNT, SLOTS_AT, Slot,
+    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, CELL_BYTES, CELL_COUNT, CELLS_AT, FILE_AREA_BYTES,
+    FILE_OFFSET, FORMAT, FORMAT_OF_FILES, FREE, GROUP_WORDS, MAGIC, MOST_STACK, NOT_KEPT, PAD, RING_AT, RING_BYTES,
+    SLOT_COUNT, SLOTS_AT, Slot,
 };
 
-use super::area::{Area, RingRecord};
+use super::area::{Area, RingRecord, SampledAllocation};
 use crate::work::meter::Random;
 
 /// An area as a process would write it.
@@ -18,6 +19,7 @@ pub(super) struct Writer {
     pub(super) file: File,
     head: u64,
     number: u64,
+    cells: usize,
 }
 
 /// What a test says of a sample.
@@ -34,7 +36,7 @@ impl Writer {
         // SAFETY: the name is a C string; the descriptor is owned by the file alone.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"neap-test".as_ptr(), libc::MFD_CLOEXEC)) };
         file.set_len((FILE_OFFSET + AREA_BYTES) as u64).unwrap();
-        let writer = Writer { file, head: 0, number: 0 };
+        let writer = Writer { file, head: 0, number: 0, cells: 0 };
         writer.put_word(offset_of!(AreaHeader, magic), MAGIC);
         writer.put(offset_of!(AreaHeader, format), &FORMAT.to_ne_bytes());
         writer.put_word(offset_of!(AreaHeader, mean), 1000);
@@ -93,6 +95,33 @@ impl Writer {
         record.extend([number, number * 10 + 5].iter().flat_map(|word| word.to_ne_bytes()));
         self.append(&record);
         self.slot(number as usize % SLOT_COUNT, 0, 0);
+    }
+
+    /// Writes a live sample that has left the ring. Its stack is of words that are not 0. Its cells
+    /// follow each other backwards.
+    pub(super) fn keep(&mut self, size: u64, registers: [u64; 3], stack: &[u64]) -> SampledAllocation {
+        self.number += 1;
+        let mut stream = registers.to_vec();
+        stream.push(stack.len() as u64);
+        for group in stack.chunks(GROUP_WORDS) {
+            stream.push(u64::MAX >> (GROUP_WORDS - group.len()));
+            stream.extend(group);
+        }
+        let mut link = 0_u64;
+        for words in stream.chunks(CELL_BYTES / 8 - 1).rev() {
+            let cell: Vec<u8> = [link].iter().chain(words).flat_map(|word| word.to_ne_bytes()).collect();
+            self.put(CELLS_AT + self.cells * CELL_BYTES, &cell);
+            self.cells += 1;
+            link = self.cells as u64;
+        }
+        let slot = self.number as usize % SLOT_COUNT;
+        self.slot(slot, self.number, size);
+        self.set_kept(slot, link as u32);
+        SampledAllocation { number: self.number, size, slot: slot as u32, ..SampledAllocation::default() }
+    }
+
+    fn set_kept(&self, slot: usize, kept: u32) {
+        self.put(SLOTS_AT + slot * size_of::<Slot>() + offset_of!(Slot, kept), &kept.to_ne_bytes());
     }
 
     fn slot(&self, at: usize, number: u64, size: u64) {
@@ -171,12 +200,96 @@ fn slots_are_read() {
 #[test]
 fn files_without_an_area_are_refused() {
     let writer = Writer::new();
-    writer.put(offset_of!(AreaHeader, format), &2_u32.to_ne_bytes());
-    assert!(Area::of(writer.file.try_clone().unwrap()).unwrap_err().to_string().contains("format 2"));
+    writer.put(offset_of!(AreaHeader, format), &3_u32.to_ne_bytes());
+    let error = Area::of(writer.file.try_clone().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("format 3") && error.contains("formats 1 and 2"), "{error}");
     writer.put(0, &[0; 8]);
     assert!(Area::of(writer.file.try_clone().unwrap()).unwrap_err().to_string().contains("empty or damaged"));
     writer.file.set_len(1 << 20).unwrap();
     assert!(Area::of(writer.file).unwrap_err().to_string().contains("no place"));
+}
+
+/// The registers and words of a kept stack.
+fn kept(area: &mut Area, of: &SampledAllocation) -> Option<([u64; 3], Vec<u64>)> {
+    let mut bytes = Vec::new();
+    let stack = area.kept_stack(of, &mut bytes)?;
+    let words = stack.bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
+    Some(([stack.instruction, stack.stack_pointer, stack.frame_pointer], words))
+}
+
+#[test]
+fn kept_stacks_are_read_while_their_samples_are_live() {
+    let mut writer = Writer::new();
+    let mut area = writer.area();
+    let stacks = [0, 1, 27, 64, 65, 500, 900].map(|words| (0..words).map(|word| word + 7).collect::<Vec<u64>>());
+    let samples = stacks.each_ref().map(|stack| writer.keep(stack.len() as u64, [1, 2, 3], stack));
+    for (sample, stack) in samples.iter().zip(&stacks) {
+        assert_eq!(kept(&mut area, sample), Some(([1, 2, 3], stack.clone())));
+    }
+    // A slot that another sample has, one without a kept stack, and one that found no room.
+    assert_eq!(kept(&mut area, &SampledAllocation { number: 99, ..samples[5] }), None);
+    writer.set_kept(samples[5].slot as usize, 0);
+    assert_eq!((kept(&mut area, &samples[5]), area.not_kept), (None, 0));
+    writer.set_kept(samples[5].slot as usize, NOT_KEPT);
+    assert_eq!((kept(&mut area, &samples[5]), area.not_kept, area.damaged), (None, 1, 0));
+    // Cells that there are not, and a chain without an end.
+    writer.set_kept(samples[5].slot as usize, CELL_COUNT as u32 + 1);
+    assert_eq!((kept(&mut area, &samples[5]), area.damaged), (None, 1));
+    writer.put(CELLS_AT, &[0xff; CELL_BYTES]);
+    writer.put_word(CELLS_AT, 1);
+    writer.put_word(CELLS_AT + 4 * 8, 4000);
+    writer.set_kept(samples[5].slot as usize, 1);
+    assert_eq!((kept(&mut area, &samples[5]), area.damaged), (None, 2));
+}
+
+#[test]
+fn area_of_an_older_process_is_read_without_kept_stacks() {
+    let mut writer = Writer::new();
+    let sample = writer.keep(5, [1, 2, 3], &[7; 9]);
+    assert!(kept(&mut writer.area(), &sample).is_some());
+    writer.put(offset_of!(AreaHeader, format), &FORMAT_OF_FILES.to_ne_bytes());
+    assert_eq!(kept(&mut writer.area(), &sample), None);
+    writer.alloc(Written::default());
+    writer.file.set_len((FILE_OFFSET + FILE_AREA_BYTES) as u64).unwrap();
+    let mut area = writer.area();
+    assert_eq!((drain(&mut area), kept(&mut area, &sample)), ((vec![2], vec![]), None));
+    // A file that is too short for its format.
+    writer.put(offset_of!(AreaHeader, format), &FORMAT.to_ne_bytes());
+    assert_eq!((kept(&mut writer.area(), &sample), area.damaged), (None, 0));
+}
+
+#[test]
+fn damaged_kept_stacks_are_counted_or_read() {
+    let seed = std::env::var("NEAP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x2545_f491_4f6c_dd1d_u64);
+    println!("NEAP_SEED={seed}");
+    let mut numbers = Random::new(seed);
+    let mut random = || numbers.draw();
+    let (mut damaged, mut read) = (0, 0);
+    for _ in 0..200 {
+        let mut writer = Writer::new();
+        let mut area = writer.area();
+        let samples: Vec<_> = (0..20).map(|_| writer.keep(8, [1, 2, 3], &vec![9; (random() % 900) as usize])).collect();
+        for _ in 0..1 + random() % 40 {
+            let cell = (random() % writer.cells as u64) as usize;
+            // Links, counts and masks are at the start of a cell.
+            let at = CELLS_AT + cell * CELL_BYTES + (random() % 8) as usize * 8;
+            let word = match random() % 4 {
+                0 => random(),
+                1 => random() % (2 * writer.cells as u64),
+                2 => u64::MAX,
+                _ => random() % 5000,
+            };
+            writer.put_word(at, word);
+        }
+        for sample in &samples {
+            if let Some((_, words)) = kept(&mut area, sample) {
+                assert!(words.len() <= MOST_STACK / 8);
+                read += 1;
+            }
+        }
+        damaged += area.damaged;
+    }
+    assert!(damaged > 100 && read > 500, "{damaged} damaged, {read} read");
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Mutated samples and maps of generated code, as a hostile process may write them: no panic, no
 //! endless loop, no character that steers a terminal, and bounded memory, in every output.
 //!
-//! The corpus is an area with a header, a few slots and records, and a perf map. Each input is all
-//! of them with a few mutations. The seed is printed; `NEAP_SEED` replays one, `NEAP_INPUTS` sets
-//! the number of inputs of the long run.
+//! The corpus is an area with a header, a few slots, records and kept stacks, and a perf map. Each
+//! input is all of them with a few mutations. The seed is printed; `NEAP_SEED` replays one,
+//! `NEAP_INPUTS` sets the number of inputs of the long run.
 
 use core::mem::size_of;
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::Result;
-use neap_base::profile_area::{AREA_BYTES, AreaHeader, FILE_OFFSET, RING_AT, SLOTS_AT, Slot};
+use neap_base::profile_area::{AREA_BYTES, AreaHeader, CELL_BYTES, CELLS_AT, FILE_OFFSET, RING_AT, SLOTS_AT, Slot};
 
 use super::area::Area;
 use super::area_tests::{Writer, Written};
@@ -33,9 +33,10 @@ const CODE: core::ops::Range<u64> = 0x10_0000..0x20_0000;
 /// Bytes of an output; a flame graph begins with a script.
 const SHOWN: usize = 2 << 20;
 const MOST_RESIDENT: u64 = 64 << 20;
-/// Slots and bytes of the ring that are mutated.
+/// Slots, bytes of the ring, and bytes of cells that are mutated.
 const SLOTS: usize = 8;
 const RING: usize = 2 << 10;
+const CELLS: usize = 4 * CELL_BYTES;
 
 fn memfd() -> File {
     // SAFETY: the name is a C string; the descriptor is owned by the file alone.
@@ -47,6 +48,7 @@ struct Corpus {
     header: Vec<u8>,
     slots: Vec<u8>,
     ring: Vec<u8>,
+    cells: Vec<u8>,
     map: Vec<u8>,
     area: File,
     names: File,
@@ -57,6 +59,10 @@ struct Corpus {
 impl Corpus {
     fn new() -> Corpus {
         let mut writer = Writer::new();
+        for size in [32, 9000] {
+            let frames = (0..8 + size / 1000).flat_map(|at| [0x7000 + 16 * (at + 1), CODE.start + 64 * at + 8]);
+            writer.keep(size, [CODE.start + 70, 0x7000, 0x7000], &frames.collect::<Vec<u64>>());
+        }
         for size in [16, 100, 5000, 100_000] {
             // A frame pointer leads from frame to frame.
             let frames = (0..8_u64).flat_map(|at| [0x7000 + 16 * (at + 1), CODE.start + 64 * at + 8]);
@@ -80,30 +86,31 @@ impl Corpus {
         let area = memfd();
         area.set_len((FILE_OFFSET + AREA_BYTES) as u64).unwrap();
         let (header, slots) = (read(0, size_of::<AreaHeader>()), read(SLOTS_AT, SLOTS * size_of::<Slot>()));
-        Corpus { header, slots, ring: read(RING_AT, RING), map: map.into_bytes(), area, names: memfd(), handle }
+        let (ring, cells) = (read(RING_AT, RING), read(CELLS_AT, CELLS));
+        Corpus { header, slots, ring, cells, map: map.into_bytes(), area, names: memfd(), handle }
     }
 
     /// Reads and shows one mutated input.
     fn show(&self, random: &mut Random) -> Result<String> {
-        let mut parts = [&self.header, &self.slots, &self.ring, &self.map].map(Vec::clone);
+        let mut parts = [&self.header, &self.slots, &self.ring, &self.cells, &self.map].map(Vec::clone);
         for (at, part) in parts.iter_mut().enumerate() {
             // Most damaged headers are refused.
             if random.below(if at == 0 { 8 } else { 2 }) > 0 {
                 continue;
             }
             let length = part.len();
-            if at < 3 && random.below(3) > 0 {
+            if at < 4 && random.below(3) > 0 {
                 let place = random.below(length / 8) * 8;
                 part[place..place + 8].copy_from_slice(&random.word().to_ne_bytes());
             } else {
                 random.mutate_bytes(part);
             }
-            if at < 3 {
+            if at < 4 {
                 part.resize(length, 0);
             }
         }
-        let [header, slots, ring, map] = parts;
-        for (at, bytes) in [(0, &header), (SLOTS_AT, &slots), (RING_AT, &ring)] {
+        let [header, slots, ring, cells, map] = parts;
+        for (at, bytes) in [(0, &header), (SLOTS_AT, &slots), (RING_AT, &ring), (CELLS_AT, &cells)] {
             self.area.write_all_at(bytes, (FILE_OFFSET + at) as u64)?;
         }
         self.names.set_len(0)?;
@@ -113,7 +120,7 @@ impl Corpus {
         let mut session = Session::of(&self.handle, Area::of(self.area.try_clone()?)?, unwinder, 0)?;
         session.poll()?;
         // All slots are read, most of which are empty.
-        if random.below(64) == 0 {
+        if random.below(32) == 0 {
             session.reconcile()?;
         }
         let view = [ProfileView::Live, ProfileView::Allocated, ProfileView::Peak][random.below(3)];

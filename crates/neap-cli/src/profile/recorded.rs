@@ -145,6 +145,7 @@ pub(super) fn read(file: File, memory: usize) -> Result<Profile> {
         damaged: area.damaged,
         left_out: collector.left_out,
         overwritten: 0,
+        not_kept: 0,
     };
     let summed = Summed { unwinder: &unwinder, collector: &collector, groups: &lines.groups, every: head.mean, losses };
     let seconds = lines.now.saturating_sub(head.began) as f64 / 1e9;

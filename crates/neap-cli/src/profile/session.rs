@@ -33,8 +33,8 @@ const MOST_THREADS: usize = 1 << 13;
 /// Time of a look in which samples are unwound; those beyond are counted. A process may have mapped
 /// much, or named many threads.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
-/// Time of a look at the slots in which samples of no record are added.
-const LONGEST_SLOTS: Duration = Duration::from_millis(250);
+/// Time of a look at the slots in which samples of no record are added, with their kept stacks.
+const LONGEST_SLOTS: Duration = Duration::from_secs(1);
 /// Bytes that may be kept of a report of groups, of the names of groups that are kept, and
 /// characters of one.
 const MOST_OF_GROUPS: usize = 8 << 20;
@@ -169,13 +169,16 @@ impl Session {
         let until = monotonic().saturating_sub(WRITING);
         let read = self.area.highest().unwrap_or(self.head.taken);
         let end = Instant::now() + LONGEST_SLOTS;
+        let mut stack = Vec::new();
         for sample in self.collector.reconcile(|each| self.area.slots(each), until, read)? {
             if Instant::now() >= end {
                 self.collector.left_out += 1;
                 continue;
             }
+            let kept = self.area.kept_stack(&sample, &mut stack);
+            let callers = kept.map_or_else(Callers::default, |stack| self.unwinder.callers(&stack));
             let thread = self.threads.name(&self.handle, sample.thread);
-            self.collector.allocated(&sample, &Callers::default(), thread);
+            self.collector.allocated(&sample, &callers, thread);
         }
         Ok(())
     }
@@ -224,6 +227,7 @@ impl Session {
             without_slot: self.head.without_slot.saturating_sub(self.head_at_start.without_slot),
             unreadable_stack: self.head.without_stack.saturating_sub(self.head_at_start.without_stack),
             damaged: self.area.damaged,
+            not_kept: self.area.not_kept,
             left_out: self.collector.left_out,
         }
     }
@@ -260,7 +264,9 @@ pub(crate) struct Losses {
     pub(crate) without_slot: u64,
     /// The process could not read the stack.
     pub(crate) unreadable_stack: u64,
-    /// Blocks of the ring that ended at a damaged record.
+    /// Live, and the process had no room to keep the stack.
+    pub(crate) not_kept: u64,
+    /// Blocks of the ring that ended at a damaged record, and damaged kept stacks.
     pub(crate) damaged: u64,
     /// Beyond what this command keeps.
     pub(crate) left_out: u64,

@@ -120,6 +120,7 @@ pub(crate) fn losses(profile: &Profile) -> Vec<String> {
     let losses = &profile.losses;
     for (count, text) in [
         (profile.without_stack, "samples have no stack"),
+        (losses.not_kept, "of these are live, and their process had no room to keep their stack"),
         (losses.overwritten, "samples were overwritten before they were read"),
         (losses.without_slot, "samples found no slot, and their frees are not seen"),
         (losses.left_out, "samples are beyond what this command keeps"),
@@ -221,6 +222,7 @@ impl Serialize for ProfileObject<'_> {
             ("stacks_complete", profile.complete),
             ("stacks_incomplete", profile.incomplete),
             ("samples_without_stack", profile.without_stack),
+            ("samples_not_kept", losses.not_kept),
             ("samples_overwritten", losses.overwritten),
             ("samples_without_slot", losses.without_slot),
             ("samples_left_out", losses.left_out),

@@ -5,7 +5,8 @@
 //!    on that does not exist. A name has at most [`MOST_FILES`].
 //! 2. The ring of samples is copied block by block. Records of samples that are not live are left
 //!    out, and words of stacks that are no addresses become zero.
-//! 3. The slots of live samples follow, then the names of their threads and groups.
+//! 3. The slots of live samples follow. Their stacks that are kept outside of the ring are added to
+//!    the file's ring, as far as it has room. Then come the names of their threads and groups.
 //!
 //! Nothing is allocated: all is in memory that is mapped for the time of the writing, and mostly
 //! untouched. What other processes may have written into the area is copied like the rest, and
@@ -17,6 +18,7 @@
 
 use crate::mm::{Core, Mm};
 use crate::options::LONGEST_PATH;
+use crate::state::profile::recorder::Recorder;
 use core::ffi::CStr;
 use core::fmt::{self, Write};
 use core::mem::offset_of;
@@ -25,8 +27,8 @@ use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_base::profile_area::{
-    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, FILE_OFFSET, FORMAT, MAGIC, PAD, RING_AT, RING_BYTES,
-    SLOT_COUNT, SLOTS_AT, Slot,
+    ALLOC, AllocRecord, AreaHeader, BLOCK_BYTES, FILE_AREA_BYTES, FILE_OFFSET, FORMAT_OF_FILES, MAGIC, MOST_STACK, PAD,
+    RING_AT, RING_BYTES, SLOT_COUNT, SLOTS_AT, Slot,
 };
 use neap_base::profile_file::{FIRST_LINE, LAST_LINE};
 use neap_groups::GroupId;
@@ -57,7 +59,7 @@ const HEADER: usize = 9;
 const _: () = assert!(offset_of!(AllocRecord, bytes) == 4 && offset_of!(AllocRecord, number) == 8);
 const _: () = assert!(offset_of!(AllocRecord, address) == 24 && offset_of!(AllocRecord, stack_bytes) == 60);
 const _: () = assert!(offset_of!(AllocRecord, stack_pointer) == 72 && offset_of!(AllocRecord, frame_pointer) == 80);
-const _: () = assert!(offset_of!(Slot, group) == 40 && offset_of!(Slot, thread) == 48);
+const _: () = assert!(offset_of!(Slot, group) == 40 && offset_of!(Slot, kept) == 52);
 const _: () = assert!(offset_of!(AreaHeader, is_on) == 12 && offset_of!(AreaHeader, began) == 64);
 
 /// What is written.
@@ -75,6 +77,7 @@ struct Scratch {
     text: [u8; FILE_OFFSET],
     block: [u64; BLOCK],
     out: [u64; BLOCK],
+    record: [u64; RECORD + MOST_STACK / 8],
     line: [u8; LINE],
     code: CodeRanges,
     threads: Ids,
@@ -189,9 +192,13 @@ struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Adds a record, which fits into a block.
+    /// Adds a record, which fits into a block. Leaves it out where the ring is full.
     fn add(&mut self, record: &[u64]) -> Result<(), Errno> {
         let rest = BLOCK - self.filled;
+        let is_last = self.written + BLOCK_BYTES >= RING_BYTES;
+        if self.written == RING_BYTES || (is_last && record.len() > rest) {
+            return Ok(());
+        }
         if record.len() > rest {
             self.out[self.filled..].fill(0);
             self.out[self.filled] = u64::from(PAD) | (rest as u64 * 8) << 32;
@@ -257,8 +264,8 @@ fn fill<P: Platform>(
     file: &File,
     scratch: &mut Scratch,
 ) -> Result<(), Errno> {
-    let Scratch { text, block, out, line, code, threads, groups } = scratch;
-    file.set_length(FILE_OFFSET + AREA_BYTES)?;
+    let Scratch { text, block, out, record, line, code, threads, groups } = scratch;
+    file.set_length(FILE_OFFSET + FILE_AREA_BYTES)?;
     let mut lines = TextLines::new(text, FILE_OFFSET - LAST_LINES);
     let _ = lines.push(FIRST_LINE.as_bytes());
     let mut name = [0; 64];
@@ -298,16 +305,25 @@ fn fill<P: Platform>(
         })?;
         at += BLOCK_BYTES as u64;
     }
-    ring.flush()?;
-    let (bytes, mut live) = (ring.written, 0);
+    let mut live = 0;
     for first in (0..SLOT_COUNT).step_by(BLOCK / SLOT) {
         // SAFETY: the area is that of the recorder, which is locked.
         let copied = core.with_samples(mm, |recorder, area| unsafe { recorder.copy_slots(area, first, block) });
         copied.ok_or(Errno::NOENT)?;
+        for slot in block.chunks_exact(SLOT).filter(|slot| slot[0] != 0 && slot[6] >> 32 != 0) {
+            let length = core.with_samples(mm, |recorder, area| kept(recorder, area, slot, record));
+            let length = length.ok_or(Errno::NOENT)?;
+            if length > 0 {
+                let length = clear(&mut record[..length], code);
+                ring.add(&record[..length])?;
+            }
+        }
         let used = gather(block, threads, groups);
         file.write_at(bytes_of(&block[..used * SLOT]), FILE_OFFSET + SLOTS_AT + live * SLOT * 8)?;
         live += used;
     }
+    ring.flush()?;
+    let bytes = ring.written;
     let header = core.with_samples(mm, |_, area| header(area, bytes as u64, live as u64)).ok_or(Errno::NOENT)?;
     file.write_at(bytes_of(&header), FILE_OFFSET)?;
     threads.iter().for_each(|id| add_thread(&mut lines, id));
@@ -315,6 +331,20 @@ fn fill<P: Platform>(
     lines.end();
     let used = lines.used;
     file.write_at(&text[..used], 0)
+}
+
+/// Writes the record of a slot whose stack is kept outside of the ring. Returns its words; 0 if
+/// there is no such stack.
+fn kept(recorder: &Recorder, area: &AreaHeader, slot: &[u64], record: &mut [u64]) -> usize {
+    let (head, stack) = record.split_at_mut(RECORD);
+    let &[number, address, size, mean, time, group, thread, ..] = slot else { return 0 };
+    // SAFETY: the area is that of the recorder, which is locked.
+    let Some(kept) = (unsafe { recorder.kept(area, address, number, stack) }) else { return 0 };
+    let length = RECORD + kept.words;
+    let thread = thread & u64::from(u32::MAX) | (kept.words as u64 * 8) << 32;
+    head[..8].copy_from_slice(&[u64::from(ALLOC), number, time, address, size, mean, group, thread]);
+    head[8..].copy_from_slice(&kept.registers);
+    length
 }
 
 /// Calls `each` with every record of a sample in a block, until one fails. A damaged record ends
@@ -366,7 +396,9 @@ fn gather(block: &mut [u64; BLOCK], threads: &mut Ids, groups: &mut Ids) -> usiz
     for at in (0..BLOCK).step_by(SLOT) {
         if block[at] != 0 {
             groups.add(block[at + 5]);
-            threads.add(block[at + 6] & u64::from(u32::MAX));
+            // The file has no cells.
+            block[at + 6] &= u64::from(u32::MAX);
+            threads.add(block[at + 6]);
             block.copy_within(at..at + SLOT, used * SLOT);
             used += 1;
         }
@@ -381,7 +413,7 @@ fn header(area: &AreaHeader, bytes: u64, live: u64) -> [u64; HEADER] {
     let is_on = area.is_on.load(Ordering::Relaxed);
     [
         MAGIC,
-        u64::from(FORMAT) | u64::from(is_on) << 32,
+        u64::from(FORMAT_OF_FILES) | u64::from(is_on) << 32,
         number(&area.mean),
         bytes,
         number(&area.taken),

@@ -4,6 +4,9 @@
 //! One mutex for what the process remembers of its samples.
 
 mod intervals;
+mod kept_stacks;
+#[cfg(test)]
+mod kept_tests;
 pub(crate) mod recorder;
 mod sample_table;
 

@@ -8,16 +8,22 @@
 //! other processes of the user may write to the area.
 
 use super::intervals::{Intervals, Pace, weight};
+use super::kept_stacks::Cell;
 use super::sample_table::SampleTable;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use neap_base::packed_stack::{UnpackedStack, unpack};
 use neap_base::platform::Errno;
 use neap_base::profile_area::{
-    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, FORMAT, FREE, FreeRecord, MAGIC, PAD, RING_AT, RING_BYTES,
-    SLOTS_AT, Slot,
+    ALLOC, AREA_BYTES, AllocRecord, AreaHeader, BLOCK_BYTES, CELLS_AT, FORMAT, FREE, FreeRecord, MAGIC, PAD, RING_AT,
+    RING_BYTES, SLOTS_AT, Slot,
 };
 use neap_os::call_stack::{self, Registers};
 use neap_os::{clock, environment, memory};
+
+/// Bytes between the end of the ring and the records whose stacks are kept. A reader that comes
+/// late begins less than two blocks after the oldest byte.
+const KEPT_BEHIND: u64 = (RING_BYTES - 2 * BLOCK_BYTES) as u64;
 
 /// A sampled allocation.
 #[derive(Debug)]
@@ -39,6 +45,8 @@ pub(crate) struct Recorder {
     taken: u64,
     /// Bytes ever written to the ring.
     head: u64,
+    /// Bytes ever passed of the ring: the stacks of their live samples are kept.
+    passed: u64,
     /// `None`: nothing is recorded.
     live: Option<SampleTable>,
 }
@@ -53,7 +61,7 @@ pub(crate) struct Interval {
 
 impl Recorder {
     pub(crate) const fn new() -> Recorder {
-        Recorder { intervals: Intervals::new(0), pace: Pace::new(), taken: 0, head: 0, live: None }
+        Recorder { intervals: Intervals::new(0), pace: Pace::new(), taken: 0, head: 0, passed: 0, live: None }
     }
 
     /// Begins to record, or goes on with another mean.
@@ -139,6 +147,28 @@ impl Recorder {
         unsafe { copy_words(slot_at(area, first).cast(), to) };
     }
 
+    /// Unpacks the kept stack of a live sample. `None` if there is none.
+    ///
+    /// # Safety
+    /// `area` is the start of a mapped area that no other thread of the process writes to.
+    pub(crate) unsafe fn kept(
+        &self,
+        area: &AreaHeader,
+        address: u64,
+        number: u64,
+        to: &mut [u64],
+    ) -> Option<UnpackedStack> {
+        let live = self.live.as_ref()?;
+        // SAFETY: the area has the cells (the caller's promise).
+        let mut stream = unsafe { live.kept().stream(cells_of(area), live.find(address, number)?) };
+        unpack(&mut stream, to)
+    }
+
+    #[cfg(test)]
+    pub(super) fn live_samples(&self) -> Option<&SampleTable> {
+        self.live.as_ref()
+    }
+
     /// Number of live samples.
     pub(crate) fn live(&self) -> u32 {
         self.live.as_ref().map_or(0, SampleTable::live)
@@ -179,6 +209,7 @@ impl Recorder {
             ];
             words.into_iter().for_each(|(word, value)| word.store(value, Ordering::Relaxed));
             slot.thread.store(sampled.thread, Ordering::Relaxed);
+            slot.kept.store(0, Ordering::Relaxed);
             // Release: a reader that sees the number sees the rest.
             slot.number.store(number, Ordering::Release);
         }
@@ -219,6 +250,11 @@ impl Recorder {
         let Some((index, number)) = self.live.as_mut().and_then(|live| live.remove(address)) else { return };
         // SAFETY: the area is mapped (the caller's promise), and has a slot for every entry.
         unsafe { slot_at(area, index).as_ref() }.number.store(0, Ordering::Relaxed);
+        // A reader that sees what is written to a freed cell sees the 0.
+        fence(Ordering::Release);
+        if let Some(live) = &mut self.live {
+            live.kept_mut().free(index);
+        }
         area.live.store(self.live().into(), Ordering::Relaxed);
         let bytes = size_of::<FreeRecord>();
         let record = FreeRecord { kind: FREE, bytes: bytes as u32, number, time: clock::precise() };
@@ -236,6 +272,9 @@ impl Recorder {
     /// of 8 and at most a block.
     unsafe fn room(&mut self, area: &AreaHeader, bytes: usize) -> NonNull<u8> {
         let rest = BLOCK_BYTES - self.head as usize % BLOCK_BYTES;
+        let growth = if bytes > rest { rest + bytes } else { bytes };
+        // SAFETY: the area is mapped, and no other thread writes to it (the caller's promise).
+        unsafe { self.keep_stacks(area, self.head + growth as u64) };
         if bytes > rest {
             // SAFETY: the rest of a block has at least 8 bytes, in the ring.
             unsafe { ring_at(area, self.head).cast::<[u32; 2]>().write([PAD, rest as u32]) };
@@ -243,6 +282,48 @@ impl Recorder {
         }
         // SAFETY: the area is mapped (the caller's promise).
         unsafe { ring_at(area, self.head) }
+    }
+
+    /// Keeps the stacks of live samples whose records readers do not read, or may find overwritten,
+    /// once `head` is `end`. These lie up to two blocks before the overwritten ones. Passes as many
+    /// bytes as the ring grows by, up to the end of a record.
+    ///
+    /// # Safety
+    /// `area` is the start of a mapped area that no other thread writes to.
+    unsafe fn keep_stacks(&mut self, area: &AreaHeader, end: u64) {
+        let Some(live) = &mut self.live else { return };
+        while self.passed + KEPT_BEHIND < end {
+            let rest = BLOCK_BYTES - self.passed as usize % BLOCK_BYTES;
+            // SAFETY: the area is mapped (the caller's promise).
+            let place = unsafe { ring_at(area, self.passed) };
+            // SAFETY: a multiple of 8 in the ring. Volatile: another process may write there, so
+            // sizes are checked, and any other value is valid.
+            let [kind, bytes] = unsafe { place.cast::<[u32; 2]>().read_volatile() };
+            let bytes = bytes as usize;
+            if kind == PAD || !bytes.is_multiple_of(8) || bytes < size_of::<FreeRecord>() || bytes > rest {
+                self.passed += rest as u64;
+                continue;
+            }
+            self.passed += bytes as u64;
+            if kind != ALLOC || bytes < size_of::<AllocRecord>() {
+                continue;
+            }
+            // SAFETY: the head lies in the ring, as the record's `bytes` do. Any value is valid.
+            let record = unsafe { place.cast::<AllocRecord>().read_volatile() };
+            let stack_bytes = record.stack_bytes as usize;
+            let is_whole = stack_bytes > 0 && stack_bytes <= bytes - size_of::<AllocRecord>();
+            if let Some(index) = live.find(record.address, record.number).filter(|_| is_whole) {
+                let registers = [record.instruction, record.stack_pointer, record.frame_pointer];
+                // SAFETY: the stack lies in the record, in the ring. The area has the cells and the
+                // slots, and this thread alone writes there.
+                unsafe {
+                    let stack = place.add(size_of::<AllocRecord>()).cast();
+                    let kept = live.kept_mut().keep(cells_of(area), index, registers, stack, stack_bytes / 8);
+                    // Release: a reader that sees it sees the cells.
+                    slot_at(area, index).as_ref().kept.store(kept, Ordering::Release);
+                }
+            }
+        }
     }
 
     /// Lets readers see the record of `bytes` bytes that was written last.
@@ -282,6 +363,15 @@ unsafe fn slot_at(area: &AreaHeader, index: usize) -> NonNull<Slot> {
 unsafe fn ring_at(area: &AreaHeader, position: u64) -> NonNull<u8> {
     // SAFETY: the ring lies in the area's mapping (the caller's promise).
     unsafe { at(area, RING_AT + position as usize % RING_BYTES) }
+}
+
+/// The cells of an area.
+///
+/// # Safety
+/// `area` is the start of a mapped area.
+unsafe fn cells_of(area: &AreaHeader) -> NonNull<Cell> {
+    // SAFETY: the cells lie in the area's mapping (the caller's promise).
+    unsafe { at(area, CELLS_AT) }.cast()
 }
 
 /// A byte of an area.

@@ -5,6 +5,7 @@
 //! is an empty table, so untouched parts take no memory. The number of an entry is that of its slot
 //! in the [area](neap_base::profile_area).
 
+use super::kept_stacks::KeptStacks;
 use core::ptr::NonNull;
 use neap_base::platform::Errno;
 use neap_base::profile_area::SLOT_COUNT;
@@ -21,6 +22,7 @@ struct Entries {
     addresses: [u64; SLOT_COUNT],
     /// Numbers of the samples.
     numbers: [u64; SLOT_COUNT],
+    kept: KeptStacks,
 }
 
 /// A table of at most [`SLOT_COUNT`] samples.
@@ -63,6 +65,20 @@ impl SampleTable {
         unsafe { self.entries.as_mut() }
     }
 
+    fn shared(&self) -> &Entries {
+        // SAFETY: mapped by `make` for this table alone; numbers of any value are valid.
+        unsafe { self.entries.as_ref() }
+    }
+
+    /// The kept stacks, by the numbers of entries.
+    pub(super) fn kept(&self) -> &KeptStacks {
+        &self.shared().kept
+    }
+
+    pub(super) fn kept_mut(&mut self) -> &mut KeptStacks {
+        &mut self.entries().kept
+    }
+
     pub(super) fn live(&self) -> u32 {
         self.live
     }
@@ -92,17 +108,21 @@ impl SampleTable {
 
     /// Whether the sample at an address is the one of a number.
     pub(super) fn has(&self, address: u64, number: u64) -> bool {
-        // SAFETY: mapped by `make` for this table alone; numbers of any value are valid.
-        let entries = unsafe { self.entries.as_ref() };
+        self.find(address, number).is_some()
+    }
+
+    /// Returns the number of the entry of a sample.
+    pub(super) fn find(&self, address: u64, number: u64) -> Option<usize> {
+        let entries = self.shared();
         let mut link = entries.first[bucket(address)];
         while link > 0 {
             let index = link as usize - 1;
             if entries.addresses[index] == address {
-                return entries.numbers[index] == number;
+                return (entries.numbers[index] == number).then_some(index);
             }
             link = entries.next[index];
         }
-        false
+        None
     }
 
     /// Removes the sample at an address. Returns the numbers of its entry and of the sample.
