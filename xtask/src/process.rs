@@ -92,7 +92,7 @@ impl Outcome {
 }
 
 /// Runs a program without input for at most `limit`, and collects its result. The time limit guards
-/// against a hang: it ends the program's whole process group, which is reported.
+/// against a hang: it ends the program, which is reported. Children of the program end with it.
 pub(crate) fn observe(command: Command, limit: Duration) -> Result<Outcome> {
     observe_lines(command, limit, |_| ())
 }
@@ -115,17 +115,16 @@ pub(crate) fn observe_lines(
     let stderr = reader(child.stderr.take().context("no stderr pipe")?, |_| ());
     let deadline = Instant::now() + limit;
     let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status);
-        }
-        if Instant::now() >= deadline {
-            let group = format!("-{}", child.id());
-            let _ = command_quiet("kill", ["-KILL", "--", &group]).status();
-            let _ = child.wait();
-            break None;
+        let status = child.try_wait()?;
+        if status.is_some() || Instant::now() >= deadline {
+            break status;
         }
         std::thread::sleep(Duration::from_millis(5));
     };
+    // Children that it left behind may hold the pipes.
+    let group = format!("-{}", child.id());
+    let _ = command_quiet("kill", ["-KILL", "--", &group]).status();
+    let _ = child.wait();
     let stdout = stdout.join().unwrap_or_default();
     let stderr = stderr.join().unwrap_or_default();
     Ok(Outcome { status, stdout, stderr })
@@ -199,6 +198,9 @@ mod tests {
         let hangs = command("sh", ["-c", "echo begun; sleep 1000 & wait"]);
         let found = observe(hangs, Duration::from_millis(300)).unwrap();
         assert!(found.status.is_none(), "{found:?}");
+        let leaves = command("sh", ["-c", "echo begun; sleep 1000 &"]);
+        let found = observe(leaves, Duration::from_secs(900)).unwrap();
+        assert!(found.success() && found.stdout == b"begun\n", "{found:?}");
     }
 
     #[test]

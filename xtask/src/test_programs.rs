@@ -37,7 +37,9 @@ pub(crate) fn build(mut cargo: Command) -> Result<Vec<TestProgram>> {
     cargo.args(["--no-run", "--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot start cargo")?;
     ensure!(output.status.success(), "the tests cannot be built");
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(program_in).collect())
+    let programs: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().filter_map(program_in).collect();
+    ensure!(!programs.is_empty(), "cargo named no test program");
+    Ok(programs)
 }
 
 /// The test program in a message of cargo.
@@ -78,7 +80,10 @@ pub(crate) fn run(report: &mut Report, what: &str, target: Target, arguments: &[
         check(&format!("{} ({tests}, {:.1} s)", program.name, start.elapsed().as_secs_f64()), result);
         Ok(())
     })?;
-    check(&format!("examples of {what}"), process::run(cargo(&["--doc"])));
+    // Cargo takes no choice of programs beside the examples.
+    if !arguments.contains(&"--lib") {
+        check(&format!("examples of {what}"), process::run(cargo(&["--doc"])));
+    }
     Ok(())
 }
 
@@ -94,10 +99,11 @@ impl TestProgram {
 /// The counts in a program's last line, and all of its output as an error if it failed.
 fn verdict(found: &Outcome) -> (String, Result<()>) {
     let text = String::from_utf8_lossy(&found.stdout);
-    let counts = text.lines().rev().find_map(|line| line.strip_prefix("test result: ")).unwrap_or("no result");
+    let counts = text.lines().rev().find_map(|line| line.strip_prefix("test result: "));
     // `ok. 3 passed; 0 failed; …`
-    let passed = counts.split(';').next().unwrap_or(counts).trim_start_matches("ok. ").to_string();
-    let result = match found.success() {
+    let passed = counts.and_then(|counts| counts.split(';').next()).unwrap_or("no result");
+    let passed = passed.trim_start_matches("ok. ").to_string();
+    let result = match found.success() && counts.is_some() {
         true => Ok(()),
         false => Err(anyhow::anyhow!("{}\n{text}{}", found.summary(), String::from_utf8_lossy(&found.stderr))),
     };
@@ -133,6 +139,7 @@ mod tests {
         let (passed, result) = run("echo 'test result: ok. 3 passed; 0 failed; 1 ignored'");
         assert!(result.is_ok());
         assert_eq!(passed, "3 passed");
+        assert!(run("exit 0").1.is_err(), "no test was run");
         let (_, result) = run("echo first; echo 'test result: FAILED. 1 passed; 1 failed'; echo why >&2; exit 101");
         let error = result.unwrap_err().to_string();
         assert!(error.contains("first\n") && error.contains("why"), "{error}");

@@ -24,6 +24,15 @@ pub fn registers() -> Registers {
     crate::arch::registers()
 }
 
+/// Addresses of code lie below.
+pub const ADDRESS_END: u64 = crate::arch::ADDRESS_END;
+
+/// Returns the address in a word of a stack: on arm64 a return address may be signed.
+#[inline(always)]
+pub fn without_signature(word: u64) -> u64 {
+    crate::arch::without_signature(word)
+}
+
 /// Returns how many bytes from `address`, on the calling thread's stack, can be read: at most
 /// `most`, and a multiple of 8. 0 before Linux 5.14. Where the memory ends earlier, the answer may
 /// be half of what there is.
@@ -103,6 +112,15 @@ mod tests {
         assert_eq!(readable(start + 3 * page, page), 0);
         // SAFETY: mapped above.
         unsafe { crate::memory::unmap(start, 3 * page) }.unwrap();
+    }
+
+    #[test]
+    fn an_address_has_no_signature() {
+        let address = (an_address_has_no_signature as *const ()).addr() as u64;
+        assert!(address < ADDRESS_END && without_signature(address) == address);
+        let signed = address | 0x7b << 48;
+        let bare = if cfg!(target_arch = "aarch64") { address } else { signed };
+        assert_eq!(without_signature(signed), bare);
     }
 
     #[test]

@@ -17,7 +17,7 @@
 //!   most half of the slots are live, so at least as many samples come before a slot is used again.
 //! - A pointer into the region lies outside of the arena, so the fast paths refuse it. The slow
 //!   paths behind them ask for the region first.
-//! - Once a sample is drawn, allocations are not counted until the next tick, so that a program
+//! - Once a sample is guarded, allocations are not counted until the next tick, so that a program
 //!   that allocates much runs at its usual speed for nearly all of the time. If samples closer than
 //!   512 KiB are asked for, they all come.
 //! - A handler of SIGSEGV finds the slot by the address, and writes [a report](report). For every
@@ -51,6 +51,9 @@ use report::{Call, report};
 /// The least mean at which the counting of allocations rests between samples.
 const CLOSEST: u64 = 512 << 10;
 
+/// Samples between two ticks that may find no slot, since lasting ones have most of them.
+const MOST_VAIN: u32 = 16;
+
 impl<P: Platform> Mm<P> {
     /// Begins to guard samples, one in `mean` bytes on average. Called once, by the thread that
     /// opens the manager.
@@ -66,14 +69,18 @@ impl<P: Platform> Mm<P> {
         Ok(())
     }
 
-    /// Ends the counting of allocations until the next tick: a sample of `size` bytes was drawn.
-    /// The counting goes on if samples are recorded, if closer ones are asked for, or if none so
-    /// large is guarded.
-    pub(crate) fn rest_from_guarding(&self, core: &Core<P>, _: &Recorder, size: usize) {
+    /// Ends the counting of allocations until the next tick, once a sample is guarded or several
+    /// have found no slot. The counting goes on if samples are recorded, if closer ones are asked
+    /// for, or if none of `size` bytes is guarded.
+    pub(crate) fn rest_from_guarding(&self, core: &Core<P>, _: &Recorder, memory: *mut u8, size: usize) {
         let goes_on = self.profile.is_recorded.load(Ordering::Relaxed)
             || core.guard.mean.load(Ordering::Relaxed) < CLOSEST
             || core.guard.region_for(size).is_none();
-        if !goes_on && !core.guard.rests.swap(true, Ordering::Relaxed) {
+        let is_guarded = core.guard.region_of(memory).is_some();
+        // Relaxed: only threads that hold the lock write it.
+        let vain = core.guard.vain.load(Ordering::Relaxed) + u32::from(!is_guarded);
+        core.guard.vain.store(vain, Ordering::Relaxed);
+        if !goes_on && (is_guarded || vain >= MOST_VAIN) && !core.guard.rests.swap(true, Ordering::Relaxed) {
             self.fast_path.count_none();
         }
     }
@@ -84,9 +91,15 @@ impl<P: Platform> Mm<P> {
         if core.guard.rests.load(Ordering::Relaxed)
             && let Some(_recorder) = self.profile.recorder.try_lock()
         {
-            core.guard.rests.store(false, Ordering::Relaxed);
-            self.fast_path.count_all();
+            self.count_for_guard(core);
         }
+    }
+
+    /// Counts allocations again. By the thread that has the lock of samples, or is the only one.
+    pub(crate) fn count_for_guard(&self, core: &Core<P>) {
+        core.guard.vain.store(0, Ordering::Relaxed);
+        core.guard.rests.store(false, Ordering::Relaxed);
+        self.fast_path.count_all();
     }
 
     /// Allocates `size` bytes in a slot, for a sample. `None` if the sample is not guarded.

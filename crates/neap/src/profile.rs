@@ -73,7 +73,7 @@ impl<P: Platform> Mm<P> {
         };
         let Some(area) = area else {
             next(&mut recorder);
-            return self.rest_from_guarding(core, &recorder, size);
+            return self.rest_from_guarding(core, &recorder, memory, size);
         };
         let drawn_of = countdown_mean() as u64;
         let sampled = Sampled { address: memory.addr() as u64, size: size as u64, mean: drawn_of, group, time, thread };
@@ -159,6 +159,9 @@ impl<P: Platform> Core<P> {
     /// samples, and goes on with its own.
     pub(crate) fn renew_profile(&self, mm: &Mm<P>) {
         self.at_limit.forget();
+        if self.guard.rests.load(Ordering::Relaxed) {
+            mm.count_for_guard(self);
+        }
         let mean = mm.profile.mean.load(Ordering::Relaxed);
         let is_recorded = mean > 0 && mm.profile.is_recorded.load(Ordering::Relaxed);
         // A thread of the parent may have held it, if a signal handler has forked.

@@ -40,6 +40,10 @@ pub(crate) struct AreaHead {
     pub(crate) began: u64,
 }
 
+/// The free of a sample while its stack was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FreedMeanwhile;
+
 /// A sampled allocation, from the ring or from a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SampledAllocation {
@@ -249,37 +253,42 @@ impl Area {
     }
 
     /// Reads the kept stack of a sample from [`slots`](Area::slots), and unpacks its bytes into
-    /// `to`. `None` if it has none, or was freed meanwhile.
-    pub(crate) fn kept_stack<'a>(&mut self, of: &SampledAllocation, to: &'a mut Vec<u8>) -> Option<StackCopy<'a>> {
+    /// `to`. `Err` if it was freed meanwhile.
+    pub(crate) fn kept_stack<'a>(
+        &mut self,
+        of: &SampledAllocation,
+        to: &'a mut Vec<u8>,
+    ) -> Result<Option<StackCopy<'a>>, FreedMeanwhile> {
         if !self.has_cells {
-            return None;
+            return Ok(None);
         }
         // The slot had the number before its first cell is read here, and has it after the last one
         // was read: all cells are of this sample.
         let slot = SLOTS_AT + of.slot as usize % SLOT_COUNT * size_of::<Slot>();
         let mut kept = [0; 4];
-        self.read(slot + offset_of!(Slot, kept), &mut kept).ok()?;
+        if self.read(slot + offset_of!(Slot, kept), &mut kept).is_err() {
+            return Ok(None);
+        }
         let first = u32_at(&kept, 0);
         let stream = if first == 0 || first == NOT_KEPT { Ok(Vec::new()) } else { self.chain(first) };
         let mut number = [0; 8];
-        self.read(slot + offset_of!(Slot, number), &mut number).ok()?;
-        if u64_at(&number, 0) != of.number || first == 0 {
-            return None;
+        if self.read(slot + offset_of!(Slot, number), &mut number).is_ok() && u64_at(&number, 0) != of.number {
+            return Err(FreedMeanwhile);
         }
-        if first == NOT_KEPT {
-            self.not_kept += 1;
-            return None;
+        self.not_kept += u64::from(first == NOT_KEPT);
+        if first == 0 || first == NOT_KEPT {
+            return Ok(None);
         }
         let mut words = vec![0; MOST_STACK / 8];
         let unpacked = stream.ok().and_then(|stream| unpack(&mut stream.into_iter(), &mut words));
         let Some(stack) = unpacked else {
             self.damaged += 1;
-            return None;
+            return Ok(None);
         };
         to.clear();
         to.extend(words[..stack.words].iter().flat_map(|word| word.to_ne_bytes()));
         let [instruction, stack_pointer, frame_pointer] = stack.registers;
-        Some(StackCopy { instruction, stack_pointer, frame_pointer, bytes: to })
+        Ok(Some(StackCopy { instruction, stack_pointer, frame_pointer, bytes: to }))
     }
 
     /// The words of a chain of cells.

@@ -11,7 +11,7 @@ use neap_base::profile_area::{
     SLOT_COUNT, SLOTS_AT, Slot,
 };
 
-use super::area::{Area, RingRecord, SampledAllocation};
+use super::area::{Area, FreedMeanwhile, RingRecord, SampledAllocation};
 use crate::work::meter::Random;
 
 /// An area as a process would write it.
@@ -212,7 +212,7 @@ fn files_without_an_area_are_refused() {
 /// The registers and words of a kept stack.
 fn kept(area: &mut Area, of: &SampledAllocation) -> Option<([u64; 3], Vec<u64>)> {
     let mut bytes = Vec::new();
-    let stack = area.kept_stack(of, &mut bytes)?;
+    let stack = area.kept_stack(of, &mut bytes).ok()??;
     let words = stack.bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
     Some(([stack.instruction, stack.stack_pointer, stack.frame_pointer], words))
 }
@@ -227,7 +227,8 @@ fn kept_stacks_are_read_while_their_samples_are_live() {
         assert_eq!(kept(&mut area, sample), Some(([1, 2, 3], stack.clone())));
     }
     // A slot that another sample has, one without a kept stack, and one that found no room.
-    assert_eq!(kept(&mut area, &SampledAllocation { number: 99, ..samples[5] }), None);
+    let freed = SampledAllocation { number: 99, ..samples[5] };
+    assert_eq!(area.kept_stack(&freed, &mut Vec::new()).err(), Some(FreedMeanwhile));
     writer.set_kept(samples[5].slot as usize, 0);
     assert_eq!((kept(&mut area, &samples[5]), area.not_kept), (None, 0));
     writer.set_kept(samples[5].slot as usize, NOT_KEPT);

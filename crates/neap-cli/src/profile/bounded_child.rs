@@ -22,6 +22,9 @@ use std::time::Instant;
 /// Bytes of an answer, at most.
 const MOST_ANSWER: u64 = 512 << 10;
 
+/// Time between two calls while the child is waited for.
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// A child that answers.
 pub(super) struct BoundedChild {
     child: Child,
@@ -48,12 +51,20 @@ impl BoundedChild {
         Ok(child)
     }
 
-    /// The next answer, without the end of its line; `None` if there is none in time.
-    pub(super) fn answer(&mut self) -> Option<Vec<u8>> {
-        self.answers.get_mut().set_read_timeout(Some(left(self.end))).ok()?;
+    /// The next answer, without the end of its line; `None` if there is none in time. Calls `wait`
+    /// while there is none yet, and gives up when that returns `false`.
+    pub(super) fn answer(&mut self, wait: &mut dyn FnMut() -> bool) -> Option<Vec<u8>> {
         let mut line = Vec::new();
-        (&mut self.answers).take(MOST_ANSWER).read_until(b'\n', &mut line).ok()?;
-        (line.pop() == Some(b'\n')).then_some(line)
+        loop {
+            self.answers.get_mut().set_read_timeout(Some(left(self.end).min(PAUSE))).ok()?;
+            let room = MOST_ANSWER - line.len() as u64;
+            match (&mut self.answers).take(room).read_until(b'\n', &mut line) {
+                Ok(_) => return (line.pop() == Some(b'\n')).then_some(line),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return None,
+                Err(_) if Instant::now() >= self.end || !wait() => return None,
+                Err(_) => {}
+            }
+        }
     }
 }
 
@@ -96,5 +107,7 @@ pub(super) fn bound_memory_and_time(bytes: u64, seconds: u64) -> io::Result<()> 
 /// Bytes that this process has in memory.
 pub(super) fn resident() -> Option<usize> {
     let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
-    Some(pages.split(' ').nth(1)?.parse::<usize>().ok()? * 4096)
+    // SAFETY: a query without side effects.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+    Some(pages.split(' ').nth(1)?.parse::<usize>().ok()? * page)
 }

@@ -43,12 +43,13 @@ pub(super) struct LineBounds {
     pub(super) end: Instant,
 }
 
-/// Calls `found` with the functions at addresses of a file, inlined ones first. Returns the number
-/// of addresses that were not looked up.
+/// Calls `found` with the functions at addresses of a file, inlined ones first, and `wait` now and
+/// then, which returns whether to go on. Returns the number of addresses that were not looked up.
 pub(super) fn find(
     file: &File,
     addresses: &[u64],
     bounds: LineBounds,
+    wait: &mut dyn FnMut() -> bool,
     found: &mut dyn FnMut(u64, Vec<FoundLine>),
 ) -> usize {
     // The executable of unit tests has no hidden command.
@@ -61,10 +62,10 @@ pub(super) fn find(
     while !rest.is_empty() {
         let Some(mut child) = start(file, rest, bounds) else { return missing + rest.len() };
         // The first answer says that the file is parsed.
-        let is_parsed = child.answer().is_some();
+        let is_parsed = child.answer(wait).is_some();
         let before = rest.len();
         while let Some((&address, later)) = rest.split_first()
-            && let Some(lines) = child.answer().and_then(|line| serde_json::from_slice(&line).ok())
+            && let Some(lines) = child.answer(wait).and_then(|line| serde_json::from_slice(&line).ok())
         {
             found(address, lines);
             rest = later;

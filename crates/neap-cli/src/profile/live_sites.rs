@@ -2,13 +2,13 @@
 //!
 //! # Design
 //! A table is a snapshot of the sums by stack. Each stack gets its site once: the places of new
-//! stacks are resolved before a table is made. Sites of generated code are
-//! found anew when there are new names of such code.
+//! stacks are resolved before a table is made. Sites of generated code are found anew when there
+//! are new names of such code.
 //!
 //! A [`SiteTable`] is plain data, since a [`LiveSites`] stays on its thread.
 
 use core::time::Duration;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -21,6 +21,7 @@ use super::limits::ProfileLimits;
 use super::resolved::{places_of, site_of};
 use super::session::Session;
 use super::symbols::{SourceLine, Symbols};
+use super::unwind::CodePlace;
 use crate::allowance::Allowance;
 use crate::handle::ProcessHandle;
 use crate::stat_reader::{Page, ProcessStatus, monotonic};
@@ -118,9 +119,12 @@ impl LiveSites {
         if symbols.follow(&session.unwinder) {
             known.retain(|_, site| !site.is_generated);
         }
+        let new = stacks.keys().filter(|stack| !known.contains_key(stack));
+        let frames = new.flat_map(|&stack| session.collector.stacks[stack as usize].frames.iter().copied());
+        let places: HashSet<CodePlace> = frames.collect();
+        // The ring is read meanwhile: it may be full within half a second.
+        symbols.resolve(places.into_iter(), time, &mut || session.poll().is_ok() && goes_on());
         let frames_of = |stack: u32| &session.collector.stacks[stack as usize].frames;
-        let new = stacks.keys().copied().filter(|stack| !known.contains_key(stack));
-        symbols.resolve(new.flat_map(|stack| frames_of(stack).iter().copied()), time);
         let mut sites: HashMap<SourceLine, Amount> = HashMap::new();
         for (stack, amount) in stacks {
             let site = known.entry(stack).or_insert_with(|| {

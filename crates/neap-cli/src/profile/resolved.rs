@@ -159,7 +159,7 @@ impl Profile {
         let is_wanted = |row: &ProfileRow| chosen.group.is_none_or(|group| is_below(&row.group, group));
         let rows: Vec<ProfileRow> = collector.cells().iter().map(row).filter(is_wanted).collect();
         let frames = rows.iter().flat_map(|row| collector.stacks[row.stack].frames.iter().copied());
-        symbols.resolve(frames, LINE_TIME);
+        symbols.resolve(frames, LINE_TIME, &mut || true);
         let mut stacks: Vec<Vec<Place>> = vec![Vec::new(); collector.stacks.len()];
         for stack in rows.iter().map(|row| row.stack) {
             if stacks[stack].is_empty() {

@@ -171,11 +171,10 @@ impl Session {
         let end = Instant::now() + LONGEST_SLOTS;
         let mut stack = Vec::new();
         for sample in self.collector.reconcile(|each| self.area.slots(each), until, read)? {
-            if Instant::now() >= end {
-                self.collector.left_out += 1;
-                continue;
-            }
-            let kept = self.area.kept_stack(&sample, &mut stack);
+            // Beyond the time, samples count without their stacks.
+            let is_late = Instant::now() >= end;
+            let kept = if is_late { Ok(None) } else { self.area.kept_stack(&sample, &mut stack) };
+            let Ok(kept) = kept else { continue };
             let callers = kept.map_or_else(Callers::default, |stack| self.unwinder.callers(&stack));
             let thread = self.threads.name(&self.handle, sample.thread);
             self.collector.allocated(&sample, &callers, thread);

@@ -33,7 +33,9 @@ impl Symbol {
         let address = symbol.st_value.get(LittleEndian);
         let is_defined = address != 0 && symbol.st_shndx.get(LittleEndian) != elf::SHN_UNDEF;
         let (bytes, name) = (symbol.st_size.get(LittleEndian), symbol.st_name.get(LittleEndian));
-        (is_code && is_defined).then_some(Symbol { address, bytes, name })
+        // On arm64 an untyped symbol without a length may mark where code begins behind data.
+        let is_mark = cfg!(target_arch = "aarch64") && bytes == 0 && symbol.st_info & 0xf == elf::STT_NOTYPE;
+        (is_code && is_defined && !is_mark).then_some(Symbol { address, bytes, name })
     }
 
     /// Of symbols at one address, the last one that has a length counts.

@@ -127,8 +127,14 @@ impl Symbols {
         }
     }
 
-    /// Finds the functions at places that are not known yet. `time` is for their lines.
-    pub(crate) fn resolve(&mut self, places: impl Iterator<Item = CodePlace>, time: Duration) {
+    /// Finds the functions at places that are not known yet. `time` is for their lines. Meanwhile
+    /// calls `wait` now and then, which returns whether to go on with lines.
+    pub(crate) fn resolve(
+        &mut self,
+        places: impl Iterator<Item = CodePlace>,
+        time: Duration,
+        wait: &mut dyn FnMut() -> bool,
+    ) {
         let room = self.limits.places.saturating_sub(self.known.len());
         let mut new: HashSet<CodePlace> = HashSet::new();
         for place in places.filter(|place| !self.known.contains_key(place)) {
@@ -144,7 +150,7 @@ impl Symbols {
         for (file, mut addresses) in by_file {
             addresses.sort_unstable();
             match file {
-                Some(file) => self.resolve_in(file, &addresses, end, &mut tables),
+                Some(file) => self.resolve_in(file, &addresses, end, &mut tables, wait),
                 None => addresses.into_iter().for_each(|address| self.resolve_generated(address)),
             }
         }
@@ -157,7 +163,14 @@ impl Symbols {
     }
 
     /// Resolves addresses of a file: by its debug information up to a time, or else by its symbols.
-    fn resolve_in(&mut self, number: u32, addresses: &[u64], end: Instant, tables: &mut u64) {
+    fn resolve_in(
+        &mut self,
+        number: u32,
+        addresses: &[u64],
+        end: Instant,
+        tables: &mut u64,
+        wait: &mut dyn FnMut() -> bool,
+    ) {
         let Some(file) = self.files.get(number as usize) else { return };
         let (image, file_name) = (file.image.clone(), file.name.clone());
         let mut of_table: HashMap<u64, SourceLine> = HashMap::new();
@@ -174,7 +187,7 @@ impl Symbols {
             // One file takes at most half of the time that is left for all.
             let half = end.saturating_duration_since(Instant::now()) / 2;
             let bounds = LineBounds { memory: self.limits.memory, end: Instant::now() + half };
-            let missing = debug_lines::find(&file, addresses, bounds, &mut |address, found| {
+            let missing = debug_lines::find(&file, addresses, bounds, wait, &mut |address, found| {
                 let lines = self.of_debug(found, of_table.get(&address));
                 if !lines.is_empty() && self.name_bytes < self.limits.name_bytes {
                     self.known.insert(place(address), lines.into());
@@ -314,7 +327,7 @@ mod tests {
         let mut symbols = Symbols::without_files(&unwinder);
         let name = |symbols: &mut Symbols, address| {
             let place = CodePlace { file: None, address };
-            symbols.resolve([place].into_iter(), Duration::ZERO);
+            symbols.resolve([place].into_iter(), Duration::ZERO, &mut || true);
             symbols.lines(place)[0].function.to_string()
         };
         assert!(symbols.follow(&unwinder) && !symbols.follow(&unwinder));

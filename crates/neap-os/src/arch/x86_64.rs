@@ -168,6 +168,13 @@ pub(crate) unsafe extern "C" fn call_on_stack(
     )
 }
 
+pub(crate) const ADDRESS_END: u64 = 1 << 47;
+
+#[inline(always)]
+pub(crate) fn without_signature(word: u64) -> u64 {
+    word
+}
+
 #[inline(always)]
 pub(crate) fn registers() -> Registers {
     let (instruction, stack_pointer, frame_pointer);

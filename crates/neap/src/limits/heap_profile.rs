@@ -32,6 +32,7 @@ use neap_base::profile_area::{
 };
 use neap_base::profile_file::{FIRST_LINE, LAST_LINE};
 use neap_groups::GroupId;
+use neap_os::call_stack::without_signature;
 use neap_os::environment::read_file;
 use neap_os::file::File;
 use neap_os::{clock, mappings, memory, thread};
@@ -181,6 +182,9 @@ impl Write for TextLines<'_> {
     }
 }
 
+/// Most bytes in the file's ring. A reader of a full one takes its first block for overwritten.
+const MOST_WRITTEN: usize = RING_BYTES - BLOCK_BYTES;
+
 /// The ring of the file.
 struct Ring<'a> {
     file: &'a File,
@@ -195,8 +199,8 @@ impl Ring<'_> {
     /// Adds a record, which fits into a block. Leaves it out where the ring is full.
     fn add(&mut self, record: &[u64]) -> Result<(), Errno> {
         let rest = BLOCK - self.filled;
-        let is_last = self.written + BLOCK_BYTES >= RING_BYTES;
-        if self.written == RING_BYTES || (is_last && record.len() > rest) {
+        let is_last = self.written + BLOCK_BYTES >= MOST_WRITTEN;
+        if self.written == MOST_WRITTEN || (is_last && record.len() > rest) {
             return Ok(());
         }
         if record.len() > rest {
@@ -374,7 +378,9 @@ fn clear(record: &mut [u64], code: &CodeRanges) -> usize {
     let (head, stack) = record.split_at_mut(RECORD);
     let mut kept = 0;
     for (at, word) in stack[..(stack_bytes / 8) as usize].iter_mut().enumerate() {
-        if is_kept(*word) {
+        let bare = without_signature(*word);
+        if is_kept(bare) {
+            *word = bare;
             kept = at + 1;
         } else {
             *word = 0;
@@ -493,6 +499,22 @@ mod tests {
         assert_eq!((words[0] >> 32, words[7], words[10]), (length as u64 * 8, 5 | 48 << 32, 0));
         let mut empty = record(ALLOC, &[secret; 4]);
         assert_eq!(clear(&mut empty, &scratch.code), RECORD);
+    }
+
+    #[test]
+    fn full_ring_of_a_file_is_read_from_its_start() {
+        let mut scratch = scratch();
+        let path = std::format!("{}/neap-ring", std::env::temp_dir().display());
+        let file = make(&std::ffi::CString::new(path.clone()).unwrap()).unwrap();
+        let mut ring = Ring { file: &file, out: &mut scratch.out, filled: 0, written: 0 };
+        let stack = record(ALLOC, &[1; 100]);
+        // More than the ring has.
+        (0..2 * RING_BYTES / (stack.len() * 8)).for_each(|_| ring.add(&stack).unwrap());
+        ring.flush().unwrap();
+        std::fs::remove_file(std::format!("{path}.{}.1", std::process::id())).unwrap();
+        // A reader passes over blocks that a process may be overwriting.
+        let oldest = (ring.written + BLOCK_BYTES).saturating_sub(RING_BYTES).next_multiple_of(BLOCK_BYTES);
+        assert_eq!((oldest, ring.written / BLOCK_BYTES), (0, RING_BYTES / BLOCK_BYTES - 2));
     }
 
     #[test]

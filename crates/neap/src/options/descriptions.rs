@@ -150,7 +150,7 @@ pub const DESCRIPTIONS: [Description; 20] = [
         key: "guard",
         values: "off, on, or bytes with k, m, g",
         default: "off",
-        text: "samples of allocations of up to a page, one in so many bytes on average (on: 512k), each on a page between two without access, which also loses its access at the free: an overflow, an underflow or a use after free ends the process with a report; a handler of SIGSEGV; from 512k on, one between two ticks (4 in a second); at most 256 at a time, 10 MiB of memory",
+        text: "samples of allocations of up to a page, one in so many bytes on average (on: 512k), each on a page between two without access, which also loses its access at the free: an overflow, an underflow or a use after free ends the process with a report; a handler of SIGSEGV; from 512k on, one between two ticks of neap's thread or of slow calls (at most 4 in a second); at most 256 at a time, 10 MiB of memory",
         setting: None,
     },
     Description {

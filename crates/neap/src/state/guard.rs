@@ -88,6 +88,8 @@ pub(crate) struct Guard {
     pub(crate) mean: AtomicU64,
     /// Whether no allocation is counted, and no sample guarded, until the next tick.
     pub(crate) rests: AtomicBool,
+    /// Samples since the last tick that were not guarded.
+    pub(crate) vain: AtomicU32,
     /// Address and length of the region; 0: there is none.
     base: AtomicUsize,
     bytes: AtomicUsize,
@@ -177,6 +179,7 @@ impl Guard {
         Guard {
             mean: AtomicU64::new(0),
             rests: AtomicBool::new(false),
+            vain: AtomicU32::new(0),
             base: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             page_size: AtomicUsize::new(0),

@@ -13,15 +13,15 @@
 
 use core::ptr::NonNull;
 use neap_base::profile_area::{CELL_BYTES, CELL_COUNT, GROUP_WORDS, MOST_CELLS, NOT_KEPT, SLOT_COUNT};
+use neap_os::call_stack::{ADDRESS_END, without_signature};
 
 const CELL_WORDS: usize = CELL_BYTES / 8;
 
 /// Words of a cell. The first is the link to the next one.
 pub(super) type Cell = [u64; CELL_WORDS];
 
-/// Addresses of code lie between.
+/// Addresses of code lie between this one and [`ADDRESS_END`].
 const LOWEST_ADDRESS: u64 = 1 << 12;
-const HIGHEST_ADDRESS: u64 = 1 << 47;
 
 /// The cells in use. Links are numbers of cells plus 1; 0 ends a chain.
 #[derive(Debug)]
@@ -98,8 +98,9 @@ impl Writer<'_> {
     unsafe fn write(&mut self, registers: [u64; 3], stack: NonNull<u64>, words: usize) -> Result<(), Ended> {
         // Without a branch: which words are addresses is hard to predict.
         let is_address = |word: u64| {
-            let (from_lowest, from_stack) = (word.wrapping_sub(LOWEST_ADDRESS), word.wrapping_sub(registers[1]));
-            u64::from((from_lowest < HIGHEST_ADDRESS - LOWEST_ADDRESS) | (from_stack < words as u64 * 8))
+            let from_lowest = without_signature(word).wrapping_sub(LOWEST_ADDRESS);
+            let from_stack = word.wrapping_sub(registers[1]);
+            u64::from((from_lowest < ADDRESS_END - LOWEST_ADDRESS) | (from_stack < words as u64 * 8))
         };
         // SAFETY: the caller's promise holds for all calls of `push` and words of the stack. The
         // place that the fourth call returns stays. Volatile: another process may write the stack

@@ -93,16 +93,22 @@ impl Recorder {
 
     /// Forgets all samples, and gives the memory back, that of the area too if there is one.
     pub(crate) fn end(&mut self, area: Option<&AreaHeader>) {
-        if let Some(live) = self.live.take() {
-            live.close();
-        }
+        let live = self.live.take();
         if let Some(area) = area {
             // What is read meanwhile is no area.
             area.magic.store(0, Ordering::Release);
             let address = core::ptr::from_ref(area).addr();
             // SAFETY: the header is the start of a mapping of that length. Its contents are written
             // here only, and read by no code of this process.
-            let _ = unsafe { memory::release_shared(address, AREA_BYTES) };
+            let is_zero = unsafe { memory::release_shared(address, AREA_BYTES) }.is_ok();
+            // Samples begin with the number 1 again, so none may stay.
+            for index in (0..live.as_ref().map_or(0, SampleTable::used)).filter(|_| !is_zero) {
+                // SAFETY: the area is mapped, and has a slot for every entry.
+                unsafe { slot_at(area, index).as_ref() }.number.store(0, Ordering::Relaxed);
+            }
+        }
+        if let Some(live) = live {
+            live.close();
         }
     }
 

@@ -50,6 +50,11 @@ impl SampleTable {
         Ok(SampleTable { entries, unused: 0, free: 0, live: 0 })
     }
 
+    /// Number of entries that were ever used.
+    pub(super) fn used(&self) -> usize {
+        self.unused as usize
+    }
+
     fn bytes() -> usize {
         size_of::<Entries>().next_multiple_of(memory::page_size())
     }
