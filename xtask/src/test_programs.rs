@@ -18,7 +18,7 @@ use crate::report::Report;
 use crate::target::Target;
 
 /// Most time of one program, against a hang.
-const LIMIT: Duration = Duration::from_secs(1200);
+const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A test program that is built.
 #[derive(Debug, PartialEq, Eq)]

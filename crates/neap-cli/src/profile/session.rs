@@ -65,6 +65,11 @@ impl ThreadNames {
         }
         &entry.1
     }
+
+    /// The name as far as it is known, without a look at the process.
+    fn known(&self, thread: u32) -> &str {
+        self.0.get(&thread).map_or("(unknown thread)", |(_, name)| name)
+    }
 }
 
 /// A profile while it is taken.
@@ -171,12 +176,13 @@ impl Session {
         let end = Instant::now() + LONGEST_SLOTS;
         let mut stack = Vec::new();
         for sample in self.collector.reconcile(|each| self.area.slots(each), until, read)? {
-            // Beyond the time, samples count without their stacks.
+            // Beyond the time, samples count without their stacks, and threads without new names.
             let is_late = Instant::now() >= end;
             let kept = if is_late { Ok(None) } else { self.area.kept_stack(&sample, &mut stack) };
             let Ok(kept) = kept else { continue };
             let callers = kept.map_or_else(Callers::default, |stack| self.unwinder.callers(&stack));
-            let thread = self.threads.name(&self.handle, sample.thread);
+            let threads = &mut self.threads;
+            let thread = if is_late { threads.known(sample.thread) } else { threads.name(&self.handle, sample.thread) };
             self.collector.allocated(&sample, &callers, thread);
         }
         Ok(())
