@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use running::{Program, library, neap, numbers_with, object};
+use running::{Program, compiled, library, neap, numbers_with, object};
 use serde_json::Value;
 
 /// Sites of the C program below, and the sizes of their objects.
@@ -44,12 +44,7 @@ fn program_of_sites(folder: &Path) -> PathBuf {
     source += "pthread_t thread; puts(\"ready\"); fflush(stdout); getchar(); pthread_create(&thread, 0, work, 0);\n";
     source += "pthread_setname_np(thread, \"holder\"); pthread_join(thread, 0); puts(\"held\"); fflush(stdout);\n";
     source += "getchar(); return 0; }\n";
-    let (file, program) = (folder.join("sites.c"), folder.join("sites"));
-    fs::write(&file, source).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-o"]).args([&program, &file]);
-    assert!(compiler.status().unwrap().success());
-    program
+    compiled(folder, "sites", &source)
 }
 
 /// A folder of a test, empty.
@@ -233,13 +228,7 @@ int main(void) {
 
 #[test]
 fn late_profile_has_the_stacks_of_what_lives_long() {
-    let folder = folder("lasting");
-    let (source, program) = (folder.join("lasting.c"), folder.join("lasting"));
-    fs::write(&source, LASTING.trim_start()).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-o"]).args([&program, &source]);
-    assert!(compiler.status().unwrap().success());
-    let mut command = Command::new(&program);
+    let mut command = Command::new(compiled(&folder("lasting"), "lasting", LASTING));
     command.env("NEAP", "background:on,profile:4k").env("LD_PRELOAD", library());
     let mut program = Program::run(command);
     program.hear("passed");
@@ -287,10 +276,7 @@ int main(int count, char **words) {
 
 #[test]
 fn leak_is_named_by_file_and_line_and_a_cache_is_not() {
-    let folder = folder("leaks");
-    let (file, program) = (folder.join("leaking.c"), folder.join("leaking"));
-    fs::write(&file, LEAKING.trim_start()).unwrap();
-    assert!(Command::new("cc").args(["-O2", "-g", "-w", "-o"]).args([&program, &file]).status().unwrap().success());
+    let program = compiled(&folder("leaks"), "leaking", LEAKING);
     let mut server = Command::new(&program).env("LD_PRELOAD", library()).spawn().unwrap();
     numbers_with(server.id(), "page", |_| true);
     let output = neap("leaks", server.id(), &["--seconds", "4", "--every", "16k"]);
@@ -343,10 +329,7 @@ int main(void) {
 #[test]
 fn profiles_are_compared_in_every_format_and_by_pprof() {
     let folder = folder("compare");
-    let (source, program) = (folder.join("changing.c"), folder.join("changing"));
-    fs::write(&source, CHANGING.trim_start()).unwrap();
-    assert!(Command::new("cc").args(["-O2", "-g", "-w", "-o"]).args([&program, &source]).status().unwrap().success());
-    let mut command = Command::new(&program);
+    let mut command = Command::new(compiled(&folder, "changing", CHANGING));
     command.env("NEAP", "background:on,profile:8k").env("LD_PRELOAD", library());
     let mut program = Program::run(command);
     let file = |name: &str| folder.join(name).to_str().unwrap().to_string();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use running::{Program, library, neap, numbers_with, object};
+use running::{Program, compiled, library, neap, numbers_with, object};
 use serde_json::Value;
 
 /// A program with a secret on its stack, that takes memory until it gets none, and asks for more.
@@ -74,11 +74,7 @@ fn hoarding(name: &str) -> (PathBuf, PathBuf) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-at-limit-{name}"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(folder.join("heaps")).unwrap();
-    let (source, program) = (folder.join("hoarding.c"), folder.join("hoarding"));
-    fs::write(&source, HOARDING.trim_start()).unwrap();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-pthread", "-o"]).args([&program, &source]);
-    assert!(compiler.status().unwrap().success());
+    let program = compiled(&folder, "hoarding", HOARDING);
     (folder, program)
 }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use running::{Program, library};
+use running::{Program, compiled, library};
 
 /// Memory of a command, in KiB, and what pages of files may add to that of a process.
 const MOST: u64 = 64 << 10;
@@ -39,15 +39,11 @@ int main(void) { hold(); puts("held"); fflush(stdout); getchar(); return 0; }
 fn program(name: &str, units: u32, bytes: u32) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("profile-memory");
     fs::create_dir_all(&folder).unwrap();
-    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
     // Length, version, offset of the table of kinds, bytes of an address; then the entry's kind.
     let unit = format!(".4byte {}\\n.2byte 4\\n.4byte .Lkinds\\n.byte 8, 1\\n.zero {bytes}", bytes + 8);
     let kinds = ".pushsection .debug_abbrev,\\\"\\\",@progbits\\n.Lkinds: .byte 1, 0x11, 0, 0, 0, 0\\n.popsection";
     let all = format!(".pushsection .debug_info,\\\"\\\",@progbits\\n.rept {units}\\n{unit}\\n.endr\\n.popsection");
-    fs::write(&source, format!("__asm__(\"{kinds}\\n{all}\");{HOLDING}")).unwrap();
-    let mut compiler = Command::new("cc");
-    assert!(compiler.args(["-O2", "-g", "-w", "-o"]).args([&program, &source]).status().unwrap().success());
-    program
+    compiled(&folder, name, &format!("__asm__(\"{kinds}\\n{all}\");{HOLDING}"))
 }
 
 /// KiB of anonymous memory of a process.

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use neap_testing::terminal::Terminal;
-use running::{Program, library, neap, numbers_with, object};
+use running::{Program, compiled, library, neap, numbers_with, object};
 use serde_json::Value;
 
 /// A program that holds memory by a function, and after its input by two others. A third one frees
@@ -59,12 +59,7 @@ fn program() -> &'static Path {
     PROGRAM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("top-profile");
         fs::create_dir_all(&folder).unwrap();
-        let (source, program) = (folder.join("holding.c"), folder.join("holding"));
-        fs::write(&source, HOLDING.trim_start()).unwrap();
-        let mut compiler = Command::new("cc");
-        compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-o"]).args([&program, &source]);
-        assert!(compiler.status().unwrap().success());
-        program
+        compiled(&folder, "holding", HOLDING)
     })
 }
 

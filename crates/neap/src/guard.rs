@@ -34,6 +34,7 @@ use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
 use crate::state::guard::FoundMisuse;
 use crate::state::guard::trail::Caller;
+use crate::state::profile::Pace;
 use crate::state::profile::recorder::Recorder;
 use core::ptr::without_provenance;
 use core::sync::atomic::Ordering;
@@ -47,9 +48,6 @@ use neap_os::thread_state::countdown_mean;
 mod report;
 
 use report::{Call, report};
-
-/// The least mean at which the counting of allocations rests between samples.
-const CLOSEST: u64 = 512 << 10;
 
 /// Samples between two ticks that may find no slot, since lasting ones have most of them.
 const MOST_VAIN: u32 = 16;
@@ -73,16 +71,20 @@ impl<P: Platform> Mm<P> {
     /// have found no slot. The counting goes on if samples are recorded, if closer ones are asked
     /// for, or if none of `size` bytes is guarded.
     pub(crate) fn rest_from_guarding(&self, core: &Core<P>, _: &Recorder, memory: *mut u8, size: usize) {
-        let goes_on = self.profile.is_recorded.load(Ordering::Relaxed)
-            || core.guard.mean.load(Ordering::Relaxed) < CLOSEST
+        // Relaxed, here and below: only threads that hold the lock write these.
+        let goes_on = core.guard.rests.load(Ordering::Relaxed)
+            || self.profile.is_recorded.load(Ordering::Relaxed)
+            || core.guard.mean.load(Ordering::Relaxed) < Pace::WIDENED
             || core.guard.region_for(size).is_none();
-        let is_guarded = core.guard.region_of(memory).is_some();
-        // Relaxed: only threads that hold the lock write it.
-        let vain = core.guard.vain.load(Ordering::Relaxed) + u32::from(!is_guarded);
-        core.guard.vain.store(vain, Ordering::Relaxed);
-        if !goes_on && (is_guarded || vain >= MOST_VAIN) && !core.guard.rests.swap(true, Ordering::Relaxed) {
-            self.fast_path.count_none();
+        if goes_on {
+            return;
         }
+        let vain = core.guard.vain.load(Ordering::Relaxed) + 1;
+        if core.guard.region_of(memory).is_none() && vain < MOST_VAIN {
+            return core.guard.vain.store(vain, Ordering::Relaxed);
+        }
+        core.guard.rests.store(true, Ordering::Relaxed);
+        self.fast_path.count_none();
     }
 
     /// Counts allocations again, at a tick.
@@ -275,7 +277,7 @@ mod tests {
 
     #[test]
     fn one_sample_is_guarded_between_two_ticks() {
-        with_guard_of(CLOSEST, Options::DEFAULT, |mm| {
+        with_guard_of(Pace::WIDENED, Options::DEFAULT, |mm| {
             let guarded = |bytes: u64| {
                 let blocks = (0..bytes / 99).map(|_| {
                     let block = mm.allocate(99);
@@ -288,13 +290,13 @@ mod tests {
             };
             // None comes in that many bytes once in e^40 runs.
             for tick in 1..4 {
-                assert_eq!(guarded(40 * CLOSEST), 1, "tick {tick}");
+                assert_eq!(guarded(40 * Pace::WIDENED), 1, "tick {tick}");
                 mm.tick(tick << 30);
             }
         });
-        with_guard_of(CLOSEST - 1, Options::DEFAULT, |mm| {
+        with_guard_of(Pace::WIDENED - 1, Options::DEFAULT, |mm| {
             let mut guarded = 0;
-            for _ in 0..40 * CLOSEST / 99 {
+            for _ in 0..40 * Pace::WIDENED / 99 {
                 let block = mm.allocate(99);
                 guarded += usize::from(is_guarded(mm, block));
                 // SAFETY: the block is this test's.

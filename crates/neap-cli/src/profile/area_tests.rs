@@ -13,6 +13,7 @@ use neap_base::profile_area::{
 
 use super::area::{Area, FreedMeanwhile, RingRecord, SampledAllocation};
 use crate::work::meter::Random;
+use neap_testing::random::seed;
 
 /// An area as a process would write it.
 pub(super) struct Writer {
@@ -261,9 +262,7 @@ fn area_of_an_older_process_is_read_without_kept_stacks() {
 
 #[test]
 fn damaged_kept_stacks_are_counted_or_read() {
-    let seed = std::env::var("NEAP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x2545_f491_4f6c_dd1d_u64);
-    println!("NEAP_SEED={seed}");
-    let mut numbers = Random::new(seed);
+    let mut numbers = Random::new(seed());
     let mut random = || numbers.draw();
     let (mut damaged, mut read) = (0, 0);
     for _ in 0..200 {
@@ -295,9 +294,7 @@ fn damaged_kept_stacks_are_counted_or_read() {
 
 #[test]
 fn damaged_areas_end_and_are_counted() {
-    let seed = std::env::var("NEAP_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x2545_f491_4f6c_dd1d_u64);
-    println!("NEAP_SEED={seed}");
-    let mut numbers = Random::new(seed);
+    let mut numbers = Random::new(seed());
     let mut random = || numbers.draw();
     let mut damaged = 0;
     for _ in 0..300 {

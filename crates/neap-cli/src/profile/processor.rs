@@ -36,7 +36,7 @@ mod own {
 
     /// The bits of an address in return addresses, which may be signed. Linux gives a program
     /// higher addresses only if it asks for them.
-    const ADDRESS: PtrAuthMask = PtrAuthMask((1 << 48) - 1);
+    const ADDRESS: PtrAuthMask = PtrAuthMask(neap_os::call_stack::ADDRESS_END - 1);
 
     /// The registers of a sample. The function that took it has called others, so its return
     /// address lies on the stack, and the link register does not matter.

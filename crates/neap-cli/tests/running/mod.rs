@@ -35,6 +35,16 @@ pub(crate) fn library() -> &'static Path {
     })
 }
 
+/// Compiles a C program in a folder, without frame pointers.
+pub(crate) fn compiled(folder: &Path, name: &str, source: &str) -> PathBuf {
+    let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    fs::write(&file, source.trim_start()).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-pthread", "-o"]).args([&program, &file]);
+    assert!(compiler.status().unwrap().success(), "{}", file.display());
+    program
+}
+
 /// A process that the test talks to; it ends with the test.
 pub(crate) struct Program {
     pub(crate) child: Child,

@@ -11,6 +11,7 @@ pub(crate) mod recorder;
 mod sample_table;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+pub(crate) use intervals::Pace;
 use neap_base::Mutex;
 use recorder::Recorder;
 

@@ -31,7 +31,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// The least distance that is widened: finer samples were asked for, and come.
+    /// The least distance that neap widens. Closer samples were asked for, and all come.
     pub(crate) const WIDENED: u64 = 512 << 10;
     /// Samples of a window at which the distance doubles: 1280 in a second. Below a quarter of it,
     /// the distance is halved.
