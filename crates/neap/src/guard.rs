@@ -307,6 +307,29 @@ mod tests {
     }
 
     #[test]
+    fn counting_rests_after_samples_that_found_no_slot() {
+        with_guard_of(Pace::WIDENED, Options::DEFAULT, |mm| {
+            let core = mm.core().unwrap();
+            // Nothing is guarded meanwhile.
+            core.objects.platform.use_isolated_cpu(true);
+            core.objects.look_for_isolated_use();
+            let samples_in = |bytes: u64, size: usize| {
+                for _ in 0..bytes / size as u64 {
+                    // SAFETY: the block is this test's.
+                    unsafe { mm.free(mm.allocate(size)) };
+                }
+            };
+            samples_in(100 * Pace::WIDENED, 5000);
+            assert!(!core.guard.rests.load(Ordering::Relaxed), "none so large finds a slot");
+            samples_in(100 * Pace::WIDENED, 99);
+            assert!(core.guard.rests.load(Ordering::Relaxed));
+            core.objects.platform.use_isolated_cpu(false);
+            mm.tick(1 << 30);
+            assert!(!core.guard.rests.load(Ordering::Relaxed));
+        });
+    }
+
+    #[test]
     fn thread_in_a_group_pays_for_the_page() {
         with_guard(Options { refuse: true, ..Options::DEFAULT }, |mm| {
             let groups = mm.groups().unwrap();
