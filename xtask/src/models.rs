@@ -19,7 +19,8 @@ type Interpreted = (&'static str, &'static [&'static str], &'static [&'static st
 /// memory. It is some hundred times slower than the machine, so they are small.
 const MIRI: &[Interpreted] = &[
     ("neap-reclaim", &["--lib"], &["shrinkers::"]),
-    ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units", "rcu::"]),
+    ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units"]),
+    ("neap-base", &["--test", "rcu_phases"], &[]),
     ("neap-objects", &["--lib"], &["strided_run::", "sheaf::", "slab::", "holes::"]),
     ("neap-percpu", &["--test", "plain_memory"], &[]),
     ("neap-groups", &["--lib"], &["id::", "table::"]),

@@ -185,6 +185,46 @@ fn one_tenants_growth_does_not_evict_what_is_protected_of_another() {
     assert!(!first.insert() && first.len() == before);
 }
 
+/// A thread that reclaims holds the lock of the cache until another call did not get it. That call
+/// frees nothing, which is no reason to refuse the charge that it was made for.
+#[test]
+fn a_charge_is_not_refused_while_another_thread_empties_the_cache() {
+    const HELD: Duration = Duration::from_millis(50);
+    let group = Group::create("emptied").unwrap();
+    group.set(Bound::Max, 16 * OBJECT).unwrap();
+    let objects: Arc<Mutex<Vec<Charge>>> = Arc::default();
+    let [is_held, misses] = [const { AtomicU64::new(0) }; 2].map(Arc::new);
+    let (counted, missed, shrunk) = (objects.clone(), misses.clone(), objects.clone());
+    let (held, seen) = (is_held.clone(), misses.clone());
+    let count = move || match counted.try_lock() {
+        Ok(objects) => objects.len() as u64,
+        Err(_) => {
+            missed.fetch_add(1, Relaxed);
+            0
+        }
+    };
+    let scan = move |wanted| {
+        let Ok(mut objects) = shrunk.try_lock() else { return 0 };
+        held.store(1, Relaxed);
+        let end = Instant::now() + HELD;
+        while seen.load(Relaxed) == 0 && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        // Long enough for the rest of the other pass.
+        std::thread::sleep(Duration::from_millis(10));
+        let left = objects.len().saturating_sub(wanted as usize);
+        objects.split_off(left).len() as u64
+    };
+    let _cache = Shrinker::named("emptied").group(group).batch(4).register(count, scan).unwrap();
+    objects.lock().unwrap().extend((0..16).map(|_| group.charge(OBJECT).unwrap()));
+    std::thread::scope(|scope| {
+        scope.spawn(|| reclaim::reclaim(group, 4 * OBJECT, Duration::from_secs(10)));
+        until("the cache is held", || is_held.load(Relaxed) == 1);
+        let charge = group.charge(OBJECT);
+        assert!(charge.is_ok(), "{:?} after {} misses", charge, misses.load(Relaxed));
+    });
+}
+
 #[test]
 fn reclaim_is_asked_for_and_says_beforehand_who_would_pay() {
     let (group, other) = (Group::create("asked/a").unwrap(), Group::create("asked/b").unwrap());

@@ -251,6 +251,12 @@ impl Watchdog {
         self.record(shrinker).is_some_and(|record| now < record.until())
     }
 
+    /// Returns whether a thread is in a callback of a shrinker at this moment. One that was written
+    /// off does not count.
+    pub fn runs(&self, shrinker: u64) -> bool {
+        self.slots.iter().filter_map(|slot| slot.state.running()).any(|running| running.shrinker == shrinker)
+    }
+
     /// Blames a shrinker and bars it for some time. The caller must be inside the fork gate.
     pub fn blame(&self, shrinker: u64, name: Option<Name>, verdict: Misbehaviour, now: u64) {
         let _blaming = self.blaming.lock();

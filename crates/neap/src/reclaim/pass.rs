@@ -22,7 +22,7 @@ use neap_reclaim::{FIRST_PRIORITY, ScanPressure, ShrinkerFilter, ShrinkerId, Vis
 /// Largest subtree whose groups a pass visits one by one; in larger ones it visits marked slots of
 /// all groups.
 const FEW: usize = 32;
-/// Nanoseconds between two looks for a free slot.
+/// Nanoseconds between two looks for a free slot, or for the end of another thread's call.
 const NAP: u64 = 1_000_000;
 
 /// The share of one group in a dry run.
@@ -205,6 +205,27 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             top,
             node: None,
             request: None,
+        }
+    }
+
+    /// Runs passes for a waiting thread until one frees something, or no other thread calls the
+    /// shrinkers that had nothing to give. Takes [`PATIENCE`] and one pass at most.
+    ///
+    /// | reclaimer A | reclaimer B |
+    /// |---|---|
+    /// | 1. `scan` takes the lock of the cache | |
+    /// | | 2. `count` does not get the lock, and returns 0 |
+    /// | 3. frees objects, returns | |
+    /// | | 4. asks again, instead of answering that nothing can be freed |
+    pub(crate) fn run_to_answer(&self, ask: &Ask, context: PassContext) -> Ran<Got> {
+        let end = self.now().saturating_add(PATIENCE);
+        loop {
+            let ran = self.run(ask, context);
+            let is_answer = ran.result.is_something() || !ran.is_contended || ran.is_written_off;
+            if is_answer || self.now() >= end {
+                return ran;
+            }
+            self.source().platform().sleep(NAP);
         }
     }
 

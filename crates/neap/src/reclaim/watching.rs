@@ -26,16 +26,20 @@ pub(crate) struct Ran<T> {
     pub(crate) result: T,
     /// The thread was written off meanwhile.
     pub(crate) is_written_off: bool,
+    /// A shrinker had nothing to give while another thread called it, too. It may have: that call
+    /// may hold the lock of its cache.
+    pub(crate) is_contended: bool,
 }
 
 impl<T> Ran<T> {
     /// The result of a thread that was not written off.
     pub(crate) fn of(result: T) -> Ran<T> {
-        Ran { result, is_written_off: false }
+        Ran { result, is_written_off: false, is_contended: false }
     }
 
     pub(crate) fn map<U>(self, with: impl FnOnce(T) -> U) -> Ran<U> {
-        Ran { result: with(self.result), is_written_off: self.is_written_off }
+        let Ran { result, is_written_off, is_contended } = self;
+        Ran { result: with(result), is_written_off, is_contended }
     }
 }
 
@@ -45,6 +49,7 @@ pub(crate) struct Watch<'w, 'm, P: Platform> {
     running: &'w RunningCallback<'w>,
     deadline: u64,
     is_written_off: Cell<bool>,
+    is_contended: Cell<bool>,
     /// A moment, and the CPU time of this thread by then.
     base: Cell<(u64, u64)>,
     /// When the last callback ended, and the answer of the last count.
@@ -54,8 +59,9 @@ pub(crate) struct Watch<'w, 'm, P: Platform> {
 
 impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
     pub(crate) fn new(reclaiming: &'w Reclaiming<'m, P>, running: &'w RunningCallback<'w>, deadline: u64) -> Self {
-        let (is_written_off, [ended, counted]) = (Cell::new(false), [const { Cell::new(0) }; 2]);
-        Watch { reclaiming, running, deadline, is_written_off, base: Cell::new((0, 0)), ended, counted }
+        let [is_written_off, is_contended] = [const { Cell::new(false) }; 2];
+        let ([ended, counted], base) = ([const { Cell::new(0) }; 2], Cell::new((0, 0)));
+        Watch { reclaiming, running, deadline, is_written_off, is_contended, base, ended, counted }
     }
 
     /// Whether the thread was written off.
@@ -65,7 +71,7 @@ impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
 
     /// The `result` of the work that this watched.
     pub(crate) fn ran<T>(&self, result: T) -> Ran<T> {
-        Ran { result, is_written_off: self.is_written_off() }
+        Ran { result, is_written_off: self.is_written_off(), is_contended: self.is_contended.get() }
     }
 
     /// Returns how long one callback of a shrinker may take.
@@ -156,6 +162,9 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         }
         let is_count = asked.to_scan == 0;
         let objects = if answer >= DONE { 0 } else { answer };
+        if objects == 0 && self.reclaiming.reclaim.watchdog.runs(id.to_bits()) {
+            self.is_contended.set(true);
+        }
         // No shrinker can have freed more than requested, and more than it has just counted.
         let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();
         if is_count {

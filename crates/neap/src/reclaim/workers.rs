@@ -328,7 +328,7 @@ impl<P: Platform> Mm<P> {
                 }
                 Next::End => return,
             };
-            let Ran { result: bytes, is_written_off } = core.work(self, &reclaiming, aim, number);
+            let Ran { result: bytes, is_written_off, .. } = core.work(self, &reclaiming, aim, number);
             if is_written_off {
                 reclaiming.inside(|| jobs.end(number, idle));
                 // The thread that wrote this one off may not have made a successor yet, or failed
@@ -347,7 +347,11 @@ impl<P: Platform> Core<P> {
         let deadline = reclaiming.now().saturating_add(PASS);
         let run = |top: GroupId, bytes: u64, purpose: Purpose, node: Option<usize>| {
             let context = PassContext { purpose, ..PassContext::of(number) };
-            reclaiming.run(&Ask { top, bytes, deadline, node, ahead: false }, context)
+            let ask = Ask { top, bytes, deadline, node, ahead: false };
+            match aim {
+                ReclaimJob::Group(..) | ReclaimJob::Budget(_) => reclaiming.run_to_answer(&ask, context),
+                _ => reclaiming.run(&ask, context),
+            }
         };
         // A shrinker that freed objects without giving a size counts as one byte, so that it is
         // asked again.
