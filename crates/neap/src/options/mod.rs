@@ -9,8 +9,10 @@
 //! # Adding an option
 //!
 //! 1. Add a [`Description`], a field of [`Options`] and its value in [`Options::DEFAULT`].
-//! 2. Add an arm to `Options::assign`. Raise `LONGEST_KEY` for a longer key.
-//! 3. Add the row to `docs/guide/options.md`, which a test compares with the table.
+//! 2. Add an arm to `Options::assign`. Raise `LONGEST_KEY` for a longer key. Set the field in the
+//!    test `every_option_can_be_set`.
+//! 3. Add the row to `docs/guide/options.md`, which `neap-cli/tests/options.rs` compares with the
+//!    table.
 //! 4. If a running process may change it: add a `Setting` at the end of the enum, which `neap set`
 //!    sends by its number, to the list in `settings.rs`, and to each match over settings.
 
