@@ -33,8 +33,10 @@ const MOST_THREADS: usize = 1 << 13;
 /// Time of a look in which samples are unwound; those beyond are counted. A process may have mapped
 /// much, or named many threads.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
-/// Time of a look at the slots in which samples of no record are added, with their kept stacks.
+/// Time in which samples of no record are added, with their kept stacks: so much at once, and a
+/// part of the time that the session takes. Each overrun of the ring needs a look at the slots.
 const LONGEST_SLOTS: Duration = Duration::from_secs(1);
+const PART_OF_SLOTS: u32 = 4;
 /// Bytes that may be kept of a report of groups, of the names of groups that are kept, and
 /// characters of one.
 const MOST_OF_GROUPS: usize = 8 << 20;
@@ -84,6 +86,9 @@ pub(crate) struct Session {
     asked_groups: Option<Instant>,
     head_at_start: AreaHead,
     head: AreaHead,
+    start: Instant,
+    /// Time in which samples of no record were added.
+    adding: Duration,
     /// Whether sampling was switched off meanwhile.
     pub(crate) is_over: bool,
 }
@@ -119,6 +124,8 @@ impl Session {
             asked_groups: None,
             head_at_start: head,
             head,
+            start: Instant::now(),
+            adding: Duration::ZERO,
             is_over: false,
         })
     }
@@ -173,9 +180,11 @@ impl Session {
         }
         let until = monotonic().saturating_sub(WRITING);
         let read = self.area.highest().unwrap_or(self.head.taken);
-        let end = Instant::now() + LONGEST_SLOTS;
+        let missing = self.collector.reconcile(|each| self.area.slots(each), until, read)?;
+        let begun = Instant::now();
+        let end = begun + (LONGEST_SLOTS + self.start.elapsed() / PART_OF_SLOTS).saturating_sub(self.adding);
         let mut stack = Vec::new();
-        for sample in self.collector.reconcile(|each| self.area.slots(each), until, read)? {
+        for sample in missing {
             // Beyond the time, samples count without their stacks, and threads without new names.
             let is_late = Instant::now() >= end;
             let kept = if is_late { Ok(None) } else { self.area.kept_stack(&sample, &mut stack) };
@@ -185,6 +194,7 @@ impl Session {
             let thread = if is_late { threads.known(sample.thread) } else { threads.name(&self.handle, sample.thread) };
             self.collector.allocated(&sample, &callers, thread);
         }
+        self.adding += begun.elapsed();
         Ok(())
     }
 
