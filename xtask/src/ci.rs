@@ -25,11 +25,10 @@ fn cargo_step(arguments: &[&str]) -> Result<()> {
     run(cargo)
 }
 
-/// Runs tests without the checks that only tests have, which may hide errors. Omits what takes
-/// minutes for each test: optimisation at link time, and compilation as one unit.
+/// Runs tests without the checks that only tests have, which may hide errors.
 fn without_checks(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
-    cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    build::without_lto(&mut cargo);
     cargo.current_dir(layout::root());
     run(cargo)
 }

@@ -10,7 +10,7 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 
 use crate::process::{capture, cargo, command, run, which};
-use crate::{lanes, layout};
+use crate::{build, lanes, layout};
 
 /// Tests that miri interprets: crate, test programs, arguments.
 type Interpreted = (&'static str, &'static [&'static str], &'static [&'static str]);
@@ -48,10 +48,8 @@ pub(crate) fn loom() -> Result<()> {
             .env("CARGO_TARGET_DIR", layout::target().join("loom"))
             .env("RUSTFLAGS", "--cfg loom")
             .env("LOOM_MAX_PREEMPTIONS", &preemptions)
-            // The release profile's link-time optimisation takes longer than these tests do.
-            .env("CARGO_PROFILE_RELEASE_LTO", "off")
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
             .env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+        build::without_lto(&mut test);
         run(test)?;
     }
     Ok(())
