@@ -1,4 +1,4 @@
-//! Rules for comments in `crates` and `xtask`, each with a ceiling for the number of lines that
+//! Rules for comments and messages in `crates` and `xtask`, each with a ceiling for the number of lines that
 //! break it.
 //!
 //! `cargo xtask tidy` fails above a ceiling, and names a ceiling that can be lowered. `cargo xtask
@@ -41,7 +41,7 @@ fn comment(line: &str) -> &str {
 }
 
 fn names_no_actor(line: &str) -> bool {
-    let words = comment(line).split(|c: char| !c.is_alphanumeric());
+    let words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
     words.map(str::to_lowercase).any(|word| NO_ACTOR.contains(&word.as_str()))
 }
 
@@ -125,12 +125,13 @@ mod tests {
         let only = |at: usize| (0..RULES.len()).map(|rule| rule == at).collect::<Vec<_>>();
         assert_eq!(broken("    // Nobody's lock."), only(0));
         assert_eq!(broken("let x = 1; // for whoever waits"), only(0));
+        assert_eq!(broken("assert!(done, \"nobody waits\");"), only(0));
         assert_eq!(broken("/// The same, inside the gate."), only(1));
         assert_eq!(broken("    // SAFETY: as above."), only(2));
         assert_eq!(broken(&format!("//! {}", "é".repeat(COLUMNS - 3))), only(3));
         let kept = [
             format!("//! {}", "é".repeat(COLUMNS - 4)),
-            "let nobody = \"who\";".into(),
+            "fn nobody_waits() {".into(),
             "// A whole".into(),
             "/// The sameness".into(),
         ];

@@ -347,7 +347,7 @@ mod tests {
     }
 
     fn not_again() -> bool {
-        unreachable!("nobody else is inside")
+        unreachable!("no other thread is inside")
     }
 
     #[test]
@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn who_is_inside_is_waited_for_and_not_who_comes_later() {
         let gate = Gate::new();
-        assert!(!gate.outwait(1, || unreachable!("nobody is inside")));
+        assert!(!gate.outwait(1, || unreachable!("no thread is inside")));
         let ([one, other], mut looks) = ([3, 5].map(|lane| count_another(&gate, lane)), 0);
         assert!(gate.outwait(u32::MAX, || {
             looks += 1;

@@ -317,7 +317,7 @@ fn what_is_none_is_refused() {
             assert_eq!(get(c"c-nowhere".as_ptr(), misaligned()), code(Error::Argument));
             assert_eq!((get(c"c-\xff".as_ptr(), &raw mut number), number), (code(Error::Name), 7));
         }
-        assert_eq!(at(neap_group_find, "c-nowhere"), (code(Error::Group), 0), "not made for nobody");
+        assert_eq!(at(neap_group_find, "c-nowhere"), (code(Error::Group), 0), "not made by the look");
         for nothing in [null_mut(), misaligned(), charge] {
             assert_eq!(neap_group_uncharge(nothing), code(Error::Argument));
             assert_eq!((neap_charge_bytes(nothing), neap_charge_group(nothing)), (0, 0));

@@ -152,7 +152,7 @@ impl DrainAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stat_reader::tests::nobody;
+    use crate::stat_reader::tests::ended;
 
     #[test]
     fn sizes_are_numbers_with_a_suffix() {
@@ -164,11 +164,11 @@ mod tests {
 
     #[test]
     fn a_report_says_what_was_skipped_only_where_something_was() {
-        let process = nobody();
+        let process = ended();
         let mut answer =
             DrainAnswer { cpus: 2, skipped: 0, retried: 0, page_size: 4096, pages: 3, objects: 9, free: u64::MAX };
         let text = answer.report(&process);
-        assert!(text.starts_with("Process 12 (nobody): 3 pages (12 KiB) and 9 objects of 2 CPUs"), "{text}");
+        assert!(text.starts_with("Process 12 (ended): 3 pages (12 KiB) and 9 objects of 2 CPUs"), "{text}");
         assert!(!text.contains("Skipped"), "{text}");
         (answer.skipped, answer.retried) = (1, 8);
         assert!(answer.report(&process).ends_with("Skipped: 1 lists or stacks, after 8 more tries.\n"));

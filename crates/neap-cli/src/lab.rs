@@ -162,7 +162,7 @@ fn bound(comparison: &Comparison, scenario: Scenario) -> String {
     let share = comparison.run(scenario, policies::Name::Adaptive).map_or(1.0, |run| run.outcome.zone_share.min(1.0));
     match comparison.least_listed(scenario, share) {
         Some(pages) => format!(
-            "Whoever knew the future could take {:.1} % from the zone, as adaptive does, with {pages:.0} pages listed.",
+            "A policy that knew the future could take {:.1} % from the zone, as adaptive does, with {pages:.0} pages listed.",
             share * 100.0
         ),
         None => {

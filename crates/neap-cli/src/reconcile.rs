@@ -188,7 +188,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result for this process.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut told) = (crate::stat_reader::tests::nobody(), Told::BLANK);
+        let (process, mut told) = (crate::stat_reader::tests::ended(), Told::BLANK);
         read(words, &mut told, allowance)?;
         let seen = compare(&process, &told)?;
         Ok([seen.to_string(), object(&process, &seen, 1 << 20, None).to_string()])

@@ -443,7 +443,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut seen, mut text) = (crate::stat_reader::tests::nobody(), Seen::default(), Vec::new());
+        let (process, mut seen, mut text) = (crate::stat_reader::tests::ended(), Seen::default(), Vec::new());
         read(words, &mut seen, allowance)?;
         seen.write(&mut text, &process)?;
         Ok([String::from_utf8(text)?, serde_json::to_string(&seen.json())?])

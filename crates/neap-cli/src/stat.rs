@@ -24,7 +24,7 @@ Examples:
   neap stat 1234 --percpu --html chunks.html
                           the chunks of its per-CPU data, and a page that draws them
   neap stat 1234 --groups --dead
-                          who holds what, and what deleted groups have left
+                          what each holds, and what deleted groups have left
   neap stat 1234 --reconcile
                           what is resident, by what it is of, beside what neap believes to have
   neap stat 1234 --shrinkers
@@ -316,12 +316,12 @@ fn mib_signed(bytes: i64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::stat_reader::tests::nobody;
+    use crate::stat_reader::tests::ended;
     use serde::Deserialize;
 
     /// Reads a page, and shows its numbers.
     pub(crate) fn show_page(bytes: Vec<u8>) -> Result<[String; 2]> {
-        let (process, page) = (nobody(), crate::stat_reader::tests::read_in_turn(&[bytes])?);
+        let (process, page) = (ended(), crate::stat_reader::tests::read_in_turn(&[bytes])?);
         let text = Numbers::read(&process, &page)?.report(&process, Some(0));
         Ok([text, serde_json::to_string(&page.object)?])
     }
@@ -351,9 +351,9 @@ pub(crate) mod tests {
             "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "settled": true, "of a later version": 1,
         });
         let object = crate::foreign::escaped_value(object);
-        let text = Numbers::deserialize(&object).unwrap().report(&nobody(), Some(345));
+        let text = Numbers::deserialize(&object).unwrap().report(&ended(), Some(345));
         for part in [
-            "Process 12 (nobody): neap 9.9, memory of now, the rest 345 ms old",
+            "Process 12 (ended): neap 9.9, memory of now, the rest 345 ms old",
             "it works\\u{1b}[2J",
             "isolated CPUs: 3, 4",
         ] {

@@ -414,8 +414,8 @@ pub(crate) mod tests {
     use core::cell::Cell;
 
     /// A process without existence, for reports.
-    pub(crate) fn nobody() -> ProcessStatus {
-        let (name, user) = ("nobody".to_string(), "0".to_string());
+    pub(crate) fn ended() -> ProcessStatus {
+        let (name, user) = ("ended".to_string(), "0".to_string());
         let handle = Arc::new(ProcessHandle::open(std::process::id() as i32).unwrap());
         let allowance = Allowance::new(Duration::from_secs(1000));
         ProcessStatus { handle, allowance, pid: 12, name, user, own_id: 12, resident_kib: 2048 }

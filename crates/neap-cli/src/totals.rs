@@ -123,11 +123,11 @@ impl Totals {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::stat_reader::tests::nobody;
+    use crate::stat_reader::tests::ended;
 
     /// The totals of a process with these numbers.
     pub(crate) fn totals(text: &str) -> Totals {
-        let mut process = nobody();
+        let mut process = ended();
         process.name = "server".into();
         Totals::sum(&process, &serde_json::from_str(text).unwrap(), 0).unwrap()
     }

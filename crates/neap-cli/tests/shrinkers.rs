@@ -58,7 +58,7 @@ fn a_cache_is_seen_asked_to_shrink_and_named_when_it_behaves_badly() {
     assert!(shrunk.status.success() && text.contains("tenant/acme, node 0: 20 objects freed"), "{text}");
     assert_eq!(objects.lock().unwrap().len(), before - 20);
     for (more, complaint) in [
-        (&["nobody", "1"][..], "has no shrinker \"nobody\""),
+        (&["unknown", "1"][..], "has no shrinker \"unknown\""),
         (&["pages", "1", "--group", "other"], "anything of group \"other\""),
         (&["pages", "1", "--node", "31"], "has no shrinker \"pages\""),
     ] {

@@ -245,7 +245,7 @@ fn a_process_that_ended_or_never_was_is_named() {
 
 #[test]
 fn another_users_process_is_not_shown() {
-    const NOBODY: u32 = 65_534;
+    const OTHER_USER: u32 = 65_534;
     // SAFETY: a query without side effects.
     if unsafe { libc::geteuid() } != 0 {
         eprintln!("skipped: only root can run a process of another user");
@@ -260,7 +260,7 @@ fn another_users_process_is_not_shown() {
     let copy = folder.join("neap");
     fs::copy(env!("CARGO_BIN_EXE_neap"), &copy).unwrap();
     let mut command = Command::new(&copy);
-    command.args(["stat", &program.id().to_string()]).uid(NOBODY).gid(NOBODY).current_dir("/");
+    command.args(["stat", &program.id().to_string()]).uid(OTHER_USER).gid(OTHER_USER).current_dir("/");
     // A process that another test forks holds the copy open for writing until it executes
     // something.
     let output = until("copy that can be executed", || match command.output() {

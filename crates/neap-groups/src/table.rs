@@ -47,7 +47,7 @@ impl<T: Entry> Table<T> {
     }
 
     /// Returns the number of entries.
-    #[expect(clippy::len_without_is_empty, reason = "whoever asks wants an index")]
+    #[expect(clippy::len_without_is_empty, reason = "callers want an index")]
     pub fn len(&self) -> u32 {
         self.length.load(Ordering::Acquire) // Pairs with the Release in `grow`.
     }

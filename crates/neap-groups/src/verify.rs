@@ -87,11 +87,11 @@ impl Groups {
     fn verify_queue(&self, slot: u32, group: &Group) -> Result<(), Finding> {
         let (id, queues) = (group.id(), self.waiters.lock(&self.tree));
         let (mut next, mut ticket) = (queues.first(group), 0);
-        same("whether somebody waits", id, next.is_some().into(), group.has_waiters().into())?;
-        same("whether somebody could be let in", id, 0, group.is_waited_for().into())?;
+        same("whether a charge waits", id, next.is_some().into(), group.has_waiters().into())?;
+        same("whether a waiter could be admitted", id, 0, group.is_waited_for().into())?;
         while let Some((index, waiter)) = next.and_then(|index| Some((index, queues.get(index)?))) {
-            same("where somebody waits", id, slot.into(), waiter.place().into())?;
-            same("whether somebody in a queue waits", id, 1, waiter.is_waiting().into())?;
+            same("group where a charge waits", id, slot.into(), waiter.place().into())?;
+            same("whether a charge in a queue waits", id, 1, waiter.is_waiting().into())?;
             same("whether a queue is by age", id, 1, (ticket < waiter.ticket()).into())?;
             (next, ticket) = (queues.after(index), waiter.ticket());
         }

@@ -112,7 +112,7 @@ fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
             let low = |&child| groups.standing(host, slot(child), top).unwrap().low;
             (children.iter().map(low).collect::<Vec<_>>(), groups.summed() - before)
         };
-        assert_eq!(walk(), (vec![MIB / 2; 100], 0), "nobody claims anything");
+        assert_eq!(walk(), (vec![MIB / 2; 100], 0), "no child claims anything");
         children.iter().for_each(|&child| _ = groups.set_bound(host, child, Bound::Low, MIB).unwrap());
         groups.begin_pass();
         assert_eq!(walk(), (vec![MIB / 2; 100], 100));

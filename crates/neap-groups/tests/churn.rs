@@ -46,7 +46,7 @@ fn tables_do_not_grow_with_the_groups_that_were_deleted() {
     alive.iter().for_each(|&(group, _)| groups.delete(&host, group).unwrap());
     // Bytes that were uncharged for deleted groups are stocked for their heir.
     assert_eq!(groups.drain(&host, GroupId::ROOT), 0);
-    assert!(!groups.end_deleted(&host), "nobody is on the way through groups");
+    assert!(!groups.end_deleted(&host), "no thread is on the way through groups");
     let count = groups.count(&host);
     assert_eq!((count.live, count.dying, count.ids), (1, 0, 1));
     groups.verify(&host).unwrap();

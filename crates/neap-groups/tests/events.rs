@@ -97,12 +97,12 @@ fn events_are_told_once_with_how_often_and_to_those_above() {
         assert!(!groups.unsubscribe(&host, first), "a second time");
         host.asked.come.store(0, Relaxed);
         refuse(groups, &host, leaf);
-        assert_eq!(host.asked.come.load(Relaxed), 0, "nobody wants to hear of it");
+        assert_eq!(host.asked.come.load(Relaxed), 0, "no listener wants it");
         groups.deliver(&host);
         assert_eq!((of_leaf.take(), of_top.take(), other.take()), (vec![], vec![], vec![]));
         assert!(groups.unsubscribe(&host, third));
-        let nobody = groups.subscribe(&host, GroupId::from_bits(0), REFUSED, other.listener());
-        assert_eq!(nobody, Err(NotSubscribed::NoSuchGroup));
+        let refused = groups.subscribe(&host, GroupId::from_bits(0), REFUSED, other.listener());
+        assert_eq!(refused, Err(NotSubscribed::NoSuchGroup));
     });
 }
 

@@ -68,7 +68,11 @@ fn l14_who_flushes_a_stock_reads_it_once() {
         });
         for payer in payers {
             groups.drain(&host, payer.id());
-            assert_eq!(groups.info(&host, payer.id()).unwrap().charged, 0, "somebody's bytes were another's");
+            assert_eq!(
+                groups.info(&host, payer.id()).unwrap().charged,
+                0,
+                "bytes of one group were charged to another"
+            );
         }
     });
 }

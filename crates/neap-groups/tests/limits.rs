@@ -115,7 +115,7 @@ impl Tree {
                             let holders: Vec<u64> = limit.holders.iter().flatten().map(|(_, bytes)| *bytes).collect();
                             assert!(limit.need == bytes && holders.is_sorted_by(|one, next| one >= next), "{limit:?}");
                         }
-                        Err(Refusal::Gone) => panic!("nobody deletes groups"),
+                        Err(Refusal::Gone) => panic!("no thread deletes groups"),
                     }
                 }
             }
@@ -177,7 +177,7 @@ fn four_thousand_groups_never_have_more_than_their_limits() {
     });
     tree.check(&groups, &host);
     let over = |each: &Watched| groups.info(&host, each.id).unwrap().events[Event::Overcharged as usize];
-    assert!(over(&tree.parents[PARENTS - 1]) > 0, "nobody went beyond a limit");
+    assert!(over(&tree.parents[PARENTS - 1]) > 0, "no charge went beyond a limit");
     assert_eq!(groups.drain(&host, GroupId::ROOT), 0);
     let all = tree.children.iter().chain(&tree.parents);
     all.for_each(|each| assert_eq!(groups.info(&host, each.id).unwrap().charged, 0));

@@ -84,7 +84,7 @@ fn a_wait_ends_at_its_deadline_with_the_error_of_a_charge() {
         let waker = Waker::from(count.clone());
         assert!(poll_with(&mut waiter, &waker).is_pending());
         let asked = m.host.asked.come.load(Relaxed);
-        assert!(asked > 0, "nobody is asked to come before the deadline");
+        assert!(asked > 0, "no thread is asked to come before the deadline");
         m.clock.advance(4_900_000_000);
         assert_eq!(m.groups.tick(&m.host), Some(100_000_000));
         m.clock.advance(100_000_000);
@@ -145,7 +145,7 @@ fn velox_15431_the_oldest_is_no_wall_for_small_ones_and_has_its_turn() {
         m.uncharge(payer, 1);
         assert!(is_in(&mut large) && !is_in(&mut eighth));
         m.uncharge(payer, 100);
-        assert!(is_in(&mut small), "it may pass who is the oldest now");
+        assert!(is_in(&mut small), "it may pass the oldest now");
         assert!(!is_in(&mut eighth));
         m.uncharge(payer, 2000);
         assert!(is_in(&mut eighth));
@@ -165,7 +165,7 @@ fn at_a_common_limit_the_oldest_of_all_goes_first() {
         let mut older = m.ask(two, 500);
         let mut younger = m.ask(one, 50);
         m.uncharge(one, 500);
-        assert!(is_in(&mut older), "somebody further down was let in first");
+        assert!(is_in(&mut older), "a later charge was admitted first");
         assert!(!is_in(&mut younger));
         m.uncharge(two, 900);
         assert!(is_in(&mut younger));
@@ -318,7 +318,7 @@ fn a_forked_child_has_no_waiters_and_may_ask_again() {
         assert_eq!(m.groups.used(&m.host, id), Ok(800));
         // SAFETY: no other thread is there, and this one reads nothing.
         unsafe { m.groups.forget_others(&m.host) };
-        assert_eq!(m.groups.used(&m.host, id), Ok(100), "a grant that nobody takes");
+        assert_eq!(m.groups.used(&m.host, id), Ok(100), "a grant that no charge takes");
         m.groups.deliver(&m.host);
         assert_eq!((count.0.load(Relaxed), Arc::strong_count(&count)), (0, 2), "a waker of the parent's was touched");
         assert_eq!(m.groups.tick(&m.host), None);

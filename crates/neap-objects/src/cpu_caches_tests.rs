@@ -75,7 +75,7 @@ fn a_held_atomic_stack_is_left_to_its_holder_and_no_other_stays_locked() {
         assert_eq!(o.free(), [true, true, false, true], "opening takes nothing from the holder");
         drop(holder);
         assert_eq!(o.close(1), Ok(()));
-        assert_eq!(o.free(), [false; 4], "nobody works on a stack now");
+        assert_eq!(o.free(), [false; 4], "no thread works on a stack now");
         o.1.open_table(&o.0);
         assert_eq!(o.free(), [true; 4]);
     }
@@ -93,7 +93,7 @@ fn sequences_are_closed_though_an_atomic_stack_stays_held() {
     let holder = o.1.lock(1).try_lock().unwrap();
     let fences = o.0.fences.load(Relaxed);
     assert_eq!((o.close(3), o.regions()), (Err(Errno::BUSY), closed.clone()));
-    assert_eq!(o.0.fences.load(Relaxed) - fences, 1, "who had begun before has ended");
+    assert_eq!(o.0.fences.load(Relaxed) - fences, 1, "sequences that had begun before have ended");
     o.1.open_table(&o.0);
     assert_eq!((o.regions(), o.1.lock(1).try_lock().is_none()), (open.clone(), true));
     drop(holder);

@@ -55,7 +55,7 @@ mod tests {
     fn an_answer_lasts_until_the_next_look_or_an_interval() {
         let machine = Virtual::new(4096, 2);
         let word = IsolatedUse::unknown();
-        assert!(!word.is_known(&machine), "nobody has asked: it looks");
+        assert!(!word.is_known(&machine), "the first call: it looks");
         machine.use_isolated_cpu(true);
         assert!(!word.is_known(&machine), "the answer is kept");
         assert!(word.look(&machine) && word.is_known(&machine), "a tick looks");

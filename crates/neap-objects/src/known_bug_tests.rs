@@ -79,7 +79,7 @@ fn d1_who_interrupts_a_drain_by_fence_is_refused_and_loses_nothing() {
         o.drain();
     }
     *interrupter.on_fence.lock().unwrap() = None;
-    assert_eq!(interrupter.pauses.load(Relaxed), hits, "nobody waits");
+    assert_eq!(interrupter.pauses.load(Relaxed), hits, "no thread waits");
     o.drain();
     assert_eq!(o.prove().slabs, 0);
 }

@@ -303,7 +303,7 @@ impl<P: Platform> Objects<P> {
     fn verify_owners(&self, page: Pfn, class: Class, useless: bool, walk: &mut WalkSums) -> Result<(), Finding> {
         let (owners, known) = (self.owners(page), u64::from(self.pages.frames().frame(page).word().load(Relaxed) != 0));
         let at = self.pages.address(page);
-        Finding::unless_equal("owner where nobody can have an object", class, at, 0, known & u64::from(useless))?;
+        Finding::unless_equal("owner where no object can lie", class, at, 0, known & u64::from(useless))?;
         let Some(vector) = owners.vector() else { return Ok(()) };
         let (at, memory) = (vector.address(), Vector::class(class, self.pages.page_size()));
         let equal = |what, expected: u64, found: u64| Finding::unless_equal(what, class, at, expected, found);
@@ -335,12 +335,12 @@ impl<P: Platform> Objects<P> {
                 held if held & !SAMPLED == ALLOCATED => &mut census.allocated,
                 held if held & !SAMPLED == ACCOUNTED => {
                     let owned = (self.owner_at(at) != 0).into();
-                    Finding::unless_equal("owner of an object that somebody pays for", class, at, 1, owned)?;
+                    Finding::unless_equal("owner of an object that a group pays for", class, at, 1, owned)?;
                     census.accounted += 1;
                     &mut census.allocated
                 }
                 PAID if self.owner_at(at) == 0 => {
-                    let what = "owner of a cached object that somebody pays for";
+                    let what = "owner of a cached object that a group pays for";
                     return Err(Finding { what, class, at, expected: 1, found: 0 });
                 }
                 CACHED | PAID => &mut census.in_hands,
@@ -375,7 +375,7 @@ impl<P: Platform> Objects<P> {
         let listed = |cache: &ClassCache| cache.lists().iter().map(|list| u64::from(list.length)).sum();
         equal("partly free slabs", walk.partial[class.index()].into(), sum(listed))?;
         equal("holes of a class", walk.holes[class.index()], sum(|cache| cache.holes))?;
-        equal("isolated slabs while nobody releases", 0, sum(|cache| cache.isolated.length.into()))?;
+        equal("isolated slabs while no thread releases", 0, sum(|cache| cache.isolated.length.into()))?;
         for (node, cache) in self.caches_of(class).enumerate() {
             let cache = cache.lock();
             let names = cache.lists().map(|list| list.on);

@@ -124,7 +124,7 @@ fn where_all_are_to_enter_something_who_has_not_is_refused() {
         assert!(allocate(o, 64).is_none() && allocate_outside(o, 64).is_none());
         assert!(!o.fast_path.serves_unasked() && !o.fast_path.serves_all());
         let entered = (0..100).map(|_| o.fast_path.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing);
-        let Some(Owned::Another(popped)) = entered else { panic!("who has entered something is served") };
+        let Some(Owned::Another(popped)) = entered else { panic!("an owner that was entered is served") };
         assert_eq!(popped.as_ptr(), object);
         // SAFETY: this thread just popped the object, which is marked as cached.
         assert_eq!(unsafe { o.fast_path.hand_out(popped, GateSide::Outside) }, Some(popped));

@@ -87,7 +87,7 @@ mod tests {
                 assert!(waiter.join().unwrap(), "Linux 5.16 has the call");
             });
         }
-        assert!(wait_either((&words[0], 7), (&words[1], 7), None), "who finds another value does not sleep");
+        assert!(wait_either((&words[0], 7), (&words[1], 7), None), "a thread that finds another value does not sleep");
         words.iter().for_each(|word| word.store(0, Relaxed));
         assert!(wait_either((&words[0], 0), (&words[1], 0), Some(1_000_000)), "the time is over");
     }

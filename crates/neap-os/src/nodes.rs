@@ -236,9 +236,9 @@ mod tests {
         let lines: Vec<Vec<u8>> = (0..3).map(|from| (0..3).map(|to| found.distance(from, to)).collect()).collect();
         assert_eq!(lines, [[10, 12, 30], [12, 10, 31], [30, 31, 10]]);
         let nearest: Vec<usize> = [0, 2, 5].map(|id| found.nearest(id)).into();
-        assert_eq!(nearest, [0, 1, 2], "who has memory is nearest to itself");
-        assert_eq!(found.nearest(3), 2, "who has none is nearest to whom the distances say");
-        assert_eq!((found.nearest(7), found.nearest(5000)), (0, 0), "nobody knows these");
+        assert_eq!(nearest, [0, 1, 2], "a node with memory is nearest to itself");
+        assert_eq!(found.nearest(3), 2, "a node without is nearest to the one that the distances say");
+        assert_eq!((found.nearest(7), found.nearest(5000)), (0, 0), "unknown nodes");
     }
 
     #[test]

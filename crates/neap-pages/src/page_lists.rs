@@ -546,7 +546,7 @@ impl<T: Policy> PageLists<T> {
     pub(crate) fn verify(&self, frames: &Frames) -> Result<u32, Finding> {
         let mut sum = 0;
         for cpu in self.used().iter() {
-            let taken = Finding::new("CPU list held while nobody runs", Pfn::NONE, 0, 1);
+            let taken = Finding::new("CPU list held while no thread runs", Pfn::NONE, 0, 1);
             let guard = self.remote(cpu).ok_or(taken)?;
             let mut pages = 0;
             for (order, list) in guard.lists.iter().enumerate() {

@@ -547,6 +547,6 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let used = i64::from(inner.used()) + i64::from(inner.holes);
         Finding::unless_equal("used pages", Pfn::NONE, (sums.used + sums.listed).into(), used as u64)?;
         Finding::unless_equal("releasing pages", Pfn::NONE, sums.releasing.into(), inner.releasing.into())?;
-        Finding::unless_equal("pages under way while nobody runs", Pfn::NONE, 0, self.zone.draining().into())
+        Finding::unless_equal("pages under way while no thread runs", Pfn::NONE, 0, self.zone.draining().into())
     }
 }

@@ -183,7 +183,7 @@ pub(crate) fn layout(
     // The frames of a free chunk hold no information. They are droppable if they fill whole pages.
     tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;
     for (index, (table, named)) in tables[OWN_TABLES..].iter_mut().zip(named).enumerate() {
-        debug_assert!(index < MARKED || !named.droppable && !named.early, "nobody marks where it has memory");
+        debug_assert!(index < MARKED || !named.droppable && !named.early, "no caller marks where it has memory");
         debug_assert!(named.lead == 0 || !named.early, "an early table begins on a page");
         table.shift = u32::from(named.shift);
         // A chunk's part of a table of a higher shift is less than a page.

@@ -148,7 +148,7 @@ impl<W: Counts> Count<W> {
 
     /// Puts a reference; returns whether it was the last. Exactly one put returns `true`.
     #[inline]
-    #[must_use = "whoever puts the last one gives back what it protects"]
+    #[must_use = "the caller that puts the last one gives back what it protects"]
     pub fn put(&self) -> bool {
         !self.words.add(&self.open, -1) && self.put_shared()
     }
@@ -217,7 +217,7 @@ impl<W: Counts> Count<W> {
 
     /// Puts the first reference if this thread killed the count and has not put it; returns whether
     /// it was the last.
-    #[must_use = "whoever puts the last one gives back what it protects"]
+    #[must_use = "the caller that puts the last one gives back what it protects"]
     pub fn put_first(&self) -> bool {
         // Relaxed: only this thread changes the state from its own number.
         if self.state.load(Ordering::Relaxed) != !(me() / 2) {
@@ -290,7 +290,7 @@ impl<H: Host> PerCpuRef<H> {
 
     /// Puts a reference; returns whether it was the last. Exactly one put returns `true`.
     #[inline]
-    #[must_use = "whoever puts the last one gives back what it protects"]
+    #[must_use = "the caller that puts the last one gives back what it protects"]
     pub fn put(&self) -> bool {
         self.0.put()
     }
@@ -345,7 +345,7 @@ impl<H: Host> PerCpuRef<H> {
 
     /// Puts the first reference if this thread killed the count by [`PerCpuRef::close_all`];
     /// returns whether it was the last.
-    #[must_use = "whoever puts the last one gives back what it protects"]
+    #[must_use = "the caller that puts the last one gives back what it protects"]
     pub fn put_first(&self) -> bool {
         self.0.put_first()
     }

@@ -34,7 +34,7 @@ fn what_may_be_touched_follows_what_is_needed() {
     let data = PerCpuData::open(&linux, &Shape::usual(2), |_| 0, ()).unwrap();
     let reserved: usize = data.mappings().iter().map(|mapping| mapping.1).sum();
     let (first, _) = writable(&data);
-    assert!(reserved > 2 << 30 && first < 2 << 20, "{first} of {reserved} bytes before anybody has anything");
+    assert!(reserved > 2 << 30 && first < 2 << 20, "{first} of {reserved} bytes before the first allocation");
     let held: Vec<_> = (0..30_000)
         .map(|stamp| {
             let owner = data.open_owner(&linux).unwrap();

@@ -37,7 +37,7 @@ fn l1_the_group_that_received_an_item_is_marked() {
                 site.groups.delete(site.host, child).unwrap();
             });
             assert_eq!((list.count(parent, 0), list.all(parent, 0)), (1, vec![thing.number]));
-            assert!(site.host.state.marks.lock().unwrap().contains(&(seat, 0)), "nobody would look there");
+            assert!(site.host.state.marks.lock().unwrap().contains(&(seat, 0)), "no pass would look there");
             assert!(list.del(thing));
             site.groups.delete(site.host, parent).unwrap();
             settle(site);
@@ -105,8 +105,8 @@ fn l3_the_parent_is_marked_if_it_gets_anything() {
                 site.groups.delete(site.host, child).unwrap();
             });
             let marks = site.host.state.marks.lock().unwrap().clone();
-            assert!(marks.iter().all(|mark| *mark == (seat, 1)), "of nobody else, and on no other node");
-            assert!(list.count(parent, 1) == 0 || !marks.is_empty(), "items that nobody would look for");
+            assert!(marks.iter().all(|mark| *mark == (seat, 1)), "of no other group, and on no other node");
+            assert!(list.count(parent, 1) == 0 || !marks.is_empty(), "items that no pass would look for");
             things.iter().for_each(|thing| _ = list.del(thing));
             // A group without items that is deleted causes no mark.
             let child = site.groups.create(site.host, parent, "empty").unwrap();
@@ -135,11 +135,11 @@ fn l4_what_a_group_had_is_there_for_those_on_the_way_to_it() {
         let bytes = site.host.state.bytes.load(Relaxed);
         let reading = site.groups.reading();
         site.groups.delete(site.host, child).unwrap();
-        assert!((0..20).all(|_| site.tick()), "somebody may be on the way");
+        assert!((0..20).all(|_| site.tick()), "a visitor may be on the way");
         assert_eq!(site.host.state.bytes.load(Relaxed), bytes);
         drop(reading);
         settle(site);
-        assert!(site.host.state.bytes.load(Relaxed) < bytes, "nobody is");
+        assert!(site.host.state.bytes.load(Relaxed) < bytes, "no visitor is");
         list.close();
     });
 }

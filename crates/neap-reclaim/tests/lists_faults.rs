@@ -25,7 +25,7 @@ fn without_memory_for_a_part_items_are_of_the_nearest_above_that_has_one() {
         exhausted(true);
         assert!(list.add(below, 0, &things[2]) && list.add(middle, 0, &things[3]));
         let seats = [GroupId::ROOT, above].map(|id| (site.groups.seat(&site.groups.reading(), id).unwrap(), 0));
-        assert_eq!(*site.host.state.marks.lock().unwrap(), seats, "of those who received them");
+        assert_eq!(*site.host.state.marks.lock().unwrap(), seats, "of the groups that received them");
         exhausted(false);
         // The group gets its own block now. Items that were put elsewhere are found there.
         assert!(list.add(below, 0, &things[4]));

@@ -55,7 +55,7 @@ impl Info {
     fn check(&self) {
         if self.objects.load(Ordering::Relaxed) > 0 {
             let levels = self.levels.each_ref().map(|level| level.load(Ordering::Relaxed));
-            assert_eq!(levels, [1 << 5; 3], "there is something that nobody finds");
+            assert_eq!(levels, [1 << 5; 3], "there is something that no pass finds");
         }
     }
 }

@@ -232,7 +232,7 @@ fn the_next_group_of_a_slot_keeps_its_mark() {
         }));
         assert_eq!((host.visit(seat), host.0.cache.counts.load(Relaxed)), (0, 2));
         let next = next.lock().unwrap().unwrap();
-        assert!(host.is_found(next), "there is something that nobody finds: call {at}");
+        assert!(host.is_found(next), "there is something that no pass finds: call {at}");
         assert_eq!(host.visit(host.seat(next)), 1);
     }
 }
@@ -255,7 +255,7 @@ fn the_heir_of_a_group_that_leaves_gets_a_mark_that_was_cleared() {
         assert_eq!(host.visit(child), 0);
     }));
     assert!(host.delete(child));
-    assert!(host.is_found(parent), "there is something that nobody finds");
+    assert!(host.is_found(parent), "there is something that no pass finds");
     assert_eq!(host.visit(host.seat(parent)), 1);
 }
 
@@ -355,7 +355,7 @@ fn of_what_threads_add_to_groups_that_go_nothing_stays_unseen() {
         (0..3).for_each(|_| visit_all());
         let mut objects = host.0.cache.objects.lock().unwrap();
         let left: Vec<_> = objects.drain(..).filter(|(_, objects)| *objects > 0).collect();
-        assert!(left.is_empty(), "objects that nobody finds in round {round}: {left:?}");
+        assert!(left.is_empty(), "objects that no pass finds in round {round}: {left:?}");
     }
     assert!(host.groups().count(&host).slots < slots + 100, "slots are used again");
 }

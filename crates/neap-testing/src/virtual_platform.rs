@@ -165,16 +165,16 @@ impl Virtual {
 
     /// The node that an address was bound to; `None` if it was not, or was unmapped since.
     pub fn bound_to(&self, address: usize) -> Option<usize> {
-        let bound = self.bound.lock().expect("nobody panics with it");
+        let bound = self.bound.lock().expect("no thread panics with it");
         bound.iter().rev().find(|(start, length, _)| (*start..start + length).contains(&address))?.2
     }
 
     fn note_advice(&self, address: usize, length: usize, allowed: bool) {
-        self.advice.lock().expect("nobody panics with it").push((address, length, allowed));
+        self.advice.lock().expect("no thread panics with it").push((address, length, allowed));
     }
 
     fn note_bound(&self, address: usize, length: usize, node: Option<usize>) {
-        self.bound.lock().expect("nobody panics with it").push((address, length, node));
+        self.bound.lock().expect("no thread panics with it").push((address, length, node));
     }
 
     /// Lets a refused move leave its destination unmapped, as Linux does before 6.17.
@@ -190,7 +190,7 @@ impl Virtual {
 
     /// Whether huge pages may back an address, by the latest call about it.
     pub fn allows_huge_pages(&self, address: usize) -> bool {
-        let advice = self.advice.lock().expect("nobody panics with it");
+        let advice = self.advice.lock().expect("no thread panics with it");
         advice
             .iter()
             .rev()

@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{}: {} values, {} of {} charged", cache.group, cache.len(), Bytes(info.charged), Bytes(LIMIT));
         assert!(info.peak <= LIMIT && info.events[Event::Refused as usize] == 0, "room was made for each value");
     }
-    assert!(greedy.len() >= 32 && modest.len() == 64, "who grows pays for it");
+    assert!(greedy.len() >= 32 && modest.len() == 64, "the tenant that grows pays for it");
     reclaim::dry_run(Group::find("tenants")?, 4 << 20, |payment| {
         println!("of 4 MiB, {} would pay {}", Group::from_id(payment.group), Bytes(payment.bytes));
     });

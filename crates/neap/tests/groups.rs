@@ -80,15 +80,15 @@ fn charges_split_merge_and_move() {
 #[test]
 fn a_refusal_says_who_holds_the_memory() {
     let _alone = ALONE.lock().unwrap();
-    let top = Group::create("who").unwrap();
+    let top = Group::create("held").unwrap();
     top.set(Bound::Max, 10 << 20).unwrap();
     let held: Vec<Charge> = [("a", 1), ("b", 5), ("c", 2), ("d", 1)]
-        .map(|(name, mib)| Group::create(&format!("who/{name}")).unwrap().charge(mib << 20).unwrap())
+        .map(|(name, mib)| Group::create(&format!("held/{name}")).unwrap().charge(mib << 20).unwrap())
         .into();
-    let leaf = Group::find("who/a").unwrap();
+    let leaf = Group::find("held/a").unwrap();
     let refused = leaf.charge(2 << 20).unwrap_err();
     let text =
-        "who has 9.0 MiB of 10.0 MiB and is asked for 2.0 MiB more; held by who/b (5.0 MiB), who/c (2.0 MiB), who/";
+        "held has 9.0 MiB of 10.0 MiB and is asked for 2.0 MiB more; held by held/b (5.0 MiB), held/c (2.0 MiB), held/";
     assert!(refused.to_string().starts_with(text), "{refused}");
     let over = leaf.request(2 << 20).overcharge().now().unwrap();
     let info = top.info().unwrap();
@@ -96,7 +96,7 @@ fn a_refusal_says_who_holds_the_memory() {
     assert!(leaf.charge(1).is_err());
     drop((over, held));
     assert_eq!(top.used(), Ok(0));
-    for path in ["who/a", "who/b", "who/c", "who/d", "who"] {
+    for path in ["held/a", "held/b", "held/c", "held/d", "held"] {
         Group::find(path).unwrap().delete().unwrap();
     }
 }
@@ -240,7 +240,7 @@ fn a_charge_that_waits_is_woken_by_neaps_thread() {
             core::task::Poll::Pending => std::thread::park_timeout(Duration::from_secs(60)),
         }
         polls += 1;
-        assert!(polls < 1000, "nobody wakes the task");
+        assert!(polls < 1000, "no thread wakes the task");
     };
     assert_eq!((charge.bytes(), group.used()), (4096, Ok(4096)));
     drop(charge);

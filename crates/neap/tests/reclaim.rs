@@ -289,7 +289,7 @@ fn a_callback_that_blocks_on_the_waiting_threads_lock_is_written_off_and_reclaim
     until("the culprit is named", || {
         culprit("blocks on the lock").is_some_and(|culprit| culprit.counts[Misbehaviour::Overran as usize] > 0)
     });
-    (0..64).for_each(|_| assert!(good.insert(), "nobody waits for the culprit any more"));
+    (0..64).for_each(|_| assert!(good.insert(), "no charge waits for the culprit any more"));
     drop(held);
     drop(bad);
     assert!(group.info().unwrap().charged <= 32 * OBJECT);

@@ -99,7 +99,7 @@ fn a_tick_at_the_low_watermark_has_caches_shrink_to_the_high_one() {
     let shrinker = register(&blocks);
     let end = std::time::Instant::now() + core::time::Duration::from_secs(30);
     while blocks.len() == full {
-        assert!(std::time::Instant::now() < end, "nobody has come");
+        assert!(std::time::Instant::now() < end, "no reclaimer has come");
         PROCESS.tick(0);
         std::thread::sleep(core::time::Duration::from_millis(1));
     }

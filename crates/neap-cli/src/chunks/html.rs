@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_page_has_a_strip_for_each_chunk_and_loads_nothing() {
-        let process = ProcessStatus { name: "a<b>&".to_string(), ..crate::stat_reader::tests::nobody() };
+        let process = ProcessStatus { name: "a<b>&".to_string(), ..crate::stat_reader::tests::ended() };
         let seen = seen(Layout::Rows, 2);
         let page = |seen: &ReadChunks| {
             let mut page = Vec::new();

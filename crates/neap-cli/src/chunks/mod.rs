@@ -351,7 +351,7 @@ pub(crate) mod tests {
 
     /// Reads a report as if it were the whole answer, and shows the result.
     pub(crate) fn show_report(words: &[u64], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut chunks, mut text) = (crate::stat_reader::tests::nobody(), Vec::new(), Vec::new());
+        let (process, mut chunks, mut text) = (crate::stat_reader::tests::ended(), Vec::new(), Vec::new());
         let Some((instance, _)) = ReadChunks::read(words, &mut chunks, allowance)? else {
             return Ok(Default::default());
         };
@@ -442,7 +442,7 @@ pub(crate) mod tests {
         let mut chunks = Vec::new();
         let (instance, _) = ReadChunks::read(&odd, &mut chunks, &allowance()).unwrap().unwrap();
         let seen = ReadChunks { instance, chunks };
-        let process = crate::stat_reader::tests::nobody();
+        let process = crate::stat_reader::tests::ended();
         assert!(serde_json::to_value(seen.json()).unwrap()["chunks"].is_array());
         let (mut text, mut page) = (Vec::new(), Vec::new());
         text::write(&mut text, &process, &seen, &text::Look::PLAIN).unwrap();

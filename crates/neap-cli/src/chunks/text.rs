@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_report_has_a_row_and_a_line_for_every_chunk() {
-        let process = crate::stat_reader::tests::nobody();
+        let process = crate::stat_reader::tests::ended();
         for cpus in [2, 24] {
             let seen = seen(Layout::Rows, cpus);
             let mut text = Vec::new();

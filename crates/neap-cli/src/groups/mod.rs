@@ -415,7 +415,7 @@ pub(crate) mod tests {
 
     /// Reads reports as if they were the whole answer, and shows the result.
     pub(crate) fn show_reports(reports: &[Vec<u64>], allowance: &Allowance) -> Result<[String; 2]> {
-        let (process, mut seen, mut text) = (crate::stat_reader::tests::nobody(), ReadGroups::default(), Vec::new());
+        let (process, mut seen, mut text) = (crate::stat_reader::tests::ended(), ReadGroups::default(), Vec::new());
         for words in reports {
             read(words, &mut seen, allowance)?;
         }
@@ -481,7 +481,7 @@ pub(crate) mod tests {
         let sums = [numbers(""), numbers("tenant"), numbers("tenant/acme"), numbers("beta")];
         assert_eq!((sums, seen.raised), ([(7000, 7000), (3000, 3000), (3000, 3000), (4000, 4000)], 2));
         let mut text = Vec::new();
-        tree::write(&mut text, &crate::stat_reader::tests::nobody(), &seen).unwrap();
+        tree::write(&mut text, &crate::stat_reader::tests::ended(), &seen).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("2 of them are shown with the sum") && text.contains("beta"), "{text}");
         for percent in text.lines().filter_map(|line| line.strip_suffix(" %")?.rsplit(' ').next()) {

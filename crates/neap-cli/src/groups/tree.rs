@@ -140,7 +140,7 @@ mod tests {
         seen.groups[3].events[Event::Refused as usize] = 7;
         seen.groups[3].local_events[Event::Refused as usize] = 7;
         let mut text = Vec::new();
-        write(&mut text, &crate::stat_reader::tests::nobody(), &seen).unwrap();
+        write(&mut text, &crate::stat_reader::tests::ended(), &seen).unwrap();
         write_dead(&mut text, &seen).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();

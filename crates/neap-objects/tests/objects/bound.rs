@@ -215,7 +215,7 @@ fn empty_bound_sheaves_go_with_time() {
     held.extend(o.take_many(class, 10_000));
     let trim = || o.trim_barn(class, Effort::Sparing, &|| false);
     trim();
-    assert_eq!((trim(), empty()), ((0, false), 0), "nobody needed them between the two");
+    assert_eq!((trim(), empty()), ((0, false), 0), "not needed between the two");
     held.into_iter().for_each(|object| o.give(class, object));
     o.drain();
     assert_eq!(o.prove().slabs, 0);

@@ -100,7 +100,7 @@ fn guests_stay_where_the_barn_is_busy() {
     let before = o.stacked(1, CLASS) as usize;
     let busy = o.caches[CLASS.index()].lock();
     give(&o, 1, guests);
-    assert_eq!(o.stacked(1, CLASS) as usize, before + SHEAF + 1, "in both stacks, and nobody has waited");
+    assert_eq!(o.stacked(1, CLASS) as usize, before + SHEAF + 1, "in both stacks, and no thread has waited");
     drop(busy);
     give(&o, 1, own);
     o.drain();

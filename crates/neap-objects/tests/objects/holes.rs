@@ -110,7 +110,7 @@ fn nothing_but_what_is_held_is_there(o: &Instance, held: &Held) {
 }
 
 /// The slab at an address.
-#[expect(clippy::mut_from_ref, reason = "nobody else uses the instance")]
+#[expect(clippy::mut_from_ref, reason = "no other test uses the instance")]
 fn slab_of(o: &Instance, address: usize) -> &mut Slab {
     let id = SlabId(o.pages.frames().frame(o.pages.pfn(address)).owner());
     // SAFETY: the test has the instance alone, and keeps no two results of this function.

@@ -232,7 +232,7 @@ fn one_owner_of_a_page_costs_nothing_and_several_cost_eight_bytes_an_object() {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
         let class = Class::of_size(size);
         let mut held: Held = (0..40 * on_a_page).map(|_| (o.take(class).unwrap().addr(), (class, 0))).collect();
-        assert_eq!(o.vector_bytes(), 0, "nobody pays for anything");
+        assert_eq!(o.vector_bytes(), 0, "no group pays for anything");
         let mut owned_by = |of: fn(usize) -> u64| {
             for (&address, (_, owner)) in held.iter_mut().filter(|(address, _)| **address / 4096 % 2 == 0) {
                 *owner = of(address);
@@ -434,7 +434,7 @@ fn who_takes_again_what_it_paid_for_does_not_pay_again_and_who_else_takes_it_pay
         }
         assert!(again > 0, "{size}");
         let all = o.take_many(class, 2000);
-        assert!(o.ledger.all().is_empty(), "nobody has it any more: {:?}", o.ledger.all());
+        assert!(o.ledger.all().is_empty(), "no owner has it any more: {:?}", o.ledger.all());
         all.into_iter().for_each(|object| assert_eq!(give(&o, class, object), 0));
         // Other owners in turn.
         for owner in [2, 3, 2] {
@@ -443,7 +443,7 @@ fn who_takes_again_what_it_paid_for_does_not_pay_again_and_who_else_takes_it_pay
             assert_eq!(give(&o, class, object), owner);
         }
         o.drain();
-        assert!(o.ledger.all().is_empty(), "nobody pays for what is in slabs: {:?}", o.ledger.all());
+        assert!(o.ledger.all().is_empty(), "no group pays for objects in slabs: {:?}", o.ledger.all());
     }
     o.prove();
 }

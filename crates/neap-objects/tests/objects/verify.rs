@@ -73,7 +73,7 @@ fn place(o: &Instance, object: *mut u8) -> ObjectIndex {
 }
 
 /// The slab of an object.
-#[expect(clippy::mut_from_ref, reason = "nobody else uses the instance")]
+#[expect(clippy::mut_from_ref, reason = "no other test uses the instance")]
 fn slab(o: &Instance, object: *mut u8) -> &mut Slab {
     // SAFETY: the test has the instance alone, and keeps no two results of this function.
     unsafe { o.slabs.get(place(o, object).slab) }
@@ -229,7 +229,7 @@ fn holes_that_are_none_and_lists() {
         assert!(o.punch(Effort::Full, &|| false).released > 0);
         assert_eq!(o.pages.node(0).charge_holes(1), 1);
     });
-    finds("isolated slabs while nobody releases", |o, _| {
+    finds("isolated slabs while no thread releases", |o, _| {
         let mut cache = o.caches[CLASS.index()].lock();
         let slab = cache.partial.first().unwrap();
         // SAFETY: the class cache's lock is held, and the slab is on the list.
@@ -290,15 +290,15 @@ fn owners_and_their_vectors() {
     fn finds_of(what: &str, damage: impl FnOnce(&Instance, &mut VecDeque<*mut u8>, &AtomicU64)) {
         finds_with(2, what, damage);
     }
-    finds_with(1, "owner of an object that somebody pays for", |_, _, word| word.store(1 << 63, Relaxed));
-    finds_with(1, "owner of an object that somebody pays for", |_, _, word| word.store(0, Relaxed));
+    finds_with(1, "owner of an object that a group pays for", |_, _, word| word.store(1 << 63, Relaxed));
+    finds_with(1, "owner of an object that a group pays for", |_, _, word| word.store(0, Relaxed));
     let address = |word: &AtomicU64| (word.load(Relaxed) >> 16) as usize;
-    finds_of("owner of an object that somebody pays for", |_, _, word| {
+    finds_of("owner of an object that a group pays for", |_, _, word| {
         let entries = core::ptr::with_exposed_provenance::<[AtomicU64; 2]>(address(word));
         // SAFETY: the vector has an entry for each of the two objects that may start on a page.
         unsafe { &*entries }.iter().for_each(|entry| entry.store(0, Relaxed));
     });
-    finds_of("owner of an object that somebody pays for", |_, _, word| word.store(0, Relaxed));
+    finds_of("owner of an object that a group pays for", |_, _, word| word.store(0, Relaxed));
     // The page has no owner any more, and the vector is lost.
     finds_of("memory of sheaves", |o, held, word| {
         word.store(0, Relaxed);
@@ -314,7 +314,7 @@ fn owners_and_their_vectors() {
         o.pages.frames().frame(o.pages.pfn(other.addr())).word().store(word.load(Relaxed), Relaxed);
     });
     for owners in [|_| 1 << 63 | 77, |word| word] {
-        finds_of("owner where nobody can have an object", |o, _, word| {
+        finds_of("owner where no object can lie", |o, _, word| {
             // The slab of the vector has no other objects.
             o.pages.frames().frame(o.pages.pfn(address(word))).word().store(owners(word.load(Relaxed)), Relaxed);
         });

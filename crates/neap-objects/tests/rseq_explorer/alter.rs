@@ -18,7 +18,7 @@ fn stocks(name: &'static str, a: u8, b: u8, actors: Vec<Actor>) -> Scenario {
 }
 
 fn against_a_drain(ops: &[Op]) -> Scenario {
-    stocks("one who charges, empty", 1, 0, vec![worker("W", ops), remote("D", &[Empty(0)])])
+    stocks("one charging thread, empty", 1, 0, vec![worker("W", ops), remote("D", &[Empty(0)])])
 }
 
 #[test]

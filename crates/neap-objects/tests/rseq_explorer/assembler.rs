@@ -407,7 +407,7 @@ impl Assembler {
         let m = self.mutant;
         if m != Mutant::ForkNoGate {
             self.line(Instr::CloseGate, "fork: close the gate");
-            self.line(Instr::WaitEmpty, "fork: wait until nobody is inside");
+            self.line(Instr::WaitEmpty, "fork: wait until no thread is inside");
         }
         if m == Mutant::ForkFenceFirst {
             self.line(Instr::FenceCpu(0), "fork: fence CPU 0, too early");
@@ -474,7 +474,7 @@ impl Assembler {
         self.line(Instr::TakeStock, "n := xchg(d.word, 0)");
         self.line(Instr::PutBack, "row[c] := d");
         self.flags = 0;
-        self.line(Instr::CounterOut, "lock: n off the counter of whoever it is of");
+        self.line(Instr::CounterOut, "lock: n off the counter of its owner");
         self.here(leave);
         self.line(Instr::UnlockTakers, "unlock the takers' mutex");
         self.finish();
@@ -529,7 +529,7 @@ impl Assembler {
         self.here(look);
         let sides = [Side::Left, Side::Entered];
         for side in if m == M::RetireEnteredFirst { [sides[1], sides[0]] } else { sides } {
-            let text = if side == Side::Left { "n := n - who left at i" } else { "n := n + who entered at i" };
+            let text = if side == Side::Left { "n := n - leavers at i" } else { "n := n + enterers at i" };
             self.repeat(Instr::AddUp(side), text);
         }
         self.jump(Instr::Decide, look, "both phases seen? otherwise phase := the one that is; k := the other");

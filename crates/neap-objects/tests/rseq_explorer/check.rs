@@ -56,8 +56,8 @@ impl Machine {
             Flaw::UsedFreed => "a reader looked at an object that was freed",
             Flaw::OutOfBounds => "a cell outside the stack was used",
             Flaw::SnapshotInFlight => "the copied memory had a sequence or a store in flight",
-            Flaw::SnapshotLocked => "the copied memory had a locked mutex: nobody in the child unlocks it",
-            Flaw::SnapshotDummy => "the row that fork closed had DUMMY already: nobody would ever undo that",
+            Flaw::SnapshotLocked => "the copied memory had a locked mutex: no thread of the child unlocks it",
+            Flaw::SnapshotDummy => "the row that fork closed had DUMMY already: no thread would ever undo that",
             Flaw::SnapshotLoses => {
                 "the copied memory had objects that only another thread knew of: the child loses them"
             }
@@ -70,7 +70,7 @@ impl Machine {
         let sum = |side, phase| (0..PLACES).map(|place| s.mem[word_of(side, place, phase)]).sum::<u8>();
         let uneven = |&phase: &u8| sum(Side::Entered, phase) != sum(Side::Left, phase);
         let phase = if self.at_rest(s) { (0..2).find(uneven) } else { None };
-        phase.map(|phase| format!("nobody reads, but the counts of phase {phase} differ"))
+        phase.map(|phase| format!("no thread reads, but the counts of phase {phase} differ"))
     }
 
     /// DUMMY is not written to. In the end each payer is charged for the bytes stocked for it and

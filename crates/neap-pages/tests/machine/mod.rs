@@ -115,7 +115,7 @@ pub(crate) fn take_block<P: Platform>(o: &Opened<'_, P>, order: u8, stamp: u64) 
 pub(crate) fn take_run<P: Platform>(o: &Opened<'_, P>, pages: u32, align: u32, stamp: u64) -> Result<Held, Exhausted> {
     let block = o.pages.allocate_run(o.platform, pages, align)?;
     assert_eq!(o.pages.address(block.pfn) % (align as usize * o.platform.page_size()), 0);
-    assert_eq!(o.pages.frames().run_owner(block.pfn), 0, "nobody pays yet");
+    assert_eq!(o.pages.frames().run_owner(block.pfn), 0, "no group pays yet");
     Ok(Held::stamp(&o.pages, block.pfn, pages, None, block.zero, stamp))
 }
 

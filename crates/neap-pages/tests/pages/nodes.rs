@@ -223,7 +223,7 @@ fn a_run_grows_in_place_unless_another_node_lies_behind_it() {
     let machine = Virtual::new(4096, 2).with_nodes(&[0, 1]).with_scarce_address_space();
     let o = Nodes::new(&machine, &shape(None));
     let run = o.take_run(0, 1000).unwrap();
-    assert!(o.resize_run(&machine, run.pfn, 1000, 5000), "nobody is behind");
+    assert!(o.resize_run(&machine, run.pfn, 1000, 5000), "no block is behind");
     let wall = o.take(1, 0).unwrap();
     let limit = o.limit();
     assert!(!o.resize_run(&machine, run.pfn, 5000, 50_000));

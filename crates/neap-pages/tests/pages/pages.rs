@@ -422,7 +422,7 @@ fn lists_stay_below_their_high_mark_whatever_is_freed() {
     held.into_iter().for_each(|held| give(&o, held));
     let listed: u32 = (0..3).map(|cpu| o.pages.listed_on(cpu).unwrap()).sum();
     assert!(listed > 0);
-    let Drain::Drained(first) = o.pages.drain_cpu(&machine, 0) else { panic!("nobody holds it") };
+    let Drain::Drained(first) = o.pages.drain_cpu(&machine, 0) else { panic!("no thread holds it") };
     assert_eq!(o.pages.listed_on(0), Some(0));
     assert_eq!(o.pages.drain_all(&machine), DrainSum { pages: listed - first, held: 0 });
     assert_eq!(o.pages.statistics().used, 0);

@@ -37,7 +37,7 @@ fn check(pages: &NodePages<Virtual>, held: &[(Pfn, u32, Option<Order>)]) {
         assert!(seen.iter().all(|each| *each == of), "{length} pages at {pfn:?}: {seen:?}");
         seen.fill(Use::Free);
     }
-    assert!(!all.contains(&Use::Block) && !all.contains(&Use::Run), "somebody else has pages");
+    assert!(!all.contains(&Use::Block) && !all.contains(&Use::Run), "another user has pages");
     assert_eq!(all.iter().filter(|each| **each != Use::Foreign).count(), numbers.managed as usize);
 }
 

@@ -186,7 +186,7 @@ mod tests {
         assert!(!slot.write_off(&seen), "another call, though of the same at the same time");
         assert!(!slot.end());
         slot.leave();
-        assert!(!slot.write_off(&seen), "nobody is there");
+        assert!(!slot.write_off(&seen), "the slot is free");
         assert!(slot.take(2));
         slot.begin(7, 100);
         assert!(!slot.write_off(&seen), "another thread's");

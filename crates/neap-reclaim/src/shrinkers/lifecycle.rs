@@ -101,7 +101,7 @@ impl<W: Counts> Life<W> {
     /// Puts a reference. Returns whether it was the last of a life that ends: then the caller must
     /// call [`Life::free`].
     #[inline]
-    #[must_use = "whoever puts the last one ends the life"]
+    #[must_use = "the caller that puts the last one ends the life"]
     pub fn put(&self) -> bool {
         self.references.put()
     }

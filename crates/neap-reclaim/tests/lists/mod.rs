@@ -238,5 +238,5 @@ impl On<'_, '_> {
 /// Ticks until nothing of deleted groups is left.
 pub(crate) fn settle(site: &Site<'_, Host<'_>>) {
     assert!((0..10_000).any(|_| !site.tick()), "what was deleted stays");
-    assert!(!site.groups.end_deleted(site.host), "somebody is on the way through groups");
+    assert!(!site.groups.end_deleted(site.host), "a thread is on the way through groups");
 }

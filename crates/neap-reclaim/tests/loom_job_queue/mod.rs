@@ -25,7 +25,7 @@ fn aim(group: u64) -> ReclaimJob {
 fn bytes_of(aim: ReclaimJob) -> u64 {
     match aim {
         ReclaimJob::AboveHigh(group) => group.to_bits(),
-        other => panic!("nobody has posted {other:?}"),
+        other => panic!("no thread has posted {other:?}"),
     }
 }
 
@@ -55,7 +55,7 @@ fn ask_in_passing(jobs: &JobQueue, group: u64) -> u64 {
 }
 
 fn not_a_node(node: usize) {
-    panic!("{node} was nobody's job");
+    panic!("{node} was in no job");
 }
 
 /// Runs a reclaimer: does `most` jobs unless it is stopped before. Returns the jobs.
@@ -91,7 +91,7 @@ fn working_and_lost(jobs: &JobQueue) -> (u32, u32) {
 /// Checks that each place is free, and that no reclaimer has a job.
 fn check_empty(jobs: &JobQueue) {
     assert_eq!(jobs.count(), (0, 0));
-    (1..=MOST).for_each(|group| assert!(jobs.post(aim(group)), "somebody's job is left"));
+    (1..=MOST).for_each(|group| assert!(jobs.post(aim(group)), "a job is left"));
     assert!(!jobs.post(aim(MOST + 1)));
 }
 
@@ -359,7 +359,7 @@ fn a_node_that_is_short_again_while_its_pass_ends_has_another_and_one_at_a_time(
         reclaimers.into_iter().for_each(|reclaimer| _ = reclaimer.join().unwrap());
         assert_eq!(jobs.count().1, 0);
         let is_wanted = jobs.count().0 == 1;
-        assert!(is_wanted || node.short.load(Ordering::Relaxed) == 0, "nobody comes to a node that is short");
+        assert!(is_wanted || node.short.load(Ordering::Relaxed) == 0, "no reclaimer comes to a node that is short");
         assert_eq!(node.relieve(&jobs, 1), is_wanted);
         assert!(!node.relieve(&jobs, 2), "it is wanted for ever");
     });

@@ -466,7 +466,7 @@ fn what_a_group_leaves_is_found_by_visitors() {
             world.verify();
             assert!(
                 world.count(world.parent) == 1 && world.marked(world.parent),
-                "there is something that nobody finds"
+                "there is something that no pass finds"
             );
             assert!(world.del(0));
         });

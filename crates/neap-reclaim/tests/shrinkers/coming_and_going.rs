@@ -213,7 +213,7 @@ fn who_gets_no_memory_is_told_and_changes_nothing() {
         assert_eq!(register(shrinkers, host, &cache.spec()), Err(ShrinkerError::NoMemory), "no table");
         stage.left.store(0, Relaxed);
         assert_eq!(register(shrinkers, host, &cache.spec()), Err(ShrinkerError::NoMemory));
-        assert_eq!(allocations(), before, "words that nobody has");
+        assert_eq!(allocations(), before, "words that no shrinker has");
         stage.left.store(usize::MAX, Relaxed);
         let id = register(shrinkers, host, &cache.spec()).unwrap();
         assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, ScanPressure::of(12)).calls, 1);

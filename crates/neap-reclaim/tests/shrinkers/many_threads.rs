@@ -198,7 +198,7 @@ fn sixty_four_threads_visit_register_mark_report_and_wait() {
             visit_all(host, shrinkers, node);
         }
         let freed: u64 = stay.iter().map(|data| data.cache.freed.load(Relaxed)).sum();
-        assert_eq!(freed, added.load(Relaxed), "objects that nobody finds");
+        assert_eq!(freed, added.load(Relaxed), "objects that no pass finds");
         assert_eq!((0..NODES as u32).find_map(|node| shrinkers.next_with_anything(node, 0)), None);
         let come = come.into_inner().unwrap();
         assert_eq!(come.len() as u64, rounds * 16);

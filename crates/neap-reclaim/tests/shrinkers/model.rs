@@ -334,7 +334,7 @@ fn storm<P: Platform>(stage: &Stage<P>) {
         });
         // All added objects are found by visits of groups with bits.
         (0..3).for_each(|_| visit_all());
-        assert_eq!(freed.load(Relaxed), 2 * EACH, "objects that nobody finds");
+        assert_eq!(freed.load(Relaxed), 2 * EACH, "objects that no pass finds");
         assert_eq!(shrinkers.next_with_anything(0, 0), None);
     });
 }

@@ -488,7 +488,7 @@ mod tests {
             let page = |run: *mut u8| pages.pfn(run.addr());
             let runs: Vec<*mut u8> = (0..8).map(|_| mm.allocate(MIB)).collect();
             for (n, &run) in runs.iter().enumerate() {
-                assert_eq!(pages.frames().run_owner(page(run)), 0, "nobody at first");
+                assert_eq!(pages.frames().run_owner(page(run)), 0, "no owner at first");
                 pages.frames().set_run_owner(page(run), n as u64 + 1);
             }
             for (n, &run) in runs.iter().enumerate().step_by(2) {
@@ -503,7 +503,7 @@ mod tests {
             let others = runs.iter().enumerate().skip(1).step_by(2);
             others.clone().for_each(|(n, &run)| assert_eq!(pages.frames().run_owner(page(run)), n as u64 + 1));
             let again = mm.allocate(2 * MIB);
-            assert_eq!(pages.frames().run_owner(page(again)), 0, "nobody again");
+            assert_eq!(pages.frames().run_owner(page(again)), 0, "no owner again");
             // SAFETY: the runs are this test's, and were not freed above.
             others.for_each(|(_, &run)| unsafe { mm.free(run) });
             // SAFETY: no thread uses the manager any more.

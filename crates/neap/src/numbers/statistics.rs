@@ -292,9 +292,9 @@ mod tests {
             // SAFETY: the object is this test's; each one is moved once, and the moved one freed
             // once.
             unsafe {
-                assert_eq!(mm.reallocate(object, class.size()), object, "who pays goes on");
+                assert_eq!(mm.reallocate(object, class.size()), object, "the payer stays");
                 let moved = mm.reallocate(object, 5000);
-                assert_eq!(mm.fast_path.payer(moved), None, "nobody has said who pays");
+                assert_eq!(mm.fast_path.payer(moved), None, "no payer was named");
                 mm.free(moved);
             }
         }

@@ -535,7 +535,7 @@ mod tests {
         // free.
         (0..64).for_each(|_| blocks.put(2));
         while !shortage(0).is_low {
-            assert_eq!(jobs.count(), (0, 0), "above the low watermark nobody is woken");
+            assert_eq!(jobs.count(), (0, 0), "above the low watermark no reclaimer is woken");
             blocks.put(0);
         }
         assert_eq!((shortage(1).pages, jobs.count()), (0, (1, 0)));

@@ -34,7 +34,7 @@ fn close(mut mm: Box<Machine>) {
 }
 
 /// Makes no thread, and reports success.
-fn nobody(_: &Machine, _: Task) -> Result<usize, Errno> {
+fn no_thread(_: &Machine, _: Task) -> Result<usize, Errno> {
     Ok(1)
 }
 
@@ -70,7 +70,7 @@ fn register(reclaiming: &Reclaiming<'_, Virtual>, spec: &Spec<'_>) -> ShrinkerId
 #[test]
 fn who_finds_no_room_for_a_job_waits_for_it() {
     const ASKERS: u64 = 40;
-    let mm = manager(nobody, &Options::DEFAULT);
+    let mm = manager(no_thread, &Options::DEFAULT);
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     let jobs = &reclaiming.reclaim.jobs;
     assert!(core.recruit(&mm, &reclaiming, 1));
@@ -235,7 +235,7 @@ unsafe extern "C" fn scan_slowly(machine: *mut c_void, _: *mut Asked) -> u64 {
 #[test]
 fn a_scan_that_somebody_outside_wants_looks_at_what_there_is_and_for_a_second_at_most() {
     let objects = AtomicU64::new(1000);
-    let mm = manager(nobody, &Options::DEFAULT);
+    let mm = manager(no_thread, &Options::DEFAULT);
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     let id = register(&reclaiming, &spec(&objects));
     let visited = reclaiming.scan(id, GroupId::ROOT, 0, u64::MAX).unwrap();
@@ -252,7 +252,7 @@ fn a_scan_that_somebody_outside_wants_looks_at_what_there_is_and_for_a_second_at
 fn inline_wait_begins_no_callback_after_its_deadline() {
     for (time, callbacks) in [(0, 0), (SECOND / 20, 1)] {
         let objects = AtomicU64::new(0);
-        let mm = manager(nobody, &Options::DEFAULT);
+        let mm = manager(no_thread, &Options::DEFAULT);
         let (groups, reclaiming) = (mm.groups().unwrap(), mm.reclaiming().unwrap());
         let machine = &mm.core_if_open().unwrap().objects.platform;
         let data = core::ptr::from_ref(machine).cast_mut().cast();
@@ -272,7 +272,7 @@ fn inline_wait_begins_no_callback_after_its_deadline() {
 
 #[test]
 fn a_childs_page_lists_are_not_those_of_background_reclaim() {
-    let mm = manager(nobody, &Options { limit: 64 << 20, ..Options::DEFAULT });
+    let mm = manager(no_thread, &Options { limit: 64 << 20, ..Options::DEFAULT });
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     let jobs = &reclaiming.reclaim.jobs;
     assert!(core.recruit(&mm, &reclaiming, 1));
@@ -307,7 +307,7 @@ unsafe extern "C" fn count_while_somebody_forks(mm: *mut c_void, _: *const Asked
 #[test]
 fn a_callback_is_not_blamed_for_a_gate_that_is_closed() {
     let objects = AtomicU64::new(0);
-    let mm = manager(nobody, &Options::DEFAULT);
+    let mm = manager(no_thread, &Options::DEFAULT);
     let reclaiming = mm.reclaiming().unwrap();
     let data = core::ptr::from_ref(&*mm).cast_mut().cast();
     let id = register(&reclaiming, &Spec { count: count_while_somebody_forks, data, ..spec(&objects) });

@@ -148,7 +148,7 @@ fn nothing_is_released_or_moved_while_an_isolated_cpu_runs_the_process() {
     let ticks = (1..=20).map(|tick| mm.tick(tick * 250_000_000));
     let left: Vec<bool> =
         ticks.inspect(|tick| assert!(tick.held && tick.pages.released == 0)).map(|tick| tick.left).collect();
-    assert!(left[0] && !left[19], "waiting keeps nobody awake: {left:?}");
+    assert!(left[0] && !left[19], "waiting keeps no thread awake: {left:?}");
     assert!(released() == 0 && mm.usage().cached_bytes == 0 && mm.usage().free_bytes > 1 << 20, "{:?}", mm.usage());
     // An explicit call releases.
     assert!(mm.release_all() && released() > 0);

@@ -20,7 +20,7 @@ impl JobQueue {
         match self.take(reclaimer) {
             Next::Job(aim) => Some(aim),
             Next::Nothing(_) => None,
-            Next::End => panic!("{reclaimer} is nobody's"),
+            Next::End => panic!("{reclaimer} has no job"),
         }
     }
 
@@ -53,7 +53,7 @@ fn who_asks_for_the_same_group_shares_a_job_that_has_not_begun() {
     assert_eq!((jobs.look(first, Patience::Waits), jobs.count()), (None, (1, 1)));
     jobs.done(1, 99);
     assert_eq!([first, second].map(|ticket| jobs.look(ticket, Patience::Waits)), [Some(99); 2]);
-    assert_eq!((jobs.look(third, Patience::GivesUp), jobs.took(1)), (Some(0), None), "nobody waits for it");
+    assert_eq!((jobs.look(third, Patience::GivesUp), jobs.took(1)), (Some(0), None), "no thread waits for it");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
     assert_eq!(jobs.look(ticket, Patience::Waits), Some(7));
     assert!(jobs.place(ReclaimJob::Node(0), Poster::Leaves).is_some() && jobs.took(3) == Some(ReclaimJob::Node(0)));
     jobs.write_off(3, |_| ());
-    assert_eq!(jobs.count(), (0, 0), "nobody waits for it");
+    assert_eq!(jobs.count(), (0, 0), "no thread waits for it");
     assert_eq!(jobs.working_and_lost(), (1, 2));
     [1, 3].into_iter().for_each(|number| jobs.end(number, |_| panic!("it has let go")));
     assert_eq!(jobs.working_and_lost(), (1, 0));
@@ -96,7 +96,7 @@ fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
             jobs.end(1, |_| panic!("it has let go"));
             assert_eq!(jobs.took(2), Some(bytes(20)));
         }
-        assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+        assert_ne!(jobs.posts(), posts, "the sleeping reclaimer is not woken");
         assert_eq!((jobs.working_and_lost(), jobs.count()), ((1, 0), (0, 1)));
         jobs.done(2, 7);
         assert_eq!(jobs.look(ticket, Patience::Waits), Some(7));
@@ -202,7 +202,7 @@ fn dismissed_reclaimers_end_and_none_is_hired() {
     jobs.place(bytes(20), Poster::Waits).unwrap();
     let posts = jobs.posts();
     jobs.dismiss();
-    assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+    assert_ne!(jobs.posts(), posts, "the sleeping reclaimer is not woken");
     jobs.finish(1, 7, |_| panic!("it has nothing"));
     jobs.end(2, |_| panic!("it has nothing"));
     assert_eq!([1, 2].map(|number| jobs.take(number)), [Next::End, Next::End]);
@@ -227,7 +227,7 @@ fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
             }
         });
         jobs.write_off(1, |_| ());
-        assert_ne!(jobs.posts(), posts, "who sleeps is not woken");
+        assert_ne!(jobs.posts(), posts, "the sleeping reclaimer is not woken");
         assert_eq!(idle.join().unwrap(), bytes(20));
     });
     jobs.done(2, 7);
@@ -275,7 +275,7 @@ fn there_are_only_so_many_jobs_and_who_gives_up_makes_room() {
     let dones = jobs.dones();
     assert_eq!((jobs.look(tickets[3], Patience::GivesUp), jobs.dones()), (Some(0), dones), "another one waits for it");
     assert_eq!(jobs.look(tickets[3], Patience::GivesUp), Some(0));
-    assert_ne!(jobs.dones(), dones, "who waits for room is not told");
+    assert_ne!(jobs.dones(), dones, "the thread that waits for room is not told");
     assert_eq!(jobs.place(ReclaimJob::Node(0), Poster::Waits), Some(tickets[3]));
     jobs.forget_all();
     assert_eq!(jobs.count(), (0, 0));
