@@ -54,7 +54,7 @@ static void put(cache *to, size_t size) {
     int answer;
     while ((answer = neap_group_charge(&newest->charge, to->group, size, NEAP_REFUSE, &refusal)) == NEAP_E_CHARGE) {
         if (to->first == to->end) {
-            /* Nothing of its own to give: somebody else fills a group above it. */
+            /* Nothing of its own to give: another group fills one above it. */
             fprintf(stderr, "no room for %llu bytes\n", (unsigned long long)refusal.need_bytes);
             exit(EXIT_FAILURE);
         }
@@ -117,7 +117,7 @@ int main(void) {
     show(NEAP_ROOT);
     printf("the query had %.0f KiB%s\n", kib(rows), rows ? "" : ": its malloc is not neap's");
 
-    /* A limit can change at any moment. What is above it then stays, and may be used again, until somebody gives it back. */
+    /* A limit can change at any moment. What is above it then stays, and may be used again, until a thread gives it back. */
     uint64_t used, evicted = caches[2].evicted;
     check(neap_group_set(caches[2].group, NEAP_MAX, 1 << 20, NULL), "a new limit");
     while (check(neap_group_used(caches[2].group, &used), "a tenant") == NEAP_OK && used > 1 << 20) evict(&caches[2]);

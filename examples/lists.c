@@ -4,8 +4,9 @@
  *
  *   cc -o lists lists.c -pthread $(pkg-config --cflags --libs neap) && ./lists
  *
- * A page has its neap_item inside it, so the list needs no memory for it. Who looks a page up does not move it on the list, but marks it as used;
- * the list gives such a page a second turn. A page belongs to the table under its tenant's mutex, and to who takes it off the list after that.
+ * A page has its neap_item inside it, so the list needs no memory for it. A lookup does not move a page on the list, but
+ * marks it as used; the list gives such a page a second turn. A page belongs to the table under its tenant's mutex, and
+ * to the thread that takes it off the list after that.
  */
 #include <neap.h>
 
@@ -66,7 +67,7 @@ static int isolate(neap_item *item, void *argument) {
     return verdict;
 }
 
-/* Without a lock. Nobody else knows the page any more. */
+/* Without a lock. No other thread knows the page any more. */
 static void dispose(neap_item *item, void *argument) {
     page *gone = page_of(item);
     (void)argument;

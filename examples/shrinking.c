@@ -5,7 +5,7 @@
  *   cc -o shrinking shrinking.c -pthread $(pkg-config --cflags --libs neap) && ./shrinking
  *
  * The cache is an ordinary one: a ring of blocks from malloc, the oldest first, under a mutex. That the callbacks only try the mutex is what
- * lets them run within a charge (NEAP_INLINE): who charges may hold it.
+ * lets them run within a charge (NEAP_INLINE): the charging thread may hold it.
  */
 #include <neap.h>
 
@@ -108,7 +108,7 @@ int main(void) {
     }
     wrong += caches[1].evicted > 0 || caches[0].evicted == 0;
 
-    /* Anybody may ask for memory back, and say how long that may take. */
+    /* Any thread may ask for memory back, and say how long that may take. */
     neap_reclaimed reclaimed;
     check(neap_reclaim(caches[0].group, 1 << 20, NEAP_FOREVER, &reclaimed, sizeof reclaimed), "reclaim");
     printf("asked for 1.0 MiB: %llu blocks, %.1f MiB\n", (unsigned long long)reclaimed.freed,

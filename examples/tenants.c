@@ -4,7 +4,7 @@
  *   cc -o tenants tenants.c -pthread $(pkg-config --cflags --libs neap) && ./tenants
  *
  * Most tenants leave, every eleventh stays. With one allocator for all, those that stay would keep nearly every page; here a tenant is
- * an owner, whose data lies together, so the pages of those who left go back to the system.
+ * an owner, whose data lies together, so the pages of tenants that left go back to the system.
  */
 #include <neap.h>
 

@@ -1,10 +1,10 @@
 /*
- * Queries that wait for room in a pool, and somebody who polls for what happens to it.
+ * Queries that wait for room in a pool, and a thread that polls for its events.
  *
  *   cc -o waiting waiting.c -pthread $(pkg-config --cflags --libs neap) && ./waiting
  *
  * Eight threads run queries of 3 MiB in a pool of 8 MiB: two at a time, the others wait, the oldest first. A function is told
- * when the limit changes; an eventfd says that somebody met the limit, as an event loop would hear it.
+ * when the limit changes; an eventfd tells an event loop that a query met the limit.
  */
 #include <neap.h>
 
@@ -29,7 +29,7 @@ static void check(int answer, const char *what) {
 static void *run(void *argument) {
     for (int i = 0; i < QUERIES; i++) {
         neap_charge memory;
-        /* Whoever is refused here for want of room is woken as soon as others give theirs back. */
+        /* A query that is refused here for want of room is woken as soon as others give theirs back. */
         check(neap_group_charge_wait(&memory, pool, 3 * MIB, NEAP_FOREVER, NULL), "room in the pool");
         usleep(200);
         check(neap_group_uncharge(&memory), "the end of a query");

@@ -133,7 +133,7 @@ static void who_cannot_wait(void) {
     int answer = neap_counter_init(&small, NEAP_NO_OWNER, 1, NEAP_NEVER);
     CHECK(answer == NEAP_OK || answer == NEAP_E_WAIT, "%s", neap_error_text(answer));
     if (answer == NEAP_OK) CHECK(neap_counter_destroy(&small) == NEAP_OK, "its end");
-    CHECK(neap_percpu_alloc(&data[got], NEAP_NO_OWNER, 4096, 8, INT64_C(10000000000)) == NEAP_OK, "who waits gets it");
+    CHECK(neap_percpu_alloc(&data[got], NEAP_NO_OWNER, 4096, 8, INT64_C(10000000000)) == NEAP_OK, "a waiting allocation gets it");
     for (; got >= 0; got--) CHECK(neap_percpu_free(data[got]) == NEAP_OK, "%d", got);
 }
 
