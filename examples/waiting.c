@@ -29,7 +29,7 @@ static void check(int answer, const char *what) {
 static void *run(void *argument) {
     for (int i = 0; i < QUERIES; i++) {
         neap_charge memory;
-        /* A query that is refused here for want of room is woken as soon as others give theirs back. */
+        /* A query that finds no room here is woken when others give room back. */
         check(neap_group_charge_wait(&memory, pool, 3 * MIB, NEAP_FOREVER, NULL), "room in the pool");
         usleep(200);
         check(neap_group_uncharge(&memory), "the end of a query");

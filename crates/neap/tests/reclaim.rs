@@ -2,9 +2,10 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
-use neap::groups::{Bound, Charge, Event, Group};
+use neap::groups::{Bound, Charge, ChargeError, Event, Group};
 use neap::process::PROCESS;
 use neap::reclaim::{self, Misbehaviour, Shrinker, ShrinkerError};
+use neap_testing::again::{case, succeeds};
 use neap_testing::child::in_child;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -187,8 +188,7 @@ fn one_tenants_growth_does_not_evict_what_is_protected_of_another() {
 
 /// A thread that reclaims holds the lock of the cache until another call did not get it. That call
 /// frees nothing, which is no reason to refuse the charge that it was made for.
-#[test]
-fn a_charge_is_not_refused_while_another_thread_empties_the_cache() {
+fn charge_while_another_thread_empties_the_cache(charge: impl FnOnce(Group) -> Result<Charge, ChargeError>) {
     const HELD: Duration = Duration::from_millis(50);
     let group = Group::create("emptied").unwrap();
     group.set(Bound::Max, 16 * OBJECT).unwrap();
@@ -215,14 +215,31 @@ fn a_charge_is_not_refused_while_another_thread_empties_the_cache() {
         let left = objects.len().saturating_sub(wanted as usize);
         objects.split_off(left).len() as u64
     };
-    let _cache = Shrinker::named("emptied").group(group).batch(4).register(count, scan).unwrap();
+    let _cache = Shrinker::named("emptied").group(group).batch(4).inline(true).register(count, scan).unwrap();
     objects.lock().unwrap().extend((0..16).map(|_| group.charge(OBJECT).unwrap()));
     std::thread::scope(|scope| {
         scope.spawn(|| reclaim::reclaim(group, 4 * OBJECT, Duration::from_secs(10)));
         until("the cache is held", || is_held.load(Relaxed) == 1);
-        let charge = group.charge(OBJECT);
+        let charge = charge(group);
         assert!(charge.is_ok(), "{:?} after {} misses", charge, misses.load(Relaxed));
     });
+}
+
+#[test]
+fn a_charge_is_not_refused_while_another_thread_empties_the_cache() {
+    charge_while_another_thread_empties_the_cache(|group| group.charge(OBJECT));
+}
+
+#[test]
+fn inline_charge_without_reclaimers() {
+    if case().is_some() {
+        charge_while_another_thread_empties_the_cache(|group| group.request(OBJECT).inline().now());
+    }
+}
+
+#[test]
+fn an_inline_charge_is_not_refused_while_another_thread_empties_the_cache() {
+    succeeds("inline_charge_without_reclaimers", "no threads", "background:off");
 }
 
 #[test]

@@ -33,9 +33,10 @@ const MOST_THREADS: usize = 1 << 13;
 /// Time of a look in which samples are unwound; those beyond are counted. A process may have mapped
 /// much, or named many threads.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
-/// Time in which samples of no record are added, with their kept stacks: so much at once, and a
-/// part of the time that the session takes. Each overrun of the ring needs a look at the slots.
+/// Time in which a session adds samples of no record, with their kept stacks: this, and a part of
+/// its own time. Each overrun of the ring needs a look at the slots.
 const LONGEST_SLOTS: Duration = Duration::from_secs(1);
+/// The part is one in so many.
 const PART_OF_SLOTS: u32 = 4;
 /// Bytes that may be kept of a report of groups, of the names of groups that are kept, and
 /// characters of one.
@@ -86,6 +87,7 @@ pub(crate) struct Session {
     asked_groups: Option<Instant>,
     head_at_start: AreaHead,
     head: AreaHead,
+    /// Time when the session began.
     start: Instant,
     /// Time in which samples of no record were added.
     adding: Duration,

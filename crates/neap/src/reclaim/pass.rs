@@ -79,7 +79,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
         let deadline = deadline.min(self.now().saturating_add(PATIENCE));
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: false };
-        self.run(&ask, PassContext { whom: ShrinkerFilter::Inline, ..PassContext::of(0) }).result.bytes
+        let context = PassContext { whom: ShrinkerFilter::Inline, ..PassContext::of(0) };
+        self.run_to_answer(&ask, context).result.bytes
     }
 
     /// Makes room for a charge, in this thread, by shrinkers that allow it, until `deadline` by the
@@ -208,17 +209,18 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         }
     }
 
-    /// Runs passes for a waiting thread until one frees something, or no other thread calls the
-    /// shrinkers that had nothing to give. Takes [`PATIENCE`] and one pass at most.
+    /// Runs passes for a waiting charge until one frees something, or no other thread calls the
+    /// shrinkers that had nothing to give. No pass begins after the deadline, or after
+    /// [`PATIENCE`].
     ///
-    /// | reclaimer A | reclaimer B |
+    /// | thread A, in a pass | thread B, in another one |
     /// |---|---|
     /// | 1. `scan` takes the lock of the cache | |
     /// | | 2. `count` does not get the lock, and returns 0 |
     /// | 3. frees objects, returns | |
     /// | | 4. asks again, instead of answering that nothing can be freed |
     pub(crate) fn run_to_answer(&self, ask: &Ask, context: PassContext) -> Ran<Got> {
-        let end = self.now().saturating_add(PATIENCE);
+        let end = ask.deadline.min(self.now().saturating_add(PATIENCE));
         loop {
             let ran = self.run(ask, context);
             let is_answer = ran.result.is_something() || !ran.is_contended || ran.is_written_off;

@@ -20,7 +20,7 @@ impl JobQueue {
         match self.take(reclaimer) {
             Next::Job(aim) => Some(aim),
             Next::Nothing(_) => None,
-            Next::End => panic!("{reclaimer} has no job"),
+            Next::End => panic!("{reclaimer} is to end"),
         }
     }
 
