@@ -111,7 +111,9 @@ impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // Release pairs with the Acquire of the next holder in try_lock and lock_contended.
-        if self.mutex.state.swap(FREE, Ordering::Release) == CONTENDED {
+        let state = self.mutex.state.swap(FREE, Ordering::Release);
+        debug_assert!(state != FREE, "a mutex is freed that was not held");
+        if state == CONTENDED {
             wake(&self.mutex.state, 1);
         }
     }

@@ -301,7 +301,8 @@ impl Group {
     /// Lowers the charged bytes; returns whether a waiter has room now.
     #[must_use]
     pub(crate) fn lower(&self, bytes: u64) -> bool {
-        self.counters.usage.fetch_sub(bytes, Ordering::SeqCst); // As in `is_waited_for`.
+        let before = self.counters.usage.fetch_sub(bytes, Ordering::SeqCst); // As in `is_waited_for`.
+        debug_assert!(before >= bytes, "{bytes} bytes are uncharged, and {before} were charged");
         self.is_waited_for()
     }
 

@@ -270,6 +270,7 @@ impl<'w> Queues<'w> {
             lists.free = waiter.next.load(Ordering::Relaxed);
         }
         *lists.of_state(state) += 1;
+        debug_assert!(lists.used + lists.stalled <= lists.fresh, "more entries are in use than ever were");
         lists.ticket += 1;
         for (word, value) in [
             (&waiter.ticket, lists.ticket),

@@ -200,6 +200,7 @@ impl Stocks {
     /// These are the bytes of an evicted payer, half of `CAP` and the excess if the word is full,
     /// or `bytes` after repeated interruptions.
     pub(crate) fn put<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> Option<(Payer, u64)> {
+        debug_assert!(bytes <= CAP);
         let place = place(payer);
         for _ in 0..ATTEMPTS {
             // A hint: on another CPU the exchange finds another word, and does nothing unless that

@@ -143,6 +143,7 @@ impl DerefMut for CacheGuard<'_> {
 impl Drop for CacheGuard<'_> {
     #[inline]
     fn drop(&mut self) {
+        debug_assert!(self.0.has_sound_counts());
         // The inner guard is dropped afterwards, which unlocks.
         self.0.store_into(&self.0.live, self.0.index);
     }
@@ -167,6 +168,13 @@ pub struct Row {
 }
 
 impl ClassCache {
+    /// Returns whether the counts allow each other: no more slabs are on lists than there are, and
+    /// no more objects are free.
+    fn has_sound_counts(&self) -> bool {
+        let lists = [&self.partial, &self.resting, &self.sidelined, &self.hollow, &self.isolated];
+        lists.iter().map(|list| list.length).sum::<u32>() <= self.slabs && self.free <= self.objects
+    }
+
     /// An empty cache.
     pub const fn new() -> ClassCache {
         ClassCache {

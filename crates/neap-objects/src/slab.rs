@@ -209,6 +209,7 @@ impl SlabTable {
                 }
             };
             numbers.used += 1;
+            debug_assert!(numbers.used <= numbers.fresh && numbers.fresh <= self.limit);
             id
         };
         let slab = Slab {
@@ -271,6 +272,7 @@ impl SlabTable {
             left -= (end - first) as usize;
         }
         slab.first_word = word as u32;
+        debug_assert!(taken <= slab.free as usize && slab.free <= slab.objects);
         slab.free -= taken as u32;
         taken
     }
@@ -291,6 +293,7 @@ impl SlabTable {
             return false;
         }
         slab.free += 1;
+        debug_assert!(slab.free <= slab.objects, "more bits are set than there are objects");
         slab.first_word = slab.first_word.min(object / 64);
         true
     }
@@ -368,6 +371,7 @@ impl SlabList {
     pub unsafe fn insert(&mut self, table: &SlabTable, id: SlabId) {
         // SAFETY: the caller holds the lock, and has no other reference to the descriptor.
         let slab = unsafe { table.get(id) };
+        debug_assert!(slab.on == On::Nothing, "a slab is on one list");
         (slab.next, slab.previous, slab.on) = (self.head, SlabId::NONE, self.on);
         if let Some(next) = self.head.some() {
             // SAFETY: the lock covers every slab of the list. The slab was on no list, so `next` is
@@ -387,6 +391,8 @@ impl SlabList {
         // SAFETY: the caller holds the lock, and has no other reference to the descriptor.
         let slab = unsafe { table.get(id) };
         let (next, previous) = (slab.next, slab.previous);
+        debug_assert!(slab.on == self.on && self.length > 0, "the slab is on another list");
+        debug_assert!(previous != SlabId::NONE || self.head == id);
         slab.on = On::Nothing;
         match previous.some() {
             // SAFETY: the lock covers every slab of the list, and a slab's neighbour is another

@@ -67,7 +67,13 @@ impl<T: Policy> PageList<T> {
     /// The state of the lists that is passed to the policy.
     #[inline]
     fn now(&self) -> policy::List {
+        debug_assert!(self.has_sound_count());
         policy::List { count: self.count, moved: self.moved }
+    }
+
+    /// Returns whether `count` is the sum of all lists.
+    fn has_sound_count(&self) -> bool {
+        self.count == self.lists.iter().enumerate().map(|(order, list)| list.length << order).sum::<u32>()
     }
 
     fn pop(&mut self, frames: &Frames, order: Order) -> Option<Block> {

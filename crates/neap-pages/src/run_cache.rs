@@ -73,6 +73,10 @@ impl RunCache {
         self.runs.iter()
     }
 
+    fn has_sound_counts(&self) -> bool {
+        self.pages == self.runs.pages() && self.pages <= MOST_PAGES
+    }
+
     /// Takes the newest run of exactly `pages` pages whose first page is a multiple of `align`, a
     /// power of two.
     #[inline]
@@ -85,6 +89,7 @@ impl RunCache {
         *count -= 1;
         self.pages -= pages;
         self.changed = true;
+        debug_assert!(self.has_sound_counts());
         Some(pfn)
     }
 
@@ -99,6 +104,7 @@ impl RunCache {
         *count += 1;
         self.pages += run.pages;
         self.changed = true;
+        debug_assert!(self.has_sound_counts());
         out
     }
 

@@ -115,6 +115,8 @@ impl Inner {
     /// Stores the counters for other processes.
     #[inline(never)]
     fn store_live(&self) {
+        debug_assert!(self.buddy.backed_free <= self.buddy.free, "a page with memory is free or not");
+        debug_assert!(self.buddy.free + self.releasing <= self.buddy.managed, "free pages are mapped");
         if let Some(cell) = self.live.get(self.node) {
             let Buddy { free, managed, backed_free, .. } = self.buddy;
             let holes = self.holes.max(0) as u32;

@@ -257,6 +257,14 @@ impl Chunk<'_> {
         bitmap::next_clear(self.populated, pages.start, pages.end)
     }
 
+    /// Returns whether the counts of the header allow each other.
+    fn has_sound_counts(&self) -> bool {
+        let Header { empty, populated, taken, longest, .. } = *self.header;
+        empty <= populated
+            && populated as usize <= self.geometry.pages
+            && (taken + longest) as usize <= self.geometry.grains
+    }
+
     /// Number of populated pages that overlap a run of grains, and that no other row touches.
     fn empty_around(&self, start: usize, end: usize) -> u32 {
         let pages = self.geometry.pages_of(start, end);
@@ -277,6 +285,7 @@ impl Chunk<'_> {
         self.header.taken += (end - start) as u32;
         self.header.empty -= gone;
         self.header.longest = self.map.longest() as u32;
+        debug_assert!(self.has_sound_counts());
         gone
     }
 
@@ -287,6 +296,7 @@ impl Chunk<'_> {
         self.header.taken -= (end - start) as u32;
         self.header.empty += came;
         self.header.longest = self.map.longest() as u32;
+        debug_assert!(self.has_sound_counts());
         came
     }
 
@@ -301,6 +311,7 @@ impl Chunk<'_> {
         }
         self.header.populated += came;
         self.header.empty += empty;
+        debug_assert!(self.has_sound_counts());
         NewPages { came, empty }
     }
 
@@ -310,6 +321,7 @@ impl Chunk<'_> {
         bitmap::clear_range(self.populated, pages.start, pages.end);
         self.header.populated -= count;
         self.header.empty -= count;
+        debug_assert!(self.has_sound_counts());
     }
 
     /// The first run of pages that are not populated, at most `most`.

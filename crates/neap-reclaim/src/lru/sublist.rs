@@ -100,6 +100,7 @@ impl Sub {
 
     /// Sets the number of items. Under the lock.
     pub(super) fn set_count(&self, count: usize) {
+        debug_assert!(count == 0 || self.heir().is_none(), "a dead sub-list has no items");
         self.count.store(count, Ordering::Relaxed);
     }
 

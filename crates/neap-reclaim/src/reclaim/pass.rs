@@ -344,6 +344,7 @@ impl<D: Domain> Pass<'_, D> {
             Err(by) => return self.passed_by |= by == ProtectedBy::Low,
         };
         let given = self.domain.give(standing.id, slot, node, press);
+        debug_assert!(given.freed <= given.scanned, "{given:?}");
         self.got.visits += 1;
         self.got.scanned = self.got.scanned.saturating_add(given.scanned);
         self.got.freed = self.got.freed.saturating_add(given.freed);

@@ -95,6 +95,7 @@ impl Work {
         self.total = self.total.saturating_sub(scanned);
         self.scanned = self.scanned.saturating_add(scanned);
         self.most = self.most.saturating_mul(2).min(self.batch);
+        debug_assert!(self.most <= self.batch && self.total <= self.wanted.max(self.batch));
         scanned > 0
     }
 

@@ -145,6 +145,7 @@ impl KeptStacks {
         if self.free > 0 {
             self.free = self.next[cell as usize - 1];
         }
+        debug_assert!(cell <= self.unused && self.unused as usize <= CELL_COUNT);
         self.next[cell as usize - 1] = 0;
         Some(cell)
     }
