@@ -13,7 +13,7 @@ use crate::programs::{self, Left};
 use crate::report::Report;
 use crate::smoke::DEFAULT;
 use crate::target::Target;
-use crate::{dependent, fast_path, layout, symbols, tidy};
+use crate::{dependent, fast_path, layout, sequences, symbols, tidy};
 
 /// Tests that cannot pass under the emulator, by a part of their name.
 const LEFT_TESTS: &[Left] = &[
@@ -82,6 +82,7 @@ pub(crate) fn test() -> Result<()> {
     run(target.cargo_of_library())?;
     symbols::preloaded(&mut report, target)?;
     fast_path::into(&mut report, target)?;
+    sequences::into(&mut report, target)?;
     let scratch = layout::target().join("smoke-arm64");
     std::fs::create_dir_all(&scratch)?;
     programs::elsewhere(&mut report, target, LEFT_PROGRAMS, &scratch, &DEFAULT)?;

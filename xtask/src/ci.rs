@@ -13,7 +13,7 @@ use crate::report::Report;
 use crate::target::Target;
 use crate::{
     Skipped, arm64, audit, build, c_api, container, deb, dependent, docs, fast_path, layout, models, musl, old_glibc,
-    prometheus, smoke, symbols, target, test_programs, tidy, vm,
+    prometheus, sequences, smoke, symbols, target, test_programs, tidy, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -67,6 +67,7 @@ pub(crate) fn test() -> Result<()> {
     build::build()?;
     symbols::into(&mut report)?;
     fast_path::into(&mut report, Target::Native)?;
+    sequences::into(&mut report, Target::Native)?;
     smoke::into(&mut report, &layout::library(), &[])?;
     c_api::into(&mut report)?;
     dependent::into(&mut report)?;

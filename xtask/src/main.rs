@@ -47,6 +47,7 @@ mod prose;
 mod release;
 mod report;
 mod rules;
+mod sequences;
 mod smoke;
 mod source_names;
 mod sources;
@@ -82,6 +83,8 @@ usage: cargo xtask COMMAND [arguments]
   loom                        exhaustive interleavings of the lock protocols
   miri                        the listed tests under the interpreter that finds undefined behaviour
   symbols                     what the libraries import and export, and whether that is what neap.h declares
+  sequences [--target aarch64-unknown-linux-gnu|x86_64-unknown-linux-musl]
+                              each restartable sequence of the built library is one that the explorer proves
   smoke [--library FILE] [NAME...]
                               real programs and tests/programs under the preload library (or another one)
   old-glibc                   the programs of tests/programs under the preload library, in a root with glibc 2.31
@@ -140,6 +143,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "artefacts" => artefacts::command_line(rest),
         "uninstall" => install::uninstall(rest),
         "symbols" => alone(symbols::check),
+        "sequences" => sequences::command_line(rest),
         "smoke" => smoke::command(rest),
         "old-glibc" => alone(old_glibc::check),
         "c-api" => alone(c_api::check),

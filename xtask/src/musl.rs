@@ -10,7 +10,7 @@ use crate::programs::{self, Left};
 use crate::report::Report;
 use crate::smoke::MODES;
 use crate::target::Target;
-use crate::{dependent, fast_path, layout, symbols, test_programs, tidy};
+use crate::{dependent, fast_path, layout, sequences, symbols, test_programs, tidy};
 
 /// Programs that are for another C library, or fail with musl's own malloc.
 const LEFT_PROGRAMS: &[Left] = &[
@@ -41,6 +41,7 @@ pub(crate) fn test() -> Result<()> {
     run(target.cargo_of_library())?;
     symbols::preloaded(&mut report, target)?;
     fast_path::into(&mut report, target)?;
+    sequences::into(&mut report, target)?;
     let scratch = layout::target().join("smoke-musl");
     std::fs::create_dir_all(&scratch)?;
     for mode in MODES.iter().filter(|mode| mode.variables.iter().all(|(name, _)| *name == "NEAP")) {

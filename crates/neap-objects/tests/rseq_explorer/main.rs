@@ -12,10 +12,12 @@
 //! * this file: the scenarios in which the protocol must hold;
 //! * `mutants`: those in which a wrong protocol must be caught;
 //! * `rcu` and `alter`: both for readers and for stocks;
-//! * `weak`: protocols that are right on x86-64 alone.
+//! * `weak`: protocols that are right on x86-64 alone;
+//! * `listing`: the model's sequences for a comparison with machine code.
 //!
-//! The explorer uses none of the crate's code. It proves the design, so a change of a sequence must
-//! be made in `assembler`, too. It is single threaded and uses no random numbers.
+//! The explorer uses none of the crate's code. `cargo xtask sequences` proves that the sequences of
+//! a built library are those of `assembler`. The rest of the protocol, such as a take, must be
+//! changed in both. The explorer is single threaded and uses no random numbers.
 //!
 //! Every scenario also lists events that must have been seen, such as a fence that aborted a
 //! sequence, so that none passes because nothing happened in it. `cargo test --test rseq_explorer
@@ -28,6 +30,7 @@ mod alter;
 mod assembler;
 mod check;
 mod execute;
+mod listing;
 mod model;
 mod mutants;
 mod protocol;
