@@ -301,6 +301,58 @@ fn leak_is_named_by_file_and_line_and_a_cache_is_not() {
     assert!(leak.is_some() && cache.is_some() && leak < cache, "{text}");
 }
 
+/// A program with objects that are freed at once, others that are freed after a tenth of a second,
+/// and one that is not freed.
+const PASSING: &str = r#"
+#include <stdlib.h>
+#include <unistd.h>
+char *volatile passing, *held[2000];
+__attribute__((noinline)) static void pass(void) {
+  for (int n = 0; n < 20000; n++) { passing = malloc(1000); free(passing); }
+}
+__attribute__((noinline)) static void hold(void) {
+  for (int n = 0; n < 2000; n++) held[n] = malloc(1000);
+  __asm__ volatile("");
+}
+__attribute__((noinline)) static void keep(void) { passing = malloc(1000000); __asm__ volatile(""); }
+int main(void) {
+  keep();
+  for (int round = 0; round < 3; round++) {
+    pass();
+    hold();
+    usleep(100000);
+    for (int n = 0; n < 2000; n++) free(held[n]);
+  }
+  return 0;
+}
+"#;
+
+#[test]
+fn lifetimes_are_those_from_allocation_to_free() {
+    let folder = folder("lifetimes");
+    let program = compiled(&folder, "passing", PASSING);
+    let file = folder.join("profile.pb.gz");
+    run_profiled(&file, "16k", &[program.to_str().unwrap()]);
+    let read = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+        let output = command.args(["profile", "--allocated", "--read"]).arg(&file).args(more).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let profile: Value = serde_json::from_str(&read(&["--json"])).unwrap();
+    let freed = |name: &str| {
+        let stacks = profile["stacks"].as_array().unwrap();
+        &stacks.iter().find(|stack| stack["site"]["function"] == name).unwrap()["freed"]
+    };
+    let number = |value: &Value| value.as_f64().unwrap();
+    let lifetime = |name| number(&freed(name)["mean_lifetime_seconds"]);
+    assert!(lifetime("hold") >= 0.1 && lifetime("pass") < lifetime("hold"), "{profile}");
+    assert!((number(&freed("hold")["objects"]) / 6000.0 - 1.0).abs() < 0.3, "{profile}");
+    assert_eq!(freed("keep")["mean_lifetime_seconds"], Value::Null);
+    let table = read(&[]);
+    let row = |name: &str| table.lines().find(|line| line.starts_with(&format!("| {name} "))).unwrap();
+    assert!(row("hold").contains("s |") && row("keep").ends_with(" - |"), "{table}");
+}
+
 /// A program that holds memory by two functions. Then it frees what the first one holds, and the
 /// second allocates more. It waits for its input before each step.
 const CHANGING: &str = r#"

@@ -90,7 +90,7 @@ fn attribution(command: &mut Command, mib: u64) -> Result<Outcome> {
     let mut found = [0.0; SITES];
     for row in &profile.rows {
         if let Some(site) = profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter()).find_map(site) {
-            found[site] += row.peak.bytes;
+            found[site] += row.sums.peak.bytes;
         }
     }
     let (all, seen): (f64, f64) = (truth.iter().sum(), found.iter().sum());

@@ -73,8 +73,8 @@ pub(crate) struct StackCopy<'a> {
 pub(crate) enum RingRecord<'a> {
     /// An allocation.
     Alloc(SampledAllocation, StackCopy<'a>),
-    /// The free of the sample with this number.
-    Free(u64),
+    /// The free of a sample, by its number, and the time of the free.
+    Free(u64, u64),
 }
 
 /// An area, and how far its ring was read.
@@ -243,7 +243,9 @@ impl Area {
                     each(RingRecord::Alloc(sample, stack));
                 }
                 FREE if bytes >= size_of::<FreeRecord>() => {
-                    each(RingRecord::Free(u64_at(record, offset_of!(FreeRecord, number))));
+                    let word = |at| u64_at(record, at);
+                    let (number, time) = (offset_of!(FreeRecord, number), offset_of!(FreeRecord, time));
+                    each(RingRecord::Free(word(number), word(time)));
                 }
                 _ => return false,
             }

@@ -137,7 +137,7 @@ fn drain(area: &mut Area) -> (Vec<u64>, Vec<u64>) {
     let (mut made, mut freed) = (Vec::new(), Vec::new());
     area.drain(&mut |record| match record {
         RingRecord::Alloc(sample, _) => made.push(sample.number),
-        RingRecord::Free(number) => freed.push(number),
+        RingRecord::Free(number, _) => freed.push(number),
     })
     .unwrap();
     (made, freed)
@@ -155,7 +155,7 @@ fn records_are_read_once_in_their_order() {
     let mut seen = Vec::new();
     area.drain(&mut |record| match record {
         RingRecord::Alloc(sample, of) => seen.push((sample, of.instruction, of.frame_pointer, of.bytes.to_vec())),
-        RingRecord::Free(number) => assert_eq!(number, 1),
+        RingRecord::Free(number, _) => assert_eq!(number, 1),
     })
     .unwrap();
     assert_eq!((seen.len(), seen[0].0.size, seen[0].0.thread, seen[0].0.time), (2, 77, 9, 10));

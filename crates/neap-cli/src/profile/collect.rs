@@ -1,8 +1,4 @@
-//! Sums of samples by stack, memory group and thread name.
-//!
-//! A sample of a size is taken with the probability `p = 1 - exp(-size / mean)`, so it stands for
-//! `1 / p` allocations. The sums are unbiased. The variance of a sum of bytes is estimated by the
-//! sum of `size² (1 - p) / p²`.
+//! SampleSums of samples by stack, memory group and thread name.
 //!
 //! The peak is the moment at which the sum of the live bytes was highest. A cell keeps its value of
 //! that moment when it first changes afterwards, so a new peak costs nothing.
@@ -12,77 +8,11 @@ use std::rc::Rc;
 
 use super::area::SampledAllocation;
 use super::limits::ProfileLimits;
+use super::sums::{Amount, Lifetimes, SampleSums};
 use super::unwind::{Callers, CodePlace};
 
 /// Name of threads beyond those whose names are kept.
 const OTHER_THREADS: &str = "(other threads)";
-
-/// Estimated objects and bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Amount {
-    pub(crate) samples: u64,
-    pub(crate) objects: f64,
-    pub(crate) bytes: f64,
-    /// Estimated variance of the bytes.
-    variance: f64,
-}
-
-impl Amount {
-    /// Estimates the allocations that a sample stands for: their number, bytes and variance.
-    pub(crate) fn of(sample: &SampledAllocation) -> Amount {
-        Amount::of_size(sample.size, sample.mean)
-    }
-
-    /// Estimates the allocations that a sample of `bytes` bytes stands for. `mean` is the average
-    /// number of bytes between two samples.
-    fn of_size(bytes: u64, mean: u64) -> Amount {
-        let size = bytes.max(1) as f64;
-        // A mean of 0 is damage, and one byte means that every allocation is sampled.
-        let taken = -(-size / mean.max(1) as f64).exp_m1();
-        let objects = 1.0 / taken;
-        Amount {
-            samples: 1,
-            objects,
-            bytes: bytes as f64 * objects,
-            variance: size * size * (1.0 - taken) / taken / taken,
-        }
-    }
-
-    /// An estimate of `objects` objects with `bytes` bytes, whose samples are no longer known.
-    /// The error is that of objects of one size.
-    pub(crate) fn of_sum(objects: f64, bytes: f64, mean: u64) -> Amount {
-        if objects < 1.0 {
-            return Amount::default();
-        }
-        let size = bytes / objects;
-        let taken = -(-size.max(1.0) / mean.max(1) as f64).exp_m1();
-        let variance = objects * size * size * (1.0 - taken) / taken;
-        Amount { samples: (objects * taken).round().max(1.0) as u64, objects, bytes, variance }
-    }
-
-    pub(crate) fn add(&mut self, other: Amount) {
-        self.samples += other.samples;
-        self.objects += other.objects;
-        self.bytes += other.bytes;
-        self.variance += other.variance;
-    }
-
-    fn remove(&mut self, other: Amount) {
-        self.samples = self.samples.saturating_sub(other.samples);
-        if self.samples == 0 {
-            *self = Amount::default();
-            return;
-        }
-        self.objects = (self.objects - other.objects).max(0.0);
-        self.bytes = (self.bytes - other.bytes).max(0.0);
-        self.variance = (self.variance - other.variance).max(0.0);
-    }
-
-    /// Standard error of the bytes.
-    pub(crate) fn error(self) -> f64 {
-        self.variance.sqrt()
-    }
-}
 
 /// What samples are summed by. Names and stacks are numbers of [`Collector`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,8 +29,9 @@ pub(crate) struct SumCell {
     /// Live now.
     pub(crate) live: Amount,
     /// Allocated since the profile began.
-    pub(crate) allocated: Amount,
+    allocated: Amount,
     peak: Amount,
+    freed: Lifetimes,
     /// Number of the peak at which `peak` was stored. If [`Collector::peaks`] is higher, `live` has
     /// not changed since the last peak, and is the value at that peak.
     peak_of: u64,
@@ -154,7 +85,7 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// Sums of allocations from a time on, and of the samples that are live then.
+    /// SampleSums of allocations from a time on, and of the samples that are live then.
     pub(crate) fn new(began: u64, limits: ProfileLimits) -> Collector {
         let mut collector = Collector {
             limits,
@@ -222,7 +153,8 @@ impl Collector {
         }
         let cell = self.cells.len() as u32;
         let (live, allocated, peak) = (Amount::default(), Amount::default(), Amount::default());
-        self.cells.push(SumCell { key, live, allocated, peak, peak_of: self.peaks });
+        let freed = Lifetimes::default();
+        self.cells.push(SumCell { key, live, allocated, peak, freed, peak_of: self.peaks });
         self.by_key.insert(key, cell);
         Some(cell)
     }
@@ -257,11 +189,15 @@ impl Collector {
         }
     }
 
-    /// Removes a sample from the live ones.
-    pub(crate) fn freed(&mut self, number: u64) {
+    /// Removes a sample from the live ones. `time` is that of its free, if known.
+    pub(crate) fn freed(&mut self, number: u64, time: Option<u64>) {
         if let Some(sample) = self.live.remove(&number) {
             self.before_change(sample.cell);
-            self.cells[sample.cell as usize].live.remove(sample.amount());
+            let cell = &mut self.cells[sample.cell as usize];
+            cell.live.remove(sample.amount());
+            if let Some(time) = time {
+                cell.freed.add(Lifetimes::of(sample.amount().objects, sample.time, time));
+            }
             self.total.remove(sample.amount());
         }
     }
@@ -295,7 +231,7 @@ impl Collector {
         })?;
         let gone = self.live.iter().filter(|(number, sample)| sample.time < until && !numbers.contains(number));
         let gone: Vec<u64> = gone.map(|(&number, _)| number).collect();
-        gone.into_iter().for_each(|number| self.freed(number));
+        gone.into_iter().for_each(|number| self.freed(number, None));
         Ok(unknown)
     }
 
@@ -304,9 +240,10 @@ impl Collector {
         &self.cells
     }
 
-    /// The value of a cell when the live bytes were highest.
-    pub(crate) fn peak(&self, cell: &SumCell) -> Amount {
-        if cell.peak_of == self.peaks { cell.peak } else { cell.live }
+    /// The sums of a cell. Its peak is the value at which the live bytes of all were highest.
+    pub(crate) fn sums(&self, cell: &SumCell) -> SampleSums {
+        let SumCell { live, allocated, freed, .. } = *cell;
+        SampleSums { live, allocated, peak: if cell.peak_of == self.peaks { cell.peak } else { live }, freed }
     }
 
     /// The live samples that were allocated before a time, by key.
@@ -337,65 +274,22 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_samples_are_unbiased() {
-        // A generator of numbers (xorshift).
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut uniform = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as f64 / (1_u64 << 53) as f64
-        };
-        for size in [8, 100, 1000, 5000, 100_000] {
-            let (mut sum, count) = (Amount::default(), 200_000);
-            for _ in 0..count {
-                if uniform() < 1.0 - (-(size as f64) / 1000.0).exp() {
-                    sum.add(Amount::of(&sample(1, size, 0)));
-                }
-            }
-            let (objects, bytes) = (f64::from(count), f64::from(count) * size as f64);
-            let errors = (sum.bytes - bytes).abs() / sum.error().max(bytes * 1e-9);
-            assert!(errors < 4.5, "size {size}: {} for {bytes}, {errors} standard errors", sum.bytes);
-            assert!((sum.objects / objects - sum.bytes / bytes).abs() < 1e-6);
-        }
-        assert!(
-            Amount::of(&SampledAllocation { size: 0, mean: 0, ..SampledAllocation::default() }).objects.is_finite()
-        );
-        assert!(
-            Amount::of(&SampledAllocation { size: 1, mean: u64::MAX, ..SampledAllocation::default() })
-                .objects
-                .is_finite()
-        );
-    }
-
-    #[test]
-    fn sums_without_samples_have_their_error() {
-        let (mut sum, each) = (Amount::default(), sample(1, 300, 0));
-        (0..40).for_each(|_| sum.add(Amount::of(&each)));
-        let again = Amount::of_sum(sum.objects, sum.bytes, 1000);
-        assert_eq!(again.samples, 40);
-        assert!((again.error() / sum.error() - 1.0).abs() < 1e-9, "{} {}", again.error(), sum.error());
-        assert_eq!(Amount::of_sum(0.0, 0.0, 1000), Amount::default());
-        assert!(Amount::of_sum(7.0, 0.0, 0).error().is_finite());
-    }
-
-    #[test]
     fn peak_has_the_values_of_its_moment() {
         let mut collector = Collector::new(0, ProfileLimits::OWN);
         let bytes = |collector: &Collector, at: usize, peak: bool| {
             let cell = &collector.cells()[at];
-            let of = if peak { collector.peak(cell) } else { cell.live };
+            let of = if peak { collector.sums(cell).peak } else { cell.live };
             of.samples
         };
         collector.allocated(&sample(1, 9000, 1), &callers(1), "a");
         collector.allocated(&sample(2, 9000, 2), &callers(2), "a");
-        collector.freed(1);
+        collector.freed(1, Some(10));
         collector.allocated(&sample(3, 10, 3), &callers(3), "a");
         assert_eq!([0, 1, 2].map(|at| bytes(&collector, at, true)), [1, 1, 0], "the first peak");
         collector.allocated(&sample(4, 90_000, 4), &callers(2), "a");
-        collector.freed(2);
-        collector.freed(3);
-        collector.freed(4);
+        collector.freed(2, Some(10));
+        collector.freed(3, Some(10));
+        collector.freed(4, Some(10));
         assert_eq!([0, 1, 2].map(|at| bytes(&collector, at, true)), [0, 2, 1], "a higher one");
         assert_eq!([0, 1, 2].map(|at| bytes(&collector, at, false)), [0, 0, 0]);
         assert_eq!(collector.live_total(), Amount::default());

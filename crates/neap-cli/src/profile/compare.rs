@@ -13,9 +13,9 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-use super::collect::Amount;
 use super::folded;
 use super::resolved::{Profile, ProfileRow};
+use super::sums::Amount;
 use super::symbols::SourceLine;
 use super::top_table::{amount, headline, line, losses, named, size};
 use crate::report::{number, write_table};
@@ -54,7 +54,7 @@ impl Comparison<'_> {
     /// The growth of all.
     pub(crate) fn total(&self) -> Growth {
         let view = self.now.view;
-        Growth { before: self.before.total(view), now: self.now.total(view) }
+        Growth { before: self.before.total().of(view), now: self.now.total().of(view) }
     }
 
     /// Changes by something of the rows: the largest growth first, and what did not change left
@@ -62,10 +62,10 @@ impl Comparison<'_> {
     fn by<K: Hash + Ord + Clone>(&self, key: impl Fn(&Profile, &ProfileRow) -> K) -> Vec<(K, Growth)> {
         let mut changes: HashMap<K, Growth> = HashMap::new();
         for row in &self.before.rows {
-            changes.entry(key(self.before, row)).or_default().before.add(row.amount(self.now.view));
+            changes.entry(key(self.before, row)).or_default().before.add(row.sums.of(self.now.view));
         }
         for row in &self.now.rows {
-            changes.entry(key(self.now, row)).or_default().now.add(row.amount(self.now.view));
+            changes.entry(key(self.now, row)).or_default().now.add(row.sums.of(self.now.view));
         }
         let mut changes: Vec<_> = changes.into_iter().filter(|(_, change)| change.bytes().abs() >= 1.0).collect();
         changes.sort_by(|(name, one), (other_name, other)| {
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(groups, [("b", 4.5), ("", -2.0)]);
         assert_eq!((threads.len(), comparison.total().bytes()), (1, 2.5 * MIB));
         let error = comparison.total().error();
-        let sum = before.total(now.view).error().powi(2) + now.total(now.view).error().powi(2);
+        let sum = before.total().of(now.view).error().powi(2) + now.total().of(now.view).error().powi(2);
         assert!((error * error / sum - 1.0).abs() < 1e-9);
         assert!(comparison.folded().contains(&"a;t;f 5242880 5242880".to_string()), "{:?}", comparison.folded());
         assert!(comparison.folded().contains(&"b;t;f 0 4718592".to_string()), "{:?}", comparison.folded());

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use inferno::flamegraph::{self, Direction};
 
 use super::compare::Comparison;
-use super::resolved::{Profile, ProfileRow, ProfileView};
+use super::resolved::{Profile, ProfileRow};
+use super::sums::ProfileView;
 use super::top_table::{headline, size};
 
 /// Bytes of all stacks together. Sizes beyond are no truth, and a reader may add them up.
@@ -16,13 +17,13 @@ const MOST_BYTES: u64 = 1 << 62;
 pub(crate) fn stacks(profile: &Profile, view: ProfileView) -> Vec<(String, u64)> {
     let plain = |name: &str| name.replace(';', ":");
     let mut rows: Vec<&ProfileRow> = profile.rows.iter().collect();
-    rows.sort_by(|one, other| other.amount(view).bytes.total_cmp(&one.amount(view).bytes));
+    rows.sort_by(|one, other| other.sums.of(view).bytes.total_cmp(&one.sums.of(view).bytes));
     let (mut text, mut frames) = (profile.limits.folded_bytes, profile.limits.folded_frames);
     let (mut left_out, mut room): (u64, u64) = (0, MOST_BYTES);
     let mut stacks: Vec<(String, u64)> = rows
         .into_iter()
         .filter_map(|row| {
-            let bytes = (row.amount(view).bytes.round() as u64).min(room);
+            let bytes = (row.sums.of(view).bytes.round() as u64).min(room);
             room -= bytes;
             let lines = || profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter());
             let (length, count) = (lines().map(|line| line.function.len()).sum(), lines().count());
@@ -65,7 +66,7 @@ pub(crate) fn write(output: &mut dyn Write, lines: &[String]) -> io::Result<()> 
 
 /// Writes the flame graph of a profile.
 pub(crate) fn flame_graph(output: &mut dyn Write, profile: &Profile) -> io::Result<()> {
-    let title = format!("{} {}", size(profile.total(profile.view).bytes), profile.view.name());
+    let title = format!("{} {}", size(profile.total().of(profile.view).bytes), profile.view.name());
     draw(output, &lines(profile), title, headline(profile))
 }
 
@@ -104,7 +105,7 @@ fn draw(output: &mut dyn Write, lines: &[String], title: String, subtitle: Strin
 mod tests {
     use super::*;
     use crate::profile::area::SampledAllocation;
-    use crate::profile::collect::Amount;
+    use crate::profile::sums::{Amount, SampleSums};
 
     #[test]
     fn sizes_that_are_no_truth_add_up_to_a_number() {
@@ -113,9 +114,7 @@ mod tests {
             stack: 0,
             group: "".into(),
             thread: thread.into(),
-            live: Amount::of(&endless),
-            allocated: Amount::default(),
-            peak: Amount::default(),
+            sums: SampleSums { live: Amount::of(&endless), ..SampleSums::default() },
         };
         let profile = Profile { stacks: vec![Vec::new()], rows: ["a", "b"].map(row).to_vec(), ..Profile::default() };
         assert_eq!(lines(&profile), [format!("a;[no stack] {MOST_BYTES}")]);
@@ -128,9 +127,10 @@ mod tests {
             stack: 0,
             group: "".into(),
             thread: format!("{size}").into(),
-            live: Amount::of(&SampledAllocation { size, mean: 1, ..SampledAllocation::default() }),
-            allocated: Amount::default(),
-            peak: Amount::default(),
+            sums: SampleSums {
+                live: Amount::of(&SampledAllocation { size, mean: 1, ..SampledAllocation::default() }),
+                ..SampleSums::default()
+            },
         };
         let line = crate::profile::symbols::SourceLine { function: "main".into(), ..Default::default() };
         let frame = crate::profile::unwind::CodePlace { file: None, address: 1 };

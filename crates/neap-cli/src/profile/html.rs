@@ -3,10 +3,10 @@
 
 use std::io::{self, Write};
 
-use super::collect::Amount;
 use super::compare::{Comparison, Growth, shown, signed};
 use super::folded::{difference_graph, flame_graph};
-use super::resolved::{Profile, ProfileView};
+use super::resolved::Profile;
+use super::sums::{ProfileView, SampleSums};
 use super::top_table::{by_name, named, sites, size, size_of, summary};
 use crate::report::number;
 
@@ -35,7 +35,7 @@ pub(crate) fn write(page: &mut dyn Write, profile: &Profile) -> io::Result<()> {
     head(page, &title, &summary(profile))?;
     write!(page, "<h2>Stacks: bytes {}</h2>", profile.view.name())?;
     graph(page, &|output| flame_graph(output, profile))?;
-    let sites: Vec<(String, [Amount; 3])> = sites(profile).iter().map(|(line, sums)| (named(line), *sums)).collect();
+    let sites: Vec<(String, SampleSums)> = sites(profile).iter().map(|(line, sums)| (named(line), *sums)).collect();
     table(page, profile, "function", &sites)?;
     table(page, profile, "group", &by_name(profile, |row| &row.group))?;
     table(page, profile, "thread", &by_name(profile, |row| &row.thread))?;
@@ -123,22 +123,23 @@ fn changes(page: &mut dyn Write, head: &str, rows: &[(String, Growth)]) -> io::R
     }
 }
 
-fn table(page: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String, [Amount; 3])]) -> io::Result<()> {
+fn table(page: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String, SampleSums)]) -> io::Result<()> {
     let view = profile.view;
-    let total = profile.total(view).bytes.max(1.0);
+    let total = profile.total().of(view).bytes.max(1.0);
     write!(page, "<h2>By {head}</h2><table><tr><th>{}<th>share<th>&plusmn;<th>objects", view.name())?;
-    write!(page, "<th>live<th>allocated<th>{head}</tr>")?;
+    write!(page, "<th>live<th>allocated<th>lifetime<th>{head}</tr>")?;
     for (name, sums) in rows.iter().take(MOST_ROWS) {
-        let of = sums[view as usize];
+        let of = sums.of(view);
         write!(
             page,
-            "<tr><td>{}<td>{} %<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
+            "<tr><td>{}<td>{} %<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>",
             size(of.bytes),
             number(100.0 * of.bytes / total, 1),
             size(of.error()),
             number(of.objects, 0),
             size_of(profile, sums, ProfileView::Live),
             size_of(profile, sums, ProfileView::Allocated),
+            sums.freed.shown(),
             if name.is_empty() { "-".to_string() } else { quoted(name) },
         )?;
     }

@@ -11,9 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::collect::Amount;
 use super::limits::{CommandMemory, ProfileLimits};
-use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
+use super::resolved::{ChosenSamples, Profile, Subjected};
+use super::sums::{Amount, ProfileView};
 use super::switch::{SamplingSwitch, parse_every};
 use super::symbols::SourceLine;
 use super::top_table::{losses, named, size};
@@ -114,17 +114,17 @@ fn of_program(options: &LeaksOptions) -> Result<ExitCode> {
 
 /// Writes the stacks with the most bytes.
 fn write(output: &mut dyn Write, profile: &Profile, what: &str) -> io::Result<()> {
-    let (of, total) = (&profile.of, profile.total(ProfileView::Live));
+    let (of, total) = (&profile.of, profile.total().live);
     writeln!(output, "Process {} ({}), {} s", of.pid, of.name, number(of.seconds, 1))?;
     writeln!(output, "{} {what} (standard error {})", size(total.bytes), size(total.error()))?;
     losses(profile).iter().try_for_each(|line| writeln!(output, "{line}"))?;
     // Stacks that differ in places of the same functions and lines look alike.
     let mut stacks: BTreeMap<Vec<String>, Amount> = BTreeMap::new();
-    for row in profile.rows.iter().filter(|row| row.live.samples > 0) {
+    for row in profile.rows.iter().filter(|row| row.sums.live.samples > 0) {
         let lines: Vec<&SourceLine> = profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter()).collect();
         let own = lines.iter().position(|line| !Profile::is_standard(line)).unwrap_or(0);
         let shown = lines[own..].iter().take(MOST_LINES).map(|line| named(line));
-        stacks.entry(shown.collect()).or_default().add(row.live);
+        stacks.entry(shown.collect()).or_default().add(row.sums.live);
     }
     let mut stacks: Vec<_> = stacks.into_iter().collect();
     stacks.sort_by(|(_, one), (_, other)| other.bytes.total_cmp(&one.bytes));

@@ -39,7 +39,7 @@ pub(crate) struct ProfileLimits {
     /// Distinct stacks, and frames of all stacks.
     pub(crate) stacks: usize,
     pub(crate) frames: usize,
-    /// Sums by stack, group and thread name.
+    /// SampleSums by stack, group and thread name.
     pub(crate) cells: usize,
     /// Live samples.
     pub(crate) live: usize,

@@ -16,10 +16,10 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 
 use super::begin;
-use super::collect::Amount;
 use super::limits::ProfileLimits;
 use super::resolved::{places_of, site_of};
 use super::session::Session;
+use super::sums::Amount;
 use super::symbols::{SourceLine, Symbols};
 use super::unwind::CodePlace;
 use crate::allowance::Allowance;

@@ -42,6 +42,7 @@ mod recorded;
 mod resolved;
 mod saved;
 mod session;
+mod sums;
 mod switch;
 mod symbol_table;
 mod symbols;
@@ -66,8 +67,6 @@ use crate::handle::ProcessHandle;
 use crate::stat_reader::{Page, ProcessStatus, monotonic};
 use crate::subject::{Timeout, print, print_json, within};
 
-#[cfg(test)]
-pub(crate) use collect::Amount;
 use compare::Comparison;
 pub(crate) use debug_lines::{LinesOptions, main as lines};
 pub(crate) use leaks::{LeaksOptions, main as leaks};
@@ -77,8 +76,11 @@ pub(crate) use live_sites::{HotSite, LiveSites, SiteTable};
 pub(crate) use output::ProfileFile;
 pub(crate) use record::{run as record, to_file};
 use resolved::Subjected;
-pub(crate) use resolved::{ChosenSamples, Profile, ProfileView};
+pub(crate) use resolved::{ChosenSamples, Profile};
 use session::Session;
+#[cfg(test)]
+pub(crate) use sums::Amount;
+pub(crate) use sums::ProfileView;
 pub(crate) use switch::{KEY, SamplingSwitch, parse_every};
 pub(crate) use symbols::SourceLine;
 use top_table::ProfileObject;

@@ -2,7 +2,8 @@
 //!
 //! The messages are those of pprof's `profile.proto`, as far as they are used here. A file has all
 //! of live and allocated bytes and objects; where the peak was asked for, it is in the place of the
-//! live ones, and a comment says so.
+//! live ones, and a comment says so. Two values of its own are the objects freed meanwhile and the
+//! sum of their lifetimes.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -12,9 +13,13 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 
-use super::resolved::{Place, Profile, ProfileRow, ProfileView};
+use super::resolved::{Place, Profile, ProfileRow};
+use super::sums::{ProfileView, SampleSums};
 use super::symbols::SourceLine as NamedLine;
 use super::top_table::summary;
+
+/// The number of objects freed while the profile was taken, and the sum of their lifetimes.
+pub(crate) const FREED: [(&str, &str); 2] = [("freed_objects", "count"), ("freed_lifetime", "microseconds")];
 
 /// The comment of a file with the bytes at the peak.
 pub(crate) const AT_PEAK: &str = "inuse_objects and inuse_space are those at the peak";
@@ -189,6 +194,7 @@ pub(crate) fn message(profile: &Profile) -> PprofProfile {
     tables.string("");
     let kinds =
         [("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_objects", "count"), ("inuse_space", "bytes")];
+    let kinds = [&kinds[..], &FREED].concat();
     let sample_types = kinds.iter().map(|(kind, unit)| tables.value(kind, unit)).collect();
     let mappings = profile.files.iter().enumerate().map(|(at, file)| Mapping {
         id: at as u64 + 1,
@@ -231,10 +237,12 @@ pub(crate) fn message(profile: &Profile) -> PprofProfile {
 }
 
 fn sample(tables: &mut Tables, profile: &Profile, row: &ProfileRow) -> Option<PprofSample> {
-    let held = if profile.view == ProfileView::Peak { row.peak } else { row.live };
+    let SampleSums { live, allocated, peak, freed } = row.sums;
+    let held = if profile.view == ProfileView::Peak { peak } else { live };
     let rounded = |value: f64| value.round() as i64;
-    let values = [row.allocated.objects, row.allocated.bytes, held.objects, held.bytes].map(rounded);
-    if values == [0; 4] {
+    let freed = [freed.objects, freed.seconds * 1e6];
+    let values = [allocated.objects, allocated.bytes, held.objects, held.bytes, freed[0], freed[1]].map(rounded);
+    if values == [0; 6] {
         return None;
     }
     let location_ids = profile.stacks[row.stack].iter().map(|place| tables.location(profile, place)).collect();

@@ -18,8 +18,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use super::limits::ProfileLimits;
 use super::output::ProfileFile;
-use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
+use super::resolved::{ChosenSamples, Profile, Subjected};
 use super::session::{PAUSE, Session};
+use super::sums::ProfileView;
 use crate::allowance::{Allowance, USUAL_TIME};
 use crate::foreign::escaped;
 use crate::handle::ProcessHandle;

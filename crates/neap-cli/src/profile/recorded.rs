@@ -18,8 +18,9 @@ use super::code_source::CodeSource;
 use super::collect::Collector;
 use super::limits::ProfileLimits;
 use super::maps::CodeMapping;
-use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
+use super::resolved::{ChosenSamples, Profile, Subjected};
 use super::session::{Losses, Summed};
+use super::sums::ProfileView;
 use super::unwind::{Callers, Unwinder};
 use crate::foreign::escaped;
 

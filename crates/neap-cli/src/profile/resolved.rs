@@ -6,44 +6,14 @@ use std::rc::Rc;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
-use super::collect::{Amount, SumCell};
+use super::collect::SumCell;
 use super::limits::{LINE_TIME, ProfileLimits};
 use super::session::{Losses, Session, Summed};
+use super::sums::{ProfileView, SampleSums};
 use super::symbols::{SourceLine, Symbols};
 use super::unwind::{CodePlace, Unwinder};
 use crate::foreign::escaped;
 use crate::report::human;
-
-/// The bytes that a profile shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ProfileView {
-    /// Allocated and not freed.
-    #[default]
-    Live,
-    /// Allocated since the profile began, freed or not.
-    Allocated,
-    /// Live when the live bytes were highest.
-    Peak,
-}
-
-impl ProfileView {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            ProfileView::Live => "live",
-            ProfileView::Allocated => "allocated",
-            ProfileView::Peak => "live at the peak",
-        }
-    }
-
-    /// The option that chooses it.
-    pub(crate) fn option(self) -> &'static str {
-        match self {
-            ProfileView::Live => "live",
-            ProfileView::Allocated => "allocated",
-            ProfileView::Peak => "peak",
-        }
-    }
-}
 
 /// A frame with its functions.
 #[derive(Clone, Debug)]
@@ -73,19 +43,7 @@ pub(crate) struct ProfileRow {
     pub(crate) stack: usize,
     pub(crate) group: Rc<str>,
     pub(crate) thread: Rc<str>,
-    pub(crate) live: Amount,
-    pub(crate) allocated: Amount,
-    pub(crate) peak: Amount,
-}
-
-impl ProfileRow {
-    pub(crate) fn amount(&self, view: ProfileView) -> Amount {
-        match view {
-            ProfileView::Live => self.live,
-            ProfileView::Allocated => self.allocated,
-            ProfileView::Peak => self.peak,
-        }
-    }
+    pub(crate) sums: SampleSums,
 }
 
 /// The process of a profile.
@@ -144,17 +102,16 @@ impl Profile {
         let Summed { unwinder, collector, .. } = *summed;
         let mut symbols = Symbols::of(unwinder);
         let old = chosen.before.map(|before| collector.older_than(before));
-        let live = |cell: &SumCell| match &old {
-            Some(old) => old.get(&cell.key).copied().unwrap_or_default(),
-            None => cell.live,
+        let sums = |cell: &SumCell| {
+            let sums = collector.sums(cell);
+            let old = old.as_ref().map(|old| old.get(&cell.key).copied().unwrap_or_default());
+            SampleSums { live: old.unwrap_or(sums.live), ..sums }
         };
         let row = |cell: &SumCell| ProfileRow {
             stack: cell.key.stack as usize,
             group: summed.group(cell.key.group),
             thread: Rc::clone(&collector.threads[cell.key.thread as usize]),
-            live: live(cell),
-            allocated: cell.allocated,
-            peak: collector.peak(cell),
+            sums: sums(cell),
         };
         let is_wanted = |row: &ProfileRow| chosen.group.is_none_or(|group| is_below(&row.group, group));
         let rows: Vec<ProfileRow> = collector.cells().iter().map(row).filter(is_wanted).collect();
@@ -220,28 +177,25 @@ impl Profile {
         Ok(())
     }
 
-    /// The sum of all rows.
-    pub(crate) fn total(&self, view: ProfileView) -> Amount {
-        self.rows.iter().fold(Amount::default(), |mut sum, row| {
-            sum.add(row.amount(view));
-            sum
+    /// The sums of all rows.
+    pub(crate) fn total(&self) -> SampleSums {
+        self.rows.iter().fold(SampleSums::default(), |mut sums, row| {
+            sums.add(&row.sums);
+            sums
         })
     }
 
-    /// Sums by something of the rows, those with the most bytes of the view first.
+    /// SampleSums by something of the rows, those with the most bytes of the view first.
     pub(crate) fn by<K: core::hash::Hash + Eq + Ord + Clone>(
         &self,
         key: impl Fn(&ProfileRow) -> K,
-    ) -> Vec<(K, [Amount; 3])> {
-        let mut sums: HashMap<K, [Amount; 3]> = HashMap::new();
+    ) -> Vec<(K, SampleSums)> {
+        let mut sums: HashMap<K, SampleSums> = HashMap::new();
         for row in &self.rows {
-            let sum = sums.entry(key(row)).or_default();
-            for view in ProfileView::value_variants() {
-                sum[*view as usize].add(row.amount(*view));
-            }
+            sums.entry(key(row)).or_default().add(&row.sums);
         }
-        let mut sums: Vec<_> = sums.into_iter().filter(|(_, sum)| sum[self.view as usize].samples > 0).collect();
-        let bytes = |sum: &[Amount; 3]| sum[self.view as usize].bytes;
+        let mut sums: Vec<_> = sums.into_iter().filter(|(_, sum)| sum.of(self.view).samples > 0).collect();
+        let bytes = |sum: &SampleSums| sum.of(self.view).bytes;
         sums.sort_by(|(name, one), (other_name, other)| bytes(other).total_cmp(&bytes(one)).then(name.cmp(other_name)));
         sums
     }

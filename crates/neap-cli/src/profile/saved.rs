@@ -16,10 +16,10 @@ use anyhow::{Context, Result, bail, ensure};
 use flate2::read::MultiGzDecoder;
 use prost::Message;
 
-use super::collect::Amount;
-use super::pprof::{AT_PEAK, PprofProfile};
+use super::pprof::{AT_PEAK, FREED, PprofProfile};
 use super::recorded;
-use super::resolved::{MappedFile, Place, Profile, ProfileRow, ProfileView, Subjected};
+use super::resolved::{MappedFile, Place, Profile, ProfileRow, Subjected};
+use super::sums::{Amount, Lifetimes, ProfileView, SampleSums};
 use super::symbols::SourceLine;
 use super::unwind::CodePlace;
 use crate::foreign::escaped;
@@ -85,6 +85,7 @@ impl Texts<'_> {
 struct Columns {
     allocated: Option<[usize; 2]>,
     held: Option<[usize; 2]>,
+    freed: Option<[usize; 2]>,
 }
 
 impl Columns {
@@ -95,8 +96,11 @@ impl Columns {
         }
         let at = |name: &str| kinds.iter().position(|kind| **kind == *name);
         let pair = |objects: &str, bytes: &str| Some([at(objects)?, at(bytes)?]);
-        let columns =
-            Columns { allocated: pair("alloc_objects", "alloc_space"), held: pair("inuse_objects", "inuse_space") };
+        let columns = Columns {
+            allocated: pair("alloc_objects", "alloc_space"),
+            held: pair("inuse_objects", "inuse_space"),
+            freed: pair(FREED[0].0, FREED[1].0),
+        };
         ensure!(columns.allocated.is_some() || columns.held.is_some(), "it has no numbers of memory");
         Ok(columns)
     }
@@ -155,15 +159,14 @@ fn of_message(message: &PprofProfile, name: &str) -> Result<Profile> {
             pair.map_or(Amount::default(), |[objects, bytes]| Amount::of_sum(value(objects), value(bytes), every))
         };
         let (held, none) = (amount(columns.held), Amount::default());
-        let [group, thread] = labels;
-        profile.rows.push(ProfileRow {
-            stack,
-            group,
-            thread,
-            live: if is_at_peak { none } else { held },
-            allocated: amount(columns.allocated),
-            peak: if is_at_peak { held } else { none },
+        let freed = columns.freed.map_or(Lifetimes::default(), |[objects, lifetime]| Lifetimes {
+            objects: value(objects),
+            seconds: value(lifetime) / 1e6,
         });
+        let [group, thread] = labels;
+        let (live, peak) = if is_at_peak { (none, held) } else { (held, none) };
+        let sums = SampleSums { live, allocated: amount(columns.allocated), peak, freed };
+        profile.rows.push(ProfileRow { stack, group, thread, sums });
     }
     Ok(profile)
 }
@@ -273,9 +276,12 @@ pub(super) mod tests {
                 stack: profile.stacks.len() - 1,
                 group: group.into(),
                 thread: "t".into(),
-                live: amount,
-                allocated: amount,
-                peak: amount,
+                sums: SampleSums {
+                    live: amount,
+                    allocated: amount,
+                    peak: amount,
+                    freed: Lifetimes::of(2.0, 0, 3_000_000),
+                },
             });
         }
         profile
@@ -291,13 +297,15 @@ pub(super) mod tests {
         assert_eq!(read.rows.iter().map(|row| &*row.group).collect::<Vec<_>>(), ["g", ""]);
         for (one, other) in written.rows.iter().zip(&read.rows) {
             assert_eq!(written.site(one), read.site(other));
-            assert_eq!((one.live.bytes, other.live.bytes), (other.allocated.bytes, one.live.bytes));
-            assert!((one.live.error() / other.live.error() - 1.0).abs() < 1e-3);
+            let (one, sums) = (one.sums, other.sums);
+            assert_eq!((one.live.bytes, sums.live.bytes), (sums.allocated.bytes, one.live.bytes));
+            assert!((one.live.error() / sums.live.error() - 1.0).abs() < 1e-3);
+            assert_eq!(sums.freed, one.freed);
             assert_eq!(read.stacks[other.stack].len(), 2);
         }
         // What is read is written as it was.
         let again = of_message(&message(&read), "file").unwrap();
-        assert_eq!(again.total(ProfileView::Live).bytes, 3e6);
+        assert_eq!(again.total().live.bytes, 3e6);
         written.view = ProfileView::Peak;
         let mut read = of_message(&message(&written), "file").unwrap();
         assert_eq!((read.view, read.lacks.as_slice()), (ProfileView::Peak, &[ProfileView::Live][..]));
@@ -330,7 +338,7 @@ pub(super) mod tests {
         odd.comments.clear();
         odd.locations[0].lines.clear();
         let read = of_message(&odd, "file").unwrap();
-        assert_eq!((read.of.pid, &*read.of.name, read.total(ProfileView::Live).bytes), (0, "file", 0.0));
+        assert_eq!((read.of.pid, &*read.of.name, read.total().live.bytes), (0, "file", 0.0));
         assert!(read.site(&read.rows[0]).function.starts_with("x+0x"), "{:?}", read.site(&read.rows[0]));
     }
 

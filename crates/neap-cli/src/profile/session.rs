@@ -143,7 +143,7 @@ impl Session {
                 let callers = if stack.bytes.is_empty() { Callers::default() } else { unwinder.callers(&stack) };
                 collector.allocated(&sample, &callers, threads.name(handle, sample.thread));
             }
-            RingRecord::Free(number) => collector.freed(number),
+            RingRecord::Free(number, time) => collector.freed(number, Some(time)),
         });
         self.is_over |= drained.is_err() && area.is_gone();
         if self.is_over {

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 
-use super::collect::Amount;
-use super::resolved::{Profile, ProfileRow, ProfileView};
+use super::resolved::{Profile, ProfileRow};
+use super::sums::{Amount, Lifetimes, ProfileView, SampleSums};
 use super::symbols::SourceLine;
 use crate::report::{human, number, write_table};
 use crate::subject::{Rows, SCHEMA};
@@ -48,15 +48,15 @@ fn shortened(path: &str) -> &str {
     path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at + 1..])
 }
 
-/// Sums by site.
-pub(crate) fn sites(profile: &Profile) -> Vec<(SourceLine, [Amount; 3])> {
+/// SampleSums by site.
+pub(crate) fn sites(profile: &Profile) -> Vec<(SourceLine, SampleSums)> {
     profile.by(|row| profile.site(row))
 }
 
 /// Writes the tables.
 pub(crate) fn write(output: &mut dyn Write, profile: &Profile) -> io::Result<()> {
     writeln!(output, "{}\n", summary(profile).join("\n"))?;
-    let rows: Vec<(String, [Amount; 3])> = sites(profile).iter().map(|(line, sums)| (named(line), *sums)).collect();
+    let rows: Vec<(String, SampleSums)> = sites(profile).iter().map(|(line, sums)| (named(line), *sums)).collect();
     table(output, profile, "function", &rows)?;
     for (head, rows) in [("group", by_name(profile, |row| &row.group)), ("thread", by_name(profile, |row| &row.thread))]
     {
@@ -68,14 +68,14 @@ pub(crate) fn write(output: &mut dyn Write, profile: &Profile) -> io::Result<()>
     Ok(())
 }
 
-/// Sums by a name of the rows.
-pub(crate) fn by_name(profile: &Profile, name: fn(&ProfileRow) -> &Rc<str>) -> Vec<(String, [Amount; 3])> {
+/// SampleSums by a name of the rows.
+pub(crate) fn by_name(profile: &Profile, name: fn(&ProfileRow) -> &Rc<str>) -> Vec<(String, SampleSums)> {
     profile.by(|row| Rc::clone(name(row))).into_iter().map(|(name, sums)| (name.to_string(), sums)).collect()
 }
 
 /// What a profile is of, and what it lacks; a sentence each.
 pub(crate) fn summary(profile: &Profile) -> Vec<String> {
-    let (of, total) = (&profile.of, profile.total(profile.view));
+    let (of, total) = (&profile.of, profile.total().of(profile.view));
     let mut lines = vec![
         headline(profile),
         format!(
@@ -133,8 +133,8 @@ pub(crate) fn losses(profile: &Profile) -> Vec<String> {
     lines
 }
 
-fn table(output: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String, [Amount; 3])]) -> io::Result<()> {
-    let total = profile.total(profile.view).bytes.max(1.0);
+fn table(output: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String, SampleSums)]) -> io::Result<()> {
+    let total = profile.total().of(profile.view).bytes.max(1.0);
     let view = profile.view;
     let header = [
         head,
@@ -143,11 +143,12 @@ fn table(output: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String,
         "+-",
         "objects",
         if view == ProfileView::Allocated { "live" } else { "allocated" },
+        "lifetime",
     ];
     let other = if view == ProfileView::Allocated { ProfileView::Live } else { ProfileView::Allocated };
     let shown = &rows[..rows.len().min(MOST_ROWS)];
-    write_table(output, &header, shown, &|(name, sums): &(String, [Amount; 3])| {
-        let of = sums[view as usize];
+    write_table(output, &header, shown, &|(name, sums): &(String, SampleSums)| {
+        let of = sums.of(view);
         vec![
             if name.is_empty() { "-".to_string() } else { name.clone() },
             size(of.bytes),
@@ -155,18 +156,19 @@ fn table(output: &mut dyn Write, profile: &Profile, head: &str, rows: &[(String,
             size(of.error()),
             number(of.objects, 0),
             size_of(profile, sums, other),
+            sums.freed.shown(),
         ]
     })?;
     if rows.len() > shown.len() {
-        let rest: f64 = rows[shown.len()..].iter().map(|(_, sums)| sums[view as usize].bytes).sum();
+        let rest: f64 = rows[shown.len()..].iter().map(|(_, sums)| sums.of(view).bytes).sum();
         writeln!(output, "and {} more with {}", rows.len() - shown.len(), size(rest))?;
     }
     Ok(())
 }
 
 /// Bytes of a view with a unit, unless the profile lacks the view.
-pub(crate) fn size_of(profile: &Profile, sums: &[Amount; 3], view: ProfileView) -> String {
-    if profile.lacks.contains(&view) { "-".to_string() } else { size(sums[view as usize].bytes) }
+pub(crate) fn size_of(profile: &Profile, sums: &SampleSums, view: ProfileView) -> String {
+    if profile.lacks.contains(&view) { "-".to_string() } else { size(sums.of(view).bytes) }
 }
 
 /// An estimate as a JSON object.
@@ -175,6 +177,14 @@ pub(crate) fn amount(amount: Amount) -> Value {
     json!({
         "samples": amount.samples, "objects": round(amount.objects), "bytes": round(amount.bytes),
         "standard_error_bytes": round(amount.error()),
+    })
+}
+
+/// What was freed meanwhile, as a JSON object.
+fn freed(freed: Lifetimes) -> Value {
+    json!({
+        "objects": freed.objects.max(0.0).round() as u64,
+        "mean_lifetime_seconds": freed.mean(),
     })
 }
 
@@ -192,20 +202,21 @@ impl Serialize for ProfileObject<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let profile = self.0;
         let mut rows: Vec<&ProfileRow> =
-            profile.rows.iter().filter(|row| row.amount(profile.view).samples > 0).collect();
-        rows.sort_by(|one, other| other.amount(profile.view).bytes.total_cmp(&one.amount(profile.view).bytes));
+            profile.rows.iter().filter(|row| row.sums.of(profile.view).samples > 0).collect();
+        rows.sort_by(|one, other| other.sums.of(profile.view).bytes.total_cmp(&one.sums.of(profile.view).bytes));
         let left_out = rows.len().saturating_sub(MOST_STACKS);
         rows.truncate(MOST_STACKS);
         let of = |view, sum: Amount| if profile.lacks.contains(&view) { Value::Null } else { amount(sum) };
         let stack = |row: &&ProfileRow| {
             let frames = profile.stacks[row.stack].iter().flat_map(|place| place.lines.iter()).map(line);
             json!({
-                "group": &*row.group, "thread": &*row.thread, "live": of(ProfileView::Live, row.live),
-                "allocated": of(ProfileView::Allocated, row.allocated), "peak": of(ProfileView::Peak, row.peak), "site": line(&profile.site(row)),
-                "frames": frames.collect::<Vec<_>>(),
+                "group": &*row.group, "thread": &*row.thread, "live": of(ProfileView::Live, row.sums.live),
+                "allocated": of(ProfileView::Allocated, row.sums.allocated),
+                "peak": of(ProfileView::Peak, row.sums.peak), "freed": freed(row.sums.freed),
+                "site": line(&profile.site(row)), "frames": frames.collect::<Vec<_>>(),
             })
         };
-        let losses = &profile.losses;
+        let (losses, total) = (&profile.losses, profile.total());
         let mut object = serializer.serialize_map(None)?;
         object.serialize_entry("schema", &SCHEMA)?;
         object.serialize_entry("pid", &profile.of.pid)?;
@@ -215,8 +226,9 @@ impl Serialize for ProfileObject<'_> {
         for (name, view) in
             [("live", ProfileView::Live), ("allocated", ProfileView::Allocated), ("peak", ProfileView::Peak)]
         {
-            object.serialize_entry(name, &of(view, profile.total(view)))?;
+            object.serialize_entry(name, &of(view, total.of(view)))?;
         }
+        object.serialize_entry("freed", &freed(total.freed))?;
         for (name, number) in [
             ("every_bytes", profile.every),
             ("stacks_complete", profile.complete),

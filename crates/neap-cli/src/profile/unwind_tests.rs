@@ -14,8 +14,9 @@ use super::area_tests::{Writer, Written};
 use super::code_source::CodeSource;
 use super::limits::ProfileLimits;
 use super::pprof::PprofProfile;
-use super::resolved::{ChosenSamples, Profile, ProfileView, Subjected};
+use super::resolved::{ChosenSamples, Profile, Subjected};
 use super::session::Session;
+use super::sums::ProfileView;
 use super::symbols::Symbols;
 use super::unwind::Unwinder;
 use super::{folded, html, pprof, top_table};
@@ -123,7 +124,7 @@ fn sums_by_site_are_those_of_the_samples() {
                     .any(|place| place.lines.iter().any(|line| line.function.ends_with("outer_function")));
                 outer == (text == "outer")
             };
-            profile.rows.iter().filter(with).map(|row| row.amount(view).bytes).sum()
+            profile.rows.iter().filter(with).map(|row| row.sums.of(view).bytes).sum()
         };
         for (text, expected) in ["outer", "other"].iter().zip(expected) {
             let bytes = bytes(text);
@@ -148,10 +149,17 @@ fn pprof_is_parsed_back_with_names_lines_and_mappings() {
     let kinds: Vec<_> = read.sample_types.iter().map(|kind| (text(kind.kind), text(kind.unit))).collect();
     assert_eq!(
         kinds,
-        [("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_objects", "count"), ("inuse_space", "bytes")]
+        [
+            ("alloc_objects", "count"),
+            ("alloc_space", "bytes"),
+            ("inuse_objects", "count"),
+            ("inuse_space", "bytes"),
+            ("freed_objects", "count"),
+            ("freed_lifetime", "microseconds")
+        ]
     );
-    let sums = [0, 1, 2, 3].map(|at| read.samples.iter().map(|sample| sample.values[at]).sum::<i64>());
-    assert_eq!(sums, [3, 170_000, 2, 80_000]);
+    let sums = [0, 1, 2, 3, 4].map(|at| read.samples.iter().map(|sample| sample.values[at]).sum::<i64>());
+    assert_eq!(sums, [3, 170_000, 2, 80_000, 1]);
     assert_eq!((text(read.default_sample_type), read.period), ("inuse_space", 1000));
     let label = &read.samples[0].labels[0];
     assert!(text(label.key) == "thread" && !text(label.text).is_empty());
