@@ -40,6 +40,7 @@ mod names;
 mod old_glibc;
 mod peers;
 mod places;
+mod probes;
 mod process;
 mod programs;
 mod prometheus;

@@ -17,7 +17,7 @@ use crate::process::{capture, command, need};
 use crate::report::Report;
 use crate::stub_libc::{REQUIRED, VARIABLES};
 use crate::target::Target;
-use crate::{depth, layout, unwind};
+use crate::{depth, layout, probes, unwind};
 
 /// The latest version of glibc whose symbols may be asked for: its first one for aarch64.
 const LATEST_GLIBC: [u32; 2] = [2, 17];
@@ -226,7 +226,7 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
         same(&functions, names.iter().copied().filter(|n| n.starts_with("neap_")).collect()),
     );
     report.check("exports", none(names.into_iter().filter(|name| of_malloc(name)), "replaces the C library's"));
-    Ok(())
+    probes::into(report)
 }
 
 /// An error that names all items, if there are any.
