@@ -14,6 +14,7 @@ use neap::options::{self, DESCRIPTIONS, Description};
 use serde_json::json;
 
 use crate::set::may_change;
+use crate::subject::SCHEMA;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,7 +42,7 @@ pub(crate) fn main(options: &KeysOptions) -> Result<ExitCode> {
             json!({"key": option.key, "values": option.values, "default": option.default, "text": option.text, "changes": may_change(option)})
         });
         let all: Vec<_> = each.collect();
-        println!("{}", json!({"version": env!("CARGO_PKG_VERSION"), "options": all}));
+        println!("{}", json!({"schema": SCHEMA, "version": env!("CARGO_PKG_VERSION"), "options": all}));
     } else {
         println!("NEAP=KEY:VALUE,...\n\n{}", listing());
     }

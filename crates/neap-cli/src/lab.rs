@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::machine::Machine;
 use crate::report::{number, rounded, table};
+use crate::subject::SCHEMA;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -62,6 +63,9 @@ enum What {
         scenario: String,
         #[command(flatten)]
         how: How,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -91,7 +95,7 @@ pub(crate) fn main(options: &LabOptions) -> Result<ExitCode> {
                 std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
             }
             if *json {
-                println!("{}", object(&comparison, how))
+                println!("{}", object("lab compare", &comparison, how))
             } else {
                 print(&comparison, how.size())
             }
@@ -108,13 +112,17 @@ pub(crate) fn main(options: &LabOptions) -> Result<ExitCode> {
             }
         }
         What::Replay { file } => replay(file)?,
-        What::Show { scenario, how } => {
+        What::Show { scenario, how, json } => {
             let known = scenarios::compared(how.size());
             let Some(&found) = known.iter().find(|known| known.name() == *scenario) else {
                 let names: Vec<String> = known.iter().map(|scenario| scenario.name()).collect();
                 bail!("there is no scenario `{scenario}`; there are: {}", names.join(", "));
             };
             let comparison = compare::only(how.seed, how.size(), found, &tell);
+            if *json {
+                println!("{}", object("lab show", &comparison, how));
+                return Ok(ExitCode::SUCCESS);
+            }
             println!("{}", table(&page::COLUMNS, &page::rows(&comparison, found)));
             println!("{}", bound(&comparison, found));
             print_figures(&comparison);
@@ -198,7 +206,7 @@ fn first_touch(comparison: &Comparison, size: Size) -> String {
 }
 
 /// The JSON object, in the shape of every benchmark's.
-fn object(comparison: &Comparison, how: &How) -> Value {
+fn object(bench: &str, comparison: &Comparison, how: &How) -> Value {
     let figures: BTreeMap<&str, f64> =
         comparison.figures.iter().map(|(name, value)| (name.as_str(), rounded(*value))).collect();
     let mut variants: BTreeMap<&str, BTreeMap<String, Value>> = BTreeMap::new();
@@ -206,7 +214,8 @@ fn object(comparison: &Comparison, how: &How) -> Value {
         variants.entry(policy.text()).or_default().insert(scenario.name(), json!(run.outcome));
     }
     json!({
-        "bench": "lab compare",
+        "schema": SCHEMA,
+        "bench": bench,
         "figures": figures,
         "seed": how.seed,
         "quick": how.quick,

@@ -15,6 +15,8 @@ use crate::work::Outcome;
 /// The object that `--json` prints.
 #[derive(Serialize)]
 pub(crate) struct JsonReport {
+    /// [`SCHEMA`](crate::subject::SCHEMA).
+    pub(crate) schema: u32,
     pub(crate) bench: &'static str,
     /// Figures by name, for thresholds.
     pub(crate) figures: BTreeMap<String, f64>,

@@ -148,6 +148,23 @@ fn outputs_on_files_of_profiles_fit_their_schemas() {
 }
 
 #[test]
+fn outputs_on_no_process_fit_their_schemas() {
+    for (name, arguments) in [
+        ("options", &["options", "--json"][..]),
+        ("bench", &["bench", "page", "--quick", "--json", "--against", "glibc"]),
+        ("bench", &["bench", "programs", "--quick", "--json", "--programs", "sort"]),
+        ("lab", &["lab", "show", "bursts 3 s apart", "--quick", "--json"]),
+    ] {
+        let mut neap = std::process::Command::new(env!("CARGO_BIN_EXE_neap"));
+        let output = neap.args(arguments).output().unwrap();
+        let output: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let schema = schema(name);
+        assert_eq!(output["schema"], schema["version"], "{arguments:?}");
+        assert_eq!(mismatch(&schema, &schema, &output, ""), None, "{arguments:?}: {output}");
+    }
+}
+
+#[test]
 fn outputs_that_do_not_fit_are_found() {
     let schema = json!({
         "type": "object", "required": ["a"], "$defs": {"c": {"type": ["integer", "null"], "minimum": 0}},

@@ -45,6 +45,7 @@ use crate::library;
 use crate::machine::Machine;
 use crate::report::{JsonReport, Ratio, Results, cell, rounded};
 use crate::statistics::{Measured, Summary, paired_ratios, summary};
+use crate::subject::SCHEMA;
 use crate::variant::{self, AllocatorKind, Choice, Failure, Found, Missing, Variant};
 use crate::work::{self, Outcome};
 
@@ -516,6 +517,7 @@ impl Session {
             variants.entry(series.variant).or_default().insert(series.workload, results);
         }
         let report = JsonReport {
+            schema: SCHEMA,
             bench: self.bench,
             figures: self.figures,
             ratios: self.ratios,
