@@ -23,6 +23,7 @@ mod depth;
 mod docs;
 mod fast_path;
 mod figures;
+mod fuzz;
 mod imports;
 mod install;
 mod install_check;
@@ -83,6 +84,8 @@ usage: cargo xtask COMMAND [arguments]
                               cargo test, then build, symbols, smoke and c-api; or tests for arm64 under qemu-aarch64, or for musl
   loom                        exhaustive interleavings of the lock protocols
   miri                        the listed tests under the interpreter that finds undefined behaviour
+  fuzz [--inputs N] [TARGET...]
+                              libFuzzer chooses what the command reads of other processes: pages, reports, samples, profiles, traces
   symbols                     what the libraries import and export, and whether that is what neap.h declares
   sequences [--target aarch64-unknown-linux-gnu|x86_64-unknown-linux-musl]
                               each restartable sequence of the built library is one that the explorer proves
@@ -143,6 +146,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "release" => release::command_line(rest),
         "artefacts" => artefacts::command_line(rest),
         "uninstall" => install::uninstall(rest),
+        "fuzz" => fuzz::command_line(rest),
         "symbols" => alone(symbols::check),
         "sequences" => sequences::command_line(rest),
         "smoke" => smoke::command(rest),

@@ -21,20 +21,32 @@ const SHOWN: usize = 32 << 20;
 /// Bytes that may be resident: text is shown in memory here, twice.
 const MOST_RESIDENT: u64 = 128 << 20;
 
-/// A generator of numbers (xorshift).
-pub(crate) struct Random(u64);
+/// A generator of numbers: those of some bytes, then xorshift.
+pub(crate) struct Random {
+    state: u64,
+    bytes: std::vec::IntoIter<u8>,
+}
 
 impl Random {
     /// The numbers of an input of a run.
     pub(crate) fn of_input(seed: u64, input: u64) -> Random {
-        Random((seed + input).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Random { state: (seed + input).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, bytes: Vec::new().into_iter() }
+    }
+
+    /// The numbers that `bytes` are, two bytes each.
+    #[cfg(fuzzing)]
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Random {
+        Random { bytes: bytes.to_vec().into_iter(), ..Random::of_input(1, bytes.len() as u64) }
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
+        if let [Some(low), Some(high)] = [self.bytes.next(), self.bytes.next()] {
+            return u16::from_le_bytes([low, high]).into();
+        }
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state
     }
 
     pub(crate) fn below(&mut self, end: usize) -> usize {
@@ -117,10 +129,10 @@ impl Random {
 }
 
 /// A page that has every part.
-const PAGE: &str = r#"{"version":"9.9","mode":{"slots":"rseq","why":"it works","isolated_cpus":[3,4],"background":"awake","interval_ms":250,"page_size":4096,"huge":true},"settings":{"limit":"64m"},"container":{"limit":5,"used":4,"heap_limit":3,"looks":2,"passed":1},"bytes":{"mapped":9,"used":8,"cached":7,"free_resident":6,"tables":5,"unaccounted":-4},"per_cpu":{"used":5,"free":6},"groups":{"live":2},"pages":{"managed":9,"free":8,"budget":500,"watermarks":{"min":1,"low":2,"high":3}},"lists":{"highs":8},"released":{"pages":1,"calls":2,"failures":3},"nodes":[{"node":0,"used":70},{"node":1,"misses":17}],"classes":[{"size":16,"slabs":3,"objects":100,"in_slabs":4,"in_barn":5,"in_slots":6}],"cpus":[{"cpu":1,"kind":"rseq","cached_bytes":2048,"stacks":2}],"mappings":[{"start":4096,"length":8192,"of":"Arena"}],"truncated":true}"#;
+pub(crate) const PAGE: &str = r#"{"version":"9.9","mode":{"slots":"rseq","why":"it works","isolated_cpus":[3,4],"background":"awake","interval_ms":250,"page_size":4096,"huge":true},"settings":{"limit":"64m"},"container":{"limit":5,"used":4,"heap_limit":3,"looks":2,"passed":1},"bytes":{"mapped":9,"used":8,"cached":7,"free_resident":6,"tables":5,"unaccounted":-4},"per_cpu":{"used":5,"free":6},"groups":{"live":2},"pages":{"managed":9,"free":8,"budget":500,"watermarks":{"min":1,"low":2,"high":3}},"lists":{"highs":8},"released":{"pages":1,"calls":2,"failures":3},"nodes":[{"node":0,"used":70},{"node":1,"misses":17}],"classes":[{"size":16,"slabs":3,"objects":100,"in_slabs":4,"in_barn":5,"in_slots":6}],"cpus":[{"cpu":1,"kind":"rseq","cached_bytes":2048,"stacks":2}],"mappings":[{"start":4096,"length":8192,"of":"Arena"}],"truncated":true}"#;
 
 /// The good inputs.
-struct Corpus {
+pub(crate) struct Corpus {
     page: Vec<u8>,
     groups: [Vec<u64>; 3],
     shrinkers: Vec<u64>,
@@ -129,7 +141,7 @@ struct Corpus {
 }
 
 impl Corpus {
-    fn new() -> Corpus {
+    pub(crate) fn new() -> Corpus {
         let tree = [(1, 0, ""), (2, 1, "tenant"), (3, 2, "acme"), (4, 2, "beta")];
         let [left, waiting] = groups::tests::other_words();
         Corpus {
@@ -142,7 +154,7 @@ impl Corpus {
     }
 
     /// Reads and shows one mutated input.
-    fn show(&self, random: &mut Random) -> Result<[String; 2]> {
+    pub(crate) fn show(&self, random: &mut Random) -> Result<[String; 2]> {
         let allowance = &Allowance::of_bytes(KEPT, Duration::from_secs(1000));
         let mutated = |random: &mut Random, words: &Vec<u64>| {
             let mut words = words.clone();

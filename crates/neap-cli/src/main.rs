@@ -16,6 +16,8 @@ mod control_channel;
 mod demo;
 mod drain;
 mod foreign;
+#[cfg(all(test, fuzzing))]
+mod fuzz_targets;
 mod generate;
 mod groups;
 mod handle;

@@ -422,7 +422,8 @@ pub(crate) mod tests {
     }
 
     /// A page with a text.
-    pub(crate) fn bytes(sequence: u32, text: &str) -> Vec<u8> {
+    pub(crate) fn bytes(sequence: u32, text: &(impl AsRef<[u8]> + ?Sized)) -> Vec<u8> {
+        let text = text.as_ref();
         let mut bytes = MAGIC.to_vec();
         for word in [FORMAT, sequence, 77, text.len() as u32] {
             bytes.extend(word.to_ne_bytes());
@@ -430,7 +431,7 @@ pub(crate) mod tests {
         bytes.extend(5_000_000_u64.to_ne_bytes());
         bytes.resize(live::HEAD, 0);
         bytes.extend(live::tests::bytes());
-        bytes.extend(text.as_bytes());
+        bytes.extend(text);
         bytes
     }
 

@@ -32,7 +32,7 @@ mod limits;
 mod live_sites;
 mod maps;
 #[cfg(test)]
-mod mutated_tests;
+pub(crate) mod mutated_tests;
 mod output;
 mod perf_map;
 mod pprof;

@@ -14,17 +14,19 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use neap_base::profile_area::{AREA_BYTES, AreaHeader, CELL_BYTES, CELLS_AT, FILE_OFFSET, RING_AT, SLOTS_AT, Slot};
+use prost::Message;
 
 use super::area::Area;
 use super::area_tests::{Writer, Written};
 use super::limits::ProfileLimits;
 use super::perf_map::PerfMap;
 use super::resolved::{ChosenSamples, Profile, Subjected};
+use super::saved::tests::{TestRow, profile};
 use super::session::Session;
 use super::sums::ProfileView;
 use super::top_table::{self, ProfileObject};
 use super::unwind::Unwinder;
-use super::{folded, html, pprof};
+use super::{folded, html, pprof, saved};
 use crate::foreign::tests::is_hostile;
 use crate::handle::ProcessHandle;
 use crate::hostile_tests::{Random, assert_resident_below, number, run_apart};
@@ -45,7 +47,7 @@ fn memfd() -> File {
 }
 
 /// The good inputs, and the files and the process that inputs are read from.
-struct Corpus {
+pub(crate) struct Corpus {
     header: Vec<u8>,
     slots: Vec<u8>,
     ring: Vec<u8>,
@@ -58,7 +60,7 @@ struct Corpus {
 }
 
 impl Corpus {
-    fn new() -> Corpus {
+    pub(crate) fn new() -> Corpus {
         let mut writer = Writer::new();
         for size in [32, 9000] {
             let frames = (0..8 + size / 1000).flat_map(|at| [0x7000 + 16 * (at + 1), CODE.start + 64 * at + 8]);
@@ -92,7 +94,7 @@ impl Corpus {
     }
 
     /// Reads and shows one mutated input.
-    fn show(&self, random: &mut Random) -> Result<String> {
+    pub(crate) fn show(&self, random: &mut Random) -> Result<String> {
         let mut parts = [&self.header, &self.slots, &self.ring, &self.cells, &self.map].map(Vec::clone);
         for (at, part) in parts.iter_mut().enumerate() {
             // Most damaged headers are refused.
@@ -139,6 +141,37 @@ impl Corpus {
         }
         Ok(String::from_utf8(text)?)
     }
+}
+
+/// A profile in the format of pprof.
+pub(crate) fn good_message() -> Vec<u8> {
+    let rows: [TestRow<'_>; 2] = [(&[("f", 3), ("main", 9)], "g", 1e6), (&[("h", 4), ("main", 9)], "", 2e6)];
+    pprof::message(&profile("ab", &rows)).encode_to_vec()
+}
+
+/// Shows a profile in the format of pprof.
+pub(crate) fn show_saved(message: &[u8]) -> Result<String> {
+    let mut text = Vec::new();
+    top_table::write(&mut text, &saved::of_bytes(message, "file")?)?;
+    Ok(String::from_utf8(text)?)
+}
+
+#[test]
+fn mutated_files_of_pprof_are_shown_or_refused() {
+    let seed = number("NEAP_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20);
+    println!("NEAP_SEED={seed}");
+    let good = good_message();
+    let mut counts = [0; 2];
+    for input in 0..20_000 {
+        let mut message = good.clone();
+        Random::of_input(seed, input).mutate_bytes(&mut message);
+        let text = show_saved(&message);
+        counts[usize::from(text.is_err())] += 1;
+        let text = text.unwrap_or_default();
+        let hostile = text.chars().find(|&letter| letter != '\n' && is_hostile(letter));
+        assert_eq!(hostile, None, "input {input}: {text}");
+    }
+    assert!(counts[0] > 100 && counts[1] > 100, "{counts:?} shown and refused");
 }
 
 #[test]

@@ -31,6 +31,8 @@ const MOST_FRAMES: usize = 16 << 20;
 /// Characters of a text that are kept.
 const LONGEST: usize = 400;
 
+const NO_PROFILE: &str = "it is no profile in the format of pprof";
+
 /// Opens a file with a profile. It may be any file, so that a pipe does not block.
 fn open(path: &Path) -> Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
@@ -50,12 +52,15 @@ pub(crate) fn read(path: &Path, memory: usize) -> Result<Profile> {
     }
     let mut bytes = Vec::new();
     let unpacked = MultiGzDecoder::new(file).take(MOST_BYTES + 1).read_to_end(&mut bytes);
-    let what = || format!("{} is no profile in the format of pprof", path.display());
-    unpacked.with_context(what)?;
+    unpacked.context(NO_PROFILE).with_context(|| path.display().to_string())?;
     ensure!(bytes.len() as u64 <= MOST_BYTES, "{} is longer than {} MiB", path.display(), MOST_BYTES >> 20);
-    let message = PprofProfile::decode(&bytes[..]).with_context(what)?;
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-    of_message(&message, &escaped(name)).with_context(|| path.display().to_string())
+    of_bytes(&bytes, &escaped(name)).with_context(|| path.display().to_string())
+}
+
+/// Reads a profile that is not compressed. `name` is the process's name, if the profile has none.
+pub(super) fn of_bytes(bytes: &[u8], name: &str) -> Result<Profile> {
+    of_message(&PprofProfile::decode(bytes).context(NO_PROFILE)?, name)
 }
 
 /// The texts of a message, made harmless once each.
