@@ -18,7 +18,7 @@ type Interpreted = (&'static str, &'static [&'static str], &'static [&'static st
 /// The longest first. Miri knows no inline assembly and few system calls, so these tests use plain
 /// memory. It is some hundred times slower than the machine, so they are small.
 const MIRI: &[Interpreted] = &[
-    ("neap-reclaim", &["--lib"], &["shrinkers::"]),
+    ("neap-reclaim", &["--lib"], &["shrinkers::shrinker_info"]),
     ("neap-base", &["--lib"], &["bitmap", "cpu_lock", "a_held", "units"]),
     ("neap-base", &["--test", "rcu_phases"], &[]),
     ("neap-objects", &["--lib"], &["strided_run::", "sheaf::", "slab::", "holes::"]),
