@@ -125,6 +125,14 @@ fn is_mutable_static(line: &str) -> bool {
     rest.starts_with("mut ") || ["Atomic", "Cell", "Mutex", "Once", "Lock"].iter().any(|shared| kind.contains(shared))
 }
 
+/// The most bytes of pages that are read first.
+const FIRST_PAGES: [(&str, usize); 2] = [("README.md", 8000), ("ARCHITECTURE.md", 12_000)];
+
+fn too_long(path: &str, text: &str) -> Option<String> {
+    let (_, most) = FIRST_PAGES.into_iter().find(|(page, most)| *page == path && text.len() > *most)?;
+    Some(format!("{path}: {} bytes, and may have {most}: move what few readers need into docs", text.len()))
+}
+
 /// Checks every file of the project.
 pub(crate) fn check() -> Result<()> {
     let root = layout::root();
@@ -138,6 +146,7 @@ pub(crate) fn check() -> Result<()> {
         let path = file.strip_prefix(&root)?.to_string_lossy();
         let source = Source::new(&path, &text);
         found.extend(findings(&source));
+        found.extend(too_long(&path, &text));
         if source.in_crate_source() && path.ends_with(".rs") {
             names.add(&source);
         }
@@ -168,6 +177,13 @@ mod tests {
     fn a_clean_file_has_no_findings() {
         let text = "//! A file.\n\nfn f() -> u32 {\n    // never .unwrap()\n    1\n}\n\n#[cfg(test)]\nmod tests {\n    fn g() { None::<u8>.unwrap(); }\n}\n";
         assert_eq!(judge("crates/neap-base/src/a.rs", text), [""; 0]);
+    }
+
+    #[test]
+    fn pages_that_are_read_first_are_short() {
+        assert_eq!(too_long("README.md", &"x".repeat(8000)), None);
+        assert!(too_long("README.md", &"x".repeat(8001)).unwrap().starts_with("README.md: 8001 bytes"));
+        assert_eq!(too_long("docs/glossary.md", &"x".repeat(100_000)), None);
     }
 
     #[test]

@@ -30,10 +30,10 @@ Examples:
   neap stat 1234 --shrinkers
                           which caches can shrink, what they gave, and which behave badly
 
-For the process's own user and root. Memory, pages, nodes and classes are those of now, though the
-process sleeps or is stopped; objects on CPUs' stacks, and the rest, are those of its last look for
-memory to give back. Parts are counted one after the other, so those of a busy process agree only
-about. With --percpu, --groups, --shrinkers and --reconcile the
+For the process's own user and root. The numbers of memory, pages, nodes and classes are current,
+even if the process sleeps or is stopped. Objects on CPUs' stacks, and all other numbers, are as of
+its last tick. The parts are counted one after the other, so the sums of a busy process agree only
+approximately. With --percpu, --groups, --shrinkers and --reconcile the
 process is asked, as by `neap drain`, and answers a chunk or some hundred groups at a time. With memory groups and at most 64 MiB in
 slabs --reconcile stops it for some milliseconds; with more it does not say how much of what is charged is there. In the objects of --json a
 chunk's map is counts of pages: u used, e populated and empty, - not populated.";

@@ -46,8 +46,10 @@ impl Helper {
         futex::wake(&self.bell, 1, Sharing::Process);
     }
 
-    /// Number of rings of the bell. A thread that finds nothing to do after this call sleeps [on
-    /// the bell](Helper::bell) while its value is this number.
+    /// Returns the value of the futex word, which counts calls of [`Helper::ring`].
+    ///
+    /// neap's thread reads this value before it looks for work. If it finds none, it sleeps on
+    /// [`Helper::bell`] only while the word still has this value. So it misses no call of `ring`.
     pub fn rung(&self) -> u32 {
         self.bell.load(Ordering::Acquire) // Pairs with the Release in `ring`.
     }

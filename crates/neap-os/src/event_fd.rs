@@ -7,11 +7,12 @@ use crate::Errno;
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FileType, OFlags};
 
-/// Checks that a descriptor is an eventfd or a similar object, and never blocks.
+/// Checks that a descriptor is an eventfd or another object without a file type, and that it is in
+/// non-blocking mode.
 ///
 /// # Errors
-/// `BADF` if it is not open; `INVAL` for a file, a pipe or a socket; `WOULDBLOCK` without
-/// `EFD_NONBLOCK`.
+/// `BADF` if the descriptor is not open; `INVAL` for a file, a pipe or a socket; `WOULDBLOCK` if it
+/// lacks `O_NONBLOCK` (`EFD_NONBLOCK` of an eventfd).
 pub fn check(descriptor: i32) -> Result<(), Errno> {
     let borrowed = borrow(descriptor)?;
     // Objects without a file, such as an eventfd, have no file type.

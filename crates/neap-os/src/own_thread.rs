@@ -77,33 +77,34 @@ impl Functions {
 
     fn create(&self) -> Result<Create, Errno> {
         let address = found(&self.create, look_up::create)?;
-        // SAFETY: POSIX gives the function of this name this type.
+        // SAFETY: this is the address of `pthread_create`. `Create` is its type in POSIX.
         Ok(unsafe { core::mem::transmute::<usize, Create>(address) })
     }
 
     fn join(&self) -> Result<Join, Errno> {
         let address = found(&self.join, look_up::join)?;
-        // SAFETY: POSIX gives the function of this name this type.
+        // SAFETY: this is the address of `pthread_join`. `Join` is its type in POSIX.
         Ok(unsafe { core::mem::transmute::<usize, Join>(address) })
     }
 
     fn set_stack_size(&self) -> Result<SetStackSize, Errno> {
         let address = found(&self.set_stack_size, look_up::set_stack_size)?;
-        // SAFETY: POSIX gives the function of this name this type.
+        // SAFETY: this is the address of `pthread_attr_setstacksize`. `SetStackSize` is its type in
+        // POSIX.
         Ok(unsafe { core::mem::transmute::<usize, SetStackSize>(address) })
     }
 
     fn make_key(&self) -> Result<MakeKey, Errno> {
         let address = found(&self.make_key, look_up::make_key)?;
-        // SAFETY: POSIX gives the function of this name this type, with an unsigned key in glibc
-        // and musl.
+        // SAFETY: this is the address of `pthread_key_create`. `MakeKey` is its type in POSIX. A
+        // key is an `unsigned int` in glibc and musl.
         Ok(unsafe { core::mem::transmute::<usize, MakeKey>(address) })
     }
 
     fn set_value(&self) -> Result<SetValue, Errno> {
         let address = found(&self.set_value, look_up::set_value)?;
-        // SAFETY: POSIX gives the function of this name this type, with an unsigned key in glibc
-        // and musl.
+        // SAFETY: this is the address of `pthread_setspecific`. `SetValue` is its type in POSIX. A
+        // key is an `unsigned int` in glibc and musl.
         Ok(unsafe { core::mem::transmute::<usize, SetValue>(address) })
     }
 }

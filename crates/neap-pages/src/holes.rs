@@ -77,8 +77,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Waits, a bounded time, until no thread releases. Ranges that [`Pages::punch`] had gathered
-    /// are settled then.
+    /// Waits until no thread has the release turn, for some tenths of a second at most. If the wait
+    /// succeeds, [`Pages::punch`] has called `settle` for all ranges that it had gathered before.
     pub fn await_release(&self, platform: &P) {
         (0..TURN_LOOKS).take_while(|_| self.release.turn().is_none()).for_each(|look| wait(platform, look));
     }

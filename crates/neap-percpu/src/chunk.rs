@@ -149,8 +149,8 @@ impl Chunks {
     /// The view of a chunk that exists or did.
     pub(crate) fn get(&mut self, chunk: u32) -> Chunk<'_> {
         /// # Safety
-        /// At `address` lie `length` values that are valid as zeroes, and no other reference to
-        /// them exists.
+        /// `length` valid values of `T` lie at `address`, aligned for `T`. Fresh tables are zeroes,
+        /// so all zeroes must be a valid `T`. No other reference to the values exists.
         unsafe fn slice<'a, T>(address: usize, length: usize) -> &'a mut [T] {
             // SAFETY: the caller promises valid values that no other reference leads to.
             unsafe { core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(address), length) }

@@ -56,7 +56,7 @@ impl Groups {
         if version == Version::Two {
             groups.hand_memory_on()?;
         }
-        groups.make(1 << 30).context("making memory groups takes root's rights or a delegated group")?;
+        groups.make(1 << 30).context("creating a memory cgroup requires root or a delegated cgroup")?;
         Ok(groups)
     }
 

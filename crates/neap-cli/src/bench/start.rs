@@ -1,9 +1,11 @@
 //! `neap bench start`: cost of preloading for a program that does nothing.
 //!
-//! Figures: `start_ratio`, neap to no preload at all, and `start_ratio_cpu`, of processor time.
-//! Starts and awaits `/bin/true` a thousand times, one after the other, by posix_spawn with an
-//! environment of only the variant's variables. Peers are only shown, so they take part in the
-//! first rounds only.
+//! A round starts `/bin/true` a thousand times by posix_spawn, and waits for each process before it
+//! starts the next. The environment consists of the variant's variables.
+//!
+//! Figures: `start_ratio` is the time with neap over the time without a preloaded library.
+//! `start_ratio_cpu` is the same ratio of processor time. The other allocators have no figure.
+//! The report shows them, and they run in the first rounds only.
 
 use std::ffi::{CString, OsString};
 use std::io;

@@ -24,19 +24,19 @@ const GROUP_KEYS: &str = "q quit  Tab pane  s sort  Enter fold  m max  h high  l
 const HELP: &[&str] = &[
     "Tab, left, right     the next pane, or the one before",
     "up, down, page, Home choose a row; Esc chooses none",
-    "s, r                 sort by the next column; turn it round",
+    "s, r                 sort by next column; reverse the order",
     "d, D                 empty all CPUs' caches, or the chosen's",
     "Enter                fold the groups below one, or unfold",
     "p                    profile: sample allocations, or end it",
     "m, h, l, n           type a group's max, high, low or min",
-    "space                freeze: take no new readings, or go on",
+    "space                freeze: stop readings, or resume them",
     "+, -                 twice or half the time between readings",
     "q, Ctrl-C            quit",
     "",
-    "K, M and G are powers of 1024. Memory is that of the moment;",
-    "counters are of the process's last look for memory to give",
-    "back. The bar is what is resident, in the letters that stand",
-    "before the names; the rest is not neap's.",
+    "K, M and G are powers of 1024. Memory is current; neap's",
+    "counters are as of the process's last tick. The bar shows",
+    "the resident memory. Its letters are those before the names",
+    "above it. A blank is other memory of the process.",
 ];
 
 /// All lines of a screen of this size.

@@ -100,8 +100,8 @@ impl InfoUnit {
     }
 }
 
-/// Returns the low bits of a generation. The later of two is known unless there were 32 768
-/// shrinkers of the index in between.
+/// Returns the low 16 bits of a generation. A comparison of two tags finds the later generation of
+/// an index if the two generations differ by less than 32 768.
 fn tag(generation: u32) -> u64 {
     u64::from(generation as u16)
 }

@@ -1,6 +1,9 @@
-//! The LRU lists of a manager, on its groups: guarded by the fork gate, tidied up by maintenance.
+//! The LRU lists of a manager, by group and node. Threads take the locks of lists inside the
+//! fork gate. A tick frees what deleted groups have left in the lists.
 //!
-//! Unused, they cost one lock when a group is deleted, and one in a tick. No lock of its own.
+//! A manager without groups has no lists. With groups but no list, deleting a group takes the
+//! registry's mutex once, and a tick takes it three times. Without neap's thread, a deletion does a
+//! tick's work, too. This module has no lock.
 
 use crate::groups::memory_groups::Grouped;
 use crate::mm::Mm;

@@ -1,6 +1,8 @@
 //! Statistics of a manager, for mallinfo, tests and `neap stat`.
 //!
-//! Only reads. While other threads work, the parts are of slightly different moments.
+//! The parts of a manager are read one after the other. While other threads allocate or free, they
+//! are therefore of slightly different moments. A few functions store totals in the page of
+//! numbers.
 
 use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering;

@@ -1,9 +1,9 @@
-//! One snapshot of a manager's memory by state, for programs that watch their own: [`stats`], and
-//! `neap_stats_get` of C.
+//! A snapshot of a manager's memory by state. A program gets its own by [`stats`] in Rust, and by
+//! `neap_stats_get` in C.
 //!
 //! # Design
-//! A view of the sums in [`statistics`](super::statistics), under the names that programs know from
-//! other allocators. Only reads.
+//! The numbers are those of [`statistics`](super::statistics). They have the names that other
+//! allocators use. A snapshot allocates nothing and releases nothing.
 //!
 //! # Invariants
 //! While no thread allocates or frees:
@@ -36,7 +36,7 @@ pub struct Stats {
     /// Part of `mapped` without memory: released, or never touched.
     pub retained: u64,
     /// Tables beside the heap, as the option `limit` counts them: state bytes of objects, frames,
-    /// and descriptors of slabs.
+    /// the kind map, and descriptors of slabs.
     pub metadata: u64,
     /// Free memory in caches.
     pub cached: Cached,

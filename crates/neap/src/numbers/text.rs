@@ -1,6 +1,8 @@
-//! The text of numbers that `neap stat` shows beside the live ones: written after each tick only.
+//! The text of the numbers that `neap stat` shows beside the live counters. It is written after
+//! each tick and at a few other moments, for example when the groups are made.
 //!
-//! Only reads. Parts are counted one after the other, so those of a busy process agree only about.
+//! Writing the text changes nothing in the heap. The parts are counted one after the other, so the
+//! sums of a busy process agree only approximately.
 
 use crate::mm::{Core, Mm};
 use crate::numbers::live::PageLayout;

@@ -1,13 +1,17 @@
-//! Watching over the callbacks of one pass: when each may begin, what it is blamed for, and when
-//! there is enough.
+//! Supervision of the callbacks of one pass. It decides whether a callback may begin, whether its
+//! shrinker is blamed, and whether the pass has freed enough.
 //!
 //! # Design
-//! A thread that runs a pass has a [`Watch`], which asks its slot before each callback, and tells
-//! it after. The CPU time of a callback is measured from a moment shortly before it began: reading
-//! that clock is a system call.
+//! A thread that runs a pass has a [`Watch`]. The watch records the begin and the end of each
+//! callback in the thread's slot of the watchdog. No callback of a barred shrinker begins.
+//!
+//! Reading the clock of a thread's CPU time is a system call. So the watch does not read it before
+//! every callback: it measures from an earlier reading. The measured time may include earlier
+//! callbacks; [`SLACK`] allows for that.
 //!
 //! # Locking
-//! None of its own. Shrinkers are blamed under the slots' mutex, inside the gate.
+//! This module has no lock. It blames shrinkers inside the fork gate, and the watchdog takes its
+//! mutex for that.
 
 use crate::reclaim::reclaiming::Reclaiming;
 use crate::state::reclaim::Reclaim;

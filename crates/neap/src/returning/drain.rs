@@ -140,7 +140,8 @@ impl<P: Platform> Core<P> {
         left.stacks.intersect(&self.objects.cpu_caches.used());
     }
 
-    /// Tries once to drain the rest of the scope, until it is to `stop`.
+    /// Tries once to drain the caches in `left`, and updates `left` to those that are still to be
+    /// drained. Ends early if `stop` returns true.
     fn drain_once(
         &self,
         _: &Inside<'_>,
@@ -193,8 +194,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Drains every cache into the zone, with one try each, until it is to `stop`. Returns the
-    /// number of pages.
+    /// Tries once to drain each cache into the zone. After `stop` has returned true, drains only
+    /// the page lists. Returns the number of pages that went from page lists to the zone.
     pub(crate) fn drain_everything(&self, inside: &Inside<'_>, fences: Fences, stop: &dyn Fn() -> bool) -> u64 {
         let Ok(mut left) = self.scope(&Scope::ALL) else { return 0 };
         self.leave_unused(&mut left);

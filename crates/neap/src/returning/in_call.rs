@@ -36,10 +36,14 @@ use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
 use neap_pages::Effort;
 
-/// Bytes of surplus at which they stop.
+/// Bytes of surplus down to which frees give back, if nothing was learned.
 const LOW: u64 = 8 << 20;
-/// Both, while what is free lies between a few objects that keep their pages: the pages of those
-/// that stacks hold come on top.
+/// Bytes of surplus that replace both [`LOW`] and [`HIGH`] while objects in use keep most free
+/// memory from being released. That is so if a look has left the surplus above its bound, and the
+/// surplus is more than half of the resident memory.
+///
+/// Objects on the stacks of CPUs keep pages, too, and are not part of the surplus. So this bound is
+/// lower.
 const SCATTERED: u64 = 3 << 20;
 /// Bytes that one call gives back at most, beyond the run that it frees.
 pub(crate) const MOST_BYTES: u64 = 16 << 20;
@@ -160,8 +164,9 @@ impl<P: Platform> Core<P> {
         self.objects.pages.resident() << self.objects.pages.page_shift()
     }
 
-    /// Gives about `most` bytes of the surplus back, until it is to `stop`: blocks of at least
-    /// order `least`, and with order 0 pages of slabs in use as well.
+    /// Gives about `most` bytes of the surplus back to the system. Releases free blocks of at least
+    /// order `least`, and with order 0 also empty pages of slabs in use. Ends early if `stop`
+    /// returns true.
     fn work_down(&self, _: &Inside<'_>, most: u64, least: Order, stop: &dyn Fn() -> bool) -> Worked {
         let (mut worked, mut objects) = (Worked::default(), 0);
         let release = |worked: &mut Worked| {

@@ -56,7 +56,8 @@ pub struct Tick {
     pub pages: neap_pages::Report,
     /// Report of the worker of per-CPU data.
     pub per_cpu: neap_percpu::Tick,
-    /// Whether nothing was released because that would interrupt an isolated CPU, which runs the
+    /// Whether a thread of the process may run on an isolated CPU. If so, the tick releases no
+    /// memory, except to get below the option `high`: a release interrupts every CPU that runs the
     /// process.
     pub held: bool,
     /// Nanoseconds until groups or a limit that follows the container need the next tick, if they
