@@ -1,6 +1,6 @@
-//! `cargo xtask test --target aarch64-unknown-linux-gnu`: the unit tests of what ships, built for
-//! arm64, the programs of `tests/programs` under the preload library, and a Rust program with the
-//! packaged crate. `qemu-aarch64` runs each.
+//! `cargo xtask test --target aarch64-unknown-linux-gnu`: the unit tests of the shipped crates,
+//! built for arm64, the programs of `tests/programs` under the preload library, and a Rust program
+//! with the packaged crate. `qemu-aarch64` runs each.
 //!
 //! The emulator passes system calls on to this machine's kernel. It has no rseq, so neap's fallback
 //! runs; `cargo xtask vm --target` runs the sequences, and with `--suite` everything. It reorders
@@ -30,7 +30,7 @@ const LEFT_TESTS: &[Left] = &[
 const LEFT_CRATES: &[Left] =
     &[("neap", "`vm --target --suite` runs its tests"), ("neap-c", "`vm --target --suite` runs its tests")];
 
-/// Programs that cannot.
+/// Programs that cannot run under the emulator.
 const LEFT_PROGRAMS: &[Left] = &[
     ("family.c", "the emulator takes pages that mremap leaves mapped for unmapped"),
     ("misuse.c", "an emulated program cannot execute another one"),
@@ -60,7 +60,7 @@ const LEFT_PROGRAMS: &[Left] = &[
     ("large_tls.c", "resident memory is counted with the emulator's"),
 ];
 
-/// Runs all of it.
+/// Runs all tests that the emulator can run.
 pub(crate) fn test() -> Result<()> {
     let target = Target::Arm64;
     target.is_there(true)?;

@@ -1,13 +1,13 @@
 //! `cargo xtask artefacts --to FOLDER [--target TRIPLE]...`: the files of a release, from this
 //! tree.
 //!
-//! For each target an archive of the files that `install` writes below /usr/local, one of their
-//! debug information, a bill of materials and the Debian packages; once the packages of crates and
-//! `SHA256SUMS`. The crate `neap-packing` writes archives and lists. Without `--target` the targets
-//! are this machine's and arm64.
+//! For each target: an archive of the files that `install` writes below /usr/local, an archive of
+//! their debug information, a bill of materials and the Debian packages. Once: the packages of
+//! crates and `SHA256SUMS`. The crate `neap-packing` writes archives and lists. Without `--target`
+//! the targets are this machine's and arm64.
 //!
-//! `SOURCE_DATE_EPOCH` is the time in all of them. `cargo xtask release` sets it, and has the
-//! compiler replace the folders of this machine.
+//! `SOURCE_DATE_EPOCH` is the time in all of these files. `cargo xtask release` sets it, and has
+//! the compiler replace the folders of this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -44,7 +44,7 @@ pub(crate) fn check() -> Result<()> {
     report.close("audit")
 }
 
-/// The last line of an error that says something.
+/// The last line of an error that is not empty.
 fn last(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_string()
@@ -59,7 +59,7 @@ fn tool(name: &str) -> Result<PathBuf> {
     }
     println!("installing {name} into {}", folder.display());
     let mut install = cargo(["install", name, "--locked", "--quiet", "--root"]);
-    // Outside the checkout, whose settings would hold for it.
+    // cargo runs outside the checkout, whose settings would hold for the tool, too.
     install.arg(&folder).current_dir(std::env::temp_dir());
     run(install)?;
     Ok(installed)

@@ -1,8 +1,8 @@
 //! `cargo xtask build` and `cargo xtask demo`: the command line tool, the preload library, the
 //! library with `mallctl`, the malloc family for static programs and the C API's libraries.
 //!
-//! A cargo run for each, not one: the libraries are `no_std` with their own panic handler, and
-//! cargo would give them the features that the tool switches on in shared dependencies.
+//! Each has its own run of cargo. The libraries are `no_std` with their own panic handler, and in
+//! one run cargo would give them the features that the tool switches on in shared dependencies.
 
 use std::fs;
 use std::path::Path;
@@ -27,9 +27,9 @@ pub(crate) const MALLCTL_SONAME: &str = "libneap_mallctl.so.0";
 /// library.
 const STUB: &str = "NEAP_STUB_LIBC";
 
-/// Leaves out of a build with `--release` what takes minutes: optimisation at link time, and
-/// compilation as one unit. Not for the tool: many of its benchmarks measure code of its own, and a
-/// charge takes 9 ns there instead of 7.6.
+/// Leaves out of a build with `--release` the parts that take minutes: optimisation at link time,
+/// and compilation as one unit. Not for the tool, since many of its benchmarks measure code of the
+/// tool.
 pub(crate) fn without_lto(cargo: &mut Command) {
     cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
 }
@@ -78,8 +78,8 @@ fn other_target() -> Vec<String> {
     layout::other_target().map_or(Vec::new(), |target| vec!["--target".to_string(), target])
 }
 
-/// Links the shared library for C of the static one. The compiler's own would have no versions of
-/// its symbols. It keeps running code (`nodelete`), and needs no start files.
+/// Links the shared library for C of the static one, since rustc's own would have no versions of
+/// its symbols. The library is never unloaded (`nodelete`), and needs no start files.
 fn link_c_api(linker: &str, stub: &Path) -> Result<()> {
     let [shared, archive] = layout::c_libraries();
     let mut link = command(linker, ["-shared", "-nostartfiles", "-nodefaultlibs"]);
@@ -91,7 +91,7 @@ fn link_c_api(linker: &str, stub: &Path) -> Result<()> {
     run(link)
 }
 
-/// Builds and shows: the arguments go to `neap demo`.
+/// Builds everything, and runs `neap demo` with the arguments.
 pub(crate) fn demo(arguments: &[String]) -> Result<()> {
     build()?;
     let mut demo = command(&layout::tool().to_string_lossy(), ["demo"]);

@@ -3,8 +3,8 @@
 //!
 //! The programs of `tests/c_api` check themselves and print `ok`; the examples of `examples` have
 //! any output and status 0. Each is linked with the shared library, with the static one, and fully
-//! statically. All but the last also run under the preload library, which then serves neap's
-//! functions to the first.
+//! statically. Programs that are not fully static also run under the preload library. It then
+//! provides neap's functions to those that are linked with the shared library.
 
 use core::time::Duration;
 use std::fs;
@@ -196,7 +196,7 @@ fn run_once(
     environment: &dyn Fn(&mut Command),
 ) -> Result<()> {
     let mut line = Command::new(program);
-    // Without a thread the program has to tick.
+    // Without neap's thread the program has to tick.
     if mode == "background off" {
         line.arg("ticks");
     }

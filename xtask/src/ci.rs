@@ -25,7 +25,7 @@ fn cargo_step(arguments: &[&str]) -> Result<()> {
     run(cargo)
 }
 
-/// Runs tests without the checks that only tests have, which may hide errors.
+/// Runs tests without debug assertions, which may hide errors.
 fn without_checks(arguments: &[&str]) -> Result<()> {
     let mut cargo = cargo(arguments);
     build::without_lto(&mut cargo);

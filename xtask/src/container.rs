@@ -2,12 +2,12 @@
 //! runs it.
 //!
 //! The two images that the Dockerfile begins from are made here, since a machine of tests may reach
-//! no registry of images. mmdebstrap makes `debian:…-slim`. With a C compiler and the compiler of
-//! Rust in use that is `rust:…-slim`. All instructions run as they are. To save time, two folders
-//! of this machine are mounted for them: crates that cargo has downloaded, and what an earlier
-//! build compiled.
+//! no registry of images. mmdebstrap makes `debian:…-slim`. The same with a C compiler and the Rust
+//! compiler in use is `rust:…-slim`. All instructions run as they are. To save time, two folders of
+//! this machine are mounted for them: crates that cargo has downloaded, and what an earlier build
+//! compiled.
 //!
-//! The builder isolates by chroot, so the check runs in a container, too.
+//! The builder isolates by chroot, so the check can run inside a container, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -11,7 +11,7 @@ use crate::imports::{self, Graph, Module};
 use crate::layout;
 use crate::sources::{self, Source};
 
-/// Files in a cycle that may be.
+/// Most files in a cycle that is permitted.
 const ALLOWED: usize = 2;
 
 /// Tarjan's search for strongly connected components.

@@ -1,11 +1,11 @@
 //! `cargo xtask deb [--target aarch64-unknown-linux-gnu] [--test]`: Debian packages, in
 //! `target/deb`, or in `target/TARGET/deb` for another processor.
 //!
-//! debhelper makes them from `contrib/debian` and an installation. It splits
-//! debug information off by itself, into the packages `*-dbgsym`. The lists in `contrib/contents`
-//! name the files of each package, and lintian judges all. With `--test` a fresh root of the
-//! system's own release gets the packages: installed, used, purged, and programs built with them.
-//! The kernel starts the programs of a root for arm64 by `qemu-aarch64-static`.
+//! debhelper makes them from `contrib/debian` and an installation. It splits debug information off
+//! by itself, into the packages `*-dbgsym`. The lists in `contrib/contents` name the files of each
+//! package, and lintian judges all. With `--test` the packages are installed, used and purged in a
+//! fresh root of the system's own release, and programs are built with them. The kernel starts the
+//! programs of a root for arm64 by `qemu-aarch64-static`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -173,7 +173,8 @@ fn lint(folder: &Path) -> Result<()> {
 /// The kernel's entry of the emulator for arm64.
 const ENTRY: &str = "/proc/sys/fs/binfmt_misc/qemu-aarch64";
 
-/// The kernel starts arm64's programs by an emulator. Ends that if this run began it.
+/// The kernel starts arm64's programs by an emulator. Dropping this value ends that if this run
+/// began it.
 struct Emulation {
     is_ours: bool,
 }
@@ -237,7 +238,7 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>) -> Re
     }
     let script = stage.join("test.sh");
     fs::copy(layout::root().join("contrib/debian/test.sh"), &script)?;
-    // Another user reads it where mmdebstrap does not run as root.
+    // If mmdebstrap does not run as root, another user reads the script.
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     let release = fs::read_to_string("/etc/os-release")?;
     let suite = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME=")).unwrap_or("stable");

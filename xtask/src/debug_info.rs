@@ -15,7 +15,7 @@ pub(crate) fn split(installation: &mut Installation, from: &Path, place: &Path) 
     let debug = installation.places.debugdir.join(file_for(&build_id(from)?));
     let debug = installation.make_room(&debug)?;
     objcopy(&["--only-keep-debug"], from, &debug)?;
-    // It is data for debuggers, not a program.
+    // The file is data for debuggers, not a program.
     set_mode(&debug, 0o644)?;
     let file = installation.make_room(place)?;
     let link = format!("--add-gnu-debuglink={}", debug.display());

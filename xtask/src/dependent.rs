@@ -100,13 +100,13 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Builds and runs it with each profile for one target alone.
+/// Builds and runs the program with each profile for one target alone.
 pub(crate) fn for_target(report: &mut Report, target: Target) -> Result<()> {
     each(report, &prepare()?, target, PROFILES);
     Ok(())
 }
 
-/// Builds and runs it with some profiles.
+/// Builds and runs the program with some profiles.
 fn each(report: &mut Report, folder: &Path, target: Target, profiles: &[&str]) {
     let missing = match target {
         // A static program needs no C compiler for musl.
@@ -133,7 +133,7 @@ fn prepare() -> Result<PathBuf> {
     let folder = layout::target().join("dependent");
     println!("a program that depends on the crate, in {}", folder.display());
     fs::create_dir_all(folder.join("src"))?;
-    // Cargo runs in this folder, and is told where to build.
+    // An absolute path, since cargo runs in this folder.
     let folder = fs::canonicalize(folder)?;
     fs::write(folder.join("Cargo.toml"), manifest(&packages(&folder)?))?;
     fs::write(folder.join("src/main.rs"), PROGRAM)?;
@@ -209,7 +209,7 @@ fn manifest(packages: &Path) -> String {
     MANIFEST.replace("PACKAGES", &packages).replace("VERSION", VERSION) + &patches.collect::<String>()
 }
 
-/// Builds each package by itself: only it and what its manifest names, with each set of features.
+/// Builds each package with only the packages that its manifest names, with each set of features.
 fn by_themselves(report: &mut Report, folder: &Path) {
     for name in packaged() {
         let build = |features: &&[&str]| built(folder, Target::Native, &[&["--package", name], *features].concat());
@@ -227,7 +227,7 @@ fn built(folder: &Path, target: Target, arguments: &[&str]) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Builds it with one profile, checks its symbols, and runs it.
+/// Builds the program with one profile, checks its symbols, and runs it.
 fn run(folder: &Path, profile: &str, target: Target) -> Result<()> {
     let output = built(folder, target, &["--profile", profile])?.join(target.name().unwrap_or_default());
     let program: PathBuf = output.join(if profile == "dev" { "debug" } else { profile }).join("dependent");

@@ -68,7 +68,7 @@ const HOOKS: &[&str] = &["neap::numbers::text::publish$", "neap::process::spawn$
 
 const OWN_SHRINKERS: &[&str] = &["neap::reclaim::builtin_shrinkers::count$", "neap::reclaim::builtin_shrinkers::scan$"];
 
-/// The first match counts.
+/// Functions with calls by pointers, and the functions that these may call. The first match counts.
 const UNKNOWN: &[(&str, &[&str])] = &[
     ("::call_on_stack", OUTSIDE),
     ("neap_os::stack::run", HOOKS),

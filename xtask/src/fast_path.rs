@@ -1,10 +1,10 @@
 //! Checks malloc and free of a small object in the built library: the number of instructions, and
 //! of cache lines.
 //!
-//! From its entry to its first return each runs straight ahead unless a jump is taken, which
-//! happens only in unusual cases. `objdump` of binutils reads the library. With fewer instructions
-//! than the least, the first return is another one. A third cache line costs more than the
-//! instructions in it: see docs/design/fast-path.md.
+//! From its entry to its first return each function runs straight ahead, unless a jump is taken in
+//! a rare case. `objdump` of binutils reads the library. If there are fewer instructions than the
+//! least, another return comes first. A third cache line costs more than the instructions in it:
+//! see docs/design/fast-path.md.
 
 use core::ops::RangeInclusive;
 
@@ -19,7 +19,7 @@ type Limits = [(&'static str, RangeInclusive<usize>); 2];
 
 const LIMITS: Limits = [("malloc", 25..=27), ("free", 30..=31)];
 
-/// Those on arm64: an instruction has no operand in memory, and each has four bytes.
+/// The limits on arm64, whose instructions have no operand in memory, and four bytes each.
 const LIMITS_ARM64: Limits = [("malloc", 38..=40), ("free", 41..=43)];
 
 /// Bytes of a cache line, and the number of lines of these functions.

@@ -3,8 +3,8 @@
 //! The unit tests of neap-cli are built with the engine (the crate libfuzzer-sys) and with counters
 //! of all branches, in a target folder of their own. `fuzz_targets.rs` of neap-cli has the targets.
 //! Inputs that reach new code are kept in `target/fuzz/corpus` for the next run. cargo-fuzz has the
-//! same engine, but needs a library and a nightly toolchain: the readers are private to a program.
-//! The gate has no such run: tests with random mutations of the same data are in it.
+//! same engine, but needs a nightly toolchain, and a library, while the readers are private to a
+//! program. `ci` has no such run, but has tests with random mutations of the same data.
 
 use std::fs;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ fn build() -> Result<PathBuf> {
     let mut test = cargo(["test", "--package", "neap-cli", "--bin", "neap", "--target", &target]);
     test.current_dir(layout::root());
     test.env("CARGO_TARGET_DIR", layout::target().join("fuzz")).env("RUSTFLAGS", COUNTERS);
-    // Counters are useful in optimised code only: they cost more than the code otherwise.
+    // The code is optimised, since counters in other code cost more than the code itself.
     for package in ["TEST", "DEV"] {
         test.env(format!("CARGO_PROFILE_{package}_OPT_LEVEL"), "1");
     }

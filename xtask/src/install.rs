@@ -20,12 +20,12 @@ use crate::{deb, layout};
 /// The installed version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What becomes of debug information.
+/// Treatment of debug information.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DebugInfo {
-    /// It goes to files of its own.
+    /// Debug information goes to separate files.
     Split,
-    /// It stays, for a packager's tools, which split it.
+    /// Debug information stays in the programs, for a packager's tools to split.
     Kept,
 }
 

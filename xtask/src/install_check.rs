@@ -91,7 +91,7 @@ pub(crate) fn run(prefix: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Uninstalls.
+/// Uninstalls, and checks that nothing is left.
 fn uninstalled(places: &Places) -> Result<()> {
     manifest::uninstall(places)?;
     ensure!(!places.prefix.exists(), "something is left in {}", places.prefix.display());

@@ -51,7 +51,8 @@ stop.set()
 print(codes)
 ";
 
-/// Python warns when a process with several threads forks, so there must be one after a burst.
+/// Python warns when a process with several threads forks. So one thread must be left after a
+/// burst.
 const PYTHON_POOL: &str = "\
 import multiprocessing, os, warnings
 warnings.simplefilter('error')

@@ -1,11 +1,11 @@
 //! `cargo xtask kernel-percpu`: how much memory the kernel's own per-CPU allocator returns when ten
 //! of eleven memory cgroups go.
 //!
-//! 1000 times a group and ten more are made, 11 000 in all; then the ten of each are removed. It
-//! prints `Percpu:` of `/proc/meminfo` before, with all, and after. Groups are made in a folder of
-//! their own, which is removed in the end, even after an error, or by the next run if this one was
-//! killed. Nothing else is changed. Without an available memory controller it does nothing (status
-//! 77).
+//! The command makes 1000 times a group and ten more, 11 000 in all. Then it removes the ten of
+//! each. It prints `Percpu:` of `/proc/meminfo` before, with all, and after. Groups are made in a
+//! folder of their own, which is removed in the end, even after an error, or by the next run if
+//! this one was killed. Nothing else is changed. Without an available memory controller it does
+//! nothing (status 77).
 
 use core::time::Duration;
 use std::fs;

@@ -1,6 +1,6 @@
 //! Two lanes: work on items of a list, two at a time, in their order.
 //!
-//! Many checks wait or use one CPU, and the gate is made for machines with two.
+//! Many checks wait or use one CPU, and `ci` is made for machines with two.
 
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;

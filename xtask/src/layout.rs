@@ -70,7 +70,7 @@ pub(crate) fn c_libraries() -> [PathBuf; 2] {
     ["libneap_c.so", "libneap_c.a"].map(|file| products().join(file))
 }
 
-/// The target folder of what is built for static programs.
+/// The target folder of files that are built for static programs.
 pub(crate) fn of_static() -> PathBuf {
     target().join("static")
 }

@@ -13,7 +13,7 @@ pub(crate) struct Link {
     pub(crate) address: String,
 }
 
-/// What a page offers and what it asks for.
+/// The anchors and links of a page.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     /// Fragments that lead to a place on the page.

@@ -12,12 +12,12 @@ use crate::process::{capture, command};
 /// An instruction in Intel's notation.
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction {
-    /// Its address, and that of the next one.
+    /// The instruction's address, and the address of the next one.
     pub(crate) address: u64,
     pub(crate) end: u64,
-    /// Its name, without prefixes.
+    /// The instruction's name, without prefixes.
     pub(crate) name: String,
-    /// Its operands.
+    /// The instruction's operands.
     pub(crate) operands: Vec<String>,
     /// The address of an operand that is relative to the instruction pointer.
     pub(crate) refers_to: Option<u64>,
@@ -158,8 +158,8 @@ impl Section {
     }
 }
 
-/// Functions of `nm -C`. Of several at an address, the one with the longest name, which is not only
-/// an alias for C.
+/// Functions of `nm -C`. Of several at an address, keeps the longest name: a shorter one may be
+/// only an alias for C.
 fn names(nm: &str) -> BTreeMap<u64, String> {
     let mut names: BTreeMap<u64, String> = BTreeMap::new();
     for line in nm.lines() {

@@ -112,8 +112,8 @@ usage: cargo xtask COMMAND [arguments]
   ci [--full]                 everything that .ci/run runs; all tests that take long as well
 ";
 
-/// A command that could do nothing here, with the reason. It ends with a status of its own: neither
-/// passed nor failed.
+/// Error of a command that cannot run on this machine, with the reason. xtask then ends with a
+/// status that means neither passed nor failed.
 #[derive(Debug)]
 struct Skipped(String);
 

@@ -32,7 +32,7 @@ const LEFT_PROGRAMS: &[Left] = &[
     ("fork_stopped.c", "musl's fork holds a lock while handlers run, so one in a signal handler waits for another one"),
 ];
 
-/// Runs all of it.
+/// Runs all tests with musl.
 pub(crate) fn test() -> Result<()> {
     let target = Target::Musl;
     target.is_there(false)?;

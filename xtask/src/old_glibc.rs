@@ -46,7 +46,7 @@ pub(crate) fn check() -> Result<()> {
     let mut root = command("mmdebstrap", ["--quiet", "--variant=apt", "--include=gcc,g++,libc6-dev", "--format=null"]);
     root.args([SUITE, "/dev/null"]);
     root.arg(format!("--customize-hook=copy-in {}/programs /tmp", stage.display()));
-    // The script's status is read from its last line: a failure here is one of the root.
+    // The script's status is read from its output, so a failure of this command is one of the root.
     let script = "/tmp/programs/old_root.sh /tmp/programs/libneap_malloc.so </tmp/programs/list";
     root.arg(format!(
         "--customize-hook=chroot \"$1\" sh -c '{{ {script}; echo status $?; }} >/tmp/result 2>&1; \

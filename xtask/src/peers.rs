@@ -290,7 +290,7 @@ fn tcmalloc(job: &Job, library: &Path) -> Result<()> {
     capture(link).map(drop)
 }
 
-/// How many compilers run at once: one per CPU this process may use.
+/// Number of compilers that run at once: one per CPU that this process may use.
 fn parallel() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -27,8 +27,8 @@ const BLOCKS: u64 = 200;
 const BYTES: u64 = 100_003;
 const LAST: u64 = 200_003;
 
-/// What bpftrace executes. With a mean of 1 KiB each block is a sample but once in e^97 times, and
-/// weighs its size.
+/// The script for bpftrace. With a mean of 1 KiB practically every block is a sample, and weighs
+/// its size.
 fn script(library: &Path) -> String {
     let probe = format!("usdt:{}:otel_memory", library.display());
     format!(
@@ -59,7 +59,7 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
     let traced = std::sync::Mutex::new(traced);
     let found = observe_lines(command("bpftrace", ["-B", "line", "-e", &script(&library)]), LIMIT, move |line| {
         if line.trim() == "attached" {
-            // The counts show whether it ran.
+            // The counts show whether the program ran.
             let _ = traced.lock().unwrap_or_else(|e| e.into_inner()).status();
         }
     })?;

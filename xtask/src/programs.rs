@@ -22,7 +22,7 @@ use crate::{lanes, layout};
 struct SelfCheck {
     file: &'static str,
     arguments: &'static [&'static str],
-    /// It tests behaviour of neap alone, or passes on `neap: ` lines of its children on purpose.
+    /// The program tests behaviour of neap alone, or prints `neap: ` lines of its children.
     only_neap: bool,
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn command_alone() -> Result<()> {
     check()
 }
 
-/// Makes the checks with what is built.
+/// Makes the checks with the built programs.
 pub(crate) fn check() -> Result<()> {
     let tools = match Tools::obtain() {
         Ok(tools) => tools,
@@ -182,7 +182,7 @@ fn scrape(tools: &Tools, queries: &[String], report: &mut Report) -> Result<()> 
     let example = fs::read_to_string(example)?;
     ensure!(example.contains(EXAMPLE) && example.contains("15s"), "the scrape configuration has another form");
     fs::write(folder.join("prometheus.yml"), example.replace(EXAMPLE, &address).replace("15s", "1s"))?;
-    // Free a moment ago.
+    // The port was free a moment ago.
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut prometheus = command(&tools.prometheus.to_string_lossy(), ["--config.file=prometheus.yml"]);
     prometheus.args(["--storage.tsdb.path=data", &format!("--web.listen-address=127.0.0.1:{port}")]);
@@ -226,7 +226,8 @@ fn silent(tools: &Tools, text: &str) -> Result<()> {
     ensure!(text.contains("neap_resident_bytes{"), "no process has metrics:\n{text}");
     let mut check = tools.promtool(&["check", "metrics"]);
     let mut child = check.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    // Closed at the end of the statement. Without a reader the status below tells.
+    // The statement's end closes the pipe. If promtool does not read it, its status below shows
+    // that.
     let _ = child.stdin.take().context("no standard input")?.write_all(text.as_bytes());
     let output = child.wait_with_output()?;
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{capture, command};
 
-/// The rules from an instruction to its caller.
+/// The rules by which unwinding gets from an instruction to its caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
     /// The register that the frame's address is this far above.

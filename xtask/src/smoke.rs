@@ -4,7 +4,8 @@
 //! exit status must be equal, and neither the loader nor neap may complain. Programs that are not
 //! installed are counted as skipped. The real programs are listed in installed.rs; the
 //! self-checking ones of `tests/programs` follow (programs.rs). The first check asks the loader
-//! which `malloc` a preloaded program gets: otherwise all later ones could pass on the system's.
+//! which `malloc` a preloaded program gets: without it, all later ones could pass on the system's
+//! malloc.
 
 use core::time::Duration;
 use std::ffi::OsStr;
@@ -70,7 +71,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
     let scratch = layout::target().join("smoke");
     fs::create_dir_all(&scratch)?;
     for name in MODES.iter().filter_map(|mode| mode.beside) {
-        // It starts before the first malloc, as the C library does.
+        // The library starts before the first malloc, as the C library does.
         let source = layout::root().join("tests/programs").join(name).with_extension("c");
         programs::compile_shared(Target::Native, &source, &beside(name), &["-Wl,-z,initfirst"])?;
     }
@@ -81,7 +82,7 @@ pub(crate) fn into(report: &mut Report, library: &Path, names: &[String]) -> Res
     programs::into(report, library, &scratch, &chosen)
 }
 
-/// Otherwise a program that was not preloaded at all would pass every comparison.
+/// Checks that preloading takes effect: a program without the library would pass every comparison.
 fn preload_takes_effect(library: &Path, scratch: &Path) -> Result<()> {
     let source = layout::root().join("tests/programs/whose_malloc.c");
     let program = programs::compile(Target::Native, &source, &["-fno-builtin"], scratch)?;

@@ -24,7 +24,7 @@ fn is_end(path: &str, name: &str) -> bool {
     path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
 }
 
-/// The names of a text for which no path is.
+/// Findings for the names in a text with which no path ends.
 fn missing(file: &str, text: &str, paths: &BTreeSet<String>) -> Vec<String> {
     let is_missing = |name: &str| !paths.iter().any(|path| is_end(path, name.trim_start_matches("../")));
     named(text)

@@ -1,7 +1,7 @@
 //! Computes the most stack that the functions of a library need, with all that they call.
 //!
-//! Follows direct calls and jumps, and calls by addresses in words that the linker filled. For
-//! calls of other addresses a list names the targets.
+//! It follows direct calls and jumps, and calls by addresses in words that the linker filled. For
+//! calls of other addresses, [`Stated`] names the targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::unwind::{Address, Check, State};
 pub(crate) enum Callee {
     /// A function of the library.
     Own(u64),
-    /// One of the C library.
+    /// A function of the C library.
     Other(String),
     /// An address that the code computes at run time.
     Unknown,
@@ -29,7 +29,7 @@ pub(crate) enum Callee {
 pub(crate) struct Function {
     /// Most bytes of its frame, return address included.
     pub(crate) frame: i64,
-    /// Its callees, with the bytes on the stack at the call.
+    /// The functions that it calls, with the bytes on the stack at the call.
     pub(crate) calls: BTreeMap<Callee, i64>,
 }
 

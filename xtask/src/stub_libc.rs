@@ -30,10 +30,11 @@ pub(crate) const REQUIRED: &[(&str, &str)] = &[
     ("strlen", "GLIBC_2.2.5"),
 ];
 
-/// Variables that must exist, likewise.
+/// Variables that must exist, with their first version on x86-64.
 pub(crate) const VARIABLES: &[(&str, &str)] = &[("environ", "GLIBC_2.2.5")];
 
-/// The version of all of them in glibc's first release for a processor, if that is a later one.
+/// The version of all these symbols in glibc's first release for a processor, if that is a later
+/// one.
 fn first_of(architecture: &str) -> Result<Option<&'static str>> {
     match architecture {
         "x86_64" => Ok(None),

@@ -90,10 +90,10 @@ const FAMILY: &[&str] = &[
     "__libc_memalign",
     "__libc_valloc",
     "__libc_pvalloc",
-    // Their children may allocate.
+    // Children of vfork may allocate.
     "vfork",
     "__vfork",
-    // Without RTLD_DEEPBIND.
+    // neap's own opens libraries without RTLD_DEEPBIND.
     "dlopen",
     // Functions that make threads; here neap makes its own, too.
     "pthread_create",
@@ -189,8 +189,9 @@ fn glibc_is_old(undefined: &str) -> Result<()> {
     none(later.map(str::trim), "of a later glibc than 2.17")
 }
 
-/// An error that names functions without the version of the SONAME, or with one where the library
-/// stands before the C library's: a symbol with a version of its own would not be chosen there.
+/// An error that names functions with a wrong version. With a SONAME, each must have its version.
+/// The preload library stands before the C library, where a symbol with a version would not be
+/// chosen.
 fn versions(defined: &str, soname: Option<&str>) -> Result<()> {
     let version = soname.and_then(|name| name.rsplit('.').next()).map(|number| format!("@@NEAP_{number}"));
     let is_right = |line: &&str| match &version {
@@ -275,7 +276,8 @@ fn mallctl(report: &mut Report, library: &Path, functions: &BTreeSet<&str>) -> R
     Ok(())
 }
 
-/// Checks the preload library for another processor, without what reads instructions of x86-64.
+/// Checks the preload library for another processor, without the checks that read x86-64
+/// instructions.
 pub(crate) fn preloaded(report: &mut Report, target: Target) -> Result<()> {
     let header = fs::read_to_string(layout::header())?;
     loaded(report, target, &target.library(), true, &declared(&header))

@@ -129,7 +129,7 @@ impl Target {
     pub(crate) fn preload(self) -> (&'static str, &'static str) {
         match self {
             Target::Native | Target::Musl => ("LD_PRELOAD", ""),
-            // Else the emulator's own loader would read it.
+            // The emulator's own loader would read the variable LD_PRELOAD.
             Target::Arm64 => ("QEMU_SET_ENV", "LD_PRELOAD="),
         }
     }
@@ -172,7 +172,7 @@ pub(crate) fn standard_library(name: &str) -> Result<()> {
     let folder = layout::rustc(["--print", "target-libdir", "--target", name])?;
     let is_there = || Path::new(&folder).is_dir();
     if !is_there() && which("rustup").is_some() {
-        // Its failure shows in the check that follows.
+        // If the command fails, the next check shows it.
         let _ = command_quiet("rustup", ["target", "add", name]).status();
     }
     if is_there() {

@@ -4,8 +4,8 @@
 //! pointer to the frame's address from pushes, pops and other changes, and the places of registers
 //! that belong to the caller. Code that no visible jump reaches is followed from the rules at its
 //! start. Code outside its function (abort exits of restartable sequences) has an expression for
-//! its return address: that must lead to a place where the stack pointer has the distance that it
-//! has at the target of the code's jump.
+//! its return address. The expression must lead to a place with the rules that the target of the
+//! code's jump has.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -51,9 +51,9 @@ pub(crate) enum Place {
 /// An address that the code computes itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// This one.
+    /// This address.
     Here(u64),
-    /// The address stored there.
+    /// The address that is stored at this one.
     At(u64),
 }
 

@@ -28,7 +28,8 @@ pub fn clear(words: &mut [u64], bit: usize) -> bool {
     before
 }
 
-/// Calls `each` with every word that `start..end` touches and the mask of its part.
+/// Calls `each` for every word that `start..end` touches, with its index and a mask of the range's
+/// bits in it.
 #[inline]
 fn masks(start: usize, end: usize, mut each: impl FnMut(usize, u64)) {
     if start >= end {

@@ -1,10 +1,10 @@
 //! The CPU lock of per-CPU state: one compare-and-swap, never a wait.
 //!
 //! It protects page lists, and object stacks where restartable sequences are missing. Two sides
-//! take it: the thread on that CPU, and any thread that drains the CPU. Both only try. A thread
-//! that finds the lock taken uses the shared path, or counts a skip. The CPU id is a hint; the lock
-//! decides. A holder detaches objects or pages, and unlocks. It never sleeps and makes no system
-//! call.
+//! take it: the thread on that CPU, and any thread that drains the CPU. Neither side waits for the
+//! lock. A thread that finds it taken uses the shared path, or counts the CPU as skipped. The CPU
+//! id is a hint; the lock decides. A holder detaches objects or pages, and unlocks. It never sleeps
+//! and makes no system call.
 
 use crate::constructor;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};

@@ -10,17 +10,19 @@
 //! CPU.
 //!
 //! Closers queue, so the gate also makes one fork wait for another. The C library's own lock does
-//! not: glibc 2.36 and later drop it around each handler.
+//! not do that: glibc 2.36 and later release it while they call a fork handler.
 //!
-//! Only entry points enter the gate, so sections do not nest. Exception: a signal handler that
-//! forks or, against the rules, allocates while its thread is inside. A thread's own word holds the
-//! counter that it is counted in, and how often. From it, a closer subtracts its own count, and a
-//! child keeps the count of its only thread.
+//! Only entry points enter the gate, so sections do not nest. The exception is a signal handler
+//! that interrupts its thread inside the gate, and forks or, against the rules, allocates. A
+//! thread-local word holds the address of the counter that the thread is counted in, and how often
+//! it is counted there. By this word a closer does not wait for itself, and a forked child keeps
+//! the count of its only thread.
 //!
 //! A child of the bare system call `clone` has run no fork handler. It finds the counts of its
-//! parent's threads, and possibly a gate that one of them closed. Before a thread waits, it
-//! therefore compares the number of its process with that of the last process that waited. If they
-//! differ, it resets the counts of threads that it does not have.
+//! parent's threads, and possibly a gate that one of them closed. Before a thread waits for the
+//! gate or closes it, it therefore calls [`Gate::adopt`]. `adopt` compares the process's id with
+//! the id at its last call. If they differ and the process has one thread, `adopt` resets the
+//! counts of all other threads.
 
 use crate::constructor;
 use crate::sync::{
@@ -46,12 +48,13 @@ pub struct Gate {
     closed: AtomicU32,
     /// The thread that closed the gate, as [`me`](crate::sync::me) names it.
     closer: AtomicUsize,
-    /// How often the closer closed the gate again. Only the closer uses it.
+    /// How often the closer called `close_again` without `open_again`. Only the closer uses this
+    /// field.
     again: AtomicU32,
     /// Threads that are inside and are closing the gate.
     stuck: AtomicU32,
-    /// The process whose threads are counted; 0: not known yet. A plain atomic, since a model is
-    /// one process and has nothing to explore here.
+    /// The process whose threads are counted; 0: not known yet. An atomic of `core`, not of loom: a
+    /// model has one process, so there is nothing to explore.
     process: core::sync::atomic::AtomicU32,
     inside: [CachePadded<AtomicU32>; LANES],
 }
@@ -78,13 +81,14 @@ impl Gate {
         }
     }
 
-    /// Declares that the counts are those of this process's threads. A child that was made without
-    /// `fork` resets them, and opens a gate that a thread of its parent closed. If the child has
-    /// several threads by then, their counts cannot be told apart, and [`Gate::is_wait_vain`] stays
-    /// `true`.
+    /// Checks whether the counts are those of this process's threads. In a child that was made
+    /// without `fork`, resets the counts of the parent's threads, and opens a gate that one of them
+    /// closed. If the child has several threads by then, the counts of parent and child cannot be
+    /// told apart, and [`Gate::is_wait_vain`] returns `true` from then on.
     pub fn adopt(&self) {
         let own = process();
-        // Relaxed: a child sees its parent's value, and of several threads one sees the old value.
+        // Relaxed: a child has a copy of its parent's value. If several threads of the child swap,
+        // exactly one of them gets the parent's value.
         let before = self.process.swap(own, Ordering::Relaxed);
         if before == own || before == 0 {
             return;
@@ -112,8 +116,8 @@ impl Gate {
             None => (&self.inside[cpu % LANES], 0),
             Some(own) => own,
         };
-        // Before the count: a signal handler that forks in between takes this thread for one
-        // inside.
+        // The word is set before the count. A signal handler that forks in between finds its thread
+        // inside, and does not wait for the thread's count.
         set_inside(core::ptr::from_ref(lane).addr() | (depth + 1));
         // SeqCst on the accesses of both sides: either the closer sees this thread inside, or this
         // thread sees the gate closed.
@@ -128,8 +132,8 @@ impl Gate {
         // `open`.
         let closed = self.closed.load(Ordering::SeqCst);
         let inside = Inside { lane, before, thread: PhantomData };
-        // The closer passes: a later fork handler of the program may allocate. A thread that is
-        // inside already passes, too, since the closer waits for it.
+        // The closer may enter, since a fork handler of the program that runs later may allocate. A
+        // thread that is inside already may enter, too, since the closer waits for it.
         if closed == OPEN || depth > 0 || self.closer.load(Ordering::Relaxed) == me() {
             Ok(inside)
         } else {
@@ -144,8 +148,8 @@ impl Gate {
         if word == 0 { None } else { self.inside.iter().find(own).map(|lane| (lane, word & DEPTH)) }
     }
 
-    /// Whether this thread is inside. A signal handler asks, since it may have interrupted a slow
-    /// path.
+    /// Whether this thread is inside. This may be so in a signal handler, which may have
+    /// interrupted a slow path.
     pub fn is_inside(&self) -> bool {
         self.own_lane().is_some()
     }
@@ -169,16 +173,16 @@ impl Gate {
         }
         let is_empty = !self.is_inside();
         if is_empty {
-            // Not earlier: a signal handler that forks meanwhile must not find the gate marked as
-            // empty.
-            // Relaxed: read by this thread and its child only.
+            // Stored at the end: a signal handler that forks before must not find the gate marked
+            // as empty. Relaxed: only the closer and its child call `is_empty`.
             self.closed.store(CLOSED, Ordering::Relaxed);
         }
         is_empty
     }
 
-    /// Runs `close`, which closes the gate, for a thread that may be inside. Other closers learn
-    /// that waiting for this thread is in vain: it waits for them.
+    /// Runs `close`, which closes the gate. If this thread is inside, counts the thread in `stuck`
+    /// meanwhile. Other closers then know that waiting for this thread is in vain, since it waits
+    /// for them.
     pub fn close_by<R>(&self, close: impl FnOnce() -> R) -> R {
         if !self.is_inside() {
             return close();
@@ -210,7 +214,7 @@ impl Gate {
         model_fence();
     }
 
-    /// Every counter with the part of it that is this thread's.
+    /// Each counter, and how often this thread is counted in it.
     fn lanes_and_own(&self) -> impl Iterator<Item = (&CachePadded<AtomicU32>, u32)> {
         let own = self.own_lane();
         let part = move |lane| own.filter(|own| core::ptr::eq(own.0, lane)).map_or(0, |own| own.1 as u32);
@@ -251,8 +255,9 @@ impl Gate {
         self.is_closed() && self.closer.load(Ordering::Relaxed) == me()
     }
 
-    /// Closes the gate once more if this thread has closed it: a signal handler that forks has
-    /// interrupted a fork. `false`: this thread has not closed it.
+    /// Counts one more closing if this thread has closed the gate already. That is so in a signal
+    /// handler that forks and has interrupted a fork. Returns whether this thread has closed the
+    /// gate.
     pub fn close_again(&self) -> bool {
         let is_mine = self.is_closed_by_me();
         if is_mine {
@@ -292,7 +297,7 @@ impl Gate {
     /// child.
     pub fn open(&self) {
         self.closer.store(0, Ordering::Relaxed);
-        self.closed.store(OPEN, Ordering::Release); // Pairs with the Acquire in `enter` and `close`.
+        self.closed.store(OPEN, Ordering::Release); // Pairs with `attempt` and `close_in_vain`.
         wake(&self.closed, i32::MAX as u32);
     }
 }
@@ -324,7 +329,7 @@ pub struct Inside<'a> {
     lane: &'a AtomicU32,
     /// The thread's word before it entered.
     before: usize,
-    /// Not `Send`: a thread leaves by the counter that it entered by.
+    /// Makes the value not `Send`: the thread that drops it sets its own word.
     thread: PhantomData<*const ()>,
 }
 
@@ -340,7 +345,8 @@ impl Drop for Inside<'_> {
 mod tests {
     use super::*;
 
-    /// Counts another thread, which the caller removes through the returned counter.
+    /// Counts one more thread in a lane. Returns the lane's counter, from which the caller
+    /// subtracts it.
     fn count_another(gate: &Gate, lane: usize) -> &AtomicU32 {
         gate.inside[lane].fetch_add(1, Ordering::Relaxed);
         &gate.inside[lane]
@@ -387,7 +393,7 @@ mod tests {
         assert!(!gate.is_inside() && gate.close(not_again));
     }
 
-    /// All threads belong to this test's process, so no count can be attributed to another process.
+    /// The test's process has several threads, so `adopt` cannot reset counts of another process.
     #[test]
     fn counts_of_another_process_are_not_waited_out() {
         let gate = Gate::new();

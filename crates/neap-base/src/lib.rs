@@ -1,7 +1,7 @@
 //! Shared foundations of neap's layers: locks, the fork gate, RCU, units and the platform.
 //!
-//! Nothing here depends on page lists or objects, allocates, or keeps state outside the values that
-//! it hands out.
+//! No code of this crate depends on page lists or objects, or allocates. It keeps no state outside
+//! the values that it returns.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -1,9 +1,9 @@
 //! A mutex that sleeps in the kernel and needs no memory but its own word.
 //!
-//! std's mutex guarantees neither freedom from allocation nor existence without std. A lock over
-//! `lock_api` needs a constant of the lock's type, which loom's atomics cannot be. Therefore the
-//! guard is neap's own. Not fair, not recursive, no poisoning (nothing here unwinds). Not held
-//! across a system call that can block, except the turn of per-CPU data.
+//! std's mutex may allocate, and needs std. The crate `lock_api` requires each lock type to have a
+//! constant, which loom's atomics do not allow. Therefore this module has a guard of its own. The
+//! mutex is not fair and not recursive. It has no poisoning, since neap's code does not unwind. No
+//! mutex is held across a system call that can block, except the turn of per-CPU data.
 //!
 //! Source: U. Drepper, "Futexes Are Tricky", 2011, mutex 2.
 

@@ -2,7 +2,7 @@
 
 use crate::profile_area::GROUP_WORDS;
 
-/// A stack without its words.
+/// Registers and length of a stack, without its words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnpackedStack {
     /// Address of an instruction, the stack pointer and the frame pointer there.
@@ -11,8 +11,8 @@ pub struct UnpackedStack {
     pub words: usize,
 }
 
-/// Unpacks a stack from its stream, and writes its words to `to`. Reads no more words than it
-/// writes, a mask for each group of them, and four.
+/// Unpacks a stack from its stream, and writes its words to `to`. Reads at most four words, a mask
+/// for each group of words, and as many words as it writes.
 ///
 /// Returns `None` if the stream ends early, or its stack is longer than `to`.
 pub fn unpack(stream: &mut dyn Iterator<Item = u64>, to: &mut [u64]) -> Option<UnpackedStack> {

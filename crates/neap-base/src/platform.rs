@@ -1,8 +1,8 @@
 //! The interface to the machine: a Linux process, or a simulated machine in a test.
 //!
-//! It is the `P` of `Zone<P>`, `Mm<P>` and similar types. Policies do not use it: they are
-//! functions of numbers. Memory is named by address, because an arena computes addresses. The
-//! contracts of the unsafe functions are those of [`neap_os::memory`].
+//! It is the `P` of `Zone<P>`, `Mm<P>` and similar types. Policies do not use this trait, since
+//! they are functions of numbers. Memory is named by address, because an arena computes addresses.
+//! The contracts of the unsafe functions are those of [`neap_os::memory`].
 
 use crate::Pfn;
 use core::fmt;
@@ -268,7 +268,7 @@ pub trait Platform: Send + Sync {
     fn sleep(&self, nanoseconds: u64);
 }
 
-/// A Linux process: the kernel answers.
+/// A Linux process. System calls, `/proc` and `/sys` provide the answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Linux {
     page_size: usize,
@@ -281,13 +281,14 @@ pub struct Linux {
     scarce: bool,
     most_address_space: usize,
     rseq_offset: Result<isize, NoSequences>,
-    /// How a thread without a CPU id is registered; `None` if only the C library does that.
+    /// Registers a thread that has no CPU id; `None` if only the C library registers threads.
     own_areas: Option<OwnAreas>,
     recorder: Option<&'static dyn Recorder>,
     /// The CPUs that the process was allowed when it was probed.
     allowed: CpuSet,
     clock: Clock,
-    /// Address of the control block of neap's thread; 0 without one.
+    /// Holds the address of the control block of neap's thread, or 0. See `with_own_thread`.
+    /// `None`: every thread may make any system call.
     own_thread: Option<&'static AtomicUsize>,
 }
 
@@ -364,8 +365,9 @@ impl Linux {
         self
     }
 
-    /// Limits this process's calls to harmless system calls. `own_thread` holds the [control
-    /// block](neap_os::thread::pointer) of the thread that may make others, or 0.
+    /// Limits threads to system calls that sandboxes usually allow. `own_thread` holds the [control
+    /// block](neap_os::thread::pointer) of neap's thread, or 0. Only that thread scatters releases,
+    /// yields, and fences in calls that allocate or free.
     pub fn with_own_thread(self, own_thread: &'static AtomicUsize) -> Linux {
         Linux { own_thread: Some(own_thread), ..self }
     }
@@ -426,7 +428,8 @@ impl Platform for Linux {
             // A machine with a small or crowded address space: a gap that the kernel selects.
             8..24 => {
                 let span = span >> (attempt - 8);
-                // The kernel's own choice varies in few bits where addresses are short.
+                // Where addresses are short, the kernel's own choice has few random bits. A random
+                // offset adds more.
                 let room = (span / 8).clamp(LEAST, 1 << 34);
                 let gap = memory::reserve(span + room).ok()?;
                 // SAFETY: `reserve` returned this range just now, and no code has accessed it.
@@ -538,7 +541,7 @@ impl Platform for Linux {
 
     fn is_isolated_cpu_in_use(&self) -> bool {
         let isolated = &self.topology.isolated;
-        // Without an answer from the kernel, assume so.
+        // If the kernel does not answer, assume that such a CPU is in use.
         isolated.count() > 0 && neap_os::thread::any_on(isolated) != Some(false)
     }
 
@@ -626,7 +629,7 @@ impl Platform for Linux {
     }
 
     fn room(&self) -> Option<Room> {
-        // Its buffers of 36 KiB would be too large for a frame.
+        // A sensor has buffers of 36 KiB, which are too large for a stack frame.
         static FRESH: Sensor = Sensor::new(Subject::Own);
         let length = size_of::<Sensor>().next_multiple_of(self.page_size);
         let address = memory::map(length).ok()?;
@@ -647,7 +650,8 @@ impl Platform for Linux {
         if self.may_call() {
             neap_os::thread::yield_now();
         } else {
-            // By the futex, which sandboxes allow, for the shortest time that the kernel supports.
+            // Sleeps by the futex call, which sandboxes allow, for the shortest time that the
+            // kernel supports.
             neap_os::thread::sleep(1);
         }
     }
@@ -661,7 +665,7 @@ impl Platform for Linux {
 mod tests {
     use super::*;
 
-    /// Number of bits in which a thousand arenas' bases differ, in multiples of a chunk of 4 MiB.
+    /// Number of bits in which a thousand arenas' bases differ, counted in chunks of 4 MiB.
     fn differing_bits(attempt: u32, span: usize) -> u32 {
         let machine = Linux::probe();
         let bases = (0..1000)

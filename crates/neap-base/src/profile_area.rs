@@ -8,10 +8,10 @@
 //! | 0 | [`HEADER_BYTES`] | [`AreaHeader`] |
 //! | [`SLOTS_AT`] | [`SLOT_COUNT`] times 64 | [`Slot`]s: the samples that are live |
 //! | [`RING_AT`] | [`RING_BYTES`] | records: the last samples and frees, with stacks |
-//! | [`CELLS_AT`] | [`CELL_COUNT`] times [`CELL_BYTES`] | stacks of live samples of before |
+//! | [`CELLS_AT`] | [`CELL_COUNT`] times [`CELL_BYTES`] | kept stacks of live samples, see below |
 //!
-//! A file that is shorter has no area. The process that is sampled writes, and never reads what it
-//! relies on, since other processes of its user may write there too.
+//! A file that is shorter has no area. The sampled process writes the area, and relies on nothing
+//! that it reads there, since other processes of its user may write to the area, too.
 //!
 //! # Ring
 //! [`AreaHeader::head`] counts the bytes ever written to the ring. The byte `n` lies at `n %`
@@ -20,7 +20,7 @@
 //! at every block. A reader compares `head` before and after it reads: what lies more than
 //! [`RING_BYTES`] minus [`BLOCK_BYTES`] behind `head` may be overwritten meanwhile.
 //!
-//! The number of a sample, from 1 on, tells a reader that lost records how many.
+//! Samples are numbered from 1 on. From the numbers, a reader learns how many records it lost.
 //!
 //! # Kept stacks
 //! Before a reader may find the record of a live sample overwritten, the process packs the stack of
@@ -62,7 +62,7 @@ pub const SLOT_COUNT: usize = 1 << 17;
 pub const RING_AT: usize = SLOTS_AT + SLOT_COUNT * size_of::<Slot>();
 /// Bytes of the ring.
 pub const RING_BYTES: usize = 16 << 20;
-/// Multiples of this are never inside a record.
+/// No record of the ring crosses a multiple of this.
 pub const BLOCK_BYTES: usize = 128 << 10;
 /// The most bytes of a stack in a record.
 pub const MOST_STACK: usize = 32 << 10;
@@ -159,11 +159,11 @@ pub struct AllocRecord {
     pub thread: u32,
     /// Bytes of the stack, a multiple of 8; 0: it could not be read.
     pub stack_bytes: u32,
-    /// Address of an instruction in neap, to which the next two belong.
+    /// Address of an instruction in neap, at which the next two registers were read.
     pub instruction: u64,
-    /// The stack pointer there.
+    /// The stack pointer at `instruction`.
     pub stack_pointer: u64,
-    /// The frame pointer register there.
+    /// The frame pointer register at `instruction`.
     pub frame_pointer: u64,
 }
 

@@ -8,7 +8,7 @@
 //!
 //! | line | content |
 //! |---|---|
-//! | `pid N` | the process, as it knows itself |
+//! | `pid N` | id of the process in its own PID namespace |
 //! | `name TEXT` | name of the process |
 //! | `why TEXT` | `refused`, or `imminent` |
 //! | `time N` | seconds since 1970 |
@@ -19,11 +19,11 @@
 //! | `group N TEXT` | id and path of a memory group that has samples |
 //! | `left_out N` | count of lines that found no room |
 //!
-//! The area has the samples that are live. Its ring begins at its first byte and has no frees. The
-//! text is written last, so a file without it is not complete.
+//! The area has the samples that are live. Its ring is filled from its first byte on, and has no
+//! records of frees. The text is written last, so a file without it is not complete.
 //!
-//! A copy of a stack may hold secrets. In the file, each word of it that is not an address of code,
-//! or of the copied bytes themselves, is zero. These words are all that an unwinder needs.
+//! A copy of a stack may hold secrets. An unwinder needs only addresses of code and addresses in
+//! the copied bytes themselves. In the file, every other word of the copy is zero.
 
 /// The first line, with its end.
 pub const FIRST_LINE: &str = "neap heap profile 1\n";

@@ -43,7 +43,8 @@ use core::ptr::{NonNull, null_mut, with_exposed_provenance};
 use core::sync::atomic::compiler_fence;
 use crossbeam_utils::CachePadded;
 
-/// Index of the first of two words, by phase: of the counts of entries, and of those of exits.
+/// Indexes in [`Words`]. `ENTERED + phase` is the count of a phase's entries, `LEFT + phase` that
+/// of its exits.
 const ENTERED: usize = 0;
 const LEFT: usize = 2;
 
@@ -56,7 +57,8 @@ type Record = CachePadded<[core::sync::atomic::AtomicUsize; 4]>;
 /// Lanes for readers without sequences, selected by thread.
 const LANES: usize = 8;
 
-/// Attempts of a sequence before a reader counts in a lane: a debugger interrupts every attempt.
+/// Attempts of a sequence before a reader counts in a lane. The number is bounded, since a debugger
+/// that single-steps aborts every attempt.
 const ATTEMPTS: usize = 3;
 
 /// Value of [`Turn::seen`] after both phases were seen without readers.
@@ -141,7 +143,8 @@ pub struct Mark(usize);
 pub struct Rcu<C = ()> {
     front: CachePadded<Front>,
     deferred: AtomicPtr<RcuHead<C>>,
-    /// Grace periods that began, including the current one; then those that are complete.
+    /// Number of grace periods that began, including the current one. `completed` counts those that
+    /// ended.
     started: AtomicUsize,
     completed: AtomicUsize,
     /// Readers by phase that entered in a parent process and will never leave.
@@ -178,14 +181,15 @@ impl<C> Rcu<C> {
     }
 
     /// Lets readers count by restartable sequences if the platform has them. Maps 136 bytes for
-    /// each CPU, in whole pages. Readers may be active. A function that frees must not call this.
-    /// Further calls do nothing.
+    /// each CPU, in whole pages. Readers may be active. A [`Run`] function must not call this,
+    /// since its thread holds the turn. Further calls do nothing.
     ///
     /// # Errors
     /// The mapping's error, at a limit. Readers continue without sequences.
     pub fn open<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
-        // Readers begin to use sequences while this thread holds the turn. A period that is fenced
-        // already needs no later reader, and a later fence includes sequences.
+        // Readers begin to use sequences while this thread holds the turn. A grace period whose
+        // fence is done does not depend on readers that enter later. A later fence includes
+        // sequences.
         let _turn = self.turn.lock();
         let Some(sequences) = platform.rseq_offset() else { return Ok(()) };
         if self.front.sequences.load(Ordering::Relaxed) != 0 {
@@ -312,8 +316,7 @@ impl<C> Rcu<C> {
     }
 
     /// Waits until all current readers have left and all objects deferred until now are freed, by
-    /// any thread. Readers and functions that free must not call this: they would wait for
-    /// themselves.
+    /// any thread. A reader or a [`Run`] function must not call this: it would wait for itself.
     ///
     /// # Errors
     /// The fence's error.
@@ -444,7 +447,8 @@ impl<C> Rcu<C> {
             let inside = loop {
                 let left = self.sum(LEFT + phase);
                 let inside = self.sum(ENTERED + phase).wrapping_sub(left);
-                // Otherwise a signal handler entered and left in between.
+                // If the sums of exits differ, a signal handler has entered and left in between:
+                // count again.
                 if self.sum(LEFT + phase) == left {
                     break inside;
                 }
@@ -485,7 +489,7 @@ impl<C> Drop for Reading<'_, C> {
         // SeqCst for the compiler only, pairs with the Acquire in `sum`: the section's accesses
         // come before the count, which is a release store.
         compiler_fence(Ordering::SeqCst);
-        // A reader from before a fork is subtracted already.
+        // If the numbers of forks differ, `forget_others` has subtracted this reader already.
         if self.rcu.front.now.load(Ordering::Relaxed) ^ self.now <= 1 {
             self.rcu.count(LEFT + (self.now & 1));
         }

@@ -35,7 +35,8 @@ mod imp {
         true
     }
 
-    /// Word of the gate that this thread is inside: no thread of a model forks inside.
+    /// Word of the gate that this thread is inside. Returns 0, since no thread of a model forks
+    /// inside.
     pub fn inside() -> usize {
         0
     }
@@ -70,8 +71,8 @@ mod imp {
         }
     }
 
-    /// Sleeps as [`wait`] does, without a deadline. So wake-ups that a deadline would hide are
-    /// found.
+    /// Sleeps as [`wait`] does, and ignores the deadline, since a deadline would hide lost
+    /// wake-ups.
     pub fn wait_for(word: &AtomicU32, expected: u32, _nanoseconds: u64) {
         wait(word, expected);
     }
@@ -175,7 +176,7 @@ mod imp {
     }
 
     /// Iterations before a sleep, about 20 us. A mutex is held for one batch of pages or objects,
-    /// some microseconds. A sleep would interrupt the CPU of the thread that is woken.
+    /// some microseconds. Waking a sleeping thread would interrupt the CPU of that thread.
     pub const SPINS: u32 = 1000;
 }
 

@@ -7,8 +7,8 @@
  * become free when an owner ends. Free pages are released within a second, except for a reserve.
  *
  * Memory groups form a tree and count the memory of each part of a program. Their limits can change
- * at any time. Memory of any kind can be charged by hand, and allocations of threads by neap's
- * malloc.
+ * at any time. A program can charge memory of any kind by hand. neap's malloc charges the
+ * allocations of threads that have entered a group.
  *
  * Conventions, unless a function says otherwise:
  *
@@ -101,8 +101,8 @@ const char *neap_error_text(int error);
 /* ---- Owners and allocations ---- */
 
 /*
- * An owner of data that lies together. 0 is NEAP_NO_OWNER: data without an owner, which shares cache
- * lines.
+ * An owner of per-CPU data, which neap places together. 0 is NEAP_NO_OWNER: data without an owner,
+ * which shares cache lines with other such data.
  */
 typedef uint64_t neap_owner;
 #define NEAP_NO_OWNER UINT64_C(0)
@@ -133,9 +133,9 @@ typedef uint64_t neap_percpu;
 int neap_owner_open(neap_owner *owner);
 
 /*
- * Ends an owner and frees all of its data. No thread uses the data any more, or allocates for the
- * owner meanwhile. Counters, references and histograms of the owner are gone, and must not be
- * destroyed. Stores the freed bytes of all copies in `bytes`, which may be NULL. NEAP_E_OWNER;
+ * Ends an owner and frees all of its data. No thread may use the data any more, or allocate for the
+ * owner during the call. The owner's counters, references and histograms end as well, and must not
+ * be destroyed. Stores the freed bytes of all copies in `bytes`, which may be NULL. NEAP_E_OWNER;
  * NEAP_E_ARGUMENT for NEAP_NO_OWNER, which never ends.
  */
 int neap_owner_close(neap_owner owner, size_t *bytes);
@@ -194,8 +194,8 @@ typedef struct neap_counter {
 } neap_counter;
 
 /*
- * Initialises a counter to 0. `batch` is the largest part of a CPU that the approximate value may
- * lack, 1 to 2^61, rounded down to a power of two. Errors of neap_percpu_alloc.
+ * Initialises a counter to 0. The approximate value may lack up to `batch` of what was added on
+ * each CPU. `batch` is 1 to 2^61, rounded down to a power of two. Errors of neap_percpu_alloc.
  */
 int neap_counter_init(neap_counter *counter, neap_owner owner, int64_t batch, int64_t wait_ns);
 
@@ -209,14 +209,14 @@ int neap_counter_destroy(neap_counter *counter);
 void neap_counter_add(neap_counter *counter, int64_t value);
 
 /*
- * The approximate value, by one load. Off by about one batch for each CPU, and by additions made
- * while other threads read. Signal-safe.
+ * The approximate value, by one load. It is off by at most about one batch for each CPU, and by
+ * additions made while other threads read. Signal-safe.
  */
 int64_t neap_counter_approximate(const neap_counter *counter);
 
 /*
- * The exact value. Contains every addition that has returned; may contain others. Reads all CPUs'
- * parts.
+ * The exact value. It contains every addition that has returned, and may contain additions in
+ * progress. The call reads the parts of all CPUs.
  */
 int64_t neap_counter_exact(const neap_counter *counter);
 
@@ -245,30 +245,34 @@ int neap_ref_init(neap_ref *ref, neap_owner owner, neap_ref_release release, voi
 /* Frees a reference, dead or not, and zeroes it. NEAP_E_ARGUMENT. */
 int neap_ref_destroy(neap_ref *ref);
 
-/* Takes a reference. The caller has one already, or knows that it was not killed. Signal-safe. */
+/*
+ * Takes a reference. The caller has one already, or knows that the count was not killed.
+ * Signal-safe.
+ */
 void neap_ref_get(neap_ref *ref);
 
-/* Takes a reference unless it was killed; returns whether it did. Signal-safe. */
+/* Takes a reference unless the count was killed; returns whether it took one. Signal-safe. */
 bool neap_ref_try_get(neap_ref *ref);
 
 /*
- * Puts a reference. Returns whether it was the last of a killed one, after `release` has returned.
- * Signal-safe if `release` is.
+ * Puts a reference. Returns whether it was the last reference of a killed count, after `release`
+ * has returned. Signal-safe if `release` is.
  */
 bool neap_ref_put(neap_ref *ref);
 
 /*
- * Kills a reference, and puts the one that it was initialised with. From then on neap_ref_try_get
- * fails, and the last neap_ref_put is detected. Returns 1, or 0 if it was killed before or another
- * thread is killing it (neap_ref_is_dead tells when that is done). Interrupts once the CPUs that
- * run the process, except isolated ones. NEAP_E_ARGUMENT; NEAP_E_FENCE: the reference lives on.
+ * Kills a count, and puts the reference that it was initialised with. From then on neap_ref_try_get
+ * fails, and the last neap_ref_put is detected. Returns 1; or 0 if the count was killed before, or
+ * another thread is killing it (neap_ref_is_dead tells when that is done). Interrupts once the CPUs
+ * that run the process, except isolated ones. NEAP_E_ARGUMENT; NEAP_E_FENCE: the count was not
+ * killed.
  */
 int neap_ref_kill(neap_ref *ref);
 
 /*
  * Kills `count` different references with one interrupt for all; returns how many were killed. NULL
- * entries are skipped. If the `release` of one calls this function, none of its references is in
- * the outer list.
+ * entries are skipped. If a `release` callback calls this function in turn, its list must have no
+ * reference of the outer call's list.
  */
 int neap_ref_kill_all(neap_ref *const *refs, size_t count);
 
@@ -302,8 +306,8 @@ uint64_t neap_histogram_count(const neap_histogram *histogram);
 
 /*
  * Stores a quantile in `value`: the smallest value of the bucket in which `millionths` of all
- * values are reached (500000: the median). At most an eighth too small. Returns false if there are
- * no values. Signal-safe.
+ * values are reached (500000: the median). It is at most an eighth too small. Returns false if
+ * there are no values. Signal-safe.
  */
 bool neap_histogram_quantile(const neap_histogram *histogram, uint32_t millionths, uint64_t *value);
 
@@ -343,9 +347,9 @@ int neap_group_find(const char *path, neap_group *group);
 int neap_group_find_or_create(const char *path, neap_group *group);
 
 /*
- * Deletes a group without groups below it. At once its charges are its parent's, which later
- * uncharges go to as well, and its path is free. NEAP_E_CHILDREN, NEAP_E_GROUP; NEAP_E_ARGUMENT for
- * the root.
+ * Deletes a group without groups below it. From then on its charges are its parent's, later
+ * uncharges reduce the parent's charge, and its path is free. NEAP_E_CHILDREN, NEAP_E_GROUP;
+ * NEAP_E_ARGUMENT for the root.
  */
 int neap_group_delete(neap_group group);
 
@@ -360,7 +364,7 @@ int neap_group_reset_peak(neap_group group);
 
 /*
  * Returns the group that has its charges and list items: itself, or the next group above that
- * exists once it is deleted. 0 once no charge is left that was made to a deleted group.
+ * exists once it is deleted. Returns 0 for a deleted group once none of its charges is left.
  */
 neap_group neap_group_heir(neap_group group);
 
@@ -388,18 +392,18 @@ enum neap_bound {
 
 /*
  * Sets a bound of enum neap_bound, and stores its previous value in `before`, which may be NULL.
- * Takes effect at once, and does not wait. A group that exceeds its new `max` keeps its memory, and
- * may reuse memory that it frees, but gets no more until there is room. NEAP_E_GROUP;
- * NEAP_E_ARGUMENT for other bounds.
+ * The bound takes effect at once; the call does not wait. A group that exceeds its new `max` keeps
+ * its memory, and may reuse memory that it frees, but gets no more until there is room.
+ * NEAP_E_GROUP; NEAP_E_ARGUMENT for other bounds.
  */
 int neap_group_set(neap_group group, int bound, uint64_t bytes, uint64_t *before);
 
 /*
  * Stores the bytes that a group and those below it use. This is the charge minus two parts: stocks
  * of CPUs, and freed blocks of up to 32 KiB that neap's caches keep. Stocks are up to 256 KiB for
- * each group and CPU, and 2 MiB for all groups on a CPU. Exact while no thread charges, allocates
- * or frees. Examines the caches of all groups, which takes some nanoseconds for each entry.
- * NEAP_E_GROUP.
+ * each group and CPU, and 2 MiB for all groups on a CPU. The number is exact while no thread
+ * charges, allocates or frees. The call examines the caches of all groups, which takes some
+ * nanoseconds for each entry. NEAP_E_GROUP.
  */
 int neap_group_used(neap_group group, uint64_t *bytes);
 
@@ -427,9 +431,9 @@ typedef struct neap_group_info {
     uint64_t percpu_bytes;
     uint64_t by_hand_bytes;
     /*
-     * Numbers of events of it and of groups below: memory was reclaimed below `low`; a thread was
-     * throttled above `high`; memory was reclaimed at `max`; a charge was refused; a charge
-     * exceeded `max`; a bound was changed.
+     * Numbers of events of the group and of those below it: memory was reclaimed below `low`; a
+     * thread was throttled above `high`; memory was reclaimed at `max`; a charge was refused; a
+     * charge exceeded `max`; a bound was changed.
      */
     uint64_t low_events;
     uint64_t high_events;
@@ -440,8 +444,8 @@ typedef struct neap_group_info {
     /* Number of groups directly below it. */
     uint64_t children;
     /*
-     * Numbers of reclaims of it and of groups below, by result: there was enough; less than two
-     * fifths of the examined objects were freed; nearly none was.
+     * Numbers of reclaims of the group and of those below it, by result: enough objects were freed;
+     * less than two fifths of the examined objects were freed; nearly none was freed.
      */
     uint64_t pressure_low_events;
     uint64_t pressure_medium_events;
@@ -524,28 +528,28 @@ typedef struct neap_entered {
 } neap_entered;
 
 /*
- * Enters a group: this thread's allocations by malloc, C++'s new and the like are charged to it.
- * They are uncharged when any thread frees them; blocks of up to 32 KiB when neap's caches give
- * them up, which they do before a limit refuses a charge. These charges may exceed a limit, which
- * is counted. With NEAP=refuse:on malloc returns NULL instead. Requires neap's malloc, preloaded;
- * other mallocs are not charged. From the first call on, every thread's malloc checks whether its
- * thread is in a group, which takes a nanosecond. NEAP_E_GROUP, NEAP_E_MEMORY.
+ * Enters a group: this thread's allocations by malloc, C++'s new and the like are charged to it. A
+ * block above 32 KiB is uncharged when any thread frees it. A smaller block stays charged until
+ * neap's caches give it up, which they do before a limit refuses a charge. These charges may exceed
+ * a limit, which is counted. With NEAP=refuse:on malloc returns NULL instead. Requires neap's
+ * malloc, preloaded; other mallocs are not charged. From the first call on, every thread's malloc
+ * checks whether its thread is in a group, which takes a nanosecond. NEAP_E_GROUP, NEAP_E_MEMORY.
  */
 int neap_group_enter(neap_entered *entered, neap_group group);
 
 /*
- * Leaves a group, by the thread that entered it, in any order. The thread is then in the group that
- * it entered last of those that it did not leave, or in none. Zeroes `entered`. NEAP_E_ARGUMENT if
- * it was left already.
+ * Leaves a group. The thread that entered it calls this, for its groups in any order. The thread is
+ * then in the group that it entered last of those that it did not leave, or in none. Zeroes
+ * `entered`. NEAP_E_ARGUMENT if it was left already.
  */
 int neap_group_leave(neap_entered *entered);
 
 /*
  * Creates an owner of per-CPU data that is charged to a group. Allocations of the owner, with all
- * copies and with its counters, references and histograms, are charged until they are freed. They
- * return NEAP_E_CHARGE at a limit, or if the group is gone; the owner's data is then charged to the
- * heir. With NEAP_NEVER they make no room at a limit, and do not use the stocks of other CPUs, up
- * to 256 KiB each. May wait. NEAP_E_GROUP, NEAP_E_FULL.
+ * copies and with its counters, references and histograms, are charged until they are freed. An
+ * allocation returns NEAP_E_CHARGE at a limit, or if the group is gone; the owner's data is then
+ * charged to the heir. With NEAP_NEVER an allocation makes no room at a limit, and does not use the
+ * stocks of other CPUs, which have up to 256 KiB each. May wait. NEAP_E_GROUP, NEAP_E_FULL.
  */
 int neap_owner_open_in(neap_group group, neap_owner *owner);
 
@@ -581,14 +585,19 @@ typedef struct neap_refusal {
     uint64_t reserved[5];
 } neap_refusal;
 
-/* Why a charge was refused: a limit was reached, and reclaim brought too little; a limit was reached
- * until the time was over; or more was asked for than the limit, so waiting is in vain. */
+/*
+ * Why a charge was refused.
+ *
+ * - NEAP_AT_LIMIT: a limit was reached, and reclaim freed too little.
+ * - NEAP_AT_DEADLINE: there was too little room below a limit until the wait time was over.
+ * - NEAP_TOO_LARGE: the charge is larger than a limit, so the caller need not wait.
+ */
 #define NEAP_AT_LIMIT 0u
 #define NEAP_AT_DEADLINE 1u
 #define NEAP_TOO_LARGE 2u
 
 /*
- * What happens to a charge beyond a limit, once shrinkers have freed what they can.
+ * What happens to a charge beyond a limit, after shrinkers have freed what they can.
  *
  * - NEAP_REFUSE: it is refused.
  * - NEAP_OVERCHARGE: it is granted and counted, for callers that must not fail.
@@ -601,17 +610,17 @@ typedef struct neap_refusal {
 
 /*
  * Charges a group and all above it, and stores the charge in `charge`, over any contents. While the
- * CPU has a stock this takes no lock, and no locked instruction if the machine permits. Above a
- * `high` it waits, up to two seconds. NEAP_E_CHARGE, with the limit in `refusal`, which may be
- * NULL; NEAP_E_GROUP; NEAP_E_ARGUMENT for other flags.
+ * CPU has a stock, the call takes no lock, and no locked instruction if the machine permits. Above
+ * a `high` the call waits, up to two seconds. NEAP_E_CHARGE, with the limit in `refusal`, which may
+ * be NULL; NEAP_E_GROUP; NEAP_E_ARGUMENT for other flags.
  */
 int neap_group_charge(neap_charge *charge, neap_group group, uint64_t bytes, unsigned flags, neap_refusal *refusal);
 
 /*
- * Charges a group and all above it. At a limit it waits for room, up to `wait_ns` nanoseconds or
- * NEAP_FOREVER. The oldest waiter is admitted first; a small charge may pass now and then. A charge
- * larger than a limit is refused at once. The caller holds nothing that other threads need to make
- * room. Errors of neap_group_charge.
+ * Charges a group and all above it. At a limit the call waits for room, up to `wait_ns` nanoseconds
+ * or NEAP_FOREVER. The oldest waiter is admitted first; a small charge may now and then be admitted
+ * before it. A charge larger than a limit is refused at once. The caller holds nothing that other
+ * threads need to make room. Errors of neap_group_charge.
  */
 int neap_group_charge_wait(neap_charge *charge, neap_group group, uint64_t bytes, int64_t wait_ns, neap_refusal *refusal);
 
@@ -683,9 +692,9 @@ typedef void (*neap_told)(void *argument, neap_group group, int event, uint64_t 
 int neap_group_subscribe(neap_listener *listener, neap_group group, unsigned events, neap_told told, void *argument);
 
 /*
- * Subscribes an eventfd, which 1 is added to for each call, for poll() and the like.
- * neap_group_info_get tells which event it was. The eventfd has EFD_NONBLOCK, and stays open until
- * neap_group_unsubscribe. NEAP_E_EVENTFD, and errors of neap_group_subscribe.
+ * Subscribes an eventfd, for poll() and the like. neap adds 1 to it where it would call a function.
+ * The numbers of neap_group_info_get show which event happened. The eventfd must have EFD_NONBLOCK,
+ * and stay open until neap_group_unsubscribe. NEAP_E_EVENTFD, and errors of neap_group_subscribe.
  */
 int neap_group_subscribe_fd(neap_listener *listener, neap_group group, unsigned events, int eventfd);
 
@@ -719,7 +728,10 @@ typedef struct neap_headroom {
     uint64_t wall_ms;
     /* Number of times that the limit changed, or another became the nearest. */
     uint64_t limit_changes;
-    /* An enum neap_pressure. It changes back at a wider mark, so it is steady near a mark. */
+    /*
+     * An enum neap_pressure. A level begins at one mark and ends at a wider one, so it does not
+     * change each time that the room moves around a mark.
+     */
     uint32_t pressure;
     uint32_t reserved;
 } neap_headroom;
@@ -741,16 +753,16 @@ int neap_headroom_get(neap_headroom *headroom, size_t size);
  * A shrinker: a cache's two functions. One returns the number of objects, the other frees some of
  * them.
  *
- * They are called when the group that pays for the cache, or one above it, is at its limit; when
- * the process is at its own; and by neap_reclaim. In malloc and neap_group_charge, neap's own
+ * neap calls them when the group that pays for the cache, or one above it, is at its limit; when
+ * the process is at its own limit; and in neap_reclaim. In malloc and neap_group_charge, neap's own
  * threads call them, since the caller may hold a lock that they take. The caller waits at most 200
  * ms for each request. These threads are created with the first shrinker.
  *
- * A shrinker is not called while one of its callbacks has run for more than 100 ms. It is not
- * called for a second, and twice as long each further time, in three cases: a callback used a CPU
- * for that long; it waited for that long three times in a row; or it returned a number that cannot
- * be true. A charge in a callback may exceed a limit by an eighth, and is not throttled above a
- * `high`.
+ * A shrinker is not called while one of its callbacks has run for more than 100 ms. In three cases
+ * it is not called for a second, and for twice as long each further time: a callback used more than
+ * 100 ms of CPU time; callbacks took more than 100 ms three times in a row, even without CPU time;
+ * or a callback returned a number that cannot be true. A charge in a callback may exceed a limit by
+ * an eighth, and is not throttled above a `high`.
  */
 typedef uint64_t neap_shrinker;
 
@@ -760,35 +772,35 @@ typedef struct neap_asked {
     neap_group group;
     uint32_t node;
     /*
-     * Set by a scan that frees nothing and cannot tell whether it was busy or examined objects. 0
-     * before.
+     * 0 at first. A scan sets it if it frees nothing and cannot tell whether it was busy or
+     * examined objects.
      */
     uint32_t unsure;
     /* Number of objects to examine; 0 for a count. */
     uint64_t to_scan;
     /* Number of objects examined. `to_scan`, unless the callback changes it. */
     uint64_t scanned;
-    /* Bytes freed, if the callback says so. Not needed for memory that is charged to groups. */
+    /* Bytes freed, which the callback may set. Not needed for memory that is charged to groups. */
     uint64_t freed_bytes;
     /* Bytes that are still needed; UINT64_MAX: all that there are. */
     uint64_t need;
     /* When the caller gives up, in nanoseconds of CLOCK_MONOTONIC; UINT64_MAX: it does not. */
     uint64_t deadline;
-    /* How hard memory is to get: from 12 down to 0, where all is asked for. */
+    /* How hard memory is to get: from 12 down to 0, where neap asks for all objects. */
     uint32_t priority;
     /* 0. */
     uint32_t reserved;
 } neap_asked;
 
 /*
- * Returns the approximate number of objects at once; 0: none for now; NEAP_EMPTY: none until
- * neap_shrinker_mark; NEAP_STOP: it cannot count, because a lock is held.
+ * Returns the approximate number of objects, without waiting. 0: there is none for now. NEAP_EMPTY:
+ * there is none until neap_shrinker_mark. NEAP_STOP: it cannot count, because a lock is held.
  */
 typedef uint64_t (*neap_count_fn)(void *data, const neap_asked *asked);
 /*
- * Frees up to `to_scan` objects, and returns how many it freed; NEAP_STOP: it cannot, because a
- * lock is held; NEAP_EMPTY: there is nothing until neap_shrinker_mark; NEAP_DONE: it looked at all
- * of them, frees none, and is not to be called again in this visit.
+ * Frees up to `to_scan` objects, and returns how many it freed. NEAP_STOP: it cannot free any,
+ * because a lock is held. NEAP_EMPTY: there is none until neap_shrinker_mark. NEAP_DONE: it
+ * examined all objects and frees none; neap does not call it again in this visit.
  */
 typedef uint64_t (*neap_scan_fn)(void *data, neap_asked *asked);
 /* Called once, after the last call of the other functions: `data` can be freed. */
@@ -818,8 +830,8 @@ typedef struct neap_shrinker_spec {
     /* Argument of these functions. Any thread may call them, and several at a time. */
     void *data;
     /*
-     * The group that pays for the cached objects, or whose heir does: the only one that the
-     * shrinker is called for, unless NEAP_BY_GROUP. 0: none, or several.
+     * The group that pays for the cached objects, or whose heir does. Without NEAP_BY_GROUP the
+     * shrinker is called for this group only. 0: no group pays, or several do.
      */
     neap_group group;
     /* Objects for each scan; 0: 128. Choose few if they are large. */
@@ -832,7 +844,7 @@ typedef struct neap_shrinker_spec {
 
 /*
  * Registers a shrinker. `size` is the size of `spec`, sizeof(neap_shrinker_spec). NEAP_E_ARGUMENT,
- * NEAP_E_NAME, NEAP_E_GROUP, NEAP_E_FULL, NEAP_E_MEMORY; `gone` is not called then.
+ * NEAP_E_NAME, NEAP_E_GROUP, NEAP_E_FULL, NEAP_E_MEMORY. After an error `gone` is not called.
  */
 int neap_shrinker_register(neap_shrinker *shrinker, const neap_shrinker_spec *spec, size_t size);
 
@@ -840,7 +852,8 @@ int neap_shrinker_register(neap_shrinker *shrinker, const neap_shrinker_spec *sp
  * Ends a shrinker, from any thread, even in a callback: no call of it begins from now on. Waits for
  * the shrinker's running calls only. Returns 0; or 1 in a callback of the shrinker, which does not
  * wait: `gone` is called when the running calls have ended. The caller holds nothing that the
- * callbacks take. NEAP_E_SHRINKER, also for neap's own; NEAP_E_FENCE: the shrinker goes on.
+ * callbacks take. NEAP_E_SHRINKER, also for neap's own shrinkers; NEAP_E_FENCE: the shrinker stays
+ * registered.
  */
 int neap_shrinker_unregister(neap_shrinker shrinker);
 
@@ -927,21 +940,22 @@ int neap_list_add(const neap_list *list, neap_group group, unsigned node, neap_i
 int neap_list_add_by_memory(const neap_list *list, neap_item *item);
 
 /*
- * Removes an item, whichever group it belongs to by now; returns whether this call did. If not, it
- * is on no list, on another, or a walk has removed it, whose `dispose` gets it. Only the caller
- * that got the item, here or in `dispose`, may free it.
+ * Removes an item, whichever group it belongs to by now; returns whether this call did. If not, the
+ * item is on no list or on another, or a walk has removed it and passes it to `dispose`. Only the
+ * caller that got the item, here or in `dispose`, may free it.
  */
 bool neap_list_del(const neap_list *list, neap_item *item);
 
 /*
  * Makes an item that was used the newest of the group that has it now, on its node. Returns whether
- * it did: not if the item is on no list, or on another, or a walk has taken it off. The item exists.
+ * it did so. It does not if the item is on no list, or on another, or a walk has taken it off. The
+ * item must not have been freed.
  */
 bool neap_list_touch(const neap_list *list, neap_item *item);
 
 /*
- * Number of items of a group, without those below it, on a node at this moment; 0 if the group is
- * gone. Takes no lock.
+ * Number of items of a group on a node at this moment, without those of groups below it; 0 if the
+ * group is gone. Takes no lock.
  */
 size_t neap_list_count(const neap_list *list, neap_group group, unsigned node);
 
@@ -970,9 +984,9 @@ typedef struct neap_walked {
 } neap_walked;
 
 /*
- * Walks items of a group, without those below it, on a node: asks `isolate` about up to `most`
- * items, or 65536 if not all are removed. The walk is oldest first, and visits each once except for
- * retries.
+ * Walks the items of a group on a node, without those of groups below it. Passes up to `most` items
+ * to `isolate`, the oldest first; at most 65536, unless all of them are removed. The walk visits
+ * each item once, except for retries.
  *
  * - `isolate` runs under the items' lock, which fork waits for. It calls no function of neap,
  *   allocates and frees nothing, and only tries its own locks.
@@ -1005,7 +1019,7 @@ typedef struct neap_usage {
     uint64_t populated_bytes;
     uint64_t empty_bytes;
     uint64_t reserve_bytes;
-    /* Numbers of allocations, and of owners without NEAP_NO_OWNER. */
+    /* Numbers of allocations, and of owners, not counting NEAP_NO_OWNER. */
     uint64_t allocations;
     uint64_t owners;
 } neap_usage;
@@ -1038,8 +1052,8 @@ typedef struct neap_stats {
      */
     uint64_t resident_bytes;
     /*
-     * Address space from which memory was handed out so far; its part without memory: released, or
-     * never touched.
+     * Address space from which memory was handed out so far; and its part without memory, which was
+     * released or never touched.
      */
     uint64_t mapped_bytes;
     uint64_t retained_bytes;
@@ -1078,9 +1092,9 @@ int neap_stats_get(neap_stats *stats, size_t size);
 
 /*
  * Changes the option `key` of the process to `value`, both as in the variable NEAP: "limit" to
- * "512m". `neap options` lists the options that may change. The effect is at once; a limit below
- * the memory in use takes none of it away, but starts reclaim. NEAP_E_ARGUMENT for an unknown key
- * or value, NEAP_E_FIXED, NEAP_E_MEMORY.
+ * "512m". `neap options` lists the options that may change. The change takes effect at once. A
+ * limit below the memory in use takes none of it away, but starts reclaim. NEAP_E_ARGUMENT for an
+ * unknown key or value, NEAP_E_FIXED, NEAP_E_MEMORY.
  */
 int neap_set(const char *key, const char *value);
 
@@ -1101,18 +1115,22 @@ typedef struct neap_drained {
     uint64_t free_bytes;
     /* Objects that went from stacks and barns to their slabs. */
     uint64_t objects;
-    /* CPUs of the scope, and lists and stacks that were held at each try: they are unchanged. */
+    /*
+     * CPUs of the scope; and lists and stacks that another thread held at each try, which are
+     * unchanged.
+     */
     uint32_t cpus;
     uint32_t skipped;
 } neap_drained;
 
 /*
- * Moves what CPUs cache to the free pages: that of one CPU, by its number from 0, or NEAP_ALL; on
- * one node, or NEAP_ALL. Barns belong to no CPU, and are drained for NEAP_ALL CPUs only. Stops once
- * `until` bytes are free; UINT64_MAX for never. No thread is stopped or waited for: what another
- * thread holds is tried again for some milliseconds. neap's ticks, or neap_release, release the
- * memory to the system. Stores the result in `drained`, which may be NULL; `size` is its size.
- * NEAP_E_ARGUMENT for a CPU or node that does not exist; nothing is drained then.
+ * Moves memory that CPUs cache to the free pages. `cpu` is the number of a CPU, from 0, or
+ * NEAP_ALL; `node` is that of a node, or NEAP_ALL. Barns belong to no CPU, and are drained for
+ * NEAP_ALL CPUs only. The drain ends once `until` bytes are free; with UINT64_MAX it does not end
+ * early. It stops no thread. If another thread holds a list or a stack, it tries again for some
+ * milliseconds. neap's ticks, or neap_release, release the memory to the system. Stores the result
+ * in `drained`, which may be NULL; `size` is its size. NEAP_E_ARGUMENT for a CPU or node that does
+ * not exist; nothing is drained then.
  */
 int neap_drain(uint32_t cpu, uint32_t node, uint64_t until, neap_drained *drained, size_t size);
 

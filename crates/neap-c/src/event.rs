@@ -1,4 +1,4 @@
-//! Events of memory groups for C: listeners that are told by a function or an eventfd.
+//! Events of memory groups for C: a listener is a function or an eventfd.
 //!
 //! C functions over [`Group::subscribe`]. A listener lies in the caller's memory, and stays there
 //! until it has ended. neap's thread reads it there without a lock.
@@ -30,7 +30,7 @@ pub(crate) struct Ear {
     /// Written by the thread that makes the listener, and by the one that ends it. Callbacks read
     /// the other fields.
     heard: UnsafeCell<Option<Heard>>,
-    /// 1 after the maker's last access to the listener.
+    /// 1 after the last access to the listener by the thread that makes it.
     is_made: AtomicU32,
 }
 
@@ -150,13 +150,13 @@ pub(crate) unsafe extern "C" fn neap_group_unsubscribe(listener: *mut Listens) -
     // SAFETY: by the header's contract, `listener` is null, misaligned, or an object that no thread
     // destroys during the call.
     let Some(ear): Option<&Ear> = (unsafe { Object::value(listener) }) else { return Error::Argument as c_int };
-    // Acquire pairs with the Release in `subscribe`. The store is a few instructions away, and no
-    // thread wakes a waiter after it.
+    // Acquire pairs with the Release in `subscribe`. The store follows within a few instructions
+    // and wakes no waiter, so this loop polls.
     while ear.is_made.load(Ordering::Acquire) == 0 {
         futex::wait(&ear.is_made, 0, Some(LOOK), Sharing::Process);
     }
-    // Before the object is destroyed: the drop waits for a callback that runs elsewhere and reads
-    // it.
+    // The subscription ends before the object is destroyed: the drop waits for a callback that runs
+    // on another thread and reads the object.
     // SAFETY: only the thread that ends the listener uses this field, once `is_made` is 1.
     drop(unsafe { (*ear.heard.get()).take() });
     // SAFETY: by the header's contract, `listener` is null, misaligned, or an object that no other

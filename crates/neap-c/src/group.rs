@@ -1,8 +1,8 @@
 //! Memory groups for C: the tree, bounds, information, and entering.
 //!
-//! C functions over [`neap::groups`]. C has numbers, which are checked at each use: the number of a
-//! deleted group is refused. Structures of information grow in later versions, so the caller passes
-//! its size.
+//! C functions over [`neap::groups`]. C programs have the numbers of groups, which each function
+//! checks: it refuses the number of a deleted group. The structure of information grows in later
+//! versions, so the caller passes the size that it knows.
 
 use crate::error::{Error, answer, into, store_known};
 use crate::object::{Kind, Object};

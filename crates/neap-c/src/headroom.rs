@@ -1,4 +1,4 @@
-//! The room in the container for C.
+//! `neap_headroom_get`: the room below the container's limit, for C.
 
 use crate::error::Error;
 use core::ffi::c_int;

@@ -1,6 +1,6 @@
 //! neap for C: the functions that `include/neap.h` declares.
 //!
-//! C functions over the process's [`neap::percpu`], [`neap::groups`], [`neap::lru`] and
+//! The functions call the process's [`neap::percpu`], [`neap::groups`], [`neap::lru`] and
 //! [`neap::reclaim`]. Each function checks its arguments, calls neap, and returns numbers. There is
 //! no state here: objects lie in the caller's memory (`object.rs`). No function unwinds, writes
 //! errno, or allocates memory beyond the request. The header holds the contract of every function.

@@ -1,7 +1,7 @@
 //! LRU lists for C: objects with a link inside, by group and node.
 //!
-//! C functions over [`RawList`]. The functions that a walk calls under the lock of the items are
-//! C's own.
+//! C functions over [`RawList`]. The functions that a walk calls are C functions; it calls
+//! `isolate` under the lock of the items.
 
 use crate::error::{Error, answer};
 use crate::group::group;
@@ -124,9 +124,11 @@ pub(crate) unsafe extern "C" fn neap_list_del(list: *const List, at: *mut Item) 
 /// See the header.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn neap_list_touch(list: *const List, at: *mut Item) -> bool {
-    // SAFETY: the list is null, misaligned, or the caller's object.
+    // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
+    // destroys during the call.
     let list: Option<&Open> = unsafe { Object::value(list) };
-    // SAFETY: the caller keeps the item there.
+    // SAFETY: `item` is neither null nor misaligned. By the header's contract it is an item, which
+    // exists.
     list.zip(item(at)).is_some_and(|(list, item)| unsafe { list.0.touch(item) })
 }
 

@@ -1,7 +1,8 @@
 //! A typed value in C's memory: the opaque structures of the header.
 //!
 //! The first word holds the kind of the value. Zeroed memory and destroyed objects have no value.
-//! No locks: a thread that makes or destroys a value must be the only one that uses it.
+//! This module has no lock. While a thread makes or destroys a value, no other thread may use the
+//! value.
 
 use crate::error::{Error, answer};
 use core::ffi::c_int;

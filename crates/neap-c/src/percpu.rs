@@ -1,6 +1,6 @@
 //! Owners, allocations and their copies for C.
 //!
-//! C functions over [`neap::percpu`]. C has numbers, which are checked at each use.
+//! C functions over [`neap::percpu`]. C programs have numbers, which each function checks.
 
 use crate::error::{Error, answer, into, wait};
 use crate::group::group;

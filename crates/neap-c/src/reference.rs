@@ -1,7 +1,7 @@
 //! Reference counts for C.
 //!
 //! C functions over [`PerCpuRef`], with a callback for the last put. The callback may free the
-//! memory of the reference, so nothing of it is accessed afterwards.
+//! memory of the reference, so this code does not access the reference afterwards.
 
 use crate::error::{Error, answer, wait};
 use crate::object::{Kind, Object};

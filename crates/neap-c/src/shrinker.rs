@@ -1,8 +1,8 @@
-//! Shrinkers and reclaim for C: caches that are asked before a charge is refused.
+//! Shrinkers and reclaim for C: neap calls a cache's callbacks before it refuses a charge.
 //!
 //! C functions over [`neap::reclaim`]. The structure that describes a cache grows in later
-//! versions, so the caller passes its size; missing fields are 0. Callbacks are C's own, and run
-//! without a lock of this crate.
+//! versions, so the caller passes its size; missing fields are 0. The callbacks are C functions,
+//! and run without a lock of this crate.
 
 use crate::error::{Error, answer, into, store_known, time};
 use crate::group::group;
@@ -10,7 +10,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::copy_nonoverlapping;
 use neap::reclaim::{self, CountFn, GoneFn, ScanFn, ShrinkerError, ShrinkerId, Spec, Unregistered};
 
-/// The default of `seeks`; then the value that marks objects without a cost.
+/// The default of `seeks`. `NO_SEEKS` marks objects that cost nothing to recreate.
 const SEEKS: c_uint = 2;
 pub(crate) const NO_SEEKS: c_uint = c_uint::MAX;
 pub(crate) const BY_NODE: c_uint = 1;

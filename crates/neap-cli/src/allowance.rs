@@ -1,8 +1,8 @@
-//! Bytes and time that a look at another process may take, whatever the process answers.
+//! The most bytes and time that a look at another process may take, whatever the process answers.
 //!
-//! Everything that is read from the process and kept is [taken](Allowance::take) from it, and every
-//! wait ends with it. Output is written row by row, so a command with its output stays below
-//! 64 MiB.
+//! Each byte that is read from the process and kept is [taken](Allowance::take) from the allowance.
+//! No wait lasts longer than its time. Output is written row by row, so a command uses less than 64
+//! MiB in all.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -12,7 +12,7 @@ use anyhow::{Result, bail, ensure};
 
 /// Bytes that may be kept of one process.
 pub(crate) const MOST_BYTES: usize = 40 << 20;
-/// Bytes of an allocation besides those that were asked for, at most.
+/// Most bytes that an allocation takes besides the requested bytes.
 pub(crate) const ALLOCATION: usize = 32;
 /// Time of a command, unless the user asks for another.
 pub(crate) const USUAL_TIME: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ impl Allowance {
     /// The bytes or the time are used up.
     pub(crate) fn take(&self, bytes: usize) -> Result<()> {
         let Some(rest) = self.bytes.get().checked_sub(bytes) else {
-            bail!("it has more than {} MiB to tell, which is the most that this command reads", self.most >> 20)
+            bail!("it has more than {} MiB of numbers, the most that this command reads", self.most >> 20)
         };
         self.bytes.set(rest);
         self.ensure_time()
@@ -52,7 +52,7 @@ impl Allowance {
     pub(crate) fn ensure_time(&self) -> Result<()> {
         ensure!(
             !self.is_over(),
-            "it did not tell everything within {} s; --timeout SECONDS allows more",
+            "not all of its numbers were read within {} s; --timeout SECONDS allows more",
             self.seconds()
         );
         Ok(())
@@ -66,7 +66,7 @@ impl Allowance {
         self.end
     }
 
-    /// Seconds at the start.
+    /// Returns the seconds that were allowed at the start.
     pub(crate) fn seconds(&self) -> u64 {
         self.time.as_secs()
     }

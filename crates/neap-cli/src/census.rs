@@ -1,11 +1,11 @@
 //! A look at many processes, within one total of time and bytes.
 //!
 //! # Design
-//! A few threads take the processes one after the other. The next process is one of the user whose
-//! processes took the least time so far, so processes that take long keep those of another user
-//! waiting for as long at most. A thread that is stuck in the kernel with a process, or waits for
-//! its answer, is replaced. A process that a thread is still stuck with is not looked at again.
-//! When the time is over, the rest of the processes is counted as unread.
+//! A few threads take the processes one after the other. The next process is always one of the user
+//! whose processes have taken the least time so far. So processes that take long delay those of
+//! another user by at most the same time. A thread that is stuck in the kernel with a process, or
+//! waits for its answer, is replaced. While a thread is stuck with a process, no other thread looks
+//! at the process. When the time is over, the remaining processes count as unread.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use crate::stat_reader::ProcessStatus;
 /// Threads that look at processes. Each may hold a page of numbers of a process that is not
 /// trusted, so there are few.
 const THREADS: usize = 4;
-/// Threads with those that are stuck.
+/// Most threads, including stuck ones.
 const MOST_THREADS: usize = 64;
 /// Time with one process after which a thread counts as stuck.
 const STUCK: Duration = Duration::from_millis(500);
@@ -37,11 +37,11 @@ const MOST_OF_ONE: usize = 8 << 20;
 /// Why a process was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unread {
-    /// It was named, and has ended or does not run under neap.
+    /// The user has named the process, but it has ended or does not run under neap.
     NotThere,
     NotPermitted,
     NoNumbers,
-    /// It could not be read, or its numbers make no sense.
+    /// The process could not be read, or its numbers make no sense.
     Failed,
     /// The time or the bytes of the command were used up.
     LeftOut,
@@ -131,17 +131,18 @@ impl<T> Survey<T> {
     }
 }
 
-/// The processes that threads are with, and since when. It lives from one census to the next.
+/// The processes that threads look at now, and since when. One value serves all censuses of a
+/// command.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Busy(Arc<Mutex<BTreeMap<i32, Instant>>>);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked has left a whole value.
+    // Every change under the lock is one step, so a thread that panicked has left a valid value.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Busy {
-    /// Begins with a process, unless another thread is with it.
+    /// Marks a process as looked at by this thread. Returns `false` if another thread looks at it.
     fn begin(&self, pid: i32) -> bool {
         let mut busy = lock(&self.0);
         let is_free = !busy.contains_key(&pid);
@@ -155,23 +156,23 @@ impl Busy {
         lock(&self.0).remove(&pid);
     }
 
-    /// Number of threads that have been with a process for long.
+    /// Returns the number of threads that have looked at one process for more than [`STUCK`].
     fn stuck(&self) -> usize {
         lock(&self.0).values().filter(|since| since.elapsed() > STUCK).count()
     }
 }
 
-/// Time that a process counts for until it was looked at.
+/// Time that a process counts for while a thread looks at it.
 const EXPECTED: Duration = Duration::from_millis(100);
 
-/// The processes of a user that are left, and the time that the others took.
+/// The remaining processes of a user, and the time that the user's other processes took.
 #[derive(Debug, Default)]
 struct UserQueue {
     pids: Vec<i32>,
     spent: Duration,
 }
 
-/// The processes that are left, by user.
+/// The remaining processes, by user.
 #[derive(Debug, Default)]
 struct FairQueue(BTreeMap<String, UserQueue>);
 
@@ -180,7 +181,7 @@ impl FairQueue {
         self.0.entry(user).or_default().pids.push(pid);
     }
 
-    /// Takes a process of the user with the least time.
+    /// Removes and returns a process of the user whose processes took the least time.
     fn begin(&mut self) -> Option<(String, i32)> {
         let waiting = self.0.iter_mut().filter(|(_, queue)| !queue.pids.is_empty());
         let (user, queue) = waiting.min_by_key(|(_, queue)| queue.spent)?;
@@ -196,7 +197,7 @@ impl FairQueue {
     }
 }
 
-/// The processes that are left, and the look at each.
+/// The remaining processes, and the function that looks at each.
 struct Worklist<L> {
     queue: Mutex<FairQueue>,
     busy: Busy,
@@ -213,7 +214,7 @@ impl<L> Worklist<L> {
         loop {
             let Some((user, pid)) = lock(&self.queue).begin() else { return };
             if !self.busy.begin(pid) {
-                let error = anyhow!("process {pid} has kept an earlier look waiting until now");
+                let error = anyhow!("process {pid} still keeps an earlier look waiting");
                 if results.send(Err(error)).is_err() {
                     return;
                 }

@@ -1,12 +1,13 @@
 //! Requests to a process under neap, and its answers and reports, by way of its page of numbers.
 //!
-//! The format is described in the crate `neap`, `requests`. Askers exclude each other by a lock on
-//! the file, from the first request to the end of the value. A futex on the page wakes neap's
-//! thread; the process's other threads are neither woken nor signalled. They are stopped for some
-//! milliseconds by `--reconcile` only, if there are groups and little memory in slabs.
+//! `crates/neap/src/control/mod.rs` describes the format. Commands exclude each other by a lock on
+//! the page's file. A command holds it from its first request until it drops the
+//! [`ControlChannel`]. A futex in the page wakes neap's thread. The process's other threads are
+//! neither woken nor signalled. Only `--reconcile` stops them, for some milliseconds, if there are
+//! groups and at most 64 MiB in slabs.
 //!
-//! A request without a timely answer is withdrawn, and soon if the process
-//! [cannot answer](crate::silence). All requests of a command share the time of its
+//! This command withdraws a request that is not answered in time. It withdraws a request earlier if
+//! the process [cannot answer](crate::silence). All requests of a command share the time of its
 //! [allowance](crate::allowance).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -51,34 +52,35 @@ pub(crate) const NO_RECLAIMER: u32 = 8;
 /// Refusal: the page was being written.
 const BUSY: u32 = 5;
 
-/// Looks for an answer between two looks for the end of the process.
+/// Every so many looks for an answer, the command looks whether the process has ended.
 const LOOKS: u32 = 64;
-/// Longest wait for an answer if there is another source.
+/// Longest wait for an answer of a caller that can go on without it.
 const HASTE: Duration = Duration::from_secs(1);
 
-/// A request. Fields with defaults are not given.
+/// A request. A field that a request does not use has its default.
 #[derive(Default)]
 pub(crate) struct ChannelRequest {
     pub(crate) what: u32,
     pub(crate) cpu: Option<u32>,
     pub(crate) node: Option<u32>,
-    /// Bytes.
+    /// Bytes, a number of objects, or the value of an option.
     pub(crate) until: Option<u64>,
-    /// The number of a chunk, a group's slot, a piece of the arena, or a bound.
+    /// The number of a chunk, a group's slot, a piece of the arena, a shrinker, a bound, or an
+    /// option.
     pub(crate) from: u32,
     /// A group's id.
     pub(crate) group: u64,
 }
 
-/// A name in a report, by its length and the words that hold it. Escaped: neap's own names have no
-/// control characters and no slash, but a process may pretend to be neap.
+/// Returns a name in a report, escaped. The first `length` bytes of `words` are the name. neap's
+/// names have no control characters and no slash, but another program may have written the report.
 pub(crate) fn name_of(length: u64, words: &[u64]) -> String {
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).take(length).collect();
     escaped(&bytes).replace('/', "\\u{2f}")
 }
 
-/// The part of a page for requests, mapped.
+/// The mapped part of a page that holds requests and answers.
 pub(crate) struct ControlChannel<'a> {
     process: &'a ProcessStatus,
     page: &'a Page,
@@ -95,13 +97,13 @@ impl<'a> ControlChannel<'a> {
     /// The channel in a process's page.
     pub(crate) fn of(process: &'a ProcessStatus, page: &'a Page) -> Result<ControlChannel<'a>> {
         let Some(file) = &page.file else {
-            bail!("process {} has closed neap's descriptor, by which it is asked", process.pid)
+            bail!("process {} has closed neap's descriptor, so no command can send it requests", process.pid)
         };
         let (file, mapping) = map(file).map_err(|error| process.refused(error))?;
         Ok(ControlChannel { process, page, file, mapping, patience: None })
     }
 
-    /// Shortens the wait for answers, for callers with another source.
+    /// Limits the wait for each answer to [`HASTE`], for callers that can go on without it.
     pub(crate) fn in_haste(mut self) -> ControlChannel<'a> {
         self.patience = Some(HASTE);
         self
@@ -138,7 +140,7 @@ impl<'a> ControlChannel<'a> {
         let (pid, allowance) = (self.process.pid, &self.process.allowance);
         allowance.ensure_time().with_context(|| format!("process {pid}"))?;
         let end = self.patience.map_or(allowance.end(), |patience| allowance.end().min(Instant::now() + patience));
-        // SAFETY: a lock on an open file, which ends with it.
+        // SAFETY: the descriptor is open. The lock ends when the file is closed.
         while unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             if Instant::now() >= end {
                 bail!("another command keeps the page of process {pid} locked; end that command and ask again");
@@ -160,7 +162,7 @@ impl<'a> ControlChannel<'a> {
         let (ticket, answered) = (self.word_at(0), self.word_at(24));
         let old = ticket.load(Ordering::Relaxed);
         let mine = old.wrapping_add(1);
-        // A ticket that was not answered already.
+        // The process has answered the ticket in `answered`, so that one is skipped.
         let mine = if answered.load(Ordering::Relaxed) == mine { mine.wrapping_add(1) } else { mine };
         self.word_at(4).store(request.cpu.unwrap_or(u32::MAX), Ordering::Relaxed);
         self.word_at(8).store(request.node.unwrap_or(u32::MAX), Ordering::Relaxed);
@@ -189,12 +191,12 @@ impl<'a> ControlChannel<'a> {
                 return Err(match silence {
                     _ if has_ended => anyhow!("process {pid} has ended"),
                     Some(Silence::Stopped) => anyhow!(
-                        "process {pid} has not answered: it is stopped, by a signal or a debugger; the request is \
-                         withdrawn"
+                        "process {pid} has not answered: it is stopped, by a signal or a debugger, and has to go on \
+                         first; the request is withdrawn"
                     ),
                     Some(Silence::Asleep) => anyhow!(
-                        "process {pid} has not answered: it has no thread of neap's (see background:on), and its own \
-                         threads sleep; the request is withdrawn"
+                        "process {pid} has not answered: it has no thread of neap's (NEAP=background:on gives it one), \
+                         and its own threads sleep; the request is withdrawn"
                     ),
                     None => self.unanswered(),
                 });
@@ -211,9 +213,9 @@ impl<'a> ControlChannel<'a> {
         Ok(bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect())
     }
 
-    /// Requests reports until there are no more. `read` gets the words of each, and returns the
-    /// start of the next, if there is one; `None` if there is nothing to report. Returns whether
-    /// there was something.
+    /// Requests reports until there are no more. `read` gets the words of each report. It returns
+    /// `None` if the process has nothing to report, and otherwise the start of the next report, if
+    /// there is one. Returns whether the process had something to report.
     pub(crate) fn reports(
         &self,
         what: u32,
@@ -242,10 +244,11 @@ impl<'a> ControlChannel<'a> {
         Ok(is_there)
     }
 
-    /// Allocates the memory of a report, so that the process meets no page that the system refuses.
+    /// Allocates the memory of a report in the file, so that the process never writes to a page
+    /// that the system refuses.
     fn provide(&self) -> Result<()> {
         loop {
-            // SAFETY: changes a file, which keeps its bytes.
+            // SAFETY: the call touches no memory of this process. The file keeps its bytes.
             if unsafe { libc::fallocate(self.file.as_raw_fd(), 0, REPORT as i64, REPORT_LENGTH as i64) } == 0 {
                 return Ok(());
             }
@@ -259,8 +262,8 @@ impl<'a> ControlChannel<'a> {
     /// Frees the memory of reports.
     fn forget_reports(&self) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: changes a part of the file that no process reads any more. If it is refused some
-        // pages stay.
+        // SAFETY: the call changes a part of the file that no process reads any more. If the kernel
+        // refuses the call, some pages stay.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, REPORT as i64, REPORT_LENGTH as i64) };
     }
 
@@ -271,11 +274,11 @@ impl<'a> ControlChannel<'a> {
         let pid = self.process.pid;
         let why = match background {
             "off" => "it has no thread of neap's (background:off, or none could be made)",
-            "absent" => "it has no thread of neap's, as processes with one thread (see background:on)",
-            _ => "its thread does not run: the process may be stopped, or its kernel be older than Linux 5.16",
+            "absent" => "it has no thread of neap's, as it has one thread only (NEAP=background:on gives it one)",
+            _ => "neap's thread in it does not run; the process may be stopped, or the kernel older than Linux 5.16",
         };
         let calls = if matches!(background, "off" | "absent") {
-            ", and none of its own calls has needed more than its CPU's stacks since"
+            ", and since the request its own threads have made no call that could answer"
         } else {
             ""
         };
@@ -295,7 +298,7 @@ fn map(page: &File) -> io::Result<(File, NonNull<u8>)> {
         return Err(io::Error::other("the memfd neap-stat is not sealed as neap's page is"));
     }
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping wherever the kernel likes, of a file that cannot become shorter.
+    // SAFETY: a new mapping at an address that the kernel chooses, of a file that cannot shrink.
     let memory = unsafe { libc::mmap(std::ptr::null_mut(), MAPPED, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if memory == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());

@@ -17,10 +17,10 @@ use crate::work::{self, Outcome};
 const EXAMPLES: &str = "\
 Examples:
   neap demo              16 threads allocate and free 32 MiB each in 64-byte blocks, then sleep
-  neap demo --size 4096  the same in pages
+  neap demo --size 4096  the same in blocks of 4096 bytes
   neap demo --json       one JSON object instead of the table";
 
-/// Show a burst of memory flow back to the system, and not flow back.
+/// Compare the memory that stays after a burst, under the system's malloc and under neap.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DemoOptions {
@@ -39,7 +39,7 @@ const ROUNDS: usize = 3;
 pub(crate) fn main(options: &DemoOptions) -> Result<ExitCode> {
     let mut session = Session::new("demo", Choice::Defaults, &["glibc".to_string()])?;
     if session.found.variants.len() < 2 {
-        bail!("the demo needs both the system's malloc and neap");
+        bail!("the demo needs both the system's malloc and neap; `neap run true` tells why neap is missing");
     }
     session.found.variants.reverse();
     eprintln!(
@@ -50,7 +50,7 @@ pub(crate) fn main(options: &DemoOptions) -> Result<ExitCode> {
     let workload = Workload {
         unit: "s",
         metric: Outcome::wall_seconds,
-        // Half as much again for allocators' overhead.
+        // Half as much again for the overhead of allocators.
         memory: (THREADS * MIB * 3 / 2) << 20,
         ..Workload::timed("burst", 1, &["idle", "--progress", "--size", &size, "--rounds", &rounds])
     };

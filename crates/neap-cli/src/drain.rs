@@ -1,6 +1,6 @@
 //! `neap drain`: asks a running process to drain its per-CPU caches into its free pages, by the
-//! process's [control channel](crate::control_channel). The answer is untrusted: it is numbers, and
-//! printed as such.
+//! process's [control channel](crate::control_channel). The answer is untrusted. It has only
+//! numbers, and this command prints them as they are.
 
 use core::time::Duration;
 use std::process::ExitCode;
@@ -16,17 +16,18 @@ use crate::subject::{SCHEMA, Subject, print, print_json};
 
 const EXAMPLES: &str = "\
 Examples:
-  neap drain 1234               everything that process 1234 caches for its CPUs, and its barns
-  neap drain 1234 --cpu 3       what it caches for CPU 3
-  neap drain 1234 --until 64m   only until 64 MiB are free in its zone
-  neap drain 1234 --json        the answer as one JSON object
+  neap drain 1234               drain all per-CPU caches of process 1234, and its barns
+  neap drain 1234 --cpu 3       drain only the caches of CPU 3
+  neap drain 1234 --until 64m   stop when 64 MiB are free in its zone
+  neap drain 1234 --json        print the answer as one JSON object
 
-For the process's own user and root. The program works on meanwhile: nothing waits for its threads,
-and what one of them holds at the moment is tried again and then counted as skipped. Memory goes
-back to the system by neap's next looks. A process without a thread of neap's (`neap stat` says so)
-answers from within one of its next calls that allocate or free, which may be never.";
+Only the process's own user and root may drain it. The program runs on meanwhile, and the drain
+waits for none of its threads. A list or stack that a thread holds is tried again a few times, and
+then counted as skipped. A drain moves memory to the free pages of the process; neap's next ticks
+return it to the system. A process without a thread of neap's (see `thread` in `neap stat`) answers
+when one of its threads next needs more than its CPU's caches. That may be never.";
 
-/// Give what a running process caches for its CPUs to its free pages.
+/// Drain the per-CPU caches of a running process into its free pages.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DrainOptions {
@@ -35,10 +36,10 @@ pub(crate) struct DrainOptions {
     /// Only the page lists and stacks of this CPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
     cpu: Option<u32>,
-    /// Only memory of this node
+    /// Only the caches of this NUMA node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
     node: Option<u32>,
-    /// Only until so much is free: bytes, with k, m or g
+    /// Stop when this much memory is free: bytes, with k, m or g
     #[arg(long, value_name = "SIZE", value_parser = size)]
     until: Option<u64>,
     /// Print one JSON object
@@ -46,7 +47,7 @@ pub(crate) struct DrainOptions {
     json: bool,
 }
 
-/// A number with k, m or g for powers of 1024.
+/// Parses a number of bytes; k, m and g stand for powers of 1024.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let shift = match text.chars().last().map(|last| last.to_ascii_lowercase()) {
         Some('k') => 10,
@@ -57,7 +58,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     let digits = if shift > 0 { &text[..text.len() - 1] } else { text };
     let number = digits.parse::<u64>().map_err(|_| "not a number of bytes".to_string())?;
     let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes < u64::MAX);
-    bytes.ok_or_else(|| "more bytes than there can be".to_string())
+    bytes.ok_or_else(|| "too many bytes".to_string())
 }
 
 pub(crate) fn main(options: &DrainOptions) -> Result<ExitCode> {

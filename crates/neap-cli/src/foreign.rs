@@ -30,8 +30,8 @@ pub(crate) fn escaped(text: &[u8]) -> String {
     safe
 }
 
-/// Characters of a published text that are kept. A table is as wide as its longest text, in every
-/// row.
+/// Most characters of a published text that are kept. Each row of a table is as wide as its longest
+/// text.
 const LONGEST: usize = 1000;
 
 /// Returns a published text, escaped and cut to [`LONGEST`] characters.

@@ -1,4 +1,5 @@
-//! Targets of libFuzzer: what other processes write, chosen by the code that it reaches.
+//! Targets of libFuzzer: the readers of data that other processes write. libFuzzer prefers inputs
+//! that reach new code.
 //!
 //! `cargo xtask fuzz` builds the unit tests with the engine and with counters of all branches, and
 //! runs the ignored test here. The variable `NEAP_FUZZ` names the target:
@@ -32,7 +33,7 @@ unsafe extern "C" {
     fn LLVMFuzzerTestOneInput(data: *const u8, size: usize) -> c_int;
 }
 
-/// Shows an input, or refuses it. Texts are checked by the caller.
+/// Reads an input, and returns the texts that a command would show. The caller checks the texts.
 type Target = Box<dyn Fn(&[u8]) -> Vec<String>>;
 
 fn target(name: &str) -> Target {

@@ -14,8 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::refusal::LookRefusal;
 
-/// Most bytes of a file of `/proc` that are read. The kernel's own are shorter; an environment can
-/// be of any length.
+/// Most bytes of a file of `/proc` that are read. All files but `environ` are shorter than that.
 const MOST: u64 = 1 << 20;
 /// Most bytes of a line of `maps` that are read: the kernel writes a page for the path.
 const MOST_OF_LINE: u64 = 16 << 10;
@@ -28,7 +27,7 @@ pub(crate) struct ProcessHandle {
 }
 
 impl ProcessHandle {
-    /// Opens the process that has a number now.
+    /// Opens the process that has the number `pid` at the moment.
     pub(crate) fn open(pid: i32) -> Result<ProcessHandle> {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
@@ -52,21 +51,22 @@ impl ProcessHandle {
         Ok(bytes)
     }
 
-    /// Calls `each` with every line of a file, until it returns `false`. The end of a long line is
-    /// lost.
+    /// Calls `each` with every line of a file, until it returns `false`. Of a line, `each` gets at
+    /// most [`MOST_OF_LINE`] bytes.
     pub(crate) fn each_line(&self, file: &str, each: &mut dyn FnMut(&[u8]) -> bool) -> io::Result<()> {
         each_line(BufReader::new(File::open(self.path(file))?), each)
     }
 
     /// The line of `/proc/PID/stat` from the state on; `None` if the process has ended.
     pub(crate) fn state_line(&self) -> Option<String> {
-        // The name before may contain spaces, brackets, and anything that is not UTF-8.
+        // The name in front of the state may contain spaces, brackets, and bytes that are not
+        // UTF-8.
         let line = self.read("stat").ok()?;
         let end = line.windows(2).rposition(|pair| pair == b") ")?;
         String::from_utf8(line[end + 2..].to_vec()).ok()
     }
 
-    /// Whether the process has ended. A process whose main thread alone has ended goes on.
+    /// Whether the process has ended. If only the main thread has ended, the process still runs.
     pub(crate) fn has_ended(&self) -> bool {
         self.state_line().is_none_or(|line| {
             let is_over = line.starts_with(['Z', 'X']);

@@ -15,13 +15,14 @@ use crate::foreign::tests::is_hostile;
 use crate::process::parse_kib;
 use crate::{chunks, groups, reconcile, shrinkers, stat, stat_reader};
 
-/// Bytes that one input may keep, and that it may show: a report is of 64 KiB.
+/// Most bytes that one input may keep (`KEPT`) and show (`SHOWN`). A report has 64 KiB.
 const KEPT: usize = 4 << 20;
 const SHOWN: usize = 32 << 20;
-/// Bytes that may be resident: text is shown in memory here, twice.
+/// Most resident bytes. Each test holds the shown text in memory twice.
 const MOST_RESIDENT: u64 = 128 << 20;
 
-/// A generator of numbers: those of some bytes, then xorshift.
+/// A generator of numbers. It first returns numbers made of given bytes, and then those of
+/// xorshift.
 pub(crate) struct Random {
     state: u64,
     bytes: std::vec::IntoIter<u8>,
@@ -210,8 +211,8 @@ pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Runs an ignored test with a few inputs, in a process of its own: its memory is compared, and
-/// other tests here count their page faults.
+/// Runs an ignored test with a few inputs in a new process, whose memory alone is measured. In this
+/// process it would disturb other tests, which count page faults.
 pub(crate) fn run_apart(test: &str, inputs: u64) {
     let clock = u64::from(std::process::id()) << 20 ^ stat_reader::monotonic();
     let seed = number("NEAP_SEED").unwrap_or(clock).to_string();

@@ -1,4 +1,4 @@
-//! `neap lab`: the page list policies side by side on simulated machines, by `neap-sim`.
+//! `neap lab`: runs the policies of page lists on simulated machines (`neap-sim`).
 //!
 //! The output depends on the seed and the size only, not on this machine. The JSON object names the
 //! machine because every object does.
@@ -22,13 +22,13 @@ use crate::subject::SCHEMA;
 const EXAMPLES: &str = "\
 Examples:
   neap lab compare                          every policy in every scenario; takes minutes
-  neap lab compare --quick --html lab.html  less of it, and a page with plots
+  neap lab compare --quick --html lab.html  fewer and shorter runs, and a page with plots
   neap lab compare --seed 7 --json          one JSON object on standard output
   neap lab show 'kernel build'              one scenario
   neap lab replay program.trace             every policy on a recording
 
-Simulated are CPUs, time and the wait for the zone's lock; lists, policies and zone are the library's own.
-The same seed and size print the same numbers on every machine.";
+CPUs, time and the wait for the zone's lock are simulated. Page lists, policies and the zone are the
+library's own code. Equal seeds and sizes give equal numbers on every machine.";
 
 /// Run the page lists' policies on simulated machines.
 #[derive(Args)]
@@ -40,7 +40,7 @@ pub(crate) struct LabOptions {
 
 #[derive(Subcommand)]
 enum What {
-    /// Every policy in every scenario, what was published beside what is simulated, and the figures
+    /// Run every policy in every scenario; print published beside simulated values, and figures
     Compare {
         #[command(flatten)]
         how: How,
@@ -51,15 +51,14 @@ enum What {
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
     },
-    /// Every policy on a recording of a program's pages made by `neap run --trace` (the format:
-    /// crates/neap/src/trace.rs)
+    /// Run every policy on a recording of `neap run --trace` (its format: crates/neap/src/trace.rs)
     Replay {
         /// The recording
         file: PathBuf,
     },
-    /// Every policy in one scenario
+    /// Run every policy in one scenario
     Show {
-        /// Its name, as `compare` prints it
+        /// Name of the scenario, as `compare` prints it
         scenario: String,
         #[command(flatten)]
         how: How,
@@ -71,7 +70,7 @@ enum What {
 
 #[derive(Args)]
 struct How {
-    /// What random programs are made from
+    /// Seed of the random programs
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Fewer and shorter runs
@@ -165,7 +164,7 @@ fn print(comparison: &Comparison, size: Size) {
     println!("\nSeed {}. Pages of 4 KiB; a policy's row is one run.", comparison.seed);
 }
 
-/// The bound of all policies, in words.
+/// Returns a sentence on the best that any policy could reach in a scenario.
 fn bound(comparison: &Comparison, scenario: Scenario) -> String {
     let share = comparison.run(scenario, policies::Name::Adaptive).map_or(1.0, |run| run.outcome.zone_share.min(1.0));
     match comparison.least_listed(scenario, share) {
@@ -188,7 +187,7 @@ fn print_figures(comparison: &Comparison) {
     }
 }
 
-/// A row for each number of CPUs.
+/// Returns a table of the scenario "pft", with a row for each number of CPUs.
 fn first_touch(comparison: &Comparison, size: Size) -> String {
     use neap_sim::machine::ListLock::{Blocking, None, Try};
     use policies::Name::{Adaptive, Fixed};

@@ -1,7 +1,7 @@
-//! Finds the preload library and the peers, starting from the executable.
+//! Finds the preload library and the libraries of the peers, starting from the executable.
 //!
-//! It looks only in the folders that a build and an installation use, takes no lock, and never
-//! falls back to a library that the loader would search for.
+//! The search covers only the folders that a build and an installation use. A library that the
+//! loader would find elsewhere is never used.
 
 use std::path::{Path, PathBuf};
 
@@ -23,8 +23,8 @@ pub(crate) fn executable() -> Result<PathBuf> {
     path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
 }
 
-/// The preload library beside `executable` or in a folder for libraries beside its folder, checked
-/// to be nameable in `LD_PRELOAD`.
+/// Returns the preload library: beside `executable`, or in a folder for libraries of the same
+/// prefix. `LD_PRELOAD` can name its path.
 pub(crate) fn find(executable: &Path) -> Result<PathBuf> {
     let folder = executable.parent().context("the executable lies in no folder")?;
     let prefix = folder.parent().unwrap_or(folder);
@@ -50,16 +50,18 @@ pub(crate) fn named(file: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// `LD_PRELOAD` separates its entries by colons and spaces and has no escape for either.
+/// Checks that `LD_PRELOAD` can name the path of `library`. It separates its entries by colons and
+/// spaces, and has no escape for either.
 pub(crate) fn check_preloadable(library: &Path) -> Result<()> {
     let text = library.to_str().with_context(|| format!("{} is not UTF-8", library.display()))?;
     if text.contains([':', ' ']) {
-        bail!("LD_PRELOAD cannot name {text}: the path has a colon or a space in it");
+        bail!("LD_PRELOAD cannot name {text}: the path has a colon or a space in it; move the file");
     }
     Ok(())
 }
 
-/// The folder of the peers that `cargo xtask peers` builds: `target/peers` beside `target/release`.
+/// Returns the folder of the peers that `cargo xtask peers` builds: `target/peers` beside
+/// `target/release`.
 pub(crate) fn peers_folder(executable: &Path) -> Option<PathBuf> {
     Some(executable.parent()?.parent()?.join("peers"))
 }

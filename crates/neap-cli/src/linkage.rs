@@ -1,7 +1,7 @@
-//! Whether the dynamic loader starts a program, without which preloading has no effect.
+//! Tells whether the dynamic loader starts a program. If it does not, preloading has no effect.
 //!
-//! Looks at the file that the kernel would execute: a script is followed to its interpreter. Reads
-//! files only. A file that cannot be read, or of an unknown kind, counts as one that the loader
+//! [`static_file`] reads the file that the kernel would execute. For a script, that is the
+//! interpreter. A file that cannot be read, or has an unknown format, counts as one that the loader
 //! starts.
 
 use std::env;
@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Interpreters of interpreters that the kernel follows.
+/// Most scripts in a row, each the interpreter of the one before, that are followed.
 const MOST_SCRIPTS: usize = 5;
 /// Most bytes of a script's first line that are read; the kernel reads fewer.
 const FIRST_LINE: u64 = 4096;
@@ -65,8 +65,8 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     Some(OsString::from_vec(name.to_vec()).into())
 }
 
-/// Whether it is a program without an interpreter. The loader itself, which can be run with a
-/// program, does not count.
+/// Whether `path` is a program that names no interpreter. The loader itself does not count; it can
+/// be run with a program as its argument.
 fn is_static(path: &Path) -> bool {
     let Some(elf) = Elf::open(path) else { return false };
     let Some(segments) = elf.segments() else { return false };
@@ -81,7 +81,7 @@ fn is_static(path: &Path) -> bool {
     }
 }
 
-/// Opened only if it is a file: a pipe might wait for a writer.
+/// Opens `path` if it is a regular file. To open a pipe could wait for a writer.
 fn regular(path: &Path) -> Option<File> {
     fs::metadata(path).ok()?.is_file().then(|| File::open(path).ok())?
 }
@@ -129,7 +129,7 @@ impl Elf {
         (self.segment_size >= 56).then(|| bytes.chunks_exact(self.segment_size).map(read).collect())
     }
 
-    /// Whether the linker was told to make a program of it, and not a library.
+    /// Whether the dynamic section has the flag by which the linker marks a program (`DF_1_PIE`).
     fn is_marked_a_program(&self, dynamic: &Segment) -> bool {
         let mut bytes = vec![0; dynamic.length.min(1 << 16) as usize];
         let read = self.file.read_exact_at(&mut bytes, dynamic.at);

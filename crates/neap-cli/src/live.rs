@@ -1,8 +1,8 @@
-//! The live counters in a process's page, and the sums that they give.
+//! The live counters in a process's page of numbers, and the sums of them.
 //!
-//! The process stores them where it changes them, so they are right though it sleeps or is stopped.
-//! The format is described in the crate `neap`, `live`. Any process of the user may have written
-//! them: sizes are checked, and sums saturate.
+//! The process stores a counter whenever it changes, so the counters are right even if the process
+//! sleeps or is stopped. `crates/neap/src/numbers/live.rs` describes the format. Any process of the
+//! user may have written the counters, so sizes are checked, and sums saturate.
 
 use std::io;
 
@@ -16,10 +16,11 @@ const HEAD_LENGTH: usize = 64;
 const ZONE: usize = 64;
 const SHAPE: usize = 16;
 const CLASS: usize = 32;
-/// More nodes and classes than neap has are damage.
+/// Most nodes and classes of a page. A page with more is damaged.
 const MOST_NODES: usize = 32;
 const MOST_CLASSES: usize = 256;
-/// Readings until two agree. Those of a process that allocates all the time never do.
+/// Most readings of the counters until two readings agree. While a process allocates all the time,
+/// no two agree.
 const READINGS: u32 = 8;
 
 /// Reads bytes of a page, from an offset on.
@@ -90,7 +91,7 @@ struct NodeCounts {
 }
 
 impl NodeCounts {
-    /// Pages that are handed out, without holes, or in CPUs' lists.
+    /// Pages that the zone has handed out, including those in CPUs' lists, without holes.
     fn used(self) -> u64 {
         self.managed.saturating_sub(self.free).saturating_sub(self.releasing).saturating_sub(self.holes)
     }
@@ -125,7 +126,7 @@ impl ClassCounts {
         free.saturating_mul(self.size).saturating_sub(self.holes.saturating_mul(page_size))
     }
 
-    /// Pages with memory of the slabs.
+    /// Pages of slabs, without holes.
     fn pages(self) -> u64 {
         self.slabs.saturating_mul(self.pages_of_slab).saturating_sub(self.holes)
     }
@@ -145,7 +146,7 @@ pub(crate) struct Live {
     is_settled: bool,
 }
 
-/// LiveSums of the live counters, in bytes, and in pages where stated.
+/// Sums of the live counters, in bytes, and in pages where stated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveSums {
     pub(crate) mapped: u64,
@@ -154,12 +155,12 @@ pub(crate) struct LiveSums {
     pub(crate) free_resident: u64,
     /// Part of `cached`: objects on the stacks of CPUs, as the last tick found them.
     pub(crate) stacked: u64,
-    /// Pages in CPUs' lists, or on their way.
+    /// Pages in CPUs' lists, or on their way between a list and a zone.
     pub(crate) listed_pages: u64,
 }
 
 impl Live {
-    /// Reads the counters until two readings agree, a bounded number of times.
+    /// Reads the counters until two readings agree, at most [`READINGS`] times.
     pub(crate) fn read(read: &Read<'_>, layout: PageLayout) -> Result<Live> {
         let (mut bytes, mut before) = (vec![0; layout.length()], Vec::new());
         let mut is_settled = false;
@@ -239,7 +240,7 @@ impl Live {
         }
     }
 
-    /// Puts the counters in place of those of the text, which are of the last tick.
+    /// Replaces numbers of the text, which are of the last tick, by the counters.
     pub(crate) fn put_into(&self, object: &mut Map<String, Value>) {
         let sums = self.sums();
         let holes = self.zones(|zone| zone.holes);

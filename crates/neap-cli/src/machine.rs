@@ -1,14 +1,14 @@
-//! The machine of the figures: processor, kernel, memory, C library.
+//! The machine on which figures were measured: processor, kernel, memory, C library.
 //!
-//! Values that cannot be read are "unknown"; nothing here fails, takes a lock or guesses.
+//! A value that cannot be read is "unknown". No function here fails.
 
 use std::ffi::CStr;
 use std::fs;
 
 use serde::Serialize;
 
-/// The machine line of a report. `load` is the run queue's one-minute mean at the start: above
-/// zero, other programs ran.
+/// The machine in a report. `load` is the one-minute load average when the command looked. If it is
+/// above zero, other programs ran before.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cpus: usize,

@@ -1,7 +1,7 @@
-//! The `neap` command: its arguments only; each command has its own file.
+//! The `neap` command. This file has only the arguments; each command has its own file.
 //!
-//! It takes no lock and never allocates through neap itself: the library reaches a program only by
-//! preloading.
+//! This process does not allocate through neap. Only programs into which the library is preloaded
+//! do.
 
 #![allow(
     clippy::std_instead_of_core,
@@ -64,19 +64,19 @@ Examples:
   neap ps                              list all processes under neap
   neap stat 1234                       see what a process under neap has in use and in caches
   neap stat 1234 --groups              see which of its memory groups holds what
-  neap group 1234 tenant/acme max=1g   bound one of them
+  neap group 1234 tenant/acme max=1g   limit one of its memory groups to 1 GiB
   neap set 1234 limit=2g               change an option of the running process
-  neap shrink 1234 pages 100           have one of its caches give objects up
-  neap top 1234                        watch the same live, drain it by a key
+  neap shrink 1234 pages 100           have one of its caches free objects
+  neap top 1234                        watch a process live; drain its caches by a key
   neap metrics --all --listen 127.0.0.1:9808
                                        serve the numbers of all processes to Prometheus
   neap profile 1234                    see which code holds what memory
   neap leaks 1234                      see what memory it does not free
-  neap drain 1234                      give what it caches for its CPUs back to its free pages
+  neap drain 1234                      return its per-CPU caches to its free pages
   neap pressure 1234                   see which memory limit binds a process, and the room below it
   neap demo                            see a burst of memory flow back to the system
   neap bench pair                      compare the cost of malloc and free with other allocators
-  neap bench idle --json > idle.json   the same for memory kept after a burst, as one JSON object
+  neap bench idle --json > idle.json   compare the memory kept after a burst, as one JSON object
   neap lab compare --quick             run the page lists' policies on simulated machines
 
 `neap COMMAND --help` has more examples for each command.";
@@ -141,7 +141,7 @@ fn main() -> ExitCode {
         Command::Generate(options) => generate::main(&options, &Arguments::command()),
     };
     outcome.unwrap_or_else(|error| {
-        // It may quote another process, or a path.
+        // The error may quote text of another process, or a path.
         let lines: Vec<String> = format!("{error:#}").lines().map(|line| foreign::escaped(line.as_bytes())).collect();
         eprintln!("neap: {}", lines.join("\n"));
         ExitCode::FAILURE

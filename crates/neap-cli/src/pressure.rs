@@ -23,8 +23,8 @@ use crate::subject::{SCHEMA, Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:
-  neap pressure           the limits of this shell's group, for this command itself
-  neap pressure 1234      those of process 1234, which may be in a container
+  neap pressure           the limits of this command itself, which is in the group of your shell
+  neap pressure 1234      the limits of process 1234, which may be in a container
   neap pressure 1234 --json | python3 -m json.tool
                           everything, as one JSON object; all sizes are bytes
   neap pressure 1234 --watch
@@ -34,25 +34,25 @@ Examples:
   neap pressure --root /tmp/tree
                           a copy of another system's /proc and /sys/fs/cgroup
 
-Nothing is written. A level is a group, the machine, or a limit of the process (RLIMIT_AS,
-RLIMIT_DATA). Used memory is usage less the files and slabs that the kernel can take back. The
-level with the least headroom binds. Groups are those that this command can see: run it outside of
-a container to see all ancestors.";
+A level is a cgroup, the machine, or a limit of the process (RLIMIT_AS, RLIMIT_DATA). Used memory is
+usage less the files and slabs that the kernel can reclaim. Headroom is the limit less the used
+memory. The level with the least headroom binds. Only groups that this command can see are listed;
+run it outside of the container to see all ancestors. The command changes nothing.";
 
 /// Show the memory limit that binds a process, the room below it, and the signals of pressure.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PressureOptions {
-    /// The process; this command itself without it
+    /// Id of the process; without it, this command itself
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Look again every so many seconds, until the process ends
+    /// Print a line every so many seconds, until the process ends
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
-    /// Looks of --watch
+    /// End --watch after this many lines
     #[arg(long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u64).range(1..))]
     times: Option<u64>,
     #[command(flatten)]
@@ -72,12 +72,12 @@ pub(crate) fn main(options: &PressureOptions) -> Result<ExitCode> {
     let files = match &options.root {
         None => System::new(),
         Some(root) => {
-            let path = CString::new(root.as_os_str().as_bytes()).context("--root: a path holds no NUL")?;
+            let path = CString::new(root.as_os_str().as_bytes()).context("--root: the path has a NUL in it")?;
             let below = System::below(&path);
             below.map_err(|error| anyhow!("--root {}: {error}; name a directory", root.display()))?
         }
     };
-    // The handle shows afterwards whether all numbers were of one process.
+    // If the process of the handle has not ended afterwards, all numbers are of that process.
     let handle = match (options.pid, &options.root) {
         (Some(pid), None) => Some(ProcessHandle::open(pid as i32)?),
         (Some(pid), Some(root)) if !root.join(format!("proc/{pid}")).is_dir() => bail!("there is no process {pid}"),

@@ -1,8 +1,8 @@
-//! Child processes: started in a group of their own, read and awaited against a deadline, with
-//! their costs.
+//! Child processes of benchmarks. Each child is started in a process group of its own, and read and
+//! awaited until a deadline. Its costs are measured.
 //!
-//! A child never outlives its handle, even if the measurement fails, and never outlives this
-//! process. No locks.
+//! A child is killed when its [`Process`] is dropped, even after an error, and when this process
+//! ends.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -21,7 +21,8 @@ pub(crate) struct Process {
     awaited: bool,
 }
 
-/// End and costs of a child with its own awaited children.
+/// Exit status and costs of a child. The costs include those of the processes that the child has
+/// awaited.
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
     pub(crate) wall: Duration,
@@ -34,7 +35,8 @@ impl Process {
     pub(crate) fn start(mut command: Command, limit: Duration) -> Result<Process> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdout(Stdio::piped()).process_group(0);
-        // SAFETY: between fork and exec only a system call is made, which is async-signal-safe.
+        // SAFETY: between fork and exec the closure makes one system call, which is
+        // async-signal-safe.
         unsafe {
             command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
                 0 => Ok(()),
@@ -71,7 +73,8 @@ impl Process {
         }
     }
 
-    /// Waits for the end. Past the deadline the whole group is killed and that is an error.
+    /// Waits for the end of the child. At the deadline, kills its whole process group and returns
+    /// an error.
     pub(crate) fn wait(mut self) -> Result<Finished> {
         // SAFETY: pidfd_open takes two integers and gives a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.child.id(), 0) };
@@ -155,8 +158,8 @@ fn nanoseconds(time: libc::timeval) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000
 }
 
-/// Resident memory of another process in KiB, from its page tables: the counters in `statm` lag by
-/// some pages per CPU.
+/// Resident memory of another process in KiB, counted by the kernel from the page tables. The
+/// counters in `statm` lag by some pages per CPU.
 pub(crate) fn rss_kib(process: u32) -> Result<u64> {
     let path = format!("/proc/{process}/smaps_rollup");
     let text = std::fs::read(&path).with_context(|| format!("cannot read {path}"))?;

@@ -1,4 +1,4 @@
-//! `neap ps`: all processes under neap, a line for each.
+//! `neap ps`: lists all processes under neap, one line for each.
 
 use std::cmp::Reverse;
 use std::process::ExitCode;
@@ -20,10 +20,11 @@ Examples:
   neap ps --json          one JSON object; all sizes are bytes
   sudo neap ps            also the processes of other users
 
-resident is the kernel's number for the whole process. in use, cached and free are neap's: memory
-that the program has, memory in caches, and free pages that have memory. limit is the option of
-that name. thread is the state of neap's thread. The last line counts the processes that could not
-be read, with the reason; the numbers of another user's processes are for that user and root.";
+`resident` is the kernel's number for the whole process. The other sizes are neap's: `in use` is
+memory that the program has, `cached` is memory in caches, and `free` is free pages that have
+memory. `limit` is the option of that name. `thread` is the state of neap's thread. The last line
+counts the processes that could not be read, with the reason. Only a process's own user and root may
+read its numbers.";
 
 /// The column to sort by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,10 +43,10 @@ enum Column {
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct PsOptions {
-    /// These processes; all processes under neap without any
+    /// Ids of processes to list; without any, all processes under neap
     #[arg(value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pids: Vec<i32>,
-    /// Column to sort by: names and numbers of processes upwards, sizes downwards
+    /// Column to sort by: names and ids in ascending order, sizes in descending order
     #[arg(long, value_name = "COLUMN", default_value = "resident")]
     sort: Column,
     /// Print one JSON object
@@ -71,7 +72,7 @@ pub(crate) fn main(options: &PsOptions) -> Result<ExitCode> {
 }
 
 fn sort(processes: &mut [Totals], column: Column) {
-    // Equal ones stay in the order of their numbers.
+    // Processes with equal values stay in the order of their ids.
     processes.sort_unstable_by_key(|process| process.pid);
     match column {
         Column::Pid => {}

@@ -1,9 +1,9 @@
 //! `neap stat PID --reconcile`: neap's counters of a process beside the kernel's resident memory.
 //!
 //! The reports on mappings, pages and counters come from the process's [control
-//! channel](crate::control_channel). They are untrusted: sizes are checked. The crate `neap` makes
-//! the sums, as a process does for itself. The process goes on meanwhile, so numbers of a busy one
-//! are of slightly different moments.
+//! channel](crate::control_channel). They are untrusted, so sizes are checked. The crate `neap`
+//! makes the sums; a process can make the same sums for itself. The process runs on meanwhile, so
+//! the numbers of a busy process are of slightly different moments.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
@@ -83,8 +83,8 @@ fn read(words: &[u64], told: &mut Told, allowance: &Allowance) -> Result<Option<
 impl Told {
     const BLANK: Told = Told { books: Books::BLANK, ranges: Vec::new(), page: 4096, base: 0, pieces: Vec::new() };
 
-    /// Requests reports. If the process does not answer, its mappings come from its numbers,
-    /// together with the reason.
+    /// Requests the reports of a process. If it does not answer, returns the mappings in its page
+    /// of numbers, and the reason why it did not answer.
     fn of(process: &ProcessStatus) -> Result<(Told, Option<anyhow::Error>)> {
         let page = process.page()?;
         let mut told = Told::BLANK;
@@ -92,7 +92,7 @@ impl Told {
             .and_then(|channel| channel.in_haste().reports(MAP, |words| read(words, &mut told, &process.allowance)));
         match asked {
             Ok(true) => Ok((told, None)),
-            Ok(false) => bail!("process {} has nothing of neap's", process.pid),
+            Ok(false) => bail!("process {} has no memory of neap's yet", process.pid),
             Err(reason) => match Told::published(&page) {
                 Some(told) => Ok((told, Some(reason))),
                 None => Err(reason),
@@ -100,7 +100,7 @@ impl Told {
         }
     }
 
-    /// Returns the information that is known without an answer.
+    /// Returns the mappings in the page of numbers; `None` if it has none.
     fn published(page: &Page) -> Option<Told> {
         let range = |mapping: &Value| {
             let of = Source::ALL.into_iter().find(|source| mapping["of"] == format!("{source:?}"))?;
@@ -144,12 +144,12 @@ fn object(process: &ProcessStatus, seen: &Reconciliation, resident: u64, unanswe
     })
 }
 
-/// Shows it.
+/// Shows resident memory by source, beside neap's counters and group charges.
 pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
     let (process, (seen, unanswered, resident)) = subject.look(|process| {
         let (told, unanswered) = Told::of(process)?;
         let seen = compare(process, &told)?;
-        // By the kernel's own sum over all mappings, which is read separately.
+        // The kernel's own sum over all mappings, which is read separately.
         let rollup = process.handle.read("smaps_rollup").map_err(|error| process.refused(error))?;
         let resident = parse_rss(&rollup).context("the kernel tells no Rss in smaps_rollup")? << 10;
         Ok((seen, unanswered, resident))
@@ -163,7 +163,7 @@ pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
         match unanswered {
             None => Ok(()),
             Some(reason) => {
-                let what = "What neap believes is not known, nor what the arena's pages are";
+                let what = "neap's counters are not known, nor is the use of the arena's pages";
                 writeln!(output, "\n{what}: {}", escaped(format!("{reason:#}").as_bytes()))
             }
         }

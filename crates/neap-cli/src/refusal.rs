@@ -1,4 +1,5 @@
-//! Why a process has no numbers for a command, for commands that look at many processes.
+//! The reasons why a command gets no numbers of a process. Commands that look at many processes
+//! count by these reasons.
 
 use core::fmt::{self, Display};
 

@@ -1,6 +1,6 @@
 //! The result of a benchmark: one JSON object, or tables with a line on the machine.
 //!
-//! A figure that could not be computed is absent, never zero. No locks; nothing is measured here.
+//! A figure that could not be computed is absent, never zero. This module measures nothing.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -44,7 +44,7 @@ pub(crate) struct Results {
 /// Median and spread of the ratios of paired rounds.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Ratio {
-    /// Name of the figure that holds the ratio; `None` if the ratio only stands in a table.
+    /// Name of the figure that holds the ratio; `None` if the ratio is only in a table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) figure: Option<String>,
     pub(crate) workload: String,
@@ -56,7 +56,7 @@ pub(crate) struct Ratio {
 }
 
 impl JsonReport {
-    /// Prints the object, or `tables` with the notes to read them.
+    /// Prints the JSON object, or `tables` and notes that explain them.
     pub(crate) fn print(&self, json: bool, tables: &str, unavailable: &[Missing]) -> anyhow::Result<()> {
         if json {
             println!("{}", serde_json::to_string(self)?);
@@ -102,10 +102,11 @@ pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
-/// Characters that a column is filled up to, at most. A longer cell stands out of its column.
+/// Most characters that a column is filled up to. A longer cell extends beyond its column.
 const WIDEST: usize = 200;
 
-/// Writes a table whose rows are made one by one, twice: for the widths, and to be written.
+/// Writes a table. Calls `row` twice for each item: for the widths of the columns, and to write the
+/// row.
 pub(crate) fn write_table<T>(
     output: &mut dyn Write,
     header: &[&str],

@@ -1,10 +1,10 @@
 //! `neap run`: becomes the given program with neap preloaded.
 //!
-//! It sets two variables and executes the program, so process id, standard streams, signals and
-//! exit status are the program's own. With `--profile` the program is a child instead, and this
-//! command reads its samples until it ends. With `--trace` it also makes the file of the recording,
-//! which belongs to this process and so to the program. Exit statuses of its own failures are those
-//! of env(1). It takes no lock and leaves nothing running.
+//! This command sets `LD_PRELOAD` and `NEAP`, and executes the program in its own process. So
+//! process id, standard streams, signals and exit status are the program's own. With `--profile`
+//! the program is a child instead, and this command reads its samples until it ends. With `--trace`
+//! this command also makes the file of the recording. The file names this process, which becomes
+//! the program. If this command fails, its exit status is that of env(1).
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -23,8 +23,8 @@ use neap_pressure::{Sensor, Subject, System};
 use crate::profile::{self, ProfileFile};
 use crate::{keys, library, linkage, signals};
 
-/// Options of a program that names no others: its heap follows the container's limit. Of two
-/// options with one key the later one counts.
+/// Options in front of all others: the heap follows the container's limit. If a key occurs twice,
+/// the last value counts.
 const DEFAULT: &str = "limit:auto";
 
 const EXAMPLES: &str = "\
@@ -37,19 +37,21 @@ Examples:
   neap run --profile heap.html -- python3 big.py
   neap run --trace py.trace -- python3 big.py && neap lab replay py.trace
 
-LD_PRELOAD and NEAP keep what they already hold: the library goes in front, the options behind.
-In front of all options is limit:auto: the heap follows the container's limit. Without a container
-that is the machine's memory. --limit none switches it off.
-A recording is of the process that this command becomes, not of its children; of the last program
-where it executes several. So is a profile, of a child of this command; its bytes are those at the
-peak. It can be replayed at any time, also after the program was killed.
+LD_PRELOAD and NEAP keep their values. The library goes in front of those in LD_PRELOAD, and the
+options go behind those in NEAP. In front of all options stands limit:auto: the heap follows the
+container's limit or, without a container, the machine's memory. --limit none switches that off.
+--trace records the process that this command becomes, not its children. If that process executes
+several programs, the recording is of the last one. It can be replayed at any time, also after the
+program was killed.
+--profile likewise samples one process, a child of this command. The bytes in the file are those at
+the peak.
 Exit status: the program's; 125 when neap's library is missing, an option is not known or the
 program is statically linked, 126 when the program cannot be executed, 127 when it cannot be found.
 
 Options for --neap and the variable NEAP:
 ";
 
-/// The examples, and behind them every option.
+/// Returns the examples, followed by all options.
 fn after_help() -> String {
     format!("{EXAMPLES}{}", keys::listing())
 }
@@ -61,19 +63,19 @@ pub(crate) struct RunOptions {
     /// Options for the library, as in the variable NEAP
     #[arg(long, value_name = "KEY:VALUE,...")]
     neap: Option<OsString>,
-    /// The option limit: auto (follows the container; the default), a percentage of its limit,
-    /// bytes, or none
+    /// Memory limit of the heap: auto (follows the container; the default), a percentage of the
+    /// container's limit, bytes, or none
     #[arg(long, value_name = "VALUE")]
     limit: Option<OsString>,
-    /// The option high: use from which memory is given back in the background, as a percentage of
-    /// the limit, or bytes
+    /// Use of memory above which neap returns memory in the background: a percentage of the limit,
+    /// or bytes
     #[arg(long, value_name = "VALUE")]
     high: Option<OsString>,
-    /// The option reserve: memory that stays free below the limit, as a percentage of it, or bytes
+    /// Memory that stays free below the limit: a percentage of the limit, or bytes
     #[arg(long, value_name = "VALUE")]
     reserve: Option<OsString>,
-    /// Record which pages are handed out and come back, when and on which CPU, until the file has
-    /// its 64 MiB
+    /// Record which pages are allocated and freed, when and on which CPU, into a file of 64 MiB;
+    /// the recording ends when the file is full
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Profile the program from its start to its end, and write a file: pprof (.pb.gz, .pprof),
@@ -89,7 +91,7 @@ pub(crate) struct RunOptions {
     /// Preload this library instead of the one that was installed with the command
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
-    /// Tell on standard error what is preloaded, the options, and the limits
+    /// Print the preloaded library, the options and the memory limits to standard error
     #[arg(short, long)]
     verbose: bool,
     /// The program and its arguments
@@ -123,7 +125,7 @@ pub(crate) fn main(options: &RunOptions) -> ExitCode {
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// A program with its variables set, that samples its allocations.
+/// Returns the command for a program that is run under neap and samples its allocations.
 pub(crate) fn sampled(command: &[OsString], library: Option<&Path>, every: &str) -> Result<Command> {
     let options = RunOptions {
         neap: None,
@@ -143,7 +145,8 @@ pub(crate) fn sampled(command: &[OsString], library: Option<&Path>, every: &str)
     Ok(command)
 }
 
-/// The program with its variables set. It samples its allocations if `every` is given.
+/// Returns the command with `LD_PRELOAD` and `NEAP` set. The program samples its allocations if
+/// `every` is given.
 fn prepared(options: &RunOptions, every: Option<&str>) -> Result<Command> {
     let library = match &options.library {
         Some(file) => library::named(file)?,
@@ -186,23 +189,24 @@ fn prepared(options: &RunOptions, every: Option<&str>) -> Result<Command> {
     Ok(command)
 }
 
-/// Makes a file that this process records into. Returns the option for it.
+/// Makes the file for the recording of this process. Returns the option that names it.
 fn recording(file: &Path) -> Result<OsString> {
     let path = std::path::absolute(file)?;
     let text = path.as_os_str().as_bytes();
     if options::Path::absolute(text).is_none() || text.contains(&b',') || text.ends_with(b" ") {
-        bail!("the path from / on may have {} bytes, no comma and no space at its end", options::LONGEST_PATH);
+        bail!("the absolute path may have at most {} bytes, no comma, and no space at its end", options::LONGEST_PATH);
     }
     if path.is_file() {
-        // Not truncated: another process may still have it mapped.
-        fs::remove_file(&path).context("cannot be replaced")?;
+        // Not truncated, because another process may still have the file mapped.
+        fs::remove_file(&path).context("the file cannot be replaced")?;
     }
     let made = fs::OpenOptions::new().write(true).create_new(true).open(&path);
-    made.and_then(|mut made| made.write_all(&trace::claim(process::id()))).context("cannot be made")?;
+    made.and_then(|mut made| made.write_all(&trace::claim(process::id()))).context("the file cannot be made")?;
     Ok(joined(Some(OsStr::new("trace")), ":", Some(path.as_os_str())))
 }
 
-/// Both texts with `separator` between them, or the only one.
+/// Joins both texts with `separator` between them. Returns one text if the other is absent or
+/// empty.
 fn joined(first: Option<&OsStr>, separator: &str, second: Option<&OsStr>) -> OsString {
     let mut text = OsString::new();
     for part in [first, second].into_iter().flatten().filter(|part| !part.is_empty()) {

@@ -1,8 +1,8 @@
 //! `neap set PID limit=1g`: changes options of a running process, by the process's
 //! [control channel](crate::control_channel).
 //!
-//! Which options may change, and their values, are those of [`neap::options`]. A value is parsed
-//! here, and sent as a number, which the process checks once more.
+//! [`neap::options`] tells which options may change, and which values they take. This command
+//! parses a value and sends it as a number. The process checks the number once more.
 
 use std::process::ExitCode;
 
@@ -18,20 +18,21 @@ use crate::subject::{Subject, print};
 
 const EXAMPLES: &str = "\
 Examples:
-  neap set 1234 limit=512m      bound the heap of process 1234, also below what it has in use
-  neap set 1234 limit=none      lift the bound
+  neap set 1234 limit=512m      limit the heap of process 1234, even if it uses more now
+  neap set 1234 limit=none      remove the limit
   neap set 1234 page_list_high=0 interval=50
-                                switch its page lists off, and let it give memory back sooner
+                                switch its page lists off, and have it return memory sooner
   neap stat 1234                see the values in force
 
-For the process's own user and root. Values take effect at once, one after the other, and last as long as the process.
-A process with more in use than a new limit keeps it: it drains its caches, asks its shrinkers, and gets no more
-memory until it is below. Options that a process reads at its start only are refused.
+Only the process's own user and root may change options. Values take effect at once, one after the
+other, and last as long as the process. A process that uses more than a new limit keeps that memory.
+It drains its caches, asks its shrinkers, and gets no more memory until its use is below the limit.
+Options that a process reads only at its start cannot be changed.
 
 Options that may change:
 ";
 
-/// The examples, and behind them the options that may change.
+/// Returns the examples, followed by the options that may change.
 fn after_help() -> String {
     format!("{EXAMPLES}{}", keys::listing_of(may_change))
 }
@@ -54,12 +55,13 @@ pub(crate) struct SetOptions {
 
 const LIMIT_EXAMPLES: &str = "\
 Examples:
-  neap limit 1234 512m          bound the heap of process 1234
-  neap limit 1234 auto          follow what its container or the machine leaves
+  neap limit 1234 512m          limit the heap of process 1234 to 512 MiB
+  neap limit 1234 auto          follow the memory that its container or the machine has left
   neap limit 1234 75%           likewise, with at most three quarters of the container's limit
-  neap limit 1234 none          lift the bound
+  neap limit 1234 none          remove the limit
 
-Equal to `neap set PID limit=VALUE`. `neap stat PID` shows what is in force.";
+`neap limit PID VALUE` does the same as `neap set PID limit=VALUE`. `neap stat PID` shows the limit
+in force.";
 
 /// Change the memory limit of a running process.
 #[derive(Args)]
@@ -67,7 +69,7 @@ Equal to `neap set PID limit=VALUE`. `neap stat PID` shows what is in force.";
 pub(crate) struct LimitOptions {
     #[command(flatten)]
     subject: Subject,
-    /// none, auto, a percentage, or bytes with k, m, g
+    /// New limit: none, auto, a percentage, or bytes with k, m or g
     #[arg(value_name = "VALUE", value_parser = limit)]
     limit: (Setting, u64),
 }
@@ -83,13 +85,13 @@ pub(crate) fn limit_main(options: &LimitOptions) -> Result<ExitCode> {
 
 /// Parses a change.
 fn change(text: &str) -> Result<(Setting, u64), String> {
-    let (key, value) = text.split_once(['=', ':']).ok_or("it has no \"=\", as in limit=64m")?;
+    let (key, value) = text.split_once(['=', ':']).ok_or("it has no \"=\"; write KEY=VALUE, as in limit=64m")?;
     Setting::parse(key, value).map_err(|refused| refused.to_string())
 }
 
-/// Why a process refuses to sample.
-const NO_SAMPLES: &str = "there is no place for samples, by a limit on files (`ulimit -f`) or on address space \
-                          (`ulimit -v`), or by a closed descriptor";
+/// The possible reasons why a process refuses to sample.
+const NO_SAMPLES: &str = "it has no place for samples, by a limit on file sizes (`ulimit -f`) or on address space \
+                          (`ulimit -v`), or because the program has closed neap's descriptor";
 
 /// Offset of the previous value in the answer.
 const BEFORE: usize = 56;
@@ -127,7 +129,7 @@ pub(crate) fn change_setting(process: &ProcessStatus, page: &Page, setting: Sett
             setting.value(number)
         ),
         NO_SUCH_VALUE if setting == Setting::Profile && number > 0 => bail!(
-            "process {} cannot be sampled: {NO_SAMPLES}; NEAP=profile:on tells the reason at its start",
+            "process {} cannot be sampled: {NO_SAMPLES}; started with NEAP=profile:on, it prints the reason",
             process.pid
         ),
         other => bail!("process {} refused the request (status {other})", process.pid),
@@ -152,7 +154,7 @@ mod tests {
         assert_eq!(change("interval:50"), Ok((Setting::Interval, 50)));
         assert_eq!(change("page_list_high=auto"), Ok((Setting::PageListHigh, AUTO)));
         for (bad, said) in [
-            ("limit", "it has no \"=\", as in limit=64m"),
+            ("limit", "it has no \"=\"; write KEY=VALUE, as in limit=64m"),
             ("limt=1g", "\"limt\" is not an option (did you mean \"limit\"?)"),
             ("interval=5", "interval: \"5\" is not a number from 10 to 60000"),
             ("rseq=off", "rseq cannot change while the process runs; start the process with NEAP=rseq:off"),

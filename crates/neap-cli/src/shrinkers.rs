@@ -1,10 +1,10 @@
 //! Shrinkers of a running process: `neap stat PID --shrinkers`, and `neap shrink`, which makes one
 //! of them free objects.
 //!
-//! The reports come from the process's [control channel](crate::control_channel); their format is
-//! described in the crate `neap`, `shrinker_report`. They are untrusted: sizes are checked.
-//! Shrinkers are asked for their counts one by one, for which callbacks run on the process's own
-//! threads.
+//! The reports come from the process's [control channel](crate::control_channel), in the format of
+//! `crates/neap/src/reports/shrinker_report.rs`. They are untrusted, so sizes are checked. The
+//! command requests the count of one shrinker after the other. For each count, a callback runs on a
+//! thread of neap's in the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -28,41 +28,43 @@ use crate::subject::{Rows, Subject, print, print_json};
 const EXAMPLES: &str = "\
 Examples:
   neap shrink 1234 pages 100
-                          have the cache \"pages\" of process 1234 look at 100 objects of each group
+                          have the cache \"pages\" of process 1234 scan 100 objects of each group
   neap shrink 1234 pages 100 --group tenant/acme
-                          of one group only
+                          scan 100 objects of one group only
   neap stat 1234 --shrinkers
-                          to see them
+                          list the shrinkers of process 1234
 
-For the process's own user and root. Callbacks run on threads of neap's in the process that are there for it; one that has not come back
-after 100 ms is written off, and its shrinker barred for some time. Where neap may have no thread (NEAP=background:off) only its own caches
-(neap:sheaves and others, see above) are asked: a thread of the program's may hold the very lock that a callback takes.";
+Only the process's own user and root may have its caches shrink. The callbacks of a cache run on
+threads that neap has in the process for this purpose. A callback that has not returned after 100 ms
+is written off, and its shrinker is not called for some time. With NEAP=background:off the process
+has no such thread, and only neap's own caches (neap:sheaves and others) are asked. A thread of the
+program could not run the callback, since it may hold a lock that the callback takes.";
 
-/// Have a cache of a running process shrink.
+/// Have a cache of a running process free objects.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ShrinkersOptions {
     #[command(flatten)]
     subject: Subject,
-    /// The shrinker's name; all that have it
+    /// Name of the shrinker; all shrinkers with this name are asked
     name: String,
     /// Number of objects to scan, for each group and node
     objects: u64,
-    /// Only of the group at this path
+    /// Only objects of the memory group at this path
     #[arg(long, value_name = "PATH")]
     group: Option<String>,
-    /// Only on this node
+    /// Only objects on this NUMA node
     #[arg(long)]
     node: Option<u32>,
 }
 
-/// A group on a node.
+/// A shrinker's objects of a group on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct GroupNode {
     group: u64,
     node: u32,
     deferred: u64,
-    /// `None` if it was not asked yet, or did not answer.
+    /// `None` if the shrinker was not asked yet, or did not answer.
     objects: Option<u64>,
 }
 
@@ -90,13 +92,13 @@ impl ReportedShrinker {
             let (what, from, cpu) = (SHRINKERS, self.id as u32, Some(self.places.len() as u32));
             ensure!(
                 channel.ask(&ChannelRequest { what, from, cpu, ..ChannelRequest::default() })? == 0,
-                "the process does not tell the groups of shrinker {}",
+                "the process has not reported the groups of shrinker {}",
                 self.name
             );
             let mut more = Seen::default();
             read(&channel.report()?, &mut more, allowance)
                 .with_context(|| format!("cannot read the shrinkers of process {}", channel.pid()))?;
-            // It may be gone meanwhile.
+            // The shrinker may be gone meanwhile.
             let Some(found) = more.shrinkers.into_iter().find(|found| found.id == self.id) else { break };
             self.flags = if found.places.is_empty() { found.flags & !MORE } else { found.flags };
             self.places.extend(found.places);
@@ -109,14 +111,15 @@ impl ReportedShrinker {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Seen {
     shrinkers: Vec<ReportedShrinker>,
-    /// Reclaimers, those that do not return, waits for them, and waits in vain.
+    /// Number of reclaimers, of reclaimers in a callback that does not return, of waits for
+    /// reclaimers, and of waits in vain.
     threads: [u64; 4],
     /// Of direct and background passes: passes, groups asked, objects scanned, objects freed,
     /// bytes.
     passes: [[u64; 5]; 2],
     /// Paths of the groups of shrinkers.
     paths: BTreeMap<u64, String>,
-    /// The time was over before each was asked for its count.
+    /// The time was over before each shrinker was asked for its count.
     is_cut: bool,
 }
 
@@ -173,8 +176,8 @@ fn request(shrinker: u64, place: &GroupNode, objects: Option<u64>) -> ChannelReq
 }
 
 impl Seen {
-    /// Requests reports of all shrinkers; `None` if there is no memory for them: the first request
-    /// makes neap's own, and groups with them.
+    /// Requests reports of all shrinkers. The first request has the process register neap's own
+    /// shrinkers, and make memory groups. Returns `None` if the process has no memory for that.
     fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<Seen>> {
         let (channel, allowance, mut seen) = (ControlChannel::of(process, page)?, &process.allowance, Seen::default());
         if !channel.reports(SHRINKERS, |words| read(words, &mut seen, allowance))? {
@@ -269,7 +272,7 @@ impl Seen {
         })?;
         if self.is_cut {
             let seconds = process.allowance.seconds();
-            writeln!(output, "\nNot all were asked within {seconds} s; --timeout SECONDS allows more.")?;
+            writeln!(output, "\nNot all shrinkers were asked within {seconds} s; --timeout SECONDS allows more.")?;
         }
         Ok(())
     }
@@ -318,7 +321,7 @@ struct ShrinkersJson<S: Serialize> {
     late: u64,
     direct: Value,
     background: Value,
-    /// Whether the time was enough to ask each for its count.
+    /// Whether the time was enough to ask each shrinker for its count.
     all_asked: bool,
     shrinkers: S,
 }
@@ -346,7 +349,7 @@ pub(crate) fn show(subject: &Subject, is_json: bool) -> Result<ExitCode> {
     })
 }
 
-/// Scans that `neap shrink` has requested.
+/// The scans that `neap shrink` has requested, and their results.
 #[derive(Default)]
 struct Shrunk {
     asked: usize,
@@ -356,7 +359,7 @@ struct Shrunk {
 }
 
 impl Shrunk {
-    /// Has the wanted shrinkers of a page scan objects, as far as the time allows.
+    /// Has the wanted shrinkers of the page's manager scan objects, as far as the time allows.
     fn ask(process: &ProcessStatus, page: &Page, wanted: &WantedScan) -> Result<Shrunk> {
         let mut shrunk = Shrunk::default();
         let Some(seen) = Seen::ask(process, page)? else { return Ok(shrunk) };
@@ -374,10 +377,10 @@ impl Shrunk {
                     Ok(refused) => {
                         shrunk.unanswered += 1;
                         let why = if refused == NO_RECLAIMER {
-                            "not asked: a cache of the program's is asked on a thread of neap's, and the process has none (NEAP=background:off?); \
-                             those called neap:... are asked without"
+                            "not asked: the program's caches are asked on threads of neap's, and the process has none \
+                             (NEAP=background:off?); only neap's own caches, called neap:..., need no thread"
                         } else {
-                            "no answer (it is barred, gone, or too slow)"
+                            "no answer (the shrinker is barred, gone, or too slow)"
                         };
                         why.to_string()
                     }
@@ -417,8 +420,8 @@ pub(crate) fn shrink(options: &ShrinkersOptions) -> Result<ExitCode> {
                 return Ok(shrunk);
             }
         }
-        let of = wanted.group.map_or(String::new(), |path| format!(" with anything of group \"{path}\""));
-        bail!("process {} has no shrinker \"{}\"{of}", process.pid, wanted.name)
+        let of = wanted.group.map_or(String::new(), |path| format!(" with objects of group \"{path}\""));
+        bail!("process {} has no shrinker \"{}\"{of}; `neap stat PID --shrinkers` lists them", process.pid, wanted.name)
     })?;
     print(|output| write!(output, "{}", shrunk.text))?;
     Ok(if shrunk.unanswered < shrunk.asked { ExitCode::SUCCESS } else { ExitCode::FAILURE })

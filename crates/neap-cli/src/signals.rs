@@ -1,9 +1,9 @@
 //! neap's handling of SIGPIPE, and the signal state that `neap run` hands to its program.
 //!
-//! The standard library ignores SIGPIPE before `main`, and resets it for every child. If a reader
-//! closes its pipe early, `println!` panics. A program started under an ignored SIGPIPE would get
-//! another disposition than without `neap run`. So the state is noted before the standard library
-//! changes it.
+//! The standard library ignores SIGPIPE before `main`, so `println!` panics if a reader closes its
+//! pipe early. It also resets SIGPIPE for every child. If SIGPIPE was ignored when `neap run` was
+//! started, the program would get another disposition than without `neap run`. So `note` stores the
+//! disposition before the standard library changes it.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -16,7 +16,8 @@ static IGNORED_AT_START: AtomicBool = AtomicBool::new(false);
 
 /// Runs before the standard library's own start.
 extern "C" fn note() {
-    // SAFETY: zeroes are a `sigaction`; the call only fills it.
+    // SAFETY: all-zero bytes are a valid `sigaction`. With a null new action, the call changes
+    // nothing but `now`.
     let ignored = unsafe {
         let mut now: libc::sigaction = core::mem::zeroed();
         libc::sigaction(libc::SIGPIPE, null(), &raw mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
@@ -35,7 +36,7 @@ pub(crate) fn end_by_a_closed_pipe() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Lets writes to a closed connection fail, for commands that go on then.
+/// Ignores SIGPIPE: a write to a closed connection fails instead of ending this process.
 pub(crate) fn ignore_closed_pipes() {
     // SAFETY: to ignore a signal runs no code.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
@@ -44,7 +45,8 @@ pub(crate) fn ignore_closed_pipes() {
 /// Gives the program of `command` the disposition of SIGPIPE and the signal mask that this process
 /// was started with.
 pub(crate) fn pass_on(command: &mut Command) -> &mut Command {
-    // SAFETY: zeroes are a signal set; the call only fills it.
+    // SAFETY: all-zero bytes are a valid signal set. With a null new set, the call changes nothing
+    // but `mask`.
     let mask = unsafe {
         let mut mask: libc::sigset_t = core::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_BLOCK, null(), &raw mut mask);

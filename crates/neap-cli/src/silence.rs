@@ -1,4 +1,4 @@
-//! Why a process does not answer a request: seen in `/proc`, while a command waits.
+//! Finds out from `/proc` why a process does not answer a request, while a command waits.
 //!
 //! A request is answered by neap's thread or, without one, by a call of the program. A process
 //! without that thread whose threads do not run makes no call. A stopped process does nothing.
@@ -9,10 +9,12 @@ use std::time::Instant;
 
 use crate::handle::ProcessHandle;
 
-/// Time until the first look, and between two. Two looks that see no change are enough.
+/// Time until the first look, and between two looks. If two looks in a row see the same, the reason
+/// is known.
 const FIRST: Duration = Duration::from_millis(200);
 const BETWEEN: Duration = Duration::from_millis(500);
-/// Threads that are looked at. A process with more is waited for as long as the user allows.
+/// Most threads of a process that are looked at. If a process has more, no reason is found, and the
+/// command waits until its timeout.
 const MOST_THREADS: usize = 256;
 
 /// The reason why no answer will come.
@@ -24,7 +26,7 @@ pub(crate) enum Silence {
     Asleep,
 }
 
-/// The state of all threads at a look.
+/// The state of all threads of a process at a look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Threads {
     are_stopped: bool,
@@ -67,7 +69,7 @@ impl Threads {
         }
     }
 
-    /// The reason for silence, if the threads were the same at the look before.
+    /// Returns the reason for silence, if nothing has changed since the look `before`.
     fn silence(&self, before: &Threads) -> Option<Silence> {
         match self == before && !self.runs_any {
             true if self.are_stopped => Some(Silence::Stopped),
@@ -77,7 +79,7 @@ impl Threads {
     }
 }
 
-/// Looks at a process now and then.
+/// Looks at the threads of a process from time to time, while a command waits for its answer.
 pub(crate) struct Vigil<'a> {
     handle: &'a ProcessHandle,
     next: Instant,

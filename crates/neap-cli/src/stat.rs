@@ -1,6 +1,6 @@
 //! `neap stat`: the published numbers of a process under neap, as a report or as one JSON object.
 //!
-//! Nothing is written, and nothing is left behind.
+//! The command writes nothing into the process, unless an option requests a report.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,24 +19,29 @@ use crate::{chunks, groups, reconcile, shrinkers};
 
 const EXAMPLES: &str = "\
 Examples:
-  neap stat 1234          what process 1234 has in use, in caches and given back
-  neap stat 1234 --json   everything, as one JSON object
+  neap stat 1234          memory of process 1234 in use, in caches and returned to the system
+  neap stat 1234 --json   all numbers, as one JSON object
   neap stat 1234 --percpu --html chunks.html
                           the chunks of its per-CPU data, and a page that draws them
   neap stat 1234 --groups --dead
-                          what each holds, and what deleted groups have left
+                          its memory groups, and the charges that deleted groups have left
   neap stat 1234 --reconcile
-                          what is resident, by what it is of, beside what neap believes to have
+                          resident memory by source, beside neap's own counters
   neap stat 1234 --shrinkers
-                          which caches can shrink, what they gave, and which behave badly
+                          caches that can shrink, the objects that they freed, and their faults
 
-For the process's own user and root. The numbers of memory, pages, nodes and classes are current,
-even if the process sleeps or is stopped. Objects on CPUs' stacks, and all other numbers, are as of
-its last tick. The parts are counted one after the other, so the sums of a busy process agree only
-approximately. With --percpu, --groups, --shrinkers and --reconcile the
-process is asked, as by `neap drain`, and answers a chunk or some hundred groups at a time. With memory groups and at most 64 MiB in
-slabs --reconcile stops it for some milliseconds; with more it does not say how much of what is charged is there. In the objects of --json a
-chunk's map is counts of pages: u used, e populated and empty, - not populated.";
+Only the process's own user and root may read the numbers. The numbers of memory, pages, nodes and
+classes are current, even if the process sleeps or is stopped. Objects on CPUs' stacks, and all
+other numbers, are as of its last tick. The parts are counted one after the other, so the sums of a
+busy process agree only approximately.
+
+--percpu, --groups, --shrinkers and --reconcile send requests to the process, as `neap drain` does.
+A process with many groups or chunks answers in several reports. --reconcile stops a process with
+memory groups for some milliseconds if it has at most 64 MiB in slabs. If it has more, --reconcile
+does not tell how much of the charged memory exists.
+
+With --percpu --json, the map of a chunk is a list of page counts, each with a letter: u used, e
+populated and empty, - not populated.";
 
 /// Show the numbers of a running process.
 #[derive(Args)]
@@ -50,7 +55,7 @@ pub(crate) struct StatOptions {
     /// Show the chunks of its per-CPU data instead
     #[arg(long)]
     percpu: bool,
-    /// Show its memory groups instead, as a tree
+    /// Show its memory groups instead, as a tree with the use of each
     #[arg(long, conflicts_with = "percpu")]
     groups: bool,
     /// Show its shrinkers instead: caches that give memory back

@@ -1,8 +1,8 @@
 //! The numbers in a process's page that `neap stat` and `neap top` show.
 //!
-//! They come from the JSON that [`stat_reader`](crate::stat_reader) found, which is escaped, and
-//! from live counters. Only types and sums. The library in a process may be older or newer than
-//! this command.
+//! They come from the JSON text that [`stat_reader`](crate::stat_reader) has read and escaped, and
+//! from the live counters. This module has only types and sums. The library in a process may be
+//! older or newer than this command.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +20,9 @@ pub(crate) struct Numbers {
     pub(crate) mode: Mode,
     /// Options that may change, with the values in force.
     pub(crate) settings: BTreeMap<String, String>,
-    /// The container that the limit follows, if it does.
+    /// The container that the option `limit` follows, if it follows one.
     pub(crate) container: Option<ContainerNumbers>,
-    /// Files that `profile_at_limit` asks for, if it does.
+    /// Counts of heap profiles, if the option `profile_at_limit` is set.
     pub(crate) heap_profiles: Option<HeapProfiles>,
     pub(crate) bytes: Bytes,
     pub(crate) per_cpu: Option<PerCpuNumbers>,
@@ -33,7 +33,7 @@ pub(crate) struct Numbers {
     pub(crate) released: Released,
     pub(crate) holes: Holes,
     pub(crate) reuse: Reuse,
-    /// Guarded samples, if there may be some.
+    /// Guarded samples, if the process may have some.
     pub(crate) guard: Option<GuardNumbers>,
     pub(crate) ticks: u64,
     pub(crate) drains: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// The numbers of a page that are known here.
+    /// Parses the numbers of a page. Keys that [`Numbers`] does not have are ignored.
     pub(crate) fn read(process: &ProcessStatus, page: &Page) -> Result<Numbers> {
         let numbers = Numbers::deserialize(&page.object);
         numbers.with_context(|| format!("the numbers of process {} are not those of neap {VERSION}", process.pid))
@@ -132,7 +132,7 @@ pub(crate) struct ContainerNumbers {
     pub(crate) passed: u64,
 }
 
-/// Bytes of pages.
+/// Bytes of the used and of the empty pages of per-CPU data.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PerCpuNumbers {

@@ -1,14 +1,15 @@
 //! The page of numbers of a process under neap, found through `/proc` and read while the process
 //! runs.
 //!
-//! The library keeps a memfd named `neap-stat` up to date. It is opened through `/proc/PID/fd`,
-//! which the kernel allows the process's own user and root, even if `kernel.yama.ptrace_scope`
-//! is 1. If a program has closed the descriptor its mapping is read, which takes the right to trace
-//! the process. The process is neither stopped nor signalled. Its page is untrusted: only a memfd
-//! is opened, each file once, and [text](crate::foreign) is escaped.
+//! The library keeps a memfd named `neap-stat` up to date. This command opens it through
+//! `/proc/PID/fd`. The kernel allows that to the process's own user and root, even if
+//! `kernel.yama.ptrace_scope` is 1. If the program has closed the descriptor, this command reads
+//! the mapping, for which it needs the right to trace the process. The process is neither stopped
+//! nor signalled. Its page is untrusted: only memfds are opened, each file once, and
+//! [text](crate::foreign) is escaped.
 //!
-//! The page's format, version 7, is described in the crate `neap`, `sheet`. It is read by
-//! bytes, since the library in a process may be of another version than this command.
+//! `crates/neap/src/numbers/sheet.rs` describes the page's format, version 7. This module reads it
+//! byte by byte, since the library in a process may be of another version than this command.
 
 use core::time::Duration;
 use std::fs::{self, File, OpenOptions};
@@ -58,7 +59,7 @@ pub(crate) struct Page {
     pub(crate) published: u64,
     /// Whether there is a text: a forked child writes one at its first tick.
     pub(crate) is_written: bool,
-    /// The text, escaped, with the [live counters](crate::live) in place of its own.
+    /// The text, escaped. The [live counters](crate::live) replace the numbers of the last tick.
     pub(crate) object: Map<String, Value>,
     pub(crate) way: &'static str,
     /// The memfd, if the page was read by a descriptor. Opened for its path only.
@@ -71,7 +72,7 @@ impl Page {
         Some(self.file.as_ref()?.metadata().ok()?.ino())
     }
 
-    /// Whether the text says that the process has nothing of this name.
+    /// Whether the process has published a text, and it has no value for `key`.
     pub(crate) fn lacks(&self, key: &str) -> bool {
         self.is_written && self.object.get(key).is_none_or(Value::is_null)
     }
@@ -117,8 +118,8 @@ impl ProcessStatus {
         self.pages().map(|mut pages| pages.swap_remove(0))
     }
 
-    /// Returns the pages of all managers in it, at least one: a program may have one of its own
-    /// beside the preloaded one.
+    /// Returns the pages of all managers in the process, at least one. A program may have a manager
+    /// of its own beside the preloaded one.
     pub(crate) fn pages(&self) -> Result<Vec<Page>> {
         let (mut own, mut foreign) = (Vec::new(), None);
         for file in self.descriptors()? {
@@ -184,8 +185,8 @@ impl ProcessStatus {
             None => (
                 LookRefusal::NotNeap,
                 format!(
-                    "process {pid} ({}) does not run under neap; a program that has neap built in publishes numbers if it \
-                     uses neap before it starts threads",
+                    "process {pid} ({}) does not run under neap; start it by `neap run`, or if neap is built into it, \
+                     have it use neap before it starts threads",
                     self.name
                 ),
             ),
@@ -280,7 +281,8 @@ struct FilePlace {
     inode: u64,
 }
 
-/// The place of an open file. Asks no server of a file system, which may never answer.
+/// Returns the place of an open file. Does not contact a network file system's server, which may
+/// never answer.
 fn place(file: &File) -> io::Result<FilePlace> {
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     // SAFETY: all-zero bytes are valid numbers; the call only fills them.
@@ -294,15 +296,15 @@ fn place(file: &File) -> io::Result<FilePlace> {
     Ok(FilePlace { device: (status.stx_dev_major, status.stx_dev_minor), inode: status.stx_ino })
 }
 
-/// The file system of all memfds. A file elsewhere may have a page's name, and a server that lets
-/// readers wait.
+/// Returns the device number of all memfds. A file on another device may have a page's name, and a
+/// server that lets readers wait.
 fn memfds() -> io::Result<(u32, u32)> {
     // SAFETY: the name is a C string.
     let descriptor = unsafe { libc::memfd_create(c"neap".as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and owned by nothing else.
+    // SAFETY: the descriptor was just made, and has no other owner.
     let file = unsafe { File::from_raw_fd(descriptor) };
     Ok(place(&file)?.device)
 }
@@ -330,8 +332,8 @@ pub(crate) const REPORT: usize = 256 << 10;
 pub(crate) const REPORT_LENGTH: usize = 64 << 10;
 /// Most bytes of text of a page.
 const MOST: usize = 64 << 10;
-/// Reads of a page that is being written, and the time between two; writing takes some
-/// microseconds. The pages of tests do not change by themselves.
+/// Most readings of a page that is being written, and the time between two readings. Writing takes
+/// some microseconds. The pages of tests do not change by themselves.
 const LOOKS: u32 = 200;
 const PAUSE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(1) };
 
@@ -343,8 +345,8 @@ struct Sheet {
     text: Option<(u64, Vec<u8>)>,
 }
 
-/// Reads a page by `read`: its text, repeatedly until one whole object was read, and then its live
-/// counters.
+/// Reads a page by `read`. Reads its text again until the process did not change it meanwhile, and
+/// then the live counters.
 fn page(read: &Read<'_>, way: &'static str) -> Result<Page> {
     let Sheet { layout, writer, text } = sheet(read)?;
     let (published, mut object) = match &text {
@@ -367,12 +369,13 @@ fn sheet(read: &Read<'_>) -> Result<Sheet> {
         let (version, sequence, writer, length) = (word(8), word(12), word(16), word(20) as usize);
         if &before[..8] != MAGIC {
             ensure!(before == [0; HEADER], "the memfd neap-stat is not a page of numbers (bad magic)");
-            // It is being made.
+            // The process is still making the page.
             continue;
         }
         ensure!(
             version == FORMAT,
-            "its numbers are of format {version}; this is neap {VERSION}, which reads format {FORMAT}"
+            "its numbers are of format {version}; this is neap {VERSION}, which reads format {FORMAT}; use the neap \
+             command of its library"
         );
         let layout = PageLayout::read(read)?;
         unwritten = Some((layout, writer));
@@ -394,7 +397,7 @@ fn sheet(read: &Read<'_>) -> Result<Sheet> {
             return Ok(Sheet { layout, writer, text: Some((published, text)) });
         }
     }
-    // If it is being written at every look, the process may be stopped.
+    // A process that was stopped while it wrote the text never ends writing it.
     let (layout, writer) = unwritten.context("the page of numbers was being made at every look")?;
     Ok(Sheet { layout, writer, text: None })
 }

@@ -35,8 +35,9 @@ pub(crate) fn paired_ratios(ours: &[Measured], theirs: &[Measured]) -> Vec<f64> 
         .collect()
 }
 
-/// The ends of an interval that contains the median of the distribution with a probability of at
-/// least 95 %, by the order of the values alone. `None` for fewer than six.
+/// Returns the ends of an interval that contains the median of the distribution with a probability
+/// of at least 95 %. It uses only the order of the values, and assumes nothing of the distribution.
+/// `None` for fewer than six values.
 pub(crate) fn median_interval(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);

@@ -15,13 +15,14 @@ use crate::allowance::{Allowance, USUAL_TIME};
 use crate::handle::ProcessHandle;
 use crate::stat_reader::ProcessStatus;
 
-/// Time beyond the wanted one, in which a look that counts its own time ends by itself.
+/// Time that [`within`] waits beyond the user's timeout. A look that checks its [`Allowance`] ends
+/// in this time, with an error that says more.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The time of a look at a process.
 #[derive(Clone, Args)]
 pub(crate) struct Timeout {
-    /// Seconds that a look at the process may take
+    /// Most seconds that reading may take
     #[arg(long = "timeout", value_name = "SECONDS", default_value_t = USUAL_TIME.as_secs(), value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
 }
@@ -35,7 +36,7 @@ impl Timeout {
 /// The process, and the time for it.
 #[derive(Clone, Args)]
 pub(crate) struct Subject {
-    /// The process
+    /// Id of the process
     #[arg(value_parser = clap::value_parser!(i32).range(1..))]
     pid: i32,
     #[command(flatten)]
@@ -66,15 +67,15 @@ impl Subject {
     }
 }
 
-/// Reads something on a thread of its own. A read that is stuck in the kernel, or works for too
-/// long, ends with this command.
+/// Calls `read` on a new thread, and waits for the result for `time` and [`GRACE`]. After that the
+/// thread is left behind, since it may be stuck in the kernel. It ends with this command.
 pub(crate) fn within<T: Send + 'static>(
     time: Duration,
     what: &str,
     read: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (sender, receiver) = channel();
-    // Without a receiver this command is about to end.
+    // If the receiver is gone, `within` has given up and this command is about to end.
     std::thread::spawn(move || drop(sender.send(read())));
     match receiver.recv_timeout(time + GRACE) {
         Ok(seen) => seen,

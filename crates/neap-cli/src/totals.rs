@@ -1,7 +1,8 @@
-//! The numbers of a process that `neap ps` and `neap metrics` show of each of many: sums in bytes,
-//! and counts since the start.
+//! The numbers that commands on many processes show of each process: sums in bytes, and counts
+//! since the start.
 //!
-//! [`Totals::of`] is the only place where these commands meet the numbers of a page.
+//! These commands are `neap ps`, `neap metrics` and `neap top` without a process. They read the
+//! numbers of a page only by [`Totals::of`].
 
 use anyhow::{Context, Result};
 
@@ -58,7 +59,7 @@ pub(crate) struct Totals {
     pub(crate) major_faults: u64,
 }
 
-/// The start of an escaped text.
+/// Returns the first [`LONGEST`] characters of an escaped text.
 fn short(text: &str) -> String {
     text.chars().take(LONGEST).collect()
 }
@@ -103,12 +104,12 @@ impl Totals {
         })
     }
 
-    /// All that caches keep.
+    /// Bytes that all caches keep.
     pub(crate) fn cached(&self) -> u64 {
         self.cached_objects.saturating_add(self.cached_pages).saturating_add(self.cached_per_cpu)
     }
 
-    /// What objects and runs may still take below the limit, if there is one.
+    /// Bytes that objects and runs may still take below the limit; `None` without a limit.
     pub(crate) fn headroom(&self) -> Option<u64> {
         Some(self.limit?.saturating_sub(self.in_use).saturating_sub(self.tables))
     }

@@ -1,8 +1,8 @@
 //! The compared allocators: neap, the C library's own, the peers, and peers set to return memory.
 //!
-//! A variant is a preload library and an environment, tried once before it is used. A variant that
-//! does not exist is reported as missing, one that does not work or that the loader ignores as
-//! failed. No locks; nothing is built or downloaded.
+//! A variant is a preload library and an environment. [`find`] tries each variant once. A variant
+//! whose library does not exist is reported as missing. A variant that does not work, or whose
+//! library the loader ignores, is reported as failed. Nothing is built or downloaded.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -19,8 +19,8 @@ use crate::{library, work};
 const STEERING: [&str; 5] = ["LD_PRELOAD", "NEAP", "MALLOC_CONF", "GLIBC_TUNABLES", "PYTHONMALLOC"];
 const STEERING_PREFIXES: [&str; 4] = ["MALLOC_", "MIMALLOC_", "TCMALLOC_", "SNMALLOC_"];
 
-/// glibc registers restartable sequences for each thread; Google's tcmalloc then falls back to
-/// caches per thread.
+/// Keeps glibc from registering restartable sequences for each thread. If glibc registers them,
+/// Google's tcmalloc falls back to caches per thread.
 const TCMALLOC_PER_CPU: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +29,9 @@ pub(crate) enum AllocatorKind {
     Neap,
     /// neap with its restartable sequences switched off.
     NeapNoRseq,
-    /// A peer in its default, the C library's malloc among them.
+    /// A peer with its default settings. The C library's malloc is one.
     Peer,
-    /// A peer with settings that return memory, or another mode of it.
+    /// A peer with settings that return memory, or in another mode.
     Tuned,
 }
 
@@ -77,9 +77,9 @@ pub(crate) struct Failure {
 /// The variants of a benchmark.
 pub(crate) struct Found {
     pub(crate) variants: Vec<Variant>,
-    /// Not there.
+    /// Variants whose library cannot be found.
     pub(crate) missing: Vec<Missing>,
-    /// There, but no program can be run on it.
+    /// Variants whose library exists, but on which no program runs.
     pub(crate) failed: Vec<Failure>,
     pub(crate) versions: BTreeMap<String, String>,
 }
@@ -106,8 +106,8 @@ const TABLE: [Row; 13] = [
 const JEMALLOC_RETURN: &str = "background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0";
 
 impl Variant {
-    /// Makes `command` run on this variant, without inherited settings. Variables that were set for
-    /// the command alone stay.
+    /// Makes `command` run on this variant, without inherited settings. Variables that the caller
+    /// has set in `command` stay.
     pub(crate) fn apply(&self, command: &mut Command) {
         self.replace(command, std::env::vars_os().map(|(name, _)| name));
     }
@@ -207,7 +207,7 @@ pub(crate) fn locate(executable: &Path, file: &str) -> Result<Option<PathBuf>> {
             let names = [format!("{peer}.so"), format!("lib{peer}.so")];
             let path = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
             path.with_context(|| {
-                format!("{} is not there (`cargo xtask peers` makes it)", folder.join(&names[0]).display())
+                format!("{} does not exist; `cargo xtask peers` makes it", folder.join(&names[0]).display())
             })?
         }
     };

@@ -109,7 +109,7 @@ fn who_cannot_answer_is_said_so_and_nothing_is_left_of_the_request() {
     program.hear("ready");
     let pid = program.id();
     let complaint = drain(pid, &[]).unwrap_err();
-    let expected = format!("process {pid} has not answered: it has no thread of neap's (see background:on)");
+    let expected = format!("process {pid} has not answered: it has no thread of neap's (NEAP=background:on");
     assert!(complaint.contains(&expected), "{complaint}");
     // The ticket is the last answered one again.
     let file = fs::File::open(format!("/proc/{pid}/fd/{}", pages(pid)[0].0)).unwrap();

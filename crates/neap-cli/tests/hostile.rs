@@ -186,8 +186,9 @@ fn as_many_bytes_as_are_read_are_shown_in_bounded_memory() {
 
 #[test]
 fn reports_without_an_end_are_refused_after_a_time() {
+    // On a busy machine the time may be over before the first report.
     let hostile = Hostile::start("places");
-    hostile.refuses("stat", &["--shrinkers", "--timeout", "3"], "within 3 s; --timeout SECONDS");
+    hostile.refuses("stat", &["--shrinkers", "--timeout", "3"], "in 3 s");
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn slow_answers_share_the_time_of_a_command() {
     let hostile = Hostile::start("slow");
     let ended = hostile.run("stat", &["--shrinkers", "--timeout", "2"]);
     assert_eq!(ended.code, Some(0), "{}", ended.said);
-    assert!(ended.text.contains("Not all were asked within 2 s") && ended.text.contains(" ? "), "{}", ended.text);
+    assert!(ended.text.contains("shrinkers were asked within 2 s") && ended.text.contains(" ? "), "{}", ended.text);
     // A report of shrinkers, one of groups, and a few of sixteen counts.
     assert!(hostile.answered() < 8);
     // A process that has not answered is not asked for the second reading.

@@ -154,6 +154,6 @@ fn a_program_that_does_not_answer_is_explained_from_outside_and_says_so() {
     assert!(of(&seen, "Slabs")["believed"].is_null() && bytes(&seen, "Arena") > 5 << 20, "{seen}");
     let report = neap("stat", program.id(), &["--reconcile"]);
     let text = String::from_utf8(report.stdout).unwrap();
-    let words = ["What neap believes is not known", "arena, not seen by the page"];
+    let words = ["neap's counters are not known", "arena, not seen by the page"];
     assert!(words.into_iter().all(|words| text.contains(words)), "{text}");
 }

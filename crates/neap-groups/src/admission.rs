@@ -2,22 +2,23 @@
 //!
 //! # Design
 //!
-//! A waiter is queued at the group that refused it. It is admitted only if, at that group and at
-//! each ancestor, no older waiter waits or it may pass the oldest one. A waiter passes if it
-//! requests less than an eighth of the oldest's bytes; at most [`PASSES`] pass each oldest waiter.
-//! A large request therefore does not block small ones and is still admitted: each pass is counted
-//! against the oldest, and each waiter becomes the oldest in time.
+//! A waiter is queued at the group that refused it. It is admitted only if it is not barred at any
+//! group from the charged one up to the root. A group bars it if an older waiter waits there,
+//! unless it may pass the oldest one. A waiter passes if it requests less than an eighth of the
+//! oldest's bytes; at most [`PASSES`] pass each oldest waiter. So a large request does not block
+//! small ones. It is still admitted, since passes are bounded and each waiter becomes the oldest in
+//! time.
 //!
-//! A waiter that another group refuses is queued there, by its age. A request above a limit does
-//! not wait: it would block all others.
+//! If another group refuses a waiter, the waiter moves to that group's queue, by its age. A request
+//! that exceeds a `max` is refused, since it would block all others.
 //!
 //! The thread that makes room charges the bytes to the waiter at once, so no other thread can take
-//! them in between. A charge that does not wait takes available bytes, whatever waits.
+//! them in between. A charge that does not wait takes available bytes, even if others wait.
 //!
 //! # Locking
 //!
-//! The mutex of the queues is held for [`STEPS`] attempts at most. The rest is requested for the
-//! next tick.
+//! The mutex of the queues is held for at most [`STEPS`] attempts. If more waiters could be
+//! admitted, a tick is requested.
 
 use crate::charge::OnLimit;
 use crate::group::{Bound, DEEPEST, Group, NONE};
@@ -31,7 +32,7 @@ use neap_os::futex::{self, Sharing};
 
 /// Number of waiters that may pass the oldest waiter of a group.
 pub(crate) const PASSES: u32 = 8;
-/// A request may pass if it is below this part of the oldest's.
+/// A request may pass if it is below the bytes of the oldest, divided by this.
 pub(crate) const PASSING_PART: u64 = 8;
 /// Attempts during one hold of the mutex.
 const STEPS: usize = 64;
@@ -87,7 +88,7 @@ impl Groups {
             let Some(behind) = self.tree.owners.behind(id) else { return false };
             let mut path = [NONE; DEEPEST as usize];
             let slots = self.tree.upwards(behind.slot()).zip(&mut path).map(|((slot, _), place)| *place = slot).count();
-            // From the top: waiters further down are admitted only past those.
+            // From the root downwards: waiters at a group may bar those further down.
             path[..slots].iter().rev().for_each(|&slot| self.admit_at(host, queues, slot, round));
             round.unfinished
         })
@@ -106,7 +107,7 @@ impl Groups {
             let _reading = self.rcu.enter();
             body(&mut queues, &mut round)
         };
-        // An entry that has a new owner by now is woken without need.
+        // If an entry has a new owner by now, the wake-up is spurious.
         for waiter in round.woken[..round.threads].iter().filter_map(|&index| self.waiters.entry(index)) {
             futex::wake(&waiter.state, 1, Sharing::Process);
         }
@@ -141,7 +142,7 @@ impl Groups {
 
     /// Admits waiters that may pass the oldest.
     fn let_pass<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, group: &Group, round: &mut Round) {
-        // A younger request that is not smaller would not fit either.
+        // `least` is the smallest request that was refused. No larger one fits either.
         let mut least = u64::MAX;
         let mut looks = 0;
         let mut next = queues.first(group).and_then(|oldest| queues.after(oldest));
@@ -150,7 +151,7 @@ impl Groups {
             && !round.is_over()
         {
             looks += 1;
-            // Before it is in another list.
+            // Read before `let_in`, which may move the waiter to another list.
             next = queues.after(index);
             let bytes = queues.get(index).map_or(u64::MAX, Waiter::bytes);
             if bytes < least && passes(bytes, oldest) && !self.let_in(host, queues, index, round) {
@@ -159,7 +160,8 @@ impl Groups {
         }
     }
 
-    /// Publishes the bytes that are waited for at a group. Returns whether there is room for them.
+    /// Publishes the least bytes that a waiter at a group needs. Returns whether there is room for
+    /// them.
     pub(crate) fn say_what_is_wanted(&self, queues: &Queues<'_>, group: &Group) -> bool {
         let Some(oldest) = queues.first(group) else { return group.want(0) };
         let Some(first) = queues.get(oldest) else { return false };

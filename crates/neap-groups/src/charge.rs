@@ -3,20 +3,21 @@
 //!
 //! # Design
 //!
-//! The fast path is one restartable sequence. At a limit, in this order:
+//! The fast path is one restartable sequence. A charge that exceeds a limit takes these steps:
 //!
 //! 1. Caches of the group at its limit and its descendants are flushed, and their stocks emptied.
 //! 2. The host reclaims from that group, as long as that frees anything. Stocks are emptied again
-//!    afterwards, since freed bytes may be there.
-//! 3. The charge is refused, with an error that names the groups that hold the memory. Or it
-//!    exceeds the limit and is counted ([`OnLimit`]).
+//!    afterwards, since they may have the freed bytes.
+//! 3. The charge is refused, with an error that names the groups that hold the memory. [`OnLimit`]
+//!    may grant it instead. Then [`Event::Overcharged`] is counted.
 //!
-//! A charge that can never be granted is refused before the host is asked. It exceeds a `max`, or
-//! the part of a `max` that `min` does not protect below it.
+//! A charge that can never be granted is refused before the host is asked. Such a charge exceeds
+//! the `max` of a group, or the part of `max` that the `min` of the group's children does not
+//! protect.
 //!
 //! An uncharge always succeeds and does not wait. A charge takes available bytes, even while other
-//! threads wait for room (`wait.rs`). Meanwhile neither charges nor uncharges stock bytes, so
-//! waiters learn of uncharged bytes.
+//! threads wait for room (`wait.rs`). While a thread waits at a group, charges and uncharges below
+//! that group stock no bytes. So each uncharge lowers the counters and can admit waiters.
 //!
 //! # Locking
 //!
@@ -33,7 +34,7 @@ use crate::stock::{BATCH, CAP};
 use core::sync::atomic::{AtomicU32, Ordering};
 use neap_base::Platform;
 
-/// Maximum number of reclaim calls for one charge that frees something each time.
+/// Maximum number of reclaim calls for one charge, if each call frees something.
 const RETRIES: u32 = 16;
 /// Part of a `max` by which [`OnLimit::Reserve`] may exceed it.
 const RESERVE: u64 = 8;
@@ -45,10 +46,10 @@ const LOOKS: u64 = 64;
 pub enum OnLimit {
     /// Refuse it.
     Refuse,
-    /// Grant and count it, as far as can be counted: for a caller that must not fail.
+    /// Grant it up to the largest countable charge, and count it: for a caller that must not fail.
     Overcharge,
-    /// Grant and count it up to an eighth of a `max` beyond that, without asking the host: for a
-    /// callback of reclaim, which needs memory before it frees more.
+    /// Grant it up to an eighth above a `max`, and count it. The host is not asked. For a callback
+    /// of reclaim, which may need memory before it frees more.
     Reserve,
 }
 
@@ -115,7 +116,7 @@ impl Groups {
     /// Charges bytes to the group of a payer and all its ancestors. Returns the nanoseconds for
     /// which the caller is to be delayed because a group is above its `high`.
     ///
-    /// The caller sleeps itself, where it holds nothing.
+    /// This function does not sleep. The caller sleeps when it holds no lock.
     ///
     /// # Errors
     /// See [`Refusal`]; nothing is charged then.
@@ -144,10 +145,12 @@ impl Groups {
         }
     }
 
-    /// Charges the counters, and makes room where there is none. Returns the charged bytes.
+    /// Charges the counters. Without room, flushes caches, empties stocks, and reclaims. Returns
+    /// the charged bytes.
     ///
-    /// Cached bytes refuse no charge: caches are flushed at once, unless a failure would only be
-    /// counted, by `how`. The host is asked for memory at most `reclaims` times.
+    /// With [`OnLimit::Refuse`] caches are flushed at once, so no charge is refused for cached
+    /// bytes. Otherwise a flush soon after another one may be skipped. The host reclaims at most
+    /// `reclaims` times.
     pub(crate) fn look_for_room<H: Reclaimer>(
         &self,
         host: &H,
@@ -165,8 +168,8 @@ impl Groups {
             };
             let drains_next = drained != Some(full) && drains < DEEPEST + RETRIES;
             let reclaims_next = reclaims > 0;
-            // Only when stocks, which count as used, are empty. The protected bytes are known then,
-            // and a refusal names the holders.
+            // Evaluated only when stocks are empty, since stocked bytes count as used. Then the
+            // protected bytes are known, and a refusal names the holders.
             let never = || self.too_small(payer, bytes).or_else(|| self.is_kept(full, bytes));
             if how == OnLimit::Refuse
                 && !drains_next
@@ -181,7 +184,7 @@ impl Groups {
                 let tell = |group: &Group| self.tell(host, group, Event::Max);
                 _ = host.inside(|| self.with(full, tell));
             }
-            // Another limit, further up, is reached with other stocks.
+            // Another full group, further up, has further descendants with stocks.
             if drains_next {
                 drained = Some(full);
                 drains += 1;
@@ -206,8 +209,8 @@ impl Groups {
         self.tree.upwards(slot).find(|(_, group)| bytes > group.bound(Bound::Max)).map(|(_, group)| group.id())
     }
 
-    /// Returns `full` if `min` of its children leaves no room for so many bytes. The caller must be
-    /// inside the fork gate.
+    /// Returns `full` if the `min` of its children leaves no room for `bytes` below its `max`. The
+    /// caller must be inside the fork gate.
     fn is_kept(&self, full: GroupId, bytes: u64) -> Option<GroupId> {
         let kept = self.with(full, |group| {
             let room = group.bound(Bound::Max).saturating_sub(bytes);
@@ -216,8 +219,8 @@ impl Groups {
         kept.is_ok_and(|kept| kept).then_some(full)
     }
 
-    /// Charges the counters and stocks the excess. Returns the charged bytes. The caller must be
-    /// inside the fork gate.
+    /// Charges a batch to the counters, or `bytes` if a batch does not fit, and stocks the excess.
+    /// Returns the charged bytes. The caller must be inside the fork gate.
     fn attempt<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, ChargeFailure> {
         let _reading = self.rcu.enter();
         let Some(IdTarget::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(ChargeFailure::Gone) };
@@ -228,7 +231,7 @@ impl Groups {
             Ok(()) => batch,
             Err(full) => {
                 let exact = if bytes < batch { self.raise(slot, bytes, OnLimit::Refuse) } else { Err(full) };
-                // The counters raised on the way up were missing to waiters for a moment.
+                // `raise` took room for a moment that a waiter may have needed.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
                     _ = self.admit(host, payer.id());
                 }
@@ -270,7 +273,7 @@ impl Groups {
             }
             Err(full) => {
                 self.tell(host, full, Event::Refused);
-                // As in `attempt`, but a tick admits waiters.
+                // `raise` took room for a moment, as in `attempt`. Here a tick admits waiters.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
                     host.come_soon();
                 }
@@ -279,7 +282,8 @@ impl Groups {
         }
     }
 
-    /// Books bytes under a payer that were charged to its group, in this slot, and its ancestors.
+    /// Books bytes under a payer. They were charged to its group, in this slot, and to all
+    /// ancestors.
     pub(crate) fn book<H: Reclaimer>(&self, host: &H, slot: u32, payer: Payer, bytes: u64) {
         self.tree.owners.book(payer.id(), bytes);
         self.tree.group(slot).inspect(|group| {
@@ -288,8 +292,8 @@ impl Groups {
         });
     }
 
-    /// Raises the charged bytes of a group and all its ancestors, or of none of them. Then it
-    /// returns the group that is at its limit, or at the largest countable charge.
+    /// Raises the charged bytes of a group and all its ancestors. If one of them is at its limit,
+    /// or at the largest countable charge, raises none, and returns that group.
     pub(crate) fn raise(&self, slot: u32, bytes: u64, how: OnLimit) -> Result<(), &Group> {
         for (full, group) in self.tree.upwards(slot) {
             if !group.raise(bytes, how.most(group.bound(Bound::Max))) {
@@ -304,11 +308,11 @@ impl Groups {
     }
 
     /// Returns the delay in nanoseconds of a thread that has charged `charged` bytes; 0 for none.
-    /// Caches are flushed before, so only used bytes delay. The caller must be outside the fork
-    /// gate.
+    /// Flushes caches first, so that only used bytes cause a delay. The caller must be outside the
+    /// fork gate.
     pub(crate) fn delay<H: Reclaimer>(&self, host: &H, payer: Payer, charged: u64) -> u64 {
-        // Returns the delay and the uppermost group above its `high`; tells these groups if
-        // `tells`.
+        // Returns the delay and the uppermost group above its `high`. If `tells`, counts
+        // [`Event::High`] at each group above its `high`.
         let look = |tells: bool| {
             let _reading = self.rcu.enter();
             let (mut longest, mut top) = (0, None);
@@ -326,7 +330,8 @@ impl Groups {
             (longest, top)
         };
         let (longest, top) = host.inside(|| look(false));
-        // Not the stocks: small charges are delayed together, for a stock.
+        // Stocks are not emptied: the batch that filled a stock delays all small charges from it at
+        // once.
         if let Some(top) = top.filter(|_| longest > 0) {
             host.flush(&|payer| self.is_below(payer.id(), top), FlushPace::AtOnce);
         }
@@ -336,9 +341,9 @@ impl Groups {
     /// Returns the groups that hold most of the bytes charged to a group. The caller must be within
     /// a read.
     ///
-    /// Visits [`LOOKS`] children; if there are more, other ones at the next call, beside those that
-    /// held most before. A refusal thus has a bounded cost, and the largest child is known once all
-    /// were visited.
+    /// Visits at most [`LOOKS`] children, and the children that held most before. If there are
+    /// more, the next call visits the following ones. So a refusal has a bounded cost, and the
+    /// largest child is known once all children were visited.
     fn holders<H: Reclaimer>(&self, host: &H, group: &Group) -> [Option<(GroupId, u64)>; HOLDERS] {
         let mut holders: [Option<(u32, GroupId, u64)>; HOLDERS] = [None; HOLDERS];
         let mut hold = |slot: u32, id: GroupId, bytes: u64| {
@@ -374,8 +379,8 @@ impl Groups {
         for (place, holder) in group.counters.holders.iter().zip(holders) {
             place.store(holder.map_or(0, |(slot, ..)| slot + 1), Ordering::Relaxed);
         }
-        // Bytes held by the group itself: usage without that of its children; or its own counts, if
-        // not all children were visited.
+        // Bytes held by the group itself: its usage without that of its children. If not all
+        // children were visited, the sum of the group's own counts.
         let own = match (from, next) {
             (NONE, NONE) => group.usage().saturating_sub(sum),
             _ => Kind::ALL.into_iter().map(|kind| self.of_kind(host, group, kind)).sum(),
@@ -400,8 +405,8 @@ impl Groups {
         Refusal::Limit(Limit { group: full, max, charged, need, holders })
     }
 
-    /// Uncharges bytes of a payer: from its group, or from the heir of a deleted one. Never waits
-    /// but for a fork.
+    /// Uncharges bytes from a payer's group, or from its heir if the group is deleted. Waits for
+    /// nothing but short mutexes and a fork.
     #[inline]
     pub fn uncharge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         if !self.give(host.platform(), payer, bytes) {
@@ -412,7 +417,7 @@ impl Groups {
     #[cold]
     #[inline(never)]
     fn uncharge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
-        // The bytes are booked, so the id still has the entry under which they were charged.
+        // Booked bytes keep the id's entry, so the id still leads to its group or an heir.
         let gone = !self.tree.owners.is_there(payer.id());
         if gone && self.give(host.platform(), payer.of_heir(), bytes) {
             return;
@@ -420,8 +425,8 @@ impl Groups {
         host.inside(|| self.put_or_settle(host, payer, bytes));
     }
 
-    /// Uncharges bytes of a payer. Differs from [`Groups::uncharge`]: the caller is inside the fork
-    /// gate.
+    /// Uncharges bytes from a payer's group, or from its heir if the group is deleted. The caller
+    /// must be inside the fork gate.
     pub fn uncharge_inside<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         if !self.give(host.platform(), payer, bytes) {
             self.put_or_settle(host, payer, bytes);
@@ -433,8 +438,8 @@ impl Groups {
     fn put_or_settle<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         let out = {
             let _reading = self.rcu.enter();
-            // Checked again within the section: a group that exists now cannot end its grace period
-            // before the section ends.
+            // Checked again within the read. If the group exists now, its grace period cannot end
+            // before the read ends.
             let there = self.tree.owners.is_there(payer.id());
             let payer = if there { payer } else { payer.of_heir() };
             if bytes > CAP || self.is_waited_for(payer.id()) {

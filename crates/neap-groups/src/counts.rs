@@ -12,7 +12,7 @@
 //!
 //! # Locking
 //!
-//! None. A reader keeps the group's slot, and thereby its counts.
+//! This module has no lock. During a read a group keeps its slot, and its counts are not freed.
 
 use crate::group::Group;
 use crate::groups::Groups;

@@ -31,13 +31,11 @@ impl fmt::Display for GroupError {
         f.write_str(match self {
             GroupError::NoSuchGroup => "there is no such group",
             GroupError::Exists => "a group of that name is there already",
-            GroupError::BadName => {
-                "a name has 1 to 56 bytes, no '/' and nothing that does not print, and is neither '.' nor '..'"
-            }
+            GroupError::BadName => "a name has 1 to 56 bytes, all printable, without '/', and is neither '.' nor '..'",
             GroupError::TooDeep => "no group can be deeper",
             GroupError::HasChildren => "the group has children, which must be deleted first",
             GroupError::Root => "the root cannot be deleted, and has no protection of its own",
-            GroupError::Full => "there are as many groups as there can be",
+            GroupError::Full => "the maximum number of groups is reached",
             GroupError::NoMemory => "there is no memory for the group",
         })
     }

@@ -2,23 +2,25 @@
 //!
 //! # Design
 //!
-//! An event can happen inside the fork gate, perhaps inside malloc. It is only counted then, in the
-//! group and all its ancestors. The group counts it as local, each ancestor as one from below, so
-//! that both sums take one addition for each group. A sum at the read would lose the events of
-//! deleted descendants. A subscription stores the counts that it was told.
-//! [`Groups::deliver`] tells it the difference, outside the gate and with no lock held. A callback
-//! may therefore do anything, such as end its subscription or delete the group.
+//! An event can happen inside the fork gate, perhaps inside malloc, so it is only counted. The
+//! group counts it as local, and each ancestor counts it as an event of a descendant. A sum over
+//! descendants would lose the events of deleted groups. A subscription stores the counts that its
+//! listener was told. [`Groups::deliver`] tells the listener the difference, outside the gate and
+//! with no lock held. A callback may therefore do anything, such as end its subscription or delete
+//! the group.
 //!
-//! When a group is deleted, its final counts stay with its subscriptions. Each is told these
-//! counts, then that the group is gone, and then nothing more, even if the group's slot is reused.
+//! When a group is deleted, its subscriptions store its final counts. Each listener is told these
+//! counts, and then that the group is gone. After that it is told nothing, even if the group's slot
+//! is reused.
 //!
-//! In a forked child, callbacks stay subscribed. Eventfds, which the parent shares, are told
-//! nothing.
+//! In a forked child, callbacks stay subscribed. Subscriptions by eventfd end there, since the
+//! parent shares the eventfd.
 //!
 //! # Locking
 //!
-//! One mutex, which is taken before the tree's. A subscription is *running* while its callback is.
-//! The thread that runs it frees it, so ending a subscription waits for its callback alone.
+//! One mutex protects all subscriptions. It is taken before the tree's. A subscription is *running*
+//! while a thread tells its listener. If the subscription is ended meanwhile, that thread frees it.
+//! So [`Groups::unsubscribe`] waits for one callback at most.
 
 use crate::group::{Event, Group, ROOT};
 use crate::groups::{Groups, Reclaimer};
@@ -40,7 +42,8 @@ pub type Callback = fn(context: usize, happened: EventDelta);
 /// Way in which a subscriber is told.
 #[derive(Clone, Copy, Debug)]
 pub enum Listener {
-    /// Call with this context, on the thread that delivers. Two threads never call it at a time.
+    /// Call with this context, on the thread that delivers. Two threads never call it at the same
+    /// time.
     Callback(Callback, usize),
     /// Add one to an eventfd with `EFD_NONBLOCK`, which must stay open until
     /// [`Groups::unsubscribe`] has returned.
@@ -53,13 +56,13 @@ pub enum Listener {
 pub struct EventDelta {
     /// The group that was subscribed to: the event happened to it or to a descendant.
     pub group: GroupId,
-    /// The event, and its number since the last news; `None`: the group was deleted, and no more
-    /// news follow.
+    /// The event, and how often it happened since the last news. `None`: the group was deleted, and
+    /// no more news follow.
     pub event: Option<(Event, u64)>,
 }
 
-/// A subscription: ends with [`Groups::unsubscribe`], or when the group is gone and that was
-/// delivered.
+/// A subscription. It ends by [`Groups::unsubscribe`], or when the listener has been told that the
+/// group is gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Subscription {
     index: u32,
@@ -73,7 +76,7 @@ pub enum NotSubscribed {
     NoSuchGroup,
     /// There is no memory for it.
     NoMemory,
-    /// The descriptor is no eventfd.
+    /// The descriptor is not an eventfd.
     NoEventFd,
     /// The eventfd could block the telling thread: it lacks `EFD_NONBLOCK`.
     Blocking,
@@ -84,7 +87,7 @@ impl fmt::Display for NotSubscribed {
         f.write_str(match self {
             NotSubscribed::NoSuchGroup => "there is no such group",
             NotSubscribed::NoMemory => "there is no memory for a subscription",
-            NotSubscribed::NoEventFd => "the descriptor is no eventfd",
+            NotSubscribed::NoEventFd => "the descriptor is not an eventfd",
             NotSubscribed::Blocking => "the eventfd could block: it lacks EFD_NONBLOCK",
         })
     }
@@ -126,7 +129,7 @@ struct Subscriber {
     next: AtomicU32,
 }
 
-// SAFETY: all fields are atomic integers and pointers, for which zeroes are a valid value, and
+// SAFETY: all fields are atomic integers and pointers. Zeroed memory is valid for these, and they
 // change only atomically.
 unsafe impl Entry for Subscriber {}
 
@@ -166,7 +169,7 @@ impl Subscriber {
         }
     }
 
-    /// Returns the next news. The end of a group is the last one.
+    /// Returns the next news. The last news is that the group is gone.
     fn next_news(&self, counted: Option<&Group>) -> Option<EventDelta> {
         let mask = self.mask.load(Ordering::Relaxed);
         let mut wanted = Event::ALL.into_iter().filter(|event| mask & bit(*event) != 0);
@@ -224,7 +227,7 @@ impl Subscribers {
         self.table.get(subscription.index).filter(is_it)
     }
 
-    /// Returns the subscriptions of a group, with their indexes. Under the mutex.
+    /// Returns the subscriptions of a group, with their indexes. The caller holds the mutex.
     fn of_group<'s>(&'s self, group: &Group) -> impl Iterator<Item = (u32, &'s Subscriber)> {
         let follow = |link: u32| self.table.get(link.wrapping_sub(1)).map(|entry| (link - 1, entry));
         let first = follow(group.first_subscriber.load(Ordering::Relaxed));
@@ -251,7 +254,7 @@ impl Subscribers {
     /// Keeps the final counts of a deleted group with its subscriptions. Returns whether there is
     /// something to deliver that was not noted yet.
     ///
-    /// The mutex is held since before the group was deleted.
+    /// The caller has held the mutex since before it deleted the group.
     pub(crate) fn orphan(&self, _lists: &FreeSubscriptions, group: &Group) -> bool {
         let mut next = group.first_subscriber.swap(0, Ordering::Relaxed);
         let any = next != 0;
@@ -282,8 +285,8 @@ impl Subscribers {
 }
 
 impl Groups {
-    /// Counts an event of a group and its ancestors, and has subscribers told. The caller must be
-    /// inside the fork gate, and may hold the tree's mutex.
+    /// Counts an event of a group and its ancestors. If a subscriber wants it, requests a delivery.
+    /// The caller must be inside the fork gate, and may hold the tree's mutex.
     pub(crate) fn tell<H: Reclaimer>(&self, host: &H, group: &Group, event: Event) {
         let parent = group.parent.load(Ordering::Relaxed);
         let mut is_heard = false;
@@ -297,8 +300,8 @@ impl Groups {
         }
     }
 
-    /// Subscribes a listener to events of a group and its descendants, from now on, and to its end.
-    /// Several events of one kind may be told as one.
+    /// Subscribes a listener to events of a group and its descendants that happen from now on, and
+    /// to the group's end. Several events of one kind may be told as one.
     ///
     /// # Errors
     /// See [`NotSubscribed`].
@@ -326,7 +329,7 @@ impl Groups {
                 if lists.fresh == table.len() {
                     table.grow(host.platform()).map_err(|_| NotSubscribed::NoMemory)?;
                 }
-                // A fresh entry, as if it had been freed.
+                // Uses a fresh entry like a freed one: its `next` is 0.
                 lists.fresh += 1;
                 lists.free = lists.fresh;
             }
@@ -358,8 +361,8 @@ impl Groups {
         self.tree.group(ROOT).is_some_and(|root| root.heard.load(Ordering::Relaxed) & bit(event) != 0)
     }
 
-    /// Ends a subscription; returns whether it existed. Nothing is delivered to it when this
-    /// returns.
+    /// Ends a subscription; returns whether it existed. After this has returned, nothing is
+    /// delivered to it.
     ///
     /// If another thread is telling the subscription at the moment, this waits for that thread
     /// alone. In the subscription's own callback it returns at once. Two callbacks that end each
@@ -387,7 +390,8 @@ impl Groups {
         was_there
     }
 
-    /// Returns the group of a subscription, while it exists. Under the subscriptions' mutex.
+    /// Returns the group of a subscription, while it exists. The caller holds the subscriptions'
+    /// mutex.
     fn subscribed(&self, entry: &Subscriber) -> Option<&Group> {
         match self.tree.owners.behind(entry.group()) {
             Some(IdTarget::Group(slot)) => self.tree.group(slot),
@@ -396,7 +400,7 @@ impl Groups {
     }
 
     /// Wakes the tasks of futures that have an answer, and delivers events. The caller must be
-    /// outside the fork gate and hold nothing that callbacks or wakers may want.
+    /// outside the fork gate and hold no lock that callbacks or wakers may take.
     pub fn deliver<H: Reclaimer>(&self, host: &H) {
         self.wake(host);
         // Acquire pairs with the Release in `mark`.
@@ -410,7 +414,8 @@ impl Groups {
                     callback(context, happened);
                     true
                 }
-                // A descriptor that was closed gets no more news: its number may be another file's.
+                // If the descriptor was closed, the subscription ends: its number may be another
+                // file's.
                 Listener::EventFd(descriptor) => event_fd::tell(descriptor).is_ok(),
             };
             host.inside(|| self.has_told(index, is_heard));
@@ -418,7 +423,7 @@ impl Groups {
     }
 
     /// Returns the next news and its listener, from the subscription at `index` on, and marks that
-    /// as running.
+    /// subscription as running.
     fn next_news(&self, index: &mut u32) -> Option<(Listener, EventDelta)> {
         let _lists = self.subscribers.lock();
         let _reading = self.rcu.enter();
@@ -429,7 +434,7 @@ impl Groups {
                 if let Some(happened) = entry.next_news(counted) {
                     let listener = entry.listener();
                     if let Listener::EventFd(_) = listener {
-                        // It is told once, of all events.
+                        // An eventfd is told once for all events.
                         while entry.is(LIVE) && entry.next_news(counted).is_some() {}
                     }
                     entry.running.store(me(), Ordering::Relaxed);
@@ -456,8 +461,8 @@ impl Groups {
         }
     }
 
-    /// Frees ended subscriptions that other threads of the parent were telling, and all by eventfd,
-    /// in a forked child. The caller must be inside the fork gate.
+    /// In a forked child, frees ended subscriptions that other threads of the parent were telling,
+    /// and all subscriptions by eventfd. The caller must be inside the fork gate.
     pub(crate) fn forget_tellers(&self) {
         let mut lists = self.subscribers.lock();
         let _reading = self.rcu.enter();

@@ -1,9 +1,9 @@
 //! A group: its bounds, its charged bytes, and its links.
 //!
-//! Groups lie in a table of slots. The tree links them under its mutex; charges only read the
-//! parent and change the counters. Bytes charged to a group are charged to all its ancestors. A
-//! counter is raised by compare-and-exchange, so it never exceeds `max`, not even for a moment.
-//! Takes no lock.
+//! Groups lie in a table of slots. The tree changes their links under its mutex. A charge only
+//! reads the parent's slot, and changes counters. Bytes charged to a group are charged to all its
+//! ancestors. The usage is raised by compare-and-exchange, so a charge within `max` never lets it
+//! exceed `max`, not even for a moment. This module takes no lock.
 
 use crate::id::GroupId;
 use crate::table::Entry;
@@ -19,12 +19,12 @@ pub(crate) const ROOT: u32 = 0;
 pub(crate) const HOLDERS: usize = 3;
 /// Maximum bytes of a name.
 pub const LONGEST_NAME: usize = 56;
-/// Maximum depth of the tree, the root included: the levels that a charge goes up.
+/// Maximum depth of the tree, the root included. A charge goes up at most this many levels.
 pub const DEEPEST: u32 = 32;
 /// Value of a bound that does not limit.
 pub const UNLIMITED: u64 = u64::MAX;
-/// Maximum charge of a group: counts by kind are signed, and an id's entry also counts other
-/// references than bytes.
+/// Maximum usage of a group. The counts by kind are signed, and the references of an id's entry
+/// count other references besides bytes.
 const COUNTABLE: u64 = i64::MAX as u64;
 
 /// A group and its slot.
@@ -73,7 +73,8 @@ impl Bound {
     }
 }
 
-/// Events of a group, as counted and told. An event of a group is also one of all its ancestors.
+/// Events of a group that are counted, and that subscribers are told. An event of a group is also
+/// an event of all its ancestors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -83,7 +84,7 @@ pub enum Event {
     Low = 0,
     /// The group was above its `high` after a charge.
     High = 1,
-    /// The group was at its `max`, and memory was looked for.
+    /// A charge did not fit below the group's `max`, and memory was looked for.
     Max = 2,
     /// A charge was refused.
     Refused = 3,
@@ -95,7 +96,7 @@ pub enum Event {
     PressureLow = 6,
     /// At most two fifths of the scanned objects were freed.
     PressureMedium = 7,
-    /// At most 5 % of the scanned objects were freed, or a pass came to a high priority.
+    /// At most 5 % of the scanned objects were freed, or a pass came to one of its last priorities.
     PressureCritical = 8,
     /// Of the root alone: the container's level of pressure or its limit changed, or a listener
     /// was subscribed to this event.
@@ -144,8 +145,8 @@ pub(crate) struct Group {
     bounds: [AtomicU64; Bound::ALL.len()],
     pub(crate) parent: AtomicU32,
     pub(crate) depth: AtomicU32,
-    // Down to the name, written under the tree's mutex; all but the bucket's link are read without
-    // it.
+    // The links below and the name are written under the tree's mutex. All but `bucket_next` are
+    // read without it.
     pub(crate) first_child: AtomicU32,
     /// The next child of the same parent, or the next slot of the list of free slots.
     pub(crate) next: AtomicU32,
@@ -153,9 +154,9 @@ pub(crate) struct Group {
     /// The next slot with the same bucket, plus one, or the next slot of a list of deleted groups.
     pub(crate) bucket_next: AtomicU32,
     pub(crate) children: AtomicU32,
-    /// Under the waiters' mutex: the oldest that waits for room here, plus one.
+    /// The oldest waiter for room here, plus one. Under the waiters' mutex.
     pub(crate) first_waiter: AtomicU32,
-    /// Under the subscriptions' mutex: the first subscription of the group, plus one.
+    /// The first subscription of the group, plus one. Under the subscriptions' mutex.
     pub(crate) first_subscriber: AtomicU32,
     /// The events that its subscribers want.
     pub(crate) heard: AtomicU32,
@@ -167,17 +168,18 @@ pub(crate) struct Group {
     /// Unused bytes charged to it alone, at the last
     /// [`Groups::add_up_unused`](crate::Groups::add_up_unused).
     pub(crate) unused: AtomicU64,
-    /// Not 0 from the moment on that its items are to move to its parent.
+    /// Not 0 once the group is being deleted and its items are about to move to its parent.
     pub(crate) is_leaving: AtomicU32,
     name: SharedName,
     /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle)
     /// of its counts.
     pub(crate) per_cpu: AtomicU64,
     pub(crate) counts: AtomicU64,
-    // Under the waiters' mutex, down to `stalled`; see `stall.rs`.
+    // The fields down to `stalled` are used under the waiters' mutex; see `stall.rs`.
     /// Number of stalls of it and its descendants at this moment.
     pub(crate) stalls: AtomicU32,
-    /// Begin of the first of these, and nanoseconds of stalls that have ended.
+    /// Time at which the first of these stalls began, and nanoseconds of all stalls that have
+    /// ended.
     pub(crate) stalled_since: AtomicU64,
     pub(crate) stalled: AtomicU64,
     /// Events at the group itself, by [`Event`].
@@ -186,26 +188,27 @@ pub(crate) struct Group {
     pub(crate) events_below: [AtomicU64; Event::ALL.len()],
 }
 
-/// Counters that charges write, and the group's request for memory. Behind them, on cache lines of
-/// their own, sums of reclaim passes.
+/// Counters that charges write, and the group's request for memory. Sums of reclaim passes follow
+/// on separate cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Charged bytes, those of the descendants included.
     pub(crate) usage: AtomicU64,
     pub(crate) peak: AtomicU64,
-    /// The fewest bytes that a waiter here needs; 0: there is none. Changed under the waiters'
-    /// mutex.
+    /// The least number of bytes that lets a waiter here be admitted; 0 without waiters. Changed
+    /// under the waiters' mutex.
     pub(crate) wanted: AtomicU64,
-    // Under the waiters' mutex, down to `asks_once`, and rarely changed; see `requests.rs`.
+    // The fields down to `asks_once` change rarely, under the waiters' mutex; see `requests.rs`.
     /// The next slot in the ring of groups that ask for memory, plus one; 0 for one that is not in
     /// the ring.
     pub(crate) next_asking: AtomicU32,
     /// The server that runs a pass for it; 0: none.
     pub(crate) server: AtomicU32,
-    /// Time at which it is served next, and microseconds for which it rests after its last pass.
+    /// Time at which a server may take the request, and microseconds of rest after the last pass.
     pub(crate) ask_at: AtomicU64,
     pub(crate) rest: AtomicU32,
-    /// Bytes that a charge needs that does not wait for them.
+    /// Bytes requested by [`Groups::ask_for`](crate::Groups::ask_for), for charges that do not
+    /// wait.
     pub(crate) asks_once: AtomicU64,
     /// Slots, plus one, of the children that held most when a refusal named them.
     pub(crate) holders: [AtomicU32; HOLDERS],
@@ -223,18 +226,18 @@ struct ClaimsBelow([Claims; Bound::CLAIMS.len()]);
 pub(crate) struct Claims {
     /// Number of children with a claim.
     pub(crate) claimants: AtomicU32,
-    /// Further looks for which the sum is valid, and the pass that it is of.
+    /// Number of further reads that may use `sum`, and the pass that computed `sum`.
     pub(crate) looks: AtomicU32,
     pub(crate) pass: AtomicU64,
-    /// Bytes that all children together used of their claims, when these were added up.
+    /// Sum over the children of the part of their claim that they use, when it was computed.
     pub(crate) sum: AtomicU64,
 }
 
-/// With tables that have just grown, and the entry of its id, little more than 1 KiB for each
-/// group.
+/// With its share of a table that has just grown, and the entry of its id, a group takes little
+/// more than 1 KiB.
 const _: () = assert!(size_of::<Group>() <= 512);
 
-// SAFETY: all fields are atomic integers, for which zeroes are a valid value, and change only
+// SAFETY: all fields are atomic integers. Zeroed memory is valid for these, and they change only
 // atomically.
 unsafe impl Entry for Group {}
 
@@ -278,13 +281,13 @@ impl Group {
         &self.counters.claims.0[usize::from(claim == Bound::Min)]
     }
 
-    /// Returns the bytes that it uses of its claim.
+    /// Returns the part of its claim that the group uses.
     pub(crate) fn claimed(&self, claim: Bound) -> u64 {
         self.bound(claim).min(self.usage())
     }
 
-    /// Raises the charged bytes, up to `most`; returns false, and raises nothing, if they would
-    /// exceed that.
+    /// Raises the charged bytes, up to `most`. Returns false, and raises nothing, if the sum would
+    /// exceed `most`.
     pub(crate) fn raise(&self, bytes: u64, most: u64) -> bool {
         let room = |usage: u64| usage.checked_add(bytes).filter(|&sum| sum <= most.min(COUNTABLE));
         // SeqCst: as in `is_waited_for`. The transfer of the memory that the bytes stand for has
@@ -322,7 +325,7 @@ impl Group {
 
     /// Returns whether that many more bytes can be charged at this moment.
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
-        // As in `is_waited_for`, and so is the next.
+        // SeqCst for both loads: see `is_waited_for`.
         let max = self.bounds[Bound::Max as usize].load(Ordering::SeqCst);
         self.counters.usage.load(Ordering::SeqCst).checked_add(bytes).is_some_and(|sum| sum <= max.min(COUNTABLE))
     }
@@ -357,8 +360,8 @@ impl Group {
     }
 }
 
-/// A name that may be read while it is set. Such a reader gets a mixture of the two. Zeroes are the
-/// empty name.
+/// A name that one thread may read while another one sets it. The reader may then get a mixture of
+/// both names. Zeroed memory is the empty name.
 #[derive(Debug, Default)]
 pub struct SharedName {
     length: AtomicU32,

@@ -1,8 +1,8 @@
-//! Slots of groups in tables by slot: a group's slot, its parent, and the end of its readers.
+//! Slots of groups, for tables that are indexed by slot: slots, parents, and the end of readers.
 //!
-//! LRU lists and caches attach items to groups in such tables. No lock: an answer holds for the
-//! [`Reading`] in which it was requested. A slot is not reused before the last reader of that time
-//! has gone.
+//! LRU lists and caches attach items to groups in such tables. An answer holds for the [`Reading`]
+//! in which it was requested: a slot is not reused before all readers that began earlier have left.
+//! Only [`Groups::seat`] and [`Groups::hang_on`] may take a lock.
 
 use crate::group::GroupSlot;
 use crate::groups::Groups;
@@ -18,9 +18,9 @@ impl Groups {
         self.rcu.enter()
     }
 
-    /// Returns the group that an id leads to, its own or an heir, if items may be attached to it;
-    /// `None` if the id leads nowhere. The caller must be inside the fork gate: a lock may be taken
-    /// to shorten the way.
+    /// Returns the group to which items for an id may be attached: the id's group, its heir, or the
+    /// nearest ancestor that is not being deleted. `None` if the id leads nowhere. The caller must
+    /// be inside the fork gate, since a lookup may take the mutex of the ids.
     pub fn seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
         let slot = self.tree.owners.behind(id)?.slot();
         let (slot, group) = self.tree.upwards(slot).find(|(_, group)| group.is_leaving.load(Ordering::Relaxed) == 0)?;
@@ -40,11 +40,11 @@ impl Groups {
         self.tree.group(slot).is_some_and(|group| group.id() == id) && !self.is_leaving(slot)
     }
 
-    /// Calls `hang` with the group that an id leads to and, if that is leaving by then, with its
-    /// heir, and so on. Returns false if the id leads nowhere.
+    /// Calls `hang` with the group that [`Groups::seat`] returns. If that group is being deleted by
+    /// then, calls `hang` again with its heir, and so on. Returns false if the id leads nowhere.
     ///
-    /// An item is thus not left on a deleted group, if
-    /// [`Reclaimer::offline`](crate::Reclaimer::offline) fences before it takes items:
+    /// So no item stays on a deleted group, if [`Reclaimer::offline`](crate::Reclaimer::offline)
+    /// fences before it moves items:
     ///
     /// | A attaches | B deletes |
     /// |---|---|
@@ -66,7 +66,8 @@ impl Groups {
         false
     }
 
-    /// Returns the groups by slot, perhaps with some that come or go meanwhile.
+    /// Returns the groups by slot. Groups that are created or deleted meanwhile may be missing or
+    /// included.
     pub fn seats(&self) -> impl Iterator<Item = GroupSlot> {
         let seats = (0..).map_while(|slot| Some(GroupSlot { group: self.tree.group(slot)?.id(), slot }));
         // A free slot has the id 0.
@@ -91,10 +92,11 @@ impl Groups {
         self.rcu.mark()
     }
 
-    /// Returns whether all readers of a moment have gone. Never waits; to be called again if not.
-    /// The caller must be inside the fork gate; fences.
+    /// Returns whether all readers of a moment have left. Does not wait for them: if some have not
+    /// left, the caller calls this again later. Fences CPUs. The caller must be inside the fork
+    /// gate.
     pub fn has_passed<P: Platform>(&self, platform: &P, moment: Mark) -> bool {
-        // If the fence fails, nothing is known.
+        // If the fence fails, it is unknown whether readers have left.
         self.rcu.advance_past(platform, &(), moment).unwrap_or(false)
     }
 }

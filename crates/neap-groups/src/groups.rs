@@ -3,18 +3,18 @@
 //! # Design
 //!
 //! A charge is taken from this CPU's stock by one restartable sequence. If the stock has too
-//! little, a batch is charged to the group and all above it. Uncharged bytes go into a stock, too.
-//! The bytes that exceed the stock go to the counters of the group that was charged, or of its
-//! heir.
+//! little, a batch is charged to the group and all its ancestors. Uncharged bytes go into a stock,
+//! too. Bytes that exceed the stock are taken off the counters of the charged group and its
+//! ancestors. If the group is deleted, they are taken off the counters of its heir.
 //!
-//! A group is charged for stocked bytes: at most [`CAP`](crate::CAP) for each payer and CPU, and
-//! eight times that for all payers on a CPU. It is also charged for bytes that the host's caches
-//! keep. [`Groups::used`] excludes both.
+//! A group is charged for its stocked bytes. A CPU stocks at most [`CAP`](crate::CAP) for each
+//! payer, and eight times that for all payers together. A group is also charged for bytes that the
+//! host's caches keep. [`Groups::used`] excludes both.
 //!
 //! # Locking
 //!
-//! Threads wait only for mutexes that are held for a few links. All but the fast path of the stocks
-//! runs inside the host's fork gate, so a fork finds no mutex held.
+//! No mutex is held while a thread waits for room, or while the host reclaims. All but the fast
+//! path of the stocks runs inside the host's fork gate, so a fork finds no mutex held.
 
 use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::error::GroupError;
@@ -44,7 +44,7 @@ pub trait Reclaimer: Host {
     /// Reclaims `bytes` bytes of any kind from a group at its limit and its descendants. Called
     /// outside the fork gate and without a lock.
     ///
-    /// Returns about how many bytes were freed; 0 if no more can be.
+    /// Returns about how many bytes were freed; 0 if no more can be freed.
     fn reclaim(&self, _group: GroupId, _bytes: u64) -> u64 {
         0
     }
@@ -53,41 +53,42 @@ pub trait Reclaimer: Host {
     /// Exact while no thread allocates or frees. Called inside the fork gate and without a lock.
     fn each_kept(&self, _each: &mut dyn FnMut(Payer, u64)) {}
 
-    /// Lets caches free the bytes that they keep for the payers that are `wanted`. Called outside
-    /// the fork gate and without a lock.
+    /// Makes caches free the bytes that they keep for the payers for which `wanted` returns true.
+    /// Called outside the fork gate and without a lock.
     fn flush(&self, _wanted: &dyn Fn(Payer) -> bool, _pace: FlushPace) {}
 
     /// Requests that [`Groups::tick`] and [`Groups::deliver`] be called soon, by a thread that
-    /// holds nothing.
+    /// holds no lock.
     ///
-    /// Called inside the fork gate, perhaps under a mutex of the groups and within a free. It
-    /// neither waits nor calls them itself.
+    /// Called inside the fork gate, perhaps under a mutex of the groups and within a free. The
+    /// implementation neither waits nor calls these two functions itself.
     fn come_soon(&self) {}
 
     /// Requests that a server [take a request](Groups::take_request) of a group. Called outside the
     /// fork gate and without a lock; must not wait.
     fn ask_soon(&self) {}
 
-    /// Moves the items attached to a group to its parent, while the group is being deleted. It
-    /// precedes the move of the group's charges: the parent is never charged for items that cannot
+    /// Moves the items attached to a group to its parent, while the group is being deleted. The
+    /// group's charges move after the items. So the parent is never charged for items that cannot
     /// be found there.
     ///
-    /// Called inside the fork gate and under the tree's mutex. It must use only functions of
-    /// `groups` that take no lock ([`Groups::parent_of`] and the like), and return soon.
+    /// Called inside the fork gate and under the tree's mutex. The implementation must use only
+    /// functions of `groups` that take no lock ([`Groups::parent_of`] and the like), and return
+    /// soon.
     fn offline(&self, _groups: &Groups, _child: GroupSlot, _parent: GroupSlot) {}
 }
 
 /// A standalone host keeps the no-op defaults: it never reclaims.
 impl<P: Platform, C: Charge> Reclaimer for Standalone<'_, P, C> {}
 
-/// A tree of groups, and all that it takes to charge them.
+/// A tree of groups, with the stocks, waiters and subscriptions that charges need.
 #[derive(Debug)]
 pub struct Groups {
     pub(crate) tree: Tree,
     pub(crate) stocks: Stocks,
     pub(crate) waiters: Waiters,
     pub(crate) subscribers: Subscribers,
-    /// Readers of ids and slots.
+    /// RCU domain of the threads that read ids and slots.
     pub(crate) rcu: Rcu,
     /// Begin of the grace period that deleted slots and ids wait for.
     pub(crate) reaping: Mutex<Mark>,
@@ -110,16 +111,17 @@ pub struct Info {
     pub charged: u64,
     /// Maximum of the charged bytes since the group was created, or [`Groups::reset_peak`].
     pub peak: u64,
-    /// Bytes charged to it alone, by [`Kind`], stocks included. Charges that were under way in a
-    /// child while that was deleted are counted a few ticks later.
+    /// Bytes charged to it alone, by [`Kind`], stocks included. If a child was deleted while
+    /// threads charged it, their bytes are counted here a few ticks later.
     pub kinds: [u64; Kind::ALL.len()],
     /// Events at it and its descendants so far, deleted ones included, by [`Event`].
     pub events: [u64; Event::ALL.len()],
-    /// Events at it alone so far, by [`Event`]: its own bounds were met, not those of a descendant.
+    /// Events at the group itself so far, by [`Event`], without those of descendants.
     pub local_events: [u64; Event::ALL.len()],
     /// Microseconds in which at least one thread or future of it or of a descendant was stalled on
-    /// memory: waited for room, was delayed above a `high`, or reclaimed within a charge. Stalls
-    /// that overlap count once. By the platform's clock, which may be coarse.
+    /// memory. A thread is stalled while it waits for room, is delayed above a `high`, or reclaims
+    /// within a charge. Stalls that overlap count once. The platform's clock, which may be coarse,
+    /// measures the time.
     pub stalled_us: u64,
     /// Number of its children.
     pub children: u32,
@@ -137,7 +139,8 @@ impl Groups {
         let made = stocks.and_then(|stocks| match Tree::open(platform, per_cpu) {
             Ok(tree) => {
                 let rcu = Rcu::new();
-                // Without memory for sequences, readers count by locked instructions.
+                // `open` fails if there is no memory for sequences. Then readers count by locked
+                // instructions.
                 let _ = rcu.open(platform);
                 let reaping = Mutex::new(rcu.mark());
                 Ok(Groups {
@@ -210,12 +213,13 @@ impl Groups {
         host.inside(|| self.tree.find(from, path))
     }
 
-    /// Sets a bound, counts the event, and returns the previous value. Takes effect at once.
+    /// Sets a bound, counts [`Event::LimitChanged`], and returns the previous value. Takes effect
+    /// at once.
     ///
-    /// If a new `max` is below the charged bytes, the stocks of the group and its descendants are
-    /// emptied. Charges are refused until there is room; bytes uncharged meanwhile may be charged
-    /// again. The group asks for memory until it is below its new `max`, or `high`. This call does
-    /// not wait for that.
+    /// If a new `max` is below the charged bytes, caches are flushed, and the stocks of the group
+    /// and its descendants are emptied. Charges are refused until there is room. While the usage
+    /// exceeds its new `max` or `high`, the group requests reclaim. This call does not wait for
+    /// that.
     ///
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
@@ -233,11 +237,12 @@ impl Groups {
             self.drain(host, id);
         }
         if bound == Bound::Max {
-            // Also after a lower `max`: requests that do not fit any more are refused.
+            // After a lower `max`, too: waiters with a request that exceeds the new `max` are
+            // refused.
             while host.inside(|| self.admit(host, id)) {}
         }
         if bound == Bound::High {
-            // Delayed charges may continue.
+            // A tick ends the delay of charges that were delayed above the previous `high`.
             host.inside(|| host.come_soon());
         }
         if matches!(bound, Bound::Max | Bound::High) && usage > bytes {
@@ -263,8 +268,9 @@ impl Groups {
         host.inside(|| self.with(id, |group| (self.above(group), group.name())))
     }
 
-    /// Calls `f` with a group, which keeps its slot meanwhile. Takes no lock that other threads
-    /// wait for. The caller must be inside the fork gate.
+    /// Calls `f` with a group, which keeps its slot meanwhile. Takes the mutex of the ids if a
+    /// chain of ids can be shortened and the mutex is free. The caller must be inside the fork
+    /// gate.
     pub(crate) fn with<R>(&self, id: GroupId, f: impl FnOnce(&Group) -> R) -> Result<R, GroupError> {
         let _reading = self.rcu.enter();
         self.tree.with(id, f)
@@ -314,7 +320,8 @@ impl Groups {
             let peak = &group.counters.peak;
             // Relaxed: statistics; they publish no other data.
             let before = peak.swap(group.usage(), Ordering::Relaxed);
-            // A charge in between has raised the peak that was replaced.
+            // A charge between the read of the usage and the swap raised the peak that the swap
+            // replaced.
             peak.fetch_max(group.usage(), Ordering::Relaxed);
             before
         };
@@ -354,11 +361,11 @@ impl Groups {
         self.tree.upwards(behind.slot()).any(|(_, group)| group.id() == top)
     }
 
-    /// Adds up, for [`Groups::unused_at`], the unused bytes of each group alone: stocked or kept by
-    /// caches.
+    /// Stores the unused bytes of each group, without its descendants, for [`Groups::unused_at`].
+    /// Unused bytes are stocked, or kept by caches.
     ///
-    /// Concurrent changes may be missed. To be called by one thread at a time, inside the fork
-    /// gate.
+    /// The result may miss concurrent changes. To be called by one thread at a time, inside the
+    /// fork gate.
     pub fn add_up_unused<H: Reclaimer>(&self, host: &H) {
         let groups = (0..self.tree.count().slots).filter_map(|slot| self.tree.group(slot));
         groups.for_each(|group| group.unused.store(0, Ordering::Relaxed));
@@ -394,15 +401,15 @@ impl Groups {
         charged.saturating_sub(stocked)
     }
 
-    /// Returns the group that an id leads to: its own, or the heir of a deleted one. The caller
-    /// must be inside the fork gate.
+    /// Returns the group of an id, or its heir if the group is deleted. The caller must be inside
+    /// the fork gate.
     pub fn heir(&self, id: GroupId) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         self.tree.group(self.tree.owners.behind(id)?.slot()).map(Group::id)
     }
 
-    /// Returns the child of `parent` behind `after`, or its first child. `None` at the end, or if
-    /// either is gone.
+    /// Returns the child of `parent` that follows `after`; the first child if `after` is `None`.
+    /// Returns `None` at the end, or if either group is gone.
     pub fn next_child<H: Host>(&self, host: &H, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
         host.inside(|| {
             let _reading = self.rcu.enter();
@@ -431,14 +438,14 @@ impl Groups {
         })
     }
 
-    /// Begins a pass of reclaim that calls [`Groups::standing`]. Sums of the claims of children are
-    /// added up anew.
+    /// Begins a pass of reclaim that calls [`Groups::standing`]. The pass does not use sums over
+    /// children that earlier passes computed.
     pub fn begin_pass(&self) {
         self.tree.begin_pass();
     }
 
-    /// Returns the number of groups visited so far, for tests of the work done: to add up the `min`
-    /// and `low` of a group's children, and to find the groups of a subtree that hold most.
+    /// Returns the number of children visited so far, to add up their `min` and `low`, and to find
+    /// those that hold most. Tests check the amount of work by this number.
     pub fn summed(&self) -> u64 {
         self.tree.summed()
     }
@@ -468,8 +475,8 @@ impl Groups {
         })
     }
 
-    /// Counts an event of a group and of all its ancestors, and has subscribers told. Does nothing
-    /// if the group is gone.
+    /// Counts an event of a group and of all its ancestors, and requests that subscribers are told.
+    /// Does nothing if the group is gone.
     pub fn happened<H: Reclaimer>(&self, host: &H, id: GroupId, event: Event) {
         _ = host.inside(|| self.with(id, |group| self.tell(host, group, event)));
     }
@@ -484,8 +491,8 @@ impl Groups {
         self.tree.count()
     }
 
-    /// Returns the first id, of an index from `from` on, that is still referred to though its group
-    /// is gone. Also its heir, and the bytes booked under it. The caller must be inside the fork
+    /// Returns the first id, from index `from` on, of a deleted group that is still referred to.
+    /// Also returns its heir, and the bytes booked under the id. The caller must be inside the fork
     /// gate.
     pub fn next_gone(&self, from: u32) -> Option<(GroupId, GroupId, u64)> {
         let gone = |index| self.tree.owners.gone_at(index).and_then(|(id, bytes)| Some((id, self.heir(id)?, bytes)));
@@ -530,13 +537,13 @@ impl Groups {
         self.rcu.mapping(platform).inspect(|&(records, length)| each(records, length));
     }
 
-    /// Takes cached bytes of a group and its descendants back, and empties their stocks. Returns
-    /// the number of CPUs that had to be skipped.
+    /// Flushes caches that keep bytes of a group and its descendants, and empties their stocks.
+    /// Returns the number of CPUs that were skipped because a fence failed.
     pub fn drain<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
         self.drain_with(host, id, FlushPace::AtOnce)
     }
 
-    /// Differs from [`Groups::drain`]: flushes caches at a pace.
+    /// Flushes caches at `pace`, and then empties stocks, as [`Groups::drain`] does.
     pub(crate) fn drain_with<H: Reclaimer>(&self, host: &H, id: GroupId, pace: FlushPace) -> u32 {
         host.flush(&|payer| self.is_below(payer.id(), id), pace);
         self.drain_stocks(host, id)
@@ -549,8 +556,8 @@ impl Groups {
         host.inside(|| self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes)))
     }
 
-    /// Takes bytes off the counters of the group, or heir, that they are booked for. The caller
-    /// must be inside the fork gate.
+    /// Uncharges bytes from the counters of the payer's group, or of its heir, and of all
+    /// ancestors. The caller must be inside the fork gate.
     pub(crate) fn settle<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         {
             let _reading = self.rcu.enter();
@@ -567,19 +574,19 @@ impl Groups {
         self.tree.owners.unbook(payer.id(), bytes);
     }
 
-    /// Counts shared operations of a batch: `each` on the group and on each ancestor, and one on
-    /// the booked bytes.
+    /// Counts the operations of a batch on shared memory: `each` on the group and on each ancestor,
+    /// and one on the booked bytes.
     pub(crate) fn count_shared<H: Host>(&self, host: &H, group: &Group, each: u64) {
         let depth = u64::from(group.depth.load(Ordering::Relaxed));
         self.stocks.count_shared(host.platform(), each * depth + 1);
     }
 
-    /// Returns an upper bound of the operations so far, by charges and uncharges, on counters that
-    /// CPUs share.
+    /// Returns an upper bound of the number of operations so far, by charges and uncharges, on
+    /// counters that CPUs share.
     ///
     /// A charged batch changes usage and peak of the group and each ancestor, and the bytes booked
-    /// under its id. An uncharged one changes all but the peak. Failed attempts at a limit are not
-    /// counted.
+    /// under its id. An uncharged batch changes all of these but the peak. Failed attempts at a
+    /// limit are not counted.
     pub fn shared_operations(&self) -> u64 {
         self.stocks.shared()
     }

@@ -1,9 +1,9 @@
 //! Ids of groups, and payers of charges.
 //!
 //! A [`GroupId`] is an index and a generation, so an id that outlived its group names nothing. An
-//! index with all generations used is never used again. A [`Payer`] is an id with the kind of
-//! memory and its node: charges are booked under it in stocks, beside objects, and by
-//! programs that charge by hand. No state, no locks.
+//! index with all generations used is never used again. A [`Payer`] combines an id, the kind of
+//! memory, and the memory's node. Stocks, objects, and programs that charge by hand keep payers.
+//! This module has no state and no lock.
 
 use core::fmt;
 use neap_base::finding::At;
@@ -14,7 +14,7 @@ const GENERATION_BITS: u32 = 15;
 const ID_BITS: u32 = INDEX_BITS + GENERATION_BITS;
 const NODE_BITS: u32 = MAX_NODES.ilog2();
 const KIND_BITS: u32 = 2;
-/// Bit of a payer with a deleted group.
+/// Bit of a payer for uncharged bytes of a deleted group.
 const HEIR_BIT: u32 = ID_BITS + NODE_BITS + KIND_BITS;
 
 /// Bits of a [`Payer`].
@@ -41,7 +41,7 @@ impl GroupId {
         GroupId(index as u64 | (generation as u64) << INDEX_BITS)
     }
 
-    /// Returns the number of the entry that it leads to, of any generation.
+    /// Returns the index of its entry, which earlier and later ids may share.
     pub const fn index(self) -> u32 {
         self.0 as u32 & MOST_GROUPS
     }
@@ -55,7 +55,7 @@ impl GroupId {
         self.0
     }
 
-    /// Returns the id with these bits. Any number is some id, which may name nothing.
+    /// Returns the id with these bits. Every number is accepted; the id may name no group.
     pub const fn from_bits(bits: u64) -> GroupId {
         GroupId(bits & ((1 << ID_BITS) - 1))
     }

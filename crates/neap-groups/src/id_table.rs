@@ -2,17 +2,19 @@
 //!
 //! # Design
 //!
-//! Charges keep ids for any time. An entry counts its references: every byte booked under it, the
-//! group while it exists, and entries that inherit from it. A deleted group's entry leads to its
-//! parent's entry, and so on upwards. A lookup through several entries shortens the chain. Deleting
-//! a group is one store, however many bytes it had or inherited.
+//! A payer may keep the id of a group long after the group was deleted. An entry counts its
+//! references: every byte booked under it, the group while it exists, and entries that inherit from
+//! it. A deleted group's entry leads to its parent's entry, and so on upwards. A lookup through
+//! several entries shortens the chain. Deleting a group changes one link, however many bytes it had
+//! or inherited.
 //!
-//! An entry without references waits for a grace period, since a reader may be on its way through
-//! it. Then its index can be an id again.
+//! An entry without references waits for a grace period, since a reader may still follow its link.
+//! Then another id can have its index.
 //!
 //! # Locking
 //!
-//! One mutex for the lists of free and waiting entries and for changes of chains, a leaf.
+//! One mutex protects the lists of free and waiting entries, and changes of chains. No other lock
+//! of the groups is taken under it.
 
 use crate::id::{GroupId, LAST_GENERATION, MOST_GROUPS};
 use crate::table::{Entry, Table};
@@ -32,14 +34,14 @@ const NONE: u32 = u32::MAX;
 /// An entry.
 #[derive(Debug, Default)]
 pub(crate) struct IdEntry {
-    /// Generation of the id that has the index; 0: none had it yet.
+    /// Generation of the newest id with this index; 0 if there was none yet.
     generation: AtomicU32,
     /// The slot of the group, or, with [`HEIR`], the index of the heir's entry.
     link: AtomicU32,
     references: AtomicU64,
     /// The next entry in a list of free or waiting entries.
     next: AtomicU32,
-    /// References by entries that inherit from it.
+    /// Number of entries that inherit from it. Each has one of the references.
     heirs: AtomicU32,
 }
 
@@ -55,7 +57,7 @@ impl IdEntry {
     }
 }
 
-// SAFETY: all fields are atomic integers, for which zeroes are a valid value, and change only
+// SAFETY: all fields are atomic integers. Zeroed memory is valid for these, and they change only
 // atomically.
 unsafe impl Entry for IdEntry {}
 
@@ -146,7 +148,7 @@ impl IdTable {
     }
 
     fn entry(&self, id: GroupId) -> Option<&IdEntry> {
-        // A fresh entry has generation 0, and would lead to the root.
+        // Generation 0 is excluded: a fresh entry has it, and its link would lead to the root.
         // Acquire pairs with the Release in `open`.
         let is_of =
             |entry: &&IdEntry| entry.generation.load(Ordering::Acquire) == id.generation() && id.generation() > 0;
@@ -185,7 +187,7 @@ impl IdTable {
         Some(if hops == 0 { IdTarget::Group(slot) } else { IdTarget::Heir(slot) })
     }
 
-    /// Lets an entry lead straight to the last one of its chain, unless another thread holds the
+    /// Makes an entry lead directly to the last one of its chain, unless another thread holds the
     /// mutex.
     #[cold]
     fn shorten(&self, first: &IdEntry) {
@@ -204,7 +206,7 @@ impl IdTable {
         }
     }
 
-    /// Makes the entry at `index` the heir of another. Under the mutex.
+    /// Makes the entry at `index` the heir of `entry`. The caller holds the mutex.
     fn lead(&self, entry: &IdEntry, index: u32, dying: u32) {
         if let Some(heir) = self.table.get(index) {
             heir.references.fetch_add(1, Ordering::Relaxed);
@@ -233,8 +235,8 @@ impl IdTable {
         }
     }
 
-    /// Lets the id of a deleted group lead to that of `heir`. The group's own reference stays until
-    /// [`IdTable::leave`].
+    /// Makes the id of a deleted group lead to the id of `heir`. The group's own reference stays
+    /// until [`IdTable::leave`].
     pub(crate) fn inherit(&self, id: GroupId, heir: GroupId) {
         let _lists = self.lists.lock();
         if let (Some(entry), Some(_)) = (self.entry(id), self.entry(heir)) {
@@ -242,7 +244,7 @@ impl IdTable {
         }
     }
 
-    /// Drops the own reference of a deleted group.
+    /// Drops a deleted group's reference to its own id.
     pub(crate) fn leave(&self, id: GroupId) {
         {
             let _lists = self.lists.lock();
@@ -263,7 +265,7 @@ impl IdTable {
         }
     }
 
-    /// Puts an entry without references into the first waiting list. Under the mutex.
+    /// Puts an entry without references into the first waiting list. The caller holds the mutex.
     fn bury(&self, lists: &mut FreeIds, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
         entry.next.store(lists.waiting[0], Ordering::Relaxed);
@@ -271,12 +273,14 @@ impl IdTable {
         lists.buried += 1;
     }
 
-    /// Returns whether entries wait for a grace period to begin, and whether for one to end.
+    /// Returns two answers: whether entries wait for a grace period to begin, and whether any wait
+    /// for one to end.
     pub(crate) fn is_waiting(&self) -> [bool; 2] {
         self.lists.lock().waiting.map(|list| list != NONE)
     }
 
-    /// Begins a grace period for the entries that wait for one. The previous one has ended.
+    /// Begins a grace period for the entries that wait for one. The caller has ended the previous
+    /// one.
     pub(crate) fn begin_grace(&self) {
         let mut lists = self.lists.lock();
         lists.waiting = [NONE, lists.waiting[0]];

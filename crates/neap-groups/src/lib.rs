@@ -1,10 +1,10 @@
 //! Memory groups of neap: a tree of tenants with their usage, and bounds that can change at any
 //! time.
 //!
-//! [`Groups`] is the whole of it. Charges come out of per-CPU stocks, and go to a group and all its
-//! ancestors a batch at a time. Uncharges go the same way, from any thread and CPU, also for a
-//! deleted group, which its parent has inherited. Pages and objects know no groups; to them a payer
-//! is a number.
+//! [`Groups`] is the entry point. A charge takes bytes from the stock of the caller's CPU. Stocks
+//! are filled by batches, which are charged to a group and all its ancestors. Any thread on any CPU
+//! can uncharge bytes. Bytes of a deleted group are uncharged from its parent. The page and object
+//! allocators do not know groups; they store a payer as a number.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -12,8 +12,8 @@
 //!
 //! # Locking
 //!
-//! The mutex of the grace period is only tried: if another thread ends groups, a tick leaves that
-//! to it.
+//! A tick only tries the mutex of the grace period. If another thread holds it, that thread ends
+//! deleted groups.
 
 use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::error::GroupError;
@@ -32,11 +32,12 @@ const NAPS: u32 = 100;
 const NAP: u64 = 1_000_000;
 
 impl Groups {
-    /// Makes a group below another. Its counts are per-CPU data with an owner of the group's own.
+    /// Makes a group below `parent`. The group's counts are per-CPU data, with an owner for this
+    /// group alone.
     ///
-    /// Ends deleted groups first if a table would otherwise grow, which is for good, though deleted
-    /// groups hold a quarter of it. That can take a tenth of a second if a thread that charges was
-    /// preempted.
+    /// Tables never shrink. If a table would have to grow although deleted groups hold a quarter of
+    /// it, this ends deleted groups first. That can take a tenth of a second if a thread that
+    /// charges was preempted.
     ///
     /// # Errors
     /// See [`GroupError`]; nothing has changed then.
@@ -51,8 +52,8 @@ impl Groups {
         made.inspect_err(|_| drop_counts(host, per_cpu.0))
     }
 
-    /// Deletes a group without children. Its charges become its parent's, after the items attached
-    /// to it ([`Reclaimer::offline`]).
+    /// Deletes a group without children. The items attached to it move to its parent
+    /// ([`Reclaimer::offline`]), and then its charges.
     ///
     /// Bytes that are uncharged later go to the parent. Charging the group fails from now on,
     /// except from a stock filled a moment ago. Its slot and id are freed a few ticks later.
@@ -62,7 +63,8 @@ impl Groups {
     pub fn delete<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<(), GroupError> {
         host.inside(|| {
             let subscribers = self.subscribers.lock();
-            // The slot is not reused before the group's subscribers have its counts.
+            // Within this read the slot is not reused before the subscriptions have stored the
+            // group's counts.
             let _reading = self.rcu.enter();
             let slot = self.tree.delete(id, |child, parent| host.offline(self, child, parent))?;
             let is_news = self.tree.group(slot).is_some_and(|group| self.subscribers.orphan(&subscribers, group));
@@ -78,14 +80,14 @@ impl Groups {
 
     /// Does pending work: empties idle stocks, ends deleted groups, and serves waiters.
     ///
-    /// A stock is idle if its CPU has not charged since the last call. Returns in how many
-    /// nanoseconds to come again; `None` if nothing is left. To be called now and then, outside the
-    /// fork gate; never waits.
+    /// A CPU's stocks are idle if they have not changed since the last call. Returns the
+    /// nanoseconds until the next call is needed; `None` if nothing is left. To be called at
+    /// intervals, outside the fork gate; never waits.
     pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
         let left = host.inside(|| {
             let out = |payer, bytes| self.settle(host, payer, bytes);
             let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
-            // A CPU that cannot be fenced is no reason to come again for ever.
+            // A CPU that cannot be fenced must not cause further ticks for ever.
             self.reap(host) || stocked && !skipped
         });
         let next = self.attend(host, host.platform().precise());
@@ -93,7 +95,7 @@ impl Groups {
     }
 
     /// Ends deleted groups, unless other threads may still be reading them; returns whether any are
-    /// left. For hosts whose ticks may not come soon. Fences.
+    /// left. For hosts that may not tick soon. Fences CPUs.
     pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
         (0..LOOKS).all(|_| host.inside(|| self.reap(host)))
     }

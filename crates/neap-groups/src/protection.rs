@@ -1,9 +1,9 @@
 //! Effective protection of a group, and the delay of charges above `high`: arithmetic without state
 //! or locks.
 //!
-//! A group's `low` and `min` count only as far as its ancestors' do. If children claim more than
-//! their parent has to give, each gets its share. If they claim less, the rest goes to those that
-//! use more than they claim.
+//! A group's `low` and `min` count only as far as its ancestors' do. If the children claim more
+//! than their parent's protection, it is divided in proportion to their claims. If they claim less,
+//! the rest is divided among those that use more than they claim.
 //!
 //! Source: Linux `mm/page_counter.c` (effective protection) and `mm/memcontrol.c` (the delay above
 //! `high`), by description.
@@ -23,12 +23,12 @@ pub struct GroupUsage {
     pub low: u64,
 }
 
-/// Protected bytes of a group, as far as the protection of the groups above it reaches.
+/// Protected bytes of a group, as far as the protection of its ancestors allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Protection {
-    /// By `min`.
+    /// Bytes protected by `min`.
     pub min: u64,
-    /// By `low`.
+    /// Bytes protected by `low`.
     pub low: u64,
 }
 
@@ -69,11 +69,12 @@ fn share(whole: u64, part: u64, of: u64) -> u64 {
 pub const LONGEST_DELAY: u64 = 2_000_000_000;
 /// A shorter delay counts as none, in nanoseconds.
 const SHORTEST_DELAY: u64 = 10_000_000;
-/// Bytes for which a charge gets the whole delay; a smaller one waits less.
+/// Bytes of a charge that gets the whole delay. The delay is proportional to the charged bytes.
 const FULL_CHARGE: u64 = 256 << 10;
 
 /// Returns the delay in nanoseconds of a thread that has charged `bytes` to a group above its
-/// `high`. It grows with the square of the excess: a tenth above, for 256 KiB, it is about 0.6 s.
+/// `high`. It grows with the square of the excess. At 1.1 times `high`, it is about 0.6 s for 256
+/// KiB.
 pub fn delay(usage: u64, high: u64, bytes: u64) -> u64 {
     let above = usage.saturating_sub(high);
     // In units of 2^-20 of `high`.

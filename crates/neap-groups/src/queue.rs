@@ -2,15 +2,14 @@
 //!
 //! # Design
 //!
-//! An entry belongs to one thread or future, which names it by index and generation. It is in one
-//! list at most: the queue of a group's slot, or the list of entries with a waker to be called. The
-//! thread that admits a waiter charges the bytes to the entry, so a grant cannot be taken by
-//! another thread.
+//! An entry belongs to one thread or future, which names it by index and generation. An entry is in
+//! at most one list: the queue of a group's slot, or the list of entries with a waker to be called.
+//! The thread that admits a waiter charges the waiter's bytes at once, so no other thread can take
+//! the room.
 //!
 //! # Locking
 //!
-//! One mutex protects all of it. It is held for links and counters, and not while a waker is called
-//! or dropped.
+//! One mutex protects all entries and lists. It is not held while a waker is called or dropped.
 
 use crate::group::{Group, NONE};
 use crate::id::Payer;
@@ -24,9 +23,9 @@ use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 
-/// Interval of [`Groups::tick`](crate::Groups::tick) in nanoseconds, where nothing is more urgent.
+/// Interval of [`Groups::tick`](crate::Groups::tick) in nanoseconds, if nothing is more urgent.
 pub const INTERVAL: u64 = 250_000_000;
-/// Maximum rest of a group when another charge comes, in nanoseconds.
+/// Maximum rest of a group in nanoseconds, once another charge requests memory there.
 pub(crate) const AFRESH: u64 = 8_000_000;
 
 /// State of a waiter: the word that its thread sleeps on.
@@ -43,14 +42,14 @@ pub(crate) mod state {
     pub(crate) const GONE: u32 = 4;
     /// Its bytes were charged, and it is delayed above a `high` until its deadline.
     pub(crate) const HELD: u32 = 5;
-    /// It is no request: its thread is stalled otherwise (`stall.rs`).
+    /// The entry is not a request: its thread is stalled in another way (`stall.rs`).
     pub(crate) const STALLED: u32 = 6;
 }
 
 /// Place of an entry with a waker to be called.
 const DUE: u32 = NONE - 1;
 
-/// An entry. All but the state is read and written under the mutex.
+/// An entry. A waiting thread reads `state` without the mutex. All other accesses hold the mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
     pub(crate) state: AtomicU32,
@@ -75,7 +74,7 @@ pub(crate) struct Waiter {
     waker_vtable: AtomicPtr<RawWakerVTable>,
 }
 
-// SAFETY: all fields are atomic integers and pointers, for which zeroes are a valid value, and
+// SAFETY: all fields are atomic integers and pointers. Zeroed memory is valid for these, and they
 // change only atomically.
 unsafe impl Entry for Waiter {}
 
@@ -92,7 +91,7 @@ impl Waiter {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the end of its time, by the platform's clock.
+    /// Returns the deadline, by the platform's clock.
     pub(crate) fn deadline(&self) -> u64 {
         self.deadline.load(Ordering::Relaxed)
     }
@@ -110,7 +109,7 @@ impl Waiter {
         self.state.load(Ordering::Relaxed) == state::HELD
     }
 
-    /// Returns whether it is a stall and no request.
+    /// Returns whether it is a stall, and not a request.
     pub(crate) fn is_stalled(&self) -> bool {
         self.state.load(Ordering::Relaxed) == state::STALLED
     }
@@ -120,7 +119,7 @@ impl Waiter {
         self.place.load(Ordering::Relaxed)
     }
 
-    /// Replaces the waker, by another one or none. The caller drops the old one without the mutex.
+    /// Replaces the waker by another one or none. The caller drops the old one without the mutex.
     pub(crate) fn replace_waker(&self, waker: Option<Waker>) -> Option<Waker> {
         let waker = waker.map(ManuallyDrop::new);
         let (data, vtable) = waker.map_or((null_mut(), null_mut()), |waker| {
@@ -161,9 +160,9 @@ pub(crate) struct Waiters {
 #[derive(Debug)]
 struct WaiterLists {
     free: u32,
-    /// Never used yet.
+    /// The lowest index of an entry that was never used.
     fresh: u32,
-    /// Requests, and entries in use that are none.
+    /// Number of entries in use for requests, and for stalls that are not requests.
     used: u32,
     stalled: u32,
     ticket: u64,
@@ -174,7 +173,8 @@ struct WaiterLists {
 }
 
 impl WaiterLists {
-    /// Returns the number of entries in use of the kind that has a state.
+    /// Returns the counter of the entries in use that are requests, or of those that are not, by
+    /// state.
     fn of_state(&mut self, state: u32) -> &mut u32 {
         if state == state::STALLED { &mut self.stalled } else { &mut self.used }
     }
@@ -216,7 +216,7 @@ impl Waiters {
         self.flushed.store(now, Ordering::Relaxed);
     }
 
-    /// Returns the entry of an index, whatever its owner.
+    /// Returns the entry at an index, even if its owner has changed.
     pub(crate) fn entry(&self, index: u32) -> Option<&Waiter> {
         self.table.get(index)
     }
@@ -245,11 +245,11 @@ impl<'w> Queues<'w> {
         &self.lists.asking
     }
 
-    /// Adds a waiter, the youngest of all, in no queue, that waits or is delayed; or an entry that
-    /// is no request. Begins its stall. The caller must be within a read.
+    /// Adds an entry with a state, as the youngest of all and in no queue. Begins its stall. The
+    /// caller must be within a read.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The error of the system if there is no memory.
     pub(crate) fn add<P: Platform>(
         &mut self,
         platform: &P,
@@ -270,7 +270,7 @@ impl<'w> Queues<'w> {
             lists.free = waiter.next.load(Ordering::Relaxed);
         }
         *lists.of_state(state) += 1;
-        debug_assert!(lists.used + lists.stalled <= lists.fresh, "more entries are in use than ever were");
+        debug_assert!(lists.used + lists.stalled <= lists.fresh, "more entries are in use than were ever added");
         lists.ticket += 1;
         for (word, value) in [
             (&waiter.ticket, lists.ticket),
@@ -346,8 +346,8 @@ impl<'w> Queues<'w> {
         }
     }
 
-    /// Puts a waiter that is in no list into a queue, by its age: that of the group in a slot,
-    /// which asks for memory then, or [`DUE`].
+    /// Puts a waiter that is in no list into a list, by its age. The list is [`DUE`], or the queue
+    /// of the group in `slot`, which then asks for memory.
     pub(crate) fn queue(&self, index: u32, slot: u32) {
         let (Some(waiter), Some(first)) = (self.table.get(index), self.ring(slot)) else { return };
         waiter.place.store(slot, Ordering::Relaxed);
@@ -358,7 +358,8 @@ impl<'w> Queues<'w> {
             [&waiter.next, &waiter.previous].into_iter().for_each(|link| link.store(index, Ordering::Relaxed));
             return first.store(index + 1, Ordering::Relaxed);
         };
-        // Most are the youngest. Waiters from another group's queue were the oldest there.
+        // Most waiters are the youngest in the queue. A waiter from another group's queue may be
+        // older.
         let is_younger = |other: u32| self.table.get(other).is_some_and(|other| other.ticket() > waiter.ticket());
         let follow = |link: fn(&Waiter) -> &AtomicU32, of: u32| {
             self.table.get(of).map_or(oldest, |entry| link(entry).load(Ordering::Relaxed))

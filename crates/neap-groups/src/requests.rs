@@ -2,13 +2,14 @@
 //!
 //! # Design
 //!
-//! A group has at most one request. A ring of slots through the groups holds all requests, so none
-//! is dropped and none needs memory. A request has no size: the need of a group is computed from
-//! its usage, bounds and queue whenever a server looks. A request with a reason that is gone (a
-//! grant, a deadline, a free, a raised limit) therefore ends at the next look. A group needs memory
+//! A group has at most one request. Groups with a request form a ring, which is linked through the
+//! groups. So no request is dropped, and none needs memory. A request stores no size: whenever a
+//! server looks, it computes the need of the group from usage, bounds and queue. A grant, a
+//! deadline, a free or a raised limit can end the need. Then the request ends at the next look. A
+//! group needs memory
 //!
-//! 1. for the charges in its queue that are before their deadline, and for one that asked once and
-//!    does not wait;
+//! 1. for the charges in its queue that are before their deadline, and for a charge that asked by
+//!    [`Groups::ask_for`] and does not wait;
 //! 2. because its usage exceeds its `max`, after that was lowered;
 //! 3. because its usage exceeds its `high`.
 //!
@@ -19,7 +20,7 @@
 //!
 //! # Locking
 //!
-//! The ring is under the waiters' mutex, which is held for [`LOOKS`] groups at most.
+//! The waiters' mutex protects the ring. A server examines at most [`LOOKS`] groups in one hold.
 
 use crate::group::{Bound, Group};
 use crate::groups::{Groups, Reclaimer};
@@ -34,7 +35,7 @@ const FIRST: u64 = 1_000_000;
 const IDLE: u64 = 16 * INTERVAL;
 /// Groups that are examined during one hold of the mutex.
 const LOOKS: usize = 128;
-/// Waiters of one group with requests that are added up.
+/// Maximum number of waiters of one group with requests that are added up.
 const ADDED_UP: usize = 64;
 
 /// A group that is to be asked for memory.
@@ -80,7 +81,7 @@ fn need(queues: &Queues<'_>, group: &Group, now: u64) -> (u64, bool) {
 
 impl Queues<'_> {
     /// Puts the group in a slot into the ring of groups that ask for memory, to be served at once.
-    /// If it is there already, its rest is shortened to `most`, in nanoseconds.
+    /// If the group is in the ring already, its rest is shortened to `most` nanoseconds.
     pub(crate) fn ask_for(&self, slot: u32, most: u64) {
         let (last, tree) = (self.last_asking(), self.tree());
         let Some(group) = tree.group(slot) else { return };
@@ -181,8 +182,8 @@ impl Groups {
                 let queues = self.waiters.lock(&self.tree);
                 let _reading = self.rcu.enter();
                 for _ in 0..LOOKS {
-                    // Other servers rotate the ring as well. A round has no more groups than there
-                    // are slots.
+                    // The loop ends at the first group that it visited, or after as many groups as
+                    // there are slots, since other servers rotate the ring as well.
                     let next = queues.ends_of_asking().filter(|ends| start != Some(ends.0) && left > 0);
                     let Some(ends @ (slot, group, _)) = next else {
                         return Some(if soonest == u64::MAX { Due::Nothing } else { Due::In(soonest - now) });
@@ -217,7 +218,7 @@ impl Groups {
         }
     }
 
-    /// Returns the [`need`] of the group in a slot; nothing if it is not the one with the id, or is
+    /// Returns the [`need`] of a group. That is none if another id has its slot by now, or it is
     /// deleted.
     fn need_of(&self, queues: &Queues<'_>, group: &Group, id: GroupId, now: u64) -> (u64, bool) {
         let is_it = group.id() == id && self.tree.owners.is_there(id);
@@ -234,8 +235,8 @@ impl Groups {
         })
     }
 
-    /// Returns the bytes that a request still needs: 0 if there are enough, or no charge waits any
-    /// more. The caller must be outside the fork gate.
+    /// Returns the bytes that the group of a request still needs; 0 if it needs none any more. The
+    /// caller must be outside the fork gate.
     pub fn needs<H: Reclaimer>(&self, host: &H, request: &Request) -> u64 {
         let now = host.platform().precise();
         host.inside(|| {
@@ -251,7 +252,8 @@ impl Groups {
         host.inside(|| {
             let queues = self.waiters.lock(&self.tree);
             let Some(group) = self.tree.group(request.slot) else { return };
-            // Otherwise another server has the request: this one was too late.
+            // If not, the request was taken from this server (`leave_request`), and may be another
+            // one's.
             if group.counters.server.load(Ordering::Relaxed) != server {
                 return;
             }
@@ -274,7 +276,8 @@ impl Groups {
         self.give_up_requests(|group| group.counters.server.load(Ordering::Relaxed) == server);
     }
 
-    /// Gives up the requests of the groups for which `is_theirs` is true.
+    /// Makes the requests of the groups for which `is_theirs` returns true due at once, for any
+    /// server.
     pub(crate) fn give_up_requests(&self, mut is_theirs: impl FnMut(&Group) -> bool) {
         self.waiters.lock(&self.tree).each_asking(|group| {
             if is_theirs(group) {

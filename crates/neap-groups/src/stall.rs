@@ -1,4 +1,4 @@
-//! Time in which a group was stalled on memory, as PSI counts `some`.
+//! Time for which a group was stalled on memory, counted as the kernel's PSI counts `some`.
 //!
 //! # Design
 //!
@@ -6,18 +6,20 @@
 //! within a charge. A group is stalled while at least one thread or future of it or of a descendant
 //! is. Stalls that overlap thus count once.
 //!
-//! Each group counts its stalls. The first one stores the time, and the last one adds the
-//! difference to the sum. Each stall is an entry of the table of waiters, also one that is no
-//! request. So a forked child forgets the stalls of its parent's threads together with the waiters.
+//! Each group counts its running stalls. The first stall stores the time when it begins. When the
+//! last one ends, the time since then is added to the group's sum. Each stall has an entry in the
+//! table of waiters, even if it is not a request. So a forked child forgets the stalls of its
+//! parent's threads together with the waiters.
 //!
 //! # Invariants
 //!
-//! The id of an entry that counts has its own group: [`Groups::delete`] ends the stalls of the
-//! group that it deletes. The way up from that group therefore has all groups that count the entry.
+//! The group of an entry that counts as a stall exists: [`Groups::delete`] ends the stalls of the
+//! group that it deletes. So a stall ends at the same groups at which it began.
 //!
 //! # Locking
 //!
-//! The mutex of the queues. Stalls begin and end where a thread is about to wait or reclaims.
+//! The mutex of the queues protects the counts. A thread takes it before and after it waits or
+//! reclaims.
 
 use crate::group::Group;
 use crate::groups::{Groups, Reclaimer};
@@ -73,7 +75,7 @@ impl Groups {
         host.inside(|| {
             let mut queues = self.waiters.lock(&self.tree);
             let _reading = self.rcu.enter();
-            // `None` in a child that `body` forked.
+            // In a child that `body` forked, the entry is gone.
             if let Some(handle) = handle.filter(|&handle| queues.of(handle).is_some()) {
                 // Only a future has a waker.
                 let _ = queues.free(handle.index, host.platform().precise());

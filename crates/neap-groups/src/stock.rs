@@ -2,22 +2,24 @@
 //!
 //! # Design
 //!
-//! Each CPU has a line of eight words. A word has a payer and the bytes stocked for it. Taking and
-//! giving is one restartable sequence that commits by one store, without a lock or a locked
-//! instruction. Kinds are part of the payer; a word counts bytes. A payer has one place in the
-//! line; another payer that needs the place evicts the first one's bytes.
+//! Each CPU has a line of eight words. A word holds a payer and the number of bytes stocked for it.
+//! The kind of memory is part of the payer. `Stocks::take` and `Stocks::give` are one restartable
+//! sequence each, which commits by one store, without a lock or a locked instruction. A hash of the
+//! payer selects its word. If another payer has that word, `Stocks::put` replaces it, and returns
+//! its bytes.
 //!
 //! # Invariants
 //!
-//! Bytes in words are charged: at most [`CAP`] for each payer and CPU, and eight times that on each
-//! CPU.
+//! Stocked bytes are charged to their group. There are at most [`CAP`] bytes for each payer and
+//! CPU, and eight times that on each CPU.
 //!
 //! # Concurrency
 //!
-//! Any thread can empty any CPU's line. It stores DUMMY, a line with words that match no sequence,
-//! in the CPU's table entry. After a fence the line is the taker's. On isolated CPUs and without
-//! sequences, words change by compare-and-exchange; the two are never mixed on one line. Takers
-//! exclude each other by a mutex.
+//! Any thread can empty any CPU's line. First it stores the address of DUMMY in the CPU's table
+//! entry. DUMMY is a line with words that match no sequence. Then it fences the CPU. After that no
+//! other thread changes the line. On isolated CPUs and without sequences, words change by
+//! compare-and-exchange. A line never changes in both ways. Threads that empty lines exclude each
+//! other by a mutex.
 
 use crate::id::{PAYER_BITS, Payer};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -25,23 +27,23 @@ use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 use neap_os::rseq::{self, SequenceResult, UNREGISTERED};
 
-/// Maximum of a word, in bytes.
+/// Maximum number of bytes in a word.
 pub const CAP: u64 = 256 << 10;
 /// Bytes charged at once for a stock: 64 pages of 4 KiB.
 pub const BATCH: u64 = 256 << 10;
 
 /// Words of a line.
 const WORDS: usize = 8;
-/// Words behind a line: its last state seen by [`Stocks::drain_idle`], and the number of operations
-/// on shared memory of its CPU.
+/// Indexes of words behind a line: a hash of the line at the last [`Stocks::drain_idle`], and the
+/// CPU's number of operations on shared memory.
 const LOOK: usize = 0;
 const SHARED: usize = 1;
-/// Bytes from one CPU's line to the next: a line, and the one that the processor may prefetch with
-/// it.
+/// Bytes from one CPU's line to the next. That is two cache lines, since the processor may prefetch
+/// the second one with the first.
 const STRIDE: usize = 128;
-/// Bits of the number in a word.
+/// Bits of a word that hold the number of bytes.
 const NUMBER_BITS: u32 = u64::BITS - PAYER_BITS;
-/// Attempts of a sequence: a debugger interrupts all of them.
+/// Maximum attempts of a sequence. A debugger interrupts every attempt.
 const ATTEMPTS: usize = 3;
 
 const _: () = assert!(CAP < 1 << NUMBER_BITS && size_of::<[AtomicU64; WORDS]>() == 64);
@@ -51,11 +53,11 @@ type Line = [AtomicU64; WORDS];
 /// The stocks of all CPUs.
 #[derive(Debug)]
 pub(crate) struct Stocks {
-    /// Offset of a thread's rseq area, and address of the table entry of CPU 0; 0 without
+    /// Offset of a thread's rseq area, and address of the table entry of CPU 0. Both are 0 without
     /// sequences.
     sequences: isize,
     regions: usize,
-    /// One mapping: a line for each CPU, DUMMY, the table.
+    /// Start and length of one mapping: a line for each CPU, DUMMY, and the table of the lines.
     memory: usize,
     length: usize,
     cpus: usize,
@@ -85,8 +87,8 @@ impl Stocks {
         let memory = platform.map(length)?;
         let (taking, fences) = (Mutex::new(()), 0.into());
         let mut stocks = Stocks { sequences: 0, regions: 0, memory, length, cpus, taking, fences };
-        // The number in this word is above every sequence's bound, under any payer. No group has
-        // this payer.
+        // These words make DUMMY: their number of bytes is above the bound of every sequence,
+        // whatever payer the sequence compares. No group has their payer.
         stocks.line(cpus).iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
         (0..named + UNREGISTERED).for_each(|entry| stocks.entry(entry).store(stocks.dummy(), Ordering::Relaxed));
         if let Some(offset) = platform.rseq_offset() {
@@ -151,7 +153,8 @@ impl Stocks {
         self.sequences != 0 && !platform.is_isolated(cpu)
     }
 
-    /// Changes the payer's word on this CPU by `delta` if it holds `low` to `low + span` bytes.
+    /// Adds `delta` to the word at `place` of this CPU's line, if the word has the payer of `tag`,
+    /// and `low` to `low + span` bytes more than `tag`. Returns whether it did.
     #[inline(always)]
     fn alter<P: Platform>(&self, platform: &P, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> bool {
         if self.sequences != 0 && self.attempt(place, tag, low, span, delta) == SequenceResult::Committed {
@@ -176,8 +179,8 @@ impl Stocks {
             return attempts.find(|outcome| *outcome != SequenceResult::Aborted) == Some(SequenceResult::Committed);
         }
         let change = |word: u64| ((word ^ tag).wrapping_sub(low) <= span).then(|| word.wrapping_add(delta));
-        // Relaxed, as are sequences: the word is a number. The transfer of the memory that it
-        // stands for has its own ordering.
+        // Relaxed, as are sequences: the word publishes no other data. The transfer of the memory
+        // for which the bytes are charged has its own ordering.
         self.line(cpu)[place].fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
     }
 
@@ -188,22 +191,23 @@ impl Stocks {
         bytes <= CAP && self.alter(platform, place(payer), tag, bytes, CAP - bytes, bytes.wrapping_neg())
     }
 
-    /// Adds bytes to a payer's word on this CPU; returns false if it has none or no room.
+    /// Adds bytes to a payer's word on this CPU; returns false without such a word, or room in it.
     #[inline(always)]
     pub(crate) fn give<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         bytes <= CAP && self.alter(platform, place(payer), word(payer, 0), 0, CAP - bytes, bytes)
     }
 
-    /// Stocks bytes, at most [`CAP`], for a payer, in a word that it gets if necessary. Returns
-    /// bytes that the caller must uncharge.
+    /// Stocks bytes, at most [`CAP`], for a payer on this CPU. Returns bytes that the caller must
+    /// uncharge, and their payer.
     ///
-    /// These are the bytes of an evicted payer, half of `CAP` and the excess if the word is full,
-    /// or `bytes` after repeated interruptions.
+    /// If another payer has the word, its bytes are returned. If the word would exceed `CAP`, half
+    /// of `CAP` stays, and the rest is returned. After [`ATTEMPTS`] failed attempts, `bytes` are
+    /// returned.
     pub(crate) fn put<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> Option<(Payer, u64)> {
         debug_assert!(bytes <= CAP);
         let place = place(payer);
         for _ in 0..ATTEMPTS {
-            // A hint: on another CPU the exchange finds another word, and does nothing unless that
+            // A hint: after a migration `alter` finds another CPU's word, and changes it only if it
             // is equal.
             let found = self.line(platform.cpu())[place].load(Ordering::Relaxed);
             let (holder, held) = parts(found);
@@ -220,7 +224,7 @@ impl Stocks {
         Some((payer, bytes))
     }
 
-    /// Calls `each` with the stocked bytes by payer and CPU, as far as they are visible here.
+    /// Calls `each` with the stocked bytes by payer and CPU, as far as this thread sees them.
     pub(crate) fn each(&self, mut each: impl FnMut(Payer, u64)) {
         for word in (0..self.cpus).flat_map(|cpu| self.line(cpu)) {
             let (payer, bytes) = parts(word.load(Ordering::Relaxed));
@@ -230,9 +234,9 @@ impl Stocks {
         }
     }
 
-    /// Empties the words of payers that are `wanted`, on every CPU that has any. `out` gets the
-    /// bytes, which the caller must uncharge. Returns the number of CPUs that were skipped because
-    /// the fence failed.
+    /// Empties the words of payers for which `wanted` returns true, on every CPU. Passes the bytes
+    /// to `out`; the caller must uncharge them. Returns the number of CPUs that were skipped
+    /// because the fence failed.
     pub(crate) fn drain<P: Platform>(
         &self,
         platform: &P,
@@ -254,7 +258,7 @@ impl Stocks {
             if !line.iter().any(holds) {
                 continue;
             }
-            // A line that changed can have the same sum. Then a line in use is emptied, which is
+            // Different words can have the same sum. Then a line in use is emptied, which is
             // harmless.
             let looks = line.iter().fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Ordering::Relaxed));
             let before = self.behind(cpu, LOOK).swap(looks, Ordering::Relaxed);
@@ -266,8 +270,8 @@ impl Stocks {
         (left, skipped)
     }
 
-    /// Empties the words of payers that are `wanted` on one CPU; returns false if the fence failed.
-    /// Under the mutex.
+    /// Empties the words of payers for which `wanted` returns true, on one CPU. Returns false if
+    /// the fence failed. The caller holds the mutex.
     ///
     /// Emptied words have no payer, so the next uncharge takes the slow path.
     fn drain_cpu<P: Platform>(
@@ -287,7 +291,7 @@ impl Stocks {
         }
         let closed = self.has_sequences(platform, cpu);
         if closed {
-            // SeqCst, with the fence: a sequence that starts after it finds DUMMY.
+            // SeqCst: a sequence that starts after the fence below finds DUMMY.
             self.entry(cpu + UNREGISTERED).store(self.dummy(), Ordering::SeqCst);
             self.fences.fetch_add(1, Ordering::Relaxed);
             if platform.fence(cpu).is_err() {
@@ -297,7 +301,7 @@ impl Stocks {
         }
         let mut taken = [0; WORDS];
         for (word, taken) in line.iter().zip(&mut taken).filter(|(word, _)| is_wanted(word)) {
-            // No sequence changes it now. A thread of a CPU without sequences exchanges it.
+            // No sequence changes the word now. On a CPU without sequences, its threads may.
             *taken = word.swap(0, Ordering::Relaxed);
         }
         if closed {

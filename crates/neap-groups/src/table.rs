@@ -1,8 +1,8 @@
 //! A table that grows and never moves: entries are named by index and are read without a lock.
 //!
 //! Each chunk is as large as all before it, so the table takes at most about twice the needed
-//! memory. Growth is the caller's to serialise. Chunks are unmapped only with the whole table: an
-//! index that was once valid stays so.
+//! memory. The caller lets only one thread at a time grow it. Chunks are unmapped only with the
+//! whole table, so an index that was once valid stays valid.
 
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -16,7 +16,7 @@ const CHUNKS: usize = 16;
 /// An entry of a [`Table`].
 ///
 /// # Safety
-/// Zeroes are a valid value, and all changes are atomic.
+/// Zeroed memory is a valid value of the type, and all changes of an entry are atomic.
 pub unsafe trait Entry: Sync {}
 
 /// A table of entries of one type.
@@ -61,7 +61,8 @@ impl<T: Entry> Table<T> {
         // Relaxed: the Acquire in `len` makes the store in `grow` visible.
         let chunk = self.chunks[chunk].load(Ordering::Relaxed);
         // SAFETY: the index is below the length, so `grow` has mapped its chunk with room for it.
-        // Zeroes are a valid value ([`Entry`]), and chunks stay mapped until `close`.
+        // Zeroed memory is a valid entry by the contract of [`Entry`]. Chunks stay mapped until
+        // `close`.
         Some(unsafe { &*chunk.add((index - first) as usize) })
     }
 
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
     use neap_testing::virtual_platform::Virtual;
 
-    // SAFETY: an atomic integer, for which zeroes are a valid value.
+    // SAFETY: an atomic integer is valid if its memory is zeroed.
     unsafe impl Entry for AtomicU32 {}
 
     #[test]

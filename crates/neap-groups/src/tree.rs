@@ -2,17 +2,18 @@
 //!
 //! # Design
 //!
-//! A deleted group leaves the tree, and its path is free, at once. Its slot waits for a grace
-//! period, since a charge may be on its way up through it, or a reader on its way along its
-//! siblings. The slot also waits until its stocks are empty. Lists of deleted groups therefore use
-//! the links of buckets, which are followed only under the mutex.
+//! A deleted group leaves the tree at once, and its path is free. Its slot is freed only after a
+//! grace period: a charge may still go up through the slot, or a reader may follow its link to the
+//! next sibling. The slot is also kept until stocks hold no bytes of the group. Lists of deleted
+//! groups use the links of buckets, since threads follow these only under the mutex.
 //!
 //! # Locking
 //!
-//! One mutex for changes of links, names and lists, and for paths. Charges go up the tree without
-//! it, and readers go down without it. Within a read of the RCU domain of the groups, a group that
-//! was found stays in its slot, and its links stay valid. Under the mutex the mutex of the ids may
-//! be taken, and items of a deleted group move to its parent.
+//! One mutex protects changes of links, names and lists, and lookups of paths. Charges go up the
+//! tree without it, and readers go down without it. Within a read of the RCU domain of the groups,
+//! a group that was found stays in its slot, and its links stay valid. The mutex of the ids may be
+//! taken under the tree's mutex. Items of a deleted group move to its parent under the tree's
+//! mutex.
 
 use crate::error::GroupError;
 use crate::group::{Bound, DEEPEST, Group, GroupSlot, NONE, ROOT, is_name};
@@ -34,7 +35,7 @@ const BUCKETS: usize = 4096;
 pub(crate) struct Tree {
     pub(crate) slots: Table<Group>,
     pub(crate) owners: IdTable,
-    /// Address of a mapping of [`BUCKETS`] numbers: the first slot of each, plus one.
+    /// Address of a mapping of [`BUCKETS`] words. Each has the first slot of a bucket, plus one.
     buckets: usize,
     lists: Mutex<FreeSlots>,
     /// Passes of reclaim that have begun. Sums over children are computed anew in each.
@@ -60,7 +61,7 @@ struct FreeSlots {
 pub struct GroupCount {
     /// Groups in the tree, the root included.
     pub live: u32,
-    /// Deleted groups with a slot, which waits for the end of readers.
+    /// Deleted groups that still have a slot, because readers may use it.
     pub dying: u32,
     /// Slots that were ever used.
     pub slots: u32,
@@ -106,7 +107,8 @@ impl Tree {
         each(self.buckets, buckets_length(platform));
     }
 
-    /// Returns the group in a slot. Every stored slot number is valid.
+    /// Returns the group in a slot; `None` for [`NONE`]. Every other number that a link has is a
+    /// valid slot.
     pub(crate) fn group(&self, slot: u32) -> Option<&Group> {
         self.slots.get(slot)
     }
@@ -133,7 +135,7 @@ impl Tree {
         Ok(lists.fresh - 1)
     }
 
-    /// Adds a group below the one in slot `parent`. Under the mutex.
+    /// Adds a group below the one in slot `parent`. The caller holds the mutex.
     fn add<P: Platform>(
         &self,
         lists: &mut FreeSlots,
@@ -192,8 +194,8 @@ impl Tree {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
         let bucket = (hash ^ hash >> 32) as usize % BUCKETS;
-        // SAFETY: `open` mapped `BUCKETS` words, of which zeroes are valid, until `close`; the
-        // index is below that.
+        // SAFETY: `open` mapped `BUCKETS` zeroed words, which are valid atomic integers and stay
+        // mapped until `close`. The index is below `BUCKETS`.
         unsafe { &*core::ptr::with_exposed_provenance::<AtomicU32>(self.buckets).add(bucket) }
     }
 
@@ -205,7 +207,7 @@ impl Tree {
         core::iter::successors(entry(bucket), move |(_, group)| entry(&group.bucket_next))
     }
 
-    /// Returns the child with a name. Under the mutex.
+    /// Returns the child with a name. The caller holds the mutex.
     fn child(&self, parent: u32, name: &str) -> Option<&Group> {
         let is_it = |group: &Group| group.parent.load(Ordering::Relaxed) == parent && group.name().as_str() == name;
         self.in_bucket(self.bucket(parent, name)).map(|(_, group)| group).find(|group| is_it(group))
@@ -277,15 +279,15 @@ impl Tree {
         if group.children.load(Ordering::Relaxed) > 0 {
             return Err(GroupError::HasChildren);
         }
-        // The group's protection would protect nothing any more.
+        // The parent does not count the claims of the group any more.
         Bound::CLAIMS.into_iter().for_each(|bound| self.set_bound(group, bound, 0));
         group.is_leaving.store(1, Ordering::Relaxed);
         hand_up(GroupSlot { group: id, slot }, GroupSlot { group: above.id(), slot: parent });
-        // The charges become the parent's: from here the group's id leads to it.
+        // From here on the group's id leads to the parent, so the charges are the parent's.
         self.owners.inherit(id, above.id());
         let (previous, next) = (group.previous.load(Ordering::Relaxed), group.next.load(Ordering::Relaxed));
         let before = self.group(previous).map_or(&above.first_child, |previous| &previous.next);
-        // As in `add`: the one behind it was made by another thread.
+        // Release, as in `add`: another thread may have made the next sibling.
         before.store(next, Ordering::Release);
         self.group(next).inspect(|next| next.previous.store(previous, Ordering::Relaxed));
         above.children.fetch_sub(1, Ordering::Relaxed);
@@ -294,7 +296,7 @@ impl Tree {
         let link = self.in_bucket(bucket).map(|(_, group)| &group.bucket_next);
         let link = core::iter::once(bucket).chain(link).find(|link| link.load(Ordering::Relaxed) == slot + 1);
         link.inspect(|link| link.store(group.bucket_next.load(Ordering::Relaxed), Ordering::Relaxed));
-        // Not its `next`: a reader may be at this group.
+        // `next` stays: a reader at this group may follow it.
         group.bucket_next.store(lists.dying[0], Ordering::Relaxed);
         lists.dying[0] = slot;
         lists.live -= 1;
@@ -302,8 +304,8 @@ impl Tree {
         Ok(slot)
     }
 
-    /// Returns whether the next group would grow a table of which a quarter belongs to deleted
-    /// groups.
+    /// Returns whether the next group would grow a table although a quarter of it belongs to
+    /// deleted groups.
     pub(crate) fn is_crowded(&self) -> bool {
         let lists = self.lists.lock();
         let (slots, (ids, no_id)) = (self.slots.len(), self.owners.room());
@@ -312,14 +314,16 @@ impl Tree {
         no_slot && dying >= u64::from(slots / 4) || no_id && dying + self.owners.waiting() >= u64::from(ids / 4)
     }
 
-    /// Returns whether slots or ids wait for a grace period to begin, and whether for one to end.
+    /// Returns two answers: whether slots or ids wait for a grace period to begin, and whether any
+    /// wait for one to end.
     pub(crate) fn is_waiting(&self) -> [bool; 2] {
         let slots = self.lists.lock().dying.map(|list| list != NONE);
         let owners = self.owners.is_waiting();
         [slots[0] || owners[0], slots[1] || owners[1]]
     }
 
-    /// Begins a grace period for all groups that were deleted by now. The previous one has ended.
+    /// Begins a grace period for all groups that were deleted by now. The caller has ended the
+    /// previous one.
     pub(crate) fn begin_grace(&self) {
         let mut lists = self.lists.lock();
         lists.dying = [NONE, lists.dying[0]];
@@ -328,7 +332,7 @@ impl Tree {
     }
 
     /// Calls `each` with every group that waited for the grace period that has ended, and frees its
-    /// slot. Stocks hold nothing under ids of these groups.
+    /// slot. The caller has emptied the stocks of these groups.
     pub(crate) fn end_grace(&self, mut each: impl FnMut(&Group)) {
         let mut slot = core::mem::replace(&mut self.lists.lock().dying[1], NONE);
         while let Some(group) = self.group(slot) {
@@ -366,8 +370,8 @@ impl Tree {
         GroupCount { live: lists.live, dying: lists.dying_count, slots: lists.fresh, ids }
     }
 
-    /// Returns the child of `parent` behind `after`, or its first child. The caller must be within
-    /// a read.
+    /// Returns the child of `parent` that follows `after`; the first child if `after` is `None`.
+    /// The caller must be within a read.
     pub(crate) fn next_child(&self, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
         let above = self.group(self.slot_of(parent).ok()?)?;
         let link = match after {
@@ -421,12 +425,12 @@ impl Tree {
         self.children_from(group, NONE).for_each(|(_, child)| each(child));
     }
 
-    /// Counts children that were visited.
+    /// Adds to the number of children that were visited.
     pub(crate) fn note_looks(&self, children: u64) {
         self.summed.fetch_add(children, Ordering::Relaxed);
     }
 
-    /// Sets a bound of a group. Under the mutex.
+    /// Sets a bound of a group. The caller holds the mutex.
     pub(crate) fn set_bound(&self, group: &Group, bound: Bound, bytes: u64) {
         let before = group.bound(bound);
         group.set_bound(bound, bytes);
@@ -438,8 +442,8 @@ impl Tree {
         }
     }
 
-    /// Returns the bytes that the children of a group use of their claims. The caller must be
-    /// within a read.
+    /// Returns the sum, over the children of a group, of the part of their claim that they use. The
+    /// caller must be within a read.
     pub(crate) fn claimed_below(&self, group: &Group, claim: Bound) -> u64 {
         if group.claims(claim).claimants.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -453,12 +457,12 @@ impl Tree {
         sum
     }
 
-    /// Returns [`Tree::claimed_below`] as it was when this pass first asked. The caller must be
+    /// Returns [`Tree::claimed_below`], computed at the first call in this pass. The caller must be
     /// within a read.
     ///
-    /// The sum is computed once for as many looks as there are children, and anew in each pass. A
-    /// walk of all children thus visits each child once more, not all of them for each. Concurrent
-    /// passes may use up each other's looks; the sum is that of a pass under way.
+    /// The stored sum serves as many calls as the group has children. So a pass that visits all
+    /// children computes the sum once, not once for each child. Concurrent passes may use up each
+    /// other's calls. A sum from before the last [`Tree::begin_pass`] is not used.
     fn claimed_below_in_pass(&self, group: &Group, claim: Bound) -> u64 {
         let (claims, pass) = (group.claims(claim), self.passes.load(Ordering::Relaxed));
         // Acquire, of both, pairs with the Release below: the sum is that of the pass, or of a
@@ -475,13 +479,13 @@ impl Tree {
         sum
     }
 
-    /// Begins a pass: earlier sums are out of date.
+    /// Begins a pass, which does not use sums of earlier passes.
     pub(crate) fn begin_pass(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of groups visited so far to add up the `min` and `low` of children, and
-    /// to find those that hold most.
+    /// Returns the number of children visited so far, to add up their `min` and `low`, and to find
+    /// those that hold most.
     pub(crate) fn summed(&self) -> u64 {
         self.summed.load(Ordering::Relaxed)
     }
@@ -509,12 +513,12 @@ impl Tree {
         let mut protection = 0;
         for pair in path[..length].windows(2).rev() {
             let [Some(group), Some(above)] = [pair[0], pair[1]].map(|slot| self.group(slot)) else { break };
-            // A child of `top` has all that it claims.
+            // A child of `top` gets all of its claim that it uses.
             if pair[1] == top {
                 protection = group.claimed(claim);
                 continue;
             }
-            // A share of nothing is nothing.
+            // If the parent has no protection, its descendants have none.
             if protection == 0 {
                 break;
             }

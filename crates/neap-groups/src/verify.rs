@@ -23,7 +23,7 @@ impl Groups {
     /// # Errors
     /// The first inconsistency.
     pub fn verify<H: Host>(&self, host: &H) -> Result<(), Finding> {
-        // Charges that were under way in a group while that was deleted are counted there.
+        // Counts the bytes of threads that charged a group while it was deleted.
         self.tree.each_dying(|group| self.hand_down_counts(host, group));
         let (mut live, mut at) = (0, ROOT);
         while let Some(group) = self.tree.group(at) {
@@ -79,7 +79,7 @@ impl Groups {
         });
         same("the number of children", id, children, group.children.load(Ordering::Relaxed).into())?;
         let own: u64 = Kind::ALL.into_iter().map(|kind| self.of_kind(host, group, kind)).sum();
-        same("what is charged, by kind and by group", id, own + below, group.usage())
+        same("charged bytes, by kind and by group", id, own + below, group.usage())
     }
 
     /// Checks the queue of a group: sorted by age, in agreement with the published bytes, and no
@@ -92,7 +92,7 @@ impl Groups {
         while let Some((index, waiter)) = next.and_then(|index| Some((index, queues.get(index)?))) {
             same("group where a charge waits", id, slot.into(), waiter.place().into())?;
             same("whether a charge in a queue waits", id, 1, waiter.is_waiting().into())?;
-            same("whether a queue is by age", id, 1, (ticket < waiter.ticket()).into())?;
+            same("whether a queue is sorted by age", id, 1, (ticket < waiter.ticket()).into())?;
             (next, ticket) = (queues.after(index), waiter.ticket());
         }
         Ok(())

@@ -8,21 +8,22 @@
 //! 3. The thread that makes room admits waiters (`admission.rs`).
 //!
 //! A waiting thread runs no callback and waits only for its grant, so shrinkers cannot delay its
-//! deadline. Bytes freed into a cache make room when that is flushed: every [`INTERVAL`] and once
-//! after the deadline, by ticks or by a waiting thread.
+//! deadline. Bytes freed into a cache make room only when the cache is flushed. A tick or a waiting
+//! thread flushes caches every [`INTERVAL`], and once after the deadline.
 //!
-//! A thread sleeps on the state word of its entry. A future leaves its waker there, which
-//! [`Groups::deliver`] calls. No lock is held while waiting, and the thread is not inside the fork
-//! gate.
+//! A thread sleeps on the state word of its entry. A future stores its waker in its entry, and
+//! [`Groups::deliver`] calls the waker. No lock is held while waiting, and the thread is not inside
+//! the fork gate.
 //!
-//! A wait ends by a grant, at its deadline with the error of a charge, when the group is deleted,
-//! or when the future is dropped. A request above a limit ends at once.
+//! A wait ends by a grant, at its deadline, when the group is deleted, or when the future is
+//! dropped. At the deadline the charge is refused with the error of [`Groups::charge`]. A request
+//! that exceeds a `max` on its path is refused at once.
 //!
 //! A future that was granted bytes above a `high` is pending until its delay is over or all groups
 //! on its path are below their `high` again.
 //!
-//! A forked child has none of the waiters. A future that is polled there asks again, as the
-//! youngest.
+//! In a forked child no charge waits. A future that is polled there queues again, as the youngest
+//! waiter.
 
 use crate::charge::{ChargeFailure, OnLimit, Refusal};
 use crate::group::Bound;
@@ -51,7 +52,7 @@ pub enum Patience {
 }
 
 impl Patience {
-    /// That of a thread that waits until `deadline`, at the time `now`.
+    /// Returns the patience at the time `now` of a thread that waits until `deadline`.
     pub fn until(deadline: u64, now: u64) -> Patience {
         if now >= deadline { Patience::GivesUp } else { Patience::Waits }
     }
@@ -63,7 +64,7 @@ impl Patience {
 pub struct Waiting {
     /// The group to be charged.
     pub group: GroupId,
-    /// The group with the limit, or the queue, that it waits at: the same or an ancestor.
+    /// The group at whose limit, or in whose queue, it waits: the charged group or an ancestor.
     pub at: GroupId,
     /// The reason for the wait.
     pub reason: Reason,
@@ -75,7 +76,7 @@ pub struct Waiting {
     pub passed: u32,
     /// Time when it began to wait, in nanoseconds of the platform's clock.
     pub since: u64,
-    /// End of its time, in nanoseconds of the platform's clock; [`FOREVER`] for none.
+    /// Time at which the wait ends, in nanoseconds of the platform's clock; [`FOREVER`] for none.
     pub deadline: u64,
 }
 
@@ -84,11 +85,12 @@ pub struct Waiting {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Reason {
-    /// Room below a `max`: it is the oldest there.
+    /// It waits for room below a `max`, and is the oldest waiter there.
     Room,
-    /// Room below a `max`, after reclaim in vain: caches are busy, barred, in use or empty.
+    /// It is the oldest waiter, and the last pass brought nothing: caches are busy, barred, in use
+    /// or empty.
     Backoff,
-    /// Its turn: an older charge waits there.
+    /// An older charge waits in the same queue.
     Turn,
     /// It has its bytes, and is delayed above a `high`.
     High,
@@ -110,9 +112,9 @@ impl Groups {
     /// Returns the nanoseconds for which the caller is to be delayed.
     ///
     /// `deadline` is a time of the platform's clock in nanoseconds, or [`FOREVER`]. The oldest
-    /// waiter is admitted first. A request below an eighth of the oldest's may pass, eight for each
-    /// oldest waiter. Charges that do not wait take available bytes. The caller must hold nothing
-    /// that other threads need to make room.
+    /// waiter is admitted first. A request below an eighth of the oldest's bytes may pass it. At
+    /// most eight requests pass each oldest waiter. Charges that do not wait take available bytes.
+    /// The caller must hold nothing that other threads need to make room.
     ///
     /// # Errors
     /// See [`Refusal`]; nothing is charged then. A request above a limit is refused at once, as is
@@ -139,7 +141,8 @@ impl Groups {
             if let Some(waiter) = self.waiters.entry(handle.index).filter(is_waiting) {
                 futex::wait(&waiter.state, state::WAITING, Some(time), Sharing::Process);
                 now = host.platform().precise();
-                // There may be no thread that ticks. The last call is after the deadline.
+                // There may be no thread that ticks, so this thread does the work. Its last call is
+                // after the deadline.
                 if is_waiting(&waiter) {
                     self.attend(host, now);
                     // The waiter may have moved to a group that did not ask before.
@@ -154,8 +157,8 @@ impl Groups {
     /// Returns a future that charges bytes as [`Groups::charge_or_wait`] does. It asks when it is
     /// first polled, and gives up when it is dropped.
     ///
-    /// [`Groups::deliver`] wakes its task, on a request by [`Reclaimer::come_soon`]. At the
-    /// deadline [`Groups::tick`] must come before that.
+    /// [`Groups::deliver`] wakes its task; [`Reclaimer::come_soon`] requests that. A deadline takes
+    /// effect in [`Groups::tick`], before the next `deliver`.
     pub fn charge_async<H: Reclaimer>(&self, host: H, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'_, H> {
         ChargeAsync { groups: self, host, payer, bytes, deadline, how: OnLimit::Refuse, stage: Stage::Unasked }
     }
@@ -165,7 +168,8 @@ impl Groups {
     pub fn next_waiting(&self, from: u32) -> Option<(u32, Waiting)> {
         let mut index = from;
         loop {
-            // One by one, so that the mutex is held briefly however many wait.
+            // The mutex is released after each entry, so that it is held briefly however many
+            // charges wait.
             let queues = self.waiters.lock(&self.tree);
             let waiter = queues.get(index).filter(|_| index < queues.len())?;
             if let Some((at, reason)) = self.reason(&queues, index, waiter) {
@@ -215,8 +219,8 @@ impl Groups {
         above.last().map(|(_, group)| group.id())
     }
 
-    /// Delays a charge that was granted above a `high`, until a time at most; `None` if there is no
-    /// memory for that. The groups above their `high` ask for memory.
+    /// Delays a charge that was granted above a `high`, at most until the time `until`. `None` if
+    /// there is no memory for an entry. The groups above their `high` ask for memory.
     fn hold<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, until: u64) -> Option<WaiterHandle> {
         let handle = host.inside(|| {
             let handle = {
@@ -233,10 +237,10 @@ impl Groups {
         handle
     }
 
-    /// Makes room without reclaim, and then queues.
+    /// Charges bytes if a flush of caches and stocks makes room. Otherwise queues a request.
     ///
     /// # Errors
-    /// The result, if there is one already.
+    /// The result of the charge, if it need not wait.
     fn ask<H: Reclaimer>(
         &self,
         host: &H,
@@ -248,7 +252,7 @@ impl Groups {
             return Err(Ok(0));
         }
         let mut full = payer.id();
-        // A younger request does not try before older ones.
+        // If older requests wait, this one does not try to charge before them.
         let others_wait = host.inside(|| self.is_waited_for(full));
         if !others_wait {
             match self.look_for_room(host, payer, bytes, OnLimit::Refuse, 0) {
@@ -270,18 +274,18 @@ impl Groups {
         if let Some(end) = self.look(host, handle, Patience::Waits, &mut None) {
             return Err(self.answer(host, end, payer, bytes));
         }
-        // From here on nothing is stocked, and uncharges admit waiters; for cached bytes see
-        // `attend`.
+        // From here on charges and uncharges below `full` stock nothing, and uncharges admit
+        // waiters. Cached bytes are flushed by `attend`.
         self.drain_stocks(host, full);
         host.ask_soon();
         host.inside(|| host.come_soon());
         Ok(handle)
     }
 
-    /// Returns the result of a wait, and frees the entry; `None` if it goes on.
+    /// Returns the result of a wait, and frees the entry; `None` if the wait goes on.
     ///
-    /// If it goes on, `waker` is stored there and replaced by the previous one. The caller drops
-    /// the waker that it gets.
+    /// If it goes on, the entry gets `waker`, and `waker` becomes the entry's previous one. The
+    /// caller drops the waker that it gets.
     fn look<H: Reclaimer>(
         &self,
         host: &H,
@@ -325,8 +329,8 @@ impl Groups {
         }
     }
 
-    /// Visits all waiters: ends those for which `verdict` returns a state, and then admits waiters.
-    /// Returns whether there is more to do. The caller must be inside the fork gate.
+    /// Visits all waiters. Ends those for which `verdict` returns a state, and then admits waiters.
+    /// Returns whether more could be admitted. The caller must be inside the fork gate.
     fn sweep<H: Reclaimer>(&self, host: &H, mut verdict: impl FnMut(&Waiter) -> Option<u32>) -> bool {
         let mut more = false;
         for ending in [true, false] {
@@ -381,8 +385,8 @@ impl Groups {
     }
 
     /// Serves waiters: flushes caches, empties stocks, ends waits after their deadline, and admits
-    /// again. Returns in how many nanoseconds to come again. The caller must be outside the fork
-    /// gate.
+    /// waiters. Returns the nanoseconds until the next call is needed; `None` without waiters. The
+    /// caller must be outside the fork gate.
     pub(crate) fn attend<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
         let is_late = self.is_any_late(host, now)?;
         // A free that ends in a cache uncharges nothing and wakes no waiter:
@@ -400,8 +404,8 @@ impl Groups {
         self.settle_waiters(host, now)
     }
 
-    /// Returns whether a waiter's deadline is over; `None` without waiters. By itself, as
-    /// [`Groups::settle_waiters`] is, so that a flush of caches does not add to their stack.
+    /// Returns whether a waiter's deadline is over; `None` without waiters. Not inlined, like
+    /// [`Groups::settle_waiters`]: their locals would take stack while caches are flushed.
     #[inline(never)]
     fn is_any_late<H: Reclaimer>(&self, host: &H, now: u64) -> Option<bool> {
         host.inside(|| {
@@ -411,8 +415,8 @@ impl Groups {
         })
     }
 
-    /// Empties stocks, ends waits after their deadline, and admits again. Returns in how many
-    /// nanoseconds to come again.
+    /// Empties stocks, ends waits after their deadline, and admits waiters. Returns the nanoseconds
+    /// until the next call is needed.
     #[inline(never)]
     fn settle_waiters<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
         let wanted = |payer: Payer| self.is_waited_for(payer.id());
@@ -434,7 +438,7 @@ impl Groups {
     }
 
     /// Calls the wakers of futures that have an answer. The caller must be outside the fork gate
-    /// and hold nothing: a waker may do anything.
+    /// and hold no lock, since a waker may do anything.
     pub fn wake<H: Reclaimer>(&self, host: &H) {
         while let Some(waker) = host.inside(|| self.waiters.lock(&self.tree).next_due()) {
             waker.wake();
@@ -477,11 +481,11 @@ enum Stage {
 }
 
 /// A charge that waits for room, made by [`Groups::charge_async`]. Its output is that of
-/// [`Groups::charge_or_wait`]. The delay is 0, since the future has waited for it, unless there was
-/// no memory for that.
+/// [`Groups::charge_or_wait`]. The output's delay is 0, since the future has waited for it. Only if
+/// there was no memory for that wait, the caller must delay itself.
 ///
-/// A grant that it did not return is uncharged when it is dropped. It allocates nothing. Polled
-/// after its end it is pending for ever.
+/// If the future is dropped before it returned a grant, the granted bytes are uncharged. It
+/// allocates nothing. A future that is polled after its end stays pending for ever.
 #[must_use = "a future does nothing unless it is polled"]
 pub struct ChargeAsync<'g, H: Reclaimer> {
     groups: &'g Groups,
@@ -494,8 +498,8 @@ pub struct ChargeAsync<'g, H: Reclaimer> {
 }
 
 impl<H: Reclaimer> ChargeAsync<'_, H> {
-    /// Charges as [`OnLimit::Overcharge`] does: no limit is waited for, only the delay above a
-    /// `high`.
+    /// Makes the future charge as [`OnLimit::Overcharge`] does. It waits for no room, only for the
+    /// delay above a `high`.
     pub fn overcharge(self) -> Self {
         ChargeAsync { how: OnLimit::Overcharge, ..self }
     }

@@ -1,4 +1,4 @@
-//! The places from which a call writes a value, and into which it reads one.
+//! The arguments of a call: the place where it stores the old value, and the new value.
 
 use core::ffi::c_void;
 
@@ -14,7 +14,7 @@ pub(crate) enum Error {
     Invalid = 22,
 }
 
-/// Arguments of a call. No name needs the bytes of a value that is written.
+/// Arguments of a call. The bytes of the new value are not kept, since no name needs them.
 pub(crate) struct Exchange {
     old: *mut u8,
     old_length: *mut usize,
@@ -37,11 +37,11 @@ impl Exchange {
         Exchange { old: old.cast(), old_length, writes: !new.is_null(), new_length }
     }
 
-    /// Stores a value where the caller reads it, if it does. If the caller's size is another one,
-    /// stores as many bytes as fit, and their number.
+    /// Stores a value at `old`, if the caller reads one. If the caller's size differs from that of
+    /// the value, stores as many bytes as fit, and their number.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the caller's size is another one.
+    /// [`Error::Invalid`]: the caller's size differs from that of the value.
     pub(crate) fn read<T: Copy>(&mut self, value: T) -> Result<(), Error> {
         if self.old.is_null() || self.old_length.is_null() {
             return Ok(());
@@ -59,10 +59,10 @@ impl Exchange {
         Err(Error::Invalid)
     }
 
-    /// As [`Exchange::read`], for a value that no call writes.
+    /// Does the work of [`Exchange::read`] for a value that is read-only.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`]: there is a value to write.
+    /// [`Error::NotPermitted`]: the caller passes a new value.
     pub(crate) fn read_only<T: Copy>(&mut self, value: T) -> Result<(), Error> {
         if self.is_write() {
             return Err(Error::NotPermitted);
@@ -84,7 +84,7 @@ impl Exchange {
     /// Checks that no value is read or written.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`]: one is.
+    /// [`Error::NotPermitted`]: the caller reads or writes a value.
     pub(crate) fn nothing(&self) -> Result<(), Error> {
         let is_read = !self.old.is_null() || !self.old_length.is_null();
         if is_read || self.is_write() { Err(Error::NotPermitted) } else { Ok(()) }

@@ -1,6 +1,7 @@
 //! The instance of neap in the process, through functions of `neap.h`.
 //!
-//! The names are weak: without neap in the process the library loads, and knows no name.
+//! The functions are weak symbols. So the library loads without neap in the process as well, and
+//! then knows no name.
 
 use core::mem::transmute;
 use neap_os::weak_variable;
@@ -17,8 +18,8 @@ pub(crate) fn is_there() -> bool {
 pub(crate) fn stats() -> [u64; WORDS] {
     let (mut words, get) = ([0; WORDS], weak_variable!("neap_stats_get", address));
     if get != 0 {
-        // SAFETY: the function of `neap.h`, which has this signature. The place has room for the
-        // size.
+        // SAFETY: `get` is the address of the function `neap_stats_get` of `neap.h`, which has this
+        // signature. `words` has as many bytes as the size says.
         unsafe {
             transmute::<usize, unsafe extern "C" fn(*mut u64, usize) -> i32>(get)(
                 words.as_mut_ptr(),

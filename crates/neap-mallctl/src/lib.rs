@@ -1,7 +1,7 @@
-//! jemalloc's `mallctl` on neap's numbers, for programs that read their memory by it.
+//! jemalloc's `mallctl` with neap's values, for programs that read their memory use by it.
 //!
-//! A library of its own: a program that finds `mallctl` takes its malloc for jemalloc, so neap
-//! exports the name only where a user asks for it.
+//! A program that finds `mallctl` takes its malloc for jemalloc. So neap exports the name only in
+//! this separate library, for users that ask for it.
 //!
 //! # Design
 //! Three functions over one table of names (`names.rs`). Values come from the instance of neap in
@@ -109,10 +109,10 @@ unsafe extern "C" fn mallctlnametomib(name: *const c_char, mib: *mut usize, leng
     answer(translate())
 }
 
-/// As [`mallctl`], with the numbers of a name.
+/// Does the work of [`mallctl`] for a name that is given by its numbers.
 ///
 /// # Safety
-/// That of [`mallctl`]; `mib` has `length` words.
+/// As for [`mallctl`]; in addition, `mib` is null or has `length` words.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mallctlbymib(
     mib: *const usize,
@@ -125,7 +125,8 @@ unsafe extern "C" fn mallctlbymib(
     if mib.is_null() || length > MOST_PARTS || !instance::is_there() {
         return Error::NoSuchName as c_int;
     }
-    // SAFETY: `mib` is not null and has `length` words (the caller's promise); so for the others.
+    // SAFETY: `mib` is not null and has `length` words, and the other pointers are valid as for
+    // `mallctl` (the caller's promise).
     let (mib, mut exchange) =
         unsafe { (slice::from_raw_parts(mib, length), Exchange::new(old, old_length, new, new_length)) };
     answer(Named::of_parts(mib).ok_or(Error::NoSuchName).and_then(|named| control(&named, &mut exchange)))

@@ -1,8 +1,9 @@
 //! The names that programs may read, write or trigger, and the numbers that stand for them.
 //!
 //! # Design
-//! A name's numbers are those of its parts: the place in [`CONTROLS`] for a word, and the number
-//! itself for an index. So a program may replace the index of an arena.
+//! A name has a number for each of its parts. For a word it is the name's place in [`CONTROLS`],
+//! and for the index of an arena the index itself. So a program may replace the index in the
+//! numbers.
 
 use crate::instance;
 use crate::snapshot::Quantity;

@@ -1,13 +1,13 @@
 //! The values that programs read: those of the last refresh.
 //!
 //! # Concurrency
-//! Words are atomic, and no lock is taken. Of two threads that refresh at once, each stores whole
-//! words, so a reader finds some values of one and some of the other.
+//! The words are atomic, and this module has no lock. If two threads refresh at once, a reader may
+//! find some values of one refresh and some of the other.
 
 use crate::instance::{self, WORDS};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A value, by its place in `neap_stats`, or made of some there.
+/// A value: a field of `neap_stats`, or computed from several fields.
 #[derive(Clone, Copy)]
 pub(crate) enum Quantity {
     Allocated,
@@ -29,7 +29,7 @@ static STATS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 /// Number of refreshes.
 static EPOCH: AtomicU64 = AtomicU64::new(0);
 
-/// Stores the numbers of now, and increments the epoch.
+/// Stores the current numbers, and increments the epoch.
 pub(crate) fn refresh() {
     for (word, now) in STATS.iter().zip(instance::stats()) {
         word.store(now, Ordering::Relaxed);
@@ -37,7 +37,7 @@ pub(crate) fn refresh() {
     EPOCH.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `epoch`.
 }
 
-/// Number of refreshes, of which the first is here.
+/// Returns the number of refreshes. The first call does the first refresh.
 pub(crate) fn epoch() -> u64 {
     // Acquire pairs with the Release in `refresh`.
     if EPOCH.load(Ordering::Acquire) == 0 {

@@ -11,9 +11,9 @@
 //! | `filtered!` | naked body: masks the second argument, jumps to the result of `next` |
 //! | `vfork!` | the body of `vfork` |
 //!
-//! Without the modules that `crt-static` leaves out, some are unused.
+//! With `crt-static`, some of these names are unused, since their modules are left out.
 //!
-//! A function that is jumped to has the naked one's arguments, stack and return address.
+//! A naked body jumps to a function with its own arguments, stack and return address.
 
 #[cfg(target_arch = "aarch64")]
 #[macro_use]

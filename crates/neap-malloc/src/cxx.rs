@@ -2,17 +2,18 @@
 //!
 //! # Design
 //!
-//! A program may replace forms of these operators, and the standard says which other forms end in
-//! those. Such other forms jump to the definition that the dynamic linker chose. The remaining
-//! forms call `malloc` and `free` as the dynamic linker chose them, so a profiler loaded in front
-//! of this library sees the calls, as it does with the C++ library's own operators.
+//! A program may replace some forms of these operators. By the standard, certain other forms then
+//! call the replaced form. Here each of these other forms jumps to the definition that the dynamic
+//! linker chose. The remaining forms call `malloc` and `free` as the dynamic linker chose them, so
+//! a profiler loaded in front of this library sees the calls, as it does with the C++ library's own
+//! operators.
 //!
 //! If there is no memory, the C++ library's own operator takes over. It runs the program's
 //! new_handler and throws; this library can do neither.
 //!
-//! The C++ library's operators call malloc and free, too. They are defined here since an allocator
-//! that a program is linked with may define operators that bypass malloc. Their memory would come
-//! to this library's `free`.
+//! The C++ library's operators call malloc and free, too. This library defines operators all the
+//! same, since an allocator that a program is linked with may define some that bypass malloc. The
+//! program would pass their memory to this library's `free`.
 //!
 //! Source: C++20 17.6.3; the mangled names of the Itanium C++ ABI.
 
@@ -39,7 +40,7 @@ extern "C" fn _Znwm(size: usize) -> *mut c_void {
     PROCESS.allocate_or(size, move || plain_otherwise(size).cast()).cast()
 }
 
-/// Forms that the standard defines by another function, in whichever library that is.
+/// Forms that the standard defines by another function. That function may be of any library.
 macro_rules! ends_in {
     ($($name:ident => $other:literal;)*) => { $(
         /// A form of an operator that jumps to another function.
@@ -68,9 +69,9 @@ ends_in! {
     _ZdaPvSt11align_val_tRKSt9nothrow_t => "_ZdaPvSt11align_val_t";
 }
 
-/// Forms of `operator delete` that name a size, and end in the one without. Under `check:on` the
-/// size must be right, where `malloc`, `free` and all operators that the form stands for are this
-/// library's; other memory may be of another size.
+/// Forms of `operator delete` with a size. Each calls the form without a size. With `check:on` they
+/// verify the size, if `malloc`, `free` and all operators that the form stands for are this
+/// library's. Otherwise the memory may be another allocator's, of another size.
 macro_rules! sized {
     ($($name:ident($($align:ident)?) => $plain:literal, $($asked:literal)*;)*) => { $(
         /// A form of `operator delete` with a size.
@@ -79,7 +80,7 @@ macro_rules! sized {
         /// `memory` is null, or of the form of `operator new` that belongs to this one.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(memory: *mut c_void, size: usize $(, $align: usize)?) {
-            /// Verifies the size if it is this library's to know.
+            /// Verifies the size if this library has allocated the memory.
             ///
             /// # Safety
             /// Those of the form.
@@ -102,8 +103,8 @@ macro_rules! sized {
             unsafe extern "C" fn plain(memory: *mut c_void $(, $align: usize)?) {
                 let plain = chosen!($plain);
                 // SAFETY: every definition of this name has this type, and this library has one, so
-                // the address is not 0. What this form may free, the form without a size may (the
-                // standard).
+                // the address is not 0. By the standard, the form without a size may free all
+                // memory that this form may free.
                 unsafe {
                     transmute::<usize, unsafe extern "C" fn(*mut c_void $(, sized!(@word $align))?)>(plain)(
                         memory $(, $align)?
@@ -190,8 +191,8 @@ extern "C" fn take_aligned(size: usize, align: usize) -> *mut c_void {
 }
 
 /// The allocations of forms that do not throw, if the throwing forms that they stand for are this
-/// library's. If the program replaced those, their exceptions must be caught, which the C++
-/// library's own forms do; the result is null then.
+/// library's. If the program replaced a throwing form, its exceptions must be caught. The C++
+/// library's own forms do that, so the result here is null then.
 macro_rules! unless_replaced {
     ($($name:ident($($argument:ident),*) = $take:ident, $($asked:literal)*;)*) => { $(
         extern "C" fn $name($($argument: usize),*) -> *mut c_void {
@@ -213,12 +214,13 @@ fn is_ours(address: usize) -> bool {
     own_code().contains(&address)
 }
 
-/// Finds the C++ library's own form of an operator. That asks this library for memory once more,
-/// runs the program's new_handler, and throws or returns null.
+/// Finds the C++ library's own form of an operator. That form asks this library for memory once
+/// more, runs the program's new_handler, and throws or returns null.
 ///
-/// The search finds it although the dynamic linker prefers this library's form, and also if it was
-/// loaded with a plugin out of sight of other libraries. The result is kept, since the search takes
-/// the dynamic linker's lock. `plain` is the throwing form that this form stands for.
+/// The search finds the form although the dynamic linker prefers this library's. It also finds it
+/// if a plugin loaded the C++ library out of sight of other libraries. The result is kept, since
+/// the search takes the dynamic linker's lock. `plain` is the throwing form that this form stands
+/// for.
 fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const c_void {
     // Relaxed: the address of code that was loaded before.
     let known = found.load(Ordering::Relaxed);
@@ -231,7 +233,7 @@ fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const
         // SAFETY: every definition of this name has this type.
         let open = unsafe { transmute::<usize, extern "C" fn(*const c_char, c_int) -> *mut c_void>(open) };
         for library in [c"libstdc++.so.6", c"libc++.so.1"] {
-            // Never closed: it is needed as long as a form may throw.
+            // The handle is never closed: the library is needed as long as a form may throw.
             let handle = open(library.as_ptr(), LAZY_IF_LOADED);
             let form = if handle.is_null() { null_mut() } else { find(handle, name.as_ptr()) };
             if !form.is_null() {
@@ -241,11 +243,11 @@ fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const
         }
     }
     if name.to_bytes().ends_with(b"nothrow_t") {
-        // The program's replacement may throw, which nothing catches here. But there probably is
+        // The program's replacement may throw, and no code here catches that. But there probably is
         // memory.
         return if is_ours(plain) { nothing as *const c_void } else { core::ptr::with_exposed_provenance(plain) };
     }
-    neap::die(format_args!("operator new: there is no memory, and no C++ library that could say so to the program"))
+    neap::die(format_args!("operator new: there is no memory, and no C++ library was found that could throw"))
 }
 
 extern "C" fn nothing() -> *mut c_void {

@@ -6,7 +6,7 @@
 //! malloc.
 //!
 //! The C library's own dlopen learns its caller from its return address, for the run path and the
-//! namespace. So it is reached by a jump, with an unchanged stack.
+//! namespace. So this dlopen jumps to the C library's, with an unchanged stack.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
@@ -49,7 +49,7 @@ extern "C" fn nothing(_file: *const c_char, _flags: c_int) -> *mut c_void {
 pub(crate) fn next(name: &CStr) -> *mut c_void {
     let Some(find) = dynamic_linker::dlsym() else { return null_mut() };
     let found = find(dynamic_linker::NEXT, name.as_ptr());
-    // The call must not become a jump: dlsym would take the return address, and with it the library
-    // of a caller.
+    // The call must not become a jump. Otherwise dlsym would find the return address of this
+    // function's caller, and take the caller's library for the one that asks.
     core::hint::black_box(found)
 }

@@ -1,10 +1,10 @@
-//! fflush in programs of musl, whose flush of all streams excludes a fork.
+//! fflush for programs with musl: a flush of all streams and a fork exclude each other.
 //!
-//! `fflush(NULL)` of musl holds the lock of the list of streams, while it waits for one stream
-//! after the other. `fork` takes that lock after the fork handlers, which have stopped all
-//! allocations. A thread that holds a stream and needs memory would stop all three for ever. So the
-//! flush holds a [lock](neap_os::stdio_lock), which the fork handler takes before it stops
-//! allocations.
+//! musl's `fflush(NULL)` holds the lock of the list of streams while it waits for the lock of each
+//! stream in turn. musl's `fork` takes the lock of the list after neap's fork handler has stopped
+//! all allocations. If a third thread holds a stream and needs memory, all three threads would wait
+//! for ever. So `fflush(NULL)` here holds a [lock](neap_os::stdio_lock), which neap's fork handler
+//! takes before it stops allocations.
 
 use crate::threads::next;
 use core::ffi::{c_int, c_void};

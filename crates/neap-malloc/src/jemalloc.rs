@@ -6,8 +6,8 @@
 //! frees memory by destroying its arena, that memory leaks.
 //!
 //! `mallctl` is not defined here: a program that checks for all these functions learns from this
-//! that malloc is not jemalloc. `neap-mallctl` is a library with it, to load on request. jemalloc's
-//! `operator new` bypasses malloc; it is not handled here.
+//! that malloc is not jemalloc. The library `neap-mallctl` defines it, for users that load that
+//! library. jemalloc's `operator new` bypasses malloc; it is not handled here.
 //!
 //! Source: jemalloc(3), "Non-standard API".
 

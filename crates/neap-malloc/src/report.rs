@@ -1,6 +1,6 @@
 //! The family's reports: mallinfo, malloc_stats, malloc_info.
 //!
-//! It reads the manager's statistics and changes nothing.
+//! The functions read the manager's statistics and change nothing.
 
 use core::ffi::{c_int, c_void};
 use core::fmt::Write;
@@ -61,7 +61,7 @@ extern "C" fn malloc_stats() {
     ));
 }
 
-// A static program gets it by a strong reference only.
+// The linker adds `fwrite` to a static program for a strong reference only.
 #[cfg(not(target_feature = "crt-static"))]
 core::arch::global_asm!(".weak fwrite");
 

@@ -2,11 +2,11 @@
 //!
 //! # Design
 //!
-//! neap makes no thread in a process with one thread. Creating a thread is the one call in which
-//! neap may make its own, too, since the C library allocates and takes its locks there anyway. The
-//! next definition of the function does the work: the C library's, or that of a library preloaded
-//! behind this one. neap's thread is made after it succeeded, so that it never takes the place of
-//! the program's thread at a limit of threads.
+//! neap starts no thread of its own in a process with one thread. When the program creates a
+//! thread, neap may create its thread as well, since the C library allocates and takes its locks in
+//! this call anyway. The next definition of the function does the work: the C library's, or that of
+//! a library preloaded behind this one. neap's thread is created only after the next definition has
+//! succeeded. So it never takes the place of the program's thread at a limit of threads.
 //!
 //! C11's function is defined here, too, since the C library's does not call pthread_create by its
 //! name.

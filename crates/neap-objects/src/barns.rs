@@ -2,14 +2,14 @@
 //!
 //! # Design
 //!
-//! A class has a barn on every node, with objects of that node only. A barn keeps what the next
-//! burst may need. A sweep before growth may empty it ([`reuse`](crate::reuse)). A trim dissolves
-//! the sheaves that no thread needed since the last trim. A barn takes nothing from slabs but the
-//! memory of sheaves.
+//! A class has a barn on every node, with objects of that node only. A barn keeps objects for the
+//! next burst. A sweep before growth may empty it ([`reuse`](crate::reuse)). A trim dissolves the
+//! sheaves that no thread needed since the last trim. A barn takes no objects from slabs, except
+//! for the memory of its sheaves.
 //!
 //! # Locking
 //!
-//! One class cache's mutex at a time, for a link or two.
+//! A thread holds one class cache's mutex at a time, while it moves a few sheaves.
 
 use crate::class_cache::{ClassCache, FLUSH_BATCH, NodeCache, SharedCache, Way};
 use crate::objects::Objects;
@@ -60,8 +60,8 @@ impl<P: Platform> Objects<P> {
         if self.pages.nodes() == 1 { 0 } else { self.pages.node_of(self.pages.pfn(object.addr())) }
     }
 
-    /// Puts sheaves into the barns of their objects' nodes. A spill takes out what a barn has too
-    /// much; a refill leaves what it did not need.
+    /// Puts sheaves into the barns of their objects' nodes. A spill also takes surplus sheaves out
+    /// of the barns, and returns their objects to slabs.
     pub(crate) fn stow(&self, class: Class, mut sheaves: SheafList, way: Way) {
         let cpu = self.platform.cpu() as u16;
         let put = |cache: &mut ClassCache, sheaf: Sheaf| {
@@ -95,7 +95,7 @@ impl<P: Platform> Objects<P> {
                     filled += put(&mut cache, sheaf);
                 }
             }
-            // More than came, or a barn that has too much would keep it.
+            // Takes more sheaves than were put in. Otherwise a barn with too many would keep them.
             let most = if way == Way::Spill { 2 * filled } else { 0 };
             let mut surplus = cache.take_surplus(most);
             drop(cache);
@@ -170,9 +170,9 @@ impl<P: Platform> Objects<P> {
         sheaf.clear();
     }
 
-    /// Dissolves sheaves of a class's barns until `stop` says so: all of them, or those that no
-    /// thread needed since the last call. Returns the number of their objects, and whether any
-    /// sheaves are left.
+    /// Dissolves the sheaves of a class's barns: all of them with [`Effort::Full`], otherwise those
+    /// that no thread needed since the last call. Ends early once `stop` returns `true`. Returns
+    /// the number of their objects, and whether any sheaves are left.
     pub fn trim_barn(&self, class: Class, effort: Effort, stop: &dyn Fn() -> bool) -> (u64, bool) {
         (0..self.pages.nodes()).fold((0, false), |(objects, left), node| {
             let (more, some) = self.trim_barn_on(node, class, effort, stop);
@@ -180,9 +180,9 @@ impl<P: Platform> Objects<P> {
         })
     }
 
-    /// Dissolves sheaves of a class's barn on one node until `stop` says so: all of them, or those
-    /// that no thread needed since the last call. Returns the number of their objects, and whether
-    /// any sheaves are left.
+    /// Dissolves the sheaves of a class's barn on one node: all of them with [`Effort::Full`],
+    /// otherwise those that no thread needed since the last call. Ends early once `stop` returns
+    /// `true`. Returns the number of their objects, and whether any sheaves are left.
     pub fn trim_barn_on(&self, node: usize, class: Class, effort: Effort, stop: &dyn Fn() -> bool) -> (u64, bool) {
         let cache = self.cache(node, class);
         let (unneeded, mut left) = {
@@ -213,9 +213,9 @@ impl<P: Platform> Objects<P> {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Returns objects of the fullest barn to slabs until `bytes` bytes or `most` objects are
-    /// reached, about, or `stop` says so. Returns their number; `None` if all barns are empty. A
-    /// few sheaves stay for the frees that follow.
+    /// Returns about `bytes` bytes of the fullest barn's objects to slabs, and not many more than
+    /// `most` objects. Ends early once `stop` returns `true`. Returns the number of objects; `None`
+    /// if all barns are empty. The barn keeps a few empty sheaves for later frees.
     pub fn shrink_fullest_barn(&self, bytes: u64, most: u64, stop: &dyn Fn() -> bool) -> Option<u64> {
         let barns = (0..self.pages.nodes()).flat_map(|node| Class::all().map(move |class| (node, class)));
         let in_barn = |(node, class): (usize, Class)| {
@@ -232,8 +232,8 @@ impl<P: Platform> Objects<P> {
         Some(objects)
     }
 
-    /// Returns the objects of a sheaf to slabs, and the sheaf to the barn unless that has enough
-    /// without objects.
+    /// Returns the objects of a sheaf to slabs. Returns the sheaf to the barn, or frees it if the
+    /// barn has enough empty sheaves.
     fn recycle(&self, barn: NodeCache<'_>, class: Class, mut sheaf: Sheaf) {
         /// Sheaves without objects that a barn keeps.
         const FEW: u32 = 16;

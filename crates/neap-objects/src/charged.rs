@@ -4,9 +4,9 @@
 //! # Design
 //!
 //! An object that its owner frees gets the state [`PAID`]. If the owner allocates it again, nothing
-//! is uncharged or charged. If another thread takes it, or it returns to its slab, the owner is
-//! paid back by the callback of [`Uncharger::open`]. Until then its page keeps its vector, since a
-//! slab with an object in a cache is not free.
+//! is uncharged or charged. If an allocation of another owner or of none takes the object, or it
+//! returns to its slab, the callback of [`Uncharger::open`] pays the owner back. Until then the
+//! object's page keeps its vector, since a slab with an object in a cache is not free.
 //!
 //! # Locking
 //!
@@ -27,9 +27,9 @@ use neap_os::stack;
 /// The result of [`FastPath::allocate_owned`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owned {
-    /// An object that the owner has paid for already. It is the caller's.
+    /// An object that the owner has paid for already. It belongs to the caller.
     Again(NonNull<u8>),
-    /// An object of the caller's that is still marked as cached. The caller passes it to
+    /// An object that belongs to the caller and is still marked as cached. The caller passes it to
     /// [`FastPath::hand_out`] or [`FastPath::put`].
     Another(NonNull<u8>),
     /// No object: the stack is empty, or the size is not served.
@@ -37,8 +37,8 @@ pub enum Owned {
 }
 
 impl FastPath {
-    /// Pops the topmost object of this CPU's stack. Hands it out at once if the owner paid for it
-    /// of which [`word_of`](crate::payers::word_of) is `sole`.
+    /// Pops the topmost object of this CPU's stack. Hands it out at once if a certain owner has
+    /// paid for it already. `sole` is [`word_of`](crate::payers::word_of) that owner.
     #[inline(always)]
     pub fn allocate_owned(&self, size: usize, sole: u64) -> Owned {
         // Acquire pairs with the Release in `serve`.
@@ -65,7 +65,8 @@ impl FastPath {
         Owned::Another(object)
     }
 
-    /// Marks a cached object as the program's and not charged; an owner of it is paid back.
+    /// Marks a cached object as the program's and not charged. If an owner pays for the object,
+    /// pays the owner back.
     ///
     /// # Safety
     /// The object belongs to the instance that this [`FastPath`] was opened for, is marked as
@@ -106,8 +107,8 @@ impl FastPath {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Pays back the owners of those of some cached objects that are charged. The objects are the
-    /// caller's, and in no cache any more.
+    /// Pays back the owners of the charged ones among some cached objects. The caller has taken the
+    /// objects out of their caches.
     pub(crate) fn repay(&self, class: Class, objects: &[*mut u8]) {
         let (mut payer, mut count) = (0, 0);
         for &object in objects {
@@ -127,8 +128,9 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Calls `each` with class, owner and number of charged objects in stacks and full sheaves. One
-    /// pair may come several times. The numbers are exact while no thread allocates or frees.
+    /// Calls `each` with class, owner and number of charged objects in stacks and full sheaves.
+    /// `each` may get one class and owner several times. The numbers are exact while no thread
+    /// allocates or frees.
     ///
     /// One thread looks at a time. It takes the class caches' locks, for [`FLUSH_BATCH`] objects at
     /// a time. `each` is called with none of these held, and must not call this function. The look

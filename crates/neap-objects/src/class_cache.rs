@@ -2,19 +2,20 @@
 //!
 //! # Design
 //!
-//! A barn of full and empty sheaves lies in front of the slabs with free objects. An object that is
-//! freed on another CPU than its home comes back this way: full sheaves pass through the barn. Each
-//! such slab is on one list:
-//! * used since the last tick;
-//! * resting since then;
+//! A class cache has a barn of full and empty sheaves, and lists of the slabs with free objects. An
+//! object that is freed on another CPU than its home returns through the barn, in a full sheaf.
+//! Each slab with free objects is on one list:
+//! * partial: used since the last tick;
+//! * resting: not used since the last tick;
 //! * sidelined: it rested, and no page of it can be released;
-//! * hollow: all its free objects lie in holes.
+//! * hollow: all its free objects lie in holes;
+//! * isolated: a thread is releasing pages of it.
 //!
 //! # Locking
 //!
-//! The mutex is held for a link or two, or for a batch of objects of slabs, and never across a
-//! system call. Callers make and free slabs outside it. Whenever it is released, the counters are
-//! stored for other processes first.
+//! A thread holds the mutex while it moves a few sheaves or a batch of objects, and never across a
+//! system call. It holds no class cache's mutex while it makes or frees slabs. Before it unlocks,
+//! it stores the counters for other processes.
 
 use crate::live::ClassCell;
 use crate::sheaf::{Sheaf, SheafCounts, SheafList};
@@ -64,11 +65,11 @@ pub struct ClassCache {
     pub free: u64,
     /// Number of holes: released pages of the class's slabs.
     pub holes: u64,
-    /// The last direction of sheaves, and the number of calls in a row that moved some that way,
-    /// less the [guests' sheaves](ClassCache::shorten_streak).
+    /// The direction in which sheaves moved last, and the number of calls in a row that moved
+    /// sheaves in it, less the [guests' sheaves](ClassCache::shorten_streak).
     streak: (Way, u32),
-    /// Where the counters are for other processes: cells, and the number of this cache's. Stored at
-    /// each lock, so that caches without a slab are never written to.
+    /// The cells with counters for other processes, and the index of this cache's cell.
+    /// [`NodeCache::lock`] stores both, so that a cache is not written to before its first use.
     live: Cells<ClassCell>,
     index: usize,
 }
@@ -107,7 +108,8 @@ impl<'a> NodeCache<'a> {
     /// # Safety
     /// No other thread uses the cache.
     pub(crate) unsafe fn store_live(self) {
-        // SAFETY: no other thread takes the mutex (the caller's promise), and storing does not.
+        // SAFETY: no other thread takes the mutex (the caller's promise), and storing counters does
+        // not.
         let cache = unsafe { self.cache.peek() };
         cache.inspect(|cache| cache.store_into(self.cells, self.index));
     }
@@ -168,8 +170,8 @@ pub struct Row {
 }
 
 impl ClassCache {
-    /// Returns whether the counts allow each other: no more slabs are on lists than there are, and
-    /// no more objects are free.
+    /// Whether the counts are consistent: the lists have no more slabs than the class, and no more
+    /// objects are free than the class has.
     fn has_sound_counts(&self) -> bool {
         let lists = [&self.partial, &self.resting, &self.sidelined, &self.hollow, &self.isolated];
         lists.iter().map(|list| list.length).sum::<u32>() <= self.slabs && self.free <= self.objects
@@ -205,15 +207,15 @@ impl ClassCache {
     }
 
     /// Records that a call is about to move sheaves. Returns the number of calls in a row before it
-    /// that moved some the same way.
+    /// that moved sheaves in the same direction.
     pub fn streak(&mut self, way: Way) -> u32 {
         let before = if self.streak.0 == way { self.streak.1 } else { 0 };
         self.streak = (way, before.saturating_add(1));
         before
     }
 
-    /// Records that a sheaf of guests goes to the barn: shortens the row of calls by one. If all
-    /// objects that a program takes on one CPU come back from another, no row gets long.
+    /// Reduces the streak by one, for a sheaf of guests that goes to the barn. If a program frees
+    /// all objects on another CPU than it allocates them, the streak stays short.
     pub fn shorten_streak(&mut self) {
         self.streak.1 -= u32::from(self.streak.1 > 1);
     }
@@ -357,10 +359,10 @@ impl ClassCache {
         self.slabs += 1;
     }
 
-    /// Takes up to `most` sheaves with objects out of the barn while it has too much: slabs have
-    /// most objects of the class, and the barn has more than an eighth of the others. A burst of
-    /// such a class takes most of its objects from slabs in any case, and each object in the barn
-    /// keeps its slab.
+    /// Takes up to `most` sheaves with objects out of the barn while the barn has too many. That is
+    /// so while most objects of the class are free in slabs, and the barn has more than an eighth
+    /// of the others. A burst of such a class takes most of its objects from slabs in any case, and
+    /// each object in the barn keeps its slab from being freed.
     pub(crate) fn take_surplus(&mut self, most: u32) -> SheafList {
         let (others, mut taken) = (self.objects - self.free, SheafList::new());
         while self.free > others

@@ -4,13 +4,15 @@
 //! # Design
 //!
 //! One stack of the two holds objects of pages that are at [home](crate::fast_path::KindEntry) on
-//! this CPU. The other holds guests, which are never popped one by one. All stacks of a CPU lie in
-//! one *region*. A table holds one pointer to a region for every CPU that the kernel could name,
-//! and for the ids -1 and -2 of threads that are not registered. A CPU gets its region when a stack
-//! of it first gets room ([`CpuCaches::widen`]). Until then its entry is DUMMY, its lock holds 0,
-//! no memory of its region is written, and walks over CPUs skip it. A CPU's slots are of one kind:
+//! this CPU. The other holds *guests*: objects with another home. Threads take guests off the stack
+//! in batches only. All stacks of a CPU lie in one *region*. A table holds one pointer to a region
+//! for every CPU that the kernel could name, and for the ids -1 and -2 of threads that are not
+//! registered. A CPU gets its region when a stack of it first gets room ([`CpuCaches::widen`]).
+//! Until then the CPU's table entry points to DUMMY, a region without room or objects. The CPU's
+//! lock holds 0, no thread writes to the memory of the region, and walks over CPUs skip the CPU. A
+//! CPU's slots are of one kind:
 //!
-//! * **Rseq**: the restartable sequences of `neap_os::rseq` work on them, without a lock or a
+//! * **Rseq**: the restartable sequences of `neap_os::rseq` work on the stacks, without a lock or a
 //!   locked instruction.
 //! * **Atomic**: threads work on the stacks under the CPU's lock, on machines without rseq or
 //!   fences and on isolated CPUs.
@@ -18,19 +20,18 @@
 //! # Concurrency
 //!
 //! To drain an Rseq CPU's stacks from any thread:
-//! 1. Replace the table's pointer by DUMMY, a region without room or objects. Every sequence that
-//!    starts now is refused.
+//! 1. Replace the table's pointer by one to DUMMY. Every sequence that starts now is refused.
 //! 2. Fence the CPU. A sequence that read the old pointer has been aborted, or has committed and is
 //!    visible.
-//! 3. The old region is the taker's alone. Copy the unwanted stacks to a spare region, and store
-//!    that in the table.
-//! 4. Free the wanted objects while the CPU works on. The old region, empty again, is the next
-//!    spare.
+//! 3. Now only this thread, the *taker*, accesses the old region. Copy the stacks that are not
+//!    wanted to the spare region, and store the spare's address in the table.
+//! 4. Free the wanted objects while the CPU's threads use their stacks again. The old region, empty
+//!    now, becomes the next spare.
 //!
-//! If the fence fails, nothing was acquired, and the table gets its old pointer back. Takers
-//! exclude each other by the mutex of the spare region, so DUMMY in the table is always their own.
-//! A stack that was taken has no room, so the next operation on it takes the slow path, which also
-//! wakes maintenance.
+//! If the fence fails, the taker stores the old pointer in the table again and takes nothing. A
+//! taker holds the mutex of the spare region, so two takers never replace pointers at once. A stack
+//! that was taken has no room, so the next operation on it takes the slow path, which also wakes
+//! maintenance.
 //!
 //! No thread owns a region's stacks, so a taker waits for no thread of an Rseq CPU. The exhaustive
 //! explorer in `tests/rseq_explorer` runs this protocol with preemption, migration, signals and
@@ -47,8 +48,8 @@ use neap_os::rseq::{self, MOST_CPUS, SequenceResult, SequenceTable, Stack, UNREG
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::used_cpus::UsedCpus;
 
-/// Aborts in a row after which an operation reports Busy. A debugger that single-steps aborts every
-/// time.
+/// Aborts in a row after which an operation returns [`Attempt::Busy`]. Under a debugger that
+/// single-steps, every sequence is aborted.
 const ATTEMPTS: u32 = 3;
 
 /// Attempts at another CPU's lock before the CPU is skipped.
@@ -82,7 +83,8 @@ pub struct CpuCaches {
     pub(crate) named: usize,
     /// Address of the table that the sequences start from.
     table: usize,
-    /// Start of one mapping: DUMMY, locks around the CPUs' regions, the regions, the first spare.
+    /// Start of the mapping. It contains DUMMY, a lock for each CPU, the CPUs' regions, and the
+    /// first spare region. A lock holds the address of the CPU's region.
     memory: usize,
     length: usize,
     offset: Option<isize>,
@@ -162,8 +164,7 @@ impl CpuCaches {
         self.memory
     }
 
-    /// Makes an empty region at a place in the mapping. The caller says that it has the region
-    /// alone.
+    /// Makes an empty region with the index `number` in the mapping. No other thread accesses it.
     fn make_region(&self, number: usize) -> usize {
         let region = self.first_region() + number * REGION;
         StackId::all().for_each(|stack| clear(region, stack));
@@ -232,8 +233,8 @@ impl CpuCaches {
     }
 
     pub(crate) fn lock(&self, cpu: usize) -> &CpuLock<usize> {
-        // SAFETY: there is a lock per CPU, and the zeroes of a fresh mapping are a free one around
-        // 0.
+        // SAFETY: the mapping has a lock for each CPU. The zeroes of a fresh mapping are a free
+        // lock that holds 0.
         unsafe { &*self.locks().add(cpu.min(self.cpus - 1)) }
     }
 
@@ -279,9 +280,9 @@ impl CpuCaches {
     }
 
     /// Closes the table for fork. After `Ok`, no sequence runs or starts, and no thread works on a
-    /// stack of an Atomic CPU. After an error as much of this as possible holds. While another
-    /// thread holds a CPU's lock, `wait` is asked whether to try again. A lock is held for a few
-    /// instructions, unless its holder is preempted.
+    /// stack of an Atomic CPU. After an error, new sequences are refused all the same. While
+    /// another thread holds a CPU's lock, `wait` says whether to try again. A lock is held for a
+    /// few instructions, unless its holder is preempted.
     ///
     /// # Errors
     /// The fence failed, or a lock stayed held: operations may still be in progress.
@@ -459,18 +460,18 @@ impl CpuCaches {
         if *spare == 0 {
             *spare = self.make_region(self.cpus);
         }
-        // Threads of an Atomic CPU take this lock. For an Rseq CPU it guards which region is the
-        // CPU's.
+        // Threads of an Atomic CPU take this lock. For an Rseq CPU it guards only the address of
+        // the CPU's region.
         let Some(mut region) = self.lock(cpu).lock_bounded(REMOTE_TRIES) else { return self.skip() };
         if self.kind(platform, cpu) == CacheMode::Rseq {
             let pointer = self.pointer(cpu);
-            // SeqCst: ordered before the fence. By way of it, pairs with the loads of the
+            // SeqCst: ordered before the fence. Through the fence it pairs with the loads of the
             // sequences.
             pointer.store(at(self.dummy()), Ordering::SeqCst);
             self.fences.fetch_add(1, Ordering::Relaxed);
             if platform.fence(cpu).is_err() {
-                // Not acquired. No other thread replaces DUMMY, since the mutex of the spare is
-                // held.
+                // The taker takes nothing. No other thread replaces DUMMY, since this thread holds
+                // the mutex of the spare.
                 pointer.store(at(*region), Ordering::Release); // Pairs with the loads of the sequences.
                 return self.skip();
             }
@@ -497,8 +498,8 @@ impl CpuCaches {
         false
     }
 
-    /// A glance at a CPU's stacks of a class. Its threads go on working, so it is for statistics
-    /// and for comparison with a later glance only.
+    /// Reads the state of a CPU's stacks of a class while the CPU's threads may change them. The
+    /// result is for statistics, and for comparison with a later result.
     pub fn peek<P: Platform>(&self, platform: &P, cpu: usize, class: Class) -> Peek {
         let Some(region) = self.region(platform, cpu) else {
             return Peek { active: true, ..Peek::default() };
@@ -512,8 +513,8 @@ impl CpuCaches {
         }
     }
 
-    /// The region of a CPU, to look at; DUMMY if the CPU has none. `None` if another thread holds
-    /// an Atomic CPU's lock.
+    /// Address of a CPU's region, for reads only; that of DUMMY if the CPU has no region. `None` if
+    /// another thread holds an Atomic CPU's lock.
     fn region<P: Platform>(&self, platform: &P, cpu: usize) -> Option<usize> {
         if !self.is_used(cpu) {
             return Some(self.dummy());
@@ -524,13 +525,13 @@ impl CpuCaches {
         Some(self.pointer(cpu).load(Ordering::Acquire).addr()) // Pairs with the Release in `take` and `begin`.
     }
 
-    /// A stack of a CPU, to look at; one without objects and room if the CPU's is not available.
+    /// A stack of a CPU, for reads only; a stack of DUMMY if the CPU's region is not available.
     fn stack<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> &Stack {
         stack(self.region(platform, cpu).unwrap_or_else(|| self.dummy()), id)
     }
 
     /// Number of objects that a stack of `cpu` has room for, those in it included. A hint, since
-    /// the CPU's threads go on working.
+    /// the CPU's threads may change it.
     pub fn room<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> u32 {
         let stack = self.stack(platform, cpu, id);
         let [bottom, end] = [&stack.bottom, &stack.end].map(|pointer| pointer.load(Ordering::Relaxed).addr());
@@ -542,19 +543,20 @@ impl CpuCaches {
         let count = head.addr().saturating_sub(bottom.addr()) / size_of::<usize>();
         let top = (if count == 0 { bottom } else { head.wrapping_sub(1) }).cast::<AtomicPtr<u8>>();
         let active = stack.end.load(Ordering::Relaxed) != bottom;
-        // A stack without room may have no memory to look at. SAFETY: `head - 1` and `bottom` are
-        // cells of a region, and regions stay mapped until `close`. Any value of a cell will do.
+        // The cells of a stack without room may have no memory, so they are not read.
+        // SAFETY: `bottom` and the cell below `head` lie in a region, and regions stay mapped until
+        // `close`. Any value of a cell will do.
         let top = if active { unsafe { (*top).load(Ordering::Relaxed) }.addr() } else { 0 };
         Peek { count: (count as u32).min(id.capacity()), active, top }
     }
 
-    /// Number of objects in a stack of `cpu`. A hint, since the CPU's threads go on working.
+    /// Number of objects in a stack of `cpu`. A hint, since the CPU's threads may change it.
     pub fn count<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> usize {
         CpuCaches::glance(self.stack(platform, cpu, id), id).count as usize
     }
 
-    /// Calls `each` with the objects in cells of a stack of `cpu`. Its threads go on working, so an
-    /// object may be reported that has left, and another missed.
+    /// Calls `each` with the objects in cells of a stack of `cpu`. The CPU's threads may change the
+    /// stack meanwhile. So the call may report an object that has left, and miss another.
     pub fn each_seen<P: Platform>(
         &self,
         platform: &P,
@@ -590,19 +592,19 @@ impl CpuCaches {
 pub struct FenceCounts {
     /// Fences issued.
     pub fences: u32,
-    /// Takes that found a lock held, or no fence.
+    /// Calls of [`CpuCaches::take`] that skipped the CPU: its lock was held, or the fence failed.
     pub skipped: u32,
 }
 
-/// A glance at a CPU's stacks of a class.
+/// The state of a CPU's two stacks of a class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Peek {
-    /// Objects in them.
+    /// Number of objects in the stacks.
     pub count: u32,
-    /// Whether they have room for any.
+    /// Whether a stack has room for objects.
     pub active: bool,
-    /// Changes with the topmost objects, and so tells an unused stack from one whose count went up
-    /// and down again.
+    /// Combines the addresses of the topmost objects. It changes even if the count of a stack went
+    /// up and down to the same number.
     pub top: usize,
 }
 

@@ -1,9 +1,9 @@
-//! Tests of the slots' part in fork: it closes as much as possible, and opens exactly what it
-//! closed.
+//! Tests of closing and opening the slots for a fork. `close_table` closes as much as possible, and
+//! `open_table` opens exactly what it closed.
 //!
-//! They access the locks and the table, so that a test can hold an Atomic CPU's stack for any time.
-//! The Atomic kind alone is tested on a virtual machine. Both kinds together need the real system
-//! with restartable sequences and two CPUs.
+//! The tests access the locks and the table, so that a test can hold an Atomic CPU's stack for any
+//! time. The Atomic kind alone is tested on a virtual machine. Both kinds together need the real
+//! system with restartable sequences and two CPUs.
 
 use crate::cpu_caches::{CpuCaches, Peek};
 use crate::instance::{CONFIG, Opened, machine};

@@ -1,14 +1,15 @@
-//! The hot part: the data and code that every `malloc` and `free` of a small object uses.
+//! The fast path: the data and code that every `malloc` and `free` of a small object uses.
 //!
 //! # Design
 //!
 //! A call that this CPU's stack cannot serve is refused, and the caller goes on in
 //! [`Objects`](crate::objects::Objects). There is no lock, locked instruction, system call or
-//! statistic here. All zeroes is a valid state that refuses every call, so an allocator that is not
-//! open yet, or has no Rseq slots, needs no test of its own.
+//! statistic here. A [`FastPath`] whose limits of sizes are 0 refuses every call. So the code needs
+//! no extra test for an allocator that is not open yet or has no Rseq slots.
 //!
-//! [`FastPath::allocate`] and [`FastPath::free`] are one block of assembly each, from the size or
-//! the pointer to the commit, so that each fits into two cache lines (docs/design/fast-path.md).
+//! [`FastPath::allocate`] and [`FastPath::free`] are one block of assembly each, which begins with
+//! the size or the pointer and ends with the commit of a sequence. So each fits into two cache
+//! lines (docs/design/fast-path.md).
 
 use crate::object_state::{ACCOUNTED, ALLOCATED, BEHIND, CACHED, PAID, States};
 use crate::region::STACKS_END;
@@ -22,13 +23,13 @@ use neap_base::Platform;
 use neap_os::rseq::{self, SequenceResult, SequenceTable};
 use neap_pages::{Frame, NodePages};
 
-/// An entry of the kind map: what 4 KiB of the arena hold. Bits 0 to 15 are the home CPU. Bits 16
-/// to 31 are the [place](Class::place) of the class's stack in a region; 0 if the range holds no
-/// objects.
+/// An entry of the kind map, which describes 4 KiB of the arena. Bits 0 to 15 are the home CPU.
+/// Bits 16 to 31 are the [place](Class::place) of the class's stack in a region; 0 if the range
+/// holds no objects.
 ///
 /// The home is the CPU that the objects were last handed to in bulk; a whole
 /// [part](Class::home_bytes) of a slab has one home. An object that is freed on another CPU is a
-/// guest there. It returns to the barn and is not allocated again on that CPU. Otherwise
+/// guest there. The guest returns to the barn and is not allocated again on that CPU. Otherwise
 /// neighbouring objects would be used by different CPUs, which would take the cache lines of
 /// objects and state bytes from each other. The home is a hint: a wrong one costs time only.
 #[derive(Debug, Default)]
@@ -36,7 +37,7 @@ use neap_pages::{Frame, NodePages};
 pub struct KindEntry(AtomicU32);
 
 impl KindEntry {
-    /// Bytes of the arena that an entry stands for, on every page size, as a power of two.
+    /// Bytes of the arena that an entry describes, on every page size, as a power of two.
     pub const SHIFT: u32 = 12;
 
     /// Binary logarithm of the bytes of arena for a byte of the kind map. An entry has four bytes.
@@ -115,8 +116,8 @@ pub struct FastPath {
     apart: [u64; APART],
     /// The state tables.
     pub(crate) states: States,
-    /// [`FastPath::allocate`] serves sizes below this, without a look at the thread's
-    /// [word](neap_os::thread_state); 0: none.
+    /// [`FastPath::allocate`] serves sizes below this, without reading the thread's
+    /// [word](neap_os::thread_state). If it is 0, `allocate` serves no size.
     limit: AtomicUsize,
     /// [`FastPath::allocate_outside`] serves sizes below this, to threads that have entered no
     /// group.
@@ -142,9 +143,10 @@ pub struct FastPath {
     pub(crate) table: SequenceTable,
     /// The place of the class's stack, by size in grains, the largest first.
     places: [u16; PLACES],
-    /// Sizes below this are [counted](FastPath::counts) and no thread has entered anything.
+    /// [`FastPath::counts`] returns `true` for sizes below this; 0 once a thread has entered a
+    /// group.
     limit_counted: AtomicUsize,
-    /// Whether a thread has ever entered anything.
+    /// Whether a thread has ever entered a group.
     was_entered: AtomicBool,
 }
 
@@ -185,9 +187,9 @@ const fn places() -> [u16; PLACES] {
 
 const _: () = {
     assert!(offset_of!(FastPath, table) <= offset_of!(FastPath, limit) + 128 && align_of::<SequenceTable>() >= 64);
-    // At page offsets behind the stacks of a region.
+    // `limit` and `table` lie at page offsets behind the stacks of a region.
     assert!(offset_of!(FastPath, limit) % 4096 >= STACKS_END && offset_of!(FastPath, table) % 4096 >= STACKS_END);
-    // Not at the start of a page: `states`, and the entries in `places` for sizes of whole pages.
+    // `states`, and the entries in `places` for sizes of whole pages, do not lie at page starts.
     assert!(offset_of!(FastPath, states) >= 64 && offset_of!(FastPath, states) + size_of::<States>() <= 4096);
     let mut size = 4096;
     while size <= LARGEST {
@@ -201,9 +203,9 @@ const _: () = {
 pub enum FreeOutcome {
     /// The object is on a stack of this CPU.
     Cached,
-    /// The object is marked as cached and is the caller's, which has to cache it elsewhere.
+    /// The object is marked as cached and belongs to the caller, which must cache it elsewhere.
     CacheFull,
-    /// The pointer is no object of the program's that this part knows. Nothing has changed.
+    /// The pointer is not that of an object that the fast path frees. Nothing has changed.
     NotFastPath,
 }
 
@@ -264,8 +266,8 @@ impl FastPath {
     }
 
     /// Makes [`FastPath::allocate`] refuse every size, so that callers look at the thread's word
-    /// first. A thread calls this before it enters anything. It sees its own store. Other threads
-    /// have entered nothing and may see the store late.
+    /// first. A thread calls this before it enters a group. The thread sees its own store. Other
+    /// threads may see the store late; those that have entered no group need not see it.
     pub fn look_at_entered(&self) {
         // Every malloc reads the line of the limits, so each is written only if its value changes.
         if !self.was_entered.load(Ordering::Relaxed) {
@@ -284,21 +286,22 @@ impl FastPath {
         self.refuse(&self.limit);
     }
 
-    /// Ends [`FastPath::count_all`]. A thread that enters its first group meanwhile may get a few
-    /// objects uncharged.
+    /// Ends [`FastPath::count_all`]. A thread that enters its first group during this call may get
+    /// a few objects uncharged.
     pub fn count_none(&self) {
         self.refuse(&self.limit_counted);
         self.unless_entered(&self.limit);
     }
 
-    /// Makes calls with a limit refuse every size.
+    /// Sets a limit to 0, so that the calls that compare with it refuse every size.
     fn refuse(&self, limit: &AtomicUsize) {
         if limit.load(Ordering::SeqCst) > 0 {
             limit.store(0, Ordering::SeqCst);
         }
     }
 
-    /// Opens a limit, unless a thread has entered something or all are to.
+    /// Opens a limit, unless a thread has entered a group or [`FastPath::allocate_outside`] serves
+    /// nothing.
     fn unless_entered(&self, limit: &AtomicUsize) {
         if self.limit_outside.load(Ordering::Relaxed) > 0 && !self.was_entered.load(Ordering::Relaxed) {
             limit.store(LARGEST + 1, Ordering::SeqCst);
@@ -308,15 +311,15 @@ impl FastPath {
         }
     }
 
-    /// Whether an allocation of `size` bytes is to be counted, and no thread has entered anything.
+    /// Whether an allocation of `size` bytes is to be counted, and no thread has entered a group.
     /// The caller goes on in [`FastPath::allocate_outside`].
     #[inline(always)]
     pub fn counts(&self, size: usize) -> bool {
         size < self.limit_counted.load(Ordering::Relaxed)
     }
 
-    /// Makes [`FastPath::allocate_outside`] refuse every size as well, so that threads that have
-    /// entered nothing take the slow path.
+    /// Makes [`FastPath::allocate_outside`] refuse every size as well, so that threads outside all
+    /// groups take the slow path.
     pub fn serve_entered_alone(&self) {
         self.look_at_entered();
         self.limit_outside.store(0, Ordering::Relaxed);
@@ -330,7 +333,8 @@ impl FastPath {
         }
     }
 
-    /// Whether [`FastPath::allocate`] serves anything. It does until a thread enters something.
+    /// Whether [`FastPath::allocate`] serves anything. It does not once a thread has entered a
+    /// group, or while all allocations are counted.
     pub fn serves_unasked(&self) -> bool {
         self.limit.load(Ordering::Relaxed) > 0
     }
@@ -342,15 +346,15 @@ impl FastPath {
 
     /// Takes an object of at least `size` bytes from this CPU's stack. Returns `None` if the
     /// topmost object is charged, if there is none, or if some thread has
-    /// [`entered`](neap_os::thread_state) anything of this manager's. The caller then looks at this
+    /// [entered](neap_os::thread_state) a group of this manager. The caller then reads this
     /// thread's word.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> Option<NonNull<u8>> {
         self.take_top::<{ from_table!(limit) }>(size)
     }
 
-    /// Takes an object of at least `size` bytes from this CPU's stack, for a thread that has
-    /// entered nothing. `None`: the caller goes on in [`Objects`](crate::objects::Objects).
+    /// Takes an object of at least `size` bytes from this CPU's stack, for a thread that is in no
+    /// group. `None`: the caller goes on in [`Objects`](crate::objects::Objects).
     #[inline(always)]
     pub fn allocate_outside(&self, size: usize) -> Option<NonNull<u8>> {
         self.take_top::<{ from_table!(limit_outside) }>(size)
@@ -369,15 +373,15 @@ impl FastPath {
         // stores are the commit and the state byte of the object, which is this thread's then.
         let object = unsafe { take_top!(self, size, LIMIT) };
         if object.is_null() {
-            // SAFETY: no instruction. It keeps the branch's code behind the function, where a short
-            // jump reaches it.
+            // SAFETY: the block has no instruction. It keeps the branch's code behind the function,
+            // where a short jump reaches it.
             unsafe { asm!("", options(nomem, nostack, preserves_flags)) };
         }
         NonNull::new(object)
     }
 
-    /// Takes the topmost object of this CPU's stack for `size` bytes. It stays marked as cached and
-    /// is the caller's. `None` if the pop was refused or aborted.
+    /// Takes the topmost object of this CPU's stack for `size` bytes. The object stays marked as
+    /// cached and belongs to the caller. `None` if the pop was refused or aborted.
     ///
     /// # Safety
     /// `size` is at most [`LARGEST`], and [`FastPath::serve`] was called.
@@ -433,8 +437,8 @@ impl FastPath {
         (is(ALLOCATED) || is(ACCOUNTED)).then(|| unsafe { self.kind(pointer) }.class())
     }
 
-    /// Pushes an object that is marked as cached and is the caller's onto a stack of this CPU.
-    /// Returns `false` if the caller still has it.
+    /// Pushes an object that is marked as cached and belongs to the caller onto a stack of this
+    /// CPU. Returns `false` if the caller still has it.
     ///
     /// # Safety
     /// `object` belongs to the instance that this [`FastPath`] was opened for, and `kind` is its

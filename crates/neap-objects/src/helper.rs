@@ -1,18 +1,20 @@
-//! Draining of other CPUs' stacks by another thread, on behalf of an allocation.
+//! Draining of other CPUs' stacks by neap's thread, on behalf of an allocation.
 //!
 //! # Design
 //!
 //! Draining another CPU's stacks needs a fence, which is a system call (`membarrier`). In a process
 //! with several threads an allocation makes no system calls but those for memory, since a sandbox
-//! of the program may forbid others. So it asks neap's thread, and waits for a bounded time:
-//! 1. The allocation takes a ticket, and wakes neap's thread, which sleeps on a futex (the bell).
+//! of the program may forbid others. So the allocating thread asks neap's thread, and waits for a
+//! bounded time:
+//! 1. The allocating thread takes a ticket, and wakes neap's thread, which sleeps on a futex (the
+//!    bell).
 //! 2. neap's thread drains the stacks of all CPUs, and stores up to which ticket it has done so.
-//! 3. The allocation sees its ticket done, or goes on without.
+//! 3. The allocating thread sees that its ticket is done, or goes on without the drain.
 //!
 //! # Locking
 //!
-//! None. neap's thread only tries to enter the fork gate: the thread that waits for it may be
-//! inside, and a fork wait for that thread.
+//! This module has no lock. neap's thread only tries to enter the fork gate, and never waits for
+//! it. The allocating thread may be inside the gate, and a fork may wait for that thread.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use neap_os::clock;
@@ -34,7 +36,7 @@ impl Helper {
         Helper { present: AtomicBool::new(false), bell, asked, done, late }
     }
 
-    /// Sets whether there is a thread that sleeps on the bell.
+    /// Sets whether neap's thread exists, which sleeps on the bell.
     pub fn set_present(&self, present: bool) {
         // Relaxed: heuristic; nothing depends on it.
         self.present.store(present, Ordering::Relaxed);
@@ -54,7 +56,7 @@ impl Helper {
         self.bell.load(Ordering::Acquire) // Pairs with the Release in `ring`.
     }
 
-    /// The word to sleep on.
+    /// The futex word on which neap's thread sleeps.
     pub fn bell(&self) -> &AtomicU32 {
         &self.bell
     }
@@ -80,7 +82,7 @@ impl Helper {
                 self.late.fetch_add(1, Ordering::Relaxed);
                 return false;
             }
-            // Earlier tickets and signals end a wait, too.
+            // A wait also ends when an earlier ticket is done, and at a signal.
             futex::wait(&self.done, done, Some(left), Sharing::Process);
         }
     }
@@ -100,7 +102,7 @@ impl Helper {
         self.late.load(Ordering::Relaxed)
     }
 
-    /// Resets the state in a forked child: there is no thread on the bell, and no allocation waits.
+    /// Resets the state in a forked child: neap's thread does not exist, and no allocation waits.
     pub fn forget(&self) {
         self.set_present(false);
         self.done.store(self.asked.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -2,23 +2,24 @@
 //!
 //! # Design
 //!
-//! A pass takes the slabs that rested since the last tick. Nothing was taken from them and nothing
-//! came back, so their empty pages were not needed. As Linux's percpu allocator does with chunks, a
-//! pass
+//! A pass takes the slabs that rested since the last tick. Since then no object was taken from
+//! these slabs and none came back, so their empty pages were not needed. As Linux's percpu
+//! allocator does with chunks, a pass
 //! 1. isolates slabs under the class's lock, some at a time, gathers their empty pages, and
 //!    detaches these pages' vectors of owners;
 //! 2. releases the pages with no lock held. Meanwhile no object of these slabs is handed out, but
 //!    objects may come back;
 //! 3. records the holes, and moves each slab to its list: sidelined if no page is left to release,
-//!    hollow if all its free objects lie in holes, in use if an object came back or the system
-//!    refused. A slab that is wholly free is freed.
+//!    hollow if all its free objects lie in holes, partial if an object came back or the system
+//!    refused the release. A slab that is wholly free is freed.
 //!
 //! Then the slabs used since the last tick become those that rest. So a slab is examined once each
 //! time it comes to rest, not once a tick.
 //!
 //! # Locking
 //!
-//! The release turn, and under it one class cache's mutex at a time.
+//! A thread that punches has the release turn. Meanwhile it takes one class cache's mutex at a
+//! time.
 
 use crate::class_cache::ClassCache;
 use crate::holes::{bits, runs};
@@ -45,9 +46,9 @@ struct Gathered {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Releases empty pages of slabs that rested since the last call, or of all slabs,
-    /// until `stop` says so. [`Report::left`] says whether slabs are left that may have empty pages
-    /// by the next call.
+    /// Releases empty pages of slabs that rested since the last call, or of all slabs with
+    /// [`Effort::Full`], until `stop` returns `true`. [`Report::left`] says whether slabs are left
+    /// that may have empty pages by the next call.
     pub fn punch(&self, effort: Effort, stop: &dyn Fn() -> bool) -> Report {
         (0..self.pages.nodes())
             .fold(Report::default(), |sum, node| sum.and(self.punch_on(node, effort, usize::MAX, stop).1))
@@ -189,7 +190,7 @@ impl<P: Platform> Objects<P> {
 }
 
 impl ClassCache {
-    /// Makes the slabs used since the last tick those that rest, if none rests.
+    /// If no slab rests, swaps the lists of used and of resting slabs.
     fn let_rest(&mut self) {
         if self.resting.length == 0 {
             core::mem::swap(&mut self.partial, &mut self.resting);

@@ -2,9 +2,10 @@
 //!
 //! # Design
 //!
-//! The system answers by a file for each thread. A tick asks, and calls read a word with the tick's
-//! answer. A call asks the system itself only if the answer is older than an interval: no tick
-//! came, or none is due since nothing is cached.
+//! To ask the system, a thread reads a file for each thread of the process. A tick asks, and stores
+//! the answer in a word. Calls that allocate or free read the word. Such a call asks the system
+//! itself only if the answer is older than an interval. Then no tick ran, or none was due since
+//! nothing is cached.
 //!
 //! # Concurrency
 //!
@@ -19,7 +20,7 @@ const GOOD: u64 = 250_000_000;
 /// The bit of the answer. The other bits are those of the time.
 const IN_USE: u64 = 1;
 
-/// The last answer and its time; 0: there is none yet.
+/// The last answer and its time; 0 before the first answer.
 #[derive(Debug)]
 pub(crate) struct IsolatedUse(AtomicU64);
 

@@ -2,8 +2,8 @@
 //!
 //! A test's name begins with the bug's id. Bugs of pages are in `neap-pages`. Bugs that need a
 //! whole manager or real threads (A3, A6, B6, P3, and B11 as a program meets it) are in `neap`'s
-//! tests. The tests access the locks. To stop a taker, a test acts in a function that the taker
-//! calls: the choice of classes runs while the taker holds the CPU's lock, or has DUMMY in the
+//! tests. The tests access the locks. To interrupt a taker, a test acts in the function `wanted`,
+//! which chooses classes. The taker calls it while it holds the CPU's lock, or has DUMMY in the
 //! table.
 
 use crate::class_cache::ObjectIndex;
@@ -67,7 +67,8 @@ fn d1_who_interrupts_a_drain_of_its_own_cpu_goes_around_it() {
 fn d1_who_interrupts_a_drain_by_fence_is_refused_and_loses_nothing() {
     let Some(o) = rseq() else { return };
     drains_that_are_interrupted(&o);
-    // Also right before the fence, when sequences that began earlier can still commit.
+    // Interrupts the drain also right before the fence, when sequences that began earlier can still
+    // commit.
     let interrupter = o.platform.clone();
     let (shared, hits) = (core::ptr::from_ref(&o).expose_provenance(), interrupter.pauses.load(Relaxed));
     *interrupter.on_fence.lock().unwrap() = Some(std::boxed::Box::new(move || {

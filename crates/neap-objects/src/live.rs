@@ -18,7 +18,7 @@ pub struct ClassCell {
 impl ClassCell {
     /// Replaces the counts. One thread at a time.
     pub(crate) fn store(&self, slabs: u32, holes: u64, in_slabs: u64, in_barn: u64) {
-        // Relaxed: counts for other processes, of which no memory depends.
+        // Relaxed: counts for other processes, on which no access to memory depends.
         self.slabs.store(slabs, Relaxed);
         self.holes.store(holes as u32, Relaxed);
         self.in_slabs.store(in_slabs, Relaxed);

@@ -3,10 +3,10 @@
 //!
 //! # Design
 //!
-//! The count of trailing zeros of an object's address selects its table. Two starts never share a
-//! byte. The lookup is a count, a load and a shift, without a branch.
+//! The count of trailing zeros of an object's address selects the table with its byte. Two objects
+//! never share a byte. The lookup is a count, a load and a shift, without a branch.
 //!
-//! | objects on | a byte for | a cache line for |
+//! | objects on | one byte covers | one cache line covers |
 //! |---|---|---|
 //! | odd multiples of 16 | 32 bytes | 2 KiB |
 //! | odd multiples of 32 | 64 bytes | 4 KiB |
@@ -26,14 +26,14 @@
 //! | [`ACCOUNTED`] | the program has it, and it is charged: see [`payers`](crate::payers) |
 //! | [`PAID`] | in a sheaf or a stack, and still charged: see [`charged`](crate::charged) |
 //!
-//! The bit [`SAMPLED`] is set besides in the byte of an object that the program has and a profile
-//! follows. The fast path of `free` does not know such a byte, so the free is a slow one.
+//! If a profile follows an object that the program has, the bit [`SAMPLED`] of its byte is set in
+//! addition. The fast path of `free` refuses such a byte, so the free takes the slow path.
 //!
-//! CPUs that use neighbouring objects take the cache lines of their bytes from each other. So lines
-//! end where [homes](crate::fast_path::KindEntry) do, or at most three bytes from there; lines for
-//! the largest objects do not. A table is written to only where slabs lie. That memory is released
-//! with the slabs', except for the last table's, which has little. The free of any other pointer
-//! reads there.
+//! CPUs that use neighbouring objects take the cache lines of the objects' bytes from each other.
+//! So a cache line of a table ends where a part with one [home](crate::fast_path::KindEntry) ends,
+//! or at most three bytes from there. This does not hold for the largest objects. Threads write to
+//! a table only where slabs lie. The memory of a table is released with that of the slabs, except
+//! for the last table, which has little. The free of a pointer outside slabs only reads.
 //!
 //! # Concurrency
 //!
@@ -48,8 +48,8 @@
 //! | | 4. writes "cached", pushes |
 //!
 //! Two cells then hold the object. The thread that takes it from the second cell, by a pop or a
-//! flush, finds a byte that is not "cached" and ends the process. It does not if the first cell's
-//! object was handed out and freed again by then.
+//! flush, finds a byte that is not "cached" and ends the process. The thread finds no error if the
+//! object of the first cell was handed out and freed again by then.
 
 use crate::size_class::{Class, GRAIN};
 use core::ptr::null_mut;
@@ -63,7 +63,7 @@ pub const ALLOCATED: u8 = 2;
 pub const CACHED: u8 = 1;
 /// A sheaf or a stack has the object, and an owner still pays for it.
 pub const PAID: u8 = 4;
-/// Bit of a byte that is [`ALLOCATED`] or [`ACCOUNTED`] otherwise: the object is in a profile.
+/// Bit that is set in addition to [`ALLOCATED`] or [`ACCOUNTED`] if a profile follows the object.
 pub const SAMPLED: u8 = 16;
 
 /// Number of tables.
@@ -136,10 +136,10 @@ struct Nothing([AtomicU8; SHIFT_BITS as usize]);
 
 /// The state tables of an arena.
 ///
-/// There is a word for each count of trailing zeros of an address. It is the address of the byte of
-/// address 0, plus `BEHIND`. So an address needs no subtraction of the base. Its low six bits are
-/// the shift from an address to the number of its byte; shift instructions use no other bits. For
-/// this, tables begin some bytes (`LEADS`) into a cache line.
+/// There is a word for each count of trailing zeros of an address. The word is the address of the
+/// byte of address 0, plus `BEHIND`. So an address needs no subtraction of the base. The word's low
+/// six bits are the shift from an address to the number of its byte; shift instructions use no
+/// other bits. For this, tables begin some bytes (`LEADS`) into a cache line.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct States {
@@ -202,7 +202,7 @@ impl States {
         unsafe { self.byte(address) }.load(Ordering::Relaxed) & !SAMPLED == state
     }
 
-    /// Marks an object of the program's as sampled.
+    /// Marks as sampled an object that the program has.
     ///
     /// # Safety
     /// `address` lies in the mapped part of the arena, and the object there was just handed out to
@@ -240,7 +240,7 @@ impl States {
         true
     }
 
-    /// Marks an object of the program's as cached, and keeps its charge, as
+    /// Marks as cached an object that the program has, and keeps its charge, as
     /// [`FastPath::free`](crate::fast_path::FastPath::free) does. Returns `false` and changes
     /// nothing if the program has no object there.
     ///

@@ -2,9 +2,10 @@
 //!
 //! # Design
 //!
-//! A class has a cache per node: its slabs are of that node's pages, and so are the objects in its
-//! barn. A thread that finds a slot busy uses the class cache directly and does not wait. Nothing
-//! here reclaims: if there is no page, the result is `None`, and the caller decides what to do.
+//! A class has a class cache on each node. Its slabs, and the objects in its barn, are of that
+//! node's pages. A thread that finds a slot busy uses the class cache directly and does not wait.
+//! This module never reclaims. If there is no page, it returns `None`, and the caller decides what
+//! to do.
 //!
 //! # Locking
 //!
@@ -38,11 +39,12 @@ const DESCRIPTORS: usize = 1;
 /// The first of [`object_state::TABLES`] tables.
 const STATES: usize = 2;
 
-/// Number of slabs of a class from which on the memory of a new slab is populated at once, not page
-/// by page as it is touched. An untouched slab is then at most a quarter of the class's memory.
+/// From this number of slabs of a class on, a new slab's memory is populated at once, not page by
+/// page as the program touches it. An untouched slab is then at most a quarter of the class's
+/// memory.
 const FILLED: usize = 4;
 
-/// Bytes of a class in slabs from which on a new slab may take a huge page.
+/// From this many bytes in slabs of a class on, a new slab may take a huge page.
 const BULK: usize = 1 << 20;
 
 /// Configuration of an instance.
@@ -58,7 +60,7 @@ pub struct Config {
     pub huge: bool,
     /// The most pages that a CPU's page list keeps; 0: no lists; `None`: tuned at run time.
     pub list_high: Option<u32>,
-    /// The most doublings of the pages that move between such a list and the zone at once.
+    /// The most doublings of the pages that move between a page list and the zone at once.
     pub batch_scale: u32,
 }
 
@@ -105,7 +107,7 @@ pub struct Objects<P: Platform> {
     pub(crate) cell_bytes: AtomicU64,
     /// Bytes of all vectors of [`payers`](crate::payers).
     pub(crate) vector_bytes: AtomicU64,
-    /// Whether anything has ever had an owner.
+    /// Whether any object has ever had an owner.
     pub(crate) owned: AtomicBool,
     /// The callback that pays back owners.
     pub uncharger: Uncharger,
@@ -113,7 +115,7 @@ pub struct Objects<P: Platform> {
     pub(crate) looking: Mutex<()>,
     /// Number of objects that bypassed a busy slot.
     busy: AtomicU64,
-    /// Number of sheaves not to be bound, since there was no memory for binding.
+    /// Number of next sheaves that are not bound, since there was no memory for a bound sheaf.
     pub(crate) patience: AtomicU32,
     isolated_use: IsolatedUse,
     /// Counters of the class caches for other processes, node by node, then by class.
@@ -258,8 +260,8 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Stores all counters of zones and class caches into their cells now, but those under a lock
-    /// that this thread holds: it stores them later. Writes to nothing else.
+    /// Stores all counters of zones and class caches into their cells. Skips the counters under a
+    /// lock that this thread holds, since it stores them when it unlocks. Writes to nothing else.
     ///
     /// # Safety
     /// No other thread uses this instance.
@@ -317,7 +319,7 @@ impl<P: Platform> Objects<P> {
         unsafe { fast_path.open(&self.pages, self.kinds.expose_provenance(), &self.states, &self.uncharger) };
     }
 
-    /// Opens all fast paths, if there are Rseq slots. After [`Objects::open_fast_path`].
+    /// Opens all fast paths, if there are Rseq slots. Call [`Objects::open_fast_path`] before.
     pub fn serve(&self) {
         if self.cpu_caches.has_rseq() {
             self.fast_path().serve();
@@ -349,14 +351,14 @@ impl<P: Platform> Objects<P> {
         unsafe { self.states.is(pointer.addr(), state) }
     }
 
-    /// Marks an object of the program's as cached. Returns `false` if the program has no object
+    /// Marks as cached an object that the program has. Returns `false` if the program has no object
     /// there.
     pub fn disown(&self, pointer: *const u8) -> bool {
         // SAFETY: callers pass an address that `class_at` found in the arena.
         unsafe { self.states.release(pointer.addr()) }
     }
 
-    /// Marks an object as sampled, which this thread was just given.
+    /// Marks as sampled an object that this thread was just given.
     pub fn mark_sampled(&self, pointer: *const u8) {
         // SAFETY: callers pass an object of the arena that is theirs.
         unsafe { self.states.mark_sampled(pointer.addr()) }
@@ -425,8 +427,8 @@ impl<P: Platform> Objects<P> {
         unsafe { &*self.kinds.add((object.addr() - self.pages.base()) >> KindEntry::SHIFT) }
     }
 
-    /// Allocates one object without a sheaf, if the slot is busy or there is no memory for sheaves.
-    /// The object is marked as cached.
+    /// Allocates one object from the barn or a slab, without a stack, since the slot is busy. The
+    /// object is marked as cached.
     fn allocate_directly(&self, class: Class) -> Option<*mut u8> {
         self.busy.fetch_add(1, Ordering::Relaxed);
         if let Some(object) = self.near(class).lock().take_one() {
@@ -439,8 +441,8 @@ impl<P: Platform> Objects<P> {
     pub(crate) fn new_slab(&self, class: Class) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
         let (bytes, order) = (self.pages.page_size() << shape.order, Order(shape.order));
-        // All objects of the class's slabs are in use, so those of another slab probably will be,
-        // too.
+        // All objects of the class's slabs are in use. So the objects of a new slab probably will
+        // be used, too.
         let filled = self.shared(self.pages.nearest(&self.platform), class).lock().slabs as usize;
         let block = if filled * bytes >= BULK {
             let early = object_state::tables_of(class).any(|table| table == object_state::COMMON);

@@ -86,14 +86,14 @@ impl Payers {
     }
 }
 
-/// The word of a page whose only owner is `owner`: what the fast path compares.
+/// The word of a page whose only owner is `owner`. The fast path compares it with the page's word.
 #[inline(always)]
 pub const fn word_of(owner: u64) -> u64 {
     Payers::sole(owner).0
 }
 
-/// The owners of a page that has several: the address of the entries in the upper 48 bits, and in
-/// the lower 16 a factor that maps grains of the page to entries of 8 bytes.
+/// The owners of a page that has several. The upper 48 bits are the address of the entries, 8 bytes
+/// for each. The lower 16 bits are a factor that maps grains of the page to entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Vector(u64);
 
@@ -152,8 +152,8 @@ impl Vector {
     }
 }
 
-/// Vectors that no page uses any more: the word of the first one, or 0. The first entry of each
-/// holds the word of the next.
+/// A list of vectors that no page uses any more: the word of the first vector, or 0. The first
+/// entry of each vector holds the word of the next.
 #[derive(Default)]
 pub(crate) struct VectorList(u64);
 
@@ -200,7 +200,7 @@ impl FastPath {
     }
 
     /// Makes `owner` the owner of an object that is the program's, in place of any owner before.
-    /// Returns `false` and changes nothing if this takes [`Objects::own_slowly`].
+    /// Returns `false` and changes nothing if the caller must use [`Objects::own_slowly`].
     ///
     /// # Safety
     /// * The object belongs to the instance that this [`FastPath`] was opened for, and no other
@@ -280,9 +280,9 @@ impl<P: Platform> Objects<P> {
         unsafe { self.fast_path().own(object, owner) }
     }
 
-    /// Detaches the vectors of a slab whose objects are all free or neap's own. Two slabs may hold
-    /// vectors for each other, so a slab with vectors of others in it cannot wait until it is
-    /// wholly free.
+    /// Detaches the vectors of a slab if all its objects are free or neap's own. It does not wait
+    /// until the slab is wholly free: two slabs may hold each other's vectors, and would then stay
+    /// for ever.
     ///
     /// # Safety
     /// The caller holds the lock of the slab's class cache.

@@ -3,12 +3,12 @@
 //! # Layout
 //!
 //! A region begins with a mark that says whether it may be written to. One cache line further lie
-//! the stacks, two for each class, then their cells. Below each stack's lowest cell lies one that
-//! holds null.
+//! the stacks, two for each class, then their cells. Below each stack's lowest cell lies another
+//! cell, which holds null.
 //!
 //! # Locking
 //!
-//! Takes no lock. A thread that changes a region must have exclusive access to it.
+//! This module takes no lock. A thread that changes a region must have exclusive access to it.
 
 use crate::size_class::{CLASSES, Class};
 use core::sync::atomic::Ordering;

@@ -2,14 +2,14 @@
 //!
 //! # Design
 //!
-//! Caches keep free objects by class and CPU. Memory that one class freed is of no use to another
-//! until its slabs are whole again. The pages count what they take from the system ("growth"). A
-//! *sweep* begins when growth has passed a quantum since the last one, and more than a sixteenth of
-//! the resident memory is not in use. The more a sweep will return, the smaller is the quantum
+//! Caches keep free objects by class and CPU. Other classes cannot use the memory of a class's free
+//! objects until slabs are wholly free. The pages count what they take from the system ("growth").
+//! A *sweep* begins when growth has passed a quantum since the last one, and more than a sixteenth
+//! of the resident memory is not in use. The more a sweep will return, the smaller is the quantum
 //! (`Objects::quantum`). A sweep empties
 //!
 //! 1. barns, the fullest first;
-//! 2. the stacks of every CPU, since a few objects there keep many slabs from being whole;
+//! 2. the stacks of every CPU, since a few objects there keep many slabs from being wholly free;
 //! 3. the page lists of every CPU.
 //!
 //! The threads that need memory take the steps. Before a new slab or run, a thread works until the
@@ -37,7 +37,7 @@ use neap_base::Platform;
 /// The most objects that one call returns to slabs; its last step may exceed that.
 const OBJECTS_PER_CALL: u64 = 1 << 16;
 
-/// Objects returned beyond that for each page that the call asks for.
+/// Objects that a call returns to slabs in addition, for each page that it asks for.
 const OBJECTS_PER_PAGE: u64 = 32;
 
 /// Bytes returned to slabs for each byte that is taken from the system during a sweep.
@@ -108,8 +108,8 @@ pub struct FreeObjects {
     pub in_barns: u64,
     /// Resident bytes of objects in barns and slabs.
     pub resident: u64,
-    /// The most bytes of objects in use whose frees would make slabs whole: of each class no more
-    /// than are free.
+    /// Upper bound of the bytes in use that keep free objects' slabs from being freed. For each
+    /// class it is the smaller one of the bytes in use and the free bytes.
     pub pinning: u64,
 }
 
@@ -184,15 +184,15 @@ impl<P: Platform> Objects<P> {
         true
     }
 
-    /// Bytes of growth since the last sweep from which on another one is worth its work: the less,
-    /// the more it will return. `None` if too little is unused.
+    /// Growth since the last sweep, in bytes, from which on another sweep is worth its work. It is
+    /// smaller the more the sweep will return. `None` if too little memory is unused.
     fn quantum(&self) -> Option<u64> {
         let (resident, free) = (self.resident_bytes(), self.free_objects());
         let (in_barns, unused) = (free.in_barns, free.resident + self.free_page_bytes());
         if unused < (resident / 16).max(LEAST_UNUSED) {
             return None;
         }
-        // Each sweep releases some of what is scattered.
+        // Each sweep releases some of the scattered free pages.
         Some(if self.is_scattered() || in_barns >= resident / 8 {
             0
         } else if in_barns >= resident / 32 {
@@ -209,7 +209,8 @@ impl<P: Platform> Objects<P> {
         self.put_off();
     }
 
-    /// Puts the next check off, which locks all class caches: the less often, the more is resident.
+    /// Puts the next check off. A check locks all class caches, so checks are rarer the more memory
+    /// is resident.
     fn put_off(&self) {
         let step = (self.resident_bytes() / 512).max(LEAST_STEP) >> self.pages.page_shift();
         self.reuse.next.store(self.pages.grown() + step, Relaxed);
@@ -222,7 +223,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Whether more than a sixteenth of the resident memory lies in free pages. A sweep should not
-    /// leave that.
+    /// leave that much.
     fn is_scattered(&self) -> bool {
         self.pages.backed_free_pages() > self.pages.resident() / 16
     }
@@ -309,7 +310,7 @@ impl<P: Platform> Objects<P> {
         };
         let objects = sheaf.length() as u64;
         self.dissolve(class, sheaf);
-        // Whole slabs lie in this CPU's page list now, which serves no larger blocks.
+        // Pages of freed slabs lie in this CPU's page list now, which serves no larger blocks.
         self.pages.trim_list(&self.platform, MOST_LISTED);
         reuse.done.fetch_add(objects * class.size() as u64, Relaxed);
         // An empty sheaf takes some time as well.

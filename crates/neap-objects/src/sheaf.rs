@@ -46,8 +46,8 @@ impl Sheaf {
             }
     }
 
-    /// Makes an empty sheaf for objects of a class in memory of the caller's: a plain one, or a
-    /// bound one if `capacity` is 0.
+    /// Makes an empty sheaf for objects of a class, in memory that belongs to the caller. The sheaf
+    /// is plain, or bound if `capacity` is 0.
     ///
     /// # Safety
     /// `memory` is the caller's alone, is [`Sheaf::bytes`] long, and is aligned to 8. The capacity
@@ -205,7 +205,8 @@ impl Sheaf {
         self.head_mut().home = cpu;
     }
 
-    /// Puts `count` objects on top; `object` says which. There is room for all of them.
+    /// Puts `count` objects on top; `object` returns each by its index. The sheaf has room for all
+    /// of them.
     pub fn extend(&mut self, count: usize, object: impl Fn(usize) -> *mut u8) {
         let held = self.head().count as usize;
         let room = self.capacity().saturating_sub(held);

@@ -50,8 +50,9 @@ impl Class {
         SIZES[self.index()] as usize
     }
 
-    /// Whether an object of this class stays where it is when it is to have `size` bytes: it holds
-    /// them and is less than twice as large, or no smaller class holds them.
+    /// Whether an object of this class stays where it is when it is resized to `size` bytes. The
+    /// object must hold `size` bytes. It must also be less than twice as large, or of the smallest
+    /// class that holds them.
     #[inline]
     pub fn suits(self, size: usize) -> bool {
         size <= self.size() && (size * 2 > self.size() || Class::of_size(size) == self)
@@ -63,10 +64,10 @@ impl Class {
         self.0 as usize
     }
 
-    /// Number of objects that a CPU's stack of home objects holds at first: those in 64 KiB, at
-    /// most 1024. If these are fewer than 64, it is up to 64 in 1 MiB. The result is 32 to 1024.
-    /// With the stack of guests, which is half as large, a CPU keeps at most 1.5 MiB of a class
-    /// from other CPUs at first.
+    /// Number of objects that a CPU's stack of home objects holds at first: as many as 64 KiB hold,
+    /// at most 1024. If 64 KiB hold fewer than 64, it is as many as 1 MiB holds, at most 64. The
+    /// result is 32 to 1024. With the stack of guests, which is half as large, a CPU keeps at most
+    /// 1.5 MiB of a class from other CPUs at first.
     pub const fn stack_capacity(self) -> u32 {
         let size = SIZES[self.0 as usize] as u32;
         let (small, large) = ((64 << 10) / size, (1 << 20) / size);
@@ -84,9 +85,10 @@ impl Class {
         self.stack_capacity() * 4
     }
 
-    /// Number of objects in a sheaf, which moves between stacks and barn: half a stack. A stack
-    /// that a sheaf just filled or emptied can then do with half a sheaf more in either direction.
-    /// It is two less if that makes the size of a sheaf with its head a power of two.
+    /// Number of objects in a sheaf, which moves between stacks and barn: half a stack. After a
+    /// sheaf went to an empty stack or came from a full one, the stack is half full, and serves
+    /// either direction. If half a stack is a power of two, the capacity is two less, so that the
+    /// head and the cells together have a power of two.
     pub const fn sheaf_capacity(self) -> u32 {
         let half = self.stack_capacity() / 2;
         if half.is_power_of_two() && half > 2 { half - 2 } else { half }

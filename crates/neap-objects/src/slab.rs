@@ -4,13 +4,13 @@
 //! # Design
 //!
 //! A slab is known by its number. Its descriptor (links, counts, bitmap) lies in a side table,
-//! never inside free memory. This module allocates nothing and gives no pages back; its callers do,
-//! outside their locks.
+//! never inside free memory. This module neither allocates nor frees pages. Its callers do, while
+//! they hold no lock.
 //!
 //! # Locking
 //!
-//! A mutex guards the numbers only. A descriptor is guarded by the lock of the class cache that the
-//! slab belongs to.
+//! A mutex guards the numbers of slabs only. The lock of the slab's class cache guards its
+//! descriptor.
 
 use crate::holes::{bits, runs};
 use crate::size_class::{Class, SlabShape};
@@ -62,7 +62,7 @@ pub struct Slab {
     pub class: Class,
     /// The order of the block of pages.
     pub order: u8,
-    /// The list that it is on.
+    /// The list that the slab is on.
     pub(crate) on: On,
     /// Whether an object came back while the slab was isolated.
     pub(crate) touched: bool,
@@ -74,12 +74,12 @@ pub struct Slab {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum On {
-    /// None.
+    /// The slab is on no list.
     Nothing,
-    /// One of two lists that take turns as the slabs used since the last tick, and those that rest
+    /// One of two lists that swap their roles: slabs used since the last tick, and slabs at rest
     /// since then.
     Odd,
-    /// The other list of the two.
+    /// The other one of the two lists.
     Even,
     /// [`ClassCache::sidelined`](crate::class_cache::ClassCache::sidelined).
     Sidelined,
@@ -87,7 +87,7 @@ pub(crate) enum On {
     Hollow,
     /// [`ClassCache::isolated`](crate::class_cache::ClassCache::isolated).
     Isolated,
-    /// A list of a caller's own.
+    /// A list made by [`SlabList::new`].
     Own,
 }
 
@@ -110,7 +110,7 @@ unsafe impl Send for SlabTable {}
 
 #[derive(Debug)]
 struct Numbers {
-    /// Numbers that were given back, linked through `next`.
+    /// The first freed number. Freed numbers are linked through `next`.
     free: SlabId,
     /// Numbers from here on were never given out.
     fresh: u32,
@@ -191,7 +191,7 @@ impl SlabTable {
     /// Makes a slab over the block at `pfn`, with all objects free, on no list. Returns `None` if
     /// there are no numbers left, which the table's size rules out as long as slabs do not overlap.
     /// `mapped` says whether the table is mapped for an offset into the arena. In a hole of the
-    /// arena it need not be, and the numbers of those descriptors are left out.
+    /// arena it may be unmapped; numbers whose descriptors lie there are left out.
     pub fn create(&self, pfn: Pfn, class: Class, shape: SlabShape, mapped: impl Fn(usize) -> bool) -> Option<SlabId> {
         let id = {
             let mut numbers = self.numbers.lock();
@@ -326,7 +326,7 @@ pub struct SlabList {
 }
 
 impl SlabList {
-    /// An empty list of the caller's own.
+    /// An empty list that belongs to no class cache.
     pub const fn new() -> SlabList {
         SlabList::named(On::Own)
     }

@@ -2,13 +2,14 @@
 //!
 //! # Design
 //!
-//! An object that returns may free its whole slab, or leave the slab's vectors unused. Both are
-//! gathered under the lock and freed after it. A vector is an object of a slab that may have
-//! vectors itself, so they are freed in a loop, not by recursion.
+//! The return of an object may make its slab wholly free, or the slab's vectors unused. A thread
+//! gathers such slabs and vectors under the lock (`Loose`), and frees them after it has unlocked. A
+//! vector is an object of a slab that may have vectors itself, so they are freed in a loop, not by
+//! recursion.
 //!
 //! # Locking
 //!
-//! One class cache's mutex at a time, for a batch of objects.
+//! A thread holds one class cache's mutex at a time, for a batch of objects.
 
 use crate::class_cache::{FLUSH_BATCH, ObjectIndex};
 use crate::object_state::CACHED;
@@ -78,8 +79,8 @@ impl<P: Platform> Objects<P> {
         self.give_back(loose);
     }
 
-    /// Returns objects of one node to their slabs under one hold of the class's lock. Their state
-    /// is 0.
+    /// Returns objects of one node to their slabs under one hold of the class's lock. The objects'
+    /// state bytes are 0.
     fn put_back(&self, node: usize, class: Class, objects: &[*mut u8], holder: Holder, loose: &mut Loose) {
         let mut cache = self.cache(node, class).lock();
         for &object in objects {
@@ -99,7 +100,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Frees gathered vectors and slabs, and those that come loose by that.
+    /// Frees gathered vectors and slabs, and those that become unused or wholly free by this.
     pub(crate) fn give_back(&self, mut loose: Loose) {
         while let Some((class, memory)) = self.next_vector(&mut loose.vectors) {
             self.put_back(self.node_of(memory), class, &[memory], Holder::Neap, &mut loose);

@@ -1,15 +1,22 @@
-//! Refill from slabs: objects from slabs when neither stack nor barn has any, and its order.
+//! Refill from slabs: objects from slabs when neither the stack nor the barn has any, in a fixed
+//! order.
 //!
 //! # Design
 //!
-//! Free objects that have memory come first. Next come pages made of free objects
-//! ([`reuse`](crate::reuse)). Then, since both take memory from the system, holes are filled again,
-//! and then a new slab is made. The slabs of other nodes come last. A thread waits only for pages
-//! whose release is under way, if there are no others.
+//! A thread takes the first of these that there is:
+//! 1. free objects with memory, in slabs of the near node;
+//! 2. a slab over pages that [`reuse`](crate::reuse) made of free objects;
+//! 3. free objects in holes of the near node's slabs;
+//! 4. a new slab;
+//! 5. free objects of any node.
+//!
+//! The steps 3 and 4 take memory from the system. In step 5 a thread may wait until the release of
+//! a slab's pages ends.
 //!
 //! # Locking
 //!
-//! One class cache's mutex at a time, held for one call of it. Pages are allocated outside.
+//! A thread holds one class cache's mutex at a time, for one call of a function of the cache. It
+//! allocates pages without the mutex.
 
 use crate::class_cache::Row;
 use crate::objects::Objects;
@@ -46,7 +53,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Takes up to `most` objects out of slabs of any node, if there is no page for a new one.
+    /// Takes up to `most` objects out of slabs of any node, when there is no page for a new slab.
     #[cold]
     fn take_from_any(&self, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {
         let from = |node: usize, each: &mut dyn FnMut(Row)| {
@@ -69,8 +76,8 @@ impl<P: Platform> Objects<P> {
             unsafe { cache.take(&self.slabs, 1, |found| row = Some(found)) };
             row.iter().for_each(|row| self.make_private(row.slab, &mut loose));
         }
-        // No reuse here: this is called within bursts, and memory that serves the rest of a burst
-        // is no surplus.
+        // Does not call `reuse_before_growth`: bursts call this function, and memory that serves
+        // the rest of a burst is no surplus.
         if row.is_none()
             && (self.refill_holes(near, class, 1, |found| row = Some(found)) > 0
                 || self.take_from_new(class, 1, |found| row = Some(found)) > 0)
@@ -155,7 +162,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Makes a slab, then adds it and takes objects from it under one hold of the class's lock.
-    /// Only the free of a slab's last object frees the slab, so one of which no object was taken
+    /// Only the free of a slab's last object frees the slab, so a slab of which no object was taken
     /// would stay.
     pub(crate) fn take_from_new(&self, class: Class, most: usize, each: impl FnMut(Row)) -> usize {
         self.take_from_slab(self.new_slab(class), class, most, each)

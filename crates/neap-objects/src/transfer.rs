@@ -7,10 +7,11 @@
 //!
 //! # Locking
 //!
-//! One class cache's mutex at a time. A refill from a barn or from existing slabs takes it once,
-//! since other threads wait for it in a burst. It is taken again to put sheaves back. A spill that
-//! can bind only a part takes it twice for sheaves. The state bytes of objects from slabs are
-//! written outside.
+//! A thread holds one class cache's mutex at a time, as seldom as possible, since other threads
+//! wait for it in a burst. A refill takes the mutex once for the objects of a barn or of existing
+//! slabs, and again to put sheaves back. A spill takes the mutex once for empty sheaves, or twice
+//! if it can bind only some objects, and again to put sheaves back. Threads write the state bytes
+//! of objects from slabs without the mutex.
 
 use crate::class_cache::{Row, Way};
 use crate::cpu_caches::Attempt;
@@ -24,17 +25,17 @@ use crate::strided_run::{self, StridedRun};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
-/// Of this many objects in a row that come from another CPU by the sheaf, one gets its part of a
-/// slab moved home to this CPU. Soon all parts have moved if no other CPU uses them. Little is
-/// written if another CPU does.
+/// A refill may get a sheaf whose home is another CPU. For one of this many objects of the sheaf,
+/// the refill makes this CPU the home of the object's part of a slab. If no other CPU uses the
+/// objects, all parts soon have this home. If one does, few entries are written.
 const SETTLED: usize = 16;
 
-/// Number of refills in a row, less the sheaves that came back from other CPUs meanwhile, from
-/// which on a stack that the barn serves gets more room. The objects that it may keep are then few
-/// beside those that the program took.
+/// Number of refills in a row, less the sheaves of guests that went to the barn meanwhile, from
+/// which on a refill from the barn gives the stack more room. The objects that the stack may keep
+/// are then few, compared with those that the program took.
 const LONG: u32 = 64;
 
-/// Number of sheaves that are not bound after there was no memory to bind one with.
+/// Number of sheaves that are not bound after an attempt to make a bound sheaf got no memory.
 const PATIENCE: u32 = 256;
 
 impl<P: Platform> Objects<P> {
@@ -51,7 +52,8 @@ impl<P: Platform> Objects<P> {
             take_for(cpu, batch, &mut cache.full, &mut full);
             let mut empty = if full.length() == 0 { cache.empty.pop_for(cpu) } else { None };
             if let Some(sheaf) = &mut empty {
-                // Under this hold of the lock, since other threads wait for it in a burst.
+                // Takes objects under this hold of the lock, since other threads wait for the lock
+                // in a burst.
                 // SAFETY: the cache's lock is held.
                 unsafe { cache.take(&self.slabs, sheaf.capacity(), |row| self.load_row(class, &row, sheaf)) };
             }
@@ -154,7 +156,8 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Makes a CPU the home of the part of a slab around an object of the caller's.
+    /// Makes a CPU the home of the part of a slab in which an object lies. The caller has the
+    /// object.
     fn move_home(&self, class: Class, object: *mut u8, cpu: u16) {
         let bytes = class.home_bytes();
         let start = object.wrapping_sub(object.addr() & (bytes - 1));
@@ -169,8 +172,8 @@ impl<P: Platform> Objects<P> {
         let class = stack.class();
         let cache = self.near(class);
         let room = self.cpu_caches.room(&self.platform, self.platform.cpu(), stack);
-        // Guests return to the barn for speed. If other CPUs hold its lock, the guest stays here,
-        // so that this thread does not wait.
+        // Guests return to the barn for speed only. If another thread holds the barn's lock, the
+        // guest goes on the stack of home objects, so that this thread does not wait.
         let Some(mut cache) = (if stack.is_for_guests() { cache.try_lock() } else { Some(cache.lock()) }) else {
             let here = StackId::home(class);
             if self.cpu_caches.push(&self.platform, here, object) != Attempt::Done(()) {
@@ -181,9 +184,9 @@ impl<P: Platform> Objects<P> {
         };
         let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
-        // The sheaves that this CPU emptied last, if they are there. One with cells is enough as
-        // long as its objects can be bound, since it is used again. Once they cannot, take all that
-        // may be needed.
+        // Takes the empty sheaves that this CPU emptied last, if the barn has them. One plain sheaf
+        // is enough as long as its objects can be bound, since it is empty again then. Once they
+        // cannot be bound, the loop takes all plain sheaves that it may need.
         let (mut empty, mut empty_bound, mut loaded) = (SheafList::new(), SheafList::new(), SheafList::new());
         let cpu = self.platform.cpu() as u16;
         let mut more = binds(class);
@@ -244,8 +247,8 @@ impl<P: Platform> Objects<P> {
         Some(bound)
     }
 
-    /// Makes an empty bound sheaf. After a failure, the next few calls fail at once: asking the
-    /// pages may take long then, and a free can do without.
+    /// Makes an empty bound sheaf. After a failure, the next `PATIENCE` calls fail at once. The
+    /// search for a page may take long then, and a free does not need a bound sheaf.
     fn new_bound(&self, class: Class) -> Option<Sheaf> {
         // Relaxed: heuristic; it publishes no other data.
         let patience = self.patience.load(Ordering::Relaxed);
@@ -274,8 +277,8 @@ impl<P: Platform> Objects<P> {
     }
 }
 
-/// Whether sheaves of a class may be bound: those that take more than twice as much memory with
-/// cells.
+/// Whether sheaves of a class may be bound. They may if a plain sheaf takes more than twice the
+/// memory of a bound one.
 fn binds(class: Class) -> bool {
     2 * Sheaf::bytes(0) < Sheaf::bytes(class.sheaf_capacity())
 }
@@ -286,8 +289,8 @@ fn take_for(cpu: u16, most: u32, from: &mut SheafList, to: &mut SheafList) {
 }
 
 /// Number of sheaves that a call moves between the barn and a stack with room for `room` objects.
-/// It is half of those that fit, so that the next call may go either way. In a burst, if calls
-/// before it moved some the same way, it is all of them.
+/// It is half of those that fit, so that the next call may go either way. In a burst, when the call
+/// before moved sheaves in the same direction, it is all of them.
 fn batch(stack: StackId, room: u32, streak: u32) -> u32 {
     let fit = room.max(stack.first_capacity()) / stack.class().sheaf_capacity();
     if streak > 0 { fit } else { (fit / 2).max(1) }

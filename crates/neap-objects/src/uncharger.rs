@@ -1,6 +1,7 @@
-//! The function that pays owners back.
+//! The callback that pays owners back: it uncharges an owner for objects that the owner used to pay
+//! for.
 //!
-//! Set once by [`Uncharger::open`], then called without a lock of this crate.
+//! [`Uncharger::open`] sets the callback once. Callers of it hold no lock of this crate.
 
 use crate::size_class::Class;
 use core::ptr::null_mut;
@@ -10,13 +11,13 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 /// The side of the fork gate that a caller is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GateSide {
-    /// Within a slow path.
+    /// Inside the gate, in a slow path.
     Inside,
-    /// Outside.
+    /// Outside the gate.
     Outside,
 }
 
-/// Uncharges an owner for a number of objects of a class. The caller holds no lock of theirs.
+/// Uncharges an owner for a number of objects of a class. The caller holds no lock of this crate.
 pub type UnchargeFn = unsafe fn(context: *const (), owner: u64, class: Class, objects: u32, side: GateSide);
 
 /// The callback that pays back owners.

@@ -2,14 +2,15 @@
 //!
 //! # Design
 //!
-//! It runs while no other thread works on the objects. It marks the objects of stacks and sheaves
-//! in their state bytes, and walks the arena from slab to slab by the frames. It compares every
-//! object's byte with its slab's bitmap, and all sums with the class caches' counts. Then the pages
-//! verify theirs.
+//! [`Objects::verify`] runs while no other thread works on the objects. It marks the objects of
+//! stacks and sheaves in their state bytes, and walks the arena from slab to slab by the frames. It
+//! compares every object's byte with its slab's bitmap, and all sums with the class caches' counts.
+//! Then it verifies the pages.
 //!
 //! # Locking
 //!
-//! Takes the locks it needs one at a time. Removes its marks in the end, and allocates nothing.
+//! The verification takes one lock at a time, and allocates nothing. At the end it removes its
+//! marks.
 
 use crate::class_cache::ClassCache;
 use crate::cpu_caches::{CacheMode, CpuCaches};
@@ -87,14 +88,14 @@ pub struct Census {
     pub sheaves: u64,
     /// Objects that are the memory of owners' vectors.
     pub vectors: u64,
-    /// Objects of the program's.
+    /// Objects that the program has.
     pub allocated: u64,
-    /// Objects of the program's that are charged.
+    /// Objects that the program has and that are charged.
     pub accounted: u64,
     /// Objects in stacks and sheaves that are still charged.
     pub paid: u64,
-    /// Objects marked as cached that are in no cache: in the registers of a thread that was
-    /// stopped, or lost.
+    /// Objects marked as cached that are in no cache. They are in the registers of a stopped
+    /// thread, or lost.
     pub in_hands: u64,
 }
 
@@ -381,7 +382,7 @@ impl<P: Platform> Objects<P> {
             let names = cache.lists().map(|list| list.on);
             let right = matches!(names[..2], [On::Odd, On::Even] | [On::Even, On::Odd])
                 && names[2..] == [On::Sidelined, On::Hollow, On::Isolated];
-            equal("lists of slabs that are those they are said to be", 1, right.into())?;
+            equal("lists of slabs with the right names", 1, right.into())?;
             for list in cache.lists() {
                 let (mut next, mut length) = (list.first(), 0);
                 while let Some(id) = next
@@ -507,7 +508,7 @@ impl CpuCaches {
             let (stack, cells) = (stack(region, id), cells(id));
             [&stack.head, &stack.bottom, &stack.end].into_iter().try_for_each(|pointer| {
                 let found = pointer.load(Relaxed).addr();
-                Finding::unless_equal("stack that is to be empty", id.class(), region, cells as u64, found as u64)
+                Finding::unless_equal("pointer of an empty stack", id.class(), region, cells as u64, found as u64)
             })?;
             CpuCaches::verify_below(region, id, cells)
         })

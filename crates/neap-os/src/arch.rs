@@ -1,4 +1,5 @@
-//! The code that depends on the processor: one module for each, with equal names and contracts.
+//! The code that depends on the processor. Each processor has a module, with equal names and
+//! contracts.
 //!
 //! # Contract
 //!
@@ -24,7 +25,7 @@
 //! | `weak_variable!` | reads a variable that may not exist |
 //!
 //! The macros of `sequences` are the assembly from which the sequences of one processor are made.
-//! `neap-objects` uses them, too, so that malloc and free are one block each.
+//! `neap-objects` uses them, too, so that malloc and free are one block of assembly each.
 
 #[cfg(target_arch = "aarch64")]
 #[macro_use]

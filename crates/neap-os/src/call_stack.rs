@@ -1,13 +1,14 @@
 //! The calling thread's stack, as an unwinder needs it: three registers, and the bytes above the
 //! stack pointer.
 //!
-//! The end of a stack is not known: it may belong to a coroutine or a signal handler. So the kernel
-//! is asked how far the memory can be read. Takes no lock, keeps no state, signal-safe.
+//! The end of a stack is not known, since the stack may belong to a coroutine or a signal handler.
+//! So [`readable`] asks the kernel how far the memory can be read. This module has no lock and no
+//! state, and is signal-safe.
 
 use core::ffi::c_void;
 use rustix::mm::{Advice, madvise};
 
-/// The registers by which callers are found.
+/// The registers from which an unwinder finds the callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
     /// Address of an instruction of the function that the call was inlined into.
@@ -24,20 +25,21 @@ pub fn registers() -> Registers {
     crate::arch::registers()
 }
 
-/// Addresses of code lie below.
+/// Every address of code is lower than this number.
 pub const ADDRESS_END: u64 = crate::arch::ADDRESS_END;
 
-/// Returns the address in a word of a stack: on arm64 a return address may be signed.
+/// Returns the address in a word of a stack, without the signature that a return address may have
+/// on arm64.
 #[inline(always)]
 pub fn without_signature(word: u64) -> u64 {
     crate::arch::without_signature(word)
 }
 
 /// Returns how many bytes from `address`, on the calling thread's stack, can be read: at most
-/// `most`, and a multiple of 8. 0 before Linux 5.14. Where the memory ends earlier, the answer may
-/// be half of what there is.
+/// `most`, and a multiple of 8. 0 before Linux 5.14. If fewer than `most` bytes can be read, the
+/// result may be as low as half of them.
 ///
-/// One system call, or one for each halving.
+/// Makes one system call, and one more each time it halves the range.
 pub fn readable(address: usize, most: usize) -> usize {
     // The control block of a thread that is not the first lies at the end of its stack.
     let to_control_block = crate::thread::pointer().wrapping_sub(address);
@@ -62,8 +64,9 @@ pub fn readable(address: usize, most: usize) -> usize {
 /// * `bytes` bytes from `from` on lie above this thread's stack pointer, and can be read.
 /// * `to` has room for as many, and no other code uses them.
 pub unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
-    // Not a copy of Rust's, for which the bytes would need a type and an owner.
-    // SAFETY: the caller says that the first range can be read, and the second is its own.
+    // The copy is made in assembly. In Rust, the bytes of other functions' variables may not be
+    // accessed.
+    // SAFETY: the caller promises that the first range can be read, and that the second is its own.
     unsafe { crate::arch::copy(from, to, bytes) }
 }
 

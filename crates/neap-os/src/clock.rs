@@ -1,14 +1,15 @@
 //! Monotonic time in nanoseconds.
 //!
 //! The time comes from the kernel's function in the vDSO (`vdso.rs`), since a sandbox may end a
-//! process that asks for it by a system call. Where there is no such function it is the system
-//! call. No lock, signal-safe.
+//! process that reads the time by a system call. Where the vDSO has no such function, this module
+//! makes the system call. It has no lock, and is signal-safe.
 
 use crate::syscall::syscall5;
 use crate::vdso::{self, ClockGettime};
 use linux_raw_sys::general::{__NR_clock_gettime, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_THREAD_CPUTIME_ID};
 
-/// A way to read the time that was looked up once, for frequent callers.
+/// A way to read the time, for frequent callers: the kernel's function, looked up once, or the
+/// system call.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(Option<ClockGettime>);
 
@@ -49,18 +50,19 @@ impl Clock {
     }
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`, with a look-up: exact to one timer interrupt (1 to 10
-/// ms).
+/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`, exact to one timer interrupt (1 to 10 ms). Each call
+/// looks the kernel's function up.
 pub fn coarse() -> u64 {
     Clock::find().coarse()
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, with a look-up.
+/// Nanoseconds of `CLOCK_MONOTONIC`. Each call looks the kernel's function up.
 pub fn precise() -> u64 {
     Clock::find().precise()
 }
 
-/// Nanoseconds of CPU time that this thread has used. Makes a system call, since the vDSO lacks it.
+/// Nanoseconds of CPU time that this thread has used. Makes a system call, since the vDSO does not
+/// provide this clock.
 pub fn of_thread() -> u64 {
     Clock::CALL.nanoseconds(CLOCK_THREAD_CPUTIME_ID)
 }

@@ -2,17 +2,19 @@
 //!
 //! # Design
 //!
-//! 1. `dlsym` is a weak symbol: glibc from 2.34 on and musl have it in the C library.
-//! 2. An older glibc has it in libdl, which a program may not load. There the C library has
-//!    `__libc_dlopen_mode` and `__libc_dlsym` for its own use, which open libdl. Shared objects of
-//!    versions from 2.34 on do not have them.
-//! 3. A static program may have those functions, too. They would load a second C library, which
-//!    knows none of the program's threads. It has no dynamic linker, so `_rtld_global` tells it.
+//! 1. This module refers to `dlsym` by a weak symbol. glibc from 2.34 on and musl have it in the C
+//!    library.
+//! 2. An older glibc has `dlsym` in libdl, which some programs do not load. The C library of such a
+//!    glibc has `__libc_dlopen_mode` and `__libc_dlsym` for its own use. By them this module opens
+//!    libdl. Shared objects of versions from 2.34 on do not have these two functions.
+//! 3. A static program may have the two functions, too. They would load a second C library, which
+//!    knows none of the program's threads. Therefore this module calls them only if there is the
+//!    symbol `_rtld_global`, which is part of the dynamic linker.
 //!
 //! # Locking
 //!
-//! Every function takes the dynamic linker's lock and may allocate, except that [`dlsym`] does
-//! neither where the C library has it.
+//! Every function takes the dynamic linker's lock and may allocate. [`dlsym`] does neither where
+//! the C library has `dlsym`.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
@@ -40,7 +42,8 @@ pub fn dlsym() -> Option<Find> {
     (found != 0).then(|| unsafe { transmute::<usize, Find>(found) })
 }
 
-/// The address of a function of libdl in a C library that keeps it apart; else null.
+/// The address of a function of libdl. Null if the C library has no separate libdl, as glibc from
+/// 2.34 on.
 #[cold]
 pub fn of_libdl(name: &CStr) -> *mut c_void {
     /// `RTLD_LAZY`, with the mark of a caller inside the C library.
@@ -56,8 +59,9 @@ pub fn of_libdl(name: &CStr) -> *mut c_void {
     if library.is_null() { null_mut() } else { find(library, name.as_ptr()) }
 }
 
-/// The address of a function of the C library; 0 if there is none. Other libraries' functions of
-/// that name are not found, unless the C library has another file name than glibc's.
+/// The address of a function of the C library; 0 if there is none. Searches glibc's files first, so
+/// that no other library's function of that name is found. If they do not have the function,
+/// searches all libraries behind this one.
 pub fn of_c_library(name: &CStr) -> usize {
     let Some(find) = dlsym() else { return 0 };
     // RTLD_NEXT, since the preload library has a `dlopen` of its own.
@@ -86,7 +90,8 @@ mod tests {
 
     #[test]
     fn functions_of_the_c_library_are_found_by_name() {
-        // Before 2.34 the tests' own program names it, so both are one.
+        // With glibc before 2.34, the test program itself refers to the function, so that both
+        // addresses are equal.
         assert_eq!(of_c_library(c"pthread_create"), libc::pthread_create as *const () as usize);
         assert_eq!(of_c_library(c"no_function_of_any_library"), 0);
         let dlsym = dlsym().unwrap();

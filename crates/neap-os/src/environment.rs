@@ -1,7 +1,7 @@
 //! Inputs of a process: environment variables, privileges, random numbers and small files.
 //!
-//! Reads only. The environment is read once, at start-up, before the program can change it from
-//! another thread.
+//! This module only reads. neap reads the environment once, at start-up, before another thread of
+//! the program can change it.
 
 use crate::Errno;
 use crate::syscall::{GETRANDOM, syscall5};
@@ -51,8 +51,9 @@ pub fn is_privileged() -> bool {
 
 /// Returns a random number, a different one at every call.
 ///
-/// It does not use the random bytes that the kernel gave the process at its start. The C library
-/// takes its stack guard and pointer guard from those, and an address must not reveal them.
+/// The function does not use the random bytes that the kernel gave the process at its start. The C
+/// library makes its stack guard and its pointer guard of these bytes, and an address of neap must
+/// not reveal them.
 pub fn random() -> u64 {
     /// `GRND_INSECURE` since Linux 5.6, which never waits, and `GRND_NONBLOCK`.
     const FLAGS: [usize; 2] = [4, 1];

@@ -1,7 +1,7 @@
 //! Signals an eventfd, to wake the threads that wait on it.
 //!
-//! The owner of the descriptor keeps it open; with a closed one, a call fails. Never blocks:
-//! [`check`] refuses a descriptor that would. No lock, no state.
+//! The owner of the descriptor keeps it open; with a closed one, a call fails. No call blocks,
+//! since [`check`] refuses a descriptor that could block. This module has no lock and no state.
 
 use crate::Errno;
 use rustix::fd::BorrowedFd;

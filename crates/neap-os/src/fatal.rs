@@ -1,7 +1,8 @@
 //! Writes one line to standard error without allocating, and ends the process.
 //!
-//! Formats into a buffer on the stack. A line is one write, so lines of two threads do not mix.
-//! Signal-safe. Errors of the write are ignored, since they cannot be reported.
+//! Text is formatted into a buffer on the stack. A line is one write, so lines of two threads do
+//! not mix. All functions are signal-safe. They ignore errors of the write, which they could not
+//! report.
 
 use crate::Errno;
 use core::fmt::{self, Write};
@@ -66,8 +67,8 @@ pub fn write_all(mut bytes: &[u8]) {
     }
 }
 
-/// Writes a message as [`say`] does, unless that would block or raise SIGPIPE. For a process that
-/// goes on.
+/// Writes a message as [`say`] does, unless that would block or raise SIGPIPE. This is for messages
+/// of a process that continues.
 pub fn say_if_heard(message: fmt::Arguments<'_>) {
     // SAFETY: descriptor 2 is only borrowed for this call. If it is closed, `poll` reports it.
     let error = unsafe { BorrowedFd::borrow_raw(rustix::stdio::raw_stderr()) };

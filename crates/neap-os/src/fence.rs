@@ -3,9 +3,9 @@
 //! When [`cpu`] has returned `Ok`, every restartable sequence of this process that was in progress
 //! on that CPU was aborted or had committed. Its stores are visible to the caller. The call
 //! interrupts the CPU only if a thread of this process runs there at that moment. An error means
-//! that nothing is known: the caller has not acquired anything. Success proves nothing about rseq
-//! itself: valgrind and kernels return 0 for CPUs that do not exist. [`rseq`](crate::rseq) decides
-//! that.
+//! that nothing is known: the caller has not acquired anything. Success does not prove that rseq
+//! works: valgrind and kernels return 0 even for CPUs that do not exist. Rseq works if threads have
+//! CPU ids ([`cpu_at`](crate::rseq::cpu_at)).
 
 use crate::Errno;
 use crate::syscall::{MEMBARRIER, syscall5};
@@ -14,8 +14,8 @@ const REGISTER_PRIVATE_EXPEDITED_RSEQ: usize = 1 << 8;
 const PRIVATE_EXPEDITED_RSEQ: usize = 1 << 7;
 const FLAG_CPU: usize = 1;
 
-/// Registers this process for fences. Once per process; a forked child does so with its first
-/// fence.
+/// Registers this process for fences, which is needed once. A forked child is registered by its
+/// first fence.
 pub fn register() -> Result<(), Errno> {
     // SAFETY: membarrier touches no memory of the caller.
     unsafe { syscall5(MEMBARRIER, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0) }.map(|_| ())

@@ -1,11 +1,11 @@
-//! Files that a process writes: by calls, or through memory, so that stored bytes are in the file
-//! even if the process is killed.
+//! Files that a process writes by system calls or through a shared mapping. Bytes that it stores to
+//! the mapping are in the file even if the process is killed.
 //!
 //! A file is reserved as a whole before it is mapped, so no [`store`] finds the disk full. A file
 //! is not grown over `RLIMIT_FSIZE`, for which the kernel sends a deadly signal. If the owner cuts
 //! the file short, an access to the missing part would raise a deadly signal, too. Therefore
-//! [`store`] lets the kernel access it, and fails instead. No descriptor stays open. Takes no lock,
-//! keeps no state.
+//! [`store`] lets the kernel access it, and fails instead. The module keeps no descriptor open, and
+//! has no lock and no state.
 
 use crate::Errno;
 use crate::syscall::{PROCESS_VM_WRITEV, syscall6};
@@ -81,7 +81,7 @@ impl File {
     /// `INVAL` for an object that is not a regular file, `LOOP` for a symbolic link, `PERM` for a
     /// file of another user or with several names.
     pub fn open(path: &CStr) -> Result<File, Errno> {
-        // Other objects than files might block for ever.
+        // NONBLOCK: opening a pipe could block for ever otherwise.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
         let status = rustix::fs::fstat(&file)?;
@@ -92,7 +92,7 @@ impl File {
         if is_own { Ok(File(file)) } else { Err(Errno::PERM) }
     }
 
-    /// Reads the first bytes of the file into `buffer`, and returns those that it has.
+    /// Reads the first bytes of the file into `buffer`, and returns the bytes that it has read.
     ///
     /// # Errors
     /// The error of reading.
@@ -101,8 +101,8 @@ impl File {
         Ok(&buffer[..read])
     }
 
-    /// Replaces the file's contents by `length` zeroes, and maps them. Returns the address. They
-    /// stay mapped.
+    /// Replaces the file's contents by `length` zeroes, and maps them. Returns the address. The
+    /// mapping outlives the file's descriptor.
     ///
     /// # Errors
     /// `FBIG` over the limit for files, `NOSPC`, `OPNOTSUPP` if the file system cannot reserve
@@ -118,18 +118,19 @@ impl File {
     }
 }
 
-/// Whether the limit for files allows a length: the kernel sends a deadly signal beyond it.
+/// Returns `FBIG` for a length beyond `RLIMIT_FSIZE`, at which the kernel would send a deadly
+/// signal.
 fn fits_limit(length: usize) -> Result<(), Errno> {
     let is_beyond = getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < length as u64);
     if is_beyond { Err(Errno::FBIG) } else { Ok(()) }
 }
 
-/// Copies bytes to two addresses in this process, one after the other. If there is no memory, the
-/// call fails and raises no signal.
+/// Copies bytes to two addresses in this process, one after the other. If the memory cannot be
+/// written, the call fails and raises no signal.
 ///
 /// # Errors
-/// `FAULT` if a page cannot be provided: none of the bytes or the first part's are stored. `NOSYS`
-/// or `PERM` in a sandbox.
+/// `FAULT` if a page cannot be provided. Then either no byte is stored, or only those of the first
+/// part. `NOSYS` or `PERM` in a sandbox.
 ///
 /// # Safety
 /// `process` is this process's id. The memory at the addresses may be overwritten.

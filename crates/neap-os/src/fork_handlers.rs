@@ -1,16 +1,17 @@
 //! Registers fork handlers, in any C library.
 //!
-//! glibc's `pthread_atfork` is not in its shared object. Each library that uses it gets a copy,
-//! which calls `__register_atfork` through a linkage table without unwind information. A preload
-//! library with such a copy does not start in a program of another C library. Both names are weak
-//! here, and are called if they exist. A static program has `__register_atfork` if it has `fork`,
-//! which needs that part of the C library. Without it no handler ever runs.
+//! glibc's `pthread_atfork` is not in its shared library. Each library that uses the function gets
+//! a copy, which calls `__register_atfork` through a linkage table without unwind information. A
+//! preload library with such a copy does not start in a program of another C library. Therefore
+//! this module refers to both functions by weak symbols, and calls one that exists. A static
+//! program that has `fork` also has `__register_atfork`, which is in a part of the C library that
+//! `fork` needs. A program with neither function cannot fork.
 
 /// A fork handler.
 pub type Handler = extern "C" fn();
 
-/// Registers fork handlers as `pthread_atfork` does. Returns an error number, or 0. A program that
-/// cannot fork returns 0, too. Handlers stay registered for ever.
+/// Registers fork handlers as `pthread_atfork` does. Returns an error number, or 0. Returns 0 in a
+/// program that cannot fork, too. Handlers stay registered for ever.
 ///
 /// # Safety
 /// The handlers are functions of code that is never unloaded.
@@ -31,13 +32,13 @@ unsafe fn register_in(prepare: Handler, parent: Handler, child: Handler) -> i32 
     type Posix = extern "C" fn(Handler, Handler, Handler) -> i32;
     let gnu = crate::weak_variable!("__register_atfork", address);
     if gnu != 0 {
-        // SAFETY: glibc's function of this name has this type. Null: no library whose unloading
-        // removes the handlers.
+        // SAFETY: glibc's `__register_atfork` has the type `Gnu`. The null pointer names no
+        // library, so no handler is removed when a library is unloaded.
         return unsafe { transmute::<usize, Gnu>(gnu)(prepare, parent, child, null()) };
     }
     match crate::weak_variable!("pthread_atfork", address) {
         0 => 0,
-        // SAFETY: POSIX's function of this name has this type.
+        // SAFETY: `pthread_atfork` has the type `Posix`.
         posix => unsafe { transmute::<usize, Posix>(posix)(prepare, parent, child) },
     }
 }

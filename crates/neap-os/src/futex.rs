@@ -1,7 +1,7 @@
 //! Waits for a word to change, by the kernel's futex.
 //!
-//! The users are the mutex and the sleep of neap's thread. Keeps no state. A wait may end without a
-//! reason, so callers check the word again.
+//! The users are the mutex and the sleep of neap's thread. This module keeps no state. A wait may
+//! end without a reason, so callers check the word again.
 
 use crate::Errno;
 use core::sync::atomic::AtomicU32;

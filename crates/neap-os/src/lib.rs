@@ -1,9 +1,10 @@
 //! System calls, rseq and process information: Linux as a memory allocator needs it.
 //!
-//! Uses the kernel and a few symbols of the C library: `__rseq_offset`, `getauxval`, those of
-//! [`own_thread`], [`stdio_lock`] and [`fork_handlers`]. Usable alone. Takes no lock,
-//! keeps no state but six words for each thread ([`thread_state`]), and preserves `errno`: a
-//! failed call returns an [`Errno`]. Only [`own_thread`] may allocate.
+//! The crate uses the kernel and a few symbols of the C library, such as `__rseq_offset` and
+//! `getauxval`. It depends on no other crate of neap. It keeps no state except the thread-local
+//! words of [`thread_state`], and preserves `errno`: a failed call returns an [`Errno`]. Only
+//! `dynamic_linker`, [`own_thread`], [`stdio_lock`] and [`fork_handlers`] may take a lock or
+//! allocate.
 #![no_std]
 #![deny(missing_docs)]
 

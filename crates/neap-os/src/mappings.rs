@@ -1,17 +1,18 @@
 //! Reads a process's mappings, how much of each is resident, and which pages of a range are
 //! present.
 //!
-//! The source is `/proc/PID/smaps` and `pagemap`, or `maps` where sizes are not needed. Reads only,
-//! into buffers on the stack or of the caller; allocates nothing. The kernel returns the text a
-//! page at a time, so mappings that a busy process makes meanwhile may be missing. Takes no lock.
+//! The source is `/proc/PID/smaps` and `pagemap`, or `maps` where sizes are not needed. This module
+//! only reads. Its buffers lie on the stack or belong to the caller, so it does not allocate. The
+//! kernel returns the text a page at a time, so mappings that a busy process makes meanwhile may be
+//! missing. This module has no lock.
 
 use crate::Errno;
 use core::ffi::CStr;
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 
-/// Bytes that are read at once, and the maximum of a line that is kept. The end of a longer path is
-/// lost.
+/// Bytes that are read at once. `LINE` is the maximum of bytes of a line that are kept, so the end
+/// of a longer path is lost.
 const BUFFER: usize = 4096;
 const LINE: usize = 512;
 
@@ -57,7 +58,8 @@ impl Mappings {
         Ok(Mappings { text: open(smaps)?, pages: open(pagemap).ok(), page_size: crate::memory::page_size() })
     }
 
-    /// Calls `each` with every mapping, lowest first. A second call finds the end of the file.
+    /// Calls `each` with every mapping, lowest first. A second call finds no mapping, since the
+    /// file was read to its end.
     ///
     /// # Errors
     /// The error of reading.
@@ -77,7 +79,7 @@ impl Mappings {
     /// that were only read, which share one page of zeroes. Only whole pages of the range count.
     ///
     /// # Errors
-    /// `NOSYS` if the kernel has no such file; the error of reading.
+    /// `NOSYS` if the kernel has no `pagemap`; the error of reading.
     pub fn each_present(&self, start: usize, length: usize, each: &mut dyn FnMut(usize)) -> Result<(), Errno> {
         const PRESENT: u64 = 1 << 63;
         let pages = self.pages.as_ref().ok_or(Errno::NOSYS)?;
@@ -102,8 +104,8 @@ impl Mappings {
 }
 
 /// Calls `each` with every mapping of this process, lowest first, and its line of text. Resident
-/// bytes are 0: the kernel need not walk the pages. `buffer` is for the text; the end of a longer
-/// line is lost.
+/// bytes are 0, so that the kernel need not walk the pages. The text is read into `buffer`. A line
+/// that is longer than the buffer loses its end.
 ///
 /// # Errors
 /// `/proc` is missing, descriptors are used up, or the error of reading.
@@ -129,7 +131,7 @@ pub fn each_own(buffer: &mut [u8], each: &mut impl FnMut(&Mapping<'_>, &[u8])) -
         buffer.copy_within(start..filled, 0);
         filled -= start;
         if filled == buffer.len() {
-            // Only the start of the line tells anything.
+            // The line is longer than the buffer. Only its start matters.
             filled = filled.min(buffer.len() / 2);
         }
     }

@@ -3,15 +3,15 @@
 //!
 //! The file has a name in `/proc/PID/fd` and none in a file system. It vanishes with the last
 //! process that has it. Exec closes its descriptor, which is above the low numbers that programs
-//! rely on. Takes no lock, keeps no state.
+//! rely on. This module has no lock and no state.
 //!
 //! # Invariants
 //!
-//! * No access to the first bytes, as many as the maker requests, needs a page that the system can
-//!   refuse. Their pages are allocated before they are mapped.
+//! * The pages of the first `allocated` bytes are allocated before they are mapped. So no access to
+//!   these bytes needs a page that the system can refuse.
 //! * No process can cut the file short below the mapping: it is sealed.
 //! * No other user can open the file. A child, however it is forked, does not have the mapping.
-//! * No file grows over `RLIMIT_FSIZE`, for which the kernel sends a deadly signal.
+//! * No file grows over `RLIMIT_FSIZE`. At that limit the kernel would send a deadly signal.
 
 use crate::Errno;
 use core::ffi::CStr;
@@ -23,7 +23,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// The lowest number for the descriptor, if the limit allows it.
 const HIGH: u64 = 1000;
-/// Limit of descriptors below which the program needs all of them.
+/// Below this limit of descriptors no memfd is made, since the program needs all descriptors.
 const FEW: u64 = 64;
 
 /// Maximum attempts to allocate pages, each of which a signal may interrupt.
@@ -69,7 +69,7 @@ impl OpenFile {
         is_ours
     }
 
-    /// Maps a part of the file, shared, for this process and none of its children.
+    /// Maps a part of the file, shared. No child of this process has the mapping.
     ///
     /// # Errors
     /// `BADF` if the descriptor is no longer this file's; the error of a step that failed. Nothing
@@ -78,7 +78,7 @@ impl OpenFile {
         let high = HIGH.min(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2);
         // SAFETY: the descriptor is borrowed for one call, which fails if it is closed.
         let descriptor = unsafe { BorrowedFd::borrow_raw(self.descriptor) };
-        // The program may close the descriptor at any moment, but not this one.
+        // The program may close the descriptor at any moment, but does not know this duplicate.
         let file = rustix::io::fcntl_dupfd_cloexec(descriptor, high as RawFd)?;
         let status = rustix::fs::fstat(&file)?;
         if (status.st_dev, status.st_ino) != (self.device, self.inode) {
@@ -108,8 +108,8 @@ fn map(file: &OwnedFd, offset: usize, length: usize) -> Result<usize, Errno> {
 
 impl Memfd {
     /// Creates a memfd of `file_bytes` zeroes, allocates the first `allocated` bytes, and maps the
-    /// first `length` bytes. For a moment the descriptor has the lowest free number, where other
-    /// threads of the program could meet it. No other thread of the program should run.
+    /// first `length` bytes. For a moment the descriptor has the lowest free number, where another
+    /// thread of the program could close or use it. So no other thread of the program should run.
     ///
     /// # Errors
     /// The error of the first step that failed: a limit or a sandbox. Nothing is left behind.
@@ -151,7 +151,7 @@ impl Memfd {
 }
 
 /// Creates a sealable memfd that cannot be made executable, where the kernel supports that (6.3).
-/// Such a kernel may refuse one without the flag.
+/// Such a kernel may refuse a memfd without `NOEXEC_SEAL`.
 fn create(name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {

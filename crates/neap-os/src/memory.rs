@@ -1,7 +1,7 @@
 //! Address space and the memory behind it: `mmap` and its family, as the arena uses them.
 //!
-//! Most functions make one system call. None keeps state. Addresses are numbers, since an arena
-//! computes them. Addresses and lengths are in bytes, multiples of the page size. Only
+//! Most functions make one system call. The module keeps no state. Addresses are numbers, since an
+//! arena computes them. Addresses and lengths are in bytes, multiples of the page size. Only
 //! [`move_pages`] replaces an existing mapping.
 
 use crate::Errno;
@@ -73,8 +73,8 @@ pub fn is_grantable(length: usize) -> bool {
 }
 
 /// Maps `length` bytes of zeroes at an address that the kernel chooses, and returns it. In a
-/// program that has locked its memory (`mlockall`), pages of a long mapping are filled when touched
-/// only.
+/// program that has locked its memory (`mlockall`), the kernel fills pages of a long mapping only
+/// when they are touched.
 ///
 /// # Errors
 /// `NOMEM` at a limit, `AGAIN` at the limit of locked memory.
@@ -88,7 +88,7 @@ pub fn map(length: usize) -> Result<usize, Errno> {
     Ok(address)
 }
 
-/// Length in bytes from which a mapping holds tables that are mostly never used.
+/// Length in bytes of a long mapping. Such mappings hold tables of which most pages are never used.
 const LONG: usize = 16 << 20;
 
 fn map_with(length: usize, rights: ProtFlags) -> Result<usize, Errno> {
@@ -98,8 +98,8 @@ fn map_with(length: usize, rights: ProtFlags) -> Result<usize, Errno> {
     Ok(got.expose_provenance())
 }
 
-/// Reserves `length` bytes of address space without access, and returns its address. Its [`open`]ed
-/// pages are filled when touched, even in a program that has locked its memory.
+/// Reserves `length` bytes of address space without access, and returns its address. Pages that are
+/// [`open`]ed later are filled when touched, even in a program that has locked its memory.
 ///
 /// # Errors
 /// `NOMEM` at a limit, `AGAIN` at the limit of locked memory.
@@ -210,7 +210,8 @@ unsafe fn madvise(address: usize, length: usize, advice: i32) -> Result<(), Errn
 /// the list.
 ///
 /// # Errors
-/// The kernel (before 5.10 for the call, 6.13 for MADV_DONTNEED on oneself) or a sandbox refuses.
+/// A sandbox refuses, or the kernel is too old. The call needs Linux 5.10; MADV_DONTNEED for the
+/// calling process needs 6.13.
 ///
 /// # Safety
 /// The contents of the ranges are not needed any more. There are at most [`SCATTERED_RANGES`].
@@ -231,10 +232,11 @@ pub unsafe fn release_scattered(ranges: &[Range]) -> Result<usize, Errno> {
     }
 }
 
-/// Gives the memory of a part of a shared file back; it reads zeroes afterwards, in every process.
+/// Releases the memory of a part of a shared file, which reads as zeroes afterwards, in every
+/// process.
 ///
 /// # Errors
-/// `INVAL` or `ACCES` if the range is no such mapping.
+/// `INVAL` or `ACCES` if the range is no mapping of a shared file.
 ///
 /// # Safety
 /// No code of this process relies on the contents.
@@ -324,8 +326,9 @@ pub unsafe fn move_pages(from: usize, to: usize, length: usize) -> Result<(), Er
 }
 
 /// Whether a range lies in one mapping. Since 6.17 the kernel moves several mappings one after the
-/// other, and if one fails the earlier ones have moved. The check tries to grow the range where
-/// there is no room: the kernel checks first that the range is one mapping.
+/// other, and if one fails the earlier ones have moved. The check tries to grow the range by more
+/// than fits. The kernel checks before that the range is one mapping, and returns another error if
+/// it is not.
 ///
 /// # Safety
 /// The caller owns the range.
@@ -437,7 +440,8 @@ mod tests {
         }
     }
 
-    /// Since 6.17 the kernel would move them, and leave half of them if a later one fails.
+    /// From 6.17 on the kernel would move one mapping after the other, and stop in between if one
+    /// fails.
     #[test]
     fn what_is_several_mappings_is_not_moved() {
         let [from, to] = [(); 2].map(|()| map(LENGTH).unwrap());

@@ -1,8 +1,8 @@
 //! NUMA nodes: which have memory, how far they are from each other, and placing memory on one.
 //!
-//! A *node* is one that has memory. Nodes are numbered from 0 without gaps. The kernel's own ids
-//! may have gaps, and name nodes without memory. The CPUs of a node without memory get the nearest
-//! node with memory. If the kernel reports nothing, there is one node.
+//! In this module a *node* is a NUMA node with memory. Nodes are numbered from 0 without gaps. The
+//! kernel's own ids may have gaps, and name nodes without memory. The CPUs of a node without memory
+//! get the nearest node with memory. If the kernel reports nothing, there is one node.
 
 use crate::Errno;
 use crate::environment::read_file;
@@ -67,8 +67,8 @@ impl Nodes {
     /// Describes the `usable` nodes. `line` calls its second argument with the distances of one
     /// kernel id from all ids that are `online`, in order.
     ///
-    /// Out of line: `line` has a buffer on the stack of a process's first `malloc`, if there are
-    /// several nodes.
+    /// Not inlined: `line` has a buffer. It lies on the stack of a process's first `malloc` only if
+    /// there are several nodes.
     #[inline(never)]
     pub fn describe(
         usable: impl Fn(usize) -> bool,
@@ -90,7 +90,8 @@ impl Nodes {
                 let node = others.next().and_then(|other| nodes.ids().position(|known| known == other));
                 node.into_iter().for_each(|node| from[node] = distance);
             });
-            // The first of the nearest ones; for a node with memory, itself.
+            // A node with memory is nearest to itself. For another node, the first of the nearest
+            // nodes counts.
             let own = nodes.ids().position(|known| known == id);
             let nearest = own.or_else(|| (0..nodes.count()).min_by_key(|&node| from[node])).unwrap_or(0);
             nodes.nearest[id] = nearest as u8;
@@ -148,11 +149,12 @@ impl Nodes {
     }
 }
 
-/// Length argument for a mask of one word: the kernel uses one bit fewer than it is told.
+/// Length argument for a mask of one word. The kernel reads one bit fewer than this argument.
 const MASK_BITS: usize = u64::BITS as usize + 1;
 
-/// This thread's memory policy and its nodes; with the flag, the nodes that the process may use.
-/// The kernel requires room for every node that it supports.
+/// This thread's memory policy and the policy's nodes. With `MPOL_F_MEMS_ALLOWED`, the nodes are
+/// those that the process may use. The kernel requires that the mask has room for every node that
+/// it supports.
 fn get_mempolicy(flags: usize) -> Result<(i32, u64), Errno> {
     let (mut mode, mut mask) = (0_i32, [0_u64; 1024 / 64]);
     let number = linux_raw_sys::general::__NR_get_mempolicy as usize;

@@ -2,19 +2,21 @@
 //!
 //! # Design
 //!
-//! 1. The C library's own functions create and join them. They are looked up in that library, so a
-//!    function of the program, a profiler or a preloaded library with their names is never called.
-//! 2. The C library knows the threads. Its set*id functions change their user, too, and a process
-//!    does not end before they do. Therefore [`join`] belongs to the end of the main thread.
-//! 3. They start with every signal blocked except those of the C library and SIGSYS. No other
-//!    handler of the program runs on them. A sandbox may answer a system call by SIGSYS; the kernel
-//!    ends a process whose thread blocks it.
-//! 4. [`settle`] resets the inherited policy, CPUs and priority.
+//! 1. The C library's own functions create and join the threads. neap looks these functions up in
+//!    the C library. So it never calls a function with such a name of the program, a profiler or a
+//!    preloaded library.
+//! 2. The C library knows the threads. Its set*id functions change the threads' user, too. A
+//!    process whose main thread has ended lives until these threads end. Therefore neap ends its
+//!    threads when the main thread ends ([`make_key`]).
+//! 3. The threads start with every signal blocked except those of the C library and SIGSYS. So no
+//!    handler of the program runs on them, except that of SIGSYS. A sandbox may answer a system
+//!    call by SIGSYS, and the kernel ends a process whose thread blocks this signal.
+//! 4. [`settle`] replaces the scheduling policy, CPUs and priority that a thread has inherited.
 //!
 //! # Locking
 //!
-//! No lock of its own. A look-up takes the dynamic linker's lock, and [`make`] allocates.
-//! Neither is called from within a call that allocates or frees.
+//! This module has no lock. A look-up takes the dynamic linker's lock, and [`make`] allocates.
+//! Therefore neap does neither within a call that allocates or frees.
 
 use crate::Errno;
 use crate::syscall::syscall5;
@@ -49,10 +51,10 @@ pub struct Functions {
     set_value: AtomicUsize,
 }
 
-/// An address, looked up if it is not known yet.
+/// Returns an address, which is looked up if it is not known yet.
 ///
 /// # Errors
-/// `NOSYS` if there is no dynamic linker that knows the function.
+/// `NOSYS` if the look-up does not find the function.
 fn found(known: &AtomicUsize, look: fn() -> usize) -> Result<usize, Errno> {
     // Relaxed: the values are addresses of code, which exists already.
     let mut address = known.load(Ordering::Relaxed);
@@ -189,8 +191,8 @@ pub enum End {
 ///
 /// # Errors
 /// The error of `pthread_create`: `AGAIN` at a limit of threads, `PERM`. `NOSYS` if this thread is
-/// registered for rseq, but the kernel no longer lets threads register: the C library would end the
-/// process.
+/// registered for rseq, but no further thread may register. In that case the C library would end
+/// the process.
 ///
 /// # Safety
 /// `body(argument)` is sound on another thread for as long as it runs.
@@ -263,20 +265,21 @@ pub fn make_key(functions: &Functions, destructor: extern "C" fn(*mut c_void)) -
 /// Sets the calling thread's value of a key that [`make_key`] returned.
 pub fn set_value(functions: &Functions, key: u32, value: *const c_void) {
     if let Ok(set) = functions.set_value() {
-        // SAFETY: the C library refuses a key that it does not have; the value is only kept.
+        // SAFETY: the C library refuses a key that it does not have. It does not access the value's
+        // memory.
         let _ = unsafe { set(key, value) };
     }
 }
 
-/// Every signal but SIGSYS and those that the C library keeps for itself, from 32 on: a thread that
-/// blocks one of the latter would hang a `setuid` or a cancellation. Signal `n` has bit `n - 1`.
+/// Every signal but SIGSYS and those that the C library reserves, from 32 on. If a thread blocked a
+/// reserved signal, a `setuid` or a cancellation would hang. Signal `n` has bit `n - 1`.
 fn signals_of_programs() -> u64 {
-    // glibc says 34, musl 35.
+    // SIGRTMIN is 34 in glibc and 35 in musl.
     let first = libc::SIGRTMIN().cast_unsigned().clamp(32, 64);
     (!0 << (first - 1) | u64::from(u32::MAX >> 1)) & !(1 << (libc::SIGSYS - 1))
 }
 
-/// Sets the calling thread's blocked signals, and returns those before.
+/// Sets the calling thread's mask of blocked signals, and returns the previous mask.
 fn set_mask(mask: u64) -> u64 {
     const SETMASK: usize = 2;
     let (new, mut old) = (mask, 0_u64);
@@ -289,7 +292,7 @@ fn set_mask(mask: u64) -> u64 {
 }
 
 /// Sets the name and the CPUs of the calling thread, one of neap's own, and resets its policy and
-/// priority. Settings that the system refuses stay as inherited.
+/// priority. If the system refuses a setting, the thread keeps the inherited one.
 pub fn settle(name: &CStr, cpus: &CpuSet) {
     const ORDINARY: usize = 0; // SCHED_OTHER
     const THREAD: usize = 0; // PRIO_PROCESS, which names a thread

@@ -1,15 +1,15 @@
 //! Restartable sequences on per-CPU stacks of pointers and on per-CPU words, without a lock or a
 //! locked instruction.
 //!
-//! The C library registers threads for the kernel's rseq. Where it has no areas for that, neap has
-//! [its own](OwnAreas). The users are the slots of `neap-objects`, the words of `neap-percpu`,
-//! memory groups and RCU.
+//! The C library registers threads for the kernel's rseq. With a C library that has no rseq areas,
+//! neap registers [areas of its own](OwnAreas). The users are the slots of `neap-objects`, the
+//! words of `neap-percpu`, memory groups and RCU.
 //!
 //! # Design
 //!
 //! A sequence reads the CPU id, loads the pointer to that CPU's region, and finds a stack in the
 //! region. Its last instruction commits: it stores one word. If the thread is preempted, migrated
-//! or signalled before, the kernel continues it at the abort exit, and nothing has happened.
+//! or signalled before, the kernel continues it at the abort exit, and the sequence has no effect.
 //!
 //! ```text
 //! Table { offset, regions } -> pointer of this CPU -> region
@@ -25,11 +25,11 @@
 //! * No call, no system call and no use of the machine stack inside.
 //! * `cpu_id` is read, never `cpu_id_start`; neither is written.
 //! * An unregistered thread has the id -1 or -2. The table has entries for these ids, which lead to
-//!   a region whose stacks have no room and no objects. In a closed table every entry does. So no
-//!   sequence compares the id.
+//!   a region whose stacks have no room and no objects. In a closed table every entry leads to that
+//!   region. So no sequence needs to compare the id.
 //! * A pop checks the cell and not the bottom: the cell below the lowest holds null and is never
 //!   written.
-//! * Only a thread that has fenced the CPU writes to a stack besides sequences.
+//! * Apart from sequences, only a thread that has fenced the stack's CPU writes to a stack.
 //!
 //! The forms are chosen for speed:
 //!
@@ -43,9 +43,9 @@
 //!
 //! # Concurrency
 //!
-//! Takes no lock and never retries: each call is one attempt. Signal-safe. A child of `vfork`
-//! shares its parent's thread area. Therefore the parent [leaves](leave) rseq before. A child of
-//! `clone(CLONE_VM)` must not call these functions.
+//! The functions take no lock and never retry: each call is one attempt. They are signal-safe. A
+//! child of `vfork` shares its parent's thread area. Therefore the parent [leaves](leave) rseq
+//! before it calls `vfork`. A child of `clone(CLONE_VM)` must not call these functions.
 //!
 //! Source: Linux `kernel/rseq.c`, `include/uapi/linux/rseq.h`.
 
@@ -79,15 +79,15 @@ pub struct Stack {
 /// Entries of a table in front of CPU 0's: for -1 and -2, the ids of unregistered threads.
 pub const UNREGISTERED: usize = 2;
 
-/// CPUs that a table has entries for: the maximum of the largest kernels.
+/// Number of CPUs that a table has entries for: the maximum that a kernel can be built for.
 pub const MOST_CPUS: usize = 8192;
 
-/// The start of all sequences, on cache lines of its own.
+/// The data that every sequence begins with, on cache lines of its own.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct SequenceTable {
-    /// Offset of the thread's rseq area from its thread pointer. Read by all threads, and kept
-    /// apart from the entries, which takers write.
+    /// Offset of the thread's rseq area from its thread pointer. All threads read it. `apart` keeps
+    /// it away from the entries, which a thread that drains a CPU writes.
     pub offset: AtomicIsize,
     apart: [usize; 7],
     /// Pointers to the regions: [`UNREGISTERED`] entries, then one for each CPU that the kernel may

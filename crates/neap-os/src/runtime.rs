@@ -10,8 +10,9 @@ fn panic(info: &PanicInfo<'_>) -> ! {
     crate::fatal::die(format_args!("bug: {info}"))
 }
 
-// The prebuilt `core` refers to this symbol though nothing unwinds. Hidden and weak: it must not
-// replace that of Rust programs, or clash with it where libneap.a is linked into one.
+// The prebuilt `core` refers to this symbol, although no code unwinds. The symbol is hidden and
+// weak. So it neither replaces the symbol of a Rust program, nor clashes with that symbol where
+// libneap.a is linked into the program.
 global_asm!(
     ".pushsection .text.rust_eh_personality,\"ax\",@progbits",
     ".weak rust_eh_personality",

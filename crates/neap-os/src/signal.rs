@@ -1,11 +1,11 @@
-//! A handler of SIGSEGV in front of the one that a program has.
+//! A handler of SIGSEGV that runs before the program's own.
 //!
 //! # Design
 //! The handler is set by the kernel's call, not by the C library's function, which a program may
 //! wrap. It runs on the thread's alternative stack if there is one. A handler that the program sets
 //! later replaces it.
 //!
-//! Takes no lock, keeps no state. All functions may be called in a handler.
+//! This module has no lock and no state. All functions may be called in a signal handler.
 
 use crate::Errno;
 use crate::syscall::syscall5;
@@ -40,11 +40,12 @@ impl Action {
     /// The kernel's own action, which ends the process.
     pub const DEFAULT: Action = Action { handler: DEFAULT, flags: 0, restorer: 0, mask: 0 };
 
-    /// Treats a signal by this action, from within the process's present handler.
+    /// Performs this action for a signal, from within the handler that has replaced the action.
     ///
     /// If the action has a handler, calls it. Otherwise sets the kernel's default action, and the
     /// caller must return: then an instruction that failed is executed again, and a signal that was
-    /// sent arrives again. An action that ignores does nothing for a signal that was sent.
+    /// sent arrives again. If the action is to ignore the signal and the signal was sent, does
+    /// nothing.
     ///
     /// # Safety
     /// The arguments are those of the handler that the kernel has called, and the action is one
@@ -65,8 +66,8 @@ impl Action {
                 }
             }
             handler => {
-                // SAFETY: the process had this handler, which takes these arguments, or the first
-                // of them.
+                // SAFETY: this was the process's handler. It takes these arguments, or only the
+                // first of them.
                 unsafe { transmute::<usize, Handler>(handler)(signal, info, context) }
             }
         }
@@ -82,7 +83,7 @@ fn set(action: &Action) -> Result<Action, Errno> {
     Ok(before)
 }
 
-/// Has the kernel call `handler` at SIGSEGV. Returns the action that it replaces.
+/// Lets the kernel call `handler` at SIGSEGV. Returns the action that it replaces.
 ///
 /// # Errors
 /// A sandbox refuses the call.
@@ -96,7 +97,7 @@ pub unsafe fn handle_faults(handler: Handler) -> Result<Action, Errno> {
     set(&Action { handler: handler as *const () as usize, flags, restorer, mask: 0 })
 }
 
-/// Has the kernel end the process at the next SIGSEGV.
+/// Lets the kernel end the process at the next SIGSEGV.
 pub fn end_at_faults() {
     let _ = set(&Action::DEFAULT);
 }
@@ -119,7 +120,7 @@ pub struct Interrupted {
 pub struct Fault {
     /// The address that was accessed; 0 if the processor does not say.
     pub address: usize,
-    /// Where it was accessed.
+    /// Registers of the code that made the access.
     pub at: Interrupted,
 }
 
@@ -138,7 +139,7 @@ impl Fault {
             unsafe { (info.byte_add(CODE).cast::<c_int>().read(), info.byte_add(ADDRESS).cast::<usize>().read()) };
         // SAFETY: the context is the kernel's (the caller's promise).
         let at = unsafe { crate::arch::interrupted(context) };
-        // Numbers up to 0 are those of senders.
+        // A signal that a process or thread has sent has a code of 0 or less.
         (code > 0).then_some(Fault { address, at })
     }
 }

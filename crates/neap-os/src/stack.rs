@@ -1,10 +1,11 @@
 //! Runs rare work on a separate stack, if it needs more than the few kilobytes that a caller may
 //! have.
 //!
-//! Such work runs from within calls of a program, once or a few times a second. The calls may come
-//! from a coroutine with a small stack. Each stack is mapped for one piece of work and unmapped
-//! afterwards. So there is no lock, and work may nest. Below the stack lies a guard without access.
-//! Debuggers and profilers find the caller: the frame between has a frame pointer.
+//! Such work runs within a program's calls of neap, once or a few times a second. The calls may
+//! come from a coroutine with a small stack. Each stack is mapped for one piece of work and
+//! unmapped afterwards. So this module has no lock, and work may nest. Below the stack lies a guard
+//! without access. Debuggers and profilers find the caller, since the frame of `call_on_stack` has
+//! a frame pointer.
 
 use crate::arch::call_on_stack;
 use core::ffi::c_void;
@@ -12,8 +13,9 @@ use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
-/// Bytes of a stack. Untouched pages cost nothing. A signal handler of the program may run on it.
-/// Code without optimisation has room for a copy at each move of a large value.
+/// Bytes of a stack. Untouched pages cost nothing. A signal handler of the program may run on the
+/// stack, too. Code that is built without optimisation needs more, since it copies large values at
+/// each move.
 pub const BYTES: usize = if cfg!(debug_assertions) { 1 << 20 } else { 256 << 10 };
 
 /// Bytes without access below a stack.
@@ -55,8 +57,8 @@ struct Errand<F, R> {
 /// Runs `work` on a separate stack and returns its result. `None` if no stack can be mapped; the
 /// work did not run then.
 ///
-/// The work must end by returning, and must call no function of the program that might end
-/// otherwise.
+/// The work must end by returning. It must call no function of the program that might leave it
+/// otherwise, such as by `longjmp`.
 pub fn apart<R>(work: impl FnOnce() -> R) -> Option<R> {
     // Miri does not run assembly.
     if cfg!(miri) { Some(work()) } else { do_apart(work) }

@@ -12,10 +12,10 @@
 //! With the list's lock taken first, the forking thread waits before it stops allocations. The lock
 //! is recursive.
 //!
-//! glibc has functions for its lock. musl has none, so the lock is one of neap's own there, and the
-//! preload library's `fflush` takes it around a flush of all streams: no other function of musl
-//! waits for a stream while it holds the list's lock, except `exit`. In other C libraries all calls
-//! do nothing.
+//! glibc has functions for this lock, which [`StreamsLock`] calls. musl has none. With musl,
+//! [`StreamsLock`] is a lock of neap's own, which the preload library's `fflush` takes around a
+//! flush of all streams. Apart from such a flush, only musl's `exit` waits for a stream while it
+//! holds the list's lock. With other C libraries, [`StreamsLock`] does nothing.
 
 pub use of_c_library::StreamsLock;
 
@@ -36,7 +36,7 @@ mod of_c_library {
     }
 
     impl StreamsLock {
-        /// Returns the one that stands for the C library's.
+        /// Returns a value that stands for the C library's lock.
         pub const fn new() -> StreamsLock {
             StreamsLock
         }
@@ -52,8 +52,8 @@ mod of_c_library {
             call!("_IO_list_unlock");
         }
 
-        /// Resets the lock in a forked child. `fork` has done so already if the parent had several
-        /// threads.
+        /// Resets the lock in a forked child. glibc's `fork` has done so already if the parent had
+        /// several threads.
         pub fn forget(&self) {
             call!("_IO_list_resetlock");
         }
@@ -71,7 +71,7 @@ mod of_c_library {
         state: AtomicU32,
         /// The thread pointer of the holder; 0: none.
         holder: AtomicUsize,
-        /// How often the holder has taken it besides the first time.
+        /// How often the holder has taken the lock again while it held it.
         again: AtomicU32,
     }
 
@@ -81,7 +81,7 @@ mod of_c_library {
     const AWAITED: u32 = 2;
 
     impl StreamsLock {
-        /// Creates a free one.
+        /// Creates a free lock.
         pub const fn new() -> StreamsLock {
             StreamsLock { state: AtomicU32::new(FREE), holder: AtomicUsize::new(0), again: AtomicU32::new(0) }
         }
@@ -89,13 +89,13 @@ mod of_c_library {
         /// Takes the lock; it is recursive. Waits for a thread that flushes all streams.
         pub fn lock(&self) {
             let own = crate::thread::pointer();
-            // Relaxed: it equals the own pointer only if this thread has stored it.
+            // Relaxed: the holder equals this thread's pointer only if this thread has stored it.
             if self.holder.load(Ordering::Relaxed) == own {
-                // Relaxed: only the holder uses it.
+                // Relaxed: only the holder uses `again`.
                 self.again.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            // Acquire: both pair with the Release in `unlock`.
+            // Acquire, here and in the swap: pairs with the Release in `unlock`.
             if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
                 while self.state.swap(AWAITED, Ordering::Acquire) != FREE {
                     futex::wait(&self.state, AWAITED, None, Sharing::Process);
@@ -106,7 +106,7 @@ mod of_c_library {
 
         /// Undoes one [`lock`](StreamsLock::lock).
         pub fn unlock(&self) {
-            // Relaxed: only the holder uses it, which is this thread.
+            // Relaxed: only the holder uses `again`, and this thread is the holder.
             let again = self.again.load(Ordering::Relaxed);
             if again > 0 {
                 self.again.store(again - 1, Ordering::Relaxed);

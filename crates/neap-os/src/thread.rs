@@ -1,6 +1,6 @@
 //! Threads: this thread's identity, the number of threads, and the CPUs that they run on.
 //!
-//! Asks the C library, the kernel and `/proc/self`. Takes no lock.
+//! The answers come from the C library, the kernel and `/proc/self`. This module has no lock.
 
 use crate::Errno;
 use crate::environment::read_file;
@@ -10,7 +10,7 @@ use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use rustix::fs::{CWD, Mode, OFlags, RawDir};
 
-global_asm!(".weak __libc_single_threaded"); // The C library has it from 2.32 on.
+global_asm!(".weak __libc_single_threaded"); // glibc has it from 2.32 on.
 
 /// The thread pointer: an address in this thread's control block, which identifies the thread.
 /// Never 0.
@@ -75,7 +75,8 @@ pub fn any_on(cpus: &CpuSet) -> Option<bool> {
 
 /// The CPU that a thread runs or last ran on; `None` if the thread has ended.
 fn cpu_of(tasks: &CStr, thread: &[u8]) -> Option<usize> {
-    /// Index of the CPU in `stat`, counted from behind the name, which may contain anything.
+    /// Index of the CPU in `stat`, counted from the field after the name. The name may contain
+    /// spaces.
     const FIELD: usize = 36;
     let mut path = [0; 48];
     let mut length = 0;

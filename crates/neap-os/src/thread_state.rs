@@ -2,22 +2,25 @@
 //! the latest guard, the bytes up to the next sample, and their average. Each is 0 if there is
 //! none.
 //!
-//! Allocations read the entered word, calls of a program's functions the calling word, and a fork
-//! the gate's word. These words are the library's only thread-locals.
+//! Allocations read the entered group. Calls of a shrinker's functions form a chain that begins at
+//! the running call. The fork gate reads which gate the thread is inside. The library has no other
+//! thread-local variables.
 //!
 //! They use initial-exec TLS, so they lie at a fixed distance from the thread pointer, which a
 //! relocation holds. A read is two loads and no call. std's thread-locals and `__tls_get_addr` may
-//! allocate. No lock, no registration, signal-safe. A new thread has 0. A forked child has the
-//! words of the thread that forked.
+//! allocate. Access takes no lock, needs no registration, and is signal-safe. The words of a new
+//! thread are 0. A forked child has the words of the thread that forked.
 //!
-//! Behind them lies an [area for rseq](crate::rseq::OwnAreas) and a word of it. All of it takes 96
-//! bytes of the space that the C library reserves for libraries which are opened late.
+//! Behind them lie the word `ASKED` and an [area for rseq](crate::rseq::OwnAreas). All take 96
+//! bytes of the space that the C library reserves for thread-local variables of libraries that a
+//! program loads by `dlopen`.
 
 use crate::arch::{self, set_word, word};
 use core::arch::global_asm;
 
-// Hidden: each library and program has its own. No function of the C API has this name. The area
-// has the second word -1: no CPU. It lies on a multiple of 32, as the kernel demands.
+// The symbol is hidden, so each library and program has its own. No function of the C API has this
+// name. The area's second word, the CPU id, is -1: the thread is not registered. The area lies at a
+// multiple of 32, as the kernel demands.
 global_asm!(
     ".pushsection .tdata.__entered_of_neap, \"awT\", %progbits",
     ".balign 32",
@@ -54,14 +57,14 @@ pub fn set_entered(word: usize) {
     set_word::<ENTERED>(word);
 }
 
-/// Word of the call that this thread makes; 0: none.
+/// Word of the innermost call of a shrinker that this thread makes; 0: none.
 #[inline(always)]
 pub fn calling() -> usize {
     word::<CALLING>()
 }
 
-/// Sets the word of the call that this thread makes; 0: none. The memory that it leads to is
-/// written before.
+/// Sets the word of the innermost call; 0: none. The compiler does not move earlier stores behind
+/// this one, so a signal handler finds the memory that the word leads to written.
 #[inline(always)]
 pub fn set_calling(word: usize) {
     set_word::<CALLING>(word);
@@ -79,13 +82,15 @@ pub fn set_inside(word: usize) {
     set_word::<INSIDE>(word);
 }
 
-/// Word of the latest guard of an entered group, in its maker's format; 0: none.
+/// Word of the latest guard of an entered group; 0: none. The module that makes guards defines its
+/// format.
 #[inline(always)]
 pub fn guards() -> usize {
     word::<GUARDS>()
 }
 
-/// Sets the word of the latest guard; 0: none. The memory that it leads to is written before.
+/// Sets the word of the latest guard; 0: none. Earlier stores stay before this one, as in
+/// [`set_calling`].
 #[inline(always)]
 pub fn set_guards(word: usize) {
     set_word::<GUARDS>(word);
@@ -107,14 +112,14 @@ pub fn set_countdown_mean(bytes: usize) {
     set_word::<MEAN>(bytes);
 }
 
-/// Subtracts bytes from the countdown. Returns `false` and changes nothing if that does not leave
-/// at least one.
+/// Subtracts bytes from the countdown. Returns `false` and changes nothing if less than one byte
+/// would be left.
 #[inline(always)]
 pub fn count_down(bytes: usize) -> bool {
     arch::count_down::<COUNTDOWN>(bytes)
 }
 
-/// Whether this thread has asked the kernel for [its area](own_area), or never shall.
+/// Whether this thread has asked the kernel to register [its area](own_area), or must not ask.
 pub(crate) fn has_asked() -> bool {
     word::<ASKED>() != 0
 }

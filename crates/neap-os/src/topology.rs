@@ -2,7 +2,8 @@
 //!
 //! CPU ids may be sparse, and more may be possible than online. Tables with one entry per CPU are
 //! therefore sized by the highest possible id. Without a readable `/sys`, all CPUs up to the
-//! highest that this thread may run on count. Files are read at start-up only; no state is kept.
+//! highest that this thread may run on count as possible. Files are read at start-up only. This
+//! module keeps no state.
 
 use crate::cpuset;
 use crate::environment::read_file;
@@ -92,8 +93,8 @@ impl CpuSet {
 
     /// Reads and parses a file.
     ///
-    /// Out of line: its buffer lies on the stack of a process's first `malloc`, once and not for
-    /// each file.
+    /// Not inlined, so that the buffer lies only once on the stack of a process's first `malloc`,
+    /// and not once for each file.
     #[inline(never)]
     fn read(path: &CStr) -> Option<CpuSet> {
         let mut text = [0; 4096];
@@ -128,8 +129,8 @@ impl Topology {
     }
 }
 
-/// Upper bound of the kernel's CPU ids: each thread's CPU id is below it. Asks the scheduler, which
-/// answers even without `/sys`.
+/// Upper bound of the kernel's CPU ids: each thread's CPU id is below it. The scheduler's system
+/// call returns it, even without `/sys`.
 pub fn nameable() -> usize {
     // Room for the largest kernels: 8192 CPUs.
     let mut mask = [0_u64; 128];

@@ -1,8 +1,8 @@
 //! The set of CPUs on which a structure was used.
 //!
-//! Per-CPU state is made when a thread first uses it on a CPU. With this set, walks over the state
-//! skip CPUs without any, and their memory stays untouched. Takes no lock. CPUs are never removed,
-//! since state stays once it was made.
+//! Per-CPU state is made when a thread first uses it on a CPU. With this set, walks skip CPUs that
+//! have no state, and their memory stays untouched. The set has no lock. CPUs are never removed
+//! from it, since the state of a CPU is never removed.
 
 use crate::topology::{CpuSet, MAX_CPUS};
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -1,9 +1,9 @@
-//! Finds the kernel's function for the time, which is not a system call.
+//! Finds the kernel's function that returns the time without a system call.
 //!
-//! The kernel maps a small shared object, the vDSO, into every process, and passes its address at
-//! the start. This module finds the object's `clock_gettime`, whose name depends on the processor.
-//! It does not use the C library's `clock_gettime`: a program may define its own, which may
-//! allocate. valgrind hides the object, so there is no function then.
+//! The kernel maps a small shared object, the vDSO, into every process, and passes the object's
+//! address to the process at its start. This module finds the object's `clock_gettime`, whose name
+//! depends on the processor. It does not use the C library's `clock_gettime`: a program may define
+//! its own, which may allocate. valgrind hides the object. Then this module finds no function.
 //!
 //! # Invariants
 //!
@@ -58,10 +58,10 @@ impl SharedObject {
         unsafe { core::ptr::with_exposed_provenance::<T>(at).read_unaligned() }
     }
 
-    /// Where its parts are in memory.
+    /// Returns where the object's parts are in memory.
     ///
     /// # Safety
-    /// A valid object is mapped there.
+    /// A valid object is mapped at the address.
     unsafe fn loaded(self) -> Option<Loaded> {
         // SAFETY: the caller promises a valid object. Its header has these fields: the offset of
         // the program headers at 32, their length at 54, their number at 56. A program header
@@ -89,7 +89,7 @@ impl SharedObject {
     /// The address of a function; `None` if no function has that name.
     ///
     /// # Safety
-    /// A valid object is mapped there, and stays.
+    /// A valid object is mapped at the address, and stays mapped.
     unsafe fn function(self, name: &CStr) -> Option<usize> {
         // SAFETY: the caller promises a valid object. Its dynamic section is pairs of a tag and an
         // address up to an empty tag. The tables that it names are mapped.
@@ -110,7 +110,7 @@ impl SharedObject {
             }
             let (symbols, names) = (symbols?, names?);
             let count = match (hash, gnu_hash) {
-                // The second number is the number of chains: one for each symbol.
+                // The table's second number is that of its chains, one for each symbol.
                 (Some(hash), _) => SharedObject::read::<u32>(hash + 4),
                 (None, Some(hash)) => SharedObject::count(hash),
                 (None, None) => return None,
@@ -132,8 +132,8 @@ impl SharedObject {
     /// `hash` is the address of such a table.
     unsafe fn count(hash: usize) -> u32 {
         // SAFETY: the caller promises such a table: four numbers, the filter's words, a bucket for
-        // each chain, and the chains. A chain's first symbol is in its bucket, and its last one is
-        // odd in the chains.
+        // each chain, and the chains. A bucket holds the number of its chain's first symbol. The
+        // word of a chain's last symbol is odd.
         unsafe {
             let [buckets, first, words] = [0, 4, 8].map(|at| SharedObject::read::<u32>(hash + at));
             let start = hash + 16 + words as usize * size_of::<usize>();
@@ -159,7 +159,7 @@ pub(crate) fn find() -> Option<ClockGettime> {
     }
     // SAFETY: the kernel has mapped a valid object at this address, which stays.
     let function = unsafe { SharedObject(address).function(crate::arch::CLOCK) }?;
-    // SAFETY: the kernel's function of this name has this type.
+    // SAFETY: the kernel's function `CLOCK` has the type `ClockGettime`.
     Some(unsafe { core::mem::transmute::<usize, ClockGettime>(function) })
 }
 

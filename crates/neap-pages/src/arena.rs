@@ -3,13 +3,13 @@
 //! # Design
 //!
 //! The window is not reserved. Segments are mapped one after the other as they are needed. Every
-//! table lies at a fixed address above the window, so the byte of a table for an address takes a
-//! shift and an add. Every table is mapped for every segment.
+//! table lies at a fixed address above the window, so a shift and an addition lead from an address
+//! to its byte in a table. Every table is mapped for every segment.
 //!
 //! If a foreign mapping lies in the way of a segment, or of its part of a table, the arena has a
 //! hole. Most tables have no mapping for a hole. The nodes of a machine share the arena. A segment
-//! belongs to the node that it was mapped for; a byte per chunk names it. No address space is given
-//! back before [`Arena::close`].
+//! belongs to the node that it was mapped for; a byte per chunk names the node. No segment is
+//! unmapped before [`Arena::close`].
 //!
 //! # Locking
 //!
@@ -40,9 +40,8 @@ pub(crate) const IN_RUNS: usize = 2;
 /// Number of bytes for each chunk.
 const ABOUT_CHUNK: usize = 4;
 
-/// Bytes of a segment if address space is plentiful: as much as the arena has, within these bounds.
-/// The first one is small, because a program that locks its memory (`mlockall`) has all of it
-/// populated.
+/// The least and the most bytes of a segment if address space is plentiful. Between them, a segment
+/// is as large as the arena. The first segment is small, because `mlockall` populates all of it.
 const SEGMENTS: (usize, usize) = (32 << 20, 1 << 30);
 /// Bytes of a segment if address space is scarce.
 const SMALL_SEGMENT: usize = 4 << 20;
@@ -55,12 +54,12 @@ const FULL_ATTEMPTS: u32 = 8;
 const REFUSED_HALVINGS: u32 = 3;
 /// The largest ratio of the span to the limit on address space.
 const RAISED: usize = 1024;
-/// Number of hints tried.
+/// Number of address hints that [`Arena::open`] tries.
 const ATTEMPTS: u32 = 32;
 /// The most holes of the arena.
 const HOLES: usize = 16;
-/// The most steps over one foreign mapping in the arena or behind a table. Each is twice as long as
-/// the previous one.
+/// The most steps over one foreign mapping that lies in the place of the arena or of a table. Each
+/// step is twice as long as the previous one.
 const HOLE_STEPS: u32 = 24;
 
 /// The extent of the arena, as offsets from the base.
@@ -137,11 +136,11 @@ pub(crate) struct Arena {
     /// The most pages that may be in use; `UNLIMITED` without a budget. Only [`Arena::budget`]
     /// and `set_budget` access it.
     pub(crate) budget: AtomicU32,
-    /// Pages of the budget that no node has. Below zero while more pages are in use than a budget
-    /// that was cut allows.
+    /// Pages of the budget that no node has. Negative after the budget was cut below the pages in
+    /// use, until enough of them are freed.
     pub(crate) reserve: AtomicI64,
-    /// Number of segments, and of parts of one mapped again, that the system did not bind to their
-    /// node.
+    /// Number of mappings that the system did not bind to their node: segments, and parts of
+    /// segments that were mapped again.
     pub(crate) unbound: AtomicU32,
     pub(crate) huge_runs: HugeRuns,
     /// See [`Arena::table_pages`].
@@ -193,8 +192,8 @@ impl Arena {
         let page_shift = platform.page_size().trailing_zeros();
         let chunk = (CHUNK as usize) << page_shift;
         let most = (u32::MAX as usize / CHUNK as usize) * chunk;
-        // The limit may be raised, but hardly by this factor. The whole tables of such a span take
-        // less than a thousandth of it.
+        // The program may raise its limit, but hardly by this factor. The whole tables of such a
+        // span take about a thousandth of the limit.
         let limit = platform.most_address_space().saturating_mul(RAISED);
         let span = shape.span.min(limit).clamp(chunk, most) / chunk * chunk;
         let scarce = platform.address_space_is_scarce();
@@ -309,8 +308,8 @@ impl Arena {
         &self.tables[table]
     }
 
-    /// Populates the tables for a block that is populated, so that no thread faults on them under a
-    /// lock: the [brief](crate::SideTable::brief) tables, and with `early` the early ones.
+    /// Populates the [brief](crate::SideTable::brief) tables for a block that is populated, and
+    /// with `early` the early tables. So no thread faults on these tables under a lock.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
         for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| table.brief || early && table.early) {
@@ -327,15 +326,16 @@ impl Arena {
         }
     }
 
-    /// Whether the part of a named table for a block may come as a huge page, since nothing was
-    /// written to any of it yet. If so, marks its first chunk. It may not:
-    /// * if nodes share it, since it would lie on one of them;
-    /// * if address space is scarce, since it may not be mapped as a whole;
-    /// * under a limit, which the whole of it would be charged to.
+    /// Whether a named table may get a huge page for `offset`, since nothing was written yet to the
+    /// bytes that the huge page would hold. If so, marks the first chunk that these bytes describe.
+    /// A table gets no huge page:
+    /// * if there are several nodes, since the huge page would lie on one of them;
+    /// * if address space is scarce, since the table may not be mapped for all of the huge page;
+    /// * with a budget, since the whole huge page would be charged to the budget.
     ///
-    /// A hint: another thread may write there before huge pages are allowed, and then small pages
-    /// come. Mostly one caller gets `true`, since each one that allows and forbids huge pages stops
-    /// all threads that fault.
+    /// The result is a hint: if another thread writes there before huge pages are allowed, small
+    /// pages come. The mark lets mostly one caller get `true`, since a caller that allows and
+    /// forbids huge pages stops all threads that fault.
     fn claim_fresh(&self, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
         if self.nodes > 1 || self.budget().is_some() || self.scarce {
@@ -346,8 +346,8 @@ impl Arena {
         let first = pages(window.start);
         // In a hole of the arena, a foreign mapping may lie in place of the table.
         let unwritten = |page: u32| self.node(Pfn(page)).is_some() && mark(page).load(Relaxed) >> named & 1 == 0;
-        // The marked chunk is covered by the huge page in any case. A chunk's marks are one word,
-        // so one of two threads that find it unmarked succeeds.
+        // The huge page holds the marked chunk's bytes, too. A chunk's marks are one atomic byte,
+        // so of two threads that find the chunk unmarked one succeeds.
         (first..pages(window.end)).step_by(CHUNK as usize).all(unwritten) && self.mark_table(Pfn(first), named)
     }
 
@@ -379,21 +379,21 @@ impl Arena {
     /// The most pages that may be in use; `None` without a budget.
     #[inline]
     pub(crate) fn budget(&self) -> Option<u32> {
-        // Relaxed: it publishes no other data. Whether pages fit is decided by the nodes' parts,
-        // which change under the zones' locks.
+        // Relaxed: it publishes no other data. The nodes' parts decide whether pages fit. They
+        // change under the zones' locks.
         Some(self.budget.load(Relaxed)).filter(|&pages| pages != UNLIMITED)
     }
 
-    /// The most resident pages of named tables: all their pages for the chunks for which they were
-    /// written to.
+    /// The most resident pages of droppable named tables: all pages of each table for the chunks
+    /// for which the table was written to.
     pub(crate) fn table_pages(&self) -> u32 {
-        // Relaxed: a bound that may be late by concurrent writes; nothing depends on it.
+        // Relaxed: a count that publishes no other data. It may lack concurrent changes.
         self.table_pages.load(Relaxed)
     }
 
-    /// Forbids huge pages again in those chunks of a range that belong to a node and to no run.
-    /// Chunks of other nodes and foreign mappings may lie in between. Returns whether the system
-    /// did so everywhere.
+    /// Forbids huge pages again in those parts of a range that belong to a node and to no run.
+    /// Chunks of other nodes and foreign mappings may lie in between. Returns `false` if the system
+    /// refused for a part.
     pub(crate) fn forbid_huge_pages<P: Platform>(&self, platform: &P, pages: Range<u32>, node: usize) -> bool {
         let (mut start, mut done) = (pages.start, true);
         while start < pages.end {
@@ -413,7 +413,7 @@ impl Arena {
 
     /// Calls `each` with kind, start and length of every mapping.
     pub(crate) fn each_mapping(&self, each: &mut dyn FnMut(Part, usize, usize)) {
-        // Not under the mutex, since `each` may take long.
+        // `each` runs without the mutex, since it may take long.
         let (mut tables, mut pieces, mut count) = ([0; ALL_TABLES], [(0, 0); HOLES + 1], 0);
         let (holes, hole_count);
         {
@@ -455,7 +455,7 @@ impl Arena {
     }
 
     /// The marks of a page's chunk: a bit for each of the first [`MARKED`] named tables that may
-    /// have memory for it, and above those one per huge page.
+    /// have memory for the chunk, and above these bits one per huge page.
     #[inline]
     pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
         self.about_chunk(pfn, MARKS)
@@ -573,7 +573,8 @@ impl Arena {
         start: usize,
         size: usize,
     ) -> Result<(), Errno> {
-        // A size that the system can never fill is refused now, not by a kill later.
+        // Refuses a size that the system can never fill. Otherwise the kernel would kill the
+        // process later.
         if size > SEGMENTS.1 && !platform.is_grantable(size) {
             return Err(Errno::NOMEM);
         }
@@ -630,12 +631,12 @@ impl Arena {
 
     /// Binds a fresh mapping to a node, and forbids huge pages in it.
     fn advise<P: Platform>(&self, platform: &P, address: usize, length: usize, node: usize) {
-        // Huge pages come by population and for long runs. A range that the kernel may refill with
-        // huge pages would not stay released.
+        // Only population and long runs allow huge pages. Elsewhere the kernel could fill a
+        // released range with a huge page.
         let _ = platform.huge_pages(address, length, HugePages::Forbidden);
         let refused = self.nodes > 1 && platform.bind(address, length, node).is_err();
-        // Without a binding, memory comes from the node of the CPU that touches it first, mostly
-        // this one.
+        // Without a binding, memory comes from the node of the CPU that touches it first. That is
+        // mostly `node`.
         self.unbound.fetch_add(refused.into(), Relaxed);
     }
 

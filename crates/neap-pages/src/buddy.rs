@@ -3,10 +3,11 @@
 //! # Design
 //!
 //! Blocks of order 0 to 9 are on index-linked lists, three per order: wholly, partly and not
-//! backed. Wholly backed blocks are taken first, however large: the rest of a partly backed one
-//! would come from the system. Whole free chunks (order 10) are bits of a map. A bit per page says
-//! whether the page is backed. It is set when a block that was in use is freed, and cleared when
-//! the system has taken the memory. It determines a block's list.
+//! backed. Allocations take wholly backed blocks first, however large, since the missing pages of a
+//! partly backed block would come from the system. Whole free chunks (order 10) are bits of a map.
+//! A bit per page says whether the page is backed. The bit is set when a block that was in use is
+//! freed, and cleared when the system has taken the memory. The bits of a block's pages determine
+//! its list.
 //!
 //! Runs are in `runs`, chains for the CPU lists in `chains`, and detached blocks in `detach`. This
 //! module makes no system call and knows neither budget nor time.
@@ -154,8 +155,8 @@ pub(crate) struct Buddy {
     pub(crate) free_chunks: Map,
     /// A bit per chunk: all of it is free and some of it is backed.
     pub(crate) backed_chunks: Map,
-    /// A bit per chunk: it is a backed one whose memory the system may take when it is short of
-    /// any.
+    /// A bit per chunk: the chunk is backed, and the system may take its memory when the system is
+    /// short of memory.
     pub(crate) lazy_chunks: Map,
     /// Number of backed pages of lazily free chunks.
     pub(crate) lazy: u32,
@@ -172,8 +173,8 @@ pub(crate) struct Buddy {
     /// Number of chunks from address 0 to the base. Page numbers count from the base, alignments
     /// from address 0.
     pub(crate) base_chunks: usize,
-    /// Whether free chunks stay whole as long as a smaller block will do, with memory or without,
-    /// since they are to serve their previous use again.
+    /// Whether free chunks are cut only if no smaller free block is large enough, with memory or
+    /// without. The chunks then serve their previous use again.
     pub(crate) keeps_chunks: bool,
 }
 
@@ -210,7 +211,7 @@ impl Buddy {
     /// # Safety
     /// Frame table and maps are mapped for all pages up to the end of these, for as long as this
     /// value lives. No other code uses the maps of chunks, and the words of the map of backed pages
-    /// for the chunks added here. Frames are used by their rules.
+    /// for the chunks added here. Frames are accessed by the rules of the module `frames`.
     pub(crate) unsafe fn add(&mut self, start: Pfn, pages: u32) {
         let end = start.0 + pages;
         // SAFETY: the caller says that the frame table is mapped up to there.
@@ -250,7 +251,8 @@ impl Buddy {
         Some((pfn, class))
     }
 
-    /// The smallest free block of at least this order, of those with the most memory.
+    /// The free block to cut for a block of this order: one with as much memory as possible, and
+    /// the smallest of these.
     pub(crate) fn find(&self, order: Order) -> Option<(Pfn, Order, usize)> {
         let listed = |class: usize| {
             let filled = u32::from(self.filled[class]) >> order.0;
@@ -267,7 +269,8 @@ impl Buddy {
             return Some(whole);
         }
         if self.keeps_chunks {
-            // Kept memory serves smaller blocks once these have taken half as much beside it.
+            // Chunks without memory are cut first while fewer pages are used than half of the free
+            // backed ones. After that, kept chunks with memory are cut first.
             let fresh = self.managed - self.free < self.backed_free / 2;
             let [first, second] = if fresh { [UNBACKED, PARTLY] } else { [PARTLY, UNBACKED] };
             let listed = listed(PARTLY).or_else(|| listed(UNBACKED));
@@ -325,8 +328,9 @@ impl Buddy {
         (pfn, class_of(backed, order.pages()))
     }
 
-    /// Frees a block and merges it with its buddies. The caller has reset its frames' states, so
-    /// that the frames of a long run, most of them never written, are not all read.
+    /// Frees a block and merges it with its buddies. The caller has reset the states of the block's
+    /// frames. This function does not read them all, since most frames of a long run were never
+    /// written.
     pub(crate) fn give(&mut self, pfn: Pfn, order: Order, memory: Memory) {
         let pages = order.pages();
         let backed = match memory {
@@ -420,9 +424,10 @@ impl Buddy {
         }
     }
 
-    /// The lowest free chunk without memory, or with any.
+    /// The lowest free chunk without memory if `class` is [`UNBACKED`], otherwise the lowest with
+    /// some.
     fn first_chunk(&self, class: usize) -> Option<u32> {
-        // The map is not read then: at first it has no memory itself.
+        // The map of backed chunks is not read without need: at first it has no memory itself.
         if class != UNBACKED && self.backed_free == 0 {
             return None;
         }

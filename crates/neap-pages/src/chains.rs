@@ -31,8 +31,8 @@ impl Chain {
 
 impl Buddy {
     /// Cuts up to `blocks` blocks out of the free ones, backed ones first. The chain is empty if
-    /// there is none. It is shorter than possible if the next block would break into unbacked
-    /// memory of a huge page, which may be populated before that.
+    /// there is none. The chain ends early if the next block would be cut from an unbacked block of
+    /// 2 MiB or more, which may be populated first.
     pub(crate) fn take_chain(&mut self, order: Order, blocks: u32) -> Chain {
         let mut chain = Chain::EMPTY;
         while chain.blocks < blocks {
@@ -40,8 +40,9 @@ impl Buddy {
             if chain.blocks > 0 && class == UNBACKED && size >= HUGE {
                 break;
             }
-            // The whole block if it is not too much, else the largest part that is not. At most a
-            // huge page: the rest of a larger block may be populated before it is needed.
+            // Cuts the whole block, or its largest part that has no more than the missing blocks.
+            // Cuts at most a huge page: the rest of a larger block may be populated before it is
+            // needed.
             let cut = size.0.min(order.0 + (blocks - chain.blocks).ilog2() as u8).min(HUGE.0.max(order.0));
             let (pfn, class) = self.carve(found, size, class, Order(cut));
             let (pfn, cut) = if class == PARTLY { self.shrink_to_backed(pfn, cut, order) } else { (pfn, cut) };
@@ -55,7 +56,7 @@ impl Buddy {
     }
 
     /// Frees the less backed half of a carved block until the rest is wholly backed or of `order`.
-    /// No memory is taken from the system while there is other memory.
+    /// So no memory comes from the system while free blocks have some.
     fn shrink_to_backed(&mut self, mut pfn: Pfn, mut cut: u8, order: Order) -> (Pfn, u8) {
         while cut > order.0 && self.count_backed(pfn, 1 << cut) < 1 << cut {
             cut -= 1;

@@ -10,7 +10,8 @@
 //!
 //! # Locking
 //!
-//! One zone's lock or one list's lock at a time. Two changes must not run at the same time.
+//! A change holds one zone's lock or one list's lock at a time. Two changes must not run at the
+//! same time.
 
 use crate::node_pages::NodePages;
 use crate::page_lists::Why;
@@ -24,7 +25,7 @@ use neap_base::Platform;
 
 impl<P: Platform> NodePages<P> {
     /// Changes the settings. Memory in use stays in use; [`NodePages::beyond_budget`] returns how
-    /// much of it the new budget does not allow. One thread at a time.
+    /// much of it the new budget does not allow. Only one thread at a time may call this.
     pub fn change(&self, settings: &Settings) {
         self.set_budget(settings.budget.map_or(UNLIMITED, |pages| pages.min(UNLIMITED - 1)));
         let limits = settings.limits(self.nodes() as u32, self.cpus(), self.page_shift());
@@ -45,7 +46,8 @@ impl<P: Platform> NodePages<P> {
         match (before, pages) {
             (UNLIMITED, UNLIMITED) => {}
             (UNLIMITED, _) => {
-                // The whole budget first, so that no node is refused its part meanwhile.
+                // The reserve has the whole budget first, so that no node is refused its part
+                // meanwhile.
                 arena.reserve.store(pages.into(), Relaxed);
                 for node in self.all() {
                     let mut inner = node.zone.lock();
@@ -75,8 +77,8 @@ impl<P: Platform> NodePages<P> {
         inner.budget += drawn.map_or(0, |left| left as u32);
     }
 
-    /// Pages that a budget counts: resident ones, used and free, untouched ones of allocations, and
-    /// tables.
+    /// Pages that a budget counts: used and free resident pages, untouched pages of allocations,
+    /// and pages of tables.
     pub fn counted(&self) -> u64 {
         self.resident() + u64::from(self.node(0).arena.table_pages())
     }
@@ -94,16 +96,16 @@ impl<P: Platform> NodePages<P> {
         (-reserve.load(Relaxed)).max(0) as u64
     }
 
-    /// Releases free pages while more memory is resident than the budget allows, until `stop` says
-    /// so.
+    /// Releases free pages while more memory is resident than the budget allows. Stops when `stop`
+    /// returns true.
     pub fn shed(&self, platform: &P, stop: &dyn Fn() -> bool) {
         self.all().for_each(|pages| pages.shed_until(platform, stop));
     }
 }
 
 impl<P: Platform> Pages<P> {
-    /// Sets the bounds of the lists, and brings the lists within them. The next tick does the lists
-    /// that another thread holds.
+    /// Sets the bounds of the lists, and brings the lists within them. The next tick does so for
+    /// lists that another thread holds.
     fn set_limits(&self, limits: Limits) {
         self.lists.limits.set(limits);
         self.zone.lock().population.set_listed(limits.all_fixed());

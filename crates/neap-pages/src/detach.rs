@@ -3,7 +3,7 @@
 //! # Design
 //!
 //! A detached block is `Releasing`: it is on no list, no allocation finds it, and `verify` counts
-//! it. The order of releases is chosen here. The highest chunks come first, since allocation
+//! it. This module chooses the order of releases. The highest chunks come first, since allocation
 //! prefers low ones. Then come large blocks before small ones, those freed longest ago first.
 //!
 //! # Locking
@@ -81,9 +81,9 @@ impl Buddy {
         Some((pfn, size, backed))
     }
 
-    /// The largest block of at least order `least` with memory, at most `pages` pages of it: the
-    /// one freed longest ago, partly backed before wholly backed. Returns its class and its number
-    /// of backed pages as well.
+    /// The largest block of at least order `least` that has 1 to `pages` backed pages. Examines
+    /// only the block of each list that was freed longest ago, partly backed blocks before wholly
+    /// backed ones. Also returns the block's class and its number of backed pages.
     fn oldest_backed(&self, least: Order, pages: u32) -> Option<(Pfn, Order, usize, u32)> {
         for order in (least.index()..LIST_ORDERS).rev() {
             for class in [PARTLY, BACKED] {

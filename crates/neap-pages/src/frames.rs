@@ -221,7 +221,7 @@ impl Frames {
         unsafe { &*self.start.add(pfn.index()) }
     }
 
-    /// The owner of a run that is handed out; 0: not charged, as at first.
+    /// The owner of a run that is handed out; 0: not charged, the initial value.
     #[inline]
     pub fn run_owner(&self, pfn: Pfn) -> u64 {
         self.frame(pfn).word().load(Relaxed)

@@ -1,15 +1,15 @@
-//! Giving back: from CPUs' lists to the zone, and from the zone to the system.
+//! Gives pages back: from CPUs' lists to the zone, and from the zone to the system.
 //!
 //! # Design
 //!
-//! A tick drains lists that rested, then releases pages that were not needed since the previous
-//! tick. Drains, allocations about to fail and watermarks give back as well. One thread at a time
-//! releases; it has the turn.
+//! A tick drains lists that did not change, then releases pages that were not needed since the
+//! previous tick. Lists are also drained on request, at watermarks, and by allocations that are
+//! about to fail. Only the thread that has the turn releases.
 //!
 //! # Locking
 //!
-//! A list's lock is held to detach pages, and the zone's lock for a batch at a time, one after the
-//! other. No lock is held over a system call but the turn.
+//! A drain detaches pages under the list's lock. Afterwards it takes the zone's lock for one batch
+//! at a time. During a system call, a thread holds no lock but the turn.
 
 use crate::page_lists::Why;
 use crate::pages::Pages;
@@ -51,7 +51,7 @@ struct DrainedList {
 struct Wanted {
     /// The most backed pages.
     pages: u32,
-    /// The least order of blocks below a chunk.
+    /// The least order of released blocks that are smaller than a chunk.
     least: Order,
     /// See [`ReleasePass::effort`].
     effort: Effort,
@@ -59,22 +59,22 @@ struct Wanted {
     splits: bool,
 }
 
-/// Attempts at a turn that another thread has: some tenths of a second.
+/// Attempts to take a turn that another thread has: some tenths of a second.
 pub(crate) const TURN_LOOKS: u32 = 3000;
 
 impl<P: Platform, T: Policy> Pages<P, T> {
-    /// Records the zone's room. If it has come to a watermark, takes the surplus pages from all
-    /// lists.
+    /// Records the zone's room. If the room has fallen to a watermark, takes the surplus pages from
+    /// all lists.
     pub(crate) fn look_at(&self, room: u32) {
-        // This node may also have the pages of the budget that no node has. If these are fewer than
-        // none, it must give up as many.
+        // This node may also draw the reserve: the pages of the budget that no node has. If the
+        // reserve is negative, the node must give up as many pages.
         let free = i64::from(room).saturating_add(self.arena.reserve.load(Relaxed));
         if self.lists.note_free(free.clamp(0, u32::MAX.into()) as u32) {
             self.tell_pressure();
         }
     }
 
-    /// Sets whether background reclaim runs. While it does, lists keep and move no more pages than
+    /// Sets whether background reclaim runs. While it runs, lists keep and move no more pages than
     /// without tuning.
     pub fn set_reclaiming(&self, reclaiming: bool) {
         if self.lists.note_reclaim(reclaiming) {
@@ -87,8 +87,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.lists.is_reclaiming()
     }
 
-    /// Takes the surplus pages from all lists. The next tick does the lists that another thread
-    /// holds.
+    /// Takes the surplus pages from all lists. The next tick repeats this if another thread holds a
+    /// list.
     fn tell_pressure(&self) {
         let mut report = Report::default();
         self.lists.untold.store(false, Relaxed);
@@ -98,20 +98,22 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Gives back pages that were not needed since the last tick: lists that have not changed go to
-    /// the zone, and as many backed pages of the zone as were never needed are released. Only one
-    /// thread at a time does this; other threads return at once. An interval is the time between
-    /// two ticks.
+    /// Gives back pages that were not needed since the last tick. Lists that have not changed give
+    /// their pages to the zone. The zone releases as many backed pages as were free all the time.
+    /// Only one thread at a time ticks; other threads return at once. An interval is the time
+    /// between two ticks.
     pub fn tick(&self, platform: &P) -> Report {
         self.tick_until(platform, &|| false)
     }
 
-    /// Ticks until `stop`, asked between system calls, says so. The next tick does the rest.
+    /// Ticks until `stop` returns true; it is called between system calls. The next tick does the
+    /// rest.
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.tick_within(platform, u32::MAX, stop)
     }
 
-    /// Ticks until `stop` says so, and releases at most `most` pages. The next tick does the rest.
+    /// Ticks until `stop` returns true, and releases at most `most` pages. The next tick does the
+    /// rest.
     pub(crate) fn tick_within(&self, platform: &P, most: u32, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let Some(turn) = self.release.turn() else { return Report { left: true, ..report } };
@@ -133,12 +135,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         report
     }
 
-    /// Releases all free pages, lists included. Waits, a bounded time, for a tick in progress.
+    /// Releases all free pages, lists included. Waits for a tick in progress, for some tenths of a
+    /// second at most.
     pub fn release_all(&self, platform: &P) -> Report {
         self.release_all_until(platform, &|| false)
     }
 
-    /// Releases all free pages, lists included, until `stop`, asked between system calls, says so.
+    /// Releases all free pages, lists included, until `stop` returns true; it is called between
+    /// system calls.
     pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
         let listed = self.drain_lists(Why::Wanted, &mut report);
@@ -156,8 +160,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Report { left: true, ..report }
     }
 
-    /// Releases up to `pages` free pages, which others replace at once. Pages in lists stay. Does
-    /// nothing while another thread releases.
+    /// Releases up to `pages` free pages to make room for other pages that are taken from the
+    /// system at once. Does not split huge pages. Pages in lists stay. Does nothing while another
+    /// thread releases.
     pub fn release(&self, platform: &P, pages: u32, stop: &dyn Fn() -> bool) -> Report {
         let wanted = Wanted { pages, least: Order(0), effort: Effort::Sparing, splits: false };
         self.release_wanted(platform, wanted, stop)
@@ -179,16 +184,17 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         report
     }
 
-    /// Notes that so many pages went although they may be needed again: then free blocks with few
-    /// backed pages are populated by one call each. Each tick forgets half of them.
+    /// Records that `pages` pages were released although they may be needed again. Free blocks with
+    /// few backed pages are then populated by one call each, up to the recorded number. Each tick
+    /// halves the number.
     pub fn expect_again(&self, pages: u32) {
         let again = &mut self.zone.lock().population.again;
         *again = again.saturating_add(pages);
     }
 
-    /// Lets the system take up to `most` pages of whole free chunks when it is short of memory, of
-    /// those that were not needed since the last tick. `keep` free pages stay as they are. Returns
-    /// the number of pages offered. They still count as free and backed.
+    /// Lets the system take about `most` pages of whole free chunks when it is short of memory.
+    /// Offers only pages that were not needed since the last tick, and leaves `keep` free pages as
+    /// they are. Returns the number of offered pages. They still count as free and backed.
     pub fn offer(&self, platform: &P, keep: u32, most: u32) -> u32 {
         let Some(_turn) = self.release.turn() else { return 0 };
         let mut offered = 0;
@@ -253,8 +259,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (release, ranges) = turn.parts();
         let (arena, zone, hold) = (&self.arena, &self.zone, self.lists.limits.now().fixed.batch);
         zone.end_population(arena, platform);
-        // Pages freed meanwhile are left for the next time, since threads may free and allocate as
-        // fast as this runs.
+        // Pages that are freed meanwhile are left for the next run, since other threads may free
+        // and allocate as fast as this one releases.
         let pages = pages.min(zone.lock().buddy.backed_free);
         ReleasePass { release, ranges, platform, arena, zone, hold, least, effort, splits, stop }.run(pages, report)
     }

@@ -2,13 +2,15 @@
 //!
 //! # Design
 //!
-//! A hole counts as handed out, but not as used, since a limit concerns resident memory. So a hole
-//! is charged before it is filled, like a page, and that may be refused. A block that is freed with
-//! holes goes to the zone at once, which records page by page which are backed; lists do not.
+//! A hole counts as handed out, but not as used, since a budget limits resident memory. So a hole
+//! is charged like a page before it is filled, and the charge may be refused. A block that is freed
+//! with holes goes to the zone at once. The zone records for each page whether it is backed; CPUs'
+//! lists do not.
 //!
 //! # Locking
 //!
-//! The release turn is held over system calls, the zone's lock for a moment.
+//! A release holds the turn over system calls. The zone's lock is held only to change counts and to
+//! free blocks.
 
 use crate::buddy::{Memory, take_out};
 use crate::give_back::TURN_LOOKS;
@@ -22,16 +24,16 @@ use neap_base::platform::Handover;
 use neap_base::platform::memory::Range;
 use neap_base::{Order, Pfn, Platform};
 
-/// The most pages of a block with holes: a bit for each.
+/// The most pages of a block with holes, since the holes are a word with a bit for each page.
 pub const MOST_PAGES: u32 = u64::BITS;
 
 impl<P: Platform, T: Policy> Pages<P, T> {
     /// Releases the pages that `gather` finds. `gather` writes ranges of whole pages, all handed
-    /// out, to the list that it gets, and returns their number. Then `settle` gets the ranges, and
-    /// the number of them, from the first, that are holes now; the others are unchanged. This
-    /// repeats until `gather` finds none, the system refuses, or `stop` says so.
+    /// out, to its argument and returns their number. Then `settle` gets the ranges, and the number
+    /// of them, from the first, that are holes now. The other ranges are unchanged. This repeats
+    /// until `gather` returns 0, the system refuses, or `stop` returns true.
     ///
-    /// With [`Effort::Full`], does not hold back because the system refused before. `None`: another
+    /// With [`Effort::Full`], asks the system even if it refused lately. Returns `None` if another
     /// thread releases.
     ///
     /// # Safety
@@ -95,8 +97,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 }
 
 impl<P: Platform> NodePages<P> {
-    /// Frees a block some pages of which are holes, a bit for each. Otherwise like
-    /// [`NodePages::free_block`].
+    /// Frees a block with holes. Bit `n` of `holes` is set if page `n` of the block is a hole.
+    /// Otherwise like [`NodePages::free_block`].
     pub fn free_block_with_holes(&self, platform: &P, pfn: Pfn, order: Order, holes: u64) {
         if holes == 0 {
             return self.free_block(platform, pfn, order);

@@ -2,23 +2,25 @@
 //!
 //! # Design
 //!
-//! The arena refuses huge pages, because the kernel would put memory back behind released pages
-//! ([`populate`](crate::populate)). A run allows them behind the aligned parts of 2 MiB that lie
+//! The arena forbids huge pages, because the kernel would give released pages memory again
+//! ([`populate`](crate::populate)). A run may allow them in the aligned parts of 2 MiB that lie
 //! wholly in it, until it is freed:
 //!
-//! - If the system gives huge pages to every mapping (`always`), each run with such a part does.
-//! - If it gives them on request (`madvise`), a run does that is at most as long as the rest of the
-//!   resident memory. A sparse run then costs at most as much memory as the rest, and the arrays of
-//!   a growing program come without small faults.
+//! - If the system gives huge pages to every mapping (`always`), each run with such a part allows
+//!   them.
+//! - If the system gives huge pages on request (`madvise`), a run allows them if it is at most as
+//!   long as the rest of the resident memory. A sparse run then at most doubles the resident
+//!   memory. The arrays of a growing program get memory without a fault for each small page.
 //!
-//! At most [`MOST`] runs do at a time: each may leave two more mappings. None does on a machine
-//! with isolated CPUs: khugepaged flushes address translations on every CPU of the process.
+//! At most [`MOST`] runs allow huge pages at a time, since each may split a mapping into three. On
+//! a machine with isolated CPUs no run does, since khugepaged flushes address translations on every
+//! CPU of the process.
 //!
 //! # Concurrency
 //!
-//! No locks: the caller owns the run, so no other thread changes the advice on its parts. A bit of
-//! each part tells the tick, which forbids what populations have allowed between the first and the
-//! last of them:
+//! There are no locks. The caller owns the run, so no other thread changes the advice on its parts.
+//! A bit marks each part. A tick forbids huge pages in the whole range in which populations have
+//! allowed them, except in marked parts. One race remains:
 //!
 //! | tick | owner of a run |
 //! |---|---|
@@ -26,8 +28,8 @@
 //! | | 2. takes the run, allows huge pages, sets the bit |
 //! | 3. forbids huge pages | |
 //!
-//! The run then has small pages, which is correct. The opposite error cannot occur: the owner
-//! forbids huge pages before it frees the run.
+//! The run then has small pages, which is correct. The reverse cannot occur: no free range allows
+//! huge pages, since the owner forbids them before it frees the run.
 
 use crate::arena::{Arena, IN_RUNS};
 use crate::units::{CHUNK, HUGE};
@@ -53,7 +55,7 @@ pub(crate) struct HugeRuns {
 }
 
 impl HugeRuns {
-    /// Runs have huge pages if they are `wanted` and every CPU may be interrupted.
+    /// Runs may have huge pages if these are `wanted` and no CPU is isolated.
     pub(crate) fn new<P: Platform>(platform: &P, wanted: bool) -> HugeRuns {
         // The kernel's huge pages have 2 MiB if pages have 4 KiB.
         let wanted = wanted && platform.page_size() == 4096;
@@ -66,24 +68,24 @@ impl HugeRuns {
     }
 }
 
-/// The pages of the huge pages that lie wholly in a run; an empty range where the first could begin
-/// if there are none.
+/// The pages of all huge pages that lie wholly in a run. If there are none, an empty range at the
+/// place where the first could begin.
 fn whole_units(pfn: Pfn, pages: u32) -> Range<u32> {
     let start = pfn.0.next_multiple_of(UNIT);
     start..((pfn.0 + pages) / UNIT * UNIT).max(start)
 }
 
 impl Arena {
-    /// Whether a run of so many pages should have huge ones. `resident` counts all resident pages,
+    /// Whether a run of `pages` pages should have huge pages. `resident` counts all resident pages,
     /// and the run as if it were resident.
     pub(crate) fn is_worth_huge(&self, pages: u32, resident: u32) -> bool {
         let HugeRuns { wanted, for_all, .. } = self.huge_runs;
         wanted && pages >= UNIT && (for_all || pages <= resident / 2)
     }
 
-    /// Allows huge pages behind the part that a run gains when it grows from `old` to `new` pages.
-    /// If it has none behind its first whole part, none are allowed behind later ones. The caller
-    /// owns the run.
+    /// Allows huge pages in the part that a run gains when it grows from `old` to `new` pages. If
+    /// the run does not allow them in its first whole part, later parts do not allow them either.
+    /// The caller owns the run.
     pub(crate) fn allow_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
         let (before, after) = (whole_units(pfn, old), whole_units(pfn, new));
         let is_counted = || self.is_in_run(Pfn(before.start));
@@ -92,9 +94,9 @@ impl Arena {
         }
     }
 
-    /// Forbids huge pages behind the part that a run loses when it shrinks from `old` to `new`
-    /// pages. The caller owns all of the old ones. Returns the pages for which the system refused;
-    /// the caller leaves them to the next tick.
+    /// Forbids huge pages in the part that a run loses when it shrinks from `old` to `new` pages.
+    /// The caller owns all old pages. Returns the pages for which the system refused; the caller
+    /// leaves them to the next tick.
     pub(crate) fn forbid_huge<P: Platform>(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> Option<Range<u32>> {
         if !self.huge_runs.wanted || old < UNIT {
             return None;
@@ -116,18 +118,19 @@ impl Arena {
         count.fetch_update(Relaxed, Relaxed, |count| (count < MOST).then_some(count + 1)).is_ok()
     }
 
-    /// Whether a page is in a part of a run behind which huge pages are allowed.
+    /// Whether a page is in a part of a run in which huge pages are allowed.
     pub(crate) fn is_in_run(&self, pfn: Pfn) -> bool {
         self.about_chunk(pfn, IN_RUNS).load(Relaxed) & run_bit(pfn) != 0
     }
 
-    /// Tells the system whether huge pages may stand behind the parts, and records it for each.
-    /// Releasing the part splits them. Returns whether the system agreed.
+    /// Allows or forbids huge pages in parts of a run, and records it in the bit of each part. Also
+    /// notes allowed parts as huge pages, which a release splits. Returns whether the system
+    /// agreed.
     fn advise_run<P: Platform>(&self, platform: &P, parts: &Range<u32>, huge: HugePages) -> bool {
         let bytes = parts.len() << self.page_shift();
         let done = bytes == 0 || platform.huge_pages(self.address(Pfn(parts.start)), bytes, huge).is_ok();
         for part in parts.clone().step_by(UNIT as usize).map(Pfn) {
-            // Relaxed: the owner's tick reads a hint; see the table above.
+            // Relaxed: a tick reads the bit as a hint; see the table in the module's head.
             let byte = self.about_chunk(part, IN_RUNS);
             if huge == HugePages::Allowed {
                 byte.fetch_or(run_bit(part), Relaxed);

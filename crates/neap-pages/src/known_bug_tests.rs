@@ -1,8 +1,9 @@
 //! Known bugs of earlier page allocators, each with a test that reproduces its conditions.
 //!
-//! A test's name begins with the bug's id. The tests access the locks, to stop a holder anywhere.
-//! Bugs of parts that pages do not have are left out: sheaves allocated from the cache they serve
-//! (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides (B7).
+//! A test's name begins with the bug's id. The tests take the locks themselves, to stop a holder at
+//! any place. Bugs of parts that the page layer does not have are left out: sheaves allocated from
+//! the cache they serve (B4), barns of nodes (B5 in part), objects in sheaves (B2 in part), strides
+//! (B7).
 
 use crate::give_back::{Drain, DrainSum};
 use crate::machine::{Held, Opened, give, shape, take_block, take_run};
@@ -74,7 +75,7 @@ fn d3_no_hold_of_the_zone_moves_more_than_a_batch() {
     assert_eq!(after.zone_locks - before.zone_locks - 1, u64::from(before.listed.div_ceil(batch)));
 }
 
-/// D4: A count out of step with its lists made a bulk free look for pages for ever.
+/// D4: A count did not match its lists, so a bulk free searched for pages for ever.
 #[test]
 fn d4_counts_follow_the_lists_after_every_operation() {
     let machine = Virtual::new(4096, 1);
@@ -135,15 +136,15 @@ fn d6_no_list_is_over_its_new_size_once_it_was_told() {
             std::thread::yield_now();
             stop.store(true, Relaxed);
         });
-        // A list that its owner held at that moment is told by the next tick.
+        // If its owner held a list at that moment, the next tick tells the list.
         o.pages.tick(&machine);
         assert!((0..2).all(|cpu| o.pages.listed_on(cpu).unwrap() <= fixed + 7));
     }
     o.pages.verify().unwrap();
 }
 
-/// D8: A property of a page was decided when it was put into a list, and was wrong when it came
-/// out.
+/// D8: A property of a page was recorded when the page was put into a list. It was wrong when the
+/// page was taken out.
 #[test]
 fn d8_what_a_page_is_like_is_asked_again_when_it_leaves_the_list() {
     let machine = Virtual::new(4096, 1);
@@ -315,7 +316,7 @@ fn b6_who_is_about_to_fail_waits_for_chains_under_way() {
     }));
     let run = take_run(o, listed_pages, 1, 2).expect("the pages that were under way");
     assert_eq!(machine.pauses.load(Relaxed), 3);
-    // With nothing under way there is no reason to wait.
+    // If no pages travel, there is no reason to wait.
     assert_eq!(o.pages.allocate_run(machine, 1, 1), Err(Exhausted));
     assert_eq!(machine.pauses.load(Relaxed), 3);
     [run, rest].into_iter().for_each(|held| give(o, held));
@@ -369,7 +370,7 @@ fn b10_a_refill_whose_list_is_taken_gives_its_chain_back_once() {
     };
     assert_eq!(back, chain);
     o.pages.zone.give_chain(back, Order(0), 63);
-    // The bypass takes exactly one block, under one hold.
+    // The bypass takes exactly one block, under one hold of the zone's lock.
     let locks = o.pages.zone.lock().locks;
     let block = take_block(&o, 0, 1).unwrap();
     assert_eq!(o.pages.zone.lock().locks - locks, 2);
@@ -407,7 +408,7 @@ fn a6_decay_and_owners_lose_nothing_to_each_other() {
     assert_eq!(o.pages.statistics().used, o.pages.statistics().listed);
 }
 
-/// A7: Pages that rested for a whole interval go; pages in use stay.
+/// A7: Pages that were not used for a whole interval are released; pages in use stay.
 #[test]
 fn a7_lists_of_idle_cpus_decay_from_afar() {
     let machine = Virtual::new(4096, 2);

@@ -1,5 +1,5 @@
-//! The laboratory: each call that may visit the zone, in two halves, with a lock that can be
-//! declared busy.
+//! The laboratory, for simulators: it splits each call that may visit the zone into two halves. A
+//! simulator can declare the zone's lock busy.
 //!
 //! # Design
 //!
@@ -88,11 +88,11 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         self.pages.lists.limits.now()
     }
 
-    /// Takes a block of order 0 to 3 from this CPU's list; `bypass` if another thread is to hold
-    /// the list.
+    /// Takes a block of order 0 to 3 from this CPU's list. `bypass`: as if another thread held the
+    /// list.
     ///
     /// # Errors
-    /// The [`Visit`] that brings one.
+    /// The [`Visit`] that takes a block from the zone.
     #[inline]
     pub fn begin_allocate(&self, order: Order, bypass: bool) -> Result<Block, Visit> {
         let lists = &self.pages.lists;
@@ -105,7 +105,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         })
     }
 
-    /// Puts a block into this CPU's list; `bypass` if another thread is to hold it. Returns the
+    /// Puts a block into this CPU's list. `bypass`: as if another thread held the list. Returns the
     /// rest of the operation.
     #[inline]
     pub fn begin_free(&self, pfn: Pfn, order: Order, bypass: bool) -> Option<Visit> {
@@ -121,7 +121,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
     }
 
     /// Runs the rest of an operation, on the CPU that began it. `busy`: its first hold of the
-    /// zone's lock found that held. A visit for an allocation returns the block.
+    /// zone's lock counts as one that found the lock held. A visit for an allocation returns the
+    /// block.
     pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, LockUse) {
         let (pages, platform) = (&self.pages, &self.platform);
         self.metered(busy, || match visit {
@@ -141,8 +142,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         })
     }
 
-    /// The part of a tick that concerns lists. `forget`: nothing else is left to do, so that no
-    /// tick follows soon. Returns whether a list has pages.
+    /// The part of a tick that concerns lists. `forget`: nothing else is left to do, so no tick
+    /// follows soon, and lists are reset. Returns whether a list has pages.
     pub fn tick(&self, forget: bool) -> (bool, LockUse) {
         let (pages, mut report) = (&self.pages, Report::default());
         self.metered(false, || {

@@ -1,8 +1,8 @@
-//! Pages of neap: an arena of address space, a buddy allocator over it, per-CPU lists before it,
-//! and the release to the system.
+//! The page layer of neap: an arena of address space, a buddy allocator over the arena, per-CPU
+//! lists in front of the buddy allocator, and the release of memory to the system.
 //!
-//! [`NodePages`] is the entry point, with [`Pages`] for each node. The platform is passed to every
-//! call. If there is no memory, the result is [`Exhausted`], and the caller decides what to do.
+//! [`NodePages`] is the entry point. It has one [`Pages`] for each node. The caller passes the
+//! platform to every call. If there is no memory, an allocation returns [`Exhausted`].
 //!
 //! # Locking
 //!
@@ -11,16 +11,17 @@
 //!
 //! # Resident memory
 //!
-//! After everything was freed, this stays resident:
+//! After the program has freed everything, the following stays resident:
 //! * Pages: none, once three ticks have passed without an allocation.
-//! * Tables: those not released with a chunk, and less than 2 MiB of an early one if more than 64
-//!   MiB were in use (`tables.rs`).
-//! * While CPUs go on using their lists: at most [`Statistics::list_highs`] pages in them, and up
-//!   to seven more for each list. That is at most an eighth of the budget.
-//! * While a program goes on using the zone: the memory needed since the last tick, and less than 2
-//!   MiB above that.
+//! * Tables: all tables that are not released with a chunk. If more than 64 MiB were in use, also
+//!   less than 2 MiB of each early table (`tables.rs`).
+//! * While CPUs go on using their lists: at most [`Statistics::list_highs`] pages in all lists, and
+//!   up to seven more for each CPU. That is at most an eighth of the budget.
+//! * While a program goes on using the zone: the memory that it needed since the last tick, and
+//!   less than 2 MiB more.
 //!
-//! Pages that the system refuses to take are counted, and tried again at growing intervals.
+//! [`Statistics::release_failures`] counts the calls that the system refuses. Later ticks try
+//! again, at growing intervals.
 #![no_std]
 #![deny(missing_docs)]
 
@@ -56,7 +57,7 @@ mod page_lists;
 mod pages;
 #[cfg(feature = "lab")]
 pub mod policy;
-// Parts that only the laboratory uses are unused without it.
+// Without the feature `lab`, some parts of `policy` (below) are unused.
 mod page_snapshot;
 #[cfg(not(feature = "lab"))]
 #[allow(unreachable_pub)]

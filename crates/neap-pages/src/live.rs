@@ -25,10 +25,10 @@ pub(crate) struct ZoneCounts {
 }
 
 impl ZoneCell {
-    /// Replaces the counts. One thread at a time.
+    /// Replaces the counts. Only one thread at a time may call this.
     pub(crate) fn store(&self, counts: ZoneCounts) {
         let pair = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
-        // Relaxed: counts for other processes, of which no memory depends.
+        // Relaxed: counts for other processes; they publish no other data.
         self.free.store(pair(counts.free, counts.releasing), Relaxed);
         self.managed.store(pair(counts.managed, counts.backed_free), Relaxed);
         self.holes.store(counts.holes.into(), Relaxed);

@@ -16,8 +16,8 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Records that the lock was taken while `free` pages were free. Returns how often it counts as
-    /// found held.
+    /// Records that the lock was taken while `free` pages were free. Returns how many times the
+    /// lock counts as found held.
     #[inline]
     pub(crate) fn enter(&self, free: u32) -> u32 {
         if self.on.load(Relaxed) { self.count(free) } else { 0 }

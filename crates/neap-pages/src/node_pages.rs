@@ -3,14 +3,15 @@
 //! # Design
 //!
 //! There is one [`Pages`] per node, with its own zone and lists. All nodes share one arena, so an
-//! address leads to its tables by arithmetic, whatever its node. Memory comes from the node nearest
-//! to the CPU. Only if that has none, with its lists drained, the next one by distance is tried. A
-//! page is freed to its own node. With one node, all of this is one comparison. A CPU's nearest
-//! node is determined at its first call, so CPUs may be added at any time.
+//! address leads to its tables by arithmetic, whatever its node. An allocation takes memory from
+//! the node nearest to the CPU. If that has none, even after its lists were drained, the allocation
+//! tries the next node by distance. A page is freed to its own node. With one node, the choice of
+//! the node costs one comparison. A CPU's nearest node is determined at the first call on that CPU,
+//! so CPUs may be added at any time.
 //!
 //! # Locking
 //!
-//! This module has no lock of its own.
+//! This module has no lock.
 
 use crate::frames::Frames;
 use crate::give_back::{Drain, DrainSum};
@@ -34,7 +35,7 @@ use neap_os::topology::CpuSet;
 #[derive(Debug)]
 pub struct NodePages<P: Platform> {
     first: Pages<P>,
-    /// The other nodes' pages, in a mapping of this value's own, with the table `homes` behind
+    /// The other nodes' pages, in a mapping that this value owns. The table `homes` lies after
     /// them.
     others: *const Pages<P>,
     count: usize,
@@ -183,9 +184,9 @@ impl<P: Platform> NodePages<P> {
         attempt(self.node(nearest)).or_else(|Exhausted| self.fall_back(platform, nearest, attempt))
     }
 
-    /// The result of `attempt` where the nearest node failed. A node's lists are drained before the
-    /// next node is tried. With a budget, which all nodes share, the unused parts and the lists of
-    /// other nodes come first.
+    /// Runs `attempt` on all nodes by distance, after it failed on the nearest node. Drains a
+    /// node's lists before it tries the next node. With a budget, which all nodes share, drains the
+    /// lists of all nodes, and moves their unused parts of the budget to the reserve.
     #[cold]
     fn fall_back<T>(
         &self,
@@ -220,8 +221,9 @@ impl<P: Platform> NodePages<P> {
         self.take_block(platform, order, |pages| pages.allocate_block(platform, order))
     }
 
-    /// Allocates a block where many such blocks were filled, so that this one probably will be too.
-    /// With `early`, [early tables](crate::SideTable::early) are written to for it.
+    /// Allocates a block for a caller that has filled many such blocks, and probably fills this one
+    /// too. `early`: the caller will write to [early tables](crate::SideTable::early) for the
+    /// block.
     ///
     /// # Errors
     /// [`Exhausted`]: no node has one.
@@ -272,8 +274,8 @@ impl<P: Platform> NodePages<P> {
     /// [`Exhausted`]: no node has one.
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         let kept = || {
-            // Memory that a program keeps serves the same uses again, whatever node the thread is
-            // on now.
+            // A kept run serves its previous use again, even if the thread now runs on another
+            // node.
             let nodes = &self.orders[self.nearest(platform)][..self.count];
             nodes.iter().find_map(|&node| self.node(node.into()).allocate_resident_run(platform, pages, align_pages))
         };
@@ -296,8 +298,8 @@ impl<P: Platform> NodePages<P> {
         self.first.zone.lock().buddy.keeps_chunks
     }
 
-    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing has
-    /// been written to the run since it was handed out; `None` if every byte is zero.
+    /// The first adjacent pages of `part` of the run at `head` that may hold data; `None` if every
+    /// byte is zero. This is right only if nothing was written to the run since it was handed out.
     pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
         self.node(self.node_of(head)).backed_part(head, part)
     }
@@ -315,28 +317,28 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 
-    /// Allows huge pages behind a run, if it is worth them, after its pages were moved there
-    /// ([`Platform::move_pages`]).
+    /// Allows huge pages in a run after its pages were moved there ([`Platform::move_pages`]), if
+    /// the run is long enough for them.
     pub fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         self.node(self.node_of(pfn)).allow_huge(platform, pfn, pages);
     }
 
-    /// Forbids huge pages behind a run before its pages are moved ([`Platform::move_pages`]), which
-    /// takes a single mapping.
+    /// Forbids huge pages in a run before its pages are moved ([`Platform::move_pages`]). The move
+    /// needs a run that lies in a single mapping.
     pub fn forbid_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         self.node(self.node_of(pfn)).forbid_huge(platform, pfn, pages, 0);
     }
 
-    /// Ensures that pages that are handed out are mapped, after a refused move to them. Kernels
-    /// before 6.17 may have unmapped them first. Returns `false` if they may be unmapped; they must
-    /// never be used again then.
+    /// Ensures that a run's pages are mapped after the system refused to move other pages there.
+    /// Kernels before 6.17 may have unmapped them first. Returns `false` if they may be unmapped.
+    /// The caller must then never use them again.
     #[must_use]
     pub fn map_again(&self, platform: &P, pfn: Pfn, pages: u32) -> bool {
         self.first.arena.map_again(platform, pfn, pages, self.node_of(pfn))
     }
 
-    /// Makes a run longer or shorter in place. Returns `false` and changes nothing if it cannot
-    /// grow there. The contents of pages that it gains are undefined.
+    /// Makes a run longer or shorter in place. Returns `false` and changes nothing if the run
+    /// cannot grow there. The contents of the gained pages are undefined.
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
         let own = self.node(self.node_of(pfn));
         let resized = own.resize_run(platform, pfn, old, new);
@@ -348,7 +350,7 @@ impl<P: Platform> NodePages<P> {
         own.resize_run(platform, pfn, old, new)
     }
 
-    /// Sets whether background reclaim runs. While it does, lists keep and move no more pages than
+    /// Sets whether background reclaim runs. While it runs, lists keep and move no more pages than
     /// without tuning.
     pub fn set_reclaiming(&self, reclaiming: bool) {
         self.all().for_each(|pages| pages.set_reclaiming(reclaiming));
@@ -364,12 +366,14 @@ impl<P: Platform> NodePages<P> {
         self.tick_until(platform, &|| false)
     }
 
-    /// Ticks until `stop`, asked between system calls, says so. The next tick does the rest.
+    /// Ticks until `stop` returns true; it is called between system calls. The next tick does the
+    /// rest.
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.tick_within(platform, u32::MAX, stop)
     }
 
-    /// Ticks until `stop` says so, and releases at most `most` pages. The next tick does the rest.
+    /// Ticks until `stop` returns true, and releases at most `most` pages. The next tick does the
+    /// rest.
     pub fn tick_within(&self, platform: &P, mut most: u32, stop: &dyn Fn() -> bool) -> Report {
         self.all().fold(Report::default(), |sum, pages| {
             let report = pages.tick_within(platform, most, stop);
@@ -394,7 +398,7 @@ impl<P: Platform> NodePages<P> {
         self.release_all_until(platform, &|| false)
     }
 
-    /// Releases all free pages until `stop`, asked between system calls, says so.
+    /// Releases all free pages until `stop` returns true; it is called between system calls.
     pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.all().fold(Report::default(), |sum, pages| sum.and(pages.release_all_until(platform, stop)))
     }
@@ -422,8 +426,8 @@ impl<P: Platform> NodePages<P> {
         })
     }
 
-    /// Counts that the caller drained all lists, of `pages` pages, as the last resort of an
-    /// allocation.
+    /// Counts one drain of all lists that the caller made as the last resort of an allocation. The
+    /// drain took `pages` pages out of the lists.
     pub fn count_need(&self, pages: u64) {
         self.first.needs.count(pages);
     }
@@ -472,8 +476,8 @@ impl<P: Platform> NodePages<P> {
         self.all().map(|pages| pages.list_high_on(cpu)).sum()
     }
 
-    /// The statistics of all nodes together. Each number is right for some moment; together they
-    /// are only while no thread runs.
+    /// The statistics of all nodes together. Each number is exact for some moment. The numbers fit
+    /// together only while no thread runs.
     pub fn statistics(&self) -> Statistics {
         (1..self.count).fold(self.first.statistics(), |sum, node| sum.and(&self.node(node).statistics()))
     }
@@ -481,14 +485,15 @@ impl<P: Platform> NodePages<P> {
     /// Stores each node's counts into its cell from now on.
     ///
     /// # Safety
-    /// As for [`Cells::attach`](neap_base::live::Cells::attach), for a cell per node.
+    /// The conditions of [`Cells::attach`](neap_base::live::Cells::attach) hold, with a cell for
+    /// each node.
     pub unsafe fn attach_live(&self, link: &Link<ZoneCell>) {
         // SAFETY: a zone passes its node as index, and the caller promises the rest.
         self.all().for_each(|pages| unsafe { pages.zone.lock().live.attach(link) });
     }
 
-    /// Stores the counts of every node into its cell now, but those under a lock that this thread
-    /// holds.
+    /// Stores the counts of every node into the node's cell now. Skips a node whose lock this
+    /// thread holds.
     ///
     /// # Safety
     /// No other thread uses the pages.
@@ -516,10 +521,10 @@ impl<P: Platform> NodePages<P> {
         offset < self.limit() && self.first.arena.node(Pfn((offset >> self.page_shift()) as u32)).is_some()
     }
 
-    /// Writes the uses of the pages of a piece of the arena: [`PIECE`] of them, a nibble of `uses`
-    /// each, the first in the lowest bits of the first word. Takes the lock of the piece's node,
-    /// for some microseconds. A page that travels between a CPU's list and the zone or a thread may
-    /// appear as part of a run.
+    /// Writes the use of each of the [`PIECE`] pages of a piece of the arena into a nibble of
+    /// `uses`. The first page's nibble is the lowest of the first word. Holds the lock of the
+    /// piece's node for some microseconds. A page that travels between a CPU's list and the zone or
+    /// a thread may appear as part of a run.
     pub fn survey(&self, piece: u32, uses: &mut [u64; PIECE / 16]) {
         let first = Pfn(piece * CHUNK);
         *uses = [0; PIECE / 16];
@@ -529,7 +534,7 @@ impl<P: Platform> NodePages<P> {
     }
 
     /// Proves that every page is in exactly one state and on one node, and that all counts are
-    /// right. No other thread may use this during the call.
+    /// right. No other thread may use the pages during the call.
     ///
     /// # Errors
     /// The first [`Finding`].

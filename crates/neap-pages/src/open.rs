@@ -46,7 +46,8 @@ impl Own {
 }
 
 impl<P: Platform> Pages<P> {
-    /// Finds address space and maps the first segment, all for one node, whatever the machine has.
+    /// Finds address space and maps the first segment. All memory belongs to one node, however many
+    /// the machine has.
     ///
     /// # Errors
     /// The platform's error.

@@ -7,11 +7,11 @@
 //! in base pages. The CPU's [`Policy`] decides how many pages the four lists keep together. They
 //! may keep up to seven more, since blocks of mixed order do not add up exactly. The policy's state
 //! lies beside the lists. The policy updates it when this module reports an event: a pop, a push, a
-//! refill, a busy zone lock, a tick, a watermark. Lists that did not change for a whole interval
-//! are given to the zone.
+//! refill, a busy zone lock, a tick, a watermark. A tick gives the pages of lists that did not
+//! change since the previous tick to the zone.
 //!
-//! A CPU's lists are made at their first use on that CPU. Until then they are zeroes that were
-//! never written, and walks over CPUs skip them.
+//! A CPU's lists are made at their first use on that CPU. Until then their memory is zeroes that
+//! were never written, and walks over CPUs skip it.
 //!
 //! # Locking
 //!
@@ -32,7 +32,7 @@ use neap_base::{CpuLock, Finding, Order, Pfn};
 use neap_os::topology::{CpuSet, MAX_CPUS};
 use neap_os::used_cpus::UsedCpus;
 
-/// Attempts at a list of another CPU before it is skipped.
+/// Attempts to lock another CPU's lists before they are skipped.
 const TRIES: u32 = 1000;
 /// A quarter of a second, in nanoseconds.
 const QUARTER: u64 = 250_000_000;
@@ -127,8 +127,8 @@ impl<T: Policy> PageList<T> {
             return Chain::EMPTY;
         }
         let tail = list.ends.tail;
-        // To cut all of them needs no walk: draining on demand holds the lock briefly, however long
-        // the list.
+        // Cutting all blocks needs no walk. So a drain on demand holds the lock briefly, however
+        // long the list is.
         let head = match count == list.length {
             true => list.ends.head,
             false => (1..count).fold(tail, |pfn, _| frames.frame(pfn).prev()),
@@ -216,10 +216,10 @@ pub(crate) struct PageLists<T> {
     reclaiming: AtomicBool,
     /// The watermarks that free memory has come to: 0 none, 1 the high one, 2 the low one too.
     level: AtomicU8,
-    /// Whether a list was held when all lists were to react to a watermark. The next tick repeats
-    /// that.
+    /// Whether a list was held when all lists had to react to a watermark or to new limits. The
+    /// next tick takes the surplus pages from all lists again.
     pub(crate) untold: AtomicBool,
-    /// The time up to which lists were told that time has passed, in nanoseconds.
+    /// The time in nanoseconds up to which [`PageLists::quarters`] has counted.
     told: AtomicU64,
     /// The laboratory's time, with a finer resolution.
     #[cfg(feature = "lab")]
@@ -284,8 +284,8 @@ impl<T: Policy> PageLists<T> {
 
     #[inline]
     fn slot(&self, cpu: usize) -> &CpuLock<PageList<T>> {
-        // SAFETY: the index is below `cpus`, and the caller of `at` gave that many slots. Zeroes
-        // are a free lock around lists that are not made.
+        // SAFETY: the index is below `cpus`, and the caller of `at` gave that many slots. All-zero
+        // memory is a valid free lock around lists that are not made yet.
         unsafe { &*self.slots.add(cpu.min(self.cpus - 1)) }
     }
 
@@ -308,7 +308,8 @@ impl<T: Policy> PageLists<T> {
     #[inline(never)]
     fn make(&self, cpu: usize, list: &mut PageList<T>) {
         *list = PageList::empty(&self.limits.now());
-        // The lock is held. A walk that does not see the CPU yet comes before any use of the lists.
+        // The caller holds the lock. A walk that does not see the CPU yet happens before any use of
+        // its lists.
         self.used.insert(cpu.min(self.cpus - 1));
     }
 
@@ -347,8 +348,8 @@ impl<T: Policy> PageLists<T> {
         }
     }
 
-    /// Stores the number of pages that can still be handed out. Returns whether it has come to a
-    /// watermark that it was above before. All lists are to be told then.
+    /// Stores the number of pages that can still be handed out. Returns whether the number has
+    /// fallen to a watermark since the last call. The caller then tells all lists.
     pub(crate) fn note_free(&self, free: u32) -> bool {
         self.free.store(free, Relaxed);
         let marks = self.limits.now().watermarks;
@@ -414,8 +415,8 @@ impl<T: Policy> PageLists<T> {
     #[cold]
     fn spill(&self, list: &mut PageList<T>, frames: &Frames, zone: &Zone, give: u32) -> (Chain, Order) {
         self.spills.fetch_add(1, Relaxed);
-        // From the order with most pages: cutting the order just pushed would empty that again and
-        // again.
+        // Cuts the order with the most pages. Cutting the order of the pushed block would empty its
+        // list again and again.
         let order = list.largest();
         let over = list.count.saturating_sub(list.policy.high()).min(give).div_ceil(order.pages());
         let chain = list.cut(frames, order, (give >> order.0).max(over).max(1));

@@ -2,14 +2,15 @@
 //!
 //! # Design
 //!
-//! Blocks of order 0 to 3 go through the list of the CPU; if that is held, and for larger blocks,
-//! through the zone. A refill takes a batch from the zone with no list held, and then asks for its
-//! CPU again. `open.rs` opens and closes the pages, `give_back.rs` releases them.
+//! Calls for blocks of order 0 to 3 use the list of the CPU. If another thread holds the list, they
+//! use the zone, as calls for larger blocks do. A refill holds no list while it takes a batch from
+//! the zone. Afterwards it reads its CPU again. `open.rs` opens and closes the pages,
+//! `give_back.rs` releases them.
 //!
 //! # Locking
 //!
-//! This module has no lock of its own. System calls are made with none held but the arena's growth
-//! mutex.
+//! This module has no lock. During a system call, a thread holds no lock but the arena's growth
+//! mutex or the release turn.
 
 use crate::arena::{MappedBytes, Shared};
 use crate::buddy::{Buddy, Memory, take_out};
@@ -30,11 +31,11 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use neap_base::{Finding, Order, Pfn, Platform};
 
-/// The fewest pages that are released when there is memory beyond the limit: those of a huge page,
-/// which is released as a whole.
+/// The fewest pages that `shed` asks to release at once: the pages of a huge page, which is
+/// released as a whole.
 const LEAST_SHED: u32 = 512;
 
-/// All pages of a node. Only the laboratory uses another policy of lists.
+/// All pages of a node. `T` is the policy of the CPUs' lists; only the laboratory uses another one.
 #[derive(Debug)]
 pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) arena: Shared,
@@ -120,8 +121,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.take_block(platform, Wanted::block(order), order)
     }
 
-    /// Allocates a block where many such blocks were filled, so that this one probably will be too.
-    /// With `early`, [early tables](crate::SideTable::early) are written to for it.
+    /// Allocates a block for a caller that has filled many such blocks, and probably fills this one
+    /// too. `early`: the caller will write to [early tables](crate::SideTable::early) for the
+    /// block.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -143,8 +145,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.acquire(platform, wanted, |buddy, _| buddy.allocate_block(order))
     }
 
-    /// Lets `take` take pages out of the buddy, as [`Zone::acquire`] does. Under a limit, it then
-    /// releases as many free pages as there is memory beyond the limit.
+    /// Calls [`Zone::acquire`] with `take`. If more pages are then resident than the budget allows,
+    /// releases as many free pages.
     fn acquire<R>(
         &self,
         platform: &P,
@@ -161,10 +163,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.shed_until(platform, &|| false);
     }
 
-    /// Releases as many free pages as there is memory beyond the limit, until `stop` says so.
+    /// Releases as many free pages as are resident beyond the budget. Stops when `stop` returns
+    /// true.
     pub(crate) fn shed_until(&self, platform: &P, stop: &dyn Fn() -> bool) {
         let mut beyond = self.zone.beyond();
-        // A release stops early if all other backed pages lie in blocks with more of them than it
+        // One call may release fewer pages: it leaves blocks that have more backed pages than it
         // still wants.
         while beyond > 0 && !stop() {
             let released = self.release(platform, beyond.max(LEAST_SHED), stop).released;
@@ -172,8 +175,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Allocates a block of 2^order pages from the CPU's list, or one whose pages all have memory;
-    /// `None` if any would be taken from the system for it.
+    /// Allocates a block of 2^order pages from the CPU's list. If that has none, allocates a block
+    /// of the zone whose pages all have memory. `None` if the zone has no such block.
     pub fn allocate_resident_block(&self, platform: &P, order: Order) -> Option<Block> {
         if order.index() < LISTED_ORDERS
             && self.lists.is_on()
@@ -184,14 +187,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.take_resident(platform, order.pages(), |buddy| buddy.allocate_backed_block(order))
     }
 
-    /// Allocates a run as [`Pages::allocate_run`] does, in a wholly backed block or, else, in a row
-    /// of blocks with memory; `None` if there is neither.
+    /// Allocates a run as [`Pages::allocate_run`] does, but only in a wholly backed block or in
+    /// adjacent blocks with memory. `None` if there is neither.
     pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
         self.take_resident(platform, pages, |buddy| buddy.allocate_backed_run(pages, align_pages))
     }
 
-    /// Lets `take` take pages out of the buddy, as [`Zone::take_resident`] does, and releases as
-    /// [`Pages::acquire`] does.
+    /// Calls [`Zone::take_resident`] with `take`. Then releases pages as [`Pages::acquire`] does.
     fn take_resident(&self, platform: &P, pages: u32, take: impl FnOnce(&mut Buddy) -> Option<Block>) -> Option<Block> {
         let taken = self.zone.take_resident(&self.arena, pages, take)?;
         self.shed(platform);
@@ -236,7 +238,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.give(pfn, order, Memory::All);
     }
 
-    /// Gives a batch, which the policy bounds, to the zone under one hold of its lock.
+    /// Gives a batch to the zone under one hold of the zone's lock. The policy bounds the batch.
     #[cold]
     pub(crate) fn spill(&self, platform: &P, chain: Chain, order: Order) {
         let waits = self.zone.waits();
@@ -254,7 +256,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// [`Exhausted`].
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         debug_assert!(pages > 0 && align_pages.is_power_of_two());
-        // The base is a multiple of a chunk, but perhaps of no stricter alignment.
+        // Page numbers count from the base. Stricter alignments than a chunk depend on the address
+        // of the base.
         if pages <= LONGEST
             && align_pages <= CHUNK
             && self.lists.is_on()
@@ -262,17 +265,17 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         {
             return Ok(run);
         }
-        // New pages begin at a multiple of a chunk. A stricter alignment may need that many more of
-        // them.
+        // New pages begin at a multiple of a chunk. A stricter alignment may need `align_pages`
+        // more of them.
         let growth = if align_pages > CHUNK { pages.saturating_add(align_pages) } else { pages };
-        // `populate` depends on the order: a long run may never be touched as a whole.
+        // The zone populates no large orders: the program may never touch all of a long run.
         let populate = Some(Touched::block(Order::holding(pages.max(align_pages))));
         let wanted = Wanted { pages, growth, populate };
         let mut is_huge = false;
         let run = self.acquire(platform, wanted, |buddy, _| {
             let run = buddy.allocate_run(pages, align_pages)?;
             let resident = buddy.managed - buddy.free + buddy.backed_free;
-            // Memory that is there already does not become huge pages.
+            // Pages that have memory already do not become huge pages.
             is_huge = self.arena.is_worth_huge(pages, resident) && buddy.count_backed(run.pfn, pages) < pages;
             Some(run)
         })?;
@@ -282,10 +285,10 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(run)
     }
 
-    /// The first pages in a row of `part` of the run at `head` that may hold data, if nothing was
-    /// written to the run since it was handed out. The map of backed pages describes free pages.
-    /// For a run's pages it has their state when the zone handed the run out. So a run from a CPU's
-    /// cache counts as written to.
+    /// The first adjacent pages of `part` of the run at `head` that may hold data; `None` if every
+    /// byte is zero. This is right only if nothing was written to the run since it was handed out.
+    /// For a run's pages, the map of backed pages has their state when the zone handed the run out.
+    /// So all pages of a run from a CPU's cache count as holding data.
     pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
         if self.frames().frame(head).spare() == TOUCHED {
             return Some(part).filter(|part| !part.is_empty());
@@ -306,7 +309,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Frees a run. A run that is not handed out, or not of this length, ends the process.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
-        // Under a limit, free memory must be available to any allocation.
+        // With a budget, runs are not cached: any allocation must be able to use all free memory.
         let may_cache = pages <= LONGEST && self.lists.is_on() && self.arena.budget().is_none();
         if may_cache && self.cache_run(platform, pfn, pages) {
             return;
@@ -345,7 +348,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Allows huge pages behind a run whose pages were moved there, if it is worth them.
+    /// Allows huge pages in a run whose pages were moved there, if
+    /// [`Arena::is_worth_huge`](crate::arena::Arena::is_worth_huge).
     pub(crate) fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         let resident = self.zone.lock().resident();
         if self.arena.is_worth_huge(pages, resident) {
@@ -353,15 +357,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Forbids huge pages behind the part that a run of `old` pages loses when it becomes one of
-    /// `new` pages.
+    /// Forbids huge pages in the part that a run loses when it shrinks from `old` to `new` pages.
     pub(crate) fn forbid_huge(&self, platform: &P, pfn: Pfn, old: u32, new: u32) {
         if let Some(left) = self.arena.forbid_huge(platform, pfn, old, new) {
             self.zone.forbid_later(&left);
         }
     }
 
-    /// Number of runs, of all nodes, behind which huge pages are allowed.
+    /// Number of runs, of all nodes, in which huge pages are allowed.
     pub fn huge_runs(&self) -> u32 {
         self.arena.huge_runs.count()
     }
@@ -372,8 +375,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().buddy.free_run(pfn, pages, Memory::None);
     }
 
-    /// Makes a run longer or shorter in place. Returns `false` and changes nothing if it cannot
-    /// grow there. The contents of pages that it gains are undefined.
+    /// Makes a run longer or shorter in place. Returns `false` and changes nothing if the run
+    /// cannot grow there. The contents of the gained pages are undefined.
     pub fn resize_run(&self, platform: &P, pfn: Pfn, old: u32, new: u32) -> bool {
         debug_assert!(new > 0);
         if new < old {
@@ -414,9 +417,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Whether all existing chunks behind a run, up to its new end, belong to this node. Free pages
-    /// of another node are not for this one, and in a hole of the arena there may be no frames. The
-    /// caller holds the zone's lock. A chunk's node never changes.
+    /// Whether all existing chunks after a run, up to its new end, belong to this node. A run must
+    /// not grow into pages of another node, or into a hole of the arena, where there may be no
+    /// frames. The caller holds the zone's lock. A chunk's node never changes.
     fn is_own(&self, pfn: Pfn, old: u32, new: u32) -> bool {
         let end = pfn.0.saturating_add(new).min(self.frames().pages());
         let behind = (pfn.0 + old).next_multiple_of(CHUNK)..end;
@@ -424,9 +427,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         behind.step_by(CHUNK as usize).all(own)
     }
 
-    /// Gives up the unused part of the budget, and the memory of free pages, for other nodes of the
-    /// same budget.
-    // Not inlined: the caller goes on to take a block, with little stack.
+    /// Gives this node's unused part of the budget to the reserve, for other nodes. Then releases
+    /// free pages that are resident beyond the rest of the part.
+    // Not inlined: the caller then takes a block, and must need little stack.
     #[inline(never)]
     pub(crate) fn give_up_room(&self, platform: &P) {
         if self.arena.budget().is_some() {
@@ -439,7 +442,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Pages that may be used here at the moment; `None` without a budget.
+    /// This node's part of the budget, in pages; `None` without a budget.
     pub(crate) fn share(&self) -> Option<u32> {
         self.arena.budget().map(|_| self.zone.lock().budget)
     }
@@ -484,8 +487,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.lists.sizes(cpu).map(|sizes| sizes.high)
     }
 
-    /// The statistics. Each number is right for some moment; together they are only while no thread
-    /// runs.
+    /// The statistics. Each number is exact for some moment. The numbers fit together only while no
+    /// thread runs.
     pub fn statistics(&self) -> Statistics {
         let listed = self.listed();
         let used = self.lists.used();
@@ -535,7 +538,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Proves that every page is in exactly one state and that all counts are right. No other
-    /// thread may use this during the call.
+    /// thread may use the pages during the call.
     ///
     /// # Errors
     /// The first [`Finding`].

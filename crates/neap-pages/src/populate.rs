@@ -3,25 +3,25 @@
 //!
 //! # Design
 //!
-//! If small blocks are about to come from a wholly unbacked, aligned block of 2 MiB, and the zone
-//! is large enough that this is no waste, the block is detached, populated as a huge page, and put
-//! back as backed. Several threads may populate, each a block of its own. If as much is being
-//! populated as is resident, other threads wait.
+//! Small blocks may be about to come from an aligned block of 2 MiB without any memory. If the zone
+//! is large enough that this is no waste, the allocating thread detaches the block, populates it as
+//! a huge page, and puts it back as backed. Several threads may populate, each a block of its own.
+//! While more is being populated than is resident, other threads wait.
 //!
 //! Allowing huge pages takes the process's mapping lock for writing, which waits for faults in the
-//! same mapping. So one thread does it for a batch of blocks, while other threads populate the last
-//! of the previous batch or wait. Blocks that wait for population are detached: small blocks never
-//! come from memory that allows huge pages and has none yet. The next tick forbids huge pages again
-//! before it releases anything, and gives the waiting blocks back. So the kernel never refills
-//! released memory, and equal neighbours become one mapping again.
+//! same mapping. So one thread allows huge pages for a batch of blocks. Meanwhile other threads
+//! populate the last blocks of the previous batch, or wait. Blocks that wait for population stay
+//! detached, so small blocks never come from unbacked memory that allows huge pages. The next tick
+//! forbids huge pages again before it releases anything, and puts the waiting blocks back into the
+//! buddy. So the kernel never fills released memory again, and adjacent mappings merge.
 //!
-//! A block's parts of tables are populated with it, since a missing page of these would be faulted
-//! in under a lock. Runs are not populated, since the program may not touch them: see
+//! A block's parts of tables are populated with the block. Otherwise threads would fault them in
+//! under a lock. Runs are not populated, since the program may not touch them: see
 //! [`huge_runs`](crate::huge_runs).
 //!
 //! # Locking
 //!
-//! The zone's lock is not held over a system call.
+//! No thread holds the zone's lock over a system call.
 
 use crate::arena::Arena;
 use crate::buddy::{Memory, UNBACKED};
@@ -36,27 +36,29 @@ use neap_base::{Order, Pfn, Platform};
 
 /// The largest order of blocks that population is for.
 pub(crate) const LARGEST: Order = Order(8);
-/// Pages in use or backed, besides listed pages, from which on blocks are populated: 8 MiB.
+/// The fewest pages in use or backed, besides listed pages, with which blocks are populated: 8 MiB.
 const FLOOR: u32 = 2048;
-/// Pages in use or backed from which on one more block of many alike is populated: 4 MiB.
+/// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated: 4
+/// MiB.
 const BULK_FLOOR: u32 = 1024;
 /// The most blocks for which huge pages are allowed at once: 128 MiB of addresses, no memory.
 const BATCH: u32 = 64;
-/// Huge pages are allowed for this multiple of the resident memory at once. Each time all threads
-/// that fault wait for those that fault already.
+/// A batch is at most this multiple of the resident memory. Each time huge pages are allowed for
+/// one, new faults wait for the faults in progress.
 const AT_ONCE: u32 = 2;
-/// Number of blocks left at which huge pages are allowed for the next batch, while other threads
-/// populate these.
+/// Number of blocks left of a batch at which a thread allows huge pages for the next batch. Other
+/// threads populate the blocks left meanwhile.
 const AHEAD: u32 = 4;
-/// Pages that come from unbacked pieces of less than 2 MiB between two ticks. A program that grows
-/// slowly fills them; beyond that, pieces wait until no whole block is left.
+/// The most pages that come from unbacked pieces of less than 2 MiB between two ticks. A program
+/// that grows slowly fills the pieces. One that grows faster gets huge pages, and the pieces are
+/// left until there is no whole block.
 const MOST_PIECES: u32 = 128;
 /// The smallest blocks that are populated because pages of them were released and are needed again:
 /// 64 KiB.
 const LEAST_REFILL: Order = Order(4);
-/// A block is refilled as a whole if at most one in this many of each part's pages is backed.
+/// A block is populated again as a whole if at most one in `FEW` of each part's pages is backed.
 const FEW: u32 = 4;
-/// Number of opportunities that are skipped after the system refused.
+/// Number of opportunities for population that are skipped after the system refused one.
 const PATIENCE: u32 = 256;
 
 /// The state of population, protected by the zone's lock.
@@ -64,19 +66,19 @@ const PATIENCE: u32 = 256;
 pub(crate) struct Population {
     /// Whether there are huge pages and they are wanted.
     enabled: bool,
-    /// Pages in use or backed from which on any block is populated.
+    /// The fewest pages in use or backed with which any block is populated.
     floor: u32,
     /// Number of pages that threads are populating.
     busy: u32,
     /// Whether a thread is allowing huge pages for a batch of blocks.
     allowing: bool,
-    /// Whether a thread waits for either.
+    /// Whether a thread waits for `busy` or `allowing` to change.
     awaited: bool,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
     ready: Range<u32>,
     /// A range with all memory of the zone that allows huge pages, except for runs.
     allowed: Range<u32>,
-    /// The next such blocks, used once `ready` is empty.
+    /// The blocks of the next batch, which become `ready` when that is empty.
     next: Range<u32>,
     /// Number of opportunities to skip.
     patience: u32,
@@ -115,13 +117,14 @@ impl Population {
 pub(crate) enum Step {
     /// Allow huge pages for these detached blocks.
     Allow(Range<u32>),
-    /// Wait while the zone's count of steps is this: for the thread that allows huge pages, or for
-    /// a block that another thread populates.
+    /// Wait until the zone's count of steps differs from this number. Another thread then has
+    /// allowed huge pages or populated a block.
     Wait(u32),
-    /// Populate this detached block; also early tables, if they will be written to for it.
+    /// Populate this detached block. The flag: also early tables, since the caller will write to
+    /// them.
     Populate(Pfn, bool),
-    /// Populate this detached block of so many pages, which has had memory before and has little of
-    /// it now.
+    /// Populate this detached block of this order. Most of its pages were released and are expected
+    /// to be needed again.
     Refill(Pfn, Order),
 }
 
@@ -161,9 +164,8 @@ impl Inner {
             }
             return Some(Step::Refill(pfn, size));
         }
-        // At most as much is populated at once as is resident. Small pages meanwhile would cost
-        // more than the wait: a small page would break into 2 MiB, whose rest would come as small
-        // pages too.
+        // If more is being populated than is resident, this thread waits. A small page would cost
+        // more: it would split a block of 2 MiB, whose other pages would come as small pages too.
         if self.population.busy > resident {
             return Some(self.wait_for_step(steps));
         }
@@ -194,9 +196,9 @@ impl Inner {
         })
     }
 
-    /// The part of a found block that is to be populated since pages of it were released and are
-    /// needed again: at most two mebibytes. `None` where most pages are backed, or a call for it
-    /// would not pay.
+    /// The order of the part of a found block to populate, since its pages were released and are
+    /// needed again: at most 2 MiB. `None` if too many of its pages are backed, or if it is too
+    /// small.
     fn block_to_refill(&self, (pfn, size, class): (Pfn, Order, usize)) -> Option<Order> {
         let part = size.min(HUGE);
         let pages = part.pages();
@@ -210,7 +212,8 @@ impl Inner {
     /// A step that waits until the next step is over.
     fn wait_for_step(&mut self, steps: &AtomicU32) -> Step {
         self.population.awaited = true;
-        // Relaxed: written under the lock, which is held. The kernel compares it again.
+        // Relaxed: `steps` changes under the lock, which this thread holds. `wait` compares it
+        // again.
         Step::Wait(steps.load(Relaxed))
     }
 
@@ -258,7 +261,7 @@ impl Zone {
     /// Allows huge pages for blocks, and makes them available for population.
     fn allow_huge_pages<P: Platform>(&self, arena: &Arena, platform: &P, pages: Range<u32>) {
         let bytes = pages.len() << arena.page_shift();
-        // If that is refused, small pages come.
+        // If the system refuses, small pages come.
         let _ = platform.huge_pages(arena.address(Pfn(pages.start)), bytes, HugePages::Allowed);
         let mut inner = self.lock();
         inner.population.note_allowed(&pages);
@@ -281,11 +284,11 @@ impl Zone {
     fn populate_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, early: bool) {
         let address = arena.address(pfn);
         let bytes = (HUGE.pages() as usize) << arena.page_shift();
-        // A fault takes the huge page under the lock of its mapping. The call after it takes that
-        // of the process, for which all other threads' mappings wait, and finds the page there. The
-        // kernel clears a huge page towards the address of the fault: to its end, that is upwards,
-        // which is faster than downwards. SAFETY: the arena maps the block, and it is detached, so
-        // no other thread uses it.
+        // This store faults the huge page in under the lock of its mapping. `populate` below holds
+        // the process's mapping lock, for which other threads' mapping calls wait, and finds the
+        // page there. The kernel clears a huge page towards the faulting address. A fault at the
+        // end makes it clear upwards, which is faster. SAFETY: the arena maps the block, and it is
+        // detached, so no other thread uses it.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(address + bytes - 1).write_volatile(0) };
         let answer = platform.populate(address, bytes);
         if answer.is_ok() {
@@ -298,19 +301,19 @@ impl Zone {
             Ok(()) => inner.population.pages += u64::from(HUGE.pages()),
             Err(_) => inner.population.patience = PATIENCE,
         }
-        // Even after a refusal, some of it may have memory now.
+        // Even after a refusal, a part of the block may have memory now.
         inner.attach_huge(pfn, Memory::All);
         self.count_growth(HUGE.pages().into());
         self.end_step(inner);
     }
 
-    /// Populates a detached block, as a huge page if it can be one: for that it is emptied, since
-    /// beside small pages the system makes none.
+    /// Populates a detached block. A block of 2 MiB is emptied first, since the system makes no
+    /// huge page where there are small pages.
     fn refill_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, size: Order) {
         let (address, bytes) = (arena.address(pfn), (size.pages() as usize) << arena.page_shift());
         // SAFETY: the block is mapped and detached, so no other thread uses it.
         if size == HUGE && unsafe { platform.release_unless_locked(address, bytes) }.is_ok() {
-            // Where that is refused, what comes is small pages.
+            // If the system refuses, small pages come.
             let _ = platform.huge_pages(address, bytes, HugePages::Allowed);
             return self.populate_block(arena, platform, pfn, true);
         }
@@ -321,7 +324,7 @@ impl Zone {
             Ok(()) => inner.population.pages += u64::from(size.pages()),
             Err(_) => inner.population.patience = PATIENCE,
         }
-        // Refused or not, some of it may have memory now.
+        // Even after a refusal, a part of the block may have memory now.
         inner.attach_populated(pfn, size, Memory::All);
         self.count_growth(size.pages().into());
         self.end_step(inner);
@@ -332,8 +335,8 @@ impl Zone {
         self.lock().population.note_allowed(pages);
     }
 
-    /// Forbids huge pages again and puts waiting blocks back. Returns whether there were any. It
-    /// affects this node only; blocks of other nodes go on waiting.
+    /// Forbids huge pages again and puts waiting blocks back. Returns whether any blocks waited.
+    /// Blocks of other nodes go on waiting.
     pub(crate) fn end_population<P: Platform>(&self, arena: &Arena, platform: &P) -> bool {
         let (waiting, allowed) = {
             let Population { ready, next, allowed, .. } = &mut self.lock().population;
@@ -431,8 +434,8 @@ mod tests {
         o
     }
 
-    /// What calls released between a few pages that stay comes by one call for each block when it
-    /// is needed again.
+    /// Pages that were released between a few resident ones are populated again by one call for
+    /// each block.
     #[test]
     fn released_pages_that_are_expected_again_are_populated_together() {
         let machine = Virtual::new(4096, 1);
@@ -453,7 +456,7 @@ mod tests {
             freed[..200].iter_mut().for_each(|block| **block = take(5));
             let populated = o.pages.statistics().populated - before;
             let zero = freed[..200].iter().filter(|block| block.zero).count();
-            // Otherwise the first ones are small pages out of the pieces.
+            // If nothing is expected, the first blocks are small pages out of the pieces.
             let pieces = MOST_PIECES as usize / 32;
             assert!(if expected { populated >= 200 * 32 && zero == 0 } else { zero >= pieces }, "{populated}, {zero}");
             freed[200..].iter_mut().for_each(|block| **block = take(5));

@@ -2,19 +2,21 @@
 //!
 //! # Design
 //!
-//! `madvise` releases the buddy's detached blocks. Whole chunks go first, neighbours by one call of
-//! at most 32 MiB, with their parts of side tables. Then go blocks, up to 512 by one call if the
-//! kernel supports that, else a few one by one. Pages of blocks that are handed out go the same
-//! way; their holders choose them ([`ReleasePass::held`]). Blocks that the system refused stay as
-//! they were. The caller decides how many pages go.
+//! A run detaches free blocks from the buddy and releases their memory by `madvise`. Whole chunks
+//! come first: adjacent chunks by one call of at most 32 MiB, with their parts of side tables.
+//! Smaller blocks follow: up to 512 by one call if the kernel supports that, otherwise a few one by
+//! one. [`ReleasePass::held`] releases pages of blocks that are handed out, which their holders
+//! choose. Blocks that the system refused stay as they were. The caller decides how many pages are
+//! released.
 //!
 //! A huge page is split before a part of it is released. Otherwise the kernel keeps all of it until
-//! the container is short of memory. Releases for memory that is taken at once do not split.
+//! the container is short of memory. A release that makes room for pages that another allocation
+//! takes at once does not split.
 //!
 //! # Locking
 //!
-//! One thread at a time releases: it has the turn. Other threads are told so and do not wait. No
-//! lock but the turn is held over a call.
+//! Only the thread that has the turn releases. To other threads [`Release::turn`] returns `None`.
+//! During a system call, a thread holds no lock but the turn.
 
 use crate::arena::Arena;
 use crate::buddy::Buddy;
@@ -29,13 +31,15 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::memory::{Range, SCATTERED_RANGES};
 use neap_base::{Order, Pfn, Platform};
 
-/// The most bytes of one call. For each the kernel flushes other CPUs and holds locks.
+/// The most bytes of one call. During a call the kernel flushes other CPUs' address translations
+/// and holds locks.
 const CALL_BYTES: usize = 32 << 20;
 /// The most calls for single blocks in one tick.
 const SINGLE_CALLS: u32 = 64;
-/// Number of refused calls after which a run gives up.
+/// Number of refused calls after which a run releases no more chunks.
 const REFUSALS: u32 = 2;
-/// The most ticks for which a refused way is not tried again.
+/// The most ticks without a release after the system refused everything. Also the number of runs
+/// that release blocks one by one after the system refused a call for several.
 const MOST_PATIENCE: u32 = 64;
 
 /// The result of a tick or release.
@@ -140,12 +144,13 @@ impl Turn<'_> {
     }
 }
 
-/// What a release or a trim may cost.
+/// The effort of a release or a trim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effort {
-    /// Few single calls at a time, and no locked memory. A trim leaves what was used lately.
+    /// Makes few single calls at a time, and releases no locked memory. A trim leaves memory that
+    /// was used lately.
     Sparing,
-    /// As many calls as all of it takes: a caller asked for that.
+    /// Makes as many calls as the release takes, since a caller requested it.
     Full,
 }
 
@@ -161,10 +166,10 @@ pub(crate) struct ReleasePass<'a, P> {
     /// The least order of released blocks that are smaller than a chunk.
     pub(crate) least: Order,
     pub(crate) effort: Effort,
-    /// Whether the huge pages that parts are released of are split. Otherwise the parts leave the
-    /// process at once, but its container only when that is short of memory.
+    /// Whether a huge page is split before a part of it is released. Otherwise the part leaves the
+    /// process at once, but stays charged to the container until that is short of memory.
     pub(crate) splits: bool,
-    /// Asked between system calls.
+    /// Called between system calls. The run stops when it returns true.
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
@@ -183,9 +188,10 @@ impl<P: Platform> ReleasePass<'_, P> {
         self.conclude(report)
     }
 
-    /// Releases ranges of pages that are handed out. `gather` writes them to the list that it gets,
-    /// call by call, until it finds none. After each call `settle` gets the ranges, and the number
-    /// of them, from the first, that are released. Returns whether the system would take more.
+    /// Releases ranges of pages that are handed out, in rounds. In each round, `gather` writes
+    /// ranges to its argument and returns their number; 0 ends the run. After the release, `settle`
+    /// gets the ranges, and the number of them, from the first, that were released. Returns whether
+    /// the system would take more.
     pub(crate) fn held(
         self,
         mut gather: impl FnMut(&mut [Range]) -> usize,
@@ -193,7 +199,7 @@ impl<P: Platform> ReleasePass<'_, P> {
         report: &mut Report,
     ) -> bool {
         if self.release.idle.load(Ordering::Relaxed) > 0 && self.effort == Effort::Sparing {
-            // Releases of free pages count the ticks down.
+            // Only `run` counts `idle` down.
             return false;
         }
         let mut rationed = if self.effort == Effort::Full { u32::MAX } else { SINGLE_CALLS };
@@ -205,7 +211,7 @@ impl<P: Platform> ReleasePass<'_, P> {
             let done = self.scattered(count, &mut rationed, report);
             let bytes: usize = self.ranges[..done].iter().map(|range| range.length).sum();
             let pages = (bytes >> self.arena.page_shift()) as u32;
-            // Before another thread can find the holes and fill them.
+            // Counted before `settle`: after it, another thread may find the holes and fill them.
             self.zone.lock().holes += pages as i32;
             self.release.punched.fetch_add(pages.into(), Ordering::Relaxed);
             report.released += pages;
@@ -283,8 +289,7 @@ impl<P: Platform> ReleasePass<'_, P> {
             if self.effort == Effort::Full {
                 self.platform.release(start, length)
             } else {
-                // A program locks its memory to have it at hand. Only its own request releases
-                // that.
+                // Locked memory must stay resident, unless the program itself requests a release.
                 self.platform.release_unless_locked(start, length)
             }
         };
@@ -308,7 +313,8 @@ impl<P: Platform> ReleasePass<'_, P> {
         for index in 0..MARKED {
             let table = self.arena.table(OWN_TABLES + index);
             let mut huge = table.huge_pages(part.clone()).peekable();
-            // A part that is not marked may have memory, too, by a huge page for other parts.
+            // A part that is not marked may also have memory, in a huge page that describes other
+            // parts.
             if marked >> index & 1 == 0 && huge.peek().is_none() {
                 continue;
             }
@@ -451,7 +457,8 @@ impl<P: Platform> ReleasePass<'_, P> {
         }
     }
 
-    /// Lets `put` put pages back under the lock; it returns their number.
+    /// Calls `put` under the zone's lock. `put` puts pages back into the buddy and returns their
+    /// number.
     fn back(&self, put: impl FnOnce(&mut Buddy) -> u32) {
         let mut inner = self.zone.lock();
         let pages = put(&mut inner.buddy);
@@ -467,8 +474,7 @@ mod tests {
     use neap_testing::virtual_platform::Virtual;
     use std::vec::Vec;
 
-    /// What a container is charged for falls with what is resident, unless the pages are replaced
-    /// at once.
+    /// A container's charge falls with its resident memory, unless the pages are replaced at once.
     #[test]
     fn a_huge_page_is_split_once_before_parts_of_it_go_for_good() {
         let machine = Virtual::new(4096, 1);

@@ -4,14 +4,14 @@
 //! # Design
 //!
 //! A few freed runs, newest last, lie beside the CPU's page lists and under their lock. An
-//! allocation takes the newest run of exactly its length. A run that does not fit displaces the
-//! oldest ones, which the caller gives to the zone. A tick returns all runs of a CPU that took and
-//! freed none since the tick before.
+//! allocation takes the newest run of exactly its length. A freed run for which there is no room
+//! displaces the oldest runs, which the caller gives to the zone. A tick returns all runs of a CPU
+//! that took and freed none since the tick before.
 //!
 //! # Invariants
 //!
-//! - The first frame of a cached run is [`State::Cached`](crate::frames::State::Cached), its owner
-//!   the number of pages. The pages count as used and as listed.
+//! - The first frame of a cached run has the state [`State::Cached`](crate::frames::State::Cached),
+//!   and its owner is the number of pages. The pages count as used and as listed.
 //! - `pages` is the sum over `runs[..count]`, at most [`MOST_PAGES`].
 
 use core::mem::{replace, take};
@@ -19,7 +19,7 @@ use neap_base::Pfn;
 
 /// The most cached runs of a CPU.
 pub(crate) const MOST_RUNS: usize = 8;
-/// The most pages in them: 2 MiB.
+/// The most pages in all cached runs of a CPU: 2 MiB.
 pub(crate) const MOST_PAGES: u32 = 512;
 /// Pages of the longest run that is cached: 1 MiB.
 pub(crate) const LONGEST: u32 = 256;
@@ -31,7 +31,7 @@ pub(crate) struct Run {
     pub(crate) pages: u32,
 }
 
-/// A few runs: the first `count` of these.
+/// A few runs: the first `count` entries of `runs`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Runs {
     runs: [Run; MOST_RUNS],

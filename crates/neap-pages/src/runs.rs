@@ -3,13 +3,13 @@
 //! # Design
 //!
 //! A run of up to a chunk comes from the smallest block that holds it and its alignment; the rest
-//! is freed at once. It begins in the free pages in front of that block, if there are any. If it
-//! would take memory from the system, smaller backed blocks side by side are tried first. So the
-//! remainders of earlier runs are used by later ones.
+//! is freed at once. If free pages lie directly in front of that block, the run begins in them. If
+//! it would take memory from the system, smaller backed blocks side by side are tried first. So
+//! later runs use the remainders of earlier ones.
 //!
 //! A longer run takes whole chunks in a row, lowest address first, and frees the rest of the last
-//! one. A freed run becomes the largest aligned blocks in it. The word of its first frame is the
-//! run's owner while it is handed out.
+//! one. A freed run becomes the largest aligned blocks in it. While a run is handed out, the word
+//! of its first frame is the run's owner.
 //!
 //! # Locking
 //!
@@ -31,8 +31,8 @@ impl Buddy {
         Some(self.make_run(pfn, pages))
     }
 
-    /// Allocates a run as [`Buddy::allocate_run`] does, if it lies in a wholly backed block, in a
-    /// row of blocks with memory, or, longer than a chunk, in chunks with memory.
+    /// Allocates a run as [`Buddy::allocate_run`] does, but only in a wholly backed block or in
+    /// adjacent blocks with memory. A run longer than a chunk must lie in chunks with memory.
     pub(crate) fn allocate_backed_run(&mut self, pages: u32, align: u32) -> Option<Block> {
         let is_backed = match pages.max(align) <= CHUNK {
             true => self.has_backed(Order::holding(pages.max(align))),
@@ -82,9 +82,9 @@ impl Buddy {
         start
     }
 
-    /// Removes `pages` pages in a row, at most a chunk, that consist of backed blocks too small for
-    /// them. Only if no wholly backed block holds the run, and if one of the first few blocks of
-    /// half the size is one of them.
+    /// Removes `pages` pages in a row, at most a chunk, that consist of backed blocks smaller than
+    /// the run. Does so only if no wholly backed block holds the run. One of the row's blocks must
+    /// be among the first few free blocks of half the size.
     fn take_joined(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         /// Number of blocks examined.
         const LOOKS: usize = 8;
@@ -228,7 +228,7 @@ impl Buddy {
         true
     }
 
-    /// The free block that begins at a page, and its class.
+    /// Order and class of the free block that begins at a page; `None` if none does.
     pub(crate) fn free_block_at(&self, pfn: Pfn) -> Option<(Order, usize)> {
         let chunk = pfn.index() / CHUNK as usize;
         if pfn.0.is_multiple_of(CHUNK) && bitmap::get(self.free_chunks.get(), chunk) {

@@ -11,7 +11,7 @@ pub const MOST_BATCH_SCALE: u32 = policy::MOST_DOUBLINGS;
 /// Number of side tables that the layer above may have.
 pub const TABLES: usize = 7;
 
-/// Number of side tables, from the first, of which it is recorded where they have memory. Only
+/// Number of side tables, from the first, for which the arena records where they have memory. Only
 /// these may be [droppable](SideTable::droppable) or [early](SideTable::early).
 pub const MARKED: usize = 6;
 
@@ -22,22 +22,22 @@ pub struct SideTable {
     pub shift: u8,
     /// Unused bytes in front of the first byte, less than a page.
     pub lead: u8,
-    /// Whether its memory is released with a chunk's. All its bytes for a free chunk must be zero
-    /// in meaning. Only for shifts up to 10. With a lead, the pages at both ends of the part stay,
-    /// since they may have bytes of other chunks.
+    /// Whether the table's memory is released with a chunk's memory. The table's bytes for a free
+    /// chunk must mean the same as zeroes. Only for shifts up to 10. With a lead, the pages at both
+    /// ends of the part stay, since they may have bytes of other chunks.
     pub droppable: bool,
-    /// Whether it is populated with any block that is. It has a page or two for each block, which
-    /// are written to under locks.
+    /// Whether the table's part for a block is populated whenever the block is. The part is a page
+    /// or two, and is written to under locks.
     pub brief: bool,
-    /// Whether it is populated with a block for small blocks, or with a block for which it will be
-    /// written to.
+    /// Whether the table's part is populated with a block for small blocks, or with a block for
+    /// which the caller will write to early tables.
     pub early: bool,
 }
 
 /// Configuration of an arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// The most address space it may take, in bytes.
+    /// The most address space that the arena may take, in bytes.
     pub span: usize,
     /// The most pages that may be in use.
     pub budget: Option<u32>,

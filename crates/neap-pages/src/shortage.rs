@@ -7,12 +7,12 @@
 //!
 //! If the room is at most the sum of all `low`, some node has at most its `low` left of its part.
 //! If no node has at most its `high` left, the room is more than the sum of all `high`. So if the
-//! nodes together are short, some node is, and if no node is, they are not. With one node the two
-//! conditions are the same.
+//! nodes together are short, at least one node is short. If no node is short, the nodes together
+//! are not short. With one node the two conditions are the same.
 //!
 //! # Locking
 //!
-//! One zone's lock at a time, for a few loads.
+//! This module takes one zone's lock at a time, for a few loads.
 
 use crate::node_pages::NodePages;
 use crate::statistics::Watermarks;

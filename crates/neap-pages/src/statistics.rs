@@ -1,4 +1,4 @@
-//! Statistics of the page layer. Values only, no locks.
+//! Statistics of the page layer. This module has values only, and no locks.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -44,7 +44,7 @@ pub struct Statistics {
     pub travelling: u32,
     /// The most pages that may be used, if there is a budget.
     pub budget: Option<u32>,
-    /// Thresholds of the budget; zero without one. Of several nodes, the sum of their parts.
+    /// Thresholds of the budget; zero without one. With several nodes, the sum of their thresholds.
     pub watermarks: Watermarks,
     /// Pages released so far.
     pub released: u64,
@@ -88,8 +88,8 @@ pub struct Statistics {
     pub mapped_bytes: usize,
     /// Bytes of side tables mapped.
     pub table_bytes: usize,
-    /// Pages of side tables that are charged to the budget: all their pages for the chunks for
-    /// which they were written to.
+    /// Pages of side tables that are charged to the budget: all pages of each droppable table for
+    /// the chunks for which the table was written to.
     pub table_pages: u32,
 }
 
@@ -143,7 +143,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Counts a drain by which `pages` pages came out of lists.
+    /// Counts a drain that took `pages` pages out of lists.
     pub(crate) fn count(&self, pages: u64) {
         self.drains.fetch_add(1, Relaxed);
         self.pages.fetch_add(pages, Relaxed);

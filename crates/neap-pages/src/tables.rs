@@ -3,20 +3,21 @@
 //!
 //! # Design
 //!
-//! Each table has a byte for every 2^shift bytes of the arena and lies at a fixed address above it.
-//! Its memory comes as it is touched, or with a block that is populated for small blocks. An early
-//! table gets small pages for the first part of the arena. Beyond, it gets a huge page where it had
-//! no memory. Otherwise a block of 2 MiB, which is one fault itself, would take eight small pages
-//! of state bytes.
+//! Each table has a byte for every 2^shift bytes of the arena and lies at a fixed address above the
+//! arena. A table gets memory when it is touched, or when a block is populated for small blocks.
+//! For the first part of the arena, an early table gets small pages. For later parts, it gets a
+//! huge page where it had no memory. With small pages, a populated block of 2 MiB would take one
+//! fault for itself and eight for its state bytes.
 //!
 //! A foreign mapping may lie in the place of a table's page. The arena then grows around the part
-//! that this page would describe. To reserve address space for the tables instead would take a
-//! tenth of the span, and a program that limits its address space could map nothing any more. The
-//! tables with bits or bytes by the chunk are small, so these are reserved.
+//! that this page would describe. Reserved tables would take a tenth of the span. A program with a
+//! limit on its address space could then map nothing any more. Only the tables with bits or bytes
+//! per chunk are reserved, since they are small.
 //!
 //! # Locking
 //!
-//! None. The arena's growth maps tables, and a table is populated for a block that the caller has.
+//! This module has no lock. The arena maps tables under its growth mutex. A thread populates tables
+//! only for a block that it has detached.
 use crate::shape::{MARKED, SideTable, TABLES};
 use crate::units::{CHUNK, HUGE_BYTES};
 use core::ops::Range;
@@ -48,13 +49,13 @@ pub(crate) const BACKED_CHUNKS: usize = 4;
 pub(crate) const LAZY_CHUNKS: usize = 5;
 pub(crate) const ALL_TABLES: usize = OWN_TABLES + TABLES;
 
-/// Tables by the chunk. They are read across holes of the arena, and one page of such a table
-/// describes gibibytes.
+/// Tables with bits or bytes per chunk. They are read across holes of the arena, and one page of
+/// such a table describes gibibytes.
 const WHOLE: [usize; 4] = [CHUNKS, FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS];
 
-/// Bytes of the arena for which an early table has small pages; beyond, it has huge pages. The last
-/// of those may describe a part that was never used, and stays after all other memory has gone.
-/// That is less than a thirty-second of the memory that was used.
+/// Bytes of the arena for which an early table has small pages. For later parts it has huge pages.
+/// The table's last huge page may describe a part that was never used, and then stays resident
+/// after all other memory was released. It is smaller than 1/32 of the memory that was used.
 const SMALL: usize = 64 << 20;
 
 /// One table: a byte per 2^shift bytes of the arena.
@@ -68,7 +69,8 @@ pub(crate) struct Table {
     pub(crate) droppable: bool,
     pub(crate) brief: bool,
     pub(crate) early: bool,
-    /// Whether address space is reserved for all of it, so that no foreign mapping gets in its way.
+    /// Whether address space is reserved for the whole table, so that no foreign mapping can lie in
+    /// its place.
     pub(crate) whole: bool,
 }
 
@@ -116,10 +118,10 @@ impl Table {
         offsets.map(|offset| self.place(offset, 0).0)
     }
 
-    /// Populates the bytes for a part of the arena that the caller has. If the part is `fresh`, so
-    /// that it has no memory yet, a huge page comes; if the system has none, small pages come.
-    /// Allowing and forbidding huge pages takes the process's mapping lock for writing, once for
-    /// each huge page.
+    /// Populates the table's bytes for a part of the arena that the caller has detached. `fresh`:
+    /// the table has no memory there yet, so a huge page is allowed. If the system has no huge
+    /// page, small pages come. Allowing a huge page, and forbidding it again, each take the
+    /// process's mapping lock for writing.
     ///
     /// # Errors
     /// The platform's error. Some of the pages may be populated.
@@ -134,15 +136,15 @@ impl Table {
         let huge = self.window(part.start).filter(|_| fresh).map(|window| self.place(window.start, 0).0);
         if let Some(huge) = huge {
             let _ = platform.huge_pages(huge, HUGE_BYTES, HugePages::Allowed);
-            // The huge page comes by this fault, which holds the lock of its mapping. The call
-            // below would hold that of the process meanwhile. SAFETY: the byte is mapped, belongs
+            // This store faults the huge page in under the lock of its mapping. `populate` below
+            // would hold the process's mapping lock meanwhile. SAFETY: the byte is mapped, belongs
             // to the caller's part of the arena, and is accessed as an atomic.
             unsafe { AtomicU8::from_ptr(core::ptr::with_exposed_provenance_mut(start)) }.store(0, Relaxed);
         }
         let (start, end) = (start / page * page, (start + length).next_multiple_of(page));
         let populated = platform.populate(start, end - start);
         if let Some(huge) = huge {
-            // Pages of it that are released must stay released.
+            // Otherwise the kernel could fill released pages of the table again.
             let _ = platform.huge_pages(huge, HUGE_BYTES, HugePages::Forbidden);
         }
         populated
@@ -183,7 +185,7 @@ pub(crate) fn layout(
     // The frames of a free chunk hold no information. They are droppable if they fill whole pages.
     tables[FRAMES].droppable = (CHUNK as usize * 16) >> page_shift > 0;
     for (index, (table, named)) in tables[OWN_TABLES..].iter_mut().zip(named).enumerate() {
-        debug_assert!(index < MARKED || !named.droppable && !named.early, "no caller marks where it has memory");
+        debug_assert!(index < MARKED || !named.droppable && !named.early, "only marked tables are droppable or early");
         debug_assert!(named.lead == 0 || !named.early, "an early table begins on a page");
         table.shift = u32::from(named.shift);
         // A chunk's part of a table of a higher shift is less than a page.

@@ -1,4 +1,4 @@
-//! Units of memory, in pages, and what is handed out of them.
+//! Units of memory in pages, and the results of an allocation.
 
 use neap_base::{Order, Pfn};
 
@@ -23,7 +23,7 @@ pub(crate) const UNLIMITED: u32 = u32::MAX;
 pub struct Block {
     /// Its first page.
     pub pfn: Pfn,
-    /// Whether every byte of it is known to be zero.
+    /// Whether every byte of the block is known to be zero.
     pub zero: bool,
 }
 

@@ -78,7 +78,7 @@ impl Buddy {
         Ok(sums)
     }
 
-    /// Verifies that no page but the first of a block looks like one.
+    /// Verifies that no page after the first of a block looks like a block's first page.
     fn verify_inside(&self, head: Pfn, pages: u32, state: State) -> Result<(), Finding> {
         for page in head.0 + 1..head.0 + pages {
             let inside = self.frames.frame(Pfn(page)).state();

@@ -2,16 +2,15 @@
 //!
 //! # Design
 //!
-//! An allocation that finds no block lets the arena grow, or waits for other threads' work.
-//! Travelling pages (cut off a CPU's list, or under release or population) are counted apart. An
-//! allocation that is about to fail waits for them, a bounded time. One that needs fresh memory may
-//! wait for huge pages that other threads populate (`populate.rs`). The zone neither reclaims nor
-//! drains lists.
+//! An allocation that finds no block grows the arena. If that fails, the allocation waits a bounded
+//! time for travelling pages. These were cut off a CPU's list, or are under release or population,
+//! and are counted apart. An allocation that needs fresh memory may also wait for huge pages that
+//! other threads populate (`populate.rs`). The zone neither reclaims nor drains lists.
 //!
 //! # Locking
 //!
-//! One mutex protects the buddy and the counters. No system call is made under it. Whenever it is
-//! released, the counters are stored for other processes first.
+//! One mutex protects the buddy and the counters. No system call is made under it. Before a thread
+//! unlocks it, the thread stores the counters for other processes.
 
 use crate::arena::{Arena, Grown};
 use crate::buddy::Buddy;
@@ -25,7 +24,7 @@ use neap_base::live::Cells;
 use neap_base::mutex::Guard;
 use neap_base::{Mutex, Order, Platform};
 
-/// Attempts at travelling pages before an allocation fails: one or two tenths of a second.
+/// Number of waits for travelling pages before an allocation fails: one or two tenths of a second.
 const LOOKS: u32 = 2000;
 
 /// The most pages that a node draws from the reserve beyond what it needs.
@@ -44,8 +43,8 @@ pub(crate) struct Inner {
     pub(crate) buddy: Buddy,
     /// Pages detached for release or population, in progress or waiting for it.
     pub(crate) releasing: u32,
-    /// Pages that are handed out without memory. It is below zero for a moment if one thread is
-    /// about to fill some that another frees.
+    /// Pages that are handed out without memory. Negative for a moment if one thread has charged
+    /// holes that another thread frees.
     pub(crate) holes: i32,
     pub(crate) locks: u64,
     pub(crate) population: Population,
@@ -86,14 +85,15 @@ impl Inner {
         self.budget.saturating_sub(self.used()).saturating_sub(self.tables)
     }
 
-    /// Whether `pages` more may be handed out, with a part of what other nodes gave up if
-    /// necessary.
+    /// Whether `pages` more may be handed out. If this node's part of the budget is too small,
+    /// draws pages from the reserve.
     pub(crate) fn fits(&mut self, pages: u32, arena: &Arena) -> bool {
         if self.pays_tables {
             self.tables = arena.table_pages();
         }
-        // The budget was cut below the use: no page is handed out until that is made up for.
-        // Relaxed: a count that publishes no other data.
+        // The budget was cut below the use. This node gives its unused part to the reserve. No page
+        // is handed out until the reserve has enough again. Relaxed: a count that publishes no
+        // other data.
         if arena.reserve.load(Relaxed) < 0 {
             self.give_up_room(&arena.reserve);
         }
@@ -101,9 +101,9 @@ impl Inner {
         if missing == 0 {
             return true;
         }
-        // Some more than is missing, so that not every page asks for the reserve; but little, so
-        // that much is left for nodes that need much. Relaxed: a count that publishes no other
-        // data.
+        // Draws more than is missing, so that not every page draws from the reserve. Draws little
+        // more, so that the reserve has pages for nodes that need many. Relaxed: a count that
+        // publishes no other data.
         let missing = i64::from(missing);
         let drawn = |left: i64| missing + ((left - missing) / 4).min(MOST_AHEAD);
         let before = arena.reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
@@ -126,8 +126,8 @@ impl Inner {
 
     /// Gives up the unused part of the budget, for other nodes.
     pub(crate) fn give_up_room(&mut self, reserve: &AtomicI64) {
-        // A node without a budget has nothing to give up, though another thread may have found
-        // that there is one.
+        // A node without a budget has nothing to give up. The caller may have seen a budget that
+        // another thread is setting or removing.
         let room = if self.budget == UNLIMITED { 0 } else { self.room() };
         self.budget -= room;
         reserve.fetch_add(room.into(), Relaxed);
@@ -139,7 +139,7 @@ impl Inner {
 pub(crate) struct Wanted {
     /// Pages that the budget must have room for.
     pub(crate) pages: u32,
-    /// Number of free pages in a row at the end of the arena that are always enough.
+    /// Number of free pages at the end of the arena with which the allocation always succeeds.
     pub(crate) growth: u32,
     /// Set for a block that will be touched at once.
     pub(crate) populate: Option<Touched>,
@@ -149,14 +149,14 @@ pub(crate) struct Wanted {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touched {
     pub(crate) order: Order,
-    /// Whether many such blocks were filled.
+    /// Whether the caller has filled many such blocks.
     pub(crate) one_more: bool,
-    /// Whether early tables will be written to for it.
+    /// Whether the caller will write to early tables for the block.
     pub(crate) early: bool,
 }
 
 impl Touched {
-    /// A block of this order: alone, or with others for a list.
+    /// A block of this order, or a batch of such blocks for a list. Listed orders count as `early`.
     pub(crate) fn block(order: Order) -> Touched {
         Touched { order, one_more: false, early: order.index() < LISTED_ORDERS }
     }
@@ -193,9 +193,8 @@ pub(crate) struct Zone {
 }
 
 impl Zone {
-    /// A node's zone over `buddy`. At most `budget` pages are in use at once, [`UNLIMITED`] for no
-    /// budget. `listed` of them are
-    /// in lists without tuning.
+    /// A node's zone over `buddy`. At most `budget` pages are in use at once; [`UNLIMITED`]: no
+    /// budget. Without tuning, all lists together keep `listed` pages.
     pub(crate) fn new(buddy: Buddy, node: usize, budget: u32, listed: u32, page_shift: u32, huge: bool) -> Zone {
         let population = Population::new(huge && page_shift == 12, listed);
         Zone {
@@ -234,7 +233,8 @@ impl Zone {
         inner
     }
 
-    /// Stores the counters for other processes, unless the lock is held: then its holder will.
+    /// Stores the counters for other processes. Stores nothing if the lock is held, since its
+    /// holder stores them when it unlocks.
     ///
     /// # Safety
     /// No other thread uses the zone.
@@ -249,13 +249,13 @@ impl Zone {
         self.inner.lock()
     }
 
-    /// Free pages, without a counted hold.
+    /// Free pages. This hold of the lock is not counted.
     #[cfg(feature = "lab")]
     pub(crate) fn peek_free(&self) -> u32 {
         self.inner.lock().buddy.free
     }
 
-    /// Pages that may still be handed out, without a counted hold.
+    /// Pages that may still be handed out. This hold of the lock is not counted.
     #[cfg(feature = "lab")]
     pub(crate) fn peek_room(&self) -> u32 {
         self.inner.lock().room()
@@ -295,8 +295,8 @@ impl Zone {
                 self.note_beyond(&inner);
                 return Ok(taken);
             }
-            // Read under the lock of the attempt: pages that arrive later, and later growth, make
-            // another attempt worthwhile.
+            // `seen` and `coming` are read under the attempt's hold of the lock. So later growth,
+            // and pages that arrive later, are noticed and lead to another attempt.
             let seen = inner.buddy.frames.pages();
             // Pages under release already count as free for the budget.
             let coming = self.draining() > 0 || fits && inner.releasing > 0;
@@ -355,8 +355,8 @@ impl Zone {
         unsafe { self.lock().buddy.add(start, pages) };
     }
 
-    /// Takes a whole chain back, at most `blocks` blocks under one hold of the lock. Between two
-    /// holds it lets waiting threads in: a lock that is taken again at once is never seen free.
+    /// Takes a whole chain back, at most `blocks` blocks under one hold of the lock. Pauses between
+    /// two holds if other threads wait: they never see a lock free that is taken again at once.
     pub(crate) fn give_chain(&self, mut chain: Chain, order: Order, blocks: u32) {
         /// Spins, some tenths of a microsecond, until a waiting CPU has seen that the lock is free.
         const TURNS: u32 = 20;
@@ -391,8 +391,9 @@ impl Zone {
         self.draining.fetch_add(pages, Relaxed);
     }
 
-    /// Records that pages are back, after the zone's lock was held to put them there. So a reader
-    /// under the lock that does not see them travel any more sees them in the buddy.
+    /// Records that travelling pages have arrived. The caller has put them into the buddy under the
+    /// zone's lock before. So a reader under the lock that does not see them travel any more sees
+    /// them in the buddy.
     pub(crate) fn arrive(&self, pages: u32) {
         self.draining.fetch_sub(pages, Relaxed);
     }

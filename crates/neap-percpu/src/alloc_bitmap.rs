@@ -1,9 +1,9 @@
 //! The allocation map of a chunk: which grains are in rows, with hints about free runs.
 //!
-//! It has a bit per grain. For every block of grains it has a hint: the free run at the block's
-//! start, the one at its end, and the longest. A changed block is scanned anew (four words), so
-//! hints are always exact. The kernel updates its hints by rules instead, which can forget a hole
-//! that an aligned search skipped.
+//! The map has a bit per grain. For every block of grains it has a hint: the lengths of the free
+//! run at the block's start, of the one at its end, and of the longest. A changed block is scanned
+//! anew (four words), so hints are always exact. The kernel updates its hints by rules instead,
+//! which can forget a hole that an aligned search skipped.
 
 use crate::geometry::round_up;
 use neap_base::bitmap;
@@ -115,7 +115,7 @@ impl Map<'_> {
             let hint = self.hints[at / BLOCK];
             let end = (at / BLOCK + 1) * BLOCK;
             if usize::from(hint.longest) < size {
-                // Only the run at the block's end may continue in the next.
+                // Only the free run at the block's end may continue in the next block.
                 at = at.max(end - usize::from(hint.right));
                 if at < end {
                     return Some(at);

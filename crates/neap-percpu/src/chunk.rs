@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! * A page is *populated* if it has memory in every group, and *empty* if no row touches it.
-//! * The header counts populated pages, and those of them that are empty. Both counts follow the
-//!   maps at once.
+//! * The header counts populated pages, and those of them that are empty. Each change of the maps
+//!   changes both counts, too.
 //!
 //! # Locking
 //!
@@ -93,8 +93,8 @@ pub(crate) struct Chunks {
     /// Number of chunks whose tables and memory may be touched.
     opened: u32,
     reach: u32,
-    /// Room for the numbers of all chunks. The first `destroyed` entries are destroyed chunks. They
-    /// are not in the headers, which are released.
+    /// Room for the numbers of all chunks. The first `destroyed` entries are destroyed chunks.
+    /// Their headers cannot hold these numbers, since the headers' memory is released.
     stack: *mut u32,
     destroyed: u32,
 }
@@ -138,7 +138,7 @@ impl Chunks {
         chunk < self.reach as usize && self.header(chunk as u32).exists
     }
 
-    /// The header of a chunk that exists or did.
+    /// The header of a chunk that exists or existed.
     pub(crate) fn header(&mut self, chunk: u32) -> &mut Header {
         debug_assert!(chunk < self.reach);
         // SAFETY: the chunk's tables are open, begin with a header, and are borrowed exclusively
@@ -146,7 +146,7 @@ impl Chunks {
         unsafe { &mut *core::ptr::with_exposed_provenance_mut(self.tables(chunk)) }
     }
 
-    /// The view of a chunk that exists or did.
+    /// The view of a chunk that exists or existed.
     pub(crate) fn get(&mut self, chunk: u32) -> Chunk<'_> {
         /// # Safety
         /// `length` valid values of `T` lie at `address`, aligned for `T`. Fresh tables are zeroes,
@@ -183,7 +183,7 @@ impl Chunks {
     /// Allows the chunks below `end` to be created.
     ///
     /// # Safety
-    /// Their tables and memory may be touched.
+    /// The tables and memory of these chunks may be touched.
     pub(crate) unsafe fn open(&mut self, end: u32) {
         self.opened = end;
     }
@@ -220,7 +220,7 @@ impl Chunks {
 /// Pages that were not populated before.
 pub(crate) struct NewPages {
     pub(crate) came: u32,
-    /// Those without an allocation.
+    /// New pages that no row touches.
     pub(crate) empty: u32,
 }
 
@@ -257,7 +257,7 @@ impl Chunk<'_> {
         bitmap::next_clear(self.populated, pages.start, pages.end)
     }
 
-    /// Returns whether the counts of the header allow each other.
+    /// Returns whether the counts of the header are consistent.
     fn has_sound_counts(&self) -> bool {
         let Header { empty, populated, taken, longest, .. } = *self.header;
         empty <= populated

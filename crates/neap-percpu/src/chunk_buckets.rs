@@ -1,7 +1,8 @@
 //! The lists of chunks: slots by the longest free run, and three special lists behind them.
 //!
 //! A search walks the slots upwards from the one of its size, then the sidelined chunks, then the
-//! wholly free ones. It never walks the chunks to depopulate. All is under the allocator's lock.
+//! wholly free ones. It never walks the chunks to depopulate. The allocator's lock protects all
+//! lists.
 
 use crate::chunk::{Chunks, NONE};
 use crate::geometry::GRANULE;

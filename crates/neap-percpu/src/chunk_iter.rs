@@ -1,8 +1,9 @@
 //! A walk over the chunks, for displaying them: each with its list, its numbers and its maps.
 //!
 //! One chunk at a time is read under the state's lock: a word for each 64 pages and each 64 grains.
-//! Chunks come and go between two steps, so only each chunk is consistent, not the walk. Never
-//! waits for the worker. Frees the kept allocation, and changes nothing else.
+//! Chunks come and go between two steps, so only each chunk is consistent, not the walk.
+//! [`PerCpuData::chunk`] never waits for the worker. It frees the kept allocation, and changes
+//! nothing else.
 
 use crate::data::{Charge, PerCpuData};
 use crate::geometry::Layout;
@@ -38,9 +39,9 @@ pub enum List {
     Slot(usize),
     /// The list of chunks whose empty pages were released. Allocations try all slots first.
     Sidelined,
-    /// It has no rows.
+    /// The list of chunks without rows.
     Free,
-    /// Its empty pages are to be released.
+    /// The list of chunks whose empty pages are to be released.
     ToDepopulate,
 }
 
@@ -89,8 +90,8 @@ impl<C: Charge> PerCpuData<C> {
 
     /// Returns chunk `number`, if it exists. First calls `populated` with the words of its map of
     /// populated pages, and `taken` with those of its map of grains in rows. The first page or
-    /// grain is the lowest bit of the first word. Both run under the lock: they must neither call
-    /// the instance nor wait.
+    /// grain is the lowest bit of the first word. Both closures run under the lock, and must
+    /// neither call the instance nor wait.
     pub fn chunk(&self, number: u32, populated: impl FnMut(u64), taken: impl FnMut(u64)) -> Option<Chunk> {
         let mut state = self.settled();
         if !state.chunks.exists(number as usize) {

@@ -2,15 +2,16 @@
 //!
 //! # Design
 //!
-//! An addition goes to this CPU's word. If the word leaves its batch, its part is moved to the
-//! shared part. Words start at the batch, a power of two. One check of a word's high bits therefore
-//! shows whether it is within the batch, above and below.
+//! An addition goes to this CPU's word. If the word leaves its batch, the thread moves the word's
+//! part to the shared part. A word's start value is the batch, a power of two. So one check of the
+//! word's high bits shows whether its part is within the batch in both directions.
 //!
-//! The approximate value is the shared part. It is off by about one batch for each CPU, and by
-//! additions made while another thread moves or reads. The next addition on that CPU moves them.
+//! The approximate value is the shared part. It lacks about one batch for each CPU, and additions
+//! made while another thread moves parts or reads the exact value. The next addition on that CPU
+//! moves those.
 //!
 //! The exact value is the shared part plus all words. It is read under the mutex under which parts
-//! are moved. It contains every addition that has returned once.
+//! are moved. It contains each addition that has returned, exactly once.
 
 use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
@@ -19,11 +20,12 @@ use crate::words::{Counted, Words};
 use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Mutex;
 
-/// A counter. Frees its memory when dropped. If its owner was closed instead, it must be forgotten.
+/// A counter. Dropping it frees its memory. If its owner was closed before, the caller must forget
+/// the counter instead of dropping it.
 #[derive(Debug)]
 pub struct PerCpuCounter<H: Host> {
     words: Words<H>,
-    /// Start value of words, and the bits that a word within its batch does not have.
+    /// Start value of words. `mask` has the bits that a word within its batch does not have.
     start: i64,
     mask: i64,
     shared: AtomicI64,
@@ -55,8 +57,8 @@ impl<H: Host> PerCpuCounter<H> {
         }
     }
 
-    /// Adds without the fast sequence: there are no sequences, none on this CPU, or one was
-    /// interrupted.
+    /// Adds a value that the fast sequence did not add: there are no sequences, the CPU has none,
+    /// or the sequence was interrupted.
     #[cold]
     fn add_elsewhere(&self, value: i64) {
         if !self.words.add(&raw const self.words.offsets, 0, value) {
@@ -69,7 +71,7 @@ impl<H: Host> PerCpuCounter<H> {
     #[cold]
     fn move_part(&self) {
         self.words.host.try_inside(|| {
-            // Another thread moves or reads: the next addition tries again.
+            // If another thread moves a part or reads, the next addition tries again.
             let Some(_moving) = self.moving.try_lock() else { return };
             // The thread may be on another CPU by now; only the sum of word and shared part
             // matters.
@@ -86,7 +88,8 @@ impl<H: Host> PerCpuCounter<H> {
         self.shared.load(Ordering::Relaxed)
     }
 
-    /// The exact value. Contains every addition that has returned; may contain others.
+    /// The exact value. Contains every addition that has returned; may contain additions in
+    /// progress.
     pub fn exact(&self) -> i64 {
         let start = self.start.wrapping_mul(self.words.cpus() as i64);
         self.words.host.inside(|| {

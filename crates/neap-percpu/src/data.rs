@@ -2,11 +2,12 @@
 //!
 //! # Locking
 //!
-//! The turn, then the state's lock. The turn is held while pages are populated or released, over
-//! system calls that may block. It is taken by callers that can wait, and by the worker for one
-//! pass each. The state's lock is held for a few hundred instructions, never over a system call.
-//! [`PerCpuData::free`], and [`PerCpuData::allocate`] with [`Wait::Never`], take the state's lock
-//! only. No owner is charged under either lock, so a charge may call back.
+//! A thread takes the turn before the state's lock. It holds the turn while it populates or
+//! releases pages, over system calls that may block. Callers that can wait take the turn, and the
+//! worker takes it for each pass. A thread holds the state's lock for a few hundred instructions,
+//! never over a system call. [`PerCpuData::free`], and [`PerCpuData::allocate`] with
+//! [`Wait::Never`], take the state's lock only. No owner is charged under either lock, so a
+//! [`Charge`] may call the instance.
 
 use crate::chunk::NONE;
 use crate::depopulate::Work;
@@ -52,11 +53,11 @@ pub enum Refused {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Refused::BadRequest => "the size is 0 or above 32 KiB, or the alignment is no power of two up to a page",
+            Refused::BadRequest => "the size is 0 or above 32 KiB, or the alignment is no power of two or too large",
             Refused::UnknownOwner => "the owner is closed",
             Refused::Charge => "the owner's charge was refused",
             Refused::WouldWait => "operation would block",
-            Refused::Full => "the instance's address space is in use",
+            Refused::Full => "the instance's address space is used up",
             Refused::Memory(error) => return write!(f, "the system gave no memory: error {}", error.raw_os_error()),
         })
     }
@@ -126,8 +127,8 @@ impl<C: Charge> PerCpuData<C> {
     /// Creates an owner. May wait for the worker, and make a system call.
     ///
     /// # Errors
-    /// [`Refused::Full`] with four million owners, or as many as there can be rows;
-    /// [`Refused::Memory`].
+    /// [`Refused::Full`] if there are four million owners, or as many owners as rows are possible.
+    /// [`Refused::Memory`] if the system refuses memory.
     pub fn open_owner<P: Platform>(&self, platform: &P) -> Result<Owner, Refused> {
         self.open_owner_for(platform, 0)
     }
@@ -334,7 +335,7 @@ impl<C: Charge> PerCpuData<C> {
         if state.rows.record(request.owner).is_none() {
             return Err(Refused::UnknownOwner);
         }
-        // A caller that may not wait takes any place that is populated.
+        // A caller that may not wait takes any place whose pages are populated.
         let among = if wait == Wait::Never { Among::PopulatedPages } else { Among::AllPages };
         if let Some(handle) = self.at_once(&mut state, request, among) {
             return Ok(handle);

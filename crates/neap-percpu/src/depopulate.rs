@@ -5,18 +5,19 @@
 //! At each [`PerCpuData::tick`]:
 //!
 //! 1. Wholly free chunks are isolated, except one. Isolated chunks are emptied from the end, since
-//!    pages near the start are needed first. Pages that the reserve lacks stay, and their chunk
-//!    with them. A wholly free chunk that is not the only one is destroyed; any other is sidelined.
+//!    pages near the start are needed first. Pages that the reserve needs stay, and allocations may
+//!    use their chunk again. An emptied chunk without rows is destroyed if there is another wholly
+//!    free chunk. An emptied chunk with rows is sidelined.
 //! 2. Step 1 is repeated for pages that stayed empty since the last tick, beyond the reserve,
 //!    although no chunk has an empty quarter.
-//! 3. Pages are populated until the reserve is full, and rows for it. If a caller was refused, a
-//!    whole reserve is populated.
+//! 3. Pages are populated until the reserve is full, and entries of rows for them. If a caller that
+//!    may not wait was refused, as many pages as a whole reserve are populated.
 //!
 //! While an isolated CPU runs the process, nothing is released unless a caller requests it, since
-//! the kernel would interrupt that CPU. Allocations may then use the chunks that `free` isolates.
-//! The same holds while the system is not asked because it refused. If allocations or the reserve
-//! lack room, they may use any chunk that waits to be emptied. Otherwise each would take a new
-//! chunk, which would wait in its turn.
+//! the kernel would interrupt that CPU. Nor is anything released in some ticks after the system
+//! refused. In both cases a tick makes the chunks that `free` isolated available to allocations
+//! again. If an allocation or the reserve lacks room, it may use any chunk that waits to be
+//! emptied. Otherwise it would create a new chunk, which would later wait to be emptied, too.
 //!
 //! # Locking
 //!
@@ -36,7 +37,7 @@ use neap_os::stack;
 
 /// Maximum number of ticks in which the system is not asked after it refused.
 const MOST_PATIENCE: u32 = 64;
-/// Maximum number of runs in one pass.
+/// Maximum number of page runs that one pass releases.
 const RUNS: usize = 128;
 
 /// State that belongs to the holder of the turn.
@@ -132,9 +133,9 @@ impl<C: Charge> PerCpuData<C> {
         self.work(platform, Need::Old, stop)
     }
 
-    /// Releases all empty pages beyond the reserve on a caller's request. Unlike a tick, also pages
-    /// that were needed since the last tick, also while an isolated CPU runs the process, and also
-    /// if the system refused lately.
+    /// Releases all empty pages beyond the reserve on a caller's request. Unlike a tick, this also
+    /// releases pages that were needed since the last tick. It does so even while an isolated CPU
+    /// runs the process, and even if the system refused lately.
     pub fn release_all<P: Platform>(&self, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
         self.work(platform, Need::Asked, stop)
     }
@@ -163,7 +164,7 @@ impl<C: Charge> PerCpuData<C> {
         state.wanted = false;
         self.tell(&state);
         let high = self.geometry.high;
-        // Read before chunks are isolated, which lowers it.
+        // `empty_low` is read before chunks are isolated, which lowers it.
         let unneeded = match need {
             Need::Old => state.empty_low.saturating_sub(high),
             Need::Pages(pages) => pages,
@@ -202,8 +203,8 @@ impl<C: Charge> PerCpuData<C> {
         report
     }
 
-    /// Runs [`PerCpuData::depopulate`] on a separate stack, since the runs are large. Does nothing
-    /// if no stack can be mapped.
+    /// Runs [`PerCpuData::depopulate`] on a separate stack, since its arrays are large. Does
+    /// nothing if no stack can be mapped.
     fn depopulate_apart<'a, P: Platform>(
         &'a self,
         platform: &P,
@@ -455,7 +456,7 @@ impl State {
     }
 
     /// Makes a chunk that waits to be emptied available to allocations; returns its number of empty
-    /// pages. The caller holds the turn: otherwise its pages may be on their way to the system.
+    /// pages. The caller holds the turn: otherwise the worker may be releasing the chunk's pages.
     pub(crate) fn recall(&mut self) -> Option<usize> {
         let chunk = self.lists.head(self.lists.to_depopulate())?;
         self.reintegrate(chunk);
@@ -481,7 +482,7 @@ impl State {
                 self.looks += 1;
                 if (header.populated as usize) < pages {
                     if header.isolated {
-                        self.reintegrate(chunk); // Its pages count only then.
+                        self.reintegrate(chunk); // Only then does the reserve count its pages.
                     }
                     return self.chunks.get(chunk).first_holes(most).map(|pages| (chunk, pages));
                 }

@@ -1,15 +1,16 @@
-//! The host of typed values: an instance, its platform, and a frame for calls that take locks.
+//! The [`Host`] of typed values: an instance, its platform, and a frame for calls that take locks.
 //!
-//! Counters, references and other typed values keep a host. A host in a process that may fork keeps
-//! threads out of these calls during a fork, and wakes its worker after them. [`Standalone`], an
-//! instance by itself, does neither. No locks of its own.
+//! Counters, references and other typed values keep a host. In a process that may fork, the host
+//! keeps threads out of these calls during a fork. After such a call it wakes its worker.
+//! [`Standalone`] has only an instance, and does neither. This module has no lock.
 
 use crate::data::{Charge, PerCpuData, Refused, Wait};
 use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
 use neap_base::Platform;
 
-/// An instance and its surroundings. A value is a few references; every typed value keeps one.
+/// An instance and its surroundings. A host consists of a few references, and every typed value
+/// keeps a copy of it.
 pub trait Host: Copy + Send + Sync {
     /// The platform's type.
     type Platform: Platform;
@@ -22,8 +23,8 @@ pub trait Host: Copy + Send + Sync {
     /// The instance.
     fn data(&self) -> &PerCpuData<Self::Charge>;
 
-    /// Runs `body`, which may take locks, at a time when no fork copies them held. `body` must call
-    /// none of this function and the three below.
+    /// Runs `body`, which may take locks. A fork waits meanwhile, so no child gets a copy of a held
+    /// lock. `body` must not call this function or the three below.
     fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
         body()
     }
@@ -54,7 +55,8 @@ pub trait Host: Copy + Send + Sync {
     }
 }
 
-/// An instance by itself: its owner ticks, and prevents forks during calls.
+/// A host with only an instance. Its user calls [`PerCpuData::tick`], and prevents forks during
+/// calls.
 #[derive(Debug)]
 pub struct Standalone<'a, P: Platform, C: Charge = ()> {
     /// The instance.

@@ -1,18 +1,18 @@
 //! Addresses and sizes of an instance: pure arithmetic, no memory.
 //!
-//! Memory is in *groups*. A group's part of a chunk is one range of addresses. A chunk is divided
-//! into *grains*, numbered in all groups alike. Grain `g` lies at `g * stripe` in each group's
-//! part. A run of grains is a row. In it, every CPU of the group has a copy of the row's width, one
-//! after the other.
+//! Memory is divided into *groups* of CPUs, as in the table. A group's part of a chunk is one range
+//! of addresses. A chunk is divided into *grains*, numbered in all groups alike. Grain `g` lies at
+//! `g * stripe` in each group's part. A run of grains is a row. In it, every CPU of the group has a
+//! copy of the row's width, one after the other.
 //!
 //! | layout | group | grain, per CPU | stripe |
 //! |---|---|---|---|
 //! | rows | CPUs of a node | a cache line, 64 bytes | a line for each CPU of the node |
 //! | CPU-major | one CPU | 8 bytes | 8 bytes |
 //!
-//! So CPU-major is rows in groups of one CPU, with finer grains. Page `p` is the page at `p * page`
-//! in every group's part. One page of the maps is therefore `groups` pages of the machine. The
-//! address of CPU `c`'s copy is `base + offset[class][c]`:
+//! So the CPU-major layout has rows in groups of one CPU, with finer grains. Page `p` is the page
+//! at `p * page` in every group's part. One page of the maps is therefore `groups` pages of the
+//! machine. The address of CPU `c`'s copy is `base + offset[class][c]`:
 //!
 //! * `base` is the first copy's address.
 //! * The class is the row's width in cache lines, 0 in CPU-major.
@@ -30,8 +30,8 @@ pub const LINE: usize = 64;
 const LARGEST_PAGE: usize = 64 << 10;
 /// Number of classes: one more than a row's maximum width in lines. Fits the handle's bits.
 pub(crate) const CLASSES: usize = LARGEST_PAGE / LINE + 1;
-/// Page size for which the reserve of 2 to 4 pages is meant, in bytes; with larger pages rows need
-/// fewer.
+/// Page size in bytes for which the reserve has 2 to 4 pages for each CPU of a group. With larger
+/// pages, rows need fewer.
 const RESERVED: usize = 4096;
 /// Pages of a CPU's part of a chunk, by default.
 const UNIT_PAGES: usize = 16;
@@ -126,7 +126,8 @@ pub(crate) struct Geometry {
     pub(crate) low: usize,
     /// Reserve in pages that the worker fills up to: twice `low`.
     pub(crate) high: usize,
-    /// Empty pages from which on a chunk is emptied at once: a quarter, at least 1.
+    /// The fewest empty pages with which a chunk is isolated at a free: a quarter of its pages, at
+    /// least 1.
     pub(crate) quarter: usize,
     /// Bytes of a page that belong to one copy.
     share: usize,

@@ -49,8 +49,8 @@ pub enum Invalid {
 impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Invalid::Foreign => "the handle is of another instance",
-            Invalid::NotAllocated => "no allocation begins there: freed before?",
+            Invalid::Foreign => "the handle belongs to another instance",
+            Invalid::NotAllocated => "no allocation begins at the handle's address; it may have been freed before",
         })
     }
 }

@@ -1,7 +1,7 @@
 //! A histogram of values, counted on every CPU.
 //!
-//! It has 8 buckets for each doubling, so a value is known to an eighth. Recording is one addition
-//! to this CPU's word.
+//! It has 8 buckets for each doubling of the value, so it records a value to within an eighth.
+//! Recording is one addition to this CPU's word.
 
 use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
@@ -12,12 +12,12 @@ use core::sync::atomic::{AtomicI64, Ordering};
 /// Buckets: 8 for the values below 8, and 8 for each of 61 doublings.
 const BUCKETS: usize = 8 * 62;
 
-/// A histogram of 64-bit values. Frees its memory when dropped. If its owner was closed instead, it
-/// must be forgotten.
+/// A histogram of 64-bit values. Dropping it frees its memory. If its owner was closed before, the
+/// caller must forget the histogram instead of dropping it.
 #[derive(Debug)]
 pub struct PerCpuHistogram<H: Host> {
     words: Words<H>,
-    /// Counts that no CPU's word could take.
+    /// Counts whose addition to a CPU's word was refused.
     shared: [AtomicI64; BUCKETS],
 }
 

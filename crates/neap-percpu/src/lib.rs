@@ -1,10 +1,11 @@
-//! Allocator of per-CPU data: one copy for each CPU. It releases its pages.
+//! Allocator of per-CPU data: each allocation has one copy for each CPU. Unused pages are released
+//! to the system.
 //!
-//! [`PerCpuData`] is the whole allocator; every call that acts takes the platform. Its memory
-//! is separate from pages and objects. Memory is in chunks of reserved address space, which are
-//! populated page by page and depopulated from the end. In the layout [`Layout::Rows`] all copies
-//! of an owner's data lie together, so whole pages are free when an owner ends.
-//! [`Layout::CpuMajor`] is the kernel's layout, for comparison.
+//! [`PerCpuData`] is the whole allocator. Calls that may make a system call take the platform. The
+//! allocator's memory is separate from that of the page and object layers. It consists of chunks of
+//! reserved address space. Chunks are populated page by page, and their pages are released from the
+//! end. In the layout [`Layout::Rows`] all copies of an owner's data lie together, so whole pages
+//! are free when an owner ends. [`Layout::CpuMajor`] is the kernel's layout, for comparison.
 //!
 //! # Design
 //!
@@ -19,13 +20,13 @@
 //!   arrive one by one share few rows, and at most a sixteenth is unused.
 //! * A new row lies directly behind the owner's latest row, if that place is free. Otherwise it
 //!   takes the first place that fits in the fullest chunk that has one.
-//! * A row longer than half a page begins a page. This holds while the unused ends of all pages are
-//!   less than a sixteenth of the memory in rows, plus the reserve. The owner's next row mostly
-//!   fills the end.
+//! * A row longer than half a page begins at the start of a page. This holds while the unused ends
+//!   of all pages are less than a sixteenth of the memory in rows, plus the reserve. The owner's
+//!   next row mostly fills the end.
 //! * An empty row is freed at once.
 //!
-//! The last freed allocation is kept until the next allocation, free, tick or inspection. If that
-//! allocation has the same size and owner, it gets the kept one. An allocation whose free
+//! The last freed allocation is kept until the next allocation, free, tick or inspection. If the
+//! next allocation has the same size and owner, it gets the kept one. An allocation whose free
 //! would empty more than two pages, or would leave work for the worker, is not kept.
 //!
 //! # Bounds
@@ -35,7 +36,7 @@
 //! line for each row, and the remainders of sizes that do not fit together. An owner with one tiny
 //! allocation takes a cache line for each CPU, and shares pages with similar owners.
 //! [`Owner::NONE`] has rows of about a page, in which allocations without an owner share cache
-//! lines. One that stays keeps about a page.
+//! lines. An allocation that stays keeps its row of about a page.
 //!
 //! # Nodes
 //!

@@ -3,13 +3,13 @@
 //! # Design
 //!
 //! All address space that an instance can use is reserved when it is made, so addresses are
-//! arithmetic. It is opened from the start by steps, before it is needed. Unopened space is not
-//! filled when a program locks its memory, not written to a core dump, and not counted by a system
-//! without overcommit. Opened space stays open; its memory comes and goes by the page.
+//! arithmetic. Steps open it from the start, before it is needed. Unopened space is not filled when
+//! a program locks its memory, not written to a core dump, and not counted by a system without
+//! overcommit. Opened space stays open; its memory comes and goes by the page.
 //!
 //! # Locking
 //!
-//! Steps are taken under the turn, never under the state's lock.
+//! A thread opens a step while it holds the turn, and never under the state's lock.
 
 use crate::chunk::{Chunks, Parts};
 use crate::data::{Charge, PerCpuData, Refused};
@@ -29,7 +29,7 @@ use neap_base::{Mutex, Platform};
 const OWNERS: u32 = 1 << 22;
 /// Owners in a step.
 const OWNERS_STEP: u32 = 1 << 14;
-/// Bytes of a group's memory in a step, or one chunk.
+/// Bytes of a group's memory in a step, at least one chunk.
 const STEP: usize = 1 << 20;
 
 /// Carves pieces out of a range.
@@ -45,7 +45,8 @@ impl Carver {
 
 impl<C: Charge> PerCpuData<C> {
     /// Creates an instance. `node_of` returns the nearest node of a CPU, also for CPUs that do not
-    /// exist yet. Their copies are made with all others, so nothing changes when they come online.
+    /// exist yet. Their copies are made with all other copies, so nothing changes when such a CPU
+    /// comes online.
     ///
     /// # Errors
     /// `INVAL` for an invalid shape, `NOMEM` or `AGAIN` if the address space is refused.
@@ -97,19 +98,19 @@ impl<C: Charge> PerCpuData<C> {
         let first = tables.next_multiple_of(page);
         let [ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners] =
             tables_of.map(|distance| first + distance);
-        // SAFETY: the range lies in the tables' reservation. On an error both reservations are
-        // unmapped, which no other code knows.
+        // SAFETY: the range lies in the tables' reservation. No other code knows the two
+        // reservations, which are unmapped on an error.
         unsafe {
             platform.open(first, chunks - first).inspect_err(|error| {
                 platform.unmap(tables, tables_length);
                 unmap(error);
             })?;
         }
-        // A huge page would allocate memory for pages that count as empty.
+        // A huge page would give memory to pages that do not count as populated.
         let _ = platform.huge_pages(base, length, HugePages::Forbidden);
 
-        // SAFETY: each table has its own piece of new zeroes, of the length that it needs. Zeroes
-        // are valid rows and records.
+        // SAFETY: each table has its own piece of new zeroes, of the length that it needs. All-zero
+        // memory is a valid row and a valid record.
         let (chunks, rows, work) = unsafe {
             let rows = Rows { rows: Pool::at(rows), owners: Pool::at(owners), grain: geometry.grain };
             (Chunks::at(geometry.clone(), parts, chunks, stack), rows, Work::at(ranges))
@@ -197,8 +198,8 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Populates rows that are about to be used: as many as fit the reserve, for callers that may
-    /// not wait. The caller holds the turn.
+    /// Populates the entries of rows that will be used next, as many as fit the reserve. Callers
+    /// that may not wait then find entries with memory. The caller holds the turn.
     ///
     /// # Errors
     /// [`Refused::Memory`].

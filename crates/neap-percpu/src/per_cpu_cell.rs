@@ -1,8 +1,8 @@
-//! A value for each CPU, under a lock that is only tried.
+//! A value for each CPU, each under its own lock.
 //!
-//! A thread may move to another CPU at any time. Therefore a copy is accessed under its
-//! [`CpuLock`]: the CPU's number is a hint, the lock decides. If any copy will do, a thread never
-//! waits for a preempted holder.
+//! A thread may move to another CPU at any time. Therefore a thread accesses a copy only under the
+//! copy's [`CpuLock`], and the CPU's number is a hint. [`PerCpu::here`] takes another copy if the
+//! first is locked, so it does not wait for one preempted holder.
 
 use crate::data::{Refused, Wait};
 use crate::embedder::Host;
@@ -15,8 +15,8 @@ use neap_base::{CpuLock, Platform};
 /// Attempts to take a lock between pauses.
 const TURNS: u32 = 100;
 
-/// A value for each CPU. Frees its memory when dropped. If its owner was closed instead, it must be
-/// forgotten.
+/// A value for each CPU. Dropping it frees its memory. If its owner was closed before, the caller
+/// must forget the value instead of dropping it.
 #[derive(Debug)]
 pub struct PerCpu<T, H: Host> {
     host: H,
@@ -32,8 +32,8 @@ unsafe impl<T: Send, H: Host> Send for PerCpu<T, H> {}
 unsafe impl<T: Send, H: Host> Sync for PerCpu<T, H> {}
 
 impl<T: Send, H: Host> PerCpu<T, H> {
-    /// Creates a value for each CPU, whether it exists or not; `make` receives the CPU. With its
-    /// lock a value takes at least 128 bytes.
+    /// Creates a value for each CPU, whether the CPU exists or not. `make` receives the CPU. A
+    /// value with its lock takes at least 128 bytes.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).

@@ -1,7 +1,7 @@
 //! A table of entries in reserved address space, which is opened as entries are needed.
 //!
-//! A freed entry is reused before one that was never used. No memory is released. The users are
-//! rows and owners, under the allocator's lock.
+//! A freed entry is reused before one that was never used. No memory is released. Rows and owners
+//! are kept in pools, under the allocator's lock.
 
 use crate::chunk::NONE;
 use core::marker::PhantomData;
@@ -37,7 +37,7 @@ impl<T: Copy> Pool<T> {
 
     /// # Safety
     /// The zeroes at `address` belong to the pool as long as it is used. They are aligned, and have
-    /// [enough bytes](Pool::bytes) for the opened entries. `T` is valid as zeroes.
+    /// [enough bytes](Pool::bytes) for the opened entries. All-zero memory is a valid `T`.
     pub(crate) unsafe fn at(address: usize) -> Pool<T> {
         Pool { address, opened: 0, ready: 0, reach: 0, free: NONE, in_use: 0, kind: PhantomData }
     }
@@ -71,7 +71,7 @@ impl<T: Copy> Pool<T> {
     /// Allows the entries below `end` to be used.
     ///
     /// # Safety
-    /// Their memory may be touched.
+    /// The memory of these entries may be touched.
     pub(crate) unsafe fn open(&mut self, end: u32) {
         self.opened = end;
     }

@@ -1,23 +1,23 @@
 //! A reference count that is per-CPU until it is killed, and exact afterwards.
 //!
 //! While the count lives, a thread takes and puts references by additions to its CPU's word, and
-//! the sum is unknown. Isolated CPUs, which are never fenced, and threads without a CPU id use the
-//! shared count. A bias keeps the shared count above 0.
+//! the sum is unknown. Threads on isolated CPUs, which are never fenced, and threads without a CPU
+//! id use the shared count. A bias keeps the shared count above 0.
 //!
 //! # Killing
 //!
-//! 1. The place where sequences find the words is closed. A sequence that starts now is refused,
-//!    and uses the shared count.
-//! 2. One fence, for all references that are killed together, ends the sequences that had read the
-//!    place before. They have committed or been restarted. Isolated CPUs are not fenced; they have
-//!    no words.
-//! 3. The words, which no thread changes any more, are added to the shared count, and the bias is
-//!    removed.
-//! 4. The first reference, which the count was made with, is put.
+//! 1. The killing thread stores 0 into `open`, where sequences find the words. A sequence that
+//!    starts now adds nothing, and its thread uses the shared count.
+//! 2. The thread makes one fence, for all counts that are killed together. After it, the sequences
+//!    that had read `open` before have committed or been restarted. Isolated CPUs are not fenced,
+//!    since they have no words.
+//! 3. The thread adds the words, which no thread changes any more, to the shared count, and removes
+//!    the bias.
+//! 4. The thread puts the first reference, with which the count was made.
 //!
-//! If the fence fails, the place is opened again, and the count lives on. Steps 1 to 3 happen
-//! inside the fork gate: a child finds a count alive or killed. Step 4 is outside, since the last
-//! put runs the caller's code.
+//! If the fence fails, `open` gets its value back, and the count lives on. Steps 1 to 3 happen
+//! inside the fork gate, so a child finds each count either alive or killed. Step 4 is outside,
+//! since the last put runs the caller's code.
 
 use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
@@ -46,8 +46,9 @@ pub trait Counts {
     fn clear(&self);
 }
 
-/// States: alive; being killed by a thread, half its number; killed, its first reference not yet
-/// put, that number inverted (at least [`KILLED`]); dead.
+/// Values of `state`. [`LIVE`]: alive. `me() / 2`: the thread with the number `me()` is killing the
+/// count. `!(me() / 2)`, which is at least [`KILLED`]: that thread has killed the count, and not
+/// put its first reference yet. [`DEAD`]: killed, and the first reference was put.
 const LIVE: usize = 0;
 const KILLED: usize = 1 << (usize::BITS - 1);
 const DEAD: usize = usize::MAX;
@@ -88,15 +89,14 @@ impl<W: Counts> Count<W> {
         // visible to a thread that takes a reference on the shared count.
         self.shared.store(BIAS + 1, Ordering::Release);
         self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `is_dead`.
-        // Release pairs with the sequences, whose load of it is an acquire load: the earlier stores
-        // are visible to a thread that takes a reference on its CPU's word.
+        // Release pairs with the sequences, whose load of `open` is an acquire load: the earlier
+        // stores are visible to a thread that takes a reference on its CPU's word.
         self.open.store(self.words.opened(), Ordering::Release);
     }
 
-    /// Resets the count in a forked child, where only `held` references are this thread's. The
-    /// count may be in any state. Puts the references of other threads, and the first one if
-    /// another thread has killed the count. Returns whether the count is killed and no reference is
-    /// left.
+    /// Resets the count in a forked child, where this thread has `held` references. The count may
+    /// be in any state. Puts the references of other threads, and the first one if another thread
+    /// has killed the count. Returns whether the count is killed and no reference is left.
     ///
     /// The caller is the only thread of the child.
     pub fn forget_others(&self, held: usize) -> bool {
@@ -138,11 +138,11 @@ impl<W: Counts> Count<W> {
         if self.is_dead() {
             return false;
         }
-        // The count may be killed meanwhile: then a reference can be taken as long as one is left.
+        // If the count is killed meanwhile, a reference can be taken as long as one is left.
         let one_more = |count| if count == 0 { None } else { Some(count + 1) };
         // Acquire pairs with the Release in `revive`: the count may have been revived since the
-        // check above. The data of a first life was visible to any thread that could name the
-        // count.
+        // check above. The data of a count that was never revived was visible to any thread that
+        // could name the count.
         self.shared.fetch_update(Ordering::Acquire, Ordering::Relaxed, one_more).is_ok()
     }
 
@@ -171,9 +171,9 @@ impl<W: Counts> Count<W> {
         self.is_dead().then(|| self.shared.load(Ordering::Relaxed))
     }
 
-    /// Kills counts with one call of `fence`, up to their first references. The same thread must
-    /// call [`Count::put_first`] for each. Skips counts that were killed before, or are being
-    /// killed by another thread. Returns the number of killed counts.
+    /// Kills counts with one call of `fence`, but does not put their first references. The same
+    /// thread must then call [`Count::put_first`] for each. Skips counts that were killed before or
+    /// that another thread is killing. Returns the number of killed counts.
     ///
     /// # Errors
     /// The fence's error: all counts live on.
@@ -200,14 +200,14 @@ impl<W: Counts> Count<W> {
         let fenced = fence();
         for count in counts.filter(|count| count.state.load(Ordering::Relaxed) == killing) {
             if fenced.is_err() {
-                // Release pairs with the sequences, which read it before the words' table.
+                // Release pairs with the sequences, which read `open` before the words' table.
                 count.open.store(count.words.opened(), Ordering::Release);
                 // Release pairs with the AcqRel above.
                 count.state.store(LIVE, Ordering::Release);
                 continue;
             }
-            // AcqRel pairs with that of the puts. The sum may be below 0: references that were
-            // taken in the shared count.
+            // AcqRel pairs with that of the puts. The sum may be negative: references that were
+            // taken in the shared count may have been put in words.
             count.shared.fetch_add((count.words.sum() as usize).wrapping_sub(BIAS), Ordering::AcqRel);
             // Release pairs with the Acquire in `is_dead`.
             count.state.store(!killing, Ordering::Release);
@@ -262,8 +262,8 @@ pub fn fence<P: Platform>(platform: &P) -> Result<(), Errno> {
     if platform.rseq_offset().is_some() { platform.fence_all() } else { Ok(()) }
 }
 
-/// A reference count. Frees its memory when dropped. If its owner was closed instead, it must be
-/// forgotten.
+/// A reference count. Dropping it frees its memory. If its owner was closed before, the caller must
+/// forget the count instead of dropping it.
 #[derive(Debug)]
 pub struct PerCpuRef<H: Host>(Count<Sequences<H>>);
 
@@ -282,7 +282,7 @@ impl<H: Host> PerCpuRef<H> {
         self.0.get();
     }
 
-    /// Takes a reference unless it was killed.
+    /// Takes a reference unless the count was killed.
     #[inline]
     pub fn try_get(&self) -> bool {
         self.0.try_get()
@@ -295,7 +295,7 @@ impl<H: Host> PerCpuRef<H> {
         self.0.put()
     }
 
-    /// Whether it was killed.
+    /// Whether the count was killed.
     pub fn is_dead(&self) -> bool {
         self.0.is_dead()
     }
@@ -309,9 +309,9 @@ impl<H: Host> PerCpuRef<H> {
     /// index of each count without further references. `last` runs without locks and may call
     /// anything. Counts killed before are skipped. Returns the number of killed counts.
     ///
-    /// The references are iterated several times, also while a fork would wait. Each clone must
-    /// yield the same references, whatever their state is by then (no filter by
-    /// [`PerCpuRef::is_dead`]). It may neither allocate nor lock.
+    /// `references` is iterated several times, also while a fork waits. Each clone must yield the
+    /// same references, whatever their state is then. So it must not filter by
+    /// [`PerCpuRef::is_dead`]. It must neither allocate nor lock.
     ///
     /// # Errors
     /// The fence's error: all counts live on.
@@ -331,8 +331,8 @@ impl<H: Host> PerCpuRef<H> {
         Ok(killed)
     }
 
-    /// Kills counts up to their first references: the first half of [`PerCpuRef::kill_all`]. The
-    /// same thread must call [`PerCpuRef::put_first`] for each.
+    /// Kills counts, but does not put their first references: the first half of
+    /// [`PerCpuRef::kill_all`]. The same thread must then call [`PerCpuRef::put_first`] for each.
     ///
     /// # Errors
     /// The fence's error: all counts live on.

@@ -1,7 +1,8 @@
 //! Rows and their owners.
 //!
 //! A row is a run of grains of one chunk and belongs to one owner. An owner's rows are on its list,
-//! those with room first. All is under the allocator's lock. This module does not handle pages.
+//! those with room first. The allocator's lock protects rows and owners. This module does not
+//! handle pages.
 
 use crate::chunk::NONE;
 use crate::pool::Pool;
@@ -53,7 +54,7 @@ impl Owner {
     }
 
     /// The owner that [`Owner::to_bits`] turned into `bits`. Any other number gives an unknown
-    /// owner, which is refused.
+    /// owner, for which calls fail.
     pub fn from_bits(bits: u64) -> Owner {
         Owner { index: bits as u32, generation: ((bits >> 32) as u32).wrapping_add(1) }
     }

@@ -1,9 +1,10 @@
 //! The allocator's state: where an allocation goes, and the consequences of a free.
 //!
-//! Chunks, lists and rows under one lock, which is never held over a system call. The worker
-//! decides when pages come and go, with one exception. If a quarter of a chunk is populated and
-//! empty, and other chunks hold enough reserve, the chunk is *isolated*. Its empty pages leave the
-//! reserve, no row is placed in it, and the worker empties it.
+//! The state consists of chunks, lists and rows under one lock. No thread holds the lock over a
+//! system call. The worker decides when pages are populated and released, with one exception. If a
+//! quarter of a chunk is populated and empty, and other chunks hold enough reserve, the chunk is
+//! *isolated*. Its empty pages leave the reserve, no row is placed in it, and the worker empties
+//! it.
 
 use crate::chunk::{Chunks, Header, NONE, NewPages};
 use crate::chunk_buckets::{Lists, slot};
@@ -21,8 +22,8 @@ pub(crate) struct State {
     pub(crate) chunks: Chunks,
     pub(crate) lists: Lists,
     pub(crate) rows: Rows,
-    /// Populated pages; then empty ones in chunks that are not isolated (the reserve); then empty
-    /// ones in isolated chunks; then grains in rows.
+    /// Number of populated pages. The next fields: empty pages in chunks that are not isolated (the
+    /// reserve), empty pages in isolated chunks, and grains in rows.
     pub(crate) populated: usize,
     pub(crate) empty: usize,
     pub(crate) isolated_empty: usize,
@@ -33,7 +34,7 @@ pub(crate) struct State {
     pub(crate) starved: bool,
     /// The worker has work.
     pub(crate) wanted: bool,
-    /// The last freed allocation, which may be free still or handed out again.
+    /// The last freed allocation. It may have been handed out again.
     kept: Option<Kept>,
     /// Chunks that the worker has examined.
     pub(crate) looks: u64,
@@ -141,7 +142,7 @@ impl State {
             }
             let row = *self.rows.rows.get(index);
             if row.free == 0 {
-                return None; // Full rows are behind the others.
+                return None; // Full rows are at the list's end.
             }
             let geometry = self.geometry();
             let aligned = request.align <= LINE
@@ -168,8 +169,8 @@ impl State {
         None
     }
 
-    // Always inlined, as are all functions that return a place: one that is stored in parts and
-    // loaded as a whole stalls.
+    // Always inlined, as are all functions that return a `RowAllocation`. Otherwise the value is
+    // stored in parts and loaded as a whole, and the CPU stalls.
     #[inline(always)]
     fn mark(&mut self, index: u32, granule: usize, granules: usize) -> RowAllocation {
         let row = self.rows.rows.get_mut(index);
@@ -190,8 +191,8 @@ impl State {
         touched.saturating_sub(taken) <= taken / 16 + geometry.high * geometry.page
     }
 
-    /// Finds a place for a new row: behind the owner's latest, else the first that fits in the
-    /// fullest chunk that has one.
+    /// Finds a place for a new row: directly behind the owner's latest row, or else the first place
+    /// that fits in the fullest chunk with such a place.
     pub(crate) fn find(&mut self, request: &Request, among: Among) -> Option<Spot> {
         let populated = among == Among::PopulatedPages;
         let geometry = &self.chunks.geometry;
@@ -200,7 +201,8 @@ impl State {
         let width = geometry.row(request.granules * GRANULE, request.align, has);
         let step = geometry.alignment(request.align);
         let (shares, grain) = (geometry.shares(), geometry.grain);
-        // Two rows of more than half a page never fit one page; packed, each would touch two.
+        // Two rows of more than half a page never fit into one page. Without gaps, each would touch
+        // two pages.
         let long = shares && 2 * width * geometry.stripe > geometry.page;
         let page_step = geometry.alignment(geometry.page);
         if latest != NONE && shares {
@@ -336,7 +338,7 @@ impl State {
             return Err(Invalid::NotAllocated);
         }
         let range = granules_of(geometry, row);
-        let granule = range.start + inside / GRANULE; // Behind the range for another CPU's copy.
+        let granule = range.start + inside / GRANULE; // Beyond `range` in another CPU's copy.
         let end = view.allocation_end(granule, range.end).ok_or(Invalid::NotAllocated)?;
         Ok(RowAllocation { row: index, granule: granule as u32, granules: (end - granule) as u32 })
     }
@@ -362,8 +364,7 @@ impl State {
     }
 
     /// Frees a handle's allocation, but keeps it until the next free or [`State::settle`]. Frees it
-    /// at once if keeping it would hold more than two pages, or if its free leaves work for the
-    /// worker.
+    /// at once if that empties more than two pages, or leaves work for the worker.
     pub(crate) fn free_later(&mut self, base: usize, handle: Handle) -> Result<Freed, Invalid> {
         if let Some(kept) = &mut self.kept
             && kept.handle == handle
@@ -423,7 +424,7 @@ impl State {
 
     /// Frees all allocations of a row, and the row.
     pub(crate) fn free_all(&mut self, index: u32) -> Freed {
-        self.kept = None; // It may be in this row.
+        self.kept = None; // The kept allocation may be in this row.
         let row = *self.rows.rows.get(index);
         let range = granules_of(self.geometry(), &row);
         let chunk = self.chunks.get(row.chunk);
@@ -458,7 +459,7 @@ impl State {
         self.wanted |= spare;
     }
 
-    /// Whether a chunk must be emptied, if it had `more` additional empty pages.
+    /// Whether a chunk would have to be emptied if it had `more` additional empty pages.
     fn is_worthy(&self, header: &Header, more: usize) -> bool {
         let (empty, geometry) = (header.empty as usize + more, self.geometry());
         if header.isolated { empty > 0 } else { self.empty + more > geometry.high + empty && empty >= geometry.quarter }

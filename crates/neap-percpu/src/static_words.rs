@@ -1,11 +1,10 @@
 //! Words of per-CPU data for structures without a host, which keep many
 //! [counts](crate::reference::Count) in their own tables.
 //!
-//! The words are identified by their address, and stay as long as the instance. The first two
-//! belong to the count: references taken, and references put. So the number of references ever
-//! taken is known without another addition. The other words are changed by restartable sequences
-//! only, and not on isolated CPUs. Without sequences every addition is refused, and the caller
-//! counts elsewhere. No locks.
+//! The words stay until [`PerCpuWords::free`]; a drop does not free them. The first two belong to
+//! the count: references taken, and references put. So the number of references ever taken is known
+//! without another addition. An addition is a restartable sequence. It is refused on isolated CPUs
+//! and if there are no sequences. The caller then counts elsewhere. This module has no lock.
 
 use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
@@ -18,7 +17,8 @@ use core::sync::atomic::{AtomicI64, Ordering};
 use neap_base::Platform;
 use neap_base::sync::AtomicUsize;
 
-/// Interrupted attempts before an addition is refused: a debugger interrupts every attempt.
+/// Number of interrupted attempts after which an addition is refused. A debugger interrupts every
+/// attempt.
 const ATTEMPTS: usize = 3;
 
 /// The words of the count.
@@ -42,8 +42,8 @@ impl PerCpuWords {
     /// The first word that does not belong to the count.
     pub const FIRST: usize = GIVEN_BACK + 1;
 
-    /// Allocates `count` zeroed words for each CPU, at least [`PerCpuWords::FIRST`], which belong
-    /// to the count.
+    /// Allocates `count` zeroed words for each CPU. The first [`PerCpuWords::FIRST`] words belong
+    /// to the count, so `count` is at least as many.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
@@ -116,7 +116,8 @@ impl PerCpuWords {
         self.each(word).map(|word| word.load(Ordering::Relaxed)).fold(0, i64::wrapping_add)
     }
 
-    /// Sets the first `count` words of all CPUs to 0. Their count is dead and has no references.
+    /// Sets the first `count` words of all CPUs to 0. The [count](crate::reference::Count) must be
+    /// dead and without references.
     pub fn clear_all(&self, count: usize) {
         (0..count).flat_map(|word| self.each(word)).for_each(|word| word.store(0, Ordering::Relaxed));
     }

@@ -1,6 +1,6 @@
 //! Statistics of an instance.
 //!
-//! They are copied under the lock. Page counts are for all groups together.
+//! Statistics are copied under the state's lock. Page counts are for all groups together.
 
 use crate::chunk::NONE;
 use crate::data::{Charge, PerCpuData};
@@ -58,9 +58,9 @@ pub struct Statistics {
 /// Bytes of populated pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PopulatedBytes {
-    /// Of pages that hold data.
+    /// Bytes of pages with rows.
     pub used: u64,
-    /// Of the other ones.
+    /// Bytes of pages without rows.
     pub free: u64,
 }
 
@@ -84,8 +84,8 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Returns the statistics that need no wait. The numbers of chunks by list are 0, as are all of
-    /// the worker's actions except `looks`.
+    /// Returns the statistics that need no wait. The numbers of chunks by list are 0. So are all
+    /// counts of the worker's actions, except `looks`.
     pub fn statistics_at_once(&self) -> Statistics {
         self.numbers(&self.settled())
     }

@@ -1,8 +1,8 @@
 //! Verifies that every grain, page, row and chunk is in exactly one state.
 //!
-//! Walks every chunk from row to row, then every list of chunks and of rows, and compares all sums.
-//! Holds the turn, so no pages come or go meanwhile, and the state's lock. Frees the kept
-//! allocation, and changes nothing else.
+//! [`PerCpuData::verify`] walks every chunk from row to row, then every list of chunks and of rows,
+//! and compares all sums. It holds the turn, so no pages are populated or released meanwhile, and
+//! the state's lock. It frees the kept allocation, and changes nothing else.
 
 use crate::chunk::NONE;
 use crate::chunk_buckets::slot;

@@ -1,9 +1,10 @@
 //! Words of per-CPU data, changed only by additions to this CPU's word.
 //!
-//! With sequences, an addition is one restartable sequence, without a lock or a locked instruction.
-//! Without, it is an atomic addition to the word of the CPU that the thread seems to be on. The two
-//! are never mixed in one allocation, since each would undo the other. An addition may be refused;
-//! the caller then counts elsewhere. The users are counters, references and histograms.
+//! If the platform has restartable sequences, an addition is one sequence, without a lock or a
+//! locked instruction. Otherwise it is an atomic addition to the word of the CPU that the thread
+//! seems to be on. One allocation never uses both, since either could overwrite an addition of the
+//! other. An addition may be refused. The caller then counts elsewhere. Counters, references and
+//! histograms use this module.
 
 use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
@@ -14,7 +15,8 @@ use neap_base::Platform;
 use neap_base::sync::AtomicUsize;
 pub(crate) use neap_os::rseq::Counted;
 
-/// Interrupted attempts before an addition is refused: a debugger interrupts every attempt.
+/// Number of interrupted attempts after which an addition is refused. A debugger interrupts every
+/// attempt.
 const ATTEMPTS: usize = 3;
 
 /// An allocation of words.
@@ -45,8 +47,8 @@ impl<H: Host> Words<H> {
         self.sequences != 0
     }
 
-    /// Adds to a word of this CPU; returns whether it did. `offsets` points to [`Words::offsets`]
-    /// or 0, and other threads may change it.
+    /// Adds to a word of this CPU; returns whether it did. `offsets` points to a word with
+    /// [`Words::offsets`] or 0, which other threads may change.
     #[inline(always)]
     pub(crate) fn add(&self, offsets: *const usize, word: usize, value: i64) -> bool {
         if !self.has_sequences() {

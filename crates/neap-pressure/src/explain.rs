@@ -53,11 +53,11 @@ impl fmt::Display for LevelName<'_> {
 }
 
 impl MemoryReport {
-    /// Writes what was found, which level binds, and which signals are there.
+    /// Writes the levels that were found, which of them binds, and which signals can be used.
     ///
     /// # Errors
     ///
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn explain(&self, out: &mut impl Write) -> fmt::Result {
         self.explain_place(out)?;
         writeln!(out, "\nLevels, from the process's own group up:")?;
@@ -196,7 +196,7 @@ impl MemoryReport {
         writeln!(out)
     }
 
-    /// Writes what could not be seen. Nothing if all was seen.
+    /// Writes a line for each part that could not be read.
     fn explain_gaps(&self, out: &mut impl Write) -> fmt::Result {
         let mut gap = |args: fmt::Arguments<'_>| writeln!(out, "Not seen:  {args}");
         let FilesRead { error, too_long } = self.members;

@@ -78,9 +78,9 @@ pub enum Access {
 pub enum FileKind {
     /// A regular file of procfs or cgroup2, which takes a trigger.
     Kernel,
-    /// A FIFO or character device: readable under pressure.
+    /// A FIFO or character device. It becomes readable under pressure.
     Stream,
-    /// A Unix socket: connected to, then readable under pressure.
+    /// A Unix socket. The process connects to it, and it becomes readable under pressure.
     Socket,
     /// A directory.
     Directory,

@@ -20,9 +20,9 @@ pub(crate) struct Reader<'a, F: Files> {
     pub(crate) files: &'a F,
     pub(crate) scratch: &'a mut PathText,
     pub(crate) buffer: &'a mut [u8],
-    /// Reason why a file that exists could not be read; the first.
+    /// Reason why a file that exists could not be read; of several such files, the first.
     pub(crate) refused: Option<Errno>,
-    /// A file held something else than expected.
+    /// Whether the content of a file could not be parsed.
     pub(crate) malformed: bool,
 }
 
@@ -136,7 +136,7 @@ impl<F: Files> Reader<'_, F> {
                 None if key == b"hierarchical_memory_limit" => hierarchical = number(value),
                 None => own.add_version_1(key, value),
             });
-            // Without the hierarchy's sums the group's own are all there is.
+            // If the file has no sums over the groups below, the group's own numbers are used.
             let found = if has_total { total } else { own };
             level.reclaimable = found.bytes().min(usage.unwrap_or(0));
             if let Some(Some(limit)) = self.limit(directory, b"memory.memsw.limit_in_bytes")
@@ -148,13 +148,13 @@ impl<F: Files> Reader<'_, F> {
         GroupReading { level, has_memory, hierarchical: hierarchical.filter(|limit| *limit < UNLIMITED) }
     }
 
-    /// Returns whether a version 1 group counts the memory of the groups below it. The file is
-    /// absent where groups always do.
+    /// Returns whether a version 1 group counts the memory of the groups below it. If
+    /// `memory.use_hierarchy` does not exist, groups always do.
     pub(crate) fn counts_children(&mut self, directory: &[u8]) -> bool {
         self.small(directory, b"memory.use_hierarchy").and_then(number) != Some(0)
     }
 
-    /// Returns whether `name` can be opened in `directory`, or is there and refused.
+    /// Returns whether the file `name` exists in `directory`, even if it may not be opened.
     pub(crate) fn is_there(&mut self, directory: &[u8], name: &[u8]) -> bool {
         let path = self.scratch.set(&[directory, b"/", name]).and_then(|()| self.scratch.as_c_str());
         let opened = path.and_then(|path| self.files.open(path, crate::files::Access::Read));

@@ -1,9 +1,10 @@
-//! A level that limits memory: a group, the machine, or a limit of the process. Pure arithmetic.
+//! A level that limits memory: a group, the machine, or a limit of the process. All functions are
+//! pure arithmetic.
 //!
 //! # Used memory
 //!
-//! The kernel kills in a group only after reclaim failed. So memory that reclaim takes without
-//! swapping counts as free:
+//! The kernel kills a process in a group only after reclaim failed. So memory that reclaim can take
+//! without swapping counts as free:
 //!
 //! ```text
 //! used        = usage - reclaimable
@@ -13,16 +14,18 @@
 //! ```
 //!
 //! Files in tmpfs and shared memory are on the lists of anonymous memory, so they count as used.
-//! Dirty pages have to be written first, which may take longer than the growth that needs them.
-//! Version 1 does not say which part of its slabs is reclaimable.
+//! Dirty pages have to be written first. That may take longer than an allocation can wait, so they
+//! count as used, too. Version 1 does not say which part of its slabs is reclaimable, so slabs
+//! count as used there.
 
 /// What limits memory at a level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LimitedBy {
     /// A visible group.
     Group,
-    /// An ancestor above the mount. Version 1 shows the smallest limit of all ancestors to the
-    /// group itself. Its usage is at least that of the topmost visible group.
+    /// An ancestor above the mount. The files of a version 1 group show the smallest limit of all
+    /// its ancestors. The usage of that ancestor is not visible. It is at least the usage of the
+    /// topmost visible group, which is in the level.
     HiddenAncestor,
     /// The machine, by `/proc/meminfo`.
     Machine,
@@ -35,7 +38,7 @@ pub enum LimitedBy {
 /// Swap of a group.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Swap {
-    /// Not known, or not limited here.
+    /// The limit on swap is not known, or the level has none.
     #[default]
     Unlimited,
     /// Version 2: swapped memory alone.
@@ -99,11 +102,12 @@ impl MemoryLevel {
             return self.memory_headroom();
         };
         let both_used = both_usage.saturating_sub(self.reclaimable);
-        // Usage of memory is at most that of memory and swap, so the latter stands for it.
+        // If the usage of memory is not known, that of memory and swap together replaces it. It is
+        // at least as large.
         let used = self.used().unwrap_or(both_used);
         let memory = self.limit?.saturating_sub(used);
-        // Memory and swap together may be full although memory is not. The kernel keeps their limit
-        // at or above that of memory, so it is none where memory has none.
+        // Memory and swap together may be full although memory is not. The kernel never lets their
+        // limit be below that of memory. So if memory has no limit, both together have none.
         Some(memory.min(both_limit.saturating_sub(both_used)))
     }
 
@@ -132,7 +136,7 @@ impl MemoryLevel {
     }
 }
 
-/// The level with the smallest value. The first of several.
+/// Returns the level with the smallest value; of several with that value, the first.
 pub(crate) fn smallest(
     levels: impl Iterator<Item = MemoryLevel>,
     value: impl Fn(&MemoryLevel) -> Option<u64>,

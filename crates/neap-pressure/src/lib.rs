@@ -17,13 +17,16 @@
 //!
 //! # Design
 //!
-//! Decisions are pure functions of bytes: lines, positions, levels, pressure. [`Files`] is the only
-//! way to the system, so made trees are tests. The crate depends on no other crate of neap. It
-//! allocates nothing, starts no thread and writes to no file. File content of any kind leads to a
-//! report: unreadable parts are absent from it and named in its explanation.
+//! Files are parsed, and decisions made, by pure functions. [`Files`] is the only access to the
+//! system, so tests can use made-up files. The crate depends on no other crate of neap. It
+//! allocates nothing, starts no thread and writes to no file. A look makes a report whatever the
+//! files contain. Parts that cannot be read are absent from the report, and its explanation names
+//! them.
 //!
-//! An [`Estimator`] turns a series of headrooms into the time to the wall, and [`Pressure`] into a
-//! level with hysteresis. A [`Series`] does both, look by look. All take the caller's clock.
+//! The wall is the level with the least headroom. An [`Estimator`] estimates the time until
+//! headroom is used up, from a series of headrooms. [`Pressure`] is a level with hysteresis,
+//! computed from headroom and that time. A [`Series`] does both, look by look. The caller passes
+//! the time of each look.
 
 #![no_std]
 #![forbid(unsafe_code)]

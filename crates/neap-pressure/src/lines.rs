@@ -14,7 +14,7 @@ pub struct Membership<'a> {
 }
 
 impl<'a> Membership<'a> {
-    /// Splits a line. `None` if it is no such line.
+    /// Splits a line. `None` if it has another format.
     #[must_use]
     pub fn parse(line: &'a [u8]) -> Option<Membership<'a>> {
         let mut parts = line.splitn(3, |byte| *byte == b':');
@@ -28,8 +28,8 @@ impl<'a> Membership<'a> {
         self.hierarchy == b"0" && self.controllers.is_empty()
     }
 
-    /// Returns whether the line names the group of a version 1 hierarchy with `memory`. A hierarchy
-    /// that is named so (`name=memory`) has no controller of that name.
+    /// Returns whether the line names the group of a version 1 hierarchy with the controller
+    /// `memory`. A hierarchy with that name (`name=memory`) does not count.
     #[must_use]
     pub fn has_memory(&self) -> bool {
         lists(self.controllers, b"memory")
@@ -50,7 +50,7 @@ pub struct Mount<'a> {
 }
 
 impl<'a> Mount<'a> {
-    /// Splits a line and unescapes the paths in place. `None` if it is no such line.
+    /// Splits a line and unescapes the paths in place. `None` if it has another format.
     #[must_use]
     pub fn parse(line: &'a mut [u8]) -> Option<Mount<'a>> {
         // Fields: id, parent, device, root, point, options, optional fields, a lone dash, type,
@@ -75,7 +75,7 @@ impl<'a> Mount<'a> {
         self.kind == b"cgroup2"
     }
 
-    /// Returns whether a version 1 hierarchy with `memory` is mounted here.
+    /// Returns whether a version 1 hierarchy with the controller `memory` is mounted here.
     #[must_use]
     pub fn has_memory(&self) -> bool {
         self.kind == b"cgroup" && lists(self.options, b"memory")
@@ -85,11 +85,13 @@ impl<'a> Mount<'a> {
 /// Position of a process's group relative to a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Position<'a> {
-    /// Below the mount point by this path, which is empty or begins with a slash.
+    /// The group lies below the mount point, by this path. The path is empty or begins with a
+    /// slash.
     Below(&'a [u8]),
-    /// Below the mount point by a path with unknown names: the mount shows ancestors only.
+    /// The group lies below the mount point, by a path with unknown names. The mount shows only its
+    /// ancestors.
     Unnamed,
-    /// Not below the mount: its groups are no ancestors of the process's group.
+    /// The group does not lie below the mount point.
     Outside,
 }
 

@@ -22,13 +22,13 @@ impl PathText {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// The path for a call. A path with a NUL inside is none.
+    /// Returns the path for a system call; [`Errno::INVAL`] if it has a NUL inside.
     pub(crate) fn as_c_str(&self) -> Result<&CStr, Errno> {
         let bytes = self.bytes.get(..=self.length).unwrap_or_default();
         CStr::from_bytes_with_nul(bytes).map_err(|_| Errno::INVAL)
     }
 
-    /// Replaces the path by `parts`, one after the other. Empty if they do not fit.
+    /// Replaces the path by `parts`, one after the other. If they do not fit, it is empty.
     pub(crate) fn set(&mut self, parts: &[&[u8]]) -> Result<(), Errno> {
         self.length = 0;
         let mut end = 0;

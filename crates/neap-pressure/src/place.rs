@@ -4,10 +4,12 @@
 //!
 //! 1. `/proc/PID/cgroup` names the groups. Both its paths and the roots in `/proc/self/mountinfo`
 //!    are relative to the reader's cgroup namespace, so the reader's mounts serve any process.
-//! 2. Of all mounts of a hierarchy the one is used that shows most: the group itself before its
-//!    ancestors only, and then the most ancestors. A later mount on one point hides the earlier.
-//! 3. Memory is with version 1 if a version 1 line lists it and such a hierarchy is mounted.
-//!    Otherwise it is with version 2. A `0::` line alone says nothing: hybrid systems have both.
+//! 2. Of all mounts of a hierarchy, the one that shows most is used. A mount that shows the group
+//!    itself comes before one that shows only ancestors. Of several such mounts, the one with the
+//!    most ancestors comes first. A later mount on the same mount point hides the earlier one.
+//! 3. Version 1 has the memory controller if a version 1 line lists it, and such a hierarchy is
+//!    mounted. Otherwise version 2 has it. A `0::` line alone shows nothing, since hybrid systems
+//!    have both versions.
 
 use core::ffi::CStr;
 
@@ -17,20 +19,21 @@ use crate::path::{PathText, as_prefix};
 use crate::records::Records;
 use crate::text::without_deleted;
 
-/// What of the process's own group the mounts show.
+/// Which part of the process's own group the mounts show.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Visibility {
     /// No mount shows the group or an ancestor.
     Nothing,
     /// The group is not below any mount: the process was moved out of what is mounted.
     Outside,
-    /// The directory does not exist. The mount point stands for it.
+    /// The group's directory does not exist. The mount point is used in its place.
     Missing,
-    /// The mount shows ancestors of the group, and not which of its directories leads to the group.
+    /// The mount shows ancestors of the group. Which of its directories leads to the group is not
+    /// known.
     AncestorsOnly,
     /// The group was removed after its last process ended.
     Deleted,
-    /// The group's directory.
+    /// The mount shows the group's directory.
     Own,
 }
 
@@ -39,7 +42,7 @@ pub(crate) struct GroupDirectory {
     pub(crate) view: Visibility,
     /// Path of the group in `/proc/PID/cgroup`; empty without such a line.
     pub(crate) member: PathText,
-    /// The directory, or the mount point as `view` says.
+    /// The group's directory, or the mount point if `view` says so.
     pub(crate) directory: PathText,
     /// Length of the mount point in `directory`.
     pub(crate) point: usize,
@@ -102,12 +105,12 @@ pub(crate) fn is_group<F: Files>(files: &F, point: &[u8], below: &[u8], scratch:
     MARKS.iter().any(|mark| {
         let set = scratch.set(&[point, below, mark]);
         let opened = set.and_then(|()| scratch.as_c_str()).and_then(|path| files.open(path, Access::Read));
-        // A file that may not be read is there as well.
+        // A file that may not be read exists as well.
         opened.err().is_none_or(|error| !error.is_absent() && error != Errno::NAMETOOLONG && error != Errno::INVAL)
     })
 }
 
-/// Outcome of reading one of the two files.
+/// Outcome of reading `/proc/PID/cgroup` or `/proc/self/mountinfo`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct FilesRead {
     /// Reason of the kernel why the file ended early or could not be opened.
@@ -150,7 +153,7 @@ pub(crate) fn read_members<F: Files>(
     FilesRead { error: lines.error, too_long: lines.too_long }
 }
 
-/// Finds the mounts that show most of the two groups.
+/// Finds, for each of the two groups, the mount that shows most of it, and the group's directory.
 pub(crate) fn read_mounts<F: Files>(
     files: &F,
     path: &CStr,

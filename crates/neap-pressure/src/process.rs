@@ -1,5 +1,5 @@
-//! Which process is looked at, and the levels that are no groups: the machine and the limits of
-//! the process.
+//! The process that a sensor looks at, and the levels that are not groups: the machine and the
+//! limits of the process.
 
 use crate::files::Files;
 use crate::groups::Reader;
@@ -93,7 +93,7 @@ impl<F: Files> Reader<'_, F> {
             }
         });
         let [total, free, available, active, inactive, slab, swap_free, dirty] = found;
-        // Kernels before 3.14 do not say what is available.
+        // Kernels before 3.14 have no MemAvailable.
         let estimated = || {
             let file = active.unwrap_or(0).saturating_add(inactive.unwrap_or(0)).saturating_sub(dirty.unwrap_or(0));
             Some(free?.saturating_add(file).saturating_add(slab.unwrap_or(0)))

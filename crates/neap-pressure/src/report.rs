@@ -1,4 +1,5 @@
-//! The answer of a look: levels, the nearest walls, signals, and the parts that were not seen.
+//! The result of a look: levels, the levels with the least headroom, signals, and the parts that
+//! could not be read.
 
 use crate::files::Errno;
 use crate::groups::Version;
@@ -11,7 +12,8 @@ use crate::signals::{Signal, SignalState};
 use crate::stall::Stalls;
 use crate::wall::{Pressure, room_to_grow};
 
-/// Levels that a report lists. Deeper trees are read whole, and the minima are over all levels.
+/// Most levels that a report lists. Further levels are read as well, and the minima are over all
+/// levels.
 pub const MOST_LEVELS: usize = 32;
 
 /// Bytes of a decoded `MEMORY_PRESSURE_WRITE` that are kept.
@@ -20,7 +22,8 @@ pub(crate) const MOST_TRIGGER: usize = 64;
 /// Limits and headroom of a process, and how they were found.
 pub struct MemoryReport {
     pub(crate) process: Subject,
-    /// The groups of version 1 with memory, and of version 2.
+    /// The process's group in the version 1 hierarchy with the memory controller (`memory`), and in
+    /// version 2 (`unified`).
     pub(crate) memory: GroupDirectory,
     pub(crate) unified: GroupDirectory,
     pub(crate) version: Option<Version>,
@@ -91,7 +94,7 @@ impl MemoryReport {
         (self.refused, self.malformed, self.ancestors_hidden) = (None, false, false);
     }
 
-    /// Adds a level, and keeps the minima over all levels. Of equal ones the first stays.
+    /// Adds a level, and updates the minima over all levels. Of equal levels the first stays.
     pub(crate) fn add(&mut self, level: MemoryLevel) {
         match self.levels.get_mut(self.listed) {
             Some(place) => {
@@ -135,7 +138,7 @@ impl MemoryReport {
         self.version
     }
 
-    /// Returns whether memory is with version 1 while version 2 is mounted as well.
+    /// Returns whether version 1 has the memory controller, and version 2 is mounted as well.
     #[must_use]
     pub fn is_hybrid(&self) -> bool {
         self.version == Some(Version::V1) && self.unified.view > Visibility::Nothing
@@ -212,14 +215,15 @@ impl MemoryReport {
         self.swap_headroom
     }
 
-    /// The level of pressure by headroom alone, as for a first look. `None` without a wall.
+    /// The level of pressure, by headroom alone and without hysteresis. `None` without a wall.
     #[must_use]
     pub fn pressure(&self) -> Option<Pressure> {
         let wall = self.wall?;
         Some(Pressure::of(wall.headroom()?, wall.limit?, None))
     }
 
-    /// Bytes that caches may grow by until headroom is short, below hard and soft limits.
+    /// Bytes that caches may grow by until the pressure is [`Pressure::Low`], by hard and soft
+    /// limits.
     #[must_use]
     pub fn room_to_grow(&self) -> u64 {
         let room = |level: Option<MemoryLevel>,
@@ -239,8 +243,8 @@ impl MemoryReport {
         self.ancestors_hidden
     }
 
-    /// Returns whether the process changed its group since the look before. Memory that is charged
-    /// stays with the old group.
+    /// Returns whether the process changed its group since the look before. Memory that was charged
+    /// before stays with the old group.
     #[must_use]
     pub fn moved(&self) -> bool {
         self.moved
@@ -257,7 +261,8 @@ impl MemoryReport {
         (self.group_stalls, self.machine_stalls)
     }
 
-    /// Returns whether the process has CAP_SYS_RESOURCE: its pressure windows may have any length.
+    /// Returns whether the process has CAP_SYS_RESOURCE. Then its pressure windows may have any
+    /// length.
     #[must_use]
     pub fn is_privileged(&self) -> bool {
         self.is_privileged

@@ -1,8 +1,8 @@
-//! The room for resident memory below the nearest limit. Pure arithmetic.
+//! The room for resident memory below the nearest limit. All functions are pure arithmetic.
 //!
-//! A [`Room`] differs from headroom in two ways: it keeps a margin below the limit, and it tells
-//! how far the use is beyond that. Limits on address space do not count, since they end at
-//! untouched memory.
+//! A [`Room`] differs from headroom in two ways. It keeps a margin below the limit, and it is
+//! negative if the margin is used. Limits on address space do not count, since memory that the
+//! process never touched uses them up, too.
 
 use crate::level::{LimitedBy, MemoryLevel, Swap};
 use crate::wall::margin;
@@ -16,7 +16,8 @@ pub struct Room {
     pub limit: u64,
     /// Used bytes, by all processes that share the limit.
     pub used: u64,
-    /// The smallest limit of all levels; this one leaves the least room, so it may be larger.
+    /// The smallest limit of all levels. `limit` may be larger, since it belongs to the level that
+    /// leaves the least room.
     pub smallest: u64,
 }
 
@@ -35,8 +36,8 @@ impl Room {
         i64::try_from(target).unwrap_or(i64::MAX).saturating_sub_unsigned(self.used)
     }
 
-    /// Bytes that have to be given back until seven eighths of the margin are left. Use near the
-    /// margin varies, and does not ask for memory back each time.
+    /// Bytes that have to be given back until seven eighths of the margin are left. Because of the
+    /// eighth, use that varies a little around the margin requires nothing.
     #[must_use]
     pub fn missing(&self) -> u64 {
         self.missing_above(margin(self.limit))
@@ -48,7 +49,8 @@ impl Room {
         self.spare_above(reserve).min(0).unsigned_abs().saturating_sub(reserve / 8)
     }
 
-    /// The limit of a level that leaves the least room.
+    /// Returns the room below the limit of a level that leaves the least. `None` without a limit,
+    /// and for limits on address space.
     pub(crate) fn of(level: &MemoryLevel) -> Option<Room> {
         if matches!(level.owner, LimitedBy::AddressSpace | LimitedBy::Data) {
             return None;
@@ -63,7 +65,7 @@ impl Room {
         limits.into_iter().flatten().map(room).reduce(Room::nearer)
     }
 
-    /// The one of two with less room.
+    /// Returns the one of two that leaves less room, with the smallest limit of both.
     pub(crate) fn nearer(self, other: Room) -> Room {
         let nearer = if other.spare() < self.spare() { other } else { self };
         Room { smallest: self.smallest.min(other.smallest), ..nearer }

@@ -20,7 +20,7 @@ const WRITE: &[u8] = b"MEMORY_PRESSURE_WRITE=";
 
 /// Finds and reads the limits of one process.
 ///
-/// It holds all buffers, about 32 KiB, so that a look needs little stack and no allocation.
+/// A sensor holds all buffers, about 32 KiB. So a look needs little stack and no allocation.
 pub struct Sensor {
     report: MemoryReport,
     scratch: PathText,
@@ -39,16 +39,16 @@ impl Sensor {
     }
 
     /// Reads all levels. Searches for the groups first if that was not done yet, if the process
-    /// moved to another group, or if its directory is gone.
+    /// moved to another group, or if its group's directory is gone.
     ///
-    /// A look cannot notice new mounts; [`Sensor::forget`] has the next one search again.
+    /// A look does not notice new mounts. After [`Sensor::forget`], the next look searches again.
     pub fn look<F: Files>(&mut self, files: &F) -> &MemoryReport {
         self.find(files);
         self.read_levels(files);
         &self.report
     }
 
-    /// Looks, and tries which signals can be used.
+    /// Searches for the groups, reads all levels, and tries which signals can be used.
     pub fn survey<F: Files>(&mut self, files: &F) -> &MemoryReport {
         self.forget();
         self.look(files);
@@ -57,7 +57,7 @@ impl Sensor {
         &self.report
     }
 
-    /// Has the next look search for the groups again.
+    /// Makes the next look search for the groups again.
     pub fn forget(&mut self) {
         self.members = None;
     }
@@ -95,7 +95,7 @@ impl Sensor {
         self.own = Sensor::reader(files, (&mut self.scratch, &mut self.buffer)).own(&folder);
     }
 
-    /// Hash of the memberships now.
+    /// Returns a hash of the current memberships; `None` if the path of the file is too long.
     fn hash_members<F: Files>(&mut self, files: &F, folder: &Folder) -> Option<u64> {
         self.scratch.set(&[folder.as_bytes(), b"/cgroup"]).ok()?;
         let path = self.scratch.as_c_str().ok()?;
@@ -214,7 +214,8 @@ impl Sensor {
     }
 }
 
-/// Reads the own group and its ancestors up to the mount point. Returns whether one has memory.
+/// Reads the process's own group and its ancestors up to the mount point. Returns whether one of
+/// them has files of the memory controller.
 fn read_groups<F: Files>(reader: &mut Reader<'_, F>, report: &mut MemoryReport) -> bool {
     let Some(version) = report.version else {
         return false;
@@ -262,7 +263,7 @@ fn read_groups<F: Files>(reader: &mut Reader<'_, F>, report: &mut MemoryReport) 
         topmost = Some(group.level);
         report.add(group.level);
     }
-    // Version 1 shows the smallest limit of all ancestors, also of those above the mount.
+    // Version 1 shows the smallest limit of all ancestors, including those above the mount.
     if let (Some(limit), Some(MemoryLevel { usage, reclaimable, .. })) = (hierarchical, topmost)
         && smallest.is_none_or(|smallest| limit < smallest)
     {
@@ -276,13 +277,14 @@ fn read_groups<F: Files>(reader: &mut Reader<'_, F>, report: &mut MemoryReport) 
     has_memory
 }
 
-/// Returns whether the memory controller is with version 2, by the directory that was found.
+/// Returns whether the directory that was found shows that version 2 has the memory controller.
 fn lists_memory<F: Files>(reader: &mut Reader<'_, F>, report: &MemoryReport) -> bool {
     let place = &report.unified;
     if place.view == Visibility::Nothing {
         return false;
     }
-    // A process outside of all mounts has none of its groups read. The mount's group tells.
+    // If the process is outside of all mounts, none of its groups was read. Then the directory is
+    // the mount point, and its group shows whether version 2 has the memory controller.
     if reader.is_there(place.directory.as_bytes(), b"memory.max") {
         return true;
     }

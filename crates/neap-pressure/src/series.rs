@@ -1,4 +1,4 @@
-//! Headroom over time: the level of pressure after each look. Pure: samples in, decisions out.
+//! Headroom over time: the level of pressure after each look. It depends on the samples alone.
 
 use crate::wall::{Estimator, Pressure, Sample};
 
@@ -41,7 +41,8 @@ impl Series {
         Series { estimator: Estimator::new(), pressure: None }
     }
 
-    /// Adds a look. One that is not later than the last counts for the level, and not for growth.
+    /// Adds a look. If it is not later than the last one, it counts for the level of pressure, but
+    /// not for growth.
     pub fn add(&mut self, sample: Sample) -> Step {
         let limit_changed = self.estimator.add(sample);
         let ms_to_wall = self.estimator.time_to_wall();

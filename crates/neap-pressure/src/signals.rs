@@ -1,7 +1,7 @@
 //! The signals of memory pressure that a process can use, in the order of trust.
 //!
-//! Files are opened and closed again; nothing is written, so no trigger stays behind. Files that a
-//! program's environment names are opened only for the process itself.
+//! Files are opened and closed again. Nothing is written to them, so no trigger stays. A file that
+//! a process's environment names is opened only if the process is the one that looks.
 
 use crate::files::{Access, Errno, FileKind, Files};
 use crate::groups::Reader;
@@ -62,22 +62,22 @@ impl Signal {
 /// Whether a signal can be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SignalState {
-    /// It can be read, and can notify if it is one that notifies.
+    /// The signal can be read. If it is one that can notify, it notifies.
     Usable,
-    /// It can be read, and cannot notify, for the kernel's reason.
+    /// The signal can be read, but cannot notify, for the kernel's reason.
     ReadOnly(Errno),
-    /// It can be used, but tells of the whole machine: the group is the root group.
+    /// The signal can be used. It is of the whole machine, since the group is the root group.
     WholeMachine,
-    /// It does not exist.
+    /// The signal does not exist.
     Absent,
-    /// It exists, and the kernel refuses it.
+    /// The signal exists, and the kernel refuses access to it.
     Refused(Errno),
-    /// It cannot be used for another reason.
+    /// The signal cannot be used for another reason.
     Not(&'static str),
 }
 
 impl SignalState {
-    /// Returns whether the signal is of any use.
+    /// Returns whether the signal can at least be read.
     #[must_use]
     pub fn is_usable(self) -> bool {
         matches!(self, SignalState::Usable | SignalState::ReadOnly(_) | SignalState::WholeMachine)

@@ -1,4 +1,5 @@
-//! Pressure stall information: the text of a pressure file, and the trigger that one takes.
+//! Pressure stall information: the text of a pressure file, and the trigger that a program writes
+//! to it.
 
 use crate::text::number;
 
@@ -67,7 +68,8 @@ const UNPRIVILEGED_WINDOW: u64 = 2_000_000;
 const SHORTEST_WINDOW: u64 = 500_000;
 
 impl Trigger {
-    /// The nearest trigger that the kernel takes. The share of the window stays about equal.
+    /// Returns the nearest trigger that the kernel takes. `stall_us` stays about the same part of
+    /// the window.
     #[must_use]
     pub fn allowed(self, is_privileged: bool) -> Trigger {
         let window_us = if is_privileged {
@@ -81,8 +83,9 @@ impl Trigger {
         Trigger { stall_us, window_us }
     }
 
-    /// Writes the text for a pressure file into `buffer`, with the NUL at its end. Without the NUL
-    /// `/proc/pressure/memory` takes the last digit for one. Returns the length.
+    /// Writes the text for a pressure file into `buffer`, with a NUL at its end. Returns the
+    /// length. The kernel replaces the last byte of a write to `/proc/pressure/memory` by a NUL;
+    /// without the NUL here, the last digit would be lost.
     pub fn write(self, buffer: &mut [u8; LONGEST_TRIGGER]) -> usize {
         let mut end = 0;
         let mut put = |bytes: &[u8]| {

@@ -13,7 +13,7 @@ use crate::files::{Access, Errno, FileKind, Files};
 /// Magic number of the cgroup2 file system.
 const CGROUP2_MAGIC: i64 = 0x6367_7270;
 
-/// Tries of a read that signals interrupt.
+/// Most tries of a read that signals interrupt.
 const TRIES: usize = 16;
 
 /// Files of the running system, or of a tree below a directory.
@@ -28,7 +28,8 @@ impl System {
         System { root: None }
     }
 
-    /// Files below `directory`, for example of a made tree. Symbolic links may lead out of it.
+    /// Files below `directory`, for example made-up ones. Symbolic links may lead out of the
+    /// directory.
     ///
     /// # Errors
     ///
@@ -39,7 +40,7 @@ impl System {
         Ok(System { root: Some(root) })
     }
 
-    /// The path of an absolute path below the root directory.
+    /// Returns an absolute path relative to the root directory, if there is one.
     fn inside<'a>(&self, path: &'a CStr) -> &'a CStr {
         if self.root.is_none() {
             return path;

@@ -1,7 +1,8 @@
 //! Pure functions on the text of kernel files: numbers, words, keys, escapes.
 
-/// Limits from here on mean "no limit". Version 1 of cgroups shows the largest number of pages in
-/// bytes, which depends on the page size and is above this on each.
+/// A limit of this or more bytes means "no limit". Version 1 of cgroups shows "no limit" as the
+/// largest number of pages, in bytes. That number depends on the page size, and is never below this
+/// one.
 pub(crate) const UNLIMITED: u64 = 1 << 62;
 
 /// Returns the decimal number in `text`. `None` if other bytes than surrounding blanks are there,

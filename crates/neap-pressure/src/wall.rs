@@ -1,16 +1,18 @@
-//! Time until memory runs out, and the level of pressure. Pure: samples in, decisions out.
+//! The time until memory runs out, and the level of pressure. All decisions depend on samples
+//! alone.
 //!
 //! # Design
 //!
 //! Growth is the larger of two slopes:
 //!
 //! 1. Over all kept samples. It notices slow growth, and forgets it after [`KEPT`] samples.
-//! 2. The smaller of the last two steps. It notices a burst after two samples, and no single jump.
+//! 2. The smaller one of the last two steps. It notices a burst after two steps, and ignores a
+//!    single jump.
 //!
 //! A changed limit restarts the estimate, because headroom jumps with it.
 //!
-//! A level of pressure is entered at one mark and left at a wider one, so headroom that moves
-//! around a mark does not change the level each time.
+//! A level of pressure is entered at one mark and left at another, which is a larger headroom or a
+//! longer time. So headroom that moves around a mark does not change the level each time.
 
 /// Number of samples that are kept.
 pub const KEPT: usize = 16;
@@ -65,7 +67,7 @@ impl Estimator {
         changed
     }
 
-    /// Growth in bytes per second; 0 if headroom does not fall, or is not known for two samples.
+    /// Growth in bytes per second; 0 if headroom does not fall, or there are no two samples.
     #[must_use]
     pub fn growth(&self) -> u64 {
         let samples = self.samples();
@@ -110,7 +112,7 @@ fn saturated(value: u128) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
 }
 
-/// Level of memory pressure, from plenty to the wall.
+/// Level of memory pressure. The order is from much headroom to none.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Pressure {
     /// There is room: caches may grow.
@@ -141,13 +143,14 @@ impl Pressure {
         }
     }
 
-    /// The level without a level before it.
+    /// Returns the level for a first sample.
     #[must_use]
     pub fn of(headroom: u64, limit: u64, time_to_wall: Option<u64>) -> Pressure {
         judged(headroom, limit, time_to_wall, Width::Enter)
     }
 
-    /// The level after `self`. It stays until the wider mark of a level is passed.
+    /// Returns the level that follows `self`. A level is left only when headroom and time are
+    /// beyond its second, wider mark.
     #[must_use]
     pub fn next(self, headroom: u64, limit: u64, time_to_wall: Option<u64>) -> Pressure {
         let entered = judged(headroom, limit, time_to_wall, Width::Enter);
@@ -162,20 +165,21 @@ pub fn margin(limit: u64) -> u64 {
     (limit / 10).min(64 << 20)
 }
 
-/// Bytes that caches may grow by until headroom is short.
+/// Bytes that caches may grow by until the pressure is [`Pressure::Low`].
 #[must_use]
 pub fn room_to_grow(headroom: u64, limit: u64) -> u64 {
     headroom.saturating_sub(LOW.bytes(limit, Width::Enter))
 }
 
-/// Which marks are compared.
+/// Whether the mark for entering a level or the wider one for leaving it is meant.
 #[derive(Clone, Copy)]
 enum Width {
     Enter,
     Leave,
 }
 
-/// A mark: headroom in quarters of the margin, or a time to the wall.
+/// A mark: headroom in quarters of the margin, and a time to the wall. Below either, the level
+/// holds.
 #[derive(Clone, Copy)]
 struct Mark {
     level: Pressure,
@@ -183,7 +187,7 @@ struct Mark {
     milliseconds: u64,
 }
 
-/// The level begins below its mark.
+/// Where the level [`Pressure::Low`] begins.
 const LOW: Mark = Mark { level: Pressure::Low, quarters: 8, milliseconds: 60_000 };
 const MARKS: [Mark; 5] = [
     Mark { level: Pressure::Imminent, quarters: 1, milliseconds: 1_000 },
@@ -194,7 +198,7 @@ const MARKS: [Mark; 5] = [
 ];
 
 impl Mark {
-    /// Headroom below which the level holds. To leave takes a quarter more.
+    /// Headroom below which the level holds. It is a quarter larger for leaving the level.
     fn bytes(self, limit: u64, width: Width) -> u64 {
         let enter = margin(limit) * self.quarters / 4;
         match width {
@@ -203,7 +207,7 @@ impl Mark {
         }
     }
 
-    /// Time to the wall below which the level holds. To leave takes twice as long.
+    /// Time to the wall below which the level holds. It is twice as long for leaving the level.
     fn time(self, width: Width) -> u64 {
         match width {
             Width::Enter => self.milliseconds,

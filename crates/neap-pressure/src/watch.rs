@@ -5,7 +5,7 @@
 pub enum Watch<'a> {
     /// The service manager asks not to watch: the variable is empty or `/dev/null`.
     Off,
-    /// Not an absolute path without `.`, `..` and empty names.
+    /// The value is not an absolute path, or has an empty name, `.` or `..` in it.
     Malformed,
     /// The file to watch.
     Path(&'a [u8]),

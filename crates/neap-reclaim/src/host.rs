@@ -1,5 +1,5 @@
-//! Services that lists and shrinkers need from the manager that they are part of. No state, no
-//! locks.
+//! Services that lists and shrinkers need from the manager that they are part of. This module has
+//! no state and no lock.
 
 use core::ptr::NonNull;
 use neap_groups::{GroupId, GroupSlot, Reclaimer};
@@ -17,21 +17,21 @@ pub trait Host: Reclaimer {
     /// It came from [`Host::memory`], with this size, and no thread uses it any more.
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize);
 
-    /// Marks that a group has items on a node, for the shrinker of a list with this number. Called
+    /// Marks that the group in `seat` has items on a node, for the shrinker with this id. Called
     /// inside the fork gate, and within a read of the groups or under the tree's mutex. No lock of
     /// a list is held.
     ///
-    /// It takes no lock under which a method of this trait is called.
+    /// The implementation takes no lock under which a method of this trait is called.
     fn mark(&self, _shrinker: u64, _seat: GroupSlot, _node: usize) {}
 
-    /// Returns whether a slot is that of a group, which is not about to leave it:
+    /// Returns whether a group is in a slot and is not being deleted:
     /// [`Groups::is_seat`](neap_groups::Groups::is_seat).
     fn is_seat(&self, _group: GroupId, _slot: u32) -> bool {
         true
     }
 
-    /// Calls `hang` with the group that now has the items of `group`, and again if that one leaves
-    /// meanwhile: [`Groups::hang_on`](neap_groups::Groups::hang_on). If it is unknown, calls `hang`
-    /// with every group that may be the one. Called outside the fork gate.
+    /// Calls `hang` with the group that now has the items of `group`, and again with the heir if
+    /// that group is deleted meanwhile: [`Groups::hang_on`](neap_groups::Groups::hang_on). If no
+    /// heir of `group` is known, calls `hang` with every group. Called outside the fork gate.
     fn follow(&self, _group: GroupId, _hang: impl FnMut(GroupSlot)) {}
 }

@@ -1,8 +1,9 @@
 //! LRU lists, shrinkers and reclaim of neap: caches free memory when a group, a node or the machine
 //! needs it.
 //!
-//! The crate knows groups, but neither pages nor objects. Nothing here runs a callback under a
-//! lock, and no visitor of a shrinker writes a cache line that another one reads.
+//! The crate knows groups, but neither pages nor objects. No callback of a shrinker runs under a
+//! lock. With restartable sequences, a visitor that finds and calls a shrinker writes no cache line
+//! that visitors on other CPUs read.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -14,9 +14,9 @@ use crate::validate::{self, Check};
 
 /// Worse than Upstream by more than this is a violation.
 const TOLERANCE: f64 = 1.05;
-/// Holds in a million operations that count as equal.
+/// Difference of holds in a million operations that counts as none.
 const FEW_HOLDS: f64 = 1.0;
-/// Pages in a CPU's list that count as equal: a batch.
+/// Difference of pages in a CPU's list that counts as none: a batch.
 const FEW_PAGES: f64 = 63.0;
 
 /// All results.

@@ -71,7 +71,7 @@ pub fn list(lock: ListLock, siblings: bool) -> u64 {
     slowed(alone as f64, siblings)
 }
 
-/// How the zone's lock is found.
+/// State of the zone's lock when a CPU wants it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ZoneLock {
     /// No other CPU holds it.
@@ -113,8 +113,8 @@ pub fn table() -> Vec<Cost> {
         cost("cutting a page off another CPU's list", CUT as f64, "assumed: one link followed in the cache"),
         cost("zone lock, free", LOCK as f64, "assumed: two locked instructions on a line that is elsewhere"),
         cost("zone lock, more if it was held", HANDOVER as f64, "assumed: a line between two cores of a socket"),
-        cost("a page moved under the zone lock", page_move(), "calibrated: source 003, 34.3 GB/s at 56 CPUs"),
-        cost("the rest of a page's life", page_work(), "calibrated: source 003, 60.9 % in the lock at 56 CPUs"),
+        cost("a page moved under the zone lock", page_move(), "calibrated: published 34.3 GB/s at 56 CPUs"),
+        cost("the rest of a page's life", page_work(), "calibrated: published 60.9 % in the lock at 56 CPUs"),
         cost("times as long where two CPUs share a core", SIBLING, "assumed: two threads do 1.3 times what one does"),
         cost("waking a thread", WAKE as f64, "assumed"),
     ]

@@ -2,10 +2,10 @@
 //!
 //! The page lists, zone and buddy are the real ones of `neap-pages`. A CPU runs ahead on its own
 //! list, which no other CPU touches, until it needs a zone, a channel, or time to pass (`cpu`,
-//! `exchange`); these happen in the order of the clock. A CPU that finds a zone's lock held waits
-//! for all earlier ones, and the code that would notice that is told (`zone`). Ticks come four
-//! times a second, to every node. Takes no real lock, reads no real clock: a scenario and a seed
-//! give the same numbers each time.
+//! `exchange`). These events happen in the order of the clock. A CPU that finds a zone's lock held
+//! waits for all CPUs that came earlier, and the lists' code is told that the lock was held
+//! (`zone`). Every node ticks four times a second. The machine takes no real lock and reads no real
+//! clock, so a scenario and a seed give the same numbers each time.
 
 mod cpu;
 mod exchange;
@@ -28,8 +28,8 @@ use parts::{Channel, Cpu, HeldBlock, Pending, Zone};
 /// A machine with lists of policy `T`.
 pub struct Machine<T: Policy> {
     zones: Vec<Zone<T>>,
-    /// CPUs that run programs, and one for each node that carries pages of ticks and drains to its
-    /// zone.
+    /// CPUs that run programs. Then for each node a CPU that carries pages, which ticks and drains
+    /// took out of lists, to the node's zone.
     cpus: Vec<Cpu>,
     programs: usize,
     channels: Vec<Channel>,

@@ -52,21 +52,21 @@ pub struct Counts {
 pub struct Costs {
     /// CPUs that ran programs.
     pub cpus: usize,
-    /// Pages allocated and freed.
+    /// Pages allocated.
     pub taken: u64,
-    /// See `taken`.
+    /// Pages freed.
     pub given: u64,
     /// Pages that refills, and allocations that bypassed lists, took from a zone.
     pub brought: u64,
-    /// Holds of a zone's lock by programs, and by ticks.
+    /// Holds of a zone's lock by programs.
     pub holds: u64,
-    /// See `holds`.
+    /// Holds of a zone's lock by ticks.
     pub tick_holds: u64,
-    /// Holds of programs that waited, and nanoseconds of all these waits.
+    /// Holds of programs that waited.
     pub waits: u64,
-    /// See `waits`.
+    /// Nanoseconds of all waits of programs for a zone's lock.
     pub waited: u64,
-    /// Nanoseconds that programs held it.
+    /// Nanoseconds that programs held a zone's lock.
     pub held: u64,
     /// Nanoseconds that CPUs were busy, waiting included.
     pub busy_time: u64,
@@ -163,15 +163,15 @@ pub struct Outcome {
     pub average_used: f64,
     /// Nanoseconds of an allocation: median.
     pub alloc_p50: u64,
-    /// 99 % take no longer.
+    /// Nanoseconds that 99 % of the allocations do not exceed.
     pub alloc_p99: u64,
-    /// The longest.
+    /// Nanoseconds of the longest allocation.
     pub alloc_max: u64,
-    /// Nanoseconds of a free.
+    /// Nanoseconds of a free: median.
     pub free_p50: u64,
-    /// 99 % take no longer.
+    /// Nanoseconds that 99 % of the frees do not exceed.
     pub free_p99: u64,
-    /// The longest.
+    /// Nanoseconds of the longest free.
     pub free_max: u64,
     /// Rare events.
     #[serde(flatten)]

@@ -1,11 +1,10 @@
-//! The size of lists with knowledge of the future: a bound for every policy.
+//! The least size of lists for a policy that knew the future: a lower bound for every policy.
 //!
 //! A gap is the time between a CPU's free of a page and the page's next use there. Lists are last
 //! in, first out, so a gap ends with the allocation that finds as many pages free again as before
 //! the free. The best choice with a given number of zone pages keeps the shortest gaps: a page that
-//! is kept over a gap is held for that long, and one that is not comes from the zone again. Blocks
-//! count as their pages, as if these were alike, and batches cost nothing, so the bound is below
-//! the attainable size.
+//! is kept over a gap is held for that long, and one that is not comes from the zone again. A block
+//! counts as single pages, and batches cost nothing. So the bound is below the attainable size.
 
 /// Buckets for each doubling of a gap's length.
 const PARTS: u32 = 16;
@@ -14,7 +13,7 @@ const PARTS: u32 = 16;
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     gaps: u64,
-    /// Nanoseconds of all of them that were measured.
+    /// Measured nanoseconds of all these gaps.
     time: u64,
 }
 
@@ -23,7 +22,7 @@ struct Bucket {
 pub struct Gaps {
     /// Start of the measured time.
     since: u64,
-    /// By length, the shortest first.
+    /// Buckets by length, the shortest gaps first.
     buckets: Vec<Bucket>,
     taken: u64,
 }

@@ -7,10 +7,10 @@ pub const TICK: u64 = 250_000_000;
 /// Nanoseconds of a second.
 pub const SECOND: u64 = 1_000_000_000;
 
-/// How CPU lists are locked.
+/// Kinds of locks of CPU lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListLock {
-    /// No lock: no other CPU ever needs them.
+    /// No lock, since no other CPU uses the lists.
     None,
     /// A spin lock with interrupts off, which a drainer holds while it waits for the zone's.
     Blocking,
@@ -36,14 +36,14 @@ pub struct Setup {
     pub step: u64,
     /// Whether each CPU is one of two hardware threads of a core.
     pub siblings: bool,
-    /// How lists are locked.
+    /// Lock of the CPU lists.
     pub list_lock: ListLock,
     /// Nanoseconds between two drains; each takes the next CPU's lists.
     pub drain_every: Option<u64>,
     /// Whether gaps between a page's uses are measured, see [`crate::offline`].
     pub watched: bool,
-    /// For each node the CPU that reclaims when the low watermark is reached, until the high one
-    /// is, if there is one.
+    /// For each node the CPU that reclaims, if there is one: from the low watermark until the high
+    /// one is reached.
     pub reclaimers: Vec<Option<usize>>,
 }
 

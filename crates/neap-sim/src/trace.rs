@@ -2,9 +2,9 @@
 //!
 //! The format is described in `crates/neap/src/trace.rs`. Only events of lists and zone are
 //! replayed: when, and on which CPU, a block of an order was allocated or freed. Runs, and blocks
-//! that are too large for lists, are replayed as the smallest of such blocks: they visit the zone
-//! once and move as one there, whatever their length, which the simulator would charge page by
-//! page. A free of a block that was allocated before the recording is left out.
+//! that are too large for lists, are replayed as the smallest of such blocks. In the library they
+//! take the zone's lock once and move as one, whatever their length; the simulator would charge
+//! each page. A free of a block that was allocated before the recording is left out.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,14 @@ const MOST_CPUS: u16 = 1024;
 /// The smallest order that bypasses the lists.
 const PAST_LISTS: u8 = 4;
 
-/// A block was allocated or freed.
+/// An allocation or a free of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Nanoseconds since the first event.
     pub at: u64,
     /// The CPU.
     pub cpu: u16,
-    /// Whether it was freed, not allocated.
+    /// Whether the event is a free, not an allocation.
     pub free: bool,
     /// Pages of the block or run.
     pub pages: u32,
@@ -71,7 +71,7 @@ impl Event {
 impl Trace {
     /// Reads a file's bytes.
     ///
-    /// The error in the file.
+    /// The error is a text on the damage of the file.
     pub fn read(bytes: &[u8]) -> Result<Trace, String> {
         if !bytes.starts_with(MAGIC) {
             return Err("it does not begin like a trace of neap's".into());

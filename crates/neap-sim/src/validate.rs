@@ -1,4 +1,4 @@
-//! Simulated beside published numbers, for runs that nothing was calibrated on.
+//! Compares simulated with published numbers, for runs on which nothing was calibrated.
 //!
 //! Published numbers are rounded. The error of a simulated one is its distance to the nearest
 //! number that would be printed alike, as a share of the published one. The largest error covers

@@ -1,36 +1,39 @@
-//! Closing a manager for fork, and opening it again: gate, sequences, CPU locks, and the clock of
-//! callbacks. See [`process`](crate::process) for the whole.
+//! Closing a manager for fork, and opening it again. This concerns the fork gate, the restartable
+//! sequences, the locks of CPUs, and the clock of callbacks. [`process`](crate::process) has all
+//! steps of a fork.
 
 use crate::mm::Mm;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_os::clock;
 
-/// Looks at the gate with only a yield in between, before naps.
+/// Number of looks at the gate that are followed by a yield. A nap follows each later look.
 const YIELDS: u32 = 20;
 
 /// Nanoseconds of a nap.
 const NAP: u64 = 50_000;
 
-/// Most naps for an Atomic CPU's lock: about a second. This thread may hold it itself.
+/// Most naps while the lock of an Atomic CPU is held: about a second. This thread may hold the lock
+/// itself.
 const LOCK_NAPS: u32 = 10_000;
-/// Looks at the gate that one such nap counts as.
+/// Looks at the gate that one nap for a CPU's lock counts as.
 const LOCK_NAP: u32 = 10;
 
 impl<P: Platform> Mm<P> {
     /// Closes the gate and the sequences. Afterwards every object and page is in exactly one
-    /// structure, and no lock is held but those of Atomic stacks, by this thread.
+    /// structure. This thread then holds the locks of the Atomic CPUs, and no other lock is held.
     ///
-    /// `patience` gets the number of vain looks, and says whether to wait on for slow paths. If it
-    /// ends first, or a slow path is this thread's own, interrupted by a signal handler that forks,
-    /// then the sequences stay open: rows and locks may be in use.
+    /// `patience` gets the number of looks that found a thread in a slow path, and returns whether
+    /// to wait on. The sequences stay open if `patience` returns false first, or if this thread
+    /// itself is in a slow path that a forking signal handler has interrupted. Rows and locks may
+    /// be in use then.
     pub(crate) fn close_for_fork(&self, patience: &dyn Fn(u32) -> bool) {
         self.wait_until_opened();
         if self.gate.close_again() {
             return;
         }
         let Some(core) = self.core_if_open() else {
-            // No thread is inside. `close_in_vain`, so that opening leaves alone a core that is
+            // No thread is inside. After `close_in_vain`, opening does not touch a core that is
             // made meanwhile.
             self.gate.close_in_vain();
             return;
@@ -59,15 +62,15 @@ impl<P: Platform> Mm<P> {
             naps < LOCK_NAPS && patience(naps * LOCK_NAP)
         };
         if empty && core.objects.cpu_caches.close_table(&core.objects.platform, wait).is_err() {
-            // No fence, or a lock that is never free. A sequence has a few instructions, so it has
-            // ended after some turns of other threads. Not proved.
+            // The fence failed, or a lock stayed held. A sequence has a few instructions, so all
+            // sequences have very likely ended after some pauses.
             (0..YIELDS).for_each(|_| core.objects.platform.pause());
         }
     }
 
-    /// Opens both again, or leaves that to the fork that this one has interrupted. Returns `false`
-    /// if nothing is closed: then this is such a fork's end, in the child of the fork that
-    /// interrupted it.
+    /// Opens the gate and the sequences again. If a signal handler forked during another fork of
+    /// this thread, the other fork opens them. Returns `false` if the gate is not closed: this is
+    /// then the end of the interrupted fork, in the child of the handler's fork.
     pub(crate) fn reopen_after_fork(&self) -> bool {
         if !self.gate.is_closed_by_me() {
             return false;
@@ -86,7 +89,8 @@ impl<P: Platform> Mm<P> {
         true
     }
 
-    /// Opens both again in the child, which has one thread, and forgets all other threads.
+    /// Opens the gate and the sequences again in the child, which has one thread. Forgets all other
+    /// threads.
     pub(crate) fn reopen_in_child(&self) {
         self.forget_opener();
         if let Some(core) = self.core_if_open() {
@@ -106,10 +110,10 @@ impl<P: Platform> Mm<P> {
             // SAFETY: the child has no other thread, and the forking one is no reader.
             unsafe { reclaiming.forget_others() };
         }
-        // Before the gate opens, which it does not need in a process with one thread.
+        // Before the gate opens: the thread that closed the gate may enter it.
         self.core_if_open().inspect(|core| core.renew_profile(self));
         self.reopen_after_fork();
-        // After the stacks are open again, so that they are counted.
+        // After the sequences are open again, so that `store_live` counts the stacks.
         // SAFETY: the child has no other thread.
         self.core_if_open().inspect(|core| unsafe { core.store_live() });
     }

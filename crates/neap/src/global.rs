@@ -1,4 +1,4 @@
-//! [`Neap`]: the process's memory manager as Rust's global allocator. No state of its own.
+//! [`Neap`]: the process's memory manager as Rust's global allocator. This module has no state.
 
 use crate::process::PROCESS;
 use crate::state::checked::NamedSize;

@@ -1,34 +1,38 @@
 //! Guarded samples: allocations whose misuse ends the process at once, in production.
 //!
 //! # Design
-//! While the option `guard` is on, each allocation is a sample with the probability of
-//! [`profile`](crate::profile), whose countdown decides; with both options on, the samples are
-//! those of `profile`. A sample of up to a page is placed on a page of its own, in a region of 512
-//! slots beside the arena:
+//! While the option `guard` is on, the countdown of [`profile`](crate::profile) selects samples
+//! among the allocations, with the same probabilities. With both options on, the samples of
+//! `profile` are guarded. A sample of up to a page gets a page of its own, in a region of 512 slots
+//! beside the arena:
 //!
 //! | pages | access |
 //! |---|---|
-//! | before and behind a slot | never |
-//! | a slot's | from the allocation to the free |
+//! | the page before a slot, and the page behind it | never |
+//! | the page of a slot | from the allocation to the free |
 //!
-//! - The allocation ends where its page ends, up to its alignment of 16, or begins where its page
-//!   begins, by turns. Up to 256 bytes beside it are filled, and verified at the free.
-//! - A free takes the page's access and its memory, and puts its slot behind all freed ones. At
-//!   most half of the slots are live, so at least as many samples come before a slot is used again.
-//! - A pointer into the region lies outside of the arena, so the fast paths refuse it. The slow
-//!   paths behind them ask for the region first.
+//! - Every second allocation ends at the end of its page, or up to 15 bytes before it, because of
+//!   the alignment of 16. The others begin at the start of their page. Up to 256 bytes on each side
+//!   of an allocation are filled. The free verifies them.
+//! - A free removes the access to the page, releases its memory, and queues its slot behind all
+//!   freed slots. At most half of the slots are live. So at least 256 other samples are guarded
+//!   before a slot is used again.
+//! - The region lies outside of the arena, so the fast paths refuse pointers into it. The slow
+//!   paths check whether a pointer leads into the region.
 //! - Once a sample is guarded, allocations are not counted until the next tick, so that a program
-//!   that allocates much runs at its usual speed for nearly all of the time. If samples closer than
-//!   512 KiB are asked for, they all come.
-//! - A handler of SIGSEGV finds the slot by the address, and writes [a report](report). For every
-//!   other fault it goes on with the handler that the program had before. One that the program sets
-//!   later replaces it.
-//! - Off, there is no region, no handler, and no instruction on the fast paths. On, they refuse
-//!   every call while allocations are counted, as with `profile`.
+//!   that allocates much runs at its usual speed for nearly all of the time. The counting goes on
+//!   if the mean is below 512 KiB, or if samples are recorded.
+//! - A handler of SIGSEGV finds the slot by the address, and writes [a report](report). At any
+//!   other fault, it takes the action that the process had set before. A handler that the program
+//!   sets later replaces neap's.
+//! - With the option off, there is no region, no handler, and no instruction on the fast paths.
+//!   With the option on, the fast paths refuse every call while allocations are counted, as with
+//!   `profile`.
 //!
 //! # Locking
-//! One mutex, inside the fork gate, for the order of slots. No system call is made under it. The
-//! handler takes none. The mutex of samples decides whether allocations are counted.
+//! The order of slots is under one mutex, which threads take inside the fork gate. No system call
+//! is made under it. The signal handler takes no lock. The counting of allocations starts and ends
+//! under the mutex of samples.
 
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
@@ -49,7 +53,8 @@ mod report;
 
 use report::{Call, report};
 
-/// Samples between two ticks that may find no slot, since lasting ones have most of them.
+/// Samples without a slot between two ticks, after which the counting of allocations ends. They
+/// find no slot while lasting allocations have most of the slots.
 const MOST_VAIN: u32 = 16;
 
 impl<P: Platform> Mm<P> {
@@ -67,11 +72,11 @@ impl<P: Platform> Mm<P> {
         Ok(())
     }
 
-    /// Ends the counting of allocations until the next tick, once a sample is guarded or several
-    /// have found no slot. The counting goes on if samples are recorded, if closer ones are asked
-    /// for, or if none of `size` bytes is guarded.
+    /// Ends the counting of allocations until the next tick, if the sample at `memory` is guarded,
+    /// or [`MOST_VAIN`] samples have found no slot. The counting goes on if samples are recorded,
+    /// if the mean is below [`Pace::WIDENED`], or if `size` bytes are too many for a slot.
     pub(crate) fn rest_from_guarding(&self, core: &Core<P>, _: &Recorder, memory: *mut u8, size: usize) {
-        // Relaxed, here and below: only threads that hold the lock write these.
+        // Relaxed, here and below: only threads that hold the mutex of samples write these words.
         let goes_on = core.guard.rests.load(Ordering::Relaxed)
             || self.profile.is_recorded.load(Ordering::Relaxed)
             || core.guard.mean.load(Ordering::Relaxed) < Pace::WIDENED
@@ -97,7 +102,7 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Counts allocations again. By the thread that has the lock of samples, or is the only one.
+    /// Counts allocations again. The caller holds the mutex of samples, or is the only thread.
     pub(crate) fn count_for_guard(&self, core: &Core<P>) {
         core.guard.vain.store(0, Ordering::Relaxed);
         core.guard.rests.store(false, Ordering::Relaxed);
@@ -110,12 +115,13 @@ impl<P: Platform> Mm<P> {
     pub(crate) fn allocate_guarded(&self, size: usize) -> Option<*mut u8> {
         let core = self.core_if_open()?;
         let region = core.guard.region_for(size)?;
-        // A thread in a group, or one that sees the end of the counting late, goes on counting.
+        // The counting has ended. A thread in a group counts all the same, and so does a thread
+        // that sees the end late.
         if core.guard.rests.load(Ordering::Relaxed) && !self.profile.is_recorded.load(Ordering::Relaxed) {
             return None;
         }
-        // A thread's first number is drawn at its first allocation, which is no sample of it. And
-        // pages that lose their access interrupt every CPU that runs the process.
+        // Without a mean, this thread has not drawn its first number yet, so this allocation is no
+        // sample. And removing the access to a page interrupts every CPU that runs the process.
         if countdown_mean() == 0 || core.objects.is_isolated_cpu_in_use() {
             return None;
         }
@@ -138,7 +144,7 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Charges the group that the thread is in, if any, with a page. `None` if the group refuses,
-    /// or the thread is yet to be put into one.
+    /// or if neap has yet to put the thread into a group.
     fn pay_for_page(&self, core: &Core<P>, bytes: usize) -> Option<Option<Payer>> {
         let (Some(group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) else {
             return (core.options.groups == ThreadGroups::Off).then_some(None);

@@ -1,17 +1,17 @@
 //! neap: a memory manager for Linux processes.
 //!
-//! Used by `neap-malloc` (the C library's malloc family), [`Neap`] (Rust's global allocator), and
-//! tests, which make managers of any shape with [`mm::Mm`]. Locks are those of the layers below.
-//! One function, `Core::make_room`, has the order in which caches give memory to an allocation.
+//! `neap-malloc` (the C library's malloc family) and [`Neap`] (Rust's global allocator) use the
+//! process's manager. Tests make managers of any shape with [`mm::Mm`]. The function
+//! `Core::make_room` has the order in which caches give memory to an allocation that found none.
 //!
 //! - [`Neap`]: the process's allocator, `#[global_allocator]`.
 //! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.
 //! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists in the order of a cache's eviction.
 //! - [`fn@set`]: changes options while the process runs. [`fn@headroom`]: room in the container.
 //! - [`fn@stats`]: the process's memory by state, in one call. [`statistics`] has the details.
-//! - [`percpu`]: per-CPU data. [`mod@drain`], [`mod@verify`]: give back, check.
+//! - [`percpu`]: per-CPU data. [`mod@drain`]: empties caches. [`mod@verify`]: checks the manager.
 //!
-//! A cache with a limit that shrinks instead of refusing:
+//! Example: a cache with a limit, which shrinks at the limit instead of refusing new entries.
 #![cfg_attr(feature = "std", doc = concat!("```\n", include_str!("../examples/tenant_cache.rs"), "```"))]
 #![no_std]
 #![deny(missing_docs)]

@@ -1,16 +1,17 @@
 //! The end of the main thread while the process goes on.
 //!
 //! # Design
-//! A process ends with the last of its threads when the main thread has ended by `pthread_exit`,
-//! `thrd_exit` or cancellation. The C library counts neap's threads like all others. So they end
-//! with the main thread, for good:
-//! 1. The main thread has a value of a key whose destructor the C library calls in all three cases,
-//!    and not at `exit`.
-//! 2. The destructor has neap's thread end, and waits for it.
-//! 3. Reclaimers end after the callback that they are in; they are not waited for.
+//! If the main thread ends by `pthread_exit`, `thrd_exit` or cancellation, the process goes on
+//! until its last thread ends. The C library counts neap's threads like all others. So neap's
+//! threads end for good when the main thread ends:
+//! 1. The main thread has a value for a key of thread-specific data. The C library calls the key's
+//!    destructor in all three cases, and not at `exit`.
+//! 2. The destructor makes each reclaimer end after the callback that it runs, and does not wait
+//!    for it.
+//! 3. The destructor makes neap's thread end, and waits for it.
 //!
-//! The value is set when the main thread makes neap's thread, as it does where it makes the
-//! program's first thread.
+//! The value is set when the main thread makes neap's thread, which usually happens when it makes
+//! the program's first thread. If another thread makes neap's thread, no value is set.
 
 use crate::process::PROCESS;
 use core::ffi::c_void;
@@ -18,7 +19,8 @@ use core::sync::atomic::Ordering;
 use neap_os::own_thread;
 use neap_os::thread;
 
-/// Has neap's threads end with the calling thread, if that is the main thread. One call at a time.
+/// Makes neap's threads end with the calling thread, if that is the main thread. No two threads
+/// call this at the same time.
 pub(crate) fn notice_end() {
     if thread::id() != thread::process_id() {
         return;
@@ -39,7 +41,8 @@ extern "C" fn ended(_: *mut c_void) {
         reclaiming.dismiss();
     }
     PROCESS.end_background(|id| {
-        // SAFETY: `spawn` made it as one that is joined, in this process: a child forgets it.
+        // SAFETY: `spawn` made the thread as `End::Joined`, in this process, since a forked child
+        // forgets the id. `end_background` passes each id only once.
         unsafe { own_thread::join(&PROCESS.of_process.functions, id as _) };
     });
 }

@@ -1,16 +1,18 @@
 //! One memory manager: the entry points, and their slow paths.
 //!
 //! # Design
-//! The first lines of an entry point are the fast path, which is inlined. All else is out of line
-//! and inside the fork gate, but for one try at an Atomic CPU's stack, whose lock fork takes.
+//! The first lines of an entry point are the fast path, which is inlined. All other code is out of
+//! line and runs inside the fork gate. Only one try at the stack of an Atomic CPU is outside: fork
+//! takes the lock of that stack itself.
 //!
 //! A function that takes [`Inside`] runs inside the gate. A function that enters the gate, or calls
-//! one that does, is called outside.
+//! one that does, must be called outside.
 //!
-//! A new `Mm` is a constant. Its first call opens it, by the function in its [`Hooks`].
+//! [`Mm::new`] is `const`, so a manager can be a static. The first call that needs memory opens the
+//! manager by [`Hooks::open`].
 //!
 //! # Locking
-//! Holds no lock of its own.
+//! Only [`Mm::close`] takes locks here, when no other thread uses the manager.
 
 use crate::allocation::splits::Splits;
 use crate::limits::limit::Following;
@@ -44,12 +46,13 @@ use neap_os::memory::untagged;
 use neap_os::thread_state::entered;
 use neap_reclaim::lru::Lists;
 
-/// Whether a request is refused outright, as in the C library: differences of pointers must fit.
+/// Whether every allocation of this size or alignment is refused. As in the C library, the
+/// difference of two pointers into one allocation must fit into an `isize`.
 pub(crate) fn is_beyond_any(size: usize, align: usize) -> bool {
     size > isize::MAX as usize || align > neap_pages::MOST_ALIGNMENT
 }
 
-/// Tag of a manager that is not open: no thread's word has it.
+/// Tag of a manager that is not open. No thread's word contains it.
 const NO_TAG: usize = usize::MAX;
 
 const CLOSED: u32 = 0;
@@ -71,7 +74,8 @@ pub struct Mm<P: Platform> {
     /// Control block of neap's thread, which may make more system calls than others; 0: none.
     pub(crate) own_thread: AtomicUsize,
     pub(crate) of_process: OfProcess,
-    /// Whether the C library's fork calls its handlers: of the process's manager alone.
+    /// Whether neap's fork handlers are registered with the C library. Only the process's manager
+    /// has fork handlers.
     pub(crate) has_fork_handlers: AtomicBool,
     /// Whether frees that name a size must name the right one.
     checks_sizes: AtomicBool,
@@ -91,42 +95,46 @@ pub enum Task {
     Reclaim(u32),
 }
 
-/// Functions by which a manager uses its surroundings.
+/// Functions of the process, or of a test, that a manager calls.
 #[derive(Debug)]
 pub struct Hooks<P: Platform> {
     /// Opens the manager (by [`Mm::open`]) when it is first needed.
     pub open: fn(&Mm<P>),
-    /// Starts a thread; without it calls of the program and [`Mm::tick`] release memory.
+    /// Starts a thread. If there is no such function, calls of the program and of [`Mm::tick`]
+    /// release memory.
     pub spawn: Option<Spawn<P>>,
     /// Called after each tick, and before neap's thread sleeps; must neither allocate nor free.
     pub ticked: Option<fn(&Mm<P>, &Inside<'_>)>,
 }
 
-// SAFETY: `core` is written once, before `state` says so.
+// SAFETY: `core` is written once, before `state` becomes OPEN. From then on it is only shared.
 unsafe impl<P: Platform> Sync for Mm<P> {}
 
 /// Everything of a manager that exists only once it is open.
 ///
-/// Commonly written fields come first, then the class caches: so opening takes few page faults.
+/// Fields that every manager writes come first, then the class caches, so that opening takes few
+/// page faults.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Core<P: Platform> {
     pub(crate) background: Background,
     pub(crate) maintenance: Maintenance,
     pub(crate) in_call: InCall,
-    /// As the process was started; [`Settings`] has the values of those that change.
+    /// Options at the start of the process. [`Settings`] has the present values of options that can
+    /// change.
     pub(crate) options: Options,
     pub(crate) settings: Settings,
     pub(crate) following: Following,
     pub(crate) at_limit: AtLimit,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
-    /// Held while caches are flushed for payers. The value: when a flush is worth its cost again.
+    /// Held while caches are flushed for payers. The value is the time before which no spaced flush
+    /// begins.
     pub(crate) flushing: Mutex<u64>,
     pub(crate) page: StatPage,
     /// Starts and ends of runs that were moved by their page tables.
     pub(crate) splits: Mutex<Splits>,
-    /// The blocks of a program that is checked.
+    /// The blocks that the option `check` verifies.
     pub(crate) checked: Mutex<Checked>,
     pub(crate) guard: Guard,
     pub(crate) objects: Objects<P>,
@@ -186,7 +194,7 @@ impl<P: Platform> Mm<P> {
                 core.objects.serve();
             }
             if options.groups != ThreadGroups::Off {
-                // A thread that has entered no group, as at its start, is to be put into one.
+                // A new thread has entered no group. The slow path puts it into one.
                 self.fast_path.serve_entered_alone();
             }
             true
@@ -359,8 +367,9 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// A size for which objects lie on multiples of `align`, and that is at least `size`. `None` if
-    /// objects do not, or have something in front.
+    /// Returns a size of at least `size` whose objects lie on multiples of `align`. `None` if no
+    /// class has such objects, if the manager is not open, or if the option `check` puts a front
+    /// before each allocation.
     #[inline]
     fn size_on(&self, size: usize, align: usize) -> Option<usize> {
         if align <= GRAIN {
@@ -384,8 +393,8 @@ impl<P: Platform> Mm<P> {
         memory
     }
 
-    /// Allocates on the slow path, and counts it for samples, which [`Mm::allocate_entered_or`]
-    /// does for all that comes through it.
+    /// Allocates on the slow path, and counts the allocation for samples.
+    /// ([`Mm::allocate_entered_or`] counts the allocations that come through it.)
     fn allocate_directly(&self, size: usize, align: usize) -> (*mut u8, bool) {
         let (memory, zero) = match self.is_checked() {
             true => (self.allocate_checked(size, align), false),
@@ -423,7 +432,7 @@ impl<P: Platform> Mm<P> {
         memory.unwrap_or((null_mut(), false))
     }
 
-    /// Follows a call that took memory, or tried to.
+    /// Does the work that follows an allocation on the slow path, also one that failed.
     pub(crate) fn after_allocation(&self, core: &Core<P>) {
         if core.settings.limit() > 0 {
             core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform));
@@ -445,12 +454,13 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Puts a cached object that no other thread has into a stack or its slab.
+    /// Puts an object that is marked as cached, and that no other thread has, into a stack or its
+    /// slab.
     #[cold]
     #[inline(never)]
     pub(crate) fn free_unplaced(&self, pointer: *mut u8) {
         let Some(core) = self.core_if_open() else { return };
-        // SAFETY: the object's state byte, marked as cached, is in the arena's table.
+        // SAFETY: the object's state byte marks it as cached, so the object lies in the arena.
         let class = unsafe { self.fast_path.kind(pointer) }.class();
         if core.objects.free_at_once(class, pointer) {
             return;
@@ -465,7 +475,7 @@ impl<P: Platform> Mm<P> {
     #[cold]
     #[inline(never)]
     fn free_slow(&self, pointer: *mut u8) {
-        // A tagged pointer is none of the fast path.
+        // The fast path refuses a pointer with a tag.
         let pointer = untagged(pointer);
         if pointer.is_null() {
             return;
@@ -487,8 +497,8 @@ impl<P: Platform> Mm<P> {
         self.checks_sizes.load(Ordering::Relaxed)
     }
 
-    /// Frees memory as [`Mm::free`] does. The caller names its size, which is compared if the
-    /// option `check` is on.
+    /// Frees memory as [`Mm::free`] does. If the option `check` is on, verifies the size that the
+    /// caller names.
     ///
     /// # Safety
     /// Those of [`Mm::free`].
@@ -576,8 +586,8 @@ impl<P: Platform> Core<P> {
         entered() == 0 && self.options.groups == ThreadGroups::Off
     }
 
-    /// Memory for a core, in which [`Core::open`] makes one: the large parts are there already. A
-    /// constant, so that the process's static needs no copy of them.
+    /// Returns memory in which [`Core::open`] makes a core. Its large parts are initialised
+    /// already. The function is `const`, so that the process's static needs no copy of these parts.
     const fn unopened() -> MaybeUninit<Core<P>> {
         let mut core = MaybeUninit::<Core<P>>::uninit();
         let place = core.as_mut_ptr();
@@ -591,7 +601,7 @@ impl<P: Platform> Core<P> {
         core
     }
 
-    /// Makes the core where it stays.
+    /// Makes the core in `place`, where it stays.
     ///
     /// # Safety
     /// * `place` holds [`Core::unopened`], and belongs to the caller.
@@ -602,7 +612,7 @@ impl<P: Platform> Core<P> {
         let maintenance = Maintenance::open(&platform)?;
         let Options { rseq, huge, .. } = *options;
         let config = Config { span: SPAN, budget, rseq, huge, list_high, batch_scale };
-        // On failure the maintenance's few pages stay mapped: the caller is about to give up on
+        // On failure the few pages of `maintenance` stay mapped. The caller is about to give up on
         // memory altogether.
         // SAFETY: `place` holds `Core::unopened` and is the caller's, so its objects are
         // `Objects::unopened`; `fast_path` fulfils the conditions of `Objects::open` (the caller's

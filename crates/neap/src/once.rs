@@ -1,7 +1,7 @@
 //! A value that is made at first use, and stays in place.
 //!
-//! For parts of a manager that most programs never use. Each look costs one load. One mutex, for
-//! making it; the caller keeps forks away meanwhile.
+//! It is for parts of a manager that most programs never use. A look at it costs one load. The
+//! value is made under a mutex. The caller keeps forks away meanwhile.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -36,7 +36,7 @@ impl<T> Once<T> {
     /// Returns the value. Makes it if need be.
     ///
     /// # Errors
-    /// That of `make`; the next call tries again.
+    /// The error of `make`. The next call tries again.
     pub(crate) fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let _making = self.making.lock();
         if let Some(value) = self.get() {

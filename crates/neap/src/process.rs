@@ -1,8 +1,8 @@
 //! The process's memory manager: the one instance behind `malloc` and [`Neap`](crate::Neap), with
 //! its first use, forks and threads.
 //!
-//! Holds the only mutable static of the workspace. All other code is told which instance it works
-//! on.
+//! This file holds the only mutable static of the workspace. All other code gets its instance as an
+//! argument.
 //!
 //! # Fork
 //! 1. The prepare handler takes the lock of the C library's streams.
@@ -10,7 +10,7 @@
 //! 3. It closes the sequences, and fences every CPU.
 //!
 //! Then every object is in exactly one structure and every mutex is free, so the child's copy is
-//! whole. Both processes open them again.
+//! whole. Afterwards both processes open the gate and the sequences again.
 
 use crate::guard::report_fault;
 use crate::main_thread;
@@ -89,9 +89,10 @@ fn open_apart(mm: &Mm<Linux>) {
     }
 }
 
-/// Handlers that are registered later run before these, while the gate is open: they may wait for
-/// threads that need it. So these are registered as early as possible: at the first use, which may
-/// be long before the library is initialised, or when it is loaded.
+/// Registers the fork handlers. Prepare handlers that are registered later run before these, while
+/// the gate is open. So they may wait for threads that need the gate. That is why neap registers as
+/// early as possible: when the library is loaded, or at its first use, which may be long before
+/// that.
 #[unsafe(link_section = "__at_load")]
 extern "C" fn register_fork_handlers() {
     // Relaxed: it only decides which call is first.
@@ -99,7 +100,7 @@ extern "C" fn register_fork_handlers() {
         // SAFETY: the handlers are functions of this library, which is never unloaded.
         let error = unsafe { fork_handlers::register(before_fork, after_fork_in_parent, after_fork_in_child) };
         if error != 0 {
-            say(format_args!("no handlers for fork (error {error}): children may hang"));
+            say(format_args!("cannot register fork handlers (error {error}): forked children may hang"));
         }
     }
 }
@@ -121,7 +122,7 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;
 
-/// Verifies what the program has not freed.
+/// With the option `check`, verifies all blocks of the program at exit.
 extern "C" fn at_exit() {
     PROCESS.check_all("exit");
 }
@@ -143,7 +144,7 @@ fn machine(options: &Options) -> Linux {
         Ok(Some(trace)) => return machine.with_recorder(trace),
         Ok(None) => {}
         Err(error) => {
-            let wrong = if error == Errno::EXIST { "is there already" } else { "cannot be had" };
+            let wrong = if error == Errno::EXIST { "exists already" } else { "cannot be used" };
             let (path, error) = (path.to_bytes().escape_ascii(), error.raw_os_error());
             say(format_args!("NEAP: \"trace:{path}\" {wrong} (error {error}); nothing is recorded"));
         }
@@ -151,7 +152,8 @@ fn machine(options: &Options) -> Linux {
     machine
 }
 
-/// Has the kernel call the handler of faults, in front of the program's.
+/// Registers neap's handler of faults. The handler goes on with the one that the program had
+/// before.
 ///
 /// # Errors
 /// A sandbox refuses it.
@@ -229,8 +231,8 @@ fn close_all() {
         if looks == FORK_LOOKS {
             say_if_heard(format_args!("fork waits for a thread that has been inside malloc or free for some seconds"));
         }
-        // That thread has locks, or pages in hands, which the child would miss. The C library's
-        // fork waits as long for its own malloc.
+        // Waits on: the thread inside holds locks, or pages that the child would lose. The C
+        // library's fork waits without a limit for its own malloc, too.
         true
     });
 }

@@ -5,22 +5,25 @@
 //! / mean): the samples are a Poisson process over the bytes that a thread allocates. From a mean
 //! of 512 KiB on, it doubles while more than 1280 samples come in a second; a sample has its own
 //! mean. A sample is left in the [area](neap_base::profile_area) that the command `neap profile`
-//! reads. It is unwound there: this process takes its stack's bytes, and calls no unwinder.
+//! reads. The command unwinds the sample's stack. This process only copies the bytes of the stack,
+//! and calls no unwinder.
 //!
-//! - Off, there is no instruction for it on the fast paths. On, these refuse every call
-//!   ([`FastPath::count_all`](neap_objects::fast_path::FastPath::count_all)), and the path behind
-//!   them subtracts the size from a thread-local
+//! - While the option is off, the fast paths have no instruction for it. While it is on, they
+//!   refuse every call ([`FastPath::count_all`](neap_objects::fast_path::FastPath::count_all)), and
+//!   the slow path subtracts the size from a thread-local
 //!   [countdown](neap_os::thread_state::count_down).
 //! - The state byte of a sampled object is [marked](neap_objects::object_state::SAMPLED), so only
-//!   its free is slow. A run's free looks its address up while there are samples.
-//! - A forked child samples into its own area, and knows none of the parent's samples. A child of
-//!   the bare system call has no area, and samples nothing.
+//!   frees of sampled objects are slow. The free of a run looks the run's address up while there
+//!   are samples.
+//! - A forked child samples into its own area, and knows none of the parent's samples. A child that
+//!   was forked by the bare system call has no area, and samples nothing.
 //! - `realloc` that resizes or moves a run ends its sample, and counts the new size as an
 //!   allocation. Where it fails, the sample is lost.
 //!
 //! # Locking
-//! One mutex, inside the fork gate, for each sample and for the free of a sampled allocation. It is
-//! held while up to 32 KiB of stack are copied, and the stacks of about as many older bytes packed.
+//! Each sample, and each free of a sampled allocation, takes one mutex inside the fork gate. The
+//! thread holds it while it copies up to 32 KiB of stack, and packs the stacks in about as many
+//! older bytes.
 
 use crate::mm::{Core, Mm};
 use crate::options::Setting;
@@ -34,14 +37,14 @@ use neap_os::thread_state::{count_down, countdown_mean, set_countdown, set_count
 use neap_os::{call_stack, clock, thread};
 
 impl<P: Platform> Mm<P> {
-    /// Ends an allocation at which the countdown ended: records it, unless this thread has drawn no
-    /// number yet that says otherwise.
+    /// Called for an allocation at which the countdown ended: records it as a sample. A thread that
+    /// has drawn no number yet draws one first, which may leave the allocation out.
     #[cold]
     #[inline(never)]
     pub(crate) fn sample(&self, memory: *mut u8, size: usize) {
         let (registers, is_drawn) = (call_stack::registers(), countdown_mean() > 0);
         let (mean, Some(core)) = (self.profile.mean.load(Ordering::Relaxed), self.core_if_open()) else { return };
-        // Where nothing is recorded, the thread looks again later.
+        // If nothing is recorded below, the thread comes here again after about `mean` bytes.
         set_countdown(mean.max(1) as usize);
         if memory.is_null() || mean == 0 {
             return;
@@ -82,14 +85,16 @@ impl<P: Platform> Mm<P> {
         let has_slot = unsafe { recorder.record(area, &sampled, registers, stack_bytes) };
         self.profile.live.store(recorder.live(), Ordering::Relaxed);
         next(&mut recorder);
-        // What is checked does not begin where its object does, and looks its address up.
+        // With `check`, an allocation does not begin where its object does. Its free looks its
+        // address up instead.
         let is_object = !core.options.check && core.objects.class_at(memory).is_some_and(|class| class != Class::NONE);
         if has_slot && is_object {
             core.objects.mark_sampled(memory);
         }
     }
 
-    /// Counts an allocation, and samples it if its turn has come, as long as `profile` is on.
+    /// Counts an allocation, and samples it if its countdown has ended, as long as allocations are
+    /// counted.
     #[inline]
     pub(crate) fn count_allocation(&self, memory: *mut u8, size: usize) {
         if self.profile.is_on() && !count_down(size) {
@@ -164,7 +169,7 @@ impl<P: Platform> Core<P> {
         }
         let mean = mm.profile.mean.load(Ordering::Relaxed);
         let is_recorded = mean > 0 && mm.profile.is_recorded.load(Ordering::Relaxed);
-        // A thread of the parent may have held it, if a signal handler has forked.
+        // A thread of the parent may have held the mutex, if a signal handler has forked.
         let Some(mut recorder) = mm.profile.recorder.try_lock().filter(|_| is_recorded) else { return };
         recorder.end(None);
         drop(recorder);
@@ -179,5 +184,5 @@ impl<P: Platform> Core<P> {
 }
 
 /// Why a process cannot be sampled.
-const NO_AREA: &str = "is refused: samples are left in the page of numbers, which this process does not have (stat:off, \
-                       threads before its first allocation, or a limit on files), or has closed";
+const NO_AREA: &str = "is refused: samples need the page of numbers, which this process does not have (stat:off, threads \
+                       before its first allocation, or a limit on files), or has closed";

@@ -16,12 +16,12 @@
 //! * An existing file is used only by the process that it belongs to; every other process ignores
 //!   it. `neap run` makes it for the program that it executes. If that program executes another
 //!   one, the recording begins again.
-//! * It must be its user's own, with one name, and no symbolic link.
+//! * The file must belong to the process's user, have only one name, and be no symbolic link.
 //! * A forked child records nothing, however it is forked: the page with the file's address reads
 //!   as zeroes there.
 //!
-//! The kernel writes a file on a disk out from time to time, and interrupts CPUs that run the
-//! process for that, isolated ones too. It does not for `/dev/shm`.
+//! From time to time, the kernel writes a file on a disk out. For that it interrupts CPUs that run
+//! the process, isolated ones too. It never writes out a file in `/dev/shm`.
 //!
 //! The format, all numbers little endian:
 //!
@@ -36,8 +36,9 @@
 //! ordered by time; those of the same time by place. A place with a time of zero was claimed, but
 //! not written.
 //!
-//! A block is noted after it was handed out, and before it comes back. So between two events that
-//! hand out a page is one that takes it back. A run that is resized in place is no event.
+//! An event is recorded after a block was handed out, or before it comes back. So between two
+//! events that hand out a page, there is one that takes it back. Resizing a run in place records no
+//! event.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -73,7 +74,7 @@ pub(crate) struct Trace {
     /// Address of the file's bytes; 0 before and after the recording.
     address: AtomicUsize,
     process: AtomicU32,
-    /// Not read from the file, which other processes may write to.
+    /// Number of places. Kept here, because other processes may write to the file's header.
     places: AtomicU32,
     claimed: AtomicU32,
     begun: AtomicU64,
@@ -86,14 +87,14 @@ impl Trace {
     /// The error of the first store; then nothing is recorded.
     ///
     /// # Safety
-    /// The memory is used by nothing else as long as this is used.
+    /// No other code uses the memory as long as the trace is used.
     unsafe fn begin<P: Platform>(&self, address: usize, length: usize, platform: &P) -> Result<(), Errno> {
         let (process, places) = (thread::process_id(), ((length - HEADER) / PLACE) as u32);
         let begun = clock::precise();
         let mut header = [0; HEADER];
         header[..12].copy_from_slice(&claim(process));
         header[12..16].copy_from_slice(&places.to_le_bytes());
-        // Each place counts as written; those that are not have no time.
+        // The header counts all places as claimed. Places that are not written have a time of zero.
         header[16..20].copy_from_slice(&places.to_le_bytes());
         header[24..26].copy_from_slice(&(platform.cpus() as u16).to_le_bytes());
         header[26] = platform.page_size().ilog2() as u8;
@@ -129,8 +130,8 @@ impl Recorder for Trace {
         if place >= places {
             if self.end().is_some() {
                 // SAFETY: the id is this process's, or that of one that it shares its memory with;
-                // the header is behind the address. Where the file was cut short nothing has to say
-                // that it is full.
+                // the header is behind the address. If the file was cut short, the flag is not
+                // needed.
                 let _ = unsafe { store(process, [(address + FULL, &1_u32.to_le_bytes()), (address, &[])]) };
             }
             return;
@@ -148,7 +149,7 @@ impl Recorder for Trace {
     }
 }
 
-/// Out of line: formatting needs more stack than recording does.
+/// A function of its own, because formatting needs more stack than recording does.
 #[cold]
 #[inline(never)]
 fn say_cut_short() {

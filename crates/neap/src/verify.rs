@@ -1,7 +1,8 @@
 //! Verification of a whole manager, at any moment.
 //!
-//! Closes the gate and the sequences as fork does, so that every object and page is in exactly one
-//! structure, and opens them again. Allocates nothing.
+//! Verification closes the gate and the sequences as fork does. Then every object and page is in
+//! exactly one structure. Afterwards it opens the gate and the sequences again. It allocates
+//! nothing.
 
 use crate::mm::Mm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -9,16 +10,17 @@ use neap_base::Platform;
 use neap_objects::size_class::Class;
 pub use neap_objects::verify::{Census, Finding};
 
-/// Looks at the gate in some ten seconds.
+/// Most looks at the gate, in some ten seconds, while a thread stays in a slow path.
 const LOOKS: u32 = 100_000;
 
 impl<P: Platform> Mm<P> {
     /// Verifies that every object, every page and all per-CPU data is in exactly one place, and
     /// that all counters are right. Returns the number of objects by place. Other threads may run
-    /// meanwhile, and wait where they need a slow path.
+    /// meanwhile. A thread that needs a slow path waits.
     ///
-    /// `in_hands`: how many other threads there are, or were when this process was forked. Each may
-    /// have been stopped with an object between a stack and itself.
+    /// `in_hands`: the number of other threads, or of those in the parent when this process was
+    /// forked. Each may have been stopped while an object was on its way between a stack and the
+    /// thread.
     ///
     /// # Errors
     /// The first [`Finding`].

@@ -14,7 +14,7 @@ type Register = String;
 /// A sum of registers.
 pub(super) type Operand = Sum<Register>;
 
-/// How a comparison must come out.
+/// The result that a comparison must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
     Equal,
@@ -71,7 +71,7 @@ pub(super) fn x86_64(at: u64, text: &str) -> Result<Vec<Step>> {
             None => x86_value(text)?,
         })
     };
-    // What comes into the first operand.
+    // Sets the first operand.
     let into = |value: Operand, steps: &mut Vec<Step>| -> Result<()> {
         steps.push(match x86_address(part(0)?)? {
             Some(to) => Step::Store { to, value, release: true },
@@ -93,7 +93,7 @@ pub(super) fn x86_64(at: u64, text: &str) -> Result<Vec<Step>> {
         }
         "neg" => into(Sum::constant(0).plus(&value(0, &mut steps)?, -1), &mut steps)?,
         "xor" | "tzcnt" | "shrx" | "shr" => {
-            // The others change what they are a function of.
+            // `xor` and `shr` are functions of their first operand, too.
             let first = usize::from(name == "tzcnt" || name == "shrx");
             let of = (first..parts.len()).map(|index| value(index, &mut steps)).collect::<Result<_>>()?;
             steps.push(Step::Mix(x86_register(part(0)?)?, of));
@@ -306,8 +306,8 @@ fn arm_address(parts: &[&str]) -> Result<(Operand, Option<Step>)> {
         Some(_) => Some(value_of(&base).plus(&arm_value(&parts[1..])?, 1)),
         None => before.then(|| address.clone()),
     };
-    // A load of a pair moves nothing in between, and the base moves behind the access: `address`
-    // is that before.
+    // A load of a pair moves nothing in between. The base moves after the access, which uses
+    // `address`.
     Ok((address, moved.map(|sum| Step::Set(base, sum))))
 }
 

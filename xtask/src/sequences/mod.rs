@@ -25,7 +25,7 @@ use crate::process::{capture, command};
 use crate::report::Report;
 use crate::target::Target;
 
-/// What the explorer proves.
+/// The file with the sequences that the explorer proves.
 const PROVED: &str = "crates/neap-objects/tests/rseq_explorer/sequences.txt";
 
 /// The word before every abort exit.
@@ -35,7 +35,7 @@ const SIGNATURE_ARM64: u32 = 0xd428_bc00;
 /// Most instructions that make and store a descriptor's address.
 const BEFORE: usize = 3;
 
-/// What the kernel reads of a sequence.
+/// The descriptor of a sequence, as the kernel reads it.
 #[derive(Debug, PartialEq, Eq)]
 struct Descriptor {
     address: u64,
@@ -148,7 +148,7 @@ fn instructions(listing: &str) -> BTreeMap<u64, String> {
     listing.lines().filter_map(line).collect()
 }
 
-/// What a sequence does.
+/// The lines that describe a sequence.
 fn lines(descriptor: &Descriptor, instructions: &BTreeMap<u64, String>, target: Target) -> Result<Vec<String>> {
     let steps = |at: u64, text: &str| match target {
         Target::Native | Target::Musl => decode::x86_64(at, text),
@@ -260,7 +260,7 @@ mod tests {
             lines[4..],
             ["refuse if head + n > end", "store cells from head", "commit head := head + n, release"]
         );
-        // What a copy leaves in its registers is no commit.
+        // A commit may not store a value that a copy left in its registers.
         let left = lines_of(&copy.replace("[r10],rbp", "[r10],rdi"), Target::Native).unwrap();
         assert_eq!(left.last().unwrap(), "commit head := n, release");
     }

@@ -1,8 +1,8 @@
-//! What a sequence does to shared memory: its loads, checks and stores, in words that do not
-//! depend on the processor.
+//! Describes the accesses of shared memory by a sequence: its loads, checks and stores, in words
+//! that do not depend on the processor.
 //!
 //! The steps are executed once, on sums of unknown values. Each loaded word gets a name by its
-//! address. A loop's body is executed once; what it changes in registers is unknown behind it.
+//! address. A loop's body is executed once; registers that it changes are unknown after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ enum Word {
 /// A value that is not known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Value {
-    /// What a register holds before the sequence.
+    /// The contents of a register before the sequence.
     Register(String),
     Loaded(Word),
     /// A function of these words, and of registers.

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::process::command;
 
-/// The content of a name.
+/// The content of a file in the archive.
 #[derive(Clone, Debug)]
 pub(crate) enum Entry {
     /// A copy of this file, executable.

@@ -58,9 +58,9 @@ impl Shape {
 /// The result of a test's program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// Its exit status; 143 if the time limit ended it.
+    /// The program's exit status; 143 if the time limit ended it.
     pub(crate) status: i32,
-    /// Its output.
+    /// The program's output.
     pub(crate) output: String,
 }
 
@@ -82,8 +82,8 @@ pub(crate) const FIGURE: &str = "figure: ";
 /// Last lines of output that are kept.
 const KEPT: usize = 40;
 
-/// The machine's first program: runs every line, and powers the machine off. Its folder for
-/// temporary files has the tests of a checkout that lies in this machine's.
+/// The machine's first program: runs every line, and powers the machine off. It mounts a file
+/// system at /tmp, unless /tmp has tests, of a checkout below /tmp.
 pub(crate) fn init(lines: &[(&str, u32)]) -> String {
     let mut text = String::from(
         "#!/bin/busybox sh\n\

@@ -1,13 +1,13 @@
 //! `cargo xtask vm [--target aarch64-unknown-linux-gnu]`: tests on a larger, emulated machine.
 //!
-//! Boots a virtual machine with 4 CPUs, 2 nodes and an isolated CPU in seconds, and runs test
-//! programs in it that were built here. packages.rs obtains the machine, initrd.rs packs its file
-//! system, machine.rs runs it; this file has the tests. Needs no root, and installs nothing outside
-//! the target folder. If the machine is not available it ends with the status of a skipped check:
-//! it never passes by doing nothing. It emulates every instruction, so it tests behaviour and never
-//! time.
+//! The command boots a virtual machine with 4 CPUs, 2 nodes and an isolated CPU in seconds. It runs
+//! test programs in it that this machine has built. packages.rs obtains the virtual machine,
+//! initrd.rs packs its file system, machine.rs runs it; this file has the tests. The command needs
+//! no root, and installs nothing outside the target folder. If the virtual machine is not
+//! available, the command ends with the status of a skipped check, so it never passes without a
+//! test. Every instruction is emulated, so the tests check behaviour and never time.
 //!
-//! `--suite` runs everything that ships instead: suite.rs.
+//! `--suite` instead runs all tests of the shipped libraries and programs (suite.rs).
 
 use core::time::Duration;
 use std::borrow::Cow;
@@ -39,7 +39,7 @@ struct Guest {
     line: Cow<'static, str>,
     /// Most seconds that it may take, against a hang.
     limit: u32,
-    /// Files for it alone, by their path in the machine.
+    /// Files for this guest alone, by their path in the machine.
     files: Vec<(String, PathBuf)>,
 }
 
@@ -51,9 +51,8 @@ const fn guest_on(shape: Shape, name: &'static str, line: &'static str) -> Guest
     Guest { name: Cow::Borrowed(name), shape, line: Cow::Borrowed(line), limit: 240, files: Vec::new() }
 }
 
-/// Takes CPUs offline and online while a test runs. That must have happened, and the test must not
-/// have noticed. One of CPUs 1 and 2 is always online, so that no thread loses all CPUs that it may
-/// run on.
+/// Takes CPUs offline and online while a test runs. The test must pass, after at least three turns.
+/// One of CPUs 1 and 2 is always online, so that no thread loses all CPUs that it may run on.
 const HOTPLUG: &str = "\
 NEAP_SECONDS=10 /tests/neap-stress a6 & test=$!; turns=0
 cpus=/sys/devices/system/cpu
@@ -88,7 +87,7 @@ echo 100M >$g/less/memory.high
 wait $test || exit 1
 echo 100M >$g/less/memory.max; grep -q '^oom_kill 0' $g/less/memory.events";
 
-/// The limit of a group above is the nearest.
+/// The limit of the outer group applies, though the inner group has a larger one.
 const CONTAINER_NESTED: &str = "\
 g=/sys/fs/cgroup; mkdir $g/outer; echo 150M >$g/outer/memory.max; echo +memory >$g/outer/cgroup.subtree_control
 mkdir $g/outer/inner; echo 1G >$g/outer/inner/memory.max
@@ -96,8 +95,8 @@ mkdir $g/outer/inner; echo 1G >$g/outer/inner/memory.max
  NEAP=limit:auto,refuse:on LD_PRELOAD=$PRELOAD exec /programs/container fill 1 80 140) || exit 1
 grep -q '^oom_kill 0' $g/outer/memory.events";
 
-/// `neap pressure` names the limit of the group above; in a namespace of its own, whose mounts end
-/// at the inner group, that group's limit, and says that ancestors are hidden.
+/// `neap pressure` names the limit of the outer group. In a namespace whose mounts end at the inner
+/// group, it names the inner group's limit, and says that ancestors are hidden.
 const EXPLAIN: &str = "\
 g=/sys/fs/cgroup; mkdir $g/above; echo 150M >$g/above/memory.max; echo +memory >$g/above/cgroup.subtree_control
 mkdir $g/above/own; echo 1G >$g/above/own/memory.max
@@ -135,9 +134,9 @@ for run in $(seq 20); do
 done
 echo 'figure: 20 cuts from 64 to 24 MiB, memory.high first: none killed'";
 
-/// The kernel kills at once where `memory.max` is written below the usage. So a cut in one write
-/// succeeds as far as memory is free. States how far that is; neap keeps a tenth free, or the
-/// option `reserve`.
+/// The kernel kills a process at once if `memory.max` is written below the usage. So a cut in one
+/// write succeeds only as far as memory is free. The test prints how far that is. neap keeps a
+/// tenth free, or as much as the option `reserve` says.
 const CUT_AT_ONCE: &str = "\
 . /programs/server.sh
 survived() {
@@ -220,7 +219,7 @@ const GUESTS: &[Guest] = &[
     guest_on(Shape::Old, "a container that is full, old kernel", CONTAINER_FULL),
 ];
 
-/// Programs of `tests/programs` that are included.
+/// Programs of `tests/programs` that the machine gets.
 const PROGRAMS: &[&str] = &[
     "family",
     "fork_storm",
@@ -234,7 +233,7 @@ const PROGRAMS: &[&str] = &[
     "unwind_signals",
 ];
 
-/// Crates whose tests are lanes.
+/// Crates whose test programs the machine gets.
 const TESTED: &[&str] = &["neap-os", "neap-base", "neap"];
 
 /// Files of the machine's file system, by path.
@@ -292,7 +291,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
     machines.report.close("vm")
 }
 
-/// The lanes for a processor.
+/// The guests for a processor.
 fn lanes(target: Target) -> Vec<Guest> {
     let here = |guest: &&Guest| target == Target::Native || guest.shape == Shape::TwoNodes;
     // Another processor takes longer to emulate.
@@ -300,7 +299,7 @@ fn lanes(target: Target) -> Vec<Guest> {
     GUESTS.iter().filter(here).map(|guest| Guest { limit: guest.limit * patience, ..guest.clone() }).collect()
 }
 
-/// Machines that run one after the other, and what they said.
+/// Machines that run one after the other, and their results.
 struct Machines {
     target: Target,
     found: packages::Machine,
@@ -351,7 +350,7 @@ impl Machines {
     }
 }
 
-/// The machine's file system without the tests of one machine and its first program.
+/// The machine's file system, without files of single guests and without init.
 fn contents(target: Target, found: &packages::Machine, scratch: &Path, is_suite: bool) -> Result<Files> {
     let mut files = BTreeMap::new();
     let file = |path: PathBuf| initrd::Entry::File(path);

@@ -20,9 +20,9 @@ pub(crate) struct Machine {
     pub(crate) qemu: (PathBuf, Option<PathBuf>),
     /// The kernel's image.
     pub(crate) kernel: PathBuf,
-    /// That of a kernel with realtime preemption, or the reason why there is none.
+    /// The image of a kernel with realtime preemption, or the reason why there is none.
     pub(crate) realtime: Result<PathBuf>,
-    /// That of an older release of Debian, or the reason.
+    /// The image of a kernel of an older release of Debian, or the reason why there is none.
     pub(crate) old: Result<PathBuf>,
     /// A shell and its tools, in one file without libraries.
     pub(crate) busybox: PathBuf,

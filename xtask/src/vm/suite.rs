@@ -1,8 +1,8 @@
-//! `cargo xtask vm --suite`: all that ships, on the machine. Each test program of the crates and
-//! each program of `tests/programs` is one test there.
+//! `cargo xtask vm --suite`: the tests of all shipped crates and programs, on the machine. Each
+//! test program of the crates and each program of `tests/programs` is one test there.
 //!
-//! It is for a processor whose programs this machine runs one by one only, without restartable
-//! sequences and without children: arm64.
+//! The suite is for arm64. Outside the machine, an emulator runs arm64's programs one by one,
+//! without restartable sequences and without children.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(super) const BATCH: usize = 12;
 /// Most seconds of one test.
 const LIMIT: u32 = 900;
 
-/// What is left out, by the name of a crate's test program or of a C program's file.
+/// Tests that are left out, by the name of a crate's test program or of a C program's file.
 const LEFT: &[Left] = &[("unwind_steps.c", "single-steps by a flag of x86-64")];
 
 /// The tests whose names pass `chosen`. `scratch` takes their files.
@@ -41,7 +41,7 @@ pub(super) fn guests(
         left.inspect(|(name, reason)| report.skip(name, reason)).is_none()
     };
     let one = |name: &str, line: String, files: Vec<PathBuf>| {
-        // At the path where it is here, by which some name a companion.
+        // Each file has the path that it has here, since some programs name a companion by it.
         let place = |path: &Path| path.to_string_lossy().trim_start_matches('/').to_string();
         let files = files.into_iter().map(|path| (place(&path), path)).collect();
         let name = Cow::Owned(name.to_string());

@@ -1,7 +1,7 @@
 //! `neap bench accounting`: cost of malloc and free in a thread that is in a memory group, and in
 //! one that is not.
 //!
-//! The variants are the same library, neap's:
+//! All variants use neap's library:
 //!
 //! * `neap`: in no group, in a process where no thread ever was in one;
 //! * `inside`: in a group;

@@ -9,10 +9,10 @@
 //!
 //! Figures:
 //!
-//! * `killed`: runs with `limit:auto` that the kernel killed within, and with `refuse:on` also
-//!   beyond;
-//! * `highest_survived_gbps`: the highest rate of growth within that the two survived in every run,
-//!   as in all lower rates. A rate that the machine does not reach counts as the rate reached.
+//! * `killed`: killed runs of both variants with `limit:auto` in `within`, and of the variant with
+//!   `refuse:on` in `beyond`;
+//! * `highest_survived_gbps`: the highest rate in `within` at which both variants survived every
+//!   run, as at all lower rates. A rate that the machine does not reach counts as the rate reached.
 
 use std::process::ExitCode;
 
@@ -154,7 +154,7 @@ fn tables(session: &Session, limit: u64) -> String {
     }
     text + &format!(
         "Limit: {} MiB, half of it a cache. `left`: least MiB below the limit in any run. `at`: the rate reached, GB/s, \
-         if lower.\nneap and glibc have no limit of their own: the kernel is to kill them. neap-auto beyond: likewise.\n",
+         if lower.\nneap and glibc have no limit of their own: the kernel may kill them. So it may neap-auto in `beyond`.\n",
         limit >> 20
     )
 }

@@ -2,9 +2,10 @@
 //!
 //! # Design
 //!
-//! Version 1: a child group of this process's memory group. Version 2: the group must be delegated,
-//! and only groups without processes hand controllers on, so this process moves into a child group
-//! first and back in the end. All groups are removed with the values here.
+//! Under version 1 the group of a program is a child of this process's memory group. Under version
+//! 2 this process's group must be delegated. A group that has processes cannot pass controllers to
+//! child groups. So this process moves into a child group first, and back in the end. Dropping
+//! [`Groups`] and [`Cgroup`] removes their groups.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -47,7 +48,7 @@ pub(super) struct Cgroup {
 impl Groups {
     /// Finds this process's group and tries to make a child group.
     ///
-    /// The missing part: a controller, a mount or the right to make groups.
+    /// An error names the missing part: a controller, a mount or the right to make groups.
     pub(super) fn find() -> Result<Groups> {
         let read = |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read {path}"));
         let found = own_group(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?);
@@ -93,7 +94,8 @@ impl Groups {
 impl Drop for Groups {
     fn drop(&mut self) {
         let Some(child) = self.moved.take() else { return };
-        // A group that hands on controllers takes no process, so that is undone first.
+        // A group that passes on controllers takes no process, so the controller is withdrawn
+        // first.
         let _ = write(&self.own.join("cgroup.subtree_control"), "-memory");
         let _ = write(&self.own.join("cgroup.procs"), "0");
         remove(&child);
@@ -110,7 +112,7 @@ impl Cgroup {
             Version::Two => ("memory.swap.max", 0),
         };
         write(&self.limit_file(), &limit.to_string())?;
-        // Absent where swap is not accounted; then most systems have none.
+        // The file is absent where swap is not accounted. Most such systems have no swap.
         let _ = write(&self.folder.join(swap), &of_swap.to_string());
         Ok(())
     }

@@ -8,16 +8,16 @@
 //!
 //! Figures, the worst of the rounds:
 //!
-//! * `metadata_growth_bytes`: tables of groups and stocks, and the used part of per-CPU data, with
-//!   64 live groups, after all of them against the first 64;
+//! * `metadata_growth_bytes`: growth of metadata from the first 64 live groups to the last 64.
+//!   Metadata are the tables of groups and stocks, and the used part of per-CPU data;
 //! * `per_cpu_growth_bytes`: pages populated for per-CPU data, reserve included;
 //! * `dying_after_1s`: deleted groups that are not yet gone a second after the last delete;
 //! * `delete_p99_us`, `create_p99_us`;
-//! * `pass_ratio`, `walk_ratio`: a pass of maintenance, and a walk over all groups, after over
-//!   before;
+//! * `pass_ratio`, `walk_ratio`: time of a pass of maintenance, and of a walk over all groups;
+//!   after all groups over that with the first 64;
 //! * `bytes_per_group`: tables for each of some 4000 empty groups, right after the tables have
 //!   grown;
-//! * `per_cpu_bytes_per_group`: its statistics on all CPUs.
+//! * `per_cpu_bytes_per_group`: bytes of a group's statistics on all CPUs.
 
 use std::process::ExitCode;
 

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 /// Count of an outcome: 1 if the kernel killed the process.
 pub(super) const KILLED: &str = "killed";
 
-/// A workload that runs in a memory group, or where its benchmark does.
+/// A workload that runs in a memory group, or in the group of its benchmark.
 pub(super) struct Contained {
     process: Process,
     name: &'static str,

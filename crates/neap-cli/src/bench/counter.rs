@@ -8,9 +8,9 @@
 //! The comparison is fair in three ways:
 //!
 //! * The plain word's address escapes once, so that it is in memory after each addition, and one
-//!   instruction adds to it there, as for the atomics, without the lock.
+//!   instruction adds to it there, as for the atomics but without the lock prefix.
 //! * A barrier for the compiler, which costs no instruction, ends each addition.
-//! * Every closure is its thread's own, so that no addition loads the address of its counter.
+//! * Each thread has its own copy of the closure, so no addition loads the address of its counter.
 //!
 //! Adding a number to the plain word mostly waits for the addition before; processors avoid that
 //! for constants.
@@ -18,7 +18,7 @@
 //! Figures, of one thread: `add_ns`, `add_ratio_thread_local` (neap over the plain word, of a
 //! constant), `add_ratio_thread_local_number` (of a number), `add_ratio_atomic`,
 //! `add_ratio_sharded` (of a constant); `add_ratio_atomic_crowd` and `add_ratio_sharded_crowd` with
-//! a thread on each CPU; `read_ns` (neap's exact value). All in this process.
+//! a thread on each CPU; `read_ns` (neap's exact value). Everything runs in this process.
 
 use core::cell::Cell;
 use core::hint::black_box;
@@ -58,8 +58,8 @@ thread_local! {
 /// Parts of a run: the median one counts, so that a short preemption is not measured.
 const PARTS: u64 = 25;
 
-/// Calls `add` the given number of times on each of some CPUs at once. The slowest thread's time
-/// counts.
+/// Calls `add` the given number of times on each CPU of `on`, at once. Returns the time of the
+/// slowest thread.
 pub(super) fn timed(on: &[usize], times: u64, add: impl Fn(usize) + Copy + Send) -> Result<Outcome> {
     let barrier = &Barrier::new(on.len());
     let run = move |thread: usize, cpu: usize| -> Result<u64> {
@@ -151,7 +151,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let header = ["counter", "ns per addition of 1", "of a number", "a thread on each CPU", "ns per exact read"];
     let tables = table(&header, &rows);
     drop(counter);
-    // SAFETY: no thread uses any allocation of it.
+    // SAFETY: no thread uses any allocation of `data`.
     unsafe { data.close(&linux) };
     session.finish(options.json, &tables)
 }

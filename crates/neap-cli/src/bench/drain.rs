@@ -7,15 +7,16 @@
 //!
 //! Figures, of the workload `pages`:
 //!
-//! * `throughput_ratio`, `p999_ratio`: of one operation, drained over quiet, medians of paired
-//!   windows;
+//! * `throughput_ratio`, `p999_ratio`: operations a second, and the 99.9th percentile of the time
+//!   of one operation. Drained over quiet, the median of paired windows;
 //! * `fences`: in all drained windows;
-//! * `added_interrupts`: function calls, flushes and reschedules of the owner's CPU, by which the
-//!   median drained window exceeds the range of the quiet ones;
+//! * `added_interrupts`: interrupts of the owner's CPU for function calls, flushes and reschedules.
+//!   The median of the drained windows, less the maximum of the quiet windows;
 //! * `added_switches`: involuntary switches of the owner, likewise.
 //!
 //! With the suffix `_isolated` the owner's CPU is isolated; the owner also allocates and frees 64
-//! objects, and its stacks are drained as well. All in this process: no malloc is measured.
+//! objects, and its stacks are drained as well. Both threads run in this process and call neap's
+//! parts directly, so no malloc is measured.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::fs;
@@ -64,7 +65,7 @@ fn counter() -> u64 {
 struct Instance {
     platform: Linux,
     pages: Pages<Linux>,
-    /// If objects are drained as well.
+    /// The manager whose objects are drained; `None` if only pages are drained.
     mm: Option<Box<Mm<Linux>>>,
 }
 
@@ -85,7 +86,7 @@ impl Instance {
         Ok(Instance { platform, pages, mm: isolated.map(|_| mm) })
     }
 
-    /// Drains its caches of a CPU. Returns pages and objects.
+    /// Drains the instance's caches of CPU `cpu`. Returns the numbers of drained pages and objects.
     fn drain(&self, cpu: usize) -> (u64, u64) {
         let pages = match self.pages.drain_cpu(&self.platform, cpu) {
             neap_pages::Drain::Drained(pages) => pages.into(),
@@ -292,7 +293,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let length = Duration::from_millis(options.amount(500));
     let rounds = options.rounds(20);
     for (name, isolated) in [("pages", None), (ISOLATED, Some(owners))] {
-        // They are in use until the process ends.
+        // Leaked: both instances are in use until the process ends.
         let mine: &Instance = Box::leak(Box::new(Instance::open(isolated)?));
         let other: &Instance = Box::leak(Box::new(Instance::open(isolated)?));
         let stage = DrainStage {
@@ -307,7 +308,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
             while stage.owner.load(Ordering::Relaxed) == 0 && !owner.is_finished() {
                 thread::sleep(PERIOD);
             }
-            // Both sides of it once, before anything counts.
+            // Opens one window of each kind to warm up. Its result does not count.
             let warm = stage.window(mine, owners, length).and_then(|_| stage.window(other, owners, length));
             if warm.is_ok() {
                 session.measure(&[Workload::timed(name, rounds, &[])], |variant, _, _| {

@@ -5,8 +5,8 @@
 //!
 //! * `returned_percent`: the part of the burst's resident memory that was released ten seconds
 //!   after the last free; the least of the rounds;
-//! * `bound_percent`: the part of the pages with blocks that have no byte of a survivor, which the
-//!   geometry of pages permits;
+//! * `bound_percent`: the largest part that the geometry of pages permits. Of the pages with
+//!   blocks, it is the part without a byte of a survivor;
 //! * `best_peer_percent`: the most that any other allocator released, at any setting;
 //! * `busy_ratio`: the time of burst and frees, against the fastest peer's default;
 //! * `pages_per_flush`: released pages for each interrupt that flushed address translations on a
@@ -86,7 +86,7 @@ fn figures(session: &mut Session) {
     let pages_per_flush = |outcome: &Outcome| {
         let [_, burst, _, after] = outcome.rss_kib[..] else { return None };
         let flushes = outcome.counts.get("flushes")?;
-        // At least one: none at all is no worse.
+        // Divides by at least one, so that a run without a flush has a figure.
         Some(burst.saturating_sub(after) as f64 / 4.0 / flushes.max(1.0))
     };
     session.figure("pages_per_flush", of(session, "neap", BESIDE, pages_per_flush).map(|pages| pages.min));

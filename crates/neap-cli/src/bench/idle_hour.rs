@@ -1,12 +1,12 @@
 //! `neap bench idle-hour`: ten seconds of load, then ten idle minutes with a live set.
 //!
 //! Loads run one after the other. The loaded processes are then idle at the same time, so the whole
-//! takes little longer than one of them. Each is in a memory group of the kernel of its own, where
-//! the right to make one exists; else its usage is not read. Resident memory is that of the whole
-//! process, and live bytes are those of its blocks and of the tables with their addresses.
+//! takes little longer than one of them. Each process has its own memory group of the kernel, if
+//! such a group can be made; otherwise its usage is not read. Resident memory is that of the whole
+//! process. Live bytes are those of its blocks and of the tables with their addresses.
 //!
-//! A tenth of the live set is replaced in the time of the load. A second workload, of neap alone,
-//! replaces all of it ten times. Its live blocks then lie between freed ones.
+//! The load replaces a tenth of the live set. A second workload, run with neap alone, replaces the
+//! whole set ten times. Its live blocks then lie between freed ones.
 //!
 //! `neap-auto` has `limit:auto`, so it looks at the container once a second. All others have their
 //! usual settings.
@@ -15,8 +15,8 @@
 //!
 //! * `rss_ratio_10s`, `usage_ratio_10s`: resident memory, and usage of the group, ten seconds after
 //!   the load, over the live bytes; the largest of the rounds;
-//! * `pages_ratio`: all pages with a live byte over the live bytes, which no allocator that moves
-//!   nothing can go below; the largest of the rounds;
+//! * `pages_ratio`: all pages with a live byte over the live bytes. An allocator that moves no
+//!   blocks cannot go below this ratio. The largest of the rounds;
 //! * `idle_cpu_percent`: processor time from the end of the load on, as a part of one CPU; the
 //!   largest of the rounds. `idle_cpu_percent_auto`: that of `neap-auto`;
 //! * `rss_ratio_10s_replaced`, `pages_ratio_replaced`: the ratios of the second workload.
@@ -52,7 +52,7 @@ const READ_AT: [u64; 4] = [1, 10, 60, 600];
 const MEMORY: usize = 768;
 /// A limit that is never reached: the group is there for its usage.
 const LIMIT: u64 = 1 << 40;
-/// The workload's end, beyond load and idle time.
+/// Longest time of the workload, beyond load and idle time.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Seconds of load, and after it.
@@ -106,7 +106,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
 /// Outcomes by variant and workload.
 type Outcomes = BTreeMap<(&'static str, String), Result<Outcome>>;
 
-/// Loads all variants one after the other, and waits until each was idle for its time.
+/// Loads all variants one after the other, and waits until each has been idle for its time.
 fn run_all(session: &Session, times: Times, groups: Option<&Groups>) -> Outcomes {
     let all = session.found.variants.iter().map(|variant| (variant, STAYS));
     let neap = session.found.variants.iter().filter(|variant| variant.name == NEAP);
@@ -140,7 +140,7 @@ struct Loaded {
     cpu_ns: u64,
 }
 
-/// Runs the load of a variant, which replaces so many percent of the live set.
+/// Runs the load of a variant, which replaces `percent` % of the live set.
 fn load(session: &Session, variant: &Variant, percent: &str, times: Times, groups: Option<&Groups>) -> Result<Loaded> {
     let group = groups.map(|groups| groups.make(LIMIT)).transpose()?;
     let milliseconds = (times.load * 1000).to_string();
@@ -150,7 +150,7 @@ fn load(session: &Session, variant: &Variant, percent: &str, times: Times, group
     let mut process = Contained::start_for(patience, &session.executable, variant, &arguments, group.as_ref())?;
     process.wait_for_line()?;
     let ended = Instant::now();
-    // A process that has ended has no threads, and tells its reason in the end.
+    // A process that has ended has no threads. `Contained::end` reports the reason later.
     let cpu_ns = threads_cpu_ns(process.id()).unwrap_or(0);
     Ok(Loaded { process, group, ended, cpu_ns })
 }

@@ -1,9 +1,9 @@
 //! `neap bench`: runs a workload under each allocator, round by round.
 //!
-//! Each benchmark's own file says what is run, and its figures. Every run is a process of its own.
-//! In a round all variants take their turn, and the order changes from round to round, so a
-//! temporary disturbance of the machine affects all of them. Nothing runs in parallel, but that
-//! `idle-hour` lets the loaded processes be idle at once.
+//! The file of each benchmark states its workload and its figures. Each run under an allocator is a
+//! separate process. In a round every variant runs once. The order of the variants changes from
+//! round to round, so a temporary disturbance of the machine affects all of them. Runs follow one
+//! another, except that the loaded processes of `idle-hour` are idle at the same time.
 
 mod accounting;
 mod burst;
@@ -49,7 +49,7 @@ use crate::subject::SCHEMA;
 use crate::variant::{self, AllocatorKind, Choice, Failure, Found, Missing, Variant};
 use crate::work::{self, Outcome};
 
-/// Exit status without the rights that a benchmark needs.
+/// Exit status of a benchmark that lacks the rights it needs.
 const NOT_MEASURED: u8 = 77;
 
 const EXAMPLES: &str = "\
@@ -84,10 +84,10 @@ them). One that is missing is named and its figures are left out. Progress goes 
 Ratios are medians of the ratios of paired rounds: neap's result over the peer's, so below 1 neap
 is better. Allocators: glibc, jemalloc, mimalloc2, mimalloc3, snmalloc, tcmalloc in their defaults;
 jemalloc-tuned, mimalloc2-tuned, mimalloc3-tuned, tcmalloc-tuned with settings that return memory;
-tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc can have them.
+tcmalloc-percpu with glibc's restartable sequences switched off, so that tcmalloc registers its own.
 `page-fault`, `pft`, `drain`, `percpu`, `counter`, `charge`, `churn`, `shrink`, `register`, `metadata`, `burst`, `wall` and `workers` use neap's parts
-inside this executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases`, `steady` and `programs` as much memory as a run needs is
-touched and given back: none pays for what the host of a virtual machine took meanwhile.
+inside this executable, and no peers. Before each run of `idle`, `page`, `page-fault`, `holes`, `phases`, `steady` and `programs` neap touches as
+much memory as the run needs, and releases it. So no run pays for pages that the host of a virtual machine took before.
 `phases --limit`, `burst`, `wall`, `workers` and `boxed` end with status 77, and say why, where they may not make memory groups.";
 
 /// Measure neap against other allocators.
@@ -178,24 +178,24 @@ enum Which {
     Pft,
     /// An owner whose lists are drained a thousand times a second, against quiet
     Drain,
-    /// Per-CPU data: what comes back when owners go, in rows and in the kernel's layout
+    /// Per-CPU data: memory released when objects are freed, in rows and in the kernel's layout
     Percpu,
-    /// Per-CPU counters against an atomic, one for each CPU, and a word of the thread's own
+    /// Per-CPU counters against one atomic, one atomic for each CPU, and a word of each thread
     Counter,
-    /// Charging a memory group a page and taking it back: against atomics, by depth, by threads,
-    /// and on CPUs that are not there
+    /// Charging and uncharging a page of a memory group: against atomics, by depth of the tree, by
+    /// number of threads, and on simulated CPUs
     Charge,
-    /// Memory groups that come and go by the thousand while others are charged: times, and what
-    /// they leave
+    /// Memory groups created and deleted by the thousand while others are charged: times, and
+    /// memory left behind
     Churn,
     /// Visits of the shrinkers of 4000 groups: against a read-write lock, by threads, and passes by
     /// how many have anything
     Shrink,
-    /// Shrinkers that come and go while others are called: against a registry that waits for every
-    /// walk
+    /// Registering and removing shrinkers while others are called: against a registry that waits
+    /// for every walk
     Register,
-    /// A cache of file metadata at a memory limit: one LRU list, one per node, one per memory
-    /// group, and without shrinking; with a tenant that floods it, and without
+    /// A cache of file metadata at a memory limit: with one LRU list, one per node, one per memory
+    /// group, and without shrinking; each with and without a tenant that floods the cache
     Metadata,
     /// malloc and free of a thread in a memory group, of one in none, and of an older library
     Accounting,

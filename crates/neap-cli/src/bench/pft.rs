@@ -3,9 +3,8 @@
 //!
 //! Figures: `lock_cost_ratio` (time with the lock over time of the code without it, one thread on
 //! each CPU) and `bypasses_per_million` (blocks that bypassed a list because another thread held
-//! it; the worse median of one thread on each CPU, and of four for each CPU that the scheduler
-//! moves and preempts). Pages are 4 KiB and each costs a fault, as in pft.
-//! preempts). Pages are 4 KiB and each costs a fault, as in pft.
+//! it). The latter is the worse of two medians: of one thread on each CPU, and of four for each CPU
+//! that the scheduler moves and preempts. Pages are 4 KiB and each costs a fault, as in pft.
 
 use std::process::ExitCode;
 

@@ -8,9 +8,10 @@
 //! * `pair_on_ratio`: malloc and free of 64 bytes, with samples over without;
 //! * `programs_on_ratio`: geometric mean of the processor times of real programs, with samples over
 //!   without;
-//! * `attribution_error`: bytes that 50 known functions hold, as a profile attributes them to
-//!   these: the difference to the truth, over the truth; the median of the rounds;
-//! * `site_error`: the mean of that of each function;
+//! * `attribution_error`: 50 known functions hold a known number of bytes. The difference between
+//!   that number and the bytes that a profile attributes to them, over that number; median of the
+//!   rounds;
+//! * `site_error`: the mean of this error over the single functions;
 //! * `unwound_share`: the part of the samples whose stack reaches `main` or the start of its
 //!   thread, in the program of the functions and in real ones.
 
@@ -83,7 +84,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     session.finish(options.json, &tables)
 }
 
-/// Runs the program of the sites, and compares its profile with what they hold.
+/// Runs the program of the sites, and compares its profile with the bytes that the sites hold.
 fn attribution(command: &mut Command, mib: u64) -> Result<Outcome> {
     let profile = profiled(command)?;
     let truth = shares((mib as usize) << 20).map(|(count, size)| (count * size) as f64);
@@ -102,7 +103,7 @@ fn attribution(command: &mut Command, mib: u64) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The number of the site that a function is.
+/// Returns the number of the site that the line's function is; `None` for another function.
 fn site(line: &profile::SourceLine) -> Option<usize> {
     let (_, rest) = line.function.rsplit_once(NAME)?;
     let digits = rest.split(|byte: char| !byte.is_ascii_digit()).next()?;
@@ -127,7 +128,7 @@ fn profiled(command: &mut Command) -> Result<Profile> {
     taken.context("there is no profile")
 }
 
-/// Samples with a whole stack, and all, of each program that a command runs.
+/// Returns samples with a whole stack, and all samples, of each program that runs as one command.
 fn unwound(session: &Session, scratch: &Scratch, programs: &[Program]) -> Vec<(&'static str, f64, f64)> {
     let sampled = session.found.variants.iter().find(|variant| variant.name == SAMPLED);
     let of_program = |program: &Program, sampled: &Variant| {

@@ -4,11 +4,11 @@
 //! The limit falls from 1 GiB to 256 MiB, with `--full` from 4 GiB to 1 GiB in 100 runs. Version 1
 //! of control groups refuses a limit below the usage. So an operator's loop writes the larger of
 //! the target and a little above the usage, every 50 ms, until the target is in force or 10 s are
-//! over. The server then goes on for a second, which belongs to the cut.
+//! over. The server then goes on for a second, which counts as part of the cut.
 //!
-//! Variants: `neap-auto` has its cache behind a shrinker, and `limit:auto`. `glibc-fixed` is the
-//! same server on the C library's malloc, whose cache keeps its size. `glibc-poller` looks at usage
-//! and limit every 100 ms. Above 95 % it evicts 5 % of the cache, and trims the heap.
+//! Variants: `neap-auto` has `limit:auto`, and a shrinker for its cache. `glibc-fixed` is the same
+//! server on the C library's malloc, whose cache keeps its size. `glibc-poller` looks at usage and
+//! limit every 100 ms. Above 95 % it evicts 5 % of the cache, and trims the heap.
 //!
 //! Figures, of `neap-auto` unless named otherwise:
 //!
@@ -17,8 +17,9 @@
 //! * `seconds_to_comply`: longest time until the target was in force;
 //! * `p999_ratio`: median over runs of the cut's 99.9th percentile of latencies over the steady
 //!   state's; `p999_ratio_glibc_poller`: that of the poller;
-//! * `over_reclaim_percent`: median over runs of the cached bytes below those that the target
-//!   allows, at the lowest. The target allows itself less the memory beside the cache.
+//! * `over_reclaim_percent`: how far the cached bytes fell below the allowed ones, at the lowest,
+//!   in percent of these; median over runs. Allowed is the target less the memory outside the
+//!   cache.
 
 use std::process::ExitCode;
 use std::thread;
@@ -42,9 +43,9 @@ pub(super) const CUT: &str = "cut";
 /// MiB and rounds; the second with `--full`.
 const USUAL: (u64, usize) = (1024, 5);
 const FULL: (u64, usize) = (4096, 100);
-/// Part of the limit that is left by the cut.
+/// The limit before the cut, over the limit after it.
 const QUARTER: u64 = 4;
-/// Part of the limit by which the operator's limit stays above the usage.
+/// The operator's limit stays above the usage by the first limit over this number.
 const ABOVE: u64 = 128;
 /// Hundredths of the limit that the cache may have before the cut.
 const CACHE: u64 = 60;

@@ -5,17 +5,17 @@
 //! limit. The operator of `wall` cuts it from 1 GiB to 512 MiB. Each process knows only itself and
 //! the container. After a second at the target the caches are counted.
 //!
-//! Variants: `neap-auto` has its caches behind shrinkers, and `limit:auto`. `glibc-poller` is the
+//! Variants: `neap-auto` has `limit:auto`, and shrinkers for its caches. `glibc-poller` is the
 //! poller of `wall` in each process.
 //!
 //! Figures, of `neap-auto` unless named otherwise:
 //!
-//! * `killed`: processes; `runs`; `baseline_killed`: processes of the poller;
+//! * `killed`: killed processes; `runs`; `baseline_killed`: killed processes of the poller;
 //! * `accepted`: runs in which the target was in force within 2 s;
 //! * `seconds_to_comply`: longest time until the target was in force;
-//! * `share_off_percent`: the farthest that a cache's share of all cached bytes was from its share
-//!   of their sizes, in hundredths of the latter, in any run; `share_off_median_percent`: median
-//!   over runs.
+//! * `share_off_percent`: deviation of a cache's share of all cached bytes from its share of their
+//!   sizes, in percent of the latter; the largest of all caches and runs.
+//!   `share_off_median_percent`: the largest of a run's caches, median over runs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,7 +40,7 @@ const VARIANTS: [(&str, &str, &str); 2] = [(NEAP, "limit:auto", "shrinker"), (PO
 /// MiB.
 const LIMIT: u64 = 1024;
 const ROUNDS: usize = 5;
-/// Parts of all caches that each of them has, in tenths.
+/// Part of each cache in the size of all caches, in tenths.
 const PARTS: [u64; 4] = [4, 3, 2, 1];
 const TENTHS: u64 = 10;
 /// Hundredths of the limit that all caches may have before the cut.
@@ -120,7 +120,7 @@ fn of_run(servers: &[Outcome], seconds: Option<f64>) -> Outcome {
     Outcome { operations, counts, ..Outcome::default() }
 }
 
-/// The farthest that a cache's share is from its share of the sizes, in hundredths of the latter.
+/// The largest deviation of a cache's share from its share of the sizes, in percent of the latter.
 fn share_off_percent(cached: impl Iterator<Item = f64> + Clone) -> f64 {
     let all = cached.clone().sum::<f64>().max(1.0);
     let off = cached.zip(PARTS).map(|(cached, part)| {
@@ -169,7 +169,7 @@ fn tables(session: &Session, limit: u64) -> String {
     let header: Vec<&str> = head.into_iter().chain(sizes.iter().map(String::as_str)).chain(["share off, %"]).collect();
     let [from, to] = [limit, limit / 2].map(|bytes| bytes >> 20);
     format!(
-        "{}\nLimit: {from} MiB, cut to {to} MiB. `of N`: MiB cached after it by the server whose cache had N MiB. `killed`: processes.\n",
+        "{}\nLimit: {from} MiB, cut to {to} MiB. `of N`: MiB cached after the cut by the server whose cache had N MiB. `killed`: processes.\n",
         table(&header, &VARIANTS.each_ref().map(row))
     )
 }

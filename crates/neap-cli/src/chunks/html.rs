@@ -66,7 +66,7 @@ pub(super) fn write(page: &mut dyn Write, process: &ProcessStatus, seen: &ReadCh
         ("Allocated", size(of.allocated), format!("{} allocations", of.allocations)),
         ("Rows", size(of.rows_bytes), format!("{} of {} owners", of.rows, of.owners)),
         ("Empty", bytes(of.empty), format!("{} pages; the reserve is {}", of.empty, of.reserve)),
-        ("On their way out", bytes(of.isolated_empty), format!("{} pages", of.isolated_empty)),
+        ("To be released", bytes(of.isolated_empty), format!("{} pages", of.isolated_empty)),
         ("Chunks", of.chunks.to_string(), String::new()),
     ] {
         write!(page, "<div><dt>{what}<dd>{value} <small>{more}</small></div>")?;
@@ -89,7 +89,7 @@ fn write_list(page: &mut dyn Write, of: &Instance, chunks: &[ReadChunk]) -> io::
     let (title, what) = match chunks[0].list {
         SIDELINED => ("Sidelined".to_string(), "emptied once; allocations go to fuller chunks first".to_string()),
         FREE => ("Free".to_string(), "nothing is in them; all but one are destroyed".to_string()),
-        TO_DEPOPULATE => ("To depopulate".to_string(), "the worker gives their empty pages back".to_string()),
+        TO_DEPOPULATE => ("To depopulate".to_string(), "the worker releases their empty pages".to_string()),
         0 => ("Slot 0".to_string(), "no free run that anything fits into".to_string()),
         slot => {
             let least = 1_u64.checked_shl(slot.saturating_add(2).min(64) as u32).unwrap_or(0);
@@ -105,7 +105,7 @@ fn write_list(page: &mut dyn Write, of: &Instance, chunks: &[ReadChunk]) -> io::
     write!(page, "map<th>populated<th>empty<th>allocations<th>longest run<th>free runs<th>fragmented")?;
     for chunk in chunks {
         write!(page, "<tr><td>{}<td>", chunk.number)?;
-        // A cell of several pages is what any of them is: used, else empty.
+        // A cell of several pages is used if one of them is, else empty if one of them is.
         let cells = chunk.map.chunks(chunk.map.len().div_ceil(CELLS).max(1)).map(|pages| pages.iter().max());
         let cells: Vec<ChunkPage> = cells.flatten().copied().collect();
         let runs = cells.chunk_by(|a, b| a == b).map(|run| (run[0], run.len()));
@@ -117,7 +117,7 @@ fn write_list(page: &mut dyn Write, of: &Instance, chunks: &[ReadChunk]) -> io::
     write!(page, "</table>")
 }
 
-/// Writes runs of pages side by side, of `pages` in all; missing pages show the background.
+/// Writes runs of pages side by side, `pages` in all. Missing pages show the background.
 fn strip(
     page: &mut dyn Write,
     class: &str,

@@ -1,10 +1,10 @@
 //! `neap stat PID --percpu`: the chunks of a process's per-CPU data, each with its list, its
 //! numbers and its map.
 //!
-//! The reports come from the process's [control channel](crate::control_channel); their format is
-//! described in the crate `neap`, `chunk_report`. They are untrusted: sizes are checked, and all
-//! else is numbers. The result is shown as tables and a picture (`text`), as a page (`html`), or as
-//! one JSON object.
+//! The reports come from the process's [control channel](crate::control_channel), in the format of
+//! `crates/neap/src/reports/chunk_report.rs`. They are untrusted: sizes are checked, and all else
+//! is numbers. The result is shown as tables and a picture (`text`), as a page (`html`), or as one
+//! JSON object.
 
 mod html;
 mod text;
@@ -25,15 +25,15 @@ use crate::report::rounded;
 use crate::stat_reader::{Page as Published, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
 
-/// More pages of a chunk, or grains, than possible.
+/// Most pages or grains of a chunk, and most bytes of each. A report with more is refused.
 const MOST: u64 = 1 << 24;
 
-/// A page of a chunk, in all groups alike.
+/// State of a page of a chunk, which is the same in all groups of CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum ChunkPage {
-    /// It has no memory.
+    /// The page has no memory.
     Missing,
-    /// It has memory without data.
+    /// The page has memory, but no row lies in it.
     Empty,
     Used,
 }
@@ -68,7 +68,7 @@ struct Instance {
 #[derive(Clone, Debug)]
 struct ReadChunk {
     number: u64,
-    /// A slot, or one of the three behind [`SIDELINED`].
+    /// The number of a slot, or [`SIDELINED`], [`FREE`] or [`TO_DEPOPULATE`].
     list: u64,
     isolated: bool,
     /// Bytes per CPU.
@@ -129,8 +129,8 @@ struct ReadChunks {
 impl ReadChunks {
     /// Requests reports of all chunks; `None` if there is no per-CPU data.
     fn ask(process: &ProcessStatus, page: &Published) -> Result<Option<ReadChunks>> {
-        // The numbers have it from the first use on. A process without it may have no thread that
-        // answers.
+        // The text has "per_cpu" from the first use on. A process without it may have no thread
+        // that answers, so it is not asked.
         if page.lacks("per_cpu") {
             return Ok(None);
         }
@@ -268,7 +268,7 @@ fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> ReadChunk
             let pages =
                 grain * instance.stripe / instance.page..((grain + 1) * instance.stripe).div_ceil(instance.page);
             for page in pages {
-                // A page that is being populated for a row does not count yet.
+                // A grain may be taken before its page is populated. Such a page stays missing.
                 let page = &mut map[page as usize];
                 if *page == ChunkPage::Empty {
                     *page = ChunkPage::Used;

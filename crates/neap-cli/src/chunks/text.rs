@@ -1,8 +1,8 @@
 //! Chunks of per-CPU data as a table and as a picture, in a terminal.
 //!
-//! A line for each chunk, of at most as many cells as fit, each for one page or for several. In
-//! block characters if the locale has them; in colours if standard output is a terminal and
-//! `NO_COLOR` is not set.
+//! The picture has a line of at most [`CELLS`] cells for each chunk. A cell stands for one page or
+//! for several. Cells are block characters if the locale is UTF-8, and letters otherwise. They have
+//! colours if standard output is a terminal and `NO_COLOR` is not set.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -148,7 +148,7 @@ pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &Read
 pub(super) fn summary(of: &Instance) -> String {
     let kib = |pages: u64| number(pages.saturating_mul(of.page) as f64 / 1024.0, 0);
     format!(
-        "Populated: {} pages of {} B ({} KiB), {} of them empty (the reserve is {}) and {} on their way out\n\
+        "Populated: {} pages of {} B ({} KiB), {} of them empty (the reserve is {}), {} to be released\n\
          Allocated: {} KiB in {} allocations, {} rows ({} KiB) of {} owners; {} chunks of {} pages{}\n",
         of.populated,
         of.page,

@@ -1,8 +1,8 @@
 //! `neap group PID PATH max=64m`: sets a bound of a group of a running process, by the process's
 //! [control channel](crate::control_channel).
 //!
-//! The group is found by its path, and named to the process by its id. So another group that gets
-//! the path meanwhile keeps its bounds.
+//! This command finds the group by its path, and names it to the process by its id. So if another
+//! group gets the path meanwhile, that group keeps its bounds.
 
 use std::process::ExitCode;
 
@@ -20,21 +20,21 @@ use crate::subject::{Subject, print};
 const EXAMPLES: &str = "\
 Examples:
   neap group 1234 tenant/acme max=512m
-                          no more than 512 MiB for this group of process 1234
+                          limit this group of process 1234 to 512 MiB
   neap group 1234 tenant/acme max=none low=64m
-                          no limit, and 64 MiB that others' need does not take
-  neap stat 1234 --groups to see the groups
+                          remove the limit, and protect 64 MiB when other groups need memory
+  neap stat 1234 --groups list the groups and their bounds
 
-For the process's own user and root. What bounds a group takes effect at once. A group that has more than
-its new max keeps what it has, and is charged for no more until there is room.";
+Only the process's own user and root may change bounds. A change takes effect at once. A group that
+has more than its new max keeps its memory, and gets no more until it has less than that.";
 
-/// Change what bounds a memory group of a running process.
+/// Change the bounds of a memory group of a running process.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct BoundOptions {
     #[command(flatten)]
     subject: Subject,
-    /// The group's path
+    /// Path of the group
     path: String,
     /// Bounds: max, high, low or min, with bytes (k, m or g may follow), or none
     #[arg(required = true, value_name = "BOUND=BYTES", value_parser = bound)]
@@ -42,7 +42,7 @@ pub(crate) struct BoundOptions {
 }
 
 fn bound(text: &str) -> Result<(Bound, u64), String> {
-    let (name, bytes) = text.split_once('=').ok_or("it has no \"=\", as in max=64m")?;
+    let (name, bytes) = text.split_once('=').ok_or("it has no \"=\"; write BOUND=BYTES, as in max=64m")?;
     let known = || Bound::ALL.into_iter().find(|bound| bound.name() == name);
     let bound = known().ok_or_else(|| format!("\"{name}\" is none of max, high, low and min"))?;
     Ok((bound, bytes_of(bound, bytes)?))
@@ -66,7 +66,7 @@ pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
             });
             return Ok((done, end));
         }
-        bail!("process {} has no group \"{path}\"", process.pid)
+        bail!("process {} has no group \"{path}\"; `neap stat PID --groups` lists its groups", process.pid)
     })?;
     print(|output| write!(output, "{done}"))?;
     end.map(|()| ExitCode::SUCCESS)

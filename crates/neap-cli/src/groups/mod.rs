@@ -1,12 +1,13 @@
 //! Memory groups of a running process: `neap stat PID --groups`, `neap group`, which sets a bound,
 //! and the reports for `neap top`.
 //!
-//! The reports come from the process's [control channel](crate::control_channel); their format is
-//! described in the crate `neap`, `group_report`. They are untrusted: sizes and depths are checked,
-//! and all else is text and numbers. The result is shown as a tree (`tree`), or as one JSON object.
+//! The reports come from the process's [control channel](crate::control_channel), in the format of
+//! `crates/neap/src/reports/group_report.rs`. They are untrusted: sizes and depths are checked, and
+//! all else is text and numbers. The result is shown as a tree (`tree`), or as one JSON object.
 //!
-//! Each group in the reports is of another moment. A group whose report is older than the growth
-//! of those below it is shown with their sum, and counted as such.
+//! Each group in the reports is of another moment. So the groups below a group can have more in sum
+//! than the group itself. Then the group is shown with that sum, and [`ReadGroups::raised`] counts
+//! it.
 
 mod bound;
 mod tree;
@@ -105,7 +106,7 @@ pub(crate) struct ReadGroups {
     /// Bytes that are not in use, by group.
     unused: BTreeMap<u64, u64>,
     pub(crate) gone: Vec<Gone>,
-    /// By group that they wait at, and reason.
+    /// Sorted by the group that the charge waits at, and by reason.
     pub(crate) waiting: Vec<WaitingCharge>,
     pub(crate) dying: u64,
     /// Ids in use.
@@ -186,10 +187,10 @@ fn read_group(words: &[u64]) -> ReportedGroup {
 
 impl ReadGroups {
     /// Requests reports of all groups; `None` if there are none, or were none when the process last
-    /// published.
+    /// published its text.
     pub(crate) fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<ReadGroups>> {
-        // The numbers have it from the first use on. A process without groups may have no thread
-        // that answers.
+        // The text has "groups" from the first group on. A process without groups may have no
+        // thread that answers, so it is not asked.
         if page.lacks("groups") {
             return Ok(None);
         }
@@ -205,7 +206,7 @@ impl ReadGroups {
         Ok(is_there.then_some(seen))
     }
 
-    /// Returns the groups of the first page with any, of all pages that a process has published.
+    /// Returns the groups of the first manager in the process that has some.
     pub(crate) fn of(process: &ProcessStatus) -> Result<Option<ReadGroups>> {
         for page in process.pages()? {
             if let Some(seen) = ReadGroups::ask(process, &page)? {
@@ -215,8 +216,8 @@ impl ReadGroups {
         Ok(None)
     }
 
-    /// Puts the groups in the order of their paths, from the root down. A group that claims to be
-    /// its own ancestor is left out, and one whose parent is not known.
+    /// Puts the groups in the order of their paths, from the root down. A group is left out if it
+    /// claims to be its own ancestor, or if its parent is not known.
     pub(crate) fn arrange(&mut self, allowance: &Allowance) -> Result<()> {
         let groups = &mut self.groups;
         groups
@@ -263,7 +264,8 @@ impl ReadGroups {
         &self.waiting[start..start + group.waiting as usize]
     }
 
-    /// Computes the usage of each group with those below it, once all are arranged.
+    /// Computes the usage of each group, those below it included. To be called after
+    /// [`ReadGroups::arrange`].
     fn settle(&mut self) {
         let places: BTreeMap<u64, usize> = self.groups.iter().enumerate().map(|(at, group)| (group.id, at)).collect();
         self.waiting.sort_unstable_by_key(|waiting| (waiting.at, waiting.reason, waiting.group));
@@ -376,7 +378,7 @@ pub(crate) fn show(subject: &Subject, json: bool, dead: bool) -> Result<ExitCode
 
 #[cfg(test)]
 impl ReadGroups {
-    /// Groups as they would come from reports.
+    /// Returns groups as if they came from reports.
     pub(crate) fn of_groups(groups: Vec<ReportedGroup>) -> ReadGroups {
         let mut seen = ReadGroups { groups, ..ReadGroups::default() };
         seen.arrange(&Allowance::new(core::time::Duration::from_secs(1000))).unwrap();

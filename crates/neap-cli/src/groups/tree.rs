@@ -1,4 +1,4 @@
-//! Groups for people: a tree with bars. Names were escaped where they were read.
+//! Writes memory groups as a tree with bars. The names in it were escaped when they were read.
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
@@ -38,11 +38,11 @@ pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &Read
         let (shown, peak, bar) = (human(used), human(group.peak), bar(used, of, mark));
         writeln!(output, "{name:width$}  {shown:>10} {peak:>10} {limit:>10}  {bar}{}", remarks(group))?;
     }
-    writeln!(output, "\n# of its own limit, - of what all use. Peaks count what CPUs and caches kept, too.")?;
+    writeln!(output, "\n#: part of the group's own limit; -: part of all groups' memory. Peaks include caches.")?;
     if seen.raised > 0 {
         writeln!(
             output,
-            "Groups were counted one after the other while they changed: {} of them are shown with the sum of those below.",
+            "Groups changed while they were counted; {} of them are shown with the sum of the groups below them.",
             seen.raised
         )?;
     }
@@ -58,7 +58,7 @@ fn shown(group: Option<&ReportedGroup>) -> &str {
     }
 }
 
-/// Writes what is left of deleted groups.
+/// Writes the number of deleted groups, and the charges under their ids.
 pub(super) fn write_dead(output: &mut dyn Write, seen: &ReadGroups) -> io::Result<()> {
     writeln!(output, "\nDeleted groups that wait for a grace period: {}.", seen.dying)?;
     match seen.gone.len() {

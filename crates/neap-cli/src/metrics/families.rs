@@ -225,7 +225,8 @@ impl Collector for Scrape {
                     labels.push(("group", &group.path));
                     samples.extend(value(group).map(|value| (labels, value)));
                 }
-                // Counters of groups that come and go have no sum that only grows.
+                // Only usage has a sum. The sum of counters would fall when a group is deleted, and
+                // a counter may only grow.
                 if family.name == "neap_group_used" && shares.other() > 0 {
                     samples.push((labels(at, &[("group", OTHER)]), shares.other()));
                 }

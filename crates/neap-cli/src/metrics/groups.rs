@@ -1,8 +1,9 @@
 //! The memory groups that have metrics: the largest of all processes. The others are summed.
 //!
-//! A group's usage includes the groups below it. So a group is never larger than its parent, and
-//! with the largest groups their ancestors are kept, too. The sum of the others counts each group
-//! that is left out below one that is kept, with all below it, once.
+//! A group's usage includes the groups below it. So a group is never larger than its parent, and if
+//! a group is kept, so are its ancestors. The sum of the others adds the usage of each group that
+//! is left out and whose parent is kept. That includes all groups below it, so each byte counts
+//! once.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -40,7 +41,7 @@ pub(super) struct GroupShare {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GroupShares {
     pub(super) groups: Vec<GroupShare>,
-    /// Used bytes of groups that are left out, and whose parent is.
+    /// Used bytes of groups that are left out and have no parent.
     rest: u64,
 }
 
@@ -60,12 +61,13 @@ impl GroupShares {
         order.sort_by_key(|&place| Reverse(shares.groups[place].used));
         let mut is_kept = vec![false; order.len()];
         order.iter().take(MOST_GROUPS).for_each(|&place| is_kept[place] = true);
-        // Only a process that tells untruths has two groups of one path, or one of this name.
+        // Two groups with one path, or a group with the name of the sum, are only in a made-up
+        // report. They are left out, since two metrics may not have the same labels.
         shares.keep(|place, group| is_kept[place] && names.insert(group.path.clone()));
         shares
     }
 
-    /// Leaves groups out, and with each all below it.
+    /// Leaves out the groups that `is_kept` refuses, and all groups below them.
     fn keep(&mut self, mut is_kept: impl FnMut(usize, &GroupShare) -> bool) {
         let all = core::mem::take(&mut self.groups);
         let mut places: Vec<Option<usize>> = Vec::with_capacity(all.len());
@@ -125,7 +127,7 @@ pub(super) fn bound(mut processes: Vec<&mut GroupShares>) {
     if sizes.len() <= MOST_GROUPS {
         return;
     }
-    // Parents before their children, where both are of one size.
+    // If a parent and its child have the same size, the parent comes first.
     sizes.sort_unstable_by_key(|&(used, at, place)| (Reverse(used), at, place));
     let kept: BTreeSet<(usize, usize)> =
         sizes.into_iter().take(MOST_GROUPS).map(|(_, at, place)| (at, place)).collect();

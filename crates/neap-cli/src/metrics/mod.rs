@@ -1,8 +1,8 @@
 //! `neap metrics`: the numbers of processes under neap for Prometheus, by HTTP, in a file or on
 //! standard output.
 //!
-//! `reading` looks at the processes, `groups` bounds the number of groups, `families` writes the
-//! text, and `serve` makes one reading after the other.
+//! `reading` reads the processes, `groups` chooses the memory groups that have metrics, `families`
+//! writes the text, and `serve` answers HTTP requests.
 
 mod families;
 mod groups;
@@ -27,22 +27,22 @@ use reading::Reader;
 const EXAMPLES: &str = "\
 Examples:
   neap metrics --all                           the metrics of all processes under neap, once
-  neap metrics 1234 5678                       those of two processes
+  neap metrics 1234 5678                       the metrics of two processes
   neap metrics --all --listen 127.0.0.1:9808   a server that Prometheus scrapes, until it is ended
   neap metrics --all --textfile /var/lib/prometheus/node-exporter/neap.prom
-                                               a file for node_exporter, written at once or not at all
+                                               replace a file for node_exporter in one step
 
 The server answers GET /metrics in OpenMetrics if the client accepts it, and otherwise in
-Prometheus's text format, as the other outputs are. Each scrape is one reading, and readings follow
-one another. At most 1000 processes and 500 memory groups have metrics: the largest. The other
-groups of a process are summed as (other). The numbers of another user's processes are for that
-user and root.";
+Prometheus's text format. The other outputs are in Prometheus's text format. Each scrape makes one
+reading, and readings follow one another. Only the 1000 largest processes and the 500 largest memory
+groups have metrics. The other groups of a process are summed as (other). Only a process's own user
+and root may read its numbers.";
 
 /// Show the numbers of processes for Prometheus.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct MetricsOptions {
-    /// These processes
+    /// Ids of the processes
     #[arg(value_name = "PID", required_unless_present = "all", value_parser = clap::value_parser!(i32).range(1..))]
     pids: Vec<i32>,
     /// All processes under neap
@@ -88,7 +88,7 @@ fn replace(path: &Path, text: &str) -> Result<()> {
         file.write_all(text.as_bytes())?;
         fs::rename(&temporary, path)
     };
-    // Left from a process that had this number.
+    // A command that had the id of this process may have left it.
     let _ = fs::remove_file(&temporary);
     write().inspect_err(|_| drop(fs::remove_file(&temporary)))?;
     Ok(())

@@ -1,5 +1,5 @@
-//! One reading for the metrics: the totals of the chosen processes, then the memory groups of those
-//! that have some. Both share one total of time, below Prometheus's own.
+//! One reading for the metrics: the totals of the chosen processes, then the memory groups of the
+//! processes that have some. Both share one timeout, which is shorter than Prometheus's own.
 
 use core::time::Duration;
 use std::cmp::Reverse;
@@ -15,7 +15,7 @@ use crate::groups::ReadGroups;
 use crate::stat_reader::ProcessStatus;
 use crate::totals::Totals;
 
-/// Processes with metrics. Beyond it, those with the least resident memory are left out.
+/// Most processes with metrics. Those with the least resident memory are left out.
 const MOST_PROCESSES: usize = 1000;
 
 /// A process, and its groups if they were read.
@@ -69,7 +69,7 @@ impl Reader {
                 processes.iter_mut().map(|process| (process.totals.pid, process)).collect();
             for process in survey.seen {
                 without_groups -= u64::from(process.groups.is_some());
-                // Another process may have the number by now.
+                // This reading is later, and another process may have the id by now.
                 if let Some(place) = places.get_mut(&process.totals.pid) {
                     **place = process;
                 }

@@ -1,9 +1,10 @@
 //! The server of `neap metrics --listen`: one request for each connection.
 //!
 //! # Design
-//! Each connection has a thread, as a client may be slow to ask or to take the answer. The number
-//! of connections, the bytes of a request and the time of both are bounded. A lock lets one
-//! connection at a time make a reading. SIGTERM and SIGINT end the command.
+//! Each connection has a thread, since a client may be slow to send its request or to take the
+//! answer. There are limits on the number of connections, on the bytes of a request, and on the
+//! time for the request and for the answer. A lock lets one connection at a time make a reading.
+//! SIGTERM and SIGINT end the command.
 
 use core::time::Duration;
 use std::io::{self, Read, Write};
@@ -22,7 +23,7 @@ use crate::signals;
 
 /// Connections at a time; others are closed at once.
 const MOST_CONNECTIONS: usize = 64;
-/// Bytes of a request, and its lines.
+/// Most bytes of a request, and most headers.
 const LONGEST: usize = 8 << 10;
 const MOST_HEADERS: usize = 64;
 /// Time in which a client has to send its request, and then to take the answer.

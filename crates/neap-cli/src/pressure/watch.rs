@@ -1,9 +1,9 @@
-//! `neap pressure --watch`: the headroom again and again, how fast it shrinks, and the level of
-//! pressure.
+//! `neap pressure --watch`: prints headroom, how fast it shrinks, and the level of pressure, again
+//! and again.
 //!
 //! # Design
-//! Each line is one look of a [`Series`]. A look that is stuck ends the command, as a single one
-//! does.
+//! Each line is one look of a [`Series`]. If a look takes longer than the timeout, the command ends
+//! with an error.
 
 use core::fmt;
 use core::time::Duration;
@@ -30,7 +30,7 @@ struct WatchLine {
     step: Step,
 }
 
-/// Adds what a report says to the series; `None` where it has no level with a headroom.
+/// Adds the headroom in a report to the series; `None` if no level in it has a headroom.
 fn add(series: &mut Series, report: &MemoryReport, at_ms: u64) -> Option<WatchLine> {
     let wall = report.wall()?;
     let (headroom, limit) = (wall.headroom()?, wall.limit?);
@@ -73,7 +73,7 @@ impl fmt::Display for WatchLine {
     }
 }
 
-/// Looks until the process ends, or as often as was asked for.
+/// Looks until the process ends, or `--times` times.
 pub(super) fn main(
     options: &PressureOptions,
     every: Duration,

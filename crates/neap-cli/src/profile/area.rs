@@ -18,7 +18,7 @@ use neap_base::profile_area::{
 
 use crate::stat_reader::opened_path;
 
-/// Bytes behind the head that the process does not overwrite while they are read.
+/// Bytes before the head that a reader may read. The process writes its next block outside of them.
 const SAFE: u64 = (RING_BYTES - BLOCK_BYTES) as u64;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Slots that are read at a time.
@@ -40,7 +40,7 @@ pub(crate) struct AreaHead {
     pub(crate) began: u64,
 }
 
-/// The free of a sample while its stack was read.
+/// Error: the sample was freed while its stack was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FreedMeanwhile;
 
@@ -89,7 +89,7 @@ pub(crate) struct Area {
     /// The lowest and the highest number of the samples that were read, and their count.
     numbers: Option<(u64, u64)>,
     read: u64,
-    /// Times that the process was faster than this reader.
+    /// Times that the process overwrote records before this reader had read them.
     pub(crate) overruns: u64,
     /// Blocks that ended at a damaged record, and damaged kept stacks.
     pub(crate) damaged: u64,
@@ -107,7 +107,7 @@ impl Area {
     /// The area in a file that is open for reading.
     ///
     /// # Errors
-    /// The file has none, or one of another format.
+    /// The file has no area, or one of another format.
     pub(crate) fn of(file: File) -> Result<Area> {
         let length = file.metadata().context("cannot read the file of samples")?.len();
         ensure!(length >= (FILE_OFFSET + FILE_AREA_BYTES) as u64, "it has no place for samples");
@@ -161,7 +161,7 @@ impl Area {
         self.read(offset_of!(AreaHeader, magic), &mut magic).is_ok() && magic == [0; 8]
     }
 
-    /// Gives the slots to `each`: the samples that are live.
+    /// Calls `each` with the sample of each used slot. These samples are live.
     pub(crate) fn slots(&self, each: &mut dyn FnMut(SampledAllocation)) -> Result<()> {
         const EACH: usize = size_of::<Slot>();
         let mut bytes = vec![0; SLOTS_AT_ONCE * EACH];
@@ -183,8 +183,8 @@ impl Area {
         Ok(())
     }
 
-    /// Gives the records that were written since the last look to `each`; at the first look, those
-    /// that the ring still has. Returns the head.
+    /// Calls `each` with the records that were written since the last call; in the first call, with
+    /// those that the ring still has. Returns the head.
     pub(crate) fn drain(&mut self, each: &mut dyn FnMut(RingRecord<'_>)) -> Result<AreaHead> {
         let head = self.head()?;
         let oldest = |head: u64| head.saturating_sub(SAFE).checked_next_multiple_of(BLOCK).unwrap_or(head);
@@ -255,7 +255,7 @@ impl Area {
     }
 
     /// Reads the kept stack of a sample from [`slots`](Area::slots), and unpacks its bytes into
-    /// `to`. `Err` if it was freed meanwhile.
+    /// `to`. `Err` if the sample was freed meanwhile.
     pub(crate) fn kept_stack<'a>(
         &mut self,
         of: &SampledAllocation,

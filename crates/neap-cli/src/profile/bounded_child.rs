@@ -1,10 +1,10 @@
 //! A child of this command that parses files within bounds of memory and time.
 //!
 //! # Design
-//! 1. The command executes itself, as it may have threads: the hidden command `neap lines`.
+//! 1. The command executes itself as the hidden command `neap lines`, since it may have threads.
 //! 2. The child has the file as its standard input, and one end of a socket as its standard output.
 //! 3. The child [bounds](bound_memory_and_time) its memory and time before it reads the request.
-//! 4. It answers in lines, one after the other. What it has answered before it dies counts.
+//! 4. It answers in lines, one after the other. Answers count even if it dies later.
 //!
 //! A child that takes too much is ended by a failed allocation, the kernel or the command. It
 //! writes no core file and no message, as the command tells what is missing.
@@ -22,7 +22,7 @@ use std::time::Instant;
 /// Bytes of an answer, at most.
 const MOST_ANSWER: u64 = 512 << 10;
 
-/// Time between two calls while the child is waited for.
+/// Longest time between two calls of `wait` while an answer is awaited.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A child that answers.
@@ -44,7 +44,8 @@ impl BoundedChild {
         let mut child = BoundedChild { child: command.spawn()?, answers: BufReader::new(own), end };
         let own = child.answers.get_mut();
         own.set_write_timeout(Some(left(end)))?;
-        // This process has the other end, too, until it has written: no signal ends it meanwhile.
+        // This process keeps the other end open until it has written, so the write raises no
+        // SIGPIPE.
         own.write_all(request)?;
         own.shutdown(Shutdown::Write)?;
         drop(command);
@@ -75,7 +76,7 @@ impl Drop for BoundedChild {
     }
 }
 
-/// The time up to `end`. Not 0, which would be none.
+/// The time up to `end`, at least a millisecond: a timeout of 0 is invalid.
 fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

@@ -1,5 +1,5 @@
-//! Where the code of a process is found: in the process while it runs, or in what it has written to
-//! a file.
+//! Sources of a process's code: the process while it runs, or mappings that it has written to a
+//! file.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -17,8 +17,8 @@ use crate::handle::ProcessHandle;
 pub(crate) enum CodeSource {
     /// The process.
     Process(Arc<ProcessHandle>),
-    /// Mappings of a process that may have ended. Files count that are as they were at a time, in
-    /// seconds since 1970.
+    /// Mappings of a process that may have ended. A file counts if it has not changed since the
+    /// time `at`, in seconds since 1970.
     Written { mappings: Vec<CodeMapping>, at: i64 },
 }
 
@@ -31,7 +31,7 @@ impl CodeSource {
         }
     }
 
-    /// Opens the file of a mapping; that of a process through its own root folder.
+    /// Opens the file of a mapping: of a process, through `map_files` or its own root folder.
     pub(crate) fn open(&self, mapping: &CodeMapping, budget: &Budget) -> Option<ElfImage> {
         let is_whole = mapping.path.starts_with(b"/") && !mapping.path.ends_with(b" (deleted)");
         match self {

@@ -1,7 +1,7 @@
-//! SampleSums of samples by stack, memory group and thread name.
+//! Sums of samples by stack, memory group and thread name.
 //!
-//! The peak is the moment at which the sum of the live bytes was highest. A cell keeps its value of
-//! that moment when it first changes afterwards, so a new peak costs nothing.
+//! The peak is the moment at which the sum of the live bytes was highest. A cell stores its value
+//! of that moment when it first changes afterwards, so a new peak costs nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use super::unwind::{Callers, CodePlace};
 /// Name of threads beyond those whose names are kept.
 const OTHER_THREADS: &str = "(other threads)";
 
-/// What samples are summed by. Names and stacks are numbers of [`Collector`].
+/// The key of a sum of samples. Stacks and names are numbers that [`Collector`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) stack: u32,
@@ -64,7 +64,7 @@ impl LiveSample {
 #[derive(Debug)]
 pub(crate) struct Collector {
     limits: ProfileLimits,
-    /// The first is that of samples without one.
+    /// The first entry is for samples without a stack.
     pub(crate) stacks: Vec<SeenStack>,
     by_stack: HashMap<Rc<[CodePlace]>, u32>,
     frames: usize,
@@ -80,12 +80,12 @@ pub(crate) struct Collector {
     began: u64,
     /// Samples without a stack.
     pub(crate) without_stack: u64,
-    /// Samples that found no room here.
+    /// Samples that were left out because a limit was reached.
     pub(crate) left_out: u64,
 }
 
 impl Collector {
-    /// SampleSums of allocations from a time on, and of the samples that are live then.
+    /// Makes empty sums. Allocations count as allocated from the time `began` on.
     pub(crate) fn new(began: u64, limits: ProfileLimits) -> Collector {
         let mut collector = Collector {
             limits,
@@ -209,9 +209,9 @@ impl Collector {
         }
     }
 
-    /// Compares the live samples with those that the process has in slots. Removes those without a
-    /// slot that were allocated before `until`, and returns the slots that are not known and whose
-    /// number is at most `read`.
+    /// Compares the live samples with the process's slots. Removes live samples without a slot that
+    /// were allocated before `until`. Returns the slots that are unknown here and whose number is
+    /// at most `read`.
     ///
     /// # Errors
     /// The error of `slots`, which calls its argument with each slot.

@@ -1,9 +1,9 @@
 //! Differences between two profiles: what has grown, by function, group and thread.
 //!
 //! # Design
-//! A function is the one that a profile's table shows for a stack. Its lines are told apart where
-//! both profiles are of one build of its file. Otherwise lines have moved, and the function and its
-//! source are compared.
+//! A stack counts for the function that a profile's table shows for it. If both profiles are of one
+//! build of the function's file, its lines are compared. Otherwise lines may have moved, so only
+//! the function and its source are compared.
 //!
 //! Growth comes first. The standard error of a difference is that of two independent estimates.
 
@@ -57,7 +57,7 @@ impl Comparison<'_> {
         Growth { before: self.before.total().of(view), now: self.now.total().of(view) }
     }
 
-    /// Changes by something of the rows: the largest growth first, and what did not change left
+    /// Changes by a key of the rows, the largest growth first. Changes of less than a byte are left
     /// out.
     fn by<K: Hash + Ord + Clone>(&self, key: impl Fn(&Profile, &ProfileRow) -> K) -> Vec<(K, Growth)> {
         let mut changes: HashMap<K, Growth> = HashMap::new();
@@ -95,7 +95,7 @@ impl Comparison<'_> {
         [("group", self.by(|_, row| row.group.to_string())), ("thread", self.by(|_, row| row.thread.to_string()))]
     }
 
-    /// What is compared, and what the profiles lack; a sentence each.
+    /// The two profiles, their losses and the change; a sentence each.
     pub(crate) fn summary(&self) -> Vec<String> {
         let (view, total) = (self.now.view, self.total());
         let mut lines = Vec::new();

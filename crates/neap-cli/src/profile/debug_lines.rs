@@ -1,8 +1,8 @@
 //! Functions, files and lines of addresses, from the debug information of one file.
 //!
 //! Parsers of debug information need much memory: a large file has millions of entries. So a
-//! [child](super::bounded_child) parses, of one file at a time, and maps the file. Where the memory
-//! ends before all addresses are found, a new child goes on with the rest. An address whose own
+//! [child](super::bounded_child) parses, of one file at a time, and maps the file. If the memory is
+//! used up before all addresses are found, a new child goes on with the rest. An address whose own
 //! compilation unit is too large stays without a line, and is counted.
 //!
 //! The mapped file may change while it is read. If it is cut, the child dies. A trusted process
@@ -35,7 +35,7 @@ const LEAST_MEMORY: usize = 4 << 20;
 /// A function with its file and line; each may be empty or 0.
 pub(super) type FoundLine = (String, String, u32);
 
-/// What looking for lines may take.
+/// Bounds of a search for lines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LineBounds {
     /// Memory of this command and the child.
@@ -153,7 +153,7 @@ impl DebugLines {
     }
 }
 
-/// Whether lines are found by a section.
+/// Whether a section is needed to find lines.
 fn is_needed(id: SectionId) -> bool {
     use SectionId::{
         DebugAbbrev, DebugAddr, DebugAranges, DebugInfo, DebugLine, DebugLineStr, DebugRanges, DebugRngLists, DebugStr,

@@ -1,9 +1,9 @@
 //! Parts of an ELF file that another process has mapped: segments, build id and sections.
 //!
 //! The file is untrusted and may change while it is read, so it is never mapped. Sections are read
-//! one by one. All files of a command share a budget of bytes; a section that it does not allow is
-//! as good as absent. Symbol tables are read in parts, and debug information by a child of the
-//! command, so neither takes from the budget.
+//! one by one. All files of a command share a budget of bytes; a section beyond the budget counts
+//! as absent. Symbol tables are read in parts, and debug information by a child of the command, so
+//! neither takes from the budget.
 
 use core::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -37,14 +37,14 @@ impl Budget {
         Budget(Rc::new(Cell::new(bytes)))
     }
 
-    /// Takes bytes, if there are so many.
+    /// Takes bytes from the budget. `None` if it has fewer.
     pub(crate) fn take(&self, bytes: u64) -> Option<usize> {
         let bytes = usize::try_from(bytes).ok()?;
         self.0.set(self.0.get().checked_sub(bytes)?);
         Some(bytes)
     }
 
-    /// Puts bytes back whose contents are forgotten.
+    /// Returns bytes to the budget, after their contents were dropped.
     pub(crate) fn put(&self, bytes: usize) {
         self.0.set(self.0.get().saturating_add(bytes));
     }
@@ -102,7 +102,7 @@ impl ElfImage {
             });
         let segments = loaded.collect();
         let table = head.sections(endian, &cache)?;
-        // The table of names is read within a length: a name ends where its file's writer likes.
+        // A bounded part of the table of names is read, since the file decides where a name ends.
         let names = head.shstrndx(endian, &cache).ok().and_then(|at| table.section(SectionIndex(at as usize)).ok());
         let names = names.filter(|names| names.sh_type(endian) != elf::SHT_NOBITS);
         let mut bytes = vec![0; names.map_or(0, |names| names.sh_size(endian).min(MOST_NAMES)) as usize];
@@ -159,7 +159,7 @@ impl ElfImage {
         self.find(name).is_some_and(|section| section.kind != elf::SHT_NOBITS)
     }
 
-    /// Reads a section that is not compressed, for several users. It takes its bytes once.
+    /// Reads a section that is not compressed, for several users. The budget pays for it once.
     pub(crate) fn shared_section(&self, name: &str) -> Option<Arc<[u8]>> {
         let section = self.find(name).filter(|section| section.kind != elf::SHT_NOBITS && !section.is_compressed)?;
         let mut bytes: Arc<[u8]> = core::iter::repeat_n(0, self.budget.take(section.bytes)?).collect();

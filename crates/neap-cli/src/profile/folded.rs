@@ -9,7 +9,7 @@ use super::resolved::{Profile, ProfileRow};
 use super::sums::ProfileView;
 use super::top_table::{headline, size};
 
-/// Bytes of all stacks together. Sizes beyond are no truth, and a reader may add them up.
+/// Most bytes of all stacks together. Larger sums are wrong, and could overflow in a reader.
 const MOST_BYTES: u64 = 1 << 62;
 
 /// Returns the stacks that have bytes of a view: frames, the outermost first, and the bytes. Stacks
@@ -70,8 +70,8 @@ pub(crate) fn flame_graph(output: &mut dyn Write, profile: &Profile) -> io::Resu
     draw(output, &lines(profile), title, headline(profile))
 }
 
-/// Writes the flame graph of the later profile, with a function red that has grown, and blue one
-/// that has less than before.
+/// Writes the flame graph of the later profile. Functions that have grown are red, and those that
+/// have shrunk are blue.
 pub(crate) fn difference_graph(output: &mut dyn Write, comparison: &Comparison<'_>) -> io::Result<()> {
     let (total, view) = (comparison.total(), comparison.now.view);
     let title = format!("{} {}, {} than before", size(total.now.bytes), view.name(), more(total.bytes()));

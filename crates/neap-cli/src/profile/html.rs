@@ -42,7 +42,7 @@ pub(crate) fn write(page: &mut dyn Write, profile: &Profile) -> io::Result<()> {
     writeln!(page, "</html>")
 }
 
-/// Writes an SVG from its element on. The part in front is for files of their own.
+/// Writes an SVG from its `<svg` element on, without the header that a separate file needs.
 struct FromElement<'a> {
     output: &'a mut dyn Write,
     head: Vec<u8>,

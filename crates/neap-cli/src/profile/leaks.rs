@@ -32,12 +32,12 @@ Examples:
   neap leaks 1234 --memory 512m      with files and lines of a program with much debug information
   neap leaks -- ./test               memory that a program has at its end, on standard error
 
-Allocations are sampled at random. For a running process those are shown that were allocated in the
-first half of the time, and not freed until its end. A leak grows with the time; a cache that is full
-does not. Of a program that ends, all is shown that it has not freed, leaked or not; the exit status
-is the program's.";
+Allocations are sampled at random. For a running process, the command shows those of the first
+half of the time that are not freed at its end. A leak grows with the time; a full cache does not. For
+a program that ends, the command shows all memory that the program has not freed, leaked or not, and
+ends with the program's exit status.";
 
-/// Stacks that are shown, and functions of one.
+/// Most stacks that are shown, and most functions of a stack.
 const MOST_STACKS: usize = 20;
 const MOST_LINES: usize = 12;
 

@@ -1,8 +1,8 @@
-//! Bounds of what a profile reads and keeps of a process.
+//! Bounds of the data that a profile reads and keeps of a process.
 //!
-//! The command stays within a number of bytes with any process. Samples, files, names and maps are
-//! as long as a process likes. A process of another user may be made to hurt this command, so its
-//! debug information is not read.
+//! The command stays within a number of bytes with any process. A process decides how long its
+//! samples, files, names and maps are. A process of another user may be made to harm this command,
+//! so its debug information is not read.
 //!
 //! Pages of mapped files, which the kernel takes back by itself, do not count.
 
@@ -39,7 +39,7 @@ pub(crate) struct ProfileLimits {
     /// Distinct stacks, and frames of all stacks.
     pub(crate) stacks: usize,
     pub(crate) frames: usize,
-    /// SampleSums by stack, group and thread name.
+    /// Sums by stack, group and thread name.
     pub(crate) cells: usize,
     /// Live samples.
     pub(crate) live: usize,

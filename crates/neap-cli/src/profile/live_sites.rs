@@ -53,9 +53,9 @@ pub(crate) struct SiteTable {
     /// Places whose lines did not fit into the memory or the time.
     pub(crate) without_lines: usize,
     pub(crate) live: Amount,
-    /// Those with the most bytes first.
+    /// Sites, the one with the most bytes first.
     pub(crate) sites: Vec<HotSite>,
-    /// Sites beyond these, and their sum.
+    /// Number of sites beyond `sites`, and their sum.
     pub(crate) others: usize,
     pub(crate) other: Amount,
     /// Samples that are not counted, or whose free is not seen.
@@ -73,10 +73,10 @@ struct KnownSite {
 pub(crate) struct LiveSites {
     session: Session,
     symbols: Symbols,
-    /// By the number of the stack.
+    /// Sites by the number of the stack.
     known: HashMap<u32, KnownSite>,
     start: Instant,
-    /// The page's inode, which tells a later program of the process.
+    /// Inode of the page. It changes when the process executes another program.
     page: Option<u64>,
 }
 
@@ -101,8 +101,8 @@ impl LiveSites {
         self.session.watch(time, stop, &mut |_, _| {})
     }
 
-    /// The live bytes by site; `None` if `goes_on` became false meanwhile. `time`: for the process
-    /// to be looked at, and for lines to be found.
+    /// The live bytes by site; `None` if `goes_on` became false meanwhile. `time` bounds the check
+    /// of the process, and the search for lines.
     ///
     /// # Errors
     /// The process has ended or executed another program, or its sampling was switched off.
@@ -122,7 +122,7 @@ impl LiveSites {
         let new = stacks.keys().filter(|stack| !known.contains_key(stack));
         let frames = new.flat_map(|&stack| session.collector.stacks[stack as usize].frames.iter().copied());
         let places: HashSet<CodePlace> = frames.collect();
-        // The ring is read meanwhile: it may be full within half a second.
+        // `resolve` reads the ring meanwhile, since it may be full within half a second.
         symbols.resolve(places.into_iter(), time, &mut || session.poll().is_ok() && goes_on());
         let frames_of = |stack: u32| &session.collector.stacks[stack as usize].frames;
         let mut sites: HashMap<SourceLine, Amount> = HashMap::new();
@@ -173,8 +173,8 @@ impl SiteTable {
     }
 }
 
-/// Checks that a process still runs the program whose page has this inode. A page that cannot be
-/// read now, as while another program is executed, is looked at the next time.
+/// Checks that a process still runs the program whose page has this inode. If the page cannot be
+/// read now, as during an exec, the next call checks again.
 fn ensure_same(handle: &Arc<ProcessHandle>, page: Option<u64>, time: Duration) -> Result<()> {
     ensure!(!handle.has_ended(), "process {} has ended", handle.pid);
     let now = ProcessStatus::read(handle, Allowance::new(time)).and_then(|process| process.page());

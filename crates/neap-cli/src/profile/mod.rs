@@ -1,12 +1,12 @@
 //! `neap profile`: which code holds the memory of a process, by samples of its allocations.
 //!
 //! # Design
-//! 1. `switch` has the process sample.
+//! 1. `switch` switches sampling in the process on.
 //! 2. `area` reads its records by way of the file of its page of numbers, again and again.
-//! 3. `unwind` makes callers of each record, by `maps` and `elf`.
+//! 3. `unwind` finds the callers of each record, with `maps` and `elf`.
 //! 4. `collect` sums by stack, group and thread; `session` ties these together.
-//! 5. `resolved` gives names at the end, by `symbols`: `symbol_table` has functions, and
-//!    `debug_lines` files and lines, by a `bounded_child`.
+//! 5. `resolved` adds names at the end. `symbols` finds them: functions by `symbol_table`, and
+//!    files and lines by `debug_lines`, which starts a `bounded_child`.
 //! 6. `live_sites` sums by function again and again, for `neap top`.
 //! 7. `top_table`, `pprof`, `folded` and `html` are outputs.
 //! 8. `saved` and `recorded` read a profile from a file; `compare` makes the differences between
@@ -101,9 +101,10 @@ Examples:
                                             the differences between two files, as one page
 
 Allocations are sampled at random, one in 512 KiB on average. Bytes are estimates with their standard
-error (+-). Memory that was allocated before sampling began is in no sample; the number is shown.
-A process under NEAP=profile:on is sampled from its start. Sampling is put back as it was at the end,
-also by Ctrl-C, which ends the profile early. For the process's own user and root.";
+error (+-). Memory that was allocated before sampling began is in no sample; its bytes are shown.
+A process under NEAP=profile:on is sampled from its start. At the end sampling is set back as
+it was. Ctrl-C ends the profile early, and sets it back, too. Only the process's user and root may do
+this.";
 
 /// Time beyond the wanted one in which names are read and the profile is written.
 pub(crate) const LONGEST_END: Duration = Duration::from_secs(30);
@@ -216,7 +217,7 @@ fn take(pid: i32, options: &ProfileOptions) -> Result<Profile> {
     let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
     let seconds = (monotonic() - began) as f64 / 1e9;
-    // The number is of all groups.
+    // The process's number is for all groups, so a profile of one group has none.
     let in_use = in_use(&handle, time).filter(|_| options.group.is_none());
     switch.off()?;
     let of = Subjected { pid: process.pid, name: process.name.clone(), seconds, in_use };
@@ -260,7 +261,7 @@ fn begin(process: &ProcessStatus, page: &Page, began: u64, limits: ProfileLimits
     Session::begin(&process.handle, memfd, began, limits).with_context(|| format!("process {pid}"))
 }
 
-/// A flag that signals to end set. A second SIGINT ends the command at once.
+/// Returns a flag that SIGINT, SIGTERM and SIGHUP set. A second SIGINT ends the command at once.
 pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop)).context("cannot catch signals")?;

@@ -55,7 +55,7 @@ pub(crate) struct Corpus {
     map: Vec<u8>,
     area: File,
     names: File,
-    /// It has ended.
+    /// A process that has ended.
     handle: Arc<ProcessHandle>,
 }
 

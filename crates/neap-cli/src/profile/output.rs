@@ -1,4 +1,4 @@
-//! Where a profile goes, and in which format.
+//! Files for profiles, and their formats.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -50,13 +50,13 @@ impl ProfileFile {
         &self.path
     }
 
-    /// Whether two files of this format are compared by pprof.
+    /// Whether pprof compares two files of this format.
     pub(crate) fn is_pprof(&self) -> bool {
         self.format == Format::Pprof
     }
 
-    /// Writes a profile; with an earlier one, the differences. A file for pprof has the profile
-    /// itself then.
+    /// Writes a profile, or its differences to an earlier one. A file for pprof always has the
+    /// profile.
     pub(crate) fn write(&self, now: &Profile, before: Option<&Profile>) -> Result<()> {
         let mut output = BufWriter::new(&self.file);
         let comparison = before.map(|before| Comparison { before, now });

@@ -35,7 +35,7 @@ impl PerfMap {
     pub(crate) fn open(handle: &ProcessHandle, limits: ProfileLimits) -> Option<PerfMap> {
         let status = handle.read("status").unwrap_or_default();
         let own = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"NStgid:"));
-        // The process names the file by the id by which it knows itself.
+        // The process names the file by its id in its own PID namespace, the last one in the line.
         let own = own.and_then(|ids| str::from_utf8(ids).ok()?.split_whitespace().last()?.parse::<u32>().ok());
         let path = handle.path(&format!("root/tmp/perf-{}.map", own.unwrap_or(handle.pid as u32)));
         let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;

@@ -1,9 +1,9 @@
 //! A profile in the format of pprof: a protocol buffer, compressed by gzip.
 //!
-//! The messages are those of pprof's `profile.proto`, as far as they are used here. A file has all
-//! of live and allocated bytes and objects; where the peak was asked for, it is in the place of the
-//! live ones, and a comment says so. Two values of its own are the objects freed meanwhile and the
-//! sum of their lifetimes.
+//! The messages are those of pprof's `profile.proto`, as far as they are used here. A file has the
+//! live and the allocated bytes and objects. If the peak is requested, the peak replaces the live
+//! values, and a comment says so. Two more values are the number of objects freed meanwhile, and
+//! the sum of their lifetimes.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -142,7 +142,7 @@ struct Tables {
     functions: Vec<Function>,
     by_function: HashMap<(i64, i64, i64), u64>,
     locations: Vec<Location>,
-    /// By file, address and the number of functions, as inner ones may be left out.
+    /// Ids by file, address and number of functions, since inner functions may be left out.
     by_place: HashMap<(Option<u32>, u64, usize), u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What differs between processors: the unwinder, its registers, and the machine of ELF files.
+//! Parts that differ between processors: the unwinder, its registers, the machine of ELF files.
 //!
 //! The command unwinds programs of its own processor.
 

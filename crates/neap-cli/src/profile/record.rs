@@ -1,8 +1,8 @@
 //! `neap run --profile FILE`: a program from its start to its end.
 //!
 //! The program is a child of this command, which reads its samples meanwhile and ends with its
-//! status. Signals that ask this command to end go to the program. A program that executes another
-//! is profiled as the last one.
+//! status. Signals that ask this command to end go to the program. If the program executes another
+//! one, the profile is of the last one.
 
 use core::time::Duration;
 use std::io;
@@ -26,12 +26,12 @@ use crate::foreign::escaped;
 use crate::handle::ProcessHandle;
 use crate::stat_reader::ProcessStatus;
 
-/// Time after the start in which looks follow each other without delay, as the program may be
-/// short; and the time between two looks then.
+/// Time after the start in which looks follow each other at short intervals, since the program may
+/// be short; and this interval.
 const EARLY: Duration = Duration::from_secs(1);
 const EARLY_PAUSE: Duration = Duration::from_millis(1);
-/// Time after which a program that looks like the one before is looked at: it may have executed
-/// itself.
+/// Time after which the page is read again though file and name are unchanged: the program may have
+/// executed itself.
 const AGE: Duration = Duration::from_millis(250);
 
 /// A program in a process, as far as the kernel tells it at little cost.
@@ -72,7 +72,7 @@ impl Recording {
         self.start.elapsed() < EARLY
     }
 
-    /// Looks whether the process has a page, and whether it is that of another program.
+    /// Begins a session if the process has a page that is not of the current session.
     fn look(&mut self) {
         let program = Program::of(&self.handle);
         if self.looked.as_ref().is_some_and(|(at, known)| at.elapsed() < AGE && *known == program) {
@@ -133,8 +133,8 @@ impl Recording {
     }
 }
 
-/// Starts a program, profiles it and writes the file. The bytes are those at the peak: at its end,
-/// a program frees. Returns the program's status.
+/// Starts a program, profiles it and writes the file. The profile shows the bytes at the peak,
+/// since a program frees at its end. Returns the program's status.
 ///
 /// # Errors
 /// The program cannot be started.

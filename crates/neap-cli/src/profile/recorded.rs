@@ -79,7 +79,7 @@ impl WrittenLines {
         Ok(lines)
     }
 
-    /// What is known of the moment, and what is missing; a sentence each.
+    /// The reason of the file, and the parts that the profile lacks; a sentence each.
     fn notes(&self, unwinder: &Unwinder) -> Vec<String> {
         let mut notes = vec![match &*self.why {
             "refused" => "Written before an allocation was refused".to_string(),
@@ -128,7 +128,7 @@ pub(super) fn read(file: File, memory: usize) -> Result<Profile> {
     let mut area = Area::of(file)?;
     let mappings = core::mem::take(&mut lines.mappings);
     let mut unwinder = Unwinder::new(CodeSource::Written { mappings, at: lines.time }, limits);
-    // Nothing counts as allocated meanwhile.
+    // With this start, no sample counts as allocated meanwhile.
     let mut collector = Collector::new(u64::MAX, limits);
     let thread = |id: u32| lines.threads.get(&id).map_or("(ended thread)", String::as_str);
     let head = area.drain(&mut |record| {

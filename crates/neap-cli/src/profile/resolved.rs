@@ -1,4 +1,4 @@
-//! A finished profile with names: what all outputs are made of.
+//! A finished profile with names, from which all outputs are made.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -57,12 +57,12 @@ pub(crate) struct Subjected {
     pub(crate) in_use: Option<u64>,
 }
 
-/// The samples that a profile is of; all by default.
+/// The samples that a profile covers; all by default.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ChosenSamples<'a> {
     /// One group, and those below it.
     pub(crate) group: Option<&'a str>,
-    /// Live are those that were allocated before this time.
+    /// If set, only samples that were allocated before this time are live.
     pub(crate) before: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Profile {
     pub(crate) files: Vec<MappedFile>,
     pub(crate) rows: Vec<ProfileRow>,
     pub(crate) losses: Losses,
-    /// What outputs are bounded by.
+    /// Bounds of the outputs.
     pub(crate) limits: ProfileLimits,
     /// Samples whose stack reaches `main` or the start of its thread, whose stack ends before, and
     /// without any stack.
@@ -87,7 +87,7 @@ pub(crate) struct Profile {
     pub(crate) without_stack: u64,
     /// Views that a file does not have.
     pub(crate) lacks: Vec<ProfileView>,
-    /// What a file says of the profile in it, a sentence each; escaped.
+    /// Notes on the profile, from its file or on the command's limits. A sentence each; escaped.
     pub(crate) notes: Vec<String>,
 }
 
@@ -163,7 +163,7 @@ impl Profile {
         }
     }
 
-    /// Chooses what is shown of a profile from a file.
+    /// Chooses the view and the group that are shown of a profile from a file.
     ///
     /// # Errors
     /// The file does not have it.
@@ -185,7 +185,7 @@ impl Profile {
         })
     }
 
-    /// SampleSums by something of the rows, those with the most bytes of the view first.
+    /// Sums by a key of the rows, those with the most bytes of the view first.
     pub(crate) fn by<K: core::hash::Hash + Eq + Ord + Clone>(
         &self,
         key: impl Fn(&ProfileRow) -> K,
@@ -212,8 +212,8 @@ impl Profile {
         place_of_site(&self.stacks[row.stack])
     }
 
-    /// Whether a function belongs to the standard library of C++ or Rust, or is a program's own
-    /// around `malloc`, as `zmalloc` or `xstrdup`.
+    /// Whether a function belongs to the standard library of C++ or Rust, or is a program's wrapper
+    /// of `malloc`, as `zmalloc` or `xstrdup`.
     pub(crate) fn is_standard(line: &SourceLine) -> bool {
         let source = &line.source;
         let is_source =
@@ -229,7 +229,7 @@ impl Profile {
     }
 }
 
-/// What does not fit into the memory of the command, or its time; a sentence each.
+/// Returns a sentence for each kind of data that did not fit into the command's memory or time.
 fn notes_on_memory(symbols: &Symbols, unwinder: &Unwinder) -> Vec<String> {
     let memory = human(unwinder.limits().memory as u64);
     let mut notes = Vec::new();

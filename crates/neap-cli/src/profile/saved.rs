@@ -2,8 +2,8 @@
 //! written, or a [heap profile](super::recorded) of a process at a limit.
 //!
 //! A file of pprof is untrusted. It is read up to a bound, numbers of texts and functions are
-//! checked, and all text is escaped. Samples are no longer known, so standard errors are those of
-//! objects of one size by stack.
+//! checked, and all text is escaped. A file does not have single samples, so standard errors are
+//! those of objects of one size for each stack.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -33,7 +33,7 @@ const LONGEST: usize = 400;
 
 const NO_PROFILE: &str = "it is no profile in the format of pprof";
 
-/// Opens a file with a profile. It may be any file, so that a pipe does not block.
+/// Opens a file with a profile. The user may name any file; a pipe does not block.
 fn open(path: &Path) -> Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
@@ -63,7 +63,7 @@ pub(super) fn of_bytes(bytes: &[u8], name: &str) -> Result<Profile> {
     of_message(&PprofProfile::decode(bytes).context(NO_PROFILE)?, name)
 }
 
-/// The texts of a message, made harmless once each.
+/// The texts of a message; each is escaped once.
 struct Texts<'a> {
     raw: &'a [String],
     safe: HashMap<i64, Rc<str>>,
@@ -176,7 +176,7 @@ fn of_message(message: &PprofProfile, name: &str) -> Result<Profile> {
     Ok(profile)
 }
 
-/// The process that a comment names, which is taken out with the one on its bytes.
+/// The process that the first comment names. Removes this comment, and the next one on its bytes.
 fn subject(comments: &mut Vec<String>, name: &str, seconds: f64) -> Subjected {
     let named = comments.first().and_then(|comment| {
         let (pid, rest) = comment.strip_prefix("Process ")?.split_once(" (")?;

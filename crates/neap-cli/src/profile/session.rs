@@ -30,11 +30,11 @@ const SHORT: Duration = Duration::from_millis(1);
 const FRESH: Duration = Duration::from_secs(1);
 /// Names of threads that are kept at a time.
 const MOST_THREADS: usize = 1 << 13;
-/// Time of a look in which samples are unwound; those beyond are counted. A process may have mapped
-/// much, or named many threads.
+/// Time of a look during which samples are unwound; later ones are only counted. A process may have
+/// mapped much, or named many threads.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
-/// Time in which a session adds samples of no record, with their kept stacks: this, and a part of
-/// its own time. Each overrun of the ring needs a look at the slots.
+/// Longest time in which a session adds samples without a record, with their kept stacks. A part of
+/// the session's own time comes in addition. Each overrun of the ring needs a look at the slots.
 const LONGEST_SLOTS: Duration = Duration::from_secs(1);
 /// The part is one in so many.
 const PART_OF_SLOTS: u32 = 4;
@@ -250,7 +250,7 @@ impl Session {
     }
 }
 
-/// The sums of samples, and what gives names to them.
+/// The sums of samples, and the sources of their names.
 pub(crate) struct Summed<'a> {
     pub(crate) unwinder: &'a Unwinder,
     pub(crate) collector: &'a Collector,

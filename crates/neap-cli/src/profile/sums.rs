@@ -1,4 +1,4 @@
-//! What a profile knows of a stack, a group or a thread: bytes by view, and lifetimes.
+//! Sums of a stack, a group or a thread in a profile: bytes by view, and lifetimes.
 //!
 //! A sample of a size is taken with the probability `p = 1 - exp(-size / mean)`, so it stands for
 //! `1 / p` allocations. The sums are unbiased. The variance of a sum of bytes is estimated by the
@@ -107,7 +107,7 @@ impl Amount {
     }
 }
 
-/// SampleSums of samples.
+/// Sums of samples.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SampleSums {
     pub(crate) live: Amount,

@@ -33,17 +33,17 @@ struct Change {
     page: Option<u64>,
 }
 
-/// Sampling that was switched on; its former value comes back with the end of this.
+/// Sampling that was switched on; the end of this value sets the former setting again.
 pub(crate) struct SamplingSwitch {
     handle: Arc<ProcessHandle>,
     time: core::time::Duration,
-    /// What was changed; `None` if nothing was.
+    /// The changed setting; `None` if none was changed.
     changed: Option<Change>,
 }
 
 impl SamplingSwitch {
-    /// Has a process sample. `every` is asked for by the user; without, a process that samples
-    /// already goes on as it does.
+    /// Switches sampling on in a process. `every` is the interval that the user requests. Without
+    /// it, a process that samples already goes on unchanged.
     pub(crate) fn on(
         process: &ProcessStatus,
         page: &Page,
@@ -76,9 +76,8 @@ impl SamplingSwitch {
         put
     }
 
-    /// Puts the former value back; can be repeated after an error. A process that has ended needs
-    /// none, nor one that has executed another program or in which another command has changed the
-    /// value since.
+    /// Restores the former value; can be repeated after an error. Does nothing if the process has
+    /// ended or executed another program, or if another command has changed the value since.
     pub(crate) fn put_back(&mut self) -> Result<()> {
         let Some(change) = self.changed else { return Ok(()) };
         if !self.handle.has_ended() {
@@ -109,7 +108,7 @@ fn mean(page: &Page) -> u64 {
 
 impl Drop for SamplingSwitch {
     fn drop(&mut self) {
-        // After an error of its own, the command has no better place to tell of this one.
+        // A destructor cannot return the error, so it prints it.
         if let Err(error) = self.put_back() {
             eprintln!("neap: {error:#}");
         }

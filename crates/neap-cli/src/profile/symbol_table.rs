@@ -10,7 +10,7 @@ use super::elf::{ElfImage, FilePart};
 
 /// Bytes of a name that are kept.
 const LONGEST: usize = 8 << 10;
-/// Bytes behind a symbol without a length that count as its own.
+/// Bytes after a symbol without a length that count as its own.
 const UNSIZED: u64 = 4096;
 /// Bytes of an entry, and entries that are read at a time.
 const ENTRY: usize = size_of::<Sym64<LittleEndian>>();
@@ -50,8 +50,8 @@ impl Symbol {
 
 /// Calls `found` with the names of the functions at addresses of a file, as the linker knows them.
 /// `addresses` are sorted. Names come from the table of symbols, or from the one for the dynamic
-/// linker, which stripped files have. A table with more than `left` bytes is not read; `left` is
-/// less by those that are.
+/// linker, which stripped files have. A table with more than `left` bytes is not read. Subtracts
+/// the bytes of the tables that are read from `left`.
 pub(crate) fn names(image: &ElfImage, addresses: &[u64], left: &mut u64, found: &mut dyn FnMut(u64, &[u8])) {
     for (table, strings) in [(".symtab", ".strtab"), (".dynsym", ".dynstr")] {
         let (Some(table), Some(strings)) = (image.place(table), image.place(strings)) else { continue };
@@ -80,7 +80,7 @@ fn symbols_at(table: FilePart<'_>, addresses: &[u64]) -> Option<Vec<Option<Symbo
         let read = table.read(&mut block, at);
         for symbol in block[..read].chunks_exact(ENTRY).filter_map(Symbol::parse) {
             is_any = true;
-            // Later addresses take it over below.
+            // The loop below copies the symbol to later addresses.
             let first = addresses.partition_point(|&address| address < symbol.address);
             if let Some(best) = best.get_mut(first)
                 && best.is_none_or(|best| best.order() <= symbol.order())

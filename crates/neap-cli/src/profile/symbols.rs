@@ -1,9 +1,9 @@
 //! Names, files and lines of frames.
 //!
-//! A frame is one or more lines: functions that the compiler inlined have their own. They come from
-//! the file's debug information, or from that of its build below `/usr/lib/debug`. Without any, the
-//! symbol table gives the function's name, and without that the file's name and the address. Names
-//! of generated code come from a perf map. All text is escaped and cut.
+//! A frame has one or more lines, since each inlined function has a line of its own. Lines come
+//! from the file's debug information, or from that of its build below `/usr/lib/debug`. Without
+//! any, the symbol table gives the function's name, and without that the file's name and the
+//! address. Names of generated code come from a perf map. All text is escaped and cut.
 //!
 //! Places are resolved many at a time and file by file, so that tables are read once for all of
 //! their places, and none of them is kept.
@@ -26,8 +26,8 @@ use crate::foreign::escaped;
 
 /// Characters of a name or a path that are kept.
 const LONGEST: usize = 400;
-/// Bytes of a name that are demangled, and of the result. A short name may stand for one that no
-/// memory holds.
+/// Bytes of a name that are demangled, and of the result. A short mangled name may stand for a name
+/// that does not fit into memory.
 const LONGEST_MANGLED: usize = 4096;
 const LONGEST_DEMANGLED: usize = 4096;
 /// Bytes by which a name counts towards [`ProfileLimits::name_bytes`], besides its text.
@@ -65,7 +65,7 @@ pub(crate) struct Symbols {
     texts: HashSet<Rc<str>>,
     name_bytes: usize,
     limits: ProfileLimits,
-    /// Of places beyond those that get names.
+    /// Lines of places beyond those that get names.
     other: Rc<[SourceLine]>,
     /// Whether there are such places.
     pub(crate) has_others: bool,
@@ -81,7 +81,7 @@ impl Symbols {
         symbols
     }
 
-    /// The symbols of no file, for [`Symbols::follow`] to add to.
+    /// Makes symbols without files. [`Symbols::follow`] adds files.
     pub(crate) fn without_files(unwinder: &Unwinder) -> Symbols {
         Symbols::within(unwinder.limits())
     }
@@ -127,8 +127,8 @@ impl Symbols {
         }
     }
 
-    /// Finds the functions at places that are not known yet. `time` is for their lines. Meanwhile
-    /// calls `wait` now and then, which returns whether to go on with lines.
+    /// Finds the functions at places that are not known yet. Looks for their lines during `time` at
+    /// most. Meanwhile calls `wait` now and then, which returns whether to go on with lines.
     pub(crate) fn resolve(
         &mut self,
         places: impl Iterator<Item = CodePlace>,
@@ -156,8 +156,8 @@ impl Symbols {
         }
     }
 
-    /// The functions at a place, the innermost first; at least one. Places that were not resolved
-    /// are others.
+    /// The functions at a place, the innermost first; at least one. A place that was not resolved
+    /// has the line `[other]`.
     pub(crate) fn lines(&self, place: CodePlace) -> Rc<[SourceLine]> {
         Rc::clone(self.known.get(&place).unwrap_or(&self.other))
     }
@@ -221,7 +221,7 @@ impl Symbols {
     }
 
     fn text(&mut self, text: &str) -> Rc<str> {
-        // Cut before, too: an escaped text may be ten times as long.
+        // Cut before escaping, too: an escaped text may be ten times as long.
         let text = text.char_indices().nth(LONGEST + 1).map_or(text, |(end, _)| &text[..end]);
         let safe = escaped(text.as_bytes());
         let safe = cut(&safe);
@@ -234,8 +234,8 @@ impl Symbols {
         text
     }
 
-    /// The lines of debug information; none if a function has no name. Units with line tables only
-    /// name no outer function: that is the one of the symbol table.
+    /// The lines of debug information; none if a function has no name. A unit that has line tables
+    /// only has no name for the outer function; the symbol table gives it.
     fn of_debug(&mut self, found: Vec<FoundLine>, of_table: Option<&SourceLine>) -> Vec<SourceLine> {
         let last = found.len().saturating_sub(1);
         let line = |(at, (name, source, line)): (usize, FoundLine)| match (name.as_str(), of_table) {
@@ -287,7 +287,7 @@ fn demangled(name: &str) -> String {
         return name.to_string();
     }
     let mut text = BoundedText::default();
-    // Either may end early, with the first bytes of a long name.
+    // Both demanglers may stop early; `text` then has the first bytes of a long name.
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
         let _ = write!(text, "{rust:#}");
     } else if let Ok(symbol) = cpp_demangle::Symbol::new(name) {

@@ -48,7 +48,7 @@ fn shortened(path: &str) -> &str {
     path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at + 1..])
 }
 
-/// SampleSums by site.
+/// Sums by site.
 pub(crate) fn sites(profile: &Profile) -> Vec<(SourceLine, SampleSums)> {
     profile.by(|row| profile.site(row))
 }
@@ -68,12 +68,12 @@ pub(crate) fn write(output: &mut dyn Write, profile: &Profile) -> io::Result<()>
     Ok(())
 }
 
-/// SampleSums by a name of the rows.
+/// Sums by a name of the rows.
 pub(crate) fn by_name(profile: &Profile, name: fn(&ProfileRow) -> &Rc<str>) -> Vec<(String, SampleSums)> {
     profile.by(|row| Rc::clone(name(row))).into_iter().map(|(name, sums)| (name.to_string(), sums)).collect()
 }
 
-/// What a profile is of, and what it lacks; a sentence each.
+/// The subject of a profile, its total, and what it lacks; a sentence each.
 pub(crate) fn summary(profile: &Profile) -> Vec<String> {
     let (of, total) = (&profile.of, profile.total().of(profile.view));
     let mut lines = vec![
@@ -109,7 +109,7 @@ pub(crate) fn headline(profile: &Profile) -> String {
     format!("{process}, {} s, a sample every {}", number(of.seconds, 1), human(profile.every))
 }
 
-/// What a profile lacks, as far as it lacks something; a sentence each.
+/// The losses of a profile, a sentence each. Empty if the profile lacks nothing.
 pub(crate) fn losses(profile: &Profile) -> Vec<String> {
     let mut lines = profile.notes.clone();
     let stacks = profile.complete + profile.incomplete;
@@ -180,7 +180,7 @@ pub(crate) fn amount(amount: Amount) -> Value {
     })
 }
 
-/// What was freed meanwhile, as a JSON object.
+/// The objects that were freed meanwhile, as a JSON object.
 fn freed(freed: Lifetimes) -> Value {
     json!({
         "objects": freed.objects.max(0.0).round() as u64,

@@ -239,7 +239,7 @@ impl Unwinder {
             return true;
         }
         let old = core::mem::take(&mut self.known);
-        // Both are sorted by address.
+        // The old and the new mappings are sorted by address.
         let is_in = |mapping: &CodeMapping, sorted: &[CodeMapping]| {
             sorted.binary_search_by_key(&mapping.start, |each| each.start).is_ok_and(|at| sorted[at] == *mapping)
         };
@@ -327,7 +327,7 @@ impl Unwinder {
     }
 }
 
-/// The sections once more; their bytes are shared.
+/// A copy of the sections; their bytes are shared.
 fn sections_of(from: &ExplicitModuleSectionInfo<Arc<[u8]>>) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
     ExplicitModuleSectionInfo {
         base_svma: from.base_svma,

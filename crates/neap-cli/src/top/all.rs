@@ -28,9 +28,9 @@ use crate::ps;
 use crate::subject::{print, print_json};
 use crate::totals::Totals;
 
-const KEYS: &str = "q quit  up, down choose  Enter show the process  s sort  r turn round";
+const KEYS: &str = "q quit  up, down choose  Enter show the process  s sort  r reverse";
 
-/// A process, and the time of its start, which tells it from a later one of its number.
+/// A process, and the time of its start. A later process with the same id has another start.
 pub(super) struct ListedProcess {
     totals: Totals,
     start: Option<u64>,
@@ -204,7 +204,7 @@ pub(super) fn run(time: Duration, interval: Duration) -> Result<ExitCode> {
     }
 }
 
-/// The end of the list's time on the screen.
+/// The reason why the list leaves the screen.
 enum ListEnd {
     Quit,
     Signal(i32),
@@ -246,7 +246,7 @@ fn list(view: &mut AllView, surveyor: &mut Surveyor, interval: Duration, signal:
     }
 }
 
-/// Shows one process, if it is the one of the list.
+/// Shows the process with this id and start; `SessionEnd::Ended` if it has ended.
 fn show(pid: i32, start: Option<u64>, time: Duration, interval: Duration, signal: &AtomicUsize) -> Result<SessionEnd> {
     let handle = Arc::new(ProcessHandle::open(pid)?);
     if start_of(&handle) != start {

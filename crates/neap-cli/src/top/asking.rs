@@ -1,8 +1,9 @@
 //! Requests of `neap top` to a process: a report of its groups for each reading, and the user's
 //! commands.
 //!
-//! An answer may take seconds, so a thread waits for it, and makes one request after the other; the
-//! screen goes on. Of each kind, reports and commands, at most one is under way.
+//! An answer may take seconds, and the screen goes on meanwhile. So a thread makes one request
+//! after the other, and waits for the answers. At most one request for a report and one command of
+//! the user are under way.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -36,19 +37,19 @@ enum Answer {
     Done(Result<String>),
 }
 
-/// The requesting thread, as seen by the screen.
+/// The screen's end of the channels to the requesting thread.
 pub(super) struct Asking {
     wanted: Sender<Query>,
     answers: Receiver<Answer>,
-    /// Requests under way: a report, and a command.
+    /// Whether a request for a report (`report`) or a command (`request`) is under way.
     report: bool,
     request: bool,
 }
 
-/// Bytes that may be kept of a report: a screen has two, and rows of text.
+/// Most bytes of a report that are kept. A screen has two reports, and rows of text made of them.
 const MOST_BYTES: usize = 8 << 20;
 
-/// A process as requests find it, with a new allowance for each.
+/// The process that gets the requests, and the time for each request.
 #[derive(Clone)]
 pub(super) struct Asked {
     pub(super) handle: Arc<ProcessHandle>,
@@ -95,7 +96,7 @@ impl Query {
 
 impl Asking {
     /// Starts the thread that makes the requests. The thread ends when the returned value is
-    /// dropped. If a request is under way then, the thread ends after the answer.
+    /// dropped, or after the answer to a request that is under way then.
     pub(super) fn start(asked: Asked) -> Asking {
         let (wanted, requests) = channel();
         let (sender, answers) = channel();
@@ -115,7 +116,8 @@ impl Asking {
         Asking { wanted, answers, report: false, request: false }
     }
 
-    /// Requests the groups for a new reading, if it has any and the last report has come.
+    /// Requests the groups for a new reading, if the process has some and has answered the last
+    /// such request.
     pub(super) fn follow(&mut self, reading: &Reading) {
         if reading.numbers.groups.is_some() && !self.report {
             self.report = self.wanted.send(Query::Groups).is_ok();
@@ -129,16 +131,16 @@ impl Asking {
             return;
         }
         state.log.add(&time_of_day(), "asked", wanted.words());
-        // If the thread has ended, so has its end of the answers.
+        // If the thread has ended, `hear` finds the channel of answers closed.
         let _ = self.wanted.send(wanted);
         self.request = true;
     }
 
-    /// Takes an answer, if there is one; returns whether.
+    /// Takes an answer, if there is one. Returns whether there was one.
     pub(super) fn hear(&mut self, state: &mut View) -> bool {
         let answer = match self.answers.try_recv() {
             Ok(answer) => answer,
-            Err(TryRecvError::Disconnected) if self.request => Answer::Done(Ok("The request got lost.".to_string())),
+            Err(TryRecvError::Disconnected) if self.request => Answer::Done(Ok("The request was lost.".to_string())),
             Err(_) => return false,
         };
         match answer {

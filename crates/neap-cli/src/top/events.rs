@@ -1,7 +1,7 @@
-//! Events between two readings of a process, as sentences with the time, for the pane of events:
-//! the last one first.
+//! The pane of events: what happened between two readings of a process, with the time. The last
+//! event comes first.
 //!
-//! They come from the counters of the readings and from the user's commands. At most [`MOST`]
+//! Events come from the counters in the readings, and from the user's commands. At most [`MOST`]
 //! events are kept.
 
 use super::listing::size;
@@ -88,12 +88,12 @@ fn between(pair: Pair<'_>) -> Vec<(&'static str, String)> {
     let (needs, pages) = (grown(|numbers| numbers.lists.need_drains), grown(|numbers| numbers.lists.need_pages));
     if needs > 0 {
         let needs = count(needs, "allocation", "allocations");
-        events.push(("need", format!("{needs} found nothing, until lists gave {}", bytes(pages))));
+        events.push(("need", format!("{needs} found no free page until page lists gave {}", bytes(pages))));
     }
     let skipped = grown(|numbers| numbers.skipped);
     if skipped > 0 {
         let stacks = count(skipped, "CPU's stacks", "CPUs' stacks");
-        events.push(("skipped", format!("{stacks}, held or with a failed fence")));
+        events.push(("skipped", format!("{stacks}, held by a thread or with a failed fence")));
     }
     events
 }

@@ -12,18 +12,18 @@ use neap::groups::{Bound, Event, UNLIMITED};
 use super::listing::{Cell, Listing};
 use crate::groups::{ReadGroups, ReportedGroup};
 
-/// Age beyond the interval of readings from which on a report's age is shown.
+/// A report's age is shown if it exceeds the interval of readings by more than this.
 const OLD: Duration = Duration::from_secs(1);
 
 /// The known groups of a process.
 #[derive(Default)]
 pub(super) struct Known {
-    /// Bytes in use by group, of the report before.
+    /// Bytes in use by group, in the report before `current`.
     previous: Option<BTreeMap<u64, u64>>,
     current: Option<ReadGroups>,
     /// Time of the last report, by the clock of readings.
     at: u64,
-    /// The reason why no later one came.
+    /// The reason why no later report came.
     pub(super) failed: Option<String>,
     /// Ids of groups whose children are not shown.
     folded: BTreeSet<u64>,
@@ -37,8 +37,8 @@ struct PaneRow<'a> {
 }
 
 impl Known {
-    /// Takes the result of a request, at a moment. Returns the error if the request before did not
-    /// fail.
+    /// Takes the result of a request at the time `at`. If it failed and the request before did not,
+    /// returns the error.
     pub(super) fn follow(&mut self, asked: Result<Option<ReadGroups>>, at: u64) -> Option<&str> {
         match asked {
             Ok(Some(seen)) => {
@@ -75,7 +75,7 @@ impl Known {
         }
     }
 
-    /// Rows in the order of the tree, without folded groups.
+    /// Returns the rows in the order of the tree, without the groups below folded ones.
     fn rows(&self) -> Vec<PaneRow<'_>> {
         let mut rows: Vec<PaneRow<'_>> = Vec::new();
         for group in self.current.iter().flat_map(|seen| &seen.groups) {
@@ -89,8 +89,8 @@ impl Known {
         rows
     }
 
-    /// Returns the pane at a moment, for an interval of readings. Paths are written out if the rows
-    /// are not in the order of the tree.
+    /// Returns the pane at the time `now`, for an interval of readings. Rows in the order of the
+    /// tree have names, and other rows have whole paths.
     pub(super) fn listing(&self, now: u64, interval: Duration, is_tree: bool) -> Listing {
         let title = match self.age(now) {
             Some(age) if age > interval + OLD => format!("Groups, {} s old", age.as_secs()),
@@ -152,12 +152,12 @@ impl Known {
     }
 }
 
-/// A limit, if it is one.
+/// Returns a limit; `None` if it is [`UNLIMITED`].
 fn some(bytes: u64) -> Option<u64> {
     (bytes != UNLIMITED).then_some(bytes)
 }
 
-/// A path; the root has none.
+/// Returns a path for people; the root's path is empty, and is shown as "(all)".
 pub(super) fn readable(path: &str) -> String {
     if path.is_empty() { "(all)".to_string() } else { path.to_string() }
 }

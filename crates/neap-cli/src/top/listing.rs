@@ -122,8 +122,8 @@ impl<T> Filling<'_, T> {
 }
 
 impl Listing {
-    /// Makes a row for each item, without columns yet. `key` identifies an item, also at other
-    /// moments.
+    /// Makes a row for each item, without columns yet. `key` identifies an item, also in later
+    /// listings.
     pub(super) fn of<'a, T>(
         title: impl Into<String>,
         empty: impl Into<String>,
@@ -177,7 +177,7 @@ impl Listing {
         (0..self.columns()).map(longest).collect()
     }
 
-    /// Characters that all columns take, or the text for no rows.
+    /// Returns the characters that all columns take; without rows, those of the text `empty`.
     pub(super) fn width(&self) -> usize {
         if self.rows.is_empty() {
             return self.empty.chars().count();
@@ -185,8 +185,9 @@ impl Listing {
         self.widths().iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    /// The heads, and a line for each row, or the lines of the text for no rows. Columns that do
-    /// not fit into `width` are left out, from the right; text in the last is cut.
+    /// Returns the heads, and a line for each row; without rows, the lines of the text `empty`.
+    /// Columns that do not fit into `width` are left out, from the right. Text in the last column
+    /// is cut.
     pub(super) fn lines(&self, width: usize) -> (String, Vec<String>) {
         let widths = self.widths();
         let is_text = |column: usize| {

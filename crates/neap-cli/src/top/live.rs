@@ -1,8 +1,9 @@
 //! `neap top` in a terminal: readings, keys, requests and the end.
 //!
-//! The terminal is restored on every way out: the end, an error, a panic (by its hook, which also
-//! runs where panics abort) and the signals that end a program, which still end it. Requests are
-//! made by a thread of their own (`asking`), since an answer may take seconds.
+//! The terminal is restored in all cases: at the end, after an error, at a panic, and at a signal
+//! that ends a program. A signal still ends this program. At a panic the hook restores the
+//! terminal, since no value is dropped if panics abort. A thread of its own makes the requests
+//! (`asking`), since an answer may take seconds.
 
 use core::time::Duration;
 use std::io::IsTerminal;
@@ -83,7 +84,8 @@ pub(super) fn ensure_terminal() -> Result<()> {
     Ok(())
 }
 
-/// A number that signals to end set: 0, or the received signal.
+/// Returns a number that is 0 until SIGHUP, SIGINT, SIGQUIT or SIGTERM comes, and then the signal's
+/// number.
 pub(super) fn signal_flag() -> Result<Arc<AtomicUsize>> {
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
@@ -108,8 +110,8 @@ pub(super) fn run(asked: Asked, first: Reading, view: View) -> Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the session; restores the terminal at the end, and then the option of a process that was
-/// profiled.
+/// Runs the session. At the end restores the terminal, and then switches sampling in the process
+/// back, if the session has switched it on.
 pub(super) fn watch(
     screen: Screen,
     asked: &Asked,
@@ -129,8 +131,8 @@ pub(super) fn watch(
     }
 }
 
-/// Readings in a row that may fail: a process that executes a program has no page of numbers until
-/// that program allocates.
+/// Most readings in a row that may fail. A process that executes another program has no page of
+/// numbers until that program allocates.
 const MOST_FAILED: u32 = 3;
 
 /// Runs the session; restores the terminal at the end.
@@ -196,7 +198,7 @@ fn look(
             }
             Err(error) => match Kernel::read(&asked.handle) {
                 None => return Ok(SessionEnd::Ended),
-                Some(now) if now.headless => state.message = Some("Its main thread has ended.".to_string()),
+                Some(now) if now.headless => state.message = Some("The process's main thread has ended.".to_string()),
                 Some(_) if failed == MOST_FAILED => return Err(error),
                 Some(_) => {
                     failed += 1;

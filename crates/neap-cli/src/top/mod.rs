@@ -3,10 +3,12 @@
 //!
 //! A screen is a pure function of two readings (`reading`) and of the user's choices and the
 //! process's answers (`state`). It has lines about the whole process (`summary`), and panes of rows
-//! (`panes`, `listing`, `groups`, `events`), laid out by `screen`. Only `live` and `all`, the list
-//! of processes, touch the terminal. Only `asking` and `profiling` make requests: neap's thread in
-//! the process writes a report of memory groups, if there are any, and has allocations sampled
-//! while the user wants the profile (`sites`). Otherwise the process is neither stopped nor slowed.
+//! (`panes`, `listing`, `groups`, `events`). `screen` lays them out. Only `live` and `all`, the
+//! list of processes, touch the terminal.
+//!
+//! Only `asking` and `profiling` make requests to the process. If it has memory groups, neap's
+//! thread in it writes a report of them for each reading. While the user wants the profile
+//! (`sites`), its allocations are sampled. Otherwise the process is neither stopped nor slowed.
 
 mod all;
 mod asking;
@@ -50,19 +52,19 @@ Examples:
   neap top 1234 --interval 200    five times a second
   neap top 1234 --once            one screen as text, of two readings a second apart
   neap top 1234 --json            the same as one JSON object
-  neap top 1234 --profile         with the functions that hold the memory allocated since; key p
+  neap top 1234 --profile         also the functions that hold memory allocated from now on (key p)
   neap top 1234 --profile --once --interval 10000
                                   the functions that hold what was allocated in 10 s
 
-For the process's own user and root. The numbers are those that `neap stat` reads; those of memory
-groups are asked for. Rates are of the time between two readings. For the profile, allocations are
-sampled as by `neap profile`, and the process's option is put back at the end.";
+Only the process's own user and root may watch it. The numbers are those of `neap stat`. The process
+reports its memory groups on request. Rates are of the time between two readings. The profile
+samples allocations as `neap profile` does; at the end, sampling is as it was before.";
 
 /// Watch a running process: memory, groups, zones, CPUs' caches and events.
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// The process; all processes under neap without one
+    /// Id of the process; without it, all processes under neap
     #[arg(value_parser = clap::value_parser!(i32).range(1..))]
     pid: Option<i32>,
     #[command(flatten)]
@@ -70,7 +72,7 @@ pub(crate) struct Options {
     /// Show the profile: the functions with the most live bytes, by samples of allocations
     #[arg(long, requires = "pid")]
     profile: bool,
-    /// From one reading to the next
+    /// Milliseconds from one reading to the next
     #[arg(long, value_name = "MS", default_value = "1000", value_parser = interval)]
     interval: Duration,
     /// Print one screen as text
@@ -113,8 +115,8 @@ fn view(interval: Duration, is_profiled: bool) -> View {
     view
 }
 
-/// Returns a screen of two readings, as text or as a JSON object. Makes no second request of a
-/// process that has not answered the first.
+/// Returns a screen of two readings, as text or as a JSON object. If the process has not answered
+/// the first request for groups, makes no second one.
 fn once(asked: &Asked, mut state: View, is_json: bool) -> Result<String> {
     let take = |state: &mut View| {
         let reading = Reading::take(&asked.handle, asked.time)?;

@@ -1,4 +1,4 @@
-//! The panes of `neap top`, and the rows of each. Pure functions of two readings.
+//! The panes of `neap top`, and the rows of each.
 //!
 //! To add a pane, add a variant with its columns, and the condition for showing it, if any.
 

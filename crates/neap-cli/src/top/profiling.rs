@@ -1,15 +1,18 @@
 //! The thread that takes the profile of `neap top`, while the user wants one.
 //!
 //! Symbols of a large program take seconds to read, so a thread reads them and the screen goes on.
-//! It makes a table every second; the screen takes the last one.
+//! The thread makes a table every second; the screen takes the last one.
 //!
 //! # Concurrency
-//! The user's wishes are counted: an odd `turn` wants a profile. The thread takes each wish anew,
-//! so two quick ones begin another profile. The lock of `switch` is held while the option of the
-//! process changes. [`Profiling::finish`] first sets the last turn, which the thread compares
-//! inside the lock. So the option is put back when `finish` returns, whatever the thread does, or
-//! `finish` tells why it is not. A process that does not answer the thread keeps its option; the
-//! switch stays where it is, and the end of the next turn, or `finish`, tries again.
+//! `turn` counts how often the user switched the profile on or off. While it is odd, the user wants
+//! a profile. The thread begins another profile for each odd turn, so two quick keys restart the
+//! profile.
+//!
+//! The lock of `switch` is held while the option of the process changes. [`Profiling::finish`]
+//! first sets the last turn, [`CLOSED`], and the thread compares the turn inside the lock. So when
+//! `finish` returns, the option is put back, whatever the thread does, or `finish` returns the
+//! reason why not. If the process does not answer the thread, its option stays changed and `switch`
+//! stays set. The end of the next turn, or `finish`, tries again.
 
 use core::time::Duration;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,27 +34,27 @@ const FRESH: Duration = Duration::from_secs(1);
 /// No profile is wanted any more. Even, as every turn without a profile.
 const CLOSED: u64 = u64::MAX - 1;
 
-/// A table or the reason why there is none, of a turn.
+/// A turn, and its table or the reason why there is none.
 type News = (u64, Result<SiteTable>);
 
 #[derive(Default)]
 struct Shared {
     turn: AtomicU64,
-    /// Sampling as it was switched on by the thread; stays after a failure to put it back.
+    /// Puts sampling back that the thread has switched on. Kept for another try after a failure.
     switch: Mutex<Option<SamplingSwitch>>,
     news: Mutex<Option<News>>,
 }
 
-/// The profiling thread, as seen by the screen.
+/// The screen's access to the profiling thread.
 pub(super) struct Profiling {
     asked: Asked,
     shared: Arc<Shared>,
-    /// Started at the first wish.
+    /// `None` until the user wants a profile for the first time.
     thread: Option<Thread>,
 }
 
-/// Switches sampling on in a process, unless it is on, and begins to read the samples. `switch` is
-/// to be put back, also after an error.
+/// Switches sampling on in a process, unless it is on, and begins to read the samples. The caller
+/// has to put `switch` back, also after an error.
 fn begin(asked: &Asked, switch: &mut Option<SamplingSwitch>) -> Result<LiveSites> {
     let process = ProcessStatus::read(&asked.handle, Allowance::new(asked.time))?;
     let page = process.page()?;
@@ -60,8 +63,8 @@ fn begin(asked: &Asked, switch: &mut Option<SamplingSwitch>) -> Result<LiveSites
     LiveSites::begin(&process, &page)
 }
 
-/// Takes the profile of a time, which a signal to end makes shorter. The time passes, too, if no
-/// profile can begin: the rates of a screen are of it.
+/// Takes a profile for `time`; a signal that ends the command shortens it. Also waits for `time` if
+/// no profile can begin, since the rates of the screen are of that time.
 pub(super) fn once(asked: &Asked, time: Duration) -> Result<SiteTable> {
     let (stop, start) = (stop_flag()?, Instant::now());
     let mut switch = None;
@@ -85,7 +88,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Relaxed: the lock of `switch` orders the last turn; the others publish no data.
+    /// Returns the current turn. Relaxed: the lock of `switch` orders the last turn, and the other
+    /// turns publish no data.
     fn turn(&self) -> u64 {
         self.turn.load(Ordering::Relaxed)
     }
@@ -154,7 +158,7 @@ impl Profiling {
         Profiling { asked, shared: Arc::default(), thread: None }
     }
 
-    /// Passes a wish on.
+    /// Passes the turn of the screen to the thread, and starts the thread if there is none.
     pub(super) fn follow(&mut self, turn: u64) {
         if self.shared.turn() == turn {
             return;
@@ -174,7 +178,7 @@ impl Profiling {
         }
     }
 
-    /// Takes what is new; returns whether there is something.
+    /// Takes the last table or error from the thread. Returns whether the screen has changed.
     pub(super) fn hear(&self, state: &mut View) -> bool {
         match lock(&self.shared.news).take() {
             Some((turn, news)) if turn == state.profile.turn => {
@@ -190,11 +194,11 @@ impl Profiling {
         }
     }
 
-    /// Ends the profile, and puts the option of the process back, also if the thread could not.
+    /// Ends the profile, and puts the option of the process back, even if the thread could not.
     /// Waits for a change of the option that is under way.
     ///
     /// # Errors
-    /// Sampling stays on.
+    /// The option could not be put back, so sampling stays on.
     pub(super) fn finish(&self) -> Result<()> {
         self.set(CLOSED);
         lock(&self.shared.switch).take().map_or(Ok(()), SamplingSwitch::off)

@@ -1,7 +1,7 @@
 //! The state of a process at one moment, and the differences between two.
 //!
-//! It comes from the process's page of numbers and from `/proc`; no request is made. Panes are pure
-//! functions of it.
+//! A [`Reading`] comes from the process's page of numbers and from `/proc`, without a request to
+//! the process. Panes are pure functions of readings.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -32,11 +32,11 @@ pub(super) struct Reading {
 /// Counters of the kernel.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Kernel {
-    /// Faults without and with a read from disk.
+    /// Page faults without (`minor`) and with (`major`) a read from disk.
     pub(crate) minor: u64,
     pub(crate) major: u64,
-    /// The main thread has ended and others have not: only this can be read of such a process. It
-    /// is so for a moment while another thread executes a program.
+    /// The main thread has ended, and other threads run. The page of such a process cannot be read.
+    /// This also happens for a moment while a thread other than the main thread executes a program.
     pub(crate) headless: bool,
 }
 
@@ -104,9 +104,10 @@ impl Pair<'_> {
 
     /// Growth per second of a published number that has grown by `grown`.
     pub(super) fn rate(&self, grown: u64) -> Option<f64> {
-        // Numbers are as old as the last tick. The time between two readings may differ by a tick's
-        // time from that between their numbers. A process that slept had nothing to count, however
-        // long ago it published.
+        // The numbers in a reading are of the last tick. So the time between the numbers of two
+        // readings differs from that between the readings, by up to one interval of ticks. A
+        // process that slept counted nothing meanwhile, so a longer time between the numbers is
+        // cut.
         let tick = Duration::from_millis(self.current.numbers.mode.interval_ms);
         let published = Duration::from_nanos(self.current.published.saturating_sub(self.previous.published));
         let between = self.between();

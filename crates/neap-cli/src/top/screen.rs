@@ -15,7 +15,7 @@ use super::summary;
 /// Smallest useful size.
 const LEAST: (usize, usize) = (60, 16);
 
-/// Lines of a pane that the user is not in: its title, its heads and a row.
+/// Least lines of each pane: its title, its heads and one row.
 const SHUT: usize = 3;
 
 const KEYS: &str = "q quit  Tab pane  s sort  p profile  d drain  D drain CPU  space freeze  ? help";
@@ -110,8 +110,10 @@ fn head(pair: Pair<'_>, state: &View, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Number of lines of each pane out of `room`: the rest for the user's pane, then for the others
-/// from the top down. If there is no room for all, the user's gets everything.
+/// Returns the number of lines of each pane. `wanted` is the number that each pane could use,
+/// `room` the number of all lines, and `user` the pane that the user is in. Each pane first gets at
+/// most [`SHUT`] lines. The rest goes to the user's pane, and then to the others from the top down.
+/// If there is no room for all panes, the user's pane gets everything.
 fn shares(room: usize, wanted: &[usize], user: usize) -> Vec<usize> {
     let mut shares: Vec<usize> = wanted.iter().map(|wanted| SHUT.min(*wanted)).collect();
     let Some(mut rest) = room.checked_sub(shares.iter().sum()) else {
@@ -307,7 +309,7 @@ q quit  Tab pane  s sort  Enter fold  m max  h high  l low  n min  ? help
         press(&mut state, KeyCode::Char('m'));
         "64q".chars().for_each(|letter| press(&mut state, KeyCode::Char(letter)));
         let last = |state: &View| shown_of(readings, 80, 24, state).lines().last().unwrap().to_string();
-        assert_eq!(last(&state), "max: 64q_  of tenant/beta: as 64m, or none; Enter sends it, Esc does not");
+        assert_eq!(last(&state), "max: 64q_  of tenant/beta: such as 64m, or none; Enter sends it, Esc cancels");
         press(&mut state, KeyCode::Enter);
         assert_eq!(last(&state), "max: 64q_  of tenant/beta: not a number of bytes");
         // Without room for four panes the user's gets all of it.

@@ -1,6 +1,6 @@
 //! The profile pane: the allocation sites with the most live bytes, estimated from samples.
 //!
-//! Its tables come from [`profiling`](super::profiling).
+//! The thread of [`profiling`](super::profiling) makes its tables.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -13,10 +13,10 @@ use crate::report::{number, rounded};
 /// The profile of a process, while the user wants one.
 #[derive(Default)]
 pub(super) struct ProfilePane {
-    /// Times that the user switched the pane on or off: it is on if this is odd.
+    /// Number of times that the user switched the pane on or off. It is on if this is odd.
     pub(super) turn: u64,
     table: Option<SiteTable>,
-    /// The reason why there is no other table.
+    /// The reason why the profile has ended or could not begin.
     failed: Option<String>,
 }
 
@@ -46,7 +46,8 @@ impl ProfilePane {
         }
     }
 
-    /// The pane's rows. Memory in no sample has one, so that shares add up to the bytes in use.
+    /// Returns the pane's rows. One row is for memory that is in no sample, so that the shares add
+    /// up to the bytes in use.
     pub(super) fn listing(&self, now: &Reading) -> Listing {
         let rows = self.table.as_ref().map(|table| rows(table, now)).unwrap_or_default();
         let title = self.table.as_ref().map_or_else(|| "Profile".to_string(), title);
@@ -66,7 +67,7 @@ impl ProfilePane {
             .listing
     }
 
-    /// The profile for programs: the object, and the reason if there is none. Both are null while
+    /// Returns the profile as a JSON object, and the reason if there is none. Both are null while
     /// the pane is off.
     pub(super) fn json(&self, now: &Reading) -> (Value, Value) {
         let site = |site: &HotSite| {

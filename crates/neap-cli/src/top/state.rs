@@ -1,7 +1,7 @@
 //! The user's choices in `neap top`, and the effect of each key.
 //!
-//! It acts on nothing else: a request of a key to the process or the terminal is returned as an
-//! [`Action`].
+//! A key changes only the state here. If it needs more, such as a request to the process,
+//! [`View::press`] returns an [`Action`].
 
 use core::str::FromStr;
 use core::time::Duration;
@@ -24,10 +24,10 @@ pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// Rows that a page key moves by.
 const PAGE: usize = 10;
 
-/// Most characters of a bound.
+/// Most characters that can be typed for a bound.
 const LETTERS: usize = 24;
 
-/// A request of a key.
+/// What the caller has to do after a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     None,
@@ -75,7 +75,7 @@ impl Choice {
         self.row = None;
     }
 
-    /// Sorts by the next of so many columns.
+    /// Sorts by the next of `columns` columns; after the last one, in the pane's own order.
     pub(super) fn sort(&mut self, columns: usize) {
         let next = self.order.column.map_or(0, |column| column + 1);
         self.order = SortOrder { column: (next < columns).then_some(next), reversed: false };
@@ -137,7 +137,7 @@ impl View {
         }
     }
 
-    /// Switches the profile on, with its pane as the user's, or off.
+    /// Switches the profile on or off. If it is on then, selects its pane.
     pub(super) fn turn_profile(&mut self) {
         self.profile.turn();
         if self.profile.is_on() {
@@ -145,7 +145,7 @@ impl View {
         }
     }
 
-    /// The user's pane.
+    /// Returns the pane that the user is in; the pane of CPUs if that one is not shown.
     pub(super) fn pane(&self, pair: Pair<'_>) -> Pane {
         if Pane::shown(pair, self).contains(&self.pane) { self.pane } else { Pane::Cpus }
     }
@@ -153,7 +153,7 @@ impl View {
     /// The text being typed, with its prompt.
     pub(super) fn typed(&self) -> Option<String> {
         let Input { wanted, text } = self.input.as_ref()?;
-        let hint = self.message.as_deref().unwrap_or("as 64m, or none; Enter sends it, Esc does not");
+        let hint = self.message.as_deref().unwrap_or("such as 64m, or none; Enter sends it, Esc cancels");
         Some(format!("{}: {text}_  of {}: {hint}", wanted.bound.name(), wanted.path))
     }
 
@@ -222,7 +222,7 @@ impl View {
         self.choices[self.pane as usize].sort(columns);
     }
 
-    /// The item of the selected row, if it belongs to this pane.
+    /// Returns the item of the selected row, if the user is in `pane`.
     fn chosen<T: FromStr>(&self, pane: Pane, pair: Pair<'_>) -> Option<T> {
         if self.pane != pane {
             return None;
@@ -232,7 +232,7 @@ impl View {
         listing.keys().nth(row)?.parse().ok()
     }
 
-    /// Returns the selected group; tells how to select one if there is none.
+    /// Returns the selected group. Without one, shows a message on how to select one.
     fn chosen_group(&mut self, pair: Pair<'_>) -> Option<u64> {
         let group = self.chosen(Pane::Groups, pair);
         if group.is_none() {
@@ -249,7 +249,7 @@ impl View {
         }
     }
 
-    /// A key during input.
+    /// Applies a key while a bound is typed.
     fn write(&mut self, code: KeyCode) -> Action {
         let Some(Input { wanted, text }) = &mut self.input else { return Action::None };
         match code {

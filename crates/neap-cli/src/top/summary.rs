@@ -1,5 +1,5 @@
-//! The lines of `neap top` about a whole process, or their JSON object. Pure functions of two
-//! readings.
+//! The lines of `neap top` about a whole process, or their JSON object. All functions are pure
+//! functions of two readings.
 
 use serde_json::{Map, Value};
 
@@ -78,14 +78,14 @@ pub(super) fn lines(pair: Pair<'_>, width: usize) -> Vec<String> {
     facts(pair).iter().map(line).collect()
 }
 
-/// All of them by name.
+/// All facts by their names in JSON.
 pub(super) fn json(pair: Pair<'_>) -> Map<String, Value> {
     let facts = facts(pair).into_iter().flat_map(|(_, facts)| facts);
     facts.map(|fact| (fact.name.to_string(), fact.cell.json())).collect()
 }
 
-/// Resident bytes by letter: in use, per-CPU data, free objects, in page lists, free pages, all
-/// else.
+/// Returns the resident bytes of each letter of the bar: in use, per-CPU data, free objects, pages
+/// in lists, free pages, and all other memory.
 pub(super) fn parts(pair: Pair<'_>) -> [(char, u64); 6] {
     let (now, numbers) = (pair.current, &pair.current.numbers);
     let known = [
@@ -100,8 +100,8 @@ pub(super) fn parts(pair: Pair<'_>) -> [(char, u64); 6] {
     [used, per_cpu, objects, lists, free, (' ', now.resident.saturating_sub(sum))]
 }
 
-/// Lengths of the parts of a bar of `width` characters. The sum is never longer than the bar, and
-/// no existing part is left out if a character is available for it.
+/// Returns the lengths of the parts of a bar of `width` characters. The sum is never longer than
+/// the bar. A part with bytes gets at least one character, if one is left.
 pub(super) fn bar(parts: &[(char, u64)], width: usize) -> Vec<(char, usize)> {
     let sum = parts.iter().fold(0_u128, |sum, (_, bytes)| sum + u128::from(*bytes)).max(1);
     let mut end = 0_u128;

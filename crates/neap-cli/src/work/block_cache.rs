@@ -43,7 +43,7 @@ pub(super) struct CachedBlock {
 unsafe impl Send for CachedBlock {}
 
 impl Heap {
-    /// Prepares the heap: neap gets its thread.
+    /// Prepares the heap: starts neap's thread.
     pub(super) fn open(self) {
         if self == Heap::Neap {
             PROCESS.start_background();
@@ -122,7 +122,8 @@ impl BlockCache {
         BlockCache { size, blocks: Mutex::new(blocks), count, lowest, evicted }
     }
 
-    /// Has neap ask this cache for memory, until the shrinker is dropped.
+    /// Registers a shrinker, by which neap asks this cache for memory until the shrinker is
+    /// dropped.
     pub(super) fn shrinks(self: &Arc<Self>, name: &str) -> Result<Shrinker> {
         let builder = Shrinker::named(name).object_bytes(self.size as u64);
         builder.register_shrink(self.clone()).context("cannot register the shrinker")

@@ -4,7 +4,7 @@
 //! The groups are those of this process, called as any program would. Only maintenance ticks. On
 //! each CPU a thread charges live groups, and keeps its charges for a while. Some charges of every
 //! deleted group outlive it as well. Times are the calling thread's CPU time, so that preemption by
-//! those threads is not measured. No locks.
+//! those threads is not measured. This module has no lock.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};
@@ -47,7 +47,7 @@ const REST: Duration = Duration::from_secs(1);
 /// Passes, and walks, of which the median counts.
 const PASSES: usize = 101;
 
-/// A group and what is charged to it.
+/// A group, and charges to it.
 struct Filled {
     group: Group,
     charges: Vec<Charge>,
@@ -145,7 +145,7 @@ fn fill(number: usize, times: &mut Times) -> Result<Filled> {
     Ok(Filled { group, charges })
 }
 
-/// Charges random live groups until told to stop.
+/// Charges random live groups until `over` is set.
 fn charge(cpu: usize, alive: &[AtomicU64], over: &AtomicBool) -> Result<u64> {
     pin_to(cpu)?;
     let (mut random, mut held, mut granted) = (Random::new(cpu as u64 + 1), VecDeque::with_capacity(HELD), 0);
@@ -187,7 +187,7 @@ fn rest() -> Result<u32> {
 }
 
 pub(super) fn run(options: &ChurnOptions) -> Result<Outcome> {
-    ensure!(0 < options.alive && options.alive < options.groups, "of fewer than all groups some are alive");
+    ensure!(0 < options.alive && options.alive < options.groups, "--alive must be above 0 and below --groups");
     let meter = Meter::start();
     let mut times = Times::new(options.groups);
     let mut alive = VecDeque::with_capacity(options.alive);

@@ -63,7 +63,7 @@ struct RunningCallback {
     sizes: (usize, usize),
 }
 
-/// Result of a thread of a lane: the thread that it handed over to.
+/// Result of a thread: the next thread of its lane. `None` in the last one.
 struct Handed(Option<JoinHandle<Handed>>);
 
 impl RunningCallback {

@@ -1,7 +1,8 @@
-//! malloc in a memory group: being in one, and memory of blocks that are charged to it.
+//! Puts the thread of a workload into a memory group, and measures blocks that are charged to the
+//! group.
 //!
-//! The preloaded neap's functions for C programs are looked up by name: the groups in this
-//! executable are not that library's. No locks.
+//! This module looks the C functions of the preloaded neap up by name, since the groups in this
+//! executable are not those of that library. It has no lock.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -22,7 +23,7 @@ pub(super) struct GroupedOptions {
     group: Option<String>,
 }
 
-/// A function of the preloaded library.
+/// Returns the address of a function of the preloaded library.
 fn find(name: &CStr) -> Result<*mut c_void> {
     // SAFETY: the name is a string; the returned address is only tested here.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -39,7 +40,7 @@ pub(super) fn enter(path: &str) -> Result<()> {
 /// Puts this thread into the group at a path, and takes it out again.
 pub(super) fn visit(path: &str) -> Result<()> {
     let mut entered = entered(path)?;
-    // SAFETY: neap.h declares it so.
+    // SAFETY: neap.h declares `neap_group_leave` with this type.
     let leave: extern "C" fn(*mut [u64; 4]) -> c_int = unsafe { std::mem::transmute(find(c"neap_group_leave")?) };
     ensure!(leave(&mut entered) == 0, "group `{path}` cannot be left");
     Ok(())
@@ -48,9 +49,9 @@ pub(super) fn visit(path: &str) -> Result<()> {
 /// Puts this thread into the group at a path. Returns the words by which it leaves the group.
 fn entered(path: &str) -> Result<[u64; 4]> {
     let (create, enter) = (find(c"neap_group_find_or_create")?, find(c"neap_group_enter")?);
-    // SAFETY: neap.h declares it so.
+    // SAFETY: neap.h declares `neap_group_find_or_create` with this type.
     let create: extern "C" fn(*const c_char, *mut u64) -> c_int = unsafe { std::mem::transmute(create) };
-    // SAFETY: likewise; the first is room for four words.
+    // SAFETY: neap.h declares `neap_group_enter` with this type; the first argument has four words.
     let enter: extern "C" fn(*mut [u64; 4], u64) -> c_int = unsafe { std::mem::transmute(enter) };
     let text = CString::new(path).with_context(|| format!("`{path}` is no path of a group"))?;
     let (mut group, mut entered) = (0, [0; 4]);
@@ -61,11 +62,11 @@ fn entered(path: &str) -> Result<[u64; 4]> {
     Ok(entered)
 }
 
-/// Resident memory without blocks, and with them.
+/// Measures resident memory before and after the blocks are allocated.
 pub(super) fn run(options: &GroupedOptions) -> Result<Outcome> {
     let mut table = BlockTable::new(options.blocks)?;
     options.group.as_deref().map_or(Ok(()), enter)?;
-    // The memory that the first block and the first page need is not a block's.
+    // Memory that the heap takes with the first block does not count as memory of blocks.
     table[0] = take(options.size);
     let meter = Meter::start();
     let before = own_rss_kib()?;

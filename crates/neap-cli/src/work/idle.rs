@@ -37,7 +37,7 @@ pub(super) struct IdleOptions {
     progress: bool,
 }
 
-/// A door that opens once.
+/// A gate that opens once. Until then, threads wait in `pass`.
 #[derive(Default)]
 pub(super) struct Gate {
     open: Mutex<bool>,

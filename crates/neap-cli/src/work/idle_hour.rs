@@ -8,9 +8,9 @@
 //! is left, and the threads wait on a condition variable.
 //!
 //! 1. The load runs for a time, in which a part of the live set is replaced.
-//! 2. One line on standard output tells its end. The benchmark reads memory and processor time from
-//!    outside.
-//! 3. The run ends with standard input.
+//! 2. The workload prints one line at the end of the load. The benchmark reads memory and processor
+//!    time from outside.
+//! 3. The run ends when standard input is closed.
 //!
 //! The table of a burst is unmapped when the load ends. Those of the live set stay, and count as
 //! live.
@@ -28,7 +28,7 @@ use super::idle::Gate;
 use super::meter::{BlockTable, Meter, Random, give, own_peak_kib, pages_of, take};
 use super::steady::{Exchange, Live, PLACES, draw, window};
 
-/// Parts of the time of the load that [`window`] knows.
+/// Parts into which [`window`] divides the time of the load.
 const PARTS: u64 = 1 << 16;
 
 #[derive(Args)]
@@ -96,7 +96,7 @@ fn load(live: &mut Live, mut burst: Burst, exchange: &Exchange, time: Duration, 
 pub(super) fn run(options: &IdleHourOptions) -> Result<Outcome> {
     run_until(options, || {
         println!("idle");
-        // The end is all that counts.
+        // Waits for the end of the input. An error is an end, too.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
     })
 }

@@ -1,5 +1,5 @@
-//! Clock, processor time, faults, resident memory and tables, all without the heap: a measurement
-//! must not call the measured `malloc`. No locks.
+//! Clock, processor time, faults, resident memory and tables. Nothing here uses the heap, since a
+//! measurement must not call the measured `malloc`. This module has no lock.
 
 use std::ffi::CStr;
 use std::io;
@@ -60,7 +60,7 @@ impl Spent {
         self.system_ns
     }
 
-    /// Returns the sum of both.
+    /// Returns the sum of `self` and `other`.
     pub(super) fn and(self, other: Spent) -> Spent {
         Spent {
             wall: self.wall + other.wall,
@@ -163,7 +163,7 @@ pub(crate) fn median_of_pairs(mut pair: impl FnMut() -> Result<()>) -> Result<f6
     const PARTS: usize = 500;
     const PAIRS: u32 = 200;
     let mut parts = [0.0; PARTS];
-    // The first part is to warm up.
+    // The first `PARTS` parts warm up.
     for part in [0; PARTS].into_iter().chain(0..PARTS) {
         let start = Instant::now();
         for _ in 0..PAIRS {
@@ -256,7 +256,8 @@ pub(super) unsafe fn give(block: *mut u8) {
 pub(super) fn pages_of(most: usize, blocks: impl Iterator<Item = (*mut u8, usize)>) -> Result<usize> {
     // SAFETY: sysconf takes a number.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    // The first page of each, and the last of each; then all between. 0 is no page of any block.
+    // `touched` has the first and last page of each block, `between` counts all others. No block
+    // has page 0.
     let mut touched = BlockTable::new(2 * most)?;
     let mut between = 0;
     for (ends, (block, size)) in touched.chunks_exact_mut(2).zip(blocks) {

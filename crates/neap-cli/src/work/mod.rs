@@ -40,7 +40,7 @@ use crate::variant::Variant;
 /// Longest time of any workload: many times that of the slowest allocator.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Run one workload on whatever malloc this process has.
+/// Run one workload on the malloc of this process.
 #[derive(Args)]
 pub(crate) struct WorkOptions {
     /// Start the release thread that Google's tcmalloc leaves to the program
@@ -52,7 +52,7 @@ pub(crate) struct WorkOptions {
 
 #[derive(Subcommand)]
 enum Workload {
-    /// Only say whose malloc this is
+    /// Only report which library's malloc this is
     Which,
     Idle(idle::IdleOptions),
     /// A load with a live set that stays, and then nothing to do
@@ -95,7 +95,7 @@ pub(crate) struct Outcome {
     /// File whose `malloc` answered.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) malloc_from: String,
-    /// How many times the thing that is counted was done.
+    /// Number of operations: the workload defines what counts as one.
     pub(crate) operations: u64,
     pub(crate) wall_ns: u64,
     /// Processor time of all threads, user and system.
@@ -135,7 +135,7 @@ impl Outcome {
         self.wall_ns as f64 / 1e9
     }
 
-    /// One of the counts; nothing counted is 0.
+    /// Returns a count by name; 0 if the workload has no such count.
     pub(crate) fn count(&self, name: &str) -> f64 {
         self.counts.get(name).copied().unwrap_or(0.0)
     }
@@ -172,7 +172,7 @@ pub(crate) fn main(options: &WorkOptions) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `neap work ARGUMENTS` on a variant.
+/// Returns the command `neap work ARGUMENTS` on a variant.
 pub(crate) fn command(executable: &Path, variant: &Variant, arguments: &[&str]) -> Command {
     let mut command = Command::new(executable);
     variant.apply(&mut command);

@@ -19,7 +19,7 @@ use super::meter::{Meter, cpus, pin_to};
 
 #[derive(Args)]
 pub(super) struct FaultOptions {
-    /// Threads, one on each CPU in turn; as many as there are CPUs
+    /// Threads, spread over the CPUs in turn (default: one for each CPU)
     #[arg(long)]
     threads: Option<usize>,
     /// Live memory of each thread at the top
@@ -35,7 +35,7 @@ pub(super) struct FaultOptions {
 
 #[derive(Args)]
 pub(super) struct TouchOptions {
-    /// Threads for every CPU; more than one are not kept on theirs
+    /// Threads for every CPU; if more than one, they are not pinned
     #[arg(long, default_value_t = 1)]
     per_cpu: usize,
     /// Memory that each CPU's threads touch
@@ -46,12 +46,12 @@ pub(super) struct TouchOptions {
     unlocked: bool,
 }
 
-/// How pages get their memory.
+/// Ways in which pages get memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Faults {
     /// As in the library, which populates several pages at once.
     AsInLibrary,
-    /// By one fault for every page.
+    /// One page fault populates one page.
     EachPage,
 }
 
@@ -71,7 +71,7 @@ fn refused(error: impl std::fmt::Debug) -> anyhow::Error {
 }
 
 /// Runs `work` on `threads` threads at once, pinned in turn to `places` if there are any. Returns
-/// the elapsed time.
+/// the cost of `operations` operations.
 fn together(
     threads: usize,
     places: &[usize],

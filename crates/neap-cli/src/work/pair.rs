@@ -26,10 +26,10 @@ pub(super) struct PairOptions {
     /// Pairs per thread
     #[arg(long)]
     count: u64,
-    /// Be in this memory group, of the neap that is preloaded; one thread
+    /// Group of the preloaded neap that the thread is in; one thread only
     #[arg(long, conflicts_with = "threads")]
     group: Option<String>,
-    /// Have been in this memory group; one thread
+    /// Group that the thread has entered and left; one thread only
     #[arg(long, conflicts_with_all = ["threads", "group"])]
     visited: Option<String>,
 }
@@ -46,7 +46,7 @@ pub(super) struct BatchOptions {
     /// Pairs in all
     #[arg(long)]
     count: u64,
-    /// Be in this memory group, of the neap that is preloaded
+    /// Group of the preloaded neap that the thread is in
     #[arg(long)]
     group: Option<String>,
 }
@@ -64,7 +64,7 @@ enum BatchOrder {
 /// send it through the stack, which costs as much as a fast allocator.
 #[inline(always)]
 fn opaque(mut word: usize) -> usize {
-    // SAFETY: no instruction at all.
+    // SAFETY: the assembly has no instruction.
     unsafe { asm!("/* {} */", inout(reg) word, options(nostack, preserves_flags)) };
     word
 }

@@ -1,9 +1,9 @@
 //! librseq's memory pool: the time of an allocation and its free, and the memory returned when ten
 //! of eleven owners go.
 //!
-//! The library is preloaded, because it needs a place among the thread's variables that is assigned
-//! when a process starts. A pool has items of one size, a power of two, so a set of pools serves
-//! several sizes.
+//! The library is preloaded, because it needs static thread-local storage, which is assigned when a
+//! process starts. A pool has items of one size, a power of two, so a set of pools serves several
+//! sizes.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::hint::black_box;
@@ -28,18 +28,18 @@ pub(super) struct PoolOptions {
     /// CPUs that have copies
     #[arg(long)]
     cpus: usize,
-    /// Owners, of which one in so many as `--stays` says stays
+    /// Owners; one in `--stays` of them stays
     #[arg(long)]
     owners: usize,
     #[arg(long)]
     stays: usize,
-    /// Bytes of what an owner makes
+    /// Bytes of each allocation of an owner
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<usize>,
 }
 
-/// Times pairs, and then runs the script: resident KiB before, with all owners, without those that
-/// go, and without any.
+/// Times pairs, and then runs the script. Its results are resident KiB: before, with all owners,
+/// after most have gone, and without any.
 pub(super) fn run(options: &PoolOptions) -> Result<Outcome> {
     pin()?;
     let library = Library::of_process()?;
@@ -62,8 +62,8 @@ fn script(library: &Library, options: &PoolOptions) -> Result<Vec<u64>> {
         for (item, &size) in items.iter_mut().zip(&options.sizes) {
             *item = pools.allocate(size)?;
             for cpu in 0..options.cpus {
-                // SAFETY: each CPU's copy has `size` bytes. Written like neap's: pages that were
-                // only read have no memory.
+                // SAFETY: each CPU's copy has `size` bytes. It is written, as neap's is: pages that
+                // were only read have no memory.
                 unsafe { item.add(cpu * STRIDE).write_bytes(1, size) };
             }
         }

@@ -1,4 +1,4 @@
-//! Memory that 50 functions hold: what a profile has to attribute.
+//! Allocates memory in 50 functions, to which a profile must attribute it.
 //!
 //! The functions differ in code, so that the compiler keeps each. Every other one is called in a
 //! thread of its own. The blocks are of five sizes, and stay allocated up to the end.
@@ -22,7 +22,8 @@ const SIZES: [usize; 5] = [48, 200, 1000, 10_000, 100_000];
 /// Count of sites.
 pub(crate) const SITES: usize = 50;
 
-/// Blocks and size of a block of each site, of so many bytes in all. Sites hold one to three parts.
+/// Returns the number and size of each site's blocks, for `bytes` in all. Sites hold one to three
+/// parts.
 pub(crate) fn shares(bytes: usize) -> [(usize, usize); SITES] {
     let parts = |site: usize| 1 + site % 3;
     let all: usize = (0..SITES).map(parts).sum();
@@ -41,7 +42,7 @@ macro_rules! sites {
             #[inline(never)]
             fn $name(count: usize, size: usize) {
                 (0..count).for_each(|_| _ = take(size));
-                // The functions are not alike.
+                // Makes each function differ from the others.
                 core::hint::black_box($number);
             }
         )*

@@ -6,11 +6,12 @@
 //! due, so a stall delays all requests behind it.
 //!
 //! 1. The cache is filled, and requests are served for a while: the steady state.
-//! 2. One line on standard output tells that. From then on requests belong to the cut.
-//! 3. The run ends with standard input.
+//! 2. The workload prints one line. Requests from then on count for the cut.
+//! 3. The run ends when standard input is closed.
 //!
-//! Policies: neap's cache shrinks. The C library's keeps its size, or a thread polls usage and
-//! limit, evicts a part of the cache near the limit, and trims the heap.
+//! Policies: a cache on neap's heap has a shrinker. A cache on the C library's heap keeps its size,
+//! or a thread polls usage and limit, evicts a part of the cache near the limit, and trims the
+//! heap.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,7 +43,7 @@ const NEAR: u64 = 95;
 /// The poller evicts one in so many values.
 const PART: u64 = 20;
 
-/// How the cache gets smaller.
+/// Ways to shrink the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Policy {
     /// neap asks the cache for memory
@@ -168,7 +169,7 @@ fn is_near(usage: u64, limit: u64) -> bool {
     usage > limit / 100 * NEAR
 }
 
-/// The value below which `part` of all are; 0 for none.
+/// Returns the value below which the part `part` of `values` lies; 0 without values.
 fn quantile(values: &mut [u64], part: f64) -> u64 {
     values.sort_unstable();
     let at = (values.len() as f64 * part) as usize;
@@ -178,7 +179,7 @@ fn quantile(values: &mut [u64], part: f64) -> u64 {
 pub(super) fn run(options: &WallOptions) -> Result<Outcome> {
     let end_of_input = || {
         println!("steady");
-        // The end is all that counts.
+        // Waits for the end of the input. An error is an end, too.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
     };
     run_until(options, end_of_input)

@@ -82,9 +82,9 @@ macro_rules! filtered {
     };
 }
 
-/// The registration that was left stays in x9 and x10, and the return address in x30. The kernel
-/// changes none of these. There is no call `vfork`: `clone` with CLONE_VM, CLONE_VFORK and SIGCHLD
-/// does it, on the caller's stack.
+/// x9 and x10 keep the registration that `before` ended, and x30 the return address. The kernel
+/// changes none of these registers. arm64 has no system call `vfork`. `clone` with CLONE_VM,
+/// CLONE_VFORK and SIGCHLD does the same, on the caller's stack.
 macro_rules! vfork {
     ($before:ident, $in_parent:ident) => {
         core::arch::naked_asm!(

@@ -80,8 +80,8 @@ macro_rules! filtered {
     };
 }
 
-/// The registration that was left stays in rsi and rdx, and the return address in r9. The kernel
-/// changes none of these.
+/// rsi and rdx keep the registration that `before` ended, and r9 the return address. The kernel
+/// changes none of these registers.
 macro_rules! vfork {
     ($before:ident, $in_parent:ident) => {
         core::arch::naked_asm!(

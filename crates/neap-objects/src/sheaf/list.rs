@@ -1,4 +1,4 @@
-//! A list of sheaves: one kind of a barn's, or those that a thread moves.
+//! A list of sheaves: one of a barn's three lists, or the sheaves that a thread moves.
 //!
 //! # Design
 //!
@@ -7,12 +7,13 @@
 //!
 //! # Locking
 //!
-//! None. The lists of a barn are guarded by the mutex of the class cache.
+//! This module has no lock. The mutex of the class cache guards the lists of its barn.
 
 use super::{Head, Sheaf};
 use core::ptr::{NonNull, null_mut};
 
-/// The most sheaves that are checked for a home. Each takes a cache line, under the barn's lock.
+/// The most sheaves that [`SheafList::pop_for`] checks for a home. Each check reads a cache line
+/// under the barn's lock.
 const LOOKED_AT: usize = 8;
 
 /// Number of chains of a list. A sheaf lies on the chain of its home. With no more CPUs than
@@ -108,7 +109,7 @@ impl SheafList {
         self.length -= 1;
         self.shortest = self.shortest.min(self.length);
         if self.looked.at == head.as_ptr() {
-            // SAFETY: the caller took it off a chain of the list, which owned it until now.
+            // SAFETY: the caller took the sheaf off a chain of the list, which owned it until now.
             self.looked = Look { at: unsafe { head.as_ref() }.next, seen: 0, ..self.looked };
         }
         let sheaf = Sheaf(head);
@@ -117,9 +118,10 @@ impl SheafList {
         sheaf
     }
 
-    /// Shows the next objects of one sheaf to `see`, at most `most`, from the list's first sheaf if
-    /// it `starts`. Returns whether there may be more. The list may change between calls: a sheaf
-    /// that was taken is not seen, and a new one may be missed. A list remembers one look.
+    /// Shows the next objects of one sheaf to `see`, at most `most`. If `starts` is true, begins
+    /// with the list's first sheaf. Returns whether there may be more objects. The list may change
+    /// between calls: a sheaf that was taken is not seen, and a new one may be missed. A list keeps
+    /// one position only.
     pub(crate) fn look(&mut self, starts: bool, most: usize, see: &mut dyn FnMut(*mut u8)) -> bool {
         if starts {
             self.looked = Look { chain: 0, at: self.chains[0], seen: 0 };
@@ -170,7 +172,7 @@ impl SheafList {
         self.objects
     }
 
-    /// The sheaves of all chains, from the first. They stay the list's.
+    /// The sheaves of all chains, from the first. They stay on the list.
     pub(crate) fn sheaves(&self) -> impl Iterator<Item = &Sheaf> {
         // SAFETY: links point to sheaves of the list, which owns them and is borrowed. A `Sheaf` is
         // a non-null pointer, so a link has the layout of `Option<Sheaf>`.

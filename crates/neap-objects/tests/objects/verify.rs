@@ -238,7 +238,7 @@ fn holes_that_are_none_and_lists() {
             cache.isolated.insert(&o.slabs, slab);
         }
     });
-    finds("lists of slabs that are those they are said to be", |o, _| {
+    finds("lists of slabs with the right names", |o, _| {
         let mut cache = o.caches[CLASS.index()].lock();
         cache.sidelined = core::mem::take(&mut cache.partial);
     });

@@ -1,5 +1,5 @@
-//! arm64, little endian, ARMv8.0 and later. Loads and stores of a thread may be done in any order
-//! that its dependencies allow: see docs/design/arm64.md.
+//! Code for arm64: little endian, ARMv8.0 and later. Loads and stores of a thread may be done in
+//! any order that its dependencies allow: see docs/design/arm64.md.
 
 use crate::call_stack::Registers;
 use crate::signal::Interrupted;
@@ -22,11 +22,11 @@ pub(crate) const SIGNATURE: usize = 0xd428_bc00;
 pub(crate) const CLOCK: &CStr = c"__kernel_clock_gettime";
 
 /// Reads a variable of another library through the GOT, with the type `u8`, `u32` or `usize`, as a
-/// `usize`. `address` returns the address of a variable or function. 0 if no loaded library has the
-/// name.
+/// `usize`. With `address` as the type, returns the address of a variable or function. 0 if no
+/// loaded library has the name.
 ///
-/// The symbol is weak, so the library loads without it, too. Each use declares it weak, since each
-/// object file that uses the name must do so.
+/// The symbol is weak, so neap's library loads without it, too. Each use declares the symbol weak,
+/// since each object file that uses a weak symbol must do so.
 #[macro_export]
 macro_rules! weak_variable {
     ($name:literal, u8) => { $crate::weak_variable!(@ $name, "ldrb {0:w}, [{0}]") };
@@ -55,7 +55,8 @@ macro_rules! trap_text {
 
 /// Ends the process by a breakpoint instruction.
 pub(crate) fn trap() -> ! {
-    // SAFETY: the instruction ends the process, or runs the program's handler again.
+    // SAFETY: the instruction raises a signal, which ends the process or runs the program's
+    // handler. If the handler returns, the instruction runs again.
     unsafe { asm!("brk #1", options(noreturn)) }
 }
 
@@ -186,8 +187,8 @@ pub(crate) fn without_signature(word: u64) -> u64 {
 #[inline(always)]
 pub(crate) fn registers() -> Registers {
     let (instruction, stack_pointer, frame_pointer);
-    // The link register counts as changed, so the function has saved its return address on the
-    // stack before: a reader of the registers knows only what lies there.
+    // The link register is declared as changed. So the function has saved its return address on the
+    // stack before, where an unwinder can find it.
     // SAFETY: reads three registers.
     unsafe {
         asm!(
@@ -202,12 +203,12 @@ pub(crate) fn registers() -> Registers {
     Registers { instruction, stack_pointer, frame_pointer }
 }
 
-/// Copies bytes that Rust does not know.
+/// Copies bytes that no Rust code may access, such as other functions' variables.
 ///
 /// # Safety
-/// The first range can be read, and the second is the caller's.
+/// The range at `from` can be read. The range at `to` belongs to the caller.
 pub(crate) unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller says that the first range can be read, and the second is its own.
+    // SAFETY: the caller promises that the first range can be read, and that the second is its own.
     unsafe {
         asm!(
             "cbz {bytes}, 3f",

@@ -1,5 +1,5 @@
-//! x86-64. Stores of a thread become visible in their order, and loads are done in theirs (TSO), so
-//! no sequence needs a barrier.
+//! Code for x86-64. A thread's stores become visible in program order, and its loads are done in
+//! program order (TSO). So no sequence needs a barrier.
 
 use crate::call_stack::Registers;
 use crate::signal::Interrupted;
@@ -22,11 +22,11 @@ pub(crate) const SIGNATURE: usize = 0x5305_3053;
 pub(crate) const CLOCK: &CStr = c"__vdso_clock_gettime";
 
 /// Reads a variable of another library through the GOT, with the type `u8`, `u32` or `usize`, as a
-/// `usize`. `address` returns the address of a variable or function. 0 if no loaded library has the
-/// name.
+/// `usize`. With `address` as the type, returns the address of a variable or function. 0 if no
+/// loaded library has the name.
 ///
-/// The symbol is weak, so the library loads without it, too. Each use declares it weak, since each
-/// object file that uses the name must do so.
+/// The symbol is weak, so neap's library loads without it, too. Each use declares the symbol weak,
+/// since each object file that uses a weak symbol must do so.
 #[macro_export]
 macro_rules! weak_variable {
     ($name:literal, u8) => { $crate::weak_variable!(@ $name, "movzx {0:e}, byte ptr [{0}]") };
@@ -54,7 +54,8 @@ macro_rules! trap_text {
 
 /// Ends the process by an undefined instruction.
 pub(crate) fn trap() -> ! {
-    // SAFETY: an undefined instruction ends the process, or runs the program's handler again.
+    // SAFETY: the instruction raises a signal, which ends the process or runs the program's
+    // handler. If the handler returns, the instruction runs again.
     unsafe { asm!("ud2", options(noreturn)) }
 }
 
@@ -122,7 +123,7 @@ pub(crate) fn set_word<const AT: usize>(word: usize) {
 
 #[inline(always)]
 pub(crate) fn count_down<const AT: usize>(bytes: usize) -> bool {
-    // One block, so that the words are found once.
+    // One block of assembly, so that the address of the words is computed only once.
     // SAFETY: reads and writes a word of this thread, which only `thread_state` accesses.
     unsafe {
         asm!(
@@ -191,12 +192,12 @@ pub(crate) fn registers() -> Registers {
     Registers { instruction, stack_pointer, frame_pointer }
 }
 
-/// Copies bytes that Rust does not know.
+/// Copies bytes that no Rust code may access, such as other functions' variables.
 ///
 /// # Safety
-/// The first range can be read, and the second is the caller's.
+/// The range at `from` can be read. The range at `to` belongs to the caller.
 pub(crate) unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller says that the first range can be read, and the second is its own.
+    // SAFETY: the caller promises that the first range can be read, and that the second is its own.
     unsafe {
         asm!(
             "rep movsb",
@@ -235,8 +236,8 @@ pub(crate) fn signal_restorer() -> usize {
     restore_from_signal as *const () as usize
 }
 
-/// Ends a signal handler. Unwinders know the two instructions by their bytes, and need no other
-/// information. The section tells `cargo xtask symbols`.
+/// Ends a signal handler. Unwinders know the two instructions by their bytes, so the function has
+/// no unwind information. By the name of the section, `cargo xtask symbols` knows that too.
 #[unsafe(naked)]
 #[unsafe(link_section = "__signal_return")]
 extern "C" fn restore_from_signal() {
@@ -275,11 +276,13 @@ pub(crate) fn ends_in_call(code: [u8; 8]) -> bool {
     code[3] == 0xe8 || by_operand
 }
 
-/// Length of an instruction of one byte and an operand.
+/// Length of an instruction: one byte, then the byte `operand` (ModRM), and what that byte
+/// requires.
 fn operand_length(operand: u8, scale: Option<&u8>) -> usize {
     let (mode, register) = (operand >> 6, operand & 7);
     let is_scaled = mode < 3 && register == 4;
-    // Without a base, or relative to the instruction, the distance has four bytes.
+    // An operand without a base register, or relative to the instruction, has a distance of four
+    // bytes.
     let has_no_base = mode == 0 && (register == 5 || is_scaled && scale.is_some_and(|scale| scale & 7 == 5));
     let distance = if mode == 2 || has_no_base { 4 } else { usize::from(mode == 1) };
     2 + usize::from(is_scaled) + distance

@@ -2,7 +2,8 @@
 //!
 //! A child of `vfork` runs with its parent's thread area, which holds the parent's CPU id. The
 //! kernel does not update it for the child. Without a registration the area has no CPU id, and
-//! every sequence refuses. Used by the interposed `vfork`. Takes no lock, never retries.
+//! every sequence refuses. The preload library's `vfork` uses this module. The functions take no
+//! lock and never retry.
 
 use super::own_areas::{LENGTH, UNREGISTER};
 use super::{cpu_at, registered_offset};
@@ -11,17 +12,18 @@ use crate::syscall::syscall5;
 use crate::thread_state::{has_asked, own_area, set_asked};
 use core::ffi::c_ulong;
 
-/// Area of an unregistered thread, in two registers.
+/// The area that [`leave`] has unregistered. The value fits into two registers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Left {
     /// Address; 0: the thread was not registered, or could not be unregistered.
     pub area: usize,
-    /// Length in bytes, as registered. Without an area: [`MAY_ASK`], or 0.
+    /// Length in bytes, as registered. If `area` is 0: [`MAY_ASK`], or 0.
     pub length: usize,
 }
 
-/// The thread has not registered an area of neap's own yet, but may.
+/// Value of [`Left::length`]: the thread has not tried to register an area of neap's own yet, and
+/// may do so later.
 const MAY_ASK: usize = 1;
 
 fn call(area: usize, length: usize, flag: usize) -> bool {
@@ -31,7 +33,7 @@ fn call(area: usize, length: usize, flag: usize) -> bool {
     unsafe { syscall5(number, area, length, flag, SIGNATURE, 0) }.is_ok()
 }
 
-/// Length with which C libraries from 2.40 on register: the kernel's length, rounded up.
+/// Length with which glibc from 2.40 on registers: the kernel's length, rounded up.
 fn offered_length() -> usize {
     const AT_RSEQ_FEATURE_SIZE: c_ulong = 27;
     const AT_RSEQ_ALIGN: c_ulong = 28;
@@ -40,8 +42,8 @@ fn offered_length() -> usize {
     size.next_multiple_of(align.max(1)).max(LENGTH)
 }
 
-/// Unregisters the calling thread. It has no CPU id then, its sequences refuse, and it registers no
-/// area of neap's own.
+/// Unregisters the calling thread. Until [`enter`], the thread has no CPU id, its sequences refuse,
+/// and it registers no area of neap's own.
 pub fn leave() -> Left {
     let none = Left { area: 0, length: if has_asked() { 0 } else { MAY_ASK } };
     set_asked(true);
@@ -54,8 +56,8 @@ pub fn leave() -> Left {
     length.map_or(none, |length| Left { area, length })
 }
 
-/// Registers the thread again. If the kernel refuses, the thread stays without a CPU id, and
-/// slower.
+/// Registers the thread again. If the kernel refuses, the thread stays without a CPU id, and its
+/// sequences refuse.
 pub fn enter(left: Left) {
     if left.area != 0 {
         call(left.area, left.length, 0);

@@ -2,20 +2,24 @@
 //!
 //! # Design
 //!
-//! 1. Each thread has an area in neap's thread-local words, at one distance from the thread
-//!    pointer. The second word says that it has no CPU, so the thread's sequences refuse.
-//! 2. A thread registers its area at its first slow path. A thread asks the kernel once. If another
-//!    library has registered another area, the kernel refuses, and the thread stays without a CPU.
-//! 3. glibc frees the memory of a thread after the kernel has ended it, and so does musl for
-//!    threads that are joined. The kernel writes no area then.
-//! 4. A detached thread of musl unmaps its own memory before it ends. So in musl a thread has a
-//!    value of a key whose destructor ends the registration. A thread that has begun to end
-//!    registers nothing: musl disables its cancellation before it calls destructors.
+//! 1. Each thread has an area behind neap's thread-local words, at a constant distance from the
+//!    thread pointer. Until the area is registered, its second word says that the thread has no
+//!    CPU. So the thread's sequences refuse.
+//! 2. A thread registers its area at its first slow path. It asks the kernel only once. If another
+//!    library has registered another area for the thread, the kernel refuses, and the thread stays
+//!    without a CPU.
+//! 3. glibc frees the memory of a thread after the kernel has ended the thread. musl does so for
+//!    threads that are joined. In both cases the kernel no longer writes to the area.
+//! 4. A detached thread of musl unmaps its own memory before it ends. So in musl a thread that
+//!    registers also sets a value of a key (`pthread_setspecific`). At the thread's end, musl calls
+//!    the key's destructor, which unregisters the area. A thread that is ending must not register
+//!    again. Its cancellation is disabled, since musl disables it before it calls destructors.
 //!
 //! # Concurrency
 //!
-//! Takes no lock, never retries. A signal handler may interrupt each step and allocate: the thread
-//! notes that it has asked before it asks, and a destructor finds that note.
+//! The functions take no lock and never retry. A signal handler may interrupt each step and
+//! allocate. Therefore a thread calls `set_asked` before it asks the kernel. Signal handlers and
+//! destructors that allocate later then do not ask again.
 
 use super::{cpu_at, registered_offset};
 use crate::arch::SIGNATURE;
@@ -38,11 +42,12 @@ type SetCancel = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 #[derive(Clone, Copy, Debug)]
 pub struct OwnAreas {
     offset: isize,
-    /// The end of threads; `None` where the C library frees their memory later.
+    /// Unregisters areas at the end of threads; `None` if the C library frees the memory after
+    /// that.
     end: Option<ThreadEnd>,
 }
 
-/// How musl says that a thread ends.
+/// A key whose destructor musl calls at the end of a thread, and functions of musl.
 #[derive(Clone, Copy, Debug)]
 struct ThreadEnd {
     key: u32,
@@ -51,8 +56,9 @@ struct ThreadEnd {
 }
 
 impl OwnAreas {
-    /// Registers the calling thread, and returns how others do. `None` if the C library has its own
-    /// areas, used or not, or the kernel or another library does not allow it.
+    /// Registers the calling thread. Returns a value by which other threads register. `None` if the
+    /// C library has its own areas, whether it uses them or not, or if the kernel or another
+    /// library does not allow it.
     #[inline(never)]
     pub fn open() -> Option<OwnAreas> {
         if crate::weak_variable!("__rseq_offset", address) != 0 || registered_offset().is_some() {
@@ -113,7 +119,7 @@ impl ThreadEnd {
         before != ENABLED
     }
 
-    /// Has the destructor called at the end of this thread.
+    /// Sets a value of the key, so that musl calls the destructor at the end of this thread.
     fn notice(&self) -> bool {
         // SAFETY: the key exists. Its value is not null, and nothing reads it.
         unsafe { (self.set_value)(self.key, without_provenance(1)) == 0 }
@@ -122,7 +128,7 @@ impl ThreadEnd {
 
 /// Ends the registration, before the thread's memory may be unmapped.
 extern "C" fn ended(_: *mut c_void) {
-    // A handler of a signal must not register it again.
+    // A signal handler must not register the area again.
     set_asked(true);
     if cpu_at(own_area()).is_some() {
         call(own_area(), UNREGISTER);
@@ -142,7 +148,8 @@ fn is_musl() -> bool {
     cfg!(target_env = "musl") || crate::weak_variable!("gnu_get_libc_version", address) == 0
 }
 
-/// musl's functions by their names, which a static program has only if it names them.
+/// musl's functions. Here they are named, since a static program contains only functions that it
+/// names.
 #[cfg(all(target_env = "musl", target_feature = "crt-static"))]
 fn functions() -> Option<(MakeKey, SetValue, SetCancel)> {
     unsafe extern "C" {
@@ -163,7 +170,7 @@ fn functions() -> Option<(MakeKey, SetValue, SetCancel)> {
     if make_key == 0 || set_value == 0 || set_cancel == 0 {
         return None;
     }
-    // SAFETY: POSIX gives the functions of these names these types.
+    // SAFETY: the addresses are those of three functions of POSIX, which have these types.
     Some(unsafe {
         (
             transmute::<usize, MakeKey>(make_key),

@@ -1,7 +1,7 @@
 //! Registration of threads by the C library, and the CPU id that the kernel writes for them.
 //!
-//! The C library announces its registration by weak symbols. Takes no lock, never retries.
-//! Signal-safe.
+//! The C library describes its registration by two variables, to which this module refers by weak
+//! symbols. The functions take no lock, never retry, and are signal-safe.
 
 use crate::arch;
 
@@ -12,8 +12,9 @@ pub fn is_registered() -> bool {
 }
 
 /// Offset of a thread's rseq area from the thread pointer, if the C library [registers
-/// threads](is_registered). It lies in the thread's control block, behind the pointer, or, from
-/// glibc 2.41 on, in front of it with thread-local variables. Never 0, where the pointer itself is.
+/// threads](is_registered). The area lies behind the thread pointer, in the thread's control block.
+/// From glibc 2.41 on it lies in front of the thread pointer, with thread-local variables. The
+/// offset is never 0.
 pub fn registered_offset() -> Option<isize> {
     let offset = crate::weak_variable!("__rseq_offset", usize);
     (is_registered() && offset != 0).then_some(offset.cast_signed())

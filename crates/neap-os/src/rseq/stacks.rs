@@ -1,7 +1,7 @@
 //! Restartable sequences on the per-CPU stacks of pointers: pops, pushes and the capacity.
 //!
-//! Each call is one attempt. Takes no lock, never retries. Signal-safe. The rules are those of the
-//! [module above](super).
+//! Each call is one attempt. The functions take no lock, never retry, and are signal-safe. The
+//! rules are those of [`rseq`](super).
 
 use super::{SequenceResult, SequenceTable};
 use crate::arch::stacks;
@@ -15,7 +15,7 @@ use crate::arch::stacks;
 /// * The regions have stacks at `place`, and stay mapped.
 #[inline(always)]
 pub unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `stacks::pop`.
     unsafe { stacks::pop(table, place) }
 }
 
@@ -26,7 +26,7 @@ pub unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
 /// As for [`pop`], with a second stack behind the one at `place`.
 #[inline(always)]
 pub unsafe fn push(table: &SequenceTable, place: usize, home: u16, value: *mut u8) -> SequenceResult {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `stacks::push`.
     unsafe { stacks::push(table, place, home, value) }
 }
 
@@ -37,7 +37,7 @@ pub unsafe fn push(table: &SequenceTable, place: usize, home: u16, value: *mut u
 /// As for [`pop`].
 #[inline]
 pub unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mut u8]) -> SequenceResult {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `stacks::pop_many`.
     unsafe { stacks::pop_many(table, place, to) }
 }
 
@@ -47,7 +47,7 @@ pub unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mut u8]) 
 /// As for [`pop`]; no pointer is null.
 #[inline]
 pub unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut u8]) -> SequenceResult {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `stacks::push_many`.
     unsafe { stacks::push_many(table, place, from) }
 }
 
@@ -64,7 +64,8 @@ pub unsafe fn push_progression(
     step: isize,
     count: usize,
 ) -> SequenceResult {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of
+    // `stacks::push_progression`.
     unsafe { stacks::push_progression(table, place, value, step, count) }
 }
 
@@ -75,7 +76,7 @@ pub unsafe fn push_progression(
 /// As for [`pop`]; the region has that many cells for the stack.
 #[inline]
 pub unsafe fn widen(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `stacks::widen`.
     unsafe { stacks::widen(table, place, capacity) }
 }
 
@@ -88,7 +89,8 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// A region with two stacks: without room at place 1, with four cells behind it.
+    /// A region with two stacks. The one at `FULL` has no room, and the one behind it has four
+    /// cells.
     #[repr(C)]
     struct Region {
         writable: u64,
@@ -105,7 +107,7 @@ mod tests {
     /// A value of `home` that no CPU of this machine has.
     const ELSEWHERE: u16 = u16::MAX;
 
-    /// Creates a table in which one region serves every entry, so the test may run on any CPU.
+    /// Creates a table in which every entry leads to one region, so the test may run on any CPU.
     fn table(capacity: usize) -> Option<(Box<SequenceTable>, Box<Region>)> {
         let offset = registered_offset()?;
         let null = || AtomicPtr::new(core::ptr::null_mut());

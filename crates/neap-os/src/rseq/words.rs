@@ -1,16 +1,16 @@
 //! Restartable sequences on per-CPU words: additions, unconditional or after a check of the word.
 //!
 //! The rules and macros are those of the sequences on stacks. The users are counters, references,
-//! RCU's readers and the stocks of memory groups. Takes no lock, never retries. Signal-safe.
+//! RCU's readers and the stocks of memory groups. The functions take no lock, never retry, and are
+//! signal-safe.
 
 use super::SequenceResult;
 use crate::arch::words;
 use core::sync::atomic::AtomicPtr;
 
 /// Adds `value` to this CPU's word of per-CPU data. The load of the table's address is an acquire
-/// load. Returns whether the addition took effect. It
-/// did not if the thread was interrupted or has no CPU id, the CPU has no word, or there is no
-/// table.
+/// load. Returns whether the addition took effect. It did not if the thread was interrupted or has
+/// no CPU id, if the CPU has no word, or if there is no table.
 ///
 /// `offsets` points to the address of a table, or to 0. The table has for each of `cpus` CPUs a
 /// word's offset from `base`; `usize::MAX` means that the CPU has none. The address is read inside
@@ -21,7 +21,7 @@ use core::sync::atomic::AtomicPtr;
 /// this function changes the words.
 #[inline(always)]
 pub unsafe fn add(offset: isize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> bool {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `words::add`.
     unsafe { words::add(offset, offsets, cpus, base, value) }
 }
 
@@ -36,21 +36,21 @@ pub enum Counted {
     Refused,
 }
 
-/// Adds `value` to this CPU's word, for counters, and checks the new value against `mask`. Differs
-/// from
-/// [`add`]: the table lies at `offsets` itself, and has an offset for every CPU.
+/// Adds `value` to this CPU's word, for counters, and checks the new value against `mask`. Unlike
+/// in [`add`], the table lies at `offsets` itself, and has an offset for every CPU.
 ///
 /// # Safety
 /// As for [`add`].
 #[inline(always)]
 pub unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usize, value: i64, mask: i64) -> Counted {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `words::count`.
     unsafe { words::count(offset, offsets, cpus, base, value, mask) }
 }
 
 /// Adds `delta` to this CPU's word at `place` (in units of 8 bytes from the start of a region), if
-/// its number is in bounds. A word is a tag and a number below it. The word `xor` `tag` must be at
-/// least `low` and at most `low + span`. A word with another tag exceeds every such bound.
+/// its number is in bounds. A word has a tag in its high bits and a number in its low bits. The
+/// word `xor` `tag` must be at least `low` and at most `low + span`; otherwise nothing changes. A
+/// word with another tag exceeds every such bound.
 ///
 /// # Safety
 /// `offset` is [`registered_offset`](super::registered_offset). `regions` is laid out as in a
@@ -67,7 +67,7 @@ pub unsafe fn alter(
     span: u64,
     delta: u64,
 ) -> SequenceResult {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `words::alter`.
     unsafe { words::alter(offset, regions, place, tag, low, span, delta) }
 }
 
@@ -79,7 +79,7 @@ pub unsafe fn alter(
 /// As for [`add`], with `table` as described here.
 #[inline(always)]
 pub unsafe fn count_one(offset: isize, table: usize, cpus: usize, word: usize) -> bool {
-    // SAFETY: the caller meets the requirements above, which are those of each processor's form.
+    // SAFETY: the caller meets the requirements above, which are also those of `words::count_one`.
     unsafe { words::count_one(offset, table, cpus, word) }
 }
 

@@ -2,34 +2,38 @@
 //!
 //! # Design
 //!
-//! Two sizes are found separately:
+//! The policy finds two sizes separately:
 //!
-//! * **The batch**, from straight runs. Refill after refill, or spill after spill, with hardly any
-//!   traffic the other way in between, doubles it each time up to [`Limits::largest`]. A turn, or
-//!   traffic both ways, halves it. So after five smaller visits to the zone, a burst pays one per
-//!   2016 pages. A CPU that takes and frees a page now and then pays for 63. The largest batch is
-//!   at most an eighth of what a list may keep.
-//! * **The pages to keep**, from regret. If a refill soon asks for pages that a spill gave to the
-//!   zone, they should have been kept. So the list takes back just these, and keeps that many more
-//!   than it really held when it turned. After one swing up and down it is as large as the swing.
-//!   If the zone's lock was busy, the list keeps a fixed batch more at once, unless it has gone one
-//!   way for half of its size already, where no size helps. A run of spills longer than the list
-//!   makes the list smaller by half of each, since another CPU allocates the pages that are freed
-//!   here.
+//! * **The batch** follows from straight runs: refill after refill, or spill after spill, with
+//!   hardly any traffic in the other direction in between. Each such event doubles the batch, up to
+//!   [`Limits::largest`]. A change of direction, or traffic in both directions, halves it. So a
+//!   burst makes five smaller visits to the zone, then one for each 2016 pages. A CPU that takes
+//!   and frees a page now and then moves 63 pages at a visit. The largest batch is at most an
+//!   eighth of [`Limits::ceiling`].
+//! * **The pages to keep** follow from regret. If a refill soon asks for pages that a spill gave to
+//!   the zone, the list should have kept them. So the refill takes only these, and the list keeps
+//!   that many more. At a change of direction, the size is first lowered to the pages that the list
+//!   really held. After one swing up and down, the list keeps as many pages as the swing. If the
+//!   zone's lock was busy, the list keeps a fixed batch more at once. It does not if pages have
+//!   already moved in one direction for half of its size, since no size helps then. In a run of
+//!   spills longer than the list, each spill lowers the size by half of the batch: another CPU
+//!   allocates the pages that are freed here.
 //!
-//! "Soon" weighs an idle page against a visit to the zone. It means before the next tick, or before
-//! the fourth one if more than one visit of sixteen finds the zone's lock busy, since other threads
-//! wait there too. Of a slow load nothing else decides how much is kept: every page below the top
-//! of the list is reused sooner than the top one.
+//! "Soon" weighs an idle page against a visit to the zone. It means before the next tick. If more
+//! than one visit in sixteen finds the zone's lock busy, it means before the fourth tick, since
+//! other threads wait for the lock too. Under a slow load, "soon" alone decides how many pages are
+//! kept.
 //!
 //! Time only makes lists smaller:
-//! * If none of the given pages was asked for soon, the list keeps a sixteenth less.
-//! * A list that is used and never needs the zone tries to do with less, by an eighth of its size
-//!   above the fixed one. If that was wrong, the next try is half as large and comes after twice
-//!   the time, up to four seconds.
-//! * A list that is not used is emptied. It keeps its size for two seconds, an eighth less each
-//!   quarter, and is reset then.
-//! * Of the pages that no tick of a second found in use, a quarter is given up.
+//! * If none of the pages given to the zone was asked for soon, the list keeps less by a sixteenth
+//!   of its size above the fixed one.
+//! * A list that is used and does not need the zone tries to keep less, by an eighth of its size
+//!   above the fixed one. If the list then regrets that, the next try is half as large and comes
+//!   after twice the time, at most four seconds.
+//! * A list that is not used is emptied. Its size above the fixed one falls by an eighth each
+//!   quarter of a second. After two seconds the list is reset.
+//! * Once a second, the list keeps less by a quarter of its least count at the ticks of that
+//!   second.
 //!
 //! If memory is short, [`Limits::cap`] bounds both sizes, down to exactly those of
 //! [`Fixed`](super::Fixed).
@@ -38,7 +42,7 @@ use super::{Limits, List, Policy, ZoneState, blocks};
 
 /// Quarters of a second without use after which the list's state is reset.
 const REST: u8 = 8;
-/// Binary logarithm of the most quarters before a try to do with less.
+/// Binary logarithm of the most quarters before a try to keep less.
 const PATIENCE: u8 = 4;
 /// Quarters after which a list is trimmed.
 const SECOND: u8 = 4;
@@ -72,7 +76,7 @@ pub struct Adaptive {
     keep: u32,
     /// The most that `moved` may be at the next event for both events to count as one straight run.
     straight: u32,
-    /// Pages that went the last direction since the last turn.
+    /// Pages that moved in direction `way` since the last change of direction.
     run: u32,
     /// Pages given to the zone lately, and not asked for since.
     given: u32,
@@ -103,7 +107,7 @@ pub struct Adaptive {
     busy: u8,
     /// Whether any of the given pages were asked for again.
     regretted: bool,
-    /// Whether the list tries to do with less.
+    /// Whether the list tries to keep less.
     trying: bool,
 }
 
@@ -152,8 +156,8 @@ impl Adaptive {
     /// Learns from a refill that asks for given pages. Returns the pages to refill.
     fn regret(&mut self, batch: u32, turned: bool, list: List, limits: &Limits, cap: u32) -> u32 {
         if turned {
-            // Since the last spill as many pages were put as were popped, besides those left: that
-            // is how full the list was.
+            // `moved` counts the pages put and popped since the last spill. If all were put before
+            // the first was popped, the list was then this full.
             let moved = i64::from(list.moved.wrapping_sub(self.spilled));
             let full = (moved + i64::from(list.count) + i64::from(self.left)) / 2;
             self.shrink(self.keep.saturating_sub(full as u32), limits);
@@ -193,8 +197,8 @@ impl Adaptive {
         give
     }
 
-    /// Gives up a quarter of the pages that no tick of a second found in use. If a list goes up and
-    /// down several times between two ticks, its least count is unknown.
+    /// Once a second, lowers the size by a quarter of the least count that ticks found. If the list
+    /// goes up and down several times between two ticks, its least count is unknown.
     fn trim(&mut self, count: u32, moved: u32, limits: &Limits, quarters: u32) {
         self.least = if moved / 2 < self.keep { self.least.min(count) } else { 0 };
         self.untrimmed = self.untrimmed.saturating_add(quarters.min(255) as u8);
@@ -277,7 +281,7 @@ impl Policy for Adaptive {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         let turned = self.way == Way::Out;
         let mut batch = self.turn(Way::In, order, list.moved, limits, cap);
-        // Not if the list is full of other orders: keeping more of those would not help.
+        // Not if the list is full of other orders, since keeping more of those would not help.
         if list.count <= self.high / 2 && self.given > 0 && self.is_soon() {
             batch = self.regret(batch, turned, list, limits, cap);
         }

@@ -1,7 +1,7 @@
 //! The answers of `Adaptive` to single events, as tables.
 //!
-//! The tests call only what a list calls. Where the policy must have learned before, it ran in the
-//! model.
+//! The tests call only functions that a list calls. If the policy must have learned first, it runs
+//! in the model before.
 
 use super::fixed::Still;
 use super::model_tests::{Model, Random, SECOND};

@@ -1,7 +1,7 @@
 //! `Adaptive` over time, by the model.
 //!
-//! Numbers that depend on the model's costs are compared with those of `Fixed` under the same
-//! program. `--nocapture` prints them. They are not asserted exactly.
+//! Numbers that depend on the model's costs are not asserted exactly. They are compared with the
+//! numbers of `Fixed` under the same program. `--nocapture` prints them.
 
 use super::model_tests::{Model, Op, Program, SECOND, TICK};
 use super::program_tests::{AMPLE, compare, measure, mix, only, swing, then};

@@ -17,8 +17,8 @@
 //! * One event moves at most [`Limits::largest`] pages, at least one block.
 //! * With the size 0, nothing is listed at all.
 //!
-//! The kernel's own policies, in the simulator, keep more until their next spill if their size has
-//! fallen, and may give all of a list at once.
+//! The kernel's policies in the simulator break two of these rules. After their size has fallen,
+//! they keep more until their next spill. They may give a whole list to the zone at once.
 
 pub mod adaptive;
 #[cfg(test)]
@@ -41,7 +41,7 @@ pub use unlocked::Unlocked;
 use crate::statistics::Watermarks;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The size of a zone without a budget, in bytes, for the sizes of lists on any machine.
+/// The size in bytes that a zone without a budget is taken to have, for the sizes of its lists.
 pub(crate) const NOMINAL: u64 = 1 << 30;
 
 /// The most doublings of the batch if nothing else is set. With 4 KiB pages the largest batch is
@@ -54,7 +54,7 @@ pub const MOST_DOUBLINGS: u32 = 6;
 /// Bounds that all lists of an instance share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The size without tuning; tuning never goes below it while there is memory.
+    /// The size without tuning. Tuning never goes below this size while there is memory.
     pub fixed: Fixed,
     /// The most pages that a list may be tuned to.
     pub ceiling: u32,
@@ -121,7 +121,7 @@ impl Limits {
 
     /// The most doublings of the batch if a list keeps at most `cap` pages. The batch is then at
     /// most an eighth of the ceiling, or half of `cap` if memory is getting short and that is less.
-    /// It does not double if nothing above the fixed size is kept.
+    /// Returns 0 if a list keeps no more than the fixed size.
     pub fn doublings(&self, cap: u32) -> u32 {
         if cap <= self.fixed.high {
             return 0;
@@ -133,8 +133,9 @@ impl Limits {
 /// The [`Limits`] of an instance's lists, which may change at any time.
 ///
 /// A reader during a change may see old and new words together. Every rule of a policy holds for
-/// any mix: no number is an index, and no difference runs below zero. The thread that changes them
-/// resets each list afterwards under the list's lock, and each tick brings a list within them.
+/// any mix: no number is an index, and no difference runs below zero. The thread that changes the
+/// limits then resets each list under the list's lock. Each tick also brings a list within the
+/// limits.
 #[derive(Debug)]
 pub(crate) struct SharedLimits {
     high: AtomicU32,
@@ -213,7 +214,7 @@ pub struct ZoneState<'a> {
 
 /// The state of one list, and its answers to events. An event never waits and never fails.
 ///
-/// All zeroes must be a valid value, since the memory of lists holds them before these are made.
+/// All-zero memory must be a valid value, since the memory of lists is zero before they are made.
 pub trait Policy: Copy + core::fmt::Debug {
     /// Whether owners lock their lists. It is `false` in benchmarks only.
     const LOCKED: bool = true;
@@ -263,10 +264,10 @@ pub fn blocks(pages: u32, high: u32, order: u8) -> u32 {
     blocks.min((high >> order).max(1))
 }
 
-/// Linux's thresholds for `managed` pages. Min is 4 * sqrt(kilobytes) kilobytes; the others are
-/// above one another by a quarter of it, or by a thousandth of the pages. Linux bounds min for a
-/// whole machine. Here it is at most a sixteenth of the pages, so that a small budget is not all
-/// reserve.
+/// Linux's thresholds for `managed` pages. `min` is 4 * sqrt(kilobytes) kilobytes, at most 256 MiB.
+/// `low` is above `min`, and `high` above `low`, by a quarter of `min` or a thousandth of the
+/// pages, whichever is more. Unlike in Linux, `min` is also at most a sixteenth of the pages, so
+/// that a small budget is not all reserve.
 pub fn watermarks(managed: u32, page_shift: u32) -> Watermarks {
     let kilobytes = (u64::from(managed) << page_shift) >> 10;
     let min = ((kilobytes * 16).isqrt().min(256 << 10) << 10 >> page_shift) as u32;

@@ -189,7 +189,7 @@ impl<T: Policy> Model<T> {
                 }
             }
             self.costs.operations += 1;
-            // The time varies: CPUs in lockstep would never meet at the lock.
+            // The time varies, since CPUs in lockstep would never meet at the lock.
             cpu.at += OPERATION / 2 + u64::from(self.random.below(OPERATION as u32));
         }
     }

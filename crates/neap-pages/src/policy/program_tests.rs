@@ -1,6 +1,7 @@
 //! Programs of the model's CPUs, and measurements of a run.
 //!
-//! A program is a closure that returns the next operation, without an end unless it returns one.
+//! A program is a closure that returns the next operation. It has no end unless it returns
+//! [`Op::End`].
 
 use super::fixed::Still;
 use super::model_tests::{Costs, Model, Op, Program, Random};

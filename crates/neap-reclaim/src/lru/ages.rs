@@ -1,10 +1,11 @@
-//! Ages of a sub-list: how much it evicted since an item left, which tells a cache whether the item
-//! would still be there if it had been protected.
+//! Ages of evicted items, counted in later evictions. The age tells a cache whether it should have
+//! protected the item.
 //!
 //! # Design
 //! Each sub-list counts its evictions. A [`Stamp`] is the number of one eviction. An evicted item
-//! that is needed again is a *refault* if its sub-list has evicted no more items since than it has.
-//! The item would have stayed, had it been kept in place of items that nothing needed meanwhile.
+//! that is needed again is a *refault* if its sub-list has since evicted no more items than it
+//! holds. The item would still be there, had it been kept in place of items that were not needed
+//! meanwhile.
 //!
 //! Source: Linux's workingset detection, by idea.
 
@@ -23,8 +24,9 @@ const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 
 /// The eviction of an item: 8 bytes that a cache keeps in place of the value.
 ///
-/// It counts 2^40 evictions, and knows another group or node by 24 bits. It is a hint, so a mistake
-/// protects one item in vain.
+/// 40 bits are the number of the eviction, and 24 bits are a hash of group and node. The hash
+/// detects a stamp of another group or node. A stamp is a hint: a mistake only protects one item in
+/// vain.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Stamp(NonZeroU64);
 
@@ -61,8 +63,8 @@ impl Stamp {
 pub struct Turnover {
     /// Number of evicted items.
     pub evicted: u64,
-    /// Number of evicted items that were needed again while the list would still have had them. A
-    /// share of the evictions that is not small tells that the items in use do not fit.
+    /// Number of evicted items that were needed again while the list would still have had them. If
+    /// they are a considerable part of the evictions, the items in use do not fit.
     pub refaults: u64,
 }
 

@@ -1,5 +1,6 @@
-//! The sub-lists of a list for one group, one for each node, in one piece of memory, and the head
-//! of a list, whose table leads to a block by the group's slot.
+//! Blocks and heads of lists. A *block* is one piece of memory with the sub-lists of a list for one
+//! group, one for each node. The *head* of a list has a table that leads to a block by the group's
+//! slot.
 
 use super::radix::Radix;
 use super::sublist::Sub;
@@ -46,16 +47,16 @@ impl Head {
 pub(super) struct Block {
     pub(super) list: NonNull<Head>,
     pub(super) nodes: usize,
-    /// The slot with the chain that it is in.
+    /// The slot of the group whose chain has the block.
     pub(super) slot: Cell<u32>,
-    /// Links of a chain: the blocks of a group, of all lists; or dead blocks that items still name;
-    /// or those that wait for readers.
+    /// Links of the chain that has the block: of the blocks of a group, of dead blocks that items
+    /// still name, or of blocks that wait for readers.
     pub(super) next: Cell<*mut Block>,
     pub(super) previous: Cell<*mut Block>,
     /// Of a dead block: the heir's block, which it pins.
     pub(super) heir: Cell<*mut Block>,
-    /// Number of dead blocks that lead to it; of a dead block, also of its sub-lists that are
-    /// named.
+    /// Number of dead blocks that lead to this one. For a dead block, also the number of its
+    /// sub-lists that items name.
     pub(super) pins: Cell<usize>,
 }
 

@@ -5,10 +5,11 @@
 //! deleted. Taking it off therefore needs no group and no lookup. The links are protected by the
 //! sub-list's lock; the name may be read without it.
 //!
-//! The items of a deleted group are put before all other items in one step, however many they are.
-//! They still name their previous sub-list, which leads here. They are renamed later, some at a
-//! time, so that it can be freed: from the newest that may name another sub-list, towards the
-//! oldest. All items behind that one name this sub-list, and only a splice puts others before it.
+//! The items of a deleted group are put before all items of its heir in one step, however many they
+//! are. They still name their previous sub-list, which leads to the heir. Later they are renamed,
+//! some at a time, so that the previous sub-list can be freed. Renaming goes from the newest item
+//! that may name another sub-list (`stale`) towards the oldest. All items that are newer than
+//! `stale` name the heir.
 
 use super::sublist::Sub;
 use core::fmt;
@@ -17,25 +18,26 @@ use neap_base::constructor;
 use neap_base::sync::{AtomicPtr, Ordering, UnsafeCell};
 use neap_groups::GroupSlot;
 
-/// Returns the name of an item that was taken off the sub-list `of` and is in hands: until it is
-/// let go, or put back. With null it cannot be put back.
+/// Returns the name of an item in hands that was taken off the sub-list `of`. With null the item
+/// cannot be put back.
 ///
-/// If two threads had the item in hands one after the other, from different sub-lists, the first
-/// thereby cannot act in the second's place.
+/// Two threads may have an item in hands one after the other, from different sub-lists. The names
+/// differ, so the first thread cannot put back or release the item of the second.
 fn in_hands(of: *const Sub) -> *mut Sub {
     of.map_addr(|address| address | 1).cast_mut()
 }
 
-/// Returns the name of an item in a walk's chain, which uses its link: it cannot be let go yet.
+/// Returns the name of an item in a walk's chain. The chain uses its link: it cannot leave hands
+/// yet.
 fn chained() -> *mut Sub {
     without_provenance_mut(2)
 }
 
-/// A part of an object, by which it is on a list. All zeroes are an item that is on none. It must
-/// not move while it is on a list.
+/// A part of an object, by which the object is on a list. Zeroed memory is an item that is on no
+/// list. An item must not move while it is on a list.
 #[repr(C)]
 pub struct Item {
-    /// The sub-list that it is on, or one that leads to that; null on none.
+    /// The sub-list that the item is on, or a dead one that leads to it; null if it is on none.
     name: AtomicPtr<Sub>,
     links: UnsafeCell<Links>,
 }
@@ -50,7 +52,7 @@ pub(super) struct Links {
 // SAFETY: the links are used only under the lock of the sub-list, or by the thread that took the
 // item off. The name is atomic.
 unsafe impl Sync for Item {}
-// SAFETY: it has no relation to a thread.
+// SAFETY: nothing in an item depends on the thread that made it.
 unsafe impl Send for Item {}
 
 impl Item {
@@ -62,8 +64,8 @@ impl Item {
         }
     }
 
-    /// Returns whether it is on a list, or in the hands of a walk that has taken it off. If it is
-    /// not, the owner of the object may free it.
+    /// Returns whether it is on a list, or in the hands of a thread that has taken it off. If
+    /// neither, the owner of the object may free it.
     pub fn is_linked(&self) -> bool {
         !self.name.load(Ordering::Acquire).is_null() // Pairs with the Release in `let_go`.
     }
@@ -71,13 +73,14 @@ impl Item {
     /// Takes the item out of hands, and returns whether it was in any. It may be put on a list
     /// again afterwards.
     ///
-    /// To be called by a walk's `dispose`, before any other thread can do so. Also by a thread that
-    /// keeps the object in existence as long as the thread that took the item off may look at it.
+    /// A walk's `dispose` calls this before any other thread can do so. Another thread may call it
+    /// if it keeps the object in existence as long as the thread that took the item off may access
+    /// it.
     pub fn leave_hands(&self) -> bool {
         let mut name = self.name.load(Ordering::Relaxed);
         while name.addr() & 1 != 0 {
-            // AcqRel pairs with itself and with the others here: the links belong to the next
-            // owner.
+            // AcqRel pairs with this and the other changes of `name`: the next owner uses the
+            // links.
             match self.name.compare_exchange(name, null_mut(), Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => name = now,
@@ -86,15 +89,16 @@ impl Item {
         false
     }
 
-    /// Takes the item out of the hands that took it off `sub`. Returns whether it was in these.
+    /// Takes the item out of the hands that took it off `sub`. Returns whether it was in those
+    /// hands.
     pub(super) fn leave_hands_of(&self, sub: &Sub) -> bool {
         // AcqRel: as in `leave_hands`.
         self.name.compare_exchange(in_hands(sub), null_mut(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns the sub-list that it names, which stays within a read.
+    /// Returns the sub-list that it names. Within a read that sub-list is not freed.
     pub(super) fn name(&self) -> Option<NonNull<Sub>> {
-        // Pairs with the Release in `rename` and `claim`: it is made.
+        // Pairs with the Release in `rename` and `claim`: the sub-list is initialised.
         let name = self.name.load(Ordering::Acquire);
         NonNull::new(name).filter(|_| name.addr().is_multiple_of(align_of::<Sub>()))
     }
@@ -111,7 +115,8 @@ impl Item {
         self.name.compare_exchange(before, sub, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Names a sub-list that is the heir of the named one. Under its lock.
+    /// Makes the item name the heir `sub` of the sub-list that it names. The caller holds the lock
+    /// of `sub`.
     pub(super) fn rename(&self, sub: &Sub) {
         // Pairs with the Acquire in `name`.
         self.name.store(core::ptr::from_ref(sub).cast_mut(), Ordering::Release);
@@ -128,22 +133,24 @@ impl Item {
         self.name.store(chained(), Ordering::Release); // Pairs with the Acquire in `name`.
     }
 
-    /// Moves it from a list to the caller's hands, which do not use its links any more. It may be
-    /// put back to `to`, or its heir.
+    /// Moves the item from a list to the caller's hands. The caller uses its links no more. The
+    /// item may be put back to `to`, or to the heir of `to`.
     pub(super) fn hand_out(&self, to: Option<&Sub>) {
         let to = to.map_or(null(), core::ptr::from_ref);
         // Pairs with the Acquire in `leave_hands` and `claim`.
         self.name.store(in_hands(to), Ordering::Release);
     }
 
-    /// Returns its neighbours. Under the lock of the sub-list, or in the caller's own chain.
+    /// Returns its neighbours. The caller holds the sub-list's lock, or has the item in its own
+    /// chain.
     pub(super) fn links(&self) -> Links {
         // SAFETY: the caller has the sub-list's lock, or the item in a chain of its own. No other
         // thread uses the links then.
         self.links.with_mut(|links| unsafe { *links })
     }
 
-    /// Changes its neighbours. Under the lock of the sub-list, or in the caller's own chain.
+    /// Changes its neighbours. The caller holds the sub-list's lock, or has the item in its own
+    /// chain.
     pub(super) fn relink(&self, change: impl FnOnce(&mut Links)) {
         // SAFETY: the caller has the sub-list's lock, or the item in a chain of its own, so no
         // other thread uses the links. `change` does not use them by another way.
@@ -190,8 +197,8 @@ unsafe impl Send for Chain {}
 
 /// Returns the item at an address that a chain has; `None` for null.
 fn item<'a>(at: *mut Item) -> Option<&'a Item> {
-    // SAFETY: null, or an item on a chain, which exists until it is taken off, by the contract of
-    // [`LruList::add`](super::LruList::add).
+    // SAFETY: the pointer is null, or leads to an item on a chain. That exists until it is taken
+    // off, by the contract of [`LruList::add`](super::LruList::add).
     unsafe { at.as_ref() }
 }
 

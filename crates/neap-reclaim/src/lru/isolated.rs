@@ -1,19 +1,19 @@
-//! Items in hands: taken off during one hold of the lock, examined without it, and put back at
-//! either end.
+//! Items in hands: they are taken off during one hold of the lock, examined without the lock, and
+//! put back at either end.
 //!
-//! Callers ask functions about items that may do anything, which is not allowed under a lock. While
-//! items of a sub-list are in hands it leads to its heir even if its group is gone, so they come
-//! back to the group's other items.
+//! To examine an item, a caller may call functions that may do anything, which is not allowed under
+//! a lock. While items of a sub-list are in hands, the sub-list exists even if its group is
+//! deleted. It then leads to its heir, so the items are put back there.
 //!
 //! # Concurrency
 //!
-//! A thread that took items does not look at their links, which may belong to another thread:
+//! A thread that took items does not follow their links, which may belong to another thread:
 //!
 //! 1. A takes an item off, and names it as in hands.
 //! 2. B lets it leave these hands, and puts it on another list.
 //! 3. A would follow a link of that list.
 //!
-//! So A is told of each item under the lock, before it is in hands.
+//! So A gets each item by the function `each`, under the lock, before the item is in hands.
 
 use super::block;
 use super::chain::{End, Item};
@@ -71,7 +71,8 @@ impl LruList {
                 chain.unlink(item);
                 sub.set_count(sub.count() - 1);
                 each(item);
-                // The last look at the item: from here on any thread may let it go.
+                // Here the item is accessed for the last time: from now on any thread may let it
+                // go.
                 // SAFETY: an item on a chain exists until it is taken off, by the contract of
                 // `add`, and the lock is held.
                 unsafe { item.as_ref() }.hand_out(Some(sub));
@@ -82,8 +83,8 @@ impl LruList {
 }
 
 impl<H: Host> Hands<'_, H> {
-    /// Keeps an item, which is in no hands from then on. Returns false if [`Item::leave_hands`] was
-    /// first, whatever happened to the item since.
+    /// Releases an item from hands without putting it back. Returns false if [`Item::leave_hands`]
+    /// released it before, whatever happened to the item since.
     ///
     /// # Safety
     /// The item exists, and was handed out with this.
@@ -93,8 +94,8 @@ impl<H: Host> Hands<'_, H> {
         unsafe { item.as_ref().leave_hands_of(self.sub.as_ref()) }
     }
 
-    /// Puts an item back. Returns false if [`Item::leave_hands`] was first, whatever happened to
-    /// the item since.
+    /// Puts an item back. Returns false if [`Item::leave_hands`] released it before, whatever
+    /// happened to the item since.
     ///
     /// # Safety
     /// The item was handed out with this, and exists for as long as it is on the list.

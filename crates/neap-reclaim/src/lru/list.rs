@@ -1,10 +1,10 @@
-//! An LRU list: items by group and node, each group's and node's under a lock of its own.
+//! An LRU list: items by group and node. Each pair of group and node has its own lock.
 //!
-//! Adding an item finds the sub-list by the group's slot; removing it uses the sub-list that the
-//! item names. Either takes that one lock, and writes no cache line of another group or node. A
-//! walk passes the oldest items to a function, under the lock, which decides on each. Removed items
-//! are passed on after the lock was released. All of it runs inside the host's fork gate, so a fork
-//! finds no lock held.
+//! To add an item, its sub-list is found by the group's slot. To remove an item, the sub-list that
+//! it names is used. Both take the lock of one sub-list, and write no cache line of another group
+//! or node. A walk passes the oldest items to a function under the lock, and the function decides
+//! on each item. The walk passes removed items on after it has released the lock. All of this runs
+//! inside the host's fork gate, so a fork finds no lock held.
 
 use super::block::{self, Block, By, Head};
 use super::chain::{End, Item};
@@ -17,10 +17,10 @@ use core::ptr::{NonNull, null_mut};
 use neap_base::Platform;
 use neap_groups::{GroupError, GroupId, GroupSlot};
 
-/// Items after which a walk releases the lock and the gate for other threads, if it can continue
-/// where it was.
+/// Items after which a walk releases the lock and leaves the gate, if it has removed all of them
+/// and so can continue at the oldest one.
 const HOLD: usize = 256;
-/// Maximum number of items in one hold of the lock, since a fork waits for it.
+/// Maximum number of items that a walk visits in one hold of the lock, since a fork waits for it.
 pub const LONGEST: usize = 1 << 16;
 
 /// Reference to a list, which does not move until it is closed. It does not keep the list alive.
@@ -68,8 +68,8 @@ struct Taken(Option<(NonNull<Item>, NonNull<Item>)>);
 
 impl Taken {
     fn push(&mut self, item: NonNull<Item>) {
-        // SAFETY: the item exists until `dispose` gets it, by the contract of `add`; until then it
-        // is named as in a walk's chain, so no other thread uses its links.
+        // SAFETY: the item exists until `dispose` gets it, by the contract of `add`. Until then its
+        // name is that of an item in a walk's chain, so no other thread uses its links.
         unsafe { item.as_ref() }.relink(|links| links.next = null_mut());
         self.0 = Some(match self.0 {
             None => (item, item),
@@ -102,8 +102,8 @@ impl Iterator for Taken {
 impl<H: Host> Site<'_, H> {
     /// Makes a list.
     ///
-    /// The `shrinker`, if there is one, is marked ([`Host::mark`]) whenever a group's first item on
-    /// a node is added.
+    /// If there is a `shrinker`, it is marked ([`Host::mark`]) whenever the first item of a group
+    /// on a node is added.
     ///
     /// # Errors
     /// [`GroupError::NoMemory`].
@@ -131,10 +131,11 @@ impl<H: Host> Site<'_, H> {
         })
     }
 
-    /// Frees a list. Items on it stay as they are, but are on no list any more.
+    /// Frees a list. Items on it are not changed, and are on no list any more.
     ///
     /// # Safety
-    /// No thread uses the list any more. An item that was on it is only overwritten.
+    /// No thread uses the list any more. Items that were on it are not used again, only
+    /// overwritten.
     pub unsafe fn close_list(&self, list: LruList) {
         self.host.inside(|| {
             let blocks = self.lists.registry.lock().detach(list);
@@ -144,11 +145,11 @@ impl<H: Host> Site<'_, H> {
         });
     }
 
-    /// Frees a list, and passes every item on it to `dispose`, each group's oldest first. The item
-    /// is on no list by then, and no lock is held.
+    /// Frees a list, and passes every item on it to `dispose`, each group's oldest first. When
+    /// `dispose` gets an item, the item is on no list, and no lock is held.
     ///
-    /// First the list is taken out of the registry, under the mutex that a deletion takes.
-    /// Otherwise:
+    /// First the list is taken out of the registry, under the mutex that a deletion of a group
+    /// takes. Otherwise:
     ///
     /// 1. A has emptied the parent's sub-list.
     /// 2. B deletes the group, which moves its items there.
@@ -195,19 +196,18 @@ impl LruList {
         unsafe { self.0.as_ref() }
     }
 
-    /// Adds an item, as the newest of a group on a node (the last node, for a higher number).
-    /// Returns false if the item is on a list already, or in hands.
+    /// Adds an item as the newest of a group on a node. A node that does not exist stands for the
+    /// last one. Returns false if the item is on a list already, or in hands.
     ///
-    /// If the group is gone, its heir gets the item. Without memory for the group's block, the
-    /// nearest ancestor that has one gets it.
+    /// If the group is gone, its heir gets the item. If there is no memory for the group's block,
+    /// the nearest ancestor that has one gets it.
     ///
     /// # Errors
     /// [`GroupError::NoSuchGroup`]: the id leads nowhere any more.
     ///
     /// # Safety
     /// The item does not move until [`LruList::del`] has returned true for it, or a walk's
-    /// `dispose` has got it. This function is not called by a function that a walk calls under the
-    /// lock.
+    /// `dispose` has got it. No function that a walk calls under the lock calls this one.
     pub unsafe fn add<H: Host>(
         self,
         site: &Site<'_, H>,
@@ -228,8 +228,8 @@ impl LruList {
         })
     }
 
-    /// Puts an item on a sub-list or its heir, and marks that if it had none. The item is on no
-    /// list, or was taken off `from`. The caller is within a read.
+    /// Puts an item on a sub-list, or on its heir. If that was empty, its group is marked. The item
+    /// is on no list, or was taken off `from`. The caller is within a read.
     pub(super) fn put<H: Host>(
         self,
         site: &Site<'_, H>,
@@ -247,7 +247,7 @@ impl LruList {
         }
         chain.push(item, end);
         sub.set_count(sub.count() + 1);
-        // The group that received it, which need not be the requested one.
+        // The group that received the item may be an heir of the requested one.
         let (is_first, seat) = (sub.count() == 1, chain.seat);
         drop(chain);
         if is_first {
@@ -256,13 +256,13 @@ impl LruList {
         true
     }
 
-    /// Removes an item, of whichever group it is by now. Returns whether this call did.
+    /// Removes an item, also if it moved to another group. Returns whether this call removed it.
     ///
-    /// If not, the item is on no list, or on another one, or a walk's `dispose` gets it. Only the
-    /// caller that got it, here or there, may free it.
+    /// If not, the item is on no list, or on another list, or a walk's `dispose` gets it. An item
+    /// may be freed only by the caller that removed it, by this function or by a walk.
     ///
     /// # Safety
-    /// The item exists. This function is not called by a function that a walk calls under the lock.
+    /// The item exists. No function that a walk calls under the lock calls this one.
     pub unsafe fn del<H: Host>(self, site: &Site<'_, H>, item: NonNull<Item>) -> bool {
         // SAFETY: by this function's contract the item exists.
         let item_there = unsafe { item.as_ref() };
@@ -294,7 +294,7 @@ impl LruList {
     /// # Safety
     /// The item exists. No function that a walk calls under the lock may call this.
     pub unsafe fn touch<H: Host>(self, site: &Site<'_, H>, item: NonNull<Item>) -> bool {
-        // SAFETY: the caller says that the item exists.
+        // SAFETY: by this function's contract the item exists.
         let there = unsafe { item.as_ref() };
         site.host.inside(|| {
             let _reading = site.groups.reading();
@@ -308,7 +308,7 @@ impl LruList {
                 // SAFETY: the sub-list was found within the reading, which keeps it.
                 if there.name().is_some_and(|now| core::ptr::eq(unsafe { now.as_ref() }.live(), sub)) {
                     chain.unlink(item);
-                    // All items behind the last that may name another sub-list name this one.
+                    // Items that are newer than the chain's `stale` must name this sub-list.
                     there.rename(sub);
                     chain.push(item, End::Newest);
                     return true;
@@ -318,8 +318,8 @@ impl LruList {
         })
     }
 
-    /// Returns the number of items of a group alone on a node, at this moment; 0 if the group is
-    /// gone. Takes no lock.
+    /// Returns the number of items of a group on a node at this moment, without those of
+    /// descendants; 0 if the group is gone. Takes no lock.
     pub fn count<H>(self, site: &Site<'_, H>, group: GroupId, node: usize) -> usize {
         let reading = site.groups.reading();
         let Some(seat) = self.seat(site, &reading, group) else { return 0 };
@@ -327,7 +327,7 @@ impl LruList {
         self.head().block(seat.slot).map_or(0, |block| unsafe { block::sub(block, node) }.count())
     }
 
-    /// Returns the place of a group that exists itself.
+    /// Returns a group that is not deleted, with its slot; always the root for [`By::RootAlone`].
     pub(super) fn seat<H>(
         self,
         site: &Site<'_, H>,
@@ -340,13 +340,13 @@ impl LruList {
         }
     }
 
-    /// Passes up to `most` items of a group alone on a node to `isolate`, oldest first, and acts on
-    /// its decisions. Finds nothing if the group is gone.
+    /// Passes up to `most` items of a group on a node to `isolate`, oldest first, and acts on its
+    /// decisions. Items of descendants are not visited. Finds nothing if the group is gone.
     ///
-    /// Each item is passed once at most, but for retries. If not all are removed, it passes
-    /// [`LONGEST`] items at most. Removed items are passed to `dispose`, in the same order, with no
-    /// lock held, and belong to it then. [`Item::is_linked`] is true for them until
-    /// [`Item::leave_hands`].
+    /// An item is passed again only after [`LruStatus::Retry`]. If `isolate` does not remove all
+    /// items, it gets at most [`LONGEST`]. Removed items are passed to `dispose`, in the same
+    /// order, with no lock held, and belong to `dispose` then. [`Item::is_linked`] is true for them
+    /// until [`Item::leave_hands`].
     ///
     /// # Safety
     /// `isolate` is called under the lock of the items and inside the fork gate. It neither waits,
@@ -376,10 +376,10 @@ impl LruList {
     }
 }
 
-/// A walk that runs.
+/// State of a walk.
 struct Walk {
     left: usize,
-    /// Items that were there when it began, or began again, and that it has not visited.
+    /// Number of items that were there when it began, or began again, and that it has not visited.
     in_all: usize,
     walked: Walked,
     taken: Taken,
@@ -393,15 +393,14 @@ impl Walk {
     /// Visits items during one hold of a sub-list's lock. Returns whether to begin again. The
     /// caller is within a read and inside the fork gate.
     ///
-    /// It ends when the budget is used, at the end of the list, or by a decision. It also ends
-    /// after a while if all visited items were removed, so that the next hold begins where this one
-    /// ends.
+    /// The hold ends when `left` is 0, at the end of the list, or by a decision. It also ends after
+    /// [`HOLD`] items if all of them were removed: then the next hold begins where this one ended.
     fn over(&mut self, sub: &Sub, isolate: &mut impl FnMut(NonNull<Item>) -> LruStatus) -> bool {
         let mut chain = sub.lock_this();
         if sub.heir().is_some() {
             return false;
         }
-        // No item is visited twice, however many are rotated.
+        // So no item is visited twice, however many are rotated.
         self.in_all = self.in_all.min(sub.count());
         let (mut next, mut held) = (chain.oldest(), 0);
         while let Some(item) = next.filter(|_| self.left > 0 && self.in_all > 0 && held < LONGEST) {
@@ -409,7 +408,8 @@ impl Walk {
                 return true;
             }
             held += 1;
-            // First of all: a walk with the same decision each time ends, too.
+            // Counted before the decision, so that a walk with the same decision each time ends,
+            // too.
             self.left -= 1;
             self.in_all -= 1;
             self.walked.scanned += 1;

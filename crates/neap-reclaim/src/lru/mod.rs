@@ -1,10 +1,9 @@
-//! LRU lists: items by group and node, oldest first, each group's and node's under a lock of its
-//! own.
+//! LRU lists: items by group and node, oldest first. Each pair of group and node has its own lock.
 //!
-//! The objects of a cache have an [`Item`] inside; reclaim walks the lists of a group. [`Lists`] is
-//! the shared state of all lists of a tree of groups, and a [`Site`] is an argument of every call.
-//! Sub-lists are made when they are first used. When a group is deleted, its items are its parent's
-//! at once.
+//! An object of a cache contains an [`Item`]. To evict objects, a cache walks the lists of a group.
+//! [`Lists`] is the shared state of all lists of a tree of groups, and a [`Site`] is an argument of
+//! every call. A sub-list is made when it is first used. When a group is deleted, its items are its
+//! parent's at once.
 //!
 //! Source: list_lru of Linux, by idea.
 

@@ -1,4 +1,4 @@
-//! A table by slot that takes memory for used slots alone: three levels of nodes.
+//! A table indexed by slot, of three levels of nodes. It takes memory for used slots alone.
 //!
 //! It is read without a lock. Nodes are added under the registry's mutex, and stay until the table
 //! is closed.
@@ -38,8 +38,8 @@ impl Radix {
     /// Returns the entry of a slot, if there are nodes for it.
     fn entry(&self, slot: u32) -> Option<&AtomicPtr<Node>> {
         (0..LEVELS).rev().try_fold(&self.top, |entry, level| {
-            // SAFETY: null, or a node that `reserve` has written, and that stays until `close`.
-            // Acquire pairs with the Release in `reserve`.
+            // SAFETY: the pointer is null, or a node that `reserve` has written, and that stays
+            // until `close`. Acquire pairs with the Release in `reserve`.
             unsafe { entry.load(Ordering::Acquire).as_ref() }.and_then(|node| node.0.get(part(slot, level)))
         })
     }
@@ -82,9 +82,9 @@ impl Radix {
     pub(super) fn next(&self, mut slot: u32) -> Option<(u32, NonNull<Block>)> {
         while slot >> (BITS * LEVELS) == 0 {
             let (mut entry, mut level) = (&self.top, LEVELS);
-            // Down as far as there are nodes, then on by the slots of the missing node.
-            // SAFETY: null, or a node that `reserve` has written, and that stays until `close`.
-            // Acquire pairs with the Release in `reserve`.
+            // Goes down as far as there are nodes, and then skips the slots of the missing node.
+            // SAFETY: the pointer is null, or a node that `reserve` has written, and that stays
+            // until `close`. Acquire pairs with the Release in `reserve`.
             while let Some(node) = unsafe { entry.load(Ordering::Acquire).as_ref() } {
                 level -= 1;
                 entry = &node.0[part(slot, level)];

@@ -2,17 +2,18 @@
 //!
 //! # Design
 //!
-//! Every group has a chain of the blocks that lists have for it, so a deletion visits only the
-//! lists that the group has used. If the parent has a block of the list, the group's items are put
-//! before the parent's in one step. If it has none, it gets the group's block.
+//! A *block* has a list's sub-lists for one group. Every group has a chain of the blocks that lists
+//! have for it, so a deletion visits only the lists that the group has used. If the parent has a
+//! block of the list, the group's items are put before the parent's in one step. If not, it gets
+//! the group's block.
 //!
-//! A dead block stays until no item names it, which [`Site::tick`] brings about. Then it waits for
-//! one grace period, since readers may be on their way through it.
+//! A block that no group has is *dead*. It stays until no item names it; [`Site::tick`] renames
+//! items. Then it waits for one grace period, since readers may still use it.
 //!
 //! # Locking
 //!
-//! Groups' tree, then the registry's mutex, then a sub-list, then its heir. Memory is requested
-//! under the registry's mutex.
+//! Locks are taken in this order: the tree of groups, the registry's mutex, a sub-list, its heir.
+//! Memory is requested under the registry's mutex.
 
 use super::block::{self, Block, Head};
 use super::list::LruList;
@@ -23,10 +24,10 @@ use neap_base::Mutex;
 use neap_base::rcu::Mark;
 use neap_groups::{GroupSlot, Groups};
 
-/// Items renamed during one hold of the mutex, and holds in one tick.
+/// Maximum number of items renamed during one hold of the mutex, and of holds in one tick.
 const RENAMED: usize = 256;
 const HOLDS: usize = 64;
-/// Ticks that suffice if no reader is on its way through a block.
+/// Number of ticks that free a dead block if no reader uses it.
 const LOOKS: usize = 4;
 
 /// Shared state of all lists of a tree of groups.
@@ -140,8 +141,8 @@ fn unlink(first: *mut Block, block: NonNull<Block>) -> *mut Block {
     first
 }
 
-/// Returns the blocks of a chain. A returned block may be taken out or freed at once; the one
-/// behind it must stay.
+/// Returns the blocks of a chain. The caller may take a returned block out of the chain or free it,
+/// but not the block behind it.
 pub(super) fn chain(first: *mut Block) -> impl Iterator<Item = NonNull<Block>> {
     let mut next = NonNull::new(first);
     core::iter::from_fn(move || {
@@ -206,7 +207,7 @@ impl Registry {
         link(blocks, head.root)
     }
 
-    /// Lets a dead block without pins wait for its readers. Its heir may be the next.
+    /// Moves a dead block without pins to the blocks that wait for readers, and unpins its heir.
     fn bury(&mut self, block: NonNull<Block>) {
         self.dead = unlink(self.dead, block);
         self.waiting = link(self.waiting, block);
@@ -293,8 +294,8 @@ impl<H: Host> Site<'_, H> {
             let (moved, seat) = sub.hand_over(unsafe { block::sub(heir, node) });
             self.mark(head, moved, seat, node);
         }
-        // After the last sub-list leads to its heir: no thread finds an heir while items are
-        // elsewhere.
+        // The table keeps the block until the last sub-list leads to its heir. Otherwise threads
+        // would use the heir while items are still in this block.
         head.table.set(child.slot, None);
         let named = subs().filter(|(_, sub)| sub.named.get()).count() as isize;
         dead.pin(named);
@@ -309,15 +310,15 @@ impl<H: Host> Site<'_, H> {
         registry.dead = link(registry.dead, block);
     }
 
-    /// Has a group marked in the list's shrinker, if it has items there.
+    /// Marks a group for the list's shrinker, if the group has items there.
     pub(super) fn mark(&self, list: &Head, items: usize, seat: GroupSlot, node: usize) {
         if let (Some(shrinker), true) = (list.shrinker, items > 0) {
             self.host.mark(shrinker, seat, node);
         }
     }
 
-    /// Frees what deleted groups have left; returns whether another call would do more. To be
-    /// called now and then. Never waits, and takes about a millisecond at most.
+    /// Frees the blocks of deleted groups that no thread uses. Returns whether another call would
+    /// do more. To be called at intervals. Never waits, and takes about a millisecond at most.
     pub fn tick(&self) -> bool {
         let is_dead = (0..HOLDS).all(|_| self.host.inside(|| self.rename()));
         self.host.inside(|| self.end_grace())

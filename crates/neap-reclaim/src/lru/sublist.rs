@@ -26,7 +26,7 @@ pub(super) struct Sub {
     heir: AtomicPtr<Sub>,
     /// Number of items, written under the lock.
     count: AtomicUsize,
-    /// Number of evictions, and of those that were needed again soon.
+    /// Number of evictions, and of refaults.
     pub(super) evicted: AtomicU64,
     pub(super) refaults: AtomicU64,
     /// The address of its list, for comparison.
@@ -76,9 +76,9 @@ impl Sub {
 
     /// Returns the sub-list that a dead one leads to.
     pub(super) fn heir(&self) -> Option<&Sub> {
-        // SAFETY: null, or a sub-list of a block that is freed no earlier than this one's: that
-        // pins it, or began to wait for its readers before it did. Acquire pairs with the Release
-        // in `die`.
+        // SAFETY: the pointer is null, or leads to a sub-list of the heir's block. This block pins
+        // the heir's, or began to wait for readers no later. So the heir's block is freed no
+        // earlier than this one. Acquire pairs with the Release in `die`.
         unsafe { self.heir.load(Ordering::Acquire).as_ref() }
     }
 
@@ -108,8 +108,8 @@ impl Sub {
         self.list == list.cast()
     }
 
-    /// Moves all its items before those of another sub-list, and makes that its heir. Returns the
-    /// number of items, and their group now. Under the registry's mutex.
+    /// Moves all its items before those of `heir`, and makes `heir` its heir. Returns the number of
+    /// moved items, and the group that has them now. The caller holds the registry's mutex.
     pub(super) fn hand_over(&self, heir: &Sub) -> (usize, GroupSlot) {
         let mut from = self.chain.lock();
         let mut to = heir.chain.lock();

@@ -1,9 +1,9 @@
 //! Check that lists add up, while no thread uses them.
 //!
-//! It checks the links of every sub-list both ways, its count of items, and that each item names it
-//! or one that leads to it; those behind the stale ones must name it itself. Every block must be in
-//! its list's table and in its group's chain, and the group must exist. Dead blocks must lead to an
-//! heir and have the right number of pins.
+//! It checks the links of every sub-list in both directions, and its count of items. Each item must
+//! name the sub-list, or one that leads to it. Items newer than the stale ones must name the
+//! sub-list itself. Every block must be in its list's table and in its group's chain, and the group
+//! must exist. Dead blocks must lead to an heir and have the right number of pins.
 
 use super::block::{self, Block, Head};
 use super::chain::Item;
@@ -51,7 +51,7 @@ impl<H: Host> Site<'_, H> {
             pinning += named + 1;
             pins += pinned;
         }
-        same("what pins blocks", GroupId::ROOT, pinning, pins)
+        same("number of pins of all blocks", GroupId::ROOT, pinning, pins)
     }
 
     /// Returns its number of pins.
@@ -79,17 +79,17 @@ fn verify_sub(sub: &Sub, seat: GroupSlot) -> Result<(), Finding> {
         // held.
         let there = unsafe { item.as_ref() };
         let before = there.links().previous;
-        same("the one before an item", seat.group, previous.map_or(0, |item| item.as_ptr().addr()), before.addr())?;
+        same("the item before an item", seat.group, previous.map_or(0, |item| item.as_ptr().addr()), before.addr())?;
         // SAFETY: a sub-list exists as long as an item names it.
         let named = there.name().map(|name| unsafe { name.as_ref() });
         let leads_here = named.is_some_and(|named| core::ptr::eq(named.live(), sub));
         same("whether an item names its sub-list", seat.group, 1, leads_here.into())?;
         let names_it = named.is_some_and(|named| core::ptr::eq(named, sub));
-        same("whether an item that is not stale names it itself", seat.group, 1, (may_be_stale || names_it).into())?;
+        same("whether an item not stale names its sub-list", seat.group, 1, (may_be_stale || names_it).into())?;
         may_be_stale &= chain.stale() != Some(item);
         (previous, next) = (Some(item), chain.after(item));
     }
-    same("whether the last that may be stale is on the list", seat.group, 0, may_be_stale.into())?;
+    same("whether the newest item that may be stale is on the list", seat.group, 0, may_be_stale.into())?;
     same("items", seat.group, items, sub.count())
 }
 

@@ -10,8 +10,8 @@
 //!   From the third such pass in a row on, the note is valid for eight times as long as the pass
 //!   took. At most a ninth of a thread's time goes into fruitless passes.
 //!
-//! A note is one word, made of the group and the number, so it is read whole. Groups share places
-//! and displace each other. No lock.
+//! A note is one word, a hash of the group and the number, so it is read whole. Groups share
+//! places, and their notes displace each other. This module has no lock.
 //!
 //! # Concurrency
 //!
@@ -21,8 +21,9 @@
 //! | 2. finds no bit set below the group | B. counts the mark, and returns |
 //! | 3. makes the note with the number of 1 | |
 //!
-//! If A is before 2, the pass finds the bit. If A is after 2, B is after 1: the number differs from
-//! the note's once B is done. A charge after the mark has returned finds that.
+//! If A is before 2, the pass finds the bit. If A is after 2, B is after 1: once B is done, the
+//! number differs from the note's. A charge that begins after the mark has returned finds the new
+//! number.
 //!
 //! A marking thread that finds the bit set counts nothing. Then either step 2 finds the bit, or the
 //! visitor that clears it meanwhile counts again, finds the new object, and does A and B itself.
@@ -34,8 +35,8 @@ use neap_groups::GroupId;
 const NOTES: usize = 64;
 /// Fruitless passes in a row from which on a note is valid although a bit is set.
 const ROW: u32 = 3;
-/// Duration of a note as a multiple of the pass's, and the least and most that a pass counts for,
-/// in nanoseconds.
+/// Duration of a note, as a multiple of the pass's duration. Bounds of the duration that a pass
+/// counts for, in nanoseconds.
 const TIMES: u64 = 8;
 const LEAST: u64 = 20_000;
 const MOST: u64 = 10_000_000;
@@ -84,8 +85,8 @@ impl Backoff {
 
     /// Notes that a group was asked in vain, from `began` to `now`.
     ///
-    /// The caller has read `marks` before it asked, and has looked after that whether anything
-    /// below the group is marked.
+    /// The caller has read `marks` before it asked. After that it has looked whether anything below
+    /// the group is marked.
     pub fn note(&self, group: GroupId, marks: u64, began: u64, now: u64, is_anything_marked: bool) {
         let (note, word) = (self.of(group), word(group, marks));
         if !is_anything_marked {
@@ -97,7 +98,7 @@ impl Backoff {
         }
     }
 
-    /// Makes the note of a group invalid that has given something.
+    /// Invalidates the note of a group that has given something.
     pub fn forget(&self, group: GroupId) {
         let note = self.of(group);
         if note.row.load(Ordering::Relaxed) > 0 {

@@ -1,13 +1,14 @@
 //! State of a thread that runs callbacks, in one word.
 //!
-//! A thread that writes a callback off and the thread that returns from it agree on which was
-//! first.
+//! A thread that writes a callback off, and the thread that returns from the callback, agree on
+//! which of them was first.
 //!
 //! # Design
 //!
-//! The word has a turn, which only grows, and three bits: the slot is taken, a callback runs, the
-//! callback was written off. The owner of the slot changes the turn and the first two bits. Any
-//! other thread only sets the third bit, by compare-and-exchange of the word that it has read.
+//! The word has a turn, which is a number that only grows, and three bits: the slot is taken, a
+//! callback runs, the callback was written off. The owner of the slot changes the turn and the
+//! first two bits. Any other thread only sets the third bit, by compare-and-exchange of the word
+//! that it has read.
 //!
 //! # Concurrency
 //!
@@ -23,7 +24,8 @@
 //! written with Release and read with Acquire: a reader of a value of turn U knows that T has
 //! ended, and its exchange fails.
 //!
-//! No lock, and no thread waits. A model checker explores this module
+//! There is no lock, and no thread waits. A model checker explores this module
+//! (`tests/loom_callback_state`).
 //! (`tests/loom_callback_state`).
 
 use neap_base::sync::{AtomicU32, AtomicUsize, Ordering, me};

@@ -3,13 +3,13 @@
 //!
 //! # Design
 //!
-//! Threads at limits at the same time would otherwise all start with the same groups and stop
+//! If each thread at a limit walked for itself, all would start with the same groups and stop
 //! there. A place keeps, for a root and a node, the slot up to which the groups were asked, and the
 //! number of the round. A walk joins the round that is under way, and stops when that is over.
 //!
-//! Slots are numbers, so a group that goes does no harm. Places are kept for the roots that were
-//! walked lately, in a table in which roots may displace each other. Then a round begins anew,
-//! which is only less fair. Lock-free; nothing is freed.
+//! A place has the number of a slot, so a group that is deleted meanwhile does no harm. Places are
+//! kept for the roots that were walked lately, in a table in which roots may displace each other.
+//! Then a round begins anew, which is only less fair. This module has no lock, and frees nothing.
 //!
 //! Source: Linux `mm/memcontrol.c` (`mem_cgroup_iter` with a reclaim cookie), by description.
 

@@ -15,13 +15,14 @@
 //!
 //! # Invariants
 //!
-//! A watcher writes off a reclaimer with a callback that does not return. Either the watcher or
-//! the returning thread lets go of the job, and counts the thread: the first to find the job taken
-//! by that number. The other one finds nothing.
+//! A watcher writes off a reclaimer whose callback does not return. The watcher and the returning
+//! reclaimer both look for a job that this reclaimer's number has taken. The first one that finds
+//! it releases the job and changes the count of reclaimers. The other one finds no such job.
 //!
 //! # Locking
 //!
-//! One mutex, a leaf, inside the fork gate. Nothing here runs callbacks or creates threads.
+//! One mutex protects queue and pool. It is taken inside the fork gate, and no other lock is taken
+//! under it. This module runs no callbacks and creates no threads.
 //!
 //! # Concurrency
 //!
@@ -95,7 +96,7 @@ impl Waiter {
     }
 }
 
-/// Value of the word `posted` before no job was found.
+/// Value of the word `posted`, read before a look that found no job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Idle(u32);
 
@@ -106,8 +107,8 @@ pub enum Next {
     Job(ReclaimJob),
     /// [Sleep](JobQueue::sleep) with this value: there is no job.
     Nothing(Idle),
-    /// End: the reclaimer is a copy of one of the parent process, and is not counted, or all were
-    /// dismissed.
+    /// The thread ends. It is not counted: it is a copy of a reclaimer of the parent process, or
+    /// all reclaimers were dismissed.
     End,
 }
 
@@ -131,13 +132,13 @@ impl JobQueue {
     /// [`JobQueue::answer`] must follow. If that returns `None`, [`JobQueue::wait`] must follow,
     /// and then this again.
     pub fn ask(&self, waiter: &mut Waiter) {
-        // Before the look at the queue: for room here, for the result in `answer`.
+        // Read before a look at the queue: here that for room, in `answer` that for the result.
         waiter.dones = self.dones();
         waiter.ticket = waiter.ticket.or_else(|| self.place(waiter.aim, Poster::Waits));
     }
 
-    /// Returns the bytes that the job brought, once it is done; 0 if the waiter gives up before.
-    /// The waiter is void after an answer. The caller must be inside the fork gate.
+    /// Returns the bytes that the job freed, once it is done; 0 if the waiter gives up before.
+    /// After an answer the waiter must not be used again. The caller must be inside the fork gate.
     pub fn answer(&self, waiter: &Waiter, patience: Patience) -> Option<u64> {
         match waiter.ticket {
             Some(ticket) => self.look(ticket, patience),
@@ -187,8 +188,8 @@ impl JobQueue {
         }
     }
 
-    /// Returns the result of a job that is done, or 0 if its waiter gives up. The ticket is void
-    /// after an answer.
+    /// Returns the result of a job that is done, or 0 if its waiter gives up. After an answer the
+    /// ticket must not be used again.
     fn look(&self, ticket: Ticket, patience: Patience) -> Option<u64> {
         let mut inner = self.inner.lock();
         let QueueAnswer { bytes, is_freed } = inner.queue.look(ticket.0, patience)?;

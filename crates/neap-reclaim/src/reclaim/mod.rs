@@ -8,7 +8,7 @@
 //!
 //! # Locking
 //!
-//! No lock is held while anything of the domain runs.
+//! No lock is held while a method of the domain runs.
 
 mod backoff;
 pub mod callback_state;

@@ -20,13 +20,13 @@
 //! reported, whichever is larger: other threads charge meanwhile. A shrinker that reports too much
 //! ends a pass too early; a charge that is still refused asks again.
 //!
-//! Used bytes are read after a look at all stocks and caches. A pass reads them only when a quarter
-//! more objects were freed than at the last reading, when the yield so far suggests that there is
-//! enough, and at the end of a walk.
+//! A reading of the used bytes looks at all stocks and caches. A pass reads them only when a
+//! quarter more objects were freed than at the last reading, when the yield so far suggests that
+//! there is enough, and at the end of a walk.
 //!
 //! # Locking
 //!
-//! Takes no locks but those of [`Levels`].
+//! A pass takes no locks but those of [`Levels`].
 //!
 //! Source: Linux `mm/vmscan.c` (`do_try_to_free_pages`, `shrink_node`, `balance_pgdat`), by
 //! description.
@@ -43,12 +43,12 @@ use neap_groups::{Event, GroupId};
 /// Priority from which on pressure counts as critical: a tenth of all objects is requested at a
 /// time.
 const HARD: u32 = (100_u32 / 10).ilog2();
-/// Used bytes are read again when this part of the objects freed by the last reading was freed
-/// since.
+/// Used bytes are read again when the objects freed since the last reading are this part of those
+/// freed before it.
 const LOOK: u64 = 4;
 /// Least goal of a pass in bytes, so that not every charge at a limit needs a pass.
 pub const GOAL: u64 = 128 << 10;
-/// Part of a small group's usage that is asked for at most beyond the needed bytes.
+/// Part of a group's usage. A pass requests no more than this, unless more is needed.
 const PART: u64 = 8;
 /// Fruitless background passes in a row after which none is made until there is enough memory
 /// again.
@@ -79,11 +79,11 @@ pub trait Domain {
     /// Asks the shrinkers of a group on a node. Runs callbacks.
     fn give(&self, group: GroupId, slot: u32, node: usize, press: ScanPressure) -> Given;
 
-    /// Returns the bytes that a group and its descendants use, by each measure. The freed bytes are
-    /// the largest fall of one of them.
+    /// Returns the bytes that a group and its descendants use, by two measures. The freed bytes are
+    /// the larger fall of the two.
     fn used(&self, top: GroupId) -> [u64; 2];
 
-    /// Returns usage with stocked and cached bytes, by each measure. Takes no time, unlike
+    /// Returns usage with stocked and cached bytes, by the two measures. Cheap, unlike
     /// [`Domain::used`].
     fn charged(&self, top: GroupId) -> [u64; 2];
 
@@ -218,8 +218,8 @@ impl Passes {
             count.fetch_add(more, Ordering::Relaxed);
         }
         if let Some(node) = ask.node.filter(|_| !domain.is_called_off()) {
-            // Only enough memory ends a row of failures. Otherwise other threads' progress would
-            // continue it for ever.
+            // Only enough memory ends a row of failures. A pass that frees something but not enough
+            // neither ends the row nor adds to it.
             match (domain.has_enough(), got.is_something()) {
                 (true, _) => self.has_enough(node),
                 (false, false) => _ = self.failures[node].fetch_add(1, Ordering::Relaxed),
@@ -282,8 +282,8 @@ impl<D: Domain> Pass<'_, D> {
         let nodes = self.ask.node.map_or(all, |node| node..node + 1);
         for priority in (last..=self.domain.first_priority()).rev() {
             self.got.priority = priority;
-            // The scanned objects did not suffice. If small caches were not asked for anything yet,
-            // that alone is no pressure.
+            // Objects were scanned at earlier priorities, and did not suffice. If small caches were
+            // not asked for anything yet, no object was scanned, and that alone is no pressure.
             is_told = priority <= HARD && self.looked_at(&before, unsure) > 0 && !self.ask.ahead;
             if is_told {
                 self.domain.tell(self.ask.top, Level::Critical.event());

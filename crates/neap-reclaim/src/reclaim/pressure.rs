@@ -1,9 +1,9 @@
 //! Pressure levels of reclaim, from the scanned and freed objects.
 //!
-//! A level is found once for each window of scanned objects, so one walk that found little is not
-//! reported. Windows are kept for groups that were reclaimed from lately, in a table. Groups may
-//! displace each other there; a displaced group loses its part of a window. One mutex for each
-//! window, a leaf.
+//! A level is computed once for each window of scanned objects, so one walk that found little is
+//! not reported. A table has windows for groups that were reclaimed from lately. Groups may
+//! displace each other there; a displaced group loses its part of a window. Each window has a
+//! mutex, under which no other lock is taken.
 //!
 //! Source: Linux `mm/vmpressure.c`, by description.
 
@@ -12,8 +12,8 @@ use neap_groups::{Event, GroupId};
 
 /// Scanned objects in a window.
 const WINDOW: u64 = 512;
-/// Percentage of scanned objects that were not freed from which on the level is medium, and
-/// critical.
+/// Percentages of scanned objects that were not freed. From the first one on the level is medium,
+/// from the second one on critical.
 const MEDIUM: u64 = 60;
 const CRITICAL: u64 = 95;
 /// Groups with an open window.

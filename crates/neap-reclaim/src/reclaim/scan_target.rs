@@ -1,7 +1,8 @@
 //! Share of a group's objects that a pass asks for: arithmetic on its usage and protection.
 //!
 //! A group below its `min` is skipped. A group below its `low` is skipped unless nothing else is
-//! left. Other groups give in proportion to their unprotected bytes. No state, no locks.
+//! left. Other groups give in proportion to their unprotected bytes. This module has no state and
+//! no lock.
 //!
 //! Source: Linux `mm/vmscan.c` (`shrink_node_memcgs`, `get_scan_count`), by description.
 
@@ -11,9 +12,9 @@ use neap_groups::protection::GroupUsage;
 /// Protection that a pass ignores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LowProtection {
-    /// None.
+    /// The pass ignores no protection.
     Fair,
-    /// That of `low`.
+    /// The pass ignores the protection of `low`.
     TakesLow,
 }
 

@@ -4,25 +4,25 @@
 //!
 //! 1. A thread that is about to run callbacks takes a slot, and publishes there the shrinker and
 //!    the end of its time.
-//! 2. A watching thread looks through the slots, and writes a slot off where a callback has run
-//!    longer than its budget ([`BUDGET`] by default). Where no thread watched when that time was
-//!    over, the callback has a [`BUDGET`] more: the process may have been stopped.
+//! 2. A watching thread looks through the slots. It writes off a callback that has run longer than
+//!    its budget ([`BUDGET`] by default). If no thread watched when the budget was used up, the
+//!    callback has a [`BUDGET`] more, since the process may have been stopped.
 //! 3. The shrinker is not asked while a callback of it that was written off has not returned.
-//! 4. A reclaimer that returns to a slot that was written off ends: it has been replaced.
+//! 4. A reclaimer that returns from a callback that was written off ends: it has been replaced.
 //!
-//! A callback is blamed for the CPU time that it took. A callback that took long only by wall time
-//! slept, waited for a lock, or ran on a busy machine or in a stopped process. It is blamed from
-//! the third time in a row on, and not for a time in which watching threads came late themselves
-//! ([`Watchdog::looked`]).
+//! A shrinker is blamed at once for a callback that exceeded its budget in CPU time. A callback
+//! that took long only by wall time slept, waited for a lock, or ran on a busy machine or in a
+//! stopped process. Its shrinker is blamed from the third time in a row on. A time in which
+//! watching threads came late themselves does not count ([`Watchdog::looked`]).
 //!
 //! A blamed shrinker is barred for a second, and for twice as long each further time, up to 64 s.
 //! Each [`DECAY`] without a penalty takes one doubling off.
 //!
 //! # Locking
 //!
-//! A callback writes its own slot and its shrinker's count of slow callbacks in a row, without a
-//! lock. One mutex, a leaf, protects writing off, blaming, and returning from a written-off slot.
-//! Nothing here waits.
+//! A thread writes its own slot, and its shrinker's count of slow callbacks in a row, without a
+//! lock. One mutex protects writing off, blaming, and returning from a callback that was written
+//! off. No other lock is taken under it. No function here waits for a callback.
 //!
 //! # Concurrency
 //!
@@ -49,12 +49,13 @@ const DECAY: u64 = 30_000_000_000;
 const ROW: u32 = 3;
 /// Threads of the program that may run callbacks at a time.
 const PROGRAM_SLOTS: usize = 64;
-/// Slots for reclaimers alone: for the most that work, and the most that may be stuck. A reclaimer
-/// always finds one.
+/// Slots for reclaimers alone: the maximum number that work, and the maximum number that may be
+/// stuck. So a reclaimer always finds one.
 const RECLAIMERS: usize = MAX_NODES + MOST_LOST as usize;
 /// Delay up to which a watching thread counts as on time, in nanoseconds.
 const LATE: u64 = BUDGET / 4;
-/// CPU time, in nanoseconds, that may be that of earlier callbacks: see [`Watchdog::excess_of`].
+/// CPU time beyond the budget, in nanoseconds, that may be that of earlier callbacks: see
+/// [`Watchdog::excess_of`].
 pub const SLACK: u64 = BUDGET / 4;
 /// Maximum number of known culprits.
 const CULPRITS: usize = 64;
@@ -96,15 +97,15 @@ pub enum Excess {
     Starved,
 }
 
-/// A slot: a slot for a thread that may run callbacks.
+/// A slot of a thread that may run callbacks.
 #[derive(Debug, Default)]
 struct CallbackSlot {
     state: CallbackState,
     /// Index plus one of the record that counts this slot's callback as stuck; 0 for none. Under
     /// the mutex.
     record: AtomicU32,
-    /// End of the time of a callback that a watching thread found overdue without having watched
-    /// it, and the time of that look. Under the mutex.
+    /// End of the time of a callback that was overdue when a watching thread first saw it, and the
+    /// time when that thread saw it. Under the mutex.
     doubted: AtomicU64,
     doubted_at: AtomicU64,
 }
@@ -128,8 +129,8 @@ impl CallbackSlot {
 struct Blamed {
     /// 0: the record is free.
     shrinker: AtomicU64,
-    /// Time until which the shrinker is not asked, and its number of stuck callbacks: written off,
-    /// not back. While there are any, it is not asked either.
+    /// Time until which the shrinker is not asked. Number of its stuck callbacks, which were
+    /// written off and have not returned. While there are any, the shrinker is not asked, either.
     until: AtomicU64,
     stuck: AtomicU32,
     /// Penalties that are not forgotten, the time of the last one, and callbacks in a row that
@@ -274,8 +275,8 @@ impl Watchdog {
         late_by <= LATE
     }
 
-    /// Returns the reason for which a callback took too long that began at `began`. `busy` is an
-    /// upper bound of the CPU time of its thread since then.
+    /// Returns why a callback that began at `began` took too long. `busy` is an upper bound of the
+    /// CPU time of its thread since then.
     pub fn excess_of(&self, began: u64, busy: u64, budget: u64) -> Excess {
         if busy > budget.saturating_add(SLACK) {
             return Excess::Busy;
@@ -407,8 +408,8 @@ impl Watchdog {
 }
 
 impl Blamed {
-    /// Bars the shrinker of a callback that took too long, if that is to be blamed. Under the
-    /// mutex.
+    /// Bars the shrinker of a callback that took too long, if the shrinker is to be blamed for the
+    /// excess. The caller holds the mutex.
     fn charge(&self, excess: Excess, now: u64) {
         let row = self.row.load(Ordering::Relaxed) + u32::from(excess == Excess::Waited);
         let is_blamed = excess == Excess::Busy || row >= ROW;

@@ -1,5 +1,5 @@
-//! Bits in levels, down to the bits of shrinkers that may have objects. A bit says that the word
-//! below it may have some.
+//! Bits in levels. A bit of the lowest level says that a shrinker may have objects. A bit of
+//! another level says that a word of the level below may have set bits.
 //!
 //! # Concurrency
 //!
@@ -14,8 +14,8 @@
 //! Either the adder reads the cleared bit, or the visitor sees the new object.
 //!
 //! The rule holds on each level; there the added object is a bit of the level below. An adder that
-//! finds a bit set does not look further up: the thread that set it does. No locks. A model checker
-//! explores this module (`tests/loom.rs`).
+//! finds a bit set does not look further up: the thread that set the bit also sets the bits above.
+//! This module has no lock. A model checker explores it (`tests/loom.rs`).
 
 use neap_base::sync::{AtomicUsize, Ordering, fence};
 
@@ -39,7 +39,7 @@ impl Bit<'_> {
     }
 }
 
-/// Sets a bit and those above it, after the object that the first stands for was made visible.
+/// Sets a bit and those above it. The object that the first bit stands for was made visible before.
 /// Returns the number of words that were written.
 pub fn raise<'w>(levels: impl IntoIterator<Item = Bit<'w>>) -> u32 {
     let mut written = 0;
@@ -57,10 +57,10 @@ pub fn raise<'w>(levels: impl IntoIterator<Item = Bit<'w>>) -> u32 {
     written
 }
 
-/// Clears a bit below which the caller has seen nothing, and looks again by `is_empty`. Returns
-/// whether the bit stays cleared.
+/// Clears a bit below which the caller has seen nothing, and then calls `is_empty`, which looks
+/// again. Returns whether the bit stays cleared.
 ///
-/// If there is something after all, `levels`, which begin with the bit, are raised again.
+/// If `is_empty` returns false, `levels`, which begin with the bit, are raised again.
 pub fn lower<'w>(levels: impl IntoIterator<Item = Bit<'w>>, is_empty: impl FnOnce() -> bool) -> bool {
     let mut levels = levels.into_iter();
     let Some(first) = levels.next() else { return true };

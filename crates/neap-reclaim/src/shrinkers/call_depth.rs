@@ -1,8 +1,8 @@
-//! Callbacks that a thread is in: a chain of frames on its stack, the latest first.
+//! Callbacks that the current thread is in: a chain of frames on its stack, the latest first.
 //!
-//! The thread's [word](neap_os::thread_state) leads to the chain. A callback that allocates
-//! therefore begins no second reclaim, one that unregisters does not wait for itself, and a forked
-//! child knows which references are its own. No locks.
+//! The thread's [word](neap_os::thread_state) leads to the chain. So a callback that allocates
+//! begins no second reclaim. A callback that unregisters its shrinker does not wait for itself. A
+//! forked child knows which references its thread holds. This module has no lock.
 
 use core::marker::PhantomPinned;
 use core::pin::{Pin, pin};

@@ -1,9 +1,10 @@
 //! Life cycle of an index of the registry: free, prepared, live, ending, and free again.
 //!
-//! Entries are never freed, so a visitor may look at one at any time. It gets a reference to the
-//! life that is live then, or none. The data of a life is written while the index is free, and read
-//! with a reference. No locks; the registry's mutex serialises changes of state. A model checker
-//! explores this module (`tests/loom.rs`).
+//! A *life* of an index is the time of one shrinker. Entries are never freed, so a visitor may read
+//! one at any time. It gets a reference to the current life, if that is live. The data of a life is
+//! written while the index is free, and read with a reference. This module has no lock; the
+//! registry's mutex serialises changes of state. A model checker explores this module
+//! (`tests/loom.rs`).
 
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicU32, Ordering, wait, wake};
@@ -59,7 +60,7 @@ impl<W: Counts> Life<W> {
 
     /// Lets the shrinker be called.
     pub fn start(&self) {
-        // Before the references: a visitor that gets no reference looks at the state.
+        // The state changes first: a visitor that gets no reference looks at the state.
         self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `state`.
         self.references.revive();
     }
@@ -74,8 +75,8 @@ impl<W: Counts> Life<W> {
         Some(Ending { before, ended: self.ended.load(Ordering::Relaxed) })
     }
 
-    /// Prevents further calls of a life that was live. Returns whether none runs: then the caller
-    /// must call [`Life::free`].
+    /// Prevents further calls of a life that was live. Returns true if no call runs. Then the
+    /// caller must call [`Life::free`].
     ///
     /// # Errors
     /// The error of the fence; the life goes on.
@@ -98,8 +99,8 @@ impl<W: Counts> Life<W> {
             }
     }
 
-    /// Puts a reference. Returns whether it was the last of a life that ends: then the caller must
-    /// call [`Life::free`].
+    /// Puts a reference. Returns true if it was the last one of a life that ends. Then the caller
+    /// must call [`Life::free`].
     #[inline]
     #[must_use = "the caller that puts the last one ends the life"]
     pub fn put(&self) -> bool {
@@ -120,7 +121,7 @@ impl<W: Counts> Life<W> {
         self.ended.load(Ordering::Acquire) != ended // Pairs with the Release in `free`.
     }
 
-    /// Waits a while for the end of that life; may return without cause.
+    /// Waits for the end of that life; may return before.
     pub fn wait(&self, ended: u32) {
         wait(&self.ended, ended);
     }

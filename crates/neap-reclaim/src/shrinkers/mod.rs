@@ -1,8 +1,9 @@
 //! Shrinkers: callbacks by which caches report their number of objects and free some of them.
 //!
-//! [`Shrinkers`] is the whole of it. Its visitors take no lock and write no cache line that other
-//! visitors read. For each group and node it has the bits of shrinkers that may have objects, so a
-//! pass costs as much as there are such shrinkers. Callbacks run with no lock held.
+//! [`Shrinkers`] is the registry. Threads that visit shrinkers take no lock and, with restartable
+//! sequences, take references in words of their CPU. For each group and node the registry has the
+//! bits of shrinkers that may have objects. So the cost of a pass depends on the number of such
+//! shrinkers alone. Callbacks run with no lock held.
 
 pub mod bits;
 mod call_depth;

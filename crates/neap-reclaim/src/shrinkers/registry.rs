@@ -2,12 +2,12 @@
 //!
 //! # Design
 //!
-//! A visitor looks a shrinker up by index and takes a per-CPU reference, which fails once the
-//! shrinker is being unregistered. A visitor writes no cache line that another visitor reads. To
-//! unregister:
+//! A visitor looks a shrinker up by index and takes a per-CPU reference. That fails once the
+//! shrinker is being unregistered. With restartable sequences, neither step writes a cache line
+//! that visitors on other CPUs read. To unregister:
 //!
-//! 1. The state becomes ending, under the mutex, so that one caller does it.
-//! 2. The reference is killed, with one fence. No new call begins.
+//! 1. The state becomes ending, under the mutex, so that only one caller does it.
+//! 2. The reference count is killed, with one fence. No new call begins then.
 //! 3. The thread that puts the last reference, the caller or a visitor, calls `gone`, frees the
 //!    index and wakes the caller.
 //! 4. The caller waits for step 3. Inside a callback it returns instead, and a visitor does step 3.
@@ -18,9 +18,9 @@
 //!
 //! # Invariants
 //!
-//! An index has one kind for ever (inline or not, the host's own or not). A visitor that may call
-//! some kinds only checks the kind before it takes a reference, since with the last reference it
-//! would have to call `gone`. If kinds could change:
+//! An index keeps its kind for ever: inline or not, the host's own or not. A visitor that may call
+//! only some kinds checks the kind before it takes a reference. After that it might have the last
+//! reference, and would have to call a `gone` that it must not call. If kinds could change:
 //!
 //! 1. V, which holds a lock, sees that A, of index 7, is inline.
 //! 2. A is unregistered. B gets index 7; it is not inline, and its `gone` takes that lock.
@@ -29,9 +29,9 @@
 //!
 //! # Locking
 //!
-//! One mutex for the lists of free indexes, held for a few links, inside the host's fork gate.
-//! Fences, callbacks and waits are outside of both. The registry must not be moved while a callback
-//! runs.
+//! One mutex protects the lists of free indexes, and changes of state. It is taken inside the
+//! host's fork gate. Fences run inside the gate, but without the mutex. Callbacks and waits run
+//! outside of both. The registry must not be moved while a callback runs.
 
 use super::call_depth::{depth, is_calling};
 use super::lifecycle::{ENDING, LIVE, PREPARED};
@@ -49,8 +49,8 @@ use neap_groups::{GroupId, Name, is_name};
 use neap_percpu::reference::fence;
 use neap_percpu::{Owner, PerCpuWords, Refused, Wait};
 
-/// Maximum number of shrinkers at a time. It is lower for a kind if shrinkers of other kinds had
-/// the indexes once.
+/// Maximum number of shrinkers at a time. It is lower for a kind if shrinkers of other kinds have
+/// used indexes, since an index keeps its kind.
 pub const MOST_SHRINKERS: u32 = BLOCK * BLOCKS as u32;
 
 /// Polls of [`Shrinkers::synchronize`] with a yield in between, and the sleep between later ones,
@@ -84,11 +84,11 @@ impl fmt::Display for ShrinkerError {
             ShrinkerError::NoSuchShrinker => "there is no such shrinker, or it is unregistered already",
             ShrinkerError::NoSuchGroup => "there is no such group",
             ShrinkerError::BadName => {
-                "a name has 1 to 56 bytes, no '/' and nothing that does not print, and does not begin with \"neap:\""
+                "a name has 1 to 56 bytes, all printable, without '/', and does not begin with \"neap:\""
             }
-            ShrinkerError::Full => "there are as many shrinkers as there can be",
+            ShrinkerError::Full => "the maximum number of shrinkers is reached",
             ShrinkerError::NoMemory => "there is no memory for the shrinker",
-            ShrinkerError::InCallback => "a callback would wait for itself",
+            ShrinkerError::InCallback => "the caller is inside a callback, and would wait for itself",
             ShrinkerError::Fence(error) => return write!(f, "membarrier answered error {}", error.raw_os_error()),
         })
     }
@@ -113,8 +113,8 @@ impl From<Refused> for ShrinkerError {
 pub enum Unregistered {
     /// No callback of it runs, or ever will.
     Gone,
-    /// Callbacks of it may still run, and none begins: the caller is inside a callback, and does
-    /// not wait. `gone` is called when the last one ends.
+    /// The caller is inside a callback, and does not wait. Callbacks of the shrinker may still run,
+    /// but none begins. `gone` is called when the last one ends.
     Later,
 }
 
@@ -156,7 +156,7 @@ pub struct Report {
 #[repr(transparent)]
 struct Link(AtomicPtr<Shrinker>);
 
-// SAFETY: an atomic pointer, for which zeroes are a valid value.
+// SAFETY: an atomic pointer is valid if its memory is zeroed.
 unsafe impl Entry for Link {}
 
 #[derive(Debug)]
@@ -198,7 +198,8 @@ impl Shrinkers {
                 let _ = unsafe { host.data().close_owner(owner) };
             })?;
             let running = Rcu::new();
-            // Without memory for sequences, readers count by locked instructions.
+            // `open` fails if there is no memory for sequences. Then readers count by locked
+            // instructions.
             let _ = running.open(host.platform());
             let lists = Mutex::new(ShrinkerLists { free: [0; KINDS] });
             Ok(Shrinkers { table: Table::new(), used: AtomicU32::new(0), lists, infos, running, owner })
@@ -220,8 +221,8 @@ impl Shrinkers {
             }
         }
         // SAFETY: by this function's contract no thread uses the registry or its parts, and no
-        // reader is in a callback. They are of this host. The words of the owner
-        // belong to shrinkers, which no thread uses.
+        // reader is in a callback. They are of this host. The words of the owner belong to
+        // shrinkers, which no thread uses.
         unsafe {
             self.table.close(host.platform());
             self.infos.close(host);
@@ -233,8 +234,8 @@ impl Shrinkers {
 
     pub(crate) fn at(&self, index: u32) -> Option<&Shrinker> {
         let Link(link) = self.table.get(index)?;
-        // SAFETY: null, or memory in which `fresh` wrote a shrinker before it stored the pointer,
-        // and that stays until `close`. Acquire pairs with that Release.
+        // SAFETY: the pointer is null, or leads to memory in which `fresh` wrote a shrinker before
+        // it stored the pointer, and that stays until `close`. Acquire pairs with that Release.
         unsafe { link.load(Ordering::Acquire).as_ref() }
     }
 
@@ -267,8 +268,8 @@ impl Shrinkers {
         (0..self.used()).filter_map(|index| self.at(index)).any(|shrinker| !shrinker.own())
     }
 
-    /// Prepares a shrinker: it has an id and keeps marks, but is not called yet. Lists that need
-    /// the id can be made. [`Shrinkers::start`] or [`Shrinkers::unregister`] must follow.
+    /// Prepares a shrinker: it has an id and keeps marks, but is not called yet. The caller can now
+    /// make lists that need the id. [`Shrinkers::start`] or [`Shrinkers::unregister`] must follow.
     ///
     /// # Errors
     /// See [`ShrinkerError`]; nothing has changed then.
@@ -315,7 +316,7 @@ impl Shrinkers {
             if let Some(id) = host.inside(|| self.begin(spec)) {
                 return Ok(id);
             }
-            // Outside the fork gate, which this call enters itself.
+            // Called outside the fork gate, since `PerCpuWords::new` enters the gate itself.
             let mut words = Some(PerCpuWords::new(host, self.owner, Total::Words as usize, Wait::Long)?);
             let made = host.inside(|| self.fresh(host, kind, &mut words));
             // SAFETY: words that `fresh` did not take were made above, and no other thread has seen
@@ -359,8 +360,8 @@ impl Shrinkers {
         Ok(())
     }
 
-    /// Assigns all objects of a prepared shrinker to a group, or its heir. It is not asked for
-    /// another group, even if that is marked.
+    /// Assigns all objects of a prepared shrinker to a group, or its heir. The shrinker is not
+    /// asked for objects of other groups, even if those are marked.
     pub fn belongs_to(&self, id: ShrinkerId, group: GroupId) {
         self.of(id).inspect(|shrinker| shrinker.set_of(group));
     }
@@ -407,10 +408,10 @@ impl Shrinkers {
         self.start(host, id).map(|()| id)
     }
 
-    /// Unregisters a shrinker: no call of it begins from now on. Fences.
+    /// Unregisters a shrinker: no call of it begins from now on. Fences CPUs.
     ///
-    /// Waits for its calls that run, and for nothing else. Inside a callback, of any shrinker, it
-    /// does not wait; see [`Unregistered::Later`].
+    /// Waits until its running calls have ended. Inside a callback, of any shrinker, it does not
+    /// wait; see [`Unregistered::Later`].
     ///
     /// # Errors
     /// [`ShrinkerError::NoSuchShrinker`], also if another caller is unregistering it, and for the
@@ -469,9 +470,9 @@ impl Shrinkers {
     /// Marks that a shrinker by group may have objects of the group in `slot` on a node. The caller
     /// must be inside the fork gate.
     ///
-    /// To be called by [`Groups::hang_on`](neap_groups::Groups::hang_on) whenever the first object
-    /// came there, after it is visible to `count`. Takes no lock if the mark exists already;
-    /// otherwise perhaps one to grow tables.
+    /// To be called in [`Groups::hang_on`](neap_groups::Groups::hang_on) whenever the first object
+    /// of a group came to a node, after it is visible to `count`. Takes no lock if the mark exists
+    /// already. Otherwise it may take one to grow tables.
     pub fn mark<H: Host>(&self, host: &H, id: ShrinkerId, slot: u32, node: u32) {
         let Some(shrinker) = self.of(id).filter(|shrinker| shrinker.by_group()) else { return };
         if shrinker.by_node() {
@@ -528,7 +529,7 @@ impl Shrinkers {
         match self.infos.unit_ref(block, slot, node, unit) {
             Some(unit_ref) => match unit_ref.memory() {
                 Some(unit) => unit.bits.load(Ordering::Relaxed) >> (id.index() % UNIT) & 1 != 0,
-                // If there was no memory to record it, all may have.
+                // Without a unit, the summary bit stands for all its shrinkers.
                 None => unit_ref.is_raised(),
             },
             None => id.index() < self.used() && self.infos.is_untracked(slot),
@@ -569,7 +570,8 @@ impl Shrinkers {
     }
 
     /// Reads the data of a shrinker; `None` unless it exists all the while. Takes no reference, so
-    /// the caller never has to call `gone`, which may take a lock that it holds.
+    /// the caller never has the last one. With that it would have to call `gone`, which may take a
+    /// lock that it holds.
     fn read<R>(&self, id: ShrinkerId, read: impl FnOnce(&Shrinker) -> R) -> Option<R> {
         let answer = read(self.of(id)?);
         // A reader that saw a write of the next life, which begins after the index was free, sees
@@ -578,7 +580,8 @@ impl Shrinkers {
         self.of(id).map(|_| answer)
     }
 
-    /// Puts a reference.
+    /// Puts a reference. If it was the last one of a shrinker that ends, calls `gone` and frees the
+    /// index.
     pub(crate) fn put<H: Host>(&self, host: &H, index: u32, shrinker: &Shrinker) {
         if shrinker.life.put() {
             self.finish(host, index, shrinker);
@@ -587,12 +590,13 @@ impl Shrinkers {
 
     /// Forgets calls of the parent's other threads, in a forked child.
     ///
-    /// A shrinker that one of them was unregistering is gone, without a call of `gone`, or stays
-    /// registered, if it could still be called.
+    /// If one of them was unregistering a shrinker and had killed its references, the shrinker is
+    /// gone, without a call of `gone`. If it had not killed them yet, the shrinker stays
+    /// registered.
     ///
     /// # Safety
-    /// The caller is the only thread of the child, and does not rely on what it had found in
-    /// `running` as a reader before the fork.
+    /// The caller is the only thread of the child. It does not rely on a read of `running` that it
+    /// began before the fork.
     pub unsafe fn forget_others<H: Host>(&self, host: &H) {
         // SAFETY: by this function's contract the caller is the only thread of the child, and needs
         // no protection of an earlier read.

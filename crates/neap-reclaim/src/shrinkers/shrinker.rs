@@ -4,8 +4,8 @@
 //! up, without a lock and a grace period. A shrinker's data is written while no thread has a
 //! reference, and read with a reference. A shrinker is *prepared* (it has an id, and is not
 //! called), then *live*, then *ending* (no new calls), then the index is free. The next shrinker of
-//! the index has another generation. Work is counted in words of the CPU, so no two visitors write
-//! the same cache line.
+//! the index has another generation. Each CPU counts work in its own words, so visitors on two CPUs
+//! do not write the same cache line.
 
 use super::lifecycle::{FREE, Life};
 use super::work::ShrinkerFilter;
@@ -17,9 +17,10 @@ use neap_percpu::PerCpuWords;
 
 /// Answer of `count`: there are no objects, and none come without a mark.
 pub const EMPTY: u64 = u64::MAX - 1;
-/// The answer of a `count` that cannot tell, or of a `scan` that can do nothing, at the moment.
+/// Answer of a `count` that cannot tell at the moment, or of a `scan` that can do nothing at the
+/// moment.
 pub const STOP: u64 = u64::MAX;
-/// The answer of a `scan` that has looked at its objects, and gives no more in this visit.
+/// Answer of a `scan` that has examined its objects, and frees no more in this visit.
 pub const DONE: u64 = u64::MAX - 2;
 
 /// Id of a shrinker: an index and a generation, so an id that outlived its shrinker names nothing.
@@ -68,8 +69,8 @@ pub struct Asked {
     pub group: u64,
     /// The node of the objects; 0 for a shrinker that knows no nodes.
     pub node: u32,
-    /// Answer: not 0 if a scan that frees nothing cannot say whether it has looked at objects. 0 by
-    /// default.
+    /// Answer of a scan that frees nothing: not 0 if it cannot say whether it examined objects. 0
+    /// by default.
     pub unsure: u32,
     /// Number of objects to scan; 0 for a count.
     pub to_scan: u64,
@@ -78,9 +79,9 @@ pub struct Asked {
     pub scanned: u64,
     /// Answer: number of freed bytes, 0 by default.
     pub freed_bytes: u64,
-    /// Bytes that the pass still needs; `u64::MAX` where it takes all that there are.
+    /// Bytes that the pass still needs; `u64::MAX` if it takes all objects.
     pub need: u64,
-    /// When the pass is over, in nanoseconds of the monotonic clock; `u64::MAX`: it has no end.
+    /// Time at which the pass ends, in nanoseconds of the monotonic clock; `u64::MAX` for no end.
     pub deadline: u64,
     /// How hard the pass presses: from [`FIRST_PRIORITY`](crate::FIRST_PRIORITY) down to 0.
     pub priority: u32,
@@ -118,8 +119,8 @@ pub type CountFn = unsafe extern "C" fn(data: *mut c_void, asked: *const Asked) 
 /// Scans `to_scan` objects and frees those not in use. Returns the number of freed objects,
 /// [`STOP`], [`EMPTY`] or [`DONE`].
 pub type ScanFn = unsafe extern "C" fn(data: *mut c_void, asked: *mut Asked) -> u64;
-/// Called once, after the last call of the other two has ended, by the thread that unregisters or
-/// the one that made that call.
+/// Called once, after the last call of `count` and `scan` has ended. The thread that unregisters
+/// calls it, or the thread that made that last call.
 pub type GoneFn = unsafe extern "C" fn(data: *mut c_void);
 
 /// Description of a shrinker to be registered.
@@ -135,8 +136,8 @@ pub struct Spec<'a> {
     pub data: *mut c_void,
     /// Called when `data` is not used any more.
     pub gone: Option<GoneFn>,
-    /// Cost of recreating one object, relative to [`DEFAULT_SEEKS`](crate::DEFAULT_SEEKS); 0 for
-    /// none.
+    /// Cost of recreating one object, relative to [`DEFAULT_SEEKS`](crate::DEFAULT_SEEKS); 0 if
+    /// that costs nothing.
     pub seeks: u32,
     /// Objects for each scan call; 0: [`DEFAULT_BATCH`](crate::DEFAULT_BATCH).
     pub batch: u64,
@@ -169,8 +170,8 @@ const OWN_PREFIX: &str = "neap:";
 /// Number of kinds.
 pub(crate) const KINDS: usize = 4;
 
-/// Returns the number of a kind, which [`Shrinker::is_for`] decides by. An index keeps its kind, so
-/// it is known for any later shrinker of the index.
+/// Returns the number of a kind, by which [`Shrinker::is_for`] decides. An index keeps its kind, so
+/// all later shrinkers of the index have it.
 pub(crate) fn kind(inline: bool, own: bool) -> usize {
     usize::from(inline) + 2 * usize::from(own)
 }
@@ -179,7 +180,7 @@ pub(crate) fn kind(inline: bool, own: bool) -> usize {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub(crate) enum Total {
-    /// Calls of callbacks, less one for each reference taken: a visit that only counts adds
+    /// Calls of callbacks, less one for each reference taken. So a visit with a single call adds
     /// nothing.
     Calls = PerCpuWords::FIRST,
     Scanned,
@@ -189,7 +190,8 @@ pub(crate) enum Total {
     Words,
 }
 
-/// A value on cache lines of its own, to which a host's memory is aligned.
+/// A value on its own cache lines. Memory of [`Host::memory`](crate::Host::memory) is aligned to
+/// these.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Lines<T>(pub(crate) T);
@@ -198,7 +200,8 @@ pub(crate) struct Lines<T>(pub(crate) T);
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Shrinker {
-    /// Like the fields below, read by every visitor and written by none where there are sequences.
+    /// Visitors read this field and the fields down to `data`. With sequences, no visitor writes
+    /// them.
     pub(crate) life: Life<PerCpuWords>,
     generation: AtomicU32,
     flags: AtomicU32,
@@ -206,7 +209,7 @@ pub(crate) struct Shrinker {
     of: AtomicU64,
     count: AtomicPtr<()>,
     data: AtomicPtr<c_void>,
-    // Up to here, two cache lines: the fields that a visit reads that only counts.
+    // The fields above take two cache lines. A visit that only counts reads no others.
     scan: AtomicPtr<()>,
     gone: AtomicPtr<()>,
     batch: AtomicU64,
@@ -216,7 +219,8 @@ pub(crate) struct Shrinker {
     /// The next free index of the kind, plus one. Under the registry's mutex.
     pub(crate) next: AtomicU32,
     name: SharedName,
-    /// Counts by CPUs without words; first, the number of references that they took.
+    /// Counts by CPUs without words. The first one is the number of references that these CPUs
+    /// took.
     elsewhere: Lines<[AtomicU64; Total::Words as usize]>,
 }
 
@@ -275,7 +279,8 @@ impl Shrinker {
     }
 
     pub(crate) fn is(&self, id: ShrinkerId) -> bool {
-        // The state first: a thread that sees that of a later life sees its generation.
+        // The state is read first: a thread that sees the state of a later life sees its
+        // generation.
         self.life.state() != FREE && self.generation.load(Ordering::Relaxed) == id.generation()
     }
 

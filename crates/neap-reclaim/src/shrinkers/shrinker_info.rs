@@ -2,19 +2,20 @@
 //!
 //! # Design
 //!
-//! An *info* (a shrinker info) is a group's slot on a node: a summary word over up to 64 *units*. A
-//! unit is a word of bits and 64 counters of deferred work. It is made when its first bit is set,
-//! and stays until the registry is closed, so no thread waits while tables grow. For each node, a
-//! bitmap has a bit for each slot that may have objects. The protocol of bits is in
-//! [`bits`](crate::shrinkers::bits).
+//! An *info* (a shrinker info) belongs to a group's slot on a node. It has a summary word, with a
+//! bit for each of up to 64 *units*. A unit has a word of bits and 64 counters of deferred work. A
+//! unit is made when its first bit is set, and stays until the registry is closed, so visitors need
+//! not wait while tables grow. For each node, a bitmap has a bit for each slot that may have
+//! objects. The protocol of bits is in [`bits`](crate::shrinkers::bits).
 //!
-//! Missing memory loses no object. A summary bit without its unit stands for all 64 shrinkers. A
-//! slot below `untracked_slots` without an info is treated as if every shrinker had objects.
+//! No object is lost if memory is missing. A summary bit without its unit stands for all 64
+//! shrinkers. A slot below `untracked_slots` without an info is treated as if every shrinker had
+//! objects.
 //!
 //! # Locking
 //!
-//! One mutex for growing tables. All but reading, clearing and counting runs inside the host's fork
-//! gate.
+//! One mutex serialises the growth of tables. Functions that may take it or request memory run
+//! inside the host's fork gate.
 
 use super::bits::{Bit, lower, raise};
 use super::shrinker::Lines;
@@ -41,7 +42,7 @@ const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 #[repr(C, align(64))]
 pub(crate) struct InfoUnit {
     pub(crate) bits: AtomicUsize,
-    /// The maker of the unit has set the bits of marks that precede it.
+    /// Whether the thread that made the unit has set the bits of earlier marks.
     is_ready: AtomicBool,
     deferred: Deferred,
 }
@@ -52,7 +53,7 @@ struct Deferred([AtomicU64; UNIT as usize]);
 impl InfoUnit {
     /// Returns whether none of its shrinkers may have objects.
     pub(crate) fn is_empty(&self) -> bool {
-        // In this order: bits that precede readiness are seen.
+        // `is_ready` is read first: if it is true, the bits of earlier marks are seen.
         self.is_ready() && self.bits.load(Ordering::Relaxed) == 0
     }
 
@@ -132,7 +133,7 @@ fn number(unit: *mut InfoUnit) -> (u32, *mut InfoUnit) {
 
 const _: () = assert!(UNITS as usize <= align_of::<InfoUnit>());
 
-// SAFETY: all fields are atomic integers and pointers, for which zeroes are a valid value, and
+// SAFETY: all fields are atomic integers and pointers. Zeroed memory is valid for these, and they
 // change only atomically.
 unsafe impl Entry for ShrinkerInfo {}
 
@@ -140,7 +141,7 @@ unsafe impl Entry for ShrinkerInfo {}
 #[repr(transparent)]
 pub(crate) struct Word(AtomicUsize);
 
-// SAFETY: an atomic integer, for which zeroes are a valid value.
+// SAFETY: an atomic integer is valid if its memory is zeroed.
 unsafe impl Entry for Word {}
 
 /// Location of a bit: a unit of an info, and the bits above it.
@@ -213,8 +214,8 @@ impl ShrinkerInfo {
         match number(self.first.load(Ordering::Acquire)) {
             (first, memory) if first == unit => memory,
             _ => {
-                // SAFETY: null, or made by `made`: zeroed, so valid, and given back only in
-                // `ShrinkerInfos::close`.
+                // SAFETY: the pointer is null, or from `made`. That returns zeroed memory, which is
+                // a valid table. It is freed only in `ShrinkerInfos::close`.
                 let rest = unsafe { self.rest.load(Ordering::Acquire).as_ref() };
                 let entry = rest.and_then(|rest| rest.0.get(unit as usize));
                 entry.map_or(core::ptr::null_mut(), |entry| entry.load(Ordering::Acquire))
@@ -223,8 +224,8 @@ impl ShrinkerInfo {
     }
 
     pub(crate) fn unit(&self, unit: u32) -> Option<&InfoUnit> {
-        // SAFETY: null, or made by `made`: zeroed, so valid, and given back only in
-        // `ShrinkerInfos::close`, when no thread uses the info.
+        // SAFETY: the pointer is null, or from `made`. That returns zeroed memory, which is a valid
+        // unit. It is freed only in `ShrinkerInfos::close`, when no thread uses the info.
         unsafe { self.entry(unit).as_ref() }
     }
 
@@ -233,18 +234,18 @@ impl ShrinkerInfo {
         if let Some(unit) = self.unit(unit) {
             return Some(unit);
         }
-        // The number of the first unit never changes, so no unit is in both.
+        // The number of the first unit never changes, so no unit is both in `first` and in `rest`.
         let made = match number(made(host, &self.first, |memory| numbered(memory, unit))?) {
             (first, memory) if first == unit => memory,
             _ => {
                 let rest = made(host, &self.rest, |memory| memory)?;
-                // SAFETY: `made` returns non-null pointers to zeroed, so valid, memory, which is
-                // given back only in `ShrinkerInfos::close`.
+                // SAFETY: `made` returns non-null pointers to zeroed memory, which is a valid
+                // table. It is freed only in `ShrinkerInfos::close`.
                 made(host, unsafe { &*rest }.0.get(unit as usize)?, |memory| memory)?
             }
         };
-        // SAFETY: `made` returned the pointer here or earlier: non-null, to zeroed, so valid,
-        // memory, which is given back only in `ShrinkerInfos::close`.
+        // SAFETY: `made` returned the pointer here or earlier. It is not null, and leads to zeroed
+        // memory, which is a valid unit. That is freed only in `ShrinkerInfos::close`.
         let made = unsafe { &*made };
         if !made.is_ready() {
             // SeqCst pairs with the fence in `mark`. A thread that had no memory, and raised the
@@ -265,20 +266,20 @@ impl ShrinkerInfo {
     }
 }
 
-/// Returns the pointer in `pointer`. If it is null, publishes zeroed memory there, encoded by
-/// `named`. `None` without memory.
+/// Returns the pointer in `pointer`. If that is null, first stores a pointer to zeroed memory
+/// there, encoded by `named`. `None` without memory.
 fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T) -> *mut T) -> Option<*mut T> {
     // Acquire pairs with the Release below.
     let mut there = pointer.load(Ordering::Acquire);
     if there.is_null() {
-        // Once for each pointer, and perhaps deep in a call chain.
+        // On a stack of its own: this happens once for each pointer, perhaps deep in a call chain.
         let memory = stack::apart(|| host.memory(size_of::<T>()))??;
         there = named(memory.cast().as_ptr());
         let null = core::ptr::null_mut();
         // Release pairs with the Acquire above and where units are looked up: the zeroes are
         // visible.
         if let Err(first) = pointer.compare_exchange(null, there, Ordering::Release, Ordering::Acquire) {
-            // If no stack can be mapped, the memory is lost. That takes a lost race at the same
+            // If no stack can be mapped here, the memory leaks. That needs a lost race at the same
             // moment.
             // SAFETY: `host.memory` returned it above with this size, and no other thread has seen
             // it.
@@ -295,10 +296,10 @@ pub(crate) struct ShrinkerInfos {
     blocks: [Table<ShrinkerInfo>; BLOCKS],
     slots: Table<Word>,
     growing: Mutex<()>,
-    /// Slots below this without an info, or without a word, may have objects of any shrinker:
-    /// memory was missing.
+    /// Slots below this without an info, or without a word, may have objects of any shrinker, since
+    /// memory was missing for their marks.
     untracked_slots: AtomicU32,
-    /// Approximate number of raised bits; changes after each.
+    /// Approximate number of raised bits. It changes after a bit was raised.
     marks: Lines<AtomicU64>,
 }
 
@@ -391,7 +392,8 @@ impl ShrinkerInfos {
     fn grow_to<H: Host>(&self, host: &H, block: usize, slot: u32) -> Result<(), Errno> {
         let last = |slot: u32| self.at(slot, self.nodes - 1).ok_or(Errno::NOMEM);
         let untracked_slots = self.untracked_slots.load(Ordering::Relaxed);
-        // Marks that found no room may be of any shrinker, and of any slot below `untracked_slots`.
+        // Marks for which there was no memory may be of any shrinker, and of any slot below
+        // `untracked_slots`.
         let words = untracked_slots.div_ceil(usize::BITS).saturating_mul(self.nodes);
         grow(&self.slots, host, last(slot / usize::BITS)?, |at, Word(word)| {
             if at < words {
@@ -415,7 +417,7 @@ impl ShrinkerInfos {
         let unit_ref = unit_ref
             .or_else(|| self.grow(host, block, slot).ok().and_then(|()| self.unit_ref(block, slot, node, unit)));
         let Some(unit_ref) = unit_ref else {
-            // If only the info is missing.
+            // If only the info is missing, the slot has a bit.
             self.raise(self.any(slot, node));
             return;
         };
@@ -443,9 +445,9 @@ impl ShrinkerInfos {
         self.marks.0.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `marks`.
     }
 
-    /// Returns the number of marks. To be read before looking at bits.
+    /// Returns the number of marks. The caller reads it before it looks at bits.
     pub(crate) fn marks(&self) -> u64 {
-        // Pairs with the Release in `count_mark`: the bits of those are seen.
+        // Pairs with the Release in `count_mark`: the bits of the counted marks are seen.
         self.marks.0.load(Ordering::Acquire)
     }
 
@@ -507,7 +509,7 @@ impl ShrinkerInfos {
                 let first = block as u32 * BLOCK;
                 let Some(info) = self.info(block, slot, node) else {
                     if self.is_untracked(slot) {
-                        // Any of them may have objects.
+                        // Any shrinker of the block may have objects.
                         (first..shrinkers.min(first + BLOCK)).for_each(|index| self.mark(host, index, heir, node));
                     }
                     continue;
@@ -534,7 +536,8 @@ impl ShrinkerInfos {
                     let first = first + unit * UNIT;
                     (first..first + UNIT).for_each(|index| self.mark(host, index, heir, node));
                 }
-                // A thread that marked meanwhile has found the summary set.
+                // A thread that marked meanwhile found the summary set, so this thread raises it
+                // again.
                 let unit_refs = (0..UNITS).map(|unit| UnitRef { info, unit, any });
                 unit_refs
                     .filter(|unit_ref| unit_ref.memory().is_some_and(|unit| !unit.is_empty()))

@@ -3,9 +3,9 @@
 //! # Design
 //!
 //! A pass chooses groups. Callbacks run with no lock held, outside the fork gate, and never inside
-//! one another. A visitor reads bits and takes references. It writes a bit if a callback reported
-//! no objects, and the work that is deferred. False numbers of a callback are bounded. A scan that
-//! reports no scanned objects ends the visit of its shrinker.
+//! one another. A visitor reads bits and takes references. It clears a bit if a callback reported
+//! no objects, and stores deferred work. Numbers of scanned and freed objects that a callback
+//! reports are bounded. A scan that reports no scanned objects ends the visit of its shrinker.
 //!
 //! # Concurrency
 //!
@@ -17,9 +17,9 @@
 //! 3. The visitor asks again, for the deleted group, which has no objects, and leaves the bit
 //!    cleared.
 //!
-//! So the visitor checks after that whether the slot is still the group's and stays so. If not, it
-//! sets the bit again, for a new group in the slot, and marks the heir as well. Deferred work is
-//! treated alike.
+//! So the visitor then checks whether the group is still in the slot and is not being deleted. If
+//! not, it sets the bit again, for a new group in the slot, and marks the heir as well. Deferred
+//! work is moved to the heir in the same case.
 
 use super::call_depth::{CallFrame, is_calling};
 use super::lifecycle::{LIVE, PREPARED};
@@ -33,24 +33,25 @@ use core::pin::pin;
 use core::sync::atomic::{Ordering, fence};
 use neap_groups::GroupId;
 
-/// Supervisor of callbacks: it measures time, and decides when there is enough.
+/// Supervisor of callbacks: it measures their time, and decides when a visit has freed enough.
 pub trait Caller {
-    /// Called before each callback. Returns false if that must not be called; the rest is deferred
-    /// then.
+    /// Called before each callback. Returns false if the callback must not be called. The rest of
+    /// the work is deferred then.
     ///
-    /// `again`: another callback of the shrinker ended a moment ago, with nothing in between that
-    /// takes time.
+    /// `again` is true if another callback of the shrinker ended a moment ago, and nothing in
+    /// between took time.
     fn began(&self, _id: ShrinkerId, _again: bool) -> bool {
         true
     }
 
-    /// The end of the pass, in nanoseconds of the platform's clock; `u64::MAX`: it has none.
+    /// Returns the end of the pass, in nanoseconds of the platform's clock; `u64::MAX` for no end.
     fn deadline(&self) -> u64 {
         u64::MAX
     }
 
-    /// Called between batches, when something was freed. Returns whether that is enough for a pass
-    /// that needs `need` bytes. `said` is the bytes that callbacks reported in this visit.
+    /// Called between batches, if something was freed. Returns whether that is enough for a pass
+    /// that needs `need` bytes. `said` is the number of freed bytes that callbacks reported in this
+    /// visit.
     fn has_enough(&self, _need: u64, _said: u64) -> bool {
         false
     }
@@ -120,10 +121,10 @@ struct Visit<'v, H: Host, C: Caller> {
 }
 
 impl Shrinkers {
-    /// Visits a group's shrinkers on a node; the group is the one that has `slot`. Does nothing
-    /// inside a callback.
-    // Inline: the result is added up word by word, and a copy of it as a whole would wait for
-    // these.
+    /// Visits the shrinkers of a group on a node. `slot` is the group's slot. Does nothing inside a
+    /// callback.
+    // Inlined: the result is added up word by word. A copy of the whole result would wait for these
+    // stores.
     #[inline(always)]
     pub fn visit<H: Host, C: Caller>(
         &self,
@@ -222,8 +223,8 @@ impl Shrinkers {
     }
 }
 
-/// Returns whether a shrinker may have objects of a group: not if it belongs to one, and another
-/// group has that one's objects.
+/// Returns whether a shrinker may have objects of a group. It has none if it belongs to one group
+/// ([`Shrinkers::belongs_to`]), and that group's objects are not those of `group`.
 fn may_have<H: Host>(host: &H, shrinker: &Shrinker, group: GroupId) -> bool {
     let Some(of) = shrinker.of() else { return true };
     let mut may = false;
@@ -292,7 +293,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         }
     }
 
-    /// Returns whether the slot is still the group's, and stays so for now.
+    /// Returns whether the group is still in the slot and is not being deleted.
     fn is_here(&self) -> bool {
         self.host.is_seat(self.group, self.slot)
     }
@@ -315,8 +316,9 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     fn shrinker(&mut self, index: u32, unit_ref: Option<&UnitRef<'_>>) -> Had {
         let (shrinkers, host) = (self.shrinkers, self.host);
         let Some(shrinker) = shrinkers.at(index) else { return Had::Nothing };
-        // Before the reference: with the last one this thread would call `gone`, and may hold a
-        // lock that this takes. A later shrinker of the index is of the same kind.
+        // Checked before the reference is taken: a thread with the last reference calls `gone`,
+        // which may take a lock that this thread holds. A later shrinker of the index is of the
+        // same kind.
         if !shrinker.is_for(self.press.whom) {
             return Had::Something;
         }
@@ -334,7 +336,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         is_anything && self.caller.has_enough(self.press.need, self.visited.freed_bytes.saturating_add(now.freed_bytes))
     }
 
-    /// Counts, and scans accordingly. With a reference.
+    /// Calls `count`, and `scan` accordingly. The caller has a reference.
     fn ask(&mut self, calls: &mut Calls<'_, C>, unit_ref: Option<&UnitRef<'_>>) -> Had {
         let shrinker = calls.shrinker;
         if !shrinker.by_group() && self.slot != 0 {
@@ -448,7 +450,7 @@ impl<'c, C: Caller> Calls<'c, C> {
             return false;
         }
         let (is_done, freed) = (freed == DONE, if freed == DONE { 0 } else { freed });
-        // At most as many as there were.
+        // A scan cannot have examined more objects than there were, or than were requested.
         asked.scanned = asked.scanned.min(self.most.max(objects));
         let (scanned, freed_bytes) = (asked.scanned, asked.freed_bytes);
         let unsure = if freed == 0 && asked.unsure != 0 { scanned } else { 0 };
@@ -469,7 +471,7 @@ impl<'c, C: Caller> Calls<'c, C> {
         self.nanoseconds = self.nanoseconds.saturating_add(self.caller.ended(self.id, asked, answer));
     }
 
-    /// Adds to the counts of the shrinker. One of the calls is counted with the reference.
+    /// Adds to the counts of the shrinker. The reference itself counts as one of the calls.
     fn book(&self) {
         let Visited { calls, scanned, freed, .. } = self.visited;
         for (total, number) in [

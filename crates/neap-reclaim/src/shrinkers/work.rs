@@ -13,7 +13,7 @@ pub const DEFAULT_SEEKS: u32 = 2;
 pub const DEFAULT_BATCH: u64 = 128;
 /// First priority of a pass; 0 asks for the most.
 pub const FIRST_PRIORITY: u32 = 12;
-/// A [`ScanPressure::share`] of the whole.
+/// Value of [`ScanPressure::share`] for a group without protection.
 pub const WHOLE: u32 = 1024;
 
 /// Shrinkers that the thread of a pass may call: it may hold locks that other shrinkers take.
@@ -39,8 +39,8 @@ pub struct ScanPressure {
     pub least: bool,
     /// The shrinkers that may be called.
     pub whom: ShrinkerFilter,
-    /// Needed bytes. A scan asks for about as many objects as these and `usage` suggest; there is
-    /// no bound if `usage` is 0.
+    /// Needed bytes. The first scan asks for about as many objects as probably hold them, if the
+    /// group's objects have all of `usage`. There is no bound if `usage` is 0.
     pub need: u64,
     /// Bytes that the group uses.
     pub usage: u64,
@@ -63,7 +63,8 @@ pub struct Work {
     /// Objects that are still to be requested now.
     total: u64,
     scanned: u64,
-    /// Maximum of the next scan. It doubles each time, since scanned objects are not always freed.
+    /// Maximum of the next scan. It doubles after each scan, since scanned objects are not always
+    /// freed.
     most: u64,
     /// Objects deferred before.
     deferred: u64,
@@ -77,7 +78,7 @@ impl Work {
         let (priority, most) = (press.priority.min(u64::BITS - 1), freeable.saturating_mul(2));
         let delta = delta(freeable, seeks, press);
         let asked = (deferred >> priority).saturating_add(delta).min(most);
-        // Enough for `next` to return a scan.
+        // At least so many that `next` returns a scan.
         let least = if press.least { batch.min(freeable) } else { 0 };
         let (wanted, total) = (deferred.saturating_add(delta), asked.max(least));
         Work { freeable, batch, wanted, total, scanned: 0, most: needed(freeable, press).min(batch), deferred }
@@ -99,7 +100,8 @@ impl Work {
         scanned > 0
     }
 
-    /// Records that there is enough: objects that this pass did not request are not deferred.
+    /// Records that enough was freed: objects that this pass added and did not request are not
+    /// deferred.
     pub fn is_enough(&mut self) {
         self.wanted = self.wanted.min(self.deferred);
     }

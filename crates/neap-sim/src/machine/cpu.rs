@@ -1,7 +1,7 @@
 //! A virtual CPU: its program, its blocks, and its run ahead on its own list.
 //!
-//! A CPU runs as far as the clock allows, and stops at zones and channels. It waits for nothing
-//! else, but for a list that a drainer holds.
+//! A CPU runs as far as the clock allows, and stops at zones and channels. Besides, it waits only
+//! for a list that a drainer holds.
 
 use neap_base::Order;
 use neap_pages::policy::Policy;

@@ -19,8 +19,8 @@ pub(super) enum Pending {
     Go,
     /// Needs a zone's lock.
     Visit { visit: Visit, operation: Operation, attempts: u32 },
-    /// Needs the lock again, for the rest of the pages; then the operation is complete. No
-    /// operation if the CPU only carries.
+    /// Needs the lock again, for the rest of the pages; then the operation is complete. A carrier
+    /// has no operation.
     Holds { node: usize, held: LockUse, operation: Option<Operation> },
     /// Sends or receives.
     Channel(Op),

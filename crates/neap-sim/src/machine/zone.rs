@@ -1,12 +1,12 @@
-//! Operations under a zone's lock: refills, spills, pages that others carry there, and the
-//! fallbacks of a zone without pages.
+//! Operations under a zone's lock: refills, spills, pages that carriers bring, and the fallbacks of
+//! a zone without pages.
 //!
 //! The zones are real. The lock is a queue, first come, first served. A hold lasts as the cost
 //! table says; a CPU that needs several holds joins the queue anew each time. A thread of each
 //! node, which queues like any CPU, carries pages that ticks and drains took out of lists to the
 //! zone. An allocation that finds nothing drains the lists of its node, then asks the next node,
-//! then fails. The latter two are counted, and counted separately if lists of the nearer node had
-//! pages.
+//! then fails. Requests to the next node, and failures, are counted. Those made while lists of the
+//! nearer node had pages are also counted separately.
 
 use neap_base::Platform;
 use neap_pages::lab::{LockUse, Visit};
@@ -53,7 +53,7 @@ impl<T: Policy> Machine<T> {
         }
     }
 
-    /// Lets the node's thread take the lock, once for each batch.
+    /// Has the node's carrier take the zone's lock, once for each batch.
     fn maintain(&mut self, node: usize, more: LockUse) {
         let cpu = self.programs + node;
         if more.pages == 0 {

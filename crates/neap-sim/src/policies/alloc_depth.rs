@@ -1,12 +1,12 @@
 //! `Depth`: the size follows the depth of allocation and freeing in periods of a second, as first
 //! posted for Linux.
 //!
-//! For comparison only. It counts allocated minus freed pages. The rise and fall of that number
-//! within a period, averaged with halving weight over periods, bound the size: the smaller of the
-//! two depths, since a larger list does not help traffic in one direction. Frees look at the clock.
-//! Otherwise it is [`Unchanged`], the kernel that it was posted for. It has the properties that its
-//! reviewers objected to: a window, a reset, a second cache line of numbers, and work on each
-//! operation.
+//! For comparison only. The policy counts allocated minus freed pages. In each period it measures
+//! the rise and the fall of that number, and averages both over periods with halving weight. The
+//! smaller average is the size, since a larger list does not help traffic in one direction. Frees
+//! look at the clock. In all else it is [`Unchanged`], the kernel that it was posted for. Its
+//! reviewers objected to these properties: a window, a reset, a second cache line of numbers, and
+//! work on each operation.
 
 use neap_pages::policy::{Limits, List, Policy, ZoneState};
 

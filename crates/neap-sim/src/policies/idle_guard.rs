@@ -1,8 +1,8 @@
 //! `IdleGuard`: Linux's policy with a guard: a size that was needed lately does not decay.
 //!
-//! For comparison only. Each allocation tracks the least count since the last decay. If it was less
-//! than a batch, the pages were in use, and time takes nothing. It was posted for Linux and left
-//! out, since no benchmark showed a gain.
+//! For comparison only. Each allocation tracks the least count since the last decay. If that count
+//! was less than a batch, the pages were in use, and the size does not decay. It was posted for
+//! Linux and left out, since no benchmark showed a gain.
 
 use neap_pages::policy::{Limits, List, Policy, ZoneState};
 

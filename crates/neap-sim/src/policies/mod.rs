@@ -38,11 +38,11 @@ pub enum Name {
     Upstream,
     /// The policy of the library.
     Adaptive,
-    /// Variants proposed in review.
+    /// Variant proposed in review: the batch doubles and halves.
     DoubleHalve,
-    /// See `DoubleHalve`.
+    /// Variant proposed in review: `Upstream` with a guard against decay.
     IdleGuard,
-    /// See `DoubleHalve`.
+    /// Variant proposed in review: a controller with three terms.
     Pid,
     /// The kernel before auto-tuning. Runs are calibrated on its published numbers; it is not
     /// compared.
@@ -79,13 +79,13 @@ impl Name {
 pub struct Run {
     /// The figures.
     pub outcome: Outcome,
-    /// Nanoseconds of the warm-up, and of the measured time.
+    /// Nanoseconds of the warm-up.
     pub warm_time: u64,
-    /// See `warm_time`.
+    /// Nanoseconds of the measured time.
     pub time: u64,
-    /// Counts of the warm-up, and of the measured time.
+    /// Counts of the warm-up.
     pub warm: Costs,
-    /// See `warm`.
+    /// Counts of the measured time.
     pub costs: Costs,
 }
 

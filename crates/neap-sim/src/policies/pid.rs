@@ -3,10 +3,10 @@
 //!
 //! For comparison only. Once a quarter of a second it measures the traffic that a larger list would
 //! have saved: pages that came in by refills or went out by spills, whichever is less. The goal is
-//! none of it with the least size. So a quarter without any counts as an error the other way, of a
-//! sixteenth of the size. The size changes by half of the error, an eighth of its sum and a quarter
-//! of its change. The batch doubles in straight runs. The size swings under a steady load, as its
-//! author expected.
+//! no such traffic at the least size. So a quarter of a second without such traffic counts as an
+//! error in the other direction, of a sixteenth of the size. The size changes by half of the error,
+//! an eighth of its sum and a quarter of its change. The batch doubles as long as refills follow
+//! refills, or spills follow spills. The size swings under a steady load, as its author expected.
 
 use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 
@@ -78,7 +78,7 @@ impl Policy for Pid {
         if quarters > 0 {
             let saved = self.came.min(self.went) as i32;
             let error = if saved > 0 { saved } else { -(self.high as i32 / 16) };
-            // An unbounded sum would go on pushing long after its reason is gone.
+            // An unbounded sum would change the size long after the traffic has ended.
             let bound = limits.ceiling as i32;
             self.sum = (self.sum.saturating_add(error)).clamp(-bound, bound);
             let step = error / 2 + self.sum / 8 + (error - self.error) / 4;

@@ -1,4 +1,4 @@
-//! What tests of policies call them with.
+//! Inputs for tests of policies.
 
 use neap_pages::policy::{Limits, List, ZoneState, watermarks};
 

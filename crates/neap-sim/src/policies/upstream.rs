@@ -7,8 +7,8 @@
 //! empty the list, once a batch is in it, on CPUs whose share of the data cache is more than three
 //! batches. Below the high watermark and while reclaim runs, every free lowers the size.
 //!
-//! Differs from Linux in one point: a shortage of memory is checked where it matters, not kept in a
-//! flag.
+//! The policy differs from Linux in one point: it checks for a shortage of memory where that
+//! matters, and keeps no flag.
 
 use neap_pages::policy::{DOUBLINGS, Limits, List, Policy, ZoneState};
 

@@ -1,10 +1,10 @@
 //! pft: CPUs touch memory for the first time, each its part of some gibibytes, and end. The
 //! measured value is the elapsed time.
 //!
-//! It compares locks of a CPU's list with no lock. The published results are 1 to 17 % more time
-//! with a spin lock that keeps interrupts off, and no more with a lock that is only tried. Here a
-//! drainer also drains all lists in turn, one each millisecond. With a spin lock it holds a list
-//! while it waits for the zone; with a tried lock the owner bypasses the list.
+//! The scenario compares locks of a CPU's list with no lock. The published results are 1 to 17 %
+//! more time with a spin lock that keeps interrupts off, and no more with a lock that is only
+//! tried. Here a drainer also drains all lists in turn, one each millisecond. With a spin lock it
+//! holds a list while it waits for the zone; with a tried lock the owner bypasses the list.
 
 use crate::cost;
 use crate::machine::{ListLock, SECOND, Setup};
@@ -16,7 +16,7 @@ pub fn setup(cpus: usize, list_lock: ListLock, gibibytes: u32) -> Setup {
     let work = cost::page_work() as u32;
     let program = |cpu: usize| -> Program {
         let pages = all / cpus as u32;
-        // Slightly apart: threads do not start at once.
+        // CPUs start at slightly different times, as threads do.
         let mut late = Some(cpu as u64 * 10_000);
         Box::new(move |view| match late.take() {
             Some(late) => Op::Rest(late),

@@ -2,9 +2,9 @@
 //! frees them.
 //!
 //! The published runs had 64 pairs on two sockets; 32 share a zone. No CPU gets back the blocks
-//! that it frees, so the pages that a list keeps are of no use to it, only the number that moves at
-//! once. Bursts, work and rests are assumed: under `Fixed` the zone's lock is held about two fifths
-//! of the time and CPUs are mostly idle, as published.
+//! that it frees, so the pages that its list keeps do not help it; only the batch matters. Bursts,
+//! work and rests are assumed: under `Fixed` the zone's lock is held about two fifths of the time
+//! and CPUs are mostly idle, as published.
 
 use crate::machine::Setup;
 use crate::program::{Op, Program};

@@ -1,8 +1,8 @@
 //! page_fault1: each CPU faults in 128 MiB, page by page, and frees all of it, over and over.
 //!
 //! The published figures are of 56 processes on one socket. Other numbers of CPUs share one zone
-//! here too, which is harder than on such machines. Calibrated on 56 CPUs and `Fixed`, see
-//! [`crate::cost`].
+//! here too, so there is more contention than on such machines. The scenario is calibrated on 56
+//! CPUs and `Fixed`, see [`crate::cost`].
 
 use crate::cost;
 use crate::machine::{SECOND, Setup};

@@ -2,10 +2,10 @@
 //! again and again.
 //!
 //! A node's reclaimer starts at the low watermark, and frees pages of the cache until the high one
-//! is reached. It starts early if free and listed pages together exceed the high watermark: then
-//! the lists are its only reason. Of two nodes only the second one has a reclaimer, which takes the
-//! oldest pages of the cache, whatever their node. The first one, where files are read, runs out of
-//! memory, and its allocations come from the second.
+//! is reached. The start is early if free and listed pages together exceed the high watermark,
+//! since then only the listed pages have caused it. Of two nodes only the second one has a
+//! reclaimer, which takes the oldest pages of the cache, whatever their node. The first one, where
+//! files are read, runs out of memory, and its allocations come from the second.
 
 use crate::machine::{SECOND, Setup};
 use crate::program::{self, Op, Program};

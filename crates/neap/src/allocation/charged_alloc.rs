@@ -1,17 +1,18 @@
-//! Allocations of threads that are in a group: charged before they are handed out, and booked to
-//! their payer.
+//! Allocations of threads that are in a group. They are charged before they are handed out, and
+//! their payer is recorded.
 //!
 //! # Design
-//! Once a thread has entered a group, allocations that the fast path does not serve come here. An
-//! object is charged with its class's size by one restartable sequence; another one pops and marks
-//! it. A charge beyond a limit succeeds, and is counted, unless the option `refuse` is set.
+//! Once any thread has entered a group, the fast path refuses every allocation, and all of them
+//! come here. One restartable sequence pops an object from this CPU's stack. Another one charges
+//! the class's size to the group's stock on this CPU. A charge beyond a limit succeeds, and is
+//! counted, unless the option `refuse` is set.
 //!
-//! A free, by any thread, uncharges the payer of a run, or its heir. An object stays charged while
-//! caches have it ([`charged`](neap_objects::charged)). A thread whose group is deleted moves to
-//! its heir.
+//! The free of a run, in any thread, uncharges the run's payer or the payer's heir. An object stays
+//! charged while it lies in a cache ([`charged`](neap_objects::charged)). A thread whose group was
+//! deleted moves to the group's heir at its next charge on the slow path.
 //!
 //! # Locking
-//! One mutex (`flushing`): flushes of caches take turns.
+//! A thread holds the mutex `flushing` while it flushes caches.
 
 use crate::groups::memory_groups::{Grouped, price};
 use crate::mm::{Mm, is_beyond_any};
@@ -32,11 +33,12 @@ use neap_reclaim::is_calling;
 const TOP: usize = word_of(0) as usize;
 const TAG_BITS: u32 = TOP.ilog2() - PAYER_BITS;
 impl<P: Platform> Mm<P> {
-    /// Sets this manager's number among those of the process, for the words of threads. Before any
-    /// thread is in a group of it.
+    /// Sets this manager's tag, by which the words of threads name it. Called before any thread is
+    /// in a group of this manager.
     pub(crate) fn make_tag(&self) {
-        // The manager's address divided by its size: no two less than 16 GiB apart have the same
-        // tag, and more distant ones hardly ever.
+        // The manager's address divided by a power of two up to its size. Two managers that are
+        // less than 16 GiB apart have different tags. More distant ones hardly ever have the same
+        // tag.
         let place = core::ptr::from_ref(self).addr() >> size_of::<Self>().ilog2();
         self.tag.store(place % (1 << TAG_BITS), Ordering::Relaxed);
     }
@@ -47,8 +49,8 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Puts this thread into a group, or into none; returns the word for [`Mm::leave`]. With a
-    /// group, the manager must be open. After the first call with a group, every thread's malloc
-    /// reads the thread's word behind the fast path.
+    /// group, the manager must be open. After the first call with a group, the fast path refuses
+    /// every call, and malloc reads its thread's word.
     pub fn enter(&self, group: Option<GroupId>) -> usize {
         let before = entered();
         if group.is_some() {
@@ -121,10 +123,10 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Charges the thread's group for an object in its hands, which is marked as cached and fits
-    /// `size` bytes. If the stock does not suffice, the object is put back, and `slow` is called. A
-    /// thread in no group, or in another manager's, gets the object uncharged, if such threads are
-    /// served here.
+    /// Charges the thread's group for `object`, which this thread has popped and which is marked as
+    /// cached. If this CPU's stock does not suffice, puts the object back and calls `slow`. A
+    /// thread in no group of this manager gets the object uncharged, unless the option `groups`
+    /// puts every thread into a group.
     #[inline(never)]
     fn pay_for_or(&self, size: usize, object: NonNull<u8>, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         let (class, group) = (Class::of_size(size), self.group_of_thread());
@@ -150,8 +152,8 @@ impl<P: Platform> Mm<P> {
         slow()
     }
 
-    /// Updates the thread's word if the thread has moved to another node: it names the payer on
-    /// that node.
+    /// Makes the thread's word name `payer`. The word differs if the thread has moved to another
+    /// node.
     fn note_node(&self, payer: Payer) {
         let word = word_of(self.owner(payer)) as usize;
         if entered() != word {
@@ -159,8 +161,8 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Books an object, which is charged already, to its payer. If there is no memory for that, it
-    /// is uncharged and has no payer.
+    /// Records the payer of an object that is charged already. If there is no memory for the
+    /// record, uncharges the object, which has no payer then.
     #[cold]
     fn own(&self, grouped: &Grouped<'_, P>, class: Class, object: *mut u8, payer: Payer) -> *mut u8 {
         let Some(core) = self.core_if_open() else { return object };
@@ -224,8 +226,9 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Calls `resize`, which changes a run from `old` to `new` bytes, and charges its payer with
-    /// the difference. `None` if it fails, the charge is refused, or the payer is gone: then its
-    /// heir cannot be told from other groups with bytes booked under the id.
+    /// the difference. `None` if `resize` fails, the charge is refused, or the payer is gone. The
+    /// heir of a payer that is gone is not charged, since it cannot be told from other groups with
+    /// bytes booked under the same id.
     pub(crate) fn resize_paid(
         &self,
         payer: Payer,
@@ -258,8 +261,8 @@ impl<P: Platform> Mm<P> {
         if refuse { OnLimit::Refuse } else { OnLimit::Overcharge }
     }
 
-    /// Moves objects of stacks and barns that wanted owners have paid for to their slabs, with all
-    /// other objects of their classes.
+    /// Finds the classes with charged objects in caches whose owners satisfy `is_wanted`. Moves all
+    /// objects of these classes from stacks and barns to their slabs.
     ///
     /// A spaced flush is skipped after a recent one, so that threads beyond their limits spend at
     /// most a ninth of their time on flushes.

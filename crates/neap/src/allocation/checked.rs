@@ -10,18 +10,18 @@
 //! | the program's | as it asked for | |
 //! | tail | at least 16, up to the end of the block | [`FILL`] |
 //!
-//! The label has the size, two links of a list, and a sum over itself and its address. A free
-//! verifies front and tail, fills the program's part with [`FREED`], and puts the block behind
-//! others that were freed: it goes to the layers below when those take more than [`KEPT`] bytes,
-//! and must still be as it was filled. The end of the process verifies all blocks, also those that
-//! were never freed. A finding prints one line and aborts.
+//! The label has the size, two links of a list, and a checksum over itself and its address. A free
+//! verifies front and tail, fills the program's part with [`FREED`], and appends the block to the
+//! list of freed blocks. When these take more than [`KEPT`] bytes, the oldest one is verified
+//! again, and freed to the layers below. The end of the process verifies all blocks, freed or not.
+//! If a check fails, neap prints one line and aborts the process.
 //!
-//! A free that names a size, as `free_sized`, C++'s sized delete and Rust's do, must name the one
-//! that was asked for.
+//! `free_sized`, C++'s sized delete and Rust's `dealloc` name a size. It must be the requested
+//! size. With [`NamedSize::Within`] it may be larger, up to the usable size.
 //!
 //! # Locking
-//! One mutex around both lists, inside the fork gate. It is not held over a call of the layers
-//! below.
+//! Both lists are under one mutex, which threads take inside the fork gate. No thread holds it
+//! while it allocates or frees in the layers below.
 
 use crate::mm::{Core, Mm, is_beyond_any};
 use crate::state::checked::{GONE, LIVE, Label, NamedSize, label, pointer, write};
@@ -32,9 +32,9 @@ use neap_os::fatal::die;
 
 /// The least bytes in front of the program's part.
 const LEAST_FRONT: usize = 64;
-/// The least bytes behind it.
+/// The least bytes behind the program's part.
 const LEAST_TAIL: usize = 16;
-/// Bytes of the front beyond these, of a large alignment, are not verified.
+/// The most bytes of a front that are verified. A large alignment makes a longer front.
 const MOST_VERIFIED: usize = 4096;
 /// Contents of front and tail.
 const FILL: u8 = 0xfd;
@@ -54,7 +54,7 @@ unsafe fn first_other(start: usize, bytes: usize, fill: u8) -> Option<usize> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Verifies front and tail of a block, whose label is right.
+    /// Verifies front and tail of a block that has a valid label.
     fn verify_edges(&self, address: usize, label: Label, call: &str) {
         let Label { size, front, .. } = label;
         let start = address + size_of::<Label>();
@@ -96,7 +96,7 @@ impl<P: Platform> Core<P> {
         let address = memory.addr() - size_of::<Label>();
         let may_begin = memory.addr().is_multiple_of(GRAIN) && self.objects.class_at(pointer(address)).is_some();
         // SAFETY: the label may lie on a page of another allocation, but in the arena, which is
-        // mapped. A pointer behind a hole of the arena may be met with SIGSEGV.
+        // mapped. A pointer directly behind a hole of the arena may cause SIGSEGV.
         let found = may_begin.then(|| unsafe { pointer::<Label>(address).read() });
         if let Some(found) = found.filter(|found| found.sum == found.sum_at(address)) {
             match found.state {
@@ -113,7 +113,8 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Whether every allocation is checked. Opens the manager: the first one is, too.
+    /// Whether every allocation is checked. Opens the manager if need be, so that the first
+    /// allocation is checked, too.
     #[inline]
     pub(crate) fn is_checked(&self) -> bool {
         self.core().is_some_and(|core| core.options.check)
@@ -141,8 +142,9 @@ impl<P: Platform> Mm<P> {
         pointer(start)
     }
 
-    /// Frees an allocation: it is verified, and its block goes back when enough were freed after
-    /// it. `named` is the size that the caller names.
+    /// Verifies an allocation and adds its block to the list of freed blocks. Frees the oldest
+    /// blocks of the list while it has more than [`KEPT`] bytes. `named` is the size that the
+    /// caller names.
     #[cold]
     pub(crate) fn free_checked(&self, core: &Core<P>, memory: *mut u8, named: Option<NamedSize>, call: &str) {
         self.end_sample_of_run(core, memory);
@@ -152,7 +154,7 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Verifies an allocation, and puts it behind others that were freed.
+    /// Verifies an allocation, and adds its block to the end of the list of freed blocks.
     #[inline(never)]
     fn put_freed(&self, core: &Core<P>, memory: *mut u8, named: Option<NamedSize>, call: &str) {
         let _inside = self.gate.enter(core.objects.platform.cpu());
@@ -181,7 +183,7 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Takes the oldest freed block out of the list if the list has more than it may.
+    /// Takes the oldest freed block out of the list if the list has more than [`KEPT`] bytes.
     #[inline(never)]
     fn take_freed(&self, core: &Core<P>) -> Option<*mut u8> {
         let _inside = self.gate.enter(core.objects.platform.cpu());
@@ -206,7 +208,7 @@ impl<P: Platform> Mm<P> {
         core.label_of(memory, call).size
     }
 
-    /// Verifies all blocks, those that were freed too. A finding ends the process.
+    /// Verifies all blocks, including freed ones. A failed check ends the process.
     #[cold]
     pub(crate) fn check_all(&self, call: &str) {
         let Some(core) = self.core_if_open().filter(|core| core.options.check) else { return };

@@ -1,7 +1,9 @@
-//! Large allocations: runs of whole pages, found by arithmetic and without a header.
+//! Large allocations: runs of whole pages. neap finds a run by arithmetic with its address; a run
+//! has no header.
 //!
-//! The first frame of a run holds its state and length. A run has exactly the requested bytes, in
-//! pages. Takes no lock of its own.
+//! The first frame of a run holds its state and length. A run has as many pages as the requested
+//! bytes need. A move of a run by its page tables holds the mutex of
+//! [`Splits`](crate::allocation::splits).
 
 use crate::mm::{Core, Mm};
 use neap_base::{Pfn, Platform};
@@ -13,8 +15,8 @@ use neap_pages::State;
 /// Least bytes for which moving page tables is cheaper than copying.
 const WORTH_MOVING: usize = 256 << 10;
 
-/// Least bytes in a row for which dropping their memory is cheaper than writing zeroes: most of it
-/// may never have been touched.
+/// Least bytes in a row for which releasing their memory is cheaper than writing zeroes. Most of so
+/// long a range may never have been touched.
 const WORTH_DROPPING: usize = 32 << 20;
 
 /// State of the target of a run that could not be moved.
@@ -42,7 +44,7 @@ impl<P: Platform> Mm<P> {
         let mut rest = first..first + count;
         loop {
             let part = {
-                // The gate: the map is under a mutex, which fork must find free.
+                // Inside the gate, since `backed_part` takes a mutex, which fork must find free.
                 let _inside = self.gate.enter(platform.cpu());
                 pages.backed_part(Pfn(first), rest.clone())
             };
@@ -68,7 +70,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<(*mut u8, bool)> {
         let pages = &self.objects.pages;
         let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
-        // `reallocate_aligned` may name a larger alignment, which its run has by chance.
+        // `reallocate_aligned` may pass a larger alignment, if its run happens to have it.
         if align > neap_pages::MOST_ALIGNMENT {
             return None;
         }
@@ -122,8 +124,9 @@ impl<P: Platform> Core<P> {
         new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new)
     }
 
-    /// Moves the run at `pointer` to a larger one by its page tables, without a copy. `None` if
-    /// that is impossible or not worth it; then the caller copies.
+    /// Moves the run at `pointer` to a run of `size` bytes, which is not shorter, by moving page
+    /// tables instead of copying. `None` if that is impossible or not worth it; then the caller
+    /// copies.
     pub(crate) fn move_run(&self, pointer: *const u8, size: usize, align: usize) -> Option<*mut u8> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let old = self.run_at(pointer)?;
@@ -136,14 +139,15 @@ impl<P: Platform> Core<P> {
             return None;
         }
         let (memory, _) = self.allocate_run(size, align)?;
-        // Pages that move take their node and its policy along.
+        // Moved pages keep their node and its memory policy, so both runs must be of the same node.
         if self.objects.node_of(memory) != self.objects.node_of(pointer) {
             self.free_run(memory);
             return None;
         }
         let (from, to) = (pages.pfn(pointer.addr()), pages.pfn(memory.addr()));
         let new = self.run_at(memory)?;
-        // The kernel moves one mapping at a time, with its advice.
+        // The kernel moves one mapping at a time, and the mapping keeps its advice on huge pages.
+        // Different advice on parts of a run would make several mappings.
         pages.forbid_huge(platform, from, old);
         pages.forbid_huge(platform, to, new);
         let moved = self.move_pieces(from, to, old);
@@ -163,8 +167,9 @@ impl<P: Platform> Core<P> {
     }
 
     /// Moves the contents of a run to the start of another one by page tables, one piece at a time.
-    /// A piece is a mapping that earlier moves have left: all of the run, or a part. A later piece
-    /// that the kernel refuses is copied.
+    /// A piece is the whole run or a part of it, between places at which earlier moves have split
+    /// the mapping. If the kernel refuses to move a piece other than the first, this copies the
+    /// piece.
     ///
     /// # Errors
     /// The first piece was refused, or there are too many pieces. The contents are where they were.
@@ -408,7 +413,7 @@ mod tests {
         }
     }
 
-    /// A process is short of mappings, not of moves.
+    /// Moves to places of earlier moves add no mappings, so their number is not limited.
     #[test]
     fn runs_move_however_often_others_moved_to_the_same_places() {
         const MOVES: usize = 20_000;
@@ -473,7 +478,8 @@ mod tests {
         pages.iter().filter(|page| **page & 1 == 1).count() * 4096
     }
 
-    /// In place, with its pages moved, and if the system refuses to move them.
+    /// A run keeps its payer if it is resized in place, if it is moved, and if the system refuses
+    /// to move it.
     #[test]
     fn who_pays_for_a_run_does_so_however_long_it_becomes() {
         for moves in [true, false] {

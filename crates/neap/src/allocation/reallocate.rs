@@ -2,9 +2,9 @@
 //!
 //! # Design
 //!
-//! An object stays in place if its class suits the new size. Else it moves: an allocation, a copy
-//! and a free. Neither takes more than the fast paths of these. Runs are resized in place or by
-//! moving their pages (`large.rs`).
+//! An object stays in place if its class suits the new size. Otherwise it moves by an allocation, a
+//! copy and a free. Neither case needs more than the fast paths of malloc and free. A run is
+//! resized in place, or moved by its page tables (`large.rs`), or copied.
 
 use crate::mm::{Mm, core_less};
 use crate::state::in_call::Returned;
@@ -26,8 +26,8 @@ impl<P: Platform> Mm<P> {
         unsafe { self.reallocate_aligned(pointer, size, GRAIN) }
     }
 
-    /// Makes the memory at `pointer` at least `size` bytes large, on a multiple of `align`. Differs
-    /// from [`Mm::reallocate`]: the alignment is kept.
+    /// Makes the memory at `pointer` at least `size` bytes large, on a multiple of `align`. Unlike
+    /// [`Mm::reallocate`], keeps the alignment.
     ///
     /// # Safety
     /// Those of [`Mm::reallocate`]; a non-null `pointer` is on a multiple of `align`.
@@ -49,10 +49,11 @@ impl<P: Platform> Mm<P> {
         unsafe { self.move_block(pointer, usable, size, align) }
     }
 
-    /// Reallocates without an allocation, whatever `pointer` is but null.
+    /// Reallocates a block without a copy, if possible. `pointer` is not null. If it leads to no
+    /// allocation, the process ends.
     ///
     /// # Errors
-    /// The block's usable size: nothing has changed, and the block is to be moved.
+    /// The block's usable size, if the caller has to copy the block. Nothing has changed then.
     ///
     /// # Safety
     /// Those of [`Mm::reallocate_aligned`].

@@ -1,8 +1,8 @@
-//! Room for an allocation that has found no memory: the order in which a manager gives up what it
-//! has.
+//! Room for an allocation that has found no memory: the order in which a manager gives up its
+//! caches.
 //!
 //! # Locking
-//! Holds no lock of its own, and is not inside the gate while shrinkers are asked.
+//! This module has no lock. The thread is outside the gate while it asks shrinkers.
 
 use crate::mm::{Core, Mm};
 use crate::returning::drain::{Fences, NAP};
@@ -17,7 +17,8 @@ const RECLAIMS: u32 = 4;
 /// of all CPUs.
 const LAST_RESORT: u64 = 100_000_000;
 
-/// Most rounds of such an allocation while other threads were inside the gate.
+/// Most rounds of draining for such an allocation. Another round follows while other threads were
+/// inside the gate.
 const ROUNDS: u32 = 4;
 /// Most looks for threads inside the gate in each round. The first `QUICK` are without a nap, the
 /// rest last for many time slices of the scheduler.
@@ -28,20 +29,20 @@ impl<P: Platform> Core<P> {
     /// Makes room for an allocation that has found no memory, and tries it again. `None` if it
     /// fails.
     ///
-    /// 1. A limit that follows the container is looked up.
-    /// 2. Shrinkers are asked, outside the gate, as long as they give something. The allocation is
-    ///    also tried when they give nothing, since another thread may have freed memory meanwhile.
-    /// 3. Every cache is emptied into the pages, and again after threads that were inside the gate
-    ///    have left it.
+    /// 1. If the limit follows the container, neap looks at the container and may raise the limit.
+    /// 2. Shrinkers are asked, outside the gate, as long as they free something. The allocation is
+    ///    tried after each request, since another thread may have freed memory meanwhile.
+    /// 3. Every cache is drained into the zones. This is done again after threads that were inside
+    ///    the gate have left it.
     /// 4. Under a limit, pages of slabs that hold no object are released.
     /// 5. Lazily free pages are released.
-    /// 6. A limit that follows the container is passed.
-    /// 7. A heap profile is written, where one is asked for.
+    /// 6. A limit that follows the container is raised, beyond the room in the container.
+    /// 7. A heap profile is written, if the option `profile_at_limit` is set.
     #[cold]
     pub(crate) fn make_room<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        // Rare, and deep: it runs on a stack of its own.
+        // This is rare and needs a deep stack, so it runs on a separate one.
         let apart = stack::apart(|| self.make_room_here(mm, bytes, attempt));
-        // No other stack can be mapped.
+        // If no separate stack can be mapped, it runs on the thread's own.
         apart.unwrap_or_else(|| self.make_room_here(mm, bytes, attempt))
     }
 
@@ -57,7 +58,8 @@ impl<P: Platform> Core<P> {
         found
     }
 
-    /// The whole budget, or all memory, in bytes: a larger request fails.
+    /// Bytes of the limit or, without one, of the arena so far. No caches can make room for a
+    /// larger request.
     fn largest(&self) -> u64 {
         match self.settings.limit() {
             0 => self.objects.pages.limit() as u64,
@@ -67,7 +69,7 @@ impl<P: Platform> Core<P> {
 
     /// Steps 2 to 5 of [`Core::make_room`].
     fn give_up_caches_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        // Caches would give up everything in vain.
+        // Not even empty caches would make room for it.
         if bytes as u64 > self.largest() {
             return None;
         }

@@ -1,22 +1,23 @@
 //! The places at which moves of page tables have split the arena's mapping.
 //!
-//! A run that is moved takes its mapping along, which merges with none beside it: the kernel counts
-//! one more where the run begins and one more where it ends, of 65530 by default. Both stay when
-//! the run is freed, until another move covers them. The set of these places is therefore a bound
-//! on the live mappings that all moves have caused, however many there were.
+//! A moved run takes its mapping along. The kernel does not merge that mapping with its neighbours.
+//! So the process has up to two more mappings after the move: one place of splitting is at the
+//! start of the run, and one at its end. The kernel allows a process 65530 mappings by default.
+//! Both places stay when the run is freed, until another move covers them. So the number of places
+//! bounds the mappings that all moves have added.
 //!
 //! # Locking
-//! The caller has the [`Splits`] behind its mutex, and holds that over a move: the kernel moves for
-//! one thread at a time in any case.
+//! `Core` has the [`Splits`] under a mutex. The caller holds it during a move. That makes no thread
+//! wait longer, since the kernel moves for one thread of a process at a time.
 
 use core::ops::Range;
 use neap_base::Platform;
 use neap_base::platform::Errno;
 
-/// Places at most: a quarter of the mappings that the kernel allows by default.
+/// Most places: a quarter of the mappings that the kernel allows by default.
 const MOST: usize = 16384;
 
-/// Page numbers in rising order, in memory of their own that is mapped with the first one.
+/// The places, as page numbers in rising order. Their memory is mapped before the first move.
 #[derive(Debug)]
 pub(crate) struct Splits {
     memory: usize,
@@ -32,7 +33,7 @@ impl Splits {
     /// Maps the memory, unless it is mapped.
     ///
     /// # Errors
-    /// A limit.
+    /// The system refuses the mapping.
     pub(crate) fn open<P: Platform>(&mut self, platform: &P) -> Result<(), Errno> {
         if self.memory == 0 {
             self.memory = platform.map(Splits::length(platform))?;
@@ -69,8 +70,8 @@ impl Splits {
         unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(self.memory), self.count) }
     }
 
-    /// The indices of the places that a move to `pages` makes needless: those inside and at both
-    /// ends.
+    /// Returns the indices of the places that a move to `pages` replaces: the places inside the
+    /// range and at both of its ends.
     fn covered(&self, pages: &Range<u32>) -> Range<usize> {
         let places = self.places();
         places.partition_point(|place| *place < pages.start)..places.partition_point(|place| *place <= pages.end)
@@ -81,8 +82,8 @@ impl Splits {
         self.memory != 0 && self.count - self.covered(pages).len() + pieces < self.most
     }
 
-    /// The pieces of a range of pages that moves have left: each is one mapping, where nothing else
-    /// splits it.
+    /// Splits a range of pages at the places inside it. Each piece is one mapping, unless the
+    /// kernel has split it for another reason.
     pub(crate) fn pieces(&self, pages: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         let places = self.places();
         let first = places.partition_point(|place| *place <= pages.start);
@@ -98,8 +99,8 @@ impl Splits {
         }
         let covered = self.covered(pages);
         let places: *mut u32 = core::ptr::with_exposed_provenance_mut(self.memory);
-        // SAFETY: inside the `MOST` places that are mapped: `have_room` says that two more than
-        // those that stay are.
+        // SAFETY: all accesses are inside the `MOST` places that are mapped. `have_room` has
+        // verified that the places that stay and two more fit.
         unsafe {
             places.add(covered.end).copy_to(places.add(covered.start + 2), self.count - covered.end);
             places.add(covered.start).write(pages.start);

@@ -2,7 +2,8 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The part of the page for requests. Words with all bits set are not given.
+/// The part of the page for requests. A word with all bits set means that the asker gives no number
+/// there.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct ControlChannel {
@@ -10,10 +11,11 @@ pub(crate) struct ControlChannel {
     pub(crate) cpu: AtomicU32,
     pub(crate) node: AtomicU32,
     pub(crate) zone: AtomicU32,
-    /// Bytes.
+    /// Bytes, or another number of the request; [`control`](crate::control) says which.
     pub(crate) until: AtomicU64,
     pub(crate) answered: AtomicU32,
-    /// 0: done. 1, 2, 3: no such CPU, node or zone. Else one of the refusals of `requests`.
+    /// 0: done. 1, 2, 3: no such CPU, node or zone. Other numbers: refusals of
+    /// [`control`](crate::control).
     pub(crate) refusal: AtomicU32,
     pub(crate) cpus: AtomicU32,
     pub(crate) skipped: AtomicU32,

@@ -1,17 +1,19 @@
-//! Requests of other processes, by way of the page of numbers.
+//! Requests of other processes, which come through the page of numbers.
 //!
 //! # Design
-//! `neap drain`, `neap set`, `neap shrink`, `neap stat --percpu`, `--groups`, `--shrinkers` and
-//! `--reconcile`, and `neap top` write a request into the page and wake the thread that sleeps on
-//! it. neap's thread executes it and writes the answer; where there is no thread, a call on the
-//! slow path does.
+//! The commands `neap drain`, `neap set`, `neap shrink`, `neap top`, and `neap stat` with
+//! `--percpu`, `--groups`, `--shrinkers` or `--reconcile` write a request into the page. They wake
+//! neap's thread, which sleeps on the request's ticket. neap's thread executes the request and
+//! writes the answer. In a process without neap's thread, a call on the slow path does so.
 //!
-//! No thread is signalled. None is stopped, but for the milliseconds of a small process's
-//! [books](crate::reports::reconcile) where there are groups.
+//! A request sends no signal to a thread. It stops threads in one case: in a small process with
+//! groups, they stay out of malloc and free for the milliseconds in which neap makes its
+//! [books](crate::reports::reconcile).
 //!
-//! The process's user and root can write to the page at any time, anything. So every word is read
-//! once, a request is checked like any argument, and every request is harmless at any moment. The
-//! process relies on nothing in the page. It takes up at most a thousand requests a second.
+//! The process's user and root can write anything to the page at any time. So the process reads
+//! every word once, and checks a request like any argument. Every request is harmless at any
+//! moment. The process relies on nothing in the page. It takes at most a thousand requests a
+//! second.
 //!
 //! # Protocol
 //! 1. The asker takes a lock on the file, which excludes other askers.
@@ -150,8 +152,8 @@ impl<P: Platform> Core<P> {
         true
     }
 
-    /// Serves a request in a call of the program. Returns whether there was one. Reports are large,
-    /// and the stack of the call may be small.
+    /// Serves a request in a call of the program. Returns whether there was one. Runs on a separate
+    /// stack, since reports are large and the stack of the call may be small.
     fn answer_apart(&self, mm: &Mm<P>) -> bool {
         let Some((channel, ticket)) = self.take_request() else { return false };
         if stack::apart(|| self.respond(mm, channel, ticket, ServedBy::Call)).is_none() {
@@ -174,7 +176,7 @@ impl<P: Platform> Core<P> {
             BOUND => channel.answer(ticket, change_bound(mm, channel, by)),
             SET => channel.answer(ticket, change_setting(mm, channel)),
             SHRINKERS => channel.answer(ticket, if self.report_shrinkers(mm, channel) { 0 } else { BUSY }),
-            // The request waits for a reclaimer, and may make one.
+            // `shrink` waits for a reclaimer and may make one, so no call of the program runs it.
             SHRINK if by == ServedBy::Call && self.options.background != Background::Never => {
                 channel.answer(ticket, BUSY)
             }
@@ -226,8 +228,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// Has a shrinker scan or count. Callbacks of the program run on a reclaimer, never in this
-    /// thread, which may be in a call of the program and hold locks that they take. neap's own run
-    /// here.
+    /// thread. This thread may be in a call of the program and hold locks that the callbacks take.
+    /// The callbacks of neap's own shrinkers run in this thread.
     fn shrink(&self, mm: &Mm<P>, channel: &ControlChannel) -> u32 {
         let [index, rest, node] = [&channel.from, &channel.cpu, &channel.node].map(|word| word.load(Ordering::Relaxed));
         let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
@@ -251,14 +253,15 @@ impl<P: Platform> Core<P> {
         let (platform, now) = (&self.objects.platform, clock::precise());
         let last = self.page.answered.load(Ordering::Relaxed);
         if !platform.is_isolated(platform.cpu()) && now.wrapping_sub(last) >= PAUSE {
-            // Relaxed: of two threads that find it late, both look, and one takes the request.
+            // Relaxed: two threads may both find that the pause is over. Both look, and one takes
+            // the request.
             self.page.answered.store(now, Ordering::Relaxed);
             self.answer_apart(mm);
         }
     }
 
-    /// Sleeps for `nanoseconds`, and serves the helper and requests meanwhile. Ends early if a call
-    /// requests a tick. Returns `false` if the thread is to end.
+    /// Sleeps for `nanoseconds`. Meanwhile serves requests, and allocations that ask the helper for
+    /// a drain. Ends early if a call requests a tick. Returns `false` if the thread is to end.
     pub(crate) fn nap(&self, mm: &Mm<P>, nanoseconds: u64) -> bool {
         let end = clock::precise() + nanoseconds;
         loop {
@@ -276,8 +279,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Sleeps until a call wakes the thread or a request was answered. Meanwhile serves the helper,
-    /// and a limit that follows the container.
+    /// Sleeps until a call wakes the thread or a request was answered. Meanwhile serves allocations
+    /// that ask the helper for a drain, and looks at the container if the limit follows it.
     pub(crate) fn sleep_until_woken(&self, mm: &Mm<P>) {
         loop {
             let rung = self.objects.helper.rung();
@@ -290,8 +293,9 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Sleeps until the bell has rung more often than `rung`, or another process writes a request
-    /// to `channel`. Where the kernel cannot wait for both, a request is found at the next wake-up.
+    /// Sleeps until the bell's value is no longer `rung`, another process writes a request to
+    /// `channel`, or `nanoseconds` are over. If the kernel cannot wait for both words, the thread
+    /// finds a request at its next wake-up.
     fn sleep(&self, rung: u32, nanoseconds: Option<u64>, channel: Option<&ControlChannel>) {
         let bell = (self.objects.helper.bell(), rung);
         let taken = self.page.taken.load(Ordering::Relaxed);

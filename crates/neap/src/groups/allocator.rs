@@ -1,6 +1,6 @@
 //! Collections whose memory a group pays for, in any thread.
 //!
-//! With the feature `allocator-api2`. No state and no locks of its own; see [`InGroup`].
+//! This module needs the feature `allocator-api2`. It has no state and no lock. See [`InGroup`].
 
 use super::Group;
 use crate::process::PROCESS;
@@ -14,9 +14,9 @@ pub type GroupVec<T> = allocator_api2::vec::Vec<T, InGroup>;
 /// [`Group::allocator`] returns it.
 ///
 /// Use it with collections of `allocator_api2`, and with others that take its allocators, such as
-/// hashbrown's maps. The charge ends when the memory is freed, in any thread.
-/// It goes beyond a limit, and is counted, unless `NEAP=refuse:on` is set. After the group's
-/// deletion its heir pays.
+/// hashbrown's maps. The charge ends when any thread frees the memory. A charge beyond a limit
+/// succeeds, and is counted, unless `NEAP=refuse:on` is set. After the group's deletion its heir is
+/// charged.
 ///
 /// The process needs no [`Neap`](crate::Neap) as its global allocator. After the first allocation
 /// every thread's malloc checks whether the thread is in a group, until the process ends.
@@ -33,7 +33,7 @@ pub type GroupVec<T> = allocator_api2::vec::Vec<T, InGroup>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Source: the trait `Allocator` of Rust, by the crate `allocator-api2`.
+/// It implements Rust's unstable trait `Allocator` in the form of the crate `allocator-api2`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InGroup(Group);
 
@@ -45,7 +45,8 @@ impl Group {
 }
 
 impl InGroup {
-    /// Calls `allocate` with this thread in the group. It returns null or `layout.size()` bytes.
+    /// Calls `allocate` with this thread in the group. `allocate` returns null, or memory of at
+    /// least `layout.size()` bytes.
     fn paid(self, layout: Layout, allocate: impl FnOnce() -> *mut u8) -> Result<NonNull<[u8]>, AllocError> {
         let before = PROCESS.enter(Some(self.0.0));
         let memory = allocate();
@@ -110,7 +111,7 @@ unsafe impl Allocator for InGroup {
     }
 }
 
-/// A pointer that is aligned for `layout` and to no memory.
+/// Returns a pointer that is aligned for `layout` and leads to no memory.
 fn dangling(layout: Layout) -> NonNull<u8> {
     NonNull::without_provenance(core::num::NonZero::new(layout.align()).unwrap_or(core::num::NonZero::<usize>::MIN))
 }

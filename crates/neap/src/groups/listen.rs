@@ -1,8 +1,9 @@
 //! Events of groups for closures and for async programs.
 //!
 //! # Concurrency
-//! A closure lives as long as its handle or a call of it, whichever is longer: a call may drop the
-//! handle of its own closure. Otherwise dropping the handle waits until the call has returned.
+//! A closure lives until its handle is dropped and no call of the closure runs. A call may drop the
+//! handle of its own closure. Dropping the handle elsewhere waits until a running call has
+//! returned.
 
 extern crate std;
 
@@ -18,8 +19,9 @@ impl Group {
     /// Calls a closure at events of the group and those below it, until the returned handle is
     /// dropped or the group is gone. The closure is also called when the group goes.
     ///
-    /// It is called on neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be
-    /// none, by one thread at a time. It may do anything. A panic ends that call alone.
+    /// neap's thread calls the closure. Where neap can have no thread,
+    /// [`Mm::tick`](crate::mm::Mm::tick) does. Only one thread calls it at a time. The closure may
+    /// do anything. A panic ends only the call in which it happens.
     ///
     /// ```
     /// use neap::groups::{Bound, Event, Group};
@@ -48,8 +50,8 @@ impl Group {
 
     /// Returns the events of the group and those below it, from now on, one after the other.
     ///
-    /// Events of one kind between two polls are told as one, with their number. So it needs little
-    /// memory, however seldom it is polled.
+    /// Events of one kind between two polls are returned as one, with their number. So the result
+    /// needs little memory, however seldom the program polls it.
     ///
     /// ```no_run
     /// # async fn watch() -> Result<(), Box<dyn std::error::Error>> {
@@ -91,8 +93,8 @@ impl core::fmt::Debug for Listening {
 /// Calls the closure at the address `context`.
 fn call<F: Fn(EventDelta)>(context: usize, happened: EventDelta) {
     let listener = with_exposed_provenance::<F>(context);
-    // SAFETY: `Arc::as_ptr` returned the address. Its handle keeps one reference until no call
-    // begins any more, and this call takes another, so the closure outlives it.
+    // SAFETY: `Arc::as_ptr` returned the address. `Listening` keeps one reference until no call
+    // begins any more. This call takes another one, so the closure outlives the call.
     let listener = unsafe {
         Arc::increment_strong_count(listener);
         Arc::from_raw(listener)
@@ -101,7 +103,7 @@ fn call<F: Fn(EventDelta)>(context: usize, happened: EventDelta) {
     let _ = catch_unwind(AssertUnwindSafe(|| listener(happened))).map_err(core::mem::forget);
 }
 
-/// Events that were told and not taken.
+/// Events that the closure was called for, and that no poll has returned yet.
 #[derive(Default)]
 struct Waiting {
     numbers: [u64; Event::ALL.len()],

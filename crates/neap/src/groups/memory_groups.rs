@@ -1,6 +1,7 @@
-//! The groups of a manager: made at first use, guarded by the fork gate, ticked by maintenance.
+//! The groups of a manager. They are made at first use. Threads use them inside the fork gate. A
+//! tick does their deferred work.
 //!
-//! Unused groups cost one load in a tick. No lock of its own.
+//! If no groups were made, a tick only finds that. This module has no lock.
 
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
@@ -57,7 +58,7 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
     }
 
     fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
-        // Lists first: then shrinkers are asked for objects of the parent.
+        // Lists first. After the next step, shrinkers are asked for objects of the parent.
         Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
         if let Some(reclaim) = self.core().reclaim.get() {
             reclaim.shrinkers.offline(self, child.slot, parent.slot);
@@ -105,7 +106,7 @@ impl<P: Platform> Mm<P> {
         // SAFETY: `repay` gets the manager that the objects belong to. An open manager does not
         // move, and outlives its objects.
         unsafe { core.objects.uncharger.open(repay::<P>, core::ptr::from_ref(self).cast()) };
-        // Outside the gate: making the groups passes it.
+        // Outside the gate, since `Groups::open` enters it.
         let mut made = Some(Groups::open(&source)?);
         let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(GroupError::NoMemory)));
         if let Some(second) = made {
@@ -139,8 +140,8 @@ impl<P: Platform> Mm<P> {
         self.stocks().is_some_and(|(platform, groups)| groups.give(platform, payer, bytes))
     }
 
-    /// Returns the parts that stocks need. Fewer than those of [`Grouped`], so a fast path builds
-    /// none of it in memory.
+    /// Returns the parts that stocks need. They are fewer than those of [`Grouped`], so that a fast
+    /// path does not build a [`Grouped`] in memory.
     #[inline(always)]
     fn stocks(&self) -> Option<(&P, &Groups)> {
         let core = self.core_if_open()?;
@@ -259,7 +260,8 @@ impl<'m, P: Platform> Grouped<'m, P> {
     pub fn delete(&self, id: GroupId) -> Result<(), GroupError> {
         self.groups.delete(&self.source, id)?;
         self.source.after(Wait::Long);
-        // Ticks end its remains. Without a thread that ticks, as much as possible is ended here.
+        // Ticks free the remains of the group. If no thread ticks, this call frees as much of them
+        // as possible.
         if !self.source.has_thread() {
             let lists = &self.source.core().lists;
             let site = Site { host: &self.source, groups: self.groups, lists };
@@ -301,7 +303,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// [`Groups::reset_peak`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Groups::reset_peak`].
     pub fn reset_peak(&self, id: GroupId) -> Result<u64, GroupError> {
         self.groups.reset_peak(&self.source, id)
     }
@@ -348,14 +350,14 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups
     }
 
-    /// Returns a handle of the groups whose charges at a limit may run callbacks in their own
-    /// thread: those of shrinkers that allow it.
+    /// Returns a handle of the groups with which a charge at a limit may call shrinkers in the
+    /// charging thread. Only shrinkers that allow it are called so.
     pub fn inline(&self) -> Grouped<'m, P> {
         Grouped { source: self.source.with(Manner::Inline), ..*self }
     }
 
-    /// Returns a handle of the groups for calls that may hold a lock of the C library: they make no
-    /// thread.
+    /// Returns a handle of the groups for threads that may hold a lock of the C library. Calls with
+    /// it make no thread.
     pub(crate) fn quietly(&self) -> Grouped<'m, P> {
         Grouped { source: self.source.with(Manner::Quiet), ..*self }
     }
@@ -375,14 +377,14 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.fences()
     }
 
-    /// Charges bytes ([`Groups::charge`]), and delays the caller for as long as that says.
+    /// Charges bytes ([`Groups::charge`]), and delays the caller for the time that this returns.
     ///
     /// # Errors
     /// Those of [`Groups::charge`].
     #[inline]
     pub fn charge(&self, payer: Payer, bytes: u64, how: OnLimit) -> Result<(), Refusal> {
-        // A callback of reclaim may use the reserve: it may need a smaller copy before the original
-        // is freed.
+        // A callback of a shrinker may use the reserve. It may have to make a smaller copy before
+        // it frees the original.
         let how = if how == OnLimit::Refuse && is_calling() { OnLimit::Reserve } else { how };
         match self.groups.charge(&self.source, payer, bytes, how) {
             Ok(0) => Ok(()),
@@ -398,7 +400,8 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// the group is below it again.
     #[cold]
     fn hold_up(&self, payer: Payer, delay: u64) {
-        // A callback of a shrinker does not wait: it is what brings the group below its `high`.
+        // A callback of a shrinker is not delayed, since the memory that it frees brings the group
+        // below its `high`.
         if is_calling() {
             return;
         }
@@ -428,8 +431,8 @@ impl<'m, P: Platform> Grouped<'m, P> {
     }
 
     /// Charges bytes, and waits for room ([`Groups::charge_or_wait`]). Then delays the caller for
-    /// as long as that says, but not beyond the deadline. In a callback of a shrinker it does not
-    /// wait.
+    /// the time that this returns, but not beyond the deadline. In a callback of a shrinker,
+    /// charges without waiting.
     ///
     /// # Errors
     /// Those of [`Groups::charge_or_wait`].
@@ -446,14 +449,14 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Ok(())
     }
 
-    /// [`Groups::charge_async`]. Makes neap's thread if need be: it has to tick.
+    /// [`Groups::charge_async`]. Makes neap's thread if need be, since the charge needs ticks.
     pub fn charge_async(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'m, Source<'m, P>> {
         self.source.want_thread();
         // A poll does not wait.
         self.groups.charge_async(self.source.with(Manner::Post), payer, bytes, deadline)
     }
 
-    /// [`Groups::subscribe`]. Makes neap's thread if need be: it has to tick.
+    /// [`Groups::subscribe`]. Makes neap's thread if need be, since a tick calls the listener.
     ///
     /// # Errors
     /// Those of [`Groups::subscribe`].

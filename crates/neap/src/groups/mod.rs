@@ -1,7 +1,7 @@
 //! Memory groups of this process: usage by tenant, with limits that can change at any moment.
 //!
-//! A group is a node of a tree with a path such as `tenant/acme`. Memory of any origin is charged
-//! to it by hand, by a [`Charge`] that takes it back when it is dropped. A charge beyond a `max` is
+//! A group is a node of a tree, with a path such as `tenant/acme`. The program charges memory of
+//! any origin to a group by a [`Charge`], which ends when it is dropped. A charge beyond a `max` is
 //! refused, with an error that names the groups that hold the memory.
 //!
 //! The groups are made at first use. All functions can be called from any thread, at any time, but
@@ -27,7 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Source: the memory cgroups of Linux, by idea.
+//! The idea is from Linux: memory cgroups.
 
 use crate::groups::memory_groups::Grouped;
 pub use crate::groups::payers::{payer_at, payer_of};
@@ -71,8 +71,8 @@ fn here() -> Result<Grouped<'static, Linux>, GroupError> {
     PROCESS.groups()
 }
 
-/// The process's groups, if they were made. A caller that knows a group other than the root can
-/// rely on that.
+/// Returns the process's groups, if they were made. A caller that has a group other than the root
+/// knows that they were.
 #[inline]
 pub(crate) fn made() -> Result<Grouped<'static, Linux>, GroupError> {
     PROCESS.groups_if_made().ok_or(GroupError::NoSuchGroup)
@@ -148,8 +148,9 @@ impl Group {
         made_or_here(self)?.delete(self.0)
     }
 
-    /// Returns the group that has its charges and list items: itself, or the next group above that
-    /// exists once it is deleted. `None` once no charge is left that was made to a deleted group.
+    /// Returns the group that has this group's charges and list items: itself or, once it is
+    /// deleted, the nearest group above that exists. `None` if the group is deleted and no charge
+    /// to it is left.
     pub fn heir(self) -> Option<Group> {
         made_or_here(self).ok()?.heir(self.0).map(Group)
     }
@@ -245,9 +246,9 @@ impl Group {
         }
     }
 
-    /// Charges bytes to the group and all above it. Beyond a `max` the charge asks for memory, then
-    /// drains stocks, then is refused. Above a `high` it takes up to two seconds.
-    /// [`Group::request`] has all choices.
+    /// Charges bytes to the group and all above it. A charge beyond a `max` first drains stocks,
+    /// then runs reclaim, and is refused if there is still no room. A charge above a `high` takes
+    /// up to two seconds. [`Group::request`] has all options of a charge.
     ///
     /// # Errors
     /// See [`ChargeError`]; nothing is charged then.
@@ -312,9 +313,9 @@ impl Group {
 
     /// Puts this thread into the group until the returned guard is dropped.
     ///
-    /// All that the thread allocates meanwhile is charged to the group: through `malloc`, Rust's
-    /// collections or C++, where neap is their allocator. The charge ends when the memory is freed,
-    /// by whichever thread. It goes beyond a limit, and is counted, unless `NEAP=refuse:on` is set.
+    /// All memory that the thread allocates meanwhile is charged to the group: by `malloc`, Rust's
+    /// collections or C++, where neap is their allocator. The charge ends when any thread frees the
+    /// memory. A charge beyond a limit succeeds, and is counted, unless `NEAP=refuse:on` is set.
     /// Guards may be dropped in any order.
     ///
     /// After the first call every thread's malloc checks whether the thread is in a group, until
@@ -345,15 +346,15 @@ impl Group {
 
     /// Makes an owner of [per-CPU data](crate::percpu) that is charged to the group.
     ///
-    /// * Each allocation is charged with all its copies until it is freed, by whichever thread. At
-    ///   a limit it is refused ([`Refused::Charge`](crate::percpu::Refused::Charge)).
+    /// * All copies of an allocation are charged until any thread frees it. At a limit the
+    ///   allocation is refused ([`Refused::Charge`](crate::percpu::Refused::Charge)).
     /// * The owner's data shares pages with no other owner's, as far as possible. So [closing
     ///   it](crate::percpu::close_owner), which the caller owes, empties pages.
     /// * Once the group is deleted the owner keeps its data, which is charged to the heir, and gets
     ///   no more.
     /// * An allocation with [`Wait::Never`](crate::percpu::Wait::Never) is charged from the stock
-    ///   of its CPU and the room below the limits. It makes no room, and stocks of other CPUs, up
-    ///   to 256 KiB each, do not count.
+    ///   of its CPU and the room below the limits. It runs no reclaim, and does not use the stocks
+    ///   of other CPUs, which have up to 256 KiB each.
     ///
     /// ```
     /// use neap::groups::Group;
@@ -391,9 +392,8 @@ impl Group {
     }
 }
 
-/// A guard of [`Group::enter`]: the thread is in the group until this is dropped, or it enters
-/// another. A thread is in the group that it entered last among those whose guards exist, in
-/// whichever order guards are dropped.
+/// A guard of [`Group::enter`]. Of the groups that a thread has entered and whose guards exist, it
+/// is in the group that it entered last. Guards may be dropped in any order.
 #[derive(Debug)]
 #[must_use = "the thread leaves the group when this is dropped"]
 pub struct Entered {
@@ -402,9 +402,9 @@ pub struct Entered {
     stays: PhantomData<*const ()>,
 }
 
-/// State of a guard. The frames of a thread are a list, latest first; the thread's own word leads
-/// to it. A guard that is dropped before a later one leaves its frame, which is freed with the
-/// frames above it.
+/// State of a guard. The frames of a thread are a list, latest first. The thread-local word
+/// [`guards`] has the address of the first. If a guard is dropped before a later one, its frame
+/// stays until the later guard is dropped.
 #[derive(Debug)]
 struct Frame {
     /// The word of the group that the thread was in before.
@@ -420,7 +420,7 @@ impl Entered {
     /// # Errors
     /// [`GroupError::NoMemory`].
     fn new(group: GroupId) -> Result<Entered, GroupError> {
-        // Charged to no group.
+        // The frame is charged to no group.
         let outside = PROCESS.enter(None);
         let memory = PROCESS.allocate(size_of::<Frame>());
         PROCESS.leave(outside);
@@ -531,8 +531,7 @@ impl Charge {
         Group(self.payer.id())
     }
 
-    /// Moves some of the bytes into a charge of their own. `None`, and no change, if there are
-    /// fewer.
+    /// Moves `bytes` bytes into a new charge. `None`, and no change, if this charge has fewer.
     pub fn split(&mut self, bytes: u64) -> Option<Charge> {
         self.bytes = self.bytes.checked_sub(bytes)?;
         Some(Charge { payer: self.payer, bytes })

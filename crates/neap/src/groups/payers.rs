@@ -4,10 +4,10 @@
 //!
 //! A block of up to 32 KiB is an object of a slab. Its start follows from the start of the slab and
 //! the size of the class, and its state byte says whether a group pays. A larger block is a run,
-//! whose payer is in the frame of its first page. A run's other pages do not lead to the first one,
-//! so they have no answer.
+//! whose payer is in the frame of its first page. The frames of a run's other pages do not lead to
+//! the first one, so neap does not find the payer from an address on them.
 //!
-//! Takes no lock.
+//! This module takes no lock.
 
 use crate::groups::{Group, made};
 use crate::mm::Mm;
@@ -20,11 +20,11 @@ use neap_os::memory::untagged;
 
 impl<P: Platform> Mm<P> {
     /// Returns the payer of the block of this manager that an address lies in. `None` if no group
-    /// pays for it, for memory of another origin, and behind the first page of a block above
-    /// 32 KiB.
+    /// pays for the block, if the memory is not this manager's, or behind the first page of a block
+    /// above 32 KiB.
     ///
     /// # Safety
-    /// Memory of this manager at `pointer` lies in a block that is not freed during the call.
+    /// If `pointer` leads into a block of this manager, the block is not freed during the call.
     pub unsafe fn payer_at(&self, pointer: *const u8) -> Option<Payer> {
         let core = self.core_if_open()?;
         let pointer = untagged(pointer.cast_mut()).cast_const();
@@ -87,7 +87,7 @@ pub fn payer_of<T: ?Sized>(value: &T) -> Option<Group> {
 /// Returns the group that pays for the memory at an address, as [`payer_of`] does.
 ///
 /// # Safety
-/// Memory of neap at `pointer` lies in a block that is not freed during the call.
+/// If `pointer` leads into a block of neap, the block is not freed during the call.
 pub unsafe fn payer_at(pointer: *const u8) -> Option<Group> {
     // SAFETY: the block is not freed during the call (the caller's promise).
     living(unsafe { PROCESS.payer_at(pointer) }?)

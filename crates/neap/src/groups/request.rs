@@ -64,7 +64,7 @@ impl ChargeRequest {
     /// Allows shrinker calls in this thread, which must hold no lock that shrinkers take.
     ///
     /// Only shrinkers that [allow](crate::reclaim::Builder::inline) it are called. A future calls
-    /// none.
+    /// no shrinker.
     pub const fn inline(self) -> Self {
         ChargeRequest { inline: true, ..self }
     }
@@ -104,8 +104,8 @@ impl ChargeRequest {
     /// above a `high` takes up to two seconds.
     ///
     /// # Errors
-    /// See [`ChargeError`]; nothing is charged then. With [`ChargeRequest::overcharge`] it fails
-    /// only if the group is deleted, or its usage would exceed `i64::MAX` bytes.
+    /// See [`ChargeError`]; nothing is charged then. With [`ChargeRequest::overcharge`] the charge
+    /// fails only if the group is deleted, or if its usage would exceed `i64::MAX` bytes.
     #[inline]
     pub fn now(self) -> Result<Charge, ChargeError> {
         // The stock comes first, with all arguments in registers. Arguments in memory would stall

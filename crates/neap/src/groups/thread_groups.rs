@@ -1,9 +1,10 @@
-//! Groups for the threads of a program that uses no groups itself: one by name, or one for each.
+//! Groups for the threads of a program that uses no groups itself: one group for each name of
+//! threads, or one for each thread.
 //!
-//! A thread comes here when its group is not known yet, or has nothing stocked. Programs name
-//! threads late, and some again. So a thread that needs a new stock is looked at again, and moves
-//! to the group of its current name. A group that was made for one thread is deleted at a tick
-//! after its thread has ended. No lock of its own.
+//! A thread comes here with an allocation on the slow path: it is in no group yet, or its group has
+//! no stock left on this CPU. Programs name threads some time after their start, and some rename
+//! them. So each time the thread moves to the group of its current name. A group that was made for
+//! one thread is deleted at a tick after the thread has ended. This module has no lock.
 
 use crate::groups::memory_groups::Grouped;
 use crate::mm::Mm;
@@ -19,7 +20,7 @@ use neap_os::{stack, thread};
 fn name_of_thread(how: ThreadGroups) -> Line {
     let (name, length) = thread::own_name();
     let mut line = Line::new();
-    // A line takes all that is written.
+    // A write to a line returns no error.
     for &byte in &name[..length] {
         let _ = line.write_char(if byte.is_ascii_graphic() && byte != b'/' { byte.into() } else { '_' });
     }
@@ -33,8 +34,9 @@ fn name_of_thread(how: ThreadGroups) -> Line {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Puts the calling thread into the group of its name, unless it has entered one itself. On a
-    /// stack of its own: a new group is charged, and reclaim for that goes deep.
+    /// Puts the calling thread into the group of its name, unless it has entered a group itself.
+    /// Runs on a separate stack: making a group charges memory, and reclaim for that needs a deep
+    /// stack.
     #[cold]
     pub(crate) fn put_thread_into_group(&self, how: ThreadGroups) {
         let _ = stack::apart(|| self.put_into_group(how));
@@ -82,7 +84,8 @@ impl<P: Platform> Grouped<'_, P> {
         let mut child = self.next_child(GroupId::ROOT, None);
         while let Some(id) = child {
             child = self.next_child(GroupId::ROOT, Some(id));
-            // Not by its name, which may be that of a group of the program.
+            // `thread_of` decides, not the group's name, which may be that of a group of the
+            // program.
             if self.groups().thread_of(self.source(), id).is_some_and(|thread| !thread::exists(thread)) {
                 // A group with groups of the program below it stays.
                 let _ = self.delete(id);

@@ -1,12 +1,12 @@
 //! The report of a misuse: lines on standard error, written by one call.
 //!
 //! # Design
-//! A stack is a copy of bytes. Of its words, the report shows those that lie in code, behind an
-//! instruction that calls. So a call that has ended before may be shown, too. Each address comes
-//! with its file and its distance from the start of that, as debuggers take it.
+//! A stack was kept as a copy of its bytes. The report shows each word that is an address in code
+//! behind a call instruction. So it may also show calls that had returned before. Each address is
+//! followed by its file and the distance from that file's first mapping, as debuggers take it.
 //!
-//! Runs on a stack of its own, with buffers in memory that it maps, takes no lock, and allocates
-//! nothing: the process has failed, in any function.
+//! The process may have failed in any function. So the report runs on a separate stack, maps memory
+//! for its buffers, takes no lock, and allocates nothing.
 
 use crate::state::guard::trail::Caller;
 use crate::state::guard::{FoundMisuse, Misuse};
@@ -19,14 +19,14 @@ use neap_os::{fatal, memory, stack};
 const BYTES: usize = 24 << 10;
 /// Most calls that are shown of a stack.
 const CALLS: usize = 32;
-/// Most mappings with code, bytes of their names, and bytes of one that are shown.
+/// Most mappings with code, most bytes of all their names, and most bytes of one name.
 const CODES: usize = 512;
 const NAMES: usize = 24 << 10;
 const NAME: usize = 160;
-/// Bytes of the kernel's text that are read at a time.
+/// Bytes of `/proc/self/maps` that are read at a time.
 const LINES: usize = 4 << 10;
 
-/// By what a misuse was found.
+/// The event that revealed a misuse.
 pub(super) enum Call<'a> {
     /// A function of malloc's family.
     Function(&'a str),
@@ -43,9 +43,9 @@ pub(super) fn report(found: &FoundMisuse<'_>, call: &Call<'_>, caller: &Caller) 
             // The memory stays until the process ends.
             let Buffers { text, code, lines } =
                 unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Buffers>(room) };
-            // There are none without `/proc`.
+            // Without `/proc`, no mapping is known.
             let _ = mappings::each_own(lines, &mut |mapping, _| code.note(mapping));
-            // Where the text is longer than its room, its start is written.
+            // If the text is longer than its buffer, only its start is written.
             let _ = describe(text, code, found, call, caller);
             fatal::write_all(text.bytes.get(..text.length).unwrap_or_default());
         })
@@ -59,7 +59,7 @@ pub(super) fn report(found: &FoundMisuse<'_>, call: &Call<'_>, caller: &Caller) 
 struct Buffers {
     text: Text,
     code: Code,
-    /// Text of mappings.
+    /// Text of `/proc/self/maps`.
     lines: [u8; LINES],
 }
 
@@ -74,7 +74,8 @@ fn describe(text: &mut Text, code: &Code, found: &FoundMisuse<'_>, call: &Call<'
         code.write(text, at.instruction)?;
         at.link.filter(|&link| code.is_call(link)).map_or(Ok(()), |link| code.write(text, link))?;
     }
-    // SAFETY: the caller's stack is that of this thread, which goes on when the report is written.
+    // SAFETY: `caller` has the stack of this thread, which uses it again only after the report is
+    // written.
     code.write_calls(text, |each| unsafe { caller.each_word(each) })?;
     if found.slot.start() > 0 {
         writeln!(text, "neap: allocated by thread {}:", found.slot.allocated.thread())?;
@@ -153,14 +154,15 @@ struct Code {
     count: usize,
     names: [u8; NAMES],
     named: usize,
-    /// Name of the mapping that was read last, its length, and the address of its file's first one.
+    /// Name of the mapping that was read last, its length, and the address of the first mapping of
+    /// that file.
     last: [u8; NAME],
     last_length: usize,
     base: usize,
 }
 
 impl Code {
-    /// Notes a mapping of the process, which lies above those before.
+    /// Records a mapping of the process. It lies above the mappings that were recorded before.
     fn note(&mut self, mapping: &Mapping<'_>) {
         let name = mapping.name.get(..NAME).unwrap_or(mapping.name);
         if self.last.get(..self.last_length) != Some(name) || name.is_empty() {

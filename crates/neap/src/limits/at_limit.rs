@@ -3,14 +3,14 @@
 //! # Design
 //! While allocations are sampled, a heap profile is written to a [file](super::heap_profile):
 //! 1. before an allocation is refused: by a limit, by a group with `refuse:on`, or by the system;
-//! 2. when the container's pressure becomes [`Imminent`](Pressure::Imminent), where neap looks.
+//! 2. when a look finds that the container's pressure has become [`Imminent`](Pressure::Imminent).
 //!
-//! neap's thread writes it. A refused allocation waits for that at most a second, since the program
-//! may end by the refusal. In a process with one thread or without neap's, the call writes it.
-//! There is at most one file, or failure, in a minute.
+//! neap's thread writes the file. A refused allocation waits at most a second for it, since the
+//! program may end after the refusal. In a process with one thread, or without neap's thread, the
+//! call itself writes the file. neap tries to write a file at most once in a minute.
 //!
 //! # Locking
-//! None while a file is written. One thread writes at a time.
+//! No lock is held while a file is written. The flag `is_writing` lets one thread write at a time.
 
 use crate::limits::heap_profile::{self, Occasion};
 use crate::mm::{Core, Mm};
@@ -30,8 +30,8 @@ const NAP: u64 = 1_000_000;
 const NAPS: u64 = PATIENCE / NAP;
 
 impl<P: Platform> Core<P> {
-    /// Whether a file may be written now. Relaxed: a thread that reads an older time finds the new
-    /// one before it writes.
+    /// Whether a file may be written now. The load is Relaxed: `write_wanted_profile` checks again
+    /// once its thread is the only writer.
     fn may_write_profile(&self, mm: &Mm<P>) -> bool {
         if self.options.profile_at_limit.as_c_str().is_none() || !mm.profile.is_on() {
             return false;
@@ -50,7 +50,7 @@ impl<P: Platform> Core<P> {
         self.at_limit.wanted.store(Reason::Refused as u32, Ordering::Relaxed);
         if self.objects.platform.may_fence() || !self.background.has_thread() {
             self.write_wanted_profile(mm);
-            // Another thread may be at it.
+            // Another thread may be writing a file.
             for _ in 0..NAPS {
                 if !self.at_limit.is_writing.load(Ordering::Relaxed) {
                     break;
@@ -72,7 +72,7 @@ impl<P: Platform> Core<P> {
     /// Writes a heap profile if one is wanted and may be written.
     pub(crate) fn write_wanted_profile(&self, mm: &Mm<P>) {
         let at_limit = &self.at_limit;
-        // Relaxed: the words by which one thread is chosen publish nothing but themselves.
+        // Relaxed: `wanted` publishes no other data.
         if at_limit.wanted.load(Ordering::Relaxed) == 0 || at_limit.is_writing.swap(true, Ordering::Acquire) {
             return;
         }
@@ -89,7 +89,7 @@ impl<P: Platform> Core<P> {
             mm.ticked();
             at_limit.last.store(self.objects.platform.precise().max(1), Ordering::Relaxed);
         }
-        at_limit.is_writing.store(false, Ordering::Release); // Pairs with the Acquire above: `last`.
+        at_limit.is_writing.store(false, Ordering::Release); // Pairs with the Acquire above; publishes `last`.
     }
 
     fn write_profile(&self, mm: &Mm<P>, reason: Reason) -> Result<(), Errno> {

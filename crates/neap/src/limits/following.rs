@@ -1,37 +1,39 @@
 //! A limit that follows the container: `limit:auto`, and a percentage.
 //!
 //! # Design
-//! A *look* reads how much the nearest limit of a container or of the machine leaves
-//! ([`Platform::room`]), and sets the manager's limit in bytes by it ([`limit_for`]). So the budget
-//! of the page layer is the sensor of fast growth: an allocation that comes to the limit first has
-//! another look made, then has memory given back, and only then goes beyond the limit, or fails
-//! with `refuse:on`. An allocation waits at most 100 ms for neap's thread, with `refuse:on` a
-//! second.
+//! A *look* reads how much room the nearest limit of a container or of the machine leaves
+//! ([`Platform::room`]). From this it computes the manager's limit in bytes ([`limit_for`]). The
+//! page layer refuses growth beyond the limit, so neap notices fast growth between two looks. An
+//! allocation at the limit first requests another look, then asks shrinkers and drains caches. Only
+//! then it raises the limit, or fails with `refuse:on`. It waits at most 100 ms for the look of
+//! neap's thread, or a second with `refuse:on`.
 //!
 //! | when | by | how often |
 //! |---|---|---|
 //! | ticks | neap's thread | four times a second |
-//! | while it would sleep | neap's thread | once a second |
-//! | ticks | calls, in a process without neap's thread | once a second |
-//! | an allocation is at the limit | neap's thread; calls without it or with one thread | always |
+//! | while neap's thread sleeps without ticks | neap's thread | once a second |
+//! | ticks in a process without neap's thread | calls of the program | once a second |
+//! | an allocation at the limit | neap's thread; the call without it or with one thread | always |
 //!
-//! Looks follow each other every 50 ms while the container has too little, its limit falls, or
-//! other memory grows so that the room ends soon, and for a second after that. A fall is expected
-//! to go on: reclaim starts before the margin is used, and a heap grows the less the faster the
-//! room falls.
+//! Looks follow each other every 50 ms while the container has too little room, its limit falls, or
+//! its other memory grows so fast that the room ends soon. They do so for a second longer. neap
+//! expects a fall of the room to go on. So reclaim starts before the margin is used, and a faster
+//! fall leaves a heap less to grow.
 //!
-//! Several processes share what a container leaves, without knowing each other: each takes and
-//! gives its own share of the used memory. A small one may take a sixteenth of the spare.
+//! Several processes share the room of a container without knowing each other. The share of a
+//! process is its part of the used memory. It takes its share of spare room, and gives back its
+//! share of missing bytes. A small process may take a sixteenth of the spare room.
 //!
-//! A listener of [`Event::Container`] has looks made at the same times, also without a limit that
-//! follows ([`headroom`](crate::limits::headroom)).
+//! If the program listens to [`Event::Container`], the first three kinds of looks in the table are
+//! made even if the limit does not follow the container ([`headroom`](crate::limits::headroom)).
 //!
-//! A limit that falls below the use starts reclaim at once ([`Core::reach_limit`]). The next look
-//! starts it again while the container has too little.
+//! If the heap is above a limit that follows the container after such a look, reclaim starts at
+//! once ([`Core::reach_limit`]). It starts again after each further look while the heap stays
+//! above.
 //!
 //! # Locking
-//! The mutex of a [change](crate::options::change), inside the gate. A look holds no lock while it
-//! reads.
+//! A look takes the mutex of a [change](crate::options::change), inside the gate, to set the limit.
+//! It holds no lock while it reads the container's files.
 
 use crate::limits::limit::{Following, is_near};
 use crate::mm::{Core, Mm};
@@ -47,22 +49,24 @@ use neap_os::stack;
 const PATIENCE: u64 = 100_000_000;
 /// Nanoseconds of such a wait with `refuse:on`, where the allocation fails without a look.
 const REFUSAL_PATIENCE: u64 = 1_000_000_000;
-/// A part of the limit, and bytes: a smaller change is not worth its cost.
+/// The least change of the limit that is put in force: one in so many of its bytes, or so many
+/// bytes if that is more.
 const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
-/// The part of the spare room that a process may take whose own share is smaller.
+/// The part of the spare room, one in so many bytes, that a process may take even if its share is
+/// smaller.
 const LEAST_SHARE: u64 = 16;
 /// A heap that is below its limit by at most this part of its size gives memory as if it were at
 /// the limit.
 const SLACK: u64 = 8;
-/// Bytes by which the limit is passed at a time, beyond what an allocation needs.
+/// Bytes by which `pass_limit` raises the limit beyond the need of the allocation.
 const BEYOND: u64 = 8 << 20;
 /// Most tries to pass the limit for one allocation.
 const PASSES: u32 = 16;
 
-/// What a limit that follows the container is set by, beside its room.
+/// The numbers from which [`limit_for`] computes a limit, beside the container's room.
 #[derive(Clone, Copy)]
 struct Terms {
-    /// Most of the smallest limit, in hundredths.
+    /// Hundredths of the smallest limit that the heap may have.
     percent: u8,
     /// Bytes that stay free.
     reserve: u64,
@@ -74,14 +78,16 @@ struct Terms {
     kept: u64,
 }
 
-/// The limit of a heap with `own` bytes, in a container that leaves `room`: what it has and its
-/// share of the spare room, or without its share of what is missing.
+/// Returns the limit of a heap with `own` bytes in a container that leaves `room`. It is the size
+/// of the heap plus its share of the spare room, or minus its share of the missing bytes.
 ///
-/// Processes look one after the other. If each gave its whole share of what is missing then, the
-/// first would give most. So a heap that is not almost alone gives half of it at each look.
+/// Processes look one after the other. If each gave its whole share of the bytes that are missing
+/// at its look, the first process would give most. So a heap that is not almost alone gives half of
+/// its share at each look.
 ///
-/// A heap that reclaim has taken below its limit has that limit. If each look began at its size, it
-/// would give these bytes at each look, too, and they are a larger part of a small heap.
+/// Reclaim takes a heap some bytes below its limit. If each look computed from the size of that
+/// heap, the heap would give these bytes at each look, too. They are a larger part of a small heap.
+/// So a look computes from the previous limit if the heap is only a little below it.
 fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
     let Terms { percent, reserve, fall, before, kept } = terms;
     let used = room.used.max(own).max(1);
@@ -124,8 +130,8 @@ impl<P: Platform> Core<P> {
         self.settings.follows().is_some() || is_heard()
     }
 
-    /// Looks if the last look is `period` nanoseconds ago, or less in a hurry. Returns the
-    /// nanoseconds until the next if none was made.
+    /// Looks if the last look is `period` nanoseconds ago, or 50 ms in a hurry. If the last look is
+    /// more recent, returns the nanoseconds until the next one.
     pub(crate) fn look_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
         // Precise: a sleep ends by the precise clock. By a coarse time the look would not be due
         // yet, and the thread would sleep for moments until the coarse clock goes on.
@@ -139,8 +145,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// Looks for a limit that follows the container, or for a listener, if the last look is
-    /// `period` nanoseconds ago, or less in a hurry. Returns the nanoseconds until the next; `None`
-    /// if neither exists.
+    /// `period` nanoseconds ago, or 50 ms in a hurry. Returns the nanoseconds until the next look.
+    /// `None` if there is no such limit and no listener.
     pub(crate) fn follow_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
         if !self.is_looking() {
             return None;
@@ -151,14 +157,14 @@ impl<P: Platform> Core<P> {
         if self.settings.follows().is_some() && (1..self.counted()).contains(&self.settings.limit()) {
             // Calls of the program may come here, from a small stack.
             stack::apart(|| self.reach_limit(mm));
-            // Ticks go on with it.
+            // The next ticks go on with the reclaim.
             self.come_soon();
         }
         self.write_wanted_profile(mm);
         Some(self.following.period(period))
     }
 
-    /// Makes a look if an allocation waits for one. By neap's thread.
+    /// Makes a look if an allocation waits for one. neap's thread calls this.
     pub(crate) fn look_for_allocation(&self, mm: &Mm<P>) {
         if self.following.wanted.swap(false, Ordering::Relaxed) {
             self.follow(mm, self.objects.platform.now());
@@ -197,8 +203,8 @@ impl<P: Platform> Core<P> {
         let before = self.settings.followed.load(Ordering::Relaxed);
         let terms = Terms { percent, reserve, fall, before, kept: self.kept_below_limit() };
         let limit = room.map_or(0, |room| limit_for(own, &room, terms));
-        // An allocation at the limit looks for room. If each such look gave a share, the processes
-        // that allocate most would give most.
+        // An allocation at the limit has made this look, shortly after the last one. If each such
+        // look lowered the limit, the processes that allocate most would give most.
         if is_repeated && limit < before {
             return;
         }
@@ -250,7 +256,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Passes a limit that follows the container, for an allocation of `bytes` bytes that found no
-    /// memory after all was given back. Not if allocations are to fail there.
+    /// memory after all caches were emptied. Does nothing if `refuse` is on.
     ///
     /// The room may be gone before it is used, so there are several tries:
     ///
@@ -275,7 +281,7 @@ impl<P: Platform> Core<P> {
                 return memory;
             }
         }
-        // The system has none.
+        // The system has no memory.
         self.put_in_force(mm, first);
         None
     }

@@ -2,15 +2,16 @@
 //!
 //! # Design
 //! Each [look](super::following) adds its numbers to a [`Series`], which `neap pressure --watch`
-//! also uses. A changed level or limit is the event [`Event::Container`] of the root group. It only
-//! wakes a listener: [`headroom`] has the numbers. Each new listener causes the event once, so it
-//! learns the state that it starts with.
+//! also uses. A changed level or limit is the event [`Event::Container`] of the root group. The
+//! event has no numbers; a listener reads them by [`headroom`]. Each new listener causes the event
+//! once, so that it learns the present state.
 //!
 //! Looks are made for a limit that follows the container, for listeners of the event, and by
 //! [`headroom`] itself.
 //!
 //! # Locking
-//! One mutex, a leaf, inside the gate. It is held for arithmetic alone.
+//! The looks are under one mutex, which threads take inside the gate. It is held for arithmetic
+//! alone, and no other lock is taken under it.
 //!
 //! [`Event::Container`]: crate::groups::Event::Container
 
@@ -25,8 +26,8 @@ use neap_base::platform::Room;
 /// Returns the headroom of the process's container, at most a second old. `None` if no limit is
 /// visible.
 ///
-/// A look reads files of `/proc` and of control groups for about half a millisecond. Not from a
-/// signal handler.
+/// A look reads files of `/proc` and of control groups for about half a millisecond. Not to be
+/// called from a signal handler.
 ///
 /// ```
 /// use neap::{Pressure, headroom};
@@ -56,8 +57,8 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Returns the headroom of the container at the last look; looks first if that is a second ago.
-    /// `None` if no limit is visible. Not from a signal handler.
+    /// Returns the headroom of the container at the last look; looks first if that look is a second
+    /// old. `None` if no limit is visible. Not to be called from a signal handler.
     pub fn headroom(&self) -> Option<Headroom> {
         let core = self.core()?;
         let looks = || {

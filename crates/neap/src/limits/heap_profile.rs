@@ -1,20 +1,20 @@
 //! Writes a heap profile to a file: [the format](neap_base::profile_file).
 //!
 //! # Design
-//! 1. The executable mappings are read, and a file is made: `FILE.PID.N`, of the first `N` from 1
-//!    on that does not exist. A name has at most [`MOST_FILES`].
+//! 1. neap makes the file `FILE.PID.N`, with the first `N` from 1 on for which no file exists, up
+//!    to [`MOST_FILES`]. It reads the executable mappings.
 //! 2. The ring of samples is copied block by block. Records of samples that are not live are left
 //!    out, and words of stacks that are no addresses become zero.
 //! 3. The slots of live samples follow. Their stacks that are kept outside of the ring are added to
 //!    the file's ring, as far as it has room. Then come the names of their threads and groups.
 //!
-//! Nothing is allocated: all is in memory that is mapped for the time of the writing, and mostly
-//! untouched. What other processes may have written into the area is copied like the rest, and
-//! checked by the reader.
+//! Nothing is allocated. All buffers are in memory that is mapped while the file is written, and
+//! most of it is never touched. Other processes may have written anything into the area. neap
+//! copies it, and the reader of the file checks it.
 //!
 //! # Locking
-//! The mutex of the samples, inside the gate, while one block is copied. No lock is held while the
-//! file is written.
+//! The thread holds the mutex of the samples, inside the gate, while it copies one block. It holds
+//! no lock while it writes to the file.
 
 use crate::mm::{Core, Mm};
 use crate::options::LONGEST_PATH;
@@ -37,15 +37,16 @@ use neap_os::environment::read_file;
 use neap_os::file::File;
 use neap_os::{clock, mappings, memory, thread};
 
-/// Files of a name and a process, at most.
+/// Most files of one name and process.
 const MOST_FILES: u32 = 16;
-/// Executable mappings whose addresses are kept in stacks, at most.
+/// Most executable mappings. Addresses in them are kept in the copies of stacks.
 const MOST_CODE: usize = 1 << 14;
-/// Threads and groups whose names are written, at most; a power of two.
+/// Places for threads, and for groups, whose names are written; a power of two. Three quarters are
+/// used at most.
 const MOST_NAMES: usize = 1 << 12;
-/// Bytes of the kernel's `maps` that are read at a time.
+/// Bytes of `/proc/self/maps` that are read at a time.
 const LINE: usize = 8 << 10;
-/// Groups of a path, at most.
+/// Most groups of a path.
 const DEEPEST: usize = 64;
 /// Bytes at the end of the text that are reserved for its last two lines.
 const LAST_LINES: usize = 64;
@@ -56,23 +57,23 @@ const RECORD: usize = size_of::<AllocRecord>() / 8;
 const SLOT: usize = size_of::<Slot>() / 8;
 const HEADER: usize = 9;
 
-// The order of words that `words` and the functions below rely on.
+// The order of words that the functions below rely on.
 const _: () = assert!(offset_of!(AllocRecord, bytes) == 4 && offset_of!(AllocRecord, number) == 8);
 const _: () = assert!(offset_of!(AllocRecord, address) == 24 && offset_of!(AllocRecord, stack_bytes) == 60);
 const _: () = assert!(offset_of!(AllocRecord, stack_pointer) == 72 && offset_of!(AllocRecord, frame_pointer) == 80);
 const _: () = assert!(offset_of!(Slot, group) == 40 && offset_of!(Slot, kept) == 52);
 const _: () = assert!(offset_of!(AreaHeader, is_on) == 12 && offset_of!(AreaHeader, began) == 64);
 
-/// What is written.
+/// The subject of a heap profile.
 pub(super) struct Occasion<'a> {
-    /// The option's value.
+    /// The value of the option `profile_at_limit`.
     pub(super) path: &'a CStr,
     pub(super) reason: &'static str,
     /// Bytes that the program has in use.
     pub(super) used: u64,
 }
 
-/// Memory of a writing. All zeroes is valid.
+/// Buffers for the writing of one file. Memory with all bytes zero is a valid value.
 #[repr(C)]
 struct Scratch {
     text: [u8; FILE_OFFSET],
@@ -113,7 +114,7 @@ struct Ids {
 }
 
 impl Ids {
-    /// Adds a number. Does nothing where three quarters are full.
+    /// Adds a number. Does nothing if three quarters of the places are used.
     fn add(&mut self, id: u64) {
         if id == 0 || self.count >= MOST_NAMES / 4 * 3 {
             return;
@@ -182,7 +183,8 @@ impl Write for TextLines<'_> {
     }
 }
 
-/// Most bytes in the file's ring. A reader of a full one takes its first block for overwritten.
+/// Most bytes in the file's ring. A reader of a full ring would take its first block for
+/// overwritten.
 const MOST_WRITTEN: usize = RING_BYTES - BLOCK_BYTES;
 
 /// The ring of the file.
@@ -223,7 +225,8 @@ impl Ring<'_> {
 }
 
 fn bytes_of(words: &[u64]) -> &[u8] {
-    // SAFETY: a slice of words is as many bytes, and any alignment is one of bytes.
+    // SAFETY: the words are `size_of_val(words)` initialised bytes, and any address is aligned for
+    // bytes.
     unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
 }
 
@@ -295,7 +298,7 @@ fn fill<P: Platform>(
             let words = unsafe { recorder.copy_block(area, at, block) };
             each_sample(&mut block[..words], &mut |record| {
                 if !recorder.is_live(record[3], record[1]) {
-                    // No kind: it is passed over below.
+                    // Without a kind, the record is passed over below.
                     record[0] &= !u64::from(u32::MAX);
                 }
                 Ok(())
@@ -370,8 +373,8 @@ fn each_sample(mut words: &mut [u64], each: &mut dyn FnMut(&mut [u64]) -> Result
     Ok(())
 }
 
-/// Clears all words of a sample's stack that are no address of code or of the stack, and cuts off
-/// its end without any. Returns the words of the record.
+/// Clears all words of a sample's stack that are no address of code or of the stack. Cuts off the
+/// words behind the last such address. Returns the number of words of the record.
 fn clear(record: &mut [u64], code: &CodeRanges) -> usize {
     let (stack_bytes, start) = (record[7] >> 32, record[9]);
     let is_kept = |word: u64| word.wrapping_sub(start) < stack_bytes || code.contains(word);
@@ -402,7 +405,7 @@ fn gather(block: &mut [u64; BLOCK], threads: &mut Ids, groups: &mut Ids) -> usiz
     for at in (0..BLOCK).step_by(SLOT) {
         if block[at] != 0 {
             groups.add(block[at + 5]);
-            // The file has no cells.
+            // Clears the number of a kept stack's cell. The file has no cells.
             block[at + 6] &= u64::from(u32::MAX);
             threads.add(block[at + 6]);
             block.copy_within(at..at + SLOT, used * SLOT);

@@ -3,12 +3,12 @@
 //! # Design
 //!
 //! Each tick that finds more in use than `high` drains every cache, releases free memory, and has
-//! reclaimers ask shrinkers for the rest. Nothing waits for it, and no allocation is refused. Where
-//! that brought nothing, the next [`REST`] ticks leave it.
+//! reclaimers ask shrinkers for the rest. No thread waits for that, and no allocation is refused.
+//! If the use has not fallen since the last such tick, the next [`REST`] ticks do nothing.
 //!
 //! # Locking
 //!
-//! None. The counters publish no other data.
+//! This module has no lock. Its counters publish no other data.
 
 use crate::mm::{Core, Mm};
 use crate::returning::drain::Fences;
@@ -19,9 +19,9 @@ use neap_pages::Effort;
 use neap_reclaim::is_calling;
 use neap_reclaim::reclaim::ReclaimJob;
 
-/// Ticks that rest after one that brought nothing.
+/// Ticks that do nothing after a tick at which the use had not fallen.
 const REST: u32 = 16;
-/// Bytes by which a use has fallen.
+/// Least bytes that count as a fall of the use.
 const LEAST: u64 = 1 << 20;
 
 impl<P: Platform> Core<P> {

@@ -63,7 +63,8 @@ impl Limit {
         })
     }
 
-    /// The bytes that a part of `whole` bytes, or a number of bytes, comes to. `None` for others.
+    /// Returns the bytes of a [`Limit::Bytes`], or of a [`Limit::Percent`] of `whole` bytes. `None`
+    /// for other limits.
     pub(crate) fn of(self, whole: u64) -> Option<u64> {
         match self {
             Limit::None | Limit::Auto => None,
@@ -84,7 +85,8 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The limit until the first look, in bytes. Programs below it make none before their first tick.
+/// The limit until the first look, in bytes. Programs below it make no look before their first
+/// tick.
 pub(crate) const FIRST: u64 = 16 << 20;
 /// Nanoseconds from one look to the next.
 pub(crate) const PERIOD: u64 = 1_000_000_000;
@@ -92,22 +94,23 @@ pub(crate) const PERIOD: u64 = 1_000_000_000;
 pub(crate) const TICKING: u64 = 250_000_000;
 /// Nanoseconds between looks while the container has too little or its room falls.
 const HURRY: u64 = 50_000_000;
-/// Looks in a row that found too little, since the heap last shrank, after which neap hurries no
-/// more.
+/// Looks in a row that found too little room, since the heap last shrank, after which neap no
+/// longer hurries.
 const STUCK: u32 = 16;
 /// Looks in a hurry after the last one that found too little or a fall: a second.
 const CALM: u32 = 20;
 /// Nanoseconds for which a fall is expected to go on: until the next look, and its reclaim.
 const AHEAD: u64 = 2 * HURRY;
-/// The part of the limit by which a fall is expected to go on at most, and so the memory that is
-/// given back in vain if the fall ends.
+/// An expected fall is at most this part of the limit: one in so many bytes. So neap gives back no
+/// more in vain if the fall ends.
 const MOST_AHEAD: u64 = 64;
-/// A slower fall than this many bytes in [`AHEAD`] is none.
+/// A fall by fewer than this many bytes in [`AHEAD`] does not count.
 const LEAST_FALL: u64 = 1 << 20;
-/// A fall that would reach the margin after so many [`AHEAD`], 10 s, is looked at in a hurry.
+/// neap hurries if a fall would reach the margin within so many times [`AHEAD`], 10 s.
 const NEAR: u64 = 100;
 
-/// State of a limit that follows the container. Counters and times: they publish no other data.
+/// State of a limit that follows the container. Its atomics are counters and times, and publish no
+/// other data.
 #[derive(Debug)]
 pub(crate) struct Following {
     /// Time of the last look; 0: none.
@@ -119,7 +122,8 @@ pub(crate) struct Following {
     short: AtomicU32,
     /// Looks in a row that found enough room and no fall.
     calm: AtomicU32,
-    /// Most bytes that the heap could have at the look of a time, and the fall expected then.
+    /// Time of a look, and the most bytes that the heap could have then. `fall`: the fall that was
+    /// expected then.
     ceiling: [AtomicU64; 2],
     fall: AtomicU64,
     /// Bytes of the heap at the last look.
@@ -150,19 +154,21 @@ impl Following {
         }
     }
 
-    /// Records the bytes that the heap could have, `room` of the container and `own` bytes of the
-    /// heap, at time `now`. Returns by how many bytes they are expected to fall until a later look
-    /// has had its effect; `Err` with the last answer if that look was only just.
+    /// Records the most bytes that the heap could have at time `now`, computed from the container's
+    /// `room` and the heap's `own` bytes. Returns by how many bytes this number is expected to fall
+    /// until a later look has had its effect. `Err` with the last answer if the last look was less
+    /// than 25 ms ago.
     ///
-    /// They fall if the limit does, or other memory in the container grows. A fall goes on at the
-    /// rate since the last look, or at half of the rate expected before.
+    /// The number falls if the limit does, or if other memory in the container grows. A fall is
+    /// expected to go on at the rate since the last look, or at half of the rate expected before,
+    /// if that is more.
     pub(crate) fn expected_fall(&self, now: u64, own: u64, room: &Room) -> Result<u64, u64> {
         let ceiling = room.limit.saturating_sub(room.used.saturating_sub(own));
         let [at, before] = &self.ceiling;
         let last = at.load(Ordering::Relaxed);
         let (is_first, elapsed) = (last == 0, now.saturating_sub(last));
-        // Allocations at the limit look again soon, while memory that they touch later is not used
-        // yet. That is no fall.
+        // Allocations at the limit look again soon. The heap counts their memory at once, the
+        // container when they touch it. That is no fall.
         if !is_first && elapsed < HURRY / 2 {
             return Err(self.fall.load(Ordering::Relaxed));
         }
@@ -176,8 +182,9 @@ impl Following {
         Ok(expected)
     }
 
-    /// Records a look: bytes of the heap, whether the container has too little, and whether its
-    /// limit is lower than before, or the spare bytes near their end by an expected `fall`.
+    /// Records a look. `own` are the bytes of the heap. `is_short`: the container has too little
+    /// room. `is_falling`: its limit is lower than before, or an expected fall would soon end its
+    /// room.
     pub(crate) fn note(&self, own: u64, is_short: bool, is_falling: bool) {
         let has_shrunk = self.own.swap(own, Ordering::Relaxed) > own + (1 << 20);
         let before = if has_shrunk { 0 } else { self.short.load(Ordering::Relaxed) };

@@ -18,9 +18,9 @@ pub(super) fn place_of<T: ?Sized>(value: &T) -> (GroupId, usize) {
 
 impl RawList {
     /// Adds an item as the newest of the group that pays for the item's memory, on the node that
-    /// the memory is charged for. Memory without a
-    /// [payer](crate::groups::payer_of) belongs to the root, on the node nearest to this thread.
-    /// Returns whether the item was added: not if it is on a list.
+    /// the memory is charged for. Memory without a [payer](crate::groups::payer_of) belongs to the
+    /// root, on the node nearest to this thread. Returns `false`, and changes nothing, if the item
+    /// is on a list already.
     ///
     /// # Errors
     /// [`GroupError::NoSuchGroup`]: no list was opened.

@@ -59,7 +59,7 @@ impl<'m, P: Platform> Listed<'m, P> {
         Site { host: self.grouped.source(), groups: self.grouped.groups(), lists: self.lists }
     }
 
-    /// The groups that items are of.
+    /// Returns the groups that the items belong to.
     pub fn grouped(&self) -> Grouped<'m, P> {
         self.grouped
     }

@@ -1,8 +1,8 @@
 //! LRU lists of this process: cached objects by group and node, oldest first, so that reclaim from
 //! a group finds its oldest.
 //!
-//! `LruList` keeps values by `Handle`, safely. [`RawList`] links objects by an [`Item`] inside
-//! them, and allocates nothing for them.
+//! `LruList` has a safe interface: it keeps values, and returns a `Handle` for each. [`RawList`]
+//! links objects by an [`Item`] inside them, and allocates nothing for them.
 //!
 //! Every group and node has its own sub-list with its own lock, made at first use. When a group is
 //! deleted its items become its parent's at once, as the oldest there.
@@ -39,7 +39,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Source: list_lru of Linux, by idea.
+//! The idea is from Linux: list_lru.
 
 use crate::groups::{Group, GroupError};
 use crate::lru::lists::Listed;
@@ -103,8 +103,9 @@ impl RawList {
     }
 
     /// Makes a list by group whose items belong to a shrinker. The shrinker must know groups, and
-    /// be registered before. It is marked when the first item of a group on a node is added, so its
-    /// `count`, which may be [`RawList::count`], is called only where there are items.
+    /// be registered before. The shrinker is marked when the first item of a group on a node is
+    /// added. So its `count`, which may call [`RawList::count`], is called only for groups with
+    /// items.
     ///
     /// # Errors
     /// [`GroupError::NoMemory`].
@@ -115,7 +116,7 @@ impl RawList {
     /// Frees the list. Items on it are on no list any more.
     ///
     /// # Safety
-    /// No thread uses the list any more, nor an item on it, but to overwrite it.
+    /// No thread uses the list any more. Items that were on it may only be overwritten.
     pub unsafe fn close(self) {
         if let Some(listed) = made() {
             // SAFETY: no thread uses the list or its items any more (the caller's promise).
@@ -124,8 +125,8 @@ impl RawList {
     }
 
     /// Adds an item as the newest of a group on a node; a number beyond the last node means the
-    /// last. If the group is gone, the item becomes its heir's. Returns whether it was added: not
-    /// if it is on a list.
+    /// last. If the group is gone, the item becomes its heir's. Returns `false`, and changes
+    /// nothing, if the item is on a list already or a walk has taken it off.
     ///
     /// # Errors
     /// [`GroupError::NoSuchGroup`]: the group is gone, and its heir is not known.
@@ -141,9 +142,9 @@ impl RawList {
         unsafe { self.0.add(&listed.site(), group.id(), node, item) }
     }
 
-    /// Takes an item off, whichever group it belongs to now. Returns whether this call did. If not,
-    /// the item is on no list, or on another, or a walk has taken it off, whose `dispose` gets it.
-    /// Only the call that got the item may free it.
+    /// Takes an item off the list, whichever group it belongs to now. Returns whether this call
+    /// took it off. If not, the item is on no list or on another one, or a walk has taken it off
+    /// and passes it to `dispose`. Only the caller that got the item may free it.
     ///
     /// # Safety
     /// * The item is in place.
@@ -171,15 +172,15 @@ impl RawList {
     }
 
     /// Calls `isolate` with up to `most` items of a group alone on a node, oldest first, and obeys
-    /// its verdicts. Each item is passed once, but for retries; at most [`LONGEST`] if not all are
-    /// taken off. Does nothing if the group is gone.
+    /// its verdicts. Each item is passed once, except after [`LruStatus::Retry`]. If some items
+    /// stay, at most [`LONGEST`] are passed. Does nothing if the group is gone.
     ///
     /// Items that are taken off are passed to `dispose`, in the same order, with no lock held. From
     /// then on they are the caller's. [`Item::is_linked`] is true until [`Item::leave_hands`].
     ///
     /// # Safety
-    /// `isolate` is called under the lock of the items, and a fork waits for it. It neither waits,
-    /// nor allocates or frees, nor calls neap; it only tries locks of the items' owner.
+    /// `isolate` is called under the lock of the items, and a fork waits for its return. It must
+    /// not wait, allocate, free or call neap. It may only try locks of the items' owner.
     pub unsafe fn walk(
         self,
         group: Group,

@@ -1,16 +1,17 @@
-//! LRU lists that keep values by handle: safe, and with callbacks that may do anything.
+//! LRU lists of values, which handles refer to. Their interface is safe, and callbacks may do
+//! anything.
 //!
 //! # Design
 //! The list has one reference to each value; each [`Handle`] is another. A walk takes the oldest
-//! items off in one hold of the lock, calls `decide` with no lock held, and puts back those that
-//! stay. A value that is removed meanwhile is not put back.
+//! items off in one hold of the lock, calls `decide` with no lock held, and puts back the items
+//! that stay. A value that is removed meanwhile is not put back.
 //!
 //! A value whose key returns soon after its eviction enters a second list, of *protected* values.
 //! Walks begin with the other values as long as these are more than a tenth of all. So values that
 //! are used once pass through that tenth, and do not push out the values that are used again.
 //!
 //! # Locking
-//! No lock of its own.
+//! This module has no lock.
 
 extern crate std;
 
@@ -31,7 +32,8 @@ use neap_reclaim::lru::{End, Hands, LruList as Raw, MOST};
 use std::sync::Arc;
 use std::vec::Vec;
 
-/// Part of all values that walks leave to values without protection: one of so many.
+/// Walks begin with values without protection while these are more than this part of all values:
+/// one in so many.
 const PROBATION: usize = 10;
 
 /// A value with its item and the list that it belongs to.
@@ -39,7 +41,7 @@ const PROBATION: usize = 10;
 struct Entry<T> {
     item: Item,
     list: Raw,
-    /// Bits of the stamp of its last eviction; 0 before the first.
+    /// Bits of the stamp of the value's last eviction; 0 before the first.
     stamp: AtomicU64,
     /// Bytes.
     weight: u64,
@@ -61,8 +63,8 @@ impl<T> Handle<T> {
         Handle(Arc::new(Entry { item: Item::new(), list, stamp: AtomicU64::new(0), weight, charge, value }))
     }
 
-    /// Bytes that the value counts for: those of its charge, or as [`LruList::add_weighted`] was
-    /// told; 0 otherwise.
+    /// Bytes that the value counts for: those of its charge, or those that were passed to
+    /// [`LruList::add_weighted`] or [`LruList::readmit`]; 0 otherwise.
     pub fn weight(&self) -> u64 {
         self.0.weight
     }
@@ -109,7 +111,7 @@ pub struct LruList<T: Send + Sync + 'static> {
     list: Raw,
     /// Values that were needed again soon after their eviction.
     protected: Raw,
-    /// It marks a shrinker.
+    /// Whether the lists mark a shrinker.
     marks: bool,
     values: PhantomData<Arc<T>>,
 }
@@ -135,8 +137,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 
     /// Makes a list that marks a shrinker whenever a group gets its first value on a node. The
-    /// shrinker is one that knows groups ([`by_group`](crate::reclaim::Builder::by_group)), and is
-    /// asked for groups that have values alone.
+    /// shrinker must know groups ([`by_group`](crate::reclaim::Builder::by_group)). It is asked
+    /// only for groups that have values.
     ///
     /// ```
     /// use neap::groups::{Bound, Charge, Group};
@@ -188,29 +190,30 @@ impl<T: Send + Sync + 'static> LruList<T> {
         self.add_entry(self.list, group, node, 0, None, value)
     }
 
-    /// Puts a value on it that counts for so many bytes, which are charged to no group:
-    /// [`LruList::evict`] tells reclaim of them.
+    /// Adds a value that counts for `bytes` bytes, which are charged to no group. When
+    /// [`LruList::evict`] evicts the value, it reports these bytes to reclaim as freed.
     ///
     /// # Errors
-    /// As for [`LruList::add`].
+    /// Those of [`LruList::add`].
     pub fn add_weighted(&self, group: Group, node: usize, bytes: u64, value: T) -> Result<Handle<T>, GroupError> {
         self.add_entry(self.list, group, node, bytes, None, value)
     }
 
-    /// Puts a value on it together with its charge, as the newest of the group that was charged, on
-    /// the charge's node. The charge goes with the value, when the list and all handles have let go
-    /// of it, so what is listed for a group is what the group is charged for.
+    /// Adds a value with its charge, as the newest of the charged group, on the charge's node. The
+    /// charge ends when the list and all handles have dropped the value. So the values that are
+    /// listed for a group are those that it is charged for.
     ///
     /// # Errors
-    /// As for [`LruList::add`]; the charge is given back.
+    /// Those of [`LruList::add`]; the charge ends.
     pub fn add_charged(&self, charge: Charge, value: T) -> Result<Handle<T>, GroupError> {
         let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
         self.add_entry(self.list, group, node, bytes, Some(charge), value)
     }
 
-    /// Adds a value whose key was evicted before, as [`LruList::add_weighted`] does, and protects
-    /// it if that was recently: if its group has evicted no more values on the node since the
-    /// [stamp](Handle::stamp) than it has there. [`LruList::is_protected`] tells.
+    /// Adds a value whose key was evicted before, as [`LruList::add_weighted`] does. Protects the
+    /// value if the eviction was recent: since the [stamp](Handle::stamp), the group has evicted at
+    /// most as many values on the node as it has there now. [`LruList::is_protected`] returns
+    /// whether the value is protected.
     ///
     /// Walks leave protected values alone while more than a tenth of the values are not protected.
     ///
@@ -290,8 +293,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 
     /// Adds a value as the newest of the group that [pays](crate::groups::payer_of) for its memory,
-    /// on the node of that memory: the group that this thread is in, if neap is the allocator. A
-    /// thread in no group adds to the root.
+    /// on the node of that memory. If neap is the allocator, that is the group that this thread is
+    /// in. A thread in no group adds to the root.
     ///
     /// # Errors
     /// Those of [`LruList::add`].
@@ -347,8 +350,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
         added
     }
 
-    /// Takes a value off. Returns whether this call did. A walk that is deciding about it does not
-    /// put it back.
+    /// Takes a value off the list. Returns whether this call took it off. A walk that calls
+    /// `decide` with the value at this moment does not put it back.
     pub fn remove(&self, handle: &Handle<T>) -> bool {
         let (Some(listed), true) = (made(), self.owns(handle)) else { return false };
         let item = item_in(&handle.0);
@@ -360,7 +363,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
                 drop(unsafe { reference::<T>(item) });
                 return true;
             }
-            // The walk drops the reference.
+            // A walk has taken the item off. It drops the list's reference.
             if handle.0.item.leave_hands() {
                 return true;
             }
@@ -394,8 +397,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 
     /// Walks as [`LruList::walk`] does through a group and all groups below it, on all nodes: one
-    /// group after the other, each with its oldest values first. `most` is the bound of all of them
-    /// together.
+    /// group after the other, each with its oldest values first. `most` bounds the number of values
+    /// of all groups together.
     pub fn walk_below(
         &self,
         group: Group,
@@ -418,7 +421,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
         let mut all = Walked::default();
         for (group, node) in groups.flat_map(|group| nodes.clone().map(move |node| (group, node))) {
             let mut walked = Walked { removed: MOST, scanned: MOST, stopped: false };
-            // A walk looks at a bounded number. If all of these went, there may be more.
+            // One walk looks at [`MOST`] values at most. If it evicted as many, the list may have
+            // more.
             while walked.removed == MOST && all.scanned < most && !all.stopped {
                 walked = self.walk(group, node, most - all.scanned, &mut decide, &mut evicted);
                 all.scanned += walked.scanned;
@@ -561,7 +565,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
                     // out.
                     if unsafe { hands.keep(item) } {
                         walked.removed += 1;
-                        // Both lists age together.
+                        // The stamps for both lists are those of `self.list`, so they count the
+                        // evictions from both.
                         let stamp = self.list.stamp(&site, group.id(), node).map_or(0, Stamp::to_bits);
                         // Relaxed: a hint; it publishes no other data.
                         entry.stamp.store(stamp, Ordering::Relaxed);
@@ -577,9 +582,9 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 }
 
-/// Returns a group, or its [heir](Group::heir) if it is deleted, as long as a charge tells which
-/// that is. So a cache that keeps the name of its group finds the charged values that the group
-/// had.
+/// Returns a group or, if it is deleted, its [heir](Group::heir). `None` if no charge is left by
+/// which the heir can be found. So a cache that keeps the handle of a deleted group finds the
+/// charged values that the group had.
 fn living(group: Group) -> Option<Group> {
     if made()?.grouped().is_there(group.id()) { Some(group) } else { group.heir() }
 }

@@ -1,5 +1,5 @@
-//! The part of the page of numbers that is right at every moment: counters that the process stores
-//! where it changes them.
+//! Live counters: the part of the page of numbers that is right at every moment. The process stores
+//! them where it changes them.
 //!
 //! # Design
 //! A zone stores its counts whenever its lock is released, and a class cache likewise
@@ -7,13 +7,13 @@
 //! numbers need neither a tick nor a thread, and a stopped process has them too. The fast path
 //! stores nothing: objects on the stacks of CPUs count as the last tick found them.
 //!
-//! Pages in the lists of CPUs are not counted. They are what the zones have handed out, less slabs
-//! and runs.
+//! Pages in the lists of CPUs are not counted. A reader computes their number: the pages that zones
+//! have handed out, minus those of slabs and runs.
 //!
 //! # Format
 //! After the control channel, in this order: [`LiveHead`], a [`ZoneCell`] for each node, a
 //! [`ClassShape`] for each class, [`ClassCell`]s node by node and class by class, and then the
-//! text. The first class does not exist.
+//! text. Class 0 does not exist, so its shape and cells are unused.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_objects::live::ClassCell;

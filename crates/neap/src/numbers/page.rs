@@ -10,16 +10,17 @@
 //! free one for a moment: at the first use of neap by a process with one thread, and in the fork
 //! handler of a child whose parent has a page. No call that allocates or frees makes one.
 //!
-//! A child must not write to its parent's page, by which it could make requests as a user that it
-//! gave up:
+//! A child must not write to its parent's page. Otherwise it could make requests as a user whose
+//! rights it has given up. Three measures prevent that:
 //! 1. The kernel keeps the mapping from every child.
 //! 2. [`Own`], which has the page's address, reads as zeroes in every child.
 //! 3. The fork handler closes the descriptor, before code of the program runs in the child.
 //!
-//! A child of the bare system call runs no handler: it keeps the descriptor, and has no page.
+//! A child that was forked by the bare system call runs no handler. It keeps the descriptor, and
+//! has no page.
 //!
 //! # Locking
-//! One mutex, only ever tried, is held while numbers or a report are written.
+//! A thread that writes numbers or a report holds one mutex. The mutex is only tried.
 
 use crate::control::channel::ControlChannel;
 use crate::numbers::live::{LiveHead, PageLayout};
@@ -53,9 +54,10 @@ pub(crate) struct StatPage {
     address: AtomicUsize,
     /// The process that made the page. Kept, so that publishing makes no system call for it.
     pub(crate) process: AtomicU32,
-    /// The last request that was taken up. Not in the page, where another process could change it.
+    /// The last request that was taken up. Kept outside of the page, where another process could
+    /// change it.
     pub(crate) taken: AtomicU32,
-    /// Time of a call's last look at a request.
+    /// Time at which a call last looked for a request.
     pub(crate) answered: AtomicU64,
 }
 
@@ -220,7 +222,8 @@ impl StatPage {
         if descriptor >= 0 {
             let (device, inode) = (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed));
             OpenFile { descriptor, device, inode }.close();
-            // A signal handler may have forked before a read at the page's address.
+            // A signal handler may have forked right before a read from the page, so the address
+            // stays readable.
             let _ = memory::map_at(self.address.load(Ordering::Relaxed), REPORT_AT + REPORT);
             self.make(self.layout());
         }

@@ -8,7 +8,8 @@
 //! A report on chunks, groups, shrinkers or the arena follows from [`REPORT_AT`] on.
 //!
 //! The sequence is odd while the text is written, and 0 before the first time. A reader that finds
-//! it even, and unchanged afterwards, has one whole object. The process id is the maker's.
+//! it even, and unchanged afterwards, has one whole object. The process id is that of the process
+//! that made the page.
 
 use crate::control::channel::ControlChannel;
 use core::fmt::{self, Write};

@@ -42,9 +42,9 @@ pub struct Usage {
     pub per_cpu_free_bytes: u64,
     /// Part of the used bytes: vectors of owners.
     pub owner_vectors: u64,
-    /// Pages that are neither free, in a CPU's list, under way, in a slab nor in a run: 0, unless
-    /// some were lost. While other threads allocate, parts are read at different moments, and it
-    /// may differ a little.
+    /// Bytes of pages that are neither free, in a CPU's list, under way, in a slab nor in a run. 0
+    /// unless pages were lost. While other threads allocate, parts are read at different moments,
+    /// so the sum may differ from 0 a little.
     pub unaccounted_bytes: i64,
 }
 
@@ -121,7 +121,7 @@ impl<P: Platform> Core<P> {
         head.stacked_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Counts what is on a CPU's stacks.
+    /// Counts the objects on a CPU's stacks.
     pub(crate) fn cached_on(&self, cpu: usize) -> CachedOn {
         let mut cached = CachedOn::default();
         for class in Class::all() {
@@ -160,8 +160,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Classes that may have slabs: none if no page is handed out. Before the first allocation the
-    /// numbers are written without a look at any class.
+    /// Classes that may have slabs: none if no page is handed out. So before the first allocation
+    /// the numbers are written without reading any class.
     pub(crate) fn classes_with_slabs(&self) -> impl Iterator<Item = Class> {
         let any = (0..self.objects.pages.nodes()).any(|node| self.objects.pages.node(node).used() > 0);
         Class::all().filter(move |_| any)
@@ -245,8 +245,8 @@ impl<P: Platform> Mm<P> {
         Some(core.objects.pages.node(node).statistics())
     }
 
-    /// Returns the kind of slots of CPU 0 and, unless it is isolated, of all CPUs that are not.
-    /// `None` before the first allocation.
+    /// Returns the kind of CPU 0's slot. If CPU 0 is not isolated, all CPUs that are not isolated
+    /// have this kind. `None` before the first allocation.
     pub fn kind(&self) -> Option<CacheMode> {
         self.core_if_open().map(|core| core.objects.cpu_caches.kind(&core.objects.platform, 0))
     }

@@ -129,12 +129,13 @@ impl<P: Platform> Mm<P> {
 
 /// Returns a snapshot of the process's memory in neap, by state.
 ///
-/// All sizes are bytes; all are 0 before the first allocation. Cannot fail. Each number is right at
-/// some moment of the call; the sums agree while no thread allocates or frees.
+/// All sizes are bytes; all are 0 before the first allocation. The call cannot fail. Each number is
+/// right at some moment of the call. The sums agree while no thread allocates or frees.
 ///
-/// Allocates nothing and reclaims nothing. Takes the lock of each class and zone for a moment, and
-/// waits for a fork in progress. Reads all classes on all CPUs, which takes some microseconds with
-/// few CPUs, so a program may call it every second. Not from a signal handler.
+/// The call allocates nothing and reclaims nothing. It takes the lock of each class and zone for a
+/// moment, and waits for a fork in progress. It reads all classes on all CPUs, which takes some
+/// microseconds with few CPUs, so a program may call it every second. Must not be called from a
+/// signal handler.
 ///
 /// ```
 /// #[global_allocator]

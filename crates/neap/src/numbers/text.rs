@@ -24,7 +24,8 @@ use neap_pages::Watermarks;
 const ROOM: [usize; 4] = [6 << 10, 128, 128, 512];
 /// The most bytes of text.
 const MOST: usize = 64 << 10;
-/// Most reads of the numbers until they agree: parts are of slightly different moments.
+/// Most times that the numbers are read until they add up. Their parts are read at slightly
+/// different moments.
 const LOOKS: u32 = 4;
 
 /// The parts of a page for this many CPUs and nodes.
@@ -46,7 +47,7 @@ pub(crate) fn open(mm: &Mm<Linux>) {
 /// Publishes the numbers of the process's manager.
 pub(crate) fn publish(mm: &Mm<Linux>, inside: &Inside<'_>) {
     let Some(core) = mm.core_if_open().filter(|core| core.options.stat) else { return };
-    // Formatting calls functions deeply.
+    // On a separate stack, because formatting needs much stack.
     let _ = stack::apart(|| publish_core(mm, inside, core));
 }
 
@@ -63,7 +64,7 @@ fn publish_core(mm: &Mm<Linux>, inside: &Inside<'_>, core: &Core<Linux>) {
 }
 
 impl<P: Platform> Core<P> {
-    /// Writes all numbers as one JSON object. `why` says why the slots are of their kind.
+    /// Writes all numbers as one JSON object. `why` says why restartable sequences are used or not.
     fn describe(&self, mm: &Mm<P>, inside: &Inside<'_>, why: &dyn Display, text: &mut Text<'_>) -> fmt::Result {
         self.describe_mode(why, text)?;
         self.describe_pages(text)?;
@@ -281,7 +282,7 @@ mod tests {
         let highs = number(&text, "highs");
         assert!(highs > 0, "{text}");
         assert_eq!([sum(&text, "nodes", "highs"), sum(&text, "cpus", "list_high")], [highs, highs], "{text}");
-        // The first are those of both together.
+        // The first watermarks in the text are the sums over both nodes.
         let both = text.split_once("\"watermarks\":").unwrap().1;
         for mark in ["min", "low", "high"] {
             assert_eq!(sum(&text, "nodes", mark), number(both, mark), "{mark} in {text}");

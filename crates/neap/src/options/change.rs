@@ -1,5 +1,5 @@
 //! Changes of settings while the process runs: [`Mm::set`], C's `neap_set`, and the request of
-//! `neap set`. Each is parsed and checked as at the start ([`Options`]).
+//! `neap set`. Each change is parsed and checked as at the start ([`Options`]).
 //!
 //! A limit that is cut below the use takes no memory from the program. It starts reclaim at once:
 //! 1. Every cache is drained, and free pages beyond the limit are released.
@@ -92,10 +92,11 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Changes the option `key` to `value`, both as in the variable `NEAP`. The effect is at once.
+    /// Changes the option `key` to `value`, both as in the variable `NEAP`. The change takes effect
+    /// at once.
     ///
     /// `neap options` lists the options that may change. A limit below the use takes nothing from
-    /// the program, but starts reclaim. Not from a signal handler.
+    /// the program, but starts reclaim. Must not be called from a signal handler.
     ///
     /// # Errors
     /// The reason why nothing was changed.

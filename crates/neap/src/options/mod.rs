@@ -48,7 +48,8 @@ pub struct Options {
     pub rseq: bool,
     /// When neap has a thread. Without it, ordinary calls release memory.
     pub background: Background,
-    /// Fresh memory as huge pages where much of it is used, or the system gives them to all memory.
+    /// Use huge pages for fresh memory where much of it is used, or where the system gives them to
+    /// all memory.
     pub huge: bool,
     /// The most bytes that may be in use at a time; 0 for no limit; [`AUTO`] to follow the
     /// container.
@@ -60,7 +61,7 @@ pub struct Options {
     pub reserve: u64,
     /// Milliseconds between two ticks.
     pub interval: u32,
-    /// A page that `neap stat` reads.
+    /// Make the page of numbers that `neap stat` reads.
     pub stat: bool,
     /// Most pages that a CPU's page list keeps; `None`: tuned at run time.
     pub page_list_high: Option<u32>,
@@ -81,7 +82,7 @@ pub struct Options {
     pub profile: u64,
     /// File for heap profiles before an allocation is refused or the container's memory ends.
     pub profile_at_limit: Path,
-    /// Whether what the program writes is checked.
+    /// Whether writes beyond allocations and wrong frees are found.
     pub check: bool,
     /// Bytes between two guarded samples of allocations, on average; 0: none.
     pub guard: u64,
@@ -97,9 +98,9 @@ pub const REFUSED: i32 = 125;
 pub enum ThreadGroups {
     /// None.
     Off,
-    /// All threads of a name in one.
+    /// All threads with the same name are in one group.
     ByName,
-    /// Each in one of its own.
+    /// Each thread is in a group of its own.
     ByThread,
 }
 
@@ -130,12 +131,12 @@ impl Path {
 
 /// Bytes between two samples with `profile:on` or `guard:on`.
 const SAMPLE_MEAN: u64 = 512 << 10;
-/// The range of what may be asked for with `profile`.
+/// The numbers of bytes that `profile` accepts.
 const PROFILE_MEANS: core::ops::RangeInclusive<u64> = 1 << 10..=1 << 40;
 const NO_PATH: &str = "is not a path from / on of at most 255 bytes";
 const NO_MEAN: &str = "is none of off, on, and a number of bytes from 1k to 1024g";
 
-/// The number of a [`Setting`] that neap finds itself at run time.
+/// The number of a [`Setting`] whose value neap chooses at run time.
 pub const AUTO: u64 = u64::MAX;
 
 /// An option that may change while the process runs, with its value as a number. `neap set` sends
@@ -179,13 +180,13 @@ pub fn nearest(item: &[u8]) -> Option<&'static str> {
 }
 
 /// Returns how many bytes have to be put in, left out, replaced, or swapped with the next one to
-/// make `typed` of `key`; `None` for what is much too long.
+/// make `typed` of `key`; `None` if one of them is much too long.
 fn edits(key: &[u8], typed: &[u8]) -> Option<usize> {
     if key.len() > LONGEST_KEY || typed.len() > 2 * LONGEST_KEY {
         return None;
     }
-    // Rows for the last two bytes of `typed` and the one at hand; a column is so many bytes of
-    // `key`.
+    // Rows of the table of edit distances, for the last two bytes of `typed` and the current one.
+    // Column n is for the first n bytes of `key`.
     let mut older = [0; LONGEST_KEY + 1];
     let mut last: [usize; LONGEST_KEY + 1] = core::array::from_fn(|column| column);
     for (row, &byte) in typed.iter().enumerate() {
@@ -238,8 +239,8 @@ impl Options {
     pub fn parse(text: &[u8], mut complain: impl FnMut(&[u8], &'static str)) -> Options {
         let (mut options, mut in_list) = (Options::DEFAULT, false);
         for item in text.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|item| !item.is_empty()) {
-            // A list of CPUs has commas of its own: what follows it and begins with a digit belongs
-            // to it.
+            // A list of CPUs contains commas. So an item after it that begins with a digit belongs
+            // to the list.
             in_list = item.starts_with(b"isolated:") || in_list && item[0].is_ascii_digit();
             let outcome = match (in_list, item.strip_prefix(b"isolated:")) {
                 (true, cpus) => options.isolate(cpus.unwrap_or(item)),
@@ -253,7 +254,8 @@ impl Options {
     }
 
     /// Returns the options in `NEAP`; reports errors on standard error. The defaults for a program
-    /// with more rights than its user. Ends the process at an error if it is to be strict.
+    /// with more rights than its user. Ends the process at an error if `strict` or `NEAP_STRICT` is
+    /// set.
     pub fn of_environment() -> Options {
         if neap_os::environment::is_privileged() {
             return Options::DEFAULT;

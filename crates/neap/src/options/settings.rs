@@ -1,9 +1,9 @@
-//! Settings: the options that may change while the process runs, in the place of sysctl.
+//! Settings: the options that may change while the process runs, as sysctls may.
 //!
 //! # Design
-//! The table of options ([`DESCRIPTIONS`]) names them. Each has its value in one word here, from
-//! which every reader takes it. A change ([`set`](fn@crate::set)) is parsed and checked as at the
-//! start.
+//! The table of options ([`DESCRIPTIONS`]) names the settings. The value of each is in one word
+//! here, which every reader loads. A change ([`set`](fn@crate::set)) is parsed and checked as at
+//! the start.
 
 use crate::limits::limit::Limit;
 pub use crate::options::{AUTO, Setting};
@@ -31,7 +31,7 @@ impl Setting {
         own.map_or("", |option| option.key)
     }
 
-    /// Whether the page layer is to know a new value.
+    /// Whether the page layer must be told a new value.
     pub(crate) fn is_of_pages(self) -> bool {
         matches!(self, Setting::Limit | Setting::Reserve | Setting::PageListHigh | Setting::PageBatchScale)
     }
@@ -174,7 +174,7 @@ impl Settings {
         Some(reserve.min(limit - limit / 10))
     }
 
-    /// Bytes above which memory is given back in the background, if any.
+    /// Bytes of use above which memory is released in the background, if any.
     pub(crate) fn high(&self) -> Option<u64> {
         match (Limit::of_number(self.number(Setting::High)), self.limit()) {
             (Limit::Percent(_), 0) => None,

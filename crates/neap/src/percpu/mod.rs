@@ -1,9 +1,10 @@
 //! Per-CPU data of this process: values, counters, references and histograms with one part for each
 //! CPU.
 //!
-//! The process's manager ([`PROCESS`]) makes it at first use; nothing has to be set up. The
-//! manager's thread, or these calls, populate and release pages. A forked child has copies of
-//! everything. Freed memory is released within a second, but for a reserve of some pages.
+//! The process's manager ([`PROCESS`]) makes it at first use; nothing has to be set up. neap's
+//! thread populates and releases pages; where there is none, the calls of this module do. A forked
+//! child has copies of everything. Freed memory is released within a second, except for a reserve
+//! of some pages.
 //!
 //! ```
 //! use neap::percpu::{PerCpuCounter, Owner, Wait, close_owner, open_owner};
@@ -61,8 +62,8 @@ type Here = Source<'static, Linux>;
 pub struct PerCpu<T>(neap_percpu::PerCpu<T, Here>);
 
 impl<T: Send> PerCpu<T> {
-    /// Makes a value for each CPU, whether it exists or not, without an owner; `make` gets the
-    /// CPU's number. At most 32 KiB with its lock.
+    /// Makes a value for each CPU that may ever exist, without an owner. `make` gets the CPU's
+    /// number. A value with its lock may have 32 KiB at most.
     ///
     /// # Errors
     /// Those of [`allocate`].
@@ -295,8 +296,8 @@ pub fn cpus() -> usize {
     PROCESS.per_cpu_if_made().map_or(0, |source| source.data().cpus())
 }
 
-/// Returns the current statistics; `None` before the first allocation. May wait for a pass of the
-/// worker.
+/// Returns the current statistics; `None` before the first allocation. May wait until the worker
+/// ends a pass.
 pub fn statistics() -> Option<Statistics> {
     Some(PROCESS.per_cpu_if_made()?.statistics())
 }

@@ -1,8 +1,9 @@
 //! The per-CPU data of a manager: made at first use, guarded by the fork gate, served by
 //! maintenance.
 //!
-//! Unused it costs no memory, and one load in a tick. Its memory lies beside that of pages and
-//! objects, so it does not count for the limit. One mutex, for making it.
+//! A manager without per-CPU data has no memory for it, and a tick only finds that there is none.
+//! The memory of per-CPU data lies outside the arena, so it does not count for the limit. One mutex
+//! is taken to make it.
 
 use crate::groups::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
@@ -20,7 +21,7 @@ pub struct Source<'m, P: Platform> {
     mm: &'m Mm<P>,
     core: &'m Core<P>,
     data: &'m PerCpuData,
-    /// How charges have callbacks run.
+    /// How callbacks run for charges.
     pub(crate) manner: Manner,
 }
 
@@ -181,8 +182,8 @@ impl<'m, P: Platform> Source<'m, P> {
         self.core.background.has_thread()
     }
 
-    /// Makes neap's thread for work that only a thread can do. Not in a call that allocates or
-    /// frees.
+    /// Makes neap's thread for work that only a thread can do. Must not be called in a call that
+    /// allocates or frees.
     pub(crate) fn want_thread(&self) {
         self.core.make_thread(self.mm);
     }

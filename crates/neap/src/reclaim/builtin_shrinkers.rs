@@ -1,16 +1,18 @@
-//! neap's own caches as shrinkers, asked in the walk that asks the program's caches, by the same
+//! neap's own caches as shrinkers. A pass asks them together with the program's caches, by the same
 //! arithmetic.
 //!
 //! # Design
-//! They are the first in the registry. They know nodes, but no groups: free memory is charged to no
-//! group. Objects that caches keep charged are put back before a group is asked (`Groups::drain`).
+//! These shrinkers are the first in the registry. They know no groups, because free memory is
+//! charged to no group. Cached objects that are still charged are uncharged before a group is asked
+//! (`Groups::drain`).
 //!
-//! Memory that costs nothing to get again has 0 seeks. Half of the rest is given at each priority,
-//! so it is nearly gone before a program's cache is asked for much. Memory that takes a system call
-//! and a page fault costs more than an object of a program.
+//! Cached objects and page lists cost little to refill, and have 0 seeks. Each priority takes half
+//! of the remainder, so these caches are nearly empty before a program's cache is asked for much.
+//! Released memory takes a system call and a page fault to get again. So caches whose scan releases
+//! memory have more seeks than a program's cache ([`RELEASE`]).
 //!
 //! A callback allocates nothing, stops when a fork waits, and releases nothing while that would
-//! interrupt an isolated CPU. It reports no bytes: usage shows them.
+//! interrupt an isolated CPU. It reports no freed bytes, because the pass reads the usage.
 //!
 //! # Locking
 //! A callback enters the gate, so it waits for a fork. It holds each lock of a cache for one batch.
@@ -54,8 +56,8 @@ struct Scanned {
 impl Cache {
     const ALL: [Cache; 5] = [Cache::Sheaves, Cache::Lists, Cache::Holes, Cache::Free, Cache::PerCpu];
 
-    /// Returns name, seeks, batch, and whether it makes room for an allocation, and may be asked
-    /// within one.
+    /// Returns name, seeks, batch, and whether the cache may be asked within an allocation, for
+    /// which it makes room.
     fn nature(self) -> (&'static str, u32, u64, bool) {
         match self {
             Cache::Sheaves => ("neap:sheaves", 0, 64, true),
@@ -127,7 +129,8 @@ impl Cache {
 }
 
 impl<P: Platform> Core<P> {
-    /// All CPUs that may cache memory, this one last: it may need its caches again at once.
+    /// Returns all CPUs that may cache memory. The current CPU is the last, because it may need its
+    /// caches again at once.
     fn cpus(&self) -> impl Iterator<Item = usize> {
         let (cpus, here) = (self.objects.cpu_caches.cpus(), self.objects.platform.cpu());
         let used = self.used_cpus();
@@ -179,7 +182,7 @@ unsafe extern "C" fn count<P: Platform, const CACHE: usize>(data: *mut c_void, a
     let (mm, node) = unsafe { (&*data.cast::<Mm<P>>(), (*asked).node as usize) };
     mm.core_if_open().map_or(0, |core| {
         let inside = mm.gate.enter(core.objects.platform.cpu());
-        // On a stack of its own: it runs neap's code only, below calls that may be deep already.
+        // On a separate stack, because little may be left of the calling thread's stack.
         stack::apart(|| Cache::ALL[CACHE].count(&inside, core, node)).unwrap_or(0)
     })
 }
@@ -198,7 +201,7 @@ unsafe extern "C" fn scan<P: Platform, const CACHE: usize>(data: *mut c_void, as
     scan.freed
 }
 
-/// Registers all of them in a registry that no other thread knows yet.
+/// Registers neap's own caches in a registry that no other thread knows yet.
 ///
 /// # Errors
 /// Those of [`Shrinkers::register_own`]. The registry is unusable then.

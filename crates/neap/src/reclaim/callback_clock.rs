@@ -18,7 +18,7 @@ const STANDS: u64 = 1 << 63;
 pub(crate) struct CallbackClock(AtomicU64);
 
 impl CallbackClock {
-    /// Returns the time, by that of another clock.
+    /// Returns the time of this clock. `now` reads the clock that never stands.
     pub(crate) fn read(&self, now: impl Fn() -> u64) -> u64 {
         loop {
             let word = self.0.load(Ordering::Acquire); // Pairs with the Release in `stop` and `go`.

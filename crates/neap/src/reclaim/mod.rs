@@ -2,14 +2,14 @@
 //! not refused.
 //!
 //! A cache registers a [`Shrinker`]: one function counts its objects, the other frees some of them.
-//! They are called in three cases:
+//! neap calls these functions in three cases:
 //!
-//! * the group that pays for the cache, or one above it, is at a limit;
+//! * the group that pays for the cache, or a group above it, is at a limit;
 //! * the process is at its own limit (`NEAP=limit`);
 //! * the program calls [`reclaim`].
 //!
-//! Pressure rises step by step, and is in proportion to what each group has beyond its `low` and
-//! `min`.
+//! A pass raises the pressure step by step. It asks each group in proportion to the group's usage
+//! beyond its `low` and `min`.
 //!
 //! ```
 //! # #[cfg(feature = "std")] {
@@ -47,41 +47,44 @@
 //!
 //! # Which threads call
 //!
-//! `malloc` and [`Group::charge`] call no functions in their own thread, because it may hold the
-//! very lock that these take. They wait for neap's own threads to call them, for at most 200 ms
-//! each time. These threads are made with the first shrinker.
+//! `malloc` and [`Group::charge`] call no function of a shrinker, because the calling thread may
+//! hold a lock that the function takes. They wait for neap's own threads to call the functions, for
+//! at most 200 ms each time. neap makes these threads when the first shrinker is registered.
 //!
-//! A charge that is [`inline`](crate::groups::ChargeRequest::inline) calls those that allow it
-//! ([`Shrinker::inline`](Builder::inline)) in its own thread, and [`reclaim`] all.
+//! A charge that is [`inline`](crate::groups::ChargeRequest::inline) calls, in its own thread, the
+//! functions of shrinkers that allow it ([`Shrinker::inline`](Builder::inline)). [`reclaim`] calls
+//! those of all shrinkers in its own thread.
 //!
 //! Any other charge that waits ([`ChargeRequest::wait`](crate::groups::ChargeRequest::wait), or a
-//! future) calls no function itself. neap's threads ask its group repeatedly for as long as it
-//! waits. They also ask a group whose limit was set below its usage, until it uses less.
+//! future) calls no function itself. As long as the charge waits, neap's threads ask its group for
+//! memory repeatedly. They also ask a group whose limit was set below its usage, until the usage is
+//! below the limit.
 //!
 //! # Slow and wrong functions
 //!
-//! A function that has not returned after 100 ms, or the shrinker's own [budget](Builder::budget),
-//! is written off, and its thread replaced. Its shrinker, a [culprit](each_culprit), is not called
-//! before the function has returned.
+//! A function has 100 ms for a call, or the shrinker's own [budget](Builder::budget). If it has not
+//! returned by then, neap writes off the thread that called it, and another thread goes on. The
+//! shrinker becomes a [culprit](each_culprit), and is not called again before the function has
+//! returned.
 //!
-//! A shrinker is not called for a second after each of these, and for twice as long each further
-//! time; half a minute halves the time again:
+//! After each of these events, neap does not call the shrinker for one second. Each further event
+//! doubles that time, up to 64 seconds. Half a minute without an event halves it:
 //!
-//! * a function that had a CPU for longer than its budget;
-//! * a function that waited for longer than its budget three times in a row;
-//! * a panic;
-//! * an answer that cannot be true.
+//! * a function used more CPU time than its budget;
+//! * a function took longer than its budget three times in a row, but used less CPU time;
+//! * a function panicked;
+//! * a function gave an impossible answer, for example that it freed more objects than it has.
 //!
-//! A function that charges is not throttled above a `high`, and may exceed a `max` by an eighth, so
-//! a cache may compress what it evicts.
+//! A charge within a shrinker's function is not throttled above a `high`, and may exceed a `max` by
+//! an eighth. So a cache may compress the objects that it evicts.
 //!
 //! Only [inline requests](crate::groups::ChargeRequest::inline) and [`reclaim`] call functions
-//! where neap may have no thread (`NEAP=background:off`). The same holds in a child of `fork`
-//! before it makes a thread or calls [`start_background`](crate::mm::Mm::start_background).
+//! where neap may have no thread (`NEAP=background:off`). A child of `fork` has none either, before
+//! it makes a thread or calls [`start_background`](crate::mm::Mm::start_background).
 //!
-//! Memory pressure is reported as events of the group that is asked
-//! ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on), to listeners that
-//! [subscribed](Group::subscribe) to it or to one above it.
+//! neap reports memory pressure as events of the group that is asked
+//! ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on). Listeners that
+//! [subscribed](Group::subscribe) to that group, or to a group above it, get the events.
 //!
 //! Source: the shrinkers, memory cgroups and vmpressure of Linux, by idea.
 
@@ -123,8 +126,9 @@ fn here() -> Result<Reclaiming<'static, Linux>, ShrinkerError> {
 
 /// A registered cache, which is unregistered when this is dropped.
 ///
-/// Dropping waits for calls of its functions that run, so a thread that holds a lock that they take
-/// must not drop it. Inside a function of a shrinker it does not wait.
+/// Dropping this value waits until running calls of the cache's functions have ended. So a thread
+/// must not drop it while it holds a lock that the functions take. Inside a shrinker's function,
+/// dropping does not wait.
 #[derive(Debug)]
 #[must_use = "the cache is not asked any more when this is dropped"]
 pub struct Shrinker(ShrinkerId);
@@ -152,7 +156,8 @@ impl Shrinker {
         self.0
     }
 
-    /// [`mark`], on all nodes: that it may have something of a group, once its `count` sees it.
+    /// Calls [`mark`] for all nodes. Call it after the group's first object has become visible to
+    /// `count`. Returns `false` if there is neither the group nor an heir.
     pub fn mark(&self, group: Group) -> bool {
         let Some(reclaiming) = PROCESS.reclaiming_if_made() else { return false };
         (0..reclaiming.nodes()).all(|node| reclaiming.mark(self.0, group.id(), node))
@@ -180,14 +185,16 @@ pub struct Builder<'a> {
     inline: bool,
     /// Budget of a call in nanoseconds; 0: the default.
     budget: u64,
-    /// For functions in Rust; functions in C return it themselves.
+    /// Approximate bytes of an object, for functions in Rust. Functions in C return freed bytes
+    /// themselves.
     #[cfg(feature = "std")]
     object_bytes: u64,
 }
 
 impl<'a> Builder<'a> {
-    /// Sets the group that pays for the cached objects. The cache is asked when that group, its
-    /// heir, or a group above it is to give memory; without one, when the whole process is.
+    /// Sets the group that pays for the cached objects. Reclaim asks the cache when that group, its
+    /// heir, or a group above it is to give memory. It asks a cache without a group only when the
+    /// whole process is to give memory.
     pub const fn group(self, group: Group) -> Self {
         Builder { group: Some(group), ..self }
     }
@@ -204,14 +211,15 @@ impl<'a> Builder<'a> {
         Builder { batch: if objects == 0 { 1 } else { objects }, ..self }
     }
 
-    /// Serves many groups, and [marks](mark) each that gets a first object: it is called for marked
-    /// groups, one at a time, with the group in the [`Context`]. A [`group`](Builder::group) is
-    /// marked from the start.
+    /// Registers a cache that serves many groups. The program [marks](mark) each group that gets
+    /// its first object. neap calls the functions for one marked group at a time, which the
+    /// [`Context`] names. A [`group`](Builder::group) is marked from the start.
     pub const fn by_group(self) -> Self {
         Builder { by_group: true, ..self }
     }
 
-    /// Keeps the objects of each node apart: it is called for one node at a time.
+    /// Registers a cache that keeps the objects of each node apart. neap calls its functions for
+    /// one node at a time.
     pub const fn by_node(self) -> Self {
         Builder { by_node: true, ..self }
     }
@@ -223,8 +231,8 @@ impl<'a> Builder<'a> {
         Builder { object_bytes: bytes, ..self }
     }
 
-    /// Allows calls by a charge that is [`inline`](crate::groups::ChargeRequest::inline): the
-    /// functions wait for no lock that a charging thread may hold.
+    /// Allows calls within a charge that is [`inline`](crate::groups::ChargeRequest::inline). The
+    /// functions must not wait for a lock that a charging thread may hold.
     pub const fn inline(self, inline: bool) -> Self {
         Builder { inline, ..self }
     }
@@ -260,7 +268,8 @@ impl<'a> Builder<'a> {
         start(shrinker.0, self.group, !self.by_group, self.by_node).map(|()| shrinker)
     }
 
-    /// Enters the cache into the registry. Nothing is called yet; on an error nothing is kept.
+    /// Enters the cache into the registry. Its functions are not called before [`start`]. On an
+    /// error, the registry keeps nothing of the cache.
     unsafe fn prepare(
         self,
         count: CountFn,
@@ -289,12 +298,12 @@ impl<'a> Builder<'a> {
 /// Allows calls of a prepared shrinker, which no other thread knows yet. Fails only if another
 /// thread guessed its id and unregistered it.
 ///
-/// If it has a `group`, the group or its heir is marked, on each node if `by_node`. If it `belongs`
-/// to the group it is asked for no other.
+/// If the shrinker has a `group`, marks that group or its heir, on each node if `by_node`. If the
+/// shrinker `belongs` to the group, reclaim asks it for that group alone.
 fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> Result<(), ShrinkerError> {
     let reclaiming = here()?;
     group.filter(|_| belongs).inspect(|group| reclaiming.reclaim.shrinkers.belongs_to(id, group.id()));
-    // A group that was just deleted has the root as its heir, if no other.
+    // If neither the group nor an heir is left, the root is marked.
     let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
     let nodes = if by_node { reclaiming.nodes() } else { 1 };
     (0..nodes).for_each(|node| _ = groups.clone().any(|group| reclaiming.mark(id, group.id(), node)));
@@ -334,7 +343,8 @@ pub fn mark(id: ShrinkerId, group: Group, node: u32) -> bool {
 /// Ends a shrinker, and waits for running calls of it. Inside a callback it does not wait.
 ///
 /// # Errors
-/// * [`ShrinkerError::NoSuchShrinker`], also for neap's own, which cannot be unregistered.
+/// * [`ShrinkerError::NoSuchShrinker`], also for neap's own shrinkers, which cannot be
+///   unregistered.
 /// * [`ShrinkerError::Fence`]; the shrinker stays registered.
 pub fn unregister(id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
     PROCESS.reclaiming_if_made().ok_or(ShrinkerError::NoSuchShrinker)?.unregister(id)
@@ -350,9 +360,9 @@ pub fn synchronize() -> Result<(), ShrinkerError> {
         .map_or(Ok(()), |reclaiming| reclaiming.reclaim.shrinkers.synchronize(reclaiming.source()))
 }
 
-/// Asks a group, and all below it, for `bytes` bytes, for at most `time`. Shrinkers are called in
-/// this thread, which must hold no lock that they take. Returns what came back: nothing, inside a
-/// shrinker's function.
+/// Asks a group, and all groups below it, for `bytes` bytes, for at most `time`. Calls shrinkers in
+/// this thread, which must hold no lock that they take. Returns the freed bytes and objects. Inside
+/// a shrinker's function, it calls no shrinker and returns zeroes.
 pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
     let Some(reclaiming) = here().ok().filter(|_| !is_calling()) else { return Got::default() };
     let now = PROCESS.groups_if_made().map_or(0, |grouped| grouped.platform().precise());
@@ -363,8 +373,8 @@ pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
 /// Calls `each` with the groups that would pay if `group` were asked for `bytes` bytes, and their
 /// shares.
 ///
-/// A share is in proportion to what is charged to a group beyond its protection; groups whose
-/// shrinkers count no objects have none. Nothing is freed; `count` functions are called in this
+/// A share is in proportion to the bytes that are charged to a group beyond its protection. A group
+/// whose shrinkers count no objects has no share. Frees nothing. Calls `count` functions in this
 /// thread.
 pub fn dry_run(group: Group, bytes: u64, each: impl FnMut(Payment)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made().filter(|_| !is_calling()) {

@@ -1,11 +1,12 @@
-//! Passes of reclaim in a manager: what they may take, and the thread that runs them.
+//! Passes of reclaim in a manager: which groups and shrinkers a pass asks, and how threads run it.
 //!
 //! # Design
-//! Here passes meet groups, shrinkers and the clock. A pass reclaims from a [`ReclaimDomain`]: the
-//! subtree of a group. Its thread watches over the callbacks that it runs.
+//! The passes of `neap_reclaim` know no manager. [`ReclaimDomain`] gives them the manager's groups,
+//! shrinkers and clock, for the subtree of one group. The thread that runs a pass watches over its
+//! callbacks by a [`Watch`].
 //!
 //! # Locking
-//! No lock of its own. Callbacks run outside the gate and with no lock held.
+//! This module has no lock. Callbacks run outside the gate and with no lock held.
 
 use crate::mm::Core;
 use crate::reclaim::reclaiming::Reclaiming;
@@ -19,10 +20,11 @@ use neap_percpu::Host as _;
 use neap_reclaim::reclaim::{Ask, Domain, Given, Got, Level, Levels, LowProtection, press};
 use neap_reclaim::{FIRST_PRIORITY, ScanPressure, ShrinkerFilter, ShrinkerId, Visited, WHOLE, is_calling};
 
-/// Largest subtree whose groups a pass visits one by one; in larger ones it visits marked slots of
-/// all groups.
+/// Most groups in a subtree that a pass visits one by one. In a larger subtree, the pass goes
+/// through the marked slots of all groups, and skips those outside the subtree.
 const FEW: usize = 32;
-/// Nanoseconds between two looks for a free slot, or for the end of another thread's call.
+/// Nanoseconds of a nap while a thread waits for a free slot of the watchdog, or for another
+/// thread's callback.
 const NAP: u64 = 1_000_000;
 
 /// The share of one group in a dry run.
@@ -51,15 +53,16 @@ pub(crate) enum Purpose {
 pub(crate) struct PassContext {
     /// The number of a reclaimer; 0 for a thread of the program.
     pub(crate) reclaimer: u32,
-    /// Which shrinkers it calls: it may hold locks that callbacks of a program take.
+    /// The shrinkers that the pass calls. Its thread may hold locks that the program's callbacks
+    /// take.
     pub(crate) whom: ShrinkerFilter,
     pub(crate) purpose: Purpose,
-    /// The request that it serves, which may be over before the pass is.
+    /// The request that the pass serves. The request may end before the pass does.
     pub(crate) request: Option<Request>,
 }
 
 impl PassContext {
-    /// A thread without locks: it calls all shrinkers.
+    /// Returns the context of a thread that holds no lock: its pass calls all shrinkers.
     pub(crate) const fn of(reclaimer: u32) -> PassContext {
         PassContext { reclaimer, whom: ShrinkerFilter::All, purpose: Purpose::Charges, request: None }
     }
@@ -73,8 +76,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         (0..domain.nodes()).any(|node| domain.next(top, node, 0).is_some())
     }
 
-    /// Asks the shrinkers of a group that allow it for `bytes` bytes, in this thread. Returns the
-    /// bytes that came back. For charges that the program makes inline, never for an allocation.
+    /// Asks the shrinkers of a group that allow inline calls for `bytes` bytes, in this thread.
+    /// Returns the freed bytes. For inline charges of the program, never for an allocation.
     #[inline(never)]
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
         let deadline = deadline.min(self.now().saturating_add(PATIENCE));
@@ -83,8 +86,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.run_to_answer(&ask, context).result.bytes
     }
 
-    /// Makes room for a charge, in this thread, by shrinkers that allow it, until `deadline` by the
-    /// platform's clock: in each group that the charge would take beyond its `max`.
+    /// Makes room for a charge in each group that the charge would take beyond its `max`. Asks
+    /// shrinkers that allow inline calls, in this thread, until `deadline` by the platform's clock.
     pub(crate) fn make_room_inline(&self, group: GroupId, bytes: u64, deadline: u64) {
         if is_calling() {
             return;
@@ -152,8 +155,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     /// Calls `each` with the groups that would pay if `top` were asked for `bytes` bytes, and their
-    /// shares. A share is in proportion to what a group has beyond its protection; groups without
-    /// objects have none. Frees nothing; `count` callbacks run in this thread.
+    /// shares. A share is in proportion to a group's usage beyond its protection. A group without
+    /// objects has no share. Frees nothing. `count` callbacks run in this thread.
     pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
         let domain = self.domain(top, Purpose::Charges);
         self.groups().begin_pass();
@@ -209,8 +212,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         }
     }
 
-    /// Runs passes for a waiting charge until one frees something, or no other thread calls the
-    /// shrinkers that had nothing to give. No pass begins after the deadline, or after
+    /// Runs passes for a waiting charge until a pass frees something, or until no other thread
+    /// calls the shrinkers that freed nothing. No pass begins after the deadline, or after
     /// [`PATIENCE`].
     ///
     /// | thread A, in a pass | thread B, in another one |
@@ -348,14 +351,15 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
 }
 
 impl<P: Platform> ReclaimDomain<'_, '_, P> {
-    /// The part of the bytes that callbacks report that makes room. Freed objects are cached at
-    /// first, and make no room in the budget until the caches are drained.
+    /// Returns the part of `said`, the bytes that callbacks report as freed, that makes room. neap
+    /// caches freed objects at first, so they make no room in the budget until the caches are
+    /// drained.
     fn counted(&self, said: u64) -> u64 {
         if self.purpose == Purpose::Budget { 0 } else { said }
     }
 
-    /// Returns the bytes of a group, by `in_group`, and those of pages, which count for the root
-    /// alone.
+    /// Returns the bytes of a group, as `in_group` reads them, and the bytes of pages. Pages count
+    /// for the root alone.
     fn measures(&self, top: GroupId, in_group: impl Fn() -> Option<u64>) -> [u64; 2] {
         if top != GroupId::ROOT {
             return [in_group().unwrap_or(0), 0];

@@ -1,11 +1,12 @@
 //! Reclaim in a manager: shrinkers and passes, and the parts of the manager that they use.
 //!
 //! # Design
-//! Made when the first shrinker is registered. Here passes meet groups, shrinkers and the clock,
-//! and callbacks are watched. Unused, it costs one load in a tick, and one at a limit.
+//! [`Reclaiming`] joins the state of reclaim ([`Reclaim`]) with the manager's groups. The
+//! registration of the first shrinker makes the state. In a manager without it, ticks and charges
+//! at a limit only find that there is none.
 //!
 //! # Locking
-//! No lock of its own. Callbacks run outside the gate and with no lock held.
+//! This module has no lock. Callbacks run outside the gate and with no lock held.
 
 use crate::groups::memory_groups::Grouped;
 use crate::mm::Mm;
@@ -63,7 +64,7 @@ impl<P: Platform> Host for Source<'_, P> {
                 core.count_run(0, bytes);
             }
             class => {
-                // It is marked as allocated: it is marked as cached first.
+                // `disown` marks the object as cached; it was marked as allocated.
                 if core.objects.disown(memory.as_ptr()) {
                     core.objects.free(class, memory.as_ptr());
                 }
@@ -87,7 +88,8 @@ impl<P: Platform> Host for Source<'_, P> {
         self.inside(|| {
             let reading = groups.reading();
             if !groups.hang_on(&reading, group, &mut hang) {
-                // No reference to the group is left that names its heir: mark every group.
+                // No reference is left that leads from the group to its heir, so every group is
+                // marked.
                 groups.seats().for_each(|seat| _ = groups.hang_on(&reading, seat.group, &mut hang));
             }
         });
@@ -109,7 +111,7 @@ impl<P: Platform> Mm<P> {
         let grouped = self.groups().map_err(|_| ShrinkerError::NoMemory)?;
         let core = self.core().ok_or(ShrinkerError::NoMemory)?;
         let source = grouped.source();
-        // Outside the gate: making the shrinkers passes it.
+        // Outside the gate, because `Shrinkers::open` enters it.
         let made = Shrinkers::open(source)?;
         // SAFETY: an open manager does not move, and closes its registry before its own end.
         if let Err(error) = unsafe { builtin_shrinkers::register(self, source, &made) } {
@@ -152,8 +154,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.source().platform().precise()
     }
 
-    /// The current time of the clock of slots, in nanoseconds: for watching callbacks and for
-    /// penalties.
+    /// The current time of the [clock of callbacks](crate::reclaim::callback_clock), in
+    /// nanoseconds. The watchdog times callbacks and penalties by it.
     pub(crate) fn moment(&self) -> u64 {
         self.reclaim.clock.read(clock::precise)
     }

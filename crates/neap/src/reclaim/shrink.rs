@@ -2,8 +2,9 @@
 //!
 //! # Design
 //! A [`Shrink`] is a cache's two functions. Each gets a [`Context`], which names the group that
-//! pays for the requested objects. After a group's deletion that is its heir. Answers are enums,
-//! which tell an empty cache, a busy one, and one whose objects are all in use apart.
+//! pays for the requested objects. After the deletion of that group, the context names its heir.
+//! Answers are enums, which distinguish an empty cache, a busy cache, and a cache whose objects are
+//! all in use.
 //!
 //! # Concurrency
 //! Several threads may call a cache's functions at once. A context belongs to one call.
@@ -13,7 +14,7 @@ use crate::groups::Group;
 use core::cell::Cell;
 use core::time::Duration;
 
-/// Least number of needed bytes with which a pass takes all available bytes.
+/// A pass that needs at least this many bytes takes all that it can get.
 const ALL: u64 = 1 << 62;
 
 /// Request to a cache's function: the group and node of the objects, needed bytes, and deadline.
@@ -70,9 +71,9 @@ impl Context {
         Some(Duration::from_nanos(deadline.saturating_sub(neap_os::clock::precise())))
     }
 
-    /// Adds freed bytes to the answer of this call. For bytes that are charged to no group.
+    /// Adds freed bytes that are charged to no group to the answer of this call.
     ///
-    /// A sum above 0 replaces the estimate by the builder's `object_bytes`.
+    /// A sum above 0 replaces the estimate that the builder's `object_bytes` gives.
     pub fn add_freed_bytes(&self, bytes: u64) {
         self.freed_bytes.set(self.freed_bytes.get().saturating_add(bytes));
     }

@@ -30,8 +30,8 @@ pub(crate) struct Ran<T> {
     pub(crate) result: T,
     /// The thread was written off meanwhile.
     pub(crate) is_written_off: bool,
-    /// A shrinker had nothing to give while another thread called it, too. It may have: that call
-    /// may hold the lock of its cache.
+    /// A shrinker gave nothing while another thread called it as well. It may have objects, because
+    /// the other call may hold the lock of its cache.
     pub(crate) is_contended: bool,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Watch<'w, 'm, P: Platform> {
     deadline: u64,
     is_written_off: Cell<bool>,
     is_contended: Cell<bool>,
-    /// A moment, and the CPU time of this thread by then.
+    /// A time, and the CPU time that this thread had used by then.
     base: Cell<(u64, u64)>,
     /// When the last callback ended, and the answer of the last count.
     ended: Cell<u64>,
@@ -91,8 +91,8 @@ impl<'w, 'm, P: Platform> Watch<'w, 'm, P> {
 pub(crate) struct Enough<'e, 'w, 'm, P: Platform, E> {
     pub(crate) watch: &'e Watch<'w, 'm, P>,
     pub(crate) enough: E,
-    /// Shrinkers take turns: each is called for the time of one callback in a visit. The rest is
-    /// for later passes.
+    /// Shrinkers take turns: in one visit, each is called for no longer than the budget of one
+    /// callback. Later passes do the rest.
     pub(crate) takes_turns: bool,
     /// Time when the first callback of a shrinker began.
     pub(crate) begun: Cell<u64>,
@@ -131,7 +131,7 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
 
     fn began(&self, id: ShrinkerId, again: bool) -> bool {
         let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
-        // Reading a clock is a system call.
+        // The end of the last callback is close enough, and saves a reading of the clock.
         let now = if again { self.ended.get() } else { self.reclaiming.moment() };
         if is_late || self.is_written_off.get() {
             return false;
@@ -175,7 +175,7 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
             self.counted.set(objects);
         }
         let is_lie = answer != STOP && (objects >= ABSURD || is_too_much || asked.freed_bytes >= ABSURD);
-        // neap's own caches give whole units: a sheaf, or all of a CPU.
+        // neap's own caches may free more than requested: whole sheaves, or all objects of a CPU.
         if is_lie && !self.reclaiming.reclaim.shrinkers.is_own(id) {
             self.reclaiming.blame(id, Misbehaviour::Lied);
         }

@@ -2,21 +2,23 @@
 //! them.
 //!
 //! # Design
-//! A charge at its limit may be made within `malloc`, by a thread that holds the very lock a
-//! callback takes. Such a thread calls no callback: it posts a
-//! [job](neap_reclaim::reclaim::job_queue), and waits until a deadline.
+//! A charge at its limit may be made within `malloc`, by a thread that holds a lock that a callback
+//! takes. So the charging thread calls no callback. It posts a
+//! [job](neap_reclaim::reclaim::job_queue), and waits for the answer until a deadline.
 //!
-//! There is at most one reclaimer for each node, or four on machines with fewer nodes. The first is
-//! made with the first shrinker, more when all are busy. No call that allocates or frees makes a
-//! reclaimer: registering a shrinker does, and neap's own thread.
+//! There is at most one reclaimer for each node, or four on machines with fewer nodes. The
+//! registration of the first shrinker makes the first reclaimer. More are made when all are busy:
+//! by neap's own thread, by a charge that waits, or by a reclaimer. No call that allocates or frees
+//! makes one.
 //!
-//! Every waiting thread and every tick checks whether a callback has run for longer than it may.
-//! Then its shrinker becomes a culprit, its thread is written off, and another thread goes on with
-//! the job. A thread that was written off ends when its callback returns.
+//! Every waiting thread and every tick checks whether a callback has run for longer than it may. If
+//! so, the shrinker becomes a culprit, the thread that runs the callback is written off, and
+//! another thread goes on with the job. A reclaimer that was written off ends when its callback
+//! returns.
 //!
 //! # Locking
-//! Takes the mutexes of the jobs and of blaming only, both within the gate. No callback runs inside
-//! the gate.
+//! This module takes only the mutexes of the job queue and of blaming, both inside the fork gate.
+//! No callback runs inside the gate.
 
 use crate::mm::{Core, Mm, Task};
 use crate::options::Background;
@@ -42,7 +44,7 @@ impl<P: Platform> Core<P> {
     #[cold]
     pub(crate) fn reclaim_for_charge(&self, mm: &Mm<P>, group: GroupId, bytes: u64, manner: Manner) -> u64 {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return 0 };
-        // A callback that charges requests nothing: it is part of a pass that is under way.
+        // A charge within a callback requests no reclaim, because its thread already runs a pass.
         let reclaim = reclaiming.reclaim;
         let (marks, began) = (reclaim.shrinkers.marks(), reclaiming.now());
         if is_calling() || reclaim.backoff.is_noted(group, marks, began) {
@@ -85,12 +87,12 @@ impl<P: Platform> Core<P> {
             reclaiming.groups().ask_for(reclaiming.source(), group, bytes);
             return None;
         }
-        // The excess over the limit is missing once, however many threads wait for it.
+        // Threads that wait at this limit may share one job. `work` adds the excess over the limit
+        // once for the job, so a thread posts its bytes without the excess.
         let missing = bytes.saturating_sub(reclaiming.groups().excess(reclaiming.source(), group));
         match self.ask_reclaimers(mm, reclaiming, ReclaimJob::Group(group, missing), Some(PATIENCE)) {
             Some(bytes) => Some(bytes.max(had)),
-            // The pass goes on. What it has freed so far is reason enough for the charge to ask
-            // again.
+            // The reclaimer's pass goes on. If usage has fallen by now, the charge tries again.
             None => {
                 let fallen =
                     before.zip(reclaiming.charged(group)).map_or(0, |(before, now)| before.saturating_sub(now));
@@ -99,8 +101,9 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Posts the job of serving requests for reclaimers. Outside the gate; waits for nothing. For a
-    /// quiet caller the next tick makes a missing reclaimer.
+    /// Posts a job for reclaimers: to serve the requests of groups. Waits for nothing. The caller
+    /// must be outside the gate. Makes a missing reclaimer; with [`Manner::Quiet`], the next tick
+    /// makes it.
     pub(crate) fn call_servers(&self, mm: &Mm<P>, manner: Manner) {
         if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
@@ -112,11 +115,11 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Reclaims for an allocation that the budget or the system refuses. neap's own caches are
-    /// asked in this thread, then the program's by reclaimers.
+    /// Reclaims for an allocation that the budget or the system refuses. This thread asks neap's
+    /// own caches. Then reclaimers ask the program's caches.
     ///
-    /// Returns whether enough came back, or the program's shrinkers gave anything; `None` if
-    /// reclaim was never used, or inside a callback.
+    /// Returns whether neap's caches gave enough, or the program's shrinkers gave anything. `None`
+    /// if no shrinker was ever registered, or inside a callback.
     #[cold]
     pub(crate) fn reclaim_for_budget(&self, mm: &Mm<P>, bytes: u64) -> Option<bool> {
         let reclaiming = mm.reclaiming_if_made().filter(|_| !is_calling())?;
@@ -142,11 +145,11 @@ impl<P: Platform> Core<P> {
         reclaiming.above_high(group).next().is_none()
     }
 
-    /// Asks one shrinker, for another process: how many objects it has of a group on a node or,
-    /// with `scan`, to scan that many. neap's own shrinkers are asked in this thread, a program's
-    /// by reclaimers.
+    /// Asks one shrinker, at the request of another process. Without `scan`, the shrinker counts
+    /// its objects of a group on a node. With `scan`, it scans that many of them. This thread asks
+    /// neap's own shrinkers; reclaimers ask a program's.
     ///
-    /// Returns the number of objects there, or freed; `None` if the shrinker did not answer.
+    /// Returns the number of counted or freed objects; `None` if the shrinker did not answer.
     pub(crate) fn ask_shrinker(
         &self,
         mm: &Mm<P>,
@@ -171,9 +174,9 @@ impl<P: Platform> Core<P> {
         self.ask_reclaimers(mm, reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
     }
 
-    /// Posts a job, and waits for it for `patience` nanoseconds, if given. Time by which the thread
-    /// is woken too late does not count. Returns the job's answer, 0 where there can be no
-    /// reclaimers, and `None` if it was not awaited or came too late.
+    /// Posts a job. With `patience`, waits for its answer for that many nanoseconds. Time by which
+    /// the thread wakes too late does not count. Returns the answer; 0 if there can be no
+    /// reclaimers; `None` without `patience`, or if the answer came too late.
     pub(crate) fn ask_reclaimers(
         &self,
         mm: &Mm<P>,
@@ -194,7 +197,7 @@ impl<P: Platform> Core<P> {
         waits.fetch_add(1, Ordering::Relaxed);
         let mut waiter = Waiter::new(aim);
         loop {
-            // Where there are too many jobs it waits for room first.
+            // If there are too many jobs, the waiter first waits for room in the queue.
             reclaiming.inside(|| jobs.ask(&mut waiter));
             let left = if self.call_reclaimers(reclaiming) { end.saturating_sub(clock::precise()) } else { 0 };
             let patience = if left == 0 { Patience::GivesUp } else { Patience::Waits };
@@ -229,7 +232,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Requests a reclaimer from neap's thread if there are fewer than the jobs need. Returns
-    /// whether there is one now, or will be.
+    /// whether there is a reclaimer, or a thread that can make one.
     fn call_reclaimers(&self, reclaiming: &Reclaiming<'_, P>) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
         let (is_short, threads) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads().working));
@@ -239,15 +242,16 @@ impl<P: Platform> Core<P> {
         threads > 0 || self.background.has_thread()
     }
 
-    /// Makes a reclaimer if there are fewer than `least`, or than the jobs need. Returns whether
-    /// there is one now, or will be. Not within a call that allocates or frees: making a thread
-    /// allocates.
+    /// Makes a reclaimer if there are fewer than `least`, or fewer than the jobs need. Returns
+    /// whether there is one now, or will be. Must not be called within a call that allocates or
+    /// frees, because making a thread allocates.
     pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
         if !self.may_have_reclaimers(mm) {
             return false;
         }
-        // Not while this thread makes one, or runs a callback: the next tick makes it.
+        // A thread that is making a reclaimer, or runs a callback, makes none here. The next tick
+        // does.
         if is_calling() {
             return self.call_reclaimers(reclaiming);
         }
@@ -279,7 +283,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn tick_reclaim(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>) {
         self.watch(reclaiming, None);
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
-        // Also for requests that were handed back, or found no reclaimer when they were posted.
+        // A request may have been handed back, or may have found no reclaimer when it was posted.
         if self.may_have_reclaimers(mm)
             && matches!(reclaiming.groups().look_for_request(reclaiming.source()), Due::Now(_))
         {
@@ -310,7 +314,7 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// The whole life of the reclaimer `number`.
+    /// Body of the reclaimer `number`: does jobs until the thread is dismissed or written off.
     pub(crate) fn reclaimer(&self, number: u32) {
         let (Some(core), Some(reclaiming)) = (self.core_if_open(), self.reclaiming_if_made()) else { return };
         let jobs = &reclaiming.reclaim.jobs;
@@ -331,8 +335,8 @@ impl<P: Platform> Mm<P> {
             let Ran { result: bytes, is_written_off, .. } = core.work(self, &reclaiming, aim, number);
             if is_written_off {
                 reclaiming.inside(|| jobs.end(number, idle));
-                // The thread that wrote this one off may not have made a successor yet, or failed
-                // to.
+                // The thread that wrote this reclaimer off may not have made a successor, or may
+                // have failed to.
                 _ = core.recruit(self, &reclaiming, 0);
                 return;
             }
@@ -366,7 +370,8 @@ impl<P: Platform> Core<P> {
             ReclaimJob::AboveHigh(group) => {
                 let mut bytes = 0_u64;
                 for high in reclaiming.above_high(group) {
-                    // Stocks and cached objects of the group go first, and may be the whole excess.
+                    // First uncharges stocks and cached objects of the group, which may be the
+                    // whole excess.
                     reclaiming.drain(high.id);
                     let Some(info) = reclaiming.info(high.id) else { continue };
                     let excess = info.charged.saturating_sub(info.bounds[Bound::High as usize]);
@@ -401,7 +406,8 @@ impl<P: Platform> Core<P> {
                 }
                 let ran = self.serve(reclaiming, &request, deadline, number);
                 reclaiming.groups().served(reclaiming.source(), &request, number);
-                // This thread holds no lock. Ticks notify listeners, since these may take long.
+                // This thread holds no lock, so it may wake waiters. It leaves listeners to the
+                // ticks, because they may take long.
                 reclaiming.groups().wake(reclaiming.source());
                 ran
             }
@@ -411,7 +417,8 @@ impl<P: Platform> Core<P> {
                 if missing == 0 {
                     return Ran::of(0);
                 }
-                // Until the job leaves this thread: `finish`, `end` or `write_off` resets the flag.
+                // The flag stays set until `finish`, `end` or `write_off` takes the job from this
+                // thread.
                 reclaiming.inside(|| pages.node(node).set_reclaiming(true));
                 let bytes = u64::from(missing) * pages.page_size() as u64;
                 run(GroupId::ROOT, bytes, Purpose::Budget, Some(node)).map(|got| got.bytes)
@@ -425,7 +432,7 @@ impl<P: Platform> Core<P> {
     /// bytes that came back.
     fn serve(&self, reclaiming: &Reclaiming<'_, P>, request: &Request, deadline: u64, number: u32) -> Ran<u64> {
         let top = request.group;
-        // Unused stock goes first, and may be all that is needed.
+        // First uncharges unused stock, which may be all that the group needs.
         reclaiming.drain(top);
         let needs = reclaiming.groups().needs(reclaiming.source(), request);
         if needs == 0 || !reclaiming.has_shrinkers_below(top) {

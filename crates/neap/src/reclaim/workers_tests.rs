@@ -103,7 +103,8 @@ fn who_finds_no_room_for_a_job_waits_for_it() {
 
 static ALLOCATED: AtomicU32 = AtomicU32::new(0);
 
-/// Like the C library's under preload: allocates by the manager whose thread it makes.
+/// Makes a thread as the C library does under preload: allocates from the manager whose thread it
+/// makes.
 fn allocates(mm: &Machine, _: Task) -> Result<usize, Errno> {
     for size in [100, 1 << 20] {
         let memory = mm.allocate(size);
@@ -111,7 +112,7 @@ fn allocates(mm: &Machine, _: Task) -> Result<usize, Errno> {
         // SAFETY: allocated above.
         unsafe { mm.free(memory) };
     }
-    // As if the budget were used up.
+    // Reclaims as an allocation does that the budget refuses.
     let asks = mm.core_if_open().and_then(|core| core.reclaim_for_budget(mm, 1)).is_some();
     let is_in_group = mm.group_of_thread().is_some();
     ALLOCATED.fetch_add(u32::from(asks) * 100 + u32::from(is_in_group) * 1000, Relaxed);
@@ -182,7 +183,7 @@ fn a_limit_of_threads_is_not_one_for_ever() {
 
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// Makes reclaimers, but no thread that ticks, so that calls do.
+/// Makes reclaimers, but no thread that ticks, so that calls tick.
 fn only_reclaimers(_: &Machine, task: Task) -> Result<usize, Errno> {
     if task == Task::Maintain {
         return Err(Errno::AGAIN);
@@ -191,7 +192,7 @@ fn only_reclaimers(_: &Machine, task: Task) -> Result<usize, Errno> {
     Ok(1)
 }
 
-/// The program may hold any lock that making a thread takes.
+/// Calls make no reclaimer, because the program may hold a lock that making a thread takes.
 #[test]
 fn calls_make_no_reclaimer_and_the_thread_does() {
     let objects = AtomicU64::new(1000);
@@ -225,7 +226,7 @@ unsafe extern "C" fn count_no_end(_: *mut c_void, _: *const Asked) -> u64 {
     1 << 40
 }
 
-/// A tenth of a second for each object.
+/// Takes a tenth of a second of the machine's time, and frees nothing.
 unsafe extern "C" fn scan_slowly(machine: *mut c_void, _: *mut Asked) -> u64 {
     // SAFETY: registered with a machine, which outlives it.
     unsafe { &*machine.cast::<Virtual>() }.advance(SECOND / 10);

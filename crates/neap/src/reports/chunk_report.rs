@@ -1,9 +1,9 @@
 //! The report on the chunks of per-CPU data for another process: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request (`control/mod.rs`). A report begins at the requested chunk and
-//! ends where the page does, so a large instance takes several reports; each chunk is of one
-//! moment. Writes only to the page, which is touched before any lock is taken.
+//! The report answers a request (`control/mod.rs`). A report begins at the requested chunk and ends
+//! where the page does, so a large instance takes several reports. The numbers of each chunk are of
+//! one moment. This module writes only to the page, which is touched before any lock is taken.
 //!
 //! # Format
 //! Words of 64 bits:

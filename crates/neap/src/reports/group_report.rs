@@ -1,10 +1,11 @@
 //! The report on memory groups for another process: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request (`control/mod.rs`). A report begins at the requested slot and
-//! ends where the page does, so many groups take several reports; each group is of one moment. The
-//! last reports have other entries: charged bytes that are not in use, all of one moment, then
-//! bytes booked under ids of deleted groups, then charges that wait. Allocates nothing.
+//! The report answers a request (`control/mod.rs`). A report begins at the requested slot and ends
+//! where the page does, so many groups take several reports. The numbers of each group are of one
+//! moment. The last reports have other entries: charged bytes that are not in use, all of one
+//! moment, then bytes booked under ids of deleted groups, then charges that wait. Reporting
+//! allocates nothing.
 //!
 //! # Format
 //! Words of 64 bits:
@@ -45,7 +46,8 @@ pub const ASK_WAITING: u32 = 1 << 31;
 /// Words of a charge that waits.
 pub const WAITING: usize = 6;
 /// Reasons of waits: an older charge; no room, and reclaim is under way; no room after reclaim in
-/// vain; the same, and a shrinker of the group is barred; delayed above a `high`.
+/// vain; no room after reclaim in vain, and a shrinker of the group is barred; delayed above a
+/// `high`.
 pub const REASONS: [&str; 5] = ["turn", "room", "in vain", "barred", "high"];
 
 /// Writes a report on the groups from slot `from` on, or on unused bytes, into `words`, at least

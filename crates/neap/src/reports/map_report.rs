@@ -2,11 +2,11 @@
 //! kernel's view: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request (`control/mod.rs`) of [`reconcile`](crate::reports::reconcile). This
-//! process makes no system call for it: a sandbox may end it for opening a file, and the asker can
-//! read its mappings from outside. A report begins at the requested piece of the arena and ends
-//! where the page does; the first one has the rest as well. Each piece is of one moment. Allocates
-//! nothing.
+//! The report answers a request (`control/mod.rs`) of [`reconcile`](crate::reports::reconcile).
+//! This process makes no system call for the report, because a sandbox may end a process that opens
+//! a file. The asking process reads this process's mappings itself. A report begins at the
+//! requested piece of the arena and ends where the page does. Only the first report has the ranges
+//! and counters. The data of each piece are of one moment. Reporting allocates nothing.
 //!
 //! # Format
 //! Words of 64 bits:
@@ -64,7 +64,7 @@ pub(crate) fn write<P: Platform>(mm: &Mm<P>, inside: &Inside<'_>, mut books: Boo
     debug_assert!(writer.at() == HEAD);
 }
 
-/// Writes neap's mappings into the numbers, for an asker that gets no answer to requests.
+/// Writes neap's mappings into the numbers, for a process that gets no answer to its requests.
 pub(crate) fn describe<P: Platform>(mm: &Mm<P>, inside: &Inside<'_>, text: &mut impl Write) -> fmt::Result {
     let (mut separator, mut answer) = ("", text.write_str("\"mappings\":["));
     if let Some(core) = mm.core_if_open() {

@@ -1,11 +1,11 @@
 //! The report on shrinkers for another process: words in the page of numbers.
 //!
 //! # Design
-//! It answers a request (`control/mod.rs`). Takes no lock of the registry, so
+//! The report answers a request (`control/mod.rs`). It takes no lock of the registry, so
 //! unregistering waits for no report. It is gathered on the stack, outside the gate, and then
-//! copied. A report begins at the requested index; many shrinkers take several reports. The groups
-//! of a shrinker that has many are requested separately, from a number on. Allocates nothing, and
-//! calls no callback: counts have a request of their own.
+//! copied. A report begins at the requested index, so many shrinkers take several reports. If a
+//! shrinker has many groups, the groups that do not fit are requested separately. Reporting
+//! allocates nothing, and calls no callback. For counts, there is another request.
 //!
 //! # Format
 //! Words of 64 bits:
@@ -16,11 +16,11 @@
 //! 3. for direct, then for background passes: passes, groups asked, objects scanned, objects freed,
 //!    bytes;
 //! 4. how often shrinkers were blamed, by [`Misbehaviour`];
-//! 5. for each shrinker: its id; flags (1: by node, 2: by group, 4: inline, 8: it is gone, and was
-//!    blamed, 16: it has more groups than follow); seeks; batch; calls; objects scanned, and freed;
-//!    nanoseconds; how often it was blamed, by [`Misbehaviour`]; whether it is barred, 2 if a call
-//!    of it does not return; length of its name, and the name; number of groups that follow, and
-//!    for each its id, the node, and deferred work.
+//! 5. for each shrinker: its id; flags (1: by node, 2: by group, 4: inline, 8: it was unregistered,
+//!    and was blamed, 16: it has more groups than follow); seeks; batch; calls; objects scanned,
+//!    and freed; nanoseconds; how often it was blamed, by [`Misbehaviour`]; whether it is barred, 2
+//!    if a call of it does not return; length of its name, and the name; number of groups that
+//!    follow, and for each its id, the node, and deferred work.
 
 use crate::reclaim::reclaiming::Reclaiming;
 use crate::state::reclaim::ReclaimerCounts;
@@ -31,7 +31,7 @@ use neap_reclaim::{Report, ShrinkerId};
 
 /// Words before the entries.
 pub const HEAD: usize = 17 + Misbehaviour::ALL.len();
-/// Words of a shrinker, without groups, and of each of these.
+/// Words of a shrinker without its groups. [`PLACE`]: words of each of its groups.
 pub const SHRINKER: usize = 11 + Misbehaviour::ALL.len() + LONGEST_NAME / 8;
 /// See [`SHRINKER`].
 pub const PLACE: usize = 3;
@@ -156,7 +156,7 @@ fn write_shrinker(draft: &mut Draft<'_>, report: &Report, blamed: Option<Culprit
     draft.write_name(report.name.as_str());
 }
 
-/// Returns whether the shrinker has more groups.
+/// Writes the groups of a shrinker after the first `skip`. Returns whether it has more than fit.
 fn write_places<P: Platform>(
     draft: &mut Draft<'_>,
     reclaiming: &Reclaiming<'_, P>,

@@ -1,5 +1,5 @@
-//! A writer of words, for reports to other processes: they get the part of the page of numbers
-//! behind the numbers. No locks.
+//! A writer of words, for reports to other processes. Reports lie in the page of numbers, after the
+//! numbers. This module has no lock.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

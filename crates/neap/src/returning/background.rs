@@ -4,17 +4,17 @@
 //! - A call that allocates or frees never makes the thread. [`Mm::start_background`] does, which
 //!   the preload library calls when the program makes its first thread. So do calls for work that
 //!   only a thread can do: registering a shrinker, a subscription, a charge that waits.
-//! - A process with one thread has none otherwise. There, and where the system refuses a thread,
-//!   calls tick ([`maintenance`](crate::returning::maintenance)).
+//! - Otherwise, a process with one thread has no thread of neap's. In such a process, and where the
+//!   system refuses a thread, slow calls tick ([`maintenance`](crate::returning::maintenance)).
 //! - The thread ticks while anything is cached. Then it sleeps without a deadline, until a slow
 //!   call wakes it. With a limit that [follows the container](crate::limits::following) it wakes
 //!   once a second.
-//! - It ends with the main thread ([`Mm::end_background`]): the C library counts it, so the process
-//!   would not end with the last of the program's threads.
+//! - neap's thread ends with the main thread ([`Mm::end_background`]). The C library counts it like
+//!   the program's threads, so it would keep a process alive whose other threads have ended.
 //!
 //! # Locking
-//! None. The state says what the thread does next; it sleeps on the
-//! [helper's](neap_objects::helper) bell.
+//! This module has no lock. An atomic state says what the thread does next. The thread sleeps on
+//! the bell of the [helper](neap_objects::helper).
 
 use crate::mm::{Core, Mm, Task};
 use crate::returning::maintenance::Tick;
@@ -25,7 +25,7 @@ use neap_percpu::{PerCpuData, Wait};
 use neap_reclaim::without_reclaim;
 
 impl<P: Platform> Core<P> {
-    /// Follows every slow call: wakes the thread, or ticks in its place.
+    /// Called after every slow call: wakes neap's thread, or ticks in its place.
     #[inline]
     pub(crate) fn after(&self, mm: &Mm<P>) {
         if !self.background.is_awake() {
@@ -43,8 +43,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Follows a call for per-CPU data: wakes the thread, or does due work in its place. A caller
-    /// that may not wait long does no work if there is no thread.
+    /// Called after a call for per-CPU data: wakes neap's thread, or does due work in its place. If
+    /// there is no thread, a caller that may not wait long does no work.
     pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, wait: Wait) {
         let background = &self.background;
         if wait != Wait::Long && !background.has_thread() {
@@ -66,11 +66,11 @@ impl<P: Platform> Core<P> {
         self.objects.helper.ring();
     }
 
-    /// Makes the thread, if there is none and one may be made. Returns whether it did. Not
-    /// in a call that allocates or frees.
+    /// Makes neap's thread, if there is none and one may be made. Returns whether it did. Must not
+    /// be called in a call that allocates or frees.
     pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
         let Background { state, id, .. } = &self.background;
-        // AWAKE before the thread exists: it will be.
+        // The state is AWAKE even before the thread exists, since the thread begins awake.
         if mm.hooks.spawn.is_none()
             || state.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
@@ -92,8 +92,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Makes a thread of neap's. Its allocations in this thread are charged to no group, and ask no
-    /// cache to shrink, as far as possible. Else:
+    /// Makes a thread of neap's. Allocations that this takes in the calling thread are charged to
+    /// no group, and ask no cache to shrink, as far as possible. Otherwise:
     /// 1. A thread in a group at its limit makes the reclaimer that is to make room.
     /// 2. The C library allocates for that, under preload by this very manager.
     /// 3. That charge posts a job, and waits for the thread of step 1.
@@ -105,13 +105,15 @@ impl<P: Platform> Core<P> {
         made
     }
 
-    /// Drains the stacks of all CPUs for allocations that may not fence. First looks at the
-    /// container for those at a limit that follows it, and writes a heap profile before they fail.
+    /// Serves allocations that wait for neap's thread: drains the stacks of all CPUs, because the
+    /// allocations may not fence. Before that, reads the container's limit anew for a limit that
+    /// follows it, and writes a heap profile if one is wanted.
     pub(crate) fn help(&self, mm: &Mm<P>) {
         self.objects.helper.serve(|| {
             self.look_for_allocation(mm);
             self.write_wanted_profile(mm);
-            // Tried only: the asking thread may be inside the gate, and a fork wait for it.
+            // Only tries to enter: the asking thread may be inside the gate, and a fork may wait
+            // for that thread.
             let Some(_inside) = mm.gate.try_enter(self.objects.platform.cpu()) else { return false };
             let used = self.objects.cpu_caches.used();
             used.iter().take_while(|_| !mm.gate.is_closed()).for_each(|cpu| _ = self.objects.drain_cpu(cpu, |_| true));
@@ -139,7 +141,7 @@ impl<P: Platform> Mm<P> {
         let Some(core) = self.core_if_open() else { return };
         let Background { state, ending, id, .. } = &core.background;
         ending.store(true, Ordering::Release); // Pairs with the Acquire in `is_ending`.
-        // No thread is made from here on.
+        // From here on, `make_thread` makes no thread.
         _ = state.compare_exchange(ABSENT, ENDED, Ordering::Relaxed, Ordering::Relaxed);
         core.objects.helper.set_present(false);
         core.objects.helper.ring();
@@ -156,8 +158,8 @@ impl<P: Platform> Mm<P> {
         let state = &core.background.state;
         let mut nap = core.settings.interval();
         while core.nap(self, nap) {
-            // Caching memory from here on turns DROWSY back into AWAKE, so the thread does not
-            // sleep over it:
+            // A call that caches memory from here on turns DROWSY back into AWAKE, so the thread
+            // ticks again instead of sleeping:
             //
             // | this thread | thread B |
             // |---|---|
@@ -166,8 +168,8 @@ impl<P: Platform> Mm<P> {
             // | | 3. frees on CPU 0, stores AWAKE |
             // | 4. finds the rest empty, but AWAKE: ticks again | |
             //
-            // SeqCst: before every look of the tick. Pairs with the fence in `is_awake`, for
-            // `after`.
+            // SeqCst orders the store before every look of the tick. Pairs with the fence in
+            // `is_awake`, which `after` calls.
             state.store(DROWSY, Ordering::SeqCst);
             fence_unless_exchanged();
             let Tick { left, soon, .. } = core.tick(self, core.objects.platform.now());

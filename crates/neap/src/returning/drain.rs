@@ -26,9 +26,10 @@ pub(crate) const NAP: u64 = 1_000_000;
 /// The fences that a drain may cost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fences {
-    /// Any: the stacks of all CPUs are drained.
+    /// Any fence: the stacks of all CPUs are drained.
     All,
-    /// Those of [`Core::may_take_in_call`]: for a drain in an allocation.
+    /// Fences that a call that allocates may make ([`Core::may_take_in_call`]). Other CPUs' stacks
+    /// stay.
     OfCall,
 }
 
@@ -36,7 +37,7 @@ pub(crate) enum Fences {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     /// Only the caches of this CPU: its page lists and stacks. Barns belong to no CPU, and are
-    /// drained only if none is named.
+    /// drained only if no CPU is named.
     pub cpu: Option<u32>,
     /// Only the caches of this node: those of its CPUs, and its barns.
     pub node: Option<u32>,
@@ -207,8 +208,9 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Runs long `work` inside the gate. `work` must return soon after its last argument returns
-    /// true: a thread that forks waits. Then `work` is run again after the fork.
+    /// Runs `work`, which may take long, inside the gate. `work` must return soon after its last
+    /// argument returns true, because a forking thread waits. In that case, `work` runs again after
+    /// the fork.
     pub(crate) fn inside_to_the_end(&self, core: &Core<P>, mut work: impl FnMut(&Inside<'_>, &dyn Fn() -> bool)) {
         let is_stopped = || self.gate.is_closed_to_me();
         loop {
@@ -233,10 +235,10 @@ impl<P: Platform> Mm<P> {
 
     /// Drains the caches of CPUs into the zone, from any thread and for any CPU.
     ///
-    /// Sends no signal, and waits for no other thread. Costs at most one fence for a CPU's stacks,
-    /// none for an isolated CPU. Held lists and stacks are tried again for some milliseconds, with
-    /// naps in between. Not from a signal handler. Ticks, or [`Mm::release_all`], release the
-    /// memory to the OS.
+    /// Sends no signal, and waits for no other thread. Draining a CPU's stacks costs at most one
+    /// fence, and none for an isolated CPU. Held lists and stacks are tried again for some
+    /// milliseconds, with naps in between. Must not be called from a signal handler. Ticks, or
+    /// [`Mm::release_all`], release the memory to the OS.
     ///
     /// # Errors
     /// [`NoSuch`]; nothing was drained then.

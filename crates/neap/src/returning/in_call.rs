@@ -1,33 +1,36 @@
 //! Returns memory from the program's own frees, where neap has no thread.
 //!
 //! # Design
-//! A program with one thread may never call again after its last free, so nothing can wait for a
-//! tick. Frees that take the slow path count the bytes they return. Once these may have lifted the
-//! *surplus* (resident bytes that are free as pages, in slabs or in barns) above a bound, the free
-//! *looks*: it adds the surplus up, and works it down to [`LOW`]:
+//! A program may make no further call after its last free, so a free cannot leave work to a later
+//! tick. Frees that take the slow path count the bytes that they return. The *surplus* is the
+//! resident bytes in free pages and in free objects of slabs and barns. When the counted bytes may
+//! have lifted the surplus above a bound, the free *looks*: it adds the surplus up, and reduces it
+//! to [`LOW`]:
 //!
-//! 1. free pages go to the system;
-//! 2. sheaves of the fullest barn are dissolved, which makes slabs whole and so pages free;
-//! 3. the stacks of all CPUs are emptied, whose few objects keep many slabs from being whole;
-//! 4. pages without objects in slabs that are in use go.
+//! 1. It releases free pages.
+//! 2. It returns objects of the fullest barn to their slabs. Slabs without objects in use become
+//!    free pages.
+//! 3. It drains the stacks of CPUs. Their few objects keep many slabs from becoming free pages.
+//! 4. It releases pages without objects of slabs in use.
 //!
-//! Steps 1 and 4 leave what would go page by page as long as what is live shrinks: by then it may
-//! lie in long ranges. It goes at the end of a burst, or when at most twice as much is live as free
-//! and no longer shrinks.
+//! While the live bytes shrink, step 1 releases only large blocks, and step 4 does nothing: single
+//! free pages may still become parts of larger blocks. Single pages are released when the live
+//! bytes no longer shrink and the surplus is more than half of them. They are also released at the
+//! end of a burst ([`LATE`]).
 //!
-//! A call returns at most [`MOST_BYTES`] beyond the run that it frees, and puts at most about
-//! [`MOST_OBJECTS`] objects back into slabs. If more is left, the next slow free goes on.
+//! A call releases at most [`MOST_BYTES`] beyond the run that it frees, and returns at most about
+//! [`MOST_OBJECTS`] objects to slabs. If it stops at these limits, the next slow free goes on.
 //!
-//! How much more than [`LOW`] stays is learned from regret, as page lists learn their size: bytes
-//! that calls gave back and that the program takes from the system again soon should have been
-//! kept, as far as more is live then. The bound grows by these bytes, and shrinks by an eighth a
-//! second. Of what is kept, whole free chunks that nothing needed from one tick within calls to the
-//! next are offered to the system (lazily free): it takes them when it is short of memory. Not
-//! sooner, since a page that was offered costs as much as a fault when it is written to again.
+//! Calls learn how much surplus to keep beyond [`LOW`]. If they have released bytes that the
+//! program soon takes from the system again, and more bytes are live then, they should have kept
+//! these bytes. The bound grows by these bytes, and shrinks by an eighth a second. Whole free
+//! chunks of the kept memory that were not needed between two ticks within calls are offered to the
+//! system (lazily free). The system takes them when it is short of memory. Chunks are not offered
+//! sooner, because the first write to an offered page costs as much as a fault.
 //!
 //! # Locking
-//! The learned numbers are under a mutex that is only tried, inside the fork gate: one call at a
-//! time gives back. What each step takes is held for a batch.
+//! The learned numbers are under a mutex that is only tried, inside the fork gate. So one call at a
+//! time releases memory. Each step holds the locks of zones and classes for one batch.
 
 use crate::mm::{Core, Mm};
 use crate::state::in_call::{HIGH, Returned};
@@ -36,7 +39,7 @@ use neap_base::gate::Inside;
 use neap_base::{Order, Platform};
 use neap_pages::Effort;
 
-/// Bytes of surplus down to which frees give back, if nothing was learned.
+/// Bytes to which frees reduce the surplus, if nothing was learned.
 const LOW: u64 = 8 << 20;
 /// Bytes of surplus that replace both [`LOW`] and [`HIGH`] while objects in use keep most free
 /// memory from being released. That is so if a look has left the surplus above its bound, and the
@@ -45,40 +48,41 @@ const LOW: u64 = 8 << 20;
 /// Objects on the stacks of CPUs keep pages, too, and are not part of the surplus. So this bound is
 /// lower.
 const SCATTERED: u64 = 3 << 20;
-/// Bytes that one call gives back at most, beyond the run that it frees.
+/// Most bytes that one call releases, beyond the run that it frees.
 pub(crate) const MOST_BYTES: u64 = 16 << 20;
-/// Objects that one call puts back into slabs at most; its last step may go beyond that.
+/// Most objects that one call returns to slabs. Its last step may go beyond that.
 const MOST_OBJECTS: u64 = 1 << 16;
-/// Slabs in use of which one call looks for empty pages, at most.
+/// Most slabs in use that one call examines for empty pages.
 const MOST_SLABS: usize = 1024;
-/// Slabs of which pages go before the bytes are counted again.
+/// Slabs whose empty pages are released before the bytes are counted again.
 const FEW_SLABS: usize = 8;
 /// Bytes that slow frees return between two looks, at least.
 const STEP: u64 = 512 << 10;
-/// Bytes that slow frees return between two looks, at least, after the system refused everything.
-/// It does so for locked memory.
+/// Bytes that slow frees return between two looks, at least, after the system refused to release
+/// anything. It refuses for locked memory.
 const REFUSED: u64 = 64 << 20;
 /// The smallest free blocks that calls release while a burst is being freed: 16 pages. A call for
 /// each page would cost more than the page is worth, and blocks grow as their neighbours come free.
 const LEAST: Order = Order(4);
-/// Pages of slabs in use go at the end of a burst: when so many times as much is free as is live.
+/// A burst is at its end when the surplus is more than this many times the live bytes that keep
+/// slabs in use.
 const LATE: u64 = 8;
-/// Pages in lists that are not worth draining the lists.
+/// Page lists with this many pages or fewer in all are not worth draining.
 const FEW_LISTED: u64 = 64;
 
-/// What working the surplus down came to.
+/// Result of reducing the surplus.
 #[derive(Clone, Copy, Debug, Default)]
 struct Worked {
     /// Bytes that went to the system.
     gone: u64,
-    /// Whether the call ended since it had done its part.
+    /// Whether the call stopped at its limits, so that surplus may be left.
     more: bool,
-    /// Whether the system took nothing.
+    /// Whether the system refused to release anything.
     refused: bool,
 }
 
 impl<P: Platform> Core<P> {
-    /// Follows every free that took the slow path.
+    /// Called after every free that took the slow path.
     #[inline]
     pub(crate) fn after_free(&self, mm: &Mm<P>, returned: Returned) {
         if !self.background.has_thread() {
@@ -86,7 +90,7 @@ impl<P: Platform> Core<P> {
                 Returned::Objects(class) => (u64::from(class.most_capacity()) * class.size() as u64, 0),
                 Returned::Run(bytes) => (bytes as u64, bytes as u64),
             };
-            // Relaxed, and not one operation: heuristic; a look that comes late finds as much.
+            // Relaxed, and no atomic subtraction: heuristic. A late look finds the same surplus.
             let left = self.in_call.left.load(Relaxed) - bytes as i64;
             self.in_call.left.store(left, Relaxed);
             if left <= 0 {
@@ -96,8 +100,7 @@ impl<P: Platform> Core<P> {
         self.after(mm);
     }
 
-    /// Adds the surplus up and works it down; `own` bytes of it are a run that the caller has
-    /// freed.
+    /// Adds the surplus up and reduces it. `own` bytes of it are a run that the caller has freed.
     #[cold]
     #[inline(never)]
     fn look(&self, mm: &Mm<P>, own: u64) {
@@ -106,15 +109,15 @@ impl<P: Platform> Core<P> {
         if keep == u64::MAX || platform.is_isolated(platform.cpu()) {
             return self.in_call.left.store(REFUSED as i64, Relaxed);
         }
-        // The gate first: a mutex that is held while fork finds no thread inside would stay held in
-        // the child.
+        // The gate first: fork waits for threads inside. If a thread outside held the mutex, it
+        // would stay held in the child.
         let inside = mm.gate.enter(platform.cpu());
         let Some(mut learned) = self.in_call.learned.try_lock() else { return };
         let now = platform.now();
         let free = self.objects.free_objects();
         let surplus = free.resident + self.objects.free_page_bytes();
         let live = self.live(surplus);
-        // What else is live keeps no slab from being whole.
+        // Other live bytes keep no slab from becoming free pages.
         let pinning = live.min(free.pinning);
         learned.learn(self.objects.pages.grown() << self.objects.pages.page_shift(), live, now);
         self.in_call.kept.store(learned.kept, Relaxed);
@@ -149,8 +152,8 @@ impl<P: Platform> Core<P> {
         self.in_call.left.store(next as i64, Relaxed);
     }
 
-    /// Resident bytes that are in use, in stacks of CPUs, or holes that such stacks will fill,
-    /// beside a surplus.
+    /// Returns the resident bytes outside of `surplus`, without the waste of slabs: in use, or on
+    /// stacks of CPUs.
     fn live(&self, surplus: u64) -> u64 {
         self.resident().saturating_sub(surplus).saturating_sub(self.objects.slab_waste())
     }
@@ -200,14 +203,15 @@ impl<P: Platform> Core<P> {
         worked
     }
 
-    /// Lets the system take what a tick within a call found unneeded and calls have learned to
-    /// keep.
+    /// Offers kept free chunks to the system that were not needed since the last tick. Called by
+    /// ticks within calls.
     pub(crate) fn offer_kept(&self, _: &Inside<'_>) {
         let [keep, most] = [HIGH, MOST_BYTES].map(|bytes| (bytes >> self.objects.pages.page_shift()) as u32);
         self.objects.pages.offer(&self.objects.platform, keep, most);
     }
 
-    /// Gives back what the system may take: before an allocation fails. Returns how many bytes.
+    /// Releases as many bytes as are lazily free, before an allocation fails. Returns the number of
+    /// released bytes.
     pub(crate) fn release_lazily_free(&self, _: &Inside<'_>, stop: &dyn Fn() -> bool) -> u64 {
         let bytes = self.objects.pages.lazily_free() << self.objects.pages.page_shift();
         self.release_pages(bytes, Order(0), stop).0
@@ -235,7 +239,8 @@ impl<P: Platform> Core<P> {
     fn release_holes(&self, bytes: u64, worked: &mut Worked, stop: &dyn Fn() -> bool) {
         let (pages, before, mut looked) = (&self.objects.pages, worked.gone, 0);
         for node in 0..pages.nodes() {
-            // Slabs come to rest after a first round without any.
+            // A round lets slabs come to rest at its end. So the round after an empty one may find
+            // some.
             let mut dry = 0;
             while dry < 2 && worked.gone - before < bytes && looked < MOST_SLABS && !stop() {
                 let (slabs, report) = self.objects.punch_on(node, Effort::Sparing, FEW_SLABS, stop);

@@ -9,12 +9,11 @@
 //! 4. It punches holes into resting slabs, and releases pages.
 //! 5. It runs the worker of per-CPU data.
 //!
-//! neap's own thread (`background.rs`) ticks or, where there is none, calls on
-//! the slow path. The thread or call that ticks also answers requests of other processes
-//! (`control/mod.rs`).
+//! neap's own thread (`background.rs`) ticks. Where there is none, calls on the slow path tick. The
+//! thread or call that ticks also answers requests of other processes (`control/mod.rs`).
 //!
 //! # Locking
-//! One tick at a time: its mutex is only tried.
+//! One thread ticks at a time, under a mutex that is only tried.
 
 use crate::limits::limit::{PERIOD, TICKING};
 use crate::mm::{Core, Mm};
@@ -36,7 +35,7 @@ const IN_CALL: u64 = 16 << 20;
 
 /// Limits of one `give_back`.
 struct GiveBackLimits {
-    /// Time, if an interval is over; `None` to go on with what an earlier call left.
+    /// The current time, for a full tick. `None` to go on with work that an earlier call left.
     now: Option<u64>,
     /// Bytes at most.
     most: u64,
@@ -68,7 +67,7 @@ pub struct Tick {
 }
 
 impl<P: Platform> Core<P> {
-    /// Follows a slow call where there is no thread: ticks if due, and answers requests.
+    /// Called after a slow call where there is no thread: ticks if due, and answers requests.
     pub(crate) fn after_without_thread(&self, mm: &Mm<P>) {
         if self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
             self.tick_if_due(mm);
@@ -125,8 +124,8 @@ impl<P: Platform> Core<P> {
         let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });
         let soon = [groups, look].into_iter().flatten().min();
         tick.left |= soon.is_some() || goes_on;
-        // Reclaim goes on by ticks until the use is below a limit that was cut. Without shrinkers,
-        // frees alone can get it there.
+        // Ticks continue reclaim until the use is below a limit that was cut. Without shrinkers,
+        // only frees of the program lower the use.
         tick.left |= self.is_beyond_limit(mm) && mm.reclaiming_if_made().is_some();
         Tick { soon, ..tick }
     }
@@ -140,8 +139,8 @@ impl<P: Platform> Core<P> {
     fn give_back(&self, mm: &Mm<P>, GiveBackLimits { now, most, fences }: GiveBackLimits) -> Tick {
         let mut tick = Tick::default();
         let room = Cell::new(most);
-        // The gate first: fork finds no thread inside and copies the mutex, which must not be held
-        // then.
+        // The gate first: fork waits for threads inside. If a thread outside held the mutex, it
+        // would stay held in the child.
         let inside = mm.gate.enter(self.objects.platform.cpu());
         let Some(mut seen) = self.maintenance.seen.try_lock() else {
             return Tick { left: true, ..tick };
@@ -172,7 +171,8 @@ impl<P: Platform> Core<P> {
             tick.left |= active && (!any || tick.skipped == 0 || seen.skips < PATIENCE);
         }
         seen.skips = if tick.skipped > 0 { seen.skips.saturating_add(1) } else { 0 };
-        // Fork waits for this thread: it stops between two sheaves, or two system calls.
+        // A fork waits for this thread, so the thread stops between two sheaves or two system
+        // calls.
         let stop = || mm.gate.is_closed();
         for class in Class::all() {
             let sheaf = u64::from(class.sheaf_capacity()) * class.size() as u64;
@@ -181,8 +181,8 @@ impl<P: Platform> Core<P> {
             tick.left |= self.objects.trim_barn(class, Effort::Sparing, &stop).1;
         }
         let platform = &self.objects.platform;
-        // Releasing pages interrupts every CPU that runs the process. It waits until no isolated
-        // CPU does, or for an explicit call.
+        // Releasing pages interrupts every CPU that runs the process. So a tick releases none while
+        // an isolated CPU runs it. Explicit calls do.
         tick.held = self.objects.look_for_isolated_use();
         seen.holds = if tick.held { seen.holds.saturating_add(1) } else { 0 };
         let keeps = self.keeps_all();
@@ -200,9 +200,10 @@ impl<P: Platform> Core<P> {
         tick.pages = self.objects.pages.tick_within(platform, pages, &held);
         spend(tick.pages.released);
         tick.pages = holes.and(tick.pages);
-        // After a sufficient limit, the remainder is too small for a block.
+        // A tick that stopped at its limit may have some room left, too little for a block.
         self.maintenance.unfinished.store(room.get() < most / 4 && !keeps, Ordering::Relaxed);
-        // Then pages are left, but cause no further ticks: the next slow call wakes the thread.
+        // Pages that are kept, or held back for many ticks, cause no further ticks. The next slow
+        // call wakes the thread.
         tick.left |= tick.pages.left && !keeps && seen.holds < PATIENCE;
         tick.per_cpu = self.per_cpu.tick(&inside, platform, &stop);
         tick.left |= tick.per_cpu.more && !tick.per_cpu.rests && seen.holds < PATIENCE;

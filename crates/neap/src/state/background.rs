@@ -1,7 +1,7 @@
 //! The state of neap's own thread.
 //!
 //! # Concurrency
-//! The state says what the thread does next; no lock. `background.rs` changes it.
+//! An atomic word says what the thread does next; `background.rs` changes it. There is no lock.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -11,7 +11,7 @@ pub(crate) const ABSENT: u32 = 0;
 pub(crate) const AWAKE: u32 = 2;
 /// Sleeping until woken.
 pub(crate) const ASLEEP: u32 = 3;
-/// No thread can be made (a sandbox), or none is wanted.
+/// No thread can be made, for example in a sandbox, or the options forbid one.
 pub(crate) const NEVER: u32 = 4;
 /// Ticking, and about to sleep unless memory is cached meanwhile.
 pub(crate) const DROWSY: u32 = 5;
@@ -30,8 +30,8 @@ pub(crate) struct Background {
     pub(crate) id: AtomicUsize,
 }
 
-/// A fence behind an exchange, an addition to an atomic, or a SeqCst store. On x86-64 each of them
-/// is one, and this is no instruction.
+/// A full fence, to be called after an atomic exchange, addition or SeqCst store. On x86-64, each
+/// of these is a full fence itself, so this function has no instruction.
 #[inline(always)]
 pub(crate) fn fence_unless_exchanged() {
     #[cfg(not(target_arch = "x86_64"))]
@@ -62,11 +62,11 @@ impl Background {
         matches!(self.state.load(Ordering::Relaxed), AWAKE | ASLEEP | DROWSY)
     }
 
-    /// Whether it ticks, and will look again at memory that is cached from now on.
+    /// Whether the thread ticks, and will see memory that is cached from now on.
     #[inline]
     pub(crate) fn is_awake(&self) -> bool {
         // Either the thread's looks see the memory that the caller has cached, or this load sees
-        // DROWSY. The caller's last exchange, as it left a lock or the gate, came before.
+        // DROWSY. The caller made an atomic exchange before this, when it left a lock or the gate.
         fence_unless_exchanged();
         self.state.load(Ordering::Relaxed) == AWAKE
     }

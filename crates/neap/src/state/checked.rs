@@ -1,12 +1,12 @@
 //! The blocks of a program that is checked: labels and lists;
 //! [`checked`](crate::allocation::checked) has the design.
 //!
-//! A label lies in a block that no other code uses: the layers below have handed it out. Programs
-//! that are wrong overwrite labels, so each has a sum, and every reader compares it.
+//! A label lies in a block that no other code uses: the layers below have handed it out. A wrong
+//! program may overwrite labels. So each label has a checksum, and every reader compares it.
 
 use neap_os::fatal::die;
 
-/// The last bytes of a front.
+/// Data of a block, right before the program's part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Label {

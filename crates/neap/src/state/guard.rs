@@ -1,11 +1,13 @@
-//! Guarded samples: their pages, and what is known of each; [`guard`](crate::guard) has the design.
+//! Guarded samples: their pages, and a slot with the data of each. [`guard`](crate::guard) has the
+//! design.
 //!
 //! # Layout
 //! The region begins with a page that never has access. Behind it, each slot has the page of its
-//! allocation, and one more page that never has access. A table of its own has the rest.
+//! allocation, and one more page that never has access. A table outside the region has the data of
+//! the slots.
 //!
 //! # Locking
-//! One mutex for the order in which slots are used again. The words of a slot are atomic: a signal
+//! One mutex protects the order in which slots are reused. The words of a slot are atomic: a signal
 //! handler reads them at any moment.
 
 pub(crate) mod trail;
@@ -22,22 +24,22 @@ use trail::{Caller, Trail};
 pub(crate) const SLOTS: usize = 512;
 /// Pages of a region.
 const REGION_PAGES: usize = 2 * SLOTS + 1;
-/// Slots of which each has its allocation. The others wait: at least as many are freed after a slot
-/// before it is used again.
+/// Most slots that are live at a time. So at least as many other slots are freed after a slot
+/// before that slot is reused.
 const MOST_LIVE: u32 = SLOTS as u32 / 2;
 /// While more than this many slots are live, one sample in two is guarded; beyond twice as many,
 /// one in four, and so on. So lasting allocations leave slots to later ones.
 const THINNED_BY: u32 = MOST_LIVE / 8;
-/// Contents of a page beside its allocation, where they are verified.
+/// Value of the bytes beside an allocation that are verified at its free.
 const FILL: u8 = 0xfd;
 /// The most bytes on each side of an allocation that are verified when it is freed.
 const VERIFIED: usize = 256;
 
-/// States of a slot that was used; 0 is that of others.
+/// States of a slot that was used. The state of other slots is 0.
 const LIVE: u32 = 1;
 const FREED: u32 = 2;
 
-/// What is known of a slot. All zeroes: it was never used.
+/// Data of a slot. All zeroes: the slot was never used.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Slot {
@@ -72,12 +74,13 @@ pub(crate) struct SlotOrder {
     counts: GuardCounts,
 }
 
-/// Samples by what became of them.
+/// Numbers of samples that were guarded, and that were not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GuardCounts {
     /// Guarded so far.
     pub(crate) guarded: u64,
-    /// Not guarded for want of a slot, or since the system refused.
+    /// Not guarded: no slot was free, the sample was left out, or the system refused access to its
+    /// page.
     pub(crate) refused: u64,
 }
 
@@ -124,21 +127,22 @@ pub(crate) struct FoundMisuse<'a> {
     pub(crate) address: usize,
 }
 
-/// A slot for an allocation, and where that lies on its page.
+/// A slot for an allocation, and the allocation's place on its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     index: usize,
-    /// At the end, where accesses beyond it are found; else at the start.
+    /// Whether the allocation lies at the end of its page, so that accesses beyond it are found.
+    /// Else it lies at the start.
     is_at_end: bool,
 }
 
-/// The memory of guarded samples, once it is there.
+/// The memory of guarded samples, after [`Guard::open`] has reserved it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region<'a> {
     table: &'a SlotTable,
     order: &'a Mutex<SlotOrder>,
     base: usize,
-    /// Bytes of a page: of an allocation's memory, whatever its size.
+    /// Bytes of a page. An allocation of any size has one page.
     pub(crate) page_size: usize,
 }
 
@@ -160,7 +164,7 @@ impl Slot {
 
     fn state(&self) -> u32 {
         // Acquire pairs with the Release in `hand_out` and the exchange in `retire`: the other
-        // words are those of the state.
+        // words belong to the state that was read.
         self.state.load(Ordering::Acquire)
     }
 
@@ -283,8 +287,8 @@ impl<'a> Region<'a> {
         if page % 2 == 1 { Ok(page / 2) } else { Err(page / 2) }
     }
 
-    /// Takes the slot that was freed first for an allocation. `None` if too many are live, or this
-    /// sample is left out.
+    /// Takes a slot for an allocation: one that was never used, else the one that was freed first.
+    /// `None` if too many are live, this sample is left out, or another thread holds the mutex.
     pub(crate) fn take(self) -> Option<Taken> {
         let mut order = self.order.try_lock()?;
         let seen = order.counts.guarded + order.counts.refused;
@@ -331,7 +335,7 @@ impl<'a> Region<'a> {
             self.put_back(&mut order, taken.index);
             return None;
         }
-        // Each address is an allocation's own, also where no byte was asked for.
+        // An allocation of 0 bytes gets an address of its own, too.
         let size = size.max(1);
         let start = if taken.is_at_end { page + ((self.page_size - size) & !(GRAIN - 1)) } else { page };
         slot.start.store(start, Ordering::Relaxed);
@@ -357,7 +361,8 @@ impl<'a> Region<'a> {
     /// The stack of `caller` can be read. No thread uses the allocation any more.
     pub(crate) unsafe fn retire(self, address: usize, seals: bool, caller: &Caller) -> Result<u64, FoundMisuse<'a>> {
         let (index, slot) = self.allocation_at(address)?;
-        // One of two frees at once makes the exchange. Acquire and Release as in `Slot::state`.
+        // Of two threads that free at once, only one makes the exchange. Acquire and Release as in
+        // `Slot::state`.
         if slot.state.compare_exchange(LIVE, FREED, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return Err(FoundMisuse { misuse: Misuse::DoubleFree, slot, address });
         }
@@ -373,8 +378,8 @@ impl<'a> Region<'a> {
         unsafe { slot.freed.take(caller) };
         if seals {
             let page = address & !(self.page_size - 1);
-            // A page that keeps its access finds no error.
-            // SAFETY: the page lies in the region, and no code uses its contents any more.
+            // If the system refuses, the page keeps its access, and misuse after the free is not
+            // found. SAFETY: the page lies in the region, and no code uses its contents any more.
             let _ = unsafe { memory::seal(page, self.page_size).and_then(|()| memory::release(page, self.page_size)) };
         }
         let payer = slot.payer.load(Ordering::Relaxed);

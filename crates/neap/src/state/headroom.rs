@@ -4,8 +4,8 @@ use neap_base::platform::{Pressure, Room, Sample, Series};
 
 /// Room that the container or, without one, the machine leaves, at the last look.
 ///
-/// The nearest limit counts: the one of all groups and the machine that leaves the least room. A
-/// `memory.high` is a limit, too.
+/// The nearest limit counts: that of the kernel's groups and the machine which leaves the least
+/// room. A `memory.high` is a limit, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Headroom {
     /// Level of pressure, with hysteresis.

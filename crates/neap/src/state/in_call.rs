@@ -1,4 +1,5 @@
-//! What frees return, and what calls have learned from what they gave back.
+//! State of releasing memory within calls: counts of frees, and numbers learned from earlier
+//! releases.
 //!
 //! # Locking
 //! The learned numbers are under a mutex that is only tried, inside the fork gate.
@@ -8,38 +9,39 @@ use neap_base::Mutex;
 use neap_base::gate::Inside;
 use neap_objects::size_class::Class;
 
-/// Bytes that slow frees return between two looks, at least, while objects in use keep what is
-/// free.
+/// Least bytes that slow frees return between two looks, while objects in use keep free memory from
+/// being released.
 pub(crate) const LEAST_STEP: u64 = 4 << 10;
-/// Bytes that make a look worth repeating at once while a burst comes to its end.
+/// A look that releases this many bytes lets the next looks stay frequent, while a burst comes to
+/// its end.
 pub(crate) const FRUITFUL: u64 = 64 << 10;
-/// Looks in a row that find less, after which they become rarer.
+/// Looks in a row that release less than [`FRUITFUL`], after which looks become rarer.
 pub(crate) const PATIENCE: u32 = 32;
-/// Nanoseconds after which survivors of a burst are taken to stay, and pages between them go one by
-/// one.
+/// Nanoseconds after which allocations that survive a burst count as settled. Then single pages
+/// between them are released.
 pub(crate) const SETTLED: u64 = SECOND / 5;
 /// Nanoseconds after which the bound shrinks by an eighth.
 pub(crate) const SECOND: u64 = 1_000_000_000;
-/// Steps after which it is what it was at first.
+/// Seconds after which the learned numbers are 0 again.
 pub(crate) const FORGOTTEN: u64 = 128;
-/// Bytes of surplus above which frees give back, if nothing was learned.
+/// Bytes of surplus above which frees release memory, if nothing was learned.
 pub(crate) const HIGH: u64 = 10 << 20;
 
 /// What a free that took the slow path returned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Returned {
-    /// Objects of a class: as many as a stack holds, perhaps.
+    /// Objects of a class. They count as many as the class's largest stack holds.
     Objects(Class),
     /// A run, or a part of one, of so many bytes.
     Run(usize),
 }
 
-/// The state of giving back within calls.
+/// State of releasing memory within calls.
 #[derive(Debug)]
 pub(crate) struct InCall {
     /// Bytes that slow frees may return before the next look.
     pub(crate) left: AtomicI64,
-    /// What is learned, as of the last look.
+    /// [`Learned::kept`], as of the last look.
     pub(crate) kept: AtomicU64,
     pub(crate) learned: Mutex<Learned>,
 }
@@ -49,12 +51,12 @@ impl InCall {
         InCall { left: AtomicI64::new(HIGH as i64), kept: AtomicU64::new(0), learned: Mutex::new(Learned::new()) }
     }
 
-    /// Bytes that stay beyond what would without regret.
+    /// Bytes of surplus that stay beyond the fixed bounds, as learned.
     pub(crate) fn kept(&self) -> u64 {
         self.kept.load(Relaxed)
     }
 
-    /// Notes that a tick within a call gave so many bytes back.
+    /// Records that a tick within a call has released `bytes` bytes.
     pub(crate) fn note_given(&self, _: &Inside<'_>, bytes: u64) {
         if let Some(mut learned) = self.learned.try_lock() {
             learned.given += bytes;
@@ -62,26 +64,26 @@ impl InCall {
     }
 }
 
-/// What frees have learned from what they gave back. All numbers but the time are bytes.
+/// Numbers that frees have learned from earlier releases. Sizes are bytes.
 #[derive(Debug)]
 pub(crate) struct Learned {
     /// Surplus that stays beyond [`LOW`].
     pub(crate) kept: u64,
-    /// Given back lately, and not taken from the system again so far.
+    /// Released lately, and not taken from the system again so far.
     pub(crate) given: u64,
     /// Taken from the system so far.
     pub(crate) grown: u64,
     /// In use at the last look.
     pub(crate) last_live: u64,
-    /// Objects in use that kept what was free at the last look that left much.
+    /// Objects in use that kept free memory from being released, at the last look that left much.
     pub(crate) live: u64,
-    /// In use when a look last found much less or more, and the time of that.
+    /// In use when a look last found much less or more than before, and the time of that look.
     pub(crate) steady_live: u64,
     pub(crate) steady_since: u64,
-    /// Looks in a row that gave hardly anything back although much was free, and one; 0 if enough
-    /// went at the last one.
+    /// One more than the number of looks in a row that released hardly anything although much was
+    /// free. 0 if the last look brought the surplus below its bound.
     pub(crate) fruitless: u32,
-    /// Until when `kept` and `given` have been aged, in the platform's nanoseconds.
+    /// Time up to which `kept` and `given` were aged, in the platform's nanoseconds.
     pub(crate) aged: u64,
 }
 
@@ -100,8 +102,8 @@ impl Learned {
         }
     }
 
-    /// Learns from what the program took from the system since the last look, and from what is live
-    /// now. Memory that neap takes for itself while the program frees is no reason to keep more.
+    /// Learns from the bytes taken from the system so far (`grown`) and from the live bytes. Memory
+    /// that neap takes for itself while the program frees is no reason to keep more.
     pub(crate) fn learn(&mut self, grown: u64, live: u64, now: u64) {
         self.age(now);
         let more = live.saturating_sub(self.last_live);
@@ -111,15 +113,15 @@ impl Learned {
         self.kept += again;
     }
 
-    /// How many bytes frees may return before the next look, where `rest` bytes of surplus were
-    /// left, kept by `live` bytes of objects in use, and `gone` went.
+    /// Returns the bytes that frees may return before the next look. This look released `gone`
+    /// bytes, and left `rest` bytes of surplus, which `live` bytes of objects in use keep.
     ///
-    /// No more than what is live will be freed. Towards the end of a burst a few objects are all
-    /// that keeps many pages, and what is freed last is not looked at any more: then looks are as
-    /// frequent as they are of use.
+    /// At most the live bytes will be freed. Towards the end of a burst, a few objects keep many
+    /// pages, and no look follows the last frees. So looks become more frequent as `live` shrinks,
+    /// as long as they release memory.
     pub(crate) fn after_stuck(&mut self, rest: u64, live: u64, gone: u64) -> u64 {
-        // Looks that come as what is live shrinks are few anyway. It may take several of them to
-        // shrink by a sixteenth: a free that takes the slow path may return few objects.
+        // Looks while the live bytes shrink are few anyway. Several looks may pass until `live` has
+        // shrunk by a sixteenth, because a slow free may return few objects.
         let shrinks = live < self.live - self.live / 16;
         if shrinks || live > self.live {
             self.live = live;
@@ -129,8 +131,8 @@ impl Learned {
         (step << self.fruitless.saturating_sub(PATIENCE).min(16)).min(rest / 2)
     }
 
-    /// Notes how much is live. Returns whether this has not shrunk, nor become many times as much,
-    /// for [`SETTLED`].
+    /// Records the live bytes. Returns whether they have neither shrunk by an eighth nor grown to
+    /// four times as much for [`SETTLED`].
     pub(crate) fn has_settled(&mut self, live: u64, now: u64) -> bool {
         if live < self.steady_live - self.steady_live / 8 || live / 4 > self.steady_live {
             (self.steady_live, self.steady_since) = (live, now);

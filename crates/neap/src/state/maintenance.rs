@@ -1,7 +1,7 @@
-//! What ticks remember from one to the next.
+//! State that ticks keep from one to the next.
 //!
 //! # Locking
-//! The state of the slots is under a mutex that a tick holds, and that is only tried.
+//! A tick holds the mutex of `seen`. Threads only try to take it.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
@@ -23,9 +23,10 @@ pub(crate) struct Maintenance {
     pub(crate) unfinished: AtomicBool,
     /// Bytes of free pages that ticks leave resident.
     pub(crate) kept: AtomicU64,
-    /// Ticks that leave a use above `high` as it is.
+    /// Number of coming ticks that do nothing about a use above `high`.
     pub(crate) high_rest: AtomicU32,
-    /// Bytes in use after the last tick that gave back above `high`; `u64::MAX` before the first.
+    /// Bytes in use after the last tick that released memory because of `high`; `u64::MAX` before
+    /// the first.
     pub(crate) high_use: AtomicU64,
     /// Address of the [`Peek`]s, for readers without the mutex, which is held for a whole tick.
     pub(crate) memory: usize,
@@ -90,8 +91,8 @@ impl Seen {
     pub(crate) fn is_idle(&mut self, cpu: usize, class: Class, now: Peek) -> bool {
         let entry =
             core::ptr::with_exposed_provenance_mut::<Peek>(self.memory).wrapping_add(cpu * CLASSES + class.index());
-        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid one; the lock is
-        // held.
+        // SAFETY: the mapping has an entry per CPU and class; zeroes are a valid `Peek`; the lock
+        // is held.
         let before = unsafe { entry.replace(now) };
         before == now && now.active
     }

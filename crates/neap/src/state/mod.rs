@@ -1,7 +1,7 @@
 //! The states of a manager's parts, which [`Core`](crate::mm::Core) holds.
 //!
-//! A part's behaviour is in the file of its name in another folder, or beside this one. It uses the
-//! whole manager, which these files do not.
+//! The behaviour of a part is in a file or folder of its name elsewhere in this crate. It uses the
+//! whole manager, which the files here do not.
 
 pub(crate) mod at_limit;
 pub(crate) mod background;

@@ -1,4 +1,4 @@
-//! What the process's manager has beside those that a program makes.
+//! State that only the process's manager uses; managers that a program makes do not.
 
 use crate::once::Once;
 use core::sync::atomic::{AtomicBool, AtomicU32};
@@ -11,11 +11,11 @@ use neap_os::stdio_lock::StreamsLock;
 pub(crate) struct OfProcess {
     /// The C library's functions for threads.
     pub(crate) functions: Functions,
-    /// The key plus one; 0 for none.
+    /// One more than the key of the [main thread's end](crate::main_thread); 0: no key.
     pub(crate) key: AtomicU32,
     /// The lock that a fork takes before it closes the gate.
     pub(crate) streams: StreamsLock,
-    /// What the process did at SIGSEGV before, once there is a handler of guarded samples.
+    /// The action for SIGSEGV that was set before the handler of guarded samples.
     pub(crate) at_faults: Once<Action>,
     /// Whether a thread has begun to report a misuse of guarded memory.
     pub(crate) has_reported: AtomicBool,

@@ -1,7 +1,7 @@
 //! The state of samples of allocations; [`profile`](crate::profile) has the design.
 //!
 //! # Locking
-//! One mutex for what the process remembers of its samples.
+//! One mutex protects the recorder.
 
 mod intervals;
 mod kept_stacks;
@@ -38,7 +38,7 @@ impl Profile {
         }
     }
 
-    /// Begins to sample allocations that are guarded, or goes on with these alone.
+    /// Begins to sample allocations for guarding, or goes on with that purpose alone.
     pub(crate) fn begin_guard(&self, mean: u64) {
         self.recorder.lock().begin_guard();
         self.mean.store(mean, Ordering::Relaxed);

@@ -6,8 +6,8 @@ use neap_base::gate::Inside;
 use neap_reclaim::Shrinkers;
 use neap_reclaim::reclaim::{BUDGET, Backoff, JobQueue, Passes, Reclaimers, Watchdog};
 
-/// How long a thread waits for reclaimers, in nanoseconds: one callback may take all of its time,
-/// and another thread go on with the job.
+/// Nanoseconds that a thread waits for reclaimers. One callback may use up its budget, and then
+/// another reclaimer goes on with the job.
 pub(crate) const PATIENCE: u64 = 2 * BUDGET;
 /// Nanoseconds that a reclaimer's pass may take, and calls that another process requests.
 pub(crate) const PASS: u64 = 10 * BUDGET;
@@ -23,7 +23,7 @@ pub(crate) struct Reclaim {
     pub(crate) watchdog: Watchdog,
     pub(crate) jobs: JobQueue,
     pub(crate) backoff: Backoff,
-    /// Clock of the slots.
+    /// Clock by which the watchdog times callbacks.
     pub(crate) clock: CallbackClock,
     /// Number of waits for reclaimers, and of those that reached their deadline.
     pub(crate) waits: AtomicU64,
@@ -74,12 +74,12 @@ pub(crate) struct ReclaimerCounts {
     pub(crate) late: u64,
 }
 
-/// How a charging thread has callbacks run.
+/// How callbacks run for a charging thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Manner {
     /// It waits for reclaimers.
     Wait,
-    /// It runs those that allow it itself, and waits for reclaimers then.
+    /// It runs callbacks that allow it itself, and then waits for reclaimers.
     Inline,
     /// It only posts a job for reclaimers.
     Post,

@@ -3,24 +3,24 @@
 //! A pair is `Group::charge` of 4096 bytes, whose result is kept in a variable and dropped. The
 //! group is 1 to 8 levels below the root. A pair that *hits* finds its page in this CPU's stock.
 //! One that *misses* is one page larger than a stock can hold, so it changes the counters of all
-//! levels both times. In the same rounds, for comparison: one addition to an atomic that no other
-//! thread uses (`add`); an atomic for each level, added to and subtracted from; and that with an
-//! atomic for each thread.
+//! levels both times. The same rounds measure for comparison: one addition to an atomic that no
+//! other thread uses (`add`); an addition to the atomic of each level, and a subtraction
+//! (`atomic`); the same with an atomic for each thread (`sharded`).
 //!
-//! With 1 to 64 threads, on the CPUs in turn. Each thread's median part counts, so waiting for a
-//! CPU is not measured.
+//! 1 to 64 threads run, spread over the CPUs in turn. Each thread's median part counts, so waiting
+//! for a CPU is not measured.
 //!
 //! Figures:
 //!
 //! * `charge_ns`;
 //! * `charge_ratio`: a pair that hits over one addition; `charge_ratio_atomic`,
 //!   `charge_ratio_sharded`: over the atomics, with the suffix `_64` for 64 threads;
-//! * `level_ratio_hit`, `level_ratio_miss`: a pair over one a level higher, the largest of the
-//!   seven medians;
+//! * `level_ratio_hit`, `level_ratio_miss`: time of a pair over that of a pair one level higher,
+//!   the largest of the seven medians;
 //! * `miss_ns`;
 //! * `shared_ops_ratio_16`: operations on shared counters for each call
-//!   (`Groups::shared_operations`), on 16 virtual CPUs, each going up and down at random; a plain
-//!   atomic makes one;
+//!   (`Groups::shared_operations`), on 16 virtual CPUs. Each CPU charges and uncharges at random. A
+//!   plain atomic makes one operation for each call;
 //! * `shared_ops_ratio_16_flow`: one half of the CPUs charges and the other half uncharges, so that
 //!   all bytes go through the counters.
 
@@ -75,7 +75,7 @@ impl What {
         let depths = 1..=DEEPEST;
         let shared = |pattern| {
             let machine = move |cpus| [1, DEEPEST].map(|depth| What::Shared { pattern, cpus, depth });
-            // One CPU has no half.
+            // `Pattern::Flow` needs two halves, so two CPUs.
             THREADS.into_iter().filter(move |&cpus| pattern == Pattern::Walk || cpus > 1).flat_map(machine)
         };
         let timed = depths.clone().map(|depth| What::Hit { depth }).chain(depths.map(|depth| What::Miss { depth }));
@@ -85,7 +85,7 @@ impl What {
     fn workload(self, rounds: usize) -> Workload {
         let timed = Workload::timed(&self.name(), rounds, &[]);
         match self {
-            // The result is the same each time.
+            // One round: the result is the same each time.
             What::Shared { .. } => Workload {
                 rounds: 1,
                 unit: "operations on shared counters",
@@ -109,8 +109,8 @@ impl Level {
     }
 }
 
-/// Charges and uncharges. The charge stays in place, as in a program: moving it would cost as much
-/// as both.
+/// Charges and uncharges. The charge is not moved, as in a program: a move would cost as much as
+/// both calls.
 #[inline(always)]
 fn pair(group: Group, bytes: u64) {
     let charge: Result<Charge, ChargeError> = group.charge(bytes);
@@ -119,10 +119,10 @@ fn pair(group: Group, bytes: u64) {
 
 /// Groups and counters to charge.
 struct ChargeStage {
-    /// By depth, beginning directly below the root.
+    /// Groups by depth. The first lies directly below the root.
     groups: Vec<Group>,
     levels: Vec<Level>,
-    /// By thread.
+    /// Atomics by thread.
     shards: Vec<Level>,
     cpus: Vec<usize>,
     /// Pairs of a run.
@@ -260,7 +260,7 @@ fn tables(session: &Session) -> String {
     let header = ["virtual CPUs", "up and down", "8 deep", "from half to half", "8 deep"];
     let machines = table(&header, &machines);
     format!(
-        "A pair of charge and return of one page; an addition alone is {} ns, a pair on an atomic of the thread's own {} ns.\n{depths}\n\
+        "Charging and uncharging one page; an addition alone takes {} ns, a pair on an atomic of the thread's own {} ns.\n{depths}\n\
          {threads}\nOperations on shared counters for each call; a plain atomic's is 1 for each level.\n{machines}",
         of(ADD, "hit-1".into()),
         of(SHARDED, "hit-1".into()),

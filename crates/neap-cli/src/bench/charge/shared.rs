@@ -1,8 +1,8 @@
 //! Counts how often charges use counters that CPUs share, on a virtual machine.
 //!
 //! The charging code itself runs on any number of virtual CPUs, and counts its operations
-//! ([`Groups::shared_operations`]). One thread plays all CPUs in turn, by a seed, so the result is
-//! the same each time. A plain atomic makes one such operation for each call.
+//! ([`Groups::shared_operations`]). One thread acts as all CPUs, in an order from a seed, so the
+//! result is the same each time. A plain atomic makes one such operation for each call.
 
 use std::collections::VecDeque;
 
@@ -82,7 +82,7 @@ struct SharedStage<'a> {
     random: Random,
     /// Charged pages of each CPU.
     held: Vec<u32>,
-    /// CPUs that have charged a page which a CPU of the other half uncharges.
+    /// CPUs that have charged a page which a CPU of the other half will uncharge.
     on_the_way: VecDeque<usize>,
 }
 

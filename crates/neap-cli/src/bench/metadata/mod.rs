@@ -162,8 +162,8 @@ mod tests {
     use crate::bench::tests::{session, variant};
     use crate::variant::AllocatorKind;
 
-    /// Per group takes 1 % longer than a global list, and loses 0.2 points of 90 % by the flood,
-    /// where the global list loses 5.
+    /// `group` takes 1 % longer than `global`. The flood costs `group` 0.2 points of 90 %, and
+    /// `global` 5.
     fn measured(rounds: usize) -> Session {
         let mut session = session(VARIANTS.map(|(name, _)| variant(name, AllocatorKind::Neap)).to_vec());
         let workloads =

@@ -38,7 +38,7 @@ impl Librseq {
         }
     }
 
-    /// Makes a round: pairs, and in the first one the script.
+    /// Runs a round: pairs of an allocation and its free, and in the first round also the script.
     pub(super) fn round(&mut self, session: &Session) -> Result<f64> {
         let owners = if self.outcomes.is_empty() { self.owners } else { 0 };
         let [cpus, owners, stays] = [self.cpus, owners, STAYS].map(|number| number.to_string());
@@ -50,7 +50,8 @@ impl Librseq {
         Ok(nanoseconds)
     }
 
-    /// Adds its figures, beside neap's times in the same rounds, and returns its line.
+    /// Adds librseq's figures, given neap's times of the same rounds. Returns its line of the
+    /// report.
     pub(super) fn report(&self, session: &mut Session, neap: &[f64]) -> String {
         let own = self.outcomes.iter().map(Outcome::ns_each);
         let median = |values: Vec<f64>| summary(values).map(|summary| summary.median);

@@ -7,24 +7,24 @@
 //!
 //! Figures:
 //!
-//! * `return_ratio.rows`, `return_ratio.cpu_major`: populated with all owners over populated with a
-//!   thousand; with the suffixes `_random` and `_blocks` if the remaining owners are chosen at
+//! * `return_ratio.rows`, `return_ratio.cpu_major`: populated memory with all owners over that with
+//!   the remaining thousand. Suffixes `_random` and `_blocks`: the remaining owners are chosen at
 //!   random, or are the first;
 //! * `return_bound`: the ratio that the geometry of pages permits;
-//! * `waste`: populated for the owners over their requests; `waste_random`: each owner's sizes
-//!   drawn at random from 64 bytes to 16 KiB together; `waste_single`: a counter of 8 bytes each,
-//!   over the cache lines that they need;
+//! * `waste`: populated memory for the owners over their requests. `waste_random`: the sizes of an
+//!   owner are drawn at random, 64 bytes to 16 KiB together. `waste_single`: each owner has one
+//!   counter of 8 bytes; over the cache lines that the counters need;
 //! * `returned_ms`: from the last free until the last page was released;
-//! * `left_kib`: populated in the end, less the value at the start;
-//! * at the machine's number of CPUs: `alloc_free_ns`, `alloc_free_shared_ns`, and
-//!   `cycle_ns_first`, `cycle_ns_last`: the first and the last thousand of 11 000 owners that are
-//!   made and deleted one by one;
+//! * `left_kib`: populated memory in the end, less that at the start;
+//! * at the machine's number of CPUs: `alloc_free_ns`, `alloc_free_shared_ns`, an allocation and
+//!   its free in a new row and in a row with another allocation; `cycle_ns_first`, `cycle_ns_last`,
+//!   the first and the last thousand of 11 000 owners that are made and deleted one by one;
 //! * with librseq's memory pool, if it was built: `librseq_alloc_free_ns`,
 //!   `alloc_free_ratio_librseq` (neap over librseq, in alternating rounds) and
 //!   `librseq_return_ratio`.
 //!
-//! Without `--cpus` and `--page` all machines of the table are measured; figures of others than 2
-//! CPUs with 4 KiB pages have the suffix `_CPUS_KIB`.
+//! Without `--cpus` and `--page` all of `MACHINES` are measured. Figures of every machine but the
+//! first have the suffix `_CPUS_KIB`.
 
 mod librseq;
 mod script;
@@ -157,7 +157,7 @@ fn measure(
     Ok(())
 }
 
-/// Returns as many remaining owners, at random places.
+/// Returns `goes` in random order: as many owners go, at random places.
 fn shuffled(goes: &[bool]) -> Vec<bool> {
     let (mut random, mut goes) = (SplitMix(1), goes.to_vec());
     for at in (1..goes.len()).rev() {
@@ -181,9 +181,9 @@ fn mixed(count: usize) -> Vec<Vec<usize>> {
 /// The row of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PairRow {
-    /// It is made and freed with the allocation.
+    /// The row is made and freed with the allocation.
     Own,
-    /// It has another allocation, and stays.
+    /// The row has another allocation, and stays.
     Shared,
 }
 
@@ -193,7 +193,7 @@ fn pair(linux: &Linux, cpus: usize, row: PairRow) -> Result<f64> {
     let data = PerCpuData::open(linux, &Shape::usual(cpus), |_| 0, ()).map_err(|error| anyhow!("{error:?}"))?;
     let owner = data.open_owner(linux).map_err(refused)?;
     if row == PairRow::Shared {
-        // Its row has room.
+        // The row of this allocation has room for one more.
         data.allocate(linux, owner, 8, 8, Wait::Long).map_err(refused)?;
     }
     let size = if row == PairRow::Shared { 32 } else { 64 };
@@ -203,13 +203,13 @@ fn pair(linux: &Linux, cpus: usize, row: PairRow) -> Result<f64> {
         unsafe { data.free(black_box(handle)) }.map_err(|invalid| anyhow!("{invalid}"))?;
         Ok(())
     })?;
-    // SAFETY: no thread uses any allocation of it.
+    // SAFETY: no thread uses any allocation of `data`.
     unsafe { data.close(linux) };
     Ok(nanoseconds)
 }
 
-/// Nanoseconds of a cycle, an owner with its allocations that is made and deleted, in the first
-/// eleventh of `count` and in the last.
+/// Returns the nanoseconds of a cycle, in the first eleventh of `count` cycles and in the last. A
+/// cycle makes an owner with its allocations, and deletes it.
 fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
     /// Cycles between two ticks.
     const TICK: usize = 50;
@@ -236,7 +236,7 @@ fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
         (0..part).try_for_each(cycle)?;
         parts.push(start.elapsed().as_secs_f64() * 1e9 / part as f64);
     }
-    // SAFETY: no thread uses any allocation of it.
+    // SAFETY: no thread uses any allocation of `data`.
     unsafe { data.close(linux) };
     Ok((parts[0], parts[STAYS - 1]))
 }
@@ -253,6 +253,6 @@ fn tables(lines: &[Line]) -> String {
     let header = ["CPUs x page", "KiB before", "all", "1 of 11", "none", "ratio", "bound", "waste", "ms to return"];
     let kernel = "The kernel, memory groups, KiB before, all, 1 of 11: 7488, 481408, 135552 (3.5 x) and 2080, 219712, 72672 \
                   (3.0 x) on x86; 6144, 118272, 119040 (1.0 x) with 64 KiB pages (LKML, April 2021).\n\
-                  Linux 6.18, 2 CPUs, another machine: 976, 45976, 17560 (2.6 x); `cargo xtask kernel-percpu` asks this one's.";
+                  Linux 6.18, 2 CPUs, another machine: 976, 45976, 17560 (2.6 x); `cargo xtask kernel-percpu` measures this machine's kernel.";
     format!("{}\n{kernel}\n", table(&header, &rows))
 }

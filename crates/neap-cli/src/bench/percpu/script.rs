@@ -1,8 +1,8 @@
-//! One run of the script: owners come, most of them go, then the rest; with populated and resident
-//! memory after each step.
+//! One run of the script: makes owners, deletes most of them, then the rest. Compares populated
+//! with resident memory after each step.
 //!
-//! It uses one instance of `neap-percpu` with a worker of its own, a thread that ticks as a manager
-//! does: every 250 ms, and at once if the instance requests it.
+//! The script uses one instance of `neap-percpu`. A worker thread ticks as neap's thread does:
+//! every 250 ms, and at once if the instance requests it.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -100,7 +100,8 @@ impl Stage<'_> {
         Ok(changed)
     }
 
-    /// Returns populated KiB, if that is the kernel's resident memory.
+    /// Returns the populated KiB. Fails if they differ from the resident memory that the kernel
+    /// reports.
     fn checked(&self) -> Result<f64> {
         let mut resident = Ok(0);
         self.data.reach(|start, length| {

@@ -1,21 +1,21 @@
-//! neap's costs over the best allocator of each program, neap among them: processor time and peak
-//! memory.
+//! Ratios of neap's processor time and peak memory to those of the best allocator of each program.
+//! neap is one of the allocators compared.
 //!
 //! # Invariants
 //!
-//! A ratio is at least 1: neap is one of the allocators of its row. An allocator under which a
-//! program's output differs is in no row.
+//! A ratio is at least 1, since neap is one of the allocators of its row. An allocator under which
+//! a program's output differs is in no row.
 
 use super::{differs, peak_mib};
 use crate::bench::{Reading, Session, default_peers};
 use crate::statistics::geometric_mean;
 use crate::work::Outcome;
 
-/// Programs with smaller peaks are left out of the mean of memory: their peaks are those of their
+/// Programs with a smaller peak do not count in the mean of memory. Most of their peak is their
 /// code.
 const SMALL_MIB: f64 = 15.0;
 
-/// One program: neap's median over the smallest median, and the latter.
+/// One program: neap's median over the smallest median (`ratio`), and the smallest median (`best`).
 struct CostRow {
     ratio: f64,
     best: f64,

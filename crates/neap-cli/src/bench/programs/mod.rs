@@ -9,8 +9,8 @@
 //! * `redis_cpu_ratio`: server time per request, best run under neap over best run under jemalloc;
 //! * `redis_series_ratio_jemalloc`: peak of a redis with values of changing sizes, neap's over
 //!   jemalloc's;
-//! * over the best allocator of each program, neap among them: `cpu_geomean_ratio`,
-//!   `worst_cpu_ratio` (processor time), `rss_geomean_ratio` (peaks of more than 15 MiB).
+//! * `cpu_geomean_ratio`, `worst_cpu_ratio` (processor time), `rss_geomean_ratio` (peaks of more
+//!   than 15 MiB): neap over the best allocator of each program, neap included.
 //!
 //! Inputs are generated in a temporary folder that is removed at the end.
 
@@ -44,8 +44,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// More than any of the programs uses.
 const MEMORY: usize = 640 << 20;
 
-/// Rounds of all. Under most allocators the peaks of node and java take one of two values, a
-/// seventh or more apart.
+/// Usual number of rounds of every program and variant. Under most allocators the peaks of node and
+/// java take one of two values, a seventh or more apart.
 const ROUNDS: usize = 3;
 
 /// Rounds of redis for neap and jemalloc, whose processor times are compared by the best run.
@@ -61,11 +61,11 @@ pub(super) struct Program {
     run: Method,
 }
 
-/// How a program is run and measured.
+/// Ways to run and measure a program.
 enum Method {
     /// Start it, read its output, wait for its end.
     Through(fn(&Scratch) -> Result<Command>),
-    /// By a function of its own.
+    /// Call a function that runs the program and measures it.
     Own(fn(&Scratch, &Variant) -> Result<Outcome>),
 }
 
@@ -81,7 +81,7 @@ impl Program {
         }
     }
 
-    /// The command of a program that is one.
+    /// Returns the command of a program that runs as one command; `None` for `Method::Own`.
     pub(super) fn command(&self, scratch: &Scratch) -> Option<Result<Command>> {
         match self.run {
             Method::Own(_) => None,
@@ -93,7 +93,7 @@ impl Program {
 pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let mut session = Session::new("programs", Choice::Defaults, &options.against)?;
     if !session.found.variants.iter().any(|variant| variant.name == "glibc") {
-        bail!("--against: `programs` needs glibc, whose output is what the others' must equal");
+        bail!("--against: `programs` needs glibc, since it compares every output with the output under glibc");
     }
     let scratch = Scratch::new(options.quick)?;
     let programs = installed(&scratch, &options.programs, &mut session.found.missing)?;
@@ -129,8 +129,8 @@ fn programs() -> Vec<Program> {
     groups.into_iter().flatten().collect()
 }
 
-/// Returns the programs that were requested and are installed, with their inputs made; all if none
-/// is named.
+/// Returns the installed ones of the requested programs (of all if none is named), with their
+/// inputs generated. Adds the others to `missing`.
 pub(super) fn installed(scratch: &Scratch, wanted: &[String], missing: &mut Vec<Missing>) -> Result<Vec<Program>> {
     let all = programs();
     if let Some(unknown) = wanted.iter().find(|name| all.iter().all(|program| program.name != **name)) {

@@ -1,9 +1,9 @@
-//! redis: a million keys are stored, read back and flushed; cost of the server's requests, and
-//! memory kept.
+//! redis: stores a million keys, reads them back and flushes them. Measures the processor time of
+//! the server's requests, and the memory kept.
 //!
 //! The benchmark speaks the protocol itself over TCP, many requests at a time, so that the server's
-//! processor time is spent on requests and not on waiting. The replies are the output that must not
-//! differ.
+//! processor time is spent on requests and not on waiting. The replies count as the program's
+//! output, which must be equal under all allocators.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! The temporary folder of a run, and the places of installed tools.
 //!
-//! The folder is newly made, and removed with its contents; nothing outside it is written. No
-//! locks.
+//! [`Scratch::new`] makes a new folder; dropping the value removes the folder with its contents.
+//! This module writes nothing outside the folder. It has no lock.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};

@@ -1,8 +1,9 @@
-//! redis-series: values of one size after another, about 250 MB each, all flushed before the next
-//! size.
+//! redis-series: fills a redis with about 250 MB of values of one size, flushes it, and goes on
+//! with the next size.
 //!
 //! The peak shows how much memory of one size serves the next. The database is populated by a
-//! command of redis's own tests (`DEBUG POPULATE`), which redis 7 allows only by an option.
+//! command of redis's own tests (`DEBUG POPULATE`), which redis 7 and later allow only with an
+//! option.
 
 use anyhow::{Context, Result};
 
@@ -38,8 +39,8 @@ fn run(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     server.stop()
 }
 
-/// Options that allow `DEBUG`, by the output of `redis-server --version`. Before redis 7 it is
-/// allowed, and the option unknown.
+/// Returns the options that allow `DEBUG`, from the output of `redis-server --version`. Before
+/// redis 7, `DEBUG` needs no option, and redis does not know the option.
 pub(super) fn allow_debug(version: &str) -> &'static [&'static str] {
     let major = version.split_once(" v=").and_then(|(_, rest)| rest.split('.').next()?.parse::<u32>().ok());
     if major.is_some_and(|major| major < 7) { &[] } else { &["--enable-debug-command", "yes"] }

@@ -106,8 +106,8 @@ impl Drop for Database {
     }
 }
 
-/// RocksDB's benchmark without its write-ahead log. It prints times; only the number of found keys
-/// must not differ.
+/// Runs RocksDB's benchmark without its write-ahead log. The benchmark prints times, so only the
+/// number of keys that it found is compared between allocators.
 fn db_bench(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     let database = Database::new()?;
     let mut command = tool(scratch, "db_bench")?;
@@ -125,7 +125,7 @@ fn db_bench(scratch: &Scratch, variant: &Variant) -> Result<Outcome> {
     Ok(output.outcome(&finished))
 }
 
-/// `N of M`, as the benchmark of random reads says it at the end of its line.
+/// Returns the `N of M` that the benchmark of random reads prints at the end of its line.
 fn keys_found(text: &str) -> Option<&str> {
     let (before, _) = text.rsplit_once(" found)")?;
     Some(before.rsplit_once('(')?.1)

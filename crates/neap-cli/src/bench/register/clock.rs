@@ -1,16 +1,16 @@
-//! Virtual time for real threads: it passes when none of them can go on, up to the next moment for
-//! which one sleeps.
+//! Virtual time for real threads. It advances only when every thread sleeps or waits, to the end of
+//! the earliest sleep.
 //!
 //! # Design
 //! The measured code runs unchanged. Computing takes no time, however busy the machine is. Sleeps
 //! take their given time. A thread that waits for another one waits for as long as that takes.
 //!
-//! That a thread waits is read from the kernel, twice: it slept both times and did not run in
-//! between. If all threads sleep or wait like that, only time can wake one. So measured code may
-//! wait by futexes, and not by naps.
+//! The clock reads from the kernel, twice, that a thread waits: the thread slept both times, and
+//! did not run in between. If all threads sleep or wait in this way, only time can wake one. So
+//! measured code may wait by futexes, and not by naps.
 //!
 //! # Locking
-//! The lock of the state, held for a few fields.
+//! One mutex for the state.
 
 use core::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Time between two looks at threads that wait.
+/// Time between two checks of threads that wait.
 const LOOK: Duration = Duration::from_micros(20);
 /// Real time after which threads that neither sleep nor wait, such as napping ones, are an error.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,20 +27,20 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// State of a thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doing {
-    /// It runs.
+    /// The thread runs.
     Runs,
-    /// It sleeps until a moment.
+    /// The thread sleeps until a moment.
     Sleeps {
         until: u64,
     },
-    /// It may wait for another thread.
+    /// The thread may wait for another one.
     Waits,
     Ended,
 }
 
 /// A thread that takes part.
 struct Participant {
-    /// Its number in the kernel.
+    /// The kernel's id of the thread.
     id: u32,
     thread: Thread,
     doing: Doing,
@@ -66,8 +66,8 @@ impl ClockState {
 #[derive(Default)]
 pub(super) struct Clock {
     state: Mutex<ClockState>,
-    /// For the thread that advances time. The others are woken one by one: a thread that woke
-    /// without need would hold the lock while it counts as asleep.
+    /// Wakes the thread that advances time. Other threads are unparked one by one. A needless
+    /// wake-up would take the lock while its thread counts as asleep.
     changed: Condvar,
 }
 
@@ -81,7 +81,7 @@ impl Clock {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nanoseconds since it was made.
+    /// Virtual nanoseconds since the clock was made.
     pub(super) fn now(&self) -> u64 {
         self.state().now
     }

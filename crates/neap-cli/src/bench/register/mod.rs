@@ -11,8 +11,8 @@
 //!   wait for them are counted;
 //! * `virtual`: more threads, in virtual time, which passes in callbacks only (see `waits.rs`).
 //!
-//! Variants: `neap`; `srcu`, where unregistering waits for all walks, as readers of SRCU; in
-//! virtual time also `rwlock`, a read-write lock.
+//! Variants: `neap`; `srcu`, where walks are readers as in SRCU, and unregistering waits for all of
+//! them; in virtual time also `rwlock`, a read-write lock.
 //!
 //! Figures:
 //!
@@ -21,9 +21,9 @@
 //! * `foreign_waits`, `foreign_waits.srcu`: unregistrations that still waited after a second, while
 //!   only the held threads were in a callback;
 //! * `register_us`: a cycle of neap without reclaim, by wall time, of nine threads at once;
-//! * `beyond_own_us`, `beyond_own_us.rwlock`: the most virtual time that a shrinker's end took
-//!   after its own last callback had returned;
-//! * `own_waits`: the number of neap's that waited for their own.
+//! * `beyond_own_us`, `beyond_own_us.rwlock`: the longest virtual time from the return of a
+//!   shrinker's own last callback to the end of its unregistration;
+//! * `own_waits`: unregistrations of neap that waited for a callback of their own shrinker.
 
 mod clock;
 mod waits;
@@ -52,7 +52,7 @@ const SLEEP: Duration = Duration::from_millis(1);
 /// Group of the sleeping shrinkers; each thread's shrinker has a group below it.
 const SLEEPING: usize = THREADS;
 const GROUPS: usize = THREADS + 1;
-/// Time that cycles have while others are held, and the number that each thread makes.
+/// Longest time of cycles while other threads are held, and the number of cycles of each thread.
 const PATIENCE: Duration = Duration::from_secs(1);
 const HELD_CYCLES: u64 = 100;
 
@@ -151,7 +151,7 @@ impl CallbackGate {
     }
 }
 
-/// Cycles of all threads for a time, beside threads that reclaim.
+/// Runs cycles on all threads for a time, beside threads that reclaim.
 fn cycles(registry: Registry<'_>, reclaimers: usize, time: Duration) -> Result<Outcome> {
     let (done, count, passes) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let sleepers: Vec<Id> = (0..SLEEPERS)
@@ -254,7 +254,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
                 _ => Registry::Neap(host, shrinkers),
             };
             Some(match (workload.name.as_str(), variant.name) {
-                // The naps of its readers are not virtual.
+                // The naps of the SRCU-like registry are not virtual.
                 (VIRTUAL, SRCU) => return None,
                 (VIRTUAL, _) => waits::measure(registry, cycles_each),
                 (_, RWLOCK) => return None,

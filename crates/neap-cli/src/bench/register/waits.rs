@@ -1,4 +1,4 @@
-//! Waits of unregistering, in virtual time: the `virtual` of `neap bench register`.
+//! Waits of unregistering, in virtual time: the workload `virtual` of `neap bench register`.
 //!
 //! Each owner registers a shrinker, leaves it registered for a while, and unregisters it, in a
 //! loop. Visitors go through all groups meanwhile. A callback of an owner's shrinker takes up to
@@ -22,9 +22,8 @@ pub(super) const OWNERS: usize = 24;
 const VISITORS: usize = 8;
 /// Foreign shrinkers, in the group after the owners'.
 const OTHERS: usize = 4;
-/// Virtual nanoseconds: the most that a callback of an owner's shrinker takes, the time of a
-/// foreign one's, the time of visiting a group, and how long a shrinker stays registered.
-/// what the visit of a group takes, and how long a shrinker is left there.
+/// Virtual nanoseconds: the longest callback of an owner's shrinker, the callback of a foreign one,
+/// the visit of a group, and the longest time that a shrinker stays registered.
 const OWN: u64 = 2_000_000;
 const FOREIGN: u64 = 50_000_000;
 const VISIT: u64 = 10_000;
@@ -70,7 +69,7 @@ struct Waits {
 
 fn own(registry: Registry<'_>, clock: &Clock, slot: usize, cycles: u64, waits: &Waits) -> Result<()> {
     for cycle in 0..cycles {
-        // Any differing numbers.
+        // A scattered number below `most`.
         let spread = |most: u64| (cycle * OWNERS as u64 + slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % most;
         let takes = Takes::new(clock, slot, spread(OWN));
         let id = clock.waiting(|| takes.register(registry))?;

@@ -1,11 +1,10 @@
-//! Charges at a limit, with everything that such a charge does: the `direct-N` of `neap bench
-//! shrink`.
+//! Charges at a limit: the workloads `direct-N` of `neap bench shrink`.
 //!
-//! On the process's own manager: 4000 groups below one that is full to its `max`. Each has a cache
-//! with a batch of 128 objects of 64 bytes, which its group pays for. N threads charge 128 KiB at
-//! that limit, in a loop. The measured time, in thread CPU time, is that of the look at the limit,
-//! the drain of stocks, the pass (protection, shares, the shared walk, counting and freeing of
-//! sixteen caches or more), and the second try.
+//! The charges use the process's own manager. 4000 groups lie below a group that is full to its
+//! `max`. Each has a cache with one batch of 128 objects of 64 bytes, and pays for them. N threads
+//! charge 128 KiB at that limit, in a loop. The measured thread CPU time is that of the check of
+//! the limit, the drain of stocks, the pass (protection, shares, the shared walk, counting and
+//! freeing of sixteen caches or more), and the second try.
 //!
 //! Callbacks run in the charging thread ([`inline`](neap::groups::ChargeRequest::inline)), since a
 //! thread that waits for reclaimers uses no CPU time. Caches are refilled in between, which is not
@@ -45,11 +44,11 @@ struct DirectCache {
 }
 
 impl DirectCache {
-    /// Fills it, if there is room. Returns whether it is full then.
+    /// Fills the cache, if its group can be charged. Returns whether it is filled and marked.
     fn fill(&self, id: ShrinkerId) -> bool {
         let Ok(charge) = self.group.request(BYTES).inline().now() else { return false };
         let objects: Vec<Box<[u8; OBJECT]>> = (0..BATCH).map(|_| Box::new([1; OBJECT])).collect();
-        // A callback finds it locked or not. The former objects are freed outside the lock.
+        // A callback meanwhile only tries the lock. The former objects are freed outside the lock.
         let before = self.objects.lock().map(|mut place| core::mem::replace(&mut *place, (objects, Some(charge))));
         self.length.store(BATCH as u64, Ordering::Relaxed);
         drop(before);
@@ -98,7 +97,7 @@ impl DirectCache {
     }
 }
 
-/// The groups and their caches. They stay: the process ends with the benchmark.
+/// The groups and their caches. They exist until the process ends.
 pub(super) struct Direct {
     all: Group,
     asker: Group,
@@ -161,7 +160,7 @@ impl Direct {
         Ok(())
     }
 
-    /// Has a thread on each CPU of `on` charge `times` times.
+    /// Starts a thread on each CPU of `on`. Each thread charges `times` times.
     pub(super) fn run(&self, on: &[usize], times: u64) -> Result<Outcome> {
         self.fill()?;
         let (barrier, refused) = (Barrier::new(on.len()), AtomicU64::new(0));

@@ -1,32 +1,32 @@
 //! `neap bench shrink`: cost of visiting the shrinkers of 4000 groups, by number of threads.
 //!
-//! There are 4000 groups and 4000 shrinkers, each with a bit in one group. A *count-only* visit
-//! asks a shrinker that has nothing to give now. Variants:
+//! There are 4000 groups and 4000 shrinkers. Each shrinker has a bit in one group. A *count-only*
+//! visit asks a shrinker that has nothing to give now. Variants:
 //!
 //! * `neap`;
 //! * `rwlock`: a visit takes a read-write lock for reading, if it gets it at once;
-//! * `srcu`: unregistering waits for all walks, as readers of SRCU;
-//! * `nothing`: shrinkers cannot be unregistered: the walk alone.
+//! * `srcu`: a visit is a reader as in SRCU, and unregistering waits for all readers;
+//! * `nothing`: a visit has no protection, so shrinkers cannot be unregistered.
 //!
-//! With 1 to 64 threads on the CPUs in turn. Each thread's median part counts, so waiting for a CPU
-//! is not measured.
+//! 1 to 64 threads visit, spread over the CPUs in turn. Each thread's median part counts, so
+//! waiting for a CPU is not measured.
 //!
-//! A *pass* visits every group that may have objects. `full`: each gives one batch of 128 objects
-//! of 64 bytes; `one-percent`: 40 do; `empty`: none does, and every group is visited all the same,
-//! so the savings by the bitmap of groups do not count. `direct-N`: N threads charge 128 KiB each
-//! at the `max` of a group above all, which is full: the look at the limit, the pass and the second
-//! try, in thread CPU time (`direct.rs`).
+//! A *pass* visits every group that may have objects. In `full`, each group gives one batch of 128
+//! objects of 64 bytes; in `one-percent`, 40 groups do. In `empty`, no group has objects, and every
+//! group is visited all the same, without the bitmap of groups. In `direct-N`, N threads charge 128
+//! KiB each at the `max` of a full group above all others (`direct.rs`).
 //!
 //! Figures:
 //!
-//! * `throughput_ratio_2`: count-only visits per second of neap over the lock's, with a thread on
-//!   each of 2 CPUs;
-//! * `throughput_ratio_64`: a model of 64 CPUs. A visit of neap's lasts as long as a lone one does
-//!   here, since no thread writes memory that another visit needs. Under the lock there are no more
-//!   visits than with 2 CPUs here, whose operations on its cache line are serialised already;
+//! * `throughput_ratio_2`: count-only visits per second of neap over those of `rwlock`, with a
+//!   thread on each of 2 CPUs;
+//! * `throughput_ratio_64`: that ratio in a model of 64 CPUs. A visit of neap lasts as long as a
+//!   lone visit does here, since no thread writes memory that another visit needs. Under the lock
+//!   there are no more visits than with 2 CPUs here, which serialise on the lock's cache line
+//!   already;
 //! * `registry_share.lockless`, `registry_share.rwlock`: the registry's percentage of the
-//!   operations on cache lines that other visitors use as well, counted in full passes by one
-//!   thread for each CPU; the others are on bits, deferred work, and the caches' own locks;
+//!   operations on shared cache lines, counted in full passes by one thread for each CPU. The other
+//!   operations are on bits, deferred work, and the caches' own locks;
 //! * `one_percent_pass_ratio`, `empty_pass_us`;
 //! * `direct_p99_us`: the worst of all `direct-N`.
 
@@ -58,8 +58,8 @@ const GROUPS: usize = 4000;
 const FEW: usize = GROUPS / 100;
 /// Goal of direct reclaim: 32 pages.
 const GOAL: u64 = 32 * 4096;
-/// Charges at the limit, by all threads together, in a round: enough that one in a hundred is
-/// several.
+/// Charges at the limit, by all threads together, in a round. With 1000, several lie above the 99th
+/// percentile.
 const CHARGES: u64 = 1000;
 const THREADS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// CPUs of the modelled machine.
@@ -138,7 +138,7 @@ struct Passes<'a> {
     ids: Vec<ShrinkerId>,
 }
 
-/// One batch of each, at any priority.
+/// Scans one batch of each shrinker, at any priority.
 const ONE_BATCH: ScanPressure = ScanPressure { least: true, ..ScanPressure::of(12) };
 
 impl Passes<'_> {
@@ -161,9 +161,9 @@ impl Passes<'_> {
         (start.elapsed().as_nanos() as u64, sum)
     }
 
-    /// A pass in which `full` groups have a batch.
+    /// Times a pass in which `full` groups have a batch each. With 0, visits every group.
     fn timed(&self, full: usize) -> Outcome {
-        // Objects of earlier passes first, and then bits that were not looked at since.
+        // Passes until none calls a shrinker: they free remaining objects, and clear old bits.
         while self.pass().1.calls > 0 {}
         self.fill((0..GROUPS).step_by((GROUPS / full.max(1)).max(1)).take(full));
         let (wall_ns, sum) = if full > 0 { self.pass() } else { self.visit_all() };
@@ -188,7 +188,7 @@ impl Passes<'_> {
         };
         let (before, sum) = (taken(), Mutex::new(Visited::default()));
         let pass = |cpu: usize| {
-            // If it may not run there it runs elsewhere.
+            // A thread that may not run on this CPU runs on another.
             let _ = pin_to(cpu);
             let (_, visited) = self.pass();
             sum.lock().into_iter().for_each(|mut sum| sum.add(visited));
@@ -281,8 +281,8 @@ fn figures(session: &mut Session) {
     session.figure("direct_p99_us", direct.reduce(f64::max));
 }
 
-/// Visits per second over those under a lock, on `cpus` CPUs, from nanoseconds: of a lone visit,
-/// and of one under the lock alone and with two CPUs.
+/// Returns visits per second of neap over those under a lock, on `cpus` CPUs. The others are
+/// nanoseconds: of a lone visit of neap, and of a visit under the lock with one CPU and with two.
 fn modelled_ratio(cpus: f64, neap: f64, alone: f64, two: f64) -> f64 {
     let under_lock = (cpus / alone).min(2.0 / two);
     cpus / neap / under_lock

@@ -80,7 +80,7 @@ impl Old {
         let spec = self.table[index].0.swap(core::ptr::null_mut(), Ordering::AcqRel); // Pairs with the Acquire in `visit`.
         drop(writing);
         if self.guarding == Guarding::Srcu {
-            // It fails where the system forbids fences; then the variant is not compared.
+            // `grace` fails where the system forbids fences. Then the variant is not compared.
             let _ = self.readers.grace(linux, &());
         }
         if !spec.is_null() {

@@ -1,9 +1,9 @@
-//! The stage of benchmarks of shrinkers: this machine, a registry, groups that are numbers, and a
-//! cache for each.
+//! Set-up for benchmarks of shrinkers: this machine as a host, a registry, numbered groups, and a
+//! cache for each group.
 //!
-//! The registry's memory is neap's, as in a program: the system's malloc would place structures of
-//! one kind a power of two apart. Objects come from this process's malloc. No locks but the caches'
-//! own.
+//! The registry's memory comes from neap, as in a program. The system's malloc would place
+//! structures of one kind a power of two apart. Objects come from this process's malloc. Each cache
+//! has a lock; there is no other.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::c_void;

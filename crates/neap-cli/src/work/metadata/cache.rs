@@ -3,11 +3,11 @@
 //! # Design
 //! Each variant is the same cache with other groups and another shrinker. A value is charged before
 //! it is cached. At the limit the charge calls the shrinker in its own thread, which evicts the
-//! values that were used least recently. A charge that is refused nevertheless leaves its value out
-//! of the cache.
+//! values that were used least recently. If the charge is refused nevertheless, the value is not
+//! cached.
 //!
 //! # Locking
-//! Shards of the map have a mutex each. No charge is made under it, and eviction only tries it.
+//! Each shard of the map has a mutex. No charge is made under a mutex, and eviction only tries it.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ use super::pattern::TENANTS;
 /// Parts of the map.
 const SHARDS: usize = 64;
 
-/// How the cache shrinks.
+/// Ways to shrink the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Variant {
     /// One group, one list
@@ -72,7 +72,7 @@ impl Tally {
 
 /// A cache of eight tenants with a limit for all.
 pub(super) struct MetadataCache {
-    // Dropped first: afterwards no function of the values is called.
+    // Dropped first: afterwards no callback uses `values`.
     _shrinker: Option<Shrinker>,
     values: Arc<Values>,
     /// Groups that are charged, by tenant.
@@ -91,7 +91,7 @@ impl Values {
         &self.shards[self.hasher.hash_one(path) as usize % SHARDS]
     }
 
-    /// Takes a value that is to be evicted off its map.
+    /// Removes a value that is being evicted from its map. Skips the value if the map is locked.
     fn forget(&self, value: &Value) -> LruStatus {
         let Ok(mut maps) = self.shard(&value.path).try_lock() else { return LruStatus::Skip };
         let forgotten = maps[value.what as usize].remove(&value.path);
@@ -160,7 +160,7 @@ impl MetadataCache {
     /// result.
     ///
     /// # Errors
-    /// Those of charges, but for a limit.
+    /// A group is deleted, or the list refuses a value. A charge refused at a limit is no error.
     pub(super) fn look_up(&self, tenant: usize, what: ValueKind, path: &OsStr, tally: &mut Tally) -> Result<()> {
         let Values { list, .. } = &*self.values;
         tally.look_ups += 1;

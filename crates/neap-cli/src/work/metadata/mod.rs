@@ -13,7 +13,7 @@
 //!    instead walk through all files and directories, until the others are done.
 //!
 //! # Concurrency
-//! The limit is checked by the peak of the group's charge at the end.
+//! The run fails if the peak of the group's charge, read at the end, is above the limit.
 
 mod cache;
 mod files;
@@ -41,9 +41,9 @@ pub(crate) use pattern::TENANTS;
 use pattern::{Pattern, WORKERS};
 use tree::Tree;
 
-/// Part of the units that are compiled to fill the cache.
+/// Units of the measured part, over those that fill the cache.
 const WARM_UP: usize = 2;
-/// Part of the working set that fits.
+/// The working set, over the limit.
 const FITS: u64 = 2;
 /// The tenant that floods.
 const FLOODING: usize = 0;
@@ -67,14 +67,14 @@ pub(crate) struct MetadataOptions {
 /// disk.
 ///
 /// # Errors
-/// The reason, with a remedy.
+/// The directory cannot be read, or has too few small files. The text names a remedy.
 pub(crate) fn prepare(directory: &Path) -> Result<()> {
     let tree = Tree::walk(directory)?;
     tree.files.iter().filter(|file| file.is_small()).for_each(|file| _ = Value::read(ValueKind::Content, &file.path));
     Ok(())
 }
 
-/// A run: what all workers share.
+/// State of a run that all workers share.
 struct Run<'r> {
     tree: &'r Tree,
     pattern: &'r Pattern<'r>,
@@ -91,7 +91,7 @@ impl Run<'_> {
         self.flood && tenant == FLOODING
     }
 
-    /// A worker's part. Returns the counts of the measured part.
+    /// Runs the part of one worker. Returns the counts of the measured part.
     fn work(&self, tenant: usize, worker: usize) -> Result<Tally> {
         let (mut warm_up, mut tally) = (Tally::default(), Tally::default());
         let mut units = self.pattern.units_of(tenant, worker);
@@ -102,7 +102,7 @@ impl Run<'_> {
             })
         };
         let warm = compile(self.units / WARM_UP, &mut warm_up, thread::yield_now);
-        // The measurement starts between the two.
+        // The measurement starts between the two waits.
         self.barrier.wait();
         self.barrier.wait();
         if self.floods(tenant) {

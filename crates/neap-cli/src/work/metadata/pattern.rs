@@ -7,7 +7,7 @@
 //! units of its tenant that it draws at random.
 //!
 //! # Invariants
-//! The sorted paths and the fixed seed decide on all look-ups, so two runs make the same.
+//! The sorted paths and the fixed seed determine all look-ups, so they are the same in every run.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -54,7 +54,7 @@ pub(super) struct Unit {
 pub(super) struct Pattern<'t> {
     tree: &'t Tree,
     headers: Vec<SharedHeader>,
-    /// By tenant.
+    /// Units by tenant.
     units: Vec<Vec<Unit>>,
 }
 
@@ -141,7 +141,7 @@ fn read<'p, E>(path: &'p OsStr, look_up: &mut impl FnMut(ValueKind, &'p OsStr) -
     look_up(ValueKind::Content, path)
 }
 
-/// Returns headers of these files. The include path is the directories of the first ones.
+/// Makes headers of these files. The include path is the directories of the first files.
 fn with_probes(tree: &Tree, files: &[usize]) -> Vec<SharedHeader> {
     let mut searched: Vec<&OsStr> = Vec::new();
     for &file in files {

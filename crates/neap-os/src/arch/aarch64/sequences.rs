@@ -7,9 +7,9 @@
 //! [`push_sequence`](crate::push_sequence) move one object.
 //!
 //! The abort exit lies behind the sequence, in the same function, and a branch leads around it. So
-//! the function's own unwind information describes it for every unwinder. On x86-64 it lies
-//! elsewhere, which saves the branch but needs unwind information of its own. That needs a register
-//! for the program counter, which arm64 unwinders do not have.
+//! the function's own unwind information describes it for every unwinder. On x86-64 the exit lies
+//! in another section, which saves the branch but needs separate unwind information. That
+//! information needs a register for the program counter, which arm64 unwinders do not have.
 //!
 //! # Invariants
 //!
@@ -34,9 +34,10 @@
 //! reads a stack only after a fence on the stack's CPU. So the commit is a plain store.
 
 /// Begin and end of every sequence: the descriptor that the kernel reads, and the abort exit with
-/// its signature. Descriptors lie in the section that is read-only after relocation: they are never
-/// written, and pages of their own would cost two more faults. The body has `22:` behind its
-/// commit; `23:` is the end. Labels from 25 on are free for the body and its surroundings.
+/// its signature. Descriptors are never written. They lie in the section that is read-only after
+/// relocation, since a section of their own would cost two more page faults. The body has `22:`
+/// behind its commit; `23:` is the end. Labels from 25 on are free for the body and its
+/// surroundings.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! critical {

@@ -9,21 +9,21 @@
 //!
 //! # Invariants
 //!
-//! The rules for a body are those of the [module above](super). These operands have the same
-//! meaning in all macros:
+//! The rules for a body are those of [`rseq`](crate::rseq). These operands have the same meaning in
+//! all macros:
 //!
 //! | operand | value |
 //! |---|---|
 //! | `offset` | offset of the thread's rseq area from the thread pointer |
-//! | `table`, `first` | address of the region table, and its [`FIRST`](super::Table::FIRST) |
+//! | `table`, `first` | region table's address, and [`FIRST`](crate::rseq::SequenceTable::FIRST) |
 //! | `place` | bytes from the start of a region to a stack |
 //! | `t` | scratch register |
 
 /// Begin and end of every sequence: the descriptor that the kernel reads, and the abort exit with
-/// its signature, both outside the hot code. Descriptors lie in the section that is read-only after
-/// relocation: they are never written, and pages of their own would cost two more faults. The body
-/// has `22:` behind its commit; `23:` is the end. Labels from 25 on are free for the body and its
-/// surroundings.
+/// its signature, both outside the hot code. Descriptors are never written. They lie in the section
+/// that is read-only after relocation, since a section of their own would cost two more page
+/// faults. The body has `22:` behind its commit; `23:` is the end. Labels from 25 on are free for
+/// the body and its surroundings.
 ///
 /// The abort exit unwinds as if the sequence had called it without a return address on the stack.
 /// The exit's frame begins at the stack pointer. Its return address is the start of the sequence,
@@ -55,9 +55,9 @@ macro_rules! critical {
 }
 
 /// Unwind information for code from `start` to `end` that lies outside its function, in the
-/// function's section. The code unwinds as if it had been called from an equal distance behind
-/// `like`, without a return address on the stack. From `like` on the function has as much code,
-/// with the same stack pointer.
+/// function's section. An unwinder takes an address in this code for a frame that has no stack. The
+/// return address of that frame lies behind `like`, as far as the address lies behind `start`. The
+/// function has as much code behind `like`, all with the stack pointer of the described code.
 ///
 /// An assembler extends the unwind information of a function only with code in another section.
 /// Therefore this is a record of `.eh_frame` with its own head. In its instructions, the frame
@@ -92,7 +92,8 @@ macro_rules! unwinds_like {
 
 /// A [`critical`](crate::critical) section that begins with the steps from the CPU id to the
 /// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id; it
-/// changes only registers that it names. `first` is the table's [`Table::FIRST`].
+/// changes only registers that it names. `first` is
+/// [`SequenceTable::FIRST`](crate::rseq::SequenceTable::FIRST).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sequence {

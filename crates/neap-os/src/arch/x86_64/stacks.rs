@@ -1,5 +1,5 @@
 //! The sequences of [`rseq`](crate::rseq) on stacks. Each function has the contract of the function
-//! of its name there.
+//! with the same name there.
 
 use crate::rseq::{SequenceResult, SequenceTable};
 use core::arch::asm;
@@ -40,9 +40,9 @@ pub(crate) unsafe fn push(table: &SequenceTable, place: usize, home: u16, value:
     SequenceResult::Committed
 }
 
-/// One attempt of a sequence at `place` that moves several pointers or none. Takes the body from
-/// the region's address in `t` to the commit, and its operands. The body jumps to `refused` before
-/// the commit.
+/// Makes one attempt of a sequence on the stack at `place`. The arguments are the body and its
+/// operands. The body begins with the region's address in `t`, and ends with the commit. To refuse,
+/// it jumps to `refused` before the commit.
 macro_rules! attempt {
     ($table:ident, $place:ident: $($body:literal),+; $($operands:tt)*) => {{
         asm!(

@@ -1,5 +1,5 @@
 //! The sequences of [`rseq`](crate::rseq) on words. Each function has the contract of the function
-//! of its name there.
+//! with the same name there.
 
 use crate::rseq::{Counted, SequenceResult};
 use core::arch::asm;

@@ -21,7 +21,7 @@
 //!
 //! # Locking
 //!
-//! None: the caller holds the job queue's mutex.
+//! This module has no lock: the caller holds the job queue's mutex.
 
 /// Maximum number of written-off reclaimers that have not returned. No more threads are created at
 /// that number.
@@ -90,12 +90,12 @@ impl Pool {
         self.lost += 1;
     }
 
-    /// Counts a reclaimer out that returned from a callback before the watcher wrote it off.
+    /// Subtracts a reclaimer that returned from a callback before the watcher wrote it off.
     pub(super) fn end_working(&mut self) {
         self.working -= 1;
     }
 
-    /// Counts a reclaimer out that was written off and has returned.
+    /// Subtracts a reclaimer that was written off and has returned.
     pub(super) fn end_lost(&mut self) {
         self.lost -= 1;
     }

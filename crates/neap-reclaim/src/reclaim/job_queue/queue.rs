@@ -21,7 +21,7 @@
 //!
 //! # Locking
 //!
-//! None: the caller holds the job queue's mutex.
+//! This module has no lock: the caller holds the job queue's mutex.
 
 use crate::ShrinkerId;
 use neap_base::platform::nodes::MAX_NODES;
@@ -161,7 +161,7 @@ impl Queue {
             // 1. The pass finds the node above its high watermark.
             // 2. A thread allocates, finds the node at its low watermark, and comes here.
             // 3. The pass ends.
-            // So the job is marked to run again. The inner's mutex orders steps 2 and 3.
+            // So the job is marked to run again. The queue's mutex orders steps 2 and 3.
             JobState::Taken(_) if !waits => job.aim.and(aim).filter(|both| matches!(both, ReclaimJob::Node(_))),
             _ => None,
         };

@@ -1,4 +1,4 @@
-//! Tests of the inner: jobs, their waiters and the reclaimers.
+//! Tests of the job queue: jobs, their waiters and the reclaimers.
 
 use super::pool::AGAIN;
 use super::queue::{JOBS, Poster};

@@ -1,14 +1,14 @@
 //! Reconciliation: charged bytes, neap's counters and resident memory by the kernel, side by side.
 //!
 //! # Design
-//! Each resident byte is attributed to a [`Source`]. Where neap has its own counter it stands
-//! beside the kernel's figure, so a drift has a name. For another process the same sums are made
-//! from its [report](crate::reports::map_report). Allocates nothing.
+//! Each resident byte is attributed to a [`Source`]. Where neap has its own counter, the counter
+//! stands beside the kernel's figure, so a difference belongs to a source. For another process, the
+//! sums are made from its [report](crate::reports::map_report). Reconciliation allocates nothing.
 //!
 //! # Locking
-//! Takes the locks of the layers one at a time. Where there are groups the gate is closed, as for
-//! fork, while charges are compared with allocations; for another process only if that takes a few
-//! milliseconds.
+//! The locks of the layers are taken one at a time. If there are groups, the gate is closed, as for
+//! fork, while charges are compared with allocations. At the request of another process, this is
+//! only done if it takes a few milliseconds.
 
 mod sources;
 mod tally;
@@ -29,7 +29,7 @@ use neap_os::mappings::Mappings;
 use neap_pages::PIECE;
 use neap_percpu::Host;
 
-/// More ranges than a manager has.
+/// Room for ranges: more than a manager has.
 const RANGES: usize = 256;
 /// Looks at the gate: for a tenth of a second, and for some milliseconds if another process asks.
 const LOOKS: u32 = 2000;
@@ -160,8 +160,8 @@ impl<P: Platform> Mm<P> {
     /// Compares charges, this manager's counters, and the kernel's view of resident memory. Takes
     /// some milliseconds, more for an arena of many gibibytes.
     ///
-    /// Changes by other threads meanwhile show in a part of the numbers. Where there are groups,
-    /// threads that allocate or free wait while every charged object is counted.
+    /// If other threads allocate or free meanwhile, only some of the numbers show that. Where there
+    /// are groups, threads that allocate or free wait while every charged object is counted.
     ///
     /// ```
     /// let kept = vec![1_u8; 1 << 20];

@@ -1,5 +1,5 @@
-//! Sources of memory, under which bytes are reconciled, and a manager's counters of each. Only
-//! types: nothing is counted here.
+//! Sources of memory, to which reconciliation attributes bytes, and a manager's counters of each.
+//! This module has only types, and counts nothing.
 
 use neap_groups::Kind;
 use neap_pages::Use;
@@ -12,7 +12,7 @@ pub enum Source {
     Slabs,
     /// Runs of pages that the program has.
     Runs,
-    /// Blocks that are neither.
+    /// Blocks of pages that are neither slabs nor runs.
     Blocks,
     /// Pages in CPUs' lists.
     Listed,
@@ -213,7 +213,7 @@ pub struct Books {
     pub payable: [u64; KINDS],
 }
 
-/// No counter.
+/// Value of a counter that the manager does not have.
 pub const NONE: u64 = u64::MAX;
 
 impl Books {

@@ -1,8 +1,9 @@
 //! The kernel's view of a process compared with neap's counters, source by source.
 //!
-//! Each resident byte is attributed to one source. In neap's ranges that is the range's, and in the
-//! arena the page's; elsewhere it follows from the kernel's name of the mapping. Works for this
-//! process or another. No locks; changes nothing.
+//! Each resident byte is attributed to one source. A byte in a range of neap's has the source of
+//! the range; in the arena, that of its page. Elsewhere the source follows from the kernel's name
+//! of the mapping. This works for this process and for another one. This module has no lock, and
+//! changes nothing.
 
 use super::sources::{Books, Held, NONE, Range, SOURCES, Source};
 use core::fmt;
@@ -72,7 +73,8 @@ impl<'r> Tally<'r> {
         self.foreign(mapping, rest, own);
     }
 
-    /// Attributes the part of a mapping that is not neap's. `own`: its end is neap's.
+    /// Attributes the part of a mapping that is not neap's. `own`: a range of neap's reaches the
+    /// end of the mapping.
     fn foreign(&mut self, mapping: &Mapping<'_>, resident: u64, own: bool) {
         let &Mapping { start, end, rights: [read, write, execute, share], name, .. } = mapping;
         let private = share == b'p';
@@ -139,7 +141,7 @@ impl<'r> Tally<'r> {
         if by_page == 0 && self.books.believed[Source::Slabs as usize] != NONE {
             // No page could be seen: report the arena as a whole.
             let (states, rest) = self.books.believed.split_at_mut(Source::Arena as usize);
-            // Another process may have told any number.
+            // Another process may have reported any number.
             rest[0] = states.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
             states.fill(NONE);
         }

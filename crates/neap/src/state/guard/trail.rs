@@ -30,10 +30,11 @@ impl Caller {
 
     /// Returns the thread that calls this, and its stack from an address on.
     pub(crate) fn with(stack_pointer: usize) -> Caller {
-        // The page of the stack pointer can be read, whatever the system says of others.
+        // The page of the stack pointer can be read, even if the system cannot tell about other
+        // pages.
         let page = memory::page_size();
         let mut bytes = (page - stack_pointer % page).min(STACK_BYTES);
-        // An answer may be half of what there is.
+        // `readable` may return as little as half of the readable bytes, so it is asked again.
         while bytes < STACK_BYTES {
             match call_stack::readable(stack_pointer + bytes, STACK_BYTES - bytes) {
                 0 => break,

@@ -31,7 +31,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// The least distance that neap widens. Closer samples were asked for, and all come.
+    /// The least distance that neap widens. If closer samples are asked for, all are taken.
     pub(crate) const WIDENED: u64 = 512 << 10;
     /// Samples of a window at which the distance doubles: 1280 in a second. Below a quarter of it,
     /// the distance is halved.
@@ -44,7 +44,7 @@ impl Pace {
         Pace { doublings: 0, since: 0, count: 0 }
     }
 
-    /// Counts a sample at a time.
+    /// Counts a sample at the time `now`.
     pub(crate) fn count(&mut self, now: u64) {
         self.count += 1;
         if self.count >= Pace::MOST {

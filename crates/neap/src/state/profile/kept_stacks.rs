@@ -197,7 +197,7 @@ impl KeptStacks {
         stack: NonNull<u64>,
         words: usize,
     ) -> u32 {
-        // A record that another process has doubled.
+        // The entry has a stack if another process has copied its record within the ring.
         if self.first[entry] > 0 {
             return self.first[entry];
         }

@@ -1,11 +1,11 @@
 //! Writes samples and frees into the [area](neap_base::profile_area).
 //!
 //! The probes `otel_memory:alloc` (address, size, bytes that the sample stands for) and
-//! `otel_memory:free` (address) are passed at the same moments: instructions that do nothing until
-//! a tracer puts a breakpoint there.
+//! `otel_memory:free` (address) are passed at the same moments. A probe is an instruction that does
+//! nothing until a tracer puts a breakpoint there.
 //!
-//! What is written is never read back: the positions and the live samples are kept here, since
-//! other processes of the user may write to the area.
+//! Other processes of the user may write to the area. So positions and live samples are kept
+//! outside of it, and the recorder checks records that it reads back to keep their stacks.
 
 use super::intervals::{Intervals, Pace, weight};
 use super::kept_stacks::Cell;
@@ -36,7 +36,7 @@ pub(crate) struct Sampled {
     pub(crate) thread: u32,
 }
 
-/// What a process remembers of its samples.
+/// A process's own data of its samples.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     intervals: Intervals,
@@ -45,15 +45,16 @@ pub(crate) struct Recorder {
     taken: u64,
     /// Bytes ever written to the ring.
     head: u64,
-    /// Bytes ever passed of the ring: the stacks of their live samples are kept.
+    /// Bytes ever passed of the ring. The stacks of live samples before this position are kept in
+    /// cells.
     passed: u64,
     /// `None`: nothing is recorded.
     live: Option<SampleTable>,
 }
 
-/// The way to the next sample.
+/// Distance to the next sample.
 pub(crate) struct Interval {
-    /// Bytes up to it.
+    /// Bytes up to the next sample.
     pub(crate) bytes: usize,
     /// The average of the distribution.
     pub(crate) mean: usize,
@@ -77,7 +78,7 @@ impl Recorder {
             counters.into_iter().for_each(|counter| counter.store(0, Ordering::Relaxed));
             area.began.store(clock::precise(), Ordering::Relaxed);
             area.format.store(FORMAT, Ordering::Relaxed);
-            // Release: a reader that sees it sees the rest.
+            // Release: a reader that sees the magic sees the rest.
             area.magic.store(MAGIC, Ordering::Release);
         }
         area.mean.store(mean, Ordering::Relaxed);
@@ -85,7 +86,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Draws for samples that are only guarded, and not recorded.
+    /// Begins to draw intervals for samples that are only guarded, and not recorded.
     pub(crate) fn begin_guard(&mut self) {
         self.intervals = Intervals::new(environment::random());
         self.pace = Pace::new();
@@ -95,13 +96,13 @@ impl Recorder {
     pub(crate) fn end(&mut self, area: Option<&AreaHeader>) {
         let live = self.live.take();
         if let Some(area) = area {
-            // What is read meanwhile is no area.
+            // Without the magic, a reader does not take the memory for an area.
             area.magic.store(0, Ordering::Release);
             let address = core::ptr::from_ref(area).addr();
             // SAFETY: the header is the start of a mapping of that length. Its contents are written
             // here only, and read by no code of this process.
             let is_zero = unsafe { memory::release_shared(address, AREA_BYTES) }.is_ok();
-            // Samples begin with the number 1 again, so none may stay.
+            // The next samples are numbered from 1 again, so no slot may keep a number.
             for index in (0..live.as_ref().map_or(0, SampleTable::used)).filter(|_| !is_zero) {
                 // SAFETY: the area is mapped, and has a slot for every entry.
                 unsafe { slot_at(area, index).as_ref() }.number.store(0, Ordering::Relaxed);
@@ -256,7 +257,7 @@ impl Recorder {
         let Some((index, number)) = self.live.as_mut().and_then(|live| live.remove(address)) else { return };
         // SAFETY: the area is mapped (the caller's promise), and has a slot for every entry.
         unsafe { slot_at(area, index).as_ref() }.number.store(0, Ordering::Relaxed);
-        // A reader that sees what is written to a freed cell sees the 0.
+        // A reader that sees later data in a freed cell sees the 0.
         fence(Ordering::Release);
         if let Some(live) = &mut self.live {
             live.kept_mut().free(index);
@@ -290,9 +291,9 @@ impl Recorder {
         unsafe { ring_at(area, self.head) }
     }
 
-    /// Keeps the stacks of live samples whose records readers do not read, or may find overwritten,
-    /// once `head` is `end`. These lie up to two blocks before the overwritten ones. Passes as many
-    /// bytes as the ring grows by, up to the end of a record.
+    /// Keeps the stacks of live samples whose records readers may not read any more once `head` is
+    /// `end`: records that lie less than two blocks after the oldest byte of the ring. Passes as
+    /// many bytes as the ring grows by, up to the end of a record.
     ///
     /// # Safety
     /// `area` is the start of a mapped area that no other thread writes to.

@@ -1,21 +1,22 @@
 //! `neap bench boxed`: real programs in a memory group of the kernel, under each allocator.
 //!
-//! All programs come near their limit in six turns, each with memory of another size:
+//! Each program comes near its limit in six turns. Each turn uses blocks of another size:
 //!
-//! * `redis`: the database is filled to four fifths of the limit, by a command of redis's own
-//!   tests, then 500 single requests are made, then it is flushed;
-//! * `memcached`: likewise, by requests of its protocol, up to its own limit of four fifths;
+//! * `redis`: a command of redis's own tests fills the database to four fifths of the limit. Then
+//!   500 single requests are made, and the database is flushed;
+//! * `memcached`: requests of its protocol fill it to its own limit, four fifths of the group's;
 //! * `python`: a parent with a table of a fifth of the limit has forked four workers, which build
 //!   and drop dictionaries of 15 % of the limit each;
 //! * `postgres`: three sessions with parallel workers build a hash table each, together four fifths
 //!   of the limit;
 //! * `node`, `java`: buffers outside of the language's own heap, of 60 % of the limit.
 //!
-//! Memory that an allocator keeps from one size does not serve the next. The kernel kills a program
-//! then, or its malloc refuses. Scripts print the end of a run and the slowest request or turn.
+//! Memory that an allocator keeps for one size cannot serve the next. Then the kernel kills the
+//! program, or its malloc refuses memory. Scripts print how a run ended and its slowest request or
+//! turn.
 //!
-//! Figures: `killed`, `refused`, `runs` of `neap-auto`, which is neap with `limit:auto`, and
-//! `baseline_killed`, of all that are not neap.
+//! Figures: `killed`, `refused` and `runs` count runs of `neap-auto`, which is neap with
+//! `limit:auto`. `baseline_killed` counts killed runs of all allocators but neap.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
@@ -55,11 +56,11 @@ struct Boxed {
 
 #[derive(Clone, Copy)]
 enum Method {
-    /// By this benchmark's own client.
+    /// redis-server, with this benchmark's own client.
     Redis,
-    /// A command that is in the group and prints its end.
+    /// A command that runs in the group and prints how it ended.
     Inside(&'static [&'static str]),
-    /// A script of Python that starts a server in the group, and prints that server's end.
+    /// A Python script that starts a server in the group, and prints how the server ended.
     Driver(&'static str),
 }
 
@@ -163,7 +164,7 @@ fn compile(scratch: &Scratch) -> Result<()> {
 /// How a program ended.
 #[derive(Clone, Copy, PartialEq)]
 enum ProgramEnd {
-    /// With its slowest request in milliseconds.
+    /// The program ran to its end; its slowest request took so many milliseconds.
     Survived(f64),
     Refused,
     Killed,
@@ -216,7 +217,7 @@ enum Member {
     Server,
 }
 
-/// Runs a command that prints its end as a line.
+/// Runs a command that prints how it ended, as one line.
 fn scripted(
     scratch: &Scratch,
     variant: &Variant,
@@ -279,8 +280,8 @@ fn figures(session: &mut Session, programs: &[&str]) {
     session.figure("baseline_killed", Some(baseline_killed as f64));
 }
 
-/// Ends of a program's runs, and the slowest request of survivors: `2/0/0, 4.1 ms` of survived,
-/// killed and refused runs.
+/// Returns a table with a cell for each program, such as `2/0/0, 4.1 ms`: runs that survived, were
+/// killed and were refused memory, and the slowest request of the survivors.
 fn tables(session: &Session, programs: &[&str], limit: u64) -> String {
     let end = |variant: &str, program: &str| {
         let runs = session.outcomes(variant, program).len();
