@@ -216,7 +216,8 @@ pub trait Platform: Send + Sync {
     /// Requests that new memory of a range come from a node.
     ///
     /// # Errors
-    /// The kernel chooses the node.
+    /// The system's error. The policy of the range has not changed. If the range was not bound
+    /// before, the kernel chooses the node.
     fn bind(&self, _address: usize, _length: usize, _node: usize) -> Result<(), Errno> {
         Ok(())
     }
@@ -233,13 +234,14 @@ pub trait Platform: Send + Sync {
     /// Aborts the sequences in progress on `cpu`.
     ///
     /// # Errors
-    /// Nothing is known; the caller has acquired nothing.
+    /// The system's error. Sequences may still be in progress on `cpu`, and the caller may not see
+    /// their stores.
     fn fence(&self, cpu: usize) -> Result<(), Errno>;
 
     /// Aborts the sequences in progress on every CPU that is not isolated.
     ///
     /// # Errors
-    /// Nothing is known.
+    /// The system's error. Sequences may still be in progress on any of these CPUs.
     fn fence_all(&self) -> Result<(), Errno>;
 
     /// Receives every block or run after it is handed out and before it is freed. In this order, no

@@ -86,8 +86,9 @@ pub(crate) unsafe extern "C" fn neap_list_add(list: *const List, number: u64, no
         // destroys during the call.
         let list: &Open = unsafe { Object::value(list) }.ok_or(Error::Argument)?;
         let (group, item) = (group(number)?, item(at).ok_or(Error::Argument)?);
-        // SAFETY: `item` is neither null nor misaligned. By the header's contract it is an item,
-        // which stays until it is off the list.
+        // SAFETY: `item` is neither null nor misaligned. By the header's contract it points to an
+        // item, and no `isolate` callback calls this function. The item does not move until
+        // `neap_list_del` has returned true for it or the `dispose` of a walk has got it.
         Ok(unsafe { list.0.add(group, node as usize, item) }?.into())
     };
     answer(add())
@@ -102,8 +103,9 @@ pub(crate) unsafe extern "C" fn neap_list_add_by_memory(list: *const List, at: *
         // destroys during the call.
         let list: &Open = unsafe { Object::value(list) }.ok_or(Error::Argument)?;
         let item = item(at).ok_or(Error::Argument)?;
-        // SAFETY: `item` is neither null nor misaligned. By the header's contract it is an item,
-        // which stays until it is off the list.
+        // SAFETY: `item` is neither null nor misaligned. By the header's contract it points to an
+        // item, and no `isolate` callback calls this function. The item does not move until
+        // `neap_list_del` has returned true for it or the `dispose` of a walk has got it.
         Ok(unsafe { list.0.add_by_memory(item) }?.into())
     };
     answer(add())
@@ -127,8 +129,8 @@ pub(crate) unsafe extern "C" fn neap_list_touch(list: *const List, at: *mut Item
     // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
     // destroys during the call.
     let list: Option<&Open> = unsafe { Object::value(list) };
-    // SAFETY: `item` is neither null nor misaligned. By the header's contract it is an item, which
-    // exists.
+    // SAFETY: `item` is neither null nor misaligned. By the header's contract it points to an item
+    // that was not freed, and no `isolate` callback calls this function.
     list.zip(item(at)).is_some_and(|(list, item)| unsafe { list.0.touch(item) })
 }
 

@@ -122,10 +122,10 @@ impl Numbers {
         let rows = |cells: &[(&str, String)]| -> Vec<Vec<String>> {
             cells.iter().map(|(name, value)| vec![(*name).to_string(), value.clone()]).collect()
         };
-        let moment = if self.settled { "now" } else { "now, while it allocates" };
+        let moment = if self.settled { "now" } else { "now, while they changed" };
         let mut text = match age {
             Some(age) => format!(
-                "Process {} ({}): neap {}, memory of {moment}, the rest {age} ms old\n\
+                "Process {} ({}): neap {}, memory counters read {moment}, other numbers {age} ms old\n\
                  CpuCaches: {} ({}); isolated CPUs: {}\n\
                  Settings: {}\n\
                  {}\
@@ -161,8 +161,8 @@ impl Numbers {
                 self.guard.as_ref().map(GuardNumbers::shown).unwrap_or_default(),
             ),
             None => format!(
-                "Process {} ({}): memory of {moment}; it has written nothing else yet, as a child of fork before its \
-                 first tick\n\n",
+                "Process {} ({}): memory counters read {moment}; the process has not written other numbers yet, \
+                 like a child of fork before its first tick\n\n",
                 process.pid, process.name
             ),
         };
@@ -358,7 +358,7 @@ pub(crate) mod tests {
         let object = crate::foreign::escaped_value(object);
         let text = Numbers::deserialize(&object).unwrap().report(&ended(), Some(345));
         for part in [
-            "Process 12 (ended): neap 9.9, memory of now, the rest 345 ms old",
+            "Process 12 (ended): neap 9.9, memory counters read now, other numbers 345 ms old",
             "it works\\u{1b}[2J",
             "isolated CPUs: 3, 4",
         ] {

@@ -249,5 +249,5 @@ fn a_file_that_cannot_be_recorded_into_is_named_and_stays_as_it_is() {
     fs::write(neap.0.join("a.trace"), neap::trace::claim(1)).unwrap();
     let replayed = neap.replay();
     assert!(!replayed.status.success() && replayed.stdout.is_empty());
-    assert!(text(&replayed.stderr).contains("a.trace: it was made for a program that has not"));
+    assert!(text(&replayed.stderr).contains("a.trace: incomplete header: the program has not recorded"));
 }

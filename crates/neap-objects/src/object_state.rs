@@ -184,8 +184,9 @@ impl States {
     #[inline(always)]
     pub(crate) unsafe fn byte(&self, address: usize) -> &AtomicU8 {
         let power = address.trailing_zeros() as usize;
-        // SAFETY: a count of zeros is at most 64, so `origins` has its word. Each table has a byte
-        // for every mapped part of the arena, where the address lies.
+        // SAFETY: `power` is at most 64, and `origins` has 65 words. The caller says that the
+        // address lies in the mapped part of the arena. The table that the word leads to has
+        // a byte for every address there. A word without a table leads to `NOTHING`.
         unsafe {
             let origin = self.origins.get_unchecked(power).load(Ordering::Relaxed);
             &*origin.wrapping_add(address.wrapping_shr(origin.addr() as u32)).wrapping_sub(BEHIND)

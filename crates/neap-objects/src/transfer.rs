@@ -89,8 +89,9 @@ impl<P: Platform> Objects<P> {
         object
     }
 
-    /// Moves the objects of a sheaf to this CPU's stack of home objects, as far as the stack is
-    /// available.
+    /// Moves the objects of a sheaf to this CPU's stack of home objects. Gives the stack its first
+    /// capacity if the stack refuses objects. If the stack still refuses objects, or its slot is
+    /// busy, the remaining objects stay in the sheaf.
     fn unload(&self, class: Class, sheaf: &mut Sheaf) {
         let stack = StackId::home(class);
         let push = |sheaf: &Sheaf| match sheaf.strided_runs().next() {

@@ -145,8 +145,9 @@ pub(crate) struct Arena {
     pub(crate) huge_runs: HugeRuns,
     /// See [`Arena::table_pages`].
     table_pages: AtomicU32,
-    /// Whether huge pages were requested for early tables. Then such a table may have memory for
-    /// any chunk.
+    /// Whether huge pages were requested for [early](crate::SideTable::early) tables. One huge page
+    /// of a table can describe several chunks. So an early table may then have memory for a chunk
+    /// whose [mark](Arena::marks) for the table is not set.
     pub(crate) huge_tables: AtomicBool,
 }
 

@@ -416,8 +416,10 @@ impl State {
         }
     }
 
-    /// Finds pages of isolated chunks to release, from their ends. Reintegrates, sidelines or
-    /// destroys chunks without such pages.
+    /// Finds empty pages of isolated chunks and writes them to `runs`, for the caller to release.
+    /// Begins at the end of each chunk. An isolated chunk without pages to release is reintegrated,
+    /// sidelined or destroyed. Writes destroyed chunks to `gone`. Stops once `runs` or `gone` is
+    /// full.
     fn gather(&mut self, runs: &mut [PageRun], gone: &mut [usize], floor: usize) -> Gathered {
         let (mut count, mut destroyed, list) = (0, 0, self.lists.to_depopulate());
         let mut next = self.lists.head(list).unwrap_or(NONE);

@@ -1,8 +1,9 @@
 //! Programs: the steps of a virtual CPU.
 //!
-//! A program is asked for one step after the other and sees its blocks; it knows nothing of lists,
-//! zones or policies. Blocks lie in the CPU's hands, first in, first out, and can be passed to
-//! another CPU through a channel.
+//! The machine asks a program for one step after the other. Before each step the program gets a
+//! [`View`], which says how many blocks its CPU has. The program knows nothing of lists, zones or
+//! policies. A CPU has [`HANDS`] *hands*. A hand is a queue of the blocks that the CPU has, first
+//! in, first out. A CPU can pass blocks to another CPU through a channel.
 
 use crate::random::Random;
 

@@ -77,16 +77,16 @@ impl Trace {
             return Err("it does not begin like a trace of neap's".into());
         }
         let Some((header, rest)) = bytes.split_at_checked(HEADER) else {
-            return Err("it was made for a program that has not recorded anything in it".into());
+            return Err("incomplete header: the program has not recorded anything, or the file was cut short".into());
         };
         let word = |at| u32::from_le_bytes(field(header, at));
         let (places, claimed, full) = (word(12), word(16), word(20));
         let (cpus, page_shift) = (u16::from_le_bytes(field(header, 24)), header[26]);
         if cpus == 0 || cpus > MOST_CPUS {
-            return Err(format!("it is of {cpus} CPUs, and may be of 1 to {MOST_CPUS}"));
+            return Err(format!("it names {cpus} CPUs; a trace may have 1 to {MOST_CPUS}"));
         }
         if !(12..=16).contains(&page_shift) {
-            return Err(format!("its pages are of 2^{page_shift} bytes"));
+            return Err(format!("its page size is 2^{page_shift} bytes; it may be 2^12 to 2^16 bytes"));
         }
         if rest.len() as u64 != u64::from(places) * PLACE as u64 {
             let length = bytes.len();

@@ -329,7 +329,8 @@ impl<P: Platform> Mm<P> {
         self.allocate_any(size, GRAIN).0
     }
 
-    /// Allocates at least `size` bytes on a multiple of 16, all zero. Null if there is no memory.
+    /// Allocates at least `size` bytes. Their address is a multiple of 16. The first `size` bytes
+    /// are zero. Returns null if there is no memory.
     #[inline]
     pub fn allocate_zeroed(&self, size: usize) -> *mut u8 {
         let (memory, zero) =
@@ -357,8 +358,8 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Allocates at least `size` bytes on a multiple of `align`, a power of two. Null if there is
-    /// no memory.
+    /// Allocates at least `size` bytes. Their address is a multiple of `align`, which is a power of
+    /// two. Returns null if there is no memory.
     #[inline]
     pub fn allocate_aligned(&self, size: usize, align: usize) -> *mut u8 {
         match self.size_on(size, align) {
@@ -379,8 +380,8 @@ impl<P: Platform> Mm<P> {
         Class::of_layout(size, align, core.objects.pages.page_size()).map(Class::size)
     }
 
-    /// Allocates at least `size` bytes on a multiple of `align`, a power of two, all zero. Null if
-    /// there is no memory.
+    /// Allocates at least `size` bytes. Their address is a multiple of `align`, which is a power of
+    /// two. The first `size` bytes are zero. Returns null if there is no memory.
     pub fn allocate_zeroed_aligned(&self, size: usize, align: usize) -> *mut u8 {
         if let Some(size) = self.size_on(size, align) {
             return self.allocate_zeroed(size);

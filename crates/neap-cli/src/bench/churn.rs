@@ -115,5 +115,8 @@ fn tables(session: &Session) -> String {
     let rows = rows.map(|(name, before, after)| vec![name.to_string(), of(before, 1), of(after, 1)]);
     let moments = table(&["with 64 groups alive", "the first", "the last"], &rows);
     let granted = of(|outcome| outcome.count("charges_granted"), 0);
-    format!("{times}\n{moments}\nMeanwhile other threads were granted {granted} charges.\n")
+    format!(
+        "{times}\n{moments}\nWhile groups were created and deleted, a thread on each CPU charged live groups. \
+         {granted} charges were granted in a run.\n"
+    )
 }

@@ -145,7 +145,10 @@ const OF_GROUPS: &[(Family, GroupValue)] = &[
         ),
         |group| Some(group.used),
     ),
-    (gauge("neap_group_limit", Measure::Bytes, "Bound max of a group; absent without one."), |group| group.limit),
+    (
+        gauge("neap_group_limit", Measure::Bytes, "The bound `max` of a group; absent if the group has no `max`."),
+        |group| group.limit,
+    ),
     (counter("neap_group_refusals", Measure::Count, "Charges that a group or those below it refused."), |group| {
         Some(group.refused)
     }),

@@ -235,9 +235,10 @@ mod tests {
         assert_eq!((region.before, region.after), (7, 7));
     }
 
-    /// Eight threads push and pop on all CPUs, interrupted by fences: the stacks hold exactly the
-    /// pointers that were pushed and not popped. Runs until each operation on several pointers was
-    /// interrupted.
+    /// Eight threads push and pop on the CPUs that they run on. Another thread interrupts them by
+    /// fences. In the end, the stacks hold as many pointers as were pushed and not popped. If
+    /// fences work, `push_progression`, `pop_many`, `push_many` and `widen` must each be aborted at
+    /// least once. The threads stop after that.
     #[test]
     fn no_object_is_lost_between_threads() {
         const CELLS: usize = 64;

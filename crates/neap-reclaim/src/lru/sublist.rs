@@ -130,9 +130,10 @@ impl Sub {
         Some(oldest)
     }
 
-    /// Makes up to `most` items that may name a dead sub-list name the live one that they are on.
+    /// Renames up to `most` items that may name a dead sub-list. The items are on the live sub-list
+    /// that this dead one leads to, and name that live one afterwards.
     ///
-    /// Returns the number of these items, and whether any item may still name this dead sub-list.
+    /// Returns the number of renamed items, and whether any item may still name this dead sub-list.
     /// The caller holds the registry's mutex.
     pub(super) fn rename(&self, most: usize) -> (usize, bool) {
         let in_hands = self.chain.lock().hands > 0;

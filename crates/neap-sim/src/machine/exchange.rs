@@ -1,4 +1,6 @@
-//! Exchange between CPUs: blocks through channels, whole hands at places, and blocks by name.
+//! Exchange of blocks between CPUs. A CPU can send or receive one block through a channel. It can
+//! swap all blocks of a hand for all blocks of a channel. It can also store a block under a number,
+//! and any CPU can claim that block by the number.
 //!
 //! Events happen in the order of the clock. A CPU that waits for a block is woken as a thread is.
 

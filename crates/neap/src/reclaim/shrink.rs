@@ -38,15 +38,16 @@ impl Context {
         self.by_group
     }
 
-    /// Returns the group whose objects are requested. The root for a cache without groups.
+    /// Returns the group whose objects reclaim asks for. For a cache that was registered without
+    /// groups, this is the root.
     ///
-    /// If the cache's group was deleted after the registration, this is the group's heir.
+    /// After a group was deleted, later passes name the group's [heir](Group::heir) instead.
     pub fn group(&self) -> Group {
         Group::from_id(self.asked.group())
     }
 
-    /// Returns the NUMA node whose objects are requested. `None` for a cache that does not keep
-    /// nodes apart: objects of all nodes are requested.
+    /// Returns the NUMA node whose objects reclaim asks for. `None` for a cache that was registered
+    /// without nodes: reclaim asks for the objects of all nodes.
     pub fn node(&self) -> Option<usize> {
         self.by_node.then_some(self.asked.node as usize)
     }

@@ -44,8 +44,8 @@ impl Profile {
         self.mean.store(mean, Ordering::Relaxed);
     }
 
-    /// Whether allocations are counted. Relaxed, as all uses of `mean`: a thread that reads it late
-    /// acts as shortly before the change.
+    /// Whether allocations are counted for samples. All accesses to `mean` are relaxed. A thread
+    /// that reads an old value acts as it would have acted before the change.
     #[inline(always)]
     pub(crate) fn is_on(&self) -> bool {
         self.mean.load(Ordering::Relaxed) != 0

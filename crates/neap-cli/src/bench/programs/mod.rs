@@ -150,7 +150,7 @@ pub(super) fn installed(scratch: &Scratch, wanted: &[String], missing: &mut Vec<
         match reason {
             None => ready.push(program),
             Some(reason) => {
-                eprintln!("neap bench programs: without {}: {reason}", program.name);
+                eprintln!("neap bench programs: {} is left out: {reason}", program.name);
                 missing.push(Missing { name: program.name.to_string(), reason });
             }
         }

@@ -145,7 +145,7 @@ fn installed(scratch: &Scratch, wanted: &[String], missing: &mut Vec<Missing>) -
         match reason {
             None => ready.push(program),
             Some(reason) => {
-                eprintln!("neap bench boxed: without {}: {reason}", program.name);
+                eprintln!("neap bench boxed: {} is left out: {reason}", program.name);
                 missing.push(Missing { name: program.name.to_string(), reason });
             }
         }
