@@ -63,8 +63,9 @@ pub(crate) fn test_command(arguments: &[String]) -> Result<()> {
 /// Everything that tests behaviour: the crates' own tests, then the built library from outside.
 pub(crate) fn test() -> Result<()> {
     let mut report = Report::default();
-    units(&mut report)?;
+    // First: the tests of the command use the library.
     build::build()?;
+    units(&mut report)?;
     symbols::into(&mut report)?;
     fast_path::into(&mut report, Target::Native)?;
     sequences::into(&mut report, Target::Native)?;
