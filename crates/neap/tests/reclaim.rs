@@ -99,7 +99,8 @@ fn a_cache_shrinks_where_a_charge_would_have_been_refused() {
     assert!((32..=64).contains(&cache.len()), "{} are left", cache.len());
     // The limit of a group above asks the cache as well; a lowered limit does at the next charge.
     Group::find("shrinks").unwrap().set(Bound::Max, 16 * OBJECT).unwrap();
-    assert!(cache.insert() && cache.len() <= 16);
+    until("a charge after the cut", || cache.insert());
+    assert!(cache.len() <= 16, "{} are left", cache.len());
     assert_eq!(group.info().unwrap().events[Event::Refused as usize], 0);
 }
 
@@ -145,10 +146,14 @@ fn a_group_above_its_high_is_asked_before_it_is_slowed_down() {
 }
 
 /// Freed objects stay charged while neap's own caches have them. These are emptied before the
-/// program's caches.
+/// program's caches. The test has a process of its own: a stack that a thread of another test holds
+/// is skipped.
 #[test]
 fn above_high_no_cache_shrinks_for_memory_that_nobody_uses() {
     const SIZE: usize = 1024;
+    if case().is_none() {
+        return succeeds("above_high_no_cache_shrinks_for_memory_that_nobody_uses", "alone", "");
+    }
     let group = Group::create("unused").unwrap();
     group.set(Bound::High, 64 * OBJECT).unwrap();
     let inside = group.enter().unwrap();
@@ -178,7 +183,8 @@ fn one_tenants_growth_does_not_evict_what_is_protected_of_another() {
     drop(second);
     protected.set(Bound::Low, u64::MAX).unwrap();
     all.set(Bound::Max, 16 * OBJECT).unwrap();
-    assert!(first.insert() && first.len() <= 16);
+    until("a charge after the cut", || first.insert());
+    assert!(first.len() <= 16, "{} are left", first.len());
     assert!(protected.info().unwrap().events[Event::Low as usize] > 0);
     protected.set(Bound::Min, u64::MAX).unwrap();
     let before = first.len();
