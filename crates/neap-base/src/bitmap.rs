@@ -1,8 +1,8 @@
 //! Bits in 64-bit words: set, clear, count and find, by range.
 //!
 //! Pure functions over `&[u64]`, used by the chunk map, the backed map and the slabs. The caller
-//! holds the lock that protects the words. An out-of-range argument is the caller's bug; the slice
-//! checks panic.
+//! holds the lock that protects the words. The functions panic at an index beyond the words, which
+//! is a bug of the caller.
 
 /// Whether `bit` is set.
 #[inline]

@@ -1,10 +1,11 @@
-//! The CPU lock of per-CPU state: one compare-and-swap, never a wait.
+//! The CPU lock protects the state of one CPU. A thread takes it by one compare-and-swap.
 //!
 //! It protects page lists, and object stacks where restartable sequences are missing. Two sides
-//! take it: the thread on that CPU, and any thread that drains the CPU. Neither side waits for the
-//! lock. A thread that finds it taken uses the shared path, or counts the CPU as skipped. The CPU
-//! id is a hint; the lock decides. A holder detaches objects or pages, and unlocks. It never sleeps
-//! and makes no system call.
+//! take it: the thread on that CPU, and any thread that drains the CPU. Neither side sleeps until
+//! the lock is free. A draining thread retries a bounded number of times. A thread that does not
+//! get the lock uses the shared path, or counts the CPU as skipped. A thread may migrate after it
+//! has read its CPU id, so only the lock protects the state. A holder detaches objects or pages,
+//! and unlocks. It never sleeps and makes no system call.
 
 use crate::constructor;
 use crate::sync::{AtomicU32, Ordering, UnsafeCell};
@@ -67,7 +68,8 @@ impl<T> CpuLock<T> {
         drop(CpuGuard { lock: self });
     }
 
-    /// Takes the lock in at most `tries` attempts: the bounded wait of a thread on another CPU.
+    /// Takes the lock in at most `tries` attempts. Threads on other CPUs use this as a bounded
+    /// wait.
     pub fn lock_bounded(&self, tries: u32) -> Option<CpuGuard<'_, T>> {
         (0..tries).find_map(|_| {
             let guard = self.try_lock();
@@ -79,7 +81,7 @@ impl<T> CpuLock<T> {
     }
 }
 
-/// Access to a CPU's value; frees the lock when dropped.
+/// Access to a CPU's value. Its drop frees the lock.
 #[derive(Debug)]
 pub struct CpuGuard<'a, T> {
     lock: &'a CpuLock<T>,
@@ -90,8 +92,8 @@ impl<T> Deref for CpuGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the guard exists only while the lock is held, so no other thread accesses the
-        // value.
+        // SAFETY: while the guard exists, no other thread has one: this thread holds the lock, or
+        // `assume` made the guard. So no other thread accesses the value.
         self.lock.value.with_mut(|value| unsafe { &*value })
     }
 }
@@ -99,7 +101,8 @@ impl<T> Deref for CpuGuard<'_, T> {
 impl<T> DerefMut for CpuGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the guard exists only while the lock is held, and is itself borrowed exclusively.
+        // SAFETY: while the guard exists, no other thread has one: this thread holds the lock, or
+        // `assume` made the guard. The guard itself is borrowed exclusively.
         self.lock.value.with_mut(|value| unsafe { &mut *value })
     }
 }

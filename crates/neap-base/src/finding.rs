@@ -3,12 +3,12 @@
 use crate::Pfn;
 use core::fmt;
 
-/// Two numbers that should be equal and differ.
+/// Two numbers that should be equal but differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Name of the number.
     pub what: &'static str,
-    /// What it belongs to.
+    /// The thing that the number belongs to.
     pub at: At,
     /// The number expected.
     pub expected: u64,
@@ -26,7 +26,7 @@ pub struct At {
 }
 
 impl At {
-    /// Nothing in particular.
+    /// No particular thing.
     pub const NONE: At = At { thing: "", number: 0 };
 }
 

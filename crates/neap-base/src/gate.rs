@@ -4,19 +4,19 @@
 //!
 //! A slow path holds objects and pages in registers that are in no structure. A child forked at
 //! that moment would lose them, and inherit held mutexes. Therefore every slow path enters the
-//! gate, except for work under a lock that fork takes, too. `fork` closes the gate and waits until
-//! no thread is inside. Then all mutexes are free, and every object and page is in a structure.
-//! Entering and leaving cost one locked instruction each, on a cache line that is selected by the
-//! CPU.
+//! gate. The exception is work under a lock that `fork` takes, too. `fork` closes the gate and
+//! waits until no thread is inside. Then all mutexes are free, and every object and page is in a
+//! structure. Entering and leaving cost one locked instruction each, on a cache line that the CPU's
+//! number selects.
 //!
 //! Closers queue, so the gate also makes one fork wait for another. The C library's own lock does
 //! not do that: glibc 2.36 and later release it while they call a fork handler.
 //!
 //! Only entry points enter the gate, so sections do not nest. The exception is a signal handler
-//! that interrupts its thread inside the gate, and forks or, against the rules, allocates. A
+//! that interrupts its thread inside the gate. It may fork, or allocate against the rules. A
 //! thread-local word holds the address of the counter that the thread is counted in, and how often
-//! it is counted there. By this word a closer does not wait for itself, and a forked child keeps
-//! the count of its only thread.
+//! it is counted there. With this word, a closer leaves itself out of its wait, and a forked child
+//! keeps the count of its only thread.
 //!
 //! A child of the bare system call `clone` has run no fork handler. It finds the counts of its
 //! parent's threads, and possibly a gate that one of them closed. Before a thread waits for the
@@ -37,12 +37,13 @@ const CLOSED: u32 = 1;
 /// Closed, and a thread is or may be inside.
 const CLOSED_IN_VAIN: u32 = 2;
 
-/// Counters, over which threads are spread by CPU.
+/// Number of counters. A thread's CPU selects its counter.
 const LANES: usize = 16;
-/// Mask of the low bits of a thread's word, zero in a lane's address. They hold the thread's depth.
+/// Mask of the low bits of a thread's word, which hold the thread's depth. In a lane's address
+/// these bits are zero.
 const DEPTH: usize = align_of::<CachePadded<AtomicU32>>() - 1;
 
-/// A gate: open from the start.
+/// A fork gate. A new gate is open.
 #[derive(Debug)]
 pub struct Gate {
     closed: AtomicU32,
@@ -51,10 +52,11 @@ pub struct Gate {
     /// How often the closer called `close_again` without `open_again`. Only the closer uses this
     /// field.
     again: AtomicU32,
-    /// Threads that are inside and are closing the gate.
+    /// Number of threads that are inside and are closing the gate. [`Gate::adopt`] adds one if it
+    /// cannot tell the counts of parent and child apart.
     stuck: AtomicU32,
-    /// The process whose threads are counted; 0: not known yet. An atomic of `core`, not of loom: a
-    /// model has one process, so there is nothing to explore.
+    /// Id of the process whose threads are counted; 0 until a call stores it. It is an atomic of
+    /// `core`, not of loom, since a model has only one process.
     process: core::sync::atomic::AtomicU32,
     inside: [CachePadded<AtomicU32>; LANES],
 }
@@ -67,7 +69,7 @@ impl Gate {
         }
     }
 
-    /// Enters the gate; waits while it is closed. `cpu` selects the counter and may be any number.
+    /// Enters the gate. Waits while it is closed. `cpu` selects the counter and may be any number.
     #[inline]
     pub fn enter(&self, cpu: usize) -> Inside<'_> {
         loop {
@@ -116,8 +118,8 @@ impl Gate {
             None => (&self.inside[cpu % LANES], 0),
             Some(own) => own,
         };
-        // The word is set before the count. A signal handler that forks in between finds its thread
-        // inside, and does not wait for the thread's count.
+        // The thread sets its word before it counts itself. A signal handler that forks in between
+        // finds its thread inside, and does not wait for the thread's count.
         set_inside(core::ptr::from_ref(lane).addr() | (depth + 1));
         // SeqCst on the accesses of both sides: either the closer sees this thread inside, or this
         // thread sees the gate closed.
@@ -141,26 +143,25 @@ impl Gate {
         }
     }
 
-    /// The counter of this thread and its depth there; `None`: the thread is not inside.
+    /// The counter of this thread and its depth there; `None` if the thread is not inside.
     fn own_lane(&self) -> Option<(&CachePadded<AtomicU32>, usize)> {
         let word = inside();
         let own = |lane: &&CachePadded<AtomicU32>| core::ptr::from_ref(*lane).addr() == word & !DEPTH;
         if word == 0 { None } else { self.inside.iter().find(own).map(|lane| (lane, word & DEPTH)) }
     }
 
-    /// Whether this thread is inside. This may be so in a signal handler, which may have
-    /// interrupted a slow path.
+    /// Whether this thread is inside. A signal handler is inside if it has interrupted a slow path.
     pub fn is_inside(&self) -> bool {
         self.own_lane().is_some()
     }
 
-    /// Closes the gate and waits until no other thread is inside, as long as `patience` returns
-    /// `true`. `patience` is called after each unsuccessful check. If the gate is closed already,
-    /// waits first until it is open. Returns whether no thread is inside, this one included; the
-    /// gate is closed either way.
+    /// Closes the gate, then waits until no other thread is inside. After each check that finds
+    /// another thread inside, calls `patience`, and stops waiting if it returns `false`. If another
+    /// thread has closed the gate, first waits until it is open. The gate is closed at the return.
+    /// Returns `true` if no thread is inside, not even this one.
     pub fn close(&self, mut patience: impl FnMut() -> bool) -> bool {
-        // Repeats if a signal handler forked meanwhile and this is its child, which has opened the
-        // gate.
+        // Repeats if this is the child of a signal handler that forked meanwhile. That child has
+        // opened the gate.
         while !self.is_closed_by_me() {
             self.close_in_vain();
             // SeqCst pairs with the addition in `attempt`, and as an Acquire with the Release in
@@ -173,8 +174,8 @@ impl Gate {
         }
         let is_empty = !self.is_inside();
         if is_empty {
-            // Stored at the end: a signal handler that forks before must not find the gate marked
-            // as empty. Relaxed: only the closer and its child call `is_empty`.
+            // This is the last store, so that a signal handler that forks earlier does not find the
+            // gate marked as empty. Relaxed: only the closer and its child call `is_empty`.
             self.closed.store(CLOSED, Ordering::Relaxed);
         }
         is_empty
@@ -194,8 +195,8 @@ impl Gate {
         answer
     }
 
-    /// Whether waiting for the threads inside may be in vain: this thread is one of them, or
-    /// another one inside is closing the gate.
+    /// Whether a wait for the threads inside may never end, since this thread is one of them, or
+    /// another thread inside is closing the gate.
     pub fn is_wait_vain(&self) -> bool {
         self.is_inside() || self.stuck.load(Ordering::Relaxed) > 0
     }
@@ -221,9 +222,10 @@ impl Gate {
         self.inside.iter().map(move |lane| (lane, part(lane)))
     }
 
-    /// Waits until the threads inside at the call have left. Further threads may enter meanwhile.
-    /// Each counter must be seen at zero once, in at most `looks` checks with `pause` in between.
-    /// Returns whether any thread was inside at first. The caller must be outside.
+    /// Waits until the threads inside at the call have left, for at most `looks` checks. The wait
+    /// ends when the checks have found each counter at zero once. Calls `pause` after each other
+    /// check. Further threads may enter meanwhile. Returns whether any thread was inside at the
+    /// first check. The caller must be outside.
     pub fn outwait(&self, looks: u32, mut pause: impl FnMut()) -> bool {
         let mut left = [true; LANES];
         for look in 0..looks {
@@ -278,7 +280,7 @@ impl Gate {
         self.again.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the gate is closed and no thread was inside then.
+    /// Whether the gate is closed and [`Gate::close`] found no thread inside.
     pub fn is_empty(&self) -> bool {
         self.closed.load(Ordering::Relaxed) == CLOSED
     }
@@ -293,8 +295,8 @@ impl Gate {
         self.process.store(process(), Ordering::Relaxed);
     }
 
-    /// Opens the gate and wakes the threads that wait. Called by the closer, or by its copy in a
-    /// child.
+    /// Opens the gate and wakes the threads that wait. Only the closer calls this, or its copy in a
+    /// forked child. [`Gate::adopt`] calls it for a closer that the child lacks.
     pub fn open(&self) {
         self.closer.store(0, Ordering::Relaxed);
         self.closed.store(OPEN, Ordering::Release); // Pairs with `attempt` and `close_in_vain`.

@@ -1,8 +1,8 @@
 //! Fills a large value in place.
 //!
 //! A constructor that returns a large value builds it on the caller's stack and copies it. A
-//! process's first `malloc` runs on its caller's stack, which may be small, and each page of the
-//! copy is a page fault. [`fill_in_place!`](crate::fill_in_place) writes the fields one by one
+//! process's first `malloc` runs on its caller's stack, which may be small. Each page of the copy
+//! costs a page fault. [`fill_in_place!`](crate::fill_in_place) writes the fields one by one
 //! instead.
 
 /// Writes fields of the value behind a raw pointer, and leaves the `kept` fields unchanged.

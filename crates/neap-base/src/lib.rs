@@ -1,7 +1,7 @@
 //! Shared foundations of neap's layers: locks, the fork gate, RCU, units and the platform.
 //!
-//! No code of this crate depends on page lists or objects, or allocates. It keeps no state outside
-//! the values that it returns.
+//! The crate depends on neither page lists nor objects, and does not allocate. It keeps no state
+//! outside the values that it returns.
 #![no_std]
 #![deny(missing_docs)]
 

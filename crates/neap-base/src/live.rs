@@ -4,14 +4,14 @@
 //! A layer stores its counters into cells while it holds the lock that protects them. The cells lie
 //! in a shared mapping that no child of a fork has. So a layer finds them by a [`Link`]: a word of
 //! a mapping that stays in every child, but reads as zero there. A child of the bare system call
-//! thus stores nothing, and touches no page that it lacks.
+//! `clone` thus stores nothing, and touches no page that it lacks.
 //!
 //! Other processes may write to the cells. The instance never reads them.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Address of the first cell; null where there are no cells.
+/// Address of the first cell; null if there are no cells.
 pub type Link<T> = AtomicPtr<T>;
 
 /// Cells of one kind, through a [`Link`].
@@ -40,7 +40,7 @@ impl<T> Cells<T> {
         Cells { link: AtomicPtr::new(null_mut()) }
     }
 
-    /// Finds the cells through `link` from now on.
+    /// Makes [`Cells::get`] find the cells through `link` from now on.
     ///
     /// # Safety
     /// * The link stays mapped as long as this value or a clone is used, in forked children too.
@@ -52,15 +52,16 @@ impl<T> Cells<T> {
         self.link.store(core::ptr::from_ref(link).cast_mut(), Ordering::Release);
     }
 
-    /// Returns the cell `index`; `None` where there are no cells.
+    /// Returns the cell `index`; `None` if there are no cells.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&T> {
         // Acquire pairs with the Release in `attach`.
-        // SAFETY: null, or a link that stays mapped (`attach`).
+        // SAFETY: the pointer is null, or leads to a link that stays mapped, as `attach` requires.
         let link = unsafe { self.link.load(Ordering::Acquire).as_ref() }?;
         // Acquire pairs with the Release of the thread that made the cells: they are initialised.
         let first = link.load(Ordering::Acquire);
-        // SAFETY: null, or cells that stay mapped, with more of them than `index` (`attach`).
+        // SAFETY: `first` is not null. `attach` requires that it leads to initialised cells that
+        // stay mapped, and that there are more of them than `index`.
         (!first.is_null()).then(|| unsafe { &*first.add(index) })
     }
 }

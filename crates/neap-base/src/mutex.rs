@@ -50,15 +50,15 @@ impl<T> Mutex<T> {
         taken.is_ok().then(|| Guard { mutex: self })
     }
 
-    /// Returns the value without a store, unless the mutex is held.
+    /// Returns the value without a store; `None` if the mutex is held.
     ///
     /// # Safety
-    /// No other thread takes the mutex, and this one does not, while the reference is used.
+    /// While the reference is used, no thread takes the mutex, this one included.
     pub unsafe fn peek(&self) -> Option<&T> {
         // Acquire pairs with the Release in Guard::drop: the last holder's stores are visible.
         let is_free = self.state.load(Ordering::Acquire) == FREE;
-        // SAFETY: the mutex is free, and stays so (the caller's promise), so no code changes the
-        // value.
+        // SAFETY: the mutex is free, and the caller promises that no thread takes it while the
+        // reference is used. So no code changes the value.
         is_free.then(|| self.value.with_mut(|value| unsafe { &*value }))
     }
 
@@ -82,7 +82,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Access to the value; frees the mutex when dropped.
+/// Access to the value. Its drop frees the mutex.
 #[derive(Debug)]
 pub struct Guard<'a, T> {
     mutex: &'a Mutex<T>,

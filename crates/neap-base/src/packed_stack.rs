@@ -1,4 +1,4 @@
-//! The stream of words that a kept stack is packed into: see [`profile_area`](crate::profile_area).
+//! Unpacks kept stacks from their streams of words; see [`profile_area`](crate::profile_area).
 
 use crate::profile_area::GROUP_WORDS;
 

@@ -1,8 +1,9 @@
 //! The interface to the machine: a Linux process, or a simulated machine in a test.
 //!
-//! It is the `P` of `Zone<P>`, `Mm<P>` and similar types. Policies do not use this trait, since
-//! they are functions of numbers. Memory is named by address, because an arena computes addresses.
-//! The contracts of the unsafe functions are those of [`neap_os::memory`].
+//! [`Platform`] is the type parameter `P` of `Zone<P>`, `Mm<P>` and similar types. Policies do not
+//! use this trait, since they are functions of numbers. The functions take addresses as numbers,
+//! because an arena computes them. The contracts of the unsafe functions are those of
+//! [`neap_os::memory`].
 
 use crate::Pfn;
 use core::fmt;
@@ -23,7 +24,7 @@ pub struct Handover {
     pub pfn: Pfn,
     /// Its number of pages.
     pub pages: u32,
-    /// Whether it is freed; otherwise it is handed out.
+    /// Whether the allocator frees it; otherwise it hands it out.
     pub freed: bool,
 }
 
@@ -38,8 +39,8 @@ pub trait Platform: Send + Sync {
     /// Bytes of a page: a power of two, at least 4096.
     fn page_size(&self) -> usize;
 
-    /// An address at which to try a new arena of up to `span` bytes. `attempt` counts from 0;
-    /// `None` ends the attempts.
+    /// Returns an address at which to try a new arena of up to `span` bytes. The caller counts
+    /// `attempt` from 0, and stops at `None`.
     fn address_hint(&self, attempt: u32, span: usize) -> Option<usize>;
 
     /// Whether mapped but unused address space counts against a limit of the program (`RLIMIT_AS`,
@@ -54,10 +55,11 @@ pub trait Platform: Send + Sync {
     /// Whether the system would grant the program `length` more bytes.
     fn is_grantable(&self, length: usize) -> bool;
 
-    /// Maps zeroes at exactly `address`, and never over an existing mapping.
+    /// Maps zeroes at exactly `address`. Never replaces an existing mapping.
     ///
     /// # Errors
-    /// `EXIST` if the range overlaps a mapping; otherwise a limit.
+    /// `EXIST` if the range overlaps a mapping; otherwise the system's error at a limit. Nothing is
+    /// mapped.
     fn map_at(&self, address: usize, length: usize) -> Result<(), Errno>;
 
     /// Maps zeroes at any address, and returns the address.
@@ -66,19 +68,19 @@ pub trait Platform: Send + Sync {
     /// A limit.
     fn map(&self, length: usize) -> Result<usize, Errno>;
 
-    /// Reserves address space, which must not be accessed before it is [opened](Platform::open).
-    /// Returns its address. The system never fills it: neither when memory is locked, nor for a
-    /// core dump.
+    /// Reserves address space, and returns its address. The caller must not access it before it
+    /// [opens](Platform::open) it. Until then the system allocates no memory for it, even if the
+    /// program locks its memory or dumps core.
     ///
     /// # Errors
     /// A limit.
     fn reserve(&self, length: usize) -> Result<usize, Errno>;
 
-    /// Makes a part of reserved address space accessible, as zeroes. Parts that are open stay
-    /// unchanged.
+    /// Makes a part of reserved address space accessible. It reads as zeroes. Parts that are
+    /// already open keep their contents.
     ///
     /// # Errors
-    /// A limit; some of the range may be open.
+    /// The system's error at a limit. A part of the range may be open then.
     ///
     /// # Safety
     /// The range lies in address space that [`Platform::reserve`] returned to the caller.
@@ -112,12 +114,12 @@ pub trait Platform: Send + Sync {
         unsafe { self.release(address, length) }
     }
 
-    /// Lets the system take a range when it is short of memory. Until then the range counts as
-    /// resident, and each page of it holds its contents or zeroes.
+    /// Lets the system take the memory of a range when the system is short of memory. Until then
+    /// the range counts as resident, and each page of it holds its contents or zeroes.
     ///
     /// # Errors
-    /// Some of the range is locked, or the system lacks this call. Pages in front of a locked one
-    /// may be lazily free.
+    /// The system's error if a page of the range is locked, or the system lacks this call. The
+    /// system may take the pages in front of a locked page.
     ///
     /// # Safety
     /// The contents are no longer needed.
@@ -129,7 +131,8 @@ pub trait Platform: Send + Sync {
     /// released, counted from the start of the list.
     ///
     /// # Errors
-    /// The call does not exist; the state of the ranges is unknown.
+    /// The system's error, for example if it lacks the call. Each page of the ranges holds its
+    /// contents or zeroes.
     ///
     /// # Safety
     /// The contents are no longer needed.
@@ -143,14 +146,14 @@ pub trait Platform: Send + Sync {
     /// Allocates memory for a range before it is accessed.
     ///
     /// # Errors
-    /// A part of the range may be populated.
+    /// The system's error. A part of the range may be populated.
     fn populate(&self, address: usize, length: usize) -> Result<(), Errno>;
 
     /// Sets whether huge pages may back a range. Without huge pages in the system this does
     /// nothing.
     ///
     /// # Errors
-    /// The range is unchanged: the process has its maximum of mappings.
+    /// The system's error at the limit of mappings. The range's setting is unchanged.
     fn huge_pages(&self, address: usize, length: usize, huge: HugePages) -> Result<(), Errno>;
 
     /// Whether the system uses huge pages wherever a program does not refuse them.
@@ -163,10 +166,10 @@ pub trait Platform: Send + Sync {
     /// needed.
     fn split(&self, _address: usize) {}
 
-    /// Moves pages; the old range stays mapped and reads as zeroes.
+    /// Moves pages. The old range stays mapped and reads as zeroes.
     ///
     /// # Errors
-    /// Nothing has moved.
+    /// The system's error. No page has moved, and `to` may be unmapped.
     ///
     /// # Safety
     /// As for [`memory::move_pages`].
@@ -175,14 +178,14 @@ pub trait Platform: Send + Sync {
     /// Length of a table with one entry per CPU.
     fn cpus(&self) -> usize;
 
-    /// Length of a table that any thread's CPU id is within.
+    /// Length of a table that has an entry for every CPU id that a thread can have.
     fn nameable_cpus(&self) -> usize;
 
     /// Whether `cpu` must never be interrupted.
     fn is_isolated(&self, cpu: usize) -> bool;
 
-    /// Whether a thread of this process may run on an isolated CPU. If so, neap makes no call that
-    /// flushes address translations, which interrupts every CPU that runs the process.
+    /// Whether a thread of this process may run on an isolated CPU. If so, callers avoid system
+    /// calls that flush address translations, which interrupt every CPU that runs the process.
     fn is_isolated_cpu_in_use(&self) -> bool {
         false
     }
@@ -195,15 +198,15 @@ pub trait Platform: Send + Sync {
         1
     }
 
-    /// The node nearest to this thread, below [`Platform::nodes`]. The second value: whether it is
-    /// permanently the node of every thread for which [`Platform::cpu`] returns `cpu`. May be a
-    /// system call.
+    /// Returns the node nearest to this thread, below [`Platform::nodes`]. The second value tells
+    /// whether every thread for which [`Platform::cpu`] returns `cpu` has this node permanently.
+    /// May make a system call.
     fn node(&self, _cpu: usize) -> (usize, bool) {
         (0, true)
     }
 
-    /// Calls `each` with every CPU that is known to be near a node other than the first, and that
-    /// node. May call it with more CPUs. May be several system calls.
+    /// Calls `each` with a CPU and its nearest node. Does so for every CPU that the system reports
+    /// near a node other than node 0, and possibly for others. May make several system calls.
     fn each_home(&self, each: &mut dyn FnMut(usize, usize)) {
         (0..self.cpus()).for_each(|cpu| each(cpu, self.node(cpu).0));
     }
@@ -244,26 +247,28 @@ pub trait Platform: Send + Sync {
     /// The system's error. Sequences may still be in progress on any of these CPUs.
     fn fence_all(&self) -> Result<(), Errno>;
 
-    /// Receives every block or run after it is handed out and before it is freed. In this order, no
-    /// page appears to have two owners.
+    /// The allocator calls this for every block or run, after it hands it out and before it frees
+    /// it. In this order, no page appears to have two owners.
     #[inline]
     fn note(&self, _handover: Handover) {}
 
     /// Monotonic time in nanoseconds; may be coarse.
     fn now(&self) -> u64;
 
-    /// The time of [`Platform::now`], not coarse: for deadlines. A coarse time is before it.
+    /// Time of the clock of [`Platform::now`], with its full precision. Callers use it for
+    /// deadlines. `now` may lag behind it.
     fn precise(&self) -> u64 {
         self.now()
     }
 
-    /// The room that containers and the machine leave the process, read now. `None` if no limit is
-    /// visible. Linux opens, reads and closes files of `/proc` and of control groups.
+    /// Reads how much memory the process can still use below the limits of its containers and the
+    /// machine. `None` if no limit is visible. [`Linux`] opens, reads and closes files of `/proc`
+    /// and of control groups.
     fn room(&self) -> Option<Room> {
         None
     }
 
-    /// Lets other threads run, in a bounded wait.
+    /// Gives up the CPU for a moment. Loops that wait for another thread call it.
     fn pause(&self);
 
     /// Sleeps for about `nanoseconds`.
@@ -277,7 +282,8 @@ pub struct Linux {
     cpus: usize,
     topology: neap_os::topology::Topology,
     nodes: Nodes,
-    /// Number of simulated nodes, to which CPUs are assigned in turn; 0: the nodes are real.
+    /// Number of simulated nodes; 0 if the nodes are real. The CPUs are assigned to simulated nodes
+    /// in turn.
     simulated: usize,
     gives_huge_pages: bool,
     scarce: bool,
@@ -289,17 +295,17 @@ pub struct Linux {
     /// The CPUs that the process was allowed when it was probed.
     allowed: CpuSet,
     clock: Clock,
-    /// Holds the address of the control block of neap's thread, or 0. See `with_own_thread`.
-    /// `None`: every thread may make any system call.
+    /// See `with_own_thread`. If it is `None`, every thread may make any system call.
     own_thread: Option<&'static AtomicUsize>,
 }
 
 /// Why restartable sequences cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoSequences {
-    /// The C library has registered none: it is too old, was told not to, or the kernel refused.
+    /// The C library registers no thread: it is too old, a tunable forbids it, or the kernel
+    /// refused. neap's own areas ([`OwnAreas`]) are not in use either.
     Unregistered,
-    /// The C library has registered them, but the first thread has no CPU id.
+    /// The C library registers threads, but the thread that ran [`Linux::probe`] has no CPU id.
     NoCpu,
     /// `membarrier` returned this error.
     NoFence(Errno),
@@ -320,19 +326,18 @@ impl fmt::Display for NoSequences {
 
 impl Linux {
     /// Reads `/sys` and limits, and checks whether rseq and fences work. Registers the process for
-    /// fences, and threads for rseq where the C library does not.
+    /// fences. If the C library registers no thread for rseq, registers this one.
     pub fn probe() -> Linux {
         Linux::probe_for(true)
     }
 
-    /// As [`Linux::probe`]. `rseq`: whether threads may be registered for rseq.
+    /// Does what [`Linux::probe`] does, but registers no thread for rseq if `rseq` is `false`.
     pub fn probe_for(rseq: bool) -> Linux {
         let own_areas = if rseq { OwnAreas::open() } else { None };
         let fences = neap_os::fence::register().map_err(NoSequences::NoFence);
         let registered = neap_os::rseq::registered_offset().or(own_areas.map(|areas| areas.offset()));
         let registered = registered.ok_or(NoSequences::Unregistered);
-        // If the C library could not register this thread, it will not register any other thread
-        // either.
+        // If this thread has no CPU id, no other thread will have one.
         let working =
             registered.and_then(|offset| neap_os::rseq::cpu_at(offset).map(|_| offset).ok_or(NoSequences::NoCpu));
         let rseq_offset = working.and_then(|offset| fences.map(|()| offset));
@@ -368,8 +373,9 @@ impl Linux {
     }
 
     /// Limits threads to system calls that sandboxes usually allow. `own_thread` holds the [control
-    /// block](neap_os::thread::pointer) of neap's thread, or 0. Only that thread scatters releases,
-    /// yields, and fences in calls that allocate or free.
+    /// block](neap_os::thread::pointer) of neap's thread, or 0. Only that thread releases several
+    /// ranges by one call, and yields. In calls that allocate or free, only that thread fences by a
+    /// system call.
     pub fn with_own_thread(self, own_thread: &'static AtomicUsize) -> Linux {
         Linux { own_thread: Some(own_thread), ..self }
     }
@@ -382,14 +388,15 @@ impl Linux {
         if cpus.count() > 0 { cpus } else { self.allowed }
     }
 
-    /// Fences a process with one thread without a system call; `false` if it has several threads.
+    /// Fences without a system call if the process has one thread; otherwise returns `false`.
     ///
     /// This thread runs no sequence now, and no other registered thread exists. A signal handler on
     /// this thread sees the caller's store in program order. A thread created later sees it, since
-    /// its creation by the kernel is a full barrier. A thread of the bare system call `clone` that
-    /// is not registered for rseq runs no sequence, and its readers use fences of their own.
+    /// its creation by the kernel is a full barrier. The check does not count threads that the bare
+    /// system call `clone` made. Such a thread runs no sequence unless it is registered for rseq,
+    /// and its RCU readers use fences of their own.
     fn fence_alone(&self) -> bool {
-        // Keeps the caller's store before the check in program order, which a signal handler sees.
+        // Keeps the caller's store before the check, in the order that a signal handler sees.
         compiler_fence(Ordering::SeqCst);
         neap_os::thread::is_alone()
     }
@@ -425,13 +432,13 @@ impl Platform for Linux {
         const LEAST: usize = 1 << 30;
         let somewhere = |range: usize| (neap_os::environment::random() % range as u64) as usize;
         match attempt {
-            // Random in every process, so that addresses cannot be guessed.
+            // The address is random in every process, so that an attacker cannot guess it.
             0..8 => Some(LOW + somewhere(RANGE)),
-            // A machine with a small or crowded address space: a gap that the kernel selects.
+            // If the address space is small or crowded, try a gap that the kernel selects.
             8..24 => {
                 let span = span >> (attempt - 8);
-                // Where addresses are short, the kernel's own choice has few random bits. A random
-                // offset adds more.
+                // On a machine with few address bits, the kernel's choice has few random bits. A
+                // random offset adds more.
                 let room = (span / 8).clamp(LEAST, 1 << 34);
                 let gap = memory::reserve(span + room).ok()?;
                 // SAFETY: `reserve` returned this range just now, and no code has accessed it.
@@ -494,7 +501,8 @@ impl Platform for Linux {
     }
 
     unsafe fn release_scattered(&self, ranges: &[Range]) -> Result<usize, Errno> {
-        // SAFETY: the caller promises that the contents of all ranges are not needed.
+        // SAFETY: the caller promises that it needs no contents, and at most `SCATTERED_RANGES`
+        // ranges.
         unsafe { memory::release_scattered(ranges) }
     }
 
@@ -636,14 +644,15 @@ impl Platform for Linux {
         let length = size_of::<Sensor>().next_multiple_of(self.page_size);
         let address = memory::map(length).ok()?;
         let place = core::ptr::with_exposed_provenance_mut::<Sensor>(address);
-        // SAFETY: the mapping was made above for this call alone. It is as long as a sensor, and
-        // aligned to a page.
+        // SAFETY: `map` returned this memory for this call alone, so nothing else refers to it, and
+        // it does not overlap `FRESH`. It is at least as long as a sensor and aligned to a page.
+        // The copy of `FRESH` initialises it before it is borrowed.
         let sensor = unsafe {
             place.copy_from_nonoverlapping(&raw const FRESH, 1);
             &mut *place
         };
         let room = stack::apart(|| sensor.look(&System::new()).room().copied());
-        // SAFETY: nothing refers to the mapping any more: `Room` holds numbers.
+        // SAFETY: no code uses the mapping any more, since `Room` holds only numbers.
         let _ = unsafe { memory::unmap(address, length) };
         room.flatten()
     }

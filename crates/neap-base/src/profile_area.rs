@@ -1,4 +1,4 @@
-//! The memory in which a process leaves samples of its allocations for other processes: the format.
+//! Format of the memory in which a process leaves samples of its allocations for other processes.
 //!
 //! # Design
 //! The area lies in the file of the page of numbers, from [`FILE_OFFSET`] on:
@@ -17,19 +17,19 @@
 //! [`AreaHeader::head`] counts the bytes ever written to the ring. The byte `n` lies at `n %`
 //! [`RING_BYTES`]. A record begins at a multiple of 8, and never crosses a multiple of
 //! [`BLOCK_BYTES`]; a record of the kind [`PAD`] fills the rest of a block. So a reader can begin
-//! at every block. A reader compares `head` before and after it reads: what lies more than
-//! [`RING_BYTES`] minus [`BLOCK_BYTES`] behind `head` may be overwritten meanwhile.
+//! at every block. A reader loads `head` before and after it reads. Bytes that lie more than
+//! [`RING_BYTES`] minus [`BLOCK_BYTES`] behind the later `head` may have changed meanwhile.
 //!
 //! Samples are numbered from 1 on. From the numbers, a reader learns how many records it lost.
 //!
 //! # Kept stacks
-//! Before a reader may find the record of a live sample overwritten, the process packs the stack of
-//! the record into a chain of cells. [`Slot::kept`] names the first cell. The first word of a cell
-//! is the number of the next cell plus 1, or 0. The other words of the chain are a stream:
+//! Before the ring overwrites the record of a live sample, the process packs the stack of the
+//! record into a chain of cells. [`Slot::kept`] names the first cell. The first word of a cell is
+//! the number of the next cell plus 1, or 0. The other words of the chain are a stream:
 //!
 //! 1. the instruction, the stack pointer, the frame pointer, and the count of the stack's words;
-//! 2. for every [`GROUP_WORDS`] words of the stack a mask, then the words of its bits. A word whose
-//!    bit is 0 is no address, and is read as 0.
+//! 2. for every [`GROUP_WORDS`] words of the stack a mask, then the words whose bits are set in it.
+//!    A word whose bit is 0 is not an address. A reader takes it for 0.
 //!
 //! The cells of a chain do not change while the slot has the number of its sample. A number is
 //! not used again until sampling ends. A reader that finds it, then reads `kept` and the chain, and
@@ -56,7 +56,7 @@ pub const FORMAT_OF_FILES: u32 = 1;
 pub const HEADER_BYTES: usize = 1 << 16;
 /// Offset of the first slot in the area.
 pub const SLOTS_AT: usize = HEADER_BYTES;
-/// Number of slots: the most samples that are live at a time.
+/// Number of slots, which is the maximum of live samples that have a slot.
 pub const SLOT_COUNT: usize = 1 << 17;
 /// Offset of the ring in the area.
 pub const RING_AT: usize = SLOTS_AT + SLOT_COUNT * size_of::<Slot>();
@@ -79,11 +79,11 @@ pub const GROUP_WORDS: usize = 64;
 /// Value of [`Slot::kept`]: all cells were in use when the record left the ring.
 pub const NOT_KEPT: u32 = u32::MAX;
 
-/// Kind of a record: an [`AllocRecord`].
+/// Kind of an [`AllocRecord`].
 pub const ALLOC: u32 = 1;
-/// Kind of a record: a [`FreeRecord`].
+/// Kind of a [`FreeRecord`].
 pub const FREE: u32 = 2;
-/// Kind of a record: nothing, up to the end of the block. It may be a single word of 8 bytes.
+/// Kind of a record that fills a block up to its end. It may be a single word of 8 bytes.
 pub const PAD: u32 = 3;
 
 /// The first bytes of the area.
@@ -100,7 +100,7 @@ pub struct AreaHeader {
     pub mean: AtomicU64,
     /// Bytes ever written to the ring.
     pub head: AtomicU64,
-    /// Number of samples ever taken: the number of the last one.
+    /// Number of samples ever taken, which is also the number of the last one.
     pub taken: AtomicU64,
     /// Number of samples that are live and have a slot.
     pub live: AtomicU64,
@@ -116,7 +116,7 @@ pub struct AreaHeader {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Slot {
-    /// Number of the sample; 0: the slot is free.
+    /// Number of the sample; 0 if the slot is free.
     pub number: AtomicU64,
     /// Address of the allocation.
     pub address: AtomicU64,
@@ -126,16 +126,17 @@ pub struct Slot {
     pub mean: AtomicU64,
     /// Time of the allocation.
     pub time: AtomicU64,
-    /// Id of the memory group that the thread was in; 0: none.
+    /// Id of the memory group that the thread was in; 0 if it was in none.
     pub group: AtomicU64,
     /// Kernel's id of the thread.
     pub thread: AtomicU32,
-    /// Number of the first cell of the kept stack, plus 1; 0: the record is in the ring, or has no
-    /// stack. Or [`NOT_KEPT`].
+    /// Number of the first cell of the kept stack plus 1, or [`NOT_KEPT`]. 0 if the record is in
+    /// the ring, or has no stack.
     pub kept: AtomicU32,
 }
 
-/// A sampled allocation. The `stack_bytes` bytes from `stack_pointer` on follow.
+/// Record of a sampled allocation. A copy of the `stack_bytes` bytes from `stack_pointer` on
+/// follows it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct AllocRecord {
@@ -153,11 +154,11 @@ pub struct AllocRecord {
     pub size: u64,
     /// Bytes between two samples, on average.
     pub mean: u64,
-    /// Id of the memory group that the thread was in; 0: none.
+    /// Id of the memory group that the thread was in; 0 if it was in none.
     pub group: u64,
     /// Kernel's id of the thread.
     pub thread: u32,
-    /// Bytes of the stack, a multiple of 8; 0: it could not be read.
+    /// Bytes of the stack, a multiple of 8; 0 if the process could not read the stack.
     pub stack_bytes: u32,
     /// Address of an instruction in neap, at which the next two registers were read.
     pub instruction: u64,
@@ -167,7 +168,7 @@ pub struct AllocRecord {
     pub frame_pointer: u64,
 }
 
-/// The free of a sampled allocation.
+/// Record of the free of a sampled allocation.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FreeRecord {

@@ -1,4 +1,4 @@
-//! A heap profile in a file, which a process writes at a limit (`profile_at_limit`): the format.
+//! Format of a heap profile in a file, which a process writes at a limit (`profile_at_limit`).
 //!
 //! # Design
 //! | offset | content |
@@ -19,8 +19,8 @@
 //! | `group N TEXT` | id and path of a memory group that has samples |
 //! | `left_out N` | count of lines that found no room |
 //!
-//! The area has the samples that are live. Its ring is filled from its first byte on, and has no
-//! records of frees. The text is written last, so a file without it is not complete.
+//! The area has the samples that are live. The process fills its ring from the first byte on,
+//! without records of frees. It writes the text last, so a file without text is not complete.
 //!
 //! A copy of a stack may hold secrets. An unwinder needs only addresses of code and addresses in
 //! the copied bytes themselves. In the file, every other word of the copy is zero.

@@ -5,27 +5,28 @@
 //!
 //! A reader counts its entry and its exit by one restartable sequence each, in words of the CPU
 //! that it is on at that moment. A reader counts in one of two *phases*. A phase has no readers if
-//! as many have left it as have entered it. Without sequences, and on isolated CPUs, which are
-//! never fenced, a reader counts by a locked instruction in shared words. When it enters, a full
-//! fence follows.
+//! it has as many exits as entries. Without sequences, and on isolated CPUs, which are never
+//! fenced, a reader counts by a locked instruction in shared words. When it enters, a full fence
+//! follows.
 //!
 //! A *grace period*:
 //! 1. A step takes all deferred objects. No new reader finds them.
 //! 2. It fences all CPUs that are not isolated. A reader whose count the fence did not make visible
 //!    began after the fence, and finds none of these objects.
-//! 3. Each phase must be seen without readers once. The exits are summed before the entries, so no
-//!    reader is seen to leave that was not seen to enter.
-//! 4. Once one phase was seen empty, new readers count in it. The other phase therefore drains,
-//!    however many readers follow each other.
-//! 5. Once both phases were seen empty, the objects are freed.
+//! 3. Steps check each phase until one has found it without readers. They sum the exits before the
+//!    entries, so they count no exit of a reader whose entry they did not count.
+//! 4. Once a step has found one phase without readers, it lets new readers count in that phase. The
+//!    other phase therefore drains, even if new readers keep entering.
+//! 5. Once steps have found both phases without readers, the last step frees the objects.
 //!
-//! Step 4 needs no fence: a reader that counts in a phase after the phase was seen empty began
-//! after step 2. If the fence fails, nothing is freed, and a later call tries again.
+//! Item 4 needs no fence: a reader that counts in a phase after a step found it empty began after
+//! item 2. If the fence fails, the step frees nothing, and a later call tries again.
 //!
 //! # Locking
 //!
-//! The *turn* is held for one step and while functions free objects. [`Rcu::open`] waits for it;
-//! all other calls only try it. No call allocates. [`Rcu::enter`] and [`Rcu::defer`] free nothing.
+//! A thread holds the *turn*, a mutex, during one step and while [`Run`] functions free objects.
+//! [`Rcu::open`] waits for it; a step only tries it. No call allocates. [`Rcu::enter`] and
+//! [`Rcu::defer`] free nothing.
 //!
 //! # Fork
 //!
@@ -64,8 +65,8 @@ const ATTEMPTS: usize = 3;
 /// Value of [`Turn::seen`] after both phases were seen without readers.
 const BOTH: usize = 0b11;
 
-/// Steps of [`Rcu::grace`] that are followed by a yield; later ones by a nap of [`NAP`]
-/// nanoseconds.
+/// Bound on the waits of [`Rcu::grace`] by [`Platform::pause`]. Each further wait is a sleep of
+/// [`NAP`] nanoseconds.
 const YIELDS: u32 = 20;
 const NAP: u64 = 50_000;
 
@@ -73,7 +74,8 @@ const NAP: u64 = 50_000;
 /// must not wait for a grace period.
 pub type Run<C> = unsafe fn(NonNull<RcuHead<C>>, &C);
 
-/// Part of an object by which the object is deferred. Zeroed memory is a valid head.
+/// A field that an object needs to be deferred: a link of a list, and the function that frees the
+/// object. Zeroed memory is a valid head.
 pub struct RcuHead<C = ()>(UnsafeCell<Link<C>>);
 
 struct Link<C> {
@@ -85,7 +87,7 @@ struct Link<C> {
 // then, and afterwards only by the thread that holds the turn. The list hands it over by Release
 // and AcqRel.
 unsafe impl<C> Sync for RcuHead<C> {}
-// SAFETY: a head holds two pointers, and none of them depends on a thread.
+// SAFETY: a head holds two pointers, neither of which depends on a thread.
 unsafe impl<C> Send for RcuHead<C> {}
 
 impl<C> RcuHead<C> {
@@ -124,7 +126,7 @@ struct Front {
 /// The grace period under way.
 struct Turn<C> {
     fenced: bool,
-    /// Bit for each phase: seen without readers since the fence.
+    /// Bit `n` is set once a step has found phase `n` without readers since the fence.
     seen: usize,
     /// List of the objects that are freed at the period's end.
     batch: *mut RcuHead<C>,
@@ -134,12 +136,13 @@ struct Turn<C> {
 // thread that holds the turn accesses them.
 unsafe impl<C> Send for Turn<C> {}
 
-/// A moment of a domain: the number of the grace period that begins after it.
+/// A moment of a domain ([`Rcu`]), stored as the number of the first grace period that begins after
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(usize);
 
-/// A domain: readers, and the objects that wait for them. `C` is the context that functions which
-/// free receive, such as the instance that the objects belong to.
+/// A domain: readers, and the deferred objects that wait for them. [`Run`] functions receive the
+/// context `C`, for example the instance that owns the objects.
 pub struct Rcu<C = ()> {
     front: CachePadded<Front>,
     deferred: AtomicPtr<RcuHead<C>>,
@@ -147,7 +150,7 @@ pub struct Rcu<C = ()> {
     /// ended.
     started: AtomicUsize,
     completed: AtomicUsize,
-    /// Readers by phase that entered in a parent process and will never leave.
+    /// For each phase, the number of readers that entered in a parent process and will never leave.
     forgotten: [AtomicUsize; 2],
     turn: Mutex<Turn<C>>,
     lanes: [Words; LANES],
@@ -185,7 +188,7 @@ impl<C> Rcu<C> {
     /// since its thread holds the turn. Further calls do nothing.
     ///
     /// # Errors
-    /// The mapping's error, at a limit. Readers continue without sequences.
+    /// The error of [`Platform::map`]. Readers continue without sequences.
     pub fn open<P: Platform>(&self, platform: &P) -> Result<(), Errno> {
         // Readers begin to use sequences while this thread holds the turn. A grace period whose
         // fence is done does not depend on readers that enter later. A later fence includes
@@ -233,9 +236,9 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// Begins a read section. Objects found until the returned value is dropped are not freed
-    /// before. Never waits. Sections may nest and sleep, and the value may be moved to another
-    /// thread. Signal-safe.
+    /// Begins a read section, which ends when the returned value is dropped. No object that the
+    /// reader finds meanwhile is freed before that end. Never waits. Sections may nest, and their
+    /// threads may sleep. The value may move to another thread. Signal-safe.
     #[inline]
     pub fn enter(&self) -> Reading<'_, C> {
         // A stale phase is fine: every grace period checks both.
@@ -253,7 +256,8 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// Adds one to a word of this CPU by one attempt of a sequence. `false`: not added.
+    /// Adds one to a word of this CPU by one attempt of a sequence. Returns `false` if nothing was
+    /// added.
     #[inline(always)]
     fn count_here(&self, word: usize) -> bool {
         // Acquire pairs with the Release in `open`: the table is there.
@@ -280,10 +284,9 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// Defers an object: `run` is called with `head` and the advancing thread's context once all
-    /// current readers have left. Returns whether the list of deferred objects was empty before.
-    /// The caller must then see to it that [`Rcu::advance`] is called. Never waits and calls no
-    /// function.
+    /// Defers an object. Once all current readers have left, a step calls `run` with `head` and the
+    /// step's context. Returns whether the list of deferred objects was empty before. If so, the
+    /// caller must arrange a call of [`Rcu::advance`]. Never waits, and calls no [`Run`] function.
     ///
     /// # Safety
     /// * New readers do not find the object.
@@ -305,18 +308,19 @@ impl<C> Rcu<C> {
         }
     }
 
-    /// Makes one step: takes deferred objects, checks for readers, and frees the objects if there
-    /// are none. Never waits. Returns whether work is left for another call. While another thread
-    /// makes a step, this does nothing and returns `true`.
+    /// Makes one step: takes the deferred objects, checks for readers, and frees the objects if no
+    /// reader is left. Never waits. Returns whether work is left for another call. While another
+    /// thread makes a step, this does nothing and returns `true`.
     ///
     /// # Errors
-    /// The fence's error. Nothing was freed; a later call tries again.
+    /// The fence's error. The step freed nothing, and a later call tries again.
     pub fn advance<P: Platform>(&self, platform: &P, context: &C) -> Result<bool, Errno> {
         self.step(platform, context, 0)
     }
 
-    /// Waits until all current readers have left and all objects deferred until now are freed, by
-    /// any thread. A reader or a [`Run`] function must not call this: it would wait for itself.
+    /// Waits until all current readers have left, and this or another thread has freed all objects
+    /// deferred before the call. A reader or a [`Run`] function must not call this: it would wait
+    /// for itself.
     ///
     /// # Errors
     /// The fence's error.
@@ -350,15 +354,15 @@ impl<C> Rcu<C> {
     /// have left.
     ///
     /// # Errors
-    /// The fence's error: whether they left is unknown. A later call tries again.
+    /// The fence's error. Some of these readers may not have left. A later call tries again.
     pub fn advance_past<P: Platform>(&self, platform: &P, context: &C, mark: Mark) -> Result<bool, Errno> {
         self.step(platform, context, mark.0)?;
         // Acquire pairs with the Release in `step`: accesses of readers are visible.
         Ok(self.completed.load(Ordering::Acquire) >= mark.0)
     }
 
-    /// Makes one step. Without deferred objects, a new period begins only if fewer than `wanted`
-    /// are complete.
+    /// Makes one step. If no object is deferred, begins a new period only if fewer than `wanted`
+    /// periods are complete.
     fn step<P: Platform>(&self, platform: &P, context: &C, wanted: usize) -> Result<bool, Errno> {
         let Some(mut turn) = self.turn.try_lock() else { return Ok(true) };
         let completed = self.completed.load(Ordering::Relaxed);
@@ -409,8 +413,8 @@ impl<C> Rcu<C> {
         Ok(!self.deferred.load(Ordering::Relaxed).is_null())
     }
 
-    /// Returns whether a phase has as many exits as entries, less those that `forget_others`
-    /// subtracted. Counts every reader that an earlier fence made visible.
+    /// Returns whether a phase has no readers: its entries minus its exits equal the number in
+    /// `forgotten`. Counts every reader that an earlier fence made visible.
     fn is_empty(&self, phase: usize) -> bool {
         let left = self.sum(LEFT + phase);
         self.sum(ENTERED + phase).wrapping_sub(left) == self.forgotten[phase].load(Ordering::Relaxed)
@@ -447,8 +451,8 @@ impl<C> Rcu<C> {
             let inside = loop {
                 let left = self.sum(LEFT + phase);
                 let inside = self.sum(ENTERED + phase).wrapping_sub(left);
-                // If the sums of exits differ, a signal handler has entered and left in between:
-                // count again.
+                // If the sums of exits differ, a signal handler has entered and left in between.
+                // Then the loop counts again.
                 if self.sum(LEFT + phase) == left {
                     break inside;
                 }

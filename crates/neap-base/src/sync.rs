@@ -1,9 +1,9 @@
 //! Atomics, cells and waiting, for code that the model checker loom explores.
 //!
-//! Under `--cfg loom` these are loom's types, otherwise those of `core`. The users are the mutex,
-//! the CPU lock, the gate and RCU. loom's atomics cannot be made in a constant, so constructors use
+//! Under `--cfg loom` the types are loom's, otherwise those of `core`. The users are the mutex, the
+//! CPU lock, the gate and RCU. loom's atomics cannot be made in a constant, so constructors use
 //! [`constructor!`](crate::constructor). loom's threads do not sleep on a futex, so waiting is here
-//! as well. Only this file of the workspace selects code by `cfg(loom)`.
+//! as well. Apart from tests, only this file of the workspace selects code by `cfg(loom)`.
 
 #[cfg(loom)]
 mod imp {
@@ -20,12 +20,12 @@ mod imp {
         hasher.finish() as usize | 1
     }
 
-    /// Returns one lane for all threads: every further atomic adds states to explore.
+    /// Returns one lane for all threads, since every further atomic adds states to explore.
     pub fn spread() -> usize {
         0
     }
 
-    /// Number of the process: a model is one process.
+    /// Number of the process, which is constant, since a model is one process.
     pub fn process() -> u32 {
         1
     }
@@ -35,8 +35,7 @@ mod imp {
         true
     }
 
-    /// Word of the gate that this thread is inside. Returns 0, since no thread of a model forks
-    /// inside.
+    /// Returns 0, which stands for no gate, since no thread of a model forks inside one.
     pub fn inside() -> usize {
         0
     }
@@ -44,7 +43,7 @@ mod imp {
     /// Does nothing, since [`inside`] always returns 0.
     pub fn set_inside(_word: usize) {}
 
-    /// A full fence where the accesses around it need SeqCst order. loom treats SeqCst accesses as
+    /// Makes a full fence between accesses that need SeqCst order. loom treats SeqCst accesses as
     /// AcqRel, but supports SeqCst fences.
     pub fn model_fence() {
         loom::sync::atomic::fence(Ordering::SeqCst);
@@ -92,7 +91,7 @@ mod imp {
         loom::thread::yield_now();
     }
 
-    /// Iterations before a sleep: none, since each adds states to explore.
+    /// Iterations before a sleep. None, since each iteration adds states to explore.
     pub const SPINS: u32 = 0;
 }
 
@@ -107,7 +106,7 @@ mod imp {
         if cfg!(miri) { 1 } else { neap_os::thread::process_id() }
     }
 
-    /// Whether this thread is the only one of its process, as far as `/proc` says.
+    /// Whether `/proc` lists this thread as the only one of its process.
     pub fn is_alone() -> bool {
         neap_os::thread::count() == Some(1)
     }
@@ -126,7 +125,7 @@ mod imp {
         }
     }
 
-    /// A number that spreads threads where their CPU does not matter.
+    /// A number derived from this thread, by which threads spread over counters.
     pub fn spread() -> usize {
         // Miri does not run the assembly that reads the thread's number.
         if cfg!(miri) { 0 } else { neap_os::thread::number() }
@@ -175,8 +174,8 @@ mod imp {
         core::hint::spin_loop();
     }
 
-    /// Iterations before a sleep, about 20 us. A mutex is held for one batch of pages or objects,
-    /// some microseconds. Waking a sleeping thread would interrupt the CPU of that thread.
+    /// Iterations before a sleep, about 20 us. A thread holds a mutex for one batch of pages or
+    /// objects, some microseconds. A wake-up would interrupt the CPU of the sleeping thread.
     pub const SPINS: u32 = 1000;
 }
 

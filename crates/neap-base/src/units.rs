@@ -9,7 +9,7 @@
 pub struct Pfn(pub u32);
 
 impl Pfn {
-    /// No page: the end of a list.
+    /// Marks the absence of a page, such as the end of a list.
     pub const NONE: Pfn = Pfn(u32::MAX);
 
     /// The page `pages` further on.
@@ -18,13 +18,13 @@ impl Pfn {
         Pfn(self.0 + pages)
     }
 
-    /// As an index.
+    /// Returns the number as an index.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The page itself, or `None` for [`Pfn::NONE`].
+    /// Returns the page, or `None` for [`Pfn::NONE`].
     #[inline]
     pub fn some(self) -> Option<Pfn> {
         (self != Pfn::NONE).then_some(self)
@@ -43,7 +43,7 @@ impl Order {
         1 << self.0
     }
 
-    /// As an index.
+    /// Returns the number as an index.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize

@@ -1,7 +1,7 @@
 //! Charges by hand: the program charges a group for bytes, until it uncharges them.
 //!
-//! C functions over [`Charge`]. A charge lies in the caller's memory. A charge that was uncharged,
-//! or merged into another, is zeroed. So a second uncharge is detected.
+//! C functions over [`Charge`]. A charge lies in the caller's memory. A function that uncharges a
+//! charge, or merges it into another, zeroes it. So it detects a second uncharge.
 
 use crate::error::{Error, answer, time};
 use crate::group::group;

@@ -147,9 +147,8 @@ pub(crate) unsafe fn into<T>(place: *mut T, make: impl FnOnce() -> Result<T, Err
     answer(make().map(|made| unsafe { place.write(made) }).map(|()| 0))
 }
 
-/// Stores `known` at `place`, which has `size` bytes: the size of the structure in the caller's
-/// version. Fields that this version does not know are 0. Stores nothing at a place that is null or
-/// misaligned.
+/// Stores `known` at `place`. `size` is the size of the structure in the caller's version. Fields
+/// that this version does not know become 0. Stores nothing if `place` is null or misaligned.
 ///
 /// # Safety
 /// `place` is null, misaligned or writable for `size` bytes.
@@ -167,7 +166,7 @@ pub(crate) unsafe fn store_known<T: Copy>(known: T, place: *mut T, size: usize) 
 /// Converts a C caller's wait time in nanoseconds.
 ///
 /// # Errors
-/// [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
+/// Returns [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
 pub(crate) fn wait(nanoseconds: i64) -> Result<Wait, Error> {
     match nanoseconds {
         FOREVER => Ok(Wait::Long),
@@ -183,7 +182,7 @@ const FOREVER: i64 = -1;
 /// Converts nanoseconds into a time.
 ///
 /// # Errors
-/// [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
+/// Returns [`Error::Argument`] for a negative number that is not `NEAP_FOREVER`.
 pub(crate) fn time(nanoseconds: i64) -> Result<Duration, Error> {
     match nanoseconds {
         FOREVER => Ok(Duration::MAX),

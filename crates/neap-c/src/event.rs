@@ -27,10 +27,10 @@ pub(crate) const GONE: c_int = -1;
 pub(crate) struct Ear {
     told: Option<Told>,
     argument: *mut c_void,
-    /// Written by the thread that makes the listener, and by the one that ends it. Callbacks read
-    /// the other fields.
+    /// The thread that makes the listener stores the subscription, and the thread that ends the
+    /// listener takes it. Callbacks read the other fields.
     heard: UnsafeCell<Option<Heard>>,
-    /// 1 after the last access to the listener by the thread that makes it.
+    /// The thread that makes the listener stores 1 here after its last access to the listener.
     is_made: AtomicU32,
 }
 
@@ -84,8 +84,8 @@ unsafe fn subscribe(
     }
     let subscribe = || {
         let (group, (events, count)): (Group, _) = (group(number)?, events(mask)?);
-        // SAFETY: `place` was made above, and no thread ends the listener before `is_made` is
-        // stored.
+        // SAFETY: `place` was made above. A thread that ends the listener waits for the store to
+        // `is_made`.
         let ear: Option<&Ear> = unsafe { Object::value(place) };
         // From here on the listener may be called. Its end waits for the store to `is_made`, after
         // which this thread does not access it. Otherwise:
@@ -104,7 +104,7 @@ unsafe fn subscribe(
         Ok(0)
     };
     answer(subscribe().inspect_err(|_| {
-        // SAFETY: the subscription failed, so no other thread knows the listener.
+        // SAFETY: the subscription failed, so no other thread uses the listener.
         unsafe { Object::destroy(place) };
     }))
 }

@@ -1,8 +1,8 @@
 //! Memory groups for C: the tree, bounds, information, and entering.
 //!
-//! C functions over [`neap::groups`]. C programs have the numbers of groups, which each function
-//! checks: it refuses the number of a deleted group. The structure of information grows in later
-//! versions, so the caller passes the size that it knows.
+//! C functions over [`neap::groups`]. A C program names a group by its number. Each function checks
+//! the number, and refuses that of a deleted group. Later versions add fields to the structure with
+//! a group's information, so the caller passes the size that it knows.
 
 use crate::error::{Error, answer, into, store_known};
 use crate::object::{Kind, Object};
@@ -98,7 +98,7 @@ impl From<neap::groups::Info> for GroupInfo {
     }
 }
 
-/// The group of a number; the group may be gone.
+/// The group with a number. It may have been deleted.
 pub(crate) fn group(number: u64) -> Result<Group, Error> {
     let id = GroupId::from_bits(number);
     if id.to_bits() == number { Ok(Group::from_id(id)) } else { Err(Error::Group) }
@@ -272,14 +272,15 @@ pub(crate) unsafe extern "C" fn neap_group_info_get(number: u64, info: *mut Grou
     }
     let get = || {
         let known = GroupInfo::from(group(number)?.info()?);
-        // SAFETY: by the header's contract there are `size` bytes.
+        // SAFETY: `info` is neither null nor misaligned, and by the header's contract it has `size`
+        // bytes.
         unsafe { store_known(known, info, size) };
         Ok(0)
     };
     answer(get())
 }
 
-/// The names on a group's path, from its end to its start, without the root's.
+/// The names on a group's path, from its last to its first, without the root's.
 fn names(group: Group) -> impl Iterator<Item = Result<Name, GroupError>> {
     let mut next = Some(group);
     core::iter::from_fn(move || match next.take()?.info() {
@@ -305,7 +306,7 @@ pub(crate) unsafe extern "C" fn neap_group_path(number: u64, text: *mut c_char, 
         let length = slashed.saturating_sub(1);
         let put = |at: usize, byte: u8| {
             if at < size.saturating_sub(1) {
-                // SAFETY: by the header's contract there are `size` bytes, and `at` is below.
+                // SAFETY: by the header's contract `text` has `size` bytes, and `at` is less.
                 unsafe { text.add(at).write(byte as c_char) };
             }
         };
@@ -320,7 +321,7 @@ pub(crate) unsafe extern "C" fn neap_group_path(number: u64, text: *mut c_char, 
             }
         }
         if size > 0 {
-            // SAFETY: by the header's contract there are `size` bytes, and the offset is below.
+            // SAFETY: by the header's contract `text` has `size` bytes, and the offset is less.
             unsafe { text.add(length.min(size - 1)).write(0) };
         }
         Ok(length as c_int)

@@ -18,11 +18,11 @@ use std::string::String;
 use std::sync::Mutex;
 use std::vec::Vec;
 
-/// Taken by tests that check the root, and by tests that charge meanwhile.
+/// Tests that check the root take this mutex, and so do tests that charge.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const ROOT: u64 = Group::ROOT.id().to_bits();
-/// Numbers of no group: another generation, and bits that no id has.
+/// Numbers that no group has: another generation, and bits that no id has.
 const NONE: [u64; 3] = [5 << 21, ROOT | 1 << 36, u64::MAX];
 
 type Get = unsafe extern "C" fn(*const c_char, *mut u64) -> c_int;

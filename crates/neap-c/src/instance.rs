@@ -1,4 +1,4 @@
-//! The process's instance for C: its version, its numbers, and its upkeep.
+//! C functions over the process's instance: its version, statistics, settings and maintenance.
 
 use crate::error::{Error, answer, into, store_known};
 use core::ffi::{CStr, c_char, c_int};
@@ -102,7 +102,8 @@ pub(crate) unsafe extern "C" fn neap_stats_get(stats: *mut Stats, size: usize) -
     if stats.is_null() || !stats.is_aligned() || size == 0 {
         return Error::Argument as c_int;
     }
-    // SAFETY: by the header's contract there are `size` bytes.
+    // SAFETY: `stats` is neither null nor misaligned, and by the header's contract it has `size`
+    // bytes.
     unsafe { store_known(neap::stats().into(), stats, size) };
     0
 }
@@ -114,7 +115,7 @@ pub(crate) unsafe extern "C" fn neap_set(key: *const c_char, value: *const c_cha
     if key.is_null() || value.is_null() {
         return Error::Argument as c_int;
     }
-    // SAFETY: neither is null, so the header's contract says that both are strings that nothing
+    // SAFETY: neither pointer is null, so by the header's contract both are strings that no thread
     // changes during the call.
     let [key, value] = [key, value].map(|text| unsafe { CStr::from_ptr(text) }.to_str());
     let (Ok(key), Ok(value)) = (key, value) else { return Error::Argument as c_int };

@@ -1,7 +1,7 @@
 //! LRU lists for C: objects with a link inside, by group and node.
 //!
-//! C functions over [`RawList`]. The functions that a walk calls are C functions; it calls
-//! `isolate` under the lock of the items.
+//! C functions over [`RawList`]. A walk calls functions of the C program. It calls `isolate` while
+//! it holds the lock of the items.
 
 use crate::error::{Error, answer};
 use crate::group::group;
@@ -118,7 +118,8 @@ pub(crate) unsafe extern "C" fn neap_list_del(list: *const List, at: *mut Item) 
     // SAFETY: by the header's contract, `list` is null, misaligned, or an object that no thread
     // destroys during the call.
     let list: Option<&Open> = unsafe { Object::value(list) };
-    // SAFETY: `item` is neither null nor misaligned. By the header's contract it is an item.
+    // SAFETY: `item` is neither null nor misaligned. By the header's contract it points to an item
+    // that was not freed, and no `isolate` callback calls this function.
     list.zip(item(at)).is_some_and(|(list, item)| unsafe { list.0.del(item) })
 }
 
@@ -165,15 +166,16 @@ pub(crate) unsafe extern "C" fn neap_list_walk(
             return Err(Error::Argument);
         };
         let isolate = |item: NonNull<Item>| {
-            // SAFETY: C's function accepts each item of its list and its own argument.
+            // SAFETY: by the header's contract, `isolate` accepts each item of the list and
+            // `argument`.
             let verdict = unsafe { isolate(item.as_ptr(), argument) };
             // An invalid verdict leaves the item where it is.
             usize::try_from(verdict).ok().and_then(|verdict| VERDICTS.get(verdict).copied()).unwrap_or(LruStatus::Skip)
         };
-        // SAFETY: C's function accepts each item of its list and its own argument.
+        // SAFETY: by the header's contract, `dispose` accepts each item of the list and `argument`.
         let dispose = |item: NonNull<Item>| unsafe { dispose(item.as_ptr(), argument) };
-        // SAFETY: by the header's contract, `isolate` calls no function of neap, and `dispose`
-        // handles each item that was taken off.
+        // SAFETY: by the header's contract, `isolate` calls no function of neap and does not wait
+        // or allocate. `dispose` handles each item that was taken off.
         let done = unsafe { list.0.walk(group, node as usize, most, isolate, dispose) };
         if !walked.is_null() && walked.is_aligned() {
             let [scanned, removed, stopped] = [done.scanned, done.removed, usize::from(done.stopped)].map(|n| n as u64);

@@ -1,4 +1,4 @@
-//! A typed value in C's memory: the opaque structures of the header.
+//! Opaque structures of the header. Each is memory of the C program that may hold a typed value.
 //!
 //! The first word holds the kind of the value. Zeroed memory and destroyed objects have no value.
 //! This module has no lock. While a thread makes or destroys a value, no other thread may use the
@@ -14,7 +14,7 @@ pub(crate) trait Kind {
     const MARK: u64;
 }
 
-/// Memory for one value, of a size that the header knows.
+/// Memory for one value, of the size that the header states.
 #[repr(C)]
 pub(crate) struct Object<T> {
     mark: AtomicU64,
@@ -26,7 +26,7 @@ impl<T: Kind> Object<T> {
     #[cfg(test)]
     pub(crate) const MARK: u64 = T::MARK;
 
-    /// The object at an address; `None` if none can be there.
+    /// The object at an address; `None` if the address is null or misaligned.
     ///
     /// # Safety
     /// The address is null, misaligned, or that of an object in memory of its size. The object
@@ -40,12 +40,13 @@ impl<T: Kind> Object<T> {
     /// The value at an address; `None` if there is none of this kind.
     ///
     /// # Safety
-    /// As for [`Object::at`]; no thread destroys the value while the result lives.
+    /// The conditions of [`Object::at`] hold, and no thread destroys the value while the result
+    /// lives.
     #[inline(always)]
     pub(crate) unsafe fn value<'o>(object: *const Object<T>) -> Option<&'o T> {
         // SAFETY: the caller promises the contract of `Object::at`.
         let object = unsafe { Object::at(object) }?;
-        // Relaxed: a thread that shares the value synchronises by its own means after making it.
+        // Relaxed: a program that shares the value among threads synchronises them after making it.
         // SAFETY: the mark is written together with a value, and zeroed when the value is taken.
         (object.mark.load(Ordering::Relaxed) == T::MARK).then(|| unsafe { object.value.assume_init_ref() })
     }
@@ -53,7 +54,7 @@ impl<T: Kind> Object<T> {
     /// Makes a value at an address, over any contents. Returns 0 or an error's number.
     ///
     /// # Safety
-    /// As for [`Object::at`]; no other thread uses the object meanwhile.
+    /// The conditions of [`Object::at`] hold, and no other thread uses the object during the call.
     pub(crate) unsafe fn make(object: *mut Object<T>, make: impl FnOnce() -> Result<T, Error>) -> c_int {
         if object.is_null() || !object.is_aligned() {
             return Error::Argument as c_int;
@@ -69,7 +70,8 @@ impl<T: Kind> Object<T> {
     /// The value at an address, for changes.
     ///
     /// # Safety
-    /// As for [`Object::at`]; no other thread uses the object while the result lives.
+    /// The conditions of [`Object::at`] hold, and no other thread uses the object while the result
+    /// lives.
     pub(crate) unsafe fn value_mut<'o>(object: *mut Object<T>) -> Option<&'o mut T> {
         // SAFETY: the caller promises the contract of `Object::value`.
         unsafe { Object::value(object) }?;
@@ -80,7 +82,8 @@ impl<T: Kind> Object<T> {
     /// Takes the value from an address, and zeroes the object.
     ///
     /// # Safety
-    /// As for [`Object::at`]; no other thread uses the object meanwhile, or its value afterwards.
+    /// The conditions of [`Object::at`] hold. No other thread uses the object during the call, or
+    /// its value afterwards.
     pub(crate) unsafe fn take(object: *mut Object<T>) -> Option<T> {
         // SAFETY: the caller promises the contract of `Object::value`.
         unsafe { Object::value(object) }?;

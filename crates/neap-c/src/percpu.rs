@@ -1,6 +1,7 @@
 //! Owners, allocations and their copies for C.
 //!
-//! C functions over [`neap::percpu`]. C programs have numbers, which each function checks.
+//! C functions over [`neap::percpu`]. C programs name owners and allocations by numbers, and each
+//! function checks the numbers that it gets.
 
 use crate::error::{Error, answer, into, wait};
 use crate::group::group;

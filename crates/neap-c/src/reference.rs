@@ -104,7 +104,8 @@ pub(crate) unsafe extern "C" fn neap_ref_kill(object: *mut Ref) -> c_int {
     if unsafe { Object::value(object) }.is_none() {
         return Error::Argument as c_int;
     }
-    // SAFETY: the array is one pointer, to an object with a value.
+    // SAFETY: the array is one pointer, to an object with a value, for which the header's contract
+    // holds.
     unsafe { neap_ref_kill_all(&raw const object, 1) }
 }
 

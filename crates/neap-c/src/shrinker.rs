@@ -1,8 +1,8 @@
 //! Shrinkers and reclaim for C: neap calls a cache's callbacks before it refuses a charge.
 //!
-//! C functions over [`neap::reclaim`]. The structure that describes a cache grows in later
-//! versions, so the caller passes its size; missing fields are 0. The callbacks are C functions,
-//! and run without a lock of this crate.
+//! C functions over [`neap::reclaim`]. Later versions add fields to the structure that describes a
+//! cache, so the caller passes its size; missing fields are 0. neap calls the callbacks, which are
+//! C functions, while it holds no lock of this crate.
 
 use crate::error::{Error, answer, into, store_known, time};
 use crate::group::group;

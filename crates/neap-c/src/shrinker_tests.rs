@@ -1,5 +1,5 @@
-//! Shrinkers as C uses them: registered by a structure, asked at a limit, ended; and invalid
-//! arguments.
+//! Shrinkers as C uses them. The tests register a shrinker by a structure, reach a limit, and end
+//! the shrinker. They also pass invalid arguments.
 
 use crate::charge::{Charged, neap_group_charge, neap_group_uncharge};
 use crate::error::Error;
@@ -120,7 +120,7 @@ fn a_cache_of_cs_shrinks_where_a_charge_would_have_been_refused() {
 
 #[test]
 fn one_that_knows_groups_is_asked_for_those_that_it_marked() {
-    // By another test's reclaim of all memory, too, in its thread.
+    // Another test's reclaim of all memory, in that test's thread, calls `count`, too.
     static ASKED: Mutex<Vec<(ThreadId, u64)>> = Mutex::new(Vec::new());
     unsafe extern "C" fn count(_: *mut c_void, asked: *const Asked) -> u64 {
         // SAFETY: `asked` lives for the call.

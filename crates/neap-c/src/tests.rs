@@ -1,8 +1,8 @@
 //! The C functions with valid and invalid arguments.
 //!
-//! Goal: every function works, and every bad argument gets an error: null, misaligned, zeroed,
-//! destroyed, invented. Method: the functions are called as C calls them. `cargo xtask c-api` runs
-//! C programs (`tests/c_api`). Groups: `group_tests.rs`.
+//! Every function works, and returns an error for each invalid argument: null, misaligned, zeroed,
+//! destroyed, invented. The tests call the functions as C does. `cargo xtask c-api` runs C programs
+//! (`tests/c_api`). `group_tests.rs` has the tests of groups.
 
 use crate::counter::*;
 use crate::error::*;
@@ -179,7 +179,7 @@ fn memory_is_counted_by_state() {
     };
     let run = PROCESS.allocate(200 << 20);
     let held = get();
-    // Other tests of this program have less. They change their caches during the reading.
+    // Other tests of this program hold less memory. They change their caches during the reading.
     assert!((199 << 20..300 << 20).contains(&held.allocated_bytes), "{held:?}");
     assert!(held.active_bytes >= 200 << 20 && held.resident_bytes > held.active_bytes, "{held:?}");
     assert!(held.metadata_bytes > 0 && held.mapped_bytes >= held.active_bytes, "{held:?}");

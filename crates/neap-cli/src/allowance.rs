@@ -1,8 +1,8 @@
 //! The most bytes and time that a look at another process may take, whatever the process answers.
 //!
-//! Each byte that is read from the process and kept is [taken](Allowance::take) from the allowance.
-//! No wait lasts longer than its time. Output is written row by row, so a command uses less than 64
-//! MiB in all.
+//! Before a command keeps bytes of the process, it [takes](Allowance::take) as many from the
+//! allowance. No wait lasts longer than the allowance's time. Commands write output row by row, so
+//! a command uses less than 64 MiB in all.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 
-/// Bytes that may be kept of one process.
+/// Bytes that a command may keep of one process.
 pub(crate) const MOST_BYTES: usize = 40 << 20;
 /// Most bytes that an allocation takes besides the requested bytes.
 pub(crate) const ALLOCATION: usize = 32;
@@ -35,10 +35,10 @@ impl Allowance {
         Allowance { bytes: Cell::new(most), most, time, end: Instant::now() + time }
     }
 
-    /// Takes bytes that are about to be kept.
+    /// Takes bytes that the caller is about to keep.
     ///
     /// # Errors
-    /// The bytes or the time are used up.
+    /// Returns an error if too few bytes or no time is left. With too few bytes left, takes none.
     pub(crate) fn take(&self, bytes: usize) -> Result<()> {
         let Some(rest) = self.bytes.get().checked_sub(bytes) else {
             bail!("it has more than {} MiB of numbers, the most that this command reads", self.most >> 20)
@@ -47,8 +47,10 @@ impl Allowance {
         self.ensure_time()
     }
 
+    /// Checks that time is left.
+    ///
     /// # Errors
-    /// The time is used up.
+    /// Returns an error if the time is used up.
     pub(crate) fn ensure_time(&self) -> Result<()> {
         ensure!(
             !self.is_over(),

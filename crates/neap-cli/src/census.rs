@@ -1,11 +1,12 @@
-//! A look at many processes, within one total of time and bytes.
+//! Looks at many processes, within one total of time and bytes.
 //!
 //! # Design
-//! A few threads take the processes one after the other. The next process is always one of the user
-//! whose processes have taken the least time so far. So processes that take long delay those of
-//! another user by at most the same time. A thread that is stuck in the kernel with a process, or
-//! waits for its answer, is replaced. While a thread is stuck with a process, no other thread looks
-//! at the process. When the time is over, the remaining processes count as unread.
+//! A few threads look at the processes, one after the other. A thread takes its next process from
+//! the user whose processes have taken the least time so far. So slow processes of one user delay
+//! those of another user by at most the same time. A thread may get stuck with a process, in the
+//! kernel or in a wait for an answer. After [`STUCK`], another thread starts, up to
+//! [`MOST_THREADS`]. While a thread is stuck with a process, no other thread looks at the process.
+//! When the time is over, the remaining processes count as unread.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -22,8 +23,8 @@ use crate::handle::ProcessHandle;
 use crate::refusal::LookRefusal;
 use crate::stat_reader::ProcessStatus;
 
-/// Threads that look at processes. Each may hold a page of numbers of a process that is not
-/// trusted, so there are few.
+/// Threads that look at processes, besides stuck ones. Each may hold an untrusted page of numbers,
+/// so there are few.
 const THREADS: usize = 4;
 /// Most threads, including stuck ones.
 const MOST_THREADS: usize = 64;
@@ -31,7 +32,7 @@ const MOST_THREADS: usize = 64;
 const STUCK: Duration = Duration::from_millis(500);
 /// Time between two looks for stuck threads.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Bytes that may be kept of one process while it is looked at.
+/// Bytes that a look at one process may keep.
 const MOST_OF_ONE: usize = 8 << 20;
 
 /// Why a process was not read.
@@ -80,7 +81,7 @@ pub(crate) struct UnreadCount {
     pub(crate) example: String,
 }
 
-/// A line with the processes that were not read; empty if all were.
+/// Returns a line on the processes that were not read. It is empty if all were read.
 pub(crate) fn unread_line(unread: &BTreeMap<Unread, UnreadCount>) -> String {
     let reasons =
         unread.iter().map(|(reason, count)| format!("{} {} ({})", count.processes, reason.name(), count.example));
@@ -91,13 +92,13 @@ pub(crate) fn unread_line(unread: &BTreeMap<Unread, UnreadCount>) -> String {
 /// The processes that a command looks at.
 #[derive(Clone, Debug)]
 pub(crate) enum Chosen {
-    /// All processes under neap; other processes are not counted.
+    /// All processes under neap. The counts leave out other processes.
     All,
     Named(Vec<i32>),
 }
 
 impl Chosen {
-    /// The processes with these numbers, or all without any.
+    /// Chooses the processes with these ids, or all under neap if there are no ids.
     pub(crate) fn new(pids: &[i32]) -> Chosen {
         if pids.is_empty() { Chosen::All } else { Chosen::Named(pids.to_vec()) }
     }
@@ -114,7 +115,7 @@ impl Chosen {
     }
 }
 
-/// What was seen of many processes.
+/// Results of looks at many processes, and counts of the unread processes.
 #[derive(Debug)]
 pub(crate) struct Survey<T> {
     pub(crate) seen: Vec<T>,
@@ -131,8 +132,8 @@ impl<T> Survey<T> {
     }
 }
 
-/// The processes that threads look at now, and since when. One value serves all censuses of a
-/// command.
+/// The processes that threads look at now, each with the start of the look. One value serves all
+/// censuses of a command.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Busy(Arc<Mutex<BTreeMap<i32, Instant>>>);
 
@@ -162,7 +163,7 @@ impl Busy {
     }
 }
 
-/// Time that a process counts for while a thread looks at it.
+/// Time that a user's queue counts for a process while a thread looks at the process.
 const EXPECTED: Duration = Duration::from_millis(100);
 
 /// The remaining processes of a user, and the time that the user's other processes took.
@@ -206,7 +207,7 @@ struct Worklist<L> {
 }
 
 impl<L> Worklist<L> {
-    /// Looks at processes until none is left, or the results are not received any more.
+    /// Looks at processes until none is left, or until the receiver of the results is gone.
     fn go_on<T>(&self, results: &Sender<Result<T>>)
     where
         L: Fn(&ProcessStatus) -> Result<T>,
@@ -240,17 +241,18 @@ impl<L> Worklist<L> {
     }
 }
 
-/// The user of a process; `None` for a thread of the kernel, which has no memory of its own.
+/// Returns the user of a process. `None` for a kernel thread, which has no memory of its own.
 fn user_of(pid: i32) -> Result<Option<String>> {
     let handle = Arc::new(ProcessHandle::open(pid)?);
     let process = ProcessStatus::read(&handle, Allowance::new(Duration::ZERO))?;
     Ok((process.resident_kib > 0).then_some(process.user))
 }
 
-/// Looks at the chosen processes until `end`. `size` tells the bytes of a result.
+/// Looks at the chosen processes until `end`. `size` returns the bytes of a result.
 ///
 /// # Errors
-/// The list of processes cannot be read.
+/// Returns an error if this command cannot read the list of processes, or cannot start a thread.
+/// Results so far are lost.
 pub(crate) fn take<T: Send + 'static>(
     chosen: &Chosen,
     end: Instant,
@@ -393,7 +395,7 @@ mod tests {
         assert_eq!((census.seen, census.unread[&Unread::Failed].processes), (vec![own()], pids.len() as u64));
     }
 
-    /// A process that does nothing; it ends with the test.
+    /// A process that sleeps. It ends with the test.
     struct Sleeper(std::process::Child);
 
     impl Sleeper {

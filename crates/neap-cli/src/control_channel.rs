@@ -1,14 +1,15 @@
-//! Requests to a process under neap, and its answers and reports, by way of its page of numbers.
+//! Sends requests to a process under neap, and reads its answers and reports, through its page of
+//! numbers.
 //!
-//! `crates/neap/src/control/mod.rs` describes the format. Commands exclude each other by a lock on
-//! the page's file. A command holds it from its first request until it drops the
-//! [`ControlChannel`]. A futex in the page wakes neap's thread. The process's other threads are
-//! neither woken nor signalled. Only `--reconcile` stops them, for some milliseconds, if there are
-//! groups and at most 64 MiB in slabs.
+//! `crates/neap/src/control/mod.rs` describes the format. A command locks the page's file from its
+//! first request until it drops the [`ControlChannel`]. The lock excludes other commands. A request
+//! wakes neap's thread by a futex in the page. It neither wakes nor signals other threads of the
+//! process. Only `--reconcile` stops them, for some milliseconds, if there are groups and at most
+//! 64 MiB in slabs.
 //!
-//! This command withdraws a request that is not answered in time. It withdraws a request earlier if
-//! the process [cannot answer](crate::silence). All requests of a command share the time of its
-//! [allowance](crate::allowance).
+//! This command withdraws a request that the process does not answer in time. It withdraws a
+//! request earlier if the process [cannot answer](crate::silence). All requests of a command share
+//! the time of its [allowance](crate::allowance).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
@@ -41,20 +42,20 @@ pub(crate) const SHRINK: u32 = 5;
 pub(crate) const MAP: u32 = 7;
 /// Request: change an option.
 pub(crate) const SET: u32 = 8;
-/// Refusal: the request is not known.
+/// Refusal: the process does not know this kind of request.
 pub(crate) const UNKNOWN: u32 = 4;
-/// Refusal: the group is gone.
+/// Refusal: the group does not exist.
 pub(crate) const NO_SUCH_GROUP: u32 = 6;
 /// Refusal: the process cannot have this value of an option.
 pub(crate) const NO_SUCH_VALUE: u32 = 9;
-/// Refusal: callbacks need a thread of neap's, and there is none.
+/// Refusal: the callbacks need a thread of neap's, and the process has none.
 pub(crate) const NO_RECLAIMER: u32 = 8;
-/// Refusal: the page was being written.
+/// Refusal: the process is writing its numbers, or a call of the program cannot serve the request.
 const BUSY: u32 = 5;
 
-/// Every so many looks for an answer, the command looks whether the process has ended.
+/// Number of looks for an answer after which the command checks that the process can answer.
 const LOOKS: u32 = 64;
-/// Longest wait for an answer of a caller that can go on without it.
+/// Longest wait for an answer, for a caller that can go on without one.
 const HASTE: Duration = Duration::from_secs(1);
 
 /// A request. A field that a request does not use has its default.
@@ -94,7 +95,7 @@ const MAPPED: usize = 4096;
 const _: () = assert!(CHANNEL + CHANNEL_LENGTH <= MAPPED);
 
 impl<'a> ControlChannel<'a> {
-    /// The channel in a process's page.
+    /// Opens and maps the channel in a process's page.
     pub(crate) fn of(process: &'a ProcessStatus, page: &'a Page) -> Result<ControlChannel<'a>> {
         let Some(file) = &page.file else {
             bail!("process {} has closed neap's descriptor, so no command can send it requests", process.pid)
@@ -114,14 +115,14 @@ impl<'a> ControlChannel<'a> {
     }
 
     fn word_at(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: inside the mapping, aligned to 4; both processes change it by atomic accesses
-        // only.
+        // SAFETY: callers pass aligned offsets inside the channel. The mapping lasts as long as
+        // `self`, and its file cannot shrink. Both processes access the word only by atomics.
         unsafe { self.mapping.add(CHANNEL + offset).cast::<AtomicU32>().as_ref() }
     }
 
     fn number_at(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: inside the mapping, aligned to 8; both processes change it by atomic accesses
-        // only.
+        // SAFETY: callers pass aligned offsets inside the channel. The mapping lasts as long as
+        // `self`, and its file cannot shrink. Both processes access the number only by atomics.
         unsafe { self.mapping.add(CHANNEL + offset).cast::<AtomicU64>().as_ref() }
     }
 
@@ -135,12 +136,12 @@ impl<'a> ControlChannel<'a> {
         self.number_at(offset).load(Ordering::Relaxed)
     }
 
-    /// Makes a request, and waits for the answer: 0, or the refusal.
+    /// Makes a request, and repeats it while the process is [`BUSY`]. Returns 0, or a refusal.
     pub(crate) fn ask(&self, request: &ChannelRequest) -> Result<u32> {
         let (pid, allowance) = (self.process.pid, &self.process.allowance);
         allowance.ensure_time().with_context(|| format!("process {pid}"))?;
         let end = self.patience.map_or(allowance.end(), |patience| allowance.end().min(Instant::now() + patience));
-        // SAFETY: the descriptor is open. The lock ends when the file is closed.
+        // SAFETY: the descriptor is open. The lock ends with the open file.
         while unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             if Instant::now() >= end {
                 bail!("another command keeps the page of process {pid} locked; end that command and ask again");
@@ -162,7 +163,7 @@ impl<'a> ControlChannel<'a> {
         let (ticket, answered) = (self.word_at(0), self.word_at(24));
         let old = ticket.load(Ordering::Relaxed);
         let mine = old.wrapping_add(1);
-        // The process has answered the ticket in `answered`, so that one is skipped.
+        // A ticket that equals `answered` counts as answered already, so this request skips it.
         let mine = if answered.load(Ordering::Relaxed) == mine { mine.wrapping_add(1) } else { mine };
         self.word_at(4).store(request.cpu.unwrap_or(u32::MAX), Ordering::Relaxed);
         self.word_at(8).store(request.node.unwrap_or(u32::MAX), Ordering::Relaxed);
@@ -172,20 +173,22 @@ impl<'a> ControlChannel<'a> {
         self.word_at(76).store(request.from, Ordering::Relaxed);
         self.number_at(80).store(request.group, Ordering::Relaxed);
         ticket.store(mine, Ordering::Release); // Pairs with the process's Acquire: it publishes the request.
-        // SAFETY: the word is mapped; waking touches no memory.
+        // SAFETY: the word lies in the mapping, which outlives the call. A wake reads and writes no
+        // memory.
         let woken = unsafe { libc::syscall(libc::SYS_futex, ticket.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
         if woken < 0 {
             return Err(io::Error::last_os_error()).context("futex");
         }
         let (mut looks, mut vigil, mut silence) = (0_u32, Vigil::begin(&self.process.handle), None);
-        // Acquire pairs with the process's Release: an asker that reads the ticket sees the answer.
+        // Acquire pairs with the Release in neap's `control/channel.rs`, which publishes the
+        // answer.
         while answered.load(Ordering::Acquire) != mine {
             looks = looks.wrapping_add(1);
             let is_time = looks.is_multiple_of(LOOKS);
             let has_ended = is_time && self.process.handle.has_ended();
             silence = if is_time { vigil.look() } else { silence };
             if has_ended || silence.is_some() || Instant::now() >= end {
-                // The process may take up the request at this moment and still execute it.
+                // The process may have begun the request at this moment. Then it still executes it.
                 let _ = ticket.compare_exchange(mine, old, Ordering::Relaxed, Ordering::Relaxed);
                 let pid = self.process.pid;
                 return Err(match silence {
@@ -213,9 +216,9 @@ impl<'a> ControlChannel<'a> {
         Ok(bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect())
     }
 
-    /// Requests reports until there are no more. `read` gets the words of each report. It returns
-    /// `None` if the process has nothing to report, and otherwise the start of the next report, if
-    /// there is one. Returns whether the process had something to report.
+    /// Requests reports until there are no more, and passes the words of each to `read`. `read`
+    /// returns `None` if the process has nothing to report. Otherwise it returns the start of the
+    /// next report, if there is one. Returns whether the process had something to report.
     pub(crate) fn reports(
         &self,
         what: u32,
@@ -225,7 +228,8 @@ impl<'a> ControlChannel<'a> {
         let is_there = loop {
             let asked = self.ask(&ChannelRequest { what, from, ..ChannelRequest::default() });
             if asked.is_err() && from > 0 {
-                // The process has answered before: its thread runs, and the time is used up.
+                // The process has answered an earlier request, so its thread runs. If the time is
+                // used up, the error says so.
                 self.process.allowance.ensure_time().with_context(|| format!("process {pid}"))?;
             }
             match asked? {
@@ -262,12 +266,12 @@ impl<'a> ControlChannel<'a> {
     /// Frees the memory of reports.
     fn forget_reports(&self) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the call changes a part of the file that no process reads any more. If the kernel
-        // refuses the call, some pages stay.
+        // SAFETY: the call touches no memory of this process. It changes only a part of the file
+        // that no process reads any more. If the kernel refuses the call, some pages stay.
         unsafe { libc::fallocate(self.file.as_raw_fd(), mode, REPORT as i64, REPORT_LENGTH as i64) };
     }
 
-    /// Explains why there was no answer, by the process's own numbers.
+    /// Returns an error that explains, by the process's own numbers, why it has not answered.
     fn unanswered(&self) -> anyhow::Error {
         let mode = self.page.object.get("mode");
         let background = mode.and_then(|mode| mode["background"].as_str()).unwrap_or("unknown");
@@ -289,16 +293,17 @@ impl<'a> ControlChannel<'a> {
     }
 }
 
-/// Opens a page for writing and maps it, if its file is sealed against shrinking.
+/// Opens a page for writing, and maps it. Fails if the file is not sealed against shrinking.
 fn map(page: &File) -> io::Result<(File, NonNull<u8>)> {
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(opened_path(page))?;
-    // SAFETY: asks about a descriptor.
+    // SAFETY: the call reads the seals of an open descriptor, and touches no memory.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
     if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || file.metadata()?.len() < MAPPED as u64 {
         return Err(io::Error::other("the memfd neap-stat is not sealed as neap's page is"));
     }
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address that the kernel chooses, of a file that cannot shrink.
+    // SAFETY: the kernel chooses the address, so the mapping replaces no other. The file has at
+    // least `MAPPED` bytes and cannot shrink.
     let memory = unsafe { libc::mmap(std::ptr::null_mut(), MAPPED, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if memory == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -309,7 +314,8 @@ fn map(page: &File) -> io::Result<(File, NonNull<u8>)> {
 
 impl Drop for ControlChannel<'_> {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and nothing refers to it any more.
+        // SAFETY: `map` has made the mapping with this length. References into it borrow `self`, so
+        // none is left.
         unsafe { libc::munmap(self.mapping.as_ptr().cast(), MAPPED) };
     }
 }

@@ -50,7 +50,7 @@ pub(crate) fn main(options: &DemoOptions) -> Result<ExitCode> {
     let workload = Workload {
         unit: "s",
         metric: Outcome::wall_seconds,
-        // Half as much again for the overhead of allocators.
+        // One half is added for the overhead of allocators.
         memory: (THREADS * MIB * 3 / 2) << 20,
         ..Workload::timed("burst", 1, &["idle", "--progress", "--size", &size, "--rounds", &rounds])
     };

@@ -7,18 +7,19 @@ use core::fmt::Write;
 
 use serde_json::{Map, Value};
 
-/// Quotes and the escape character. They end no line, start no sequence, and stay as they are.
+/// Quotes and the backslash. They end no line and start no terminal sequence, so they stay
+/// unchanged.
 const HARMLESS: [char; 3] = ['\'', '"', '\\'];
 
-/// Returns a text with each byte that is not UTF-8 as `\xd0`, and each character that is not
-/// printable as `\u{9b}`. Such are control and format characters, separators of lines, and
-/// characters that have no meaning. Text that was escaped before stays as it is.
+/// Escapes a text. A byte that is not UTF-8 becomes an escape such as `\xd0`. A character that is
+/// not printable becomes an escape such as `\u{9b}`. Control and format characters, line separators
+/// and unassigned characters are not printable. Text that was escaped before stays unchanged.
 pub(crate) fn escaped(text: &[u8]) -> String {
     let mut safe = String::with_capacity(text.len());
     for chunk in text.utf8_chunks() {
         for piece in chunk.valid().split_inclusive(HARMLESS) {
             let plain = piece.trim_end_matches(HARMLESS);
-            // A mark at the start of a piece has no letter to stand above.
+            // `escape_debug` also escapes a combining mark at the start of a piece.
             safe.extend(plain.escape_debug());
             safe.push_str(&piece[plain.len()..]);
         }
@@ -43,7 +44,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// Returns a JSON value with all strings and keys escaped, and none longer than [`LONGEST`].
+/// Returns a JSON value with all strings and keys escaped and cut to [`LONGEST`] characters.
 pub(crate) fn escaped_value(value: Value) -> Value {
     match value {
         Value::String(text) => cut(&text).into(),
@@ -53,7 +54,7 @@ pub(crate) fn escaped_value(value: Value) -> Value {
     }
 }
 
-/// Returns a JSON object with all strings and keys escaped, and none longer than [`LONGEST`].
+/// Returns a JSON object with all strings and keys escaped and cut to [`LONGEST`] characters.
 pub(crate) fn escaped_object(entries: Map<String, Value>) -> Map<String, Value> {
     entries.into_iter().map(|(key, value)| (cut(&key), escaped_value(value))).collect()
 }
@@ -62,8 +63,8 @@ pub(crate) fn escaped_object(entries: Map<String, Value>) -> Map<String, Value> 
 pub(crate) mod tests {
     use super::*;
 
-    /// Whether a character could steer a terminal or hide from a reader; independent of the code
-    /// above.
+    /// Whether a character could steer a terminal or hide from a reader. This check is independent
+    /// of the code above.
     pub(crate) fn is_hostile(letter: char) -> bool {
         letter.is_control()
             || matches!(letter, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{feff}')

@@ -1,5 +1,5 @@
-//! Targets of libFuzzer: the readers of data that other processes write. libFuzzer prefers inputs
-//! that reach new code.
+//! Targets of libFuzzer for the readers of data that other processes write. libFuzzer prefers
+//! inputs that reach new code.
 //!
 //! `cargo xtask fuzz` builds the unit tests with the engine and with counters of all branches, and
 //! runs the ignored test here. The variable `NEAP_FUZZ` names the target:
@@ -12,8 +12,8 @@
 //! | `profile` | a profile in the format of pprof, not compressed |
 //! | `trace` | a trace of the laboratory |
 //!
-//! Choices are the numbers that the tests of mutated data draw ([`Random`]). A failure is an abort;
-//! libFuzzer prints the input and writes it to a file.
+//! Choices are the random numbers ([`Random`]) by which the tests mutate data. A target aborts on a
+//! failure. Then libFuzzer prints the input and writes it to a file.
 
 use core::ffi::{CStr, c_char, c_int};
 use std::cell::OnceCell;
@@ -24,7 +24,7 @@ use crate::hostile_tests::{self, Random};
 use crate::profile;
 
 unsafe extern "C" {
-    /// The engine: runs `target` with inputs, as the arguments say.
+    /// Runs libFuzzer, which calls `target` with inputs. The arguments are libFuzzer's own.
     fn LLVMFuzzerRunDriver(
         count: *mut c_int,
         words: *mut *mut *mut c_char,
@@ -78,7 +78,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     });
 });
 
-/// A good input of a target, if the engine would not find one by itself.
+/// Returns a valid input of a target. `None` if libFuzzer finds one by itself.
 fn seed(target: &str) -> Option<Vec<u8>> {
     match target {
         "page" => Some(hostile_tests::PAGE.into()),
@@ -119,8 +119,8 @@ fn fuzz() {
     let mut words: Vec<*mut c_char> = words.iter().map(|word| CStr::as_ptr(word).cast_mut()).collect();
     let mut count = words.len() as c_int;
     words.push(core::ptr::null_mut());
-    // SAFETY: the words are C strings that outlive the call, and a null follows them. The engine
-    // calls the target in this thread.
+    // SAFETY: `count` is a live local. `words` holds pointers to `count` C strings that outlive the
+    // call, and then a null. The engine calls the target in this thread.
     let status = unsafe { LLVMFuzzerRunDriver(&mut count, &mut words.as_mut_ptr(), LLVMFuzzerTestOneInput) };
     assert_eq!(status, 0);
 }

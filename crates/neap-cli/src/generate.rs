@@ -1,7 +1,7 @@
 //! `neap generate`: man pages and shell completions, made from the arguments that the command
 //! itself parses. `cargo xtask install` runs it; `neap --help` does not list it.
 //!
-//! The files lie where an installation has them below its prefix.
+//! The paths of the files are those of an installation, below its prefix.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,8 @@ fn write_pages(command: &Command, folder: &Path, date: &str) -> Result<()> {
     command.get_subcommands().try_for_each(|subcommand| write_pages(subcommand, folder, date))
 }
 
-/// The section of a help text's end. Its paragraphs are filled, except those with indented lines.
+/// Returns the section for the end of a help text. Fills its paragraphs, except those with indented
+/// lines.
 fn notes(text: &str) -> Roff {
     let mut roff = Roff::new();
     if text.trim().is_empty() {
@@ -94,7 +95,7 @@ fn notes(text: &str) -> Roff {
     roff
 }
 
-/// The command without its hidden subcommands, which shells would offer.
+/// Returns the command without its hidden subcommands, which shells would otherwise offer.
 fn visible(command: &Command) -> Command {
     let mut visible = Command::new("neap").subcommand_required(true).version(env!("CARGO_PKG_VERSION"));
     visible = visible

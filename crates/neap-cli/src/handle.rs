@@ -14,9 +14,10 @@ use anyhow::{Context, Result};
 
 use crate::refusal::LookRefusal;
 
-/// Most bytes of a file of `/proc` that are read. All files but `environ` are shorter than that.
+/// Most bytes that [`ProcessHandle::read`] reads. Of the files that it reads, only `environ` can be
+/// longer.
 const MOST: u64 = 1 << 20;
-/// Most bytes of a line of `maps` that are read: the kernel writes a page for the path.
+/// Most bytes of a line of `maps` that are read. The kernel writes at most a page for the path.
 const MOST_OF_LINE: u64 = 16 << 10;
 
 /// A process.
@@ -27,7 +28,7 @@ pub(crate) struct ProcessHandle {
 }
 
 impl ProcessHandle {
-    /// Opens the process that has the number `pid` at the moment.
+    /// Opens the process that has the number `pid` now.
     pub(crate) fn open(pid: i32) -> Result<ProcessHandle> {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
@@ -39,25 +40,25 @@ impl ProcessHandle {
         }
     }
 
-    /// Path of a file of the process. It leads nowhere once the process has ended.
+    /// Returns the path of a file of the process. Nothing is there once the process has ended.
     pub(crate) fn path(&self, file: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{file}", self.folder.as_raw_fd()))
     }
 
-    /// Reads a file of the process, as far as its first [`MOST`] bytes.
+    /// Reads at most the first [`MOST`] bytes of a file of the process.
     pub(crate) fn read(&self, file: &str) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         File::open(self.path(file))?.take(MOST).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Calls `each` with every line of a file, until it returns `false`. Of a line, `each` gets at
-    /// most [`MOST_OF_LINE`] bytes.
+    /// Calls `each` with every line of a file, until it returns `false`. Passes at most the first
+    /// [`MOST_OF_LINE`] bytes of a line.
     pub(crate) fn each_line(&self, file: &str, each: &mut dyn FnMut(&[u8]) -> bool) -> io::Result<()> {
         each_line(BufReader::new(File::open(self.path(file))?), each)
     }
 
-    /// The line of `/proc/PID/stat` from the state on; `None` if the process has ended.
+    /// Returns the line of `/proc/PID/stat` from the state on. `None` if the process has ended.
     pub(crate) fn state_line(&self) -> Option<String> {
         // The name in front of the state may contain spaces, brackets, and bytes that are not
         // UTF-8.

@@ -1,9 +1,10 @@
-//! Mutated pages and reports, as a hostile process may write them: no panic, no endless loop, no
-//! character that steers a terminal, and no more bytes than the allowance.
+//! Tests with mutated pages and reports, as a hostile process may write them. A command must
+//! neither panic nor loop forever. It shows no character that steers a terminal, and keeps no more
+//! bytes than the allowance.
 //!
-//! The corpus is one good page, and good reports of each kind. Each input is some of them with a
-//! few mutations. The seed is printed; `NEAP_SEED` replays one, `NEAP_INPUTS` sets the number of
-//! inputs of the long run.
+//! The corpus is one good page, and good reports of each kind. Each input is the page or the
+//! reports of one kind, with a few mutations. The tests print the seed. `NEAP_SEED` replays a seed,
+//! and `NEAP_INPUTS` sets the number of inputs of the long run.
 
 use core::time::Duration;
 use std::process::Command;
@@ -29,12 +30,12 @@ pub(crate) struct Random {
 }
 
 impl Random {
-    /// The numbers of an input of a run.
+    /// A generator for one input of a run.
     pub(crate) fn of_input(seed: u64, input: u64) -> Random {
         Random { state: (seed + input).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, bytes: Vec::new().into_iter() }
     }
 
-    /// The numbers that `bytes` are, two bytes each.
+    /// A generator that first returns the numbers in `bytes`, two bytes each.
     #[cfg(fuzzing)]
     pub(crate) fn of_bytes(bytes: &[u8]) -> Random {
         Random { bytes: bytes.to_vec().into_iter(), ..Random::of_input(1, bytes.len() as u64) }
@@ -211,8 +212,8 @@ pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Runs an ignored test with a few inputs in a new process, whose memory alone is measured. In this
-/// process it would disturb other tests, which count page faults.
+/// Runs an ignored test with a few inputs in a new process, to measure the memory of this test
+/// alone. In this process it would disturb other tests, which count page faults.
 pub(crate) fn run_apart(test: &str, inputs: u64) {
     let clock = u64::from(std::process::id()) << 20 ^ stat_reader::monotonic();
     let seed = number("NEAP_SEED").unwrap_or(clock).to_string();
@@ -224,7 +225,7 @@ pub(crate) fn run_apart(test: &str, inputs: u64) {
     assert!(output.status.success() && said.contains("inputs read"), "{said}");
 }
 
-/// Checks the most bytes that were resident in this process.
+/// Asserts that the peak of resident bytes of this process is below `most`.
 pub(crate) fn assert_resident_below(most: u64) {
     let peak = parse_kib(&std::fs::read("/proc/self/status").unwrap(), b"VmHWM:").unwrap();
     assert!(peak << 10 < most, "{peak} KiB were resident");

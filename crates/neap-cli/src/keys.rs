@@ -54,7 +54,7 @@ pub(crate) fn listing() -> String {
     listing_of(|_| true)
 }
 
-/// The options that are `wanted`.
+/// Returns the listing of those options for which `wanted` returns true.
 pub(crate) fn listing_of(wanted: impl Fn(&Description) -> bool) -> String {
     let mut text = String::new();
     for option in DESCRIPTIONS.iter().filter(|option| wanted(option)) {

@@ -16,15 +16,15 @@ const LIBRARY_FOLDERS: [&str; 3] =
 /// File name of neap's preload library.
 pub(crate) const LIBRARY: &str = "libneap_malloc.so";
 
-/// This executable, with links resolved, so that a link in `/usr/local/bin` still finds its
-/// library.
+/// Returns the path of this executable with links resolved. So a link in `/usr/local/bin` leads to
+/// the library as well.
 pub(crate) fn executable() -> Result<PathBuf> {
     let path = std::env::current_exe().context("cannot tell where this executable lies")?;
     path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
 }
 
-/// Returns the preload library: beside `executable`, or in a folder for libraries of the same
-/// prefix. `LD_PRELOAD` can name its path.
+/// Finds the preload library: beside `executable`, or in a library folder of the same prefix.
+/// Returns a path that `LD_PRELOAD` can name.
 pub(crate) fn find(executable: &Path) -> Result<PathBuf> {
     let folder = executable.parent().context("the executable lies in no folder")?;
     let prefix = folder.parent().unwrap_or(folder);
@@ -40,7 +40,7 @@ pub(crate) fn find(executable: &Path) -> Result<PathBuf> {
     Ok(found.clone())
 }
 
-/// The preload library that the user names, by its path from / on.
+/// Returns the absolute path of the preload library that the user names.
 pub(crate) fn named(file: &Path) -> Result<PathBuf> {
     let path = file.canonicalize().with_context(|| format!("--library {}", file.display()))?;
     if !linkage::is_shared_object(&path) {
@@ -50,8 +50,8 @@ pub(crate) fn named(file: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Checks that `LD_PRELOAD` can name the path of `library`. It separates its entries by colons and
-/// spaces, and has no escape for either.
+/// Checks that `LD_PRELOAD` can name the path of `library`. The variable separates its entries by
+/// colons and spaces, and has no escape for either.
 pub(crate) fn check_preloadable(library: &Path) -> Result<()> {
     let text = library.to_str().with_context(|| format!("{} is not UTF-8", library.display()))?;
     if text.contains([':', ' ']) {

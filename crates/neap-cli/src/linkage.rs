@@ -12,9 +12,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Most scripts in a row, each the interpreter of the one before, that are followed.
+/// Most scripts that [`static_file`] follows, each the interpreter of the one before.
 const MOST_SCRIPTS: usize = 5;
-/// Most bytes of a script's first line that are read; the kernel reads fewer.
+/// Most bytes of a script's first line that this command reads. The kernel reads fewer.
 const FIRST_LINE: u64 = 4096;
 /// Search path of programs without `PATH`, as in execvp(3).
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
@@ -26,8 +26,8 @@ const INTERPRETER: u32 = 3;
 const FLAGS_1: u64 = 0x6fff_fffb;
 const IS_PROGRAM: u64 = 0x0800_0000;
 
-/// Returns the statically linked file that would be executed for `program`: itself or a script's
-/// interpreter.
+/// Returns the statically linked file that the kernel would execute for `program`. The file is the
+/// program itself or a script's interpreter.
 pub(crate) fn static_file(program: &OsStr) -> Option<PathBuf> {
     let mut path = located(program)?;
     for _ in 0..MOST_SCRIPTS {
@@ -56,7 +56,7 @@ fn located(program: &OsStr) -> Option<PathBuf> {
     env::split_paths(&path).map(|folder| folder.join(program)).find(is_program)
 }
 
-/// The interpreter in a script's first line; `None` for a file that is no script.
+/// Returns the interpreter in a script's first line. `None` for a file that is no script.
 fn interpreter(path: &Path) -> Option<PathBuf> {
     let mut start = Vec::new();
     regular(path)?.take(FIRST_LINE).read_to_end(&mut start).ok()?;
@@ -65,8 +65,8 @@ fn interpreter(path: &Path) -> Option<PathBuf> {
     Some(OsString::from_vec(name.to_vec()).into())
 }
 
-/// Whether `path` is a program that names no interpreter. The loader itself does not count; it can
-/// be run with a program as its argument.
+/// Returns whether `path` is a program that names no interpreter. False for the loader itself,
+/// which can be run with a program as its argument.
 fn is_static(path: &Path) -> bool {
     let Some(elf) = Elf::open(path) else { return false };
     let Some(segments) = elf.segments() else { return false };

@@ -1,8 +1,9 @@
 //! The live counters in a process's page of numbers, and the sums of them.
 //!
-//! The process stores a counter whenever it changes, so the counters are right even if the process
-//! sleeps or is stopped. `crates/neap/src/numbers/live.rs` describes the format. Any process of the
-//! user may have written the counters, so sizes are checked, and sums saturate.
+//! The process stores a counter whenever it changes, so the counters are current even if the
+//! process sleeps or is stopped. `crates/neap/src/numbers/live.rs` describes the format. Any
+//! process of the user may have written the counters. So this module checks sizes, and its sums do
+//! not overflow.
 
 use std::io;
 
@@ -19,8 +20,8 @@ const CLASS: usize = 32;
 /// Most nodes and classes of a page. A page with more is damaged.
 const MOST_NODES: usize = 32;
 const MOST_CLASSES: usize = 256;
-/// Most readings of the counters until two readings agree. While a process allocates all the time,
-/// no two agree.
+/// Most readings of the counters. This command stops earlier if two readings agree. Two readings of
+/// a process that allocates all the time may never agree.
 const READINGS: u32 = 8;
 
 /// Reads bytes of a page, from an offset on.
@@ -38,7 +39,7 @@ impl PageLayout {
     /// Reads the layout of a page.
     ///
     /// # Errors
-    /// The head cannot be read, or is damaged.
+    /// Returns an error if the head cannot be read, or is damaged.
     pub(crate) fn read(read: &Read<'_>) -> Result<PageLayout> {
         let mut head = [0; HEAD_LENGTH];
         read(HEAD as u64, &mut head).context("cannot read the page of numbers")?;
@@ -91,7 +92,8 @@ struct NodeCounts {
 }
 
 impl NodeCounts {
-    /// Pages that the zone has handed out, including those in CPUs' lists, without holes.
+    /// Pages that the zone has handed out, including those in CPUs' lists. Holes (released pages of
+    /// slabs) do not count.
     fn used(self) -> u64 {
         self.managed.saturating_sub(self.free).saturating_sub(self.releasing).saturating_sub(self.holes)
     }
@@ -120,7 +122,7 @@ impl ClassCounts {
         self.objects().saturating_sub(free).saturating_mul(self.size)
     }
 
-    /// Bytes of free objects in slabs and barns, without holes.
+    /// Bytes of free objects in slabs and barns. Holes (released pages of slabs) do not count.
     fn free(self, page_size: u64) -> u64 {
         let free = self.in_slabs.saturating_add(self.in_barn).min(self.objects());
         free.saturating_mul(self.size).saturating_sub(self.holes.saturating_mul(page_size))
@@ -146,7 +148,7 @@ pub(crate) struct Live {
     is_settled: bool,
 }
 
-/// Sums of the live counters, in bytes, and in pages where stated.
+/// Sums of the live counters. `listed_pages` counts pages, and the other sums are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LiveSums {
     pub(crate) mapped: u64,
@@ -223,7 +225,7 @@ impl Live {
     }
 
     /// Returns the sums. Pages that the zones have handed out, and that are neither in slabs nor in
-    /// runs, are in CPUs' lists.
+    /// runs, count as pages of CPUs' lists.
     pub(crate) fn sums(&self) -> LiveSums {
         let bytes = |pages: u64| pages.saturating_mul(self.page_size);
         let owned = bytes(self.of_classes(ClassCounts::pages)).saturating_add(self.run_bytes);
@@ -240,7 +242,7 @@ impl Live {
         }
     }
 
-    /// Replaces numbers of the text, which are of the last tick, by the counters.
+    /// Replaces numbers in `object`, which are as old as the last tick, by the counters.
     pub(crate) fn put_into(&self, object: &mut Map<String, Value>) {
         let sums = self.sums();
         let holes = self.zones(|zone| zone.holes);
@@ -287,7 +289,7 @@ impl Live {
     }
 }
 
-/// Puts entries into the object `key`, which is made if it is not there.
+/// Puts entries into the object under `key`. If there is none, adds an empty object first.
 fn put(object: &mut Map<String, Value>, key: &str, entries: Value) {
     let place = object.entry(key).or_insert_with(|| json!({}));
     if let (Some(place), Value::Object(entries)) = (place.as_object_mut(), entries) {
@@ -295,7 +297,7 @@ fn put(object: &mut Map<String, Value>, key: &str, entries: Value) {
     }
 }
 
-/// The array `key`, which is made if there is none.
+/// Returns the array under `key`. If there is none, puts an empty array there.
 fn list<'a>(object: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Value> {
     let place = object.entry(key).or_insert(Value::Null);
     if !place.is_array() {
@@ -304,7 +306,7 @@ fn list<'a>(object: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Value>
     place.as_array_mut().expect("an array")
 }
 
-/// Puts entries into the row with the same value of `key`, which is added if it is not there.
+/// Puts entries into the row that has their value of `key`. If there is none, adds a row.
 fn put_row(rows: &mut Vec<Value>, key: &str, entries: Value) {
     let Value::Object(entries) = entries else { return };
     match rows.iter_mut().filter_map(Value::as_object_mut).find(|row| row.get(key) == entries.get(key)) {

@@ -46,7 +46,8 @@ impl Machine {
 }
 
 fn glibc() -> String {
-    // SAFETY: the function takes nothing and returns a string that lives as long as the program.
+    // SAFETY: the function takes nothing. It returns a static string that ends with a NUL and never
+    // changes.
     let version = unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) };
     version.to_string_lossy().into_owned()
 }

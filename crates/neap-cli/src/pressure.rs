@@ -1,6 +1,7 @@
 //! `neap pressure`: the memory limit and the headroom that bind a process, and how they were found.
 //!
-//! [`neap_pressure`] finds and reads; this file prints. The process need not run under neap.
+//! [`neap_pressure`] finds and reads the limits, and this file prints them. The process need not
+//! run under neap.
 
 mod watch;
 

@@ -1,8 +1,8 @@
-//! Child processes of benchmarks. Each child is started in a process group of its own, and read and
-//! awaited until a deadline. Its costs are measured.
+//! Child processes of benchmarks. Each child has a process group of its own and a deadline, until
+//! which this process reads its output and awaits it. This module measures the child's costs.
 //!
-//! A child is killed when its [`Process`] is dropped, even after an error, and when this process
-//! ends.
+//! A [`Process`] that is dropped before it was awaited kills the child's process group. The kernel
+//! kills a child when the thread that started it ends.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -30,13 +30,13 @@ pub(crate) struct Finished {
 }
 
 impl Process {
-    /// Starts `command` with its standard output readable by [`Process::read`]. It must end within
+    /// Starts `command`. [`Process::read`] reads its standard output. The child must end within
     /// `limit`.
     pub(crate) fn start(mut command: Command, limit: Duration) -> Result<Process> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdout(Stdio::piped()).process_group(0);
-        // SAFETY: between fork and exec the closure makes one system call, which is
-        // async-signal-safe.
+        // SAFETY: the closure runs in the child between fork and exec. It makes one system call,
+        // which is async-signal-safe, and allocates nothing.
         unsafe {
             command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
                 0 => Ok(()),
@@ -56,8 +56,8 @@ impl Process {
         self.child.stdin.take()
     }
 
-    /// Passes standard output to `sink` as it comes, until it ends or `sink` returns that it has
-    /// seen enough.
+    /// Passes standard output to `sink` as it comes, until the output ends or `sink` returns false.
+    /// Returns an error at the deadline.
     pub(crate) fn read(&mut self, mut sink: impl FnMut(&[u8]) -> bool) -> Result<()> {
         let mut buffer = [0; 64 * 1024];
         loop {
@@ -76,7 +76,7 @@ impl Process {
     /// Waits for the end of the child. At the deadline, kills its whole process group and returns
     /// an error.
     pub(crate) fn wait(mut self) -> Result<Finished> {
-        // SAFETY: pidfd_open takes two integers and gives a new descriptor or -1.
+        // SAFETY: pidfd_open takes two integers, and returns a new descriptor or -1.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.child.id(), 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error()).context("pidfd_open");
@@ -90,8 +90,8 @@ impl Process {
     }
 
     fn signal(&self) {
-        // SAFETY: the group was made for this child, which was not awaited yet, so its number is
-        // not reused.
+        // SAFETY: the call touches no memory. This process made the group for the child, and has
+        // not awaited the child yet, so the group's number is not reused.
         unsafe { libc::kill(-(self.child.id() as i32), libc::SIGKILL) };
     }
 
@@ -99,7 +99,7 @@ impl Process {
         let mut status = 0;
         // SAFETY: all-zero bytes are a valid rusage.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: both pointers are to live locals.
+        // SAFETY: `status` and `usage` are live locals that the call may write.
         let answer = unsafe { libc::wait4(self.child.id() as i32, &mut status, 0, &mut usage) };
         if answer < 0 {
             return Err(io::Error::last_os_error()).with_context(|| format!("cannot wait for `{}`", self.name));
@@ -118,12 +118,12 @@ impl Drop for Process {
     }
 }
 
-/// Waits until `fd` can be read or is closed; false past `deadline`.
+/// Waits until `fd` can be read or is closed. Returns false if `deadline` has passed.
 fn readable(fd: i32, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, in a live local.
+        // SAFETY: `entry` is a live local, and the number of entries is 1.
         match unsafe { libc::poll(&mut entry, 1, left.as_millis().min(i32::MAX as u128) as i32) } {
             0 if left.is_zero() => return Ok(false),
             0 => {}
@@ -179,8 +179,8 @@ pub(crate) fn parse_kib(text: &[u8], name: &[u8]) -> Option<u64> {
     Some(digits.fold(0, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
 
-/// Processor time of all threads that a process has now, in nanoseconds. Threads that have ended
-/// are not in it.
+/// Processor time of all threads that a process has now, in nanoseconds. The time of threads that
+/// have ended is not included.
 pub(crate) fn threads_cpu_ns(process: u32) -> Result<u64> {
     let mut total = 0;
     for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
@@ -227,8 +227,8 @@ mod tests {
             .unwrap();
         let grandchild: i32 = String::from_utf8(grandchild).unwrap().trim().parse().unwrap();
         assert!(process.wait().err().unwrap().to_string().contains("did not end in time"));
-        // The grandchild is a zombie until init has collected it, then gone; it is not running in
-        // either case.
+        // The grandchild is a zombie until init has collected it, and then gone. It runs in neither
+        // case.
         let running = || {
             std::fs::read_to_string(format!("/proc/{grandchild}/stat"))
                 .is_ok_and(|text| !text.rsplit(") ").next().unwrap_or("").starts_with(['Z', 'X']))

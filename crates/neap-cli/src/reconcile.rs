@@ -1,9 +1,9 @@
 //! `neap stat PID --reconcile`: neap's counters of a process beside the kernel's resident memory.
 //!
 //! The reports on mappings, pages and counters come from the process's [control
-//! channel](crate::control_channel). They are untrusted, so sizes are checked. The crate `neap`
-//! makes the sums; a process can make the same sums for itself. The process runs on meanwhile, so
-//! the numbers of a busy process are of slightly different moments.
+//! channel](crate::control_channel). This command does not trust them, and checks sizes. The crate
+//! `neap` computes the sums, so a process can compute them for itself, too. The process runs
+//! meanwhile, so the numbers of a busy process are of slightly different moments.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;

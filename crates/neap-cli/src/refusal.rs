@@ -10,7 +10,7 @@ pub(crate) enum LookRefusal {
     Ended,
     /// The process does not run under neap.
     NotNeap,
-    /// The process is of another user, or may not be traced.
+    /// The process belongs to another user, or this command may not trace it.
     NotPermitted,
     /// The process runs under neap and publishes no numbers, or none yet.
     NoNumbers,

@@ -94,7 +94,7 @@ impl JsonReport {
     }
 }
 
-/// A markdown table with aligned columns; the first column is text, the others are numbers.
+/// Returns a markdown table with aligned columns. The first column holds text, the others numbers.
 pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut text = Vec::new();
     // Writing into a vector does not fail.
@@ -140,7 +140,7 @@ pub(crate) fn human(bytes: u64) -> String {
     neap::groups::Bytes(bytes).to_string()
 }
 
-/// A number with at most `decimals` decimals, fewer where it is large.
+/// Formats a number with at most `decimals` decimals. A large number gets fewer.
 pub(crate) fn number(value: f64, decimals: usize) -> String {
     let fewer = if value.abs() >= 1000.0 {
         0
@@ -152,7 +152,7 @@ pub(crate) fn number(value: f64, decimals: usize) -> String {
     format!("{value:.*}", decimals.min(fewer))
 }
 
-/// Median with the spread in brackets, or a dash for nothing.
+/// Returns the median with the spread in brackets, or a dash if there is no summary.
 pub(crate) fn cell(summary: Option<Summary>, decimals: usize) -> String {
     match summary {
         None => "-".to_string(),
@@ -163,7 +163,7 @@ pub(crate) fn cell(summary: Option<Summary>, decimals: usize) -> String {
     }
 }
 
-/// Rounds a measured number for JSON: to four decimals.
+/// Rounds a measured number to four decimals, for JSON.
 pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

@@ -1,4 +1,4 @@
-//! `neap run`: becomes the given program with neap preloaded.
+//! `neap run`: executes the given program with neap preloaded.
 //!
 //! This command sets `LD_PRELOAD` and `NEAP`, and executes the program in its own process. So
 //! process id, standard streams, signals and exit status are the program's own. With `--profile`
@@ -23,8 +23,8 @@ use neap_pressure::{Sensor, Subject, System};
 use crate::profile::{self, ProfileFile};
 use crate::{keys, library, linkage, signals};
 
-/// Options in front of all others: the heap follows the container's limit. If a key occurs twice,
-/// the last value counts.
+/// Option in front of all others. It has the heap follow the container's limit. If a key occurs
+/// twice, the last value counts.
 const DEFAULT: &str = "limit:auto";
 
 const EXAMPLES: &str = "\
@@ -197,7 +197,7 @@ fn recording(file: &Path) -> Result<OsString> {
         bail!("the absolute path may have at most {} bytes, no comma, and no space at its end", options::LONGEST_PATH);
     }
     if path.is_file() {
-        // Not truncated, because another process may still have the file mapped.
+        // Another process may still have the file mapped, so this command does not truncate it.
         fs::remove_file(&path).context("the file cannot be replaced")?;
     }
     let made = fs::OpenOptions::new().write(true).create_new(true).open(&path);

@@ -2,9 +2,9 @@
 //! of them free objects.
 //!
 //! The reports come from the process's [control channel](crate::control_channel), in the format of
-//! `crates/neap/src/reports/shrinker_report.rs`. They are untrusted, so sizes are checked. The
-//! command requests the count of one shrinker after the other. For each count, a callback runs on a
-//! thread of neap's in the process.
+//! `crates/neap/src/reports/shrinker_report.rs`. This command does not trust them, and checks
+//! sizes. It requests the counts of shrinkers one after the other. For each count, the process
+//! calls the shrinker's `count` callback.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -64,7 +64,7 @@ struct GroupNode {
     group: u64,
     node: u32,
     deferred: u64,
-    /// `None` if the shrinker was not asked yet, or did not answer.
+    /// Number of objects. `None` if the process has not asked the shrinker yet, or got no answer.
     objects: Option<u64>,
 }
 
@@ -86,7 +86,7 @@ struct ReportedShrinker {
 }
 
 impl ReportedShrinker {
-    /// Requests the groups that one report has no room for.
+    /// Requests the groups that did not fit into the first report.
     fn ask_more(&mut self, channel: &ControlChannel<'_>, allowance: &Allowance) -> Result<()> {
         while self.flags & MORE != 0 {
             let (what, from, cpu) = (SHRINKERS, self.id as u32, Some(self.places.len() as u32));
@@ -98,7 +98,7 @@ impl ReportedShrinker {
             let mut more = Seen::default();
             read(&channel.report()?, &mut more, allowance)
                 .with_context(|| format!("cannot read the shrinkers of process {}", channel.pid()))?;
-            // The shrinker may be gone meanwhile.
+            // The process may have removed the shrinker meanwhile.
             let Some(found) = more.shrinkers.into_iter().find(|found| found.id == self.id) else { break };
             self.flags = if found.places.is_empty() { found.flags & !MORE } else { found.flags };
             self.places.extend(found.places);
@@ -112,14 +112,14 @@ impl ReportedShrinker {
 struct Seen {
     shrinkers: Vec<ReportedShrinker>,
     /// Number of reclaimers, of reclaimers in a callback that does not return, of waits for
-    /// reclaimers, and of waits in vain.
+    /// reclaimers, and of waits without success.
     threads: [u64; 4],
-    /// Of direct and background passes: passes, groups asked, objects scanned, objects freed,
-    /// bytes.
+    /// For direct and for background passes: number of passes, groups asked, objects scanned,
+    /// objects freed, and bytes.
     passes: [[u64; 5]; 2],
     /// Paths of the groups of shrinkers.
     paths: BTreeMap<u64, String>,
-    /// The time was over before each shrinker was asked for its count.
+    /// Whether the time was over before the command had asked each shrinker for its count.
     is_cut: bool,
 }
 
@@ -162,7 +162,7 @@ fn read(words: &[u64], seen: &mut Seen, allowance: &Allowance) -> Result<Option<
     Ok(Some(u32::try_from(words[2]).ok()))
 }
 
-/// Makes a request for a shrinker to count its objects, or to scan some.
+/// Makes a request that has a shrinker count its objects, or scan some.
 fn request(shrinker: u64, place: &GroupNode, objects: Option<u64>) -> ChannelRequest {
     let (index, rest) = (shrinker as u32, (shrinker >> 32) as u32);
     ChannelRequest {
@@ -176,8 +176,8 @@ fn request(shrinker: u64, place: &GroupNode, objects: Option<u64>) -> ChannelReq
 }
 
 impl Seen {
-    /// Requests reports of all shrinkers. The first request has the process register neap's own
-    /// shrinkers, and make memory groups. Returns `None` if the process has no memory for that.
+    /// Requests reports of all shrinkers. On the first request, the process registers neap's own
+    /// shrinkers and makes memory groups. Returns `None` if the process has no memory for that.
     fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<Seen>> {
         let (channel, allowance, mut seen) = (ControlChannel::of(process, page)?, &process.allowance, Seen::default());
         if !channel.reports(SHRINKERS, |words| read(words, &mut seen, allowance))? {
@@ -205,7 +205,7 @@ impl Seen {
         }
     }
 
-    /// Requests the counts of all shrinkers that may be called, as far as the time allows.
+    /// Requests the count of each shrinker that is not barred, until the time is over.
     fn count(&mut self, channel: &ControlChannel<'_>, allowance: &Allowance) -> Result<()> {
         for shrinker in self.shrinkers.iter_mut().filter(|shrinker| shrinker.barred == 0) {
             let id = shrinker.id;
@@ -321,7 +321,7 @@ struct ShrinkersJson<S: Serialize> {
     late: u64,
     direct: Value,
     background: Value,
-    /// Whether the time was enough to ask each shrinker for its count.
+    /// Whether the command had time to ask each shrinker for its count.
     all_asked: bool,
     shrinkers: S,
 }
@@ -359,7 +359,7 @@ struct Shrunk {
 }
 
 impl Shrunk {
-    /// Has the wanted shrinkers of the page's manager scan objects, as far as the time allows.
+    /// Requests the wanted scans from the page's manager, until the time is over.
     fn ask(process: &ProcessStatus, page: &Page, wanted: &WantedScan) -> Result<Shrunk> {
         let mut shrunk = Shrunk::default();
         let Some(seen) = Seen::ask(process, page)? else { return Ok(shrunk) };
@@ -400,7 +400,8 @@ impl Shrunk {
     }
 }
 
-/// The scans that a user wants. Names are escaped as those of reports are.
+/// The scans that the user wants. Names are escaped like those in reports, so that both compare
+/// equal.
 struct WantedScan {
     name: String,
     objects: u64,

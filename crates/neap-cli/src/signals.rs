@@ -61,6 +61,7 @@ pub(crate) fn pass_on(command: &mut Command) -> &mut Command {
         };
         if done { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
-    // SAFETY: the closure makes two system calls and allocates nothing.
+    // SAFETY: the closure runs in the child between fork and exec. It allocates nothing, and both
+    // of its calls are async-signal-safe.
     unsafe { command.pre_exec(restore) }
 }

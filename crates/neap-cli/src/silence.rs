@@ -1,7 +1,7 @@
 //! Finds out from `/proc` why a process does not answer a request, while a command waits.
 //!
-//! A request is answered by neap's thread or, without one, by a call of the program. A process
-//! without that thread whose threads do not run makes no call. A stopped process does nothing.
+//! neap's thread answers requests. In a process without that thread, a call of the program answers
+//! them. If no thread of such a process runs, none makes a call. A stopped process answers nothing.
 
 use core::time::Duration;
 use std::fs;
@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use crate::handle::ProcessHandle;
 
-/// Time until the first look, and between two looks. If two looks in a row see the same, the reason
-/// is known.
+/// Time until the first look, and between two looks. If two looks in a row agree, [`Vigil::look`]
+/// can return a reason.
 const FIRST: Duration = Duration::from_millis(200);
 const BETWEEN: Duration = Duration::from_millis(500);
-/// Most threads of a process that are looked at. If a process has more, no reason is found, and the
+/// Most threads that a look reads. For a process with more threads, a look finds no reason, and the
 /// command waits until its timeout.
 const MOST_THREADS: usize = 256;
 
@@ -32,12 +32,12 @@ struct Threads {
     are_stopped: bool,
     runs_any: bool,
     has_neaps: bool,
-    /// Number of times that a thread went to sleep or was preempted.
+    /// Number of times that the threads went to sleep or were preempted.
     switches: u64,
 }
 
 impl Threads {
-    /// Looks at all threads; `None` if there are too many, or the process ends.
+    /// Reads the states of all threads. `None` if there are too many, or the process ends.
     fn look(handle: &ProcessHandle) -> Option<Threads> {
         let mut seen = Threads { are_stopped: true, ..Threads::default() };
         for (count, thread) in fs::read_dir(handle.path("task")).ok()?.enumerate() {
@@ -91,8 +91,8 @@ impl<'a> Vigil<'a> {
         Vigil { handle, next: Instant::now() + FIRST, before: None }
     }
 
-    /// Looks at the process if it is time to. Returns the reason why it will not answer, once that
-    /// is known.
+    /// Looks at the process if the next look is due. Returns the reason why the process will not
+    /// answer, if this look and the previous one show it.
     pub(crate) fn look(&mut self) -> Option<Silence> {
         if Instant::now() < self.next {
             return None;

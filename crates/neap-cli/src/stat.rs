@@ -228,7 +228,7 @@ impl Numbers {
         self.settings.iter().map(shown).collect::<Vec<_>>().join(", ")
     }
 
-    /// Numbers by node; empty on a machine with one node.
+    /// Returns the numbers by node. The text is empty on a machine with one node.
     fn report_nodes(&self) -> String {
         if self.nodes.len() < 2 {
             return String::new();
@@ -304,7 +304,7 @@ impl ContainerNumbers {
 }
 
 impl HeapProfiles {
-    /// A line of text; none before the first file.
+    /// Returns a line of text. It is empty if no file was written or failed.
     fn shown(&self) -> String {
         match (self.written, self.failed) {
             (0, 0) => String::new(),

@@ -26,7 +26,7 @@ pub(crate) struct Numbers {
     pub(crate) heap_profiles: Option<HeapProfiles>,
     pub(crate) bytes: Bytes,
     pub(crate) per_cpu: Option<PerCpuNumbers>,
-    /// Whether there have been memory groups.
+    /// Present if the process has had memory groups.
     pub(crate) groups: Option<IgnoredAny>,
     pub(crate) pages: Pages,
     pub(crate) lists: ListNumbers,
@@ -111,7 +111,7 @@ pub(crate) struct Bytes {
     pub(crate) unaccounted: i64,
 }
 
-/// Heap profiles that were written at a limit, and those that could not be.
+/// Counts of heap profiles at a limit: those written, and those that could not be written.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct HeapProfiles {
@@ -195,8 +195,8 @@ pub(crate) struct Released {
     pub(crate) failures: u64,
 }
 
-/// Pages of partly used slabs without objects: released at the moment, and released and refilled so
-/// far.
+/// Holes: pages of partly used slabs that have no objects and were released. Counts of the current
+/// holes, and of pages released and refilled so far.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Holes {

@@ -4,9 +4,9 @@
 //! The library keeps a memfd named `neap-stat` up to date. This command opens it through
 //! `/proc/PID/fd`. The kernel allows that to the process's own user and root, even if
 //! `kernel.yama.ptrace_scope` is 1. If the program has closed the descriptor, this command reads
-//! the mapping, for which it needs the right to trace the process. The process is neither stopped
-//! nor signalled. Its page is untrusted: only memfds are opened, each file once, and
-//! [text](crate::foreign) is escaped.
+//! the mapping, for which it needs the right to trace the process. This command neither stops nor
+//! signals the process. It does not trust the page: it reads only memfds, each of them once, and
+//! escapes their [text](crate::foreign).
 //!
 //! `crates/neap/src/numbers/sheet.rs` describes the page's format, version 7. This module reads it
 //! byte by byte, since the library in a process may be of another version than this command.
@@ -31,23 +31,23 @@ use crate::refusal::LookRefusal;
 /// Version of this command.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Nanoseconds of the clock that pages are dated by.
+/// Returns the time in nanoseconds of the clock that dates pages, `CLOCK_MONOTONIC`.
 pub(crate) fn monotonic() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure is valid for writing; the clock exists on every Linux.
+    // SAFETY: `time` is a live local that the call may write. The clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The kernel's information about a process, and the bytes and time that may be spent on it.
+/// The kernel's information about a process, and the [`Allowance`] for a look at it.
 pub(crate) struct ProcessStatus {
     pub(crate) handle: Arc<ProcessHandle>,
     pub(crate) allowance: Allowance,
     pub(crate) pid: i32,
-    /// Escaped.
+    /// Name of the main thread, escaped.
     pub(crate) name: String,
     pub(crate) user: String,
-    /// The id by which the process knows itself.
+    /// Id of the process in its own pid namespace.
     pub(crate) own_id: u32,
     pub(crate) resident_kib: u64,
 }
@@ -55,19 +55,19 @@ pub(crate) struct ProcessStatus {
 /// A page that a process has published.
 pub(crate) struct Page {
     writer: u32,
-    /// Time of the text; of the look if the process has written none.
+    /// Time at which the process wrote the text. If it has written none, the time of the look.
     pub(crate) published: u64,
-    /// Whether there is a text: a forked child writes one at its first tick.
+    /// Whether the process has written a text. A forked child writes one at its first tick.
     pub(crate) is_written: bool,
     /// The text, escaped. The [live counters](crate::live) replace the numbers of the last tick.
     pub(crate) object: Map<String, Value>,
     pub(crate) way: &'static str,
-    /// The memfd, if the page was read by a descriptor. Opened for its path only.
+    /// The memfd, if this command read the page by a descriptor. It is open for its path only.
     pub(crate) file: Option<File>,
 }
 
 impl Page {
-    /// Inode of the memfd, which tells the pages of two programs apart; `None` without a memfd.
+    /// Returns the memfd's inode, which differs between two programs; `None` without a memfd.
     pub(crate) fn inode(&self) -> Option<u64> {
         Some(self.file.as_ref()?.metadata().ok()?.ino())
     }
@@ -80,7 +80,8 @@ impl Page {
 
 /// The kernel's name of the page among descriptors and mappings.
 const LINK: &str = "/memfd:neap-stat (deleted)";
-/// Pages of one process that are read. A manager has one, and few programs have a second manager.
+/// Most pages that this command reads of one process. A manager has one page, and few programs have
+/// a second manager.
 const MOST_PAGES: usize = 16;
 
 impl ProcessStatus {
@@ -100,7 +101,7 @@ impl ProcessStatus {
         if matches!(field("State").first(), Some(b'Z' | b'X')) {
             return Err(LookRefusal::Ended.error(format!("process {pid} has ended")));
         }
-        // One id per nested namespace, the innermost last.
+        // The line has one id for each nested namespace. The innermost comes last.
         let own_id = words("NStgid").last().and_then(|id| id.parse().ok());
         Ok(ProcessStatus {
             handle: Arc::clone(handle),
@@ -113,13 +114,13 @@ impl ProcessStatus {
         })
     }
 
-    /// Returns the page of this process's manager, by descriptor or mapping.
+    /// Returns the first of [`ProcessStatus::pages`].
     pub(crate) fn page(&self) -> Result<Page> {
         self.pages().map(|mut pages| pages.swap_remove(0))
     }
 
-    /// Returns the pages of all managers in the process, at least one. A program may have a manager
-    /// of its own beside the preloaded one.
+    /// Returns the pages of all managers in the process. A program may have a manager of its own
+    /// beside the preloaded one. If there is no page, returns an error that says why.
     pub(crate) fn pages(&self) -> Result<Vec<Page>> {
         let (mut own, mut foreign) = (Vec::new(), None);
         for file in self.descriptors()? {
@@ -206,7 +207,7 @@ impl ProcessStatus {
         }
     }
 
-    /// The memfds among the descriptors that have the page's name, each once.
+    /// Returns the memfds with the page's name among the process's descriptors, each once.
     fn descriptors(&self) -> Result<Vec<File>> {
         let folder = fs::read_dir(self.handle.path("fd")).map_err(|error| self.refused(error))?;
         let (mut files, mut known) = (Vec::new(), Vec::new());
@@ -216,8 +217,8 @@ impl ProcessStatus {
             if !fs::read_link(&path).is_ok_and(|link| link.as_os_str() == LINK) {
                 continue;
             }
-            // The descriptor may be closed by now, or be another file. A file that is opened for
-            // its path only neither waits nor acquires a terminal.
+            // The process may have closed the descriptor meanwhile, or reused its number for
+            // another file. Opening a file for its path only neither waits nor acquires a terminal.
             let file = match OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 file => file.map_err(|error| self.refused(error))?,
@@ -269,12 +270,12 @@ fn is_end(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// Path by which a file that is open in this command can be opened once more.
+/// Returns a path by which this command can open `file` once more.
 pub(crate) fn opened_path(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// A file system's number, and a file's in it.
+/// The device of a file system, and the inode of a file in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct FilePlace {
     device: (u32, u32),
@@ -285,7 +286,8 @@ struct FilePlace {
 /// never answer.
 fn place(file: &File) -> io::Result<FilePlace> {
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: all-zero bytes are valid numbers; the call only fills them.
+    // SAFETY: the descriptor is open, and the path is a NUL-terminated literal. All-zero bytes are
+    // a valid `statx`, and the call writes only to `status`.
     let (done, status) = unsafe {
         let mut status: libc::statx = core::mem::zeroed();
         (libc::statx(file.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_INO, &raw mut status), status)
@@ -296,26 +298,26 @@ fn place(file: &File) -> io::Result<FilePlace> {
     Ok(FilePlace { device: (status.stx_dev_major, status.stx_dev_minor), inode: status.stx_ino })
 }
 
-/// Returns the device number of all memfds. A file on another device may have a page's name, and a
-/// server that lets readers wait.
+/// Returns the device of all memfds. A file on another device may have the name of a page, and its
+/// server may let readers wait.
 fn memfds() -> io::Result<(u32, u32)> {
-    // SAFETY: the name is a C string.
+    // SAFETY: the name is a NUL-terminated literal.
     let descriptor = unsafe { libc::memfd_create(c"neap".as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made, and has no other owner.
+    // SAFETY: `memfd_create` has just returned the descriptor, which has no other owner.
     let file = unsafe { File::from_raw_fd(descriptor) };
     Ok(place(&file)?.device)
 }
 
-/// Whether a line of `maps` is of a file on a device.
+/// Returns whether a line of `maps` shows a mapping of a file on a device.
 fn is_on(line: &[u8], (major, minor): (u32, u32)) -> bool {
     let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
     words.nth(3) == Some(format!("{major:02x}:{minor:02x}").as_bytes())
 }
 
-/// The address at which a mapping begins, by its line of `maps`.
+/// Returns the start address of the mapping in a line of `maps`.
 fn start_of(line: &[u8]) -> Option<u64> {
     u64::from_str_radix(str::from_utf8(line.split(|&byte| byte == b'-').next()?).ok()?, 16).ok()
 }
@@ -323,7 +325,7 @@ fn start_of(line: &[u8]) -> Option<u64> {
 const MAGIC: &[u8] = b"neapstat";
 const FORMAT: u32 = 7;
 const HEADER: usize = 32;
-/// Offset of requests in the page, and behind them of the live counters.
+/// Offset and length of requests and answers in the page. The live counters follow them.
 pub(crate) const CHANNEL: usize = HEADER;
 pub(crate) const CHANNEL_LENGTH: usize = 88;
 const _: () = assert!(CHANNEL + CHANNEL_LENGTH <= live::HEAD);
@@ -332,21 +334,23 @@ pub(crate) const REPORT: usize = 256 << 10;
 pub(crate) const REPORT_LENGTH: usize = 64 << 10;
 /// Most bytes of text of a page.
 const MOST: usize = 64 << 10;
-/// Most readings of a page that is being written, and the time between two readings. Writing takes
-/// some microseconds. The pages of tests do not change by themselves.
+/// Most readings of a page while the process writes it, and the time between two readings. The
+/// process writes for some microseconds. A test's page does not change with time, so tests do not
+/// wait.
 const LOOKS: u32 = 200;
 const PAUSE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(1) };
 
-/// A page's maker and text.
+/// The layout, the writer and the text of a page.
 struct Sheet {
     layout: PageLayout,
     writer: u32,
-    /// Time and bytes of the text; `None` if there is none, or if it is written at every look.
+    /// Time and bytes of the text. `None` if there is none, or if the process was writing it at
+    /// each look.
     text: Option<(u64, Vec<u8>)>,
 }
 
-/// Reads a page by `read`. Reads its text again until the process did not change it meanwhile, and
-/// then the live counters.
+/// Reads a page by `read`: first its text, then the live counters. Reads the text again, at most
+/// [`LOOKS`] times, until the process has not changed it meanwhile.
 fn page(read: &Read<'_>, way: &'static str) -> Result<Page> {
     let Sheet { layout, writer, text } = sheet(read)?;
     let (published, mut object) = match &text {
@@ -397,12 +401,12 @@ fn sheet(read: &Read<'_>) -> Result<Sheet> {
             return Ok(Sheet { layout, writer, text: Some((published, text)) });
         }
     }
-    // A process that was stopped while it wrote the text never ends writing it.
+    // A process may be stopped while it writes the text. Then no look finds a whole text.
     let (layout, writer) = unwritten.context("the page of numbers was being made at every look")?;
     Ok(Sheet { layout, writer, text: None })
 }
 
-/// Parses the text of a page, and escapes all in it.
+/// Parses the text of a page, and escapes its keys and strings.
 fn object(text: &[u8]) -> Result<Map<String, Value>> {
     match serde_json::from_slice(text) {
         Ok(Value::Object(entries)) => Ok(escaped_object(entries)),
@@ -416,7 +420,7 @@ pub(crate) mod tests {
     use super::*;
     use core::cell::Cell;
 
-    /// A process without existence, for reports.
+    /// A process that does not exist, for tests of reports.
     pub(crate) fn ended() -> ProcessStatus {
         let (name, user) = ("ended".to_string(), "0".to_string());
         let handle = Arc::new(ProcessHandle::open(std::process::id() as i32).unwrap());
@@ -438,7 +442,7 @@ pub(crate) mod tests {
         bytes
     }
 
-    /// Reads a page that changes at each read; the last state stays.
+    /// Reads a page whose state changes at each read. Later reads find the last state.
     pub(crate) fn read_in_turn(pages: &[Vec<u8>]) -> Result<Page> {
         let reads = Cell::new(0);
         let read = |at: u64, to: &mut [u8]| {

@@ -1,5 +1,5 @@
-//! Medians, spreads and paired ratios: pure functions of numbers. An empty series has no statistics
-//! rather than a zero.
+//! Medians, spreads and paired ratios: pure functions of numbers. For an empty series, functions
+//! return `None` instead of zero.
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ pub(crate) struct Summary {
     pub(crate) max: f64,
 }
 
-/// Median, smallest and largest, or nothing for no values.
+/// Returns the median, the smallest and the largest value. `None` without values.
 pub(crate) fn summary(values: impl IntoIterator<Item = f64>) -> Option<Summary> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -36,13 +36,14 @@ pub(crate) fn paired_ratios(ours: &[Measured], theirs: &[Measured]) -> Vec<f64> 
 }
 
 /// Returns the ends of an interval that contains the median of the distribution with a probability
-/// of at least 95 %. It uses only the order of the values, and assumes nothing of the distribution.
-/// `None` for fewer than six values.
+/// of at least 95 %. It uses only the order of the values, and assumes nothing about the
+/// distribution. `None` for fewer than six values.
 pub(crate) fn median_interval(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     // Each value is below the median with probability 1/2. `outside` is the probability that the
-    // median is below the value at `ends`, or above the one as far from the other end.
+    // median is below the value at `ends`, or above the value at the same distance from the other
+    // end.
     let count = sorted.len();
     let (mut probability, mut outside, mut ends) = (0.5_f64.powi(count as i32), 0.0, 0);
     while ends < count.div_ceil(2) && outside + 2.0 * probability <= 0.05 {
@@ -54,7 +55,7 @@ pub(crate) fn median_interval(values: impl IntoIterator<Item = f64>) -> Option<(
     Some((sorted[first], sorted[count - 1 - first]))
 }
 
-/// The geometric mean, or nothing for no values.
+/// Returns the geometric mean. `None` without values.
 pub(crate) fn geometric_mean(values: &[f64]) -> Option<f64> {
     if values.is_empty() {
         return None;

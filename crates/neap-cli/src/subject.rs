@@ -67,8 +67,9 @@ impl Subject {
     }
 }
 
-/// Calls `read` on a new thread, and waits for the result for `time` and [`GRACE`]. After that the
-/// thread is left behind, since it may be stuck in the kernel. It ends with this command.
+/// Calls `read` on a new thread, and waits for the result for `time` and [`GRACE`]. After that,
+/// this command leaves the thread behind, since it may be stuck in the kernel. The thread ends with
+/// this command.
 pub(crate) fn within<T: Send + 'static>(
     time: Duration,
     what: &str,
@@ -104,7 +105,7 @@ pub(crate) fn print_json(object: &impl Serialize) -> Result<ExitCode> {
     })
 }
 
-/// A JSON array whose elements are made one by one, while they are written.
+/// A JSON array that makes each element when it is written.
 pub(crate) struct Rows<'a, T, F>(pub(crate) &'a [T], pub(crate) F);
 
 impl<T, F: Fn(&T) -> Value> Serialize for Rows<'_, T, F> {
@@ -113,7 +114,7 @@ impl<T, F: Fn(&T) -> Value> Serialize for Rows<'_, T, F> {
     }
 }
 
-/// A process, and what was read of it, as a JSON object.
+/// A process, and the numbers read of it, as a JSON object.
 pub(crate) struct Named<'a, T> {
     process: &'a ProcessStatus,
     key: &'static str,

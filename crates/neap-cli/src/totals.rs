@@ -17,13 +17,13 @@ const LONGEST: usize = 24;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) pid: i32,
-    /// Number of the user that it runs as.
+    /// Id of the user that the process runs as.
     pub(crate) user: String,
     /// Name of the main thread, escaped.
     pub(crate) command: String,
     /// Version of the library.
     pub(crate) version: String,
-    /// The kernel's number, for the whole process.
+    /// Resident bytes of the whole process, by the kernel.
     pub(crate) resident: u64,
     /// Objects and runs that the program has.
     pub(crate) in_use: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Totals {
     pub(crate) cached_pages: u64,
     /// Populated pages of per-CPU data without rows.
     pub(crate) cached_per_cpu: u64,
-    /// Free pages in zones that have memory.
+    /// Backed free pages (free pages with memory) of zones.
     pub(crate) free: u64,
     /// The most that the heap may have resident, if it has a limit.
     pub(crate) limit: Option<u64>,
@@ -41,7 +41,7 @@ pub(crate) struct Totals {
     pub(crate) container: Option<[u64; 2]>,
     /// Tables of the heap, which count against the limit.
     pub(crate) tables: u64,
-    /// Kind of the slots of CPUs.
+    /// Kind of the per-CPU slots, such as `rseq`.
     pub(crate) slots: String,
     /// State of neap's thread.
     pub(crate) background: String,

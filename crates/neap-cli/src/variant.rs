@@ -1,8 +1,9 @@
-//! The compared allocators: neap, the C library's own, the peers, and peers set to return memory.
+//! The allocators that benchmarks compare: neap, the C library's own, and the peers, some of them
+//! also with settings of their own.
 //!
-//! A variant is a preload library and an environment. [`find`] tries each variant once. A variant
-//! whose library does not exist is reported as missing. A variant that does not work, or whose
-//! library the loader ignores, is reported as failed. Nothing is built or downloaded.
+//! A variant is a preload library and an environment. [`find`] tries each variant once. It reports
+//! a variant as missing if its library does not exist. It reports a variant as failed if it does
+//! not work, or if the loader ignores its library. It builds and downloads nothing.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -15,7 +16,7 @@ use serde::Serialize;
 
 use crate::{library, work};
 
-/// Variables that steer an allocator; none is inherited by a measured program.
+/// Variables that steer an allocator. A measured program inherits none of them.
 const STEERING: [&str; 5] = ["LD_PRELOAD", "NEAP", "MALLOC_CONF", "GLIBC_TUNABLES", "PYTHONMALLOC"];
 const STEERING_PREFIXES: [&str; 4] = ["MALLOC_", "MIMALLOC_", "TCMALLOC_", "SNMALLOC_"];
 
@@ -51,7 +52,7 @@ pub(crate) enum Choice {
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
     pub(crate) kind: AllocatorKind,
-    /// The library to preload; none for the C library's malloc.
+    /// The library to preload; `None` for the C library's malloc.
     pub(crate) library: Option<PathBuf>,
     pub(crate) environment: Vec<(&'static str, &'static str)>,
     /// Asks the workload to start the release thread that Google's tcmalloc leaves to the program.
@@ -65,7 +66,7 @@ pub(crate) struct Missing {
     pub(crate) reason: String,
 }
 
-/// A run that failed; the variant has no figures in that workload.
+/// A run that failed. The variant has no figures in that workload.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Failure {
     pub(crate) variant: &'static str,
@@ -79,7 +80,7 @@ pub(crate) struct Found {
     pub(crate) variants: Vec<Variant>,
     /// Variants whose library cannot be found.
     pub(crate) missing: Vec<Missing>,
-    /// Variants whose library exists, but on which no program runs.
+    /// Variants whose library exists, but whose trial failed.
     pub(crate) failed: Vec<Failure>,
     pub(crate) versions: BTreeMap<String, String>,
 }
@@ -149,8 +150,8 @@ fn steers(name: &OsStr) -> bool {
     STEERING.contains(&&*name) || STEERING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Finds and tries the variants of `choice`, restricted to neap and the names in `against` unless
-/// that is empty.
+/// Finds and tries the variants of `choice`. If `against` is not empty, tries the peers that it
+/// names instead of those of `choice`.
 pub(crate) fn find(executable: &Path, choice: Choice, against: &[String]) -> Result<Found> {
     if let Some(unknown) = against.iter().find(|name| !TABLE.iter().any(|row| row.0 == **name)) {
         let known: Vec<&str> = TABLE.iter().filter(|row| is_peer(row.1)).map(|row| row.0).collect();
@@ -197,7 +198,7 @@ fn belongs(name: &str, kind: AllocatorKind, choice: Choice) -> bool {
     }
 }
 
-/// The library called `file`: neap's own, a peer's, or none for the C library.
+/// Returns the path of neap's library or a peer's; `None` for the C library, whose `file` is empty.
 pub(crate) fn locate(executable: &Path, file: &str) -> Result<Option<PathBuf>> {
     let path = match file {
         "" => return Ok(None),

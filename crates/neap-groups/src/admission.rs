@@ -17,8 +17,8 @@
 //!
 //! # Locking
 //!
-//! The mutex of the queues is held for at most [`STEPS`] attempts. If more waiters could be
-//! admitted, a tick is requested.
+//! A thread holds the mutex of the queues for at most [`STEPS`] attempts. If more waiters could be
+//! admitted, the thread requests a tick.
 
 use crate::charge::OnLimit;
 use crate::group::{Bound, DEEPEST, Group, NONE};
@@ -117,7 +117,8 @@ impl Groups {
         answer
     }
 
-    /// Admits waiters at the group in a slot, and updates the bytes that are waited for there.
+    /// Admits waiters at the group in a slot, and publishes the bytes that the remaining waiters
+    /// need.
     pub(crate) fn admit_at<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, slot: u32, round: &mut Round) {
         let Some(group) = self.tree.group(slot) else { return };
         if !group.has_waiters() && queues.first(group).is_none() {
@@ -193,8 +194,8 @@ impl Groups {
         true
     }
 
-    /// Answers a waiter, and ends its stall. The caller must update the bytes that are waited for
-    /// at its group.
+    /// Answers a waiter, and ends its stall. The caller must then call
+    /// [`Groups::say_what_is_wanted`] for its group.
     pub(crate) fn end<H: Reclaimer>(
         &self,
         host: &H,
@@ -215,8 +216,8 @@ impl Groups {
         }
     }
 
-    /// Charges a waiter exactly its request, if it is its turn and there is room in all ancestors.
-    /// While a request waits, nothing is stocked.
+    /// Charges exactly the requested bytes of a waiter, if it may be admitted and all groups on its
+    /// path have room. While a request waits, nothing is stocked.
     fn attempt_for<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, waiter: &Waiter, round: &mut Round) -> Attempt {
         let (payer, bytes) = (waiter.payer(), waiter.bytes());
         let Some(IdTarget::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Attempt::Gone };

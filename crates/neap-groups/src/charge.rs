@@ -1,19 +1,19 @@
-//! Charging: from the stock, from the counters, and the steps at a limit before a charge is
-//! refused.
+//! Charging from a stock and on the counters, and the steps at a limit before a charge is refused.
 //!
 //! # Design
 //!
 //! The fast path is one restartable sequence. A charge that exceeds a limit takes these steps:
 //!
-//! 1. Caches of the group at its limit and its descendants are flushed, and their stocks emptied.
-//! 2. The host reclaims from that group, as long as that frees anything. Stocks are emptied again
-//!    afterwards, since they may have the freed bytes.
+//! 1. The thread flushes caches of the group at its limit and its descendants, and empties their
+//!    stocks.
+//! 2. The host reclaims from that group, at most [`RETRIES`] times, while that frees anything. The
+//!    thread empties stocks after each time, since they may have the freed bytes.
 //! 3. The charge is refused, with an error that names the groups that hold the memory. [`OnLimit`]
 //!    may grant it instead. Then [`Event::Overcharged`] is counted.
 //!
-//! A charge that can never be granted is refused before the host is asked. Such a charge exceeds
-//! the `max` of a group, or the part of `max` that the `min` of the group's children does not
-//! protect.
+//! [`OnLimit::Refuse`] refuses a charge that can never fit before the host reclaims. Such a charge
+//! exceeds the `max` of a group, or the part of `max` that the `min` of the group's children does
+//! not protect.
 //!
 //! An uncharge always succeeds and does not wait. A charge takes available bytes, even while other
 //! threads wait for room (`wait.rs`). While a thread waits at a group, charges and uncharges below
@@ -21,7 +21,8 @@
 //!
 //! # Locking
 //!
-//! No lock is held in these steps, and the fork gate is not held while the host reclaims.
+//! The thread holds no lock between these steps. It is outside the fork gate while the host
+//! reclaims.
 //!
 //! Source: Linux `mm/memcontrol.c` (`try_charge`), by description.
 
@@ -46,10 +47,11 @@ const LOOKS: u64 = 64;
 pub enum OnLimit {
     /// Refuse it.
     Refuse,
-    /// Grant it up to the largest countable charge, and count it: for a caller that must not fail.
+    /// Grant it up to the largest countable usage, and count [`Event::Overcharged`]. For a caller
+    /// that must not fail.
     Overcharge,
-    /// Grant it up to an eighth above a `max`, and count it. The host is not asked. For a callback
-    /// of reclaim, which may need memory before it frees more.
+    /// Grant it up to an eighth above a `max`, and count [`Event::Overcharged`]. The host does not
+    /// reclaim. For a callback of reclaim, which may need memory before it frees more.
     Reserve,
 }
 
@@ -85,9 +87,9 @@ pub struct Limit {
     pub charged: u64,
     /// Requested bytes.
     pub need: u64,
-    /// The groups that hold most of it: its children, or itself, with the bytes charged to them,
-    /// largest first. Of more than 64 children, the largest of those that refusals have visited so
-    /// far.
+    /// The groups that hold most of the charged bytes, with the bytes charged to them, largest
+    /// first: children of the group, or the group itself. If it has more than 64 children, they are
+    /// the largest that refusals have visited so far.
     pub holders: [Option<(GroupId, u64)>; HOLDERS],
 }
 
@@ -99,15 +101,15 @@ pub(crate) enum ChargeFailure {
 }
 
 impl Groups {
-    /// Charges bytes to a payer from its stock on this CPU; returns false if that has too few.
+    /// Charges bytes to a payer from its stock on this CPU. Returns false if the stock has too few.
     /// Signal-safe on CPUs with sequences.
     #[inline(always)]
     pub fn take<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         self.stocks.take(platform, payer, bytes)
     }
 
-    /// Uncharges bytes of a payer into its stock on this CPU; returns false if that has no room.
-    /// Signal-safe on CPUs with sequences.
+    /// Uncharges bytes of a payer into its stock on this CPU. Returns false if the stock has no
+    /// room. Signal-safe on CPUs with sequences.
     #[inline(always)]
     pub fn give<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         self.stocks.give(platform, payer, bytes)
@@ -119,7 +121,7 @@ impl Groups {
     /// This function does not sleep. The caller sleeps when it holds no lock.
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing is charged then.
+    /// [`Refusal`] gives the reason. Nothing is charged then.
     #[inline]
     pub fn charge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, Refusal> {
         if self.take(host.platform(), payer, bytes) {
@@ -168,8 +170,8 @@ impl Groups {
             };
             let drains_next = drained != Some(full) && drains < DEEPEST + RETRIES;
             let reclaims_next = reclaims > 0;
-            // Evaluated only when stocks are empty, since stocked bytes count as used. Then the
-            // protected bytes are known, and a refusal names the holders.
+            // Evaluated only when stocks are empty, since stocked bytes count as used. Only then
+            // are the protected bytes and the holders exact.
             let never = || self.too_small(payer, bytes).or_else(|| self.is_kept(full, bytes));
             if how == OnLimit::Refuse
                 && !drains_next
@@ -255,8 +257,8 @@ impl Groups {
         Ok(charged)
     }
 
-    /// Charges bytes to a payer without waiting: from this CPU's stock, or from the room that the
-    /// counters have. Returns whether there was enough. The caller must be inside the fork gate.
+    /// Charges bytes to a payer without waiting: from this CPU's stock, or to the counters if they
+    /// have room. Returns whether the bytes were charged. The caller must be inside the fork gate.
     ///
     /// Does not reclaim, fence a CPU or delay the caller. Stocks of other CPUs and cached bytes are
     /// not used. The only system call wakes the thread that ticks.
@@ -282,8 +284,8 @@ impl Groups {
         }
     }
 
-    /// Books bytes under a payer. They were charged to its group, in this slot, and to all
-    /// ancestors.
+    /// Books charged bytes under a payer, and counts them. The caller has charged them to the group
+    /// in this slot and to all ancestors.
     pub(crate) fn book<H: Reclaimer>(&self, host: &H, slot: u32, payer: Payer, bytes: u64) {
         self.tree.owners.book(payer.id(), bytes);
         self.tree.group(slot).inspect(|group| {
@@ -342,8 +344,8 @@ impl Groups {
     /// a read.
     ///
     /// Visits at most [`LOOKS`] children, and the children that held most before. If there are
-    /// more, the next call visits the following ones. So a refusal has a bounded cost, and the
-    /// largest child is known once all children were visited.
+    /// more, the next call visits the following ones. So a refusal has a bounded cost. Once
+    /// refusals have visited all children, the answer has the largest child.
     fn holders<H: Reclaimer>(&self, host: &H, group: &Group) -> [Option<(GroupId, u64)>; HOLDERS] {
         let mut holders: [Option<(u32, GroupId, u64)>; HOLDERS] = [None; HOLDERS];
         let mut hold = |slot: u32, id: GroupId, bytes: u64| {
@@ -405,8 +407,8 @@ impl Groups {
         Refusal::Limit(Limit { group: full, max, charged, need, holders })
     }
 
-    /// Uncharges bytes from a payer's group, or from its heir if the group is deleted. Waits for
-    /// nothing but short mutexes and a fork.
+    /// Uncharges bytes from a payer's group, or from its heir if the group is deleted. Waits only
+    /// for mutexes that are held briefly, and for a fork.
     #[inline]
     pub fn uncharge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         if !self.give(host.platform(), payer, bytes) {

@@ -20,7 +20,7 @@ pub(crate) fn counts_of_new_group<H: Host>(host: &H, nodes: usize) -> Result<(Ow
 
 /// Frees the counts of a group with their owner.
 pub(crate) fn drop_counts<H: Host>(host: &H, owner: Owner) {
-    // SAFETY: the owner is that of a group that was not made, or of the root in `close`. No thread
-    // can find its counts or allocates for it. It is open, so there is no error.
+    // SAFETY: the owner is that of a group that was not made, or of the root in `close`. So no
+    // thread uses its counts or allocates for it. It is open, so there is no error.
     let _ = host.inside(|| unsafe { host.data().close_owner(owner) });
 }

@@ -36,7 +36,8 @@ use neap_base::{Mutex, Platform};
 use neap_os::event_fd;
 use neap_os::futex::{self, Sharing};
 
-/// Called with the context of the subscriber and the event. It may do anything but unwind.
+/// Callback of a subscriber, which gets the subscriber's context and the event. It may do anything
+/// but unwind.
 pub type Callback = fn(context: usize, happened: EventDelta);
 
 /// Way in which a subscriber is told.
@@ -74,7 +75,7 @@ pub struct Subscription {
 pub enum NotSubscribed {
     /// There is no such group, or it was deleted.
     NoSuchGroup,
-    /// There is no memory for it.
+    /// There is no memory for the subscription.
     NoMemory,
     /// The descriptor is not an eventfd.
     NoEventFd,
@@ -121,7 +122,7 @@ struct Subscriber {
     callback: AtomicPtr<()>,
     context: AtomicUsize,
     descriptor: AtomicI32,
-    /// The thread that is telling it; 0: none.
+    /// The thread that is telling it; 0 for none.
     running: AtomicUsize,
     /// Changes when that thread is done.
     turns: AtomicU32,
@@ -152,12 +153,12 @@ impl Subscriber {
             return Listener::EventFd(self.descriptor.load(Ordering::Relaxed));
         }
         // SAFETY: `subscribe` stored a valid `Callback` in this word, or null, which was excluded.
-        // The mutex is held, so the word belongs to this subscription.
+        // The caller holds the mutex, so the word belongs to this subscription.
         let callback = unsafe { core::mem::transmute::<*mut (), Callback>(callback) };
         Listener::Callback(callback, self.context.load(Ordering::Relaxed))
     }
 
-    /// Returns how often an event is still to be told, and counts it as told.
+    /// Returns how often `event` has happened since it was last told, and counts that as told.
     fn take(&self, event: Event, counted: Option<&Group>) -> u64 {
         let seen = &self.seen[event as usize];
         match counted {
@@ -192,7 +193,7 @@ impl Subscriber {
 pub(crate) struct Subscribers {
     table: Table<Subscriber>,
     lists: Mutex<FreeSubscriptions>,
-    /// An event happened to a group with subscribers.
+    /// Whether an event happened to a group with subscribers that want it.
     marked: AtomicBool,
 }
 
@@ -215,7 +216,7 @@ impl Subscribers {
         self.lists.lock()
     }
 
-    /// Notes that there is something to deliver; returns whether that is new.
+    /// Notes that there is something to deliver. Returns whether it was not noted yet.
     fn mark(&self) -> bool {
         // Release pairs with the Acquire in `deliver`: the thread that takes the mark sees the
         // counts.
@@ -274,6 +275,8 @@ impl Subscribers {
         self.table.each_mapping(platform, each);
     }
 
+    /// Unmaps the table of subscriptions.
+    ///
     /// # Safety
     /// No thread uses a subscription any more, and the platform is the one that
     /// [`Groups::subscribe`] was called with.
@@ -304,7 +307,7 @@ impl Groups {
     /// to the group's end. Several events of one kind may be told as one.
     ///
     /// # Errors
-    /// See [`NotSubscribed`].
+    /// [`NotSubscribed`] gives the reason. No subscription exists then.
     pub fn subscribe<H: Reclaimer>(
         &self,
         host: &H,
@@ -361,12 +364,12 @@ impl Groups {
         self.tree.group(ROOT).is_some_and(|root| root.heard.load(Ordering::Relaxed) & bit(event) != 0)
     }
 
-    /// Ends a subscription; returns whether it existed. After this has returned, nothing is
-    /// delivered to it.
+    /// Ends a subscription, and returns whether it existed. After this has returned, no delivery to
+    /// it begins.
     ///
     /// If another thread is telling the subscription at the moment, this waits for that thread
-    /// alone. In the subscription's own callback it returns at once. Two callbacks that end each
-    /// other's subscriptions wait for ever.
+    /// alone. In the subscription's own callback it returns at once. If two running callbacks end
+    /// each other's subscriptions, both wait for ever.
     pub fn unsubscribe<H: Reclaimer>(&self, host: &H, subscription: Subscription) -> bool {
         let mut was_there = false;
         while let Some((entry, turns)) = host.inside(|| {

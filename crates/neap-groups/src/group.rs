@@ -49,9 +49,9 @@ pub enum Bound {
     Max = 0,
     /// Threshold from which to reclaim and to delay charging threads. [`UNLIMITED`] for none.
     High = 1,
-    /// Usage below which memory is taken only if there is none elsewhere; 0 for no protection.
+    /// Usage below which reclaim takes memory only if there is none elsewhere; 0 for no protection.
     Low = 2,
-    /// Usage below which no memory is taken; 0 for no protection.
+    /// Usage below which reclaim takes no memory; 0 for no protection.
     Min = 3,
 }
 
@@ -80,11 +80,12 @@ impl Bound {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[repr(u8)]
 pub enum Event {
-    /// Memory was taken below the group's `low`.
+    /// Reclaim freed objects of the group while its usage was within its protection by `low`.
     Low = 0,
     /// The group was above its `high` after a charge.
     High = 1,
-    /// A charge did not fit below the group's `max`, and memory was looked for.
+    /// A charge did not fit below the group's `max`, so the thread flushed caches or the host
+    /// reclaimed.
     Max = 2,
     /// A charge was refused.
     Refused = 3,
@@ -92,11 +93,12 @@ pub enum Event {
     Overcharged = 4,
     /// A bound was set.
     LimitChanged = 5,
-    /// Memory was looked for, and more than two fifths of the scanned objects were freed.
+    /// Reclaim freed more than two fifths of the objects that it scanned.
     PressureLow = 6,
-    /// At most two fifths of the scanned objects were freed.
+    /// Reclaim freed at most two fifths of the objects that it scanned.
     PressureMedium = 7,
-    /// At most 5 % of the scanned objects were freed, or a pass came to one of its last priorities.
+    /// Reclaim freed at most 5 % of the objects that it scanned, or a pass came to one of its last
+    /// priorities.
     PressureCritical = 8,
     /// Of the root alone: the container's level of pressure or its limit changed, or a listener
     /// was subscribed to this event.
@@ -154,9 +156,9 @@ pub(crate) struct Group {
     /// The next slot with the same bucket, plus one, or the next slot of a list of deleted groups.
     pub(crate) bucket_next: AtomicU32,
     pub(crate) children: AtomicU32,
-    /// The oldest waiter for room here, plus one. Under the waiters' mutex.
+    /// The oldest waiter for room here, plus one. Protected by the waiters' mutex.
     pub(crate) first_waiter: AtomicU32,
-    /// The first subscription of the group, plus one. Under the subscriptions' mutex.
+    /// The first subscription of the group, plus one. Protected by the subscriptions' mutex.
     pub(crate) first_subscriber: AtomicU32,
     /// The events that its subscribers want.
     pub(crate) heard: AtomicU32,
@@ -202,7 +204,7 @@ pub(crate) struct Counters {
     /// The next slot in the ring of groups that ask for memory, plus one; 0 for one that is not in
     /// the ring.
     pub(crate) next_asking: AtomicU32,
-    /// The server that runs a pass for it; 0: none.
+    /// The server (a thread that reclaims) that runs a pass for it; 0 for none.
     pub(crate) server: AtomicU32,
     /// Time at which a server may take the request, and microseconds of rest after the last pass.
     pub(crate) ask_at: AtomicU64,
@@ -301,7 +303,7 @@ impl Group {
         true
     }
 
-    /// Lowers the charged bytes; returns whether a waiter has room now.
+    /// Lowers the charged bytes. Returns whether a waiter has room now.
     #[must_use]
     pub(crate) fn lower(&self, bytes: u64) -> bool {
         let before = self.counters.usage.fetch_sub(bytes, Ordering::SeqCst); // As in `is_waited_for`.
@@ -330,7 +332,7 @@ impl Group {
         self.counters.usage.load(Ordering::SeqCst).checked_add(bytes).is_some_and(|sum| sum <= max.min(COUNTABLE))
     }
 
-    /// Sets the bytes that waiters here need, 0 for none; returns whether there is room for them.
+    /// Sets the bytes that waiters here need, 0 for none. Returns whether there is room for them.
     pub(crate) fn want(&self, bytes: u64) -> bool {
         self.counters.wanted.store(bytes, Ordering::SeqCst); // As in `is_waited_for`.
         self.is_waited_for()

@@ -1,8 +1,9 @@
-//! Slots of groups, for tables that are indexed by slot: slots, parents, and the end of readers.
+//! Slots and parents of groups, for tables that are indexed by slot, and the grace period of such
+//! tables.
 //!
-//! LRU lists and caches attach items to groups in such tables. An answer holds for the [`Reading`]
-//! in which it was requested: a slot is not reused before all readers that began earlier have left.
-//! Only [`Groups::seat`] and [`Groups::hang_on`] may take a lock.
+//! LRU lists and caches attach items to groups in such tables. An answer is valid during the
+//! [`Reading`] in which a thread requested it. A slot is reused only after all readers that began
+//! earlier have left. Only [`Groups::seat`] and [`Groups::hang_on`] may take a lock.
 
 use crate::group::GroupSlot;
 use crate::groups::Groups;
@@ -34,8 +35,7 @@ impl Groups {
         self.is_seat(id, slot).then_some(GroupSlot { group: id, slot })
     }
 
-    /// Returns whether a slot is that of the group `id`, and its items have not moved to its
-    /// parent, nor are about to.
+    /// Returns whether a slot is that of the group `id`, and the group is not being deleted.
     pub fn is_seat(&self, id: GroupId, slot: u32) -> bool {
         self.tree.group(slot).is_some_and(|group| group.id() == id) && !self.is_leaving(slot)
     }

@@ -2,10 +2,11 @@
 //!
 //! # Design
 //!
-//! A charge is taken from this CPU's stock by one restartable sequence. If the stock has too
-//! little, a batch is charged to the group and all its ancestors. Uncharged bytes go into a stock,
-//! too. Bytes that exceed the stock are taken off the counters of the charged group and its
-//! ancestors. If the group is deleted, they are taken off the counters of its heir.
+//! A charge takes bytes from this CPU's stock (`stock.rs`) by one restartable sequence. If the
+//! stock has too little, the thread charges a batch to the group and all its ancestors. An uncharge
+//! adds bytes to a stock. It subtracts bytes that exceed the stock from the counters of the group
+//! and its ancestors. The *heir* of a deleted group is its nearest ancestor that exists. Bytes of a
+//! deleted group are subtracted from the counters of its heir.
 //!
 //! A group is charged for its stocked bytes. A CPU stocks at most [`CAP`](crate::CAP) for each
 //! payer, and eight times that for all payers together. A group is also charged for bytes that the
@@ -13,8 +14,8 @@
 //!
 //! # Locking
 //!
-//! No mutex is held while a thread waits for room, or while the host reclaims. All but the fast
-//! path of the stocks runs inside the host's fork gate, so a fork finds no mutex held.
+//! A thread holds no mutex while it waits for room, or while the host reclaims. Threads take
+//! mutexes only inside the host's fork gate, so a fork finds no mutex held.
 
 use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::error::GroupError;
@@ -41,8 +42,8 @@ pub enum FlushPace {
 
 /// Services of the host that groups use, besides per-CPU data.
 pub trait Reclaimer: Host {
-    /// Reclaims `bytes` bytes of any kind from a group at its limit and its descendants. Called
-    /// outside the fork gate and without a lock.
+    /// Reclaims `bytes` bytes of any kind from a group at its limit and its descendants. The caller
+    /// is outside the fork gate and holds no lock.
     ///
     /// Returns about how many bytes were freed; 0 if no more can be freed.
     fn reclaim(&self, _group: GroupId, _bytes: u64) -> u64 {
@@ -50,31 +51,33 @@ pub trait Reclaimer: Host {
     }
 
     /// Calls `each` with the bytes that caches keep, by the payer that is still charged for them.
-    /// Exact while no thread allocates or frees. Called inside the fork gate and without a lock.
+    /// Exact while no thread allocates or frees. The caller is inside the fork gate and holds no
+    /// lock.
     fn each_kept(&self, _each: &mut dyn FnMut(Payer, u64)) {}
 
     /// Makes caches free the bytes that they keep for the payers for which `wanted` returns true.
-    /// Called outside the fork gate and without a lock.
+    /// The caller is outside the fork gate and holds no lock.
     fn flush(&self, _wanted: &dyn Fn(Payer) -> bool, _pace: FlushPace) {}
 
     /// Requests that [`Groups::tick`] and [`Groups::deliver`] be called soon, by a thread that
     /// holds no lock.
     ///
-    /// Called inside the fork gate, perhaps under a mutex of the groups and within a free. The
-    /// implementation neither waits nor calls these two functions itself.
+    /// The caller is inside the fork gate, perhaps under a mutex of the groups and within a free.
+    /// The implementation must neither wait nor call these two functions itself.
     fn come_soon(&self) {}
 
-    /// Requests that a server [take a request](Groups::take_request) of a group. Called outside the
-    /// fork gate and without a lock; must not wait.
+    /// Requests that a server, a thread that reclaims, [take a request](Groups::take_request) of a
+    /// group. The caller is outside the fork gate and holds no lock. The implementation must not
+    /// wait.
     fn ask_soon(&self) {}
 
     /// Moves the items attached to a group to its parent, while the group is being deleted. The
     /// group's charges move after the items. So the parent is never charged for items that cannot
     /// be found there.
     ///
-    /// Called inside the fork gate and under the tree's mutex. The implementation must use only
-    /// functions of `groups` that take no lock ([`Groups::parent_of`] and the like), and return
-    /// soon.
+    /// The caller is inside the fork gate and holds the tree's mutex. The implementation must
+    /// return soon. It may use only functions of `groups` that take no lock, such as
+    /// [`Groups::parent_of`].
     fn offline(&self, _groups: &Groups, _child: GroupSlot, _parent: GroupSlot) {}
 }
 
@@ -90,7 +93,7 @@ pub struct Groups {
     pub(crate) subscribers: Subscribers,
     /// RCU domain of the threads that read ids and slots.
     pub(crate) rcu: Rcu,
-    /// Begin of the grace period that deleted slots and ids wait for.
+    /// Mark of the time when the grace period of deleted slots and ids began.
     pub(crate) reaping: Mutex<Mark>,
     pub(crate) nodes: usize,
 }
@@ -131,7 +134,7 @@ impl Groups {
     /// Makes a tree that has only the root.
     ///
     /// # Errors
-    /// The error of the system.
+    /// [`GroupError::NoMemory`] or [`GroupError::Full`]. Nothing stays open then.
     pub fn open<H: Host>(host: &H) -> Result<Groups, GroupError> {
         let (platform, nodes) = (host.platform(), host.platform().nodes());
         let per_cpu = counts_of_new_group(host, nodes)?;
@@ -174,9 +177,8 @@ impl Groups {
         let root = self.tree.group(ROOT).map(|group| group.per_cpu.load(Ordering::Relaxed));
         root.inspect(|&owner| drop_counts(host, Owner::from_bits(owner)));
         let platform = host.platform();
-        // SAFETY: by this function's contract no thread uses the groups, so no thread uses any of
-        // these parts or an entry of their tables. `platform` is the one that they were opened
-        // with.
+        // SAFETY: by this function's contract no thread uses the groups, so none uses these parts,
+        // their entries, or the RCU domain. `platform` is the one that they were opened with.
         unsafe {
             self.tree.close(platform);
             self.stocks.close(platform);
@@ -216,8 +218,8 @@ impl Groups {
     /// Sets a bound, counts [`Event::LimitChanged`], and returns the previous value. Takes effect
     /// at once.
     ///
-    /// If a new `max` is below the charged bytes, caches are flushed, and the stocks of the group
-    /// and its descendants are emptied. Charges are refused until there is room. While the usage
+    /// If a new `max` is below the charged bytes, this flushes caches, and empties the stocks of
+    /// the group and its descendants. Charges then fail until there is room. While the usage
     /// exceeds its new `max` or `high`, the group requests reclaim. This call does not wait for
     /// that.
     ///
@@ -337,11 +339,11 @@ impl Groups {
         host.inside(|| self.with(id, counted))
     }
 
-    /// Returns the bytes that a group and its descendants use: charged, and neither stocked nor
-    /// kept by caches.
+    /// Returns the bytes that a group and its descendants use. They are charged bytes that are
+    /// neither stocked nor kept by caches.
     ///
-    /// Exact while no thread charges, allocates or frees; otherwise off by concurrent charges.
-    /// Scans all stocks and caches.
+    /// The result is exact while no thread charges, allocates or frees. Otherwise it may miss
+    /// concurrent changes. Scans all stocks and caches.
     ///
     /// # Errors
     /// [`GroupError::NoSuchGroup`].
@@ -364,7 +366,7 @@ impl Groups {
     /// Stores the unused bytes of each group, without its descendants, for [`Groups::unused_at`].
     /// Unused bytes are stocked, or kept by caches.
     ///
-    /// The result may miss concurrent changes. To be called by one thread at a time, inside the
+    /// The result may miss concurrent changes. Only one thread at a time may call this, inside the
     /// fork gate.
     pub fn add_up_unused<H: Reclaimer>(&self, host: &H) {
         let groups = (0..self.tree.count().slots).filter_map(|slot| self.tree.group(slot));
@@ -444,8 +446,8 @@ impl Groups {
         self.tree.begin_pass();
     }
 
-    /// Returns the number of children visited so far, to add up their `min` and `low`, and to find
-    /// those that hold most. Tests check the amount of work by this number.
+    /// Returns how many children were visited so far to add up `min` and `low`, and to find the
+    /// largest holders. Tests check the amount of work by this number.
     pub fn summed(&self) -> u64 {
         self.tree.summed()
     }
@@ -475,7 +477,7 @@ impl Groups {
         })
     }
 
-    /// Counts an event of a group and of all its ancestors, and requests that subscribers are told.
+    /// Counts an event of a group and of all its ancestors, and requests a delivery to subscribers.
     /// Does nothing if the group is gone.
     pub fn happened<H: Reclaimer>(&self, host: &H, id: GroupId, event: Event) {
         _ = host.inside(|| self.with(id, |group| self.tell(host, group, event)));
@@ -505,8 +507,8 @@ impl Groups {
     /// The caller is the only thread of the child, and does not rely on groups that it had found as
     /// a reader before the fork.
     pub unsafe fn forget_others<H: Reclaimer>(&self, host: &H) {
-        // SAFETY: by this function's contract the caller is the only thread of the child, and needs
-        // no protection of groups that it had found before the fork.
+        // SAFETY: by this function's contract the caller is the only thread of the child. It does
+        // not use groups that it found in a read before the fork.
         unsafe { self.rcu.forget_others() };
         host.inside(|| {
             self.forget_tellers();
@@ -527,7 +529,7 @@ impl Groups {
         sum
     }
 
-    /// Calls `each` with the start and length of all that is mapped for groups.
+    /// Calls `each` with the start and length of each mapping that groups use.
     pub fn each_mapping<P: Platform>(&self, platform: &P, each: &mut dyn FnMut(usize, usize)) {
         self.tree.each_mapping(platform, each);
         self.waiters.each_mapping(platform, each);

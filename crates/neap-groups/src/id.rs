@@ -55,7 +55,7 @@ impl GroupId {
         self.0
     }
 
-    /// Returns the id with these bits. Every number is accepted; the id may name no group.
+    /// Returns the id with these bits. Accepts every number; the id may name no group.
     pub const fn from_bits(bits: u64) -> GroupId {
         GroupId(bits & ((1 << ID_BITS) - 1))
     }
@@ -108,7 +108,7 @@ impl Kind {
 pub struct Payer(u64);
 
 impl Payer {
-    /// Returns the group that was charged; it may be deleted since.
+    /// Returns the group that was charged. It may have been deleted since.
     pub const fn id(self) -> GroupId {
         GroupId::from_bits(self.0)
     }

@@ -28,7 +28,7 @@ const HEIR: u32 = 1 << 31;
 const DYING: u32 = 1 << 30;
 /// Bits of a link with the index of an entry.
 const INDEX: u32 = DYING - 1;
-/// End of a list; link of a free entry.
+/// End of a list, and the link of a free entry.
 const NONE: u32 = u32::MAX;
 
 /// An entry.
@@ -116,7 +116,7 @@ impl IdTable {
     /// Opens an id for the group in `slot`.
     ///
     /// # Errors
-    /// `NOSPC` if there are [`MOST_GROUPS`]; the system's error if there is no memory.
+    /// `NOSPC` if all [`MOST_GROUPS`] indexes are used; the system's error if there is no memory.
     pub(crate) fn open<P: Platform>(&self, platform: &P, slot: u32) -> Result<GroupId, Errno> {
         let mut lists = self.lists.lock();
         let (index, entry) = match self.table.get(lists.free) {
@@ -286,8 +286,8 @@ impl IdTable {
         lists.waiting = [NONE, lists.waiting[0]];
     }
 
-    /// Frees the entries that waited for the grace period that has ended: no reader is on its way
-    /// through them.
+    /// Frees the entries that waited for the grace period that has ended. No reader uses them any
+    /// more.
     pub(crate) fn end_grace(&self) {
         let mut lists = self.lists.lock();
         let mut index = core::mem::replace(&mut lists.waiting[1], NONE);
@@ -329,8 +329,8 @@ impl IdTable {
         census
     }
 
-    /// Returns the number of entries that the table has memory for, used ones included, and whether
-    /// the next id needs more entries.
+    /// Returns the number of entries that the table has memory for, used ones included. Also
+    /// returns whether the next id needs more entries.
     pub(crate) fn room(&self) -> (u32, bool) {
         let (lists, room) = (self.lists.lock(), self.table.len());
         (room, lists.free == NONE && lists.fresh == room)
@@ -365,6 +365,8 @@ impl IdTable {
         self.table.each_mapping(platform, each);
     }
 
+    /// Unmaps the table of ids.
+    ///
     /// # Safety
     /// No thread uses an entry any more, and the platform is the one that [`IdTable::open`] was
     /// called with.

@@ -3,8 +3,8 @@
 //!
 //! [`Groups`] is the entry point. A charge takes bytes from the stock of the caller's CPU. Stocks
 //! are filled by batches, which are charged to a group and all its ancestors. Any thread on any CPU
-//! can uncharge bytes. Bytes of a deleted group are uncharged from its parent. The page and object
-//! allocators do not know groups; they store a payer as a number.
+//! can uncharge bytes. Bytes of a deleted group are uncharged from its heir, the nearest ancestor
+//! that exists. The page and object allocators do not know groups; they store a payer as a number.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Life of a group: it is created, deleted, and its slot and id are freed after a grace period.
+//! Life of a group: creation, deletion, and the end of its slot and id after a grace period.
 //!
 //! # Design
 //!
@@ -40,7 +40,7 @@ impl Groups {
     /// charges was preempted.
     ///
     /// # Errors
-    /// See [`GroupError`]; nothing has changed then.
+    /// [`GroupError`] gives the reason. The tree of groups is unchanged then.
     pub fn create<H: Reclaimer>(&self, host: &H, parent: GroupId, name: &str) -> Result<GroupId, GroupError> {
         for _ in (0..NAPS).take_while(|_| host.inside(|| self.tree.is_crowded())) {
             if self.end_deleted(host) && host.inside(|| self.tree.is_crowded()) {
@@ -59,7 +59,7 @@ impl Groups {
     /// except from a stock filled a moment ago. Its slot and id are freed a few ticks later.
     ///
     /// # Errors
-    /// See [`GroupError`]; nothing has changed then.
+    /// [`GroupError`] gives the reason. The tree of groups is unchanged then.
     pub fn delete<H: Reclaimer>(&self, host: &H, id: GroupId) -> Result<(), GroupError> {
         host.inside(|| {
             let subscribers = self.subscribers.lock();
@@ -81,8 +81,8 @@ impl Groups {
     /// Does pending work: empties idle stocks, ends deleted groups, and serves waiters.
     ///
     /// A CPU's stocks are idle if they have not changed since the last call. Returns the
-    /// nanoseconds until the next call is needed; `None` if nothing is left. To be called at
-    /// intervals, outside the fork gate; never waits.
+    /// nanoseconds until the next call is needed; `None` if nothing is left. The host calls this at
+    /// intervals, outside the fork gate. It does not wait for the end of a grace period.
     pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
         let left = host.inside(|| {
             let out = |payer, bytes| self.settle(host, payer, bytes);
@@ -94,13 +94,13 @@ impl Groups {
         next.or(left.then_some(INTERVAL))
     }
 
-    /// Ends deleted groups, unless other threads may still be reading them; returns whether any are
+    /// Ends deleted groups, unless other threads may still be reading them. Returns whether any are
     /// left. For hosts that may not tick soon. Fences CPUs.
     pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
         (0..LOOKS).all(|_| host.inside(|| self.reap(host)))
     }
 
-    /// Ends deleted groups that no reader can have found; returns whether any are left. The caller
+    /// Ends deleted groups that no reader can have found. Returns whether any are left. The caller
     /// must be inside the fork gate.
     fn reap<H: Reclaimer>(&self, host: &H) -> bool {
         if !self.tree.is_waiting().contains(&true) {

@@ -1,9 +1,9 @@
 //! Effective protection of a group, and the delay of charges above `high`: arithmetic without state
 //! or locks.
 //!
-//! A group's `low` and `min` count only as far as its ancestors' do. If the children claim more
-//! than their parent's protection, it is divided in proportion to their claims. If they claim less,
-//! the rest is divided among those that use more than they claim.
+//! A group's ancestors bound the protection that its `low` and `min` give it. If the children claim
+//! more than their parent's protection, that protection is divided in proportion to their claims.
+//! If they claim less, the rest is divided among those that use more than they claim.
 //!
 //! Source: Linux `mm/page_counter.c` (effective protection) and `mm/memcontrol.c` (the delay above
 //! `high`), by description.
@@ -23,7 +23,7 @@ pub struct GroupUsage {
     pub low: u64,
 }
 
-/// Protected bytes of a group, as far as the protection of its ancestors allows.
+/// Protected bytes of a group, within the protection of its ancestors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Protection {
     /// Bytes protected by `min`.

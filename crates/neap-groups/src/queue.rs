@@ -1,4 +1,5 @@
-//! Queues of waiters: entries in a table, each queued at the group that has no room, oldest first.
+//! Queues of waiters: each waiter has an entry in a table. It is queued at the group that has no
+//! room, oldest first.
 //!
 //! # Design
 //!
@@ -9,7 +10,7 @@
 //!
 //! # Locking
 //!
-//! One mutex protects all entries and lists. It is not held while a waker is called or dropped.
+//! One mutex protects all entries and lists. No thread holds it while it calls or drops a waker.
 
 use crate::group::{Group, NONE};
 use crate::id::Payer;
@@ -25,7 +26,7 @@ use neap_base::{Mutex, Platform};
 
 /// Interval of [`Groups::tick`](crate::Groups::tick) in nanoseconds, if nothing is more urgent.
 pub const INTERVAL: u64 = 250_000_000;
-/// Maximum rest of a group in nanoseconds, once another charge requests memory there.
+/// Maximum time that a group still rests once another charge requests memory there, in nanoseconds.
 pub(crate) const AFRESH: u64 = 8_000_000;
 
 /// State of a waiter: the word that its thread sleeps on.
@@ -36,7 +37,7 @@ pub(crate) mod state {
     pub(crate) const WAITING: u32 = 1;
     /// The requested bytes were charged to it.
     pub(crate) const GRANTED: u32 = 2;
-    /// It was refused; the answer is the group with the limit.
+    /// It was refused. The answer is the group with the limit.
     pub(crate) const REFUSED: u32 = 3;
     /// Its group is gone.
     pub(crate) const GONE: u32 = 4;
@@ -166,9 +167,9 @@ struct WaiterLists {
     used: u32,
     stalled: u32,
     ticket: u64,
-    /// The first entry with a waker to be called, plus one; 0: there is none.
+    /// The first entry with a waker to be called, plus one; 0 for none.
     due: AtomicU32,
-    /// The last slot in the ring of groups that ask for memory, plus one; 0: there is none.
+    /// The last slot in the ring of groups that ask for memory, plus one; 0 for none.
     asking: AtomicU32,
 }
 
@@ -180,7 +181,7 @@ impl WaiterLists {
     }
 }
 
-/// The queues, while the mutex is held.
+/// The queues, for a thread that holds their mutex.
 pub(crate) struct Queues<'w> {
     table: &'w Table<Waiter>,
     tree: &'w Tree,
@@ -225,6 +226,8 @@ impl Waiters {
         self.table.each_mapping(platform, each);
     }
 
+    /// Unmaps the table of waiters.
+    ///
     /// # Safety
     /// No thread uses an entry any more, and the platform is the one that [`Queues::add`] was
     /// called with.

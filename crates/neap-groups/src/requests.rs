@@ -13,10 +13,11 @@
 //! 2. because its usage exceeds its `max`, after that was lowered;
 //! 3. because its usage exceeds its `high`.
 //!
-//! A server takes the next group that is due, runs a pass, and reports. After a pass that reduced
-//! the need, another one follows at once. After any other pass the group rests, for twice as long
-//! each time: up to [`INTERVAL`] while a charge waits, up to [`IDLE`] otherwise. Caches that were
-//! busy, barred or pinned are thus asked again, and a cache that never frees anything costs little.
+//! A *server* is a thread that reclaims for groups. It takes the next group that is due, runs a
+//! pass, and reports. After a pass that reduced the need, another one follows at once. After any
+//! other pass the group rests, for twice as long each time: up to [`INTERVAL`] while a charge
+//! waits, up to [`IDLE`] otherwise. Caches that were busy, barred or pinned are thus asked again,
+//! and a cache that never frees anything costs little.
 //!
 //! # Locking
 //!
@@ -38,7 +39,7 @@ const LOOKS: usize = 128;
 /// Maximum number of waiters of one group with requests that are added up.
 const ADDED_UP: usize = 64;
 
-/// A group that is to be asked for memory.
+/// A request for memory, as a server gets it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
     /// The group.
@@ -48,7 +49,7 @@ pub struct Request {
     /// Passes in a row that did not reduce the need.
     pub vain: u32,
     slot: u32,
-    /// Bytes that a charge that does not wait has asked for.
+    /// Bytes requested by [`Groups::ask_for`], for a charge that does not wait.
     once: u64,
 }
 
@@ -162,7 +163,7 @@ impl Groups {
         self.tree.upwards(slot).filter(|(_, group)| is_above(group)).for_each(|(slot, _)| queues.ask_for(slot, 0));
     }
 
-    /// Takes the next request that is due, for a server by its number, which is not 0.
+    /// Takes the next due request for a server. `server` is the server's number, which is not 0.
     /// [`Groups::served`] must follow before the server takes another. The caller must be outside
     /// the fork gate.
     pub fn take_request<H: Reclaimer>(&self, host: &H, server: u32) -> Due {
@@ -218,8 +219,8 @@ impl Groups {
         }
     }
 
-    /// Returns the [`need`] of a group. That is none if another id has its slot by now, or it is
-    /// deleted.
+    /// Returns the [`need`] of a group. It is 0 if the group is deleted or another group has its
+    /// slot.
     fn need_of(&self, queues: &Queues<'_>, group: &Group, id: GroupId, now: u64) -> (u64, bool) {
         let is_it = group.id() == id && self.tree.owners.is_there(id);
         if is_it { need(queues, group, now) } else { (0, false) }
@@ -252,8 +253,8 @@ impl Groups {
         host.inside(|| {
             let queues = self.waiters.lock(&self.tree);
             let Some(group) = self.tree.group(request.slot) else { return };
-            // If not, the request was taken from this server (`leave_request`), and may be another
-            // one's.
+            // If not, `leave_request` took the request from this server, and another server may
+            // have it.
             if group.counters.server.load(Ordering::Relaxed) != server {
                 return;
             }

@@ -34,12 +34,12 @@ pub const BATCH: u64 = 256 << 10;
 
 /// Words of a line.
 const WORDS: usize = 8;
-/// Indexes of words behind a line: a hash of the line at the last [`Stocks::drain_idle`], and the
-/// CPU's number of operations on shared memory.
+/// Indexes of two words behind a line. One has a hash of the line at the last
+/// [`Stocks::drain_idle`], the other the CPU's number of operations on shared memory.
 const LOOK: usize = 0;
 const SHARED: usize = 1;
-/// Bytes from one CPU's line to the next. That is two cache lines, since the processor may prefetch
-/// the second one with the first.
+/// Distance from one CPU's line to the next, in bytes. It is two cache lines, since the processor
+/// may prefetch the second one with the first.
 const STRIDE: usize = 128;
 /// Bits of a word that hold the number of bytes.
 const NUMBER_BITS: u32 = u64::BITS - PAYER_BITS;
@@ -166,8 +166,9 @@ impl Stocks {
     #[inline(always)]
     fn attempt(&self, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> SequenceResult {
         let regions = core::ptr::with_exposed_provenance(self.regions);
-        // SAFETY: `sequences` is the offset of the rseq area. Each table entry leads to a CPU's
-        // line or DUMMY, which have `WORDS` words, and `place` is below that.
+        // SAFETY: `sequences` is the registered offset. `regions` is the table from CPU 0 on. Its
+        // entries point to a CPU's line or DUMMY, which have `WORDS` words, and `place` is below
+        // that. Only DUMMY must not be written. Its words exceed every bound under every tag.
         unsafe { rseq::alter(self.sequences, regions, place, tag, low, span, delta) }
     }
 
@@ -184,14 +185,15 @@ impl Stocks {
         self.line(cpu)[place].fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
     }
 
-    /// Takes bytes from a payer's stock on this CPU; returns false if it has too few.
+    /// Takes bytes from a payer's stock on this CPU. Returns false if the stock has too few.
     #[inline(always)]
     pub(crate) fn take<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         let tag = word(payer, 0);
         bytes <= CAP && self.alter(platform, place(payer), tag, bytes, CAP - bytes, bytes.wrapping_neg())
     }
 
-    /// Adds bytes to a payer's word on this CPU; returns false without such a word, or room in it.
+    /// Adds bytes to a payer's word on this CPU. Returns false if there is no such word, or no room
+    /// in it.
     #[inline(always)]
     pub(crate) fn give<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> bool {
         bytes <= CAP && self.alter(platform, place(payer), word(payer, 0), 0, CAP - bytes, bytes)
@@ -224,7 +226,8 @@ impl Stocks {
         Some((payer, bytes))
     }
 
-    /// Calls `each` with the stocked bytes by payer and CPU, as far as this thread sees them.
+    /// Calls `each` with the stocked bytes by payer and CPU. Other threads may change them
+    /// meanwhile.
     pub(crate) fn each(&self, mut each: impl FnMut(Payer, u64)) {
         for word in (0..self.cpus).flat_map(|cpu| self.line(cpu)) {
             let (payer, bytes) = parts(word.load(Ordering::Relaxed));

@@ -1,4 +1,5 @@
-//! A table that grows and never moves: entries are named by index and are read without a lock.
+//! A table that grows and never moves. Threads name an entry by its index, and read it without a
+//! lock.
 //!
 //! Each chunk is as large as all before it, so the table takes at most about twice the needed
 //! memory. The caller lets only one thread at a time grow it. Chunks are unmapped only with the
@@ -66,7 +67,7 @@ impl<T: Entry> Table<T> {
         Some(unsafe { &*chunk.add((index - first) as usize) })
     }
 
-    /// Adds a chunk of zeroes. To be called by one thread at a time.
+    /// Adds a chunk of zeroes. Only one thread at a time may call this.
     ///
     /// # Errors
     /// The error of the system, or [`Errno::NOMEM`] if the table is full.

@@ -26,8 +26,8 @@ use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 use neap_percpu::{Handle, Owner};
 
-/// Buckets in which groups are found by name. With a hundred thousand groups, a lookup examines
-/// about twenty.
+/// Number of hash buckets for lookups by name. With a hundred thousand groups, a bucket has about
+/// 24.
 const BUCKETS: usize = 4096;
 
 /// All groups.
@@ -38,7 +38,7 @@ pub(crate) struct Tree {
     /// Address of a mapping of [`BUCKETS`] words. Each has the first slot of a bucket, plus one.
     buckets: usize,
     lists: Mutex<FreeSlots>,
-    /// Passes of reclaim that have begun. Sums over children are computed anew in each.
+    /// Number of passes of reclaim that have begun. Each pass computes sums over children anew.
     passes: AtomicU64,
     /// Children that were visited for such sums.
     summed: AtomicU64,
@@ -49,7 +49,7 @@ struct FreeSlots {
     free: u32,
     /// Number of slots that were ever used.
     fresh: u32,
-    /// Deleted groups. The grace period of the second list has begun.
+    /// Lists of deleted groups. The grace period of the second list has begun.
     dying: [u32; 2],
     live: u32,
     dying_count: u32,
@@ -89,8 +89,10 @@ impl Tree {
         Ok(tree)
     }
 
+    /// Unmaps the tree.
+    ///
     /// # Safety
-    /// No thread uses the tree any more, and the platform is the one that it was opened with.
+    /// No thread uses the tree any more. The platform is the one that the tree was opened with.
     pub(crate) unsafe fn close<P: Platform>(&self, platform: &P) {
         // SAFETY: by this function's contract no thread uses the tree or an entry of its tables.
         // `open` mapped the buckets with this length, on this platform.
@@ -224,7 +226,7 @@ impl Tree {
     /// Makes a group below `parent`.
     ///
     /// # Errors
-    /// See [`GroupError`]; nothing has changed then.
+    /// [`GroupError`] gives the reason. The tree is unchanged then.
     pub(crate) fn create<P: Platform>(
         &self,
         platform: &P,
@@ -265,11 +267,11 @@ impl Tree {
     /// Takes a group without children out of the tree and returns its slot, which then waits for a
     /// grace period. The group's charges become its parent's.
     ///
-    /// Before that, `hand_up` is called with the group and its parent, to move attached items. No
-    /// item is attached to the group from then on.
+    /// Before that it calls `hand_up` with the group and its parent, to move attached items. From
+    /// then on no thread attaches an item to the group.
     ///
     /// # Errors
-    /// See [`GroupError`]; nothing has changed then.
+    /// [`GroupError`] gives the reason. The tree is unchanged then.
     pub(crate) fn delete(&self, id: GroupId, hand_up: impl FnOnce(GroupSlot, GroupSlot)) -> Result<u32, GroupError> {
         let mut lists = self.lists.lock();
         let slot = self.slot_of(id)?;
@@ -304,8 +306,8 @@ impl Tree {
         Ok(slot)
     }
 
-    /// Returns whether the next group would grow a table although a quarter of it belongs to
-    /// deleted groups.
+    /// Returns whether the next group would grow a table of which deleted groups hold at least a
+    /// quarter.
     pub(crate) fn is_crowded(&self) -> bool {
         let lists = self.lists.lock();
         let (slots, (ids, no_id)) = (self.slots.len(), self.owners.room());
@@ -351,8 +353,8 @@ impl Tree {
         self.owners.end_grace();
     }
 
-    /// Calls `each` with every deleted group that still has its slot. No mutex is held: the caller
-    /// must be the only user.
+    /// Calls `each` with every deleted group that still has its slot. This holds no mutex
+    /// meanwhile, so the caller must be the only user.
     pub(crate) fn each_dying(&self, mut each: impl FnMut(&Group)) {
         let dying = self.lists.lock().dying;
         for mut slot in dying {
@@ -461,12 +463,13 @@ impl Tree {
     /// within a read.
     ///
     /// The stored sum serves as many calls as the group has children. So a pass that visits all
-    /// children computes the sum once, not once for each child. Concurrent passes may use up each
-    /// other's calls. A sum from before the last [`Tree::begin_pass`] is not used.
+    /// children computes the sum once, not once for each child. Concurrent passes share these
+    /// calls, so a pass may compute a sum more than once. A sum from before the last
+    /// [`Tree::begin_pass`] is not used.
     fn claimed_below_in_pass(&self, group: &Group, claim: Bound) -> u64 {
         let (claims, pass) = (group.claims(claim), self.passes.load(Ordering::Relaxed));
-        // Acquire, of both, pairs with the Release below: the sum is that of the pass, or of a
-        // later one.
+        // Both Acquire loads pair with the Release stores below: the sum is that of the pass, or of
+        // a later one.
         let looks = claims.looks.load(Ordering::Acquire);
         if looks > 0 && claims.pass.load(Ordering::Acquire) == pass {
             claims.looks.store(looks - 1, Ordering::Relaxed);
@@ -484,14 +487,14 @@ impl Tree {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the number of children visited so far, to add up their `min` and `low`, and to find
-    /// those that hold most.
+    /// Returns how many children were visited so far to add up `min` and `low`, and to find the
+    /// largest holders.
     pub(crate) fn summed(&self) -> u64 {
         self.summed.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of a group that its claim protects, as far as its ancestors' protection
-    /// allows. The caller must be within a read.
+    /// Returns the bytes of a group that its claim protects, within the protection of its
+    /// ancestors. The caller must be within a read.
     pub(crate) fn effective(&self, id: GroupId, claim: Bound) -> Result<u64, GroupError> {
         Ok(self.protection(self.slot_of(id)?, ROOT, claim, |above| self.claimed_below(above, claim)))
     }

@@ -1,4 +1,4 @@
-//! Check that groups add up while no thread charges.
+//! Consistency check of groups, for a time when no thread charges.
 //!
 //! It checks the links of the tree, the charges of each group against its counts by kind and its
 //! children's charges, and the bytes booked under ids against the charged bytes. It also checks
@@ -18,10 +18,10 @@ fn same(what: &'static str, group: GroupId, expected: u64, found: u64) -> Result
 }
 
 impl Groups {
-    /// Checks everything. No other thread may use the groups meanwhile.
+    /// Checks all groups. No other thread may use the groups meanwhile.
     ///
     /// # Errors
-    /// The first inconsistency.
+    /// A [`Finding`] with the first inconsistency.
     pub fn verify<H: Host>(&self, host: &H) -> Result<(), Finding> {
         // Counts the bytes of threads that charged a group while it was deleted.
         self.tree.each_dying(|group| self.hand_down_counts(host, group));
@@ -82,8 +82,8 @@ impl Groups {
         same("charged bytes, by kind and by group", id, own + below, group.usage())
     }
 
-    /// Checks the queue of a group: sorted by age, in agreement with the published bytes, and no
-    /// waiter could be admitted.
+    /// Checks that a group's queue is sorted by age and agrees with the published bytes, and that
+    /// no waiter could be admitted.
     fn verify_queue(&self, slot: u32, group: &Group) -> Result<(), Finding> {
         let (id, queues) = (group.id(), self.waiters.lock(&self.tree));
         let (mut next, mut ticket) = (queues.first(group), 0);

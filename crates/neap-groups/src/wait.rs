@@ -2,18 +2,18 @@
 //!
 //! # Design
 //!
-//! 1. Caches are flushed and stocks emptied, as for any charge.
-//! 2. The request is queued. The group that it waits at asks for memory until it needs none
+//! 1. The thread flushes caches and empties stocks, as for any charge.
+//! 2. It queues a request at the group without room. That group asks for memory until it needs none
 //!    (`requests.rs`).
 //! 3. The thread that makes room admits waiters (`admission.rs`).
 //!
-//! A waiting thread runs no callback and waits only for its grant, so shrinkers cannot delay its
-//! deadline. Bytes freed into a cache make room only when the cache is flushed. A tick or a waiting
-//! thread flushes caches every [`INTERVAL`], and once after the deadline.
+//! A waiting thread runs no callback of a shrinker, so no shrinker can delay its deadline. Bytes
+//! freed into a cache make room only when the cache is flushed. A tick or a waiting thread flushes
+//! caches every [`INTERVAL`], and once after the deadline.
 //!
 //! A thread sleeps on the state word of its entry. A future stores its waker in its entry, and
-//! [`Groups::deliver`] calls the waker. No lock is held while waiting, and the thread is not inside
-//! the fork gate.
+//! [`Groups::deliver`] calls the waker. A waiting thread holds no lock, and is not inside the fork
+//! gate.
 //!
 //! A wait ends by a grant, at its deadline, when the group is deleted, or when the future is
 //! dropped. At the deadline the charge is refused with the error of [`Groups::charge`]. A request
@@ -22,8 +22,8 @@
 //! A future that was granted bytes above a `high` is pending until its delay is over or all groups
 //! on its path are below their `high` again.
 //!
-//! In a forked child no charge waits. A future that is polled there queues again, as the youngest
-//! waiter.
+//! A forked child has none of its parent's waiters. A future that is polled there queues again, as
+//! the youngest waiter.
 
 use crate::charge::{ChargeFailure, OnLimit, Refusal};
 use crate::group::Bound;
@@ -114,11 +114,11 @@ impl Groups {
     /// `deadline` is a time of the platform's clock in nanoseconds, or [`FOREVER`]. The oldest
     /// waiter is admitted first. A request below an eighth of the oldest's bytes may pass it. At
     /// most eight requests pass each oldest waiter. Charges that do not wait take available bytes.
-    /// The caller must hold nothing that other threads need to make room.
+    /// The caller must hold no lock that other threads need to make room.
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing is charged then. A request above a limit is refused at once, as is
-    /// one without memory for an entry.
+    /// [`Refusal`] gives the reason; nothing is charged then. A request that exceeds a `max` on its
+    /// path is refused at once. So is a request if there is no memory for its entry.
     pub fn charge_or_wait<H: Reclaimer>(
         &self,
         host: &H,
@@ -157,19 +157,19 @@ impl Groups {
     /// Returns a future that charges bytes as [`Groups::charge_or_wait`] does. It asks when it is
     /// first polled, and gives up when it is dropped.
     ///
-    /// [`Groups::deliver`] wakes its task; [`Reclaimer::come_soon`] requests that. A deadline takes
-    /// effect in [`Groups::tick`], before the next `deliver`.
+    /// [`Groups::deliver`] wakes the future's task. The groups request a delivery by
+    /// [`Reclaimer::come_soon`]. A deadline takes effect in [`Groups::tick`], before the next
+    /// `deliver`.
     pub fn charge_async<H: Reclaimer>(&self, host: H, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'_, H> {
         ChargeAsync { groups: self, host, payer, bytes, deadline, how: OnLimit::Refuse, stage: Stage::Unasked }
     }
 
-    /// Returns the first charge that waits, of the entries from `from` on, and its entry. The
+    /// Returns the first waiting charge from entry `from` on, and the index of its entry. The
     /// caller must be inside the fork gate.
     pub fn next_waiting(&self, from: u32) -> Option<(u32, Waiting)> {
         let mut index = from;
         loop {
-            // The mutex is released after each entry, so that it is held briefly however many
-            // charges wait.
+            // This releases the mutex after each entry, so other threads can take it in between.
             let queues = self.waiters.lock(&self.tree);
             let waiter = queues.get(index).filter(|_| index < queues.len())?;
             if let Some((at, reason)) = self.reason(&queues, index, waiter) {
@@ -219,8 +219,8 @@ impl Groups {
         above.last().map(|(_, group)| group.id())
     }
 
-    /// Delays a charge that was granted above a `high`, at most until the time `until`. `None` if
-    /// there is no memory for an entry. The groups above their `high` ask for memory.
+    /// Delays a charge that was granted above a `high`, at most until the time `until`. Returns
+    /// `None` if there is no memory for an entry. The groups above their `high` ask for memory.
     fn hold<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, until: u64) -> Option<WaiterHandle> {
         let handle = host.inside(|| {
             let handle = {
@@ -240,7 +240,7 @@ impl Groups {
     /// Charges bytes if a flush of caches and stocks makes room. Otherwise queues a request.
     ///
     /// # Errors
-    /// The result of the charge, if it need not wait.
+    /// The result of the charge, granted or refused, if it does not have to wait.
     fn ask<H: Reclaimer>(
         &self,
         host: &H,
@@ -284,8 +284,8 @@ impl Groups {
 
     /// Returns the result of a wait, and frees the entry; `None` if the wait goes on.
     ///
-    /// If it goes on, the entry gets `waker`, and `waker` becomes the entry's previous one. The
-    /// caller drops the waker that it gets.
+    /// If it goes on and `waker` has a waker, exchanges it with that of the entry. The caller drops
+    /// the waker that it then finds in `waker`.
     fn look<H: Reclaimer>(
         &self,
         host: &H,
@@ -404,7 +404,7 @@ impl Groups {
         self.settle_waiters(host, now)
     }
 
-    /// Returns whether a waiter's deadline is over; `None` without waiters. Not inlined, like
+    /// Returns whether a waiter's deadline has passed; `None` without waiters. Not inlined, like
     /// [`Groups::settle_waiters`]: their locals would take stack while caches are flushed.
     #[inline(never)]
     fn is_any_late<H: Reclaimer>(&self, host: &H, now: u64) -> Option<bool> {
@@ -445,9 +445,9 @@ impl Groups {
         }
     }
 
-    /// Frees all entries in a forked child, which has none of the threads that waited. Wakers are
-    /// not dropped: the data that they refer to may be locked for ever. The caller must be inside
-    /// the fork gate.
+    /// Frees all entries in a forked child, which has none of the threads that waited. It does not
+    /// drop wakers, since the data that they refer to may stay locked for ever. The caller must be
+    /// inside the fork gate.
     pub(crate) fn forget_waiters<H: Reclaimer>(&self, host: &H) {
         let mut index = 0;
         loop {
@@ -481,8 +481,8 @@ enum Stage {
 }
 
 /// A charge that waits for room, made by [`Groups::charge_async`]. Its output is that of
-/// [`Groups::charge_or_wait`]. The output's delay is 0, since the future has waited for it. Only if
-/// there was no memory for that wait, the caller must delay itself.
+/// [`Groups::charge_or_wait`]. The output's delay is 0, since the future has waited for it. If
+/// there was no memory for that wait, the output has the delay, and the caller must sleep.
 ///
 /// If the future is dropped before it returned a grant, the granted bytes are uncharged. It
 /// allocates nothing. A future that is polled after its end stays pending for ever.
@@ -498,8 +498,8 @@ pub struct ChargeAsync<'g, H: Reclaimer> {
 }
 
 impl<H: Reclaimer> ChargeAsync<'_, H> {
-    /// Makes the future charge as [`OnLimit::Overcharge`] does. It waits for no room, only for the
-    /// delay above a `high`.
+    /// Makes the future charge as [`OnLimit::Overcharge`] does. The future does not wait for room,
+    /// only for the end of the delay above a `high`.
     pub fn overcharge(self) -> Self {
         ChargeAsync { how: OnLimit::Overcharge, ..self }
     }

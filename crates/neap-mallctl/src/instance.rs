@@ -6,7 +6,7 @@
 use core::mem::transmute;
 use neap_os::weak_variable;
 
-/// Words of `neap_stats`.
+/// Number of words of `neap_stats`.
 pub(crate) const WORDS: usize = 16;
 
 /// Whether neap is in the process.

@@ -4,12 +4,13 @@
 //! this separate library, for users that ask for it.
 //!
 //! # Design
-//! Three functions over one table of names (`names.rs`). Values come from the instance of neap in
-//! the process, through functions of `neap.h` that the dynamic linker finds (`instance.rs`). This
-//! library has no instance of its own. It allocates nothing and writes no errno.
+//! The library has three functions over one table of names (`names.rs`). Values come from the
+//! instance of neap in the process, through functions of `neap.h` that the dynamic linker finds
+//! (`instance.rs`). This library has no instance of its own. It allocates nothing and writes no
+//! errno.
 //!
 //! # Invariants
-//! Values other than `epoch` change only where a program writes to `epoch`, or at the first call.
+//! Values other than `epoch` change only when a program writes to `epoch`, or at the first call.
 //!
 //! Source: jemalloc(3), "Non-standard API" and "MALLCTL NAMESPACE".
 #![no_std]
@@ -78,7 +79,8 @@ unsafe extern "C" fn mallctl(
     new: *const c_void,
     new_length: usize,
 ) -> c_int {
-    // SAFETY: the caller's promise for each argument.
+    // SAFETY: the caller says that each pointer is null, or valid as `find` and `Exchange::new`
+    // require.
     let (named, mut exchange) = unsafe { (find(name), Exchange::new(old, old_length, new, new_length)) };
     answer(named.and_then(|named| control(&named, &mut exchange)))
 }
@@ -92,7 +94,7 @@ unsafe extern "C" fn mallctl(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mallctlnametomib(name: *const c_char, mib: *mut usize, length: *mut usize) -> c_int {
     let translate = || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller says that `name` is null or a C string.
         let named = unsafe { find(name) }?;
         if mib.is_null() || length.is_null() {
             return Err(Error::Invalid);
@@ -112,7 +114,7 @@ unsafe extern "C" fn mallctlnametomib(name: *const c_char, mib: *mut usize, leng
 /// Does the work of [`mallctl`] for a name that is given by its numbers.
 ///
 /// # Safety
-/// As for [`mallctl`]; in addition, `mib` is null or has `length` words.
+/// The conditions of [`mallctl`] hold for the other pointers. `mib` is null or has `length` words.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mallctlbymib(
     mib: *const usize,

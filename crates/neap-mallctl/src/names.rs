@@ -1,15 +1,15 @@
 //! The names that programs may read, write or trigger, and the numbers that stand for them.
 //!
 //! # Design
-//! A name has a number for each of its parts. For a word it is the name's place in [`CONTROLS`],
-//! and for the index of an arena the index itself. So a program may replace the index in the
-//! numbers.
+//! A name has a number for each of its parts. The number of a word is the name's place in
+//! [`CONTROLS`]. The number of an arena's index is the index itself. So a program may replace the
+//! index in the numbers.
 
 use crate::instance;
 use crate::snapshot::Quantity;
 use core::ffi::CStr;
 
-/// Most parts of a name.
+/// The most parts that a name has.
 pub(crate) const MOST_PARTS: usize = 3;
 
 /// The part of a name that stands for the number of an arena.
@@ -58,7 +58,7 @@ const CONTROLS: [(&str, Control); 16] = [
     ("opt.narenas", Control::Number(Quantity::Nodes)),
     ("arena.<i>.decay", Control::Act(instance::tick)),
     ("arena.<i>.purge", Control::Act(instance::release)),
-    // neap has caches of CPUs only.
+    // neap has caches of CPUs and none of threads, so there is nothing to flush.
     ("thread.tcache.flush", Control::Act(|| ())),
 ];
 

@@ -1,4 +1,4 @@
-//! The values that programs read: those of the last refresh.
+//! The values that programs read. They are those of the last refresh.
 //!
 //! # Concurrency
 //! The words are atomic, and this module has no lock. If two threads refresh at once, a reader may
@@ -52,7 +52,7 @@ fn word(at: usize) -> u64 {
     STATS[at].load(Ordering::Relaxed)
 }
 
-/// A value as a `size_t`. The places are those in `neap_stats`.
+/// A value as a `size_t`. Numbers passed to `word` are indexes of words in `neap_stats`.
 pub(crate) fn size(value: Quantity) -> usize {
     let bytes = match value {
         Quantity::Allocated => word(0),

@@ -40,7 +40,7 @@ extern "C" fn _Znwm(size: usize) -> *mut c_void {
     PROCESS.allocate_or(size, move || plain_otherwise(size).cast()).cast()
 }
 
-/// Forms that the standard defines by another function. That function may be of any library.
+/// Forms that the standard defines by another function. Any library may define that function.
 macro_rules! ends_in {
     ($($name:ident => $other:literal;)*) => { $(
         /// A form of an operator that jumps to another function.
@@ -77,28 +77,30 @@ macro_rules! sized {
         /// A form of `operator delete` with a size.
         ///
         /// # Safety
-        /// `memory` is null, or of the form of `operator new` that belongs to this one.
+        /// `memory` is null, or comes from the form of `operator new` that belongs to this form.
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(memory: *mut c_void, size: usize $(, $align: usize)?) {
             /// Verifies the size if this library has allocated the memory.
             ///
             /// # Safety
-            /// Those of the form.
+            /// The condition of the form.
             #[cold]
             #[inline(never)]
             unsafe extern "C" fn checked(memory: *mut c_void, size: usize $(, $align: usize)?) {
                 if [chosen!("malloc"), chosen!("free"), chosen!($plain) $(, chosen!($asked))*].into_iter().all(is_ours) {
-                    // SAFETY: this library's memory, or null (the caller's promise).
+                    // SAFETY: `malloc`, `free` and the operators are this library's. So `memory` is
+                    // null, or comes from this library's `operator new`.
                     unsafe { delete_checked(memory, size) };
                 } else {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller meets the condition of the form, which is also that of
+                    // `plain`.
                     unsafe { plain(memory $(, $align)?) };
                 }
             }
             /// Frees by the form without a size.
             ///
             /// # Safety
-            /// Those of the form.
+            /// The condition of the form.
             #[inline(always)]
             unsafe extern "C" fn plain(memory: *mut c_void $(, $align: usize)?) {
                 let plain = chosen!($plain);
@@ -112,10 +114,10 @@ macro_rules! sized {
                 }
             }
             if PROCESS.checks_sizes() {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller meets the condition of the form.
                 return unsafe { checked(memory, size $(, $align)?) };
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller meets the condition of the form.
             unsafe { plain(memory $(, $align)?) }
         }
     )* };
@@ -129,18 +131,18 @@ sized! {
     _ZdaPvmSt11align_val_t(align) => "_ZdaPvSt11align_val_t", "_ZnamSt11align_val_t" "_ZnwmSt11align_val_t" "_ZdlPvSt11align_val_t";
 }
 
-/// Frees memory whose size is verified.
+/// Verifies the size of memory and frees it.
 ///
 /// # Safety
-/// `memory` is null, or of this library's `operator new`.
+/// `memory` is null, or comes from this library's `operator new`.
 #[inline(never)]
 unsafe extern "C" fn delete_checked(memory: *mut c_void, size: usize) {
     // SAFETY: the caller's promise.
     unsafe { PROCESS.free_named(memory.cast(), NamedSize::Exact(size)) }
 }
 
-/// Forms that take memory. Without memory they jump to the C++ library's own form with the same
-/// arguments and stack, so that a throwing form is called by this form's caller.
+/// Forms that allocate. If there is no memory, they jump to the C++ library's own form with the
+/// same arguments and stack. So an exception of that form goes directly to the caller of this form.
 macro_rules! or_standard {
     ($($(#[$attribute:meta])* $name:ident($($argument:ident),*): $take:ident, $mangled:literal, $plain:literal;)*) => { $(
         /// A form of `operator new`.
@@ -190,9 +192,9 @@ extern "C" fn take_aligned(size: usize, align: usize) -> *mut c_void {
     unsafe { transmute::<usize, extern "C" fn(usize, usize) -> *mut c_void>(aligned_alloc)(align, size) }
 }
 
-/// The allocations of forms that do not throw, if the throwing forms that they stand for are this
-/// library's. If the program replaced a throwing form, its exceptions must be caught. The C++
-/// library's own forms do that, so the result here is null then.
+/// Allocations for the forms that do not throw. By the standard, such a form calls a throwing form.
+/// If that is this library's, the functions allocate. If the program replaced it, some code must
+/// catch its exceptions. The C++ library's own forms do that, so the result here is null then.
 macro_rules! unless_replaced {
     ($($name:ident($($argument:ident),*) = $take:ident, $($asked:literal)*;)*) => { $(
         extern "C" fn $name($($argument: usize),*) -> *mut c_void {
@@ -217,10 +219,9 @@ fn is_ours(address: usize) -> bool {
 /// Finds the C++ library's own form of an operator. That form asks this library for memory once
 /// more, runs the program's new_handler, and throws or returns null.
 ///
-/// The search finds the form although the dynamic linker prefers this library's. It also finds it
-/// if a plugin loaded the C++ library out of sight of other libraries. The result is kept, since
-/// the search takes the dynamic linker's lock. `plain` is the throwing form that this form stands
-/// for.
+/// The search finds that form although the dynamic linker prefers this library's. It also finds it
+/// if a plugin loaded the C++ library in a scope of its own. `found` keeps the result, since the
+/// search takes the dynamic linker's lock. `plain` is the throwing form that this form stands for.
 fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const c_void {
     // Relaxed: the address of code that was loaded before.
     let known = found.load(Ordering::Relaxed);
@@ -243,8 +244,8 @@ fn standard_form(name: &CStr, found: &AtomicPtr<c_void>, plain: usize) -> *const
         }
     }
     if name.to_bytes().ends_with(b"nothrow_t") {
-        // The program's replacement may throw, and no code here catches that. But there probably is
-        // memory.
+        // If the program replaced the throwing form, returns the replacement. It may throw, and no
+        // code here catches the exception. But it probably finds memory.
         return if is_ours(plain) { nothing as *const c_void } else { core::ptr::with_exposed_provenance(plain) };
     }
     neap::die(format_args!("operator new: there is no memory, and no C++ library was found that could throw"))

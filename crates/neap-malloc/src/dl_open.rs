@@ -33,7 +33,7 @@ extern "C" fn next_dlopen() -> *const c_void {
     if found.is_null() {
         found = next(c"dlopen");
         if found.is_null() {
-            // A plugin may have loaded an old glibc's libdl, out of sight of other libraries.
+            // A plugin may have loaded an old glibc's libdl in a scope of its own.
             found = dynamic_linker::of_libdl(c"dlopen");
         }
         FOUND.store(found, Ordering::Relaxed);

@@ -223,17 +223,17 @@ extern "C" fn malloc_usable_size(memory: *mut c_void) -> usize {
     PROCESS.usable_size(memory.cast())
 }
 
-/// malloc_trim(3): releases all free memory; `pad` is not kept.
+/// malloc_trim(3): releases all free memory, and ignores `pad`.
 #[unsafe(no_mangle)]
 extern "C" fn malloc_trim(_pad: usize) -> c_int {
     PROCESS.release_all().into()
 }
 
-/// mallopt(3). Returns 1 if the value takes effect or is the behaviour anyway, 0 for everything
-/// else.
+/// mallopt(3). Returns 1 if the value takes effect, or if neap behaves that way in any case.
+/// Otherwise returns 0.
 ///
-/// - `M_TRIM_THRESHOLD`: while at most this many bytes of pages are free, none are released by
-///   themselves. With -1 none ever are. `malloc_trim` releases them.
+/// - `M_TRIM_THRESHOLD`: neap releases no pages by itself while at most this many bytes of pages
+///   are free. With -1 it never does. `malloc_trim` releases them in any case.
 /// - `M_MMAP_MAX`: 0, since no block is a mapping of its own.
 /// - `M_ARENA_MAX`: any number of at least 1, since there is one heap for all threads.
 #[unsafe(no_mangle)]

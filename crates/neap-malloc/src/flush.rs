@@ -2,8 +2,8 @@
 //!
 //! musl's `fflush(NULL)` holds the lock of the list of streams while it waits for the lock of each
 //! stream in turn. musl's `fork` takes the lock of the list after neap's fork handler has stopped
-//! all allocations. If a third thread holds a stream and needs memory, all three threads would wait
-//! for ever. So `fflush(NULL)` here holds a [lock](neap_os::stdio_lock), which neap's fork handler
+//! all allocations. If a third thread holds a stream's lock and needs memory, the three threads
+//! deadlock. So `fflush(NULL)` here holds a [lock](neap_os::stdio_lock), which neap's fork handler
 //! takes before it stops allocations.
 
 use crate::threads::next;

@@ -4,7 +4,7 @@
 //! Each function behaves as its manual page says. That includes jemalloc's functions with flags,
 //! for programs that are linked with jemalloc. This crate adds C's conventions only: null and errno
 //! on failure, checks of overflowing sizes and invalid alignments. It allocates nothing itself and
-//! imports little (see `cargo xtask symbols`). Its only state are the addresses of functions of
+//! imports little (see `cargo xtask symbols`). Its only state is the addresses of functions of
 //! other libraries.
 //!
 //! The archive for static programs (`crt-static`) lacks `dlopen`, `pthread_create` and

@@ -25,14 +25,14 @@ const THRD_ERROR: c_int = 2;
 type Create = unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, *mut c_void) -> c_int;
 type Start = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void) -> c_int;
 
-/// The next definition of a function, kept in `found`; null if there is none.
+/// Returns the next definition of a function, and keeps it in `found`; null if there is none.
 pub(crate) fn next(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     // Relaxed: the address of code that was loaded before.
     let mut address = found.load(Ordering::Relaxed);
     if address.is_null() {
         address = dl_open::next(name);
         if address.is_null() {
-            // A plugin may have loaded an old glibc's libpthread, out of sight of other libraries.
+            // A plugin may have loaded an old glibc's libpthread in a scope of its own.
             address = core::ptr::with_exposed_provenance_mut(dynamic_linker::of_c_library(name));
         }
         found.store(address, Ordering::Relaxed);

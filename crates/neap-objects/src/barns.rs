@@ -1,4 +1,4 @@
-//! Barns: free objects by the sheaf, between the stacks of the CPUs and the slabs.
+//! Barns keep free objects in sheaves, between the stacks of the CPUs and the slabs.
 //!
 //! # Design
 //!
@@ -21,7 +21,7 @@ use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_pages::Effort;
 
-/// Bytes of cells of all sheaves up to which frees may make more.
+/// Frees may make sheaves in any case while the cells of all sheaves take at most this many bytes.
 const LEAST_CELLS: u64 = 1 << 20;
 
 impl<P: Platform> Objects<P> {
@@ -109,7 +109,8 @@ impl<P: Platform> Objects<P> {
     pub(crate) fn new_sheaf(&self, class: Class, kind: SheafKind) -> Option<Sheaf> {
         let memory = self.private_memory(kind.memory(class))?;
         self.count_cells(class, kind, 1);
-        // SAFETY: `private_memory` gave an object of the sheaf's size to this thread alone.
+        // SAFETY: `private_memory` gave an object of the sheaf's size to this thread alone. Objects
+        // are aligned to 16 bytes, and the sheaf capacity of every class fits 16 bits.
         Some(unsafe { Sheaf::make(memory, class, kind.cells(class)) })
     }
 
@@ -128,9 +129,10 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// An empty sheaf with cells for objects that are freed. If cells already take more than a 64th
-    /// of the resident memory, more of them would make a burst of frees take memory from the
-    /// system. Then a full sheaf of the near barn is emptied into slabs and used again.
+    /// Returns an empty sheaf with cells, for freed objects. If cells already take more than a 64th
+    /// of the resident memory, new ones would make a burst of frees take memory from the system.
+    /// The call then takes a plain sheaf with objects out of the near barn, if it finds one, and
+    /// returns the objects to slabs.
     pub(crate) fn sheaf_for_frees(&self, class: Class) -> Option<Sheaf> {
         let resident = self.pages.resident() << self.pages.page_shift();
         // Relaxed: heuristic; it publishes no other data.
@@ -153,7 +155,7 @@ impl<P: Platform> Objects<P> {
         self.drop_sheaf(class, sheaf);
     }
 
-    /// Returns the objects of a sheaf to slabs. Not inlined: its frame is large.
+    /// Returns the objects of a sheaf to slabs. It is not inlined, since its stack frame is large.
     #[inline(never)]
     fn empty(&self, class: Class, sheaf: &mut Sheaf) {
         self.flush(class, sheaf.cells());

@@ -52,8 +52,9 @@ impl FastPath {
         // SAFETY: the size is below `served`, so it is at most `LARGEST`, and `serve` was called.
         let Some(object) = (unsafe { fast_path.pop(size) }) else { return Owned::Nothing };
         let address = object.addr().get();
-        // SAFETY: objects in stacks lie in the arena, and this one is this thread's now. If another
-        // thread has it, too, after a double free, the later free of it is detected.
+        // SAFETY: objects in stacks lie in the arena, which has state bytes. If the object is in
+        // state PAID, it is charged, so its page keeps its vector. It is this thread's now; after a
+        // double free another thread may have it, too, but its byte stays accessible.
         unsafe {
             if self.states.change(address, PAID, ACCOUNTED) {
                 if self.is_of(object.as_ptr(), sole) {
@@ -107,7 +108,7 @@ impl FastPath {
 }
 
 impl<P: Platform> Objects<P> {
-    /// Pays back the owners of the charged ones among some cached objects. The caller has taken the
+    /// Pays back the owners of those cached objects that are charged. The caller has taken the
     /// objects out of their caches.
     pub(crate) fn repay(&self, class: Class, objects: &[*mut u8]) {
         let (mut payer, mut count) = (0, 0);

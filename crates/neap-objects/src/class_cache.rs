@@ -1,21 +1,21 @@
-//! The class cache: what all CPUs share of one size class on a node, under one mutex.
+//! The class cache: the sheaves and slabs of one size class on a node, which all CPUs share.
 //!
 //! # Design
 //!
 //! A class cache has a barn of full and empty sheaves, and lists of the slabs with free objects. An
-//! object that is freed on another CPU than its home returns through the barn, in a full sheaf.
-//! Each slab with free objects is on one list:
+//! object that is freed on another CPU than its [home](crate::fast_path::KindEntry) returns through
+//! the barn, in a full sheaf. Each slab with free objects is on one list:
 //! * partial: used since the last tick;
 //! * resting: not used since the last tick;
 //! * sidelined: it rested, and no page of it can be released;
-//! * hollow: all its free objects lie in holes;
+//! * hollow: all its free objects lie in [holes](crate::holes);
 //! * isolated: a thread is releasing pages of it.
 //!
 //! # Locking
 //!
-//! A thread holds the mutex while it moves a few sheaves or a batch of objects, and never across a
-//! system call. It holds no class cache's mutex while it makes or frees slabs. Before it unlocks,
-//! it stores the counters for other processes.
+//! One mutex guards a class cache. A thread holds it while it moves a few sheaves or a batch of
+//! objects, and never across a system call. It holds no class cache's mutex while it makes or frees
+//! slabs. Before it unlocks, it stores the counters for other processes.
 
 use crate::live::ClassCell;
 use crate::sheaf::{Sheaf, SheafCounts, SheafList};
@@ -65,11 +65,11 @@ pub struct ClassCache {
     pub free: u64,
     /// Number of holes: released pages of the class's slabs.
     pub holes: u64,
-    /// The direction in which sheaves moved last, and the number of calls in a row that moved
-    /// sheaves in it, less the [guests' sheaves](ClassCache::shorten_streak).
+    /// The direction in which sheaves moved last, and the number of successive calls that moved
+    /// sheaves in this direction, less the [guests' sheaves](ClassCache::shorten_streak).
     streak: (Way, u32),
     /// The cells with counters for other processes, and the index of this cache's cell.
-    /// [`NodeCache::lock`] stores both, so that a cache is not written to before its first use.
+    /// [`NodeCache::lock`] stores both, so that no thread writes to a cache before its first use.
     live: Cells<ClassCell>,
     index: usize,
 }
@@ -86,7 +86,7 @@ pub struct NodeCache<'a> {
 }
 
 impl<'a> NodeCache<'a> {
-    /// A cache whose counters belong into the cell `index`.
+    /// Wraps a cache. Its counters go into the cell with the index `index`.
     pub(crate) fn new(cache: &'a SharedCache, cells: &'a Cells<ClassCell>, index: usize) -> NodeCache<'a> {
         NodeCache { cache, cells, index }
     }
@@ -108,8 +108,8 @@ impl<'a> NodeCache<'a> {
     /// # Safety
     /// No other thread uses the cache.
     pub(crate) unsafe fn store_live(self) {
-        // SAFETY: no other thread takes the mutex (the caller's promise), and storing counters does
-        // not.
+        // SAFETY: the caller says that no other thread uses the cache, and this thread does not
+        // take the mutex while it stores the counters.
         let cache = unsafe { self.cache.peek() };
         cache.inspect(|cache| cache.store_into(self.cells, self.index));
     }
@@ -146,7 +146,7 @@ impl Drop for CacheGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         debug_assert!(self.0.has_sound_counts());
-        // The inner guard is dropped afterwards, which unlocks.
+        // Afterwards the inner guard is dropped, which unlocks the mutex.
         self.0.store_into(&self.0.live, self.0.index);
     }
 }
@@ -198,7 +198,7 @@ impl ClassCache {
         }
     }
 
-    /// Stores the counters into a cell, where there are cells.
+    /// Stores the counters into a cell, if cells are attached.
     #[inline(never)]
     fn store_into(&self, cells: &Cells<ClassCell>, index: usize) {
         if let Some(cell) = cells.get(index) {
@@ -359,8 +359,8 @@ impl ClassCache {
         self.slabs += 1;
     }
 
-    /// Takes up to `most` sheaves with objects out of the barn while the barn has too many. That is
-    /// so while most objects of the class are free in slabs, and the barn has more than an eighth
+    /// Takes up to `most` sheaves with objects out of the barn while the barn has too many. A barn
+    /// has too many if most objects of the class are free in slabs, and it has more than an eighth
     /// of the others. A burst of such a class takes most of its objects from slabs in any case, and
     /// each object in the barn keeps its slab from being freed.
     pub(crate) fn take_surplus(&mut self, most: u32) -> SheafList {

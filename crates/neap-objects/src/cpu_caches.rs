@@ -1,16 +1,16 @@
-//! Slots: for every CPU and class, two stacks of free objects that the CPU's threads push to and
-//! pop from.
+//! The slots of the CPUs. A slot is two stacks of free objects of one class. The threads on the
+//! slot's CPU push objects onto the stacks and pop them.
 //!
 //! # Design
 //!
-//! One stack of the two holds objects of pages that are at [home](crate::fast_path::KindEntry) on
-//! this CPU. The other holds *guests*: objects with another home. Threads take guests off the stack
-//! in batches only. All stacks of a CPU lie in one *region*. A table holds one pointer to a region
-//! for every CPU that the kernel could name, and for the ids -1 and -2 of threads that are not
-//! registered. A CPU gets its region when a stack of it first gets room ([`CpuCaches::widen`]).
-//! Until then the CPU's table entry points to DUMMY, a region without room or objects. The CPU's
-//! lock holds 0, no thread writes to the memory of the region, and walks over CPUs skip the CPU. A
-//! CPU's slots are of one kind:
+//! One of the two stacks is for objects whose [home](crate::fast_path::KindEntry) is this CPU. The
+//! other is for *guests*: objects with another home. Threads take guests off their stack in batches
+//! only. All stacks of a CPU lie in one *region*. A table holds one pointer to a region for every
+//! CPU that the kernel could name, and for the ids -1 and -2 of threads that are not registered for
+//! rseq. A CPU gets its region when one of its stacks first gets room ([`CpuCaches::widen`]). Until
+//! then the CPU's table entry points to DUMMY, a region without room or objects. The CPU's lock
+//! holds 0, no thread writes to the memory of the region, and walks over CPUs skip the CPU. A CPU's
+//! slots are of one of two kinds:
 //!
 //! * **Rseq**: the restartable sequences of `neap_os::rseq` work on the stacks, without a lock or a
 //!   locked instruction.
@@ -52,7 +52,7 @@ use neap_os::used_cpus::UsedCpus;
 /// single-steps, every sequence is aborted.
 const ATTEMPTS: u32 = 3;
 
-/// Attempts at another CPU's lock before the CPU is skipped.
+/// Attempts to take another CPU's lock before the CPU is skipped.
 const REMOTE_TRIES: u32 = 1000;
 
 /// The kind of a CPU's slots.
@@ -105,10 +105,11 @@ impl CpuCaches {
     /// Atomic kind.
     ///
     /// # Errors
-    /// The error of the mapping.
+    /// Returns the error of the mapping. Nothing is mapped then.
     ///
     /// # Safety
-    /// The table belongs to no other slots, does not move, and lives as long as these are used.
+    /// The table belongs to no other slots, does not move, and lives as long as these slots are
+    /// used.
     pub unsafe fn open<P: Platform>(platform: &P, use_rseq: bool, table: &SequenceTable) -> Result<CpuCaches, Errno> {
         let (cpus, named) = (platform.cpus().min(MAX_CPUS), platform.nameable_cpus().max(platform.cpus()));
         let length = CpuCaches::regions_at(cpus) + (cpus + 1) * REGION;
@@ -158,8 +159,8 @@ impl CpuCaches {
         self.memory + CpuCaches::regions_at(self.cpus)
     }
 
-    /// The region that is never written to. Its mark says so, and no stack in it has objects or
-    /// room.
+    /// The region that no thread writes to after `open`. Its mark is 0, and no stack in it has
+    /// objects or room.
     pub(crate) fn dummy(&self) -> usize {
         self.memory
     }
@@ -173,9 +174,9 @@ impl CpuCaches {
         region
     }
 
-    /// Gives a CPU its region if it has none. The caller is inside the fork gate. Changes nothing
-    /// while another thread holds the CPU's lock, or while the table is closed; the CPU's
-    /// operations are refused until a later call.
+    /// Gives a CPU its region if it has none. The caller is inside the fork gate. While another
+    /// thread holds the CPU's lock, or the table is closed, the call changes nothing. The CPU's
+    /// stacks then refuse operations until a later call makes the region.
     ///
     /// The CPU's lock excludes other callers on this CPU, and takers:
     ///
@@ -190,7 +191,7 @@ impl CpuCaches {
     /// before A.
     pub(crate) fn begin<P: Platform>(&self, platform: &P, cpu: usize) {
         let cpu = cpu.min(self.cpus - 1);
-        // Relaxed: the table is closed and opened by a thread that is alone in the gate.
+        // Relaxed: a thread closes and opens the table only while it is alone in the gate.
         if self.used.contains(cpu) || self.shut.load(Ordering::Relaxed) {
             return;
         }
@@ -205,7 +206,7 @@ impl CpuCaches {
         }
     }
 
-    /// CPUs that have a region now. Walks need to visit no other.
+    /// CPUs that have a region now. Other CPUs have no objects, so walks skip them.
     pub fn used(&self) -> CpuSet {
         self.used.now()
     }
@@ -243,8 +244,8 @@ impl CpuCaches {
         self.offset.is_some()
     }
 
-    /// The kind of a CPU's slots. The table's entry of an isolated CPU stays DUMMY. Sequences there
-    /// are refused, and the slow path leads to the Atomic slot.
+    /// The kind of a CPU's slots. The table entry of an isolated CPU always points to DUMMY. So
+    /// sequences on that CPU are refused, and the slow path works on the Atomic slots.
     pub fn kind<P: Platform>(&self, platform: &P, cpu: usize) -> CacheMode {
         if self.offset.is_some() && !platform.is_isolated(cpu) { CacheMode::Rseq } else { CacheMode::Atomic }
     }
@@ -260,19 +261,19 @@ impl CpuCaches {
     }
 
     /// Opens the table after fork: stores the regions of used Rseq CPUs, and unlocks the used
-    /// Atomic CPUs. These are the CPUs that [`CpuCaches::close_table`] found, since none is added
-    /// while the table is closed.
+    /// Atomic CPUs. These are the CPUs that [`CpuCaches::close_table`] found, since no CPU gets a
+    /// region while the table is closed.
     pub fn open_table<P: Platform>(&self, platform: &P) {
-        // Relaxed: the closing thread opens, or its copy in the child, because closers of the gate
-        // queue.
+        // Relaxed: the thread that closed the table opens it, or its copy in the child does.
+        // Closers of the gate queue, so no other thread writes the flag meanwhile.
         if self.closed.swap(false, Ordering::Relaxed) {
-            // SAFETY: `close_table` locked every used Atomic CPU and forgot the guards, and no CPU
-            // was added since.
+            // SAFETY: `closed` is true only after `close_table` has locked every used Atomic CPU
+            // and forgotten the guards, in this process or its parent. No CPU was added since.
             self.of_kind(platform, CacheMode::Atomic).for_each(|cpu| unsafe { self.lock(cpu).unlock() });
         }
         for cpu in self.of_kind(platform, CacheMode::Rseq) {
-            // SAFETY: the caller has closed the fork gate, or is the child's only thread, so no
-            // thread changes the CPU's region.
+            // SAFETY: the caller has closed the fork gate, or is the child's only thread. So no
+            // thread holds or takes the lock of an Rseq CPU meanwhile.
             let region = unsafe { self.lock(cpu).peek() };
             self.pointer(cpu).store(at(region), Ordering::Release); // Pairs with the loads of the sequences.
         }
@@ -285,7 +286,8 @@ impl CpuCaches {
     /// few instructions, unless its holder is preempted.
     ///
     /// # Errors
-    /// The fence failed, or a lock stayed held: operations may still be in progress.
+    /// Returns the error of the fence, or [`Errno::BUSY`] if `wait` gave up on a lock that another
+    /// thread holds. Operations may still be in progress then.
     pub fn close_table<P: Platform>(&self, platform: &P, mut wait: impl FnMut() -> bool) -> Result<(), Errno> {
         self.shut.store(true, Ordering::Relaxed);
         let mut held = false;
@@ -297,7 +299,7 @@ impl CpuCaches {
                 }
             };
             let Some(guard) = guard else {
-                // SAFETY: this loop locked the first `taken` CPUs and forgot their guards.
+                // SAFETY: this loop has locked the first `taken` CPUs and forgotten their guards.
                 self.of_kind(platform, CacheMode::Atomic)
                     .take(taken)
                     .for_each(|cpu| unsafe { self.lock(cpu).unlock() });
@@ -309,7 +311,7 @@ impl CpuCaches {
         self.closed.store(!held, Ordering::Relaxed);
         let mut any = false;
         for cpu in self.of_kind(platform, CacheMode::Rseq) {
-            // SeqCst: pairs with the fence. After it every sequence has seen DUMMY or is over.
+            // SeqCst: pairs with the fence, after which every sequence has ended or reads DUMMY.
             self.pointer(cpu).store(at(self.dummy()), Ordering::SeqCst);
             any = true;
         }
@@ -320,8 +322,8 @@ impl CpuCaches {
         if held { Err(Errno::BUSY) } else { Ok(()) }
     }
 
-    /// Runs an operation on a stack of this CPU: `sequence` on Rseq slots, `locked` on Atomic
-    /// slots.
+    /// Runs `sequence` on a stack of this CPU if the CPU has Rseq slots, or `locked` if it has
+    /// Atomic slots.
     fn attempt<P: Platform, T>(
         &self,
         platform: &P,
@@ -357,8 +359,8 @@ impl CpuCaches {
         work: impl FnOnce(LockedStack) -> Option<T>,
     ) -> Option<T> {
         let cpu = platform.cpu();
-        // The lock of a CPU without a region is not even tried. Fork takes the locks of used CPUs
-        // only, and this code is outside the gate.
+        // This code is outside the gate, so a fork may happen at any point. Fork takes the locks of
+        // used CPUs only, so this thread must not take the lock of a CPU without a region.
         if self.kind(platform, cpu) == CacheMode::Rseq || !self.is_used(cpu) {
             return None;
         }
@@ -383,8 +385,9 @@ impl CpuCaches {
     /// Pops a home object of a class from this CPU's stack.
     pub fn pop<P: Platform>(&self, platform: &P, class: Class) -> Attempt<*mut u8> {
         let sequence = |place| {
-            // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every
-            // region of the table, and DUMMY, has a stack there and stays mapped until `close`.
+            // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its
+            // entries are regions or DUMMY, which have a stack at `place` and stay mapped until
+            // `close`.
             let object = unsafe { rseq::pop(self.table(), place) };
             // An aborted pop looks like a refused one. The refill that follows handles both.
             (object, if object.is_null() { SequenceResult::Refused } else { SequenceResult::Committed })
@@ -399,8 +402,9 @@ impl CpuCaches {
 
     /// Pushes all of `objects` onto a stack of this CPU, or none.
     pub fn push_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &[*mut u8]) -> Attempt<()> {
-        // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every region
-        // of the table, and DUMMY, has a stack there and stays mapped until `close`.
+        // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its entries
+        // are regions or DUMMY, which have a stack at `place` and stay mapped until `close`. No
+        // object is at null.
         let sequence = |place| ((), unsafe { rseq::push_many(self.table(), place, objects) });
         self.attempt(platform, stack, sequence, |stack| stack.push_each(objects.len(), |n| objects[n]))
     }
@@ -411,8 +415,9 @@ impl CpuCaches {
         if count == 0 {
             return Attempt::Done(());
         }
-        // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every region
-        // of the table, and DUMMY, has a stack there and stays mapped until `close`.
+        // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its entries
+        // are regions or DUMMY, which have a stack at `place` and stay mapped until `close`. The
+        // run has at least one object, and no object is at null.
         let sequence = |place| ((), unsafe { rseq::push_progression(self.table(), place, objects.first, step, count) });
         self.attempt(platform, stack, sequence, |stack| stack.push_each(count, |n| objects.at(n)))
     }
@@ -421,20 +426,21 @@ impl CpuCaches {
     pub fn pop_many<P: Platform>(&self, platform: &P, stack: StackId, objects: &mut [*mut u8]) -> Attempt<()> {
         // Both closures write to `objects`, but only one of them runs.
         let objects = core::cell::RefCell::new(objects);
-        // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every region
-        // of the table, and DUMMY, has a stack there and stays mapped until `close`.
+        // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its entries
+        // are regions or DUMMY, which have a stack at `place` and stay mapped until `close`.
         let sequence = |place| ((), unsafe { rseq::pop_many(self.table(), place, &mut objects.borrow_mut()) });
         self.attempt(platform, stack, sequence, |stack| stack.pop_many(&mut objects.borrow_mut()))
     }
 
-    /// Gives a stack of this CPU room for `objects` if it has less. A stack has no room before its
-    /// first use, and after it was taken. The first use of a CPU makes its region.
+    /// Gives a stack of this CPU room for `objects` objects if it has less. A stack has no room
+    /// before its first use, and after a taker has taken it. The first call on a CPU makes the
+    /// CPU's region.
     pub fn widen<P: Platform>(&self, platform: &P, stack: StackId, objects: u32) -> Attempt<()> {
         self.begin(platform, platform.cpu());
         let capacity = objects.min(stack.capacity());
-        // SAFETY: `attempt` runs this only on an Rseq CPU, with the place of a stack. Every region
-        // of the table, and DUMMY, has a stack there and stays mapped until `close`. Every region
-        // has `stack.capacity()` cells for it, and DUMMY's mark refuses.
+        // SAFETY: only Rseq CPUs run this, so the table holds the registered offset. Its entries
+        // are regions or DUMMY, which have a stack at `place` and stay mapped until `close`. A
+        // region has `stack.capacity()` cells for the stack, and DUMMY's mark refuses.
         let sequence = |place| ((), unsafe { rseq::widen(self.table(), place, capacity) });
         self.attempt(platform, stack, sequence, |stack| {
             let end = stack.0.bottom.load(Ordering::Relaxed).wrapping_add(capacity as usize);
@@ -443,9 +449,9 @@ impl CpuCaches {
         })
     }
 
-    /// Takes the objects of the `wanted` classes from `cpu`'s stacks, from any thread, with at most
-    /// one fence, and passes them to `each` by class. Returns `false` if the CPU was skipped;
-    /// nothing has changed then.
+    /// Takes the objects of the `wanted` classes from `cpu`'s stacks, and passes them to `each` by
+    /// class. Any thread may call this. The call issues at most one fence. Returns `false` and
+    /// changes nothing if the CPU was skipped.
     pub fn take<P: Platform>(
         &self,
         platform: &P,
@@ -530,8 +536,8 @@ impl CpuCaches {
         stack(self.region(platform, cpu).unwrap_or_else(|| self.dummy()), id)
     }
 
-    /// Number of objects that a stack of `cpu` has room for, those in it included. A hint, since
-    /// the CPU's threads may change it.
+    /// Number of objects that a stack of `cpu` has room for, those in it included. The number is a
+    /// hint, since the CPU's threads may change it.
     pub fn room<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> u32 {
         let stack = self.stack(platform, cpu, id);
         let [bottom, end] = [&stack.bottom, &stack.end].map(|pointer| pointer.load(Ordering::Relaxed).addr());
@@ -550,7 +556,7 @@ impl CpuCaches {
         Peek { count: (count as u32).min(id.capacity()), active, top }
     }
 
-    /// Number of objects in a stack of `cpu`. A hint, since the CPU's threads may change it.
+    /// Estimates the number of objects in a stack of `cpu`, which the CPU's threads may change.
     pub fn count<P: Platform>(&self, platform: &P, cpu: usize, id: StackId) -> usize {
         CpuCaches::glance(self.stack(platform, cpu, id), id).count as usize
     }
@@ -630,7 +636,8 @@ impl LockedStack {
         if (end.addr() - head.addr()) / size_of::<usize>() < count {
             return None;
         }
-        // SAFETY: the cells between head and end are the stack's, and the CPU's lock is held.
+        // SAFETY: the CPU's lock is held, so no other thread writes to the stack's cells. At least
+        // `count` cells lie between head and end.
         (0..count).for_each(|n| unsafe { head.add(n).write(object(n)) });
         self.0.head.store(head.wrapping_add(count), Ordering::Relaxed);
         Some(())

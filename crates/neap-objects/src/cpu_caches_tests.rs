@@ -18,7 +18,7 @@ use neap_testing::shared::Shared;
 use std::boxed::Box;
 use std::vec::Vec;
 
-/// Slots that are unmapped with the value.
+/// Slots that the drop of the value unmaps.
 struct Own<P: Platform>(P, CpuCaches, #[expect(dead_code, reason = "the cpu_caches are in it")] Box<SequenceTable>);
 
 impl<P: Platform> Own<P> {
@@ -171,7 +171,8 @@ fn unused_cpus_have_no_memory_and_no_part_in_fork() {
     };
     let few = resident_after(2);
     assert_eq!(few.0, 4096, "DUMMY");
-    // Verification reads the lock of each CPU: as many pages more, and nothing else.
+    // Verification reads the lock of each CPU. Only the pages of the locks are resident in
+    // addition.
     let locks = |cpus: usize| (cpus * size_of::<neap_base::CpuLock<usize>>()).div_ceil(4096) * 4096;
     let many = resident_after(1024);
     assert_eq!(many.0, 4096, "DUMMY");

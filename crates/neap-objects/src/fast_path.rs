@@ -2,14 +2,15 @@
 //!
 //! # Design
 //!
-//! A call that this CPU's stack cannot serve is refused, and the caller goes on in
-//! [`Objects`](crate::objects::Objects). There is no lock, locked instruction, system call or
-//! statistic here. A [`FastPath`] whose limits of sizes are 0 refuses every call. So the code needs
-//! no extra test for an allocator that is not open yet or has no Rseq slots.
+//! If this CPU's stack cannot serve a call, the call is refused, and the caller takes the slow path
+//! in [`Objects`](crate::objects::Objects). malloc and free here take no lock, execute no locked
+//! instruction, make no system call and count nothing. A [`FastPath`] refuses every call while its
+//! size limits and its `bytes` are 0. So the code needs no extra test for an allocator that is not
+//! open yet or has no Rseq slots.
 //!
-//! [`FastPath::allocate`] and [`FastPath::free`] are one block of assembly each, which begins with
-//! the size or the pointer and ends with the commit of a sequence. So each fits into two cache
-//! lines (docs/design/fast-path.md).
+//! [`FastPath::allocate`] and [`FastPath::free`] are one block of assembly each. The block begins
+//! with the size or the pointer and ends with the commit of a restartable sequence. So each fits
+//! into two cache lines (docs/design/fast-path.md).
 
 use crate::object_state::{ACCOUNTED, ALLOCATED, BEHIND, CACHED, PAID, States};
 use crate::region::STACKS_END;
@@ -27,11 +28,11 @@ use neap_pages::{Frame, NodePages};
 /// Bits 16 to 31 are the [place](Class::place) of the class's stack in a region; 0 if the range
 /// holds no objects.
 ///
-/// The home is the CPU that the objects were last handed to in bulk; a whole
+/// The home is the CPU that the objects were last handed to in bulk. A whole
 /// [part](Class::home_bytes) of a slab has one home. An object that is freed on another CPU is a
-/// guest there. The guest returns to the barn and is not allocated again on that CPU. Otherwise
-/// neighbouring objects would be used by different CPUs, which would take the cache lines of
-/// objects and state bytes from each other. The home is a hint: a wrong one costs time only.
+/// guest there. Guests return to the barn in batches, and malloc does not pop them. Otherwise
+/// different CPUs would use neighbouring objects, and the cache lines of objects and state bytes
+/// would move between these CPUs. The home is a hint: a wrong one costs time only.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct KindEntry(AtomicU32);
@@ -104,9 +105,9 @@ impl PageKind {
 /// malloc and free hold the address of `table` in a register. Most fields that they use lie in the
 /// 128 bytes before it, in reach of a one-byte displacement.
 ///
-/// The value is placed at the start of a page. Two ranges of page offsets are avoided. Programs
-/// write to the first cache line of every page that they get, and these lines compete for the same
-/// cache sets. A load may wait for an earlier store to the same offset of another page (4K
+/// The value is placed at the start of a page. The hot fields avoid two ranges of page offsets.
+/// Programs write to the first cache line of every page that they get, and these lines compete for
+/// the same cache sets. A load may wait for an earlier store to the same offset of another page (4K
 /// aliasing), such as a store into the stacks of a region. So the hot fields lie behind both
 /// ranges. There is no room there for the words of `states`; they lie at the offsets of the stacks
 /// of large classes.
@@ -232,8 +233,8 @@ impl FastPath {
         }
     }
 
-    /// Stores the addresses of an arena's tables. Called once. Owners work from now on; the fast
-    /// paths need [`FastPath::serve`].
+    /// Stores the addresses of an arena's tables. An instance calls this once. Objects may have
+    /// owners from then on; the fast paths of malloc and free need [`FastPath::serve`].
     ///
     /// # Safety
     /// The tables and `uncharger` belong to the instance that `pages` is of, and no other thread
@@ -325,8 +326,8 @@ impl FastPath {
         self.limit_outside.store(0, Ordering::Relaxed);
     }
 
-    /// Extends the range that `free` accepts to `bytes` from the arena's base. Called before an
-    /// object of the new part is handed out.
+    /// Extends the range that `free` accepts to `bytes` from the arena's base. The caller does this
+    /// before a thread gets an object of the new part.
     pub(crate) fn cover(&self, bytes: usize) {
         if self.bytes.load(Ordering::Relaxed) < bytes && self.served.load(Ordering::Relaxed) > 0 {
             self.bytes.fetch_max(bytes, Ordering::Release); // Pairs with the load in `free`.
@@ -390,8 +391,9 @@ impl FastPath {
         #[expect(clippy::manual_div_ceil, reason = "two instructions instead of five")]
         // SAFETY: the size is at most the largest, so its number of grains is below `PLACES`.
         let place = unsafe { *self.places.get_unchecked(PLACES - 1 - (size + GRAIN - 1) / GRAIN) };
-        // SAFETY: `serve` was called, so the table is open, and every place in `places` is that of
-        // a stack.
+        // SAFETY: `serve` was called, so the table holds the registered offset, and a region or
+        // DUMMY for each entry. Both have a stack at every place in `places`, and stay mapped while
+        // the instance is used.
         NonNull::new(unsafe { rseq::pop(&self.table, usize::from(place)) })
     }
 
@@ -401,9 +403,9 @@ impl FastPath {
         if cfg!(miri) {
             return FreeOutcome::NotFastPath; // Miri has no sequences.
         }
-        // SAFETY: `bytes` is 0 until the slots are open. Below it, the kind map and the state
-        // tables cover the arena. The only stores are the state byte of an object that is this
-        // thread's then, and those of a push.
+        // SAFETY: `bytes` is 0 until the slots are open. For addresses below it, the kind map and
+        // the state tables have entries. The only stores are those of a push, and the state byte of
+        // an object that the program frees and that is this thread's then.
         unsafe { free!(self, pointer) }
     }
 
@@ -446,8 +448,10 @@ impl FastPath {
     #[inline(always)]
     pub unsafe fn put(&self, kind: PageKind, object: *mut u8) -> bool {
         // Acquire pairs with the Release in `serve`. Before that there are no stacks to push to.
-        // SAFETY: `served` is not 0, so the slots have been opened. The caller says that `kind` has
-        // a class, so its place is that of a stack, and that the object is the caller's.
+        // SAFETY: `served` is not 0, so the table holds the registered offset and a region or DUMMY
+        // for each entry. The caller says that `kind` has a class, so a stack lies at its place,
+        // and that class's stack of guests behind it. The caller also says that the object is its
+        // own.
         let push = || unsafe { rseq::push(&self.table, kind.place().into(), kind.home(), object) };
         self.served.load(Ordering::Acquire) > 0 && push() == SequenceResult::Committed
     }

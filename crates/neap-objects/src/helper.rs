@@ -3,9 +3,9 @@
 //! # Design
 //!
 //! Draining another CPU's stacks needs a fence, which is a system call (`membarrier`). In a process
-//! with several threads an allocation makes no system calls but those for memory, since a sandbox
-//! of the program may forbid others. So the allocating thread asks neap's thread, and waits for a
-//! bounded time:
+//! with several threads an allocation makes only system calls for memory, since a sandbox of the
+//! program may forbid others. So the allocating thread asks neap's thread, and waits for a bounded
+//! time:
 //! 1. The allocating thread takes a ticket, and wakes neap's thread, which sleeps on a futex (the
 //!    bell).
 //! 2. neap's thread drains the stacks of all CPUs, and stores up to which ticket it has done so.

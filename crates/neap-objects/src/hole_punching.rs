@@ -1,25 +1,25 @@
-//! Punching of holes: releases pages without objects of slabs that are partly in use.
+//! Hole punching: releases the empty pages of slabs that are partly in use.
 //!
 //! # Design
 //!
-//! A pass takes the slabs that rested since the last tick. Since then no object was taken from
-//! these slabs and none came back, so their empty pages were not needed. As Linux's percpu
-//! allocator does with chunks, a pass
+//! A pass takes the slabs that rested since the last tick. Since then no thread took an object from
+//! these slabs or returned one, so their empty pages were not needed. As Linux's percpu allocator
+//! does with chunks, a pass
 //! 1. isolates slabs under the class's lock, some at a time, gathers their empty pages, and
-//!    detaches these pages' vectors of owners;
-//! 2. releases the pages with no lock held. Meanwhile no object of these slabs is handed out, but
+//!    detaches these pages' [vectors of owners](crate::payers);
+//! 2. releases the pages with no lock held. Meanwhile no thread gets an object of these slabs, but
 //!    objects may come back;
 //! 3. records the holes, and moves each slab to its list: sidelined if no page is left to release,
 //!    hollow if all its free objects lie in holes, partial if an object came back or the system
 //!    refused the release. A slab that is wholly free is freed.
 //!
-//! Then the slabs used since the last tick become those that rest. So a slab is examined once each
-//! time it comes to rest, not once a tick.
+//! Then the slabs used since the last tick become the resting ones. So a pass examines a slab once
+//! each time it comes to rest, not at every tick.
 //!
 //! # Locking
 //!
-//! A thread that punches has the release turn. Meanwhile it takes one class cache's mutex at a
-//! time.
+//! A thread that punches has the release turn, which one thread has at a time. Meanwhile it takes
+//! one class cache's mutex at a time.
 
 use crate::class_cache::ClassCache;
 use crate::holes::{bits, runs};
@@ -108,8 +108,8 @@ impl<P: Platform> Objects<P> {
                 break;
             }
             let Some(slab) = cache.resting.first() else { break };
-            // SAFETY: the lock is held, and the slab is on one of the cache's lists. The pages
-            // detached are empty.
+            // SAFETY: the lock is held, and the slab is on one of the cache's lists. The detached
+            // pages are empty, so all objects that start on them are free.
             unsafe {
                 let (pfn, empty) = (self.slabs.get(slab).pfn, self.slabs.empty_pages(slab));
                 let gone = empty & !self.slabs.get(slab).holes;

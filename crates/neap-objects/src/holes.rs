@@ -3,8 +3,8 @@
 //! # Design
 //!
 //! A page is *empty* if every object that touches it is in the slab's bitmap. The waste at a slab's
-//! end does not count. An empty page may become a hole. Objects that touch a hole are handed out
-//! last; the page is no hole any more then. This module computes on bits. It makes no system call
+//! end does not count. An empty page may become a hole. Allocations take objects that touch a hole
+//! last; the page is then no longer a hole. This module computes on bits. It makes no system call
 //! and does not touch the pages.
 //!
 //! # Locking
@@ -131,8 +131,9 @@ impl SlabTable {
         most - left
     }
 
-    /// Takes up to `most` objects, lowest first, that together touch at most `pages` holes. Those
-    /// pages are no holes any more. Returns the number of objects, and a bit for each of the pages.
+    /// Takes up to `most` objects, lowest first, that together touch at most `pages` holes. These
+    /// pages are then no longer holes. Returns the number of objects, and a bit for each of the
+    /// pages.
     ///
     /// # Safety
     /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is

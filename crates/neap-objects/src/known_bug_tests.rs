@@ -40,8 +40,8 @@ fn drains_that_are_interrupted<P: Platform>(o: &Opened<P>) {
         let drained = o
             .drain_cpu(o.platform.cpu(), |class| {
                 if class == CLASS {
-                    // On the taker's own thread, like a signal handler. It must neither deadlock
-                    // nor access the stacks.
+                    // This code runs on the taker's own thread, like a signal handler. It must
+                    // neither deadlock nor access the stacks.
                     churn(o);
                     *interrupted.borrow_mut() += 1;
                 }
@@ -109,7 +109,7 @@ fn d2_a_thread_that_migrates_at_every_step_finds_the_right_stacks() {
     }
 }
 
-/// D4: A count out of step with its lists made a bulk free look for objects for ever.
+/// D4: A count differed from the number of objects in its lists, so a bulk free did not end.
 #[test]
 fn d4_counts_follow_stacks_sheaves_and_slabs_after_every_operation() {
     for class in [Class(1), Class(40), Class(71)] {

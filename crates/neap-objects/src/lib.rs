@@ -1,7 +1,7 @@
 //! Objects of neap: size classes, slabs, sheaves, barns, and the per-CPU slots in front of them.
 //!
 //! [`fast_path`] has small allocations and frees; [`objects`] is the slow path and the return to
-//! the pages. This crate knows nothing of memory groups, and never reclaims.
+//! the pages. This crate does not use memory groups, and never reclaims.
 #![no_std]
 #![deny(missing_docs)]
 

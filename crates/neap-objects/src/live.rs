@@ -16,7 +16,7 @@ pub struct ClassCell {
 }
 
 impl ClassCell {
-    /// Replaces the counts. One thread at a time.
+    /// Replaces the counts. Only one thread at a time may call this.
     pub(crate) fn store(&self, slabs: u32, holes: u64, in_slabs: u64, in_barn: u64) {
         // Relaxed: counts for other processes, on which no access to memory depends.
         self.slabs.store(slabs, Relaxed);

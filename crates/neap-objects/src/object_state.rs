@@ -3,20 +3,21 @@
 //!
 //! # Design
 //!
-//! The count of trailing zeros of an object's address selects the table with its byte. Two objects
-//! never share a byte. The lookup is a count, a load and a shift, without a branch.
+//! The number of trailing zeros of an object's address selects the table that holds the object's
+//! byte. Two objects never share a byte. The lookup is a count, a load and a shift, without a
+//! branch.
 //!
-//! | objects on | one byte covers | one cache line covers |
+//! | address of the object | one byte covers | one cache line covers |
 //! |---|---|---|
-//! | odd multiples of 16 | 32 bytes | 2 KiB |
-//! | odd multiples of 32 | 64 bytes | 4 KiB |
-//! | multiples of 64, and no more than 256 | 64 bytes | 4 KiB |
-//! | multiples of 512, and no more than 16 KiB | 512 bytes | 32 KiB |
-//! | multiples of 32 KiB | 32 KiB | 2 MiB |
+//! | odd multiple of 16 | 32 bytes | 2 KiB |
+//! | odd multiple of 32 | 64 bytes | 4 KiB |
+//! | multiple of 64, but not of 512 | 64 bytes | 4 KiB |
+//! | multiple of 512, but not of 32 KiB | 512 bytes | 32 KiB |
+//! | multiple of 32 KiB | 32 KiB | 2 MiB |
 //!
-//! The bytes detect a double free, the free of an interior pointer, and an object that would be
-//! handed out twice, before any harm is done. Memory that a program can overrun is not trusted for
-//! this.
+//! The bytes detect a double free, the free of an interior pointer, and an object that a cache
+//! would hand out twice. They lie outside the objects, so an overrun of an object does not change
+//! its byte.
 //!
 //! | byte | meaning |
 //! |---|---|
@@ -29,16 +30,17 @@
 //! If a profile follows an object that the program has, the bit [`SAMPLED`] of its byte is set in
 //! addition. The fast path of `free` refuses such a byte, so the free takes the slow path.
 //!
-//! CPUs that use neighbouring objects take the cache lines of the objects' bytes from each other.
+//! If two CPUs use neighbouring objects, the cache line with the objects' bytes moves between them.
 //! So a cache line of a table ends where a part with one [home](crate::fast_path::KindEntry) ends,
 //! or at most three bytes from there. This does not hold for the largest objects. Threads write to
-//! a table only where slabs lie. The memory of a table is released with that of the slabs, except
-//! for the last table, which has little. The free of a pointer outside slabs only reads.
+//! a table only where slabs lie. When neap releases the memory of slabs, it also releases that of
+//! their bytes, except in the last table, which has little. The free of a pointer outside slabs
+//! only reads.
 //!
 //! # Concurrency
 //!
-//! Accesses are relaxed loads and stores, no exchanges. Two threads that free one object at the
-//! same moment may both succeed:
+//! Threads access the bytes by relaxed loads and stores, not by exchanges. Two threads that free
+//! one object at the same moment may both succeed:
 //!
 //! | thread A | thread B |
 //! |---|---|
@@ -69,7 +71,7 @@ pub const SAMPLED: u8 = 16;
 /// Number of tables.
 pub const TABLES: usize = 5;
 
-/// Bytes of the arena for each byte of a table, as a power of two.
+/// Binary logarithm of the bytes of arena that a byte of the table covers, by table.
 pub const SHIFTS: [u8; TABLES] = [6, 6, 5, 9, 15];
 
 /// The table with most memory. It has the bytes of most small objects.
@@ -92,10 +94,11 @@ pub(crate) const LEADS: [u8; TABLES] = {
 /// A processor takes shifts modulo this number.
 const SHIFT_BITS: u8 = usize::BITS as u8;
 
-/// Number of counts of trailing zeros: 0 has 64, and no address of an arena has more than 47.
+/// Number of possible counts of trailing zeros. Null has 64; no address of an arena has more than
+/// 47.
 const POWERS: usize = 65;
 
-/// The table with the bytes of objects on odd multiples of 2^`power`, where `power` is at least 4.
+/// The table that has the bytes of objects at odd multiples of 2^`power`; `power` is at least 4.
 const fn table_of(power: usize) -> usize {
     match power {
         4 => 2,
@@ -106,7 +109,7 @@ const fn table_of(power: usize) -> usize {
     }
 }
 
-/// The tables with bytes of objects of a class. Slabs start on pages.
+/// The tables that have bytes of a class's objects. Slabs start at page boundaries.
 pub fn tables_of(class: Class) -> impl Iterator<Item = usize> {
     let of_class = ALIKE[class.size().trailing_zeros() as usize];
     (0..TABLES).filter(move |table| of_class >> table & 1 != 0)
@@ -125,9 +128,9 @@ const ALIKE: [u8; POWERS] = {
 
 const GRAIN_POWER: usize = GRAIN.trailing_zeros() as usize;
 
-/// The byte of all addresses that no object starts at: those off a grain, and null. One of the
-/// bytes is read, and it is always 0. It is not in `.bss`, which would take another mapping in
-/// every process that loads the library.
+/// The byte of the addresses that are not multiples of a grain, and of null. No object starts
+/// there, so the byte that threads read is always 0. It is not in `.bss`, which would take another
+/// mapping in every process that loads the library.
 #[unsafe(link_section = ".data")]
 static NOTHING: Nothing = Nothing([const { AtomicU8::new(0) }; SHIFT_BITS as usize]);
 
@@ -136,10 +139,10 @@ struct Nothing([AtomicU8; SHIFT_BITS as usize]);
 
 /// The state tables of an arena.
 ///
-/// There is a word for each count of trailing zeros of an address. The word is the address of the
-/// byte of address 0, plus `BEHIND`. So an address needs no subtraction of the base. The word's low
-/// six bits are the shift from an address to the number of its byte; shift instructions use no
-/// other bits. For this, tables begin some bytes (`LEADS`) into a cache line.
+/// `origins` has a word for each number of trailing zeros of an address. The word is the address
+/// that the byte of address 0 would have, plus `BEHIND`. So a lookup does not subtract the arena's
+/// base. The word's low six bits are the shift from an address to the number of its byte; shift
+/// instructions use no other bits. For this, tables begin some bytes (`LEADS`) into a cache line.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct States {
@@ -152,7 +155,7 @@ impl States {
         States { origins: [const { AtomicPtr::new(null_mut()) }; POWERS] }
     }
 
-    /// The tables with these first bytes, for an arena at `base`.
+    /// The state tables of an arena at `base`. `tables` has the addresses of their first bytes.
     pub fn new(tables: [usize; TABLES], base: usize) -> States {
         let origin = |power: usize| {
             let (first, number, shift): (*mut AtomicU8, _, _) = if (GRAIN_POWER..usize::BITS as usize).contains(&power)
@@ -160,7 +163,7 @@ impl States {
                 let table = table_of(power);
                 (core::ptr::with_exposed_provenance_mut(tables[table]), base >> SHIFTS[table], SHIFTS[table])
             } else {
-                // The shift leaves no bit of an address.
+                // This shift turns every address of a program into 0.
                 (NOTHING.0.as_ptr().cast_mut().wrapping_add(usize::BITS as usize - 1 - BEHIND), 0, SHIFT_BITS - 1)
             };
             let origin = first.wrapping_add(BEHIND).wrapping_sub(number);

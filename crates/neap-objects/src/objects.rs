@@ -2,14 +2,15 @@
 //!
 //! # Design
 //!
-//! A class has a class cache on each node. Its slabs, and the objects in its barn, are of that
-//! node's pages. A thread that finds a slot busy uses the class cache directly and does not wait.
-//! This module never reclaims. If there is no page, it returns `None`, and the caller decides what
-//! to do.
+//! A class has a [class cache](crate::class_cache) on each node. The slabs of a class cache, and
+//! the objects in its barn, lie on pages of its node. A thread that finds its CPU's slot busy does
+//! not wait for it, but uses the class cache directly. This module never reclaims. If there is no
+//! page, it returns `None`, and the caller decides what to do.
 //!
 //! # Locking
 //!
-//! No other lock is taken under a class cache's mutex. Pages are allocated and freed outside it.
+//! A thread takes no other lock while it holds a class cache's mutex. It allocates and frees pages
+//! after it has unlocked the mutex.
 
 use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::cpu_caches::{Attempt, CpuCaches};
@@ -39,12 +40,12 @@ const DESCRIPTORS: usize = 1;
 /// The first of [`object_state::TABLES`] tables.
 const STATES: usize = 2;
 
-/// From this number of slabs of a class on, a new slab's memory is populated at once, not page by
-/// page as the program touches it. An untouched slab is then at most a quarter of the class's
-/// memory.
+/// If a class has at least this number of slabs on the near node, neap populates a new slab's
+/// memory at once. An untouched slab is then at most a quarter of the class's memory. With fewer
+/// slabs, the kernel adds each page when the program first touches it.
 const FILLED: usize = 4;
 
-/// From this many bytes in slabs of a class on, a new slab may take a huge page.
+/// If a class has at least this many bytes in slabs, a new slab may take a huge page.
 const BULK: usize = 1 << 20;
 
 /// Configuration of an instance.
@@ -56,11 +57,11 @@ pub struct Config {
     pub budget: Option<u32>,
     /// Whether to use restartable sequences where they work.
     pub rseq: bool,
-    /// Whether fresh memory may come as huge pages, and runs may have them.
+    /// Whether fresh memory and runs may get huge pages.
     pub huge: bool,
     /// The most pages that a CPU's page list keeps; 0: no lists; `None`: tuned at run time.
     pub list_high: Option<u32>,
-    /// The most doublings of the pages that move between a page list and the zone at once.
+    /// How often neap may double the batch of pages that moves between a page list and the zone.
     pub batch_scale: u32,
 }
 
@@ -111,11 +112,11 @@ pub struct Objects<P: Platform> {
     pub(crate) owned: AtomicBool,
     /// The callback that pays back owners.
     pub uncharger: Uncharger,
-    /// Held by a thread that looks at charged objects in caches.
+    /// A thread holds this while it looks at charged objects in caches.
     pub(crate) looking: Mutex<()>,
     /// Number of objects that bypassed a busy slot.
     busy: AtomicU64,
-    /// Number of next sheaves that are not bound, since there was no memory for a bound sheaf.
+    /// Number of attempts to make a bound sheaf that fail at once, after one found no memory.
     pub(crate) patience: AtomicU32,
     isolated_use: IsolatedUse,
     /// Counters of the class caches for other processes, node by node, then by class.
@@ -132,8 +133,8 @@ unsafe impl<P: Platform> Sync for Objects<P> {}
 unsafe impl<P: Platform> Send for Objects<P> {}
 
 impl<P: Platform> Objects<P> {
-    /// Memory for an instance, in which [`Objects::open`] makes one. Only the class caches are
-    /// initialised. A constant, so that a static needs no copy of them.
+    /// Returns memory in which [`Objects::open`] makes an instance. Only the class caches in it are
+    /// initialised. The function is `const`, so a static can hold the result without a copy.
     pub const fn unopened() -> MaybeUninit<Objects<P>> {
         let mut objects = MaybeUninit::<Objects<P>>::uninit();
         // SAFETY: the memory is a local variable, and the field lies in it.
@@ -145,10 +146,11 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Maps the arena and the slots, and makes the instance at `place`. `fast_path` has the table
-    /// of the sequences. The fast paths work after [`Objects::open_fast_path`].
+    /// of the sequences. malloc and free by the fast path work after [`Objects::open_fast_path`]
+    /// and [`Objects::serve`].
     ///
     /// # Errors
-    /// The platform's error. Nothing stays mapped then, and `place` is unchanged.
+    /// Returns the platform's error. Nothing stays mapped then, and `place` is unchanged.
     ///
     /// # Safety
     /// * `place` holds [`Objects::unopened`], and belongs to the caller.
@@ -173,13 +175,13 @@ impl<P: Platform> Objects<P> {
         let shape = Shape { span, budget, tables, huge, list_high, batch_scale };
         let pages = NodePages::open(&platform, &shape)?;
         let others = Others::open(&platform, pages.nodes() - 1).inspect_err(|_| {
-            // SAFETY: the pages were just opened, and no other thread knows them.
+            // SAFETY: the pages were just opened, and no other thread uses them.
             unsafe { pages.close(&platform) }
         })?;
         // SAFETY: the caller says that `fast_path` is no other instance's, does not move, and lives
         // as long as this one is used.
         let cpu_caches = unsafe { CpuCaches::open(&platform, config.rseq, &fast_path.table) }.inspect_err(|_| {
-            // SAFETY: both were just opened, and no other thread knows them.
+            // SAFETY: both were just opened for as many nodes, and no other thread uses them.
             unsafe {
                 Others::close(others, &platform, pages.nodes() - 1);
                 pages.close(&platform);
@@ -221,8 +223,8 @@ impl<P: Platform> Objects<P> {
         self.isolated_use.is_known(&self.platform)
     }
 
-    /// Asks the system whether a thread of the process runs on an isolated CPU. Reads a file for
-    /// each thread; for ticks.
+    /// Asks the system whether a thread of the process runs on an isolated CPU. The call reads a
+    /// file for each thread, which is too slow for calls that allocate or free.
     pub fn look_for_isolated_use(&self) -> bool {
         self.isolated_use.look(&self.platform)
     }
@@ -233,13 +235,13 @@ impl<P: Platform> Objects<P> {
         unsafe { &*self.fast_path }
     }
 
-    /// Unmaps everything.
+    /// Unmaps all memory of the instance.
     ///
     /// # Safety
     /// No thread uses this instance or an object of it any more, and no [`FastPath`] leads here.
     pub unsafe fn close(&self) {
-        // SAFETY: the caller says that no thread uses the instance, and that no table of a
-        // `FastPath` points to its regions.
+        // SAFETY: the caller says that no thread uses the instance or its memory, and that no table
+        // of a `FastPath` points to its regions. `open` opened `others` for as many nodes.
         unsafe {
             self.cpu_caches.close(&self.platform);
             Others::close(self.others, &self.platform, self.pages.nodes() - 1);
@@ -247,21 +249,23 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Stores the counters of zones and class caches into cells from now on, for other processes.
+    /// Makes zones and class caches store their counters into cells, which other processes read.
     ///
     /// # Safety
-    /// As for [`Cells::attach`]: a zone cell per node, and [`CLASSES`] class cells per node.
+    /// The conditions of [`Cells::attach`] hold for both links. `zones` has a cell for each node,
+    /// and `classes` has [`CLASSES`] cells for each node.
     pub unsafe fn attach_live(&self, zones: &Link<ZoneCell>, classes: &Link<ClassCell>) {
-        // SAFETY: `cache` passes indexes below the number of nodes times CLASSES, and the caller
-        // promises the rest.
+        // SAFETY: `cache` passes indexes below the number of nodes times CLASSES. The caller says
+        // that there are as many cells, and meets the other conditions of `attach`.
         unsafe {
             self.pages.attach_live(zones);
             self.live.attach(classes);
         }
     }
 
-    /// Stores all counters of zones and class caches into their cells. Skips the counters under a
-    /// lock that this thread holds, since it stores them when it unlocks. Writes to nothing else.
+    /// Stores all counters of zones and class caches into their cells, and writes to no other
+    /// memory. Skips the counters under a mutex that this thread holds; the thread stores those
+    /// when it unlocks the mutex.
     ///
     /// # Safety
     /// No other thread uses this instance.
@@ -306,7 +310,8 @@ impl<P: Platform> Objects<P> {
         Class::all().map(bytes).sum()
     }
 
-    /// Opens the fast paths of this instance for owners; [`Objects::serve`] opens the rest.
+    /// Stores this instance's tables in its [`FastPath`]. Objects may have owners from then on.
+    /// [`Objects::serve`] opens the fast paths of malloc and free.
     ///
     /// # Safety
     /// * No thread has used the [`FastPath`] of this instance yet, and none uses it after
@@ -358,7 +363,7 @@ impl<P: Platform> Objects<P> {
         unsafe { self.states.release(pointer.addr()) }
     }
 
-    /// Marks as sampled an object that this thread was just given.
+    /// Marks an object as sampled. This thread was just given the object.
     pub fn mark_sampled(&self, pointer: *const u8) {
         // SAFETY: callers pass an object of the arena that is theirs.
         unsafe { self.states.mark_sampled(pointer.addr()) }
@@ -381,8 +386,9 @@ impl<P: Platform> Objects<P> {
         (pointer.addr() - self.start_of(slab)) % class.size()
     }
 
-    /// Pops an object of `class` from the stack of a CPU with Atomic slots. This is their fast
-    /// path: no gate and no refill. `None`: the caller takes the slow path.
+    /// Pops an object of `class` from this CPU's stack if the CPU has Atomic slots. The call
+    /// neither enters the gate nor refills the stack. If it returns `None`, the caller takes the
+    /// slow path.
     #[inline]
     pub fn allocate_at_once(&self, class: Class) -> Option<*mut u8> {
         let object = NonNull::new(self.cpu_caches.pop_at_once(&self.platform, class)?)?;
@@ -390,8 +396,8 @@ impl<P: Platform> Objects<P> {
         unsafe { self.fast_path().hand_out(object, GateSide::Outside) }.map(NonNull::as_ptr)
     }
 
-    /// Pushes an object that is marked as cached, and in no stack, onto a stack of a CPU with
-    /// Atomic slots. Returns `false` if the caller still has it.
+    /// Pushes an object onto a stack of this CPU if the CPU has Atomic slots. The object is marked
+    /// as cached and in no stack. Returns `false` if the caller still has the object.
     #[inline]
     pub fn free_at_once(&self, class: Class, object: *mut u8) -> bool {
         self.cpu_caches.push_at_once(&self.platform, class, self.kind_entry(object).home(), object)
@@ -427,7 +433,7 @@ impl<P: Platform> Objects<P> {
         unsafe { &*self.kinds.add((object.addr() - self.pages.base()) >> KindEntry::SHIFT) }
     }
 
-    /// Allocates one object from the barn or a slab, without a stack, since the slot is busy. The
+    /// Allocates one object from the barn or a slab, for a caller that finds its slot busy. The
     /// object is marked as cached.
     fn allocate_directly(&self, class: Class) -> Option<*mut u8> {
         self.busy.fetch_add(1, Ordering::Relaxed);
@@ -437,12 +443,12 @@ impl<P: Platform> Objects<P> {
         self.take_one(class)
     }
 
-    /// Makes a slab, on no list, and returns it and its node; `None` if there is no page for it.
+    /// Makes a slab that is on no list. Returns it and its node; `None` if there is no page.
     pub(crate) fn new_slab(&self, class: Class) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
         let (bytes, order) = (self.pages.page_size() << shape.order, Order(shape.order));
-        // All objects of the class's slabs are in use. So the objects of a new slab probably will
-        // be used, too.
+        // The near slabs of the class have no free objects left. So the program probably uses the
+        // objects of a new slab soon.
         let filled = self.shared(self.pages.nearest(&self.platform), class).lock().slabs as usize;
         let block = if filled * bytes >= BULK {
             let early = object_state::tables_of(class).any(|table| table == object_state::COMMON);
@@ -457,7 +463,7 @@ impl<P: Platform> Objects<P> {
         self.make_slab(class, block)
     }
 
-    /// Makes a slab over a block of the class's order, on no list, and returns it and its node.
+    /// Makes a slab over a block of the class's order. It is on no list. Returns it and its node.
     pub(crate) fn make_slab(&self, class: Class, block: Block) -> Option<(SlabId, usize)> {
         let shape = class.slab_shape(self.pages.page_size());
         let Some(slab) = self.slabs.create(block.pfn, class, shape, |offset| self.pages.has(offset)) else {

@@ -22,8 +22,8 @@ impl Others {
         }
         let start = core::ptr::with_exposed_provenance_mut::<Others>(platform.map(Others::bytes(platform, count))?);
         for node in 0..count {
-            // One by one: as a value, the array would lie on the stack of the process's first
-            // `malloc`.
+            // Writes the caches one by one. An array value would lie on the stack of the process's
+            // first `malloc`.
             for class in 0..CLASSES {
                 // SAFETY: `node` and `class` are in range, so the place lies inside the mapping,
                 // which is aligned to a page.

@@ -43,20 +43,21 @@ impl Payers {
         Payers(owner | Payers::SOLE)
     }
 
-    /// The only owner of the page's charged objects; `None` if there is none, or a vector.
+    /// The only owner of the page's charged objects; `None` if the page has no owner or a vector.
     #[inline(always)]
     fn owner(self) -> Option<u64> {
         (self.0 & Payers::SOLE != 0).then_some(self.0 & !Payers::SOLE)
     }
 
-    /// The page's vector; `None` if it has at most one owner.
+    /// The page's vector; `None` if the word holds no vector.
     #[inline(always)]
     pub(crate) fn vector(self) -> Option<Vector> {
         if self.0 & Payers::SOLE != 0 { None } else { Vector(self.0).some() }
     }
 
-    /// Whether an owner pays for a charged object. `sole` is [`word_of`] that owner, and `grain` is
-    /// the object's grain of the page. A page with one owner takes one comparison.
+    /// Whether an owner pays for a charged object. `sole` is [`word_of`] that owner, and `grain`
+    /// returns the number of the object's first grain on the page. If that owner is the page's only
+    /// one, a single comparison finds it.
     ///
     /// # Safety
     /// The word is that of the object's page, and a vector in it is not freed during the call.
@@ -70,8 +71,8 @@ impl Payers {
         }
     }
 
-    /// The owner of a charged object; `None` if the word is 0. `grain` is the object's grain of the
-    /// page.
+    /// The owner of a charged object; `None` if the word is 0. `grain` returns the number of the
+    /// object's first grain on the page.
     ///
     /// # Safety
     /// The word is that of the object's page, and a vector in it is not freed during the call.
@@ -98,7 +99,7 @@ pub const fn word_of(owner: u64) -> u64 {
 pub(crate) struct Vector(u64);
 
 impl Vector {
-    /// Bits of the factor; a program's addresses have 47.
+    /// Number of low bits, which hold the factor. A program's addresses have 47 bits.
     const ADDRESS: u32 = u16::BITS;
 
     /// With the factor 2^`SHIFT`, every grain has an entry of its own.
@@ -165,8 +166,9 @@ impl FastPath {
     #[inline(always)]
     unsafe fn owners(&self, object: *const u8) -> Payers {
         let frame = self.frames.load(Relaxed).wrapping_add(object.addr() >> self.page_shift.load(Relaxed));
-        // SAFETY: every page of the arena has a frame. Acquire pairs with the Release in
-        // `own_slowly`, which publishes the vector's entries.
+        // SAFETY: the caller says that the object lies in the arena, and every page of the arena
+        // has a frame. Acquire pairs with the Release in `own_slowly`, which publishes the vector's
+        // entries.
         Payers(unsafe { &*frame }.word().load(Acquire))
     }
 
@@ -182,8 +184,8 @@ impl FastPath {
     /// caller has it.
     #[inline(always)]
     pub(crate) unsafe fn is_of(&self, object: *const u8, sole: u64) -> bool {
-        // SAFETY: the caller has the object, so its slab has an object in use and its page keeps
-        // its vector. The grain is the object's.
+        // SAFETY: the caller says that it has the object and that this lies in the arena. So the
+        // object's page keeps its vector. The word and the grain are the object's.
         unsafe { self.owners(object).is_of(sole, || self.grain_of_page(object)) }
     }
 
@@ -194,8 +196,8 @@ impl FastPath {
     /// caller has it.
     #[inline(always)]
     pub(crate) unsafe fn owner(&self, object: *const u8) -> Option<u64> {
-        // SAFETY: the caller has the object, so its slab has an object in use and its page keeps
-        // its vector. The grain is the object's.
+        // SAFETY: the caller says that it has the object and that this lies in the arena. So the
+        // object's page keeps its vector. The word and the grain are the object's.
         unsafe { self.owners(object).of(|| self.grain_of_page(object)) }
     }
 
@@ -208,8 +210,9 @@ impl FastPath {
     /// * `owner` is neither 0 nor 2^63 or above.
     #[inline]
     pub unsafe fn own(&self, object: *mut u8, owner: u64) -> bool {
-        // SAFETY: the caller has the object, so its page keeps its vector, and the object's entry
-        // and state byte are the caller's.
+        // SAFETY: the object belongs to the instance, so it lies in the arena, which has state
+        // bytes. The caller has the object, so its page keeps its vector. The grain is the
+        // object's. No other thread has the object, so its entry and state byte are the caller's.
         unsafe {
             let owners = self.owners(object);
             if owners != Payers::sole(owner) {
@@ -228,8 +231,8 @@ impl FastPath {
     /// it.
     #[inline]
     pub unsafe fn payer(&self, object: *const u8) -> Option<u64> {
-        // SAFETY: the object lies in the arena, so it has a state byte. The caller has it, so its
-        // page keeps its vector.
+        // SAFETY: the object belongs to the instance, so it lies in the arena, which has state
+        // bytes. The caller has the object, so its page keeps its vector.
         unsafe {
             let accounted = self.states.is(object.addr(), ACCOUNTED);
             if accounted { self.owner(object) } else { None }
@@ -241,9 +244,9 @@ impl<P: Platform> Objects<P> {
     /// Makes `owner` the owner of an object, and makes the page's vector if the page has another
     /// owner. Returns `false` and changes nothing if there is no memory for the vector.
     ///
-    /// The caller has an object of the page, so the page's word is not cleared meanwhile. The word
-    /// only goes from 0 to an owner to a vector. A thread that finds the word set by another thread
-    /// uses that owner or vector.
+    /// The caller has an object of the page, so no thread clears the page's word meanwhile. The
+    /// word changes from 0 to an owner, and from an owner to a vector. A thread that finds the word
+    /// set by another thread uses that owner or vector.
     ///
     /// # Safety
     /// * The object belongs to this instance, and no other thread has it.
@@ -275,19 +278,21 @@ impl<P: Platform> Objects<P> {
                 Err(_) => self.flush_private(vector_class, memory.as_ptr()),
             }
         }
-        // SAFETY: the caller says that only this thread has the object, and that the owner is in
-        // range.
+        // SAFETY: the caller says that the object belongs to this instance, that only this thread
+        // has it, and that the owner is in range.
         unsafe { self.fast_path().own(object, owner) }
     }
 
-    /// Detaches the vectors of a slab if all its objects are free or neap's own. It does not wait
-    /// until the slab is wholly free: two slabs may hold each other's vectors, and would then stay
-    /// for ever.
+    /// Detaches the vectors of a slab if all its objects are free or neap's own. The slab need not
+    /// be wholly free: two slabs may hold each other's vectors, and neither would ever become
+    /// wholly free.
     ///
     /// # Safety
-    /// The caller holds the lock of the slab's class cache.
+    /// The caller holds the lock of the slab's class cache, and no reference to the descriptor is
+    /// in use.
     pub(crate) unsafe fn detach_unused(&self, slab: SlabId, vectors: &mut VectorList) {
-        // SAFETY: the caller holds the lock of the slab's class cache.
+        // SAFETY: the caller holds the lock of the slab's class cache, and has no other reference
+        // to the descriptor.
         let slab = unsafe { self.slabs.get(slab) };
         if slab.free + slab.private == slab.objects {
             // SAFETY: every object is free or neap's own. The lock is held, so no free object is
@@ -316,7 +321,8 @@ impl<P: Platform> Objects<P> {
     /// Takes a vector off a list. Returns its memory and the class of that memory.
     pub(crate) fn next_vector(&self, vectors: &mut VectorList) -> Option<(Class, *mut u8)> {
         let vector = Vector(vectors.0).some()?;
-        // SAFETY: `detach` put the vector on the list, which is this thread's alone.
+        // SAFETY: `detach` put the vector on the list, which is this thread's alone. Every vector
+        // has a first entry.
         vectors.0 = unsafe { vector.entry(0) }.load(Relaxed);
         let memory = core::ptr::with_exposed_provenance_mut(vector.address());
         let class = self.class_at(memory)?;
@@ -343,8 +349,8 @@ impl<P: Platform> Objects<P> {
     /// The owner of a charged object; 0 if its page has none.
     pub(crate) fn owner_at(&self, object: usize) -> u64 {
         let grain = (object & (self.pages.page_size() - 1)) / GRAIN;
-        // SAFETY: the object is charged, so its slab has an object in use and its page keeps its
-        // vector. The grain is the object's.
+        // SAFETY: the word and the grain are those of the object. It is charged, so its slab has an
+        // object in use and its page keeps its vector.
         unsafe { self.owners(self.pages.pfn(object)).of(|| grain) }.unwrap_or(0)
     }
 

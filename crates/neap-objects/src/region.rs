@@ -2,9 +2,9 @@
 //!
 //! # Layout
 //!
-//! A region begins with a mark that says whether it may be written to. One cache line further lie
-//! the stacks, two for each class, then their cells. Below each stack's lowest cell lies another
-//! cell, which holds null.
+//! A region begins with a mark that says whether threads may write to it. The stacks follow one
+//! cache line later, two for each class, then their cells. Below each stack's lowest cell lies
+//! another cell, which holds null.
 //!
 //! # Locking
 //!
@@ -97,8 +97,8 @@ impl StackId {
 }
 
 impl Class {
-    /// Offset of the class's stack of home objects in a region, in bytes; 0 for [`Class::NONE`],
-    /// since the region's mark lies there.
+    /// Offset of the class's stack of home objects in a region, in bytes; 0 for [`Class::NONE`]. No
+    /// stack has offset 0, where the region's mark lies.
     #[inline(always)]
     pub const fn place(self) -> u16 {
         if self.0 == 0 { 0 } else { StackId::home(self).place() }
@@ -130,8 +130,8 @@ pub(crate) fn clear(region: usize, id: StackId) {
 /// holds null.
 pub(crate) const DUMMY: usize = (STACKS_END + 2 * size_of::<usize>()).next_multiple_of(128);
 
-/// Makes DUMMY of [`DUMMY`] zeroed bytes that the caller has alone. No stack has objects or room,
-/// and the mark forbids writes.
+/// Makes DUMMY at `address`, where the caller has [`DUMMY`] zeroed bytes alone. No stack has
+/// objects or room, and the mark forbids writes.
 pub(crate) fn make_dummy(address: usize) {
     for id in StackId::all() {
         let (stack, cell) = (stack(address, id), at(dummy_cell(address)));
@@ -139,7 +139,7 @@ pub(crate) fn make_dummy(address: usize) {
     }
 }
 
-/// Address of the cell of all stacks of DUMMY.
+/// Address of the cell that all stacks of DUMMY share.
 pub(crate) const fn dummy_cell(address: usize) -> usize {
     address + STACKS_END + size_of::<usize>()
 }

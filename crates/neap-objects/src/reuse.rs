@@ -3,21 +3,21 @@
 //! # Design
 //!
 //! Caches keep free objects by class and CPU. Other classes cannot use the memory of a class's free
-//! objects until slabs are wholly free. The pages count what they take from the system ("growth").
-//! A *sweep* begins when growth has passed a quantum since the last one, and more than a sixteenth
-//! of the resident memory is not in use. The more a sweep will return, the smaller is the quantum
-//! (`Objects::quantum`). A sweep empties
+//! objects until slabs are wholly free. neap counts the pages that it takes from the system
+//! ("growth"). A *sweep* begins when growth since the last sweep has passed a quantum, and at least
+//! a sixteenth of the resident memory is not in use. The more a sweep will return, the smaller is
+//! the quantum (`Objects::quantum`). A sweep empties:
 //!
 //! 1. barns, the fullest first;
 //! 2. the stacks of every CPU, since a few objects there keep many slabs from being wholly free;
 //! 3. the page lists of every CPU.
 //!
 //! The threads that need memory take the steps. Before a new slab or run, a thread works until the
-//! pages can serve it from wholly resident memory, and until `PER_GROWN_BYTE` bytes were returned
-//! to slabs for each byte grown since the sweep began. It returns no more than about
-//! `OBJECTS_PER_CALL` objects. A program that allocates again what it freed grows nothing, so it
-//! never sweeps. Free pages that lie too scattered at the end of a sweep are released, so that
-//! growth replaces them.
+//! pages can serve it from wholly resident memory. It also works until the sweep has returned
+//! `PER_GROWN_BYTE` bytes to slabs for each byte grown since the sweep began. In one call it
+//! returns no more than about `OBJECTS_PER_CALL` objects. A program that allocates again what it
+//! freed grows nothing, so it never sweeps. If free pages are still too scattered at the end of a
+//! sweep, the thread releases some of them, so that growth replaces them.
 //!
 //! A step that takes stacks needs a fence, which is a system call if the process has several
 //! threads. The step then [asks](crate::helper) a thread that may fence, for all CPUs at once, and
@@ -25,9 +25,9 @@
 //!
 //! # Locking
 //!
-//! No lock is held from one step to the next; a step takes the locks that draining takes. Several
-//! threads may sweep at once. They pop sheaves of one barn under its lock, and one of them drains a
-//! CPU.
+//! A thread holds no lock between two steps. A step takes the locks that draining takes. Several
+//! threads may sweep at once. They pop sheaves of one barn under its lock, and only one of them
+//! takes the step that drains a CPU.
 
 use crate::objects::Objects;
 use crate::size_class::Class;
@@ -108,8 +108,8 @@ pub struct FreeObjects {
     pub in_barns: u64,
     /// Resident bytes of objects in barns and slabs.
     pub resident: u64,
-    /// Upper bound of the bytes in use that keep free objects' slabs from being freed. For each
-    /// class it is the smaller one of the bytes in use and the free bytes.
+    /// Upper bound of the bytes in use that keep free objects' slabs from being freed. It is the
+    /// sum over all class caches of the smaller number: bytes not free, or free bytes.
     pub pinning: u64,
 }
 
@@ -228,9 +228,8 @@ impl<P: Platform> Objects<P> {
         self.pages.backed_free_pages() > self.pages.resident() / 16
     }
 
-    /// Releases free pages that the sweep has not joined to `pages` pages in a row. The pages about
-    /// to be taken from the system replace them. Does nothing if this would interrupt an isolated
-    /// CPU.
+    /// Releases free pages that the sweep has not joined to `pages` pages in a row. The growth that
+    /// follows replaces them. Does nothing if this would interrupt an isolated CPU.
     fn release_scattered(&self, pages: u32) {
         let (free, resident) = (self.pages.backed_free_pages(), self.pages.resident());
         // A run longer than all free pages may use these itself.
@@ -276,8 +275,8 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Drains a CPU's stacks. If this thread may not fence, the step for the first CPU that needs a
-    /// fence asks the helper to drain all CPUs, and the steps for others do nothing. Returns the
-    /// number of objects returned by this thread.
+    /// fence asks the helper to drain all CPUs. The steps for other such CPUs do nothing. Returns
+    /// the number of objects that this thread itself returned to slabs.
     fn take_stacks(&self, cpu: usize) -> u64 {
         if !self.cpu_caches.takes_fence(&self.platform, cpu) || self.platform.may_fence() {
             return self.drain_cpu(cpu, |_| true).unwrap_or(0);

@@ -4,8 +4,8 @@
 //!
 //! A sheaf has one owner at a time, a barn or a thread; only the owner accesses it. A plain sheaf
 //! has a cell for each object. A bound sheaf keeps objects as a few
-//! [strided runs](crate::strided_run). The memory is an object of another size class:
-//! [`Sheaf::bytes`]. SLUB calls this a sheaf (Linux 6.18), Bonwick a magazine (2001).
+//! [strided runs](crate::strided_run). A sheaf's memory is an object of at least [`Sheaf::bytes`]
+//! bytes. SLUB calls this a sheaf (Linux 6.18), Bonwick a magazine (2001).
 
 use crate::size_class::{Class, GRAIN};
 use crate::strided_run::{Packed, StridedRun};
@@ -37,7 +37,8 @@ struct Head {
 pub struct Sheaf(NonNull<Head>);
 
 impl Sheaf {
-    /// Bytes of a plain sheaf with `capacity` cells; of a bound one if that is 0.
+    /// Size of the memory of a plain sheaf with `capacity` cells; that of a bound sheaf if
+    /// `capacity` is 0.
     pub const fn bytes(capacity: u32) -> usize {
         size_of::<Head>()
             + match capacity {
@@ -185,8 +186,7 @@ impl Sheaf {
         fits
     }
 
-    /// Removes the lowest strided run of a bound sheaf, whose objects the caller has moved
-    /// elsewhere.
+    /// Removes the lowest strided run of a bound sheaf. The caller has moved its objects elsewhere.
     pub fn forget_lowest(&mut self) {
         let strided_runs = self.packed_mut();
         if !strided_runs.is_empty() {
@@ -195,7 +195,7 @@ impl Sheaf {
         }
     }
 
-    /// The home CPU of its objects. Single objects may have another one.
+    /// The [home](crate::fast_path::KindEntry) of its objects. Single objects may have another one.
     pub fn home(&self) -> u16 {
         self.head().home
     }
@@ -212,8 +212,8 @@ impl Sheaf {
         let room = self.capacity().saturating_sub(held);
         debug_assert!(count <= room);
         let count = count.min(room);
-        // SAFETY: `make` initialised all cells, the range ends below the capacity, and the caller
-        // has the sheaf alone.
+        // SAFETY: `make` initialised all cells, the range does not extend beyond the capacity, and
+        // the caller has the sheaf alone.
         let cells = unsafe { core::slice::from_raw_parts_mut(self.contents::<*mut u8>().add(held), count) };
         cells.iter_mut().enumerate().for_each(|(n, cell)| *cell = object(n));
         self.head_mut().count += count as u16;
@@ -253,7 +253,7 @@ impl Sheaf {
         unsafe { core::slice::from_raw_parts_mut(self.contents(), self.cell_count()) }
     }
 
-    /// Moves those objects of a plain sheaf to the bottom for which `stays` returns `true`. Returns
+    /// Moves the objects for which `stays` returns `true` to the bottom of a plain sheaf. Returns
     /// their number.
     pub(crate) fn partition(&mut self, stays: impl Fn(*mut u8) -> bool) -> usize {
         let objects = self.cells_mut();
@@ -267,19 +267,19 @@ impl Sheaf {
         own
     }
 
-    /// Removes the objects of a plain sheaf from the `count`th on, which the caller has moved
+    /// Removes the objects of a plain sheaf from the index `count` on. The caller has moved them
     /// elsewhere.
     pub(crate) fn truncate(&mut self, count: usize) {
         self.head_mut().count = count.min(self.cells().len()) as u16;
     }
 
-    /// Removes all objects, which the caller has moved elsewhere.
+    /// Removes all objects. The caller has moved them elsewhere.
     pub fn clear(&mut self) {
         self.head_mut().count = 0;
     }
 }
 
-/// How sheaves list their objects.
+/// How a sheaf stores its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SheafKind {
     /// A cell for each object.
@@ -289,7 +289,7 @@ pub(crate) enum SheafKind {
 }
 
 impl SheafKind {
-    /// Number of cells of such a sheaf of `class`.
+    /// Number of cells of a sheaf of this kind for objects of `class`.
     pub(crate) fn cells(self, class: Class) -> u32 {
         match self {
             SheafKind::Plain => class.sheaf_capacity(),
@@ -297,7 +297,7 @@ impl SheafKind {
         }
     }
 
-    /// The class of the memory of such sheaves of `class`.
+    /// The size class of the memory of a sheaf of this kind for objects of `class`.
     pub(crate) fn memory(self, class: Class) -> Class {
         Class::of_size(Sheaf::bytes(self.cells(class)))
     }

@@ -1,7 +1,7 @@
 //! Size classes: the sizes of objects, and a class's layout in slabs, sheaves and stacks.
 //!
-//! Constant tables and arithmetic, without locks or state. Classes are multiples of 16 from 16 to
-//! 128 bytes, then eight per doubling up to 32 KiB. An object of up to 128 bytes wastes at most 15
+//! This module has only constant tables and arithmetic. Classes are multiples of 16 from 16 to 128
+//! bytes, then eight per doubling up to 32 KiB. An object of up to 128 bytes wastes at most 15
 //! bytes, a larger one at most 12.5 %.
 
 /// The size of the largest object. Larger allocations are runs of pages.
@@ -33,14 +33,15 @@ impl Class {
         Class(OF_GRAINS[size.div_ceil(GRAIN)])
     }
 
-    /// The smallest class whose objects hold `size` bytes and lie on multiples of `align` (a power
-    /// of two); `None` if there is none.
+    /// The smallest class whose objects hold `size` bytes and have addresses that are multiples of
+    /// `align` (a power of two); `None` if there is none.
     pub fn of_layout(size: usize, align: usize, page_size: usize) -> Option<Class> {
         if size > LARGEST || align > page_size {
             return None;
         }
         let first = Class::of_size(size);
-        // A slab starts on a page, so objects are aligned if their size is a multiple of `align`.
+        // A slab starts at a page boundary, so objects are aligned if their size is a multiple of
+        // `align`.
         (first.0..CLASSES as u8).map(Class).find(|class| class.size() % align == 0)
     }
 
@@ -51,8 +52,8 @@ impl Class {
     }
 
     /// Whether an object of this class stays where it is when it is resized to `size` bytes. The
-    /// object must hold `size` bytes. It must also be less than twice as large, or of the smallest
-    /// class that holds them.
+    /// object must hold `size` bytes. It must also be less than twice as large as `size`, or of the
+    /// smallest class that holds `size` bytes.
     #[inline]
     pub fn suits(self, size: usize) -> bool {
         size <= self.size() && (size * 2 > self.size() || Class::of_size(size) == self)

@@ -3,14 +3,14 @@
 //!
 //! # Design
 //!
-//! A slab is known by its number. Its descriptor (links, counts, bitmap) lies in a side table,
-//! never inside free memory. This module neither allocates nor frees pages. Its callers do, while
-//! they hold no lock.
+//! A number identifies a slab. Its descriptor (links, counts, bitmap) lies in a side table, never
+//! inside free memory. This module neither allocates nor frees pages. Its callers do, while they
+//! hold no lock.
 //!
 //! # Locking
 //!
-//! A mutex guards the numbers of slabs only. The lock of the slab's class cache guards its
-//! descriptor.
+//! A mutex guards the free and unused numbers of slabs. The lock of a slab's class cache guards the
+//! slab's descriptor and bitmap.
 
 use crate::holes::{bits, runs};
 use crate::size_class::{Class, SlabShape};
@@ -33,7 +33,7 @@ impl SlabId {
     }
 }
 
-/// The most objects that a slab may have: the bits of the bitmap behind a descriptor.
+/// The most objects that a slab may have: number of bits of the bitmap behind a descriptor.
 pub const fn most_objects(page_size: usize) -> usize {
     let smallest = page_size / crate::size_class::GRAIN;
     if smallest < 512 { 512 } else { smallest }
@@ -101,8 +101,8 @@ pub struct SlabTable {
     numbers: Mutex<Numbers>,
 }
 
-// SAFETY: descriptors are accessed under the lock of their class cache, and numbers under the
-// mutex.
+// SAFETY: threads access descriptors under the lock of their class cache, and numbers under the
+// mutex. `pfn_of` takes no lock, but the field that it reads does not change while the slab exists.
 unsafe impl Sync for SlabTable {}
 // SAFETY: the table may be dropped and used by any thread: `base` is memory of the process, not of
 // a thread.
@@ -188,10 +188,11 @@ impl SlabTable {
         unsafe { (&raw const (*self.pointer(id).as_ptr()).pfn).read() }
     }
 
-    /// Makes a slab over the block at `pfn`, with all objects free, on no list. Returns `None` if
-    /// there are no numbers left, which the table's size rules out as long as slabs do not overlap.
-    /// `mapped` says whether the table is mapped for an offset into the arena. In a hole of the
-    /// arena it may be unmapped; numbers whose descriptors lie there are left out.
+    /// Makes a slab over the block at `pfn`. All its objects are free, and it is on no list.
+    /// Returns `None` if no number is left, which the table's size rules out as long as slabs do
+    /// not overlap. `mapped` says whether the table is mapped for an offset into the arena. In a
+    /// hole of the arena it may be unmapped. The function leaves out numbers whose descriptors lie
+    /// there.
     pub fn create(&self, pfn: Pfn, class: Class, shape: SlabShape, mapped: impl Fn(usize) -> bool) -> Option<SlabId> {
         let id = {
             let mut numbers = self.numbers.lock();
@@ -237,10 +238,11 @@ impl SlabTable {
         Some(id)
     }
 
-    /// Frees a slab's number. The caller has taken the slab off its list and has exclusive access.
+    /// Frees a slab's number. The caller has taken the slab off its list, and no other thread uses
+    /// the slab.
     pub fn destroy(&self, id: SlabId) {
         let mut numbers = self.numbers.lock();
-        // SAFETY: the caller has the slab alone.
+        // SAFETY: the caller has taken the slab off its list, and no other thread uses it.
         unsafe { self.get(id) }.next = numbers.free;
         numbers.free = id;
         numbers.used -= 1;

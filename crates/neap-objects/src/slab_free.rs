@@ -4,8 +4,8 @@
 //!
 //! The return of an object may make its slab wholly free, or the slab's vectors unused. A thread
 //! gathers such slabs and vectors under the lock (`Loose`), and frees them after it has unlocked. A
-//! vector is an object of a slab that may have vectors itself, so they are freed in a loop, not by
-//! recursion.
+//! vector is an object of a slab that may have vectors itself, so the thread frees vectors in a
+//! loop, not by recursion.
 //!
 //! # Locking
 //!
@@ -42,8 +42,8 @@ enum Holder {
 impl<P: Platform> Objects<P> {
     /// Returns cached objects to their slabs, and slabs that are wholly free to the pages.
     ///
-    /// The state of each object is checked before its slab is accessed, which may be gone after a
-    /// double free:
+    /// The call checks the state of each object before it accesses the object's slab, which may no
+    /// longer exist after a double free:
     ///
     /// | threads A and B | this thread |
     /// |---|---|
@@ -90,8 +90,8 @@ impl<P: Platform> Objects<P> {
             unsafe {
                 self.slabs.get(place.slab).private -= u32::from(holder == Holder::Neap);
                 if !cache.put(&self.slabs, place, &mut loose.slabs) {
-                    // The process ends. A handler of the program's may allocate, so the lock is
-                    // dropped.
+                    // `freed_twice` ends the process. A handler of the program may allocate then,
+                    // so this thread unlocks the cache first.
                     drop(cache);
                     freed_twice(class, object);
                 }
@@ -100,7 +100,7 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Frees gathered vectors and slabs, and those that become unused or wholly free by this.
+    /// Frees gathered vectors and slabs, and those that become unused or wholly free meanwhile.
     pub(crate) fn give_back(&self, mut loose: Loose) {
         while let Some((class, memory)) = self.next_vector(&mut loose.vectors) {
             self.put_back(self.node_of(memory), class, &[memory], Holder::Neap, &mut loose);

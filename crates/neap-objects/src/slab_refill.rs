@@ -1,12 +1,12 @@
-//! Refill from slabs: objects from slabs when neither the stack nor the barn has any, in a fixed
-//! order.
+//! Refill from slabs: takes objects out of slabs, in a fixed order, if neither the stack nor the
+//! barn has any.
 //!
 //! # Design
 //!
-//! A thread takes the first of these that there is:
+//! A thread takes the first of these that exists:
 //! 1. free objects with memory, in slabs of the near node;
 //! 2. a slab over pages that [`reuse`](crate::reuse) made of free objects;
-//! 3. free objects in holes of the near node's slabs;
+//! 3. free objects in [holes](crate::holes) of the near node's slabs;
 //! 4. a new slab;
 //! 5. free objects of any node.
 //!
@@ -116,7 +116,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Takes up to `most` objects out of a slab whose free objects all lie in holes, and populates
-    /// these. Returns the number taken.
+    /// these holes. Returns the number taken.
     // Not inlined: the caller goes on to make a slab, with little stack.
     #[inline(never)]
     fn refill_holes(&self, node: usize, class: Class, most: usize, mut each: impl FnMut(Row)) -> usize {

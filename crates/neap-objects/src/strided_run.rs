@@ -71,7 +71,7 @@ impl StridedRun {
 #[derive(Clone, Copy, Debug)]
 pub struct Packed(u64);
 
-/// Bits of an address. The system gives a program longer ones only on request.
+/// Number of bits of an address. The system gives a program longer addresses only on request.
 const ADDRESS: u32 = 48;
 
 impl Packed {
@@ -109,7 +109,7 @@ impl Packed {
 }
 
 /// Packs `objects` of `size` bytes, in their order, into at most `N` strided runs. Returns these
-/// and their number; `None` if it takes more, or one does not fit.
+/// and their number; `None` if more runs are necessary, or if one does not fit into a word.
 pub fn few<const N: usize>(mut objects: &[*mut u8], size: usize) -> Option<([Packed; N], usize)> {
     let (mut few, mut count) = ([Packed::NONE; N], 0);
     while !objects.is_empty() {

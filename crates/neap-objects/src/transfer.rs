@@ -1,17 +1,18 @@
-//! Transfer of objects by the sheaf between a CPU's stacks and the barn, and from slabs if the barn
-//! has none.
+//! Moves objects between a CPU's stacks and the barn, a sheaf at a time. If the barn has no sheaf
+//! with objects, a refill takes objects from slabs.
 //!
 //! # Design
 //!
-//! A refill or spill moves half of the objects that fit, or all of them in a burst.
+//! A refill moves objects to a stack, and a spill moves objects to the barn. Either moves about
+//! half of the objects that the stack has room for, or all of them in a burst.
 //!
 //! # Locking
 //!
-//! A thread holds one class cache's mutex at a time, as seldom as possible, since other threads
-//! wait for it in a burst. A refill takes the mutex once for the objects of a barn or of existing
-//! slabs, and again to put sheaves back. A spill takes the mutex once for empty sheaves, or twice
-//! if it can bind only some objects, and again to put sheaves back. Threads write the state bytes
-//! of objects from slabs without the mutex.
+//! A thread holds one class cache's mutex at a time. In a burst other threads wait for the mutex,
+//! so a call takes it few times. A refill takes the mutex once for the objects of a barn or of
+//! existing slabs, and again to put sheaves back. A spill takes the mutex once for empty sheaves,
+//! or twice if it can bind only some objects, and again to put sheaves back. Threads write the
+//! state bytes of objects from slabs without the mutex.
 
 use crate::class_cache::{Row, Way};
 use crate::cpu_caches::Attempt;
@@ -25,14 +26,15 @@ use crate::strided_run::{self, StridedRun};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
-/// A refill may get a sheaf whose home is another CPU. For one of this many objects of the sheaf,
-/// the refill makes this CPU the home of the object's part of a slab. If no other CPU uses the
-/// objects, all parts soon have this home. If one does, few entries are written.
+/// A refill may get a sheaf whose [home](KindEntry) is another CPU. It then looks at every
+/// `SETTLED`th object of the sheaf, and makes this CPU the home of the part of a slab where the
+/// object lies. If no other CPU uses the objects, all parts soon have this home. If another CPU
+/// does, few entries of the kind map change.
 const SETTLED: usize = 16;
 
-/// Number of refills in a row, less the sheaves of guests that went to the barn meanwhile, from
-/// which on a refill from the barn gives the stack more room. The objects that the stack may keep
-/// are then few, compared with those that the program took.
+/// After this number of refills in a row, a refill from the barn gives the stack more room. Each
+/// sheaf of guests that goes to the barn meanwhile reduces the number by one. The objects that the
+/// stack may keep are then few, compared with those that the program took.
 const LONG: u32 = 64;
 
 /// Number of sheaves that are not bound after an attempt to make a bound sheaf got no memory.
@@ -54,7 +56,7 @@ impl<P: Platform> Objects<P> {
             if let Some(sheaf) = &mut empty {
                 // Takes objects under this hold of the lock, since other threads wait for the lock
                 // in a burst.
-                // SAFETY: the cache's lock is held.
+                // SAFETY: the cache's lock is held, and `slabs` is the table of its slabs.
                 unsafe { cache.take(&self.slabs, sheaf.capacity(), |row| self.load_row(class, &row, sheaf)) };
             }
             (streak, empty)
@@ -72,8 +74,8 @@ impl<P: Platform> Objects<P> {
             used.push(sheaf);
         }
         if object.is_none() {
-            // Without a sheaf, the caller's object comes first: it must not lack the memory that a
-            // new sheaf takes.
+            // Without an empty sheaf, takes the caller's object first. Otherwise a new sheaf might
+            // take the last memory.
             let sheaf = empty.or_else(|| {
                 object = self.take_one(class);
                 object.and_then(|_| self.new_sheaf(class, SheafKind::Plain))
@@ -101,7 +103,7 @@ impl<P: Platform> Objects<P> {
         while !sheaf.is_empty() {
             let mut moved = push(sheaf);
             if moved == Attempt::Refused {
-                // The stack was taken by a drain, or never used.
+                // A drain took the stack, or no thread has used it yet.
                 let _ = self.cpu_caches.widen(&self.platform, stack, stack.first_capacity());
                 moved = push(sheaf);
             }
@@ -113,9 +115,9 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Fills a sheaf from slabs, with new ones, until it is at least half full, and marks its
-    /// objects. Then it reverses them, so that objects popped from its top go upward in memory, as
-    /// processors prefetch.
+    /// Fills a sheaf with objects from slabs until it is at least half full, and marks them as
+    /// cached. Makes new slabs if necessary. Then reverses the sheaf, so that pops from its top
+    /// return ascending addresses, which processors prefetch.
     fn fill(&self, class: Class, sheaf: &mut Sheaf) {
         let mut marked = 0;
         loop {
@@ -185,9 +187,9 @@ impl<P: Platform> Objects<P> {
         };
         let streak = if stack.is_for_guests() { 0 } else { cache.streak(Way::Spill) };
         let batch = batch(stack, room, streak);
-        // Takes the empty sheaves that this CPU emptied last, if the barn has them. One plain sheaf
-        // is enough as long as its objects can be bound, since it is empty again then. Once they
-        // cannot be bound, the loop takes all plain sheaves that it may need.
+        // Prefers the empty sheaves that this CPU emptied last. While `bind` succeeds, one plain
+        // sheaf is enough, since it is empty again afterwards. Once `bind` fails, the loop takes
+        // all plain sheaves that it may need.
         let (mut empty, mut empty_bound, mut loaded) = (SheafList::new(), SheafList::new(), SheafList::new());
         let cpu = self.platform.cpu() as u16;
         let mut more = binds(class);
@@ -221,9 +223,9 @@ impl<P: Platform> Objects<P> {
         }
     }
 
-    /// Moves the objects of a plain sheaf into a bound one if a few strided runs hold all of them
-    /// and that saves much memory. Most sheaves of a burst then take little memory, and their cells
-    /// are not read again.
+    /// Moves the objects of a plain sheaf into a bound one, and returns that, if a few strided runs
+    /// hold all objects and this saves much memory. Most sheaves of a burst then take little
+    /// memory, and threads need not read their cells again.
     fn bind(&self, class: Class, sheaf: &mut Sheaf, empty_bound: &mut SheafList) -> Option<Sheaf> {
         if sheaf.is_empty() || !binds(class) {
             return None;
@@ -264,8 +266,8 @@ impl<P: Platform> Objects<P> {
         sheaf
     }
 
-    /// Fills an empty sheaf from a stack of this CPU. Returns `false` if the stack is not
-    /// available.
+    /// Fills an empty sheaf from a stack of this CPU. Returns `false` and leaves the sheaf empty if
+    /// the stack is busy, has no room, or has too few objects.
     fn load(&self, stack: StackId, home: u16, sheaf: &mut Sheaf) -> bool {
         sheaf.set_home(home);
         let filled = sheaf.fill(|cells| self.cpu_caches.pop_many(&self.platform, stack, cells) == Attempt::Done(()));
@@ -290,8 +292,8 @@ fn take_for(cpu: u16, most: u32, from: &mut SheafList, to: &mut SheafList) {
 }
 
 /// Number of sheaves that a call moves between the barn and a stack with room for `room` objects.
-/// It is half of those that fit, so that the next call may go either way. In a burst, when the call
-/// before moved sheaves in the same direction, it is all of them.
+/// It is half of the sheaves that fit, so that the next call may go in either direction. In a
+/// burst, when the previous call moved sheaves in the same direction, it is all of them.
 fn batch(stack: StackId, room: u32, streak: u32) -> u32 {
     let fit = room.max(stack.first_capacity()) / stack.class().sheaf_capacity();
     if streak > 0 { fit } else { (fit / 2).max(1) }

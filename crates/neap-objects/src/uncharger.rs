@@ -1,5 +1,5 @@
-//! The callback that pays owners back: it uncharges an owner for objects that the owner used to pay
-//! for.
+//! The callback that pays owners back: it uncharges an owner for objects that the owner no longer
+//! pays for.
 //!
 //! [`Uncharger::open`] sets the callback once. Callers of it hold no lock of this crate.
 

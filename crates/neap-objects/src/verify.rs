@@ -29,8 +29,8 @@ use neap_base::{Pfn, Platform, bitmap};
 use neap_os::rseq::UNREGISTERED;
 use neap_pages::State;
 
-/// Set in the state of a cached object once it was met in a stack or sheaf, while the verification
-/// runs. No state has this bit.
+/// Bit in the state byte of a cached object. The verification sets it when it finds the object in a
+/// stack or sheaf, and clears it at the end. No state has this bit.
 const MET: u8 = 8;
 
 /// Two numbers that should be equal and differ.
@@ -52,7 +52,7 @@ impl Finding {
     /// Returns a finding unless both numbers are equal.
     ///
     /// # Errors
-    /// The finding.
+    /// Returns a [`Finding`] with both numbers if they differ.
     pub fn unless_equal(what: &'static str, class: Class, at: usize, expected: u64, found: u64) -> Result<(), Finding> {
         if expected == found { Ok(()) } else { Err(Finding { what, class, at, expected, found }) }
     }
@@ -138,7 +138,7 @@ impl<P: Platform> Objects<P> {
     /// that may have been stopped in a fast path.
     ///
     /// # Errors
-    /// The first [`Finding`].
+    /// Returns the first [`Finding`].
     pub fn verify(&self, in_hands: u64) -> Result<(Census, u64), Finding> {
         self.verify_slots()?;
         let marked = self.mark_cached(0, MET);
@@ -176,7 +176,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Replaces the mark `from` by `to` on every object in stacks and full sheaves. An object that
-    /// is there twice, or is not a cached object with the mark `from`, is a finding.
+    /// is there twice is a finding, and so is one that is not a cached object with the mark `from`.
     fn mark_cached(&self, from: u8, to: u8) -> Result<(), Finding> {
         let change = |class: Class, pool: &mut dyn Iterator<Item = *mut u8>| {
             pool.map(|object| object.addr()).try_for_each(|at| {
@@ -197,7 +197,8 @@ impl<P: Platform> Objects<P> {
         let mut answer = Ok(());
         for class in Class::all() {
             for cpu in self.cpu_caches.used().iter() {
-                // SAFETY: no other thread is in a slow path, so none changes the CPU's region.
+                // SAFETY: no other thread works on the objects, so none holds or takes the CPU's
+                // lock.
                 let region = unsafe { self.cpu_caches.lock(cpu).peek() };
                 for id in [StackId::home(class), StackId::guests(class)] {
                     answer = answer.and(change(class, &mut objects(stack(region, id)).iter().copied()));
@@ -424,7 +425,8 @@ impl<P: Platform> Objects<P> {
     /// Verifies the sheaves of one barn. Returns the number of plain ones, and of bound ones.
     fn verify_barn(&self, class: Class, node: usize, cache: &ClassCache) -> Result<(u64, u64), Finding> {
         let mut all = (0, 0);
-        // A list, whether its sheaves are empty, and the kind that is not on it.
+        // For each list: its sheaves, whether they are empty, and the kind of sheaf that it must
+        // not have.
         let lists =
             [(&cache.full, false, None), (&cache.empty, true, Some(true)), (&cache.empty_bound, true, Some(false))];
         for (list, empty, never_bound) in lists {
@@ -470,7 +472,7 @@ impl<P: Platform> Objects<P> {
         for cpu in 0..cpu_caches.cpus() {
             let equal =
                 |what, expected: u64, found: u64| Finding::unless_equal(what, Class::NONE, cpu, expected, found);
-            // SAFETY: no other thread is in a slow path, so none changes the CPU's region.
+            // SAFETY: no other thread works on the objects, so none holds or takes the CPU's lock.
             let region = unsafe { cpu_caches.lock(cpu).peek() };
             let entry = cpu_caches.entry(cpu + UNREGISTERED).load(Relaxed).addr();
             if !used.contains(cpu) {
@@ -481,7 +483,7 @@ impl<P: Platform> Objects<P> {
             let regions = cpu_caches.first_region()..cpu_caches.first_region() + (cpu_caches.cpus() + 1) * REGION;
             equal("region of a CPU", 1, u64::from(regions.contains(&region) && region != spare))?;
             equal("region of a CPU", 0, ((region - regions.start) % REGION) as u64)?;
-            // SAFETY: no other thread is in a slow path, so none changes a CPU's region.
+            // SAFETY: no other thread works on the objects, so none holds or takes a CPU's lock.
             let has_it = |other: usize| unsafe { cpu_caches.lock(other).peek() } == region;
             let twice = used.iter().take_while(|&other| other < cpu).any(has_it);
             equal("region of two CPUs", 0, twice.into())?;
@@ -516,7 +518,7 @@ impl CpuCaches {
 
     /// Verifies that the cell below a stack's lowest one is null.
     fn verify_below(region: usize, id: StackId, cells: usize) -> Result<(), Finding> {
-        // SAFETY: every stack's cells, and the cell of DUMMY, have another one below.
+        // SAFETY: below each stack's lowest cell, and below the cell of DUMMY, lies another cell.
         let below = unsafe { core::ptr::with_exposed_provenance::<usize>(cells).sub(1).read() };
         Finding::unless_equal("null below a stack", id.class(), region, 0, below as u64)
     }

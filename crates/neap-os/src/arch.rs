@@ -1,5 +1,5 @@
-//! The code that depends on the processor. Each processor has a module, with equal names and
-//! contracts.
+//! The code that depends on the processor. Each processor has a module. The modules define the
+//! names below with the same contracts.
 //!
 //! # Contract
 //!

@@ -1,9 +1,9 @@
-//! The calling thread's stack, as an unwinder needs it: three registers, and the bytes above the
-//! stack pointer.
+//! Reads the calling thread's stack for an unwinder: three registers, and the bytes above the stack
+//! pointer.
 //!
-//! The end of a stack is not known, since the stack may belong to a coroutine or a signal handler.
-//! So [`readable`] asks the kernel how far the memory can be read. This module has no lock and no
-//! state, and is signal-safe.
+//! neap does not know where a stack ends, since the stack may belong to a coroutine or a signal
+//! handler. So [`readable`] asks the kernel how far the memory can be read. This module has no lock
+//! and no state, and is signal-safe.
 
 use core::ffi::c_void;
 use rustix::mm::{Advice, madvise};
@@ -15,7 +15,7 @@ pub struct Registers {
     pub instruction: usize,
     /// The stack pointer there.
     pub stack_pointer: usize,
-    /// The frame pointer register there. Its use is up to the compiler.
+    /// The frame pointer register there. The compiler may use it for another value.
     pub frame_pointer: usize,
 }
 
@@ -35,9 +35,9 @@ pub fn without_signature(word: u64) -> u64 {
     crate::arch::without_signature(word)
 }
 
-/// Returns how many bytes from `address`, on the calling thread's stack, can be read: at most
-/// `most`, and a multiple of 8. 0 before Linux 5.14. If fewer than `most` bytes can be read, the
-/// result may be as low as half of them.
+/// Returns how many bytes from `address` on can be read, where `address` lies on the calling
+/// thread's stack. The result is at most `most`, and a multiple of 8. It is 0 before Linux 5.14. If
+/// fewer than `most` bytes can be read, the result may be about half of them.
 ///
 /// Makes one system call, and one more each time it halves the range.
 pub fn readable(address: usize, most: usize) -> usize {
@@ -58,14 +58,14 @@ pub fn readable(address: usize, most: usize) -> usize {
     0
 }
 
-/// Copies bytes of this thread's stack, those of other functions' variables too.
+/// Copies bytes of this thread's stack, including those of other functions' variables.
 ///
 /// # Safety
 /// * `bytes` bytes from `from` on lie above this thread's stack pointer, and can be read.
 /// * `to` has room for as many, and no other code uses them.
 pub unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
-    // The copy is made in assembly. In Rust, the bytes of other functions' variables may not be
-    // accessed.
+    // Assembly makes the copy, since Rust code may not access the bytes of other functions'
+    // variables.
     // SAFETY: the caller promises that the first range can be read, and that the second is its own.
     unsafe { crate::arch::copy(from, to, bytes) }
 }

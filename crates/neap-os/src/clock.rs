@@ -8,13 +8,13 @@ use crate::syscall::syscall5;
 use crate::vdso::{self, ClockGettime};
 use linux_raw_sys::general::{__NR_clock_gettime, CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, CLOCK_THREAD_CPUTIME_ID};
 
-/// A way to read the time, for frequent callers: the kernel's function, looked up once, or the
+/// Reads the time for frequent callers, by the kernel's function, which it looks up once, or by the
 /// system call.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(Option<ClockGettime>);
 
 impl Clock {
-    /// Reads the time by the system call.
+    /// A clock that makes the system call.
     pub const CALL: Clock = Clock(None);
 
     /// Finds the kernel's function.
@@ -40,7 +40,7 @@ impl Clock {
             None => 1,
         };
         if answer != 0 {
-            // SAFETY: the kernel writes a `struct timespec`. A clock that exists never fails.
+            // SAFETY: the kernel writes a `struct timespec`, two 64-bit numbers, to `time`.
             let _ = unsafe {
                 let time = time.as_mut_ptr().expose_provenance();
                 syscall5(__NR_clock_gettime as usize, clock as usize, time, 0, 0, 0)

@@ -5,11 +5,11 @@
 //! 1. This module refers to `dlsym` by a weak symbol. glibc from 2.34 on and musl have it in the C
 //!    library.
 //! 2. An older glibc has `dlsym` in libdl, which some programs do not load. The C library of such a
-//!    glibc has `__libc_dlopen_mode` and `__libc_dlsym` for its own use. By them this module opens
-//!    libdl. Shared objects of versions from 2.34 on do not have these two functions.
-//! 3. A static program may have the two functions, too. They would load a second C library, which
-//!    knows none of the program's threads. Therefore this module calls them only if there is the
-//!    symbol `_rtld_global`, which is part of the dynamic linker.
+//!    glibc has `__libc_dlopen_mode` and `__libc_dlsym` for its own use. This module opens libdl by
+//!    these two functions. Shared objects of glibc from 2.34 on do not have them.
+//! 3. A static program may have the two functions, too. They would load a second C library, in
+//!    which the program's threads are not registered. Therefore this module calls them only if the
+//!    symbol `_rtld_global` exists, which is part of the dynamic linker.
 //!
 //! # Locking
 //!
@@ -20,19 +20,19 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::{null_mut, without_provenance_mut};
 
-/// dlsym(3).
+/// Type of dlsym(3).
 pub type Find = extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// dlopen(3).
+/// Type of dlopen(3).
 type Open = extern "C" fn(*const c_char, c_int) -> *mut c_void;
 
-/// `RTLD_NEXT`: the libraries behind that of the caller.
+/// `RTLD_NEXT`: the libraries that follow the caller's library in the search order.
 pub const NEXT: *mut c_void = without_provenance_mut(usize::MAX);
 
 /// `RTLD_LAZY | RTLD_NOLOAD`
 const LAZY_IF_LOADED: c_int = 1 | 4;
 
-/// The dynamic linker's `dlsym`; `None` in a static program without one.
+/// The dynamic linker's `dlsym`. `None` if there is none, as in some static programs.
 pub fn dlsym() -> Option<Find> {
     let found = match crate::weak_variable!("dlsym", address) {
         0 => of_libdl(c"dlsym").expose_provenance(),
@@ -42,8 +42,8 @@ pub fn dlsym() -> Option<Find> {
     (found != 0).then(|| unsafe { transmute::<usize, Find>(found) })
 }
 
-/// The address of a function of libdl. Null if the C library has no separate libdl, as glibc from
-/// 2.34 on.
+/// The address of a function of libdl; null if it is not found. glibc from 2.34 on and musl have no
+/// separate libdl.
 #[cold]
 pub fn of_libdl(name: &CStr) -> *mut c_void {
     /// `RTLD_LAZY`, with the mark of a caller inside the C library.
@@ -60,8 +60,8 @@ pub fn of_libdl(name: &CStr) -> *mut c_void {
 }
 
 /// The address of a function of the C library; 0 if there is none. Searches glibc's files first, so
-/// that no other library's function of that name is found. If they do not have the function,
-/// searches all libraries behind this one.
+/// that it does not find another library's function of that name. If they do not have the function,
+/// searches the libraries that follow this one.
 pub fn of_c_library(name: &CStr) -> usize {
     let Some(find) = dlsym() else { return 0 };
     // RTLD_NEXT, since the preload library has a `dlopen` of its own.
@@ -72,7 +72,7 @@ pub fn of_c_library(name: &CStr) -> usize {
     if !open.is_null() {
         // SAFETY: the dynamic linker's function of this name has this type.
         let open = unsafe { transmute::<*mut c_void, Open>(open) };
-        // glibc has threads in libpthread before 2.34.
+        // glibc before 2.34 has the functions for threads in libpthread.
         for file in [c"libc.so.6", c"libpthread.so.0"] {
             let library = open(file.as_ptr(), LAZY_IF_LOADED);
             let found = if library.is_null() { null_mut() } else { find(library, name.as_ptr()) };

@@ -37,7 +37,7 @@ pub unsafe fn variable(name: &str) -> Option<&'static [u8]> {
         if let Some(value) = text.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
             return Some(value);
         }
-        // SAFETY: the entry just read was not the last.
+        // SAFETY: the entry just read is not the null pointer at the end, so another entry follows.
         entry = unsafe { entry.add(1) };
     }
 }
@@ -49,13 +49,13 @@ pub fn is_privileged() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Returns a random number, a different one at every call.
+/// Returns a random number.
 ///
 /// The function does not use the random bytes that the kernel gave the process at its start. The C
 /// library makes its stack guard and its pointer guard of these bytes, and an address of neap must
 /// not reveal them.
 pub fn random() -> u64 {
-    /// `GRND_INSECURE` since Linux 5.6, which never waits, and `GRND_NONBLOCK`.
+    /// `GRND_INSECURE` (since Linux 5.6) and `GRND_NONBLOCK`. Neither waits.
     const FLAGS: [usize; 2] = [4, 1];
     let mut bytes = [0_u8; 8];
     for flags in FLAGS {

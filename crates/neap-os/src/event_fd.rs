@@ -1,7 +1,8 @@
 //! Signals an eventfd, to wake the threads that wait on it.
 //!
-//! The owner of the descriptor keeps it open; with a closed one, a call fails. No call blocks,
-//! since [`check`] refuses a descriptor that could block. This module has no lock and no state.
+//! The owner of the descriptor must keep it open. A call with a closed descriptor fails. No call
+//! blocks, since [`check`] refuses a descriptor that could block. This module has no lock and no
+//! state.
 
 use crate::Errno;
 use rustix::fd::BorrowedFd;
@@ -22,11 +23,12 @@ pub fn check(descriptor: i32) -> Result<(), Errno> {
     if rustix::fs::fcntl_getfl(borrowed)?.contains(OFlags::NONBLOCK) { Ok(()) } else { Err(Errno::WOULDBLOCK) }
 }
 
-/// Adds one to the eventfd's count, which wakes the threads that wait. A count at its maximum
-/// stays.
+/// Adds one to the eventfd's count, which wakes the threads that wait. If the count is at its
+/// maximum, leaves it unchanged.
 ///
 /// # Errors
-/// The kernel's error: the descriptor is no longer an eventfd.
+/// `BADF` if the descriptor is negative; otherwise the kernel's error, for example if the
+/// descriptor is closed. Nothing is added.
 pub fn tell(descriptor: i32) -> Result<(), Errno> {
     match rustix::io::write(borrow(descriptor)?, &1_u64.to_ne_bytes()) {
         Ok(_) | Err(Errno::AGAIN) => Ok(()),

@@ -99,13 +99,14 @@ pub fn die(message: fmt::Arguments<'_>) -> ! {
 
 /// Ends the process by SIGABRT.
 pub fn abort() -> ! {
-    // The C library's abort takes a lock that a crashing thread may hold. A signal to this thread
-    // does not.
+    // The C library's abort takes a lock that a crashing thread may hold. Sending a signal to this
+    // thread takes no lock.
     let (process, thread) = (rustix::process::getpid(), rustix::thread::gettid());
     let (process, thread) = (process.as_raw_pid() as usize, thread.as_raw_pid() as usize);
     let number = linux_raw_sys::general::__NR_tgkill as usize;
     // SAFETY: the call has no pointers; the signal goes to this thread.
     let _ = unsafe { crate::syscall::syscall5(number, process, thread, SIGABRT, 0, 0) };
-    // Reached only if the program ignores, blocks or handles SIGABRT.
+    // Reached only if the program ignores, blocks or handles SIGABRT, or a sandbox refuses the
+    // call.
     crate::arch::trap()
 }

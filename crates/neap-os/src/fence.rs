@@ -1,11 +1,11 @@
 //! Fences on other CPUs, by `membarrier`.
 //!
-//! When [`cpu`] has returned `Ok`, every restartable sequence of this process that was in progress
-//! on that CPU was aborted or had committed. Its stores are visible to the caller. The call
-//! interrupts the CPU only if a thread of this process runs there at that moment. An error means
-//! that nothing is known: the caller has not acquired anything. Success does not prove that rseq
-//! works: valgrind and kernels return 0 even for CPUs that do not exist. Rseq works if threads have
-//! CPU ids ([`cpu_at`](crate::rseq::cpu_at)).
+//! When [`cpu`] returns `Ok`, each restartable sequence of this process that was in progress on
+//! that CPU has been aborted or has committed. Its stores are visible to the caller. The call
+//! interrupts the CPU only if a thread of this process runs there at that moment. After an error,
+//! sequences may still be in progress, and the caller may not see their stores. Success does not
+//! prove that rseq works: valgrind and kernels return 0 even for CPUs that do not exist. Rseq works
+//! if threads have CPU ids ([`cpu_at`](crate::rseq::cpu_at)).
 
 use crate::Errno;
 use crate::syscall::{MEMBARRIER, syscall5};
@@ -14,8 +14,8 @@ const REGISTER_PRIVATE_EXPEDITED_RSEQ: usize = 1 << 8;
 const PRIVATE_EXPEDITED_RSEQ: usize = 1 << 7;
 const FLAG_CPU: usize = 1;
 
-/// Registers this process for fences, which is needed once. A forked child is registered by its
-/// first fence.
+/// Registers this process for fences. A process needs this once. The first fence in a forked child
+/// registers the child.
 pub fn register() -> Result<(), Errno> {
     // SAFETY: membarrier touches no memory of the caller.
     unsafe { syscall5(MEMBARRIER, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0) }.map(|_| ())
@@ -23,12 +23,18 @@ pub fn register() -> Result<(), Errno> {
 
 /// Aborts every restartable sequence of this process in progress on `cpu`, and makes its stores
 /// visible.
+///
+/// # Errors
+/// The kernel's error. Sequences may still be in progress.
 pub fn cpu(cpu: usize) -> Result<(), Errno> {
     fence(FLAG_CPU, cpu)
 }
 
 /// Aborts every restartable sequence of this process in progress on any CPU, and makes their stores
 /// visible.
+///
+/// # Errors
+/// The kernel's error. Sequences may still be in progress.
 pub fn all() -> Result<(), Errno> {
     fence(0, 0)
 }

@@ -1,11 +1,11 @@
 //! Files that a process writes by system calls or through a shared mapping. Bytes that it stores to
 //! the mapping are in the file even if the process is killed.
 //!
-//! A file is reserved as a whole before it is mapped, so no [`store`] finds the disk full. A file
-//! is not grown over `RLIMIT_FSIZE`, for which the kernel sends a deadly signal. If the owner cuts
-//! the file short, an access to the missing part would raise a deadly signal, too. Therefore
-//! [`store`] lets the kernel access it, and fails instead. The module keeps no descriptor open, and
-//! has no lock and no state.
+//! [`File::map_zeroes`] reserves the whole file before it maps it, so no [`store`] finds the disk
+//! full. No function grows a file over `RLIMIT_FSIZE`, since the kernel would send a deadly signal.
+//! If the owner cuts the file short, an access to the missing part would raise a deadly signal,
+//! too. Therefore [`store`] lets the kernel make the access, and returns an error instead. The
+//! module has no lock, and keeps no state or descriptor outside its [`File`] values.
 
 use crate::Errno;
 use crate::syscall::{PROCESS_VM_WRITEV, syscall6};
@@ -25,18 +25,18 @@ impl File {
     /// Creates a file that does not exist yet.
     ///
     /// # Errors
-    /// `EXIST` if it exists.
+    /// `EXIST` if the file exists; otherwise the error of the system.
     pub fn make(path: &CStr) -> Result<File, Errno> {
         let (read, write) = (Mode::RUSR | Mode::RGRP | Mode::ROTH, Mode::WUSR | Mode::WGRP | Mode::WOTH);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, path, flags, read | write).map(File)
     }
 
-    /// Creates a file that does not exist yet, for its owner alone. A symbolic link in its place is
-    /// not followed.
+    /// Creates a file that does not exist yet, for its owner alone. Does not follow a symbolic link
+    /// in its place.
     ///
     /// # Errors
-    /// `EXIST` if there is anything of this name.
+    /// `EXIST` if the name exists, even as a symbolic link; otherwise the error of the system.
     pub fn make_private(path: &CStr) -> Result<File, Errno> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR).map(File)
@@ -45,16 +45,16 @@ impl File {
     /// Sets the length of the file. New bytes are zero, and take no space until they are written.
     ///
     /// # Errors
-    /// `FBIG` over the limit for files; the error of the system.
+    /// `FBIG` over the limit for files; otherwise the error of the system.
     pub fn set_length(&self, length: usize) -> Result<(), Errno> {
         fits_limit(length)?;
         rustix::fs::ftruncate(&self.0, length as u64)
     }
 
-    /// Writes bytes at an offset, below the length of the file.
+    /// Writes bytes at an offset. The range must lie within the file's length.
     ///
     /// # Errors
-    /// `NOSPC`; the error of the system. A part of the bytes may be written.
+    /// The error of the system, such as `NOSPC`. A part of the bytes may be written then.
     pub fn write_at(&self, mut bytes: &[u8], mut offset: usize) -> Result<(), Errno> {
         while !bytes.is_empty() {
             match rustix::io::pwrite(&self.0, bytes, offset as u64) {
@@ -75,7 +75,7 @@ impl File {
         Ok(rustix::fs::fstat(&self.0)?.st_mtime.cast_unsigned())
     }
 
-    /// Opens an existing file that only this process's user can have created.
+    /// Opens an existing file that no other user can have put there.
     ///
     /// # Errors
     /// `INVAL` for an object that is not a regular file, `LOOP` for a symbolic link, `PERM` for a
@@ -92,7 +92,8 @@ impl File {
         if is_own { Ok(File(file)) } else { Err(Errno::PERM) }
     }
 
-    /// Reads the first bytes of the file into `buffer`, and returns the bytes that it has read.
+    /// Reads the first bytes of the file into `buffer`, and returns the part of `buffer` that it
+    /// has filled.
     ///
     /// # Errors
     /// The error of reading.
@@ -105,8 +106,8 @@ impl File {
     /// mapping outlives the file's descriptor.
     ///
     /// # Errors
-    /// `FBIG` over the limit for files, `NOSPC`, `OPNOTSUPP` if the file system cannot reserve
-    /// space. The file is unchanged, empty, or all zeroes then.
+    /// `FBIG` over the limit for files, `NOSPC` if the disk is full, `OPNOTSUPP` if the file system
+    /// cannot reserve space. The file is unchanged, empty, or all zeroes then.
     pub fn map_zeroes(self, length: usize) -> Result<usize, Errno> {
         fits_limit(length)?;
         rustix::fs::ftruncate(&self.0, 0)?;
@@ -141,8 +142,9 @@ pub unsafe fn store(process: u32, parts: [(usize, &[u8]); 2]) -> Result<(), Errn
         iov_len: bytes.len(),
     });
     let (from, to) = (from.as_ptr().expose_provenance(), to.as_ptr().expose_provenance());
-    // SAFETY: both lists live during the call, which reads the parts and writes where the caller
-    // allows.
+    // SAFETY: both lists live during the call. The caller promises that `process` is this process,
+    // so the call reads the parts and writes to this process's memory. It writes only where the
+    // caller allows it.
     let stored = unsafe { syscall6(PROCESS_VM_WRITEV, process as usize, from, 2, to, 2, 0) }?;
     let wanted = parts[0].1.len() + parts[1].1.len();
     if stored == wanted { Ok(()) } else { Err(Errno::FAULT) }

@@ -10,8 +10,8 @@
 /// A fork handler.
 pub type Handler = extern "C" fn();
 
-/// Registers fork handlers as `pthread_atfork` does. Returns an error number, or 0. Returns 0 in a
-/// program that cannot fork, too. Handlers stay registered for ever.
+/// Registers fork handlers as `pthread_atfork` does. Returns 0, or an error number. In a program
+/// that cannot fork, registers nothing and returns 0. Handlers stay registered for ever.
 ///
 /// # Safety
 /// The handlers are functions of code that is never unloaded.

@@ -11,8 +11,8 @@ use core::ffi::CStr;
 use rustix::fd::OwnedFd;
 use rustix::fs::{CWD, Mode, OFlags};
 
-/// Bytes that are read at once. `LINE` is the maximum of bytes of a line that are kept, so the end
-/// of a longer path is lost.
+/// Bytes of one read. The parser keeps at most `LINE` bytes of a line, and loses the end of a
+/// longer path.
 const BUFFER: usize = 4096;
 const LINE: usize = 512;
 
@@ -25,9 +25,9 @@ pub struct Mapping<'t> {
     pub end: usize,
     /// Access rights: `rwxp`, with `-` for a missing right, and `s` for a shared mapping.
     pub rights: [u8; 4],
-    /// A file's path, the kernel's name for the mapping, or nothing.
+    /// A file's path, or the kernel's name for the mapping. Empty if it has neither.
     pub name: &'t [u8],
-    /// Resident bytes. A page that was only read and never written has no memory.
+    /// Resident bytes. A page of anonymous memory that was only read does not count.
     pub resident: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct Mapping<'t> {
 #[derive(Debug)]
 pub struct Mappings {
     text: OwnedFd,
-    /// `None` if the kernel has no such file.
+    /// `None` if the file cannot be opened.
     pages: Option<OwnedFd>,
     page_size: usize,
 }
@@ -44,7 +44,7 @@ impl Mappings {
     /// Opens the files of this process.
     ///
     /// # Errors
-    /// `/proc` is missing, or descriptors are used up.
+    /// The error of opening, for example if `/proc` is missing or no descriptor is free.
     pub fn own() -> Result<Mappings, Errno> {
         Mappings::open(c"/proc/self/smaps", c"/proc/self/pagemap")
     }
@@ -76,10 +76,11 @@ impl Mappings {
     }
 
     /// Calls `each` with the address of every page of a range that is present. This includes pages
-    /// that were only read, which share one page of zeroes. Only whole pages of the range count.
+    /// that were only read, which share one page of zeroes. `start` is a multiple of the page size.
+    /// A partial page at the end does not count.
     ///
     /// # Errors
-    /// `NOSYS` if the kernel has no `pagemap`; the error of reading.
+    /// `NOSYS` if `pagemap` could not be opened; otherwise the error of reading.
     pub fn each_present(&self, start: usize, length: usize, each: &mut dyn FnMut(usize)) -> Result<(), Errno> {
         const PRESENT: u64 = 1 << 63;
         let pages = self.pages.as_ref().ok_or(Errno::NOSYS)?;
@@ -103,12 +104,13 @@ impl Mappings {
     }
 }
 
-/// Calls `each` with every mapping of this process, lowest first, and its line of text. Resident
-/// bytes are 0, so that the kernel need not walk the pages. The text is read into `buffer`. A line
-/// that is longer than the buffer loses its end.
+/// Calls `each` with every mapping of this process, lowest first, and its line of text.
+/// [`Mapping::resident`] is 0, since the kernel would have to walk the pages for it. The function
+/// reads the text into `buffer`. A line that is longer than the buffer loses a part behind its
+/// start.
 ///
 /// # Errors
-/// `/proc` is missing, descriptors are used up, or the error of reading.
+/// The error of opening or reading `/proc/self/maps`.
 pub fn each_own(buffer: &mut [u8], each: &mut impl FnMut(&Mapping<'_>, &[u8])) -> Result<(), Errno> {
     let text = rustix::fs::openat(CWD, c"/proc/self/maps", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut filled = 0;
@@ -196,7 +198,7 @@ fn head(line: &[u8]) -> Option<Mapping<'_>> {
     Some(Mapping { start, end, rights, name: rest.trim_ascii_start(), resident: 0 })
 }
 
-/// The number at the start of a text.
+/// The number at the start of a text; `None` if the text starts with no digit.
 fn number(text: &[u8], base: u32) -> Option<usize> {
     let digits = text.iter().map_while(|&byte| char::from(byte).to_digit(base));
     let mut seen = false;

@@ -1,15 +1,14 @@
-//! A memfd, mapped shared: memory that another process of the same user can read while this one
-//! lives.
+//! Shared memory of a memfd, which another process of the same user can read while this one lives.
 //!
-//! The file has a name in `/proc/PID/fd` and none in a file system. It vanishes with the last
-//! process that has it. Exec closes its descriptor, which is above the low numbers that programs
-//! rely on. This module has no lock and no state.
+//! The file has a name in `/proc/PID/fd` and none in a file system. It vanishes when no process has
+//! it open or mapped. Exec closes its descriptor. If the limit allows it, the descriptor is above
+//! the low numbers that programs rely on. This module has no lock and no state.
 //!
 //! # Invariants
 //!
 //! * The pages of the first `allocated` bytes are allocated before they are mapped. So no access to
 //!   these bytes needs a page that the system can refuse.
-//! * No process can cut the file short below the mapping: it is sealed.
+//! * The file is sealed, so no process can make it shorter than the mapping.
 //! * No other user can open the file. A child, however it is forked, does not have the mapping.
 //! * No file grows over `RLIMIT_FSIZE`. At that limit the kernel would send a deadly signal.
 
@@ -23,7 +22,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// The lowest number for the descriptor, if the limit allows it.
 const HIGH: u64 = 1000;
-/// Below this limit of descriptors no memfd is made, since the program needs all descriptors.
+/// [`Memfd::make`] fails below this limit of descriptors, since the program needs all of them.
 const FEW: u64 = 64;
 
 /// Maximum attempts to allocate pages, each of which a signal may interrupt.
@@ -36,7 +35,7 @@ pub struct Memfd {
     pub address: usize,
     /// Length in bytes, as requested.
     pub length: usize,
-    /// The file, by which the memfd is recognised.
+    /// The descriptor and the identity of the memfd's file.
     pub file: OpenFile,
 }
 
@@ -52,8 +51,8 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    /// Closes the descriptor if it is still this file's; returns whether it was. A program may have
-    /// closed it, and its number may belong to another file now.
+    /// Closes the descriptor if it still belongs to this file, and returns whether it did. The
+    /// program may have closed it, and its number may belong to another file now.
     ///
     /// No other thread may close or open files during the call.
     pub fn close(self) -> bool {
@@ -72,8 +71,8 @@ impl OpenFile {
     /// Maps a part of the file, shared. No child of this process has the mapping.
     ///
     /// # Errors
-    /// `BADF` if the descriptor is no longer this file's; the error of a step that failed. Nothing
-    /// is left behind.
+    /// `BADF` if the descriptor no longer belongs to this file. `INVAL` if the part lies beyond the
+    /// file's end. Otherwise the error of the step that failed. No new mapping is left.
     pub fn map(self, offset: usize, length: usize) -> Result<usize, Errno> {
         let high = HIGH.min(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2);
         // SAFETY: the descriptor is borrowed for one call, which fails if it is closed.
@@ -91,7 +90,7 @@ impl OpenFile {
     }
 }
 
-/// Maps a part of a file, shared and not for children.
+/// Maps a part of a file, shared. No child of this process has the mapping.
 fn map(file: &OwnedFd, offset: usize, length: usize) -> Result<usize, Errno> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: without an address the kernel chooses a free range.
@@ -99,7 +98,7 @@ fn map(file: &OwnedFd, offset: usize, length: usize) -> Result<usize, Errno> {
     let address = got.expose_provenance();
     // SAFETY: the advice changes nothing in this process.
     if let Err(error) = unsafe { rustix::mm::madvise(got, length, Advice::LinuxDontFork) } {
-        // SAFETY: mapped above, and no code refers to it.
+        // SAFETY: `mmap` returned the range above, and no code uses it.
         let _ = unsafe { crate::memory::unmap(address, length) };
         return Err(error);
     }
@@ -112,7 +111,8 @@ impl Memfd {
     /// thread of the program could close or use it. So no other thread of the program should run.
     ///
     /// # Errors
-    /// The error of the first step that failed: a limit or a sandbox. Nothing is left behind.
+    /// The error of the first step that failed, at a limit or in a sandbox. No descriptor and no
+    /// mapping is left.
     pub fn make(name: &CStr, file_bytes: usize, length: usize, allocated: usize) -> Result<Memfd, Errno> {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < file_bytes as u64) {
             return Err(Errno::FBIG);
@@ -144,8 +144,8 @@ impl Memfd {
     /// This process created the memfd, and no code in this process uses the memory any more.
     pub unsafe fn leave(self) {
         self.file.close();
-        // SAFETY: `make` mapped it, and the caller promises that no code uses it. Unmapping a whole
-        // mapping cannot fail.
+        // SAFETY: `make` mapped the memory, and the caller promises that no code uses it. The call
+        // cannot fail, since it removes a whole mapping.
         let _ = unsafe { crate::memory::unmap(self.address, self.length) };
     }
 }

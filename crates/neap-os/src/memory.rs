@@ -1,8 +1,8 @@
 //! Address space and the memory behind it: `mmap` and its family, as the arena uses them.
 //!
 //! Most functions make one system call. The module keeps no state. Addresses are numbers, since an
-//! arena computes them. Addresses and lengths are in bytes, multiples of the page size. Only
-//! [`move_pages`] replaces an existing mapping.
+//! arena computes them. Lengths are in bytes. Addresses and lengths are multiples of the page size.
+//! Only [`move_pages`] replaces an existing mapping.
 
 use crate::Errno;
 use crate::arch;
@@ -31,8 +31,8 @@ pub fn page_size() -> usize {
     unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
 }
 
-/// The pointer without the tag that a program may keep in it. arm64 ignores the top byte of an
-/// address; x86-64 ignores nothing.
+/// Returns the pointer without the tag that a program may keep in it. On arm64, loads and stores
+/// ignore the top byte of an address. On x86-64 they ignore no bit.
 #[inline(always)]
 pub fn untagged(pointer: *mut u8) -> *mut u8 {
     pointer.map_addr(|address| address & !arch::TAG)
@@ -42,8 +42,8 @@ fn pointer(address: usize) -> *mut c_void {
     core::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Maps `length` bytes of zeroes at exactly `address`, without accounting (`MAP_NORESERVE`). Memory
-/// that is accounted for, freed and still mapped would keep a large process from forking.
+/// Maps `length` bytes of zeroes at exactly `address`, without accounting (`MAP_NORESERVE`). With
+/// accounting, freed memory that stays mapped could make a `fork` of a large process fail.
 ///
 /// # Errors
 /// `EXIST` if the range overlaps a mapping; `NOMEM` at a limit.
@@ -55,7 +55,7 @@ pub fn map_at(address: usize, length: usize) -> Result<(), Errno> {
     if got.addr() == address {
         return Ok(());
     }
-    // A kernel before 4.17, or valgrind, took the address for a hint.
+    // Linux before 4.17 and valgrind treat the address as a hint.
     // SAFETY: the call above made the mapping, and no other code knows its address.
     let _ = unsafe { rustix::mm::munmap(got, length) };
     Err(Errno::EXIST)
@@ -83,12 +83,14 @@ pub fn map(length: usize) -> Result<usize, Errno> {
         return map_with(length, ProtFlags::READ | ProtFlags::WRITE);
     }
     let address = reserve(length)?;
-    // SAFETY: `reserve` made the mapping just now, and no other code knows its address.
+    // SAFETY: `reserve` returned this range, as `open` requires. No other code knows its address,
+    // so none uses the range when `unmap` removes it.
     unsafe { open(address, length).inspect_err(|_| _ = unmap(address, length))? };
     Ok(address)
 }
 
-/// Length in bytes of a long mapping. Such mappings hold tables of which most pages are never used.
+/// Minimum length in bytes of a long mapping. Such mappings hold tables of which most pages are
+/// never used.
 const LONG: usize = 16 << 20;
 
 fn map_with(length: usize, rights: ProtFlags) -> Result<usize, Errno> {
@@ -109,7 +111,7 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     // address.
     unsafe {
         // `INVAL` means that the range is locked. It is not filled yet, since it has no access.
-        // Locking it again with ONFAULT fills its pages when they are touched only.
+        // Locking it again with ONFAULT delays this until a page is touched.
         if rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) == Err(Errno::INVAL) {
             let _ = rustix::mm::mlock_with(pointer(address), length, rustix::mm::MlockFlags::ONFAULT);
         }
@@ -117,10 +119,11 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     Ok(address)
 }
 
-/// Makes a part of a reservation readable and writable, as zeroes. Open parts stay unchanged.
+/// Makes a part of a reservation readable and writable. It reads as zeroes. Parts that are already
+/// open keep their contents.
 ///
 /// # Errors
-/// `NOMEM` at a limit; some of the range may be open then.
+/// `NOMEM` at a limit. Some of the range may be open then.
 ///
 /// # Safety
 /// The range lies in address space that [`reserve`] returned to the caller.
@@ -129,10 +132,10 @@ pub unsafe fn open(address: usize, length: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::mprotect(pointer(address), length, MprotectFlags::READ | MprotectFlags::WRITE) }
 }
 
-/// Takes the access rights of a part of a reservation. Its contents stay.
+/// Removes the access rights of a part of a reservation. Its contents stay.
 ///
 /// # Errors
-/// `NOMEM` at a limit; some of the range may be without access then.
+/// `NOMEM` at a limit. Some of the range may have lost its access rights then.
 ///
 /// # Safety
 /// The range lies in address space that [`reserve`] returned to the caller, and no code accesses it
@@ -181,12 +184,13 @@ pub unsafe fn release_unless_locked(address: usize, length: usize) -> Result<(),
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontNeed) }
 }
 
-/// Lets the system take the memory behind a range when it is short of memory. Until then every page
-/// holds its contents, and zeroes afterwards; bytes written from now on stay. The range counts as
-/// resident as long as the system has not taken it.
+/// Lets the system take the memory behind a range when the system is short of memory. A page holds
+/// its contents until the system takes it, and zeroes afterwards. The system does not take a page
+/// that the program writes to after the call. Until the system takes a page, the page counts as
+/// resident.
 ///
 /// # Errors
-/// `INVAL` if some of the range is locked. Pages in front of a locked one may be lazily free.
+/// `INVAL` if some of the range is locked. The system may take the pages in front of a locked one.
 ///
 /// # Safety
 /// The contents of the range are not needed any more.
@@ -210,8 +214,8 @@ unsafe fn madvise(address: usize, length: usize, advice: i32) -> Result<(), Errn
 /// the list.
 ///
 /// # Errors
-/// A sandbox refuses, or the kernel is too old. The call needs Linux 5.10; MADV_DONTNEED for the
-/// calling process needs 6.13.
+/// The kernel's error if a sandbox refuses the call, or the kernel is too old. The call needs Linux
+/// 5.10. MADV_DONTNEED for the calling process needs 6.13.
 ///
 /// # Safety
 /// The contents of the ranges are not needed any more. There are at most [`SCATTERED_RANGES`].
@@ -232,11 +236,10 @@ pub unsafe fn release_scattered(ranges: &[Range]) -> Result<usize, Errno> {
     }
 }
 
-/// Releases the memory of a part of a shared file, which reads as zeroes afterwards, in every
-/// process.
+/// Releases the memory of a part of a shared file. The part then reads as zeroes in every process.
 ///
 /// # Errors
-/// `INVAL` or `ACCES` if the range is no mapping of a shared file.
+/// `INVAL` or `ACCESS` if the range is not a mapping of a shared file.
 ///
 /// # Safety
 /// No code of this process relies on the contents.
@@ -245,10 +248,10 @@ pub unsafe fn release_shared(address: usize, length: usize) -> Result<(), Errno>
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxRemove) }
 }
 
-/// Keeps a range's contents from children: a child, however it is forked, reads zeroes.
+/// Hides a range's contents from forked children. A child reads zeroes there.
 ///
 /// # Errors
-/// `INVAL` before 4.14.
+/// `INVAL` before Linux 4.14. Children then get the contents.
 pub fn keep_from_children(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: the advice changes no contents in this process.
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxWipeOnFork) }
@@ -257,7 +260,8 @@ pub fn keep_from_children(address: usize, length: usize) -> Result<(), Errno> {
 /// Allocates memory for a whole range, as if every page had been written to.
 ///
 /// # Errors
-/// `INVAL` before 5.14; `NOMEM`, `FAULT` or `HWPOISON` with an unknown part of the range populated.
+/// `INVAL` before Linux 5.14. `NOMEM`, `FAULT` or `HWPOISON` if the kernel populated only a part of
+/// the range.
 pub fn populate(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: populating changes no contents.
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxPopulateWrite) }
@@ -266,16 +270,16 @@ pub fn populate(address: usize, length: usize) -> Result<(), Errno> {
 /// Whether the kernel may back a range with huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HugePages {
-    /// It may.
+    /// The kernel may use huge pages.
     Allowed,
-    /// It may not, whatever the system's setting.
+    /// The kernel may not use huge pages, even if the system's setting is `always`.
     Forbidden,
 }
 
 /// Sets whether the kernel may back a range with huge pages.
 ///
 /// # Errors
-/// `INVAL` if the kernel was built without them.
+/// `INVAL` if the kernel was built without huge pages.
 pub fn huge_pages(address: usize, length: usize, huge: HugePages) -> Result<(), Errno> {
     let advice = match huge {
         HugePages::Allowed => Advice::LinuxHugepage,
@@ -296,9 +300,10 @@ pub fn gives_huge_pages() -> bool {
 /// it.
 ///
 /// # Errors
-/// `INVAL` before 5.4, or for locked memory.
+/// `INVAL` before Linux 5.4, or for locked memory.
 pub fn split(address: usize) -> Result<(), Errno> {
-    // SAFETY: the advice changes no contents: it says that the page is not likely to be used.
+    // SAFETY: the advice changes no contents. It tells the kernel that the program will hardly use
+    // the page soon.
     unsafe { madvise(address, page_size(), linux_raw_sys::general::MADV_COLD as i32) }
 }
 
@@ -306,37 +311,37 @@ pub fn split(address: usize) -> Result<(), Errno> {
 /// as zeroes.
 ///
 /// # Errors
-/// `INVAL` before 5.7; `FAULT` if `from` spans several of the kernel's mappings; `NOMEM` at the
-/// limit of mappings. Nothing has moved then, and `to` is mapped as before or not at all.
+/// `INVAL` before Linux 5.7; `FAULT` if `from` spans several of the kernel's mappings; `NOMEM` at
+/// the limit of mappings. Nothing has moved then, and `to` is mapped as before or not at all.
 ///
 /// # Safety
 /// The caller owns both ranges. They lie in mappings of [`map_at`] and do not overlap. No code uses
 /// the memory behind `to`.
 pub unsafe fn move_pages(from: usize, to: usize, length: usize) -> Result<(), Errno> {
-    // SAFETY: the caller owns `from`.
+    // SAFETY: the caller promises that it owns the range at `from`.
     if !unsafe { is_one_mapping(from, length) } {
         return Err(Errno::FAULT);
     }
     // Some builds of rustix have no name for this flag.
     let leave_mapped = MremapFlags::from_bits_retain(linux_raw_sys::general::MREMAP_DONTUNMAP);
     let flags = MremapFlags::MAYMOVE | leave_mapped;
-    // SAFETY: the caller owns both ranges, which do not overlap, and no code uses the memory behind
-    // `to`.
+    // SAFETY: the caller promises that it owns both ranges, that they do not overlap, and that no
+    // code uses the memory behind `to`.
     unsafe { rustix::mm::mremap_fixed(pointer(from), length, length, flags, pointer(to)) }.map(|_| ())
 }
 
-/// Whether a range lies in one mapping. Since 6.17 the kernel moves several mappings one after the
-/// other, and if one fails the earlier ones have moved. The check tries to grow the range by more
-/// than fits. The kernel checks before that the range is one mapping, and returns another error if
-/// it is not.
+/// Whether a range lies in one mapping. Since Linux 6.17 the kernel moves several mappings one
+/// after the other. If one move fails, the earlier mappings stay moved. The function asks the
+/// kernel to grow the range by more than fits. The kernel first checks that the range is one
+/// mapping. If it is not, the kernel returns an error other than `NOMEM`.
 ///
 /// # Safety
 /// The caller owns the range.
 unsafe fn is_one_mapping(address: usize, length: usize) -> bool {
     /// Longer than any gap between mappings: half of a process's address space.
     const FAR: usize = 1 << 46;
-    // SAFETY: without MAYMOVE a mapping grows in place, into free addresses only, and is cut back
-    // here.
+    // SAFETY: the caller owns the range. Without MAYMOVE a mapping grows in place, into free
+    // addresses only. No code uses the grown part before `unmap` removes it.
     unsafe {
         match rustix::mm::mremap(pointer(address), length, length + FAR, MremapFlags::empty()) {
             Err(error) => error == Errno::NOMEM,
@@ -345,8 +350,9 @@ unsafe fn is_one_mapping(address: usize, length: usize) -> bool {
     }
 }
 
-/// The maximum address space of this process in bytes: the lower of `RLIMIT_AS` (all of it) and
-/// `RLIMIT_DATA` (writable). Untouched address space counts. `None` without such a limit.
+/// The maximum address space of this process in bytes: the lower of `RLIMIT_AS`, which counts all
+/// mappings, and `RLIMIT_DATA`, which counts writable ones. Untouched address space counts. `None`
+/// if neither limit is set.
 pub fn address_space_limit() -> Option<u64> {
     [Resource::As, Resource::Data].into_iter().filter_map(|resource| getrlimit(resource).current).min()
 }

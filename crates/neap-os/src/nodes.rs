@@ -1,8 +1,9 @@
-//! NUMA nodes: which have memory, how far they are from each other, and placing memory on one.
+//! Finds the NUMA nodes that have memory and their distances, and places memory on a node.
 //!
 //! In this module a *node* is a NUMA node with memory. Nodes are numbered from 0 without gaps. The
-//! kernel's own ids may have gaps, and name nodes without memory. The CPUs of a node without memory
-//! get the nearest node with memory. If the kernel reports nothing, there is one node.
+//! kernel's own ids may have gaps, and name nodes without memory. A CPU of a node without memory
+//! uses the nearest node with memory. If the kernel does not report its nodes, this module assumes
+//! one node.
 
 use crate::Errno;
 use crate::environment::read_file;
@@ -33,8 +34,9 @@ impl Nodes {
     pub const ONE: Nodes =
         Nodes { count: 1, ids: [0; MAX_NODES], nearest: [0; MAX_NODES], distances: [[LOCAL; MAX_NODES]; MAX_NODES] };
 
-    /// Reads `/sys`. Only nodes that the process may use count. Returns one node if this thread's
-    /// memory policy is not the default (`numactl`): the user has decided where memory comes from.
+    /// Reads `/sys`. Counts only nodes that the process may use. Returns one node if this thread's
+    /// memory policy is not the default (`numactl`), since the user then decides where memory comes
+    /// from.
     pub fn read() -> Nodes {
         /// `MPOL_F_MEMS_ALLOWED`.
         const ALLOWED: usize = 4;
@@ -67,8 +69,8 @@ impl Nodes {
     /// Describes the `usable` nodes. `line` calls its second argument with the distances of one
     /// kernel id from all ids that are `online`, in order.
     ///
-    /// Not inlined: `line` has a buffer. It lies on the stack of a process's first `malloc` only if
-    /// there are several nodes.
+    /// Not inlined, since `line` has a buffer. So the buffer lies on the stack of a process's first
+    /// `malloc` only if there are several nodes.
     #[inline(never)]
     pub fn describe(
         usable: impl Fn(usize) -> bool,
@@ -90,8 +92,8 @@ impl Nodes {
                 let node = others.next().and_then(|other| nodes.ids().position(|known| known == other));
                 node.into_iter().for_each(|node| from[node] = distance);
             });
-            // A node with memory is nearest to itself. For another node, the first of the nearest
-            // nodes counts.
+            // A node with memory is nearest to itself. For another node, the loop takes the first
+            // of the nearest nodes with memory.
             let own = nodes.ids().position(|known| known == id);
             let nearest = own.or_else(|| (0..nodes.count()).min_by_key(|&node| from[node])).unwrap_or(0);
             nodes.nearest[id] = nearest as u8;
@@ -121,8 +123,8 @@ impl Nodes {
         self.nearest.get(id).copied().unwrap_or(0).into()
     }
 
-    /// Calls `each` with every CPU that is known to be near a node other than the first, and that
-    /// node. Reads `/sys`.
+    /// Calls `each` with a CPU and its nearest node, for each CPU whose nearest node is not node 0.
+    /// Reads `/sys`, and leaves out CPUs that are not listed there.
     pub fn each_cpu(&self, each: &mut dyn FnMut(usize, usize)) {
         for id in (0..MAX_NODES).filter(|&id| self.nearest(id) > 0) {
             let mut text = [0; 4096];
@@ -131,12 +133,12 @@ impl Nodes {
         }
     }
 
-    /// Requests that new memory of a range come from a node. It is a preference: if the node is
-    /// full, the kernel uses the next one instead of killing the program.
+    /// Requests that new memory of a range come from a node. This is a preference. If the node is
+    /// full, the kernel uses another node instead of killing the program.
     ///
     /// # Errors
-    /// `PERM` in a container that forbids it, `INVAL` for a node that the process may not use;
-    /// `NOMEM`. Nothing changed then.
+    /// `PERM` in a container that forbids the call, `INVAL` for a node that the process may not
+    /// use, or `NOMEM`. The policy of the range is unchanged then.
     pub fn prefer(&self, address: usize, length: usize, node: usize) -> Result<(), Errno> {
         /// `MPOL_PREFERRED`.
         const PREFERRED: usize = 1;
@@ -159,12 +161,12 @@ fn get_mempolicy(flags: usize) -> Result<(i32, u64), Errno> {
     let (mut mode, mut mask) = (0_i32, [0_u64; 1024 / 64]);
     let number = linux_raw_sys::general::__NR_get_mempolicy as usize;
     let (at_mode, at_mask) = ((&raw mut mode).expose_provenance(), mask.as_mut_ptr().expose_provenance());
-    // SAFETY: the kernel writes the mode, and at most the mask's length that it is told.
+    // SAFETY: the kernel writes the mode, and at most as many bits of the mask as the call states.
     unsafe { syscall5(number, at_mode, at_mask, size_of_val(&mask) * 8, 0, flags) }?;
     Ok((mode, mask[0]))
 }
 
-/// Where a thread was a moment ago.
+/// The CPU and the node on which a thread ran when it asked.
 #[derive(Clone, Copy, Debug)]
 pub struct Whereabouts {
     /// The CPU.
@@ -173,10 +175,10 @@ pub struct Whereabouts {
     pub node: usize,
 }
 
-/// Where this thread was a moment ago.
+/// Returns the CPU and the node on which this thread runs. The thread may migrate at any time.
 ///
 /// # Errors
-/// The error of a sandbox.
+/// The kernel's error if a sandbox refuses the call.
 pub fn whereabouts() -> Result<Whereabouts, Errno> {
     let (mut cpu, mut node) = (0_u32, 0_u32);
     let number = linux_raw_sys::general::__NR_getcpu as usize;
@@ -189,7 +191,7 @@ pub fn whereabouts() -> Result<Whereabouts, Errno> {
 /// Reads one of the kernel's files about the node with its id `id`.
 fn node_file<'b>(id: usize, name: &str, text: &'b mut [u8]) -> Option<&'b [u8]> {
     let mut path = Path { text: [0; 64], length: 0 };
-    // The buffer holds the longest such path, so this cannot fail.
+    // The buffer holds the longest such path, so the write cannot fail.
     let _ = write!(path, "/sys/devices/system/node/node{id}/{name}\0");
     read_file(path.as_c_str()?, text).ok()
 }

@@ -3,11 +3,11 @@
 //! # Design
 //!
 //! 1. The C library's own functions create and join the threads. neap looks these functions up in
-//!    the C library. So it never calls a function with such a name of the program, a profiler or a
-//!    preloaded library.
-//! 2. The C library knows the threads. Its set*id functions change the threads' user, too. A
-//!    process whose main thread has ended lives until these threads end. Therefore neap ends its
-//!    threads when the main thread ends ([`make_key`]).
+//!    the C library first. So it does not call functions with these names that the program, a
+//!    profiler or a preloaded library defines.
+//! 2. The C library counts the threads as its own. So its set*id functions change the threads'
+//!    user, too. A process whose main thread has ended lives until these threads end. Therefore
+//!    neap ends its threads when the main thread ends ([`make_key`]).
 //! 3. The threads start with every signal blocked except those of the C library and SIGSYS. So no
 //!    handler of the program runs on them, except that of SIGSYS. A sandbox may answer a system
 //!    call by SIGSYS, and the kernel ends a process whose thread blocks this signal.
@@ -40,8 +40,8 @@ type SetValue = unsafe extern "C" fn(u32, *const c_void) -> i32;
 
 /// Addresses of functions of the C library; 0 before they are found.
 ///
-/// A program with one thread may not load the library that has them: glibc before 2.34 keeps them
-/// in libpthread.
+/// glibc before 2.34 keeps these functions in libpthread. A program with one thread may not load
+/// that library.
 #[derive(Debug, Default)]
 pub struct Functions {
     create: AtomicUsize,
@@ -51,7 +51,7 @@ pub struct Functions {
     set_value: AtomicUsize,
 }
 
-/// Returns an address, which is looked up if it is not known yet.
+/// Returns the address in `known`. If it is 0, first stores the address that `look` finds.
 ///
 /// # Errors
 /// `NOSYS` if the look-up does not find the function.
@@ -66,7 +66,8 @@ fn found(known: &AtomicUsize, look: fn() -> usize) -> Result<usize, Errno> {
 }
 
 impl Functions {
-    /// Creates the table; the functions are looked up when first needed.
+    /// Creates an empty table. [`make`] and the other functions look up an address when they first
+    /// need it.
     pub const fn new() -> Functions {
         Functions {
             create: AtomicUsize::new(0),
@@ -168,9 +169,9 @@ unsafe extern "C" {
     fn pthread_attr_destroy(attributes: *mut libc::pthread_attr_t) -> i32;
 }
 
-/// Bytes of a stack for the deepest call of neap's thread and the C library's own needs. The ranges
-/// of a scattered release take 8 KiB. Thread-local storage of every loaded library lies on the
-/// stack.
+/// Bytes of a stack for the deepest call of neap's thread and the C library's own needs. The list
+/// of [`release_scattered`](crate::memory::release_scattered) takes 8 KiB. The C library places
+/// static thread-local storage on the stack, too.
 pub const SMALL_STACK: usize = 256 << 10;
 /// Bytes of a stack for a program's functions.
 pub const ORDINARY_STACK: usize = 2 << 20;
@@ -190,9 +191,9 @@ pub enum End {
 /// `stack` bytes. The stack is larger if the program's thread-local variables do not fit.
 ///
 /// # Errors
-/// The error of `pthread_create`: `AGAIN` at a limit of threads, `PERM`. `NOSYS` if this thread is
-/// registered for rseq, but no further thread may register. In that case the C library would end
-/// the process.
+/// The error of `pthread_create`, such as `AGAIN` at a limit of threads. `NOSYS` if the C library
+/// has no such function. `NOSYS` also if the C library registers threads for rseq, but the kernel
+/// now refuses to register one. The C library would then end the process.
 ///
 /// # Safety
 /// `body(argument)` is sound on another thread for as long as it runs.
@@ -211,7 +212,9 @@ pub unsafe fn make(
     }
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let mut id = MaybeUninit::<Id>::uninit();
-    // SAFETY: the attributes are initialised before use and destroyed after.
+    // SAFETY: `pthread_attr_init` initialises the attributes, and they are destroyed after use. The
+    // caller promises that `body(argument)` is sound on another thread. `id` is writable, and
+    // `__errno_location` returns the address of this thread's errno.
     let answer = unsafe {
         // The calls below may write errno, which the program's call must preserve.
         let errno = __errno_location().read();
@@ -243,7 +246,7 @@ pub unsafe fn make(
     Ok(unsafe { id.assume_init() })
 }
 
-/// Waits until a thread has ended, also in the C library's count of threads.
+/// Waits until a thread has ended and the C library no longer counts it.
 ///
 /// # Safety
 /// [`make`] created the thread `id` in this process as [`End::Joined`], and it was not joined yet.
@@ -254,15 +257,17 @@ pub unsafe fn join(functions: &Functions, id: Id) {
     unsafe { join(id, core::ptr::null_mut()) };
 }
 
-/// Makes a key of thread-local values. At the end of a thread with a value that is not null, the C
-/// library calls `destructor` with it. `None` if all keys of the process are used.
+/// Makes a key of thread-local values. At the end of a thread whose value is not null, the C
+/// library calls `destructor` with the value. `None` if no key is free, or the C library lacks the
+/// function.
 pub fn make_key(functions: &Functions, destructor: extern "C" fn(*mut c_void)) -> Option<u32> {
     let (make, mut key) = (functions.make_key().ok()?, 0);
     // SAFETY: the key is writable. The destructor is safe to call with any value.
     (unsafe { make(&raw mut key, destructor) } == 0).then_some(key)
 }
 
-/// Sets the calling thread's value of a key that [`make_key`] returned.
+/// Sets the calling thread's value of a key that [`make_key`] returned. Ignores an error of the C
+/// library.
 pub fn set_value(functions: &Functions, key: u32, value: *const c_void) {
     if let Ok(set) = functions.set_value() {
         // SAFETY: the C library refuses a key that it does not have. It does not access the value's
@@ -271,8 +276,9 @@ pub fn set_value(functions: &Functions, key: u32, value: *const c_void) {
     }
 }
 
-/// Every signal but SIGSYS and those that the C library reserves, from 32 on. If a thread blocked a
-/// reserved signal, a `setuid` or a cancellation would hang. Signal `n` has bit `n - 1`.
+/// Returns the set of all signals except SIGSYS and those that the C library reserves, which begin
+/// at 32. If a thread blocked a reserved signal, a `setuid` or a cancellation would hang. Signal
+/// `n` has bit `n - 1`.
 fn signals_of_programs() -> u64 {
     // SIGRTMIN is 34 in glibc and 35 in musl.
     let first = libc::SIGRTMIN().cast_unsigned().clamp(32, 64);
@@ -291,8 +297,8 @@ fn set_mask(mask: u64) -> u64 {
     old
 }
 
-/// Sets the name and the CPUs of the calling thread, one of neap's own, and resets its policy and
-/// priority. If the system refuses a setting, the thread keeps the inherited one.
+/// Sets the name and the CPUs of the calling thread, which is one of neap's own. Resets its policy
+/// and priority. If the system refuses a setting, the thread keeps the inherited one.
 pub fn settle(name: &CStr, cpus: &CpuSet) {
     const ORDINARY: usize = 0; // SCHED_OTHER
     const THREAD: usize = 0; // PRIO_PROCESS, which names a thread

@@ -2,8 +2,8 @@
 //! locked instruction.
 //!
 //! The C library registers threads for the kernel's rseq. With a C library that has no rseq areas,
-//! neap registers [areas of its own](OwnAreas). The users are the slots of `neap-objects`, the
-//! words of `neap-percpu`, memory groups and RCU.
+//! neap registers [areas of its own](OwnAreas). The users are the object stacks of `neap-objects`,
+//! the per-CPU words of `neap-percpu`, memory groups and RCU.
 //!
 //! # Design
 //!
@@ -21,14 +21,15 @@
 //!
 //! * The first instruction of a sequence directly follows the store to `rseq_cs`. A signal in a gap
 //!   would disarm the sequence.
-//! * No visible word is written before every check has passed. The commit is the last instruction.
-//! * No call, no system call and no use of the machine stack inside.
-//! * `cpu_id` is read, never `cpu_id_start`; neither is written.
+//! * A sequence writes no visible word before every check has passed. The commit is its last
+//!   instruction.
+//! * A sequence contains no call and no system call, and does not use the machine stack.
+//! * A sequence reads `cpu_id`, not `cpu_id_start`, and writes neither.
 //! * An unregistered thread has the id -1 or -2. The table has entries for these ids, which lead to
 //!   a region whose stacks have no room and no objects. In a closed table every entry leads to that
 //!   region. So no sequence needs to compare the id.
-//! * A pop checks the cell and not the bottom: the cell below the lowest holds null and is never
-//!   written.
+//! * A pop checks the cell for null, and does not compare with the bottom. The cell below the
+//!   lowest holds null, and no sequence writes to it.
 //! * Apart from sequences, only a thread that has fenced the stack's CPU writes to a stack.
 //!
 //! The forms are chosen for speed:
@@ -76,13 +77,14 @@ pub struct Stack {
     pub end: AtomicPtr<*mut u8>,
 }
 
-/// Entries of a table in front of CPU 0's: for -1 and -2, the ids of unregistered threads.
+/// Number of entries in front of CPU 0's entry. They are for -1 and -2, the ids of unregistered
+/// threads.
 pub const UNREGISTERED: usize = 2;
 
-/// Number of CPUs that a table has entries for: the maximum that a kernel can be built for.
+/// Number of CPUs for which a table has entries. It is the maximum for which a kernel can be built.
 pub const MOST_CPUS: usize = 8192;
 
-/// The data that every sequence begins with, on cache lines of its own.
+/// The data with which the sequences on stacks begin, on cache lines of its own.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct SequenceTable {
@@ -113,6 +115,6 @@ pub enum SequenceResult {
     Committed,
     /// The stack has too few objects (pop) or too little room (push).
     Refused,
-    /// The thread was interrupted; nothing changed.
+    /// The kernel interrupted the thread. Nothing changed.
     Aborted,
 }

@@ -1,9 +1,9 @@
 //! A handler of SIGSEGV that runs before the program's own.
 //!
 //! # Design
-//! The handler is set by the kernel's call, not by the C library's function, which a program may
-//! wrap. It runs on the thread's alternative stack if there is one. A handler that the program sets
-//! later replaces it.
+//! This module sets the handler by the system call, since a program may wrap the C library's
+//! function. The handler runs on the thread's alternative stack if there is one. A handler that the
+//! program sets later replaces it.
 //!
 //! This module has no lock and no state. All functions may be called in a signal handler.
 
@@ -42,10 +42,10 @@ impl Action {
 
     /// Performs this action for a signal, from within the handler that has replaced the action.
     ///
-    /// If the action has a handler, calls it. Otherwise sets the kernel's default action, and the
-    /// caller must return: then an instruction that failed is executed again, and a signal that was
-    /// sent arrives again. If the action is to ignore the signal and the signal was sent, does
-    /// nothing.
+    /// If the action has a handler, calls it. If the action is to ignore the signal, and another
+    /// thread or process sent the signal, does nothing. Otherwise sets the kernel's default action.
+    /// The caller must then return. After that, the thread executes the failed instruction again,
+    /// or the sent signal arrives again.
     ///
     /// # Safety
     /// The arguments are those of the handler that the kernel has called, and the action is one
@@ -66,8 +66,8 @@ impl Action {
                 }
             }
             handler => {
-                // SAFETY: this was the process's handler. It takes these arguments, or only the
-                // first of them.
+                // SAFETY: this was the process's handler, as the caller promises. It takes these
+                // arguments of the kernel, or only the first of them.
                 unsafe { transmute::<usize, Handler>(handler)(signal, info, context) }
             }
         }
@@ -78,15 +78,17 @@ impl Action {
 fn set(action: &Action) -> Result<Action, Errno> {
     let mut before = Action::DEFAULT;
     let [new, old] = [core::ptr::from_ref(action).expose_provenance(), (&raw mut before).expose_provenance()];
-    // SAFETY: both pointers are to the kernel's `struct sigaction`.
+    // SAFETY: both pointers lead to values that are laid out as the kernel's `struct sigaction` and
+    // live during the call. The handler is the kernel's default, or one that the caller of
+    // `handle_faults` promises to be safe.
     unsafe { syscall5(__NR_rt_sigaction as usize, SEGV, new, old, SET_BYTES, 0)? };
     Ok(before)
 }
 
-/// Lets the kernel call `handler` at SIGSEGV. Returns the action that it replaces.
+/// Lets the kernel call `handler` at SIGSEGV. Returns the previous action.
 ///
 /// # Errors
-/// A sandbox refuses the call.
+/// The kernel's error if a sandbox refuses the call. The previous action stays.
 ///
 /// # Safety
 /// The handler is safe to call anywhere in the program. It passes each signal that it does not
@@ -134,7 +136,8 @@ impl Fault {
         /// Offsets of `si_code` and `si_addr`.
         const CODE: usize = 8;
         const ADDRESS: usize = 16;
-        // SAFETY: the information has 128 bytes, and for a fault these two fields.
+        // SAFETY: the caller promises the kernel's information. It has 128 bytes, so both reads lie
+        // inside it.
         let (code, address) =
             unsafe { (info.byte_add(CODE).cast::<c_int>().read(), info.byte_add(ADDRESS).cast::<usize>().read()) };
         // SAFETY: the context is the kernel's (the caller's promise).
@@ -144,7 +147,7 @@ impl Fault {
     }
 }
 
-/// Whether an address may be one to which a call returns: the instruction before it is a call.
+/// Whether a call may return to an address, which is so if the instruction before it is a call.
 ///
 /// # Safety
 /// The address is a multiple of the processor's alignment of code. The 8 bytes before it can be

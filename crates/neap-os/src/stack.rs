@@ -1,11 +1,11 @@
-//! Runs rare work on a separate stack, if it needs more than the few kilobytes that a caller may
-//! have.
+//! Runs rare work on a separate stack, since it may need more than the few kilobytes that a caller
+//! may have.
 //!
 //! Such work runs within a program's calls of neap, once or a few times a second. The calls may
-//! come from a coroutine with a small stack. Each stack is mapped for one piece of work and
-//! unmapped afterwards. So this module has no lock, and work may nest. Below the stack lies a guard
-//! without access. Debuggers and profilers find the caller, since the frame of `call_on_stack` has
-//! a frame pointer.
+//! come from a coroutine with a small stack. [`apart`] maps a stack for one piece of work, and
+//! unmaps it afterwards. So this module has no lock, and work may nest. Below the stack lies a
+//! guard range without access rights. Debuggers and profilers find the caller, since the frame of
+//! `call_on_stack` has a frame pointer.
 
 use crate::arch::call_on_stack;
 use core::ffi::c_void;
@@ -43,7 +43,7 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        // SAFETY: this value owns the mapping, and the work on it is done.
+        // SAFETY: this value owns the mapping, and the work on the stack has ended.
         let _ = unsafe { munmap(self.0, GUARD + BYTES) };
     }
 }
@@ -54,8 +54,8 @@ struct Errand<F, R> {
     answer: MaybeUninit<R>,
 }
 
-/// Runs `work` on a separate stack and returns its result. `None` if no stack can be mapped; the
-/// work did not run then.
+/// Runs `work` on a separate stack and returns its result. If no stack can be mapped, does not run
+/// the work and returns `None`.
 ///
 /// The work must end by returning. It must call no function of the program that might leave it
 /// otherwise, such as by `longjmp`.
@@ -68,8 +68,9 @@ pub fn apart<R>(work: impl FnOnce() -> R) -> Option<R> {
 fn do_apart<F: FnOnce() -> R, R>(work: F) -> Option<R> {
     let stack = Stack::map()?;
     let mut errand = Errand { work: Some(work), answer: MaybeUninit::uninit() };
-    // SAFETY: the stack has `BYTES` bytes below `top`. `run` has the errand's types, and writes its
-    // answer before it returns.
+    // SAFETY: `top` is a multiple of the page size, and the stack has `BYTES` bytes below it. `run`
+    // has the errand's types, and the errand's work has not been done. `run` writes the answer
+    // before it returns.
     unsafe {
         call_on_stack(stack.top(), run::<F, R>, (&raw mut errand).cast());
         Some(errand.answer.assume_init())

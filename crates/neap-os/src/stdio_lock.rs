@@ -1,6 +1,7 @@
 //! The lock of the C library's list of streams, which its `fork` takes after the fork handlers.
 //!
-//! A fork handler that keeps other threads from allocating must take this lock first. Otherwise:
+//! A fork handler that keeps other threads from allocating must take this lock first. Otherwise
+//! three threads can wait for each other:
 //!
 //! | reader | flusher | forking thread |
 //! |---|---|---|
@@ -9,11 +10,11 @@
 //! | | | 3. stops allocations, waits for the list |
 //! | 4. needs a longer buffer, waits for the forking thread | | |
 //!
-//! With the list's lock taken first, the forking thread waits before it stops allocations. The lock
-//! is recursive.
+//! If the forking thread takes the list's lock first, it waits before it stops allocations. The
+//! lock is recursive.
 //!
-//! glibc has functions for this lock, which [`StreamsLock`] calls. musl has none. With musl,
-//! [`StreamsLock`] is a lock of neap's own, which the preload library's `fflush` takes around a
+//! glibc has functions for this lock, which [`StreamsLock`] calls. musl has no such functions. With
+//! musl, [`StreamsLock`] is a lock of neap's own. The preload library's `fflush` takes it around a
 //! flush of all streams. Apart from such a flush, only musl's `exit` waits for a stream while it
 //! holds the list's lock. With other C libraries, [`StreamsLock`] does nothing.
 

@@ -1,7 +1,7 @@
 //! Direct system calls, for those that rustix does not wrap.
 //!
 //! The C library's `syscall` is not used, since it writes `errno`, which `free` must preserve. The
-//! functions never retry a call. They only tell an error from a result.
+//! functions never retry a call. They only distinguish an error from a result.
 
 use crate::Errno;
 

@@ -12,15 +12,15 @@ use rustix::fs::{CWD, Mode, OFlags, RawDir};
 
 global_asm!(".weak __libc_single_threaded"); // glibc has it from 2.32 on.
 
-/// The thread pointer: an address in this thread's control block, which identifies the thread.
-/// Never 0.
+/// The thread pointer, an address in this thread's control block. It identifies the thread, and is
+/// never 0.
 #[inline]
 pub fn pointer() -> usize {
     crate::arch::thread_pointer()
 }
 
-/// A number below 65536 that is derived from this thread, to spread threads without a CPU id. A
-/// system call for the CPU would cost more.
+/// A number below 65536, derived from this thread's pointer. It spreads threads that have no CPU
+/// id. A system call for the CPU would cost more.
 #[inline]
 pub fn number() -> usize {
     // Fibonacci hashing: control blocks lie at multiples of large powers of two.
@@ -43,7 +43,7 @@ pub fn process_id() -> u32 {
     rustix::process::getpid().as_raw_nonzero().get() as u32
 }
 
-/// Whether there is a process with this id.
+/// Whether a process with this id exists.
 pub fn is_process(id: u32) -> bool {
     let id = i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw);
     id.is_some_and(|id| rustix::process::test_kill_process(id) != Err(Errno::SRCH))
@@ -91,7 +91,7 @@ fn cpu_of(tasks: &CStr, thread: &[u8]) -> Option<usize> {
     core::str::from_utf8(field).ok()?.parse().ok()
 }
 
-/// The CPUs that the calling thread may run on; empty if the kernel does not say.
+/// The CPUs that the calling thread may run on; empty if the kernel refuses the call.
 pub fn allowed() -> CpuSet {
     let mut cpus = CpuSet::EMPTY;
     if let Ok(allowed) = rustix::thread::sched_getaffinity(None) {
@@ -101,8 +101,8 @@ pub fn allowed() -> CpuSet {
     cpus
 }
 
-/// Whether this is the process's only thread, as far as the C library knows. Threads of the bare
-/// system call do not count. `false` if the C library does not say.
+/// Whether this is the process's only thread, according to the C library. Threads that the bare
+/// system call `clone` made do not count. `false` if the C library lacks `__libc_single_threaded`.
 pub fn is_alone() -> bool {
     crate::weak_variable!("__libc_single_threaded", u8) != 0
 }
@@ -110,7 +110,7 @@ pub fn is_alone() -> bool {
 /// The bytes of a thread's name, and its length.
 pub type Name = ([u8; 16], usize);
 
-/// The calling thread's name.
+/// The calling thread's name. Its length is 0 if the kernel refuses.
 pub fn own_name() -> Name {
     let mut name = [0; 16];
     let number = linux_raw_sys::general::__NR_prctl as usize;
@@ -129,7 +129,8 @@ pub fn id() -> u32 {
 /// Whether this process has a thread with the id `id`.
 pub fn exists(id: u32) -> bool {
     let number = linux_raw_sys::general::__NR_tgkill as usize;
-    // SAFETY: the call has no pointers; signal 0 is never sent.
+    // SAFETY: the call has no pointers. The kernel only checks the thread, since signal 0 is no
+    // signal.
     let answer = unsafe { crate::syscall::syscall5(number, process_id() as usize, id as usize, 0, 0, 0) };
     answer != Err(crate::Errno::SRCH)
 }

@@ -2,25 +2,25 @@
 //! the latest guard, the bytes up to the next sample, and their average. Each is 0 if there is
 //! none.
 //!
-//! Allocations read the entered group. Calls of a shrinker's functions form a chain that begins at
-//! the running call. The fork gate reads which gate the thread is inside. The library has no other
-//! thread-local variables.
+//! Allocations read the entered group. Calls of a shrinker (a cache's functions for reclaim) form a
+//! chain that begins at the running call. The fork gate reads which gate the thread is inside. The
+//! library has no other thread-local variables.
 //!
-//! They use initial-exec TLS, so they lie at a fixed distance from the thread pointer, which a
-//! relocation holds. A read is two loads and no call. std's thread-locals and `__tls_get_addr` may
-//! allocate. Access takes no lock, needs no registration, and is signal-safe. The words of a new
-//! thread are 0. A forked child has the words of the thread that forked.
+//! The words use initial-exec TLS. Their distance from the thread pointer is equal in all threads,
+//! and a relocation provides it. A read is two loads and no call. std's thread-locals and
+//! `__tls_get_addr` may allocate. Access takes no lock, needs no registration, and is signal-safe.
+//! The words of a new thread are 0. A forked child has the words of the thread that forked.
 //!
-//! Behind them lie the word `ASKED` and an [area for rseq](crate::rseq::OwnAreas). All take 96
-//! bytes of the space that the C library reserves for thread-local variables of libraries that a
-//! program loads by `dlopen`.
+//! Behind the words lie the word `ASKED` and an [area for rseq](crate::rseq::OwnAreas). Together
+//! they take 96 bytes of the space that the C library reserves for thread-local variables of
+//! libraries that a program loads by `dlopen`.
 
 use crate::arch::{self, set_word, word};
 use core::arch::global_asm;
 
 // The symbol is hidden, so each library and program has its own. No function of the C API has this
-// name. The area's second word, the CPU id, is -1: the thread is not registered. The area lies at a
-// multiple of 32, as the kernel demands.
+// name. The area's second word, the CPU id, is -1, which means that the thread is not registered.
+// The area's address is a multiple of 32, as the kernel demands.
 global_asm!(
     ".pushsection .tdata.__entered_of_neap, \"awT\", %progbits",
     ".balign 32",
@@ -45,51 +45,51 @@ const MEAN: usize = 40;
 const ASKED: usize = 48;
 const AREA: isize = 64;
 
-/// Word of the group that this thread has entered; 0: none.
+/// Word of the group that this thread has entered; 0 if it has entered none.
 #[inline(always)]
 pub fn entered() -> usize {
     word::<ENTERED>()
 }
 
-/// Sets the word of the group that this thread has entered; 0: none.
+/// Sets the word of the group that this thread has entered; 0 for none.
 #[inline(always)]
 pub fn set_entered(word: usize) {
     set_word::<ENTERED>(word);
 }
 
-/// Word of the innermost call of a shrinker that this thread makes; 0: none.
+/// Word of the innermost call of a shrinker that this thread makes; 0 if it makes none.
 #[inline(always)]
 pub fn calling() -> usize {
     word::<CALLING>()
 }
 
-/// Sets the word of the innermost call; 0: none. The compiler does not move earlier stores behind
-/// this one, so a signal handler finds the memory that the word leads to written.
+/// Sets the word of the innermost call; 0 for none. The compiler does not move earlier stores
+/// behind this one. So a signal handler that finds the word also finds these stores.
 #[inline(always)]
 pub fn set_calling(word: usize) {
     set_word::<CALLING>(word);
 }
 
-/// Word of the gate that this thread is inside, in the gate's format; 0: none.
+/// Word of the gate that this thread is inside, in the gate's format; 0 if it is outside.
 #[inline(always)]
 pub fn inside() -> usize {
     word::<INSIDE>()
 }
 
-/// Sets the word of the gate that this thread is inside; 0: none.
+/// Sets the word of the gate that this thread is inside; 0 for none.
 #[inline(always)]
 pub fn set_inside(word: usize) {
     set_word::<INSIDE>(word);
 }
 
-/// Word of the latest guard of an entered group; 0: none. The module that makes guards defines its
-/// format.
+/// Word of the latest guard of an entered group; 0 if there is none. The module that makes guards
+/// defines its format.
 #[inline(always)]
 pub fn guards() -> usize {
     word::<GUARDS>()
 }
 
-/// Sets the word of the latest guard; 0: none. Earlier stores stay before this one, as in
+/// Sets the word of the latest guard; 0 for none. Earlier stores stay before this one, as in
 /// [`set_calling`].
 #[inline(always)]
 pub fn set_guards(word: usize) {
@@ -102,7 +102,7 @@ pub fn set_countdown(bytes: usize) {
     set_word::<COUNTDOWN>(bytes);
 }
 
-/// The average of the distribution that the countdown was drawn from; 0: none was drawn.
+/// The average of the distribution from which the countdown was drawn; 0 before the first draw.
 pub fn countdown_mean() -> usize {
     word::<MEAN>()
 }
@@ -112,14 +112,14 @@ pub fn set_countdown_mean(bytes: usize) {
     set_word::<MEAN>(bytes);
 }
 
-/// Subtracts bytes from the countdown. Returns `false` and changes nothing if less than one byte
-/// would be left.
+/// Subtracts `bytes` from the countdown. If less than one byte would be left, changes nothing and
+/// returns `false`.
 #[inline(always)]
 pub fn count_down(bytes: usize) -> bool {
     arch::count_down::<COUNTDOWN>(bytes)
 }
 
-/// Whether this thread has asked the kernel to register [its area](own_area), or must not ask.
+/// Whether this thread has asked the kernel to register [its rseq area](own_area), or must not ask.
 pub(crate) fn has_asked() -> bool {
     word::<ASKED>() != 0
 }
@@ -129,7 +129,7 @@ pub(crate) fn set_asked(asked: bool) {
     set_word::<ASKED>(asked.into());
 }
 
-/// Distance of the thread's own area for rseq from the thread pointer; equal in all threads.
+/// Distance of neap's own rseq area from the thread pointer. It is equal in all threads.
 pub(crate) fn own_area() -> isize {
     arch::words_offset() + AREA
 }

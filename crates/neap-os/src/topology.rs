@@ -91,10 +91,10 @@ impl CpuSet {
         parsed.ok().map(|()| set)
     }
 
-    /// Reads and parses a file.
+    /// Reads and parses a file; `None` if it cannot be read or is not a list.
     ///
-    /// Not inlined, so that the buffer lies only once on the stack of a process's first `malloc`,
-    /// and not once for each file.
+    /// Not inlined, so that the stack of a process's first `malloc` holds one buffer, and not one
+    /// for each file.
     #[inline(never)]
     fn read(path: &CStr) -> Option<CpuSet> {
         let mut text = [0; 4096];
@@ -108,7 +108,7 @@ pub struct Topology {
     /// CPUs that may come online.
     pub possible: CpuSet,
     /// CPUs that the administrator removed from general scheduling (`isolcpus`, `nohz_full`), or
-    /// that the user named by an option. They are never fenced and never interrupted.
+    /// that the user named by an option. neap neither fences nor interrupts them.
     pub isolated: CpuSet,
 }
 
@@ -129,13 +129,13 @@ impl Topology {
     }
 }
 
-/// Upper bound of the kernel's CPU ids: each thread's CPU id is below it. The scheduler's system
-/// call returns it, even without `/sys`.
+/// Upper bound of the kernel's CPU ids. The CPU id of each thread is below it. `sched_getaffinity`
+/// provides it, even without `/sys`.
 pub fn nameable() -> usize {
     // Room for the largest kernels: 8192 CPUs.
     let mut mask = [0_u64; 128];
     let number = linux_raw_sys::general::__NR_sched_getaffinity as usize;
-    // SAFETY: the kernel writes at most the mask's length, which it is told.
+    // SAFETY: the call states the mask's length, and the kernel writes no more bytes than that.
     let bytes =
         unsafe { crate::syscall::syscall5(number, 0, size_of_val(&mask), mask.as_mut_ptr().expose_provenance(), 0, 0) };
     // The kernel returns the size of its own masks, which have a bit for every id.

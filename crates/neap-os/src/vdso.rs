@@ -13,7 +13,7 @@
 use core::ffi::CStr;
 use core::mem::size_of;
 
-/// Type of the vDSO's `clock_gettime`: returns 0 or an error.
+/// Type of the vDSO's `clock_gettime`, which returns 0 or an error.
 pub(crate) type ClockGettime = unsafe extern "C" fn(i32, *mut [u64; 2]) -> i32;
 
 const PT_LOAD: u32 = 1;
@@ -91,8 +91,9 @@ impl SharedObject {
     /// # Safety
     /// A valid object is mapped at the address, and stays mapped.
     unsafe fn function(self, name: &CStr) -> Option<usize> {
-        // SAFETY: the caller promises a valid object. Its dynamic section is pairs of a tag and an
-        // address up to an empty tag. The tables that it names are mapped.
+        // SAFETY: the caller promises a valid object that stays mapped. Its dynamic section is
+        // pairs of a tag and an address, up to an empty tag. The tables that it names are mapped,
+        // and its names are C strings. `DT_GNU_HASH` holds the address of a GNU hash table.
         unsafe {
             let Loaded { base, dynamic: mut entry } = self.loaded()?;
             let (mut symbols, mut names, mut hash, mut gnu_hash) = (None, None, None, None);
@@ -110,7 +111,7 @@ impl SharedObject {
             }
             let (symbols, names) = (symbols?, names?);
             let count = match (hash, gnu_hash) {
-                // The table's second number is that of its chains, one for each symbol.
+                // The table's second number counts its chains, one for each symbol.
                 (Some(hash), _) => SharedObject::read::<u32>(hash + 4),
                 (None, Some(hash)) => SharedObject::count(hash),
                 (None, None) => return None,
@@ -157,7 +158,7 @@ pub(crate) fn find() -> Option<ClockGettime> {
     if address == 0 {
         return None;
     }
-    // SAFETY: the kernel has mapped a valid object at this address, which stays.
+    // SAFETY: the kernel has mapped a valid object at this address, and does not unmap it.
     let function = unsafe { SharedObject(address).function(crate::arch::CLOCK) }?;
     // SAFETY: the kernel's function `CLOCK` has the type `ClockGettime`.
     Some(unsafe { core::mem::transmute::<usize, ClockGettime>(function) })

@@ -6,10 +6,10 @@
 //! table lies at a fixed address above the window, so a shift and an addition lead from an address
 //! to its byte in a table. Every table is mapped for every segment.
 //!
-//! If a foreign mapping lies in the way of a segment, or of its part of a table, the arena has a
-//! hole. Most tables have no mapping for a hole. The nodes of a machine share the arena. A segment
-//! belongs to the node that it was mapped for; a byte per chunk names the node. No segment is
-//! unmapped before [`Arena::close`].
+//! If a foreign mapping, which neap did not make, lies in the way of a segment or of its part of a
+//! table, the arena has a hole. Most tables have no mapping for a hole. The nodes of a machine
+//! share the arena. A segment belongs to the node that it was mapped for; a byte per chunk names
+//! the node. No segment is unmapped before [`Arena::close`].
 //!
 //! # Locking
 //!
@@ -32,16 +32,16 @@ use neap_base::{Mutex, Pfn, Platform};
 
 /// Index of a chunk's byte that says which tables may have memory for it: see [`Arena::marks`].
 const MARKS: usize = 0;
-/// Index of a chunk's byte that names its node, from 1; 0 in a foreign mapping.
+/// Index of a chunk's byte with the number of its node plus 1. The byte is 0 in a hole.
 const NODE: usize = 1;
-/// Index of a chunk's byte with a bit per huge page: whether huge pages are allowed there for a
-/// run.
+/// Index of a chunk's byte with a bit per huge page. A bit is set if a run allows huge pages there.
 pub(crate) const IN_RUNS: usize = 2;
 /// Number of bytes for each chunk.
 const ABOUT_CHUNK: usize = 4;
 
-/// The least and the most bytes of a segment if address space is plentiful. Between them, a segment
-/// is as large as the arena. The first segment is small, because `mlockall` populates all of it.
+/// The least and the most bytes of a segment if address space is plentiful. Between these bounds, a
+/// segment is as large as the arena so far. The first segment is small, because `mlockall`
+/// populates all of it.
 const SEGMENTS: (usize, usize) = (32 << 20, 1 << 30);
 /// Bytes of a segment if address space is scarce.
 const SMALL_SEGMENT: usize = 4 << 20;
@@ -49,8 +49,8 @@ const SMALL_SEGMENT: usize = 4 << 20;
 pub const MOST_ALIGNMENT: usize = 1 << 30;
 /// Number of attempts after which the span is halved for each further attempt.
 const FULL_ATTEMPTS: u32 = 8;
-/// Number of halvings of the span after an attempt that the system refused, since its whole tables
-/// may have been too large.
+/// Number of times that the span is halved after the system refused an attempt. The address space
+/// for the attempt's [whole](Table::whole) tables may have been too large.
 const REFUSED_HALVINGS: u32 = 3;
 /// The largest ratio of the span to the limit on address space.
 const RAISED: usize = 1024;
@@ -116,7 +116,7 @@ fn pieces_of(
     }
 }
 
-/// New pages: the first one, and their number.
+/// The first of a number of new pages, and their number.
 pub(crate) type Grown = (Pfn, u32);
 
 #[derive(Debug)]
@@ -128,7 +128,7 @@ pub(crate) struct Arena {
     limit: AtomicUsize,
     frames: frames::Frames,
     tables: [Table; ALL_TABLES],
-    /// Address space for the whole tables: start and length.
+    /// Address space for the [whole](Table::whole) tables: start and length.
     whole: (usize, usize),
     scarce: bool,
     span: usize,
@@ -162,8 +162,8 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     /// # Safety
-    /// An initialised arena lies there, and does not move or go while any copy of this value is
-    /// used.
+    /// `place` leads to an initialised arena. The arena stays there and mapped while any copy of
+    /// this value is used.
     pub(crate) unsafe fn at(place: NonNull<Arena>) -> Shared {
         Shared(place)
     }
@@ -174,16 +174,16 @@ impl Deref for Shared {
 
     #[inline]
     fn deref(&self) -> &Arena {
-        // SAFETY: the caller of `at` said that the arena stays there, initialised.
+        // SAFETY: the caller of `at` promised an initialised arena that stays there.
         unsafe { self.0.as_ref() }
     }
 }
 
 /// Mapped bytes of an [`Arena`].
 pub(crate) struct MappedBytes {
-    /// Of its memory.
+    /// Mapped bytes of the arena's memory.
     pub(crate) memory: usize,
-    /// Of its tables.
+    /// Mapped bytes of the arena's tables.
     pub(crate) tables: usize,
 }
 
@@ -309,8 +309,9 @@ impl Arena {
         &self.tables[table]
     }
 
-    /// Populates the [brief](crate::SideTable::brief) tables for a block that is populated, and
-    /// with `early` the early tables. So no thread faults on these tables under a lock.
+    /// Populates the parts of the [brief](crate::SideTable::brief) tables for a block that is
+    /// populated. With `early`, also populates the parts of the early tables. Threads then do not
+    /// fault on these parts under a lock.
     pub(crate) fn populate_tables<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, early: bool) {
         let (offset, bytes) = (pfn.index() << self.page_shift, (pages as usize) << self.page_shift);
         for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| table.brief || early && table.early) {
@@ -327,16 +328,16 @@ impl Arena {
         }
     }
 
-    /// Whether a named table may get a huge page for `offset`, since nothing was written yet to the
-    /// bytes that the huge page would hold. If so, marks the first chunk that these bytes describe.
-    /// A table gets no huge page:
+    /// Whether side table `named` may get a huge page for `offset`. It may if nothing was written
+    /// yet to the bytes that the huge page would hold. If so, marks the first chunk that these
+    /// bytes describe. A table gets no huge page:
     /// * if there are several nodes, since the huge page would lie on one of them;
     /// * if address space is scarce, since the table may not be mapped for all of the huge page;
     /// * with a budget, since the whole huge page would be charged to the budget.
     ///
-    /// The result is a hint: if another thread writes there before huge pages are allowed, small
-    /// pages come. The mark lets mostly one caller get `true`, since a caller that allows and
-    /// forbids huge pages stops all threads that fault.
+    /// The result is a hint. If another thread writes there before the caller allows huge pages,
+    /// the system supplies small pages. Because of the mark, few callers get `true`. A caller that
+    /// allows and forbids huge pages makes all faulting threads wait.
     fn claim_fresh(&self, named: usize, offset: usize) -> bool {
         let Some(window) = self.tables[OWN_TABLES + named].window(offset) else { return false };
         if self.nodes > 1 || self.budget().is_some() || self.scarce {
@@ -352,8 +353,8 @@ impl Arena {
         (first..pages(window.end)).step_by(CHUNK as usize).all(unwritten) && self.mark_table(Pfn(first), named)
     }
 
-    /// Records that a named table has memory for the chunk of `pfn`. Returns whether it had none so
-    /// far.
+    /// Records that side table `named` has memory for the chunk of `pfn`. Returns `true` if that
+    /// was not recorded before.
     pub(crate) fn mark_table(&self, pfn: Pfn, named: usize) -> bool {
         let is_new = self.marks(pfn).fetch_or(1 << named, Relaxed) >> named & 1 == 0;
         if is_new {
@@ -362,8 +363,8 @@ impl Arena {
         is_new
     }
 
-    /// Records that no table has memory for the chunk of `pfn`. Returns a bit for each named table
-    /// that had some.
+    /// Records that no side table has memory for the chunk of `pfn`. Returns a bit for each side
+    /// table that was recorded to have some.
     pub(crate) fn unmark_tables(&self, pfn: Pfn) -> u8 {
         let marked = self.marks(pfn).swap(0, Relaxed);
         let share = |named: usize| u32::from(marked >> named & 1) * self.table_share(named);
@@ -371,7 +372,7 @@ impl Arena {
         marked
     }
 
-    /// Pages of a droppable named table for one chunk; 0 for other tables.
+    /// Pages of side table `named` for one chunk if the table is droppable; otherwise 0.
     fn table_share(&self, named: usize) -> u32 {
         let table = self.table(OWN_TABLES + named);
         if table.droppable { CHUNK >> table.shift } else { 0 }
@@ -385,8 +386,8 @@ impl Arena {
         Some(self.budget.load(Relaxed)).filter(|&pages| pages != UNLIMITED)
     }
 
-    /// The most resident pages of droppable named tables: all pages of each table for the chunks
-    /// for which the table was written to.
+    /// Upper bound of the resident pages of droppable side tables. Counts all pages of a table for
+    /// each chunk for which the table was written to.
     pub(crate) fn table_pages(&self) -> u32 {
         // Relaxed: a count that publishes no other data. It may lack concurrent changes.
         self.table_pages.load(Relaxed)
@@ -455,8 +456,8 @@ impl Arena {
         &self.frames
     }
 
-    /// The marks of a page's chunk: a bit for each of the first [`MARKED`] named tables that may
-    /// have memory for the chunk, and above these bits one per huge page.
+    /// The marks of a page's chunk. The low bits name those of the first [`MARKED`] side tables
+    /// that may have memory for the chunk. Above them is one bit per huge page.
     #[inline]
     pub(crate) fn marks(&self, pfn: Pfn) -> &AtomicU8 {
         self.about_chunk(pfn, MARKS)
@@ -479,10 +480,10 @@ impl Arena {
         marks.load(Relaxed) & bit != 0 && marks.fetch_and(!bit, Relaxed) & bit != 0
     }
 
-    /// The node of a page; `None` for one in a foreign mapping.
+    /// The node of a page; `None` for a page in a hole of the arena.
     #[inline]
     pub(crate) fn node(&self, pfn: Pfn) -> Option<usize> {
-        // Relaxed: stored before a thread gets the page. A zone's lock publishes it.
+        // Relaxed: `publish` stores it before a thread gets the page. A zone's lock publishes it.
         usize::from(self.about_chunk(pfn, NODE).load(Relaxed)).checked_sub(1)
     }
 
@@ -566,7 +567,7 @@ impl Arena {
         Err(Errno::EXIST)
     }
 
-    /// Maps a segment, then its tables. On failure nothing of either stays mapped.
+    /// Maps a segment, then its tables. On failure, neither stays mapped.
     fn map_segment<P: Platform>(
         &self,
         platform: &P,
@@ -583,12 +584,12 @@ impl Arena {
         let before = growth.tables;
         let mapped = self.map_tables(platform, &mut growth.tables, start, size);
         if mapped.is_err() {
-            // SAFETY: mapped above, and no other thread knows it yet.
+            // SAFETY: `map_at` just mapped this range, and no other thread uses it yet.
             unsafe { platform.unmap(self.base + start, size) };
             for (index, table) in self.tables.iter().enumerate().filter(|(_, table)| !table.whole) {
                 let (from, to) = (self.first_unmapped(table, before[index], start), growth.tables[index]);
                 if to > from {
-                    // SAFETY: `map_tables` just mapped it, and no other thread knows it yet.
+                    // SAFETY: `map_tables` just mapped this part, and no other thread uses it yet.
                     unsafe { platform.unmap(table.start + from, to - from) };
                     growth.tables[index] = before[index];
                 }
@@ -603,7 +604,7 @@ impl Arena {
         mapped.max(table.page_of(start, self.page_shift))
     }
 
-    /// Maps the tables' parts for a segment that are not mapped yet.
+    /// Maps the parts of the tables for a segment, where they are not mapped yet.
     fn map_tables<P: Platform>(
         &self,
         platform: &P,
@@ -641,7 +642,7 @@ impl Arena {
         self.unbound.fetch_add(refused.into(), Relaxed);
     }
 
-    /// Maps a range of the arena again if all of it was unmapped; nothing happens if it is mapped.
+    /// Maps a range of the arena again if all of it is unmapped. Changes nothing if it is mapped.
     /// Returns `false` if the system refused.
     pub(crate) fn map_again<P: Platform>(&self, platform: &P, pfn: Pfn, pages: u32, node: usize) -> bool {
         let (address, length) = (self.address(pfn), (pages as usize) << self.page_shift);
@@ -659,7 +660,7 @@ impl Arena {
         }
         growth.end = start + size;
         // SAFETY: `map_segment` mapped the frame table for every segment up to there, and only
-        // `close` unmaps it. Frames in holes are not used.
+        // `close` unmaps it. No code reads or writes frames in holes.
         unsafe { self.frames.grow((growth.end >> self.page_shift) as u32) };
         let (first, pages) = (Pfn((start >> self.page_shift) as u32), (size >> self.page_shift) as u32);
         for chunk in (first.0..first.0 + pages).step_by(CHUNK as usize) {

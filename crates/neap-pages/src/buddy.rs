@@ -25,9 +25,9 @@ use neap_base::{Order, Pfn, bitmap};
 /// Number of orders with lists.
 pub(crate) const LIST_ORDERS: usize = CHUNK_ORDER.index();
 
-/// The class of blocks without memory, and of free chunks without.
+/// The class of blocks without memory, and of free chunks without memory.
 pub(crate) const UNBACKED: usize = 0;
-/// The class of blocks with memory behind some of their pages, and of free chunks with any.
+/// The class of blocks with memory behind some of their pages, and of free chunks with any memory.
 pub(crate) const PARTLY: usize = 1;
 /// The class of blocks with memory behind all of their pages.
 pub(crate) const BACKED: usize = 2;
@@ -43,7 +43,7 @@ pub(crate) enum Memory {
     AsRecorded,
 }
 
-/// The class of a block of which so many pages are backed.
+/// The class of a block of `pages` pages, of which `backed` are backed.
 const fn class_of(backed: u32, pages: u32) -> usize {
     if backed == 0 {
         UNBACKED
@@ -65,14 +65,14 @@ impl Map {
     #[inline]
     pub(crate) fn get(&self) -> &[u64] {
         // SAFETY: the caller of `Buddy::add` said that these words are mapped and that only this
-        // map uses them. `self` is borrowed shared.
+        // map uses them. The map begins at a page. `self` is borrowed shared.
         unsafe { core::slice::from_raw_parts(self.start, self.words) }
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut [u64] {
         // SAFETY: the caller of `Buddy::add` said that these words are mapped and that only this
-        // map uses them. `self` is borrowed exclusively.
+        // map uses them. The map begins at a page. `self` is borrowed exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.start, self.words) }
     }
 }
@@ -117,7 +117,7 @@ impl PageMap {
         bitmap::count_range(unsafe { words.as_ref() }, range.start, range.end) as u32
     }
 
-    /// The first backed pages in a row of a range; `None` if there is none.
+    /// The first adjacent backed pages of a range; `None` if there are none.
     pub(crate) fn next_part(&self, pfn: Pfn, pages: u32) -> Option<Range<u32>> {
         let (words, range) = self.words(pfn, pages);
         // SAFETY: the caller of `Buddy::add` said that only this buddy uses the words of its
@@ -149,21 +149,21 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 pub(crate) struct Buddy {
     pub(crate) frames: Frames,
-    /// A bit per page: it may have memory, with any contents.
+    /// A bit per page, set if the page may have memory, with any contents.
     pub(crate) backed: PageMap,
-    /// A bit per chunk: all of it is free.
+    /// A bit per chunk, set if all of it is free.
     pub(crate) free_chunks: Map,
-    /// A bit per chunk: all of it is free and some of it is backed.
+    /// A bit per chunk, set if all of it is free and some of it is backed.
     pub(crate) backed_chunks: Map,
-    /// A bit per chunk: the chunk is backed, and the system may take its memory when the system is
-    /// short of memory.
+    /// A bit per chunk, set if the chunk is lazily free: it is backed, and the system may take its
+    /// memory when the system is short of memory.
     pub(crate) lazy_chunks: Map,
     /// Number of backed pages of lazily free chunks.
     pub(crate) lazy: u32,
     /// No chunk below this one is free.
     pub(crate) chunk_hint: u32,
     pub(crate) lists: [[Ends; LIST_ORDERS]; 3],
-    /// A bit per order: the list is not empty.
+    /// By class: a bit per order, set if the list is not empty.
     pub(crate) filled: [u16; 3],
     pub(crate) managed: u32,
     pub(crate) free: u32,
@@ -183,8 +183,8 @@ pub(crate) struct Buddy {
 unsafe impl Send for Buddy {}
 
 impl Buddy {
-    /// A buddy without pages. It gets the addresses of the frame table and of the maps, all zero,
-    /// that it will use.
+    /// Creates a buddy without pages. The arguments are the addresses of its frame table and of its
+    /// maps. All of these tables must be zero.
     pub(crate) fn new(frames: usize, backed: usize, [free, some, lazy]: [usize; 3]) -> Buddy {
         let map = |start| Map { start: core::ptr::with_exposed_provenance_mut(start), words: 0 };
         Buddy {
@@ -206,15 +206,17 @@ impl Buddy {
         }
     }
 
-    /// Adds new pages without memory, beyond all known pages.
+    /// Adds new pages without memory. They must lie above all pages added so far.
     ///
     /// # Safety
-    /// Frame table and maps are mapped for all pages up to the end of these, for as long as this
-    /// value lives. No other code uses the maps of chunks, and the words of the map of backed pages
-    /// for the chunks added here. Frames are accessed by the rules of the module `frames`.
+    /// * Frame table and maps are mapped for all these pages, and for all added before, as long as
+    ///   this value lives.
+    /// * No other code uses the maps of chunks, or the words of the map of backed pages for these
+    ///   chunks.
+    /// * Frames are accessed by the rules of the module `frames`.
     pub(crate) unsafe fn add(&mut self, start: Pfn, pages: u32) {
         let end = start.0 + pages;
-        // SAFETY: the caller says that the frame table is mapped up to there.
+        // SAFETY: the caller says that the frame table is mapped for all pages that are used.
         unsafe { self.frames.grow(end) };
         self.backed.words = end.div_ceil(64) as usize;
         let chunks = end.div_ceil(CHUNK);
@@ -225,7 +227,7 @@ impl Buddy {
         if !(start.0 | pages).is_multiple_of(CHUNK) {
             return self.give_range(start, pages, Memory::AsRecorded);
         }
-        // Fresh whole chunks: only the map is written.
+        // For fresh whole chunks, only the map is written.
         let first = start.0 / CHUNK;
         bitmap::set_range(self.free_chunks.get_mut(), first as usize, chunks as usize);
         self.chunk_hint = self.chunk_hint.min(first);
@@ -315,7 +317,7 @@ impl Buddy {
                 _ => self.count_backed(pfn, half),
             };
             let upper = backed - lower;
-            // Keep the half with more memory, the lower one if both have as much.
+            // Keeps the half with more memory, or the lower half if both have as much.
             let (kept, left, rest) = if lower >= upper { (pfn, right, upper) } else { (right, pfn, lower) };
             self.insert(left, size, class_of(rest, half));
             (pfn, backed) = (kept, backed - rest);
@@ -424,8 +426,8 @@ impl Buddy {
         }
     }
 
-    /// The lowest free chunk without memory if `class` is [`UNBACKED`], otherwise the lowest with
-    /// some.
+    /// The lowest free chunk without memory if `class` is [`UNBACKED`]. Otherwise the lowest free
+    /// chunk with some memory.
     fn first_chunk(&self, class: usize) -> Option<u32> {
         // The map of backed chunks is not read without need: at first it has no memory itself.
         if class != UNBACKED && self.backed_free == 0 {
@@ -471,7 +473,7 @@ pub(crate) fn take_out(frames: &Frames, pfn: Pfn, order: Order) {
     }
 }
 
-/// Ends the process: a free of pages that are not handed out.
+/// Ends the process, since the program frees pages that are not handed out.
 #[cold]
 #[inline(never)]
 pub(crate) fn not_handed_out(what: &str, frames: &Frames, pfn: Pfn, pages: u32) -> ! {

@@ -10,11 +10,11 @@ use crate::frames::State;
 use crate::units::HUGE;
 use neap_base::{Order, Pfn};
 
-/// In the `spare` of a listed block's first frame: its contents are undefined, since some of it was
-/// backed.
+/// In the `spare` of a listed block's first frame: some of the block was backed when it was listed,
+/// so its contents are undefined.
 pub(crate) const DIRTY: u16 = 1;
-/// In the `spare` of a listed block's first frame: its contents are undefined, since it was handed
-/// out. All of it counts as backed.
+/// In the `spare` of a listed block's first frame: the block was handed out, so its contents are
+/// undefined. All of it counts as backed.
 pub(crate) const TOUCHED: u16 = 2;
 
 /// Blocks linked by `next` (and `prev`) from `head` to `tail`.
@@ -83,8 +83,8 @@ impl Buddy {
         chain.blocks += 1;
     }
 
-    /// Frees up to `blocks` blocks from the head of a chain; `chain` becomes the rest. Returns
-    /// their number.
+    /// Frees up to `blocks` blocks from the head of a chain, and leaves the rest in `chain`.
+    /// Returns the number of freed blocks.
     pub(crate) fn give_chain(&mut self, chain: &mut Chain, order: Order, blocks: u32) -> u32 {
         let count = blocks.min(chain.blocks);
         for _ in 0..count {

@@ -3,10 +3,11 @@
 //! # Design
 //!
 //! The budget is split into the nodes' parts and a reserve. A change adds the difference to the
-//! reserve. If that makes it less than zero, more pages are in use than the budget allows. Each
-//! node gives up its unused part then, at the change and at its next allocations. No page is handed
-//! out until the reserve is zero again. So the parts and the reserve always sum up to the budget,
-//! and no node's part is less than its use.
+//! reserve. If the reserve is then less than zero, the nodes' parts exceed the budget. Each node
+//! then gives up its unused part, at the change and at its next allocations. If the reserve stays
+//! negative, more pages are in use than the budget allows, and no page is handed out until enough
+//! are freed. So the parts and the reserve always sum up to the budget, and no node's part is less
+//! than its use.
 //!
 //! # Locking
 //!
@@ -46,7 +47,7 @@ impl<P: Platform> NodePages<P> {
         match (before, pages) {
             (UNLIMITED, UNLIMITED) => {}
             (UNLIMITED, _) => {
-                // The reserve has the whole budget first, so that no node is refused its part
+                // The reserve gets the whole budget first, so that it can give each node its part
                 // meanwhile.
                 arena.reserve.store(pages.into(), Relaxed);
                 for node in self.all() {
@@ -73,7 +74,7 @@ impl<P: Platform> NodePages<P> {
     fn give_first_the_reserve(&self) {
         let (mut inner, reserve) = (self.node(0).zone.lock(), &self.node(0).arena.reserve);
         let drawn = reserve.fetch_update(Relaxed, Relaxed, |left| (left > 0).then_some(0));
-        // At most the whole budget, which is less than `UNLIMITED`.
+        // The sum is at most the whole budget, which is less than `UNLIMITED`.
         inner.budget += drawn.map_or(0, |left| left as u32);
     }
 
@@ -83,8 +84,8 @@ impl<P: Platform> NodePages<P> {
         self.resident() + u64::from(self.node(0).arena.table_pages())
     }
 
-    /// Pages in use beyond the budget, after all nodes gave up their unused parts; 0 without a
-    /// budget. More than 0 only after the budget was cut.
+    /// Pages in use beyond the budget, after all nodes gave up their unused parts. Returns 0
+    /// without a budget, and unless the budget was cut.
     pub fn beyond_budget(&self) -> u64 {
         let reserve = &self.node(0).arena.reserve;
         for pages in self.all() {

@@ -2,9 +2,10 @@
 //!
 //! # Design
 //!
-//! A detached block is `Releasing`: it is on no list, no allocation finds it, and `verify` counts
-//! it. This module chooses the order of releases. The highest chunks come first, since allocation
-//! prefers low ones. Then come large blocks before small ones, those freed longest ago first.
+//! A detached block is in the state `Releasing`. It is on no list, no allocation finds it, and
+//! `verify` counts it. This module chooses the order of releases. The highest chunks come first,
+//! since allocation prefers low ones. Large blocks come before small ones. Of equally large blocks,
+//! those freed longest ago come first.
 //!
 //! # Locking
 //!
@@ -25,7 +26,8 @@ pub(crate) struct DetachedChunks {
 
 impl Buddy {
     /// Detaches the highest backed chunk below chunk `below` that has at most `pages` backed pages,
-    /// and the backed chunks directly under it: at most `most` chunks and `pages` backed pages.
+    /// and the adjacent backed chunks under it. Detaches at most `most` chunks with together at
+    /// most `pages` backed pages.
     pub(crate) fn detach_chunks(&mut self, below: u32, most: u32, pages: u32) -> Option<DetachedChunks> {
         let (mut top, mut sum) = (below, 0);
         while sum == 0 {
@@ -47,16 +49,17 @@ impl Buddy {
         Some(DetachedChunks { first, count: top - first + 1, backed: sum })
     }
 
-    /// Detaches one block of at least order `least` with at most `pages` backed pages. Returns it
-    /// and their number.
+    /// Detaches one block of at least order `least` with at most `pages` backed pages. Returns the
+    /// block, its order and its number of backed pages.
     pub(crate) fn detach_block(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
         let (pfn, order, class, backed) = self.oldest_backed(least, pages)?;
         self.detach(pfn, order, class);
         Some((pfn, order, backed))
     }
 
-    /// Detaches a part with at most `pages` backed pages of a chunk or block that has more, the
-    /// upper part if both fit. `None` if only parts smaller than `least` would fit.
+    /// Detaches a part with at most `pages` backed pages of a chunk or block that has more. Halves
+    /// it until the rest fits, and keeps the upper half if that has memory. Returns `None` if the
+    /// part would be smaller than `least`.
     pub(crate) fn detach_part(&mut self, pages: u32, least: Order) -> Option<(Pfn, Order, u32)> {
         let chunk = self.backed_chunk_below(u32::MAX).map(|chunk| (Pfn(chunk * CHUNK), CHUNK_ORDER, PARTLY, 0));
         let (mut pfn, mut size, class, _) = chunk.or_else(|| self.oldest_backed(Order(least.0 + 1), u32::MAX))?;
@@ -82,8 +85,8 @@ impl Buddy {
     }
 
     /// The largest block of at least order `least` that has 1 to `pages` backed pages. Examines
-    /// only the block of each list that was freed longest ago, partly backed blocks before wholly
-    /// backed ones. Also returns the block's class and its number of backed pages.
+    /// only the block of each list that was freed longest ago. Of one order, examines the partly
+    /// backed block first. Also returns the block's class and its number of backed pages.
     fn oldest_backed(&self, least: Order, pages: u32) -> Option<(Pfn, Order, usize, u32)> {
         for order in (least.index()..LIST_ORDERS).rev() {
             for class in [PARTLY, BACKED] {
@@ -98,7 +101,7 @@ impl Buddy {
         None
     }
 
-    /// Detaches a block that is known to be free.
+    /// Detaches a free block.
     pub(crate) fn detach(&mut self, pfn: Pfn, order: Order, class: usize) {
         self.remove(pfn, order, class);
         self.free -= order.pages();
@@ -131,8 +134,8 @@ impl Buddy {
         Some(pfn)
     }
 
-    /// Puts a chunk of [`Buddy::detach_eager_chunk`] back; `lazy` if the system may take its memory
-    /// from now on.
+    /// Puts a chunk of [`Buddy::detach_eager_chunk`] back. `lazy` says that the system may take its
+    /// memory from now on.
     pub(crate) fn attach_lazy_chunk(&mut self, pfn: Pfn, lazy: bool) {
         self.attach(pfn, CHUNK, 0);
         if lazy {

@@ -19,9 +19,9 @@ use neap_base::{Order, Pfn};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// Never used, or a page of a free chunk; the value of fresh zeroes.
+    /// Never used, or a page of a free chunk. Fresh zeroes have this state.
     Absent = 0,
-    /// Part of a block, not its first page.
+    /// Part of a block, but not its first page.
     Inside = 1,
     /// First page of a free block on a buddy list. Whole free chunks are in the chunk map only.
     Free = 2,
@@ -172,7 +172,7 @@ impl Frame {
     }
 }
 
-/// All frames of an arena, as far as it has grown.
+/// The frames of all pages of an arena, up to the arena's present end.
 #[derive(Debug)]
 pub struct Frames {
     start: *const Frame,
@@ -194,7 +194,8 @@ impl Frames {
     ///
     /// # Safety
     /// The memory of that many frames is mapped, readable and writable, and stays so while this
-    /// value is used.
+    /// value is used. It need not be mapped for pages in holes of the arena. Those frames are never
+    /// accessed.
     pub(crate) unsafe fn grow(&self, pages: u32) {
         self.pages.store(pages, Relaxed);
     }
@@ -217,17 +218,19 @@ impl Frames {
             outside(pfn, self.pages());
         }
         // SAFETY: the page is below `pages`, and the caller of `grow` said that as many frames are
-        // mapped. A frame consists of atomics, so threads may share it.
+        // mapped. No code accesses frames in holes. A frame consists of atomics, so threads may
+        // share it.
         unsafe { &*self.start.add(pfn.index()) }
     }
 
-    /// The owner of a run that is handed out; 0: not charged, the initial value.
+    /// The owner of a run that is handed out. The initial value 0 means that no owner is charged.
     #[inline]
     pub fn run_owner(&self, pfn: Pfn) -> u64 {
         self.frame(pfn).word().load(Relaxed)
     }
 
-    /// Sets the owner of a run while it is handed out; 0: not charged. A resize keeps it.
+    /// Sets the owner of a run while it is handed out; 0 means not charged. A resize keeps the
+    /// owner.
     #[inline]
     pub fn set_run_owner(&self, pfn: Pfn, owner: u64) {
         self.frame(pfn).word().store(owner, Relaxed);

@@ -99,14 +99,14 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Gives back pages that were not needed since the last tick. Lists that have not changed give
-    /// their pages to the zone. The zone releases as many backed pages as were free all the time.
-    /// Only one thread at a time ticks; other threads return at once. An interval is the time
-    /// between two ticks.
+    /// their pages to the zone. The zone releases as many backed pages as were free during the
+    /// whole *interval* between the ticks. Only one thread at a time ticks; other threads return at
+    /// once.
     pub fn tick(&self, platform: &P) -> Report {
         self.tick_until(platform, &|| false)
     }
 
-    /// Ticks until `stop` returns true; it is called between system calls. The next tick does the
+    /// Ticks until `stop` returns true. Calls `stop` between system calls. The next tick does the
     /// rest.
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.tick_within(platform, u32::MAX, stop)
@@ -141,7 +141,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.release_all_until(platform, &|| false)
     }
 
-    /// Releases all free pages, lists included, until `stop` returns true; it is called between
+    /// Releases all free pages, lists included, until `stop` returns true. Calls `stop` between
     /// system calls.
     pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         let mut report = Report::default();
@@ -184,9 +184,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         report
     }
 
-    /// Records that `pages` pages were released although they may be needed again. Free blocks with
-    /// few backed pages are then populated by one call each, up to the recorded number. Each tick
-    /// halves the number.
+    /// Records that `pages` pages were released although they may be needed again. Allocating
+    /// threads then populate free blocks with few backed pages by one call each, up to the recorded
+    /// number. Each tick halves the number.
     pub fn expect_again(&self, pages: u32) {
         let again = &mut self.zone.lock().population.again;
         *again = again.saturating_add(pages);
@@ -210,7 +210,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
                 (pfn, inner.buddy.count_backed(pfn, CHUNK))
             };
             let bytes = (CHUNK as usize) << self.page_shift();
-            // SAFETY: the chunk is detached, so no thread uses it.
+            // SAFETY: the chunk is detached, so no thread needs its contents.
             let done = unsafe { platform.release_lazily(self.address(pfn), bytes) }.is_ok();
             let mut inner = self.zone.lock();
             inner.buddy.attach_lazy_chunk(pfn, done);

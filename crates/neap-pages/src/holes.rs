@@ -28,16 +28,18 @@ use neap_base::{Order, Pfn, Platform};
 pub const MOST_PAGES: u32 = u64::BITS;
 
 impl<P: Platform, T: Policy> Pages<P, T> {
-    /// Releases the pages that `gather` finds. `gather` writes ranges of whole pages, all handed
-    /// out, to its argument and returns their number. Then `settle` gets the ranges, and the number
-    /// of them, from the first, that are holes now. The other ranges are unchanged. This repeats
-    /// until `gather` returns 0, the system refuses, or `stop` returns true.
+    /// Releases the pages that `gather` finds. `gather` writes ranges of whole pages to its
+    /// argument and returns their number. All of these pages must be handed out. Then `settle` gets
+    /// the ranges, and how many of them, from the first, are holes now. The other ranges are
+    /// unchanged. This repeats until `gather` returns 0, the system refuses, or `stop` returns
+    /// true.
     ///
     /// With [`Effort::Full`], asks the system even if it refused lately. Returns `None` if another
     /// thread releases.
     ///
     /// # Safety
-    /// The contents of the ranges are not needed, and not accessed until `settle` was called.
+    /// The contents of the ranges are not needed. No thread accesses the ranges until `settle` was
+    /// called.
     pub unsafe fn punch(
         &self,
         platform: &P,

@@ -55,7 +55,7 @@ pub(crate) struct HugeRuns {
 }
 
 impl HugeRuns {
-    /// Runs may have huge pages if these are `wanted` and no CPU is isolated.
+    /// Runs may have huge pages if these are `wanted`, pages have 4 KiB, and no CPU is isolated.
     pub(crate) fn new<P: Platform>(platform: &P, wanted: bool) -> HugeRuns {
         // The kernel's huge pages have 2 MiB if pages have 4 KiB.
         let wanted = wanted && platform.page_size() == 4096;
@@ -68,8 +68,8 @@ impl HugeRuns {
     }
 }
 
-/// The pages of all huge pages that lie wholly in a run. If there are none, an empty range at the
-/// place where the first could begin.
+/// The pages of all huge pages that lie wholly in a run. If there are none, returns an empty range
+/// at the place where the first could begin.
 fn whole_units(pfn: Pfn, pages: u32) -> Range<u32> {
     let start = pfn.0.next_multiple_of(UNIT);
     start..((pfn.0 + pages) / UNIT * UNIT).max(start)

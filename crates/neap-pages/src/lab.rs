@@ -26,13 +26,13 @@ use neap_base::{Order, Pfn, Platform};
 #[derive(Debug)]
 #[must_use]
 pub enum Visit {
-    /// The list has no block of this order. This many are to be taken from the zone.
+    /// The list has no block of this order. The second half takes this many from the zone.
     Refill(Order, u32),
-    /// The list has these blocks too many.
+    /// The list has these blocks too many. The second half gives them to the zone.
     Spill(Spilled),
-    /// The list is not used: one block from the zone.
+    /// The list is not used. The second half takes one block from the zone.
     Take(Order),
-    /// The list is not used: this block to the zone.
+    /// The list is not used. The second half gives this block to the zone.
     Give(Pfn, Order),
 }
 
@@ -49,7 +49,7 @@ pub struct LockUse {
     pub pages: u32,
 }
 
-/// A platform and pages on it whose lists have policy `T`; closed when dropped.
+/// A platform and pages on it whose lists have policy `T`. Dropping it closes the pages.
 #[derive(Debug)]
 pub struct Laboratory<P: Platform, T: Policy> {
     platform: P,
@@ -88,11 +88,11 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         self.pages.lists.limits.now()
     }
 
-    /// Takes a block of order 0 to 3 from this CPU's list. `bypass`: as if another thread held the
-    /// list.
+    /// Takes a block of order 0 to 3 from this CPU's list. With `bypass`, acts as if another thread
+    /// held the list.
     ///
     /// # Errors
-    /// The [`Visit`] that takes a block from the zone.
+    /// The [`Visit`] that takes a block from the zone, if the list gives none.
     #[inline]
     pub fn begin_allocate(&self, order: Order, bypass: bool) -> Result<Block, Visit> {
         let lists = &self.pages.lists;
@@ -105,8 +105,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         })
     }
 
-    /// Puts a block into this CPU's list. `bypass`: as if another thread held the list. Returns the
-    /// rest of the operation.
+    /// Puts a block into this CPU's list. With `bypass`, acts as if another thread held the list.
+    /// Returns the rest of the operation.
     #[inline]
     pub fn begin_free(&self, pfn: Pfn, order: Order, bypass: bool) -> Option<Visit> {
         let Pages { lists, zone, .. } = &self.pages;
@@ -120,9 +120,9 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         }
     }
 
-    /// Runs the rest of an operation, on the CPU that began it. `busy`: its first hold of the
-    /// zone's lock counts as one that found the lock held. A visit for an allocation returns the
-    /// block.
+    /// Runs the rest of an operation, on the CPU that began it. With `busy`, the zone counts the
+    /// first hold of its lock as one that found the lock held. A visit for an allocation returns
+    /// the block.
     pub fn visit(&self, visit: Visit, busy: bool) -> (Result<Option<Block>, Exhausted>, LockUse) {
         let (pages, platform) = (&self.pages, &self.platform);
         self.metered(busy, || match visit {
@@ -142,8 +142,8 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         })
     }
 
-    /// The part of a tick that concerns lists. `forget`: nothing else is left to do, so no tick
-    /// follows soon, and lists are reset. Returns whether a list has pages.
+    /// Runs the part of a tick that concerns lists. `forget` says that nothing else is left to do,
+    /// so no tick follows soon; lists are then reset. Returns whether a list has pages.
     pub fn tick(&self, forget: bool) -> (bool, LockUse) {
         let (pages, mut report) = (&self.pages, Report::default());
         self.metered(false, || {
@@ -170,7 +170,7 @@ impl<P: Platform, T: Policy> Laboratory<P, T> {
         self.metered(false, || self.pages.set_reclaiming(reclaiming)).1
     }
 
-    /// Pages that can still be handed out. Does not count as a hold of the zone's lock.
+    /// Pages that can still be handed out. The call does not count as a hold of the zone's lock.
     pub fn room(&self) -> u32 {
         self.pages.zone.peek_room()
     }

@@ -2,12 +2,12 @@
 //!
 //! # Design
 //!
-//! There is one [`Pages`] per node, with its own zone and lists. All nodes share one arena, so an
-//! address leads to its tables by arithmetic, whatever its node. An allocation takes memory from
-//! the node nearest to the CPU. If that has none, even after its lists were drained, the allocation
-//! tries the next node by distance. A page is freed to its own node. With one node, the choice of
-//! the node costs one comparison. A CPU's nearest node is determined at the first call on that CPU,
-//! so CPUs may be added at any time.
+//! There is one [`Pages`] per node, with its own zone and lists. All nodes share one arena, so the
+//! place of an address's table bytes follows by arithmetic on every node. An allocation takes
+//! memory from the node nearest to the CPU. If that node has none, the allocation drains the node's
+//! lists, and then tries the next node by distance. A page is freed to its own node. With one node,
+//! the choice of the node costs one comparison. The first call on a CPU determines the CPU's
+//! nearest node, so CPUs may be added at any time.
 //!
 //! # Locking
 //!
@@ -35,28 +35,30 @@ use neap_os::topology::CpuSet;
 #[derive(Debug)]
 pub struct NodePages<P: Platform> {
     first: Pages<P>,
-    /// The other nodes' pages, in a mapping that this value owns. The table `homes` lies after
-    /// them.
+    /// The pages of all nodes but the first, in a mapping that this value owns. The table `homes`
+    /// follows them.
     others: *const Pages<P>,
     count: usize,
-    /// By CPU: the nearest node plus 1; 0: not known yet.
+    /// By CPU: the nearest node plus 1; 0 until the first call on the CPU.
     homes: *const AtomicU8,
     cpus: usize,
-    /// By node: all nodes by distance, itself first.
+    /// By node: all nodes in the order of their distance. The node itself comes first.
     orders: [[u8; MAX_NODES]; MAX_NODES],
     own: (usize, usize),
 }
 
-// SAFETY: the pointers lead to a mapping of this value's own, of values that threads may share.
+// SAFETY: this value owns the mapping. The mapping holds pages and atomics, which threads may
+// share.
 unsafe impl<P: Platform> Send for NodePages<P> {}
-// SAFETY: the pointers lead to a mapping of this value's own, of values that threads may share.
+// SAFETY: this value owns the mapping. The mapping holds pages and atomics, which threads may
+// share.
 unsafe impl<P: Platform> Sync for NodePages<P> {}
 
 impl<P: Platform> NodePages<P> {
     /// Finds address space and maps the first segment.
     ///
     /// # Errors
-    /// The platform's error; nothing stays mapped then.
+    /// The platform's error. Nothing stays mapped then.
     pub fn open(platform: &P, shape: &Shape) -> Result<NodePages<P>, Errno> {
         let (count, cpus) = (platform.nodes().min(MAX_NODES), platform.cpus());
         let first = Pages::open_first(platform, shape, count)?;
@@ -88,7 +90,7 @@ impl<P: Platform> NodePages<P> {
         for node in 1..count {
             // SAFETY: `close` closes the first node's pages last.
             let pages = unsafe { self.first.open_beside(platform, shape, node) }?;
-            // SAFETY: the mapping has room for `count - 1` values and is aligned to a page.
+            // SAFETY: the new mapping begins at a page and has room for `count - 1` values.
             unsafe { start.add(node - 1).write(pages) };
             self.count = node + 1;
         }
@@ -105,10 +107,11 @@ impl<P: Platform> NodePages<P> {
     /// Unmaps everything.
     ///
     /// # Safety
-    /// No thread uses this, or any memory of it, any more.
+    /// No thread uses these pages or their memory any more.
     pub unsafe fn close(&self, platform: &P) {
-        // SAFETY: the caller says that no thread uses the pages. The first node's, which have the
-        // arena, are closed last.
+        // SAFETY: the caller says that no thread uses the pages or their memory. The loop closes
+        // the first node's pages, which have the arena, last. The mapping with the other nodes'
+        // pages goes after that.
         unsafe {
             (0..self.count).rev().for_each(|node| self.node(node).close(platform));
             if self.own.1 > 0 {
@@ -185,8 +188,8 @@ impl<P: Platform> NodePages<P> {
     }
 
     /// Runs `attempt` on all nodes by distance, after it failed on the nearest node. Drains a
-    /// node's lists before it tries the next node. With a budget, which all nodes share, drains the
-    /// lists of all nodes, and moves their unused parts of the budget to the reserve.
+    /// node's lists and tries again before it goes to the next node. All nodes share a budget. With
+    /// one, drains the lists of all nodes, and moves the unused parts of the budget to its reserve.
     #[cold]
     fn fall_back<T>(
         &self,
@@ -215,18 +218,18 @@ impl<P: Platform> NodePages<P> {
     /// Allocates a block of 2^order pages, order 0 to 10.
     ///
     /// # Errors
-    /// [`Exhausted`]: no node has one.
+    /// [`Exhausted`] if no node has such a block.
     #[inline]
     pub fn allocate_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
         self.take_block(platform, order, |pages| pages.allocate_block(platform, order))
     }
 
     /// Allocates a block for a caller that has filled many such blocks, and probably fills this one
-    /// too. `early`: the caller will write to [early tables](crate::SideTable::early) for the
-    /// block.
+    /// too. With `early`, the caller will write to the [early tables](crate::SideTable::early) of
+    /// the block.
     ///
     /// # Errors
-    /// [`Exhausted`]: no node has one.
+    /// [`Exhausted`] if no node has such a block.
     #[inline]
     pub fn allocate_one_more_block(&self, platform: &P, order: Order, early: bool) -> Result<Block, Exhausted> {
         self.take_block(platform, order, |pages| pages.allocate_one_more_block(platform, order, early))
@@ -244,7 +247,7 @@ impl<P: Platform> NodePages<P> {
         Ok(block)
     }
 
-    /// Allocates a block of the nearest node without memory from the system: see
+    /// Allocates a block of the nearest node without taking memory from the system: see
     /// [`Pages::allocate_resident_block`].
     pub fn allocate_resident_block(&self, platform: &P, order: Order) -> Option<Block> {
         let block = self.node(self.nearest(platform)).allocate_resident_block(platform, order)?;
@@ -252,7 +255,7 @@ impl<P: Platform> NodePages<P> {
         Some(block)
     }
 
-    /// Allocates a run of the nearest node in memory that is there already: see
+    /// Allocates a run of the nearest node without taking memory from the system: see
     /// [`Pages::allocate_resident_run`].
     pub fn allocate_resident_run(&self, platform: &P, pages: u32, align_pages: u32) -> Option<Block> {
         let run = self.node(self.nearest(platform)).allocate_resident_run(platform, pages, align_pages)?;
@@ -260,22 +263,21 @@ impl<P: Platform> NodePages<P> {
         Some(run)
     }
 
-    /// Frees a block. A block that is not handed out, or not of this order, ends the process.
+    /// Frees a block. Ends the process if the block is not handed out, or is not of this order.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
         platform.note(Handover { pfn, pages: order.pages(), freed: true });
         self.node(self.node_of(pfn)).free_block(platform, pfn, order);
     }
 
-    /// Allocates a run of exactly `pages` pages whose address is a multiple of `align_pages` pages,
-    /// a power of two.
+    /// Allocates a run of exactly `pages` pages. Its address is a multiple of `align_pages` pages.
+    /// `align_pages` must be a power of two.
     ///
     /// # Errors
-    /// [`Exhausted`]: no node has one.
+    /// [`Exhausted`] if no node has such a run.
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         let kept = || {
-            // A kept run serves its previous use again, even if the thread now runs on another
-            // node.
+            // A kept chunk serves runs again, even if the thread now runs on another node.
             let nodes = &self.orders[self.nearest(platform)][..self.count];
             nodes.iter().find_map(|&node| self.node(node.into()).allocate_resident_run(platform, pages, align_pages))
         };
@@ -298,13 +300,14 @@ impl<P: Platform> NodePages<P> {
         self.first.zone.lock().buddy.keeps_chunks
     }
 
-    /// The first adjacent pages of `part` of the run at `head` that may hold data; `None` if every
-    /// byte is zero. This is right only if nothing was written to the run since it was handed out.
+    /// Finds the first adjacent pages of `part` of the run at `head` that may hold data. Returns
+    /// `None` if every byte is zero. The result is right only if the run was not written to since
+    /// its allocation.
     pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
         self.node(self.node_of(head)).backed_part(head, part)
     }
 
-    /// Frees a run. A run that is not handed out, or not of this length, ends the process.
+    /// Frees a run. Ends the process if the run is not handed out, or is not of this length.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
         platform.note(Handover { pfn, pages, freed: true });
         self.node(self.node_of(pfn)).free_run(platform, pfn, pages);
@@ -366,7 +369,7 @@ impl<P: Platform> NodePages<P> {
         self.tick_until(platform, &|| false)
     }
 
-    /// Ticks until `stop` returns true; it is called between system calls. The next tick does the
+    /// Ticks until `stop` returns true. Calls `stop` between system calls. The next tick does the
     /// rest.
     pub fn tick_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.tick_within(platform, u32::MAX, stop)
@@ -398,7 +401,7 @@ impl<P: Platform> NodePages<P> {
         self.release_all_until(platform, &|| false)
     }
 
-    /// Releases all free pages until `stop` returns true; it is called between system calls.
+    /// Releases all free pages until `stop` returns true. Calls `stop` between system calls.
     pub fn release_all_until(&self, platform: &P, stop: &dyn Fn() -> bool) -> Report {
         self.all().fold(Report::default(), |sum, pages| sum.and(pages.release_all_until(platform, stop)))
     }
@@ -456,12 +459,12 @@ impl<P: Platform> NodePages<P> {
         self.all().map(|pages| u64::from(pages.backed_free_pages())).sum()
     }
 
-    /// Pages in the lists of all CPUs, without lists that are held at the moment.
+    /// Pages in the lists of all CPUs, without lists that another thread holds at the moment.
     pub fn listed(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.listed())).sum()
     }
 
-    /// Free pages of all zones, without those handed out, listed or travelling.
+    /// Free pages of all zones. Handed-out, listed and travelling pages do not count.
     pub fn free_pages(&self) -> u64 {
         self.all().map(|pages| u64::from(pages.free_pages())).sum()
     }
@@ -488,7 +491,8 @@ impl<P: Platform> NodePages<P> {
     /// The conditions of [`Cells::attach`](neap_base::live::Cells::attach) hold, with a cell for
     /// each node.
     pub unsafe fn attach_live(&self, link: &Link<ZoneCell>) {
-        // SAFETY: a zone passes its node as index, and the caller promises the rest.
+        // SAFETY: a zone passes only its node to `Cells::get`, and the caller promises the
+        // conditions of `Cells::attach`, with a cell for each node.
         self.all().for_each(|pages| unsafe { pages.zone.lock().live.attach(link) });
     }
 
@@ -515,8 +519,8 @@ impl<P: Platform> NodePages<P> {
         self.frames().pages() / CHUNK
     }
 
-    /// Whether the page at an offset from the base belongs to the arena, and not to a hole. All
-    /// tables are mapped for such a page.
+    /// Whether the page at an offset from the base belongs to the arena. A page in a hole, where a
+    /// foreign mapping lies, does not. All tables are mapped for a page of the arena.
     pub fn has(&self, offset: usize) -> bool {
         offset < self.limit() && self.first.arena.node(Pfn((offset >> self.page_shift()) as u32)).is_some()
     }
@@ -597,8 +601,8 @@ impl<P: Platform> NodePages<P> {
         self.first.frames()
     }
 
-    /// Records that side table `table` was written to for the chunk of `pfn`, a page that is handed
-    /// out.
+    /// Records that the caller wrote to side table `table` for the chunk of `pfn`. That page must
+    /// be handed out.
     #[inline]
     pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
         self.first.mark_side_table(pfn, table);

@@ -1,7 +1,7 @@
 //! Opening and closing the pages of a node: the arena, and the mappings beside it.
 //!
 //! The first node makes the arena and keeps it in a mapping of its own. The other nodes use that
-//! arena. There are no locks: no other thread uses pages that are opened or closed.
+//! arena. There are no locks, since no other thread uses pages while they are opened or closed.
 
 use crate::arena::{Arena, Grown, Shared};
 use crate::buddy::Buddy;
@@ -50,7 +50,7 @@ impl<P: Platform> Pages<P> {
     /// the machine has.
     ///
     /// # Errors
-    /// The platform's error.
+    /// The platform's error. Nothing stays mapped then.
     pub fn open(platform: &P, shape: &Shape) -> Result<Pages<P>, Errno> {
         Pages::open_tuned(platform, shape)
     }
@@ -65,7 +65,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Opens the pages of the first of `nodes` nodes, which share the arena.
     ///
     /// # Errors
-    /// The platform's error.
+    /// The platform's error. Nothing stays mapped then.
     pub(crate) fn open_first(platform: &P, shape: &Shape, nodes: usize) -> Result<Pages<P, T>, Errno> {
         let (arena, grown) = Arena::open(platform, shape, nodes)?;
         let maps = [FREE_CHUNKS, BACKED_CHUNKS, LAZY_CHUNKS].map(|table| arena.table(table).start);
@@ -74,8 +74,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
             unsafe { arena.close(platform) }
         })?;
         let place = NonNull::new(core::ptr::with_exposed_provenance_mut::<Arena>(own.rest)).ok_or(Errno::NOMEM)?;
-        // SAFETY: the mapping has room for the arena at its start, for the arena alone, and stays
-        // until `close`.
+        // SAFETY: the new mapping has room for the arena at its start, aligned to a page and for
+        // the arena alone. The mapping stays until `close`.
         let arena = unsafe {
             place.write(arena);
             Shared::at(place)
@@ -86,7 +86,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Opens the pages of another node in the same arena. The node has no memory yet.
     ///
     /// # Errors
-    /// The platform's error.
+    /// The platform's error. Nothing of this node stays mapped then.
     ///
     /// # Safety
     /// The result is closed before the first node's pages are.
@@ -108,7 +108,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         let (page_shift, nodes) = (arena.page_shift(), arena.nodes as u32);
         let settings = Settings { budget: shape.budget, list_high: shape.list_high, batch_scale: shape.batch_scale };
         let limits = settings.limits(nodes, platform.cpus(), page_shift);
-        // SAFETY: `Own::map` mapped zeroed memory for exactly these two, aligned to 128 bytes.
+        // SAFETY: `Own::map` mapped zeroed memory for exactly these two, aligned to 128 and to 8
+        // bytes. No other code uses it before `close` unmaps it.
         let (lists, release) = unsafe { (PageLists::at(own.lists, limits), Release::at(own.release)) };
         let table = |table: usize| arena.table(table).start;
         let mut buddy = Buddy::new(table(FRAMES), table(BACKED), chunk_maps);
@@ -132,8 +133,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Unmaps everything.
     ///
     /// # Safety
-    /// No thread uses this, or any memory of it, any more. If this is the first node's, the same
-    /// holds for the pages of the other nodes.
+    /// No thread uses these pages or their memory any more. If they are the first node's, no thread
+    /// uses the other nodes' pages either.
     pub unsafe fn close(&self, platform: &P) {
         // SAFETY: the caller says that no thread uses the memory any more. The arena lies in the
         // mapping unmapped last.

@@ -171,13 +171,13 @@ pub(crate) struct Detached {
 /// The reason for a detach.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Why {
-    /// All pages are wanted. The policy's state is reset as well.
+    /// The caller wants all pages. Also resets the policy's state.
     Wanted,
     /// A tick, with the number of quarters of a second since the last one.
     Time(u32),
     /// Free memory has come to a watermark, or reclaim has begun.
     Pressure,
-    /// The lists' bounds have changed. The policy's state is reset.
+    /// The lists' bounds have changed. Also resets the policy's state.
     Limits,
 }
 
@@ -211,13 +211,13 @@ pub(crate) struct PageLists<T> {
     /// CPUs whose lists were made.
     used: UsedCpus,
     pub(crate) limits: SharedLimits,
-    /// Free pages of the zone when a thread last looked.
+    /// Number of pages that [`PageLists::note_free`] stored last.
     free: AtomicU32,
     reclaiming: AtomicBool,
-    /// The watermarks that free memory has come to: 0 none, 1 the high one, 2 the low one too.
+    /// The watermarks that free memory has come to. 0: none. 1: the high one. 2: both.
     level: AtomicU8,
-    /// Whether a list was held when all lists had to react to a watermark or to new limits. The
-    /// next tick takes the surplus pages from all lists again.
+    /// Whether another thread held a list when all lists had to react to a watermark or to new
+    /// limits. The next tick takes the surplus pages from all lists again.
     pub(crate) untold: AtomicBool,
     /// The time in nanoseconds up to which [`PageLists::quarters`] has counted.
     told: AtomicU64,
@@ -244,8 +244,8 @@ impl<T: Policy> PageLists<T> {
     /// Makes empty lists at an address, without writing there.
     ///
     /// # Safety
-    /// [`PageLists::bytes`] zeroed bytes lie there, aligned to a page, and belong to this value
-    /// alone for as long as it lives.
+    /// [`PageLists::bytes`] zeroed bytes for the CPUs of `limits` lie at `address`. They are
+    /// aligned to 128 bytes, and belong to this value alone for as long as it lives.
     pub(crate) unsafe fn at(address: usize, limits: Limits) -> PageLists<T> {
         let slots = core::ptr::with_exposed_provenance_mut::<CpuLock<PageList<T>>>(address);
         let cpus = (limits.cpus as usize).min(MAX_CPUS);
@@ -284,8 +284,8 @@ impl<T: Policy> PageLists<T> {
 
     #[inline]
     fn slot(&self, cpu: usize) -> &CpuLock<PageList<T>> {
-        // SAFETY: the index is below `cpus`, and the caller of `at` gave that many slots. All-zero
-        // memory is a valid free lock around lists that are not made yet.
+        // SAFETY: the index is below `cpus`, and the caller of `at` promised that many aligned
+        // slots. All-zero memory is a valid free lock around lists that are not made yet.
         unsafe { &*self.slots.add(cpu.min(self.cpus - 1)) }
     }
 
@@ -319,8 +319,8 @@ impl<T: Policy> PageLists<T> {
         let mut list = if T::LOCKED {
             self.slot(cpu).try_lock().ok_or_else(|| self.count_busy())?
         } else {
-            // SAFETY: a policy without locks is for callers that guarantee that no other thread
-            // uses this CPU's lists.
+            // SAFETY: the opener of lists without locks guarantees that no other thread uses this
+            // CPU's lists. So no thread holds this lock, or takes it before the guard is dropped.
             unsafe { self.slot(cpu).assume() }
         };
         // Checked under the lock, so that only one thread makes the lists.
@@ -349,7 +349,8 @@ impl<T: Policy> PageLists<T> {
     }
 
     /// Stores the number of pages that can still be handed out. Returns whether the number has
-    /// fallen to a watermark since the last call. The caller then tells all lists.
+    /// fallen to a watermark since the last call. The caller then takes the surplus pages from all
+    /// lists.
     pub(crate) fn note_free(&self, free: u32) -> bool {
         self.free.store(free, Relaxed);
         let marks = self.limits.now().watermarks;
@@ -366,8 +367,8 @@ impl<T: Policy> PageLists<T> {
         !self.reclaiming.swap(reclaiming, Relaxed) && reclaiming
     }
 
-    /// Number of whole quarters of a second since the last call that returned any. Called by one
-    /// thread at a time.
+    /// Number of whole quarters of a second since the last call that returned any. Only one thread
+    /// at a time may call this.
     pub(crate) fn quarters(&self, now: u64) -> u32 {
         let told = self.told.load(Relaxed);
         // The first call has no earlier time to count from.
@@ -424,8 +425,8 @@ impl<T: Policy> PageLists<T> {
         (chain, order)
     }
 
-    /// Puts a chain into this CPU's list if it has room; otherwise the chain is returned.
-    /// `contended`: the zone's lock was busy.
+    /// Puts a chain into this CPU's list. Returns the chain if the list has no room, or if another
+    /// thread holds it. `contended` says that the zone's lock was busy.
     pub(crate) fn fill(
         &self,
         frames: &Frames,
@@ -446,8 +447,8 @@ impl<T: Policy> PageLists<T> {
         Ok(())
     }
 
-    /// Takes a cached run of this CPU with `pages` pages that begins at a multiple of `align`
-    /// pages.
+    /// Takes a cached run of exactly `pages` pages from this CPU. Its first page is a multiple of
+    /// `align` pages.
     pub(crate) fn take_run(&self, frames: &Frames, cpu: usize, pages: u32, align: u32) -> Option<Block> {
         let pfn = self.own(cpu).ok()?.runs.take(pages, align)?;
         let frame = frames.frame(pfn);
@@ -457,8 +458,8 @@ impl<T: Policy> PageLists<T> {
         Some(Block { pfn, zero: false })
     }
 
-    /// Caches a run on this CPU that is in the state [`State::Cached`]. Returns the runs that it
-    /// displaces, which count as travelling.
+    /// Caches a run in the state [`State::Cached`] on this CPU. Returns the runs that it displaces,
+    /// which count as travelling.
     pub(crate) fn put_run(&self, zone: &Zone, cpu: usize, run: Run) -> Result<Runs, Busy> {
         let mut list = self.own(cpu)?;
         let out = list.runs.put(run);

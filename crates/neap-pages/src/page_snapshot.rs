@@ -67,7 +67,8 @@ impl Buddy {
         while at < CHUNK {
             let frame = self.frames.frame(first.plus(at));
             let (pages, what) = match frame.state() {
-                // The rest of a block that began in an earlier piece, which can only be a run.
+                // The rest of a run that began in an earlier piece. Only runs extend over several
+                // pieces.
                 State::Inside | State::Absent => (1, Use::Run),
                 State::Run => (frame.owner(), Use::Run),
                 State::Free => (frame.order().pages(), Use::Free),

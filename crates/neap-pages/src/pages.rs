@@ -35,7 +35,8 @@ use neap_base::{Finding, Order, Pfn, Platform};
 /// released as a whole.
 const LEAST_SHED: u32 = 512;
 
-/// All pages of a node. `T` is the policy of the CPUs' lists; only the laboratory uses another one.
+/// All pages of a node. `T` is the policy of the CPUs' lists. Only the feature `lab` uses another
+/// one.
 #[derive(Debug)]
 pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) arena: Shared,
@@ -43,7 +44,7 @@ pub struct Pages<P: Platform, T = Adaptive> {
     pub(crate) zone: Zone,
     pub(crate) lists: PageLists<T>,
     pub(crate) release: Release,
-    /// Number of blocks and runs that were wanted here and came from another node.
+    /// Number of blocks and runs that threads requested here and that another node supplied.
     pub(crate) misses: AtomicU64,
     /// Number of pages of holes that were filled again.
     pub(crate) refilled: AtomicU64,
@@ -102,8 +103,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.arena.frames()
     }
 
-    /// Records that side table `table` was written to for the chunk of `pfn`, a page that is handed
-    /// out.
+    /// Records that the caller wrote to side table `table` for the chunk of `pfn`. That page must
+    /// be handed out.
     #[inline]
     pub fn mark_side_table(&self, pfn: Pfn, table: usize) {
         let (marks, bit) = (self.arena.marks(pfn), 1 << table);
@@ -115,18 +116,18 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     /// Allocates a block of 2^order pages, order 0 to 10.
     ///
     /// # Errors
-    /// [`Exhausted`].
+    /// [`Exhausted`] if the budget has no room, or the zone gets no more pages.
     #[inline]
     pub fn allocate_block(&self, platform: &P, order: Order) -> Result<Block, Exhausted> {
         self.take_block(platform, Wanted::block(order), order)
     }
 
     /// Allocates a block for a caller that has filled many such blocks, and probably fills this one
-    /// too. `early`: the caller will write to [early tables](crate::SideTable::early) for the
-    /// block.
+    /// too. With `early`, the caller will write to the [early tables](crate::SideTable::early) of
+    /// the block.
     ///
     /// # Errors
-    /// [`Exhausted`].
+    /// [`Exhausted`] if the budget has no room, or the zone gets no more pages.
     #[inline]
     pub fn allocate_one_more_block(&self, platform: &P, order: Order, early: bool) -> Result<Block, Exhausted> {
         self.take_block(platform, Wanted::one_more_block(order, early), order)
@@ -146,7 +147,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
     }
 
     /// Calls [`Zone::acquire`] with `take`. If more pages are then resident than the budget allows,
-    /// releases as many free pages.
+    /// releases about as many free pages.
     fn acquire<R>(
         &self,
         platform: &P,
@@ -158,13 +159,13 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(taken)
     }
 
-    /// Releases as many free pages as there is memory beyond the limit.
+    /// Releases about as many free pages as are resident beyond the budget.
     fn shed(&self, platform: &P) {
         self.shed_until(platform, &|| false);
     }
 
-    /// Releases as many free pages as are resident beyond the budget. Stops when `stop` returns
-    /// true.
+    /// Releases about as many free pages as are resident beyond the budget. Stops when `stop`
+    /// returns true.
     pub(crate) fn shed_until(&self, platform: &P, stop: &dyn Fn() -> bool) {
         let mut beyond = self.zone.beyond();
         // One call may release fewer pages: it leaves blocks that have more backed pages than it
@@ -224,7 +225,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(block)
     }
 
-    /// Frees a block. A block that is not handed out, or not of this order, ends the process.
+    /// Frees a block. Ends the process if the block is not handed out, or is not of this order.
     #[inline]
     pub fn free_block(&self, platform: &P, pfn: Pfn, order: Order) {
         take_out(self.frames(), pfn, order);
@@ -249,11 +250,11 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Allocates a run of exactly `pages` pages whose address is a multiple of `align_pages` pages,
-    /// a power of two.
+    /// Allocates a run of exactly `pages` pages. Its address is a multiple of `align_pages` pages.
+    /// `align_pages` must be a power of two.
     ///
     /// # Errors
-    /// [`Exhausted`].
+    /// [`Exhausted`] if the budget has no room, or the zone gets no more pages.
     pub fn allocate_run(&self, platform: &P, pages: u32, align_pages: u32) -> Result<Block, Exhausted> {
         debug_assert!(pages > 0 && align_pages.is_power_of_two());
         // Page numbers count from the base. Stricter alignments than a chunk depend on the address
@@ -285,10 +286,10 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         Ok(run)
     }
 
-    /// The first adjacent pages of `part` of the run at `head` that may hold data; `None` if every
-    /// byte is zero. This is right only if nothing was written to the run since it was handed out.
-    /// For a run's pages, the map of backed pages has their state when the zone handed the run out.
-    /// So all pages of a run from a CPU's cache count as holding data.
+    /// Finds the first adjacent pages of `part` of the run at `head` that may hold data. Returns
+    /// `None` if every byte is zero. The result is right only if the run was not written to since
+    /// its allocation. The map of backed pages keeps the state of a run's pages at the moment when
+    /// the zone handed the run out. All pages of a run from a CPU's cache count as holding data.
     pub fn backed_part(&self, head: Pfn, part: Range<u32>) -> Option<Range<u32>> {
         if self.frames().frame(head).spare() == TOUCHED {
             return Some(part).filter(|part| !part.is_empty());
@@ -307,7 +308,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         None
     }
 
-    /// Frees a run. A run that is not handed out, or not of this length, ends the process.
+    /// Frees a run. Ends the process if the run is not handed out, or is not of this length.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
         // With a budget, runs are not cached: any allocation must be able to use all free memory.
         let may_cache = pages <= LONGEST && self.lists.is_on() && self.arena.budget().is_none();
@@ -457,7 +458,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.zone.lock().resident()
     }
 
-    /// Free pages of the zone, without those handed out, listed or travelling.
+    /// Free pages of the zone. Handed-out, listed and travelling pages do not count.
     pub fn free_pages(&self) -> u32 {
         self.zone.lock().buddy.free
     }
@@ -472,7 +473,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         self.lists.used().iter().filter_map(|cpu| self.lists.count(cpu)).sum()
     }
 
-    /// Pages that are handed out, without holes, or in lists.
+    /// Pages that are handed out or in lists, without holes.
     pub fn used(&self) -> u32 {
         self.zone.lock().used()
     }

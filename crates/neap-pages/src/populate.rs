@@ -3,10 +3,10 @@
 //!
 //! # Design
 //!
-//! Small blocks may be about to come from an aligned block of 2 MiB without any memory. If the zone
-//! is large enough that this is no waste, the allocating thread detaches the block, populates it as
-//! a huge page, and puts it back as backed. Several threads may populate, each a block of its own.
-//! While more is being populated than is resident, other threads wait.
+//! A small block may have to come from an aligned block of 2 MiB without any memory. If the zone is
+//! large enough that a huge page wastes little, the allocating thread detaches the block, populates
+//! it as a huge page, and puts it back as backed. Several threads may populate, each a block of its
+//! own. While more pages are being populated than are resident, other threads wait.
 //!
 //! Allowing huge pages takes the process's mapping lock for writing, which waits for faults in the
 //! same mapping. So one thread allows huge pages for a batch of blocks. Meanwhile other threads
@@ -34,9 +34,10 @@ use neap_base::platform::memory::HugePages;
 use neap_base::sync::{wait, wake};
 use neap_base::{Order, Pfn, Platform};
 
-/// The largest order of blocks that population is for.
+/// The largest order of a requested block that leads to population.
 pub(crate) const LARGEST: Order = Order(8);
-/// The fewest pages in use or backed, besides listed pages, with which blocks are populated: 8 MiB.
+/// With at least this many pages in use or backed, beyond the pages that lists keep, threads
+/// populate blocks: 8 MiB.
 const FLOOR: u32 = 2048;
 /// The fewest pages in use or backed with which a block of [`Touched::one_more`] is populated: 4
 /// MiB.
@@ -46,17 +47,17 @@ const BATCH: u32 = 64;
 /// A batch is at most this multiple of the resident memory. Each time huge pages are allowed for
 /// one, new faults wait for the faults in progress.
 const AT_ONCE: u32 = 2;
-/// Number of blocks left of a batch at which a thread allows huge pages for the next batch. Other
+/// Once a batch has this many blocks left, a thread allows huge pages for the next batch. Other
 /// threads populate the blocks left meanwhile.
 const AHEAD: u32 = 4;
 /// The most pages that come from unbacked pieces of less than 2 MiB between two ticks. A program
 /// that grows slowly fills the pieces. One that grows faster gets huge pages, and the pieces are
 /// left until there is no whole block.
 const MOST_PIECES: u32 = 128;
-/// The smallest blocks that are populated because pages of them were released and are needed again:
-/// 64 KiB.
+/// The smallest blocks that threads populate because the blocks' pages were released and are needed
+/// again: 64 KiB.
 const LEAST_REFILL: Order = Order(4);
-/// A block is populated again as a whole if at most one in `FEW` of each part's pages is backed.
+/// A thread populates a block again only if at most one in `FEW` pages of each part is backed.
 const FEW: u32 = 4;
 /// Number of opportunities for population that are skipped after the system refused one.
 const PATIENCE: u32 = 256;
@@ -76,7 +77,7 @@ pub(crate) struct Population {
     awaited: bool,
     /// Detached blocks in a row that allow huge pages and wait to be populated.
     ready: Range<u32>,
-    /// A range with all memory of the zone that allows huge pages, except for runs.
+    /// A range that contains all memory of the zone that allows huge pages, except for runs.
     allowed: Range<u32>,
     /// The blocks of the next batch, which become `ready` when that is empty.
     next: Range<u32>,
@@ -112,7 +113,7 @@ impl Population {
     }
 }
 
-/// A step before a block is taken.
+/// A step of population, before a block is taken.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Allow huge pages for these detached blocks.
@@ -120,8 +121,8 @@ pub(crate) enum Step {
     /// Wait until the zone's count of steps differs from this number. Another thread then has
     /// allowed huge pages or populated a block.
     Wait(u32),
-    /// Populate this detached block. The flag: also early tables, since the caller will write to
-    /// them.
+    /// Populate this detached block. If the flag is set, also populate early tables, since the
+    /// caller will write to them.
     Populate(Pfn, bool),
     /// Populate this detached block of this order. Most of its pages were released and are expected
     /// to be needed again.
@@ -130,7 +131,7 @@ pub(crate) enum Step {
 
 impl Inner {
     /// The next step before a block is taken, if the block would come from memory that is worth
-    /// population. Blocks in the result are detached. `steps` is the zone's count of steps.
+    /// population. Any blocks in the result are detached. `steps` is the zone's count of steps.
     pub(crate) fn step_to_populate(&mut self, block: Touched, steps: &AtomicU32) -> Option<Step> {
         let Touched { order, one_more, early } = block;
         let resident = self.used() + self.buddy.backed_free;
@@ -196,9 +197,9 @@ impl Inner {
         })
     }
 
-    /// The order of the part of a found block to populate, since its pages were released and are
-    /// needed again: at most 2 MiB. `None` if too many of its pages are backed, or if it is too
-    /// small.
+    /// The order of the part of a found block to populate, at most 2 MiB, because its pages were
+    /// released and are expected to be needed again. `None` if too many of its pages are backed, or
+    /// if it is too small.
     fn block_to_refill(&self, (pfn, size, class): (Pfn, Order, usize)) -> Option<Order> {
         let part = size.min(HUGE);
         let pages = part.pages();
@@ -247,7 +248,7 @@ impl Inner {
 }
 
 impl Zone {
-    /// Runs a step before a block is taken.
+    /// Runs a step of population.
     #[cold]
     pub(crate) fn populate<P: Platform>(&self, arena: &Arena, platform: &P, step: Step) {
         match step {
@@ -307,11 +308,11 @@ impl Zone {
         self.end_step(inner);
     }
 
-    /// Populates a detached block. A block of 2 MiB is emptied first, since the system makes no
-    /// huge page where there are small pages.
+    /// Populates a detached block. First releases a block of 2 MiB, since the system makes no huge
+    /// page where there are small pages.
     fn refill_block<P: Platform>(&self, arena: &Arena, platform: &P, pfn: Pfn, size: Order) {
         let (address, bytes) = (arena.address(pfn), (size.pages() as usize) << arena.page_shift());
-        // SAFETY: the block is mapped and detached, so no other thread uses it.
+        // SAFETY: the block is detached, so no thread needs its contents.
         if size == HUGE && unsafe { platform.release_unless_locked(address, bytes) }.is_ok() {
             // If the system refuses, small pages come.
             let _ = platform.huge_pages(address, bytes, HugePages::Allowed);
@@ -425,7 +426,7 @@ mod tests {
         o.pages.verify().unwrap();
     }
 
-    /// A zone that takes blocks of 32 pages until the first huge page is populated.
+    /// Opens a zone and takes blocks of 32 pages until the first huge page is populated.
     fn opened_with_a_huge_page(machine: &Virtual) -> Opened<'_, Virtual> {
         let o = Opened::new(machine, &Shape { huge: true, ..shape(None) }).unwrap();
         while o.pages.statistics().populated == 0 {

@@ -4,10 +4,10 @@
 //!
 //! A run detaches free blocks from the buddy and releases their memory by `madvise`. Whole chunks
 //! come first: adjacent chunks by one call of at most 32 MiB, with their parts of side tables.
-//! Smaller blocks follow: up to 512 by one call if the kernel supports that, otherwise a few one by
-//! one. [`ReleasePass::held`] releases pages of blocks that are handed out, which their holders
-//! choose. Blocks that the system refused stay as they were. The caller decides how many pages are
-//! released.
+//! Smaller blocks follow. One call releases up to 512 of them if the kernel supports that;
+//! otherwise the run releases a few one by one. [`ReleasePass::held`] releases pages of blocks that
+//! are handed out, which their holders choose. Blocks that the system refused stay as they were.
+//! The caller decides how many pages are released.
 //!
 //! A huge page is split before a part of it is released. Otherwise the kernel keeps all of it until
 //! the container is short of memory. A release that makes room for pages that another allocation
@@ -52,9 +52,9 @@ pub struct Report {
     pub calls: u32,
     /// Number of these calls that failed.
     pub failed: u32,
-    /// Number of pages that came back from CPU lists.
+    /// Number of pages that were drained from CPU lists.
     pub drained: u32,
-    /// Number of CPU lists that were busy.
+    /// Number of CPU lists that another thread held.
     pub skipped: u32,
     /// Whether a later tick may find something to do even if no thread allocates or frees in
     /// between.
@@ -80,10 +80,10 @@ pub(crate) struct Release {
     /// Room for [`SCATTERED_RANGES`] ranges, for the thread that has the turn.
     ranges: *mut Range,
     turn: AtomicBool,
-    /// Number of ticks in which nothing is released, because the system refused everything.
+    /// Number of further ticks that release nothing, because the system refused everything.
     idle: AtomicU32,
     patience: AtomicU32,
-    /// Number of runs in which blocks go one by one.
+    /// Number of further runs that release blocks one by one.
     singly: AtomicU32,
     pub(crate) released: AtomicU64,
     /// Number of released pages that were handed out.
@@ -92,7 +92,7 @@ pub(crate) struct Release {
     pub(crate) failures: AtomicU64,
 }
 
-// SAFETY: only the thread that has the turn uses the pointer, and the memory belongs to no thread.
+// SAFETY: only the thread that has the turn uses the pointer, and its memory belongs to this value.
 unsafe impl Send for Release {}
 // SAFETY: only the thread that has the turn uses the pointer; everything else is atomics.
 unsafe impl Sync for Release {}
@@ -112,8 +112,8 @@ impl Release {
     pub(crate) const BYTES: usize = SCATTERED_RANGES * size_of::<Range>();
 
     /// # Safety
-    /// [`Release::BYTES`] zeroed bytes lie at `address`, aligned for a range, and belong to this
-    /// value alone.
+    /// [`Release::BYTES`] zeroed bytes lie at `address`, aligned for a range. They belong to this
+    /// value alone as long as it lives.
     pub(crate) unsafe fn at(address: usize) -> Release {
         Release {
             ranges: core::ptr::with_exposed_provenance_mut(address),
@@ -138,8 +138,9 @@ impl Release {
 impl Turn<'_> {
     /// The statistics and the ranges for a run.
     pub(crate) fn parts(&mut self) -> (&Release, &mut [Range]) {
-        // SAFETY: the caller of `Release::at` gave memory for that many ranges, for this value
-        // alone. The turn is exclusive, and borrowed exclusively.
+        // SAFETY: the caller of `Release::at` gave zeroed, aligned memory for that many ranges, for
+        // this value alone. Zeroes are valid ranges. The turn is exclusive, and borrowed
+        // exclusively.
         (self.0, unsafe { core::slice::from_raw_parts_mut(self.0.ranges, SCATTERED_RANGES) })
     }
 }
@@ -169,7 +170,7 @@ pub(crate) struct ReleasePass<'a, P> {
     /// Whether a huge page is split before a part of it is released. Otherwise the part leaves the
     /// process at once, but stays charged to the container until that is short of memory.
     pub(crate) splits: bool,
-    /// Called between system calls. The run stops when it returns true.
+    /// The run calls this between system calls, and stops when it returns true.
     pub(crate) stop: &'a dyn Fn() -> bool,
 }
 
@@ -190,8 +191,8 @@ impl<P: Platform> ReleasePass<'_, P> {
 
     /// Releases ranges of pages that are handed out, in rounds. In each round, `gather` writes
     /// ranges to its argument and returns their number; 0 ends the run. After the release, `settle`
-    /// gets the ranges, and the number of them, from the first, that were released. Returns whether
-    /// the system would take more.
+    /// gets all ranges of the round, and how many of them, from the first, were released. Returns
+    /// whether the system would take more.
     pub(crate) fn held(
         self,
         mut gather: impl FnMut(&mut [Range]) -> usize,

@@ -4,12 +4,12 @@
 //!
 //! A run of up to a chunk comes from the smallest block that holds it and its alignment; the rest
 //! is freed at once. If free pages lie directly in front of that block, the run begins in them. If
-//! it would take memory from the system, smaller backed blocks side by side are tried first. So
-//! later runs use the remainders of earlier ones.
+//! the run would take memory from the system, the buddy first tries smaller backed blocks that lie
+//! side by side. So later runs use the remainders of earlier ones.
 //!
-//! A longer run takes whole chunks in a row, lowest address first, and frees the rest of the last
-//! one. A freed run becomes the largest aligned blocks in it. While a run is handed out, the word
-//! of its first frame is the run's owner.
+//! A longer run takes adjacent whole chunks, the lowest ones that fit, and frees the rest of the
+//! last one. A freed run becomes the largest aligned blocks in it. While a run is handed out, the
+//! word of its first frame is the run's owner.
 //!
 //! # Locking
 //!
@@ -21,7 +21,8 @@ use crate::units::{Block, CHUNK, CHUNK_ORDER};
 use neap_base::{Order, Pfn, bitmap};
 
 impl Buddy {
-    /// Allocates `pages` pages in a row whose first is a multiple of `align`, a power of two.
+    /// Allocates `pages` pages in a row. The first is a multiple of `align`, which is a power of
+    /// two.
     pub(crate) fn allocate_run(&mut self, pages: u32, align: u32) -> Option<Block> {
         let pfn = if pages.max(align) <= CHUNK {
             self.take_joined(pages, align).or_else(|| self.take_within_chunk(pages, align))?
@@ -54,7 +55,7 @@ impl Buddy {
         Block { pfn, zero: !self.backed.any(pfn, pages) }
     }
 
-    /// Removes `pages` pages in a row, at most a chunk, from the free ones.
+    /// Removes `pages` pages in a row from the free ones. A run has at most a chunk here.
     fn take_within_chunk(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         let order = Order::holding(pages.max(align));
         let (block, class) = self.take(order)?;
@@ -66,8 +67,8 @@ impl Buddy {
         Some(start)
     }
 
-    /// The first page of the free blocks of wanted classes, each smaller than `order`, that lie in
-    /// a row in front of `end` in its chunk.
+    /// The start of the row of free blocks that ends at `end`, in the chunk of `end`. Each block in
+    /// the row is smaller than `order` and has a wanted class.
     fn free_before(&self, end: Pfn, order: Order, is_wanted: impl Fn(usize) -> bool) -> Pfn {
         let mut start = end;
         while !start.0.is_multiple_of(CHUNK)
@@ -82,9 +83,9 @@ impl Buddy {
         start
     }
 
-    /// Removes `pages` pages in a row, at most a chunk, that consist of backed blocks smaller than
-    /// the run. Does so only if no wholly backed block holds the run. One of the row's blocks must
-    /// be among the first few free blocks of half the size.
+    /// Removes `pages` pages in a row, at most a chunk. The row consists of blocks with memory that
+    /// are smaller than the run. Does so only if no wholly backed block holds the run. One of the
+    /// row's blocks must be among the first few free blocks of half the size.
     fn take_joined(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         /// Number of blocks examined.
         const LOOKS: usize = 8;
@@ -163,7 +164,7 @@ impl Buddy {
         }
     }
 
-    /// Removes as many whole free chunks in a row as hold `pages`, and frees the surplus.
+    /// Removes as many adjacent free chunks as hold `pages`, and frees the surplus pages.
     fn take_chunks(&mut self, pages: u32, align: u32) -> Option<Pfn> {
         let (count, align) = (pages.div_ceil(CHUNK) as usize, (align / CHUNK).max(1) as usize);
         let first = self
@@ -178,14 +179,15 @@ impl Buddy {
         Some(pfn)
     }
 
-    /// The first of the lowest free chunks in a row that hold a run of more than a chunk and all
-    /// have some backed pages.
+    /// The first of the lowest adjacent free chunks that hold a run of more than a chunk. Each of
+    /// these chunks has some backed pages.
     pub(crate) fn backed_row(&self, pages: u32, align: u32) -> Option<usize> {
         let (count, align) = (pages.div_ceil(CHUNK) as usize, (align / CHUNK).max(1) as usize);
         if self.backed_free < pages { None } else { self.chunks_in_a_row(&self.backed_chunks, count, align) }
     }
 
-    /// The lowest `count` chunks of a map in a row whose address is a multiple of `align` chunks.
+    /// The first of the lowest `count` adjacent chunks of a map. Its address is a multiple of
+    /// `align` chunks.
     fn chunks_in_a_row(&self, map: &Map, count: usize, align: usize) -> Option<usize> {
         let map = map.get();
         let end = map.len() * 64;

@@ -27,10 +27,10 @@ pub struct SideTable {
     /// ends of the part stay, since they may have bytes of other chunks.
     pub droppable: bool,
     /// Whether the table's part for a block is populated whenever the block is. The part is a page
-    /// or two, and is written to under locks.
+    /// or two, and threads write to it under locks.
     pub brief: bool,
-    /// Whether the table's part is populated with a block for small blocks, or with a block for
-    /// which the caller will write to early tables.
+    /// Whether the table's part is populated together with a block: one for small blocks, or one
+    /// for which the caller will write to early tables.
     pub early: bool,
 }
 
@@ -45,7 +45,8 @@ pub struct Shape {
     pub tables: [SideTable; TABLES],
     /// Whether fresh memory may be populated as huge pages, and runs may have them.
     pub huge: bool,
-    /// The most pages that a CPU's list keeps; 0: no lists; `None`: tuned at run time.
+    /// The most pages that a CPU's list keeps. 0 means no lists, `None` a size that is tuned at run
+    /// time.
     pub list_high: Option<u32>,
     /// The most doublings of the pages that move at once; at most [`MOST_BATCH_SCALE`].
     pub batch_scale: u32,

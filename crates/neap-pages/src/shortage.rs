@@ -2,8 +2,8 @@
 //!
 //! # Design
 //!
-//! The nodes share the budget. While it has room, no node has to give up anything, however much it
-//! uses. With little room, a node that uses more than its part is short.
+//! The nodes share the budget. While it has room, no node has to free memory, however much it uses.
+//! With little room, a node that uses more than its part is short.
 //!
 //! If the room is at most the sum of all `low`, some node has at most its `low` left of its part.
 //! If no node has at most its `high` left, the room is more than the sum of all `high`. So if the

@@ -32,13 +32,13 @@ pub struct Statistics {
     pub backed_free: u32,
     /// The least `backed_free` since the last tick.
     pub backed_free_low: u32,
-    /// Pages handed out, without holes, or in a CPU's list.
+    /// Pages handed out or in a CPU's list, without holes.
     pub used: u32,
     /// Pages handed out without memory.
     pub holes: u32,
     /// Pages in CPUs' lists.
     pub listed: u32,
-    /// Pages detached while their memory is released or populated, or until it is populated.
+    /// Detached pages: their memory is being released or populated, or they wait for population.
     pub releasing: u32,
     /// `releasing`, and the pages on their way from a CPU's list to the zone.
     pub travelling: u32,

@@ -80,8 +80,7 @@ impl Table {
         (self.place(offset, 0).0 - self.start) >> page_shift << page_shift
     }
 
-    /// Size of the table for `arena` bytes of the arena: whole pages, with a byte for every part
-    /// begun.
+    /// Size of the table for the first `arena` bytes of the arena, in whole pages.
     pub(crate) fn bytes(&self, arena: usize, page_shift: u32) -> usize {
         (self.lead + arena.div_ceil(1 << self.shift)).next_multiple_of(1 << page_shift)
     }
@@ -118,10 +117,10 @@ impl Table {
         offsets.map(|offset| self.place(offset, 0).0)
     }
 
-    /// Populates the table's bytes for a part of the arena that the caller has detached. `fresh`:
-    /// the table has no memory there yet, so a huge page is allowed. If the system has no huge
-    /// page, small pages come. Allowing a huge page, and forbidding it again, each take the
-    /// process's mapping lock for writing.
+    /// Populates the table's bytes for a part of the arena that the caller has detached. With
+    /// `fresh`, the table has no memory there yet, and may get a huge page. If the system has no
+    /// huge page, it supplies small pages. Allowing a huge page, and forbidding it again, each take
+    /// the process's mapping lock for writing.
     ///
     /// # Errors
     /// The platform's error. Some of the pages may be populated.

@@ -23,10 +23,10 @@ pub(crate) const UNLIMITED: u32 = u32::MAX;
 pub struct Block {
     /// Its first page.
     pub pfn: Pfn,
-    /// Whether every byte of the block is known to be zero.
+    /// Whether all bytes are zero. Otherwise the contents are undefined.
     pub zero: bool,
 }
 
-/// There is no memory: the budget is used up, or the system or the address space refuses.
+/// No memory is left: the budget is used up, or the system or the address space refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted;

@@ -3,9 +3,9 @@
 //! # Design
 //!
 //! An allocation that finds no block grows the arena. If that fails, the allocation waits a bounded
-//! time for travelling pages. These were cut off a CPU's list, or are under release or population,
-//! and are counted apart. An allocation that needs fresh memory may also wait for huge pages that
-//! other threads populate (`populate.rs`). The zone neither reclaims nor drains lists.
+//! time for *travelling* pages. A thread cut these off a CPU's list, or is releasing or populating
+//! them. The zone counts them apart. An allocation that needs fresh memory may also wait for huge
+//! pages that other threads populate (`populate.rs`). The zone neither reclaims nor drains lists.
 //!
 //! # Locking
 //!
@@ -50,17 +50,17 @@ pub(crate) struct Inner {
     pub(crate) population: Population,
     /// Pages that may be used here; [`UNLIMITED`] without a budget.
     pub(crate) budget: u32,
-    /// Whether the budget pays for the tables; it does on one node.
+    /// Whether this node's part of the budget pays for the tables. Only the first node's part does.
     pub(crate) pays_tables: bool,
     /// Pages of tables that are charged to the budget, as of the last [`Inner::fits`].
     pub(crate) tables: u32,
-    /// Where the counters of nodes are for other processes.
+    /// The cells for the counters of all nodes, which other processes read.
     pub(crate) live: Cells<ZoneCell>,
     node: usize,
 }
 
 impl Inner {
-    /// Pages that are handed out, without holes, or in CPUs' lists.
+    /// Pages that are handed out or in CPUs' lists, without holes.
     pub(crate) fn used(&self) -> u32 {
         (self.buddy.managed - self.buddy.free - self.releasing).wrapping_sub(self.holes as u32)
     }
@@ -107,7 +107,7 @@ impl Inner {
         let missing = i64::from(missing);
         let drawn = |left: i64| missing + ((left - missing) / 4).min(MOST_AHEAD);
         let before = arena.reserve.fetch_update(Relaxed, Relaxed, |left| (left >= missing).then(|| left - drawn(left)));
-        // At most the whole budget, which is less than `UNLIMITED`.
+        // The sum is at most the whole budget, which is less than `UNLIMITED`.
         self.budget += before.map_or(0, |left| drawn(left) as u32);
         before.is_ok()
     }
@@ -168,7 +168,7 @@ impl Wanted {
         Wanted { pages: order.pages(), growth: order.pages(), populate: Some(Touched::block(order)) }
     }
 
-    /// One more block of many that were filled.
+    /// One more block for a caller that has filled many such blocks.
     pub(crate) fn one_more_block(order: Order, early: bool) -> Wanted {
         Wanted { populate: Some(Touched { order, one_more: true, early }), ..Wanted::block(order) }
     }
@@ -193,8 +193,8 @@ pub(crate) struct Zone {
 }
 
 impl Zone {
-    /// A node's zone over `buddy`. At most `budget` pages are in use at once; [`UNLIMITED`]: no
-    /// budget. Without tuning, all lists together keep `listed` pages.
+    /// Creates a node's zone over `buddy`. At most `budget` pages are in use at once; [`UNLIMITED`]
+    /// means no budget. Without tuning, all lists together keep `listed` pages.
     pub(crate) fn new(buddy: Buddy, node: usize, budget: u32, listed: u32, page_shift: u32, huge: bool) -> Zone {
         let population = Population::new(huge && page_shift == 12, listed);
         Zone {
@@ -239,7 +239,8 @@ impl Zone {
     /// # Safety
     /// No other thread uses the zone.
     pub(crate) unsafe fn store_live(&self) {
-        // SAFETY: no other thread takes the mutex (the caller's promise), and storing does not.
+        // SAFETY: no other thread takes the mutex (the caller's promise), and this thread does not
+        // take it while it stores the counters.
         unsafe { self.inner.peek() }.inspect(|inner| inner.store_live());
     }
 
@@ -344,19 +345,21 @@ impl Zone {
         let before = inner.resident();
         let block = take(&mut inner.buddy)?;
         self.count_growth(inner.resident().wrapping_sub(before).into());
-        // A block that has memory in part takes the rest from the system.
+        // If a part of the block has no memory, that part takes memory from the system.
         self.note_beyond(&inner);
         Some(block)
     }
 
     pub(crate) fn add(&self, (start, pages): Grown) {
-        // SAFETY: the arena maps its tables before it passes new pages on, and only this node's
-        // buddy writes their parts for these pages.
+        // SAFETY: the arena maps its tables before it passes new pages on, and keeps them until it
+        // is closed. Only this node's buddy uses its maps of chunks, and the words of the map of
+        // backed pages for these pages. All code accesses frames by the rules of `frames`.
         unsafe { self.lock().buddy.add(start, pages) };
     }
 
-    /// Takes a whole chain back, at most `blocks` blocks under one hold of the lock. Pauses between
-    /// two holds if other threads wait: they never see a lock free that is taken again at once.
+    /// Puts a whole chain back, at most `blocks` blocks under one hold of the lock. Pauses between
+    /// two holds if other threads wait. Otherwise this thread could take the lock again before they
+    /// see it free.
     pub(crate) fn give_chain(&self, mut chain: Chain, order: Order, blocks: u32) {
         /// Spins, some tenths of a microsecond, until a waiting CPU has seen that the lock is free.
         const TURNS: u32 = 20;

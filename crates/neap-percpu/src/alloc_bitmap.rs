@@ -1,9 +1,9 @@
 //! The allocation map of a chunk: which grains are in rows, with hints about free runs.
 //!
-//! The map has a bit per grain. For every block of grains it has a hint: the lengths of the free
-//! run at the block's start, of the one at its end, and of the longest. A changed block is scanned
-//! anew (four words), so hints are always exact. The kernel updates its hints by rules instead,
-//! which can forget a hole that an aligned search skipped.
+//! The map has a bit per grain. Each block of grains has a hint with three lengths: of the free run
+//! at the block's start, of the one at its end, and of the longest. Each change scans a changed
+//! block anew (four words), so hints are always exact. The kernel instead updates its hints by
+//! rules, which can forget a hole that an aligned search skipped.
 
 use crate::geometry::round_up;
 use neap_base::bitmap;
@@ -89,8 +89,8 @@ impl Map<'_> {
         longest.max(run)
     }
 
-    /// The first `size` free grains at a multiple of `align` that `accept` accepts. Otherwise
-    /// `accept` returns where the search continues.
+    /// Finds the first `size` free grains at a multiple of `align` that `accept` accepts. If it
+    /// refuses a place, `accept` returns where the search continues.
     pub(crate) fn find(&self, size: usize, align: usize, accept: impl Fn(usize) -> Result<(), usize>) -> Option<usize> {
         let mut at = 0;
         while let Some(start) = self.next_run(at, size) {

@@ -18,7 +18,7 @@ use neap_base::bitmap;
 /// No chunk, row or owner: the end of a list.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Header of a chunk. All zeroes: the chunk does not exist.
+/// Header of a chunk. If it is all zeroes, the chunk does not exist.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -107,8 +107,8 @@ impl Chunks {
     /// For as long as the value is used, two pieces of memory belong to it alone:
     ///
     /// * `address`, aligned to 8 bytes: `parts.length` bytes of address space for each chunk of the
-    ///   geometry, zeroes where it is opened;
-    /// * `stack`: room for a number for each chunk.
+    ///   geometry, with zeroes where it is opened;
+    /// * `stack`, aligned for a number: room for a number for each chunk.
     pub(crate) unsafe fn at(geometry: Geometry, parts: Parts, address: usize, stack: usize) -> Chunks {
         let stack = core::ptr::with_exposed_provenance_mut(stack);
         Chunks { geometry, parts, address, opened: 0, reach: 0, stack, destroyed: 0 }
@@ -152,14 +152,15 @@ impl Chunks {
         /// `length` valid values of `T` lie at `address`, aligned for `T`. Fresh tables are zeroes,
         /// so all zeroes must be a valid `T`. No other reference to the values exists.
         unsafe fn slice<'a, T>(address: usize, length: usize) -> &'a mut [T] {
-            // SAFETY: the caller promises valid values that no other reference leads to.
+            // SAFETY: the caller promises valid, aligned values that no other reference leads to.
             unsafe { core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(address), length) }
         }
         debug_assert!(chunk < self.reach);
         let (address, geometry, parts) = (self.tables(chunk), &self.geometry, &self.parts);
         let (grains, granules) = (geometry.grains, geometry.granules);
-        // SAFETY: the parts lie in the chunk's open tables and do not overlap. All of them are
-        // borrowed exclusively with `self`.
+        // SAFETY: the parts lie in the chunk's open tables, are aligned to 8 bytes, and do not
+        // overlap. All zeroes are valid for all of their types. `self` is borrowed exclusively with
+        // them.
         unsafe {
             Chunk {
                 geometry,
@@ -183,7 +184,7 @@ impl Chunks {
     /// Allows the chunks below `end` to be created.
     ///
     /// # Safety
-    /// The tables and memory of these chunks may be touched.
+    /// The tables and the memory of the chunks below `end` are open.
     pub(crate) unsafe fn open(&mut self, end: u32) {
         self.opened = end;
     }
@@ -210,8 +211,8 @@ impl Chunks {
     /// released until it is created again.
     pub(crate) fn destroy(&mut self, chunk: u32) {
         self.header(chunk).exists = false;
-        // SAFETY: the stack has room for every chunk's number, and a chunk is destroyed only while
-        // it exists.
+        // SAFETY: the stack has room for every chunk's number. A chunk is destroyed only while it
+        // exists, so there are fewer destroyed chunks than chunks.
         unsafe { self.stack.add(self.destroyed as usize).write(chunk) };
         self.destroyed += 1;
     }
@@ -225,7 +226,7 @@ pub(crate) struct NewPages {
 }
 
 impl Chunk<'_> {
-    /// Initialises a chunk that does not exist: nothing taken, nothing populated.
+    /// Initialises a chunk that does not exist. No grain is then taken, and no page populated.
     fn create(&mut self) {
         self.map.words.fill(0);
         self.map.hints.fill(Hint::FREE);
@@ -315,7 +316,7 @@ impl Chunk<'_> {
         NewPages { came, empty }
     }
 
-    /// Records that pages were released, all of them populated and empty.
+    /// Records that pages were released. All of them were populated and empty.
     pub(crate) fn depopulate(&mut self, pages: Range<usize>) {
         let count = pages.len() as u32;
         bitmap::clear_range(self.populated, pages.start, pages.end);
@@ -348,7 +349,7 @@ impl Chunk<'_> {
         Some(bitmap::next_set(self.starts, start + 1, end).unwrap_or(end))
     }
 
-    /// First granule of `size` free ones in a row, at a multiple of `align` from the row's start.
+    /// First granule of `size` adjacent free ones, at a multiple of `align` from the row's start.
     /// The row itself begins at such a multiple.
     pub(crate) fn room(&self, row: Range<usize>, size: usize, align: usize) -> Option<usize> {
         let mut at = row.start;

@@ -28,7 +28,7 @@ struct Ends {
 #[derive(Debug)]
 pub(crate) struct Lists {
     ends: [Ends; LISTS],
-    /// A bit per list that is not empty.
+    /// A bit per list, set if the list is not empty.
     filled: u64,
     /// The slot of the longest possible run.
     last_slot: usize,
@@ -39,8 +39,8 @@ impl Lists {
         Lists { ends: [Ends { head: NONE, tail: NONE }; LISTS], filled: 0, last_slot: slot(unit) }
     }
 
-    /// The list of chunks that were depopulated; used after all slots, so that fuller chunks are
-    /// filled first.
+    /// The list of chunks that were depopulated. Searches try it after all slots, so that
+    /// allocations fill fuller chunks first.
     pub(crate) fn sidelined(&self) -> usize {
         self.last_slot + 1
     }

@@ -1,7 +1,7 @@
 //! A walk over the chunks, for displaying them: each with its list, its numbers and its maps.
 //!
-//! One chunk at a time is read under the state's lock: a word for each 64 pages and each 64 grains.
-//! Chunks come and go between two steps, so only each chunk is consistent, not the walk.
+//! Each call reads one chunk under the state's lock, a word for each 64 pages and each 64 grains.
+//! Chunks come and go between two calls, so only each chunk is consistent, not the walk.
 //! [`PerCpuData::chunk`] never waits for the worker. It frees the kept allocation, and changes
 //! nothing else.
 
@@ -15,7 +15,7 @@ pub struct Dimensions {
     pub layout: Layout,
     /// CPUs that have copies.
     pub cpus: usize,
-    /// Number of groups: each page of a chunk's map stands for as many pages of the machine.
+    /// Number of groups. Each page of a chunk's map stands for this many pages of the machine.
     pub groups: usize,
     /// CPUs that a group has room for.
     pub columns: usize,
@@ -34,8 +34,8 @@ pub struct Dimensions {
 /// The list that a chunk is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum List {
-    /// The slot of its longest free run: at least `2^(n + 2)` bytes per CPU, and less than twice
-    /// that. 0: no allocation fits.
+    /// The slot of its longest free run, which has at least `2^(n + 2)` bytes per CPU, and less
+    /// than twice that. In slot 0 no allocation fits.
     Slot(usize),
     /// The list of chunks whose empty pages were released. Allocations try all slots first.
     Sidelined,
@@ -48,7 +48,7 @@ pub enum List {
 /// A chunk at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chunk {
-    /// Its number, which is reused after it is destroyed.
+    /// Its number. A new chunk reuses the number after this one is destroyed.
     pub number: u32,
     /// The list that it is on.
     pub list: List,

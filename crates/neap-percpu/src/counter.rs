@@ -25,7 +25,8 @@ use neap_base::Mutex;
 #[derive(Debug)]
 pub struct PerCpuCounter<H: Host> {
     words: Words<H>,
-    /// Start value of words. `mask` has the bits that a word within its batch does not have.
+    /// Start value of words. The next field, `mask`, has the bits that no word within its batch
+    /// has.
     start: i64,
     mask: i64,
     shared: AtomicI64,
@@ -34,7 +35,7 @@ pub struct PerCpuCounter<H: Host> {
 
 impl<H: Host> PerCpuCounter<H> {
     /// Creates a counter at 0. `batch` is the largest part of a CPU that may be missing in the
-    /// approximate value, from 1 to 2^61, rounded down to a power of two.
+    /// approximate value. It is from 1 to 2^61, and is rounded down to a power of two.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
@@ -57,8 +58,8 @@ impl<H: Host> PerCpuCounter<H> {
         }
     }
 
-    /// Adds a value that the fast sequence did not add: there are no sequences, the CPU has none,
-    /// or the sequence was interrupted.
+    /// Adds a value that the fast sequence did not add. Either the platform or the CPU has no
+    /// sequences, or the sequence was interrupted.
     #[cold]
     fn add_elsewhere(&self, value: i64) {
         if !self.words.add(&raw const self.words.offsets, 0, value) {

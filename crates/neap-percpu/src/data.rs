@@ -2,12 +2,12 @@
 //!
 //! # Locking
 //!
-//! A thread takes the turn before the state's lock. It holds the turn while it populates or
-//! releases pages, over system calls that may block. Callers that can wait take the turn, and the
-//! worker takes it for each pass. A thread holds the state's lock for a few hundred instructions,
-//! never over a system call. [`PerCpuData::free`], and [`PerCpuData::allocate`] with
-//! [`Wait::Never`], take the state's lock only. No owner is charged under either lock, so a
-//! [`Charge`] may call the instance.
+//! A thread populates or releases pages only while it holds *the turn*, the mutex of the worker's
+//! data. It takes the turn before the state's lock, and holds it over system calls that may block.
+//! Callers that can wait take the turn, and the worker takes it for each pass. A thread holds the
+//! state's lock for a few hundred instructions, never over a system call. [`PerCpuData::free`], and
+//! [`PerCpuData::allocate`] with [`Wait::Never`], take the state's lock only. The instance charges
+//! owners under neither lock, so a [`Charge`] may call the instance.
 
 use crate::chunk::NONE;
 use crate::depopulate::Work;
@@ -69,14 +69,14 @@ impl core::error::Error for Refused {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OffsetsOf {
     AllCpus,
-    /// All but isolated CPUs: for sequences that are ended by fences.
+    /// All CPUs but isolated ones. A fence ends the sequences that use these offsets.
     FencedCpus,
 }
 
-/// Charges owners. Called without a lock; may allocate and free in the same instance.
-/// [`Owner::NONE`] is not charged.
+/// Charges owners for their allocations. The instance calls it without a lock, so it may allocate
+/// and free in the instance. The instance does not charge [`Owner::NONE`].
 pub trait Charge: Sync {
-    /// Charges `bytes` of all copies together to an owner. `false`: refused.
+    /// Charges an owner for `bytes`, all copies together. Returns `false` if the charge is refused.
     fn charge(&self, owner: Owner, bytes: usize) -> bool;
 
     /// Reverses a charge.
@@ -117,10 +117,10 @@ pub struct PerCpuData<C: Charge = ()> {
 }
 
 // SAFETY: an offset is written under the state's lock before a handle that leads to it exists. The
-// columns are written before another thread has the instance. The rest is in mutexes.
+// other tables are written before another thread has the instance. The rest is in mutexes.
 unsafe impl<C: Charge + Send> Send for PerCpuData<C> {}
-// SAFETY: offsets are written under the state's lock before a handle leads to them, and the columns
-// before the instance is shared. All else is in mutexes or atomics.
+// SAFETY: offsets are written under the state's lock before a handle leads to them, and the other
+// tables before the instance is shared. All else is in mutexes or atomics.
 unsafe impl<C: Charge> Sync for PerCpuData<C> {}
 
 impl<C: Charge> PerCpuData<C> {
@@ -133,8 +133,8 @@ impl<C: Charge> PerCpuData<C> {
         self.open_owner_for(platform, 0)
     }
 
-    /// Creates an owner with a word that names its payer, not 0. [`PerCpuData::take_back`] returns
-    /// the word when an allocation is freed.
+    /// Creates an owner. `payer` is a word that names its payer, and is not 0.
+    /// [`PerCpuData::take_back`] returns the word when an allocation is freed.
     ///
     /// # Errors
     /// As for [`PerCpuData::open_owner`].
@@ -191,17 +191,18 @@ impl<C: Charge> PerCpuData<C> {
     /// Checks size and alignment of a request.
     ///
     /// # Errors
-    /// [`Refused::BadRequest`].
+    /// [`Refused::BadRequest`] if the size or the alignment is invalid.
     pub fn check(&self, size: usize, align: usize) -> Result<(), Refused> {
         let is_one = (1..=LARGEST).contains(&size) && align.is_power_of_two() && align <= self.geometry.page;
         if is_one { Ok(()) } else { Err(Refused::BadRequest) }
     }
 
-    /// Allocates `size` zeroed bytes for each CPU, every copy at a multiple of `align`. Copies of
-    /// different CPUs or owners share no cache line.
+    /// Allocates `size` zeroed bytes for each CPU. Every copy begins at a multiple of `align`.
+    /// Copies of different CPUs share no cache line. In the layout
+    /// [`Layout::Rows`](crate::Layout::Rows), neither do copies of different owners.
     ///
     /// # Errors
-    /// See [`Refused`]; nothing has changed then.
+    /// See [`Refused`]. No allocation exists then, and the owner is not charged for it.
     pub fn allocate<P: Platform>(
         &self,
         platform: &P,
@@ -223,13 +224,14 @@ impl<C: Charge> PerCpuData<C> {
             }
         })?;
         for cpu in 0..self.geometry.cpus {
-            // SAFETY: `place` returned populated copies, and no other thread knows the handle yet.
+            // SAFETY: `place` returned populated copies of at least this length. No other thread
+            // knows the handle yet.
             unsafe { self.address(placed, cpu).write_bytes(0, request.granules * GRANULE) };
         }
         Ok(placed)
     }
 
-    /// Frees an allocation; returns the bytes of one copy. Waits only for the state's lock.
+    /// Frees an allocation. Returns the bytes of one copy. Waits only for the state's lock.
     ///
     /// # Errors
     /// See [`Invalid`].
@@ -241,8 +243,8 @@ impl<C: Charge> PerCpuData<C> {
         unsafe { self.take_back(handle) }.map(|(bytes, _)| bytes)
     }
 
-    /// Frees an allocation; returns the bytes of one copy and the word of its payer, 0 if there is
-    /// none.
+    /// Frees an allocation. Returns the bytes of one copy and its payer's word. The word is 0 if
+    /// the owner has no payer.
     ///
     /// # Errors
     /// See [`Invalid`].
@@ -261,10 +263,10 @@ impl<C: Charge> PerCpuData<C> {
         Ok((granules * GRANULE, payer))
     }
 
-    /// The address of a CPU's copy. The CPU may be any of the shape, whether it exists or not.
+    /// The address of a CPU's copy. The CPU must be below [`PerCpuData::cpus`]; it need not exist.
     ///
     /// # Panics
-    /// Only with debug assertions, if the shape does not have the CPU.
+    /// With debug assertions, if the CPU is not below [`PerCpuData::cpus`].
     #[inline]
     pub fn address(&self, handle: Handle, cpu: usize) -> *mut u8 {
         debug_assert!(cpu < self.geometry.cpus);

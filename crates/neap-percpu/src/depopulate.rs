@@ -4,20 +4,21 @@
 //!
 //! At each [`PerCpuData::tick`]:
 //!
-//! 1. Wholly free chunks are isolated, except one. Isolated chunks are emptied from the end, since
-//!    pages near the start are needed first. Pages that the reserve needs stay, and allocations may
-//!    use their chunk again. An emptied chunk without rows is destroyed if there is another wholly
-//!    free chunk. An emptied chunk with rows is sidelined.
-//! 2. Step 1 is repeated for pages that stayed empty since the last tick, beyond the reserve,
-//!    although no chunk has an empty quarter.
-//! 3. Pages are populated until the reserve is full, and entries of rows for them. If a caller that
-//!    may not wait was refused, as many pages as a whole reserve are populated.
+//! 1. The worker isolates all wholly free chunks except one: it takes their empty pages out of the
+//!    reserve. It empties isolated chunks from the end, since allocations need pages near the start
+//!    first. Pages that the reserve needs stay, and allocations may use their chunk again. The
+//!    worker destroys an emptied chunk without rows if there is another wholly free chunk. It
+//!    sidelines an emptied chunk with rows, so that allocations use it last.
+//! 2. The worker isolates and empties further chunks, although these have no empty quarter. It does
+//!    so for as many pages beyond the reserve as stayed empty since the last tick.
+//! 3. The worker populates pages until the reserve is full, and entries of rows for them. If a
+//!    caller that may not wait was refused, it populates as many pages as a whole reserve.
 //!
-//! While an isolated CPU runs the process, nothing is released unless a caller requests it, since
-//! the kernel would interrupt that CPU. Nor is anything released in some ticks after the system
-//! refused. In both cases a tick makes the chunks that `free` isolated available to allocations
-//! again. If an allocation or the reserve lacks room, it may use any chunk that waits to be
-//! emptied. Otherwise it would create a new chunk, which would later wait to be emptied, too.
+//! While an isolated CPU runs the process, the worker releases nothing unless a caller requests it,
+//! since the kernel would interrupt that CPU. It also releases nothing in some ticks after the
+//! system refused. In both cases a tick makes the chunks that `free` isolated available to
+//! allocations again. If an allocation or the reserve lacks room, it may use any chunk that waits
+//! to be emptied. Otherwise it would create a new chunk, which would later wait to be emptied, too.
 //!
 //! # Locking
 //!
@@ -35,7 +36,7 @@ use neap_base::platform::memory::SCATTERED_RANGES;
 use neap_base::platform::{Errno, memory};
 use neap_os::stack;
 
-/// Maximum number of ticks in which the system is not asked after it refused.
+/// Maximum number of ticks without a release after the system refused one.
 const MOST_PATIENCE: u32 = 64;
 /// Maximum number of page runs that one pass releases.
 const RUNS: usize = 128;
@@ -83,11 +84,11 @@ pub struct Tick {
     pub released: u64,
     /// Calls that the system refused.
     pub failed: u64,
-    /// Nothing was released, because an isolated CPU runs the process.
+    /// Whether nothing was released because an isolated CPU runs the process.
     pub held: bool,
-    /// Another tick would do more, or bring the end of the work nearer.
+    /// Whether another tick may have work to do.
     pub more: bool,
-    /// The system refused to release memory, and is not asked for some ticks.
+    /// Whether the next ticks release nothing, because the system refused.
     pub rests: bool,
 }
 
@@ -107,23 +108,23 @@ impl PageRun {
 
 impl Work {
     /// # Safety
-    /// There is zeroed room for [`SCATTERED_RANGES`] ranges at `ranges`, which only this value uses
-    /// as long as it exists.
+    /// There is zeroed room for [`SCATTERED_RANGES`] ranges at `ranges`, aligned for a range. Only
+    /// this value uses the room as long as it exists.
     pub(crate) unsafe fn at(ranges: usize) -> Work {
         let ranges = core::ptr::with_exposed_provenance_mut(ranges);
         Work { ranges, idle: 0, patience: 0, counts: WorkTotals::default() }
     }
 
     fn ranges(&mut self) -> &mut [memory::Range] {
-        // SAFETY: `at`'s caller promised zeroed room for this many ranges, for which zeroes are
-        // valid. `self` is borrowed exclusively.
+        // SAFETY: `at`'s caller promised zeroed, aligned room for this many ranges, for which
+        // zeroes are valid. `self` is borrowed exclusively.
         unsafe { core::slice::from_raw_parts_mut(self.ranges, SCATTERED_RANGES) }
     }
 }
 
 impl<C: Charge> PerCpuData<C> {
-    /// Does the worker's work. Called every 250 ms, and sooner if [`PerCpuData::is_work_wanted`].
-    /// Does nothing if another thread has the turn.
+    /// Does the worker's work. The program calls this every 250 ms, and sooner if
+    /// [`PerCpuData::is_work_wanted`]. Does nothing if another thread has the turn.
     pub fn tick<P: Platform>(&self, platform: &P) -> Tick {
         self.tick_until(platform, &|| false)
     }
@@ -164,7 +165,7 @@ impl<C: Charge> PerCpuData<C> {
         state.wanted = false;
         self.tell(&state);
         let high = self.geometry.high;
-        // `empty_low` is read before chunks are isolated, which lowers it.
+        // Reads `empty_low` before it isolates chunks, since that lowers `empty_low`.
         let unneeded = match need {
             Need::Old => state.empty_low.saturating_sub(high),
             Need::Pages(pages) => pages,
@@ -215,8 +216,9 @@ impl<C: Charge> PerCpuData<C> {
         stack::apart(|| self.depopulate(platform, work, floor, stop)).unwrap_or_else(|| self.turn.lock())
     }
 
-    /// Empties isolated chunks, until the reserve would be smaller than `floor`. Returns the turn,
-    /// which other threads may have had meanwhile. After `stop`, the rest stays isolated.
+    /// Empties isolated chunks, until the reserve would be smaller than `floor`. Returns the turn.
+    /// Other threads may have had the turn in between. After `stop`, the remaining chunks stay
+    /// isolated.
     fn depopulate<'a, P: Platform>(
         &'a self,
         platform: &P,
@@ -267,8 +269,8 @@ impl<C: Charge> PerCpuData<C> {
             + first * self.geometry.page
     }
 
-    /// Releases runs in all groups; returns how many, from the first, are released. The rest is
-    /// unchanged.
+    /// Releases runs in all groups. Returns how many of them, from the first, are released. The
+    /// other runs are unchanged.
     fn release<P: Platform>(&self, platform: &P, work: &mut Work, runs: &[PageRun]) -> usize {
         let (groups, page) = (self.geometry.groups, self.geometry.page);
         let mut done = 0;
@@ -279,7 +281,8 @@ impl<C: Charge> PerCpuData<C> {
                 let start = self.pages_at(at % groups, run.chunk, run.first);
                 *range = memory::Range { start, length: run.count * page };
             }
-            // SAFETY: no row touches the pages, and none is placed in an isolated chunk.
+            // SAFETY: no row touches the pages, and none is placed in a chunk that waits to be
+            // emptied. So no code needs the pages' contents.
             let mut bytes = unsafe { platform.release_scattered(ranges) }.unwrap_or(0);
             while done < runs.len() && bytes >= runs[done].count * page * groups {
                 bytes -= runs[done].count * page * groups;
@@ -291,7 +294,8 @@ impl<C: Charge> PerCpuData<C> {
             for group in 0..groups {
                 work.counts.release_calls += 1;
                 let start = self.pages_at(group, run.chunk, run.first);
-                // SAFETY: no row touches the pages, and none is placed in an isolated chunk.
+                // SAFETY: no row touches the pages, and none is placed in a chunk that waits to be
+                // emptied. So no code needs the pages' contents.
                 if unsafe { platform.release(start, run.count * page) }.is_err() {
                     work.counts.release_failures += 1;
                     // Populates the released pages again: a page is populated in all groups or in
@@ -465,8 +469,8 @@ impl State {
         Some(self.chunks.header(chunk).empty as usize)
     }
 
-    /// Makes all chunks that wait to be emptied available to allocations, since the system refuses
-    /// them.
+    /// Makes all chunks that wait to be emptied available to allocations, since the worker cannot
+    /// release their pages now.
     fn give_up(&mut self) {
         while self.recall().is_some() {}
     }

@@ -24,7 +24,7 @@ pub trait Host: Copy + Send + Sync {
     fn data(&self) -> &PerCpuData<Self::Charge>;
 
     /// Runs `body`, which may take locks. A fork waits meanwhile, so no child gets a copy of a held
-    /// lock. `body` must not call this function or the three below.
+    /// lock. `body` must not call `inside`, `try_inside`, `allocate` or `free` of the host.
     fn inside<R>(&self, body: impl FnOnce() -> R) -> R {
         body()
     }
@@ -55,8 +55,8 @@ pub trait Host: Copy + Send + Sync {
     }
 }
 
-/// A host with only an instance. Its user calls [`PerCpuData::tick`], and prevents forks during
-/// calls.
+/// A host with only an instance. The program calls [`PerCpuData::tick`], and ensures that no thread
+/// forks during calls.
 #[derive(Debug)]
 pub struct Standalone<'a, P: Platform, C: Charge = ()> {
     /// The instance.

@@ -24,19 +24,20 @@ use core::ops::Range;
 pub const GRANULE: usize = 8;
 /// The largest allocation, in bytes per CPU.
 pub const LARGEST: usize = 32 << 10;
-/// A cache line in bytes. Copies of different CPUs or owners never share one.
+/// A cache line in bytes. Copies of different CPUs never share one. In the layout [`Layout::Rows`],
+/// copies of different owners do not either.
 pub const LINE: usize = 64;
 /// The largest page, in bytes.
 const LARGEST_PAGE: usize = 64 << 10;
-/// Number of classes: one more than a row's maximum width in lines. Fits the handle's bits.
+/// Number of classes: one more than a row's maximum width in lines. The bits of a handle suffice.
 pub(crate) const CLASSES: usize = LARGEST_PAGE / LINE + 1;
 /// Page size in bytes for which the reserve has 2 to 4 pages for each CPU of a group. With larger
 /// pages, rows need fewer.
 const RESERVED: usize = 4096;
 /// Pages of a CPU's part of a chunk, by default.
 const UNIT_PAGES: usize = 16;
-/// The largest chunk, in bytes per group. Any machine's CPUs need less; [`Divisor`] would allow
-/// more.
+/// The largest chunk, in bytes per group. The CPUs of any machine need less, and [`Divisor`] works
+/// for more.
 const LARGEST_CHUNK: usize = 1 << 36;
 
 /// Arrangement of copies.
@@ -55,13 +56,13 @@ pub struct Shape {
     pub layout: Layout,
     /// Number of CPUs that have copies, whether they exist yet or not: the maximum of the machine.
     pub cpus: usize,
-    /// Bytes of a page: a power of two up to 64 KiB, and a multiple of the platform's; 0: the
-    /// platform's.
+    /// Bytes of a page: a power of two up to 64 KiB, and a multiple of the platform's page. 0
+    /// stands for the platform's page.
     pub page: usize,
-    /// Bytes of a chunk per CPU: a multiple of the page and of 16 KiB, at least [`LARGEST`]; 0: 16
-    /// pages.
+    /// Bytes of a chunk per CPU: a multiple of the page and of 16 KiB, at least [`LARGEST`]. 0
+    /// stands for 16 pages.
     pub unit: usize,
-    /// Address space in bytes per CPU: the maximum in use at once.
+    /// Bytes of address space per CPU, which bound the memory in use at once.
     pub span: usize,
 }
 
@@ -114,7 +115,7 @@ pub(crate) struct Geometry {
     pub(crate) grain: usize,
     /// Bytes of a grain, per group.
     pub(crate) stripe: usize,
-    /// Grains, granules and pages of a chunk.
+    /// Grains of a chunk. The next two fields: granules and pages of a chunk.
     pub(crate) grains: usize,
     pub(crate) granules: usize,
     pub(crate) pages: usize,
@@ -235,8 +236,8 @@ impl Geometry {
     /// `has` bytes wide so far.
     ///
     /// The row is as wide as the request, or as a sixteenth of the owner's rows (at most a page),
-    /// whichever is more. So many small allocations need few rows, and at most a sixteenth of an
-    /// owner's memory is unused.
+    /// whichever is more. So many small allocations need few rows. At most a sixteenth of an
+    /// owner's memory is unused, besides the losses of rounding.
     pub(crate) fn row(&self, size: usize, align: usize, has: u64) -> usize {
         if !self.shares() {
             return size.div_ceil(GRANULE);

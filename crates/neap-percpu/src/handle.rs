@@ -26,7 +26,7 @@ impl Handle {
         (self.0.get() >> ADDRESS_BITS) as usize
     }
 
-    /// The handle as a number, not 0.
+    /// The handle as a number, which is never 0.
     pub fn to_bits(self) -> NonZeroU64 {
         self.0
     }

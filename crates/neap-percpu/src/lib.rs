@@ -3,9 +3,9 @@
 //!
 //! [`PerCpuData`] is the whole allocator. Calls that may make a system call take the platform. The
 //! allocator's memory is separate from that of the page and object layers. It consists of chunks of
-//! reserved address space. Chunks are populated page by page, and their pages are released from the
-//! end. In the layout [`Layout::Rows`] all copies of an owner's data lie together, so whole pages
-//! are free when an owner ends. [`Layout::CpuMajor`] is the kernel's layout, for comparison.
+//! reserved address space. Chunks get memory page by page, and the worker releases their pages from
+//! the end. In the layout [`Layout::Rows`] all copies of an owner's data lie together, so whole
+//! pages are free when an owner ends. [`Layout::CpuMajor`] is the kernel's layout, for comparison.
 //!
 //! # Design
 //!
@@ -13,11 +13,11 @@
 //!
 //! * A row belongs to one owner. Every CPU has a copy of the row's width in it, on cache lines of
 //!   its own.
-//! * An allocation goes into a row of its owner that has room, the latest first. At most eight rows
-//!   are tried.
+//! * An allocation goes into a row of its owner that has room. The search begins at the head of the
+//!   owner's list and tries at most eight rows.
 //! * Otherwise it goes into a new row. The row is as wide as the allocation or as a sixteenth of
-//!   the owner's bytes, whichever is more; the latter up to a page for all copies. So sizes that
-//!   arrive one by one share few rows, and at most a sixteenth is unused.
+//!   the owner's bytes, whichever is more. The sixteenth counts up to a page for all copies. So
+//!   sizes that arrive one by one share few rows, and at most a sixteenth is unused.
 //! * A new row lies directly behind the owner's latest row, if that place is free. Otherwise it
 //!   takes the first place that fits in the fullest chunk that has one.
 //! * A row longer than half a page begins at the start of a page. This holds while the unused ends
@@ -25,9 +25,10 @@
 //!   next row mostly fills the end.
 //! * An empty row is freed at once.
 //!
-//! The last freed allocation is kept until the next allocation, free, tick or inspection. If the
-//! next allocation has the same size and owner, it gets the kept one. An allocation whose free
-//! would empty more than two pages, or would leave work for the worker, is not kept.
+//! The instance keeps the last freed allocation until the next allocation, free, tick or
+//! inspection. If the next allocation has the same owner and size, and an alignment that suits, it
+//! gets the kept one. An allocation whose free would empty more than two pages, or would leave work
+//! for the worker, is not kept.
 //!
 //! # Bounds
 //!

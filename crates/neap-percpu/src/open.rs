@@ -3,9 +3,10 @@
 //! # Design
 //!
 //! All address space that an instance can use is reserved when it is made, so addresses are
-//! arithmetic. Steps open it from the start, before it is needed. Unopened space is not filled when
-//! a program locks its memory, not written to a core dump, and not counted by a system without
-//! overcommit. Opened space stays open; its memory comes and goes by the page.
+//! arithmetic. The instance opens the space step by step from its start, before it uses it. If a
+//! program locks its memory, the kernel does not fill unopened space. Core dumps do not contain it,
+//! and a system without overcommit does not count it. Opened space stays open; its memory comes and
+//! goes by the page.
 //!
 //! # Locking
 //!
@@ -49,7 +50,8 @@ impl<C: Charge> PerCpuData<C> {
     /// comes online.
     ///
     /// # Errors
-    /// `INVAL` for an invalid shape, `NOMEM` or `AGAIN` if the address space is refused.
+    /// `INVAL` for an invalid shape. `NOMEM` or the platform's error if the system refuses address
+    /// space or memory. Nothing stays mapped then.
     pub fn open<P: Platform>(
         platform: &P,
         shape: &Shape,
@@ -75,7 +77,7 @@ impl<C: Charge> PerCpuData<C> {
         let memory = (platform.reserve(length + geometry.page)?, length + geometry.page);
         let base = memory.0.next_multiple_of(geometry.page);
         let parts = Parts::new(&geometry, platform.page_size());
-        // The tables, as distances from their start.
+        // Distances of the tables from the first one.
         let (mut carver, page) = (Carver(0), platform.page_size());
         let offsets = geometry.classes() * geometry.cpus * size_of::<usize>();
         let tables_of = [
@@ -91,7 +93,7 @@ impl<C: Charge> PerCpuData<C> {
             carver.piece(Pool::<Record>::bytes(most_owners(&geometry)), page),
         ];
         let tables_length = carver.0.next_multiple_of(page) + page;
-        // SAFETY: the memory was reserved above, and no other code knows it.
+        // SAFETY: `reserve` returned the memory just now, and no other code knows it.
         let unmap = |_: &Errno| unsafe { platform.unmap(memory.0, memory.1) };
         let tables = platform.reserve(tables_length).inspect_err(unmap)?;
         // A simulated machine's pages may be larger than the alignment of its reservations.
@@ -109,8 +111,8 @@ impl<C: Charge> PerCpuData<C> {
         // A huge page would give memory to pages that do not count as populated.
         let _ = platform.huge_pages(base, length, HugePages::Forbidden);
 
-        // SAFETY: each table has its own piece of new zeroes, of the length that it needs. All-zero
-        // memory is a valid row and a valid record.
+        // SAFETY: each table has its own aligned piece of new zeroes, of the length that it needs.
+        // All-zero memory is a valid row and a valid record.
         let (chunks, rows, work) = unsafe {
             let rows = Rows { rows: Pool::at(rows), owners: Pool::at(owners), grain: geometry.grain };
             (Chunks::at(geometry.clone(), parts, chunks, stack), rows, Work::at(ranges))
@@ -139,7 +141,7 @@ impl<C: Charge> PerCpuData<C> {
                 columns_used[group] += 1;
             }
             if platform.nodes() > 1 && column == 0 {
-                // A preference: memory of another node is better than none.
+                // The binding is only a preference: memory of another node is better than none.
                 let _ = platform.bind(base + group * data.geometry.group_span(), data.geometry.group_span(), node);
             }
             // SAFETY: the tables have an entry for every CPU, and no other thread has the instance
@@ -176,7 +178,8 @@ impl<C: Charge> PerCpuData<C> {
     /// lock. The caller holds the turn; the state's lock is released meanwhile.
     ///
     /// # Errors
-    /// [`Refused::Full`] if there is no address space, [`Refused::Memory`].
+    /// [`Refused::Full`] if the instance's address space is used up, [`Refused::Memory`] if the
+    /// system refuses memory. No chunk is created then.
     pub(crate) fn grow<'a, P: Platform>(
         &'a self,
         platform: &P,
@@ -198,11 +201,12 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Populates the entries of rows that will be used next, as many as fit the reserve. Callers
-    /// that may not wait then find entries with memory. The caller holds the turn.
+    /// Populates the entries of the rows that will be used next, as many as have room in the pages
+    /// of the reserve. Callers that may not wait then find entries with memory. The caller holds
+    /// the turn.
     ///
     /// # Errors
-    /// [`Refused::Memory`].
+    /// [`Refused::Memory`] if the system refuses memory.
     pub(crate) fn ready_rows<P: Platform>(&self, platform: &P) -> Result<(), Refused> {
         let state = self.state.lock();
         let rows = state.rows.rows.unready((self.geometry.high * self.geometry.page / self.geometry.stripe) as u32);
@@ -219,7 +223,8 @@ impl<C: Charge> PerCpuData<C> {
     /// holds the turn; the state's lock is released meanwhile.
     ///
     /// # Errors
-    /// [`Refused::Full`] if there is no more, [`Refused::Memory`].
+    /// [`Refused::Full`] if all address space is open, [`Refused::Memory`] if the system refuses.
+    /// The number of chunks that may be created is unchanged then.
     fn open_chunks<'a, P: Platform>(
         &'a self,
         platform: &P,
@@ -253,7 +258,7 @@ impl<C: Charge> PerCpuData<C> {
     /// meanwhile.
     ///
     /// # Errors
-    /// [`Refused::Full`] if there is no more, [`Refused::Memory`].
+    /// [`Refused::Full`] if all address space is open, [`Refused::Memory`] if the system refuses.
     pub(crate) fn open_owners<P: Platform>(&self, platform: &P, opened: u32) -> Result<(), Refused> {
         let _turn = self.turn.lock();
         let state = self.state.lock();
@@ -278,8 +283,7 @@ impl<C: Charge> PerCpuData<C> {
 /// Opens every page that overlaps a range.
 fn open_pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> Result<(), Refused> {
     let (start, length) = pages(platform, range);
-    // SAFETY: the range is a part of an instance's reservation, which begins and ends at page
-    // boundaries.
+    // SAFETY: the range lies in an instance's reservation, and so do the pages that it overlaps.
     unsafe { platform.open(start, length) }.map_err(Refused::Memory)
 }
 

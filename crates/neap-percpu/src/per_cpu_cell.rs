@@ -16,12 +16,12 @@ use neap_base::{CpuLock, Platform};
 const TURNS: u32 = 100;
 
 /// A value for each CPU. Dropping it frees its memory. If its owner was closed before, the caller
-/// must forget the value instead of dropping it.
+/// must forget this value instead of dropping it.
 #[derive(Debug)]
 pub struct PerCpu<T, H: Host> {
     host: H,
     handle: Handle,
-    /// Number of CPUs, from the first, that have a value: all of them after construction.
+    /// Number of CPUs, from the first, that have a value. After construction all have one.
     made: usize,
     value: PhantomData<T>,
 }
@@ -93,7 +93,7 @@ impl<T, H: Host> Drop for PerCpu<T, H> {
             // SAFETY: `new` wrote these values, and `self` is borrowed exclusively.
             unsafe { self.host.data().address(self.handle, cpu).cast::<CpuLock<T>>().drop_in_place() };
         }
-        // SAFETY: the values are dropped, so no code uses the memory. The handle is from
+        // SAFETY: the values are dropped, and no other code uses the memory. The handle is from
         // `allocate`, so there is no error.
         let _ = unsafe { self.host.free(self.handle) };
     }

@@ -1,4 +1,4 @@
-//! A table of entries in reserved address space, which is opened as entries are needed.
+//! A table of entries in reserved address space. The space is opened as entries are needed.
 //!
 //! A freed entry is reused before one that was never used. No memory is released. Rows and owners
 //! are kept in pools, under the allocator's lock.
@@ -19,7 +19,7 @@ struct PoolEntry<T> {
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     address: usize,
-    /// Number of entries that may be touched.
+    /// Number of entries whose address space is open.
     opened: u32,
     /// Number of entries that have memory; later ones may lack it.
     ready: u32,
@@ -36,8 +36,9 @@ impl<T: Copy> Pool<T> {
     }
 
     /// # Safety
-    /// The zeroes at `address` belong to the pool as long as it is used. They are aligned, and have
-    /// [enough bytes](Pool::bytes) for the opened entries. All-zero memory is a valid `T`.
+    /// The bytes at `address` belong to the pool as long as it is used. They are aligned for its
+    /// entries, and there are [enough](Pool::bytes) for all that are opened. Opened entries are
+    /// zeroes at first. All-zero memory is a valid `T`.
     pub(crate) unsafe fn at(address: usize) -> Pool<T> {
         Pool { address, opened: 0, ready: 0, reach: 0, free: NONE, in_use: 0, kind: PhantomData }
     }
@@ -53,14 +54,14 @@ impl<T: Copy> Pool<T> {
     }
 
     pub(crate) fn get(&self, index: u32) -> &T {
-        // SAFETY: indexes come from `take`, so the entry is open and lies in the memory that `at`
-        // was given.
+        // SAFETY: indexes come from `take`, so the entry is open and lies in the aligned memory
+        // that `at` was given. The pool is borrowed shared.
         unsafe { &(*self.entry(index)).value }
     }
 
     pub(crate) fn get_mut(&mut self, index: u32) -> &mut T {
-        // SAFETY: indexes come from `take`, so the entry is open, and the pool is borrowed
-        // exclusively.
+        // SAFETY: indexes come from `take`, so the entry is open and lies in the aligned memory
+        // that `at` was given. The pool is borrowed exclusively.
         unsafe { &mut (*self.entry(index)).value }
     }
 
@@ -71,17 +72,18 @@ impl<T: Copy> Pool<T> {
     /// Allows the entries below `end` to be used.
     ///
     /// # Safety
-    /// The memory of these entries may be touched.
+    /// The memory of the entries below `end` is open.
     pub(crate) unsafe fn open(&mut self, end: u32) {
         self.opened = end;
     }
 
-    /// Entries to populate, so that the next `ahead` new ones have memory. Empty if they have.
+    /// Entries to populate, so that the next `ahead` new ones have memory. Empty if they have it
+    /// already.
     pub(crate) fn unready(&self, ahead: u32) -> Range<u32> {
         if self.ready >= (self.reach + ahead).min(self.opened) {
             return 0..0;
         }
-        // Twice as many, so that not every new entry populates.
+        // Returns twice as many, so that most new entries need no population.
         self.ready.max(self.reach)..(self.reach + 2 * ahead).min(self.opened)
     }
 
@@ -90,12 +92,13 @@ impl<T: Copy> Pool<T> {
         self.ready = end;
     }
 
-    /// Takes a free entry, with the contents that it was freed with, or zeroes. `None` if all
-    /// opened entries are in use.
+    /// Takes a free entry. Its value is the one that it was freed with, or zeroes if it was never
+    /// used. Returns `None` if all opened entries are in use.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let index = if self.free != NONE {
             let index = self.free;
-            // SAFETY: the free list holds indexes that came from `take`, so the entry is open.
+            // SAFETY: the free list holds indexes that came from `take`, so the entry is open and
+            // aligned.
             self.free = unsafe { (*self.entry(index)).link };
             index
         } else if self.reach < self.opened {

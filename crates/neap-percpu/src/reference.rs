@@ -36,19 +36,22 @@ pub trait Counts {
     /// Returns `true` if the value was added.
     fn add(&self, open: &AtomicUsize, value: i64) -> bool;
 
-    /// The sum of all words. No thread changes them meanwhile.
+    /// Returns the sum of all words. The caller ensures that no thread changes them meanwhile.
     fn sum(&self) -> i64;
 
     /// Value of `open` while the count lives; 0 if there are no words that can be fenced.
     fn opened(&self) -> usize;
 
-    /// Sets the sum to 0. No thread changes the words meanwhile.
+    /// Sets the sum of all words to 0. The caller ensures that no thread changes them meanwhile.
     fn clear(&self);
 }
 
-/// Values of `state`. [`LIVE`]: alive. `me() / 2`: the thread with the number `me()` is killing the
-/// count. `!(me() / 2)`, which is at least [`KILLED`]: that thread has killed the count, and not
-/// put its first reference yet. [`DEAD`]: killed, and the first reference was put.
+/// Values of `state`:
+/// * [`LIVE`]: the count is alive.
+/// * `me() / 2`: the thread with the number `me()` is killing the count.
+/// * `!(me() / 2)`, at least [`KILLED`]: that thread killed it, but did not put its first
+///   reference.
+/// * [`DEAD`]: the count was killed, and its first reference was put.
 const LIVE: usize = 0;
 const KILLED: usize = 1 << (usize::BITS - 1);
 const DEAD: usize = usize::MAX;
@@ -63,7 +66,7 @@ pub struct Count<W> {
 }
 
 impl<W: Counts> Count<W> {
-    /// Creates a count of one: the reference that `Count::put_first` puts.
+    /// Creates a count with one reference, the first. `Count::put_first` puts that one.
     pub fn new(words: W) -> Count<W> {
         let open = words.opened();
         Count { words, open: AtomicUsize::new(open), shared: AtomicUsize::new(BIAS + 1), state: AtomicUsize::new(LIVE) }
@@ -80,9 +83,8 @@ impl<W: Counts> Count<W> {
         &self.words
     }
 
-    /// Revives a dead count without references, as a count of one. Threads that can name it may
-    /// take references from now on. One caller at a time; the count must be dead and without
-    /// references.
+    /// Revives a dead count without references. It then has one reference, the first. Threads that
+    /// can name the count may take references from now on. Only one thread at a time may call this.
     pub fn revive(&self) {
         self.words.clear();
         // Release pairs with the Acquire in `try_get_shared`: the caller's earlier stores are
@@ -176,7 +178,7 @@ impl<W: Counts> Count<W> {
     /// that another thread is killing. Returns the number of killed counts.
     ///
     /// # Errors
-    /// The fence's error: all counts live on.
+    /// The fence's error. This call then kills no count.
     pub fn close_all<'c>(
         counts: impl Iterator<Item = &'c Count<W>> + Clone,
         fence: impl FnOnce() -> Result<(), Errno>,
@@ -200,7 +202,7 @@ impl<W: Counts> Count<W> {
         let fenced = fence();
         for count in counts.filter(|count| count.state.load(Ordering::Relaxed) == killing) {
             if fenced.is_err() {
-                // Release pairs with the sequences, which read `open` before the words' table.
+                // Release pairs with the acquire load of `open` in the sequences.
                 count.open.store(count.words.opened(), Ordering::Release);
                 // Release pairs with the AcqRel above.
                 count.state.store(LIVE, Ordering::Release);
@@ -236,8 +238,8 @@ pub struct Sequences<H: Host>(Words<H>);
 impl<H: Host> Counts for Sequences<H> {
     #[inline(always)]
     fn add(&self, open: &AtomicUsize, value: i64) -> bool {
-        // Without sequences, words could change after a fence. All references are in the shared
-        // count then.
+        // Without sequences, a thread could change its word after the fence. All references are
+        // then in the shared count.
         self.0.has_sequences() && self.0.add(address_of(open), 0, value)
     }
 
@@ -254,7 +256,7 @@ impl<H: Host> Counts for Sequences<H> {
     }
 }
 
-/// The fence for [`Count::close_all`], for words of per-CPU data.
+/// Fences the sequences of per-CPU words, for [`Count::close_all`]. Does nothing without sequences.
 ///
 /// # Errors
 /// As for [`Platform::fence_all`].
@@ -268,7 +270,7 @@ pub fn fence<P: Platform>(platform: &P) -> Result<(), Errno> {
 pub struct PerCpuRef<H: Host>(Count<Sequences<H>>);
 
 impl<H: Host> PerCpuRef<H> {
-    /// Creates a count of one: the reference that killing puts.
+    /// Creates a count with one reference, which killing puts.
     ///
     /// # Errors
     /// As for [`PerCpuData::allocate`](crate::PerCpuData::allocate).
@@ -307,14 +309,14 @@ impl<H: Host> PerCpuRef<H> {
 
     /// Kills counts with one fence, and puts the first reference of each. Calls `last` with the
     /// index of each count without further references. `last` runs without locks and may call
-    /// anything. Counts killed before are skipped. Returns the number of killed counts.
+    /// anything. Skips counts that were killed before. Returns the number of killed counts.
     ///
-    /// `references` is iterated several times, also while a fork waits. Each clone must yield the
-    /// same references, whatever their state is then. So it must not filter by
+    /// This function iterates `references` several times, also while a fork waits. Each clone must
+    /// yield the same references, whatever their state is then. So it must not filter by
     /// [`PerCpuRef::is_dead`]. It must neither allocate nor lock.
     ///
     /// # Errors
-    /// The fence's error: all counts live on.
+    /// The fence's error. This call then kills no count.
     pub fn kill_all<'r>(
         host: &H,
         references: impl Iterator<Item = &'r Self> + Clone,
@@ -335,7 +337,7 @@ impl<H: Host> PerCpuRef<H> {
     /// [`PerCpuRef::kill_all`]. The same thread must then call [`PerCpuRef::put_first`] for each.
     ///
     /// # Errors
-    /// The fence's error: all counts live on.
+    /// The fence's error. This call then kills no count.
     pub fn close_all<'r>(host: &H, references: impl Iterator<Item = &'r Self> + Clone) -> Result<usize, Errno>
     where
         H: 'r,

@@ -26,7 +26,7 @@ pub(crate) struct Row {
     pub(crate) prev: u32,
     /// Granules that are in no allocation.
     pub(crate) free: u32,
-    /// Whether the row is on its owner's list; not while its pages are being populated.
+    /// Whether the row is on its owner's list. It is not while its pages are being populated.
     pub(crate) listed: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// The owner of allocations without an owner, which share rows. Not charged.
+    /// The owner of allocations that have no other owner. They share rows, and are not charged.
     pub const NONE: Owner = Owner { index: 0, generation: 1 };
 
     /// The owner as a number; 0 for [`Owner::NONE`].
@@ -54,7 +54,7 @@ impl Owner {
     }
 
     /// The owner that [`Owner::to_bits`] turned into `bits`. Any other number gives an unknown
-    /// owner, for which calls fail.
+    /// owner.
     pub fn from_bits(bits: u64) -> Owner {
         Owner { index: bits as u32, generation: ((bits >> 32) as u32).wrapping_add(1) }
     }
@@ -67,7 +67,7 @@ pub(crate) struct Record {
     pub(crate) tail: u32,
     pub(crate) generation: u32,
     pub(crate) exists: bool,
-    /// Word that names the payer, in the format of the layers above; 0: no payer.
+    /// Word that names the payer, in a format of the layers above; 0 without a payer.
     pub(crate) payer: u64,
     /// Width of all its rows, in bytes per CPU.
     pub(crate) bytes: u64,

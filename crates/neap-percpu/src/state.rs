@@ -2,9 +2,9 @@
 //!
 //! The state consists of chunks, lists and rows under one lock. No thread holds the lock over a
 //! system call. The worker decides when pages are populated and released, with one exception. If a
-//! quarter of a chunk is populated and empty, and other chunks hold enough reserve, the chunk is
-//! *isolated*. Its empty pages leave the reserve, no row is placed in it, and the worker empties
-//! it.
+//! quarter of a chunk is populated and empty, and other chunks hold enough reserve, `free`
+//! *isolates* the chunk. Its empty pages then leave the reserve. No row is placed in it until the
+//! worker has emptied it or made it available again.
 
 use crate::chunk::{Chunks, Header, NONE, NewPages};
 use crate::chunk_buckets::{Lists, slot};
@@ -22,25 +22,25 @@ pub(crate) struct State {
     pub(crate) chunks: Chunks,
     pub(crate) lists: Lists,
     pub(crate) rows: Rows,
-    /// Number of populated pages. The next fields: empty pages in chunks that are not isolated (the
-    /// reserve), empty pages in isolated chunks, and grains in rows.
+    /// Number of populated pages. The next three fields count empty pages in chunks that are not
+    /// isolated (the reserve), empty pages in isolated chunks, and grains in rows.
     pub(crate) populated: usize,
     pub(crate) empty: usize,
     pub(crate) isolated_empty: usize,
     pub(crate) taken: usize,
     /// The smallest reserve since the last tick.
     pub(crate) empty_low: usize,
-    /// A caller that may not wait was refused.
+    /// Whether a caller that may not wait was refused.
     pub(crate) starved: bool,
-    /// The worker has work.
+    /// Whether the worker has work.
     pub(crate) wanted: bool,
     /// The last freed allocation. It may have been handed out again.
     kept: Option<Kept>,
     /// Chunks that the worker has examined.
     pub(crate) looks: u64,
-    /// A bit per class whose offsets are in the table.
+    /// A bit per class, set if the class's offsets are in the table.
     pub(crate) known: [u64; CLASSES.div_ceil(64)],
-    /// Granules in allocations, and the number of allocations.
+    /// Number of granules in allocations. The next field counts the allocations.
     pub(crate) granules: usize,
     pub(crate) allocations: usize,
 }
@@ -80,7 +80,7 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowAllocation {
     pub(crate) row: u32,
-    /// Its first granule, counted from the chunk's start, and its length in granules.
+    /// Its first granule, counted from the chunk's start. The next field counts its granules.
     pub(crate) granule: u32,
     pub(crate) granules: u32,
 }
@@ -278,7 +278,7 @@ impl State {
         self.rows.list(row, if full { ListEnd::Tail } else { ListEnd::Head });
     }
 
-    /// Creates a chunk; `false` if there is no address space.
+    /// Creates a chunk. Returns `false` if all opened chunks exist.
     pub(crate) fn grow(&mut self) -> bool {
         let Some(chunk) = self.chunks.create() else { return false };
         self.lists.add(&mut self.chunks, self.lists.free(), chunk, ListEnd::Head);
@@ -363,8 +363,9 @@ impl State {
         Freed { owner, granules }
     }
 
-    /// Frees a handle's allocation, but keeps it until the next free or [`State::settle`]. Frees it
-    /// at once if that empties more than two pages, or leaves work for the worker.
+    /// Frees a handle's allocation, but keeps its place in the row taken until the next free or
+    /// [`State::settle`]. Frees the place at once if that empties more than two pages, or leaves
+    /// work for the worker.
     pub(crate) fn free_later(&mut self, base: usize, handle: Handle) -> Result<Freed, Invalid> {
         if let Some(kept) = &mut self.kept
             && kept.handle == handle
@@ -459,7 +460,7 @@ impl State {
         self.wanted |= spare;
     }
 
-    /// Whether a chunk would have to be emptied if it had `more` additional empty pages.
+    /// Whether the worker would have to empty a chunk if it had `more` additional empty pages.
     fn is_worthy(&self, header: &Header, more: usize) -> bool {
         let (empty, geometry) = (header.empty as usize + more, self.geometry());
         if header.isolated { empty > 0 } else { self.empty + more > geometry.high + empty && empty >= geometry.quarter }

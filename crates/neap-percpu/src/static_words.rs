@@ -2,9 +2,10 @@
 //! [counts](crate::reference::Count) in their own tables.
 //!
 //! The words stay until [`PerCpuWords::free`]; a drop does not free them. The first two belong to
-//! the count: references taken, and references put. So the number of references ever taken is known
-//! without another addition. An addition is a restartable sequence. It is refused on isolated CPUs
-//! and if there are no sequences. The caller then counts elsewhere. This module has no lock.
+//! the count: references taken, and references put. So the first sum is the number of references
+//! ever taken, without a further addition. An addition is a restartable sequence. On isolated CPUs
+//! and without sequences, `add` refuses it. The caller then counts elsewhere. This module has no
+//! lock.
 
 use crate::data::{OffsetsOf, Refused, Wait};
 use crate::embedder::Host;
@@ -85,7 +86,8 @@ impl PerCpuWords {
     fn attempt(&self, open: &AtomicUsize, word: usize, value: i64) -> bool {
         let place = self.base + word * size_of::<i64>();
         // SAFETY: `sequences` is the platform's offset of the rseq area. `open` holds 0 or the
-        // address of the allocation's offsets. Only sequences change the words while it is open.
+        // address of the allocation's offsets, one for each of `cpus` CPUs. Only sequences change
+        // the words while it is open.
         unsafe { neap_os::rseq::add(self.sequences, address_of(open), self.cpus, place, value) }
     }
 

@@ -21,7 +21,7 @@ pub struct Statistics {
     pub isolated_empty: usize,
     /// Pages of the reserve that the worker keeps.
     pub reserve: usize,
-    /// Bytes of all copies, each rounded up to 8.
+    /// Bytes of all copies of all allocations. The bytes of each copy are rounded up to 8.
     pub allocated_bytes: usize,
     /// Bytes of rows, including their free parts and the room for CPUs that a node lacks.
     pub row_bytes: usize,
@@ -84,8 +84,8 @@ impl<C: Charge> PerCpuData<C> {
         }
     }
 
-    /// Returns the statistics that need no wait. The numbers of chunks by list are 0. So are all
-    /// counts of the worker's actions, except `looks`.
+    /// Returns the statistics that need no wait. The numbers of chunks by list are 0. The counts of
+    /// the worker's actions are also 0, except `looks`.
     pub fn statistics_at_once(&self) -> Statistics {
         self.numbers(&self.settled())
     }
@@ -117,7 +117,7 @@ impl<C: Charge> PerCpuData<C> {
         PopulatedBytes { used: ((state.populated - empty) * page) as u64, free: (empty * page) as u64 }
     }
 
-    /// Bytes of all copies that owners with a payer have. Walks their rows under the lock.
+    /// Bytes of all copies that belong to owners with a payer. Walks their rows under the lock.
     pub fn paid_bytes(&self) -> u64 {
         let (state, mut granules) = (self.settled(), 0);
         let rows = &state.rows;

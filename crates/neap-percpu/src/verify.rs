@@ -26,8 +26,8 @@ struct Sums {
     row_bytes: u64,
 }
 
-/// Returns a finding about a chunk, row or owner, or about none ([`NONE`]), unless both numbers are
-/// equal.
+/// Returns a finding unless both numbers are equal. `number` names the chunk, row or owner of the
+/// finding; [`NONE`] stands for none of them.
 fn equal(what: &'static str, number: u32, expected: u64, found: u64) -> Result<(), Finding> {
     let at = if number == NONE { At::NONE } else { At { thing: "entry", number: number.into() } };
     Finding::unless_equal(what, at, expected, found)

@@ -47,8 +47,8 @@ impl<H: Host> Words<H> {
         self.sequences != 0
     }
 
-    /// Adds to a word of this CPU; returns whether it did. `offsets` points to a word with
-    /// [`Words::offsets`] or 0, which other threads may change.
+    /// Adds to a word of this CPU. Returns whether it did. `offsets` points to a word that holds
+    /// [`Words::offsets`] or 0. Other threads may change that word.
     #[inline(always)]
     pub(crate) fn add(&self, offsets: *const usize, word: usize, value: i64) -> bool {
         if !self.has_sequences() {
@@ -59,7 +59,7 @@ impl<H: Host> Words<H> {
     }
 
     /// Adds to the first word of this CPU, in one attempt. Reports whether the word has bits of
-    /// `mask` then.
+    /// `mask` afterwards.
     #[inline(always)]
     pub(crate) fn count(&self, value: i64, mask: i64) -> Counted {
         if !self.has_sequences() {
@@ -114,8 +114,8 @@ impl<H: Host> Words<H> {
 
 impl<H: Host> Drop for Words<H> {
     fn drop(&mut self) {
-        // SAFETY: only this value uses the words. The handle is from `allocate`, so there is no
-        // error.
+        // SAFETY: this value is dropped, and no other code uses the words. The handle is from
+        // `allocate`, so there is no error.
         let _ = unsafe { self.host.free(self.handle) };
     }
 }

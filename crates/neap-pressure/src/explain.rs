@@ -57,7 +57,7 @@ impl MemoryReport {
     ///
     /// # Errors
     ///
-    /// The errors of `out`.
+    /// Returns the first error of `out`. The text before it is written.
     pub fn explain(&self, out: &mut impl Write) -> fmt::Result {
         self.explain_place(out)?;
         writeln!(out, "\nLevels, from the process's own group up:")?;

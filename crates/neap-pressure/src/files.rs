@@ -1,4 +1,4 @@
-//! The files that a [`crate::Sensor`] reads, behind a trait.
+//! A trait for the files that a [`crate::Sensor`] reads.
 //!
 //! [`crate::System`] opens real files. Tests and simulations answer from memory.
 
@@ -35,7 +35,8 @@ impl Errno {
     /// Operation not supported.
     pub const OPNOTSUPP: Errno = Errno(95);
 
-    /// Returns whether a file or a part of its path does not exist.
+    /// Returns whether the error says that a file, a part of its path, or its device does not
+    /// exist.
     #[must_use]
     pub fn is_absent(self) -> bool {
         matches!(self, Errno::NOENT | Errno::NOTDIR | Errno::NODEV)
@@ -73,7 +74,7 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Kind of a file, as the pressure protocol of systemd tells them apart.
+/// Kind of a file, as systemd's pressure protocol distinguishes them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// A regular file of procfs or cgroup2, which takes a trigger.
@@ -97,20 +98,20 @@ pub trait Files {
     ///
     /// # Errors
     ///
-    /// The reason of the kernel.
+    /// Returns the kernel's error number if the file cannot be opened.
     fn open(&self, path: &CStr, access: Access) -> Result<Self::File, Errno>;
 
     /// Reads the next bytes of a file into `buffer`. Returns their number; 0 at the end.
     ///
     /// # Errors
     ///
-    /// The reason of the kernel.
+    /// Returns the kernel's error number if the file cannot be read.
     fn read(&self, file: &mut Self::File, buffer: &mut [u8]) -> Result<usize, Errno>;
 
     /// Returns the kind of a file without opening it.
     ///
     /// # Errors
     ///
-    /// The reason of the kernel.
+    /// Returns the kernel's error number if the kernel does not tell the kind.
     fn kind(&self, path: &CStr) -> Result<FileKind, Errno>;
 }

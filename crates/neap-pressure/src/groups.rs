@@ -20,7 +20,7 @@ pub(crate) struct Reader<'a, F: Files> {
     pub(crate) files: &'a F,
     pub(crate) scratch: &'a mut PathText,
     pub(crate) buffer: &'a mut [u8],
-    /// Reason why a file that exists could not be read; of several such files, the first.
+    /// The error of the first file that exists and could not be read.
     pub(crate) refused: Option<Errno>,
     /// Whether the content of a file could not be parsed.
     pub(crate) malformed: bool,
@@ -36,7 +36,7 @@ pub(crate) struct GroupReading {
 }
 
 impl<F: Files> Reader<'_, F> {
-    /// Reads a file of `directory`. `None` if it does not exist or is refused.
+    /// Reads a file of `directory`. `None` if it does not exist or cannot be read.
     fn small(&mut self, directory: &[u8], name: &[u8]) -> Option<&[u8]> {
         let path = self.scratch.set(&[directory, b"/", name]).and_then(|()| self.scratch.as_c_str());
         match path.and_then(|path| read_small(self.files, path, &mut *self.buffer)) {
@@ -56,17 +56,17 @@ impl<F: Files> Reader<'_, F> {
         parsed
     }
 
-    /// A number, such as a usage.
+    /// Reads a number, such as a usage.
     pub(crate) fn number(&mut self, directory: &[u8], name: &[u8]) -> Option<u64> {
         self.parsed(directory, name, number)
     }
 
-    /// A limit; the outer `None` if there is no such file.
+    /// Reads a limit. The outer `None` means that the file cannot be read or parsed.
     fn limit(&mut self, directory: &[u8], name: &[u8]) -> Option<Option<u64>> {
         self.parsed(directory, name, limit)
     }
 
-    /// Calls `each` with every key and value of a file. Returns whether the file could be opened.
+    /// Calls `each` for each line with a key and a value. Returns whether the file could be opened.
     pub(crate) fn values(&mut self, parts: &[&[u8]], mut each: impl FnMut(&[u8], &[u8])) -> bool {
         let path = self.scratch.set(parts).and_then(|()| self.scratch.as_c_str());
         match path.and_then(|path| Records::open(self.files, path, b'\n', &mut *self.buffer)) {

@@ -18,7 +18,7 @@
 //! count as used, too. Version 1 does not say which part of its slabs is reclaimable, so slabs
 //! count as used there.
 
-/// What limits memory at a level.
+/// Kind of a level that limits memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LimitedBy {
     /// A visible group.
@@ -29,7 +29,7 @@ pub enum LimitedBy {
     HiddenAncestor,
     /// The machine, by `/proc/meminfo`.
     Machine,
-    /// `RLIMIT_AS`: address space of the process, also where no memory is behind it.
+    /// `RLIMIT_AS`: address space of the process, with or without memory behind it.
     AddressSpace,
     /// `RLIMIT_DATA`: private writable memory of the process.
     Data,
@@ -38,7 +38,7 @@ pub enum LimitedBy {
 /// Swap of a group.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Swap {
-    /// The limit on swap is not known, or the level has none.
+    /// The level has no limit on swap, or the limit is not known.
     #[default]
     Unlimited,
     /// Version 2: swapped memory alone.
@@ -95,19 +95,20 @@ impl MemoryLevel {
         Some(self.usage?.saturating_sub(self.reclaimable))
     }
 
-    /// Bytes until the hard limit. `None` without a limit or usage.
+    /// Bytes until the nearer of two hard limits: on memory, and on memory and swap together.
+    /// `None` without a limit on memory, or if no usage is known.
     #[must_use]
     pub fn headroom(&self) -> Option<u64> {
         let Swap::Together { limit: both_limit, usage: both_usage } = self.swap else {
             return self.memory_headroom();
         };
         let both_used = both_usage.saturating_sub(self.reclaimable);
-        // If the usage of memory is not known, that of memory and swap together replaces it. It is
-        // at least as large.
+        // If the usage of memory is not known, the usage of memory and swap together replaces it.
+        // That usage is at least as large.
         let used = self.used().unwrap_or(both_used);
         let memory = self.limit?.saturating_sub(used);
-        // Memory and swap together may be full although memory is not. The kernel never lets their
-        // limit be below that of memory. So if memory has no limit, both together have none.
+        // Memory and swap together may reach their limit before memory does. The kernel keeps their
+        // limit at or above that of memory. So if memory has no limit, both together have none.
         Some(memory.min(both_limit.saturating_sub(both_used)))
     }
 
@@ -136,7 +137,7 @@ impl MemoryLevel {
     }
 }
 
-/// Returns the level with the smallest value; of several with that value, the first.
+/// Returns the level with the smallest value. If several levels have that value, returns the first.
 pub(crate) fn smallest(
     levels: impl Iterator<Item = MemoryLevel>,
     value: impl Fn(&MemoryLevel) -> Option<u64>,

@@ -17,11 +17,10 @@
 //!
 //! # Design
 //!
-//! Files are parsed, and decisions made, by pure functions. [`Files`] is the only access to the
-//! system, so tests can use made-up files. The crate depends on no other crate of neap. It
-//! allocates nothing, starts no thread and writes to no file. A look makes a report whatever the
-//! files contain. Parts that cannot be read are absent from the report, and its explanation names
-//! them.
+//! Pure functions parse files and make decisions. [`Files`] is the only access to the system, so
+//! tests can use made-up files. The crate depends on no other crate of neap. It allocates nothing,
+//! starts no thread and writes to no file. A look makes a report whatever the files contain. The
+//! report lacks parts that cannot be read, and its explanation names them.
 //!
 //! The wall is the level with the least headroom. An [`Estimator`] estimates the time until
 //! headroom is used up, from a series of headrooms. [`Pressure`] is a level with hysteresis,

@@ -22,13 +22,13 @@ impl PathText {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// Returns the path for a system call; [`Errno::INVAL`] if it has a NUL inside.
+    /// Returns the path for a system call. Returns [`Errno::INVAL`] if a NUL is inside.
     pub(crate) fn as_c_str(&self) -> Result<&CStr, Errno> {
         let bytes = self.bytes.get(..=self.length).unwrap_or_default();
         CStr::from_bytes_with_nul(bytes).map_err(|_| Errno::INVAL)
     }
 
-    /// Replaces the path by `parts`, one after the other. If they do not fit, it is empty.
+    /// Replaces the path by `parts`, one after the other. Leaves the path empty if they do not fit.
     pub(crate) fn set(&mut self, parts: &[&[u8]]) -> Result<(), Errno> {
         self.length = 0;
         let mut end = 0;

@@ -4,11 +4,12 @@
 //!
 //! 1. `/proc/PID/cgroup` names the groups. Both its paths and the roots in `/proc/self/mountinfo`
 //!    are relative to the reader's cgroup namespace, so the reader's mounts serve any process.
-//! 2. Of all mounts of a hierarchy, the one that shows most is used. A mount that shows the group
-//!    itself comes before one that shows only ancestors. Of several such mounts, the one with the
-//!    most ancestors comes first. A later mount on the same mount point hides the earlier one.
+//! 2. Of all mounts of a hierarchy, this module uses the one that shows most. A mount that shows
+//!    the group itself comes before one that shows only ancestors. Of several such mounts, the one
+//!    with the most ancestors comes first. A later mount on the same mount point hides the earlier
+//!    one.
 //! 3. Version 1 has the memory controller if a version 1 line lists it, and such a hierarchy is
-//!    mounted. Otherwise version 2 has it. A `0::` line alone shows nothing, since hybrid systems
+//!    mounted. Otherwise version 2 has it. A `0::` line alone does not decide, since hybrid systems
 //!    have both versions.
 
 use core::ffi::CStr;
@@ -24,12 +25,12 @@ use crate::text::without_deleted;
 pub enum Visibility {
     /// No mount shows the group or an ancestor.
     Nothing,
-    /// The group is not below any mount: the process was moved out of what is mounted.
+    /// The group is not below any mount: it lies outside the part of the hierarchy that is mounted.
     Outside,
     /// The group's directory does not exist. The mount point is used in its place.
     Missing,
-    /// The mount shows ancestors of the group. Which of its directories leads to the group is not
-    /// known.
+    /// The mount shows ancestors of the group. The names of the directories between them and the
+    /// group are not known.
     AncestorsOnly,
     /// The group was removed after its last process ended.
     Deleted,
@@ -42,13 +43,13 @@ pub(crate) struct GroupDirectory {
     pub(crate) view: Visibility,
     /// Path of the group in `/proc/PID/cgroup`; empty without such a line.
     pub(crate) member: PathText,
-    /// The group's directory, or the mount point if `view` says so.
+    /// The group's directory. It is the mount point if `view` is not `Own` or `Deleted`.
     pub(crate) directory: PathText,
     /// Length of the mount point in `directory`.
     pub(crate) point: usize,
-    /// The mount's root is the root of the reader's namespace.
+    /// Whether the mount's root is the root of the reader's namespace.
     pub(crate) from_root: bool,
-    /// Groups from the mount point to the directory.
+    /// Number of groups from the mount point down to the directory.
     depth: usize,
 }
 
@@ -100,12 +101,12 @@ impl GroupDirectory {
     }
 }
 
-/// Returns whether a directory is there and is one of a group.
+/// Returns whether a directory exists and belongs to a group.
 pub(crate) fn is_group<F: Files>(files: &F, point: &[u8], below: &[u8], scratch: &mut PathText) -> bool {
     MARKS.iter().any(|mark| {
         let set = scratch.set(&[point, below, mark]);
         let opened = set.and_then(|()| scratch.as_c_str()).and_then(|path| files.open(path, Access::Read));
-        // A file that may not be read exists as well.
+        // A file that the reader may not open exists as well.
         opened.err().is_none_or(|error| !error.is_absent() && error != Errno::NAMETOOLONG && error != Errno::INVAL)
     })
 }
@@ -113,7 +114,7 @@ pub(crate) fn is_group<F: Files>(files: &F, point: &[u8], below: &[u8], scratch:
 /// Outcome of reading `/proc/PID/cgroup` or `/proc/self/mountinfo`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct FilesRead {
-    /// Reason of the kernel why the file ended early or could not be opened.
+    /// The kernel's error, if the file could not be opened or ended early.
     pub(crate) error: Option<Errno>,
     /// Lines that were too long to be read.
     pub(crate) too_long: u32,

@@ -9,9 +9,9 @@ use crate::text::kib;
 /// A process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
-    /// The process that looks.
+    /// The process that uses the sensor.
     Own,
-    /// The process with an id of the reader's pid namespace.
+    /// A process, by its id in the pid namespace of the sensor's process.
     Other(u32),
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct MachineMemory {
 pub(crate) struct ProcessFacts {
     pub(crate) address_space: Option<MemoryLevel>,
     pub(crate) data: Option<MemoryLevel>,
-    /// The process may ask for pressure windows of any length (CAP_SYS_RESOURCE).
+    /// Whether the process may ask for pressure windows of any length (CAP_SYS_RESOURCE).
     pub(crate) is_privileged: bool,
 }
 
@@ -140,7 +140,7 @@ impl<F: Files> Reader<'_, F> {
     }
 }
 
-/// The first number of columns. `None` for "unlimited".
+/// Returns the number in the first column. `None` for "unlimited".
 fn soft_limit(columns: &[u8]) -> Option<u64> {
     let word = columns.trim_ascii().split(u8::is_ascii_whitespace).next()?;
     crate::text::limit(word).flatten()

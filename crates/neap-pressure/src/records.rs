@@ -4,8 +4,8 @@ use core::ffi::CStr;
 
 use crate::files::{Access, Errno, Files};
 
-/// The most bytes that are read of one file. Kernel files are far shorter. Reading an endless file
-/// ends here.
+/// Most bytes that this module reads of one file. Kernel files are far shorter. The limit ends the
+/// reading of an endless file.
 const MOST: usize = 8 << 20;
 
 /// Records of an open file, each up to a separator.
@@ -21,7 +21,7 @@ pub(crate) struct Records<'a, F: Files> {
     at_end: bool,
     /// Records that did not fit into the buffer. They are skipped.
     pub(crate) too_long: u32,
-    /// Reason of the kernel for ending early.
+    /// The kernel's error, if reading ended early.
     pub(crate) error: Option<Errno>,
 }
 
@@ -88,7 +88,7 @@ impl<'a, F: Files> Records<'a, F> {
     }
 }
 
-/// Reads a small file whole: its first bytes that fit into `buffer`.
+/// Reads the bytes of a small file, at most as many as fit into `buffer`.
 pub(crate) fn read_small<'a, F: Files>(files: &F, path: &CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     let mut file = files.open(path, Access::Read)?;
     let mut end = 0;

@@ -12,8 +12,8 @@ use crate::signals::{Signal, SignalState};
 use crate::stall::Stalls;
 use crate::wall::{Pressure, room_to_grow};
 
-/// Most levels that a report lists. Further levels are read as well, and the minima are over all
-/// levels.
+/// Most levels that a report lists. A sensor reads further levels as well, and the minima are over
+/// all levels.
 pub const MOST_LEVELS: usize = 32;
 
 /// Bytes of a decoded `MEMORY_PRESSURE_WRITE` that are kept.
@@ -94,7 +94,8 @@ impl MemoryReport {
         (self.refused, self.malformed, self.ancestors_hidden) = (None, false, false);
     }
 
-    /// Adds a level, and updates the minima over all levels. Of equal levels the first stays.
+    /// Adds a level, and updates the minima over all levels. Of levels with equal values the first
+    /// stays.
     pub(crate) fn add(&mut self, level: MemoryLevel) {
         match self.levels.get_mut(self.listed) {
             Some(place) => {
@@ -118,7 +119,7 @@ impl MemoryReport {
         self.swap_headroom = [self.swap_headroom, headroom].into_iter().flatten().min();
     }
 
-    /// The place of the group that memory is charged to.
+    /// The directory of the group that the kernel charges memory to.
     pub(crate) fn place(&self) -> Option<&GroupDirectory> {
         Some(match self.version? {
             Version::V1 => &self.memory,
@@ -132,7 +133,8 @@ impl MemoryReport {
         self.process
     }
 
-    /// Version of cgroups that has the memory controller; `None` if no group of it was found.
+    /// Version of cgroups that has the memory controller. `None` if the sensor found no group with
+    /// it.
     #[must_use]
     pub fn version(&self) -> Option<Version> {
         self.version
@@ -169,7 +171,7 @@ impl MemoryReport {
         self.levels.get(..self.listed).unwrap_or_default()
     }
 
-    /// Number of levels beyond [`MOST_LEVELS`]. They are in the minima.
+    /// Number of levels beyond [`MOST_LEVELS`]. The minima include them.
     #[must_use]
     pub fn unlisted(&self) -> usize {
         self.unlisted
@@ -237,14 +239,15 @@ impl MemoryReport {
         [hard, soft].into_iter().flatten().min().unwrap_or(0)
     }
 
-    /// Returns whether the group has ancestors that are not visible, whose limits are unknown.
+    /// Returns whether the group has ancestors that are not visible. Their limits are not known.
     #[must_use]
     pub fn ancestors_hidden(&self) -> bool {
         self.ancestors_hidden
     }
 
-    /// Returns whether the process changed its group since the look before. Memory that was charged
-    /// before stays with the old group.
+    /// Returns whether the process has changed its group since the previous look. Memory that was
+    /// charged before stays with the old group. False after [`crate::Sensor::survey`], which
+    /// searches anew.
     #[must_use]
     pub fn moved(&self) -> bool {
         self.moved
@@ -255,7 +258,7 @@ impl MemoryReport {
         Signal::ALL.into_iter().zip(self.signals)
     }
 
-    /// Stall times of the own version 2 group and of the machine, at the last survey.
+    /// Stall times of the process's own version 2 group and of the machine, at the last survey.
     #[must_use]
     pub fn stalls(&self) -> (Option<Stalls>, Option<Stalls>) {
         (self.group_stalls, self.machine_stalls)
@@ -268,7 +271,8 @@ impl MemoryReport {
         self.is_privileged
     }
 
-    /// Bytes that systemd's variable asks to write to its file. `None` without a valid value.
+    /// Bytes that a process has to write to the file of `MEMORY_PRESSURE_WATCH`, as systemd's
+    /// variable `MEMORY_PRESSURE_WRITE` says. `None` without a valid value.
     #[must_use]
     pub fn trigger(&self) -> Option<&[u8]> {
         self.trigger.get(..self.trigger_length?)

@@ -10,7 +10,7 @@ use crate::wall::margin;
 /// A limit on resident memory, and the memory used below it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// What has the limit.
+    /// Kind of the level that has the limit.
     pub owner: LimitedBy,
     /// The limit in bytes: a hard one, or one above which the kernel throttles.
     pub limit: u64,
@@ -36,21 +36,21 @@ impl Room {
         i64::try_from(target).unwrap_or(i64::MAX).saturating_sub_unsigned(self.used)
     }
 
-    /// Bytes that have to be given back until seven eighths of the margin are left. Because of the
-    /// eighth, use that varies a little around the margin requires nothing.
+    /// Bytes to free until seven eighths of the margin are left. Because of the missing eighth, a
+    /// use that varies a little around the margin requires nothing.
     #[must_use]
     pub fn missing(&self) -> u64 {
         self.missing_above(margin(self.limit))
     }
 
-    /// Bytes that have to be given back until seven eighths of `reserve` bytes are left.
+    /// Bytes to free until seven eighths of `reserve` bytes are left.
     #[must_use]
     pub fn missing_above(&self, reserve: u64) -> u64 {
         self.spare_above(reserve).min(0).unsigned_abs().saturating_sub(reserve / 8)
     }
 
-    /// Returns the room below the limit of a level that leaves the least. `None` without a limit,
-    /// and for limits on address space.
+    /// Returns the room below the limit of `level` that leaves the least room. `None` without a
+    /// limit or usage, and for limits on address space or data.
     pub(crate) fn of(level: &MemoryLevel) -> Option<Room> {
         if matches!(level.owner, LimitedBy::AddressSpace | LimitedBy::Data) {
             return None;

@@ -1,4 +1,4 @@
-//! Looks at a process: finds its groups, then reads their numbers, again and again.
+//! Looks at a process: finds its groups, and reads their numbers at each look.
 
 use crate::files::{Access, Files};
 use crate::groups::{Reader, Version};
@@ -38,7 +38,7 @@ impl Sensor {
         Sensor { report: MemoryReport::new(process), scratch: PathText::new(), buffer: [0; BUFFER], members: None, own }
     }
 
-    /// Reads all levels. Searches for the groups first if that was not done yet, if the process
+    /// Reads all levels. Before that, searches for the groups at the first look, if the process
     /// moved to another group, or if its group's directory is gone.
     ///
     /// A look does not notice new mounts. After [`Sensor::forget`], the next look searches again.
@@ -109,7 +109,7 @@ impl Sensor {
         Some(hash)
     }
 
-    /// Returns whether the directory that was found still exists.
+    /// Returns whether the directory that was found still exists. True if no mount shows the group.
     fn is_there<F: Files>(&mut self, files: &F) -> bool {
         let MemoryReport { memory, unified, version, .. } = &self.report;
         let place = match version {
@@ -125,7 +125,7 @@ impl Sensor {
         let folder = Folder::of(self.report.process);
         let mut reader = Sensor::reader(files, (&mut self.scratch, &mut self.buffer));
         let MemoryReport { memory, .. } = &self.report;
-        // Rule: version 1 if its memory hierarchy is mounted and the process is in it.
+        // Version 1 has the memory controller if its hierarchy is mounted and the process is in it.
         self.report.version = Some(if memory.view > Visibility::Nothing { Version::V1 } else { Version::V2 });
         let has_memory = read_groups(&mut reader, &mut self.report);
         if self.report.version == Some(Version::V2) && !has_memory && !lists_memory(&mut reader, &self.report) {
@@ -225,7 +225,7 @@ fn read_groups<F: Files>(reader: &mut Reader<'_, F>, report: &mut MemoryReport) 
     let mut is_counted = true;
     let mut next = Some(usize::MAX);
     while let Some(length) = next {
-        // The place is looked up anew each time, because adding a level borrows the report.
+        // Each round looks up the place anew, because adding a level borrows the report.
         let Some(place) = report.place().filter(|place| place.view > Visibility::Outside) else {
             return has_memory;
         };

@@ -2,7 +2,7 @@
 
 use crate::wall::{Estimator, Pressure, Sample};
 
-/// Looks at one process, one after the other.
+/// A series of looks at one process.
 ///
 /// ```
 /// use neap_pressure::{Pressure, Sample, Series};

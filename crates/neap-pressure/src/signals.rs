@@ -1,7 +1,8 @@
 //! The signals of memory pressure that a process can use, in the order of trust.
 //!
-//! Files are opened and closed again. Nothing is written to them, so no trigger stays. A file that
-//! a process's environment names is opened only if the process is the one that looks.
+//! To try a signal, this module opens its file and closes it again. It writes nothing, so it leaves
+//! no trigger behind. It opens a file that a process's environment names only if that process is
+//! the reader itself (`Subject::Own`).
 
 use crate::files::{Access, Errno, FileKind, Files};
 use crate::groups::Reader;
@@ -9,24 +10,25 @@ use crate::records::Records;
 use crate::stall::Stalls;
 use crate::watch::Watch;
 
-/// A source of news about memory.
+/// A source of information about memory pressure.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Signal {
-    /// Limits and usages of the group and its ancestors, read again and again.
+    /// Limits and usages of the group and its ancestors, which the program reads repeatedly.
     Headroom,
-    /// `memory.events.local` of the own group: notifies at its own limits.
+    /// `memory.events.local` of the process's own group. It notifies at that group's limits.
     EventsLocal,
-    /// `memory.events` of the own group: notifies at limits of the group and those below it.
+    /// `memory.events` of the process's own group. It notifies at limits of the group and those
+    /// below it.
     Events,
     /// The file that the service manager names in `MEMORY_PRESSURE_WATCH`.
     Watch,
-    /// `memory.pressure` of the own version 2 group.
+    /// `memory.pressure` of the process's own version 2 group.
     GroupPressure,
     /// `/proc/pressure/memory`, of the whole machine.
     MachinePressure,
     /// `memory.pressure_level` of version 1, through `cgroup.event_control`.
     PressureLevel,
-    /// `MemAvailable` of the whole machine, read again and again.
+    /// `MemAvailable` of the whole machine, which the program reads repeatedly.
     Available,
 }
 
@@ -66,7 +68,7 @@ pub enum SignalState {
     Usable,
     /// The signal can be read, but cannot notify, for the kernel's reason.
     ReadOnly(Errno),
-    /// The signal can be used. It is of the whole machine, since the group is the root group.
+    /// The signal can be used. It covers the whole machine, since the group is the root group.
     WholeMachine,
     /// The signal does not exist.
     Absent,
@@ -123,7 +125,7 @@ impl<F: Files> Reader<'_, F> {
         }
     }
 
-    /// Looks at the file of systemd's variable.
+    /// Returns the state of the file that systemd's variable names.
     pub(crate) fn watch(&mut self, value: Option<&[u8]>, is_own: bool) -> SignalState {
         let path = match value.map(Watch::parse) {
             None => return SignalState::Absent,

@@ -62,7 +62,7 @@ pub struct Trigger {
 
 /// Longest window of a trigger in microseconds.
 const LONGEST_WINDOW: u64 = 10_000_000;
-/// Windows without CAP_SYS_RESOURCE are a multiple of this.
+/// Without CAP_SYS_RESOURCE, the kernel accepts only multiples of these microseconds as windows.
 const UNPRIVILEGED_WINDOW: u64 = 2_000_000;
 /// Shortest window that every kernel takes with CAP_SYS_RESOURCE.
 const SHORTEST_WINDOW: u64 = 500_000;
@@ -84,8 +84,8 @@ impl Trigger {
     }
 
     /// Writes the text for a pressure file into `buffer`, with a NUL at its end. Returns the
-    /// length. The kernel replaces the last byte of a write to `/proc/pressure/memory` by a NUL;
-    /// without the NUL here, the last digit would be lost.
+    /// length. The kernel replaces the last byte of a write to `/proc/pressure/memory` by a NUL.
+    /// Without the NUL here, the last digit would be lost.
     pub fn write(self, buffer: &mut [u8; LONGEST_TRIGGER]) -> usize {
         let mut end = 0;
         let mut put = |bytes: &[u8]| {

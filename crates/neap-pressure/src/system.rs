@@ -1,6 +1,7 @@
 //! Real files, below a directory that stands for `/`.
 //!
-//! Calls go to the kernel without the C library: they write no `errno` and allocate nothing.
+//! This module calls the kernel without the C library. So calls write no `errno` and allocate
+//! nothing.
 
 use core::ffi::CStr;
 
@@ -33,7 +34,7 @@ impl System {
     ///
     /// # Errors
     ///
-    /// The kernel's reason not to open the directory.
+    /// Returns the kernel's error number if the directory cannot be opened.
     pub fn below(directory: &CStr) -> Result<System, Errno> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(CWD, directory, flags, Mode::empty()).map_err(errno)?;

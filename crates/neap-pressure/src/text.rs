@@ -5,8 +5,8 @@
 /// one.
 pub(crate) const UNLIMITED: u64 = 1 << 62;
 
-/// Returns the decimal number in `text`. `None` if other bytes than surrounding blanks are there,
-/// or if it exceeds 64 bits.
+/// Returns the decimal number in `text`. `None` if `text` has other bytes besides surrounding
+/// blanks, or if the number exceeds 64 bits.
 pub(crate) fn number(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
     if text.is_empty() {
@@ -21,8 +21,8 @@ pub(crate) fn number(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// Returns the limit in `text`: `Some(None)` for none (`max` or a number from [`UNLIMITED`] on),
-/// `None` if `text` is no limit.
+/// Returns the limit in `text`. `Some(None)` means no limit: `max`, or at least [`UNLIMITED`]
+/// bytes. `None` means that `text` cannot be parsed.
 pub(crate) fn limit(text: &[u8]) -> Option<Option<u64>> {
     if text.trim_ascii() == b"max" {
         return Some(None);

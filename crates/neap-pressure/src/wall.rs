@@ -11,8 +11,9 @@
 //!
 //! A changed limit restarts the estimate, because headroom jumps with it.
 //!
-//! A level of pressure is entered at one mark and left at another, which is a larger headroom or a
-//! longer time. So headroom that moves around a mark does not change the level each time.
+//! Each level of pressure has two marks. Pressure rises to the level at the first mark. It falls
+//! from the level only beyond the second one, which is a larger headroom and a longer time. So
+//! headroom that moves around a mark does not change the level each time.
 
 /// Number of samples that are kept.
 pub const KEPT: usize = 16;
@@ -31,7 +32,7 @@ pub struct Sample {
 /// Estimates the time until memory runs out.
 #[derive(Clone, Debug)]
 pub struct Estimator {
-    /// The oldest first.
+    /// The kept samples, the oldest first.
     samples: [Sample; KEPT],
     count: usize,
 }
@@ -149,8 +150,8 @@ impl Pressure {
         judged(headroom, limit, time_to_wall, Width::Enter)
     }
 
-    /// Returns the level that follows `self`. A level is left only when headroom and time are
-    /// beyond its second, wider mark.
+    /// Returns the level that follows `self`. Pressure falls only when headroom and time are both
+    /// beyond the second, wider mark of a level.
     #[must_use]
     pub fn next(self, headroom: u64, limit: u64, time_to_wall: Option<u64>) -> Pressure {
         let entered = judged(headroom, limit, time_to_wall, Width::Enter);
@@ -171,15 +172,15 @@ pub fn room_to_grow(headroom: u64, limit: u64) -> u64 {
     headroom.saturating_sub(LOW.bytes(limit, Width::Enter))
 }
 
-/// Whether the mark for entering a level or the wider one for leaving it is meant.
+/// Selects a mark of a level: the one for entering it, or the wider one for leaving it.
 #[derive(Clone, Copy)]
 enum Width {
     Enter,
     Leave,
 }
 
-/// A mark: headroom in quarters of the margin, and a time to the wall. Below either, the level
-/// holds.
+/// A mark: headroom in quarters of the margin, and a time to the wall. The level holds below either
+/// of them.
 #[derive(Clone, Copy)]
 struct Mark {
     level: Pressure,

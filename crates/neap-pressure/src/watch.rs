@@ -29,7 +29,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Decodes Base64 into `buffer`. Returns the bytes; `None` if `text` is no Base64 or does not fit.
+/// Decodes Base64 into `buffer`. Returns the bytes. `None` if `text` is not Base64 or does not fit.
 pub fn decode<'a>(text: &[u8], buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     if !text.len().is_multiple_of(4) {
         return None;

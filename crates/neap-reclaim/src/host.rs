@@ -6,9 +6,9 @@ use neap_groups::{GroupId, GroupSlot, Reclaimer};
 
 /// The owner of lists and shrinkers: a manager, or a test.
 pub trait Host: Reclaimer {
-    /// Returns zeroed memory on a cache line of its own, which is charged to no group; `None` if
-    /// there is none. Never reclaims; called inside the fork gate and perhaps under a lock of this
-    /// crate.
+    /// Returns zeroed memory that begins on a cache line of its own and is charged to no group.
+    /// Returns `None` if there is none. The implementation must not reclaim. The caller is inside
+    /// the fork gate, perhaps under a lock of this crate.
     fn memory(&self, bytes: usize) -> Option<NonNull<u8>>;
 
     /// Frees memory of [`Host::memory`].
@@ -17,9 +17,9 @@ pub trait Host: Reclaimer {
     /// It came from [`Host::memory`], with this size, and no thread uses it any more.
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize);
 
-    /// Marks that the group in `seat` has items on a node, for the shrinker with this id. Called
-    /// inside the fork gate, and within a read of the groups or under the tree's mutex. No lock of
-    /// a list is held.
+    /// Marks that the group in `seat` has items on a node, for the shrinker with this id. The
+    /// caller is inside the fork gate, and within a read of the groups or under the tree's mutex.
+    /// It holds no lock of a list.
     ///
     /// The implementation takes no lock under which a method of this trait is called.
     fn mark(&self, _shrinker: u64, _seat: GroupSlot, _node: usize) {}
@@ -32,6 +32,7 @@ pub trait Host: Reclaimer {
 
     /// Calls `hang` with the group that now has the items of `group`, and again with the heir if
     /// that group is deleted meanwhile: [`Groups::hang_on`](neap_groups::Groups::hang_on). If no
-    /// heir of `group` is known, calls `hang` with every group. Called outside the fork gate.
+    /// heir of `group` is known, calls `hang` with every group. The caller is outside the fork
+    /// gate.
     fn follow(&self, _group: GroupId, _hang: impl FnMut(GroupSlot)) {}
 }

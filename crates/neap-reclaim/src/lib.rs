@@ -2,8 +2,8 @@
 //! needs it.
 //!
 //! The crate knows groups, but neither pages nor objects. No callback of a shrinker runs under a
-//! lock. With restartable sequences, a visitor that finds and calls a shrinker writes no cache line
-//! that visitors on other CPUs read.
+//! lock of the crate. With restartable sequences, a visitor that finds and calls a shrinker writes
+//! no cache line that visitors on other CPUs read.
 #![no_std]
 #![deny(missing_docs)]
 

@@ -1,7 +1,7 @@
 //! Every policy in every scenario, and the resulting figures.
 //!
-//! Runs are independent, so as many run at once as there are CPUs; their results do not depend on
-//! that number.
+//! Runs are independent, so as many run at once as the machine has CPUs. Their results do not
+//! depend on that number.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ use crate::validate::{self, Check};
 const TOLERANCE: f64 = 1.05;
 /// Difference of holds in a million operations that counts as none.
 const FEW_HOLDS: f64 = 1.0;
-/// Difference of pages in a CPU's list that counts as none: a batch.
+/// Largest difference of pages in a CPU's list that counts as equal: a batch.
 const FEW_PAGES: f64 = 63.0;
 
 /// All results.
@@ -27,19 +27,20 @@ pub struct Comparison {
     pub runs: BTreeMap<(usize, Name), (Scenario, Run)>,
     /// Published numbers beside simulated ones.
     pub checks: Vec<Check>,
-    /// Scenarios in which another policy takes the lock less often than `Adaptive` and holds less,
-    /// in words.
+    /// Describes, as text, each scenario in which another policy takes the lock less often than
+    /// `Adaptive` and keeps fewer pages in lists.
     pub dominated: Vec<String>,
-    /// Scenarios in which `Adaptive` is worse than `Upstream` on one of the two axes by more than a
-    /// twentieth, in words.
+    /// Describes, as text, each scenario in which `Adaptive` is worse than `Upstream` by more than
+    /// a twentieth, in locks taken or in pages in lists.
     pub worse: Vec<String>,
     /// Figures by name.
     pub figures: BTreeMap<String, f64>,
 }
 
 impl Comparison {
-    /// The fewest pages in lists with which the programs of `adaptive`'s run can do if at most
-    /// `zone_share` of their pages comes from the zone, under any policy: see [`crate::offline`].
+    /// Returns a lower bound, for every policy, of the pages in lists in a scenario. It holds for
+    /// the programs of the `Adaptive` run if at most `zone_share` of their pages comes from the
+    /// zone. See [`crate::offline`].
     pub fn least_listed(&self, scenario: Scenario, zone_share: f64) -> Option<f64> {
         let run = self.run(scenario, Name::Adaptive)?;
         run.costs.gaps.listed(zone_share, run.time)
@@ -104,7 +105,7 @@ fn jobs(size: Size) -> Vec<(Scenario, Name)> {
     jobs
 }
 
-/// Runs everything; `tell` gets progress messages.
+/// Runs every policy in every scenario. Passes progress messages to `tell`.
 pub fn compare(seed: u64, size: Size, tell: &(dyn Fn(&str) + Sync)) -> Comparison {
     let mut comparison = run_all(seed, size, &jobs(size), tell);
     comparison.checks = checks_of(&comparison);
@@ -179,13 +180,13 @@ fn figures_of(comparison: &Comparison) -> BTreeMap<String, f64> {
     add("pf1_224.adaptive.lock_share", share(Scenario::PageFault(224), Name::Adaptive));
     add("kbuild.lock_share_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.lock_share));
     add("kbuild.zone_allocation_ratio", ratio(Scenario::KernelBuild, |run| run.outcome.zone_share));
-    // The permitted share of zone allocations, and the pages that lists with knowledge of the
-    // future hold with it.
+    // The permitted share of pages from the zone, and the pages that lists need for it if the
+    // policy knows the future.
     let allowed = comparison.run(Scenario::KernelBuild, Name::Fixed).map(|fixed| fixed.outcome.zone_share * 0.2);
     add("kbuild.least_listed", allowed.and_then(|share| comparison.least_listed(Scenario::KernelBuild, share)));
     add("kbuild.listed", comparison.run(Scenario::KernelBuild, Name::Adaptive).map(|run| run.outcome.average_listed));
-    // The published value is all memory in use of a machine. The part that neither the build nor
-    // the lists hold comes from another run.
+    // The published value is all used memory of a machine. The part that neither the build nor the
+    // lists use is taken from another run.
     add("kbuild.held_end_ratio", ratio(Scenario::KernelBuildEnd, |run| run.outcome.average_used + network::BASE_USED));
     add("network.alloc_p99_ratio", ratio(Scenario::Network, |run| run.outcome.alloc_p99 as f64));
     add("network.free_p99_ratio", ratio(Scenario::Network, |run| run.outcome.free_p99 as f64));

@@ -1,15 +1,15 @@
 //! Costs of operations, with the origin of each number.
 //!
-//! Two numbers are calibrated, both on one line of one published table: page_fault1 with 56
-//! processes on the unchanged kernel, 34.3 GB/s and 60.9 % of all cycles in the zone lock. All
-//! other costs are measured, published or assumed, and labelled so. They do not depend on the
-//! policy.
+//! Two numbers are calibrated, both with one line of one published table: page_fault1 with 56
+//! processes on the unchanged kernel. That line has 34.3 GB/s, and 60.9 % of all cycles in the zone
+//! lock. All other costs are measured, published or assumed, and labelled so. They do not depend on
+//! the policy.
 
 use crate::setup::ListLock;
 
 /// Published for page_fault1 with 56 processes on the unchanged kernel: bytes a second.
 pub const BASE_THROUGHPUT: f64 = 34.3e9;
-/// Published for that run: share of cycles in the zone lock's slow path.
+/// Published for page_fault1 with 56 processes: share of cycles in the zone lock's slow path.
 pub const BASE_LOCK_SHARE: f64 = 0.609;
 /// Processes in that run, each on a CPU of its own.
 pub const BASE_CPUS: f64 = 56.0;
@@ -33,8 +33,8 @@ pub const HANDOVER: u64 = 100;
 /// From a wake-up to the woken thread's first instruction, in nanoseconds.
 pub const WAKE: u64 = 3_000;
 
-/// Factor for the time of lists and zone where each CPU is one of two hardware threads of a core.
-/// Two are about 1.3 times as fast as one, so each has 0.65 of a core.
+/// Factor for the time of lists and zone if each CPU is one of two hardware threads of a core. Two
+/// threads are together about 1.3 times as fast as one, so each has 0.65 of a core.
 pub const SIBLING: f64 = 2.0 / 1.3;
 
 /// Pages of a fault a second in the base, over all CPUs.
@@ -42,15 +42,16 @@ pub fn base_pages() -> f64 {
     BASE_THROUGHPUT / PAGE
 }
 
-/// Nanoseconds under the zone's lock for each page that moves. In the base the lock is never free:
-/// each visit lasts as long as 63 pages take to move at that throughput, each page once out and
-/// once in.
+/// Nanoseconds under the zone's lock for each page that moves. In the calibrated run the lock is
+/// never free, so the published throughput gives the time of a visit. A visit moves 63 pages, and
+/// each page moves out of the zone once and into it once.
 pub fn page_move() -> f64 {
     let visits = 2.0 * base_pages() / BASE_BATCH;
     (1e9 / visits - (LOCK + HANDOVER) as f64) / BASE_BATCH
 }
 
-/// Nanoseconds of a CPU for a page: fault, clearing and unmapping together, without list and zone.
+/// Nanoseconds of a CPU for a page: fault, clearing and unmapping together. List and zone are not
+/// included.
 pub fn page_work() -> f64 {
     let all = BASE_CPUS * 1e9 / base_pages() * (1.0 - BASE_LOCK_SHARE);
     let visits = 2.0 / BASE_BATCH * (LOCK + HANDOVER) as f64;
@@ -61,7 +62,8 @@ fn slowed(nanoseconds: f64, siblings: bool) -> u64 {
     (nanoseconds * if siblings { SIBLING } else { 1.0 }) as u64
 }
 
-/// Nanoseconds of a pop or push under such a lock; `siblings`: CPUs are hardware threads.
+/// Nanoseconds of a pop or push under a list's lock. `siblings`: CPUs are hardware threads of
+/// shared cores.
 pub fn list(lock: ListLock, siblings: bool) -> u64 {
     let alone = match lock {
         ListLock::None => LIST_WITHOUT_LOCK,
@@ -80,8 +82,8 @@ pub enum ZoneLock {
     HandedOver,
 }
 
-/// Nanoseconds of a hold of the zone's lock in which `pages` pages move; `siblings`: CPUs are
-/// hardware threads.
+/// Nanoseconds of a hold of the zone's lock in which `pages` pages move. `siblings`: CPUs are
+/// hardware threads of shared cores.
 pub fn hold(pages: u32, found: ZoneLock, siblings: bool) -> u64 {
     let handover = if found == ZoneLock::HandedOver { HANDOVER } else { 0 };
     let alone = (LOCK + handover) as f64 + f64::from(pages) * page_move();
@@ -126,8 +128,8 @@ mod tests {
 
     #[test]
     fn the_calibrated_numbers_are_of_the_size_that_is_known() {
-        // Clearing a page takes some hundred nanoseconds at best, a fault about a thousand; a page
-        // moved, a few cache misses.
+        // Clearing a page takes some hundred nanoseconds at best, and a fault about a thousand.
+        // Moving a page takes a few cache misses.
         assert!((1000.0..3000.0).contains(&page_work()), "{}", page_work());
         assert!((20.0..100.0).contains(&page_move()), "{}", page_move());
         // The number of visits that fill a second.

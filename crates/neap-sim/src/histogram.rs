@@ -1,4 +1,5 @@
-//! Times of operations: counts by logarithm, exact below 32 ns and to a thirty-second part above.
+//! Histogram of times of operations. Times below 32 ns are exact. Longer times have an error of at
+//! most a thirty-second part.
 
 /// Parts of each doubling.
 const PARTS: u64 = 32;
@@ -62,7 +63,8 @@ impl Histogram {
         self.max
     }
 
-    /// The time that a share of the operations, 0 to 1, did not exceed; 0 if there are none.
+    /// Returns the time that a share of the operations, 0 to 1, did not exceed. 0 without
+    /// operations.
     pub fn percentile(&self, share: f64) -> u64 {
         let wanted = (self.total as f64 * share).ceil().max(1.0) as u64;
         let mut seen = 0;

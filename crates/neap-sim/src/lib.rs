@@ -3,9 +3,9 @@
 //!
 //! The lists, the policies, the buddy and the code that moves pages between them are those of the
 //! library (`neap-pages` with its feature `lab`). CPUs, the wait for the zone's lock, and time are
-//! simulated. [`cost`] has the costs with their origins. [`validate`] has the distance to published
-//! results, for runs on which nothing was calibrated. This crate reads no clock: scenario, policy
-//! and seed determine a run.
+//! simulated. [`cost`] has the costs with their origins. [`validate`] compares results with
+//! published ones, for runs that were not used for calibration. Scenario, policy and seed determine
+//! a run.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 #![allow(clippy::std_instead_of_core, reason = "an ordinary library on std; nothing of it is inside the allocator")]

@@ -1,11 +1,12 @@
 //! The virtual machine: CPUs, a zone lock per node, and a clock that jumps from event to event.
 //!
-//! The page lists, zone and buddy are the real ones of `neap-pages`. A CPU runs ahead on its own
-//! list, which no other CPU touches, until it needs a zone, a channel, or time to pass (`cpu`,
-//! `exchange`). These events happen in the order of the clock. A CPU that finds a zone's lock held
-//! waits for all CPUs that came earlier, and the lists' code is told that the lock was held
-//! (`zone`). Every node ticks four times a second. The machine takes no real lock and reads no real
-//! clock, so a scenario and a seed give the same numbers each time.
+//! The page lists, zone and buddy are the real ones of `neap-pages`. Other CPUs touch a CPU's list
+//! only in ticks, in drains, and when a node has no pages. So a CPU runs ahead on its own list
+//! until it needs a zone, a channel, or time to pass (`cpu`, `exchange`). These events happen in
+//! the order of the clock. A CPU that finds a zone's lock held waits for all CPUs that came
+//! earlier. The machine tells the lists' code that the lock was held (`zone`). Every node ticks
+//! four times a second. The machine takes no real lock and reads no real clock, so a scenario and a
+//! seed give the same numbers each time.
 
 mod cpu;
 mod exchange;
@@ -28,8 +29,8 @@ use parts::{Channel, Cpu, HeldBlock, Pending, Zone};
 /// A machine with lists of policy `T`.
 pub struct Machine<T: Policy> {
     zones: Vec<Zone<T>>,
-    /// CPUs that run programs. Then for each node a CPU that carries pages, which ticks and drains
-    /// took out of lists, to the node's zone.
+    /// First the CPUs that run programs. Then a carrier for each node: a CPU that brings pages,
+    /// which ticks and drains took out of lists, to the node's zone.
     cpus: Vec<Cpu>,
     programs: usize,
     channels: Vec<Channel>,
@@ -52,10 +53,10 @@ pub struct Machine<T: Policy> {
 }
 
 impl<T: Policy> Machine<T> {
-    /// A machine at time 0.
+    /// Makes a machine at time 0.
     ///
     /// # Panics
-    /// If there is no node, or the system refuses address space for the zones' tables.
+    /// Panics if there is no node, or the system refuses address space for the zones' tables.
     pub fn new(setup: Setup) -> Machine<T> {
         let programs = setup.programs.len();
         assert!(setup.nodes > 0, "a machine has a node");
@@ -133,7 +134,7 @@ impl<T: Policy> Machine<T> {
         self.labs().map(Laboratory::room).sum()
     }
 
-    /// Pages in programs' hands and channels.
+    /// Returns the pages of programs' blocks: in hands, in channels, and stored under a number.
     pub fn in_hands(&self) -> u32 {
         let pages = |blocks: &VecDeque<HeldBlock>| blocks.iter().map(|block| block.order.pages()).sum::<u32>();
         let hands: u32 = self.cpus.iter().flat_map(|cpu| &cpu.hands).map(pages).sum();
@@ -141,8 +142,8 @@ impl<T: Policy> Machine<T> {
         hands + named + self.channels.iter().map(|channel| pages(&channel.blocks)).sum::<u32>()
     }
 
-    /// Completes the operations that are under way. Returns whether every page is in hands, in
-    /// lists or free.
+    /// Completes the operations that are under way. Returns whether every page is with a program
+    /// (in a hand, in a channel or under a number), in a list or free.
     pub fn settle(&mut self) -> bool {
         for cpu in 0..self.cpus.len() {
             while let Pending::Visit { .. } | Pending::Holds { .. } = self.cpus[cpu].pending {
@@ -231,8 +232,8 @@ impl<T: Policy> Machine<T> {
         }
     }
 
-    /// Continues a CPU's pending action. Returns whether its program is to be asked for the next
-    /// step.
+    /// Continues a CPU's pending action. Returns whether the machine must then ask the CPU's
+    /// program for its next step.
     fn resume(&mut self, cpu: usize, pending: Pending) -> bool {
         match pending {
             Pending::Go => return true,

@@ -43,7 +43,7 @@ pub struct Counts {
     pub reclaims: u64,
     /// Early starts, while free and listed pages together were above the high watermark.
     pub early_reclaims: u64,
-    /// Nanoseconds from the start until the last program ended; 0 if none did.
+    /// Nanoseconds from the start until the last program ended. 0 if no program ended.
     pub ended: u64,
 }
 

@@ -1,10 +1,12 @@
-//! The least size of lists for a policy that knew the future: a lower bound for every policy.
+//! The least size of lists for a policy that knows the future. It is a lower bound for every
+//! policy.
 //!
 //! A gap is the time between a CPU's free of a page and the page's next use there. Lists are last
 //! in, first out, so a gap ends with the allocation that finds as many pages free again as before
-//! the free. The best choice with a given number of zone pages keeps the shortest gaps: a page that
-//! is kept over a gap is held for that long, and one that is not comes from the zone again. A block
-//! counts as single pages, and batches cost nothing. So the bound is below the attainable size.
+//! the free. A list that keeps a page over a gap holds it for the length of the gap. Otherwise the
+//! page comes from the zone again. So the best choice with a given number of zone pages keeps the
+//! pages of the shortest gaps. A block counts as single pages, and batches cost nothing. So the
+//! bound is below the attainable size.
 
 /// Buckets for each doubling of a gap's length.
 const PARTS: u32 = 16;
@@ -39,8 +41,8 @@ impl Gaps {
         Gaps { since, ..Gaps::default() }
     }
 
-    /// Notes that a CPU allocates `pages` pages. `freed`: times at which the pages that it might
-    /// have kept were freed.
+    /// Records that a CPU allocates `pages` pages. `freed` has the times at which the CPU freed the
+    /// pages that it might have kept.
     pub(crate) fn take(&mut self, freed: &mut Vec<u64>, pages: u32, now: u64) {
         self.taken += u64::from(pages);
         for at in (0..pages).map_while(|_| freed.pop()) {
@@ -53,8 +55,8 @@ impl Gaps {
         }
     }
 
-    /// The fewest pages in lists, on average over `time` nanoseconds, with which at most this share
-    /// of the allocated pages comes from the zone. `None` if no list is long enough.
+    /// Returns the fewest pages in lists, on average over `time` nanoseconds, with which at most
+    /// this share of the allocated pages comes from the zone. `None` if no list is long enough.
     pub fn listed(&self, zone_share: f64, time: u64) -> Option<f64> {
         let mut wanted = self.taken as f64 * (1.0 - zone_share);
         let mut held = 0.0;
@@ -83,7 +85,8 @@ mod tests {
     #[test]
     fn the_shortest_gaps_are_kept_first() {
         let mut gaps = Gaps::new(0);
-        // Four pages freed at 0, 100, 200, 300; allocated again 1000 later, in the other order.
+        // The CPU frees four pages at 0, 100, 200 and 300. It allocates them 1000 later, in reverse
+        // order.
         let mut freed = vec![0, 100, 200, 300];
         for now in [1300, 1400, 1500, 1600, 1700] {
             gaps.take(&mut freed, 1, now);

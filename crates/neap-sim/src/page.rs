@@ -1,5 +1,5 @@
-//! The comparison as one HTML page: tables, and plots as inline SVG. It loads nothing. Every string
-//! in it is the project's own, so nothing is escaped.
+//! The comparison as one HTML page with tables, and plots as inline SVG. The page loads no other
+//! file. All its text comes from this project, so nothing is escaped.
 
 use core::fmt::Write;
 
@@ -55,7 +55,7 @@ pub fn row(policy: Name, outcome: &Outcome) -> Vec<String> {
     row
 }
 
-/// A scenario's table: a row for each policy.
+/// Returns a scenario's table, with a row for each policy.
 pub fn rows(comparison: &Comparison, scenario: Scenario) -> Vec<Vec<String>> {
     let found = |policy| Some(row(policy, &comparison.run(scenario, policy)?.outcome));
     policies::ALL.into_iter().filter_map(found).collect()

@@ -2,8 +2,8 @@
 //!
 //! The machine asks a program for one step after the other. Before each step the program gets a
 //! [`View`], which says how many blocks its CPU has. The program knows nothing of lists, zones or
-//! policies. A CPU has [`HANDS`] *hands*. A hand is a queue of the blocks that the CPU has, first
-//! in, first out. A CPU can pass blocks to another CPU through a channel.
+//! policies. A CPU has [`HANDS`] *hands*. A hand is a first-in, first-out queue of blocks that the
+//! CPU has allocated. A CPU can pass blocks to another CPU through a channel.
 
 use crate::random::Random;
 
@@ -21,8 +21,8 @@ pub enum Op {
     Send(usize, usize, u32),
     /// Waits for a block from a channel and takes it into a hand, then works.
     Receive(usize, usize, u32),
-    /// Exchanges all blocks of a hand for all blocks of a channel: a process that moves away for
-    /// one that arrives.
+    /// Exchanges all blocks of a hand for all blocks of a channel. It models a process that moves
+    /// away and another one that arrives.
     Swap(usize, usize),
     /// Puts the oldest block of a hand where any CPU can claim it by a number.
     Name(usize, u32),
@@ -32,7 +32,7 @@ pub enum Op {
     Work(u64),
     /// Does nothing.
     Rest(u64),
-    /// Does nothing until it is woken: background reclaim, by a watermark.
+    /// Does nothing until the machine wakes it. A watermark wakes the CPU of background reclaim.
     Sleep,
     /// Ends for good.
     End,
@@ -56,11 +56,11 @@ pub struct View {
 /// Returns the next step.
 pub type Program = Box<dyn FnMut(&View) -> Op + Send>;
 
-/// Allocates and frees `pages` pages, over and over, with the given work for each step up and down,
-/// and a rest after each round.
+/// Returns a program that allocates and frees `pages` pages, over and over. `work` has the
+/// nanoseconds after each allocation and after each free. The program rests after each round.
 pub fn swing(pages: u32, order: u8, work: (u32, u32), rest: u64, mut random: Random) -> Program {
     let blocks = (pages >> order).max(1);
-    // A random place in a round, so that CPUs are not in step.
+    // The first round starts at a random place, so that CPUs do not run in step.
     let first = u64::from(random.below(blocks)) * u64::from(work.0 + work.1);
     let (mut up, mut begun) = (true, false);
     Box::new(move |view| {

@@ -1,5 +1,5 @@
-//! Random numbers with a seed, the same on every machine: a linear congruential generator, of which
-//! the upper bits are used. Not for secrets.
+//! A generator of random numbers from a seed, which are the same on every machine. It is a linear
+//! congruential generator that returns its upper bits. It is not for secrets.
 
 /// A generator.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ impl Random {
         Random(state)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`. `bound` must not be 0.
     #[inline]
     pub fn below(&mut self, bound: u32) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

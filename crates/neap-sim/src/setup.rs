@@ -1,4 +1,4 @@
-//! The setup of a machine: memory, programs and times. Plain numbers.
+//! The setup of a machine: memory, programs and times.
 
 use crate::program::Program;
 
@@ -12,9 +12,9 @@ pub const SECOND: u64 = 1_000_000_000;
 pub enum ListLock {
     /// No lock, since no other CPU uses the lists.
     None,
-    /// A spin lock with interrupts off, which a drainer holds while it waits for the zone's.
+    /// A spin lock with interrupts off. A drainer holds it while it waits for the zone's lock.
     Blocking,
-    /// A lock that is only tried: a CPU that finds it held goes to the zone.
+    /// A lock that CPUs only try. A CPU that finds it held goes to the zone.
     Try,
 }
 
@@ -32,23 +32,24 @@ pub struct Setup {
     pub warm: u64,
     /// Time that is measured.
     pub time: u64,
-    /// Nanoseconds between two samples of lists; no CPU runs ahead further than that.
+    /// Nanoseconds between two samples of lists. No CPU runs ahead further than that.
     pub step: u64,
     /// Whether each CPU is one of two hardware threads of a core.
     pub siblings: bool,
     /// Lock of the CPU lists.
     pub list_lock: ListLock,
-    /// Nanoseconds between two drains; each takes the next CPU's lists.
+    /// Nanoseconds between two drains. Each drain empties the next CPU's lists.
     pub drain_every: Option<u64>,
     /// Whether gaps between a page's uses are measured, see [`crate::offline`].
     pub watched: bool,
-    /// For each node the CPU that reclaims, if there is one: from the low watermark until the high
-    /// one is reached.
+    /// For each node the CPU that reclaims, if any. It starts at the low watermark, and stops when
+    /// the high watermark is reached.
     pub reclaimers: Vec<Option<usize>>,
 }
 
 impl Setup {
-    /// One node with ample memory: lists may keep 150 MiB each, more than page_fault1 swings by.
+    /// Makes a setup with one node with ample memory. Each list may keep 150 MiB, more than
+    /// page_fault1 allocates and frees.
     pub fn new(programs: Vec<Program>) -> Setup {
         Setup {
             managed: (programs.len() as u32 * 8 * 37_500).max(1 << 21),

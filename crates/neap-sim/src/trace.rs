@@ -1,10 +1,11 @@
 //! Recorded page events, and the programs that replay them.
 //!
-//! The format is described in `crates/neap/src/trace.rs`. Only events of lists and zone are
-//! replayed: when, and on which CPU, a block of an order was allocated or freed. Runs, and blocks
-//! that are too large for lists, are replayed as the smallest of such blocks. In the library they
-//! take the zone's lock once and move as one, whatever their length; the simulator would charge
-//! each page. A free of a block that was allocated before the recording is left out.
+//! The format is described in `crates/neap/src/trace.rs`. The replay covers only events of lists
+//! and zone: when, and on which CPU, a block of an order was allocated or freed. Runs, and blocks
+//! that are too large for lists, are replayed as the smallest block that is too large. In the
+//! library such a block takes the zone's lock once and moves as one, whatever its length. The
+//! simulator would charge each page. The replay leaves out the free of a block that was allocated
+//! before the recording.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +72,7 @@ impl Event {
 impl Trace {
     /// Reads a file's bytes.
     ///
-    /// The error is a text on the damage of the file.
+    /// Returns an error with a text that describes the damage of the file.
     pub fn read(bytes: &[u8]) -> Result<Trace, String> {
         if !bytes.starts_with(MAGIC) {
             return Err("it does not begin like a trace of neap's".into());
@@ -109,14 +110,15 @@ impl Trace {
         self.events.iter().filter(|event| !event.free).map(|event| 1 << event.order()).sum()
     }
 
-    /// A machine with CPUs that repeat the recorded events, at their recorded times or as soon as
-    /// they can.
+    /// Makes a machine whose CPUs repeat the recorded events, at their recorded times or as soon as
+    /// possible afterwards.
     ///
     /// # Errors
-    /// The event that allocates a page which is allocated already.
+    /// Returns an error if an event allocates a page that is already allocated, or if the events
+    /// need too many pages. The text describes it.
     pub fn setup(&self) -> Result<Setup, String> {
-        // The steps of each CPU: time, order (none: a free), and a name for the block, a new one
-        // each time that a page is allocated.
+        // The steps of each CPU: time, order (`None` for a free), and a number that names the
+        // block. Each allocation gets a new number.
         let mut steps: Vec<Vec<(u64, Option<u8>, u32)>> = vec![Vec::new(); self.cpus.into()];
         let (mut out, mut used, mut most) = (BTreeMap::new(), 0_u64, 0);
         for (name, event) in (0..).zip(&self.events) {

@@ -1,21 +1,22 @@
-//! Compares simulated with published numbers, for runs on which nothing was calibrated.
+//! Compares simulated numbers with published ones, for runs that were not used for calibration.
 //!
-//! Published numbers are rounded. The error of a simulated one is its distance to the nearest
-//! number that would be printed alike, as a share of the published one. The largest error covers
-//! all lines but those marked "calibrated". "Series" is the first series of auto-tuning; "later"
-//! the merged one, with a build of eight builds in a memory group each.
+//! Published numbers are rounded. The error of a simulated number is its distance to the nearest
+//! number that rounds to the published one, as a share of the published number. The largest error
+//! covers all lines but those marked "calibrated". "Series" is the first series of patches for
+//! auto-tuning. "Later" is the merged series, whose build consists of eight builds, each in its own
+//! memory group.
 //!
 //! Published lock shares are of all locks. Locks other than the zone's are not simulated, and are
 //! added from published numbers alone:
 //!
 //! * Series' build: 17.0 %, less the simulated share of the zone in the unchanged kernel. Under
-//!   `Depth` 0.75 more, the rise of the lock of the lists of pages in use.
-//! * Later build: 0.6 %. Its two postings have three lines with a tuned size before the last one,
-//!   0.5, 0.7 and 0.6 %; the zone, from which a sixth of the pages came, can have had little of
-//!   that.
-//! * page_fault1: nothing is known, not even which part of the 300 s of a run the profile covers.
-//!   So two numbers are simulated: the part after the warm-up, and the average of all 300 s. The
-//!   error is the distance to the nearer one, or none in between.
+//!   `Depth` it is 0.75 more, since the lock of the LRU lists of pages rose by that much.
+//! * Later build: 0.6 %. Its two postings have three lines with a tuned size before the last one:
+//!   0.5, 0.7 and 0.6 %. A sixth of the pages came from the zone, so the zone's part of these
+//!   shares must be small.
+//! * page_fault1: the share of other locks is not published, nor which part of the 300 s of a run
+//!   the profile covers. So the simulation gives two numbers: the part after the warm-up, and the
+//!   average of all 300 s. The error is the distance to the nearer number, and 0 between them.
 
 use serde::Serialize;
 
@@ -25,7 +26,8 @@ use crate::scenarios::Scenario;
 
 /// Percent of cycles in all locks in the series' unchanged build.
 const BUILD_LOCKS: f64 = 17.00;
-/// Rise under `Depth` of the one lock that was published separately: from 1.21 to 1.96.
+/// Rise under `Depth` of the share of the one lock that was published separately: from 1.21 % to
+/// 1.96 %.
 const BUILD_RISE: f64 = 0.75;
 /// Percent of cycles in other locks in the later build.
 const LATER_OTHERS: f64 = 0.6;
@@ -45,7 +47,8 @@ pub struct Check {
     pub simulated: f64,
     /// The other end, if the simulated value is a range.
     pub to: Option<f64>,
-    /// The distance as a share of the published number; `None` if it was calibrated on.
+    /// The distance as a share of the published number. `None` if that number was used for
+    /// calibration.
     pub error: Option<f64>,
 }
 
@@ -100,8 +103,8 @@ pub fn checks(runs: [&Run; 5]) -> Vec<Check> {
     ]
 }
 
-/// Percent of cycles in the zone's lock over a whole run, from the simulated warm-up and the time
-/// after it.
+/// Returns the percentage of cycles in the zone's lock over a whole run, from the simulated warm-up
+/// and the time after it.
 fn over_whole_run(run: &Run) -> f64 {
     let warm = run.warm_time as f64;
     let share = run.warm.lock_share() * warm + run.outcome.lock_share * (WHOLE_RUN - warm);

@@ -16,7 +16,8 @@ use core::alloc::{GlobalAlloc, Layout};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Neap;
 
-// SAFETY: the manager hands out every byte once, on the requested alignment, and never unwinds.
+// SAFETY: the manager hands out every byte to one owner until it is freed. The memory has the
+// requested size and alignment. The functions never unwind.
 unsafe impl GlobalAlloc for Neap {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -25,8 +26,8 @@ unsafe impl GlobalAlloc for Neap {
 
     #[inline]
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from this allocator and is no longer used (the contract of
-        // `dealloc`).
+        // SAFETY: this allocator returned `pointer`, and no thread uses the memory any more (the
+        // contract of `dealloc`).
         unsafe { PROCESS.free_named(pointer, NamedSize::Exact(layout.size())) }
     }
 
@@ -37,8 +38,8 @@ unsafe impl GlobalAlloc for Neap {
 
     #[inline]
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: `pointer` came from this allocator with the alignment of `layout`, and is no
-        // longer used if the call succeeds (the contract of `realloc`).
+        // SAFETY: this allocator returned `pointer` with the alignment of `layout`. No thread uses
+        // the memory any more if the call succeeds (the contract of `realloc`).
         unsafe { PROCESS.reallocate_aligned(pointer, size, layout.align()) }
     }
 }

@@ -1,10 +1,11 @@
-//! Guarded samples: allocations whose misuse ends the process at once, in production.
+//! Guarded samples. These are allocations whose misuse ends the process at once, even in
+//! production.
 //!
 //! # Design
 //! While the option `guard` is on, the countdown of [`profile`](crate::profile) selects samples
-//! among the allocations, with the same probabilities. With both options on, the samples of
-//! `profile` are guarded. A sample of up to a page gets a page of its own, in a region of 512 slots
-//! beside the arena:
+//! among the allocations, with the same probabilities. With both options on, neap guards the
+//! samples of `profile`. A sample of up to a page gets a page of its own. The pages lie in a region
+//! of 512 slots beside the arena:
 //!
 //! | pages | access |
 //! |---|---|
@@ -12,27 +13,27 @@
 //! | the page of a slot | from the allocation to the free |
 //!
 //! - Every second allocation ends at the end of its page, or up to 15 bytes before it, because of
-//!   the alignment of 16. The others begin at the start of their page. Up to 256 bytes on each side
-//!   of an allocation are filled. The free verifies them.
-//! - A free removes the access to the page, releases its memory, and queues its slot behind all
-//!   freed slots. At most half of the slots are live. So at least 256 other samples are guarded
-//!   before a slot is used again.
+//!   the alignment of 16. The others begin at the start of their page. neap fills up to 256 bytes
+//!   on each side of an allocation, and the free verifies them.
+//! - A free removes the access to the page and releases its memory, unless an isolated CPU is in
+//!   use. It queues the slot behind all freed slots. At most half of the slots are live. So neap
+//!   guards at least 256 other samples before it uses a slot again.
 //! - The region lies outside of the arena, so the fast paths refuse pointers into it. The slow
 //!   paths check whether a pointer leads into the region.
-//! - Once a sample is guarded, allocations are not counted until the next tick, so that a program
-//!   that allocates much runs at its usual speed for nearly all of the time. The counting goes on
-//!   if the mean is below 512 KiB, or if samples are recorded.
+//! - Once a sample is guarded, neap does not count allocations until the next tick. So a program
+//!   that allocates much runs at its usual speed nearly all of the time. The counting goes on if
+//!   the mean is below 512 KiB, or if samples are recorded.
 //! - A handler of SIGSEGV finds the slot by the address, and writes [a report](report). At any
 //!   other fault, it takes the action that the process had set before. A handler that the program
-//!   sets later replaces neap's.
+//!   sets later replaces neap's handler.
 //! - With the option off, there is no region, no handler, and no instruction on the fast paths.
 //!   With the option on, the fast paths refuse every call while allocations are counted, as with
 //!   `profile`.
 //!
 //! # Locking
-//! The order of slots is under one mutex, which threads take inside the fork gate. No system call
-//! is made under it. The signal handler takes no lock. The counting of allocations starts and ends
-//! under the mutex of samples.
+//! One mutex guards the order of slots. Threads take it inside the fork gate, and make no system
+//! call while they hold it. The signal handler takes no lock. A thread holds the mutex of samples
+//! when it starts or ends the counting of allocations.
 
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
@@ -53,16 +54,16 @@ mod report;
 
 use report::{Call, report};
 
-/// Samples without a slot between two ticks, after which the counting of allocations ends. They
-/// find no slot while lasting allocations have most of the slots.
+/// After this number of samples without a slot between two ticks, the counting of allocations ends.
+/// Samples find no slot while lasting allocations have most of the slots.
 const MOST_VAIN: u32 = 16;
 
 impl<P: Platform> Mm<P> {
-    /// Begins to guard samples, one in `mean` bytes on average. Called once, by the thread that
-    /// opens the manager.
+    /// Begins to guard samples, one in `mean` bytes on average. The thread that opens the manager
+    /// calls this once.
     ///
     /// # Errors
-    /// The system gives no address space.
+    /// Returns the system's error if it gives no address space. No sample is guarded then.
     pub(crate) fn begin_guard(&self, mean: u64) -> Result<(), Errno> {
         let Some(core) = self.core_if_open() else { return Err(Errno::NOMEM) };
         core.guard.open()?;
@@ -94,7 +95,8 @@ impl<P: Platform> Mm<P> {
 
     /// Counts allocations again, at a tick.
     pub(crate) fn resume_guarding(&self, core: &Core<P>) {
-        // Relaxed: the lock orders it with the changes of the counting.
+        // Relaxed: this only decides whether to try the mutex of samples, under which the flag
+        // changes.
         if core.guard.rests.load(Ordering::Relaxed)
             && let Some(_recorder) = self.profile.recorder.try_lock()
         {
@@ -102,26 +104,28 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Counts allocations again. The caller holds the mutex of samples, or is the only thread.
+    /// Counts allocations again. The caller holds the mutex of samples, or is the only thread of
+    /// the process.
     pub(crate) fn count_for_guard(&self, core: &Core<P>) {
         core.guard.vain.store(0, Ordering::Relaxed);
         core.guard.rests.store(false, Ordering::Relaxed);
         self.fast_path.count_all();
     }
 
-    /// Allocates `size` bytes in a slot, for a sample. `None` if the sample is not guarded.
+    /// Allocates `size` bytes in a slot, for a sample. Returns `None` if the sample is not guarded.
     #[cold]
     #[inline(never)]
     pub(crate) fn allocate_guarded(&self, size: usize) -> Option<*mut u8> {
         let core = self.core_if_open()?;
         let region = core.guard.region_for(size)?;
-        // The counting has ended. A thread in a group counts all the same, and so does a thread
-        // that sees the end late.
+        // The counting has ended. A thread in a group counts all the same. So does a thread that
+        // sees the end late.
         if core.guard.rests.load(Ordering::Relaxed) && !self.profile.is_recorded.load(Ordering::Relaxed) {
             return None;
         }
         // Without a mean, this thread has not drawn its first number yet, so this allocation is no
-        // sample. And removing the access to a page interrupts every CPU that runs the process.
+        // sample. While an isolated CPU is in use, no sample is guarded, since removing the access
+        // to a page interrupts every CPU that runs the process.
         if countdown_mean() == 0 || core.objects.is_isolated_cpu_in_use() {
             return None;
         }
@@ -130,8 +134,8 @@ impl<P: Platform> Mm<P> {
         let memory = {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             let number = payer.map_or(0, Payer::to_bits);
-            // SAFETY: the slot is taken here, for a size that the region takes. The stack is this
-            // thread's.
+            // SAFETY: this thread takes the slot here for this call. The region takes the size, so
+            // it is at most a page. The stack of `caller` is this thread's, so it can be read.
             region.take().and_then(|taken| unsafe { region.hand_out(taken, size, number, &caller) })
         };
         if let Some(payer) = payer {
@@ -143,8 +147,8 @@ impl<P: Platform> Mm<P> {
         memory
     }
 
-    /// Charges the group that the thread is in, if any, with a page. `None` if the group refuses,
-    /// or if neap has yet to put the thread into a group.
+    /// Charges a page to the group that the thread is in, if any. Returns `None` if the group
+    /// refuses, or if neap has yet to put the thread into a group.
     fn pay_for_page(&self, core: &Core<P>, bytes: usize) -> Option<Option<Payer>> {
         let (Some(group), Some(grouped)) = (self.group_of_thread(), self.groups_if_made()) else {
             return (core.options.groups == ThreadGroups::Off).then_some(None);
@@ -163,7 +167,7 @@ impl<P: Platform> Mm<P> {
         let payer = {
             let _inside = self.gate.enter(core.objects.platform.cpu());
             // SAFETY: no thread uses the memory any more (the promise of `free`'s caller). The
-            // stack is this thread's.
+            // stack of `caller` is this thread's, so it can be read.
             unsafe { region.retire(pointer.addr(), seals, &caller) }
                 .unwrap_or_else(|found| end(&found, "free", &caller))
         };
@@ -175,14 +179,17 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Returns the bytes of a guarded allocation; `None` if the pointer leads elsewhere. A misuse
-    /// ends the process.
+    /// Returns the bytes of a guarded allocation. Returns `None` if the pointer leads elsewhere. A
+    /// misuse ends the process.
     pub(crate) fn guarded_size(&self, pointer: *const u8, call: &str) -> Option<usize> {
         let region = self.guard.region_of(pointer)?;
         Some(region.size_at(pointer.addr()).unwrap_or_else(|found| end(&found, call, &Caller::here())))
     }
 
-    /// The payer of the guarded allocation that a pointer leads into. `Err` if it leads elsewhere.
+    /// Returns the payer of the guarded allocation that a pointer leads into.
+    ///
+    /// # Errors
+    /// Returns `Err` if the pointer leads elsewhere.
     pub(crate) fn guarded_payer(&self, pointer: *const u8) -> Result<Option<Payer>, ()> {
         let payer = self.guard.region_of(pointer).ok_or(())?.payer_at(pointer.addr());
         Ok((payer != 0).then(|| Payer::from_bits(payer)))
@@ -196,10 +203,10 @@ fn end(found: &FoundMisuse<'_>, call: &str, caller: &Caller) -> ! {
     abort()
 }
 
-/// Reports a failed access to the region. Returns `false` if the fault was elsewhere. Of threads
-/// that fail at once, one reports; the others wait for it to end the process.
+/// Reports a failed access to the region. Returns `false` if the fault was elsewhere. If several
+/// threads fail at once, one reports, and the others wait until it ends the process.
 pub(crate) fn report_fault<P: Platform>(mm: &Mm<P>, fault: &Fault) -> bool {
-    /// Nanoseconds for which another thread waits.
+    /// Nanoseconds for which another thread waits at most.
     const WAIT: u64 = 5_000_000_000;
     let region = mm.core_if_open().and_then(|core| core.guard.region_of(without_provenance(fault.address)));
     let Some(found) = region.and_then(|region| region.blame(fault.address)) else { return false };

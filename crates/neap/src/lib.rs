@@ -1,8 +1,8 @@
 //! neap: a memory manager for Linux processes.
 //!
 //! `neap-malloc` (the C library's malloc family) and [`Neap`] (Rust's global allocator) use the
-//! process's manager. Tests make managers of any shape with [`mm::Mm`]. The function
-//! `Core::make_room` has the order in which caches give memory to an allocation that found none.
+//! process's manager. Tests make managers with [`mm::Mm`]. The function `Core::make_room` defines
+//! the order in which caches give memory to an allocation that found none.
 //!
 //! - [`Neap`]: the process's allocator, `#[global_allocator]`.
 //! - [`groups`]: memory groups: charges, limits, and futures or threads that are charged.

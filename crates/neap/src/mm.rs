@@ -1,9 +1,10 @@
 //! One memory manager: the entry points, and their slow paths.
 //!
 //! # Design
-//! The first lines of an entry point are the fast path, which is inlined. All other code is out of
-//! line and runs inside the fork gate. Only one try at the stack of an Atomic CPU is outside: fork
-//! takes the lock of that stack itself.
+//! The first lines of an entry point are the fast path, which is inlined. The slow paths are out of
+//! line, and work on the manager's structures inside the fork gate. There is one exception. A CPU
+//! without restartable sequences has its stacks under a lock, and a slow path may first try that
+//! lock outside the gate. Fork takes the lock itself.
 //!
 //! A function that takes [`Inside`] runs inside the gate. A function that enters the gate, or calls
 //! one that does, must be called outside.
@@ -52,7 +53,7 @@ pub(crate) fn is_beyond_any(size: usize, align: usize) -> bool {
     size > isize::MAX as usize || align > neap_pages::MOST_ALIGNMENT
 }
 
-/// Tag of a manager that is not open. No thread's word contains it.
+/// Tag of a manager that is not open. No thread's [word](entered) contains it.
 const NO_TAG: usize = usize::MAX;
 
 const CLOSED: u32 = 0;
@@ -63,7 +64,7 @@ const OPEN: u32 = 2;
 #[derive(Debug)]
 #[repr(C)]
 pub struct Mm<P: Platform> {
-    /// Read by every call.
+    /// Every call reads it.
     pub(crate) fast_path: FastPath,
     /// Number of this manager among those of the process.
     pub(crate) tag: AtomicUsize,
@@ -71,7 +72,8 @@ pub struct Mm<P: Platform> {
     /// Counts threads inside slow paths.
     pub(crate) gate: Gate,
     state: AtomicU32,
-    /// Control block of neap's thread, which may make more system calls than others; 0: none.
+    /// Address of the control block of neap's thread, or 0. Other threads leave some system calls
+    /// to that thread.
     pub(crate) own_thread: AtomicUsize,
     pub(crate) of_process: OfProcess,
     /// Whether neap's fork handlers are registered with the C library. Only the process's manager
@@ -89,9 +91,9 @@ pub type Spawn<P> = fn(&Mm<P>, Task) -> Result<usize, Errno>;
 /// Work of a thread of a manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Task {
-    /// It ticks: neap's thread.
+    /// Ticks, as neap's thread.
     Maintain,
-    /// It runs callbacks of shrinkers, as the reclaimer with that number, which is not 0.
+    /// Runs callbacks of shrinkers, as the reclaimer with this number, which is not 0.
     Reclaim(u32),
 }
 
@@ -103,14 +105,15 @@ pub struct Hooks<P: Platform> {
     /// Starts a thread. If there is no such function, calls of the program and of [`Mm::tick`]
     /// release memory.
     pub spawn: Option<Spawn<P>>,
-    /// Called after each tick, and before neap's thread sleeps; must neither allocate nor free.
+    /// The manager calls this after each tick, and before neap's thread sleeps. The function must
+    /// neither allocate nor free.
     pub ticked: Option<fn(&Mm<P>, &Inside<'_>)>,
 }
 
 // SAFETY: `core` is written once, before `state` becomes OPEN. From then on it is only shared.
 unsafe impl<P: Platform> Sync for Mm<P> {}
 
-/// Everything of a manager that exists only once it is open.
+/// Parts of a manager that are made when it opens.
 ///
 /// Fields that every manager writes come first, then the class caches, so that opening takes few
 /// page faults.
@@ -128,8 +131,8 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) at_limit: AtLimit,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
-    /// Held while caches are flushed for payers. The value is the time before which no spaced flush
-    /// begins.
+    /// A thread holds this mutex while it flushes caches for payers. The value is the earliest time
+    /// of the next [spaced](neap_groups::FlushPace::Spaced) flush.
     pub(crate) flushing: Mutex<u64>,
     pub(crate) page: StatPage,
     /// Starts and ends of runs that were moved by their page tables.
@@ -162,11 +165,11 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Opens the manager on a machine. Returns whether this call opened it; `false` if it is open
-    /// or being opened already.
+    /// Opens the manager on a machine. Returns `true` if this call opened it. Returns `false` if
+    /// the manager is open already, or another call is opening it.
     ///
     /// # Errors
-    /// The platform's error; the manager is still closed then.
+    /// Returns the platform's error. The manager is still closed then.
     ///
     /// # Safety
     /// The manager does not move from now on, until [`Mm::close`].
@@ -176,17 +179,19 @@ impl<P: Platform> Mm<P> {
             return Ok(false);
         }
         self.gate.adopt();
-        // SAFETY: the exchange above made the state OPENING in this thread alone, so no other
-        // thread uses the core, which is unopened. `fast_path` is this manager's, which does not
-        // move (the caller's promise).
+        // SAFETY: the exchange above made the state OPENING in this thread alone. So no other
+        // thread uses the core, which is unopened and belongs to this call. `fast_path` is not in
+        // use while the manager is closed, and no other instance has it. It does not move until the
+        // manager is closed (the caller's promise).
         let opened = unsafe { Core::open((*self.core.get()).as_mut_ptr(), platform, options, &self.fast_path) };
         let answer = opened.map(|()| {
             // SAFETY: `Core::open` succeeded, so the core is initialised; it is only shared from
             // now on.
             let core = unsafe { (*self.core.get()).assume_init_ref() };
             self.make_tag();
-            // SAFETY: the state is not OPEN yet, so `fast_path` has refused every call; it belongs
-            // to this core.
+            // SAFETY: `fast_path` belongs to this core and has refused every call so far. The core
+            // does not move until `Mm::close` (the caller's promise). No thread uses the manager
+            // after that (the promise of `close`'s caller).
             unsafe { core.objects.open_fast_path() };
             // Relaxed: a free of this manager's memory comes after its opening.
             self.checks_sizes.store(options.check, Ordering::Relaxed);
@@ -205,9 +210,9 @@ impl<P: Platform> Mm<P> {
         answer
     }
 
-    /// Waits for the thread that opens the manager, so that a forked child has all of it or
-    /// nothing. The wait is bounded, since the opener may be the forking thread itself, in a signal
-    /// handler.
+    /// Waits while a thread opens the manager, so that a forked child has a whole manager or a
+    /// closed one. The wait ends after a second at most, since the opener may be the forking thread
+    /// itself, in a signal handler.
     pub(crate) fn wait_until_opened(&self) {
         /// Nanoseconds of one wait, and the number of waits.
         const WAIT: (u64, u32) = (100_000_000, 10);
@@ -219,12 +224,12 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// In a forked child: resets the state that an opening thread of the parent left.
+    /// Resets the state that an opening thread of the parent left, in a forked child.
     pub(crate) fn forget_opener(&self) {
         let _ = self.state.compare_exchange(OPENING, CLOSED, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Unmaps everything.
+    /// Unmaps all memory of the manager, and makes it a closed one.
     ///
     /// # Safety
     /// * No thread uses the manager or its memory any more.
@@ -234,7 +239,8 @@ impl<P: Platform> Mm<P> {
         if *self.state.get_mut() == OPEN {
             if let Some(reclaiming) = self.reclaiming_if_made() {
                 // SAFETY: no thread uses the manager any more (the caller's promise), so none uses
-                // its shrinkers or runs a callback.
+                // its shrinkers or runs a callback. `reclaiming` has the host with which the
+                // shrinkers were opened.
                 unsafe { reclaiming.close() };
             }
             if let Some(listed) = self.lists_if_made() {
@@ -244,11 +250,12 @@ impl<P: Platform> Mm<P> {
             }
             if let Some(grouped) = self.groups_if_made() {
                 // SAFETY: no thread uses the manager any more, and none is in a group of it (the
-                // caller's promise).
+                // caller's promise). `grouped` has the platform with which the groups were opened.
                 unsafe { grouped.close() };
             }
-            // SAFETY: the state is OPEN, so the core is initialised; `&mut self` excludes all other
-            // users.
+            // SAFETY: the state is OPEN, so the core is initialised. `&mut self` excludes all other
+            // users. No thread ticks, or uses per-CPU data, guarded memory, objects or `fast_path`
+            // any more (the caller's promise). `fast_path` is replaced below.
             unsafe {
                 let core = self.core.get_mut().assume_init_mut();
                 core.per_cpu.close(&core.objects.platform);
@@ -262,12 +269,12 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Returns the core; opens the manager first if need be. `None` if the system refuses.
+    /// Returns the core, and opens the manager first if need be. `None` if it cannot be opened.
     pub(crate) fn core(&self) -> Option<&Core<P>> {
         loop {
             // Acquire pairs with the Release in `open`.
             match self.state.load(Ordering::Acquire) {
-                // SAFETY: the state OPEN is stored after the core was initialised.
+                // SAFETY: a thread stores OPEN only after it has initialised the core.
                 OPEN => return Some(unsafe { (*self.core.get()).assume_init_ref() }),
                 OPENING => futex::wait(&self.state, OPENING, None, Sharing::Process),
                 _ => {
@@ -285,11 +292,12 @@ impl<P: Platform> Mm<P> {
     /// Returns the core if the manager is open.
     pub(crate) fn core_if_open(&self) -> Option<&Core<P>> {
         // Acquire pairs with the Release in `open`.
-        // SAFETY: OPEN is stored after the core was initialised.
+        // SAFETY: a thread stores OPEN only after it has initialised the core.
         (self.state.load(Ordering::Acquire) == OPEN).then(|| unsafe { (*self.core.get()).assume_init_ref() })
     }
 
-    /// Allocates at least `size` bytes on a multiple of 16. Null if there is no memory.
+    /// Allocates at least `size` bytes. Their address is a multiple of 16. Returns null if there is
+    /// no memory.
     #[inline(always)]
     pub fn allocate(&self, size: usize) -> *mut u8 {
         self.allocate_or(size, move || self.allocate_otherwise(size))
@@ -300,8 +308,8 @@ impl<P: Platform> Mm<P> {
         self.allocate_entered_or(size, move || self.allocate_slow(size))
     }
 
-    /// Allocates `size` bytes from this CPU's stack, as long as no thread has entered a group. Else
-    /// calls `otherwise`, which ends in [`Mm::allocate_entered_or`].
+    /// Allocates at least `size` bytes from this CPU's stack. Calls `otherwise` if the fast path
+    /// refuses. `otherwise` must end in [`Mm::allocate_entered_or`].
     #[inline(always)]
     pub fn allocate_or(&self, size: usize, otherwise: impl FnOnce() -> *mut u8) -> *mut u8 {
         match self.fast_path.allocate(size) {
@@ -310,8 +318,8 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Allocates at least `size` bytes on a multiple of 16, without the fast path of sequences.
-    /// Null if there is no memory.
+    /// Allocates at least `size` bytes on the slow path. Their address is a multiple of 16. Returns
+    /// null if there is no memory.
     #[cold]
     #[inline(never)]
     pub fn allocate_slow(&self, size: usize) -> *mut u8 {
@@ -336,7 +344,8 @@ impl<P: Platform> Mm<P> {
         let (memory, zero) =
             if size <= LARGEST { (self.allocate(size), false) } else { self.allocate_directly(size, GRAIN) };
         if !zero && !memory.is_null() {
-            // SAFETY: just allocated for this call with at least `size` bytes.
+            // SAFETY: this call has just allocated `size` bytes, to which no code has written
+            // since.
             unsafe { self.zero(memory, size) };
         }
         memory
@@ -345,12 +354,12 @@ impl<P: Platform> Mm<P> {
     /// Makes the first `size` bytes of a fresh allocation zero.
     ///
     /// # Safety
-    /// The allocation is the caller's, has that many bytes, and was not written to.
+    /// The allocation is the caller's and has that many bytes. No code has written to it.
     #[inline]
     unsafe fn zero(&self, memory: *mut u8, size: usize) {
-        // SAFETY: the allocation is the caller's and has `size` bytes, so they may be written. If
-        // it is a run it was not written to since it was handed out, as `zero_run` needs. All three
-        // are the caller's promise.
+        // SAFETY: the allocation is the caller's and has `size` bytes, so this call may write to
+        // them. No code has written to it, as `zero_run` requires of a run. All three are the
+        // caller's promise.
         unsafe {
             if size <= LARGEST || !self.zero_run(memory) {
                 memory.write_bytes(0, size);
@@ -368,9 +377,9 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Returns a size of at least `size` whose objects lie on multiples of `align`. `None` if no
-    /// class has such objects, if the manager is not open, or if the option `check` puts a front
-    /// before each allocation.
+    /// Returns a size of at least `size` whose objects have addresses that are multiples of
+    /// `align`. Returns `None` if no class has such objects, if the manager is not open, or if the
+    /// option `check` puts a front before each allocation.
     #[inline]
     fn size_on(&self, size: usize, align: usize) -> Option<usize> {
         if align <= GRAIN {
@@ -388,7 +397,8 @@ impl<P: Platform> Mm<P> {
         }
         let (memory, zero) = self.allocate_directly(size, align);
         if !zero && !memory.is_null() {
-            // SAFETY: just allocated for this call with at least `size` bytes.
+            // SAFETY: this call has just allocated `size` bytes, to which no code has written
+            // since.
             unsafe { self.zero(memory, size) };
         }
         memory
@@ -405,8 +415,8 @@ impl<P: Platform> Mm<P> {
         (memory, zero)
     }
 
-    /// Allocates on the slow path, charged to the thread's group if it is in one. The second value:
-    /// whether all bytes are known to be zero.
+    /// Allocates on the slow path, and charges the thread's group if the thread is in one. The
+    /// second value is `true` only if all bytes are zero.
     pub(crate) fn allocate_any(&self, size: usize, align: usize) -> (*mut u8, bool) {
         if self.core_if_open().is_some_and(|core| !core.is_ordinary()) {
             return self.allocate_any_entered(size, align);
@@ -414,8 +424,8 @@ impl<P: Platform> Mm<P> {
         self.allocate_unpaid(size, align)
     }
 
-    /// Allocates on the slow path, charged to no group. The second value: whether all bytes are
-    /// known to be zero.
+    /// Allocates on the slow path, and charges no group. The second value is `true` only if all
+    /// bytes are zero.
     pub(crate) fn allocate_unpaid(&self, size: usize, align: usize) -> (*mut u8, bool) {
         let Some(core) = self.core() else { return (null_mut(), false) };
         if is_beyond_any(size, align) {
@@ -433,7 +443,7 @@ impl<P: Platform> Mm<P> {
         memory.unwrap_or((null_mut(), false))
     }
 
-    /// Does the work that follows an allocation on the slow path, also one that failed.
+    /// Does the work that follows an allocation on the slow path, even if the allocation failed.
     pub(crate) fn after_allocation(&self, core: &Core<P>) {
         if core.settings.limit() > 0 {
             core.look_at_node(self, core.objects.pages.nearest(&core.objects.platform));
@@ -441,8 +451,8 @@ impl<P: Platform> Mm<P> {
         core.after(self);
     }
 
-    /// Frees memory that a function of this manager returned; null is ignored. Any other pointer
-    /// ends the process with a line that names the error.
+    /// Frees memory that a function of this manager returned. Ignores null. Any other pointer ends
+    /// the process with a line that names the error.
     ///
     /// # Safety
     /// No thread uses the memory any more.
@@ -455,13 +465,13 @@ impl<P: Platform> Mm<P> {
         }
     }
 
-    /// Puts an object that is marked as cached, and that no other thread has, into a stack or its
-    /// slab.
+    /// Puts an object into a stack or its slab. The object is marked as cached, and no other thread
+    /// has it.
     #[cold]
     #[inline(never)]
     pub(crate) fn free_unplaced(&self, pointer: *mut u8) {
         let Some(core) = self.core_if_open() else { return };
-        // SAFETY: the object's state byte marks it as cached, so the object lies in the arena.
+        // SAFETY: the state byte marks the object as cached, so it lies in this manager's arena.
         let class = unsafe { self.fast_path.kind(pointer) }.class();
         if core.objects.free_at_once(class, pointer) {
             return;
@@ -494,7 +504,7 @@ impl<P: Platform> Mm<P> {
     /// Whether [`Mm::free_named`] verifies the size that it is given (`check:on`).
     #[inline(always)]
     pub fn checks_sizes(&self) -> bool {
-        // Relaxed: the flag changes at the opening alone, before any memory is handed out.
+        // Relaxed: the flag changes only when the manager opens, before it hands out memory.
         self.checks_sizes.load(Ordering::Relaxed)
     }
 
@@ -548,7 +558,7 @@ impl<P: Platform> Mm<P> {
         core.after_free(self, Returned::Run(bytes));
     }
 
-    /// Returns how many bytes the memory at `pointer` has; 0 for null.
+    /// Returns how many bytes the memory at `pointer` has. Returns 0 for null.
     pub fn usable_size(&self, pointer: *const u8) -> usize {
         match self.fast_path.class_of(pointer) {
             Some(class) => class.size(),
@@ -569,8 +579,9 @@ impl<P: Platform> Mm<P> {
         core.usable_size(pointer, "malloc_usable_size")
     }
 
-    /// Returns how many bytes an allocation of `size` bytes on a multiple of `align`, a power of
-    /// two, would have; 0 if it is refused outright.
+    /// Returns how many bytes an allocation of `size` bytes with the alignment `align` would have.
+    /// `align` is a power of two. Returns 0 if every such allocation is refused, or if the manager
+    /// cannot be opened.
     pub fn usable_size_of(&self, size: usize, align: usize) -> usize {
         let Some(core) = self.core() else { return 0 };
         match Class::of_layout(size, align, core.objects.pages.page_size()) {
@@ -587,12 +598,12 @@ impl<P: Platform> Core<P> {
         entered() == 0 && self.options.groups == ThreadGroups::Off
     }
 
-    /// Returns memory in which [`Core::open`] makes a core. Its large parts are initialised
-    /// already. The function is `const`, so that the process's static needs no copy of these parts.
+    /// Returns memory for [`Core::open`], with the large parts of a core initialised. The function
+    /// is `const`, so that the process's static needs no copy of these parts.
     const fn unopened() -> MaybeUninit<Core<P>> {
         let mut core = MaybeUninit::<Core<P>>::uninit();
         let place = core.as_mut_ptr();
-        // SAFETY: `core` is a local variable, and the pointers are to fields of it.
+        // SAFETY: `core` is a local variable, and the pointers lead to its fields.
         unsafe {
             (&raw mut (*place).objects).cast::<MaybeUninit<Objects<P>>>().write(Objects::unopened());
             (&raw mut (*place).per_cpu).write(Place::new());
@@ -613,14 +624,14 @@ impl<P: Platform> Core<P> {
         let maintenance = Maintenance::open(&platform)?;
         let Options { rseq, huge, .. } = *options;
         let config = Config { span: SPAN, budget, rseq, huge, list_high, batch_scale };
-        // On failure the few pages of `maintenance` stay mapped. The caller is about to give up on
-        // memory altogether.
-        // SAFETY: `place` holds `Core::unopened` and is the caller's, so its objects are
-        // `Objects::unopened`; `fast_path` fulfils the conditions of `Objects::open` (the caller's
-        // promise).
+        // The few pages of `maintenance` stay mapped if this fails. The caller is about to give up
+        // on memory altogether.
+        // SAFETY: `place` holds `Core::unopened` and is the caller's. So its objects are
+        // `Objects::unopened` and the caller's. `fast_path` fulfils the conditions of
+        // `Objects::open` (the caller's promise).
         unsafe { Objects::open(&raw mut (*place).objects, platform, &config, fast_path)? };
-        // SAFETY: the place is the caller's; the objects were opened above, and `Core::unopened`
-        // has initialised the other three.
+        // SAFETY: the place is the caller's. `Objects::open` has initialised the objects above, and
+        // `Core::unopened` has initialised the other three fields that are kept.
         unsafe {
             neap_base::fill_in_place!(place => Core<P> {
                 background: Background::new(options.background != Threads::Never),
@@ -643,11 +654,11 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// Most address space for memory that is handed out: the reach of 32-bit page numbers with 4 KiB
-/// pages.
+/// Most bytes of address space for the program's memory. Page numbers of 32 bits reach that far
+/// with pages of 4 KiB.
 const SPAN: usize = 16 << 40;
 
-/// Ends the process: a pointer was passed in before anything was allocated.
+/// Ends the process, because a caller has passed a pointer before the manager allocated memory.
 #[cold]
 pub(crate) fn core_less(pointer: *const u8) -> ! {
     neap_os::fatal::die(format_args!(

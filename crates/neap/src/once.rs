@@ -1,14 +1,14 @@
-//! A value that is made at first use, and stays in place.
+//! A value that the first use makes, and that stays in place.
 //!
-//! It is for parts of a manager that most programs never use. A look at it costs one load. The
-//! value is made under a mutex. The caller keeps forks away meanwhile.
+//! It is for parts of a manager that most programs never use. Reading it costs one load. A thread
+//! makes the value under a mutex. The caller must prevent forks meanwhile.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering};
 use neap_base::Mutex;
 
-/// The value, or room for it.
+/// The value, or memory for it.
 #[derive(Debug)]
 pub(crate) struct Once<T> {
     made: AtomicBool,
@@ -16,8 +16,8 @@ pub(crate) struct Once<T> {
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
-// SAFETY: `value` is written once, under `making`, before `made` is set; from then on it is only
-// shared.
+// SAFETY: one thread writes `value` once, under `making`, before it sets `made`. From then on
+// threads only share it.
 unsafe impl<T: Send + Sync> Sync for Once<T> {}
 
 impl<T> Once<T> {
@@ -29,22 +29,22 @@ impl<T> Once<T> {
     #[inline]
     pub(crate) fn get(&self) -> Option<&T> {
         // Acquire pairs with the Release in `get_or_make`.
-        // SAFETY: `made` is set after the value was initialised.
+        // SAFETY: `made` is set only after the value was initialised.
         self.made.load(Ordering::Acquire).then(|| unsafe { (*self.value.get()).assume_init_ref() })
     }
 
     /// Returns the value. Makes it if need be.
     ///
     /// # Errors
-    /// The error of `make`. The next call tries again.
+    /// Returns the error of `make`. The value is not made then, and the next call tries again.
     pub(crate) fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let _making = self.making.lock();
         if let Some(value) = self.get() {
             return Ok(value);
         }
         let value = make()?;
-        // SAFETY: the thread holds the mutex, and `made` is not set, so the value was not written
-        // and no other thread reads it.
+        // SAFETY: this thread holds the mutex, and `made` is not set. So the value was not written
+        // before, and no other thread uses it.
         let value = unsafe { (*self.value.get()).write(value) };
         self.made.store(true, Ordering::Release); // Pairs with the Acquire in `get`.
         Ok(value)

@@ -6,8 +6,8 @@
 //!
 //! # Fork
 //! 1. The prepare handler takes the lock of the C library's streams.
-//! 2. It closes the gate, and waits until no thread is in a slow path.
-//! 3. It closes the sequences, and fences every CPU.
+//! 2. It closes the [fork gate](neap_base::gate), and waits until no thread is in a slow path.
+//! 3. It closes the restartable sequences of the fast path, and fences every CPU.
 //!
 //! Then every object is in exactly one structure and every mutex is free, so the child's copy is
 //! whole. Afterwards both processes open the gate and the sequences again.
@@ -33,9 +33,8 @@ use neap_os::{environment, fork_handlers, stack, thread};
 pub static PROCESS: OnPages<Mm<Linux>> =
     OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(text::publish) }));
 
-/// A value at the start of a page, so that the page offsets of its fields are known: see
-/// [`FastPath`](neap_objects::fast_path::FastPath). For statics only: a value on a stack is not so
-/// aligned.
+/// A value at the start of a page, so that the page offsets of its fields are known.
+/// [`FastPath`](neap_objects::fast_path::FastPath) says why. For statics only.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct OnPages<T>(T);
@@ -54,15 +53,16 @@ pub fn streams() -> &'static StreamsLock {
     &PROCESS.of_process.streams
 }
 
-/// Looks at the gate in two or three seconds, after which fork reports the thread that it waits
-/// for.
+/// Number of looks at the gate, in two or three seconds, after which fork reports that it waits for
+/// a thread.
 const FORK_LOOKS: u32 = 20_000;
-/// Looks at the gate for some tenths of a second, where a signal handler forks in a thread that is
-/// inside. Other threads inside may wait for a lock of that thread, or fork too and wait for it.
+/// Number of looks at the gate, in some tenths of a second, if a signal handler forks in a thread
+/// that is inside. Other threads inside may wait for a lock of that thread, or may fork too and
+/// wait for it.
 const LOOKS_IN_VAIN: u32 = 2_000;
 
-/// Opens the manager at its first use, which may be on a small stack. If no other stack can be
-/// mapped the allocation fails.
+/// Opens the manager at its first use, which may be on a small stack. If the system maps no other
+/// stack, the allocation fails.
 fn open(mm: &Mm<Linux>) {
     let _ = stack::apart(|| open_apart(mm));
 }
@@ -152,18 +152,19 @@ fn machine(options: &Options) -> Linux {
     machine
 }
 
-/// Registers neap's handler of faults. The handler goes on with the one that the program had
-/// before.
+/// Registers neap's handler of faults. The handler then performs the action that the program had
+/// set before.
 ///
 /// # Errors
-/// A sandbox refuses it.
+/// The system's error if a sandbox refuses the registration.
 fn handle_faults() -> Result<(), Errno> {
-    // SAFETY: the handler is safe to call anywhere, and goes on with the returned action.
+    // SAFETY: the handler is safe to call anywhere. It passes each signal that it does not handle
+    // to the returned action.
     PROCESS.of_process.at_faults.get_or_make(|| unsafe { signal::handle_faults(on_fault) }).map(|_| ())
 }
 
-/// Reports a fault in guarded memory. Then treats every fault by the action that was set before
-/// this handler.
+/// Reports a fault in guarded memory. Then performs the action that was set before this handler,
+/// for every fault.
 ///
 /// # Safety
 /// Those of a [handler](signal::Handler).
@@ -175,7 +176,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut c_void, context: *mut c_
         signal::end_at_faults();
     }
     let previous = PROCESS.of_process.at_faults.get().copied().unwrap_or(Action::DEFAULT);
-    // SAFETY: the arguments are those of a handler, and `signal` has returned the action.
+    // SAFETY: the arguments are those of a handler that the kernel has called (the caller's
+    // promise). `handle_faults` returned the action, or it is the default action.
     unsafe { previous.go_on(signal, info, context) };
 }
 
@@ -194,7 +196,8 @@ fn spawn(mm: &Mm<Linux>, task: Task) -> Result<usize, Errno> {
         null_mut()
     }
     let functions = &mm.of_process.functions;
-    // SAFETY: the bodies use a static only; the number is not dereferenced.
+    // SAFETY: the bodies are sound on another thread, since they use only a static. They do not
+    // dereference the number.
     let made = unsafe {
         match task {
             Task::Maintain => {

@@ -1,12 +1,12 @@
 //! Samples of allocations: which code asked for the memory that the program has.
 //!
 //! # Design
-//! While the option `profile` is on, each allocation is sampled with the probability 1 - exp(-size
-//! / mean): the samples are a Poisson process over the bytes that a thread allocates. From a mean
-//! of 512 KiB on, it doubles while more than 1280 samples come in a second; a sample has its own
-//! mean. A sample is left in the [area](neap_base::profile_area) that the command `neap profile`
-//! reads. The command unwinds the sample's stack. This process only copies the bytes of the stack,
-//! and calls no unwinder.
+//! While the option `profile` is on, neap samples each allocation with the probability 1 -
+//! exp(-size / mean). So the samples are a Poisson process over the bytes that a thread allocates.
+//! A mean of 512 KiB or more doubles while there are more than 1280 samples a second. Each sample
+//! records its own mean. The process writes a sample to the [area](neap_base::profile_area) that
+//! the command `neap profile` reads. The command unwinds the sample's stack. This process only
+//! copies the bytes of the stack, and calls no unwinder.
 //!
 //! - While the option is off, the fast paths have no instruction for it. While it is on, they
 //!   refuse every call ([`FastPath::count_all`](neap_objects::fast_path::FastPath::count_all)), and
@@ -37,8 +37,8 @@ use neap_os::thread_state::{count_down, countdown_mean, set_countdown, set_count
 use neap_os::{call_stack, clock, thread};
 
 impl<P: Platform> Mm<P> {
-    /// Called for an allocation at which the countdown ended: records it as a sample. A thread that
-    /// has drawn no number yet draws one first, which may leave the allocation out.
+    /// Records an allocation at which the countdown ended as a sample. A thread that has drawn no
+    /// number yet draws one first, which may leave the allocation out.
     #[cold]
     #[inline(never)]
     pub(crate) fn sample(&self, memory: *mut u8, size: usize) {
@@ -50,7 +50,7 @@ impl<P: Platform> Mm<P> {
             return;
         }
         let (is_recorded, time) = (self.profile.is_recorded.load(Ordering::Relaxed), clock::precise());
-        // Before the lock is taken, since these ask the system.
+        // These functions make system calls, so they run before the lock is taken.
         let stack_bytes = if is_recorded { call_stack::readable(registers.stack_pointer, MOST_STACK) } else { 0 };
         let thread = if is_recorded { thread::id() } else { 0 };
         let group = self.group_of_thread().map_or(0, |group| group.to_bits());
@@ -80,8 +80,9 @@ impl<P: Platform> Mm<P> {
         };
         let drawn_of = countdown_mean() as u64;
         let sampled = Sampled { address: memory.addr() as u64, size: size as u64, mean: drawn_of, group, time, thread };
-        // SAFETY: the kernel says that the stack can be read, and it is this thread's; the area is
-        // mapped, and written to under this lock alone.
+        // SAFETY: the area is mapped, and written to under this lock alone. The stack is this
+        // thread's, and `readable` says that a multiple of 8 bytes, at most `MOST_STACK`, can be
+        // read.
         let has_slot = unsafe { recorder.record(area, &sampled, registers, stack_bytes) };
         self.profile.live.store(recorder.live(), Ordering::Relaxed);
         next(&mut recorder);
@@ -124,7 +125,7 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Calls `read` with what is recorded and the area. `None` if there is no area.
+    /// Calls `read` with the recorder and the area. `None` if there is no area.
     pub(crate) fn with_samples<R>(&self, mm: &Mm<P>, read: impl FnOnce(&Recorder, &AreaHeader) -> R) -> Option<R> {
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let area = self.page.samples()?;
@@ -132,7 +133,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Puts the number of the setting `profile` in force: samples every `mean` bytes, or ends
-    /// sampling and forgets all samples. One call at a time.
+    /// sampling and forgets all samples. Only one thread may call this at a time.
     ///
     /// # Errors
     /// The reason why nothing is sampled.
@@ -142,7 +143,8 @@ impl<P: Platform> Core<P> {
             let area = self.page.map_samples().ok_or(NO_AREA)?;
             let mut recorder = profile.recorder.lock();
             recorder.begin(area, mean).map_err(|_| "is refused: the system gave no address space")?;
-            // Under the lock, as `rest_from_guarding`, which does nothing from here on.
+            // Stored under the lock, which callers of `rest_from_guarding` hold. That function does
+            // nothing from here on.
             profile.is_recorded.store(true, Ordering::Relaxed);
             profile.mean.store(mean, Ordering::Relaxed);
             mm.fast_path.count_all();
@@ -160,8 +162,8 @@ impl<P: Platform> Core<P> {
         Ok(())
     }
 
-    /// In a forked child, which has a new page or none, and one thread: forgets the parent's
-    /// samples, and goes on with its own.
+    /// Forgets the parent's samples in a forked child, and continues with the child's own. The
+    /// child has one thread, and a new page or none.
     pub(crate) fn renew_profile(&self, mm: &Mm<P>) {
         self.at_limit.forget();
         if self.guard.rests.load(Ordering::Relaxed) {

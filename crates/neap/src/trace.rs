@@ -1,27 +1,27 @@
-//! The trace: a record of every block and run of pages that is handed out or comes back, in a file
-//! that `neap lab replay` reads.
+//! The trace: a record of every block and run of pages that the page layer hands out or takes back.
+//! It lies in a file that `neap lab replay` reads.
 //!
 //! # Design
 //! The option `trace:` names the file. The page layer reports each event to the platform's
 //! recorder. A thread claims a place by one atomic addition, and has the kernel copy the event into
 //! a shared mapping of the file. There is no lock and no buffer, so a killed program loses only
 //! events that its threads were writing. If the file was cut short, the kernel's copy fails and the
-//! recording ends; a store would end the program. Without the option, it costs one branch where
-//! blocks of pages are handed out, and nothing for objects.
+//! recording ends; a store would end the program. Without the option, tracing costs one branch
+//! where the page layer hands out blocks, and nothing for objects.
 //!
 //! The file has 64 MiB from the beginning, on disk too, and holds 4194300 events. When it is full a
 //! flag in its header is set, and nothing more is recorded. It belongs to the process that its
 //! header names:
 //!
-//! * An existing file is used only by the process that it belongs to; every other process ignores
+//! * Only the process that an existing file belongs to uses the file. Every other process ignores
 //!   it. `neap run` makes it for the program that it executes. If that program executes another
 //!   one, the recording begins again.
 //! * The file must belong to the process's user, have only one name, and be no symbolic link.
 //! * A forked child records nothing, however it is forked: the page with the file's address reads
 //!   as zeroes there.
 //!
-//! From time to time, the kernel writes a file on a disk out. For that it interrupts CPUs that run
-//! the process, isolated ones too. It never writes out a file in `/dev/shm`.
+//! From time to time, the kernel writes a file on a disk back. For that it interrupts CPUs that run
+//! the process, isolated ones too. A file in `/dev/shm` has no disk to be written back to.
 //!
 //! The format, all numbers little endian:
 //!
@@ -36,9 +36,9 @@
 //! ordered by time; those of the same time by place. A place with a time of zero was claimed, but
 //! not written.
 //!
-//! An event is recorded after a block was handed out, or before it comes back. So between two
-//! events that hand out a page, there is one that takes it back. Resizing a run in place records no
-//! event.
+//! The page layer records an event after it has handed a block out, or before it takes one back. So
+//! between two events that hand out a page, there is one that takes it back. Resizing a run in
+//! place records no event.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -51,7 +51,7 @@ use neap_os::{clock, memory, thread};
 const MAGIC: [u8; 8] = *b"neaptrc2";
 /// Bytes of the file.
 const LENGTH: usize = 64 << 20;
-/// Nanoseconds that an event's time can be: three days.
+/// Latest time of an event, in nanoseconds since the beginning: about three days.
 const LATEST: u64 = (1 << 48) - 2;
 
 /// Returns the first bytes of a file that a process is to record into.
@@ -84,7 +84,7 @@ impl Trace {
     /// Begins a recording in `length` bytes at an address, all of them zero.
     ///
     /// # Errors
-    /// The error of the first store; then nothing is recorded.
+    /// The error of the first store. Nothing is recorded then.
     ///
     /// # Safety
     /// No other code uses the memory as long as the trace is used.
@@ -109,7 +109,7 @@ impl Trace {
         Ok(())
     }
 
-    /// Ends the recording, and returns its address; to one thread only.
+    /// Ends the recording. Returns its address to the first caller, and `None` to later ones.
     fn end(&self) -> Option<usize> {
         // Relaxed: it only decides which thread ends the recording.
         Some(self.address.swap(0, Ordering::Relaxed)).filter(|&address| address != 0)
@@ -129,9 +129,9 @@ impl Recorder for Trace {
         let place = self.claimed.fetch_add(1, Ordering::Relaxed);
         if place >= places {
             if self.end().is_some() {
-                // SAFETY: the id is this process's, or that of one that it shares its memory with;
-                // the header is behind the address. If the file was cut short, the flag is not
-                // needed.
+                // SAFETY: the id is this process's, or that of one that it shares its memory with.
+                // The flag lies in the header, which may be overwritten. If the file was cut short,
+                // the flag is not needed.
                 let _ = unsafe { store(process, [(address + FULL, &1_u32.to_le_bytes()), (address, &[])]) };
             }
             return;
@@ -141,15 +141,17 @@ impl Recorder for Trace {
         let when = (since + 1) << 16 | cpu as u64 & 0xffff;
         // The time last: a reader that finds it sees the whole event.
         let parts: [(usize, &[u8]); 2] = [(at + 8, &what.to_le_bytes()), (at, &when.to_le_bytes())];
-        // SAFETY: the id is this process's, or that of one that it shares its memory with; the
-        // place is below the number of places that lie behind the header.
+        // SAFETY: the id is this process's, or that of one that it shares its memory with. The
+        // place is below the number of places behind the header. This thread claimed it, so it may
+        // overwrite it.
         if unsafe { store(process, parts) }.is_err() && self.end().is_some() {
             say_cut_short();
         }
     }
 }
 
-/// A function of its own, because formatting needs more stack than recording does.
+/// Reports that the file was cut short. This is a separate function, because formatting needs more
+/// stack than recording does.
 #[cold]
 #[inline(never)]
 fn say_cut_short() {
@@ -160,7 +162,7 @@ fn say_cut_short() {
 /// living process.
 ///
 /// # Errors
-/// `EXIST` if it is another file; else the error of the system.
+/// `EXIST` if the file exists, and is not the trace of a living process. Else the system's error.
 pub(crate) fn open<P: Platform>(path: &CStr, platform: &P) -> Result<Option<&'static Trace>, Errno> {
     let process = thread::process_id();
     let file = match File::make(path) {

@@ -1,8 +1,8 @@
 //! Verification of a whole manager, at any moment.
 //!
-//! Verification closes the gate and the sequences as fork does. Then every object and page is in
-//! exactly one structure. Afterwards it opens the gate and the sequences again. It allocates
-//! nothing.
+//! Verification closes the [fork gate](neap_base::gate) and the restartable sequences of the fast
+//! path, as fork does. Then every object and page is in exactly one structure. Afterwards it opens
+//! the gate and the sequences again. It allocates nothing.
 
 use crate::mm::Mm;
 use core::sync::atomic::Ordering::Relaxed;
@@ -10,7 +10,7 @@ use neap_base::Platform;
 use neap_objects::size_class::Class;
 pub use neap_objects::verify::{Census, Finding};
 
-/// Most looks at the gate, in some ten seconds, while a thread stays in a slow path.
+/// Maximum number of looks at the gate, in about ten seconds, while a thread stays in a slow path.
 const LOOKS: u32 = 100_000;
 
 impl<P: Platform> Mm<P> {
@@ -18,9 +18,9 @@ impl<P: Platform> Mm<P> {
     /// that all counters are right. Returns the number of objects by place. Other threads may run
     /// meanwhile. A thread that needs a slow path waits.
     ///
-    /// `in_hands`: the number of other threads, or of those in the parent when this process was
-    /// forked. Each may have been stopped while an object was on its way between a stack and the
-    /// thread.
+    /// `in_hands` is the number of other threads; in a forked child, of other threads of the parent
+    /// at the fork. Each may have been stopped while an object was on its way between a stack and
+    /// the thread.
     ///
     /// # Errors
     /// The first [`Finding`].

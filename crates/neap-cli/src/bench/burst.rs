@@ -124,8 +124,8 @@ fn figures(session: &mut Session) {
     session.figure("highest_survived_gbps", Some(highest.unwrap_or(0.0)));
 }
 
-/// The ends of runs, the least memory that was left below the limit, and the rate if it is lower
-/// than wanted.
+/// Describes the ends of runs, the least memory that was left below the limit, and the rate if it
+/// is lower than `wanted`.
 fn ends(outcomes: &[Outcome], wanted: f64) -> String {
     let (killed, refused) = (killed(outcomes), refused(outcomes));
     let survived = outcomes.len() - killed - refused;

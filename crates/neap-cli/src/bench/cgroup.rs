@@ -4,8 +4,8 @@
 //!
 //! Under version 1 the group of a program is a child of this process's memory group. Under version
 //! 2 this process's group must be delegated. A group that has processes cannot pass controllers to
-//! child groups. So this process moves into a child group first, and back in the end. Dropping
-//! [`Groups`] and [`Cgroup`] removes their groups.
+//! child groups. So this process first moves into a child group, and at the end moves back.
+//! Dropping [`Groups`] and [`Cgroup`] removes their groups.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -81,7 +81,7 @@ impl Groups {
 
     /// Makes a group with a limit in bytes.
     pub(super) fn make(&self, limit: u64) -> Result<Cgroup> {
-        // Relaxed: numbers differ, and publish nothing.
+        // Relaxed: the number only has to be unique; it publishes no other data.
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let folder = self.own.join(format!("neap-bench-{}-{number}", std::process::id()));
         fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -162,8 +162,8 @@ impl Cgroup {
         let file = OpenOptions::new().write(true).open(&path);
         let file: File = file.with_context(|| format!("cannot open {}", path.display()))?;
         // SAFETY: between fork and exec the closure makes one system call, which is
-        // async-signal-safe, and builds an error of a number, which does not allocate. The file is
-        // open as long as the closure is there.
+        // async-signal-safe. It builds an error from a number, which does not allocate. The closure
+        // owns the file, so the descriptor is open.
         unsafe {
             command.pre_exec(move || match libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) {
                 1 => Ok(()),
@@ -201,8 +201,8 @@ fn number(path: &Path) -> Result<u64> {
     text.trim().parse().with_context(|| format!("{} has no number", path.display()))
 }
 
-/// Folder and version of this process's memory group: of version 1 if that has the controller, or
-/// else of version 2.
+/// Returns the folder and the version of this process's memory group. The group is that of version
+/// 1 if version 1 has the memory controller, and otherwise that of version 2.
 fn own_group(mountinfo: &str, cgroup: &str) -> Option<(PathBuf, Version)> {
     let of_version = |version: Version| {
         let path = cgroup.lines().find_map(|line| {

@@ -13,8 +13,8 @@
 //! * `per_cpu_growth_bytes`: pages populated for per-CPU data, reserve included;
 //! * `dying_after_1s`: deleted groups that are not yet gone a second after the last delete;
 //! * `delete_p99_us`, `create_p99_us`;
-//! * `pass_ratio`, `walk_ratio`: time of a pass of maintenance, and of a walk over all groups;
-//!   after all groups over that with the first 64;
+//! * `pass_ratio`, `walk_ratio`: time of a pass of maintenance, and of a walk over all groups. Each
+//!   is the time after all groups have come and gone, over the time with the first 64 groups;
 //! * `bytes_per_group`: tables for each of some 4000 empty groups, right after the tables have
 //!   grown;
 //! * `per_cpu_bytes_per_group`: bytes of a group's statistics on all CPUs.

@@ -14,7 +14,7 @@ use crate::work::{self, Outcome};
 
 /// Longest time of a workload.
 const PATIENCE: Duration = Duration::from_secs(1200);
-/// Count of an outcome: 1 if the kernel killed the process.
+/// Name of a count of an outcome. The count is 1 if the kernel killed the process.
 pub(super) const KILLED: &str = "killed";
 
 /// A workload that runs in a memory group, or in the group of its benchmark.
@@ -52,7 +52,8 @@ impl Contained {
 
     /// Waits for a line of standard output.
     ///
-    /// The caller learns in [`end`](Self::end) if the process ended instead.
+    /// If the process ends instead, this returns `Ok` too. [`end`](Self::end) then reports how it
+    /// ended.
     pub(super) fn wait_for_line(&mut self) -> Result<()> {
         let said = &mut self.said;
         self.process.read(|bytes| {
@@ -102,7 +103,8 @@ mod tests {
         // `sleep work` and `yes work` are commands, too.
         let mut endless = start("/usr/bin/yes").unwrap();
         endless.wait_for_line().unwrap();
-        // SAFETY: the process was started above, and was not awaited.
+        // SAFETY: `kill` touches no memory. The process was started above and was not awaited, so
+        // the number is its own.
         unsafe { libc::kill(endless.process.id() as i32, libc::SIGKILL) };
         assert_eq!(endless.end().unwrap().count(KILLED), 1.0);
         assert!(start("/bin/sleep").unwrap().end().unwrap_err().to_string().contains("failed"));

@@ -1,19 +1,21 @@
 //! `neap bench counter`: cost of adding to a counter, on one thread and on one for each CPU, and of
 //! reading it.
 //!
-//! Counters: neap's `PerCpuCounter`, one atomic, an atomic for each CPU chosen by the thread's
-//! number, and a plain word of the thread, `OWN.set(OWN.get() + value)`, which no other thread can
-//! read. Each adds the constant 1, and a number in a register that the compiler does not know.
+//! Counters: neap's `PerCpuCounter`; one atomic; an array of atomics, one for each CPU, of which a
+//! thread uses the one with its number; and a plain word of the thread, which no other thread can
+//! read (`OWN.set(OWN.get() + value)`). The benchmark adds the constant 1 to each, and then a
+//! number in a register whose value the compiler cannot know.
 //!
 //! The comparison is fair in three ways:
 //!
-//! * The plain word's address escapes once, so that it is in memory after each addition, and one
-//!   instruction adds to it there, as for the atomics but without the lock prefix.
+//! * The plain word's address escapes once, so that the compiler stores the word after each
+//!   addition. One instruction adds to it in memory, as for the atomics but without the lock
+//!   prefix.
 //! * A barrier for the compiler, which costs no instruction, ends each addition.
 //! * Each thread has its own copy of the closure, so no addition loads the address of its counter.
 //!
-//! Adding a number to the plain word mostly waits for the addition before; processors avoid that
-//! for constants.
+//! An addition of a number to the plain word mostly waits for the previous addition. Processors
+//! avoid this wait for constants.
 //!
 //! Figures, of one thread: `add_ns`, `add_ratio_thread_local` (neap over the plain word, of a
 //! constant), `add_ratio_thread_local_number` (of a number), `add_ratio_atomic`,
@@ -55,7 +57,7 @@ thread_local! {
     static OWN: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Parts of a run: the median one counts, so that a short preemption is not measured.
+/// Number of parts of a run. The median part counts, so that a short preemption is not measured.
 const PARTS: u64 = 25;
 
 /// Calls `add` the given number of times on each CPU of `on`, at once. Returns the time of the
@@ -151,7 +153,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     let header = ["counter", "ns per addition of 1", "of a number", "a thread on each CPU", "ns per exact read"];
     let tables = table(&header, &rows);
     drop(counter);
-    // SAFETY: no thread uses any allocation of `data`.
+    // SAFETY: no thread uses `data` or an allocation of it any more.
     unsafe { data.close(&linux) };
     session.finish(options.json, &tables)
 }

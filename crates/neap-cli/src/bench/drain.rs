@@ -1,22 +1,23 @@
-//! `neap bench drain`: how an owner is disturbed by another thread that drains its lists a thousand
-//! times a second.
+//! `neap bench drain`: how much a thread slows down while another thread drains its CPU's lists a
+//! thousand times a second.
 //!
-//! The owner, on one CPU, allocates 64 pages and frees them, in a loop. The drainer, on another
-//! CPU, drains the lists of the owner's CPU in one window, and those of an unused instance in the
-//! next.
+//! The *owner* is a thread on one CPU that allocates 64 pages and frees them, in a loop. The
+//! drainer, on another CPU, drains the lists of the owner's CPU in one window, and those of an
+//! unused instance in the next.
 //!
 //! Figures, of the workload `pages`:
 //!
 //! * `throughput_ratio`, `p999_ratio`: operations a second, and the 99.9th percentile of the time
-//!   of one operation. Drained over quiet, the median of paired windows;
+//!   of one operation. Each is the value of a drained window over that of the paired quiet window,
+//!   median over pairs;
 //! * `fences`: in all drained windows;
 //! * `added_interrupts`: interrupts of the owner's CPU for function calls, flushes and reschedules.
 //!   The median of the drained windows, less the maximum of the quiet windows;
 //! * `added_switches`: involuntary switches of the owner, likewise.
 //!
-//! With the suffix `_isolated` the owner's CPU is isolated; the owner also allocates and frees 64
-//! objects, and its stacks are drained as well. Both threads run in this process and call neap's
-//! parts directly, so no malloc is measured.
+//! Figures with the suffix `_isolated` are of an owner on an isolated CPU. This owner also
+//! allocates and frees 64 objects, and the drainer drains its stacks as well. Both threads run in
+//! this process and call neap's parts directly, so no malloc is measured.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::fs;
@@ -46,16 +47,16 @@ const PERIOD: Duration = Duration::from_millis(1);
 /// Longest wait for an owner to begin or to end, on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A counter of the processor, which is the same on all CPUs and has a constant frequency.
+/// Reads a counter of the processor. It has the same value on all CPUs, and a constant frequency.
 #[inline(always)]
 fn counter() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads a counter, which every x86-64 has.
+    // SAFETY: every x86-64 processor has the counter. Reading it has no side effect.
     return unsafe { std::arch::x86_64::_rdtsc() };
     #[cfg(target_arch = "aarch64")]
     {
         let ticks: u64;
-        // SAFETY: reads a counter, which Linux lets every program read.
+        // SAFETY: Linux lets every program read this counter. Reading it has no side effect.
         unsafe { std::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags)) };
         ticks
     }
@@ -65,7 +66,7 @@ fn counter() -> u64 {
 struct Instance {
     platform: Linux,
     pages: Pages<Linux>,
-    /// The manager whose objects are drained; `None` if only pages are drained.
+    /// The manager whose objects the drainer drains. `None` if it drains pages only.
     mm: Option<Box<Mm<Linux>>>,
 }
 
@@ -81,7 +82,7 @@ impl Instance {
         let pages = Pages::open(&platform, &shape).map_err(refused)?;
         let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let options = neap::options::Options { stat: false, ..neap::options::Options::DEFAULT };
-        // SAFETY: the manager stays in its box, which is never freed.
+        // SAFETY: the manager does not move, since it stays in its box, which is never freed.
         unsafe { mm.open(platform, &options) }.map_err(refused)?;
         Ok(Instance { platform, pages, mm: isolated.map(|_| mm) })
     }
@@ -150,7 +151,7 @@ struct DrainStage {
 impl DrainStage {
     /// Body of the owner: works in windows, and spins between them.
     fn own(&self, instance: &Instance) {
-        // SAFETY: reads this thread's id.
+        // SAFETY: `gettid` takes no argument and cannot fail.
         self.owner.store(unsafe { libc::syscall(libc::SYS_gettid) } as u32, Ordering::Relaxed);
         let mut seen = 0;
         while !self.over.load(Ordering::Relaxed) {
@@ -196,7 +197,8 @@ impl DrainStage {
                     note(&mut felt, &mut each);
                 }
                 for &object in &objects {
-                    // SAFETY: allocated above, and freed once.
+                    // SAFETY: this thread allocated the object above, frees it once, and no thread
+                    // uses it any more.
                     unsafe { mm.free(object) };
                     note(&mut felt, &mut each);
                 }

@@ -3,17 +3,18 @@
 //!
 //! Figures:
 //!
-//! * `returned_percent`: the part of the burst's resident memory that was released ten seconds
-//!   after the last free; the least of the rounds;
-//! * `bound_percent`: the largest part that the geometry of pages permits. Of the pages with
-//!   blocks, it is the part without a byte of a survivor;
+//! * `returned_percent`: the part of the burst's resident memory that was released within ten
+//!   seconds after the last free. The figure is the least of the rounds;
+//! * `bound_percent`: the largest part that any allocator could release without moving blocks. It
+//!   is the share of the pages with blocks that have no byte of a survivor;
 //! * `best_peer_percent`: the most that any other allocator released, at any setting;
 //! * `busy_ratio`: the time of burst and frees, against the fastest peer's default;
 //! * `pages_per_flush`: released pages for each interrupt that flushed address translations on a
-//!   CPU where another thread ran; absent where the kernel counts none.
+//!   CPU where another thread ran. There is no such figure where the kernel does not count these
+//!   interrupts.
 //!
-//! neap waits in the first three rounds and peers in the first only; the later ones measure the
-//! burst.
+//! The programs wait ten seconds in the first rounds only: neap's in three rounds, the peers' in
+//! one. Later rounds measure the burst only.
 
 use std::process::ExitCode;
 

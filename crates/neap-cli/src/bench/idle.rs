@@ -4,8 +4,8 @@
 //! `rss_2s_mib` (largest over the sizes), `busy_ratio` (largest over the sizes of the ratio to the
 //! fastest peer in its default) and `busy_ratio_cpu` (that ratio of processor time). For each peer
 //! that is set to return memory: `rss_2s_mib_NAME`, and `busy_ratio_NAME`, neap's time over that
-//! peer's. neap waits in the first three rounds and peers in the first only; the later ones measure
-//! the burst.
+//! peer's. The programs wait in the first rounds only: neap's in three rounds, the peers' in one.
+//! Later rounds measure the burst only.
 
 use std::process::ExitCode;
 

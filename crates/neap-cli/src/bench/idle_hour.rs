@@ -1,7 +1,7 @@
 //! `neap bench idle-hour`: ten seconds of load, then ten idle minutes with a live set.
 //!
-//! Loads run one after the other. The loaded processes are then idle at the same time, so the whole
-//! takes little longer than one of them. Each process has its own memory group of the kernel, if
+//! Loads run one after the other. All loaded processes are then idle at the same time, so a round
+//! takes little longer than one process. Each process has its own memory group of the kernel, if
 //! such a group can be made; otherwise its usage is not read. Resident memory is that of the whole
 //! process. Live bytes are those of its blocks and of the tables with their addresses.
 //!
@@ -50,7 +50,7 @@ const PAGES: &str = "live_pages_bytes";
 const READ_AT: [u64; 4] = [1, 10, 60, 600];
 /// MiB of live set and bursts, half as much again for allocators' overhead.
 const MEMORY: usize = 768;
-/// A limit that is never reached: the group is there for its usage.
+/// A limit that no process reaches. The benchmark only reads the group's usage.
 const LIMIT: u64 = 1 << 40;
 /// Longest time of the workload, beyond load and idle time.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -192,7 +192,7 @@ fn usage_at(seconds: u64) -> String {
     format!("usage_{seconds}s")
 }
 
-/// A count over the live bytes; `None` if it was not counted.
+/// Returns a count of a run over its live bytes. `None` if the run lacks the count.
 fn over_live(run: &Outcome, name: &str) -> Option<f64> {
     let live = run.count(LIVE);
     run.counts.get(name).filter(|_| live > 0.0).map(|bytes| bytes / live)

@@ -253,8 +253,8 @@ pub(crate) struct Workload {
     /// Arguments of `neap work`.
     pub(crate) arguments: Vec<String>,
     pub(crate) rounds: usize,
-    /// Bytes of memory that must be available before each run: as many as any variant uses, if that
-    /// is much.
+    /// Bytes of memory that must be available before each run. For a workload that uses much
+    /// memory, it is the most that any variant uses.
     pub(crate) memory: usize,
     pub(crate) unit: &'static str,
     /// The reading that ratios are made of.
@@ -327,8 +327,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Makes a session over parts of neap in this executable: nothing is preloaded, and there are
-    /// no peers.
+    /// Makes a session over parts of neap in this executable. It preloads nothing, and has no
+    /// peers.
     pub(crate) fn of_parts(bench: &'static str, names: &[&'static str]) -> Result<Session> {
         let variant = |&name: &&'static str| Variant {
             name,
@@ -421,13 +421,15 @@ impl Session {
         self.failed.iter().any(|failure| failure.variant == variant && failure.workload == workload)
     }
 
-    /// All results of a variant in a workload; none if it was not measured.
+    /// Returns all results of a variant in a workload. The slice is empty if the variant was not
+    /// measured.
     pub(crate) fn outcomes(&self, variant: &str, workload: &str) -> &[Outcome] {
         let found = self.series.iter().find(|series| series.variant == variant && series.workload == workload);
         found.map_or(&[], |series| &series.raw)
     }
 
-    /// Returns the readings of a workload, round by round: its own, or another one.
+    /// Returns a reading of a workload, round by round: `reading`, or the workload's own one if
+    /// that is `None`.
     fn measured(&self, variant: &str, workload: &str, reading: Option<Reading>) -> Vec<Measured> {
         let found = self.series.iter().find(|series| series.variant == variant && series.workload == workload);
         let values = |series: &Series| {
@@ -484,7 +486,7 @@ impl Session {
         self.ratio_of(variant, fastest, workload, reading)
     }
 
-    /// Makes a ratio a figure; without a ratio there is no figure.
+    /// Adds a ratio as a figure. Without a ratio it adds nothing.
     pub(crate) fn figure_of_ratio(&mut self, name: &str, ratio: Option<Ratio>) {
         if let Some(ratio) = ratio {
             self.figure(name, Some(ratio.summary.median));
@@ -498,7 +500,7 @@ impl Session {
         }
     }
 
-    /// The cell of neap's ratio to a variant: "-" for neap itself.
+    /// Returns the cell of neap's ratio to a variant, or "-" for neap itself.
     pub(crate) fn ratio_cell(&self, variant: &Variant, workload: &str) -> String {
         if variant.kind == AllocatorKind::Neap {
             return "-".to_string();
@@ -548,7 +550,7 @@ impl Session {
 }
 
 impl Options {
-    /// Number of rounds: as requested, or two in a quick run, or the benchmark's own.
+    /// Returns the number of rounds: the requested one, or two in a quick run, or else `usual`.
     fn rounds(&self, usual: usize) -> usize {
         self.pairs.map_or(if self.quick { usual.min(2) } else { usual }, usize::from)
     }
@@ -558,7 +560,7 @@ impl Options {
         self.limit.map(u64::from).filter(|&limit| limit > 0).unwrap_or(usual)
     }
 
-    /// An amount of work: a tenth in a quick run.
+    /// Returns an amount of work: `usual`, or a tenth of it in a quick run.
     fn amount(&self, usual: u64) -> u64 {
         if self.quick { (usual / 10).max(1) } else { usual }
     }

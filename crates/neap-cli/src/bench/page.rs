@@ -1,8 +1,8 @@
 //! `neap bench page`: cost of a page-sized block, 128 MiB up and down.
 //!
-//! Figures: `page_ratio`, to the fastest peer, and `page_ratio_cpu`, of processor time. The first
-//! time up pays for fresh pages, the other nine reuse them, and the figure is over all ten: an
-//! allocator that releases pages too eagerly pays again each time.
+//! Figures: `page_ratio`, to the fastest peer, and `page_ratio_cpu`, of processor time. Each run
+//! goes up and down ten times. The first time pays for fresh pages, and the other nine can reuse
+//! them. An allocator that releases pages too eagerly pays for fresh pages each time.
 
 use std::process::ExitCode;
 

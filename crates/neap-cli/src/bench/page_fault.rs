@@ -3,8 +3,8 @@
 //!
 //! Figures: `zone_lock_ratio` (locks of the zone in a million page operations, tuned over fixed)
 //! and `throughput_ratio` (page operations in a second, tuned over fixed). An operation is an
-//! allocation, with a first byte written, or a free. Modelled on will-it-scale's page_fault1, whose
-//! pages come from the kernel's lists.
+//! allocation, with a first byte written, or a free. The workload is modelled on page_fault1 of
+//! will-it-scale, whose pages come from the kernel's lists.
 
 use std::process::ExitCode;
 

@@ -3,8 +3,8 @@
 //! Figures: `pair_ratio` and `pair_ratio_no_rseq` (64 B, one block at a time, to the fastest of
 //! jemalloc, mimalloc and tcmalloc), `batch_ratio` (1000 blocks at a time, last in first out, to
 //! the fastest peer). Batches in the other order, mixed sizes and four threads are shown beside
-//! them. Figures with the suffix `_cpu` are of processor time: on a busy machine they repeat far
-//! better than wall time, and miss only waits of a thread.
+//! them. Figures with the suffix `_cpu` are of processor time. On a busy machine they vary far less
+//! than wall time. They do not include the time in which a thread waits.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
-//! `neap bench profile`: what samples of allocations cost, and how right they are.
+//! `neap bench profile`: cost and accuracy of samples of allocations.
 //!
-//! The variants are the same library: `neap` without samples, and `sampled` with one in 512 KiB.
+//! Both variants use the same library: `neap` takes no samples, and `sampled` takes one in 512 KiB.
 //! No command reads the samples while costs are measured.
 //!
 //! Figures:
@@ -8,9 +8,9 @@
 //! * `pair_on_ratio`: malloc and free of 64 bytes, with samples over without;
 //! * `programs_on_ratio`: geometric mean of the processor times of real programs, with samples over
 //!   without;
-//! * `attribution_error`: 50 known functions hold a known number of bytes. The difference between
-//!   that number and the bytes that a profile attributes to them, over that number; median of the
-//!   rounds;
+//! * `attribution_error`: 50 known functions hold a known number of bytes. The figure is the
+//!   difference between that number and the bytes that a profile attributes to them, over that
+//!   number. It is the median of the rounds;
 //! * `site_error`: the mean of this error over the single functions;
 //! * `unwound_share`: the part of the samples whose stack reaches `main` or the start of its
 //!   thread, in the program of the functions and in real ones.
@@ -103,7 +103,7 @@ fn attribution(command: &mut Command, mib: u64) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the number of the site that the line's function is; `None` for another function.
+/// Returns the number of the site whose function the line names. `None` for another function.
 fn site(line: &profile::SourceLine) -> Option<usize> {
     let (_, rest) = line.function.rsplit_once(NAME)?;
     let digits = rest.split(|byte: char| !byte.is_ascii_digit()).next()?;

@@ -94,7 +94,8 @@ fn spawn(variant: &Variant, count: u64) -> Result<Outcome> {
             return Err(io::Error::from_raw_os_error(error)).with_context(|| format!("cannot run {PROGRAM}"));
         }
         let mut status = 0;
-        // SAFETY: the child is ours and the status is a live local.
+        // SAFETY: the status is a live local. The process is a child of this one, and nothing else
+        // waits for it.
         if unsafe { libc::waitpid(child, &mut status, 0) } != child {
             return Err(io::Error::last_os_error()).with_context(|| format!("cannot wait for {PROGRAM}"));
         }

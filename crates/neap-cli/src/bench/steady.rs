@@ -1,5 +1,5 @@
-//! `neap bench steady`: a server's steady state, blocks of drifting sizes that eight threads
-//! replace at random.
+//! `neap bench steady`: a server's steady state, in which eight threads replace blocks of drifting
+//! sizes at random.
 //!
 //! Figures: `ops_ratio_fastest`, neap's operations a second over those of the peer that does the
 //! most (above 1 neap is faster), and `peak_ratio_median`, neap's peak of resident memory over the

@@ -40,7 +40,7 @@ pub(super) const POLLER: &str = "glibc-poller";
 const VARIANTS: [(&str, &str, &str); 3] =
     [(NEAP, "limit:auto", "shrinker"), ("glibc-fixed", "", "fixed"), (POLLER, "", "poller")];
 pub(super) const CUT: &str = "cut";
-/// MiB and rounds; the second with `--full`.
+/// Initial limit in MiB and number of rounds. The second constant is for `--full`.
 const USUAL: (u64, usize) = (1024, 5);
 const FULL: (u64, usize) = (4096, 100);
 /// The limit before the cut, over the limit after it.
@@ -101,18 +101,19 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
     session.finish(options.json, &tables)
 }
 
-/// The limit that the operator writes next: `above` bytes above the usage, down to the target.
+/// Returns the limit that the operator writes next: `above` bytes above the usage, but at least the
+/// target.
 fn next_limit(usage: u64, target: u64, above: u64) -> u64 {
     target.max(usage + above)
 }
 
-/// Cuts the limit `from` to `target`. Returns the seconds until it is in force; `None` if it never
-/// is, or no process is left.
+/// Cuts the limit from `from` to `target`. Returns the seconds until the target is in force. `None`
+/// if it does not come into force in time, or no process is left.
 pub(super) fn cut(group: &Cgroup, from: u64, target: u64) -> Result<Option<f64>> {
     let (start, above) = (Instant::now(), from / ABOVE);
     while start.elapsed() < PATIENCE && !group.is_empty() {
         let limit = next_limit(group.usage()?, target, above);
-        // The usage may have grown meanwhile: then the kernel refuses the limit.
+        // If the usage has grown meanwhile, the kernel refuses the limit.
         if group.set_limit(limit).is_ok() && limit == target {
             return Ok(Some(start.elapsed().as_secs_f64()));
         }
@@ -121,8 +122,9 @@ pub(super) fn cut(group: &Cgroup, from: u64, target: u64) -> Result<Option<f64>>
     Ok(None)
 }
 
-/// Adds the operator's side to an outcome: the time until the target was in force, if it was, and
-/// the cached bytes below those that it allows.
+/// Adds two counts to the outcome of a surviving process: the `seconds` until the target was in
+/// force, and `over_percent`, how far the cache fell below the allowed bytes. Adds none if the
+/// target did not come into force.
 fn add_cut(outcome: &mut Outcome, target: u64, usage: u64, seconds: Option<f64>) {
     if outcome.count(KILLED) > 0.0 {
         return;
@@ -253,7 +255,7 @@ mod tests {
             [3.0, 2.0, 0.0, 1.0]
         );
         assert_eq!([figure("seconds_to_comply"), figure("p999_ratio")], [2.5, 2.0]);
-        // 40 MB beside the cache, so 210 MB are allowed.
+        // There are 40 MB outside the cache, so 210 MB are allowed.
         assert!((figure("over_reclaim_percent") - 100.0 * 30.0 / 210.0).abs() < 0.01);
         let text = tables(&session, 1024 * MIB);
         assert!(text.contains("cut to 256 MiB"), "{text}");

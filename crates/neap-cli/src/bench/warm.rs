@@ -1,9 +1,9 @@
 //! Makes memory available to the machine before a run.
 //!
-//! The host of a virtual machine takes back memory that has been free for a while, and gives it
-//! again at ten times the cost of clearing it. So before each run as much memory as any variant
-//! uses is touched, as huge pages, and freed: no run pays for the memory of the one before. Best
-//! effort; without it only the noise is larger.
+//! The host of a virtual machine takes back memory that has been free for a while. Getting it again
+//! costs ten times as much as clearing it. So before each run the benchmark touches, as huge pages,
+//! as much memory as any variant uses, and frees it. Errors are ignored, since they only make the
+//! measurement noisier.
 
 use std::ptr;
 
@@ -13,8 +13,8 @@ pub(super) fn touch(bytes: usize) {
         return;
     }
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at a place of the kernel's choice, which no other code knows, and which
-    // is unmapped at the end.
+    // SAFETY: the mapping is new, and the kernel chooses its place. No other code knows it. Both
+    // `madvise` and `munmap` get exactly its range, and nothing uses it after `munmap`.
     unsafe {
         let base = libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
         if base != libc::MAP_FAILED {

@@ -5,8 +5,8 @@
 //! limit. The operator of `wall` cuts it from 1 GiB to 512 MiB. Each process knows only itself and
 //! the container. After a second at the target the caches are counted.
 //!
-//! Variants: `neap-auto` has `limit:auto`, and shrinkers for its caches. `glibc-poller` is the
-//! poller of `wall` in each process.
+//! Variants: `neap-auto` has `limit:auto`, and shrinkers for its caches. In `glibc-poller` each
+//! process runs the poller of `wall`.
 //!
 //! Figures, of `neap-auto` unless named otherwise:
 //!

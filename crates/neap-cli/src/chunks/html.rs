@@ -1,5 +1,5 @@
 //! Chunks of per-CPU data as one HTML page: tables, and a strip for each chunk's map as inline SVG.
-//! It loads nothing and has no scripts; it follows the reader's choice of light or dark.
+//! The page loads nothing and has no scripts. It follows the reader's choice of light or dark.
 
 use std::io::{self, Write};
 
@@ -27,7 +27,7 @@ const STYLE: &str = "\
     td,th{padding:.18em .6em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
     td:first-child,th:first-child{padding-left:0}td:nth-child(2),th:nth-child(2){width:50%;text-align:left}";
 
-/// Pages or cells of a strip, at most: a screen shows no more.
+/// Most cells of a strip. A screen shows no more.
 const CELLS: usize = 1024;
 
 /// Escapes characters with a meaning in HTML.
@@ -105,7 +105,8 @@ fn write_list(page: &mut dyn Write, of: &Instance, chunks: &[ReadChunk]) -> io::
     write!(page, "map<th>populated<th>empty<th>allocations<th>longest run<th>free runs<th>fragmented")?;
     for chunk in chunks {
         write!(page, "<tr><td>{}<td>", chunk.number)?;
-        // A cell of several pages is used if one of them is, else empty if one of them is.
+        // A cell of several pages is used if a page of it is used. Otherwise it is empty if a page
+        // of it is empty.
         let cells = chunk.map.chunks(chunk.map.len().div_ceil(CELLS).max(1)).map(|pages| pages.iter().max());
         let cells: Vec<ChunkPage> = cells.flatten().copied().collect();
         let runs = cells.chunk_by(|a, b| a == b).map(|run| (run[0], run.len()));

@@ -2,9 +2,9 @@
 //! numbers and its map.
 //!
 //! The reports come from the process's [control channel](crate::control_channel), in the format of
-//! `crates/neap/src/reports/chunk_report.rs`. They are untrusted: sizes are checked, and all else
-//! is numbers. The result is shown as tables and a picture (`text`), as a page (`html`), or as one
-//! JSON object.
+//! `crates/neap/src/reports/chunk_report.rs`. This command does not trust them, and checks sizes.
+//! All else in them is numbers. The command shows the result as tables and a picture (`text`), as a
+//! page (`html`), or as one JSON object.
 
 mod html;
 mod text;
@@ -25,7 +25,8 @@ use crate::report::rounded;
 use crate::stat_reader::{Page as Published, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
 
-/// Most pages or grains of a chunk, and most bytes of each. A report with more is refused.
+/// Most pages or grains (units of rows) of a chunk, and most bytes of each. This command refuses a
+/// report with more.
 const MOST: u64 = 1 << 24;
 
 /// State of a page of a chunk, which is the same in all groups of CPUs.
@@ -38,7 +39,7 @@ enum ChunkPage {
     Used,
 }
 
-/// An instance's numbers of all its chunks.
+/// Numbers of an instance, over all its chunks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Instance {
     cpu_major: bool,
@@ -46,7 +47,8 @@ struct Instance {
     groups: u64,
     columns: u64,
     page: u64,
-    /// Pages and grains of a chunk; bytes of a grain per CPU and per group.
+    /// Pages and grains of a chunk. Bytes of a grain for one CPU (`grain`) and for a group
+    /// (`stripe`).
     pages: u64,
     grains: u64,
     grain: u64,
@@ -71,7 +73,7 @@ struct ReadChunk {
     /// The number of a slot, or [`SIDELINED`], [`FREE`] or [`TO_DEPOPULATE`].
     list: u64,
     isolated: bool,
-    /// Bytes per CPU.
+    /// Bytes for one CPU: those taken, and the longest free run.
     taken: u64,
     longest: u64,
     populated: u64,
@@ -100,7 +102,7 @@ impl ReadChunk {
         (instance.grains * instance.grain).saturating_sub(self.taken)
     }
 
-    /// Per cent of the free bytes that are not in the longest run.
+    /// Percentage of the free bytes that lies outside the longest free run.
     fn fragmentation(&self, instance: &Instance) -> f64 {
         match self.free(instance) {
             0 => 0.0,
@@ -108,7 +110,7 @@ impl ReadChunk {
         }
     }
 
-    /// The map as counts, each before the letter of its kind: `3u1e28-`.
+    /// Returns the map as runs of equal pages. Each is a count and the letter of a kind: `3u1e28-`.
     fn runs(&self) -> String {
         let letter = |page: ChunkPage| match page {
             ChunkPage::Missing => '-',
@@ -127,10 +129,10 @@ struct ReadChunks {
 }
 
 impl ReadChunks {
-    /// Requests reports of all chunks; `None` if there is no per-CPU data.
+    /// Requests reports of all chunks. Returns `None` if there is no per-CPU data.
     fn ask(process: &ProcessStatus, page: &Published) -> Result<Option<ReadChunks>> {
         // The text has "per_cpu" from the first use on. A process without it may have no thread
-        // that answers, so it is not asked.
+        // that answers, so this command does not ask it.
         if page.lacks("per_cpu") {
             return Ok(None);
         }
@@ -144,8 +146,8 @@ impl ReadChunks {
         Ok(last.map(|instance| ReadChunks { instance, chunks }))
     }
 
-    /// Reads a report: the instance's numbers, and the next chunk to request. Appends its chunks to
-    /// `chunks`.
+    /// Reads a report, and appends its chunks to `chunks`. Returns the instance's numbers, and the
+    /// next chunk to request. Returns `None` if there is no per-CPU data.
     fn read(
         words: &[u64],
         chunks: &mut Vec<ReadChunk>,
@@ -292,7 +294,7 @@ fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> ReadChunk
     }
 }
 
-/// Shows a process's chunks, and writes the page if one is wanted.
+/// Shows a process's chunks, and writes a page if `html` names a file.
 pub(crate) fn show(subject: &Subject, json: bool, html: Option<&Path>) -> Result<ExitCode> {
     let (process, seen) = subject.look(|process| {
         for page in process.pages()? {
@@ -344,7 +346,8 @@ pub(crate) mod tests {
         let data = PerCpuData::open(&machine, &Shape { span: 1 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
         data.allocate(&machine, Owner::NONE, 8, 8, Wait::Long).unwrap();
         let words = report(Some(&data), 0);
-        // SAFETY: no thread uses it any more.
+        // SAFETY: the instance and its allocation belong to this function, which does not use them
+        // again.
         unsafe { data.close(&machine) };
         words
     }
@@ -400,7 +403,8 @@ pub(crate) mod tests {
             );
             assert!(chunk.fragments > 0 || chunk.longest == 0);
         }
-        // SAFETY: no thread uses it any more.
+        // SAFETY: the instance and its allocations belong to this function, which does not use them
+        // again.
         unsafe { data.close(&machine) };
         let mut seen = ReadChunks { instance, chunks };
         seen.sort();

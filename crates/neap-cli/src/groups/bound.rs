@@ -2,7 +2,7 @@
 //! [control channel](crate::control_channel).
 //!
 //! This command finds the group by its path, and names it to the process by its id. So if another
-//! group gets the path meanwhile, that group keeps its bounds.
+//! group gets the path in between, that group keeps its bounds.
 
 use std::process::ExitCode;
 

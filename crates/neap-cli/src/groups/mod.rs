@@ -2,12 +2,13 @@
 //! and the reports for `neap top`.
 //!
 //! The reports come from the process's [control channel](crate::control_channel), in the format of
-//! `crates/neap/src/reports/group_report.rs`. They are untrusted: sizes and depths are checked, and
-//! all else is text and numbers. The result is shown as a tree (`tree`), or as one JSON object.
+//! `crates/neap/src/reports/group_report.rs`. This command does not trust them, and checks sizes
+//! and depths. All else in them is text and numbers. The command shows the result as a tree
+//! (`tree`), or as one JSON object.
 //!
-//! Each group in the reports is of another moment. So the groups below a group can have more in sum
-//! than the group itself. Then the group is shown with that sum, and [`ReadGroups::raised`] counts
-//! it.
+//! The process reads its groups one after the other. So the groups below a group can have more in
+//! sum than the group itself. Then the command shows the group with that sum, and
+//! [`ReadGroups::raised`] counts the group.
 
 mod bound;
 mod tree;
@@ -38,32 +39,34 @@ pub(crate) struct ReportedGroup {
     /// 0 for the root.
     pub(crate) parent: u64,
     pub(crate) name: String,
-    /// The names from below the root down to its own; empty for the root.
+    /// Names of the groups from below the root down to this one, joined by slashes. Empty for the
+    /// root.
     pub(crate) path: String,
-    /// Number of groups above it.
+    /// Number of ancestors.
     pub(crate) depth: usize,
-    /// The place in the order of paths, from 1 on; 0 if it has none.
+    /// Place in the order of paths, counted from 1. Zero while the group has no place.
     pub(crate) rank: usize,
-    /// Bytes, those of the groups below it and of stocks included.
+    /// Charged bytes. They include those of the groups below, and stocks: bytes charged ahead on a
+    /// CPU.
     pub(crate) charged: u64,
     pub(crate) peak: u64,
-    /// Microseconds in which it or those below it were stalled.
+    /// Microseconds in which this group or a group below it was stalled.
     pub(crate) stalled_us: u64,
     pub(crate) bounds: [u64; Bound::ALL.len()],
-    /// Bytes of its own, by kind.
+    /// Bytes of the group itself, by kind.
     pub(crate) kinds: [u64; Kind::ALL.len()],
     /// Counts by kind of event, with the events of the groups below this group.
     pub(crate) events: [u64; Event::ALL.len()],
     pub(crate) local_events: [u64; Event::ALL.len()],
-    /// Bytes of its own that are not in use: stocked, or kept by caches.
+    /// Bytes of the group itself that are not in use, because stocks or caches keep them.
     pub(crate) stocked: u64,
-    /// Bytes that it and those below it use: charged bytes without unused ones.
+    /// Charged bytes of this group and the groups below it, without unused bytes.
     pub(crate) used: u64,
-    /// Charges that wait at it.
+    /// Number of charges that wait at this group's limit.
     pub(crate) waiting: u64,
 }
 
-/// Bytes booked under the id of a group that is gone.
+/// Bytes that are still charged under the id of a deleted group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gone {
     pub(crate) id: u64,
@@ -76,11 +79,11 @@ pub(crate) struct Gone {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WaitingCharge {
     pub(crate) group: u64,
-    /// The group with the limit that it waits at.
+    /// Id of the group at whose limit the charge waits.
     pub(crate) at: u64,
     pub(crate) reason: &'static str,
     pub(crate) bytes: u64,
-    /// Nanoseconds since it began, and until its deadline, if it has one.
+    /// Nanoseconds since the wait began (`waited`), and until its deadline (`left`), if it has one.
     pub(crate) waited: u64,
     pub(crate) left: Option<u64>,
 }
@@ -101,12 +104,12 @@ impl WaitingCharge {
 /// All groups of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadGroups {
-    /// In the order of their paths, once all are known.
+    /// The groups, in the order of their paths after [`ReadGroups::arrange`].
     pub(crate) groups: Vec<ReportedGroup>,
     /// Bytes that are not in use, by group.
     unused: BTreeMap<u64, u64>,
     pub(crate) gone: Vec<Gone>,
-    /// Sorted by the group that the charge waits at, and by reason.
+    /// Charges that wait. [`ReadGroups::settle`] sorts them by the limiting group, and by reason.
     pub(crate) waiting: Vec<WaitingCharge>,
     pub(crate) dying: u64,
     /// Ids in use.
@@ -186,11 +189,11 @@ fn read_group(words: &[u64]) -> ReportedGroup {
 }
 
 impl ReadGroups {
-    /// Requests reports of all groups; `None` if there are none, or were none when the process last
-    /// published its text.
+    /// Requests reports of all groups. Returns `None` if there are none, or if there were none when
+    /// the process last published its text.
     pub(crate) fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<ReadGroups>> {
         // The text has "groups" from the first group on. A process without groups may have no
-        // thread that answers, so it is not asked.
+        // thread that answers, so this command does not ask it.
         if page.lacks("groups") {
             return Ok(None);
         }
@@ -216,8 +219,8 @@ impl ReadGroups {
         Ok(None)
     }
 
-    /// Puts the groups in the order of their paths, from the root down. A group is left out if it
-    /// claims to be its own ancestor, or if its parent is not known.
+    /// Puts the groups in the order of their paths, from the root down. Leaves out a group that
+    /// claims to be its own ancestor, or whose parent is not in the reports.
     pub(crate) fn arrange(&mut self, allowance: &Allowance) -> Result<()> {
         let groups = &mut self.groups;
         groups
@@ -264,8 +267,8 @@ impl ReadGroups {
         &self.waiting[start..start + group.waiting as usize]
     }
 
-    /// Computes the usage of each group, those below it included. To be called after
-    /// [`ReadGroups::arrange`].
+    /// Computes the usage of each group with the groups below it. The caller has called
+    /// [`ReadGroups::arrange`] before.
     fn settle(&mut self) {
         let places: BTreeMap<u64, usize> = self.groups.iter().enumerate().map(|(at, group)| (group.id, at)).collect();
         self.waiting.sort_unstable_by_key(|waiting| (waiting.at, waiting.reason, waiting.group));
@@ -274,8 +277,8 @@ impl ReadGroups {
                 self.groups[at].waiting = waits.len() as u64;
             }
         }
-        // Of each group with those below it: unused bytes, and the sums of children's used and
-        // charged bytes.
+        // For each group: unused bytes of the groups below it, and the sums of its children's used
+        // and charged bytes.
         let mut sums = vec![[0_u64; 3]; self.groups.len()];
         // Children come after their parents.
         for at in (0..self.groups.len()).rev() {
@@ -353,12 +356,13 @@ fn bound_json(bound: Bound, bytes: u64) -> Value {
     if bytes == UNLIMITED && matches!(bound, Bound::Max | Bound::High) { Value::Null } else { bytes.into() }
 }
 
-/// The container that bounds the root group, if a limit follows it.
+/// Returns the container that the option `limit` follows, if it follows one. The container bounds
+/// the root group.
 fn container(process: &ProcessStatus) -> Option<ContainerNumbers> {
     Numbers::read(process, &process.page().ok()?).ok()?.container
 }
 
-/// Shows a process's groups; with `dead`, also the remains of deleted ones.
+/// Shows a process's groups. With `dead`, also shows the remains of deleted groups.
 pub(crate) fn show(subject: &Subject, json: bool, dead: bool) -> Result<ExitCode> {
     let (process, (seen, container)) = subject.look(|process| Ok((ReadGroups::of(process)?, container(process))))?;
     if json {
@@ -396,7 +400,7 @@ pub(crate) mod tests {
         let mut words = vec![1, groups.len() as u64, next, 0, groups.len() as u64, 0, 9, 9, 4096, 3];
         assert_eq!(words.len(), HEAD);
         for (id, parent, name) in groups {
-            // Parents have what is below them.
+            // A parent's charge includes the groups below it.
             let charged = [20_000, 9000, 3000, 4000].get(*id as usize - 1).copied().unwrap_or(1000 * id);
             words.extend([*id, *parent, charged, 2 * charged, 60_000 * id]);
             words.extend([UNLIMITED, UNLIMITED, 0, 0]);

@@ -34,16 +34,16 @@ impl Format {
     }
 }
 
-/// What the values of a family measure.
+/// Kind of a family's values.
 #[derive(Clone, Copy)]
 enum Measure {
     Bytes,
-    /// Values are microseconds, and shown as seconds.
+    /// Values in microseconds, which the text shows in seconds.
     Seconds,
     Count,
 }
 
-/// Name and meaning of a family. The name gets the unit, and a counter's `_total`.
+/// Name and meaning of a family. The text adds the unit to the name, and `_total` for a counter.
 struct Family {
     name: &'static str,
     help: &'static str,
@@ -62,7 +62,7 @@ const fn counter(name: &'static str, measure: Measure, help: &'static str) -> Fa
 /// A value of a process, and its `kind` if the family has several.
 type ProcessValue = (&'static str, fn(&Totals) -> Option<u64>);
 
-/// Families with a value, or one for each kind, of each process.
+/// Families with one value of each process, or with one value of each process and kind.
 const OF_PROCESSES: &[(Family, &[ProcessValue])] = &[
     (
         gauge("neap_resident", Measure::Bytes, "Resident memory of the whole process, by the kernel."),

@@ -1,9 +1,9 @@
-//! The memory groups that have metrics: the largest of all processes. The others are summed.
+//! The memory groups that have metrics: the largest groups of all processes. For each process, one
+//! sum stands for its other groups.
 //!
 //! A group's usage includes the groups below it. So a group is never larger than its parent, and if
-//! a group is kept, so are its ancestors. The sum of the others adds the usage of each group that
-//! is left out and whose parent is kept. That includes all groups below it, so each byte counts
-//! once.
+//! a group is kept, so are its ancestors. The sum adds the usage of each left-out group whose
+//! parent is kept. That usage includes all groups below it, so each byte counts once.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use crate::groups::{ReadGroups, ReportedGroup};
 pub(super) const MOST_GROUPS: usize = 500;
 /// Characters of a path that are kept.
 const LONGEST: usize = 1000;
-/// Path of the group of all memory. No name has a slash.
+/// Path of the root group. No other group has it, since names have no slashes.
 pub(super) const ROOT: &str = "/";
 /// Name of the sum of the groups that are left out.
 pub(super) const OTHER: &str = "(other)";
@@ -25,13 +25,13 @@ pub(super) const OTHER: &str = "(other)";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GroupShare {
     pub(super) path: String,
-    /// Bytes, those of the groups below it included.
+    /// Used bytes, including those of the groups below it.
     pub(super) used: u64,
     pub(super) limit: Option<u64>,
     pub(super) refused: u64,
     pub(super) at_limit: u64,
     pub(super) stalled_us: u64,
-    /// Place of the parent.
+    /// Index of the parent in [`GroupShares::groups`].
     parent: Option<usize>,
     /// Used bytes of groups directly below it that are left out.
     rest: u64,
@@ -61,8 +61,8 @@ impl GroupShares {
         order.sort_by_key(|&place| Reverse(shares.groups[place].used));
         let mut is_kept = vec![false; order.len()];
         order.iter().take(MOST_GROUPS).for_each(|&place| is_kept[place] = true);
-        // Two groups with one path, or a group with the name of the sum, are only in a made-up
-        // report. They are left out, since two metrics may not have the same labels.
+        // A genuine report has neither two groups with one path nor a group with the name of the
+        // sum. Such groups are left out, since two metrics may not have the same labels.
         shares.keep(|place, group| is_kept[place] && names.insert(group.path.clone()));
         shares
     }
@@ -73,7 +73,7 @@ impl GroupShares {
         let mut places: Vec<Option<usize>> = Vec::with_capacity(all.len());
         for (place, group) in all.into_iter().enumerate() {
             let parent = group.parent.map(|parent| places[parent]);
-            // Below a group that is left out.
+            // An ancestor of this group is left out.
             let is_covered = parent == Some(None);
             let parent = parent.flatten();
             let keeps = !is_covered && is_kept(place, &group);

@@ -81,14 +81,14 @@ pub(crate) fn main(options: &MetricsOptions) -> Result<ExitCode> {
 /// Replaces a file, so that a reader finds either the old text or the new one.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let name = path.file_name().context("the path has no file name")?;
-    // In the same folder, and with a name that node_exporter does not read.
+    // The temporary file is in the same folder, and node_exporter does not read its name.
     let temporary = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let write = || -> std::io::Result<()> {
         let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;
         file.write_all(text.as_bytes())?;
         fs::rename(&temporary, path)
     };
-    // A command that had the id of this process may have left it.
+    // An earlier command with the id of this process may have left the file.
     let _ = fs::remove_file(&temporary);
     write().inspect_err(|_| drop(fs::remove_file(&temporary)))?;
     Ok(())

@@ -24,7 +24,7 @@ pub(super) struct MeasuredProcess {
     pub(super) groups: Option<GroupShares>,
 }
 
-/// What was read at one moment.
+/// The result of one reading.
 pub(super) struct Scrape {
     pub(super) processes: Vec<MeasuredProcess>,
     /// Processes that were read and have no metrics.
@@ -46,7 +46,8 @@ impl Reader {
     /// Reads the processes once.
     ///
     /// # Errors
-    /// The list of processes cannot be read.
+    /// Returns an error if this command cannot read the list of processes, or cannot start a
+    /// thread.
     pub(super) fn read(&self) -> Result<Scrape> {
         let start = Instant::now();
         let end = start + self.time;

@@ -21,16 +21,16 @@ use super::reading::{Reader, Scrape};
 use crate::foreign::escaped;
 use crate::signals;
 
-/// Connections at a time; others are closed at once.
+/// Most connections at a time. The server closes further ones at once.
 const MOST_CONNECTIONS: usize = 64;
 /// Most bytes of a request, and most headers.
 const LONGEST: usize = 8 << 10;
 const MOST_HEADERS: usize = 64;
-/// Time in which a client has to send its request, and then to take the answer.
+/// Time for a client to send its request, and again to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Pause after a connection that could not be accepted, as there are no descriptors or no memory.
+/// Pause after a failure to accept a connection, for example for lack of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Bytes of an answer between two looks at the clock.
+/// Bytes of an answer that the server writes before it checks the time.
 const PIECE: usize = 64 << 10;
 
 const PATH: &str = "/metrics";
@@ -46,7 +46,7 @@ fn plain(status: &'static str, text: &str) -> HttpAnswer {
     HttpAnswer { status, content_type: "text/plain; charset=utf-8", body: format!("{text}\n") }
 }
 
-/// Serves the metrics until the command is ended.
+/// Serves the metrics until a signal ends the command.
 pub(super) fn main(address: &str, reader: Reader) -> Result<ExitCode> {
     let unusable = || format!("cannot listen on {address}");
     let listener = TcpListener::bind(address).with_context(unusable)?;
@@ -111,14 +111,14 @@ fn serve_one(mut stream: &TcpStream, read: &dyn Fn() -> Result<Scrape>) -> io::R
     stream.shutdown(Shutdown::Write)
 }
 
-/// Time until `end`.
+/// Returns the time until `end`, or the error `TimedOut` if it has passed.
 fn rest(end: Instant) -> io::Result<Duration> {
     let rest = end.saturating_duration_since(Instant::now());
     if rest.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(rest) }
 }
 
-/// Returns whether the client wants the head of the answer alone, and the answer; `None` while the
-/// request is not whole.
+/// Parses a request. Returns whether the client wants the head of the answer alone, and the answer.
+/// `None` while the request is incomplete.
 fn parse(bytes: &[u8], read: &dyn Fn() -> Result<Scrape>) -> Option<(bool, HttpAnswer)> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);

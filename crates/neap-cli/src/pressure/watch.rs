@@ -1,5 +1,5 @@
-//! `neap pressure --watch`: prints headroom, how fast it shrinks, and the level of pressure, again
-//! and again.
+//! `neap pressure --watch`: repeatedly prints headroom, how fast it shrinks, and the level of
+//! pressure.
 //!
 //! # Design
 //! Each line is one look of a [`Series`]. If a look takes longer than the timeout, the command ends
@@ -19,7 +19,7 @@ use super::{PressureOptions, level};
 use crate::handle::ProcessHandle;
 use crate::subject::{print, within};
 
-/// What one look found.
+/// The result of one look.
 struct WatchLine {
     /// Milliseconds since the first look.
     at_ms: u64,
@@ -30,7 +30,7 @@ struct WatchLine {
     step: Step,
 }
 
-/// Adds the headroom in a report to the series; `None` if no level in it has a headroom.
+/// Adds the headroom in a report to the series. `None` if no level in the report has a headroom.
 fn add(series: &mut Series, report: &MemoryReport, at_ms: u64) -> Option<WatchLine> {
     let wall = report.wall()?;
     let (headroom, limit) = (wall.headroom()?, wall.limit?);

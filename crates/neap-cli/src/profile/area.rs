@@ -2,7 +2,8 @@
 //!
 //! The format is described in the crate `neap-base`, `profile_area`. Any process of the user may
 //! have written the area, so it is read by `pread` and never mapped. Kinds and sizes are checked. A
-//! damaged record ends its block and is counted. One look reads at most the ring once.
+//! damaged record ends the reading of its block, and is counted. One look reads at most as many
+//! bytes as the ring has.
 
 use core::mem::{offset_of, size_of};
 use std::fs::{File, OpenOptions};
@@ -52,10 +53,10 @@ pub(crate) struct SampledAllocation {
     pub(crate) size: u64,
     /// Average bytes between two samples at the time of this sample.
     pub(crate) mean: u64,
-    /// Id of the memory group; 0: none.
+    /// Id of the memory group. 0 if the sample has none.
     pub(crate) group: u64,
     pub(crate) thread: u32,
-    /// Number of the slot; 0 if the sample is from the ring.
+    /// Number of the slot. 0 if the sample is from the ring.
     pub(crate) slot: u32,
 }
 
@@ -107,7 +108,7 @@ impl Area {
     /// The area in a file that is open for reading.
     ///
     /// # Errors
-    /// The file has no area, or one of another format.
+    /// Returns an error if the file has no area, or an area of another format.
     pub(crate) fn of(file: File) -> Result<Area> {
         let length = file.metadata().context("cannot read the file of samples")?.len();
         ensure!(length >= (FILE_OFFSET + FILE_AREA_BYTES) as u64, "it has no place for samples");
@@ -183,15 +184,16 @@ impl Area {
         Ok(())
     }
 
-    /// Calls `each` with the records that were written since the last call; in the first call, with
-    /// those that the ring still has. Returns the head.
+    /// Calls `each` with the records that the process has written since the last call. The first
+    /// call begins with the oldest records that the ring still has. Skips overwritten records.
+    /// Returns the head.
     pub(crate) fn drain(&mut self, each: &mut dyn FnMut(RingRecord<'_>)) -> Result<AreaHead> {
         let head = self.head()?;
         let oldest = |head: u64| head.saturating_sub(SAFE).checked_next_multiple_of(BLOCK).unwrap_or(head);
         let mut next = match self.next {
             None => oldest(head.head),
             Some(next) if next > head.head => {
-                // The count went back: another process has written here.
+                // The count has decreased, so another process has written here.
                 self.damaged += 1;
                 head.head
             }
@@ -255,7 +257,7 @@ impl Area {
     }
 
     /// Reads the kept stack of a sample from [`slots`](Area::slots), and unpacks its bytes into
-    /// `to`. `Err` if the sample was freed meanwhile.
+    /// `to`. Returns an error if the sample was freed meanwhile.
     pub(crate) fn kept_stack<'a>(
         &mut self,
         of: &SampledAllocation,
@@ -264,8 +266,8 @@ impl Area {
         if !self.has_cells {
             return Ok(None);
         }
-        // The slot had the number before its first cell is read here, and has it after the last one
-        // was read: all cells are of this sample.
+        // The slot had the sample's number when it was read, and is checked to have it still after
+        // the last cell was read. So all cells are of this sample.
         let slot = SLOTS_AT + of.slot as usize % SLOT_COUNT * size_of::<Slot>();
         let mut kept = [0; 4];
         if self.read(slot + offset_of!(Slot, kept), &mut kept).is_err() {
@@ -321,7 +323,7 @@ impl Area {
     }
 }
 
-/// The sample and the stack of a record; `None` if its sizes are wrong.
+/// Parses a record's sample and stack. `None` if the record's sizes are wrong.
 fn alloc(record: &[u8]) -> Option<(SampledAllocation, StackCopy<'_>)> {
     let (head, stack) = record.split_at_checked(size_of::<AllocRecord>())?;
     let length = u32_at(head, offset_of!(AllocRecord, stack_bytes)) as usize;

@@ -1,4 +1,5 @@
-//! Areas made by tests: sound ones, wrapped ones, and damaged ones with random bytes.
+//! Tests of areas that the tests make: intact ones, ones whose ring has wrapped, and ones with
+//! random bytes.
 
 use core::mem::{offset_of, size_of};
 use std::fs::File;
@@ -98,8 +99,8 @@ impl Writer {
         self.slot(number as usize % SLOT_COUNT, 0, 0);
     }
 
-    /// Writes a live sample that has left the ring. Its stack is of words that are not 0. Its cells
-    /// follow each other backwards.
+    /// Writes a live sample whose record the ring no longer has. No word of its stack may be 0. Its
+    /// cells follow each other in descending order.
     pub(super) fn keep(&mut self, size: u64, registers: [u64; 3], stack: &[u64]) -> SampledAllocation {
         self.number += 1;
         let mut stream = registers.to_vec();
@@ -331,7 +332,7 @@ fn damaged_areas_end_and_are_counted() {
             assert!(made.len() + freed.len() <= most);
         }
         damaged += area.damaged;
-        // The count goes back.
+        // The count decreases.
         writer.set_head(0);
         assert_eq!(drain(&mut area), (vec![], vec![]));
         assert!(area.damaged > 0 || end == 0 || area.lost() < u64::MAX);

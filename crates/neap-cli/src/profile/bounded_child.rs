@@ -1,13 +1,14 @@
 //! A child of this command that parses files within bounds of memory and time.
 //!
 //! # Design
-//! 1. The command executes itself as the hidden command `neap lines`, since it may have threads.
+//! 1. The command may have threads, so it does not fork alone: it executes itself as the hidden
+//!    command `neap lines`.
 //! 2. The child has the file as its standard input, and one end of a socket as its standard output.
 //! 3. The child [bounds](bound_memory_and_time) its memory and time before it reads the request.
-//! 4. It answers in lines, one after the other. Answers count even if it dies later.
+//! 4. The child sends its answers as lines. Answers that it has sent count even if it dies later.
 //!
-//! A child that takes too much is ended by a failed allocation, the kernel or the command. It
-//! writes no core file and no message, as the command tells what is missing.
+//! A failed allocation, the kernel or the command ends a child that exceeds its bounds. The child
+//! writes no core file and no message, since the command reports the missing results.
 
 use core::time::Duration;
 use std::fs::File;
@@ -33,8 +34,8 @@ pub(super) struct BoundedChild {
 }
 
 impl BoundedChild {
-    /// Executes this program with `arguments` in a child that has `file` and `request`. The child
-    /// may answer up to the time `end`.
+    /// Executes this program with `arguments` in a child that gets `file` and `request`. The child
+    /// may answer until `end`.
     pub(super) fn start(arguments: &[String], file: File, request: &[u8], end: Instant) -> io::Result<BoundedChild> {
         let (own, other) = UnixStream::pair()?;
         let mut command = Command::new("/proc/self/exe");
@@ -52,8 +53,8 @@ impl BoundedChild {
         Ok(child)
     }
 
-    /// The next answer, without the end of its line; `None` if there is none in time. Calls `wait`
-    /// while there is none yet, and gives up when that returns `false`.
+    /// Returns the next answer, without the end of its line. `None` if there is no answer in time.
+    /// Calls `wait` repeatedly meanwhile, and gives up when `wait` returns `false`.
     pub(super) fn answer(&mut self, wait: &mut dyn FnMut() -> bool) -> Option<Vec<u8>> {
         let mut line = Vec::new();
         loop {
@@ -76,7 +77,7 @@ impl Drop for BoundedChild {
     }
 }
 
-/// The time up to `end`, at least a millisecond: a timeout of 0 is invalid.
+/// Returns the time until `end`, at least a millisecond, since a timeout of 0 is invalid.
 fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
@@ -86,7 +87,7 @@ fn left(end: Instant) -> Duration {
 pub(super) fn bound_memory_and_time(bytes: u64, seconds: u64) -> io::Result<()> {
     let done = [(libc::RLIMIT_DATA, bytes), (libc::RLIMIT_CPU, seconds)].into_iter().all(|(kind, most)| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the limit is valid for both calls.
+        // SAFETY: the limit is a live local during both calls.
         unsafe {
             // A lower limit of the user stays.
             libc::getrlimit(kind, &raw mut limit) == 0 && {

@@ -1,5 +1,4 @@
-//! Sources of a process's code: the process while it runs, or mappings that it has written to a
-//! file.
+//! Sources of a process's code: the running process, or mappings that it has written to a file.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -31,7 +30,8 @@ impl CodeSource {
         }
     }
 
-    /// Opens the file of a mapping: of a process, through `map_files` or its own root folder.
+    /// Opens the file of a mapping. For a running process, opens it through `map_files` or the
+    /// process's root folder.
     pub(crate) fn open(&self, mapping: &CodeMapping, budget: &Budget) -> Option<ElfImage> {
         let is_whole = mapping.path.starts_with(b"/") && !mapping.path.ends_with(b" (deleted)");
         match self {
@@ -51,7 +51,7 @@ impl CodeSource {
         }
     }
 
-    /// Opens the names of generated code; only a process that runs has them.
+    /// Opens the names of generated code. `None` for written mappings, which have no names.
     pub(crate) fn perf_map(&self, limits: ProfileLimits) -> Option<PerfMap> {
         match self {
             CodeSource::Process(handle) => PerfMap::open(handle, limits),

@@ -1,7 +1,7 @@
 //! Sums of samples by stack, memory group and thread name.
 //!
-//! The peak is the moment at which the sum of the live bytes was highest. A cell stores its value
-//! of that moment when it first changes afterwards, so a new peak costs nothing.
+//! The peak is the moment at which the sum of the live bytes was highest. A new peak changes no
+//! cell. A cell saves its value at the peak only before its first change afterwards.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -32,8 +32,8 @@ pub(crate) struct SumCell {
     allocated: Amount,
     peak: Amount,
     freed: Lifetimes,
-    /// Number of the peak at which `peak` was stored. If [`Collector::peaks`] is higher, `live` has
-    /// not changed since the last peak, and is the value at that peak.
+    /// Number of the peak whose value `peak` has. If [`Collector::peaks`] is higher, `live` has not
+    /// changed since the last peak, so `live` is the value at that peak.
     peak_of: u64,
 }
 
@@ -109,7 +109,7 @@ impl Collector {
         collector
     }
 
-    /// The number of a stack; 0 if there is no room for another.
+    /// Returns the number of a stack. 0 if there is no room for another stack.
     fn stack(&mut self, callers: &Callers) -> u32 {
         if callers.frames.is_empty() {
             self.without_stack += 1;
@@ -159,7 +159,7 @@ impl Collector {
         Some(cell)
     }
 
-    /// Adds a sampled allocation, which is live.
+    /// Adds a sampled allocation as a live one.
     pub(crate) fn allocated(&mut self, sample: &SampledAllocation, callers: &Callers, thread: &str) {
         if self.live.contains_key(&sample.number) {
             return;
@@ -209,12 +209,13 @@ impl Collector {
         }
     }
 
-    /// Compares the live samples with the process's slots. Removes live samples without a slot that
-    /// were allocated before `until`. Returns the slots that are unknown here and whose number is
-    /// at most `read`.
+    /// Compares the live samples with the process's slots. Removes live samples that have no slot
+    /// and were allocated before `until`. Returns the samples in slots that are not live here, if
+    /// their number is at most `read`.
     ///
     /// # Errors
-    /// The error of `slots`, which calls its argument with each slot.
+    /// Returns the error of `slots`. Nothing is removed then. `slots` must call its argument with
+    /// each slot.
     pub(crate) fn reconcile<E>(
         &mut self,
         slots: impl FnOnce(&mut dyn FnMut(SampledAllocation)) -> Result<(), E>,

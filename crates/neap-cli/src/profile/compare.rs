@@ -1,11 +1,12 @@
-//! Differences between two profiles: what has grown, by function, group and thread.
+//! Differences between two profiles: growth by function, group and thread.
 //!
 //! # Design
-//! A stack counts for the function that a profile's table shows for it. If both profiles are of one
-//! build of the function's file, its lines are compared. Otherwise lines may have moved, so only
-//! the function and its source are compared.
+//! The bytes of a stack count for the function that the profile's table shows for the stack. If
+//! both profiles are of one build of the function's file, its lines are compared. Otherwise lines
+//! may have moved, so only the function and its source are compared.
 //!
-//! Growth comes first. The standard error of a difference is that of two independent estimates.
+//! The largest growth comes first. The standard error of a difference is that of two independent
+//! estimates.
 
 use core::hash::Hash;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -33,7 +34,7 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Bytes of growth; negative for fewer bytes than before.
+    /// Returns the bytes of growth. Negative if there are fewer bytes than before.
     pub(crate) fn bytes(&self) -> f64 {
         self.now.bytes - self.before.bytes
     }
@@ -57,8 +58,8 @@ impl Comparison<'_> {
         Growth { before: self.before.total().of(view), now: self.now.total().of(view) }
     }
 
-    /// Changes by a key of the rows, the largest growth first. Changes of less than a byte are left
-    /// out.
+    /// Returns the changes by a key of the rows, the largest growth first. Leaves out changes of
+    /// less than a byte.
     fn by<K: Hash + Ord + Clone>(&self, key: impl Fn(&Profile, &ProfileRow) -> K) -> Vec<(K, Growth)> {
         let mut changes: HashMap<K, Growth> = HashMap::new();
         for row in &self.before.rows {
@@ -90,12 +91,12 @@ impl Comparison<'_> {
         })
     }
 
-    /// Changes by group, and by thread; each with the word for it.
+    /// Returns the changes by group and those by thread, each with the word for its key.
     pub(crate) fn names(&self) -> [(&'static str, Vec<(String, Growth)>); 2] {
         [("group", self.by(|_, row| row.group.to_string())), ("thread", self.by(|_, row| row.thread.to_string()))]
     }
 
-    /// The two profiles, their losses and the change; a sentence each.
+    /// Describes the two profiles, their losses and the change, in a sentence each.
     pub(crate) fn summary(&self) -> Vec<String> {
         let (view, total) = (self.now.view, self.total());
         let mut lines = Vec::new();
@@ -108,7 +109,8 @@ impl Comparison<'_> {
         lines
     }
 
-    /// Folded stacks with the bytes before and now, as for differential flame graphs.
+    /// Returns folded stacks with the bytes before and now, the format for differential flame
+    /// graphs.
     pub(crate) fn folded(&self) -> Vec<String> {
         let mut lines: BTreeMap<String, [u64; 2]> = BTreeMap::new();
         for (at, profile) in [self.before, self.now].into_iter().enumerate() {
@@ -126,7 +128,8 @@ pub(crate) fn signed(bytes: f64) -> String {
     format!("{sign}{}", size(bytes.abs()))
 }
 
-/// The changes that are shown: those of the most bytes, in their order; and the bytes of the rest.
+/// Returns the changes to show and the bytes of the others. The shown ones have the most bytes, and
+/// keep their order.
 pub(crate) fn shown<K>(changes: &[(K, Growth)], most: usize) -> (Vec<&(K, Growth)>, f64) {
     let mut sizes: Vec<f64> = changes.iter().map(|(_, change)| change.bytes().abs()).collect();
     sizes.sort_by(|one, other| other.total_cmp(one));

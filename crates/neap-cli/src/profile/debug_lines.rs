@@ -1,12 +1,12 @@
 //! Functions, files and lines of addresses, from the debug information of one file.
 //!
 //! Parsers of debug information need much memory: a large file has millions of entries. So a
-//! [child](super::bounded_child) parses, of one file at a time, and maps the file. If the memory is
-//! used up before all addresses are found, a new child goes on with the rest. An address whose own
+//! [child](super::bounded_child) maps and parses one file at a time. If the memory is used up
+//! before all addresses are found, a new child goes on with the rest. An address whose own
 //! compilation unit is too large stays without a line, and is counted.
 //!
-//! The mapped file may change while it is read. If it is cut, the child dies. A trusted process
-//! executes the file, so its owner has the rights of the user already.
+//! The mapped file may change while the child reads it. If the file is truncated, the child dies. A
+//! trusted process executes the file, so the file's owner already has the rights of the user.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -32,7 +32,7 @@ const MOST_TEXT: usize = 64 << 10;
 const OWN_MEMORY: usize = 6 << 20;
 const LEAST_MEMORY: usize = 4 << 20;
 
-/// A function with its file and line; each may be empty or 0.
+/// A function with its file and line. A text is empty, and a line 0, if unknown.
 pub(super) type FoundLine = (String, String, u32);
 
 /// Bounds of a search for lines.
@@ -43,8 +43,9 @@ pub(super) struct LineBounds {
     pub(super) end: Instant,
 }
 
-/// Calls `found` with the functions at addresses of a file, inlined ones first, and `wait` now and
-/// then, which returns whether to go on. Returns the number of addresses that were not looked up.
+/// For each address of a file that it looks up, calls `found` with the functions there, inlined
+/// ones first. Calls `wait` repeatedly, and stops when it returns `false`. Returns the number of
+/// addresses that were not looked up.
 pub(super) fn find(
     file: &File,
     addresses: &[u64],
@@ -81,7 +82,8 @@ pub(super) fn find(
     missing
 }
 
-/// Starts a child for addresses of a file; `None` if there is no memory for one, or no time.
+/// Starts a child for addresses of a file. `None` if too little memory or time is left, or the
+/// start fails.
 fn start(file: &File, addresses: &[u64], bounds: LineBounds) -> Option<BoundedChild> {
     let memory = bounds.memory.checked_sub(resident()? + OWN_MEMORY).filter(|&memory| memory >= LEAST_MEMORY)?;
     let seconds = bounds.end.checked_duration_since(Instant::now())?.as_secs() + 1;
@@ -101,8 +103,8 @@ pub(crate) struct LinesOptions {
     seconds: u64,
 }
 
-/// Answers in the child. Standard input is the file. Standard output is a socket with the
-/// addresses, 8 bytes each.
+/// Body of the child. Standard input is the file. Standard output is a socket, which first delivers
+/// the addresses, 8 bytes each, and then takes the answers.
 pub(crate) fn main(options: &LinesOptions) -> Result<ExitCode> {
     bound_memory_and_time(options.memory, options.seconds).context("cannot bound memory and time")?;
     let mut request = Vec::new();
@@ -178,13 +180,14 @@ fn is_needed(id: SectionId) -> bool {
 fn mapped(file: &File) -> io::Result<&'static [u8]> {
     let length = file.metadata()?.len() as usize;
     let (rights, flags) = (libc::PROT_READ, libc::MAP_PRIVATE);
-    // SAFETY: a new mapping of a file, which nothing else uses.
+    // SAFETY: the call creates a new mapping at an address that the kernel chooses, so it replaces
+    // none.
     let start = unsafe { libc::mmap(core::ptr::null_mut(), length, rights, flags, file.as_raw_fd(), 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the mapping has the length, and stays. The head of this file says why a change of the
-    // file meanwhile is no danger.
+    // SAFETY: the mapping has the length, is readable and is never unmapped. The head of this file
+    // explains why a change of the file is acceptable.
     Ok(unsafe { core::slice::from_raw_parts(start.cast::<u8>(), length) })
 }
 

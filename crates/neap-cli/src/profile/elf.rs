@@ -1,9 +1,9 @@
 //! Parts of an ELF file that another process has mapped: segments, build id and sections.
 //!
 //! The file is untrusted and may change while it is read, so it is never mapped. Sections are read
-//! one by one. All files of a command share a budget of bytes; a section beyond the budget counts
-//! as absent. Symbol tables are read in parts, and debug information by a child of the command, so
-//! neither takes from the budget.
+//! one by one. All files of a command share a budget of bytes. A section beyond the budget counts
+//! as absent. Symbol tables are read in parts, and a child of the command reads debug information,
+//! so neither uses the budget.
 
 use core::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -173,8 +173,8 @@ impl ElfImage {
         Some(FilePart { file: &self.file, offset: section.offset, bytes: section.bytes })
     }
 
-    /// The file with the debug information: this one, or that of its build as distributions install
-    /// it.
+    /// Opens the file with the debug information. It is this file, or the separate one of the same
+    /// build that distributions install.
     pub(crate) fn debug_file(&self) -> Option<File> {
         let other =
             if self.has(".debug_info") { None } else { Some(installed_debug_file(&self.build_id, &self.budget)?) };

@@ -1,5 +1,5 @@
-//! ELF files with random faults, as a hostile process may map them: names and unwind information
-//! are read without a panic, and reading ends.
+//! ELF files with random faults, as a hostile process may map them. Tests check that reading names
+//! and unwind information does not panic, and ends.
 
 use std::fs;
 use std::path::Path;

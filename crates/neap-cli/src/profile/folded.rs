@@ -1,4 +1,4 @@
-//! A profile, or two that are compared, as folded stacks and as a flame graph of them.
+//! Writes a profile, or the comparison of two, as folded stacks and as a flame graph.
 
 use std::io::{self, Write};
 
@@ -12,8 +12,9 @@ use super::top_table::{headline, size};
 /// Most bytes of all stacks together. Larger sums are wrong, and could overflow in a reader.
 const MOST_BYTES: u64 = 1 << 62;
 
-/// Returns the stacks that have bytes of a view: frames, the outermost first, and the bytes. Stacks
-/// beyond the profile's limits, those with the fewest bytes, are one.
+/// Returns the stacks that have bytes in a view: their frames, the outermost first, and the bytes.
+/// Stacks with more bytes take precedence. Stacks that exceed the profile's limits are summed in
+/// one entry.
 pub(crate) fn stacks(profile: &Profile, view: ProfileView) -> Vec<(String, u64)> {
     let plain = |name: &str| name.replace(';', ":");
     let mut rows: Vec<&ProfileRow> = profile.rows.iter().collect();

@@ -1,4 +1,5 @@
-//! `neap leaks`: memory that was allocated and not freed for a time, or until the end, by stack.
+//! `neap leaks`: memory that a process allocated and did not free for a time, or until its end, by
+//! stack.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

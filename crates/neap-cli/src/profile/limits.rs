@@ -1,10 +1,10 @@
 //! Bounds of the data that a profile reads and keeps of a process.
 //!
-//! The command stays within a number of bytes with any process. A process decides how long its
-//! samples, files, names and maps are. A process of another user may be made to harm this command,
-//! so its debug information is not read.
+//! The command uses a bounded number of bytes for any process, since a process determines the
+//! length of its samples, files, names and maps. A process of another user may be designed to harm
+//! this command, so the command does not read its debug information.
 //!
-//! Pages of mapped files, which the kernel takes back by itself, do not count.
+//! Pages of mapped files do not count, since the kernel reclaims them by itself.
 
 use core::time::Duration;
 
@@ -97,14 +97,15 @@ impl ProfileLimits {
         ProfileLimits::within(memory, self.has_lines)
     }
 
-    /// Returns the bounds for a process: [`ProfileLimits::OWN`] if `is_trusted`, else by its user.
+    /// Returns the bounds for a process: [`ProfileLimits::OWN`] if `is_trusted`, and otherwise
+    /// those for its user.
     pub(crate) fn of(process: &ProcessStatus, is_trusted: bool) -> ProfileLimits {
         if is_trusted { ProfileLimits::OWN } else { ProfileLimits::of_user(&process.user) }
     }
 
     /// Returns the bounds for a process or a file of the user whose number is the text `user`.
     pub(crate) fn of_user(user: &str) -> ProfileLimits {
-        // SAFETY: a query without side effects.
+        // SAFETY: `geteuid` takes no argument and has no side effect.
         if user == unsafe { libc::geteuid() }.to_string() { ProfileLimits::OWN } else { ProfileLimits::FOREIGN }
     }
 }

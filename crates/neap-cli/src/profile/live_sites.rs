@@ -1,9 +1,10 @@
-//! The allocation sites with the most live bytes of a process, again and again while it runs.
+//! The allocation sites with the most live bytes of a process, in tables made repeatedly while it
+//! runs.
 //!
 //! # Design
-//! A table is a snapshot of the sums by stack. Each stack gets its site once: the places of new
-//! stacks are resolved before a table is made. Sites of generated code are found anew when there
-//! are new names of such code.
+//! A table is a snapshot of the sums by stack. Before a table is made, the places of new stacks are
+//! resolved, so each stack gets its site once. If there are new names of generated code, the sites
+//! in such code are looked up again.
 //!
 //! A [`SiteTable`] is plain data, since a [`LiveSites`] stays on its thread.
 
@@ -26,17 +27,17 @@ use crate::allowance::Allowance;
 use crate::handle::ProcessHandle;
 use crate::stat_reader::{Page, ProcessStatus, monotonic};
 
-/// Sites in a table; those beyond are summed.
+/// Most sites in a table. Further sites are summed.
 const MOST_SITES: usize = 200;
 
 /// A place in the sources whose allocations hold memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HotSite {
-    /// Escaped, as `source`.
+    /// Name of the function. It is escaped, like `source`.
     pub(crate) function: String,
-    /// Path of the source; empty if it is not known.
+    /// Path of the source file. Empty if there is none.
     pub(crate) source: String,
-    /// 0 if it is not known.
+    /// 0 if unknown.
     pub(crate) line: u32,
     pub(crate) live: Amount,
 }
@@ -84,7 +85,7 @@ impl LiveSites {
     /// Begins to read the samples of a process.
     ///
     /// # Errors
-    /// The process has no samples, or they cannot be read.
+    /// Returns an error if the process has no samples, or they cannot be read.
     pub(crate) fn begin(process: &ProcessStatus, page: &Page) -> Result<LiveSites> {
         let session = begin(process, page, monotonic(), ProfileLimits::of(process, false))?;
         let symbols = Symbols::without_files(&session.unwinder);
@@ -101,11 +102,12 @@ impl LiveSites {
         self.session.watch(time, stop, &mut |_, _| {})
     }
 
-    /// The live bytes by site; `None` if `goes_on` became false meanwhile. `time` bounds the check
-    /// of the process, and the search for lines.
+    /// Returns the live bytes by site. `None` if `goes_on` returned `false` meanwhile. `time`
+    /// bounds the check of the process, and the search for lines.
     ///
     /// # Errors
-    /// The process has ended or executed another program, or its sampling was switched off.
+    /// Returns an error if the process has ended or executed another program, or if its sampling
+    /// was switched off.
     pub(crate) fn table(&mut self, time: Duration, goes_on: &dyn Fn() -> bool) -> Result<Option<SiteTable>> {
         self.poll()?;
         ensure_same(&self.session.handle, self.page, time)?;

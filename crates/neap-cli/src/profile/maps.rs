@@ -16,7 +16,7 @@ pub(crate) struct CodeMapping {
     pub(crate) end: u64,
     /// Offset of its first byte in the file.
     pub(crate) offset: u64,
-    /// The file system and the inode; an inode of 0 is no file.
+    /// The file system and the inode. An inode of 0 means that there is no file.
     pub(crate) device: String,
     pub(crate) inode: u64,
     /// The kernel's text for the path; not escaped.
@@ -24,7 +24,7 @@ pub(crate) struct CodeMapping {
 }
 
 impl CodeMapping {
-    /// Parses a line of `maps`; `None` if it is not of code.
+    /// Parses a line of `maps`. `None` if the mapping is not executable.
     pub(super) fn parse(line: &[u8]) -> Option<CodeMapping> {
         let mut rest = line;
         let mut word = || {

@@ -1,18 +1,21 @@
-//! `neap profile`: which code holds the memory of a process, by samples of its allocations.
+//! `neap profile`: finds the code that holds the memory of a process, by samples of its
+//! allocations.
 //!
 //! # Design
 //! 1. `switch` switches sampling in the process on.
-//! 2. `area` reads its records by way of the file of its page of numbers, again and again.
+//! 2. `area` repeatedly reads the sample records from the file of the process's *page of numbers*,
+//!    which contains its statistics.
 //! 3. `unwind` finds the callers of each record, with `maps` and `elf`.
-//! 4. `collect` sums by stack, group and thread; `session` ties these together.
+//! 4. `collect` sums by stack, group and thread. `session` calls these parts.
 //! 5. `resolved` adds names at the end. `symbols` finds them: functions by `symbol_table`, and
 //!    files and lines by `debug_lines`, which starts a `bounded_child`.
-//! 6. `live_sites` sums by function again and again, for `neap top`.
+//! 6. `live_sites` repeatedly sums by function, for `neap top`.
 //! 7. `top_table`, `pprof`, `folded` and `html` are outputs.
-//! 8. `saved` and `recorded` read a profile from a file; `compare` makes the differences between
-//!    two.
+//! 8. `saved` and `recorded` read a profile from a file. `compare` computes the differences between
+//!    two profiles.
 //!
-//! A copy of a stack may hold secrets. It is unwound and forgotten, and never written to a file.
+//! A copy of a stack may hold secrets. The command unwinds it and then discards it, and writes no
+//! copy to a file.
 
 mod area;
 #[cfg(test)]
@@ -217,7 +220,7 @@ fn take(pid: i32, options: &ProfileOptions) -> Result<Profile> {
     let mut session = begin(&process, &page, began, limits)?;
     watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
     let seconds = (monotonic() - began) as f64 / 1e9;
-    // The process's number is for all groups, so a profile of one group has none.
+    // The process reports one number for all groups, so a profile of one group has no such number.
     let in_use = in_use(&handle, time).filter(|_| options.group.is_none());
     switch.off()?;
     let of = Subjected { pid: process.pid, name: process.name.clone(), seconds, in_use };
@@ -225,7 +228,7 @@ fn take(pid: i32, options: &ProfileOptions) -> Result<Profile> {
     Ok(Profile::of(&session, of, options.views.asked().unwrap_or_default(), chosen))
 }
 
-/// Prints or writes a profile; with an earlier one, the differences.
+/// Prints or writes a profile. If there is an earlier one, shows the differences instead.
 fn show(
     options: &ProfileOptions,
     file: Option<&ProfileFile>,
@@ -292,7 +295,7 @@ fn watch(session: &mut Session, time: Duration, stop: &AtomicBool) -> Result<()>
     Ok(())
 }
 
-/// Bytes that a process has in use; `None` if it has ended.
+/// Returns the bytes that a process has in use. `None` if the process has ended.
 fn in_use(handle: &Arc<ProcessHandle>, time: Duration) -> Option<u64> {
     let page = ProcessStatus::read(handle, Allowance::new(time)).ok()?.page().ok()?;
     page.object.get("bytes")?["used"].as_u64()

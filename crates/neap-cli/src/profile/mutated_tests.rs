@@ -1,9 +1,10 @@
-//! Mutated samples and maps of generated code, as a hostile process may write them: no panic, no
-//! endless loop, no character that steers a terminal, and bounded memory, in every output.
+//! Mutated samples and maps of generated code, as a hostile process may write them. The tests check
+//! each output: writing it does not panic and ends, its memory is bounded, and it has no control
+//! characters for a terminal.
 //!
 //! The corpus is an area with a header, a few slots, records and kept stacks, and a perf map. Each
-//! input is all of them with a few mutations. The seed is printed; `NEAP_SEED` replays one,
-//! `NEAP_INPUTS` sets the number of inputs of the long run.
+//! input is the whole corpus with a few mutations. The tests print the seed. `NEAP_SEED` replays
+//! one seed, and `NEAP_INPUTS` sets the number of inputs of the long run.
 
 use core::mem::size_of;
 use std::fs::File;
@@ -33,7 +34,7 @@ use crate::hostile_tests::{Random, assert_resident_below, number, run_apart};
 
 /// Addresses of generated code.
 const CODE: core::ops::Range<u64> = 0x10_0000..0x20_0000;
-/// Bytes of an output; a flame graph begins with a script.
+/// Most bytes of an output. A flame graph begins with a script.
 const SHOWN: usize = 2 << 20;
 const MOST_RESIDENT: u64 = 64 << 20;
 /// Slots, bytes of the ring, and bytes of cells that are mutated.

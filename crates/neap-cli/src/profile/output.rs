@@ -28,10 +28,10 @@ pub(crate) struct ProfileFile {
 }
 
 impl ProfileFile {
-    /// Makes the file, whose name tells the format.
+    /// Makes the file. The ending of its name determines the format.
     ///
     /// # Errors
-    /// The ending is not known, or the file cannot be made.
+    /// Returns an error for an unknown ending, or if the file cannot be made.
     pub(crate) fn create(path: &Path) -> Result<ProfileFile> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
@@ -55,8 +55,8 @@ impl ProfileFile {
         self.format == Format::Pprof
     }
 
-    /// Writes a profile, or its differences to an earlier one. A file for pprof always has the
-    /// profile.
+    /// Writes a profile, or its differences to an earlier one. A file for pprof always contains the
+    /// profile itself.
     pub(crate) fn write(&self, now: &Profile, before: Option<&Profile>) -> Result<()> {
         let mut output = BufWriter::new(&self.file);
         let comparison = before.map(|before| Comparison { before, now });

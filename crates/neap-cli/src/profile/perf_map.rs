@@ -1,9 +1,9 @@
-//! Names of code that a process generates, from the file `/tmp/perf-PID.map` that it writes; and
-//! unwind information for such code of Python.
+//! Names of code that a process generates, from the file `/tmp/perf-PID.map` that the process
+//! writes. Also unwind information for code that Python generates.
 //!
-//! Code without unwind information is unwound by its frame pointers, which most generators keep.
-//! The trampolines of `python3 -X perf` keep none. Each is called, moves the stack pointer by 8
-//! bytes, and calls the interpreter, so the return address is 16 bytes below.
+//! Code without unwind information is unwound by its frame pointers, which most code generators set
+//! up. The trampolines of `python3 -X perf` set up none. Each is called, moves the stack pointer by
+//! 8 bytes, and calls the interpreter, so the return address is 16 bytes below.
 
 use core::ops::Range;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const LONGEST: usize = 400;
 /// Ends and names of functions, by start.
 pub(crate) type GeneratedNames = BTreeMap<u64, (u64, String)>;
 
-/// The map of a process. Open, so that it can be read after the process has ended.
+/// The map of a process. The file is open, so that it can be read after the process has ended.
 #[derive(Debug)]
 pub(crate) struct PerfMap {
     file: File,
@@ -31,7 +31,7 @@ pub(crate) struct PerfMap {
 }
 
 impl PerfMap {
-    /// Opens the map of a process; `None` if there is none.
+    /// Opens the map of a process. `None` if there is no regular file that can be opened.
     pub(crate) fn open(handle: &ProcessHandle, limits: ProfileLimits) -> Option<PerfMap> {
         let status = handle.read("status").unwrap_or_default();
         let own = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"NStgid:"));
@@ -48,7 +48,7 @@ impl PerfMap {
         PerfMap { file, limits }
     }
 
-    /// Bytes of the file now; `None` if the system does not tell.
+    /// Returns the current length of the file in bytes. `None` if the system reports an error.
     pub(crate) fn length(&self) -> Option<u64> {
         self.file.metadata().ok().map(|about| about.len())
     }
@@ -86,9 +86,9 @@ pub(crate) fn has_trampolines(names: &GeneratedNames, range: &Range<u64>) -> boo
 
 /// Unwind information for trampolines of Python in a range.
 pub(crate) fn trampoline_sections(range: &Range<u64>) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
-    // The common part: version 1, no augmentation, factors 1 and -8, the return address is number
-    // 16. The caller's stack pointer is the stack pointer (number 7) plus 16, and the return
-    // address lies 8 bytes below.
+    // The common part: version 1, no augmentation, factors 1 and -8, return address in register
+    // number 16. The caller's stack pointer is the stack pointer (register 7) plus 16. The return
+    // address is stored 8 bytes below that.
     let common = [1, 0, 1, 0x78, 16, 0x0c, 7, 16, 0x90, 1, 0, 0];
     let mut table: Vec<u8> = Vec::new();
     table.extend((4 + common.len() as u32).to_le_bytes());

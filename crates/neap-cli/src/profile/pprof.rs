@@ -1,9 +1,9 @@
 //! A profile in the format of pprof: a protocol buffer, compressed by gzip.
 //!
-//! The messages are those of pprof's `profile.proto`, as far as they are used here. A file has the
-//! live and the allocated bytes and objects. If the peak is requested, the peak replaces the live
-//! values, and a comment says so. Two more values are the number of objects freed meanwhile, and
-//! the sum of their lifetimes.
+//! The messages are a subset of those of pprof's `profile.proto`. A file has the live and the
+//! allocated bytes and objects. If the user requests the peak, the values at the peak replace the
+//! live values, and a comment in the file states this. Two more values are the number of objects
+//! freed during the profile, and the sum of their lifetimes.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -134,7 +134,7 @@ pub(crate) struct PprofProfile {
     pub(crate) default_sample_type: i64,
 }
 
-/// Builds the tables of a message: each text, function and place once.
+/// Builds the tables of a message. Each text, function and place is in its table once.
 #[derive(Default)]
 struct Tables {
     strings: Vec<String>,

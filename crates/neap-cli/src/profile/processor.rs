@@ -1,6 +1,6 @@
 //! Parts that differ between processors: the unwinder, its registers, the machine of ELF files.
 //!
-//! The command unwinds programs of its own processor.
+//! The command unwinds only programs of the processor that it was built for.
 
 use super::area::StackCopy;
 
@@ -13,7 +13,8 @@ mod own {
     /// The machine in the head of an ELF file.
     pub(crate) const MACHINE: u16 = object::elf::EM_X86_64;
 
-    /// Whether trampolines of Python need unwind information: they set up no frame pointer.
+    /// Whether trampolines of Python need unwind information. Here they do, since they set up no
+    /// frame pointer.
     pub(crate) const DESCRIBES_TRAMPOLINES: bool = true;
 
     /// The registers of a sample.
@@ -31,15 +32,16 @@ mod own {
     /// The machine in the head of an ELF file.
     pub(crate) const MACHINE: u16 = object::elf::EM_AARCH64;
 
-    /// Whether trampolines of Python need unwind information: they set up a frame pointer.
+    /// Whether trampolines of Python need unwind information. Here they do not, since they set up a
+    /// frame pointer.
     pub(crate) const DESCRIBES_TRAMPOLINES: bool = false;
 
-    /// The bits of an address in return addresses, which may be signed. Linux gives a program
-    /// higher addresses only if it asks for them.
+    /// Mask of the address bits in a return address. The other bits may hold a signature. Linux
+    /// gives a program higher addresses only if it asks for them.
     const ADDRESS: PtrAuthMask = PtrAuthMask(neap_os::call_stack::ADDRESS_END - 1);
 
-    /// The registers of a sample. The function that took it has called others, so its return
-    /// address lies on the stack, and the link register does not matter.
+    /// Returns the registers of a sample. The function that took the sample has called other
+    /// functions, so its return address lies on the stack. The link register has no influence.
     pub(crate) fn registers(stack: &StackCopy<'_>) -> UnwindRegsAarch64 {
         UnwindRegsAarch64::new_with_ptr_auth_mask(ADDRESS, 0, stack.stack_pointer, stack.frame_pointer)
     }

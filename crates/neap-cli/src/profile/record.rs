@@ -1,8 +1,8 @@
-//! `neap run --profile FILE`: a program from its start to its end.
+//! `neap run --profile FILE`: profiles a program from its start to its end.
 //!
-//! The program is a child of this command, which reads its samples meanwhile and ends with its
-//! status. Signals that ask this command to end go to the program. If the program executes another
-//! one, the profile is of the last one.
+//! The program is a child of this command. The command reads the program's samples meanwhile, and
+//! exits with its status. It forwards signals that request its own end to the program. If the
+//! program executes another program, the profile is of the last one.
 
 use core::time::Duration;
 use std::io;
@@ -26,15 +26,15 @@ use crate::foreign::escaped;
 use crate::handle::ProcessHandle;
 use crate::stat_reader::ProcessStatus;
 
-/// Time after the start in which looks follow each other at short intervals, since the program may
-/// be short; and this interval.
+/// Time after the start in which looks follow each other at short intervals (`EARLY`), since the
+/// program may be short, and this interval (`EARLY_PAUSE`).
 const EARLY: Duration = Duration::from_secs(1);
 const EARLY_PAUSE: Duration = Duration::from_millis(1);
-/// Time after which the page is read again though file and name are unchanged: the program may have
-/// executed itself.
+/// Time after which the page is read again even if file and name are unchanged. The program may
+/// have executed itself.
 const AGE: Duration = Duration::from_millis(250);
 
-/// A program in a process, as far as the kernel tells it at little cost.
+/// Identity of the program in a process: the facts that the kernel reports at little cost.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     file: Option<PathBuf>,
@@ -55,7 +55,7 @@ struct Recording {
     start: Instant,
     /// The time and the program of the last look that found a page.
     looked: Option<(Instant, Program)>,
-    /// The inode of the page's file, and the profile; once the program has a page.
+    /// The inode of the page's file, and the profile. `None` until the program has a page.
     session: Option<(u64, Session)>,
     name: String,
     in_use: Option<u64>,
@@ -113,10 +113,11 @@ impl Recording {
             if let Some(status) = ended {
                 return Ok(status);
             }
-            // Relaxed: the number publishes nothing.
+            // Relaxed: the number publishes no other data.
             let signal = asked.swap(0, Ordering::Relaxed) as i32;
             if signal != 0 {
-                // SAFETY: the child was not waited for, so that the number is its own.
+                // SAFETY: `kill` touches no memory. The child was not awaited, so no other process
+                // has its number.
                 unsafe { libc::kill(self.child.id() as i32, signal) };
             }
             std::thread::sleep(if self.is_early() { EARLY_PAUSE } else { pause });

@@ -1,8 +1,8 @@
-//! A heap profile that a process wrote at a limit (`profile_at_limit`).
+//! Reads a heap profile that a process wrote when it reached a limit (`profile_at_limit`).
 //!
 //! The format is described in the crate `neap-base`, `profile_file`. Any process may have written
-//! the file, so it is read like the [area](super::area) of a process. Functions have names as far
-//! as the files of the code are there and unchanged.
+//! the file, so it is read like the [area](super::area) of a process. A function has a name only if
+//! the file of its code still exists unchanged.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -79,7 +79,7 @@ impl WrittenLines {
         Ok(lines)
     }
 
-    /// The reason of the file, and the parts that the profile lacks; a sentence each.
+    /// Returns the reason of the file and the missing parts of the profile, in a sentence each.
     fn notes(&self, unwinder: &Unwinder) -> Vec<String> {
         let mut notes = vec![match &*self.why {
             "refused" => "Written before an allocation was refused".to_string(),
@@ -109,7 +109,7 @@ fn split(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Whether a file begins as a heap profile does, or is empty or all zero there: not complete.
+/// Whether a file begins as a heap profile does, or has zeros there, as an incomplete one does.
 pub(super) fn is_recorded(file: &File) -> bool {
     let mut start = [0; FIRST_LINE.len()];
     file.read_exact_at(&mut start, 0).is_ok() && (start == FIRST_LINE.as_bytes() || start == [0; FIRST_LINE.len()])
@@ -118,7 +118,7 @@ pub(super) fn is_recorded(file: &File) -> bool {
 /// Reads a heap profile from its file.
 ///
 /// # Errors
-/// The file is damaged or not complete.
+/// Returns an error if the file is damaged or incomplete.
 pub(super) fn read(file: File, memory: usize) -> Result<Profile> {
     let mut text = vec![0; FILE_OFFSET];
     file.read_exact_at(&mut text, 0).context("it is not complete")?;

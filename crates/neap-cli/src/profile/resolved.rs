@@ -53,11 +53,11 @@ pub(crate) struct Subjected {
     /// Escaped.
     pub(crate) name: String,
     pub(crate) seconds: f64,
-    /// Bytes in use at the end, by the process's own numbers; `None` if it has ended.
+    /// Bytes in use at the end, from the process's own counts. `None` if the process had ended.
     pub(crate) in_use: Option<u64>,
 }
 
-/// The samples that a profile covers; all by default.
+/// Selects the samples that a profile covers. By default it covers all.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ChosenSamples<'a> {
     /// One group, and those below it.
@@ -73,26 +73,26 @@ pub(crate) struct Profile {
     /// Bytes between two samples, on average.
     pub(crate) every: u64,
     pub(crate) view: ProfileView,
-    /// The innermost place first; the first stack is empty.
+    /// Stacks with the innermost place first. The first stack is empty.
     pub(crate) stacks: Vec<Vec<Place>>,
     pub(crate) files: Vec<MappedFile>,
     pub(crate) rows: Vec<ProfileRow>,
     pub(crate) losses: Losses,
     /// Bounds of the outputs.
     pub(crate) limits: ProfileLimits,
-    /// Samples whose stack reaches `main` or the start of its thread, whose stack ends before, and
-    /// without any stack.
+    /// Counts of samples: with a stack that reaches `main` or the start of its thread (`complete`),
+    /// with a stack that ends before (`incomplete`), and without a stack.
     pub(crate) complete: u64,
     pub(crate) incomplete: u64,
     pub(crate) without_stack: u64,
     /// Views that a file does not have.
     pub(crate) lacks: Vec<ProfileView>,
-    /// Notes on the profile, from its file or on the command's limits. A sentence each; escaped.
+    /// Notes on the profile, from its file or on the command's limits. Each is an escaped sentence.
     pub(crate) notes: Vec<String>,
 }
 
 impl Profile {
-    /// Gives names to what a session has summed.
+    /// Makes a profile from a session's sums, with names.
     pub(crate) fn of(session: &Session, of: Subjected, view: ProfileView, chosen: ChosenSamples<'_>) -> Profile {
         Profile::of_sums(&session.summed(), of, view, chosen)
     }
@@ -163,10 +163,10 @@ impl Profile {
         }
     }
 
-    /// Chooses the view and the group that are shown of a profile from a file.
+    /// Chooses the view and the group to show of a profile from a file.
     ///
     /// # Errors
-    /// The file does not have it.
+    /// Returns an error if the file lacks the view.
     pub(crate) fn choose(&mut self, view: Option<ProfileView>, group: Option<&str>) -> Result<()> {
         self.view = view.unwrap_or(self.view);
         ensure!(!self.lacks.contains(&self.view), "it has the bytes {}", {
@@ -200,9 +200,9 @@ impl Profile {
         sums
     }
 
-    /// The line of a stack that a reader is to see first: the innermost one of generated code with
-    /// a name, as that of an interpreter; or else the innermost one outside of allocation functions
-    /// and of the standard libraries of C++ and Rust.
+    /// Returns the line of a stack that represents it in tables. This is the innermost line of
+    /// generated code with a name, such as an interpreter's. Otherwise it is the innermost line
+    /// outside allocation functions and the standard libraries of C++ and Rust.
     pub(crate) fn site(&self, row: &ProfileRow) -> SourceLine {
         site_of(&self.stacks[row.stack])
     }
@@ -213,7 +213,7 @@ impl Profile {
     }
 
     /// Whether a function belongs to the standard library of C++ or Rust, or is a program's wrapper
-    /// of `malloc`, as `zmalloc` or `xstrdup`.
+    /// of `malloc`, such as `zmalloc` or `xstrdup`.
     pub(crate) fn is_standard(line: &SourceLine) -> bool {
         let source = &line.source;
         let is_source =
@@ -253,7 +253,7 @@ fn notes_on_memory(symbols: &Symbols, unwinder: &Unwinder) -> Vec<String> {
     notes
 }
 
-/// The site of a stack, as [`Profile::site`].
+/// Returns the site of a stack, as [`Profile::site`] does.
 pub(super) fn site_of(places: &[Place]) -> SourceLine {
     let line = place_of_site(places).map(|(_, line)| line.clone());
     line.unwrap_or_else(|| SourceLine { function: "[no stack]".into(), ..SourceLine::default() })

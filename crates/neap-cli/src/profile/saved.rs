@@ -1,9 +1,9 @@
-//! A profile from a file: in the format of pprof, which this command or another program has
-//! written, or a [heap profile](super::recorded) of a process at a limit.
+//! Reads a profile from a file. The file is in the format of pprof, from this command or another
+//! program, or is a [heap profile](super::recorded) of a process at a limit.
 //!
-//! A file of pprof is untrusted. It is read up to a bound, numbers of texts and functions are
-//! checked, and all text is escaped. A file does not have single samples, so standard errors are
-//! those of objects of one size for each stack.
+//! A file of pprof is untrusted. This module reads it up to a bound, checks the numbers of texts
+//! and functions, and escapes all text. The file lacks single samples, so the standard errors
+//! assume that all objects of a stack have one size.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -33,7 +33,7 @@ const LONGEST: usize = 400;
 
 const NO_PROFILE: &str = "it is no profile in the format of pprof";
 
-/// Opens a file with a profile. The user may name any file; a pipe does not block.
+/// Opens a file with a profile. The user may name any file. Opening a pipe does not block.
 fn open(path: &Path) -> Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
@@ -41,10 +41,11 @@ fn open(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Reads a profile from a file. One that a process wrote is resolved within `memory` bytes.
+/// Reads a profile from a file. Resolving a heap profile that a process wrote takes at most
+/// `memory` bytes.
 ///
 /// # Errors
-/// The file cannot be read, or has no profile of memory.
+/// Returns an error if the file cannot be read, or has no profile of memory.
 pub(crate) fn read(path: &Path, memory: usize) -> Result<Profile> {
     let file = open(path)?;
     if recorded::is_recorded(&file) {
@@ -63,7 +64,7 @@ pub(super) fn of_bytes(bytes: &[u8], name: &str) -> Result<Profile> {
     of_message(&PprofProfile::decode(bytes).context(NO_PROFILE)?, name)
 }
 
-/// The texts of a message; each is escaped once.
+/// The texts of a message. Each is escaped once, when it is first used.
 struct Texts<'a> {
     raw: &'a [String],
     safe: HashMap<i64, Rc<str>>,
@@ -252,7 +253,7 @@ pub(super) mod tests {
     use super::super::pprof::message;
     use super::*;
 
-    /// Functions with their lines, the innermost first; the group, and the bytes.
+    /// A row: functions with their lines, the innermost first; the group; and the bytes.
     pub(crate) type TestRow<'a> = (&'a [(&'a str, u32)], &'a str, f64);
 
     /// A profile with rows of stacks in a file of a build.

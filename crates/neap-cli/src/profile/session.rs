@@ -1,4 +1,5 @@
-//! A profile of one process while it is taken: reads the area again and again, unwinds and sums.
+//! Takes a profile of one process: repeatedly reads the area of samples, unwinds their stacks and
+//! sums.
 
 use core::time::Duration;
 use std::collections::{HashMap, HashSet};
@@ -26,20 +27,21 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 const MANY: u64 = 1 << 20;
 /// Time between two looks then.
 const SHORT: Duration = Duration::from_millis(1);
-/// Time after which a thread's name, and the names of groups, are asked for again.
+/// Time after which the session reads a thread's name, and the names of groups, again.
 const FRESH: Duration = Duration::from_secs(1);
 /// Names of threads that are kept at a time.
 const MOST_THREADS: usize = 1 << 13;
-/// Time of a look during which samples are unwound; later ones are only counted. A process may have
-/// mapped much, or named many threads.
+/// Longest time in which one look unwinds samples. It only counts further samples. Unwinding may
+/// take long if a process has many mappings or thread names.
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
-/// Longest time in which a session adds samples without a record, with their kept stacks. A part of
-/// the session's own time comes in addition. Each overrun of the ring needs a look at the slots.
+/// Longest time in which a session adds samples from slots, whose records it has not read. A part
+/// of the session's duration comes in addition (`PART_OF_SLOTS`), since each overrun of the ring
+/// needs a look at the slots.
 const LONGEST_SLOTS: Duration = Duration::from_secs(1);
-/// The part is one in so many.
+/// The additional part is the session's duration over this number.
 const PART_OF_SLOTS: u32 = 4;
-/// Bytes that may be kept of a report of groups, of the names of groups that are kept, and
-/// characters of one.
+/// Most bytes of a report of groups, most bytes of all kept names of groups, and most characters of
+/// one name.
 const MOST_OF_GROUPS: usize = 8 << 20;
 const MOST_GROUP_NAMES: usize = 2 << 20;
 const LONGEST_GROUP: usize = 400;
@@ -69,7 +71,7 @@ impl ThreadNames {
         &entry.1
     }
 
-    /// The name as far as it is known, without a look at the process.
+    /// Returns the known name, without reading from the process.
     fn known(&self, thread: u32) -> &str {
         self.0.get(&thread).map_or("(unknown thread)", |(_, name)| name)
     }
@@ -96,8 +98,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Begins a profile of a process whose page is in `page`. Allocations count as allocated from
-    /// `began` on.
+    /// Begins a profile of a process whose page of numbers is in `page`. The view of allocated
+    /// bytes covers allocations from the time `began` on.
     pub(crate) fn begin(
         handle: &Arc<ProcessHandle>,
         page: &File,
@@ -156,8 +158,8 @@ impl Session {
         Ok(if self.head.head.saturating_sub(before) > MANY { SHORT } else { PAUSE })
     }
 
-    /// Reads samples for a time, until the process or its sampling ends, or until `stop`. Calls
-    /// `looked` with the time so far after each look.
+    /// Reads samples for a time. Returns early when the process or its sampling ends, or `stop` is
+    /// set. After each look, calls `looked` with the elapsed time.
     pub(crate) fn watch(
         &mut self,
         time: Duration,
@@ -165,7 +167,7 @@ impl Session {
         looked: &mut dyn FnMut(&mut Session, Duration),
     ) -> Result<()> {
         let (start, mut pause) = (Instant::now(), PAUSE);
-        // Relaxed: a flag that publishes nothing.
+        // Relaxed: the flag publishes no other data.
         while start.elapsed() < time && !stop.load(Ordering::Relaxed) && !self.is_over && !self.handle.has_ended() {
             std::thread::sleep(pause.min(time.saturating_sub(start.elapsed())));
             pause = self.poll()?;
@@ -175,7 +177,7 @@ impl Session {
         self.reconcile()
     }
 
-    /// Corrects the live samples by the slots: records of frees may be lost.
+    /// Corrects the live samples from the process's slots, since records of frees may be lost.
     pub(crate) fn reconcile(&mut self) -> Result<()> {
         if self.is_over {
             return Ok(());
@@ -262,7 +264,7 @@ pub(crate) struct Summed<'a> {
 }
 
 impl Summed<'_> {
-    /// The path of a group; empty without a group.
+    /// Returns the path of a group. It is empty if there is no group.
     pub(crate) fn group(&self, id: u64) -> Rc<str> {
         match self.groups.get(&id) {
             _ if id == 0 => "".into(),
@@ -277,7 +279,7 @@ impl Summed<'_> {
 pub(crate) struct Losses {
     /// Written over before they were read.
     pub(crate) overwritten: u64,
-    /// Found no slot, so that their free is not seen.
+    /// The process had no free slot for them, so their frees are not recorded.
     pub(crate) without_slot: u64,
     /// The process could not read the stack.
     pub(crate) unreadable_stack: u64,
@@ -285,6 +287,6 @@ pub(crate) struct Losses {
     pub(crate) not_kept: u64,
     /// Blocks of the ring that ended at a damaged record, and damaged kept stacks.
     pub(crate) damaged: u64,
-    /// Beyond what this command keeps.
+    /// Samples beyond the bounds of this command.
     pub(crate) left_out: u64,
 }

@@ -71,8 +71,8 @@ impl Amount {
         }
     }
 
-    /// An estimate of `objects` objects with `bytes` bytes, whose samples are no longer known.
-    /// The error is that of objects of one size.
+    /// Makes an estimate of `objects` objects with `bytes` bytes whose single samples are not
+    /// available. The standard error assumes that all objects have one size.
     pub(crate) fn of_sum(objects: f64, bytes: f64, mean: u64) -> Amount {
         if objects < 1.0 {
             return Amount::default();
@@ -135,7 +135,7 @@ impl SampleSums {
 
 /// Lifetimes of the objects that were freed while the profile was taken.
 ///
-/// Objects that live on are in none, so a short profile has short lifetimes only.
+/// Objects that are still live do not count. So a short profile has only short lifetimes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Lifetimes {
     /// Estimated number of these objects.
@@ -145,8 +145,8 @@ pub(crate) struct Lifetimes {
 }
 
 impl Lifetimes {
-    /// Estimates `objects` objects of one lifetime. The times are nanoseconds; any process may have
-    /// written them.
+    /// Makes the lifetimes of `objects` objects with the same lifetime. The times are nanoseconds.
+    /// They are untrusted.
     pub(crate) fn of(objects: f64, allocated: u64, freed: u64) -> Lifetimes {
         Lifetimes { objects, seconds: objects * (freed.saturating_sub(allocated) as f64 / 1e9) }
     }
@@ -156,7 +156,7 @@ impl Lifetimes {
         self.seconds += other.seconds;
     }
 
-    /// The mean lifetime in seconds; `None` if nothing was freed.
+    /// Returns the mean lifetime in seconds. `None` if no object was freed.
     pub(crate) fn mean(self) -> Option<f64> {
         (self.objects > 0.0).then(|| self.seconds / self.objects)
     }

@@ -1,4 +1,5 @@
-//! Sampling in a running process: switched on for a profile, and put back afterwards.
+//! Switches sampling on in a running process for a profile, and restores the former setting
+//! afterwards.
 
 use std::sync::Arc;
 
@@ -29,11 +30,12 @@ struct Change {
     setting: Setting,
     before: u64,
     now: u64,
-    /// The page of the changed program: a later program of the process has another.
+    /// Inode of the page of numbers of the changed program. If the process executes another
+    /// program, that program has another page.
     page: Option<u64>,
 }
 
-/// Sampling that was switched on; the end of this value sets the former setting again.
+/// Sampling that was switched on. Dropping this value restores the former setting.
 pub(crate) struct SamplingSwitch {
     handle: Arc<ProcessHandle>,
     time: core::time::Duration,
@@ -61,8 +63,8 @@ impl SamplingSwitch {
         Ok(switch)
     }
 
-    /// Takes over the duty of an earlier switch of the process that could not put the value back.
-    /// Sampling that this one has switched on was off before, so the earlier duty is void.
+    /// Takes over an earlier switch of the process that failed to restore the setting. If this
+    /// switch changed the setting itself, it restores only its own former value.
     pub(crate) fn after(mut self, earlier: Option<SamplingSwitch>) -> SamplingSwitch {
         let duty = earlier.and_then(|mut earlier| earlier.changed.take());
         self.changed = self.changed.or(duty);
@@ -76,8 +78,9 @@ impl SamplingSwitch {
         put
     }
 
-    /// Restores the former value; can be repeated after an error. Does nothing if the process has
-    /// ended or executed another program, or if another command has changed the value since.
+    /// Restores the former value. The caller may call this again after an error. Does nothing if
+    /// the process has ended or executed another program, or if another command has changed the
+    /// value since.
     pub(crate) fn put_back(&mut self) -> Result<()> {
         let Some(change) = self.changed else { return Ok(()) };
         if !self.handle.has_ended() {
@@ -100,7 +103,7 @@ impl SamplingSwitch {
     }
 }
 
-/// Bytes between two samples of a process; 0 if it does not sample.
+/// Returns the average number of bytes between two samples of a process. 0 if it does not sample.
 fn mean(page: &Page) -> u64 {
     let head = page.file.as_ref().and_then(|file| Area::open(file).ok()?.head().ok());
     head.filter(|head| head.is_on).map_or(0, |head| head.mean)
@@ -108,7 +111,7 @@ fn mean(page: &Page) -> u64 {
 
 impl Drop for SamplingSwitch {
     fn drop(&mut self) {
-        // A destructor cannot return the error, so it prints it.
+        // A destructor cannot return the error, so this one prints the error.
         if let Err(error) = self.put_back() {
             eprintln!("neap: {error:#}");
         }

@@ -1,7 +1,8 @@
 //! Names of functions, from the symbol table of an ELF file.
 //!
-//! A table may be larger than the memory of this command. So it is read once for all addresses, in
-//! blocks, and only the best symbol of each address is kept. Names are read one by one at the end.
+//! A table may be larger than the memory of this command. So this module reads it in blocks, once
+//! for all addresses, and keeps only the best symbol of each address. It reads the names one by one
+//! at the end.
 
 use object::LittleEndian;
 use object::elf::{self, Sym64};
@@ -26,7 +27,7 @@ struct Symbol {
 }
 
 impl Symbol {
-    /// Parses an entry; `None` if it is no function.
+    /// Parses an entry. `None` if the symbol is not a function.
     fn parse(entry: &[u8]) -> Option<Symbol> {
         let (symbol, _) = object::pod::from_bytes::<Sym64<LittleEndian>>(entry).ok()?;
         let is_code = matches!(symbol.st_info & 0xf, elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE);
@@ -49,9 +50,9 @@ impl Symbol {
 }
 
 /// Calls `found` with the names of the functions at addresses of a file, as the linker knows them.
-/// `addresses` are sorted. Names come from the table of symbols, or from the one for the dynamic
-/// linker, which stripped files have. A table with more than `left` bytes is not read. Subtracts
-/// the bytes of the tables that are read from `left`.
+/// `addresses` are sorted. Names come from the table of symbols. In a stripped file they come from
+/// the table for the dynamic linker. A table with more than `left` bytes is not read. The bytes of
+/// read tables are subtracted from `left`.
 pub(crate) fn names(image: &ElfImage, addresses: &[u64], left: &mut u64, found: &mut dyn FnMut(u64, &[u8])) {
     for (table, strings) in [(".symtab", ".strtab"), (".dynsym", ".dynstr")] {
         let (Some(table), Some(strings)) = (image.place(table), image.place(strings)) else { continue };
@@ -72,7 +73,7 @@ pub(crate) fn names(image: &ElfImage, addresses: &[u64], left: &mut u64, found: 
     }
 }
 
-/// The last symbol at or below each address; `None` if the table has no functions.
+/// Returns the last symbol at or below each address. `None` if the table has no functions.
 fn symbols_at(table: FilePart<'_>, addresses: &[u64]) -> Option<Vec<Option<Symbol>>> {
     let mut best: Vec<Option<Symbol>> = vec![None; addresses.len()];
     let (mut block, mut at, mut is_any) = (vec![0; ENTRIES * ENTRY], 0, false);

@@ -2,11 +2,12 @@
 //!
 //! A frame has one or more lines, since each inlined function has a line of its own. Lines come
 //! from the file's debug information, or from that of its build below `/usr/lib/debug`. Without
-//! any, the symbol table gives the function's name, and without that the file's name and the
-//! address. Names of generated code come from a perf map. All text is escaped and cut.
+//! debug information, the symbol table gives the function's name. Without a symbol, the line is the
+//! file's name and the address. Names of generated code come from a perf map. All text is escaped
+//! and cut.
 //!
-//! Places are resolved many at a time and file by file, so that tables are read once for all of
-//! their places, and none of them is kept.
+//! Callers resolve many places at a time. This module reads each file's tables once for all its
+//! places, and does not keep them.
 
 use core::fmt::{self, Write};
 use std::borrow::Cow;
@@ -26,8 +27,8 @@ use crate::foreign::escaped;
 
 /// Characters of a name or a path that are kept.
 const LONGEST: usize = 400;
-/// Bytes of a name that are demangled, and of the result. A short mangled name may stand for a name
-/// that does not fit into memory.
+/// Most bytes of a name that is demangled, and of the result. A short mangled name may stand for a
+/// name that does not fit into memory.
 const LONGEST_MANGLED: usize = 4096;
 const LONGEST_DEMANGLED: usize = 4096;
 /// Bytes by which a name counts towards [`ProfileLimits::name_bytes`], besides its text.
@@ -37,11 +38,11 @@ const NAME: usize = 128;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SourceLine {
     pub(crate) function: Rc<str>,
-    /// Name as the linker knows it; empty if it is not known.
+    /// Name before demangling. Empty if there is none.
     pub(crate) system_name: Rc<str>,
-    /// Path of the source; empty if it is not known.
+    /// Path of the source file. Empty if there is none.
     pub(crate) source: Rc<str>,
-    /// 0 if it is not known.
+    /// 0 if unknown.
     pub(crate) line: u32,
 }
 
@@ -87,10 +88,10 @@ impl Symbols {
     }
 
     /// Takes over the files that an unwinder has seen since, and the new names of generated code.
-    /// Returns whether there are such names: earlier results for generated code are outdated then.
+    /// Returns whether there are such names. Earlier results for generated code are then outdated.
     ///
-    /// A map that grows is read as a whole. Reads are spaced, so that a caller that follows again
-    /// and again spends at most a ninth of its time on them.
+    /// After a change the whole map is read again. The next reading waits for eight times the
+    /// duration of this one, so a caller spends at most a ninth of its time on them.
     pub(crate) fn follow(&mut self, unwinder: &Unwinder) -> bool {
         for file in &unwinder.files()[self.files.len()..] {
             let name = cut(&escaped(file.name())).into_owned();
@@ -127,8 +128,9 @@ impl Symbols {
         }
     }
 
-    /// Finds the functions at places that are not known yet. Looks for their lines during `time` at
-    /// most. Meanwhile calls `wait` now and then, which returns whether to go on with lines.
+    /// Finds the functions at places that are not known yet. Looks for their lines for at most
+    /// `time`. Meanwhile it calls `wait` repeatedly, and stops looking for lines when `wait`
+    /// returns `false`.
     pub(crate) fn resolve(
         &mut self,
         places: impl Iterator<Item = CodePlace>,
@@ -156,13 +158,14 @@ impl Symbols {
         }
     }
 
-    /// The functions at a place, the innermost first; at least one. A place that was not resolved
-    /// has the line `[other]`.
+    /// Returns the functions at a place, the innermost first. An unresolved place has the line
+    /// `[other]`.
     pub(crate) fn lines(&self, place: CodePlace) -> Rc<[SourceLine]> {
         Rc::clone(self.known.get(&place).unwrap_or(&self.other))
     }
 
-    /// Resolves addresses of a file: by its debug information up to a time, or else by its symbols.
+    /// Resolves addresses of a file by its debug information until `end`, and the others by its
+    /// symbols.
     fn resolve_in(
         &mut self,
         number: u32,
@@ -221,7 +224,8 @@ impl Symbols {
     }
 
     fn text(&mut self, text: &str) -> Rc<str> {
-        // Cut before escaping, too: an escaped text may be ten times as long.
+        // The text is also cut before it is escaped, since an escaped text may be ten times as
+        // long.
         let text = text.char_indices().nth(LONGEST + 1).map_or(text, |(end, _)| &text[..end]);
         let safe = escaped(text.as_bytes());
         let safe = cut(&safe);
@@ -234,8 +238,9 @@ impl Symbols {
         text
     }
 
-    /// The lines of debug information; none if a function has no name. A unit that has line tables
-    /// only has no name for the outer function; the symbol table gives it.
+    /// Makes lines from debug information. There are none if a function has no name. A compilation
+    /// unit with only line tables lacks the name of the outer function, which then comes from the
+    /// symbol table.
     fn of_debug(&mut self, found: Vec<FoundLine>, of_table: Option<&SourceLine>) -> Vec<SourceLine> {
         let last = found.len().saturating_sub(1);
         let line = |(at, (name, source, line)): (usize, FoundLine)| match (name.as_str(), of_table) {

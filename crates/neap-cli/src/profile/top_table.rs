@@ -30,7 +30,7 @@ pub(crate) fn named(line: &SourceLine) -> String {
     named_place(&line.function, &line.source, line.line)
 }
 
-/// A function with its place in the source: a path, empty if it is not known, and a line or 0.
+/// Formats a function with its place in the source. `source` is empty, and `line` 0, if unknown.
 pub(crate) fn named_place(function: &str, source: &str, line: u32) -> String {
     let function = match function.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}...", &function[..end]),
@@ -73,7 +73,7 @@ pub(crate) fn by_name(profile: &Profile, name: fn(&ProfileRow) -> &Rc<str>) -> V
     profile.by(|row| Rc::clone(name(row))).into_iter().map(|(name, sums)| (name.to_string(), sums)).collect()
 }
 
-/// The subject of a profile, its total, and what it lacks; a sentence each.
+/// Describes the subject of a profile, its total and its missing parts, in a sentence each.
 pub(crate) fn summary(profile: &Profile) -> Vec<String> {
     let (of, total) = (&profile.of, profile.total().of(profile.view));
     let mut lines = vec![
@@ -180,7 +180,7 @@ pub(crate) fn amount(amount: Amount) -> Value {
     })
 }
 
-/// The objects that were freed meanwhile, as a JSON object.
+/// Returns the objects that were freed while the profile was taken, as a JSON object.
 fn freed(freed: Lifetimes) -> Value {
     json!({
         "objects": freed.objects.max(0.0).round() as u64,
@@ -193,9 +193,9 @@ pub(crate) fn line(line: &SourceLine) -> Value {
     json!({"function": &*line.function, "file": &*line.source, "line": line.line})
 }
 
-/// A profile as an object: its stacks with the most bytes, and what it lacks.
+/// A profile as an object: its stacks with the most bytes, and its missing parts.
 ///
-/// Stacks are made one by one, while they are written.
+/// The serialiser makes the stacks one by one while it writes.
 pub(crate) struct ProfileObject<'a>(pub(crate) &'a Profile);
 
 impl Serialize for ProfileObject<'_> {

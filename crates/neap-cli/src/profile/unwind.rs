@@ -1,9 +1,10 @@
 //! Finds the callers of a sampled allocation, from the registers and the copy of the stack that
 //! the sample contains.
 //!
-//! Files of the process give the unwind information; where there is none, frame pointers are
-//! followed. A frame is kept as a file and an address in it, which outlast the mapping. Frames of
-//! neap's own libraries at the inner end are left out.
+//! The unwinder takes unwind information from the files of the process. For code without it, the
+//! unwinder follows frame pointers. It stores a frame as a file and an address in the file, which
+//! stay valid after the mapping is gone. It leaves out the innermost frames if they are of neap's
+//! own libraries.
 
 use core::ops::Range;
 use std::collections::HashMap;
@@ -25,8 +26,8 @@ use super::processor::{DESCRIBES_TRAMPOLINES, FrameCache, FrameUnwinder, registe
 const MOST_FRAMES: usize = 512;
 /// Bytes that a module takes from the [`Budget`], besides those of its unwind information.
 const MODULE: usize = 1 << 10;
-/// Time after which mappings are read again, as a library may have been replaced by another; and
-/// the least time between two readings.
+/// Age from which mappings are read again, since another library may have taken the place of one
+/// (`FRESH`), and shortest time between two readings (`HASTE`).
 const FRESH: Duration = Duration::from_secs(1);
 const HASTE: Duration = Duration::from_millis(2);
 
@@ -55,8 +56,8 @@ pub(crate) struct CodeFile {
 }
 
 impl CodeFile {
-    /// Difference between addresses in the process and in the file, for the mapping in `range`.
-    /// Without the file, offsets in it are the best addresses.
+    /// Returns the difference between addresses in the process and in the file, for the mapping in
+    /// `range`. If the file cannot be read, offsets in the file serve as addresses.
     pub(crate) fn bias(&self) -> u64 {
         let bias = self.image.as_ref().and_then(|image| image.bias(self.range.start, self.offset));
         bias.unwrap_or(self.range.start.wrapping_sub(self.offset))
@@ -68,7 +69,7 @@ impl CodeFile {
     }
 }
 
-/// A mapping that is known.
+/// A mapping with the number of its file in [`Unwinder::files`].
 #[derive(Debug)]
 struct KnownMapping {
     mapping: CodeMapping,
@@ -97,7 +98,7 @@ pub(crate) struct Unwinder {
     by_inode: HashMap<(String, u64, Vec<u8>), u32>,
     budget: Budget,
     limits: ProfileLimits,
-    /// Executable memory that is of no file: generated code.
+    /// Executable mappings without a file, which hold generated code.
     generated: Vec<Range<u64>>,
     read_at: Option<Instant>,
     /// Ranges of `generated` that hold trampolines of Python.
@@ -219,11 +220,11 @@ impl Unwinder {
             return false;
         }
         let mappings = self.source.mappings();
-        // Reading takes long where there are many, so the age counts from its end.
+        // Reading many mappings takes long, so the age counts from the end of the reading.
         self.read_at = Some(Instant::now());
         let Ok(mut mappings) = mappings else { return false };
         if mappings.is_empty() {
-            // The process has ended; its code stays known.
+            // The process has ended. The known mappings stay.
             return false;
         }
         let generated = mappings.iter().filter(|mapping| mapping.inode == 0);
@@ -302,8 +303,8 @@ impl Unwinder {
         }
     }
 
-    /// Looks for the names of generated code, and for trampolines of Python in it. Returns whether
-    /// there are new ones.
+    /// Opens the names of generated code, and looks for new trampolines of Python in such code.
+    /// Returns whether there are new trampolines.
     fn learn_generated(&mut self) -> bool {
         if self.looked_for_names.is_some_and(|at| at.elapsed() < FRESH) {
             return false;
@@ -327,7 +328,7 @@ impl Unwinder {
     }
 }
 
-/// A copy of the sections; their bytes are shared.
+/// Copies the sections. The copies share their bytes.
 fn sections_of(from: &ExplicitModuleSectionInfo<Arc<[u8]>>) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
     ExplicitModuleSectionInfo {
         base_svma: from.base_svma,

@@ -1,4 +1,5 @@
-//! A stack of this test itself: copied, unwound, named, and written in every format.
+//! Tests copy a stack of their own thread, unwind it, name its frames, and write it in every
+//! format.
 
 use core::time::Duration;
 use std::arch::asm;
@@ -26,7 +27,7 @@ use crate::handle::ProcessHandle;
 #[inline(always)]
 fn copied() -> ([u64; 3], Vec<u8>) {
     let (instruction, stack, frame): (u64, u64, u64);
-    // SAFETY: reads three registers.
+    // SAFETY: the assembly only reads three registers.
     unsafe {
         asm!("lea {}, [rip]", "mov {}, rsp", "mov {}, rbp", out(reg) instruction, out(reg) stack, out(reg) frame);
     }
@@ -35,7 +36,8 @@ fn copied() -> ([u64; 3], Vec<u8>) {
     let mut ranges = ranges.map(|(start, end)| [start, end].map(|hex| u64::from_str_radix(hex, 16).unwrap()));
     let end = ranges.find(|[start, end]| (*start..*end).contains(&stack)).unwrap()[1];
     let length = (end - stack).min(32 << 10) as usize;
-    // SAFETY: the thread's own stack, which is mapped up to `end`, and changes only below.
+    // SAFETY: the bytes are on this thread's own stack. They are mapped up to `end`, and no other
+    // thread writes them.
     let bytes = unsafe { core::slice::from_raw_parts(stack as *const u8, length) }.to_vec();
     ([instruction, stack, frame], bytes)
 }
@@ -83,10 +85,10 @@ fn functions_of_a_copied_stack_are_found_in_order() {
     assert!(callers.is_complete, "{names:?}");
     let start = names.last().unwrap();
     assert!(["clone3", "__clone3", "clone", "_start"].iter().any(|name| start.contains(name)), "{names:?}");
-    // A stack that is cut off ends early, and is known to.
+    // A truncated stack ends early, and counts as incomplete.
     let callers = unwinder.callers(&StackCopy { bytes: &bytes[..64], ..copy });
     assert!(!callers.is_complete);
-    // Registers of nowhere lead nowhere.
+    // Registers with invalid addresses lead to no caller.
     for stack_pointer in [0, u64::MAX, u64::MAX - 7] {
         let callers = unwinder.callers(&StackCopy { stack_pointer, instruction: 1, ..copy });
         assert!(callers.frames.is_empty() && !callers.is_complete);
@@ -98,7 +100,7 @@ fn profile(view: ProfileView) -> Profile {
     let (registers, stack) = outer_function();
     let (other_registers, other_stack) = middle_function(black_box(7));
     let mut writer = Writer::new();
-    // SAFETY: asks for this thread's number.
+    // SAFETY: `gettid` takes no argument and cannot fail.
     let thread = unsafe { libc::gettid() } as u32;
     writer.alloc(Written { size: 50_000, registers, stack: &stack, thread });
     writer.alloc(Written { size: 30_000, registers, stack: &stack, thread });

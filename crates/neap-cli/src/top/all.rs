@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(view.message.as_deref(), Some("Choose a process first: Down."));
         press(&mut view, KeyCode::Down);
         press(&mut view, KeyCode::Down);
-        // The list turns round meanwhile, and a process comes.
+        // In between, the order of the list is reversed, and a process starts.
         press(&mut view, KeyCode::Char('r'));
         view.survey.seen.insert(0, ListedProcess { totals: Totals { pid: 1, ..Totals::default() }, start: None });
         assert_eq!(press(&mut view, KeyCode::Enter), Pressed::Show { pid: 5, start: Some(50) });

@@ -1,7 +1,7 @@
 //! Requests of `neap top` to a process: a report of its groups for each reading, and the user's
 //! commands.
 //!
-//! An answer may take seconds, and the screen goes on meanwhile. So a thread makes one request
+//! An answer may take seconds, and the screen does not wait for it. So a thread makes one request
 //! after the other, and waits for the answers. At most one request for a report and one command of
 //! the user are under way.
 
@@ -46,7 +46,8 @@ pub(super) struct Asking {
     request: bool,
 }
 
-/// Most bytes of a report that are kept. A screen has two reports, and rows of text made of them.
+/// Most bytes that this command keeps of a report. A screen has two reports, and rows of text made
+/// of them.
 const MOST_BYTES: usize = 8 << 20;
 
 /// The process that gets the requests, and the time for each request.
@@ -61,7 +62,7 @@ impl Asked {
         ProcessStatus::read(&self.handle, Allowance::of_bytes(MOST_BYTES, self.time))
     }
 
-    /// Requests the groups of the process; `None` if there are none.
+    /// Requests the groups of the process. Returns `None` if there are none.
     pub(super) fn groups(&self) -> Result<Option<ReadGroups>> {
         let process = self.process()?;
         ReadGroups::ask(&process, &process.page()?)
@@ -95,8 +96,8 @@ impl Query {
 }
 
 impl Asking {
-    /// Starts the thread that makes the requests. The thread ends when the returned value is
-    /// dropped, or after the answer to a request that is under way then.
+    /// Starts the thread that makes the requests. The thread ends after the returned value is
+    /// dropped. If a request is under way then, the thread first waits for its answer.
     pub(super) fn start(asked: Asked) -> Asking {
         let (wanted, requests) = channel();
         let (sender, answers) = channel();

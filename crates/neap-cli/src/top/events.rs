@@ -1,4 +1,4 @@
-//! The pane of events: what happened between two readings of a process, with the time. The last
+//! The pane of events: changes between two readings of a process, each with its time. The last
 //! event comes first.
 //!
 //! Events come from the counters in the readings, and from the user's commands. At most [`MOST`]

@@ -1,7 +1,7 @@
 //! The pane of memory groups: a tree that can be folded, or a list sorted by a column.
 //!
-//! Its rows come from reports of groups ([`asking`](super::asking)). If a report fails the last one
-//! stays, with its age.
+//! Its rows come from reports of groups ([`asking`](super::asking)). If a request for a report
+//! fails, the pane keeps the last report. The title shows the age of an old report.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use crate::groups::{ReadGroups, ReportedGroup};
 /// A report's age is shown if it exceeds the interval of readings by more than this.
 const OLD: Duration = Duration::from_secs(1);
 
-/// The known groups of a process.
+/// The last report of a process's groups, and the groups that the user has folded.
 #[derive(Default)]
 pub(super) struct Known {
     /// Bytes in use by group, in the report before `current`.
@@ -32,7 +32,7 @@ pub(super) struct Known {
 /// A group in the pane.
 struct PaneRow<'a> {
     group: &'a ReportedGroup,
-    /// Groups below it that are folded.
+    /// Number of groups below it that the fold hides.
     hidden: usize,
 }
 
@@ -61,7 +61,7 @@ impl Known {
         self.current.as_ref().map(|_| Duration::from_nanos(now.saturating_sub(self.at)))
     }
 
-    /// The path of a group for people.
+    /// Returns the path of a group, as the user sees it.
     pub(super) fn path(&self, id: u64) -> Option<String> {
         let group = self.current.as_ref()?.groups.iter().find(|group| group.id == id);
         group.map(|group| readable(&group.path))
@@ -157,7 +157,7 @@ fn some(bytes: u64) -> Option<u64> {
     (bytes != UNLIMITED).then_some(bytes)
 }
 
-/// Returns a path for people; the root's path is empty, and is shown as "(all)".
+/// Returns a path as the user sees it. The root's path is empty, and becomes "(all)".
 pub(super) fn readable(path: &str) -> String {
     if path.is_empty() { "(all)".to_string() } else { path.to_string() }
 }
@@ -183,7 +183,7 @@ pub(super) mod tests {
         ReadGroups::of_groups(groups.iter().map(group).collect())
     }
 
-    /// Of two reports a second apart; the last came at 10.5 s.
+    /// The groups of two reports a second apart. The last report came at 10.5 s.
     pub(in crate::top) fn known() -> Known {
         let mut known = Known::default();
         let before = seen(&[(1, 0, "", 9 << 20), (2, 1, "tenant", 8 << 20), (3, 2, "acme", 6 << 20), (9, 1, "old", 7)]);

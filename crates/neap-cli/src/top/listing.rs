@@ -1,6 +1,6 @@
 //! A pane's rows: named columns of cells that can be sorted, written as text and as JSON.
 //!
-//! It is independent of neap: a pane is a list of items and the cells of each.
+//! This module does not depend on neap. A pane is a list of items, with cells for each item.
 
 use core::cmp::Ordering;
 
@@ -52,7 +52,7 @@ impl Cell {
         }
     }
 
-    /// Text in alphabetical order, numbers with the largest first.
+    /// Compares cells: text in alphabetical order, numbers with the largest first.
     fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
             (Cell::Text(a), Cell::Text(b)) | (Cell::Path(_, a), Cell::Path(_, b)) => a.cmp(b),
@@ -105,7 +105,7 @@ pub(super) struct Listing {
 /// Characters between two columns.
 const GAP: usize = 2;
 
-/// Rows that are getting their columns.
+/// Rows to which the caller adds columns.
 pub(super) struct Filling<'a, T> {
     pub(super) listing: Listing,
     items: &'a [T],
@@ -164,7 +164,8 @@ impl Listing {
         }
     }
 
-    /// Number of lines in a width: the title, the heads and the rows, or the text for no rows.
+    /// Returns the number of lines at this width: the title, the heads and the rows. Without rows,
+    /// these are the title and the lines of the text `empty`.
     pub(super) fn height(&self, width: usize) -> usize {
         1 + if self.rows.is_empty() { wrapped(&self.empty, width).len() } else { 1 + self.rows.len() }
     }
@@ -177,7 +178,8 @@ impl Listing {
         (0..self.columns()).map(longest).collect()
     }
 
-    /// Returns the characters that all columns take; without rows, those of the text `empty`.
+    /// Returns the width of all columns in characters. Without rows, returns that of the text
+    /// `empty`.
     pub(super) fn width(&self) -> usize {
         if self.rows.is_empty() {
             return self.empty.chars().count();
@@ -185,9 +187,9 @@ impl Listing {
         self.widths().iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    /// Returns the heads, and a line for each row; without rows, the lines of the text `empty`.
-    /// Columns that do not fit into `width` are left out, from the right. Text in the last column
-    /// is cut.
+    /// Returns the heads, and a line for each row. Without rows, returns the lines of the text
+    /// `empty`. Leaves out columns that do not fit into `width`, from the right. Cuts text in the
+    /// last column.
     pub(super) fn lines(&self, width: usize) -> (String, Vec<String>) {
         let widths = self.widths();
         let is_text = |column: usize| {
@@ -228,7 +230,7 @@ impl Listing {
     }
 }
 
-/// The lines of a text in a width, at least one. Longer words are cut.
+/// Breaks a text into lines of at most `width` characters, at least one. Cuts longer words.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

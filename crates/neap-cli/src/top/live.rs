@@ -1,8 +1,8 @@
 //! `neap top` in a terminal: readings, keys, requests and the end.
 //!
-//! The terminal is restored in all cases: at the end, after an error, at a panic, and at a signal
-//! that ends a program. A signal still ends this program. At a panic the hook restores the
-//! terminal, since no value is dropped if panics abort. A thread of its own makes the requests
+//! This module restores the terminal at the end, after an error, at a panic, and at SIGHUP, SIGINT,
+//! SIGQUIT or SIGTERM. Such a signal still ends this program. At a panic the panic hook restores
+//! the terminal, since a panic that aborts drops no value. Another thread makes the requests
 //! (`asking`), since an answer may take seconds.
 
 use core::time::Duration;
@@ -110,8 +110,8 @@ pub(super) fn run(asked: Asked, first: Reading, view: View) -> Result<ExitCode> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs the session. At the end restores the terminal, and then switches sampling in the process
-/// back, if the session has switched it on.
+/// Runs the session. At the end, restores the terminal. Then restores the sampling option of the
+/// process, if the session has changed it.
 pub(super) fn watch(
     screen: Screen,
     asked: &Asked,
@@ -135,7 +135,7 @@ pub(super) fn watch(
 /// numbers until that program allocates.
 const MOST_FAILED: u32 = 3;
 
-/// Runs the session; restores the terminal at the end.
+/// Runs the session, and restores the terminal at the end.
 fn look(
     mut screen: Screen,
     asked: &Asked,

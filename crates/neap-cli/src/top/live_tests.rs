@@ -7,7 +7,7 @@ use ratatui::crossterm::event;
 use super::live::Screen;
 use neap_testing::terminal::Terminal;
 
-/// Set for the role below.
+/// Variable that is set for the test `panics` below.
 const ROLE: &str = "NEAP_TEST_ROLE";
 
 #[test]
@@ -30,7 +30,7 @@ fn panics() {
     if std::env::var(ROLE).is_err() {
         return;
     }
-    // As where panics abort: nothing is dropped.
+    // In a build whose panics abort, no value is dropped. This hook aborts, too.
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("{panic}");
         std::process::abort();

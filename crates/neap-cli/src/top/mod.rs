@@ -8,7 +8,8 @@
 //!
 //! Only `asking` and `profiling` make requests to the process. If it has memory groups, neap's
 //! thread in it writes a report of them for each reading. While the user wants the profile
-//! (`sites`), its allocations are sampled. Otherwise the process is neither stopped nor slowed.
+//! (`sites`), the process samples its allocations. Otherwise `neap top` neither stops nor slows the
+//! process.
 
 mod all;
 mod asking;

@@ -19,7 +19,7 @@ pub(super) enum Pane {
 }
 
 impl Pane {
-    /// From the top down.
+    /// All panes, from the top down.
     pub(super) const ALL: [Pane; 5] = [Pane::Groups, Pane::Profile, Pane::Zones, Pane::Cpus, Pane::Events];
 
     /// The panes with content, from the top down.
@@ -32,7 +32,7 @@ impl Pane {
         Pane::ALL.into_iter().filter(is_shown).collect()
     }
 
-    /// Its name in JSON.
+    /// Name of the pane in JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
             Pane::Groups => "groups",

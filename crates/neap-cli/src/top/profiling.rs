@@ -1,18 +1,18 @@
 //! The thread that takes the profile of `neap top`, while the user wants one.
 //!
-//! Symbols of a large program take seconds to read, so a thread reads them and the screen goes on.
-//! The thread makes a table every second; the screen takes the last one.
+//! Reading the symbols of a large program takes seconds. So a thread reads them, and the screen
+//! does not wait. The thread makes a table every second, and the screen takes the last one.
 //!
 //! # Concurrency
 //! `turn` counts how often the user switched the profile on or off. While it is odd, the user wants
 //! a profile. The thread begins another profile for each odd turn, so two quick keys restart the
 //! profile.
 //!
-//! The lock of `switch` is held while the option of the process changes. [`Profiling::finish`]
-//! first sets the last turn, [`CLOSED`], and the thread compares the turn inside the lock. So when
-//! `finish` returns, the option is put back, whatever the thread does, or `finish` returns the
-//! reason why not. If the process does not answer the thread, its option stays changed and `switch`
-//! stays set. The end of the next turn, or `finish`, tries again.
+//! The thread that changes the option of the process holds the lock of `switch`.
+//! [`Profiling::finish`] first sets the last turn, [`CLOSED`]. The profiling thread compares the
+//! turn under the lock, so it begins no profile afterwards. If `finish` returns no error, the
+//! process has its previous option. If the process does not answer the profiling thread, its option
+//! stays changed and `switch` stays set. The end of the next turn, or `finish`, tries again.
 
 use core::time::Duration;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +31,7 @@ use crate::stat_reader::ProcessStatus;
 
 /// Time between two tables.
 const FRESH: Duration = Duration::from_secs(1);
-/// No profile is wanted any more. Even, as every turn without a profile.
+/// The last turn. It is even, like every turn in which the user wants no profile.
 const CLOSED: u64 = u64::MAX - 1;
 
 /// A turn, and its table or the reason why there is none.
@@ -40,7 +40,8 @@ type News = (u64, Result<SiteTable>);
 #[derive(Default)]
 struct Shared {
     turn: AtomicU64,
-    /// Puts sampling back that the thread has switched on. Kept for another try after a failure.
+    /// Restores the sampling option that the thread has changed. The value stays after a failure,
+    /// for another try.
     switch: Mutex<Option<SamplingSwitch>>,
     news: Mutex<Option<News>>,
 }
@@ -54,7 +55,7 @@ pub(super) struct Profiling {
 }
 
 /// Switches sampling on in a process, unless it is on, and begins to read the samples. The caller
-/// has to put `switch` back, also after an error.
+/// has to restore the option by `switch`, even after an error.
 fn begin(asked: &Asked, switch: &mut Option<SamplingSwitch>) -> Result<LiveSites> {
     let process = ProcessStatus::read(&asked.handle, Allowance::new(asked.time))?;
     let page = process.page()?;
@@ -63,8 +64,8 @@ fn begin(asked: &Asked, switch: &mut Option<SamplingSwitch>) -> Result<LiveSites
     LiveSites::begin(&process, &page)
 }
 
-/// Takes a profile for `time`; a signal that ends the command shortens it. Also waits for `time` if
-/// no profile can begin, since the rates of the screen are of that time.
+/// Takes a profile for `time`, or until a signal ends the command. Waits for `time` even if no
+/// profile can begin, because the rates of the screen refer to that time.
 pub(super) fn once(asked: &Asked, time: Duration) -> Result<SiteTable> {
     let (stop, start) = (stop_flag()?, Instant::now());
     let mut switch = None;
@@ -125,7 +126,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Puts the option of the process back, if the thread has changed it.
+    /// Restores the option of the process, if the thread has changed it.
     fn put_back(&self) -> Result<()> {
         lock(&self.switch).as_mut().map_or(Ok(()), SamplingSwitch::put_back)
     }
@@ -171,7 +172,7 @@ impl Profiling {
     }
 
     fn set(&self, turn: u64) {
-        // Relaxed: read by `Shared::turn`.
+        // Relaxed: see `Shared::turn`, which reads the turn.
         self.shared.turn.store(turn, Ordering::Relaxed);
         if let Some(thread) = &self.thread {
             thread.unpark();
@@ -185,7 +186,7 @@ impl Profiling {
                 state.profile.follow(news);
                 true
             }
-            // The option could not be put back.
+            // The thread could not restore the option.
             Some((_, Err(error))) => {
                 state.message = Some(format!("{error:#}"));
                 true
@@ -194,11 +195,11 @@ impl Profiling {
         }
     }
 
-    /// Ends the profile, and puts the option of the process back, even if the thread could not.
+    /// Ends the profile, and restores the option of the process, even if the thread failed to.
     /// Waits for a change of the option that is under way.
     ///
     /// # Errors
-    /// The option could not be put back, so sampling stays on.
+    /// Returns an error if the option cannot be restored. Sampling then stays on.
     pub(super) fn finish(&self) -> Result<()> {
         self.set(CLOSED);
         lock(&self.shared.switch).take().map_or(Ok(()), SamplingSwitch::off)

@@ -22,7 +22,8 @@ pub(super) struct Reading {
     /// Bytes.
     pub(super) resident: u64,
     pub(super) kernel: Kernel,
-    /// Nanoseconds of the clock of pages: of this reading, and of the numbers in it.
+    /// Times of this reading (`at`) and of its numbers (`published`), in nanoseconds of the clock
+    /// of pages.
     pub(super) at: u64,
     pub(super) published: u64,
     /// The time of day.
@@ -35,8 +36,9 @@ pub(crate) struct Kernel {
     /// Page faults without (`minor`) and with (`major`) a read from disk.
     pub(crate) minor: u64,
     pub(crate) major: u64,
-    /// The main thread has ended, and other threads run. The page of such a process cannot be read.
-    /// This also happens for a moment while a thread other than the main thread executes a program.
+    /// Whether the main thread has ended while other threads run. This command cannot read the page
+    /// of such a process. A process is also in this state for a moment while a thread other than
+    /// the main thread executes a program.
     pub(crate) headless: bool,
 }
 
@@ -77,9 +79,9 @@ impl Reading {
 
 /// The time of day for people.
 pub(super) fn time_of_day() -> String {
-    // SAFETY: a query without side effects; all-zero bytes are a valid time.
+    // SAFETY: `time` accepts a null pointer, and all-zero bytes are a valid `tm`.
     let (now, mut time) = unsafe { (libc::time(core::ptr::null_mut()), core::mem::zeroed::<libc::tm>()) };
-    // SAFETY: both pointers are to live locals.
+    // SAFETY: `now` and `time` are live locals. The call reads the first and writes the second.
     unsafe { libc::localtime_r(&raw const now, &raw mut time) };
     format!("{:02}:{:02}:{:02}", time.tm_hour, time.tm_min, time.tm_sec)
 }
@@ -97,17 +99,17 @@ impl Pair<'_> {
         counter(self.current).saturating_sub(counter(self.previous))
     }
 
-    /// Growth per second of a counter of the kernel, which is always current.
+    /// Growth per second of a counter of the kernel. Such a counter is always current.
     pub(super) fn rate_of_kernel(&self, counter: impl Fn(&Reading) -> u64) -> Option<f64> {
         rate(self.grown(counter), self.between())
     }
 
     /// Growth per second of a published number that has grown by `grown`.
     pub(super) fn rate(&self, grown: u64) -> Option<f64> {
-        // The numbers in a reading are of the last tick. So the time between the numbers of two
-        // readings differs from that between the readings, by up to one interval of ticks. A
-        // process that slept counted nothing meanwhile, so a longer time between the numbers is
-        // cut.
+        // The numbers in a reading are of the last tick. So the time between two numbers differs
+        // from that between their readings by up to one interval of ticks. A process that slept
+        // counted nothing meanwhile. So a longer time is cut to the time between the readings and
+        // one interval.
         let tick = Duration::from_millis(self.current.numbers.mode.interval_ms);
         let published = Duration::from_nanos(self.current.published.saturating_sub(self.previous.published));
         let between = self.between();
@@ -125,7 +127,7 @@ impl Pair<'_> {
     }
 }
 
-/// `None` where no time has passed.
+/// Returns `grown` per second; `None` if no time has passed.
 fn rate(grown: u64, time: Duration) -> Option<f64> {
     (!time.is_zero()).then(|| grown as f64 / time.as_secs_f64())
 }

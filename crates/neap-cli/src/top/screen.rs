@@ -1,7 +1,7 @@
-//! The screen of `neap top`, as lines: a pure function of two readings, of the user's choices, and
-//! of a size.
+//! The screen of `neap top`, as lines. It is a pure function of two readings, of the user's
+//! choices, and of a size.
 //!
-//! Every screen can be tested as text. Styles are additions: no information is in colours alone.
+//! Tests can compare every screen as text. No information is in colours alone.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -12,7 +12,7 @@ use super::reading::Pair;
 use super::state::View;
 use super::summary;
 
-/// Smallest useful size.
+/// Least columns and lines of a useful screen.
 const LEAST: (usize, usize) = (60, 16);
 
 /// Least lines of each pane: its title, its heads and one row.
@@ -127,7 +127,8 @@ fn shares(room: usize, wanted: &[usize], user: usize) -> Vec<usize> {
     shares
 }
 
-/// At most `share` lines of a pane: its title, its heads, and its rows with the chosen one.
+/// Returns at most `share` lines of a pane: its title, its heads, and rows that include the chosen
+/// one.
 pub(super) fn pane_lines(
     listing: &Listing,
     order: SortOrder,

@@ -27,7 +27,7 @@ const PAGE: usize = 10;
 /// Most characters that can be typed for a bound.
 const LETTERS: usize = 24;
 
-/// What the caller has to do after a key.
+/// The action that the caller performs after a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     None,
@@ -40,15 +40,15 @@ pub(super) enum Action {
 /// A change of a bound of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Change {
-    /// Its id.
+    /// Id of the group.
     pub(super) group: u64,
-    /// The group's path for people.
+    /// Path of the group, as the user sees it.
     pub(super) path: String,
     pub(super) bound: Bound,
     pub(super) bytes: u64,
 }
 
-/// A change while it is typed.
+/// A change that the user is typing.
 struct Input {
     wanted: Change,
     text: String,
@@ -58,7 +58,7 @@ struct Input {
 #[derive(Clone, Default)]
 pub(super) struct Choice {
     pub(super) order: SortOrder,
-    /// A row, by its key and its place: if the row is gone, the one at its place is selected.
+    /// Key and place of the selected row. If no row has the key, the row at the place is selected.
     row: Option<(String, usize)>,
 }
 
@@ -75,7 +75,7 @@ impl Choice {
         self.row = None;
     }
 
-    /// Sorts by the next of `columns` columns; after the last one, in the pane's own order.
+    /// Sorts by the next of `columns` columns. After the last one, restores the pane's own order.
     pub(super) fn sort(&mut self, columns: usize) {
         let next = self.order.column.map_or(0, |column| column + 1);
         self.order = SortOrder { column: (next < columns).then_some(next), reversed: false };
@@ -104,16 +104,16 @@ impl Choice {
     }
 }
 
-/// The state of a screen besides readings.
+/// The state of a screen, without readings.
 pub(super) struct View {
     pane: Pane,
     choices: [Choice; Pane::ALL.len()],
-    /// No new readings are taken.
+    /// Whether the screen takes no new readings.
     pub(super) frozen: bool,
     pub(super) help: bool,
     /// Interval between two readings.
     pub(super) interval: Duration,
-    /// Shown in the last line until the next key.
+    /// Message in the last line, until the next key.
     pub(super) message: Option<String>,
     input: Option<Input>,
     pub(super) log: Log,
@@ -137,7 +137,7 @@ impl View {
         }
     }
 
-    /// Switches the profile on or off. If it is on then, selects its pane.
+    /// Switches the profile on or off. Selects its pane if the profile is on afterwards.
     pub(super) fn turn_profile(&mut self) {
         self.profile.turn();
         if self.profile.is_on() {
@@ -145,7 +145,7 @@ impl View {
         }
     }
 
-    /// Returns the pane that the user is in; the pane of CPUs if that one is not shown.
+    /// Returns the selected pane. If that pane is not shown, returns the pane of CPUs.
     pub(super) fn pane(&self, pair: Pair<'_>) -> Pane {
         if Pane::shown(pair, self).contains(&self.pane) { self.pane } else { Pane::Cpus }
     }

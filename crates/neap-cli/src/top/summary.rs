@@ -109,7 +109,7 @@ pub(super) fn bar(parts: &[(char, u64)], width: usize) -> Vec<(char, usize)> {
     let mut lengths = Vec::new();
     for &(letter, bytes) in parts {
         end += u128::from(bytes);
-        // Rounded sums, so that lengths add up.
+        // Each end is rounded, so that the lengths add up.
         let to = ((end * width as u128 + sum / 2) / sum) as usize;
         let to = if bytes > 0 { to.max(drawn + 1) } else { to.max(drawn) }.min(width);
         lengths.push((letter, to - drawn));

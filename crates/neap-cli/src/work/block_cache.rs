@@ -1,11 +1,12 @@
-//! A cache of blocks from neap in this executable or from the C library, behind a shrinker.
+//! A cache with a shrinker, whose blocks come from neap in this executable or from the C library.
 //!
 //! # Design
-//! Keys are small numbers. Blocks leave in the order in which they came. Tables lie on the C
-//! library's heap, so neap's heap holds blocks alone.
+//! Keys are small numbers. Blocks leave in the order in which they came. The cache's tables are on
+//! the C library's heap, so neap's heap holds only blocks.
 //!
 //! # Locking
-//! One mutex. No block is allocated under it, and the shrinker only tries it.
+//! The cache has one mutex. No thread allocates a block while it holds the mutex, and the shrinker
+//! only tries it.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::VecDeque;
@@ -39,7 +40,7 @@ pub(super) struct CachedBlock {
     layout: Layout,
 }
 
-// SAFETY: a block owns its memory, and both heaps may free memory of any thread.
+// SAFETY: a block owns its memory alone, and both heaps let any thread free it.
 unsafe impl Send for CachedBlock {}
 
 impl Heap {
@@ -71,8 +72,8 @@ impl Heap {
 impl CachedBlock {
     /// Sum of one byte of each page.
     fn sum(&self) -> u64 {
-        // SAFETY: the block lives, and its bytes are initialised at these offsets alone, which are
-        // read one by one.
+        // SAFETY: the block is allocated, and the offsets lie inside it. Allocation initialised the
+        // bytes at these offsets, and only they are read.
         (0..self.layout.size()).step_by(PAGE).map(|at| u64::from(unsafe { self.base.add(at).read_volatile() })).sum()
     }
 
@@ -108,7 +109,8 @@ struct Blocks {
 pub(super) struct BlockCache {
     size: usize,
     blocks: Mutex<Blocks>,
-    /// Statistics, which publish no other data.
+    /// Statistics: cached blocks, their lowest number, and evicted blocks. They publish no other
+    /// data.
     count: AtomicU64,
     lowest: AtomicU64,
     evicted: AtomicU64,

@@ -1,11 +1,13 @@
 //! Growth at a given rate beside a cache, towards the limit of a memory group of the kernel.
 //!
 //! 1. The cache is filled with touched blocks.
-//! 2. After a pause, further blocks are allocated and touched at the rate, and kept.
-//! 3. The run ends at the wanted growth, or at the first allocation that is refused. Then blocks
-//!    are freed until a small one can be allocated: a refusal must leave a heap that works.
+//! 2. After a pause, the workload allocates and touches further blocks at the given rate, and keeps
+//!    them.
+//! 3. The run ends at the wanted growth, or at the first allocation that is refused. After a
+//!    refusal the workload frees blocks until it can allocate a small one, since the heap must
+//!    still work.
 //!
-//! The kernel may kill the process before that.
+//! The kernel may kill the process before the run ends.
 
 use std::sync::Arc;
 use std::thread;

@@ -1,10 +1,10 @@
-//! Memory groups that come and go while other groups are charged: made, filled up to their limit,
-//! deleted, with some alive at any time.
+//! Memory groups that are created, filled up to their limit and deleted, while other groups are
+//! charged. Some of them are alive at any time.
 //!
-//! The groups are those of this process, called as any program would. Only maintenance ticks. On
-//! each CPU a thread charges live groups, and keeps its charges for a while. Some charges of every
-//! deleted group outlive it as well. Times are the calling thread's CPU time, so that preemption by
-//! those threads is not measured. This module has no lock.
+//! The groups belong to this process, which calls neap as any program would. Only maintenance
+//! ticks. On each CPU a thread charges live groups, and keeps its charges for a while. Some charges
+//! of every deleted group also outlive it. Times are the calling thread's CPU time, so that
+//! preemption by those threads is not measured. This module has no lock.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};

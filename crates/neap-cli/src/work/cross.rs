@@ -1,10 +1,10 @@
 //! Blocks allocated on one thread and freed on another, modelled on two well-known benchmarks.
 //!
 //! Larson-like: each thread replaces random blocks of an array, then hands the array to a new
-//! thread and ends, as a server does with its sessions; making the thread allocates. Xmalloc-like:
-//! producers only allocate, consumers only free. The shelves between producers and consumers are a
-//! mutex and a condition variable over a fixed buffer; no block is allocated or freed under the
-//! lock.
+//! thread and ends, as a server does with its sessions. Starting a thread allocates memory too.
+//! Xmalloc-like: producers only allocate, and consumers only free. Producers and consumers share a
+//! fixed buffer under a mutex, with a condition variable. No thread allocates or frees a block
+//! while it holds the mutex.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -77,7 +77,8 @@ impl RunningCallback {
     fn live(mut self) -> Handed {
         for _ in 0..self.replacements {
             let index = self.random.below(self.table.len());
-            // SAFETY: every entry of a filled table came from take, and it is replaced at once.
+            // SAFETY: every entry of a filled table came from `take`. The next statement replaces
+            // the entry, so the block is freed once and not used again.
             unsafe { give(self.table[index]) };
             self.table[index] = take(draw(&mut self.random, self.sizes));
         }
@@ -86,7 +87,8 @@ impl RunningCallback {
             return Handed(Some(thread::spawn(move || self.live())));
         }
         for &block in self.table.iter() {
-            // SAFETY: every entry came from take, and the table ends here.
+            // SAFETY: every entry came from `take`. The table ends here, so each block is freed
+            // once and not used again.
             unsafe { give(block) };
         }
         Handed(None)
@@ -174,7 +176,8 @@ pub(super) fn xmalloc(options: &XmallocOptions) -> Result<Outcome> {
                 for _ in 0..options.batches {
                     let batch = full.take();
                     for &block in batch.iter() {
-                        // SAFETY: a producer took it, and this consumer alone has the batch.
+                        // SAFETY: a producer got the block from `take`. This consumer alone has the
+                        // batch, frees each block once, and does not use it again.
                         unsafe { give(block) };
                     }
                     empty.put(batch);

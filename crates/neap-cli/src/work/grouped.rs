@@ -25,7 +25,7 @@ pub(super) struct GroupedOptions {
 
 /// Returns the address of a function of the preloaded library.
 fn find(name: &CStr) -> Result<*mut c_void> {
-    // SAFETY: the name is a string; the returned address is only tested here.
+    // SAFETY: the name is a C string. The returned address is only compared with null here.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     ensure!(!address.is_null(), "this malloc has no {}", name.to_string_lossy());
     Ok(address)

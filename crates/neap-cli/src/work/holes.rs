@@ -1,9 +1,9 @@
-//! Survivors: many small blocks of three sizes are allocated, one in twenty stays, and the program
-//! waits.
+//! A burst with survivors: the program allocates many small blocks of three sizes, frees all but
+//! one in twenty, and waits.
 //!
-//! One thread; no call asks the allocator to release memory. The table of addresses exists before
-//! and after, so it counts in no difference. The bound by the geometry of pages is computed from
-//! the addresses: a page with a byte of a survivor cannot be released.
+//! There is one thread. No call asks the allocator to release memory. The table of addresses exists
+//! before and after, so it counts in no difference. The upper bound of released memory is computed
+//! from the addresses: a page with a byte of a survivor cannot be released.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -62,7 +62,7 @@ pub(super) fn run(options: &HolesOptions) -> Result<Outcome> {
     let burst = own_rss_kib()?;
     let meter = Meter::start();
     for (&block, _) in blocks.iter().zip(stays.iter()).filter(|(_, stays)| stays.is_null()) {
-        // SAFETY: allocated above, and freed once.
+        // SAFETY: the block came from `take`, is freed once, and is not used again.
         unsafe { give(block) };
     }
     let spent = allocated.and(meter.stop());
@@ -72,7 +72,8 @@ pub(super) fn run(options: &HolesOptions) -> Result<Outcome> {
         wait(options, &mut outcome)?;
     }
     for (&block, _) in blocks.iter().zip(stays.iter()).filter(|(_, stays)| !stays.is_null()) {
-        // SAFETY: a survivor; its first byte was written when it was allocated.
+        // SAFETY: the block is a survivor, which is not freed yet. Its first byte was written when
+        // it was allocated.
         if unsafe { block.read_volatile() } != 1 {
             bail!("a survivor at {block:p} lost its contents");
         }
@@ -128,13 +129,14 @@ fn wait(options: &HolesOptions, outcome: &mut Outcome) -> Result<()> {
 }
 
 /// Returns the interrupts that flushed address translations on a CPU so far, as x86 counts them.
-/// `None` if they are not counted. Uses the heap, which does not matter here.
+/// `None` if they are not counted. The function uses the heap, which does not disturb this
+/// measurement.
 fn flushes_on(cpu: usize) -> Option<u64> {
     parse_flushes(&std::fs::read_to_string("/proc/interrupts").ok()?, cpu)
 }
 
-/// Returns the number in the line `TLB:` and the column of a CPU. The first line names the columns;
-/// offline CPUs have none.
+/// Returns the number in the line `TLB:` and the column of a CPU. The first line names the columns.
+/// Offline CPUs have no column.
 fn parse_flushes(text: &str, cpu: usize) -> Option<u64> {
     let column = text.lines().next()?.split_whitespace().position(|name| name == format!("CPU{cpu}"))?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;

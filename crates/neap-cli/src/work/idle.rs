@@ -1,8 +1,8 @@
 //! Burst, then idle: threads allocate much, free it all and stay alive, blocked.
 //!
 //! Each round all threads hold all their blocks at once. The tables of addresses are unmapped
-//! before memory is first read, so resident memory is the allocator's. The threads wait on a
-//! condition variable; the main thread sleeps and reads.
+//! before resident memory is first read, so only the allocator's memory counts. The threads wait on
+//! a condition variable; the main thread sleeps and reads.
 
 use std::sync::{Barrier, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -69,7 +69,7 @@ pub(super) fn run(options: &IdleOptions) -> Result<Outcome> {
             let (step, gate) = (&step, &gate);
             scope.spawn(move || burst(table, options, step, gate));
         }
-        // All threads wait for this one, so none runs before the meter does.
+        // All threads wait for this one at the barrier, so the meter starts before they run.
         step.wait();
         let meter = Meter::start();
         step.wait();
@@ -87,7 +87,8 @@ pub(super) fn run(options: &IdleOptions) -> Result<Outcome> {
     })
 }
 
-/// One thread: rounds of allocating everything and freeing everything, then waiting for the gate.
+/// Body of a thread: in each round allocates all blocks, then frees them. Afterwards waits for the
+/// gate.
 fn burst(mut table: BlockTable, options: &IdleOptions, step: &Barrier, gate: &Gate) {
     step.wait();
     step.wait();
@@ -97,7 +98,7 @@ fn burst(mut table: BlockTable, options: &IdleOptions, step: &Barrier, gate: &Ga
         }
         step.wait();
         for &entry in table.iter() {
-            // SAFETY: each entry was allocated above, and is freed once.
+            // SAFETY: each entry came from `take` above, is freed once, and is not used again.
             unsafe { give(entry) };
         }
         step.wait();

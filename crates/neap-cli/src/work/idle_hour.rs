@@ -1,4 +1,4 @@
-//! A server that is loaded for a while, and idle from then on.
+//! A server that has load for a while, and is idle afterwards.
 //!
 //! # Design
 //!
@@ -12,8 +12,8 @@
 //!    time from outside.
 //! 3. The run ends when standard input is closed.
 //!
-//! The table of a burst is unmapped when the load ends. Those of the live set stay, and count as
-//! live.
+//! The table of a burst is unmapped when the load ends. The tables of the live set stay, and count
+//! as live bytes.
 
 use std::io::Read;
 use std::sync::Barrier;
@@ -69,7 +69,7 @@ impl Burst {
             (count, bytes) = (count + 1, bytes + size);
         }
         for &entry in self.blocks.iter().take(count) {
-            // SAFETY: allocated above, and freed once.
+            // SAFETY: the block came from `take`, is freed once, and is not used again.
             unsafe { give(entry) };
         }
         count as u64

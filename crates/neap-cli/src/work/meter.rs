@@ -186,7 +186,7 @@ pub(super) struct BlockTable {
     length: usize,
 }
 
-// SAFETY: the table owns its mapping, and its addresses are plain numbers to it.
+// SAFETY: the table owns its mapping, and never dereferences the addresses in it.
 unsafe impl Send for BlockTable {}
 
 impl BlockTable {
@@ -194,7 +194,8 @@ impl BlockTable {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let bytes = length.max(1) * size_of::<*mut u8>();
-        // SAFETY: a new mapping wherever the kernel likes.
+        // SAFETY: the call creates a new mapping at an address that the kernel chooses, so it
+        // replaces none.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error()).with_context(|| format!("cannot map a table of {bytes} bytes"));
@@ -223,7 +224,7 @@ impl DerefMut for BlockTable {
 
 impl Drop for BlockTable {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by new with this length and nothing refers to it any more.
+        // SAFETY: `new` made the mapping with this length, and nothing refers to it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length.max(1) * size_of::<*mut u8>()) };
     }
 }
@@ -256,8 +257,8 @@ pub(super) unsafe fn give(block: *mut u8) {
 pub(super) fn pages_of(most: usize, blocks: impl Iterator<Item = (*mut u8, usize)>) -> Result<usize> {
     // SAFETY: sysconf takes a number.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    // `touched` has the first and last page of each block, `between` counts all others. No block
-    // has page 0.
+    // `touched` has the first and the last page of each block. `between` counts the pages between
+    // them. No block has page 0.
     let mut touched = BlockTable::new(2 * most)?;
     let mut between = 0;
     for (ends, (block, size)) in touched.chunks_exact_mut(2).zip(blocks) {
@@ -271,7 +272,7 @@ pub(super) fn pages_of(most: usize, blocks: impl Iterator<Item = (*mut u8, usize
     Ok(ends + between)
 }
 
-/// A xorshift generator: the same sequence of sizes and places for every allocator.
+/// A xorshift generator. A seed gives every allocator the same sequence of sizes and places.
 pub(crate) struct Random(u64);
 
 impl Random {

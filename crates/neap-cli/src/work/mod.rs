@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 use crate::process;
 use crate::variant::Variant;
 
-/// Longest time of any workload: many times that of the slowest allocator.
+/// Longest time of any workload. It is many times the time of the slowest allocator.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Run one workload on the malloc of this process.
@@ -95,7 +95,7 @@ pub(crate) struct Outcome {
     /// File whose `malloc` answered.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) malloc_from: String,
-    /// Number of operations: the workload defines what counts as one.
+    /// Number of operations. Each workload defines its operation.
     pub(crate) operations: u64,
     pub(crate) wall_ns: u64,
     /// Processor time of all threads, user and system.
@@ -183,8 +183,8 @@ pub(crate) fn command(executable: &Path, variant: &Variant, arguments: &[&str]) 
     command
 }
 
-/// Runs `neap work ARGUMENTS` on a variant and parses its result. Its standard error is the
-/// caller's.
+/// Runs `neap work ARGUMENTS` under a variant and parses its result. The process inherits the
+/// caller's standard error.
 pub(crate) fn measure(executable: &Path, variant: &Variant, arguments: &[&str]) -> Result<Outcome> {
     let command = command(executable, variant, arguments);
     let mut output = Vec::new();
@@ -202,20 +202,21 @@ pub(crate) fn measure(executable: &Path, variant: &Variant, arguments: &[&str]) 
 fn malloc_origin() -> String {
     // SAFETY: all-zero bytes are a valid Dl_info.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: any address may be asked for, and the answer goes to a live local.
+    // SAFETY: dladdr accepts any address, and writes its answer to a live local.
     let known = unsafe { libc::dladdr(libc::malloc as *const libc::c_void, &mut found) } != 0;
     if !known || found.dli_fname.is_null() {
         return "unknown".to_string();
     }
-    // SAFETY: dladdr answered, so the name is a string that lives as long as the object is loaded.
+    // SAFETY: dladdr succeeded, so the name is a C string that lives as long as the object is
+    // loaded.
     unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy().into_owned()
 }
 
-/// Starts the release thread of Google's tcmalloc: a program must lend it a thread and set a
-/// release rate, as programs do that want memory returned.
+/// Starts the release thread of Google's tcmalloc. tcmalloc releases memory only if the program
+/// lends it a thread and sets a release rate.
 fn start_release_thread() -> Result<()> {
     let find = |name: &CStr| {
-        // SAFETY: the name is a string; the answer is only tested here.
+        // SAFETY: the name is a C string. The address is only compared with null here.
         let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
         if address.is_null() {
             bail!("this malloc has no {}", name.to_string_lossy())

@@ -1,9 +1,9 @@
-//! Pages from neap's own page lists: up and down as in will-it-scale's page_fault1, and touched
-//! once as in pft.
+//! Pages from neap's own page lists. Threads allocate and free them over and over as in
+//! will-it-scale's page_fault1, or touch each page once as in pft.
 //!
-//! The page layer is used directly: no malloc is measured. Each thread has a table of its own, and
-//! waits at a barrier for the others. Besides time, locks of the zone are counted, and blocks that
-//! bypassed a list because another thread held it.
+//! The workload calls the page layer directly, so it measures no malloc. Each thread has a table of
+//! its own, and waits at a barrier for the others. Besides time, it counts locks of the zone, and
+//! blocks that bypassed a list because another thread held it.
 
 use std::sync::Barrier;
 use std::thread;
@@ -62,7 +62,8 @@ fn shape(faults: Faults, list_high: Option<u32>) -> Shape {
 
 /// Writes to a page.
 fn touch(address: usize) {
-    // SAFETY: every address here is of a page that was just handed out to this thread.
+    // SAFETY: every address here is that of a page that this thread has just allocated, so the byte
+    // is writable and no other thread uses it.
     unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address).write_volatile(1) };
 }
 
@@ -126,7 +127,7 @@ pub(super) fn page_fault(options: &FaultOptions) -> Result<Outcome> {
     if options.fixed {
         // The size that a list starts with is the one without tuning.
         let high = pages.statistics().list_high;
-        // SAFETY: no thread has used the pages.
+        // SAFETY: these are the only node's pages. No thread uses them, or memory of them.
         unsafe { pages.close(&platform) };
         pages = Pages::open(&platform, &shape(Faults::AsInLibrary, Some(high))).map_err(refused)?;
     }
@@ -143,7 +144,7 @@ pub(super) fn page_fault(options: &FaultOptions) -> Result<Outcome> {
         Ok(())
     })?;
     let outcome = counted(outcome, &before, &pages.statistics());
-    // SAFETY: the threads have ended.
+    // SAFETY: the threads have ended, and no other code uses the pages or their memory.
     unsafe { pages.close(&platform) };
     Ok(outcome)
 }
@@ -155,7 +156,8 @@ pub(super) fn first_touch(options: &TouchOptions) -> Result<Outcome> {
             options.per_cpu == 1,
             "--unlocked needs --per-cpu 1: without the lock, only one thread of a CPU may use its list"
         );
-        // SAFETY: there is one thread for every CPU, pinned to it, and no thread drains or ticks.
+        // SAFETY: `touch_once` starts one thread for each CPU and pins it there, since `per_cpu` is
+        // 1. No thread drains or ticks.
         let pages = unsafe { Pages::<Linux, Unlocked>::open_unlocked(&platform, &shape(Faults::EachPage, None)) };
         return touch_once(options, &platform, pages.map_err(refused)?);
     }
@@ -177,7 +179,7 @@ fn touch_once<T: Policy + Send + Sync>(
         up(platform, &pages, &mut held, count)
     })?;
     let outcome = counted(outcome, &before, &pages.statistics());
-    // SAFETY: the threads have ended.
+    // SAFETY: the threads have ended, and no other code uses the pages or their memory.
     unsafe { pages.close(platform) };
     Ok(outcome)
 }

@@ -1,8 +1,8 @@
 //! malloc and free in a tight loop: one block at a time, of one size or of mixed sizes, and many at
 //! a time.
 //!
-//! One thread is pinned to a CPU; several are not. The blocks are not written, so only the calls
-//! are measured. It takes no lock.
+//! A single thread is pinned to a CPU; several threads are not. The threads do not write to the
+//! blocks, so only the calls are measured. This module takes no lock.
 
 use std::arch::asm;
 use std::sync::Barrier;
@@ -61,10 +61,10 @@ enum BatchOrder {
 }
 
 /// Keeps a word in a register and hides its origin from the compiler. `std::hint::black_box` would
-/// send it through the stack, which costs as much as a fast allocator.
+/// store it on the stack and load it again, which costs as much as a fast allocator.
 #[inline(always)]
 fn opaque(mut word: usize) -> usize {
-    // SAFETY: the assembly has no instruction.
+    // SAFETY: the assembly contains no instruction, so it changes no register, flag or memory.
     unsafe { asm!("/* {} */", inout(reg) word, options(nostack, preserves_flags)) };
     word
 }
@@ -76,7 +76,7 @@ fn pairs(count: u64, mut size: impl FnMut(u64) -> usize) {
         // SAFETY: malloc may be called with any size.
         let block = unsafe { libc::malloc(opaque(size(index))) };
         let block = std::ptr::with_exposed_provenance_mut(opaque(block.expose_provenance()));
-        // SAFETY: the block came from malloc, is freed once and not used.
+        // SAFETY: the block came from malloc, is freed once, and is not used afterwards.
         unsafe { libc::free(block) };
     }
 }
@@ -112,7 +112,7 @@ pub(super) fn run(options: &PairOptions) -> Result<Outcome> {
                 }
             });
         }
-        // All threads wait for this one, so none runs before the meter does.
+        // All threads wait for this one at the barrier, so the meter starts before they run.
         step.wait();
         let meter = Meter::start();
         step.wait();

@@ -1,9 +1,9 @@
-//! Phases: one live set after another, each of blocks of another size, all freed before the next
-//! one begins.
+//! Phases: one live set after another. Each has blocks of another size, and is freed before the
+//! next one begins.
 //!
 //! # Design
 //!
-//! Threads are made anew for each phase, and each has its share of the live set. No thread frees a
+//! Each phase starts new threads, and each thread has its share of the live set. No thread frees a
 //! block before all have allocated theirs, so the whole live set exists at once. The tables of
 //! addresses are mapped and filled before the first phase, and the peak is counted from there: it
 //! holds the allocator's memory and little else.
@@ -81,8 +81,8 @@ pub(super) fn run(options: &PhasesOptions) -> Result<Outcome> {
                     let blocks = &mut table[..count(size)];
                     blocks.fill_with(|| take(size));
                     allocated.wait();
-                    // SAFETY: every entry was filled above, and the next phase fills the table
-                    // anew.
+                    // SAFETY: `take` filled every entry above. No entry was freed or is used again,
+                    // since the next phase fills the table again.
                     unsafe { free(blocks, order, number as u64) };
                 });
             }
@@ -127,10 +127,11 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
     }
 }
 
-/// Every index below `count` once, each [`STRIDE`] after the one before, wrapping round.
+/// Returns every index below `count` once. Each follows the previous one by [`STRIDE`], modulo
+/// `count`.
 ///
-/// Where the stride divides `count`, a lap ends at its first index. The next lap begins one further
-/// on.
+/// If the stride divides `count`, a round through the indices ends at its first index. The next
+/// round then begins one index later.
 fn by_stride(count: usize) -> impl Iterator<Item = usize> {
     let step = STRIDE % count.max(1);
     let lap = if count.is_multiple_of(STRIDE) { count / STRIDE } else { count };

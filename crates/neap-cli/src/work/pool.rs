@@ -1,7 +1,7 @@
 //! librseq's memory pool: the time of an allocation and its free, and the memory returned when ten
-//! of eleven owners go.
+//! of eleven owners are deleted.
 //!
-//! The library is preloaded, because it needs static thread-local storage, which is assigned when a
+//! The library must be preloaded: it needs static thread-local storage, which is assigned when a
 //! process starts. A pool has items of one size, a power of two, so a set of pools serves several
 //! sizes.
 
@@ -20,7 +20,7 @@ use crate::process::rss_kib;
 const STRIDE: usize = 1 << 16;
 /// Items from 8 bytes to 32 KiB.
 const SHIFTS: core::ops::RangeInclusive<u32> = 3..=15;
-/// Pairs that a time is reported for, so that no fraction of a nanosecond is lost.
+/// Number of pairs in each reported time, so that no fraction of a nanosecond is lost.
 const PAIRS: u64 = 1000;
 
 #[derive(Args)]
@@ -62,8 +62,8 @@ fn script(library: &Library, options: &PoolOptions) -> Result<Vec<u64>> {
         for (item, &size) in items.iter_mut().zip(&options.sizes) {
             *item = pools.allocate(size)?;
             for cpu in 0..options.cpus {
-                // SAFETY: each CPU's copy has `size` bytes. It is written, as neap's is: pages that
-                // were only read have no memory.
+                // SAFETY: each CPU's copy has `size` bytes. The copies are written, as neap's are,
+                // since a page that was only read has no memory.
                 unsafe { item.add(cpu * STRIDE).write_bytes(1, size) };
             }
         }
@@ -94,19 +94,20 @@ struct Library {
 
 impl Library {
     fn of_process() -> Result<Library> {
-        /// Returns the function of a name.
+        /// Returns the function with the name `name`.
         ///
         /// # Safety
         /// The symbol, if it exists, is a function of type `T`.
         unsafe fn symbol<T: Copy>(name: &CStr) -> Result<T> {
-            // SAFETY: the name is a string.
+            // SAFETY: the name is a C string that lives during the call.
             let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
             ensure!(!address.is_null(), "nothing in this process is called {}", name.to_string_lossy());
-            // SAFETY: the symbol is a function of type `T` (the caller's promise), and a function
+            // SAFETY: the symbol is a function of type `T` (the caller's promise). A function
             // pointer has the size of the address.
             Ok(unsafe { core::mem::transmute_copy(&address) })
         }
-        // SAFETY: the types are those of the library's header, rseq/mempool.h.
+        // SAFETY: each field's type is that of the function in the library's header,
+        // rseq/mempool.h.
         unsafe {
             Ok(Library {
                 attr_create: symbol(c"rseq_mempool_attr_create")?,
@@ -131,8 +132,8 @@ struct Pools<'a> {
 
 impl Pools<'_> {
     fn new(library: &Library, cpus: usize) -> Result<Pools<'_>> {
-        // SAFETY: the calls follow the library's header; attributes may be destroyed once the pools
-        // exist.
+        // SAFETY: the arguments are those that the library's header requires. Attributes may be
+        // destroyed once the pools exist.
         unsafe {
             let attributes = (library.attr_create)();
             ensure!(!attributes.is_null(), "no attributes");
@@ -151,7 +152,7 @@ impl Pools<'_> {
 
     /// Allocates zeroes for each CPU.
     fn allocate(&self, size: usize) -> Result<*mut u8> {
-        // SAFETY: the set exists as long as this value.
+        // SAFETY: the set exists as long as this value does.
         let item = unsafe { (self.library.allocate)(self.set, size) };
         if item.is_null() {
             bail!("librseq's pool has no {size} bytes for each CPU");
@@ -160,7 +161,8 @@ impl Pools<'_> {
     }
 
     fn free(&self, item: *mut u8) {
-        // SAFETY: allocated from this set, whose pools have this stride, and not used any more.
+        // SAFETY: the item came from this set, whose pools have this stride, and is not used any
+        // more.
         unsafe { (self.library.free)(item, STRIDE) };
     }
 }

@@ -1,7 +1,7 @@
 //! Allocates memory in 50 functions, to which a profile must attribute it.
 //!
-//! The functions differ in code, so that the compiler keeps each. Every other one is called in a
-//! thread of its own. The blocks are of five sizes, and stay allocated up to the end.
+//! The functions differ in code, so that the compiler keeps each. Every second function is called
+//! in a thread of its own. The blocks have five sizes, and stay allocated until the end.
 
 use anyhow::{Context, Result};
 use clap::Args;

@@ -11,8 +11,8 @@
 //! # Concurrency
 //!
 //! A block that another thread is to free goes through the exchange, an array of addresses that all
-//! threads share. The thread swaps the block with the address in a random place, and frees that
-//! block instead.
+//! threads share. The freeing thread swaps its block with the block in a random place, and frees
+//! that block instead.
 
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -35,8 +35,8 @@ const DRIFTS: u64 = 4;
 pub(super) const PLACES: usize = 32 << 10;
 /// Places of the exchange.
 const EXCHANGE: usize = 512;
-/// Of this many frees, `EXCHANGED` go through the exchange. With eight threads seven in eight of
-/// these free a block of another thread: a tenth of all.
+/// Of this many frees, `EXCHANGED` go through the exchange. With eight threads, seven in eight of
+/// these free a block of another thread. They are a tenth of all frees.
 const FREES: usize = 35;
 const EXCHANGED: usize = 4;
 
@@ -65,8 +65,8 @@ pub(super) struct Live {
     random: Random,
 }
 
-/// The exchange of blocks between threads. A place is null or has the address of a block that no
-/// table has.
+/// The exchange of blocks between threads. Each place is null or holds the address of a block that
+/// is in no table.
 pub(super) struct Exchange {
     places: [AtomicPtr<u8>; EXCHANGE],
     /// Number of frees that went through here.
@@ -152,8 +152,8 @@ impl Live {
         } else {
             block
         };
-        // SAFETY: the block came from `take`. The swap or the replacement above took it out of the
-        // one place that had it.
+        // SAFETY: the block came from `take`, or is null. The swap or the replacement above removed
+        // it from the only place that had it, so it is freed once.
         unsafe { give(freed) };
     }
 }
@@ -167,32 +167,33 @@ impl Exchange {
     fn swap(&self, block: *mut u8, place: usize) -> *mut u8 {
         // Relaxed: a statistic, read after the threads were joined.
         self.frees.fetch_add(1, Ordering::Relaxed);
-        // AcqRel: partner is the other threads' swap here. It publishes the writes to the block
-        // before its free.
+        // AcqRel: the partner is this swap in other threads. It publishes the writes to the block
+        // before another thread frees it.
         self.places[place].swap(block, Ordering::AcqRel)
     }
 
     /// Frees all blocks that are here.
     pub(super) fn empty(&self) {
         for place in &self.places {
-            // Acquire: partner is the threads' swap in `swap`, which publishes the writes to the
-            // block.
+            // Acquire: the partner is the threads' swap in `swap`, which publishes the writes to
+            // the block.
             let block = place.swap(null_mut(), Ordering::Acquire);
-            // SAFETY: the block came from `take`. The swap took it out of its only place.
+            // SAFETY: the block came from `take`, or is null. The swap removed it from its only
+            // place, so it is freed once.
             unsafe { give(block) };
         }
     }
 }
 
-/// The lowest size of the window at one point of a run, in hundredths of an octave above the
-/// smallest.
+/// Returns the lowest size of the window at step `number` of `count`, in hundredths of an octave
+/// above the smallest size.
 pub(super) fn window(number: u64, count: u64) -> usize {
     let top = ((OCTAVES - WINDOW) * 100) as u64;
     let moved = number * 2 * top * DRIFTS / count.max(1) % (2 * top);
     moved.min(2 * top - moved) as usize
 }
 
-/// A size: from anywhere in the range or from the window, with even chances.
+/// Draws a size, with equal probability from the whole range or from the window.
 pub(super) fn draw(random: &mut Random, window: usize) -> usize {
     let (from, width) = if random.below(2) == 0 { (0, OCTAVES) } else { (window, WINDOW) };
     let octaves = (from + random.below(width * 100 + 1)) as f64 / 100.0;

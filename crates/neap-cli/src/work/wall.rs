@@ -40,7 +40,7 @@ const THREADS: u64 = 2;
 const TICK: Duration = Duration::from_millis(100);
 /// The poller evicts above this part of the limit, in hundredths.
 const NEAR: u64 = 95;
-/// The poller evicts one in so many values.
+/// The poller evicts one value in this many.
 const PART: u64 = 20;
 
 /// Ways to shrink the cache.
@@ -89,7 +89,7 @@ struct Server {
     /// Values of the cache at its full size.
     most: u64,
     keys: usize,
-    /// A [`Phase`]; it publishes no other data.
+    /// A [`Phase`] as a number. It publishes no other data.
     phase: AtomicU8,
 }
 
@@ -111,7 +111,7 @@ impl Server {
 
     /// Serves a request. Returns whether all its allocations succeeded.
     fn serve(&self, random: &mut Random) -> bool {
-        // The smaller of two: low keys are looked up more often.
+        // The smaller of two random keys, so that low keys are looked up more often.
         let key = random.below(self.keys).min(random.below(self.keys));
         let mut complete = true;
         if self.cache.look_up(key).is_none() {
@@ -169,7 +169,8 @@ fn is_near(usage: u64, limit: u64) -> bool {
     usage > limit / 100 * NEAR
 }
 
-/// Returns the value below which the part `part` of `values` lies; 0 without values.
+/// Returns the value below which the part `part` of `values` lies. Returns 0 if there are no
+/// values.
 fn quantile(values: &mut [u64], part: f64) -> u64 {
     values.sort_unstable();
     let at = (values.len() as f64 * part) as usize;

@@ -87,7 +87,7 @@ macro_rules! free {
             "sub {place}, {value}, {place}",
             "cmp {place}, {t}",
             "b.hs {unknown}",
-            // A pointer to no grain has a state byte that is always 0.
+            // A pointer that is not a multiple of a grain has a state byte that is always 0.
             "rbit {home}, {value}",
             "clz {home}, {home}",
             "sub {t}, {first}, #{states}",

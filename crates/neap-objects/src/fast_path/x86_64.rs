@@ -56,7 +56,7 @@ macro_rules! free {
             "sub {place}, qword ptr [{table} + {base}]",
             "cmp {place}, qword ptr [{table} + {bytes}]",
             "jae {unknown}",
-            // A pointer to no grain has a state byte that is always 0.
+            // A pointer that is not a multiple of a grain has a state byte that is always 0.
             "tzcnt {home}, {value}",
             "mov {t}, qword ptr [{table} + {home} * 8 + {states}]",
             "shrx {home}, {value}, {t}",

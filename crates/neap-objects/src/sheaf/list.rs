@@ -2,7 +2,8 @@
 //!
 //! # Design
 //!
-//! Sheaves lie in chains by their home, so that the first one usually suits a CPU. A list owns its
+//! A list has several chains. A sheaf lies on the chain of its [home](crate::fast_path::KindEntry)
+//! CPU, so that the first sheaf of a chain usually suits the CPU that takes one. A list owns its
 //! sheaves. It reads their objects only to count them and in [`SheafList::look`].
 //!
 //! # Locking
@@ -20,7 +21,7 @@ const LOOKED_AT: usize = 8;
 /// chains, the first sheaf of a chain has the right home.
 const CHAINS: usize = 4;
 
-/// Numbers of sheaves.
+/// Number of sheaves, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SheafCounts {
     /// Plain ones.
@@ -87,7 +88,7 @@ impl SheafList {
         self.pop_from(self.length as usize % CHAINS)
     }
 
-    /// Takes a sheaf with cells, if one is the first of a chain.
+    /// Takes a plain sheaf if the first sheaf of a chain is plain; `None` otherwise.
     pub fn pop_plain(&mut self) -> Option<Sheaf> {
         // SAFETY: a chain is null or points to a sheaf of the list, which owns it.
         let capacity = |chain: &*mut Head| unsafe { chain.as_ref() }.map_or(0, |head| head.capacity);
@@ -118,10 +119,10 @@ impl SheafList {
         sheaf
     }
 
-    /// Shows the next objects of one sheaf to `see`, at most `most`. If `starts` is true, begins
-    /// with the list's first sheaf. Returns whether there may be more objects. The list may change
-    /// between calls: a sheaf that was taken is not seen, and a new one may be missed. A list keeps
-    /// one position only.
+    /// Shows at most `most` objects of one sheaf to `see`, the ones that follow those of the last
+    /// call. If `starts` is true, begins with the list's first sheaf. Returns whether there may be
+    /// more objects. The list may change between calls: the look skips a sheaf that was taken, and
+    /// may miss a new one. A list keeps one position only.
     pub(crate) fn look(&mut self, starts: bool, most: usize, see: &mut dyn FnMut(*mut u8)) -> bool {
         if starts {
             self.looked = Look { chain: 0, at: self.chains[0], seen: 0 };

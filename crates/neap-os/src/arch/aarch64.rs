@@ -12,21 +12,21 @@ mod sequences;
 pub(crate) mod stacks;
 pub(crate) mod words;
 
-/// Bits of an address that loads and stores ignore: the top byte, which Linux leaves to programs.
+/// Bits of an address that loads and stores ignore. Linux leaves this top byte to programs.
 pub(crate) const TAG: usize = 0xff << 56;
 
-/// Signature in front of abort exits; a `brk` that no debugger uses.
+/// Word in front of each abort exit, which the kernel checks. It is a `brk` that no debugger uses.
 pub(crate) const SIGNATURE: usize = 0xd428_bc00;
 
-/// Name of the vDSO's function for the time.
+/// Name of the vDSO's function that reads a clock.
 pub(crate) const CLOCK: &CStr = c"__kernel_clock_gettime";
 
 /// Reads a variable of another library through the GOT, with the type `u8`, `u32` or `usize`, as a
-/// `usize`. With `address` as the type, returns the address of a variable or function. 0 if no
-/// loaded library has the name.
+/// `usize`. With `address` as the type, returns the address of a variable or function. Returns 0 if
+/// no loaded library has the name.
 ///
-/// The symbol is weak, so neap's library loads without it, too. Each use declares the symbol weak,
-/// since each object file that uses a weak symbol must do so.
+/// The symbol is weak, so neap's library also loads where no library defines it. Each use declares
+/// the symbol weak, since every object file that uses it must do so.
 #[macro_export]
 macro_rules! weak_variable {
     ($name:literal, u8) => { $crate::weak_variable!(@ $name, "ldrb {0:w}, [{0}]") };
@@ -92,11 +92,12 @@ fn area(offset: isize) -> usize {
     thread_pointer().wrapping_add_signed(offset)
 }
 
-/// Address of the thread-local words.
+/// Address of this thread's words of [`thread_state`](crate::thread_state).
 #[inline(always)]
 fn words_of_thread() -> usize {
     let address: usize;
-    // SAFETY: loads the distance between the words and the thread pointer, a relocation.
+    // SAFETY: loads the distance of the words from the thread pointer, which a relocation provides,
+    // and adds the thread pointer.
     unsafe {
         asm!(
             "mrs {1}, tpidr_el0",
@@ -109,7 +110,7 @@ fn words_of_thread() -> usize {
     address
 }
 
-/// Distance of the thread-local words from the thread pointer.
+/// Distance of the words of [`thread_state`](crate::thread_state) from the thread pointer.
 pub(crate) fn words_offset() -> isize {
     words_of_thread().wrapping_sub(thread_pointer()).cast_signed()
 }
@@ -144,7 +145,7 @@ pub(crate) fn count_down<const AT: usize>(bytes: usize) -> bool {
     true
 }
 
-/// Calls a function with the stack pointer at `top`, and restores the caller's.
+/// Calls a function with the stack pointer at `top`, then restores the stack pointer.
 ///
 /// # Safety
 /// `top` is a multiple of 16. Below it lies as much memory as the function needs. The function
@@ -224,7 +225,7 @@ pub(crate) unsafe fn copy(from: usize, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Every arm64 has the instructions of the sequences.
+/// Returns `true`: every arm64 processor has the instructions of the sequences.
 pub(crate) fn has_instructions() -> bool {
     true
 }
@@ -245,13 +246,13 @@ pub(crate) unsafe fn cpu_id(offset: isize) -> u32 {
     cpu
 }
 
-/// Returns 0: a signal handler returns to the vDSO.
+/// Returns 0, since the kernel makes a signal handler return to the vDSO.
 pub(crate) fn signal_restorer() -> usize {
     0
 }
 
-/// Returns registers of the context that a signal has interrupted. The kind of a memory access
-/// there is not known.
+/// Returns registers of the context that a signal has interrupted. They do not tell whether a
+/// memory access was a write.
 ///
 /// # Safety
 /// The context is the third argument of a signal handler.
@@ -261,7 +262,8 @@ pub(crate) unsafe fn interrupted(context: *const core::ffi::c_void) -> Interrupt
     const LINK: usize = 30;
     const STACK: usize = 31;
     const INSTRUCTION: usize = 32;
-    // SAFETY: the kernel's context has these registers.
+    // SAFETY: the caller promises the context of a signal handler, in which the kernel stores these
+    // registers.
     let register = |number: usize| unsafe { context.byte_add(REGISTERS).cast::<usize>().add(number).read() };
     Interrupted {
         instruction: register(INSTRUCTION),

@@ -12,21 +12,21 @@ mod sequences;
 pub(crate) mod stacks;
 pub(crate) mod words;
 
-/// Bits of an address that loads and stores ignore: none.
+/// Bits of an address that loads and stores ignore. x86-64 ignores none.
 pub(crate) const TAG: usize = 0;
 
-/// Signature in front of abort exits.
+/// Word in front of each abort exit, which the kernel checks.
 pub(crate) const SIGNATURE: usize = 0x5305_3053;
 
-/// Name of the vDSO's function for the time.
+/// Name of the vDSO's function that reads a clock.
 pub(crate) const CLOCK: &CStr = c"__vdso_clock_gettime";
 
 /// Reads a variable of another library through the GOT, with the type `u8`, `u32` or `usize`, as a
-/// `usize`. With `address` as the type, returns the address of a variable or function. 0 if no
-/// loaded library has the name.
+/// `usize`. With `address` as the type, returns the address of a variable or function. Returns 0 if
+/// no loaded library has the name.
 ///
-/// The symbol is weak, so neap's library loads without it, too. Each use declares the symbol weak,
-/// since each object file that uses a weak symbol must do so.
+/// The symbol is weak, so neap's library also loads where no library defines it. Each use declares
+/// the symbol weak, since every object file that uses it must do so.
 #[macro_export]
 macro_rules! weak_variable {
     ($name:literal, u8) => { $crate::weak_variable!(@ $name, "movzx {0:e}, byte ptr [{0}]") };
@@ -84,10 +84,10 @@ pub(crate) fn thread_pointer() -> usize {
     pointer
 }
 
-/// Distance of the thread-local words from the thread pointer.
+/// Distance of the words of [`thread_state`](crate::thread_state) from the thread pointer.
 pub(crate) fn words_offset() -> isize {
     let offset: isize;
-    // SAFETY: loads a word that the dynamic linker has relocated.
+    // SAFETY: loads the distance, which a relocation provides, and accesses no other memory.
     unsafe {
         asm!("mov {}, qword ptr [rip + __entered_of_neap@GOTTPOFF]", out(reg) offset,
             options(nostack, readonly, preserves_flags));
@@ -98,7 +98,8 @@ pub(crate) fn words_offset() -> isize {
 #[inline(always)]
 pub(crate) fn word<const AT: usize>() -> usize {
     let word: usize;
-    // SAFETY: reads a word of this thread. Its offset is the relocation of the first instruction.
+    // SAFETY: reads a word of this thread. The first instruction loads its offset, which a
+    // relocation provides.
     unsafe {
         asm!(
             "mov {0}, qword ptr [rip + __entered_of_neap@GOTTPOFF]",
@@ -140,7 +141,7 @@ pub(crate) fn count_down<const AT: usize>(bytes: usize) -> bool {
     true
 }
 
-/// Calls a function with the stack pointer at `top`, and restores the caller's.
+/// Calls a function with the stack pointer at `top`, then restores the stack pointer.
 ///
 /// # Safety
 /// `top` is a multiple of 16. Below it lies as much memory as the function needs. The function
@@ -237,7 +238,7 @@ pub(crate) fn signal_restorer() -> usize {
 }
 
 /// Ends a signal handler. Unwinders know the two instructions by their bytes, so the function has
-/// no unwind information. By the name of the section, `cargo xtask symbols` knows that too.
+/// no unwind information. `cargo xtask symbols` recognises the function by the name of its section.
 #[unsafe(naked)]
 #[unsafe(link_section = "__signal_return")]
 extern "C" fn restore_from_signal() {
@@ -257,7 +258,8 @@ pub(crate) unsafe fn interrupted(context: *const core::ffi::c_void) -> Interrupt
     const ERROR: usize = 19;
     /// Bit of the error of a page fault.
     const WRITE: usize = 2;
-    // SAFETY: the kernel's context has these registers.
+    // SAFETY: the caller promises the context of a signal handler, in which the kernel stores these
+    // registers.
     let register = |number: usize| unsafe { context.byte_add(REGISTERS).cast::<usize>().add(number).read() };
     Interrupted {
         instruction: register(INSTRUCTION),
@@ -276,8 +278,8 @@ pub(crate) fn ends_in_call(code: [u8; 8]) -> bool {
     code[3] == 0xe8 || by_operand
 }
 
-/// Length of an instruction: one byte, then the byte `operand` (ModRM), and what that byte
-/// requires.
+/// Length of an instruction of one byte and the ModRM byte `operand`, with the further bytes that
+/// ModRM requires. `scale` is the byte after `operand`.
 fn operand_length(operand: u8, scale: Option<&u8>) -> usize {
     let (mode, register) = (operand >> 6, operand & 7);
     let is_scaled = mode < 3 && register == 4;

@@ -1,4 +1,4 @@
-//! Unregisters a thread from rseq for a while, for a child that shares its thread area.
+//! Unregisters a thread from rseq while a child of `vfork` shares its thread area.
 //!
 //! A child of `vfork` runs with its parent's thread area, which holds the parent's CPU id. The
 //! kernel does not update it for the child. Without a registration the area has no CPU id, and
@@ -16,7 +16,7 @@ use core::ffi::c_ulong;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Left {
-    /// Address; 0: the thread was not registered, or could not be unregistered.
+    /// Address; 0 if the thread was not registered, or the kernel refused to unregister it.
     pub area: usize,
     /// Length in bytes, as registered. If `area` is 0: [`MAY_ASK`], or 0.
     pub length: usize,
@@ -33,7 +33,7 @@ fn call(area: usize, length: usize, flag: usize) -> bool {
     unsafe { syscall5(number, area, length, flag, SIGNATURE, 0) }.is_ok()
 }
 
-/// Length with which glibc from 2.40 on registers: the kernel's length, rounded up.
+/// Length with which glibc from 2.40 on registers an area: the kernel's length, rounded up.
 fn offered_length() -> usize {
     const AT_RSEQ_FEATURE_SIZE: c_ulong = 27;
     const AT_RSEQ_ALIGN: c_ulong = 28;

@@ -28,7 +28,7 @@ use crate::thread_state::{has_asked, own_area, set_asked};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, without_provenance};
 
-/// Length of an area: that of the first kernels.
+/// Length of an area in bytes, as in the first kernels with rseq.
 pub(super) const LENGTH: usize = 32;
 
 /// Flag of the system call that unregisters.
@@ -38,12 +38,12 @@ type MakeKey = unsafe extern "C" fn(*mut u32, extern "C" fn(*mut c_void)) -> c_i
 type SetValue = unsafe extern "C" fn(u32, *const c_void) -> c_int;
 type SetCancel = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 
-/// How threads without an area of the C library get one.
+/// Registers threads for which the C library has no area.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnAreas {
     offset: isize,
-    /// Unregisters areas at the end of threads; `None` if the C library frees the memory after
-    /// that.
+    /// Unregisters a thread's area at its end. `None` if the C library frees a thread's memory only
+    /// after the kernel has ended the thread.
     end: Option<ThreadEnd>,
 }
 
@@ -57,8 +57,8 @@ struct ThreadEnd {
 
 impl OwnAreas {
     /// Registers the calling thread. Returns a value by which other threads register. `None` if the
-    /// C library has its own areas, whether it uses them or not, or if the kernel or another
-    /// library does not allow it.
+    /// C library has its own areas, even if it does not use them. `None` also if the kernel
+    /// refuses, or another library has registered the thread.
     #[inline(never)]
     pub fn open() -> Option<OwnAreas> {
         if crate::weak_variable!("__rseq_offset", address) != 0 || registered_offset().is_some() {
@@ -75,7 +75,7 @@ impl OwnAreas {
         self.offset
     }
 
-    /// Registers the calling thread, and returns its CPU, if it has one then.
+    /// Registers the calling thread. Returns its CPU; `None` if it is not registered.
     #[cold]
     pub fn register_for_cpu(&self) -> Option<usize> {
         self.register();
@@ -106,12 +106,13 @@ impl ThreadEnd {
         (answer == 0).then_some(ThreadEnd { key, set_value, set_cancel })
     }
 
-    /// Whether the calling thread may be ending: its cancellation is disabled.
+    /// Whether the calling thread may be ending, which is so if its cancellation is disabled.
     fn has_begun(&self) -> bool {
         const ENABLED: c_int = 0;
         const DISABLED: c_int = 1;
         let mut before = DISABLED;
-        // SAFETY: sets the thread's own state, and restores it at once.
+        // SAFETY: musl's function changes only the state of the calling thread, which the second
+        // call restores. `before` is writable, and musl accepts a null pointer.
         unsafe {
             (self.set_cancel)(DISABLED, &raw mut before);
             (self.set_cancel)(before, null_mut());
@@ -120,6 +121,7 @@ impl ThreadEnd {
     }
 
     /// Sets a value of the key, so that musl calls the destructor at the end of this thread.
+    /// Returns `false` if musl refuses.
     fn notice(&self) -> bool {
         // SAFETY: the key exists. Its value is not null, and nothing reads it.
         unsafe { (self.set_value)(self.key, without_provenance(1)) == 0 }
@@ -139,7 +141,8 @@ extern "C" fn ended(_: *mut c_void) {
 fn call(offset: isize, flag: usize) {
     let area = crate::thread::pointer().wrapping_add_signed(offset);
     let number = linux_raw_sys::general::__NR_rseq as usize;
-    // SAFETY: the area is the thread's own, and lives until `ended`, or for longer than the thread.
+    // SAFETY: the kernel writes to the area, which belongs to this thread. With musl it lives until
+    // the thread has called `ended`, otherwise for longer than the thread.
     let _ = unsafe { syscall5(number, area, LENGTH, flag, SIGNATURE, 0) };
 }
 
@@ -148,8 +151,8 @@ fn is_musl() -> bool {
     cfg!(target_env = "musl") || crate::weak_variable!("gnu_get_libc_version", address) == 0
 }
 
-/// musl's functions. Here they are named, since a static program contains only functions that it
-/// names.
+/// musl's functions. This variant refers to them by name, since a static program contains only
+/// functions that it refers to.
 #[cfg(all(target_env = "musl", target_feature = "crt-static"))]
 fn functions() -> Option<(MakeKey, SetValue, SetCancel)> {
     unsafe extern "C" {

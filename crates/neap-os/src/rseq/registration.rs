@@ -12,9 +12,9 @@ pub fn is_registered() -> bool {
 }
 
 /// Offset of a thread's rseq area from the thread pointer, if the C library [registers
-/// threads](is_registered). The area lies behind the thread pointer, in the thread's control block.
-/// From glibc 2.41 on it lies in front of the thread pointer, with thread-local variables. The
-/// offset is never 0.
+/// threads](is_registered). Before glibc 2.41, the area lies behind the thread pointer, in the
+/// thread's control block. From 2.41 on it lies in front of the thread pointer, with thread-local
+/// variables. The offset is never 0.
 pub fn registered_offset() -> Option<isize> {
     let offset = crate::weak_variable!("__rseq_offset", usize);
     (is_registered() && offset != 0).then_some(offset.cast_signed())
@@ -23,8 +23,7 @@ pub fn registered_offset() -> Option<isize> {
 /// Whether the kernel has the call that registers a thread, and a sandbox allows it.
 pub fn may_register() -> bool {
     let number = linux_raw_sys::general::__NR_rseq as usize;
-    // SAFETY: nothing is registered at address 0 with length 0; the kernel checks the arguments and
-    // refuses.
+    // SAFETY: the kernel checks the arguments, and refuses to register address 0 with length 0.
     let answer = unsafe { crate::syscall::syscall5(number, 0, 0, 0, 0, 0) };
     matches!(answer, Err(crate::Errno::INVAL | crate::Errno::BUSY | crate::Errno::FAULT))
 }
@@ -40,11 +39,12 @@ pub fn current_cpu() -> Option<usize> {
     registered_offset().and_then(cpu_at)
 }
 
-/// The CPU that this thread is on, with the [`registered_offset`] given; `None` if the thread is
-/// not registered.
+/// The CPU that this thread is on; `None` if the thread is not registered. `offset` must be
+/// [`registered_offset`], or that of [`OwnAreas`](super::OwnAreas).
 #[inline]
 pub fn cpu_at(offset: isize) -> Option<usize> {
-    // SAFETY: the caller passes the registered offset.
+    // SAFETY: the caller passes `registered_offset` or the offset of `OwnAreas`, as this function
+    // demands.
     let cpu = unsafe { arch::cpu_id(offset) };
     (cpu < u32::MAX - 15).then_some(cpu as usize)
 }

@@ -6,12 +6,13 @@
 use super::{SequenceResult, SequenceTable};
 use crate::arch::stacks;
 
-/// Pops the topmost pointer of this CPU's stack at `place` (bytes from the start of a region). Null
-/// if the pop was refused or aborted.
+/// Pops the topmost pointer of this CPU's stack at `place` (bytes from the start of a region).
+/// Returns null if the stack is empty or the sequence was aborted.
 ///
 /// # Safety
-/// * The table holds [`registered_offset`](super::registered_offset), and a region for each entry,
-///   as [`SequenceTable`] describes.
+/// * The table holds [`registered_offset`](super::registered_offset), or the offset of
+///   [`OwnAreas`](super::OwnAreas). It holds a region for each entry, as [`SequenceTable`]
+///   describes.
 /// * The regions have stacks at `place`, and stay mapped.
 #[inline(always)]
 pub unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
@@ -20,10 +21,10 @@ pub unsafe fn pop(table: &SequenceTable, place: usize) -> *mut u8 {
 }
 
 /// Pushes `value` (not null) on this CPU's stack at `place` if the low 16 bits of the CPU's id are
-/// `home`; otherwise on the next stack behind it.
+/// `home`. Otherwise pushes it on the next stack behind that one.
 ///
 /// # Safety
-/// As for [`pop`], with a second stack behind the one at `place`.
+/// As for [`pop`]. A second stack lies behind the one at `place`, and `value` is not null.
 #[inline(always)]
 pub unsafe fn push(table: &SequenceTable, place: usize, home: u16, value: *mut u8) -> SequenceResult {
     // SAFETY: the caller meets the requirements above, which are also those of `stacks::push`.
@@ -41,21 +42,21 @@ pub unsafe fn pop_many(table: &SequenceTable, place: usize, to: &mut [*mut u8]) 
     unsafe { stacks::pop_many(table, place, to) }
 }
 
-/// Pushes all pointers of `from` on this CPU's stack at `place`, all or none.
+/// Pushes the pointers of `from` on this CPU's stack at `place`, all or none.
 ///
 /// # Safety
-/// As for [`pop`]; no pointer is null.
+/// As for [`pop`]. No pointer is null.
 #[inline]
 pub unsafe fn push_many(table: &SequenceTable, place: usize, from: &[*mut u8]) -> SequenceResult {
     // SAFETY: the caller meets the requirements above, which are also those of `stacks::push_many`.
     unsafe { stacks::push_many(table, place, from) }
 }
 
-/// Pushes `count` pointers on this CPU's stack at `place`, all or none: `value`, and each further
-/// one `step` bytes behind the one before.
+/// Pushes `count` pointers on this CPU's stack at `place`, all or none. The first is `value`. Each
+/// further pointer lies `step` bytes behind the previous one.
 ///
 /// # Safety
-/// As for [`pop`]; there is at least one pointer, and none is null.
+/// As for [`pop`]. `count` is at least 1, and no pointer is null.
 #[inline]
 pub unsafe fn push_progression(
     table: &SequenceTable,
@@ -69,11 +70,11 @@ pub unsafe fn push_progression(
     unsafe { stacks::push_progression(table, place, value, step, count) }
 }
 
-/// Raises the capacity of this CPU's stack at `place` to `capacity` cells, if it is lower. Refused
+/// Raises the capacity of this CPU's stack at `place` to `capacity` cells, if it is lower. Refuses
 /// if the region's first word is 0, which marks the region that must not be written.
 ///
 /// # Safety
-/// As for [`pop`]; the region has that many cells for the stack.
+/// As for [`pop`]. The region has `capacity` cells for the stack.
 #[inline]
 pub unsafe fn widen(table: &SequenceTable, place: usize, capacity: u32) -> SequenceResult {
     // SAFETY: the caller meets the requirements above, which are also those of `stacks::widen`.

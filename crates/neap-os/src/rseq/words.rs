@@ -1,24 +1,25 @@
 //! Restartable sequences on per-CPU words: additions, unconditional or after a check of the word.
 //!
-//! The rules and macros are those of the sequences on stacks. The users are counters, references,
-//! RCU's readers and the stocks of memory groups. The functions take no lock, never retry, and are
-//! signal-safe.
+//! The rules are those of [`rseq`](super). The users are counters, references, RCU's readers and
+//! the stocks of memory groups. The functions take no lock, never retry, and are signal-safe.
 
 use super::SequenceResult;
 use crate::arch::words;
 use core::sync::atomic::AtomicPtr;
 
 /// Adds `value` to this CPU's word of per-CPU data. The load of the table's address is an acquire
-/// load. Returns whether the addition took effect. It did not if the thread was interrupted or has
-/// no CPU id, if the CPU has no word, or if there is no table.
+/// load. Returns whether the addition took effect. It has no effect if the thread was interrupted
+/// or has no CPU id, if the CPU has no word, or if there is no table.
 ///
 /// `offsets` points to the address of a table, or to 0. The table has for each of `cpus` CPUs a
-/// word's offset from `base`; `usize::MAX` means that the CPU has none. The address is read inside
-/// the sequence. After a thread has replaced it by 0 and fenced all CPUs, no word changes any more.
+/// word's offset from `base`; `usize::MAX` means that the CPU has none. The sequence itself reads
+/// the address. After a thread has replaced the address by 0 and fenced all CPUs, no word changes
+/// any more.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`](super::registered_offset); `offsets` is as described. Only
-/// this function changes the words.
+/// `offset` is [`registered_offset`](super::registered_offset), or that of
+/// [`OwnAreas`](super::OwnAreas). `offsets` is as described. Only sequences of this module change
+/// the words.
 #[inline(always)]
 pub unsafe fn add(offset: isize, offsets: *const usize, cpus: usize, base: usize, value: i64) -> bool {
     // SAFETY: the caller meets the requirements above, which are also those of `words::add`.
@@ -36,8 +37,9 @@ pub enum Counted {
     Refused,
 }
 
-/// Adds `value` to this CPU's word, for counters, and checks the new value against `mask`. Unlike
-/// in [`add`], the table lies at `offsets` itself, and has an offset for every CPU.
+/// Adds `value` to this CPU's word, and checks the new value against `mask`. Counters use this
+/// function. Unlike in [`add`], the table lies at `offsets` itself, and has an offset for every
+/// CPU.
 ///
 /// # Safety
 /// As for [`add`].
@@ -53,9 +55,10 @@ pub unsafe fn count(offset: isize, offsets: usize, cpus: usize, base: usize, val
 /// word with another tag exceeds every such bound.
 ///
 /// # Safety
-/// `offset` is [`registered_offset`](super::registered_offset). `regions` is laid out as in a
-/// [`SequenceTable`](super::SequenceTable) from CPU 0 on, with words instead of stacks, and `place`
-/// is that of a word. In a region that must not be written, the word exceeds every bound under
+/// `offset` is [`registered_offset`](super::registered_offset), or that of
+/// [`OwnAreas`](super::OwnAreas). `regions` is laid out as in a
+/// [`SequenceTable`](super::SequenceTable) from CPU 0 on, with words instead of stacks. `place` is
+/// the place of a word. In a region that must not be written, the word exceeds every bound under
 /// every tag.
 #[inline(always)]
 pub unsafe fn alter(
@@ -72,8 +75,8 @@ pub unsafe fn alter(
 }
 
 /// Adds one to word number `word` of this CPU, for readers of RCU. `table` has for each of `cpus`
-/// CPUs the address of its words; 0: the CPU has none. Returns whether the addition took effect.
-/// Its store is a release store.
+/// CPUs the address of its words, or 0 if the CPU has none. Returns whether the addition took
+/// effect. The store of the sum is a release store.
 ///
 /// # Safety
 /// As for [`add`], with `table` as described here.

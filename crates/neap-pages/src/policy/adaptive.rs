@@ -46,8 +46,8 @@ const REST: u8 = 8;
 const PATIENCE: u8 = 4;
 /// Quarters after which a list is trimmed.
 const SECOND: u8 = 4;
-/// The most ticks after a spill at which a page still counts as asked for soon, if the zone's lock
-/// is busy.
+/// The most ticks after a spill at which a request for a page still counts as soon, if the zone's
+/// lock is busy.
 const BUSY_TICKS: u8 = 3;
 /// Weight of a visit that finds the zone's lock busy, relative to one that does not.
 const BUSY: u8 = 16;
@@ -128,7 +128,7 @@ impl Adaptive {
         batch
     }
 
-    /// Whether given pages are still worth keeping if they are asked for now.
+    /// Whether pages given to the zone are still worth keeping if an allocation asks for them now.
     fn is_soon(&self) -> bool {
         self.age <= if self.busy >= BUSY { BUSY_TICKS } else { 0 }
     }
@@ -171,7 +171,7 @@ impl Adaptive {
 
     /// Brings both sizes within bounds.
     fn bound(&mut self, limits: &Limits, cap: u32) {
-        // Below the fixed size only if memory is that short.
+        // The size falls below the fixed one only if memory is so short that `cap` does.
         self.keep = self.keep.max(limits.fixed.high).min(cap);
         self.doublings = self.doublings.map(|doublings| doublings.min(limits.doublings(cap) as u8));
         self.high = self.keep.max(self.batch(limits)).min(cap);
@@ -182,11 +182,12 @@ impl Adaptive {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         let batch = self.turn(Way::Out, order, list.moved, limits, cap);
         if self.run > self.keep {
-            // By half of the batch, so that there is room for as much again before the next spill.
+            // Shrinks by half of the batch, so that there is room for as much again before the next
+            // spill.
             self.shrink(batch / 2, limits);
         }
         self.bound(limits, cap);
-        // Nothing if the list should collect a larger batch first.
+        // Gives nothing if the list should collect a larger batch first.
         let over = list.count.saturating_sub(self.high);
         let give = if over == 0 { 0 } else { over.max(batch).min(limits.largest()).min(list.count) };
         self.given = self.given.saturating_add(give).min(limits.ceiling);
@@ -208,7 +209,7 @@ impl Adaptive {
         }
     }
 
-    /// The effect of one or more quarters of a second.
+    /// Applies the effect of one or more quarters of a second.
     fn age(&mut self, rested: bool, limits: &Limits, quarters: u32) {
         self.age = self.age.saturating_add(quarters.min(255) as u8);
         if self.given > 0 && !self.is_soon() {
@@ -281,12 +282,12 @@ impl Policy for Adaptive {
         let (limits, cap) = (supply.limits, supply.limits.cap(supply));
         let turned = self.way == Way::Out;
         let mut batch = self.turn(Way::In, order, list.moved, limits, cap);
-        // Not if the list is full of other orders, since keeping more of those would not help.
+        // Keeping more blocks would not help a list that is full of other orders.
         if list.count <= self.high / 2 && self.given > 0 && self.is_soon() {
             batch = self.regret(batch, turned, list, limits, cap);
         }
         self.bound(limits, cap);
-        // A batch of this order must fit in beside the others.
+        // A batch of this order must fit in beside the blocks of other orders.
         self.high = self.high.max((list.count + limits.fixed.batch).min(cap));
         let room = self.high.saturating_sub(list.count) >> order;
         let blocks = blocks(batch, self.high, order).min(1 + room);

@@ -8,7 +8,7 @@ use super::{Limits, List, Policy, ZoneState, blocks, watermarks};
 /// The two sizes of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed {
-    /// The most pages that the list keeps; 0: none, and every block goes to the zone.
+    /// The most pages that the list keeps. With 0, every block goes to the zone.
     pub high: u32,
     /// Pages that move between list and zone at once.
     pub batch: u32,

@@ -75,7 +75,7 @@ impl Limits {
         Limits { fixed, ceiling: managed / 8 / cpus as u32, scale: DOUBLINGS, cpus: cpus as u32, watermarks }
     }
 
-    /// Replaces the size by one that the user has chosen, without tuning; 0 for no lists.
+    /// Replaces the size by one that the user has chosen and that is not tuned; 0 means no lists.
     pub fn with_size(self, pages: u32) -> Limits {
         let fixed = Fixed { high: pages.min(self.ceiling), ..self.fixed };
         // A ceiling below the size marks a size that is not tuned.
@@ -162,7 +162,7 @@ impl SharedLimits {
     /// The limits at the moment.
     #[inline]
     pub(crate) fn now(&self) -> Limits {
-        // Relaxed: any mix will do, and no other data is published.
+        // Relaxed: every rule holds for any mix of words, and they publish no other data.
         let fixed = Fixed { high: self.high.load(Relaxed), batch: self.batch.load(Relaxed) };
         let [min, low, high] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
         let watermarks = Watermarks { min, low, high };
@@ -173,7 +173,7 @@ impl SharedLimits {
     /// Replaces the limits. The number of lists stays.
     pub(crate) fn set(&self, limits: Limits) {
         let Limits { fixed, ceiling, scale, cpus: _, watermarks: Watermarks { min, low, high } } = limits;
-        // Relaxed: any mix will do, and no other data is published.
+        // Relaxed: every rule holds for any mix of words, and they publish no other data.
         self.high.store(fixed.high, Relaxed);
         self.batch.store(fixed.batch, Relaxed);
         self.ceiling.store(ceiling, Relaxed);
@@ -229,25 +229,28 @@ pub trait Policy: Copy + core::fmt::Debug {
     /// Pages that move at once at the moment.
     fn batch(&self, limits: &Limits) -> u32;
 
-    /// A block was asked for, whether the list has one or not.
+    /// Records that an allocation asked for a block, whether the list has one or not.
     #[inline]
     fn asked(&mut self, _list: List, _order: u8) {}
 
-    /// A block came into the list, whose count includes it. Returns the pages to give to the zone.
+    /// Records that a block was put into the list, whose count includes it. Returns the number of
+    /// pages to give to the zone.
     fn put<'a>(&mut self, list: List, order: u8, supply: impl FnOnce() -> ZoneState<'a>) -> u32;
 
-    /// The list has no block of this order. Returns the blocks to take from the zone, at least one,
-    /// which the caller uses.
+    /// Returns the number of blocks of this order to take from the zone, since the list has none.
+    /// The number is at least one, and the caller uses that block.
     fn refill(&mut self, list: List, order: u8, supply: &ZoneState<'_>) -> u32;
 
-    /// The zone's lock was busy at the visit that the last refill or `put` asked for.
+    /// Records that the zone's lock was busy at the visit that the last refill or `put` caused.
     fn contended(&mut self, _supply: &ZoneState<'_>) {}
 
-    /// Time has passed: whole quarters of a second since the last call. Also called for idle CPUs.
-    /// Returns the pages to give to the zone: all of them if the list has not changed.
+    /// Records that time has passed: whole quarters of a second since the last call. Each tick
+    /// calls this, for idle CPUs too. Returns the pages to give to the zone: all of them if the
+    /// list has not changed.
     fn decay(&mut self, list: List, supply: &ZoneState<'_>, quarters: u32) -> u32;
 
-    /// The zone came to a watermark, or reclaim began. Returns the pages to give to the zone.
+    /// Records that the zone came to a watermark, or that reclaim began. Returns the number of
+    /// pages to give to the zone.
     fn pressure(&mut self, list: List, _supply: &ZoneState<'_>) -> u32 {
         list.count.saturating_sub(self.high())
     }

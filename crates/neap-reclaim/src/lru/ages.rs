@@ -4,7 +4,7 @@
 //! # Design
 //! Each sub-list counts its evictions. A [`Stamp`] is the number of one eviction. An evicted item
 //! that is needed again is a *refault* if its sub-list has since evicted no more items than it
-//! holds. The item would still be there, had it been kept in place of items that were not needed
+//! holds. The list would still have the item if the cache had kept it in place of items not needed
 //! meanwhile.
 //!
 //! Source: Linux's workingset detection, by idea.
@@ -70,7 +70,8 @@ pub struct Turnover {
 
 // All accesses are Relaxed: the counters publish no other data.
 impl LruList {
-    /// Calls `with` with the sub-list of a group alone on a node; `None` if there is none.
+    /// Calls `with` with the sub-list of a group on a node. Returns `None` if there is no such
+    /// sub-list.
     fn with_sub<H, R>(
         self,
         site: &Site<'_, H>,
@@ -92,8 +93,8 @@ impl LruList {
         Stamp::new(group, node, self.with_sub(site, group, node, evict)?)
     }
 
-    /// Returns whether an evicted item of a group is needed again within `most` evictions since its
-    /// stamp, and counts such a refault. Returns false for a stamp of another group or node.
+    /// Returns whether the sub-list of a group has evicted at most `most` items since a stamp. If
+    /// so, counts a refault. Returns false for a stamp of another group or node.
     pub fn refault<H: Host>(self, site: &Site<'_, H>, group: GroupId, node: usize, stamp: Stamp, most: usize) -> bool {
         let node = node.min(self.head().nodes - 1);
         let look = |sub: &Sub| {
@@ -105,7 +106,7 @@ impl LruList {
         self.with_sub(site, group, node, look).unwrap_or(false)
     }
 
-    /// Returns how much a group alone evicted on a node, and how much of that it needed again.
+    /// Returns the evictions and refaults of a group on a node, without those of its descendants.
     pub fn turnover<H>(self, site: &Site<'_, H>, group: GroupId, node: usize) -> Turnover {
         let read = |sub: &Sub| Turnover {
             evicted: sub.evicted.load(Ordering::Relaxed),

@@ -18,7 +18,7 @@ pub enum By {
     RootAlone,
 }
 
-/// Memory that a [`LruList`](super::LruList) leads to.
+/// Head of a list: the memory that a [`LruList`](super::LruList) points to.
 #[derive(Debug)]
 pub(super) struct Head {
     /// The block of each group but the root, by slot.
@@ -49,11 +49,12 @@ pub(super) struct Block {
     pub(super) nodes: usize,
     /// The slot of the group whose chain has the block.
     pub(super) slot: Cell<u32>,
-    /// Links of the chain that has the block: of the blocks of a group, of dead blocks that items
-    /// still name, or of blocks that wait for readers.
+    /// Links of the chain that has the block. It is the chain of a group's blocks, of dead blocks
+    /// that items still name, or of blocks that wait for readers.
     pub(super) next: Cell<*mut Block>,
     pub(super) previous: Cell<*mut Block>,
-    /// Of a dead block: the heir's block, which it pins.
+    /// The heir's block, which a dead block pins. A block is dead once no group has it
+    /// (`registry.rs`).
     pub(super) heir: Cell<*mut Block>,
     /// Number of dead blocks that lead to this one. For a dead block, also the number of its
     /// sub-lists that items name.
@@ -72,7 +73,7 @@ pub(super) fn bytes(nodes: usize) -> usize {
     size_of::<Block>() + nodes * size_of::<Sub>()
 }
 
-/// Makes a block for a list and a group; `None` without memory.
+/// Makes a block for a list and a group. Returns `None` if there is no memory.
 pub(super) fn make<H: Host>(host: &H, list: NonNull<Head>, nodes: usize, seat: GroupSlot) -> Option<NonNull<Block>> {
     let block = host.memory(bytes(nodes))?.cast::<Block>();
     let slot = Cell::new(seat.slot);

@@ -1,5 +1,6 @@
-//! Items, the parts of cached objects by which they are on lists, and the chain of a sub-list's
-//! items, oldest first.
+//! Items, and the chain of a sub-list's items, oldest first. An *item* is the part of a cached
+//! object that links the object into a list. It is *in hands* while a thread has taken it off
+//! (`isolated.rs`).
 //!
 //! An item names the sub-list that it was put on, which leads to its heir once the group is
 //! deleted. Taking it off therefore needs no group and no lookup. The links are protected by the
@@ -18,8 +19,8 @@ use neap_base::constructor;
 use neap_base::sync::{AtomicPtr, Ordering, UnsafeCell};
 use neap_groups::GroupSlot;
 
-/// Returns the name of an item in hands that was taken off the sub-list `of`. With null the item
-/// cannot be put back.
+/// Returns the name of an item in hands that was taken off the sub-list `of`. If `of` is null, the
+/// item cannot be put back.
 ///
 /// Two threads may have an item in hands one after the other, from different sub-lists. The names
 /// differ, so the first thread cannot put back or release the item of the second.
@@ -27,14 +28,14 @@ fn in_hands(of: *const Sub) -> *mut Sub {
     of.map_addr(|address| address | 1).cast_mut()
 }
 
-/// Returns the name of an item in a walk's chain. The chain uses its link: it cannot leave hands
-/// yet.
+/// Returns the name of an item in a walk's chain. The chain uses the item's link, so
+/// [`Item::leave_hands`] has no effect on the item.
 fn chained() -> *mut Sub {
     without_provenance_mut(2)
 }
 
-/// A part of an object, by which the object is on a list. Zeroed memory is an item that is on no
-/// list. An item must not move while it is on a list.
+/// The part of an object that links it into a list. Zeroed memory is an item that is on no list. An
+/// item must not move while it is on a list.
 #[repr(C)]
 pub struct Item {
     /// The sub-list that the item is on, or a dead one that leads to it; null if it is on none.
@@ -70,12 +71,11 @@ impl Item {
         !self.name.load(Ordering::Acquire).is_null() // Pairs with the Release in `let_go`.
     }
 
-    /// Takes the item out of hands, and returns whether it was in any. It may be put on a list
-    /// again afterwards.
+    /// Takes the item out of the hands of the thread that took it off. Returns whether it was in
+    /// hands. Afterwards it may be put on a list again.
     ///
-    /// A walk's `dispose` calls this before any other thread can do so. Another thread may call it
-    /// if it keeps the object in existence as long as the thread that took the item off may access
-    /// it.
+    /// A walk's `dispose` may call this. Another thread may call it only if it keeps the object
+    /// alive for as long as the thread that took the item off may access the item.
     pub fn leave_hands(&self) -> bool {
         let mut name = self.name.load(Ordering::Relaxed);
         while name.addr() & 1 != 0 {
@@ -103,8 +103,8 @@ impl Item {
         NonNull::new(name).filter(|_| name.addr().is_multiple_of(align_of::<Sub>()))
     }
 
-    /// Names a sub-list, under its lock, before the item is linked there. Returns false if the item
-    /// is on another one, or in other hands.
+    /// Makes the item name `sub`, before it is linked there. The caller holds the lock of `sub`.
+    /// Returns false if the item is on a list, or in other hands.
     ///
     /// The item must be on no list, or in the hands that took it off `from`.
     pub(super) fn claim(&self, sub: &Sub, from: Option<&Sub>) -> bool {
@@ -184,7 +184,7 @@ pub enum End {
 pub(super) struct Chain {
     oldest: *mut Item,
     newest: *mut Item,
-    /// The newest item that may name another sub-list; null: all name this one.
+    /// The newest item that may name another sub-list; null if all items name this one.
     stale: *mut Item,
     /// The group of the sub-list.
     pub(super) seat: GroupSlot,

@@ -1,5 +1,5 @@
-//! Items in hands: they are taken off during one hold of the lock, examined without the lock, and
-//! put back at either end.
+//! Items in hands: a thread takes items off a list during one hold of the lock, examines them
+//! without the lock, and puts them back at either end.
 //!
 //! To examine an item, a caller may call functions that may do anything, which is not allowed under
 //! a lock. While items of a sub-list are in hands, the sub-list exists even if its group is
@@ -37,11 +37,12 @@ pub struct Hands<'a, H: Host> {
 }
 
 impl LruList {
-    /// Isolates up to `most` of the oldest items of a group on a node, at most [`MOST`] in one
-    /// call. Items of its descendants stay. Returns `None` if the group has none there.
+    /// Takes up to `most` of the oldest items of a group on a node off the list, at most [`MOST`].
+    /// Items of its descendants stay. Returns `None` if the group has none there.
     ///
-    /// Calls `each` with every item, the oldest first. The caller then returns each item through
-    /// the answer. A thread that owns an item may withdraw it by [`Item::leave_hands`].
+    /// Calls `each` with every item, the oldest first. The caller then passes each item to
+    /// [`Hands::put_back`] or [`Hands::keep`]. A thread that owns an item may withdraw it by
+    /// [`Item::leave_hands`].
     ///
     /// # Safety
     /// * `each` runs under the sub-list's lock and inside the fork gate. It does not wait, allocate
@@ -84,21 +85,22 @@ impl LruList {
 
 impl<H: Host> Hands<'_, H> {
     /// Releases an item from hands without putting it back. Returns false if [`Item::leave_hands`]
-    /// released it before, whatever happened to the item since.
+    /// released it before and it was not taken off the same sub-list again since.
     ///
     /// # Safety
-    /// The item exists, and was handed out with this.
+    /// The item exists. The call of [`LruList::take`] that returned this has taken it off.
     pub unsafe fn keep(&self, item: NonNull<Item>) -> bool {
         // SAFETY: by this function's contract the item exists. The sub-list's block is pinned while
         // the sub-list counts hands.
         unsafe { item.as_ref().leave_hands_of(self.sub.as_ref()) }
     }
 
-    /// Puts an item back. Returns false if [`Item::leave_hands`] released it before, whatever
-    /// happened to the item since.
+    /// Puts an item back. Returns false if [`Item::leave_hands`] released it before and it was not
+    /// taken off the same sub-list again since.
     ///
     /// # Safety
-    /// The item was handed out with this, and exists for as long as it is on the list.
+    /// The call of [`LruList::take`] that returned this has taken the item off. The item exists for
+    /// as long as it is on the list.
     pub unsafe fn put_back(&self, item: NonNull<Item>, end: End) -> bool {
         self.site.host.inside(|| {
             let _reading = self.site.groups.reading();

@@ -1,10 +1,11 @@
 //! An LRU list: items by group and node. Each pair of group and node has its own lock.
 //!
-//! To add an item, its sub-list is found by the group's slot. To remove an item, the sub-list that
-//! it names is used. Both take the lock of one sub-list, and write no cache line of another group
-//! or node. A walk passes the oldest items to a function under the lock, and the function decides
-//! on each item. The walk passes removed items on after it has released the lock. All of this runs
-//! inside the host's fork gate, so a fork finds no lock held.
+//! To add an item, a thread finds its sub-list by the group's slot. To remove an item, it uses the
+//! sub-list that the item names. Both take the lock of one sub-list, and write no cache line of
+//! another group or node. A walk passes the oldest items to a function under the lock, and the
+//! function decides on each item. The walk passes removed items to a second function, `dispose`,
+//! after it has released the lock. All but `dispose` runs inside the host's fork gate, so a fork
+//! finds no lock held.
 
 use super::block::{self, Block, By, Head};
 use super::chain::{End, Item};
@@ -17,8 +18,8 @@ use core::ptr::{NonNull, null_mut};
 use neap_base::Platform;
 use neap_groups::{GroupError, GroupId, GroupSlot};
 
-/// Items after which a walk releases the lock and leaves the gate, if it has removed all of them
-/// and so can continue at the oldest one.
+/// Number of items after which a walk releases the lock and leaves the gate, if it has removed all
+/// of them. It can then continue at the oldest item.
 const HOLD: usize = 256;
 /// Maximum number of items that a walk visits in one hold of the lock, since a fork waits for it.
 pub const LONGEST: usize = 1 << 16;
@@ -36,7 +37,7 @@ unsafe impl Sync for LruList {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum LruStatus {
-    /// The item is removed, and passed on after the lock. The walk goes on.
+    /// The item is removed. `dispose` gets it once the lock is released. The walk goes on.
     Removed = 0,
     /// The item was in use: it becomes the newest. The walk goes on.
     Rotate = 1,
@@ -102,11 +103,11 @@ impl Iterator for Taken {
 impl<H: Host> Site<'_, H> {
     /// Makes a list.
     ///
-    /// If there is a `shrinker`, it is marked ([`Host::mark`]) whenever the first item of a group
-    /// on a node is added.
+    /// With a `shrinker`, the list calls [`Host::mark`] for that id whenever it gets the first item
+    /// of a group on a node.
     ///
     /// # Errors
-    /// [`GroupError::NoMemory`].
+    /// [`GroupError::NoMemory`]: there is no memory for the list.
     pub fn open(&self, by: By, shrinker: Option<u64>) -> Result<LruList, GroupError> {
         self.host.inside(|| {
             let head = self.host.memory(size_of::<Head>()).ok_or(GroupError::NoMemory)?.cast::<Head>();
@@ -119,9 +120,9 @@ impl<H: Host> Site<'_, H> {
             };
             let mut registry = self.lists.registry.lock();
             let (next, previous) = (Cell::new(registry.first), Cell::new(null_mut()));
-            // SAFETY: the memory has room for a head, is aligned to a cache line, and no other
-            // thread knows of it. `first` is null or a list, which exists until it is closed under
-            // the mutex that is held.
+            // SAFETY: `Host::memory` returned room for a head, aligned to a cache line, and no
+            // other thread knows of it. `first` is null or a list, which exists until it is closed
+            // under the mutex that is held.
             unsafe {
                 head.write(Head { table: Radix::new(), root, by, shrinker, nodes, next, previous });
                 registry.first.as_ref().inspect(|first| first.previous.set(head.as_ptr()));
@@ -131,11 +132,11 @@ impl<H: Host> Site<'_, H> {
         })
     }
 
-    /// Frees a list. Items on it are not changed, and are on no list any more.
+    /// Frees a list. Its items are on no list after that, though the call does not write to them.
     ///
     /// # Safety
-    /// No thread uses the list any more. Items that were on it are not used again, only
-    /// overwritten.
+    /// No thread uses the list any more. Items that were on it may only be overwritten, not used
+    /// again.
     pub unsafe fn close_list(&self, list: LruList) {
         self.host.inside(|| {
             let blocks = self.lists.registry.lock().detach(list);
@@ -258,8 +259,8 @@ impl LruList {
 
     /// Removes an item, also if it moved to another group. Returns whether this call removed it.
     ///
-    /// If not, the item is on no list, or on another list, or a walk's `dispose` gets it. An item
-    /// may be freed only by the caller that removed it, by this function or by a walk.
+    /// If not, the item is on no list, on another list, in hands, or a walk's `dispose` will get
+    /// it. An item may be freed only by the caller that removed it, by this function or by a walk.
     ///
     /// # Safety
     /// The item exists. No function that a walk calls under the lock calls this one.
@@ -298,14 +299,15 @@ impl LruList {
         let there = unsafe { item.as_ref() };
         site.host.inside(|| {
             let _reading = site.groups.reading();
-            // SAFETY: the sub-list was found within the reading, which keeps it.
+            // SAFETY: the name was read within the read, which is held, so its block is not freed.
             while let Some(sub) = there.name().map(|sub| unsafe { sub.as_ref() }) {
                 if !sub.is_of(self.0) {
                     return false;
                 }
                 let (sub, mut chain) = sub.lock();
                 // Another thread may have taken it off and put it elsewhere.
-                // SAFETY: the sub-list was found within the reading, which keeps it.
+                // SAFETY: the name was read within the read, which is held, so its block is not
+                // freed.
                 if there.name().is_some_and(|now| core::ptr::eq(unsafe { now.as_ref() }.live(), sub)) {
                     chain.unlink(item);
                     // Items that are newer than the chain's `stale` must name this sub-list.
@@ -327,7 +329,8 @@ impl LruList {
         self.head().block(seat.slot).map_or(0, |block| unsafe { block::sub(block, node) }.count())
     }
 
-    /// Returns a group that is not deleted, with its slot; always the root for [`By::RootAlone`].
+    /// Returns the group that has the items of `group`, with its slot. It is the root for
+    /// [`By::RootAlone`], and otherwise the group itself. Returns `None` if that is deleted.
     pub(super) fn seat<H>(
         self,
         site: &Site<'_, H>,
@@ -343,14 +346,14 @@ impl LruList {
     /// Passes up to `most` items of a group on a node to `isolate`, oldest first, and acts on its
     /// decisions. Items of descendants are not visited. Finds nothing if the group is gone.
     ///
-    /// An item is passed again only after [`LruStatus::Retry`]. If `isolate` does not remove all
-    /// items, it gets at most [`LONGEST`]. Removed items are passed to `dispose`, in the same
-    /// order, with no lock held, and belong to `dispose` then. [`Item::is_linked`] is true for them
-    /// until [`Item::leave_hands`].
+    /// The walk passes an item again only after [`LruStatus::Retry`]. Unless `isolate` removes
+    /// every item, the walk ends after [`LONGEST`] items in one hold of the lock. It then passes
+    /// removed items to `dispose`, in the same order and with no lock held. They belong to
+    /// `dispose` from then on. [`Item::is_linked`] is true for them until [`Item::leave_hands`].
     ///
     /// # Safety
-    /// `isolate` is called under the lock of the items and inside the fork gate. It neither waits,
-    /// allocates nor calls this crate; it only tries a lock of the item's owner.
+    /// The walk calls `isolate` under the lock of the items and inside the fork gate. `isolate`
+    /// does not wait, allocate or call this crate. It may only try a lock of the item's owner.
     pub unsafe fn walk<H: Host>(
         self,
         site: &Site<'_, H>,

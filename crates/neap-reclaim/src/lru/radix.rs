@@ -1,7 +1,8 @@
-//! A table indexed by slot, of three levels of nodes. It takes memory for used slots alone.
+//! A table indexed by slot, of three levels of nodes. Only nodes that lead to used slots take
+//! memory.
 //!
-//! It is read without a lock. Nodes are added under the registry's mutex, and stay until the table
-//! is closed.
+//! Threads read it without a lock. They add nodes under the registry's mutex. Nodes stay until the
+//! table is closed.
 
 use super::block::Block;
 use crate::Host;
@@ -50,7 +51,8 @@ impl Radix {
         NonNull::new(self.entry(slot)?.load(Ordering::Acquire).cast())
     }
 
-    /// Makes the nodes for the block of a slot; `false` without memory. Under the registry's mutex.
+    /// Makes the nodes for the block of a slot. Returns `false` if there is no memory. The caller
+    /// holds the registry's mutex.
     pub(super) fn reserve<H: Host>(&self, host: &H, slot: u32) -> bool {
         let mut entry = &self.top;
         for level in (0..LEVELS).rev() {
@@ -70,7 +72,7 @@ impl Radix {
         true
     }
 
-    /// Sets the block of a slot that was reserved. Under the registry's mutex.
+    /// Sets the block of a slot that was reserved. The caller holds the registry's mutex.
     pub(super) fn set(&self, slot: u32, block: Option<NonNull<Block>>) {
         if let Some(entry) = self.entry(slot) {
             // Release pairs with the Acquire in `get`.
@@ -82,7 +84,7 @@ impl Radix {
     pub(super) fn next(&self, mut slot: u32) -> Option<(u32, NonNull<Block>)> {
         while slot >> (BITS * LEVELS) == 0 {
             let (mut entry, mut level) = (&self.top, LEVELS);
-            // Goes down as far as there are nodes, and then skips the slots of the missing node.
+            // Goes down to the first missing node, and then skips the slots of that node.
             // SAFETY: the pointer is null, or a node that `reserve` has written, and that stays
             // until `close`. Acquire pairs with the Release in `reserve`.
             while let Some(node) = unsafe { entry.load(Ordering::Acquire).as_ref() } {

@@ -4,8 +4,8 @@
 //!
 //! A *block* has a list's sub-lists for one group. Every group has a chain of the blocks that lists
 //! have for it, so a deletion visits only the lists that the group has used. If the parent has a
-//! block of the list, the group's items are put before the parent's in one step. If not, it gets
-//! the group's block.
+//! block of the list, the group's items are put before the parent's in one step. Otherwise the
+//! parent gets the group's block.
 //!
 //! A block that no group has is *dead*. It stays until no item names it; [`Site::tick`] renames
 //! items. Then it waits for one grace period, since readers may still use it.
@@ -57,11 +57,11 @@ struct Grace {
     since: Option<Mark>,
 }
 
-// SAFETY: the blocks and heads that it leads to are used by any thread, but their links only under
-// the mutex that has the registry.
+// SAFETY: any thread may use the blocks and heads that it points to. Threads use their links only
+// under the mutex that contains the registry.
 unsafe impl Send for Registry {}
-// SAFETY: other threads have no reference to these blocks but readers, which do not use their
-// links. Only the thread that has the mutex uses the chain.
+// SAFETY: only readers still have references to these blocks, and readers do not use the links.
+// Only the thread that holds the mutex uses the chain.
 unsafe impl Send for Grace {}
 
 /// Lists and the parts that they depend on, as an argument of every call.
@@ -160,7 +160,7 @@ impl Registry {
         self.slots.get(slot).map_or(null_mut(), NonNull::as_ptr)
     }
 
-    /// Makes room for a block of a list in a slot; false without memory.
+    /// Makes room for a block of a list in a slot. Returns false if there is no memory.
     fn reserve<H: Host>(&mut self, host: &H, list: &Head, slot: u32) -> bool {
         list.table.reserve(host, slot) && self.slots.reserve(host, slot)
     }
@@ -218,9 +218,9 @@ impl Registry {
 }
 
 impl<H: Host> Site<'_, H> {
-    /// Returns the block of a group for a list, which is made if there is none. Without memory, it
-    /// is the block of the nearest ancestor that has one. The caller is within the read in which
-    /// the seat was found.
+    /// Returns the block of a list for a group, or makes it. If there is no memory, returns the
+    /// block of the nearest ancestor that has one. The caller is within the read in which the seat
+    /// was found.
     #[cold]
     pub(super) fn make(&self, list: NonNull<Head>, seat: GroupSlot) -> NonNull<Block> {
         // SAFETY: the caller uses the list, which is not closed while a thread does.
@@ -274,8 +274,8 @@ impl<H: Host> Site<'_, H> {
                 subs().for_each(|(_, sub)| sub.lock_this().seat = parent);
                 registry.install(head, parent.slot, block);
                 head.table.set(child.slot, None);
-                // After the block is the parent's, since the parent's count would not see its items
-                // before:
+                // The marks come after the block is the parent's. Otherwise the parent's count
+                // would miss the items:
                 // 1. The parent is marked.
                 // 2. A visitor counts no items there, and clears the mark.
                 // 3. Now the parent has items.
@@ -318,7 +318,8 @@ impl<H: Host> Site<'_, H> {
     }
 
     /// Frees the blocks of deleted groups that no thread uses. Returns whether another call would
-    /// do more. To be called at intervals. Never waits, and takes about a millisecond at most.
+    /// do more. The host calls this at intervals. It waits for no reader, and takes about a
+    /// millisecond at most.
     pub fn tick(&self) -> bool {
         let is_dead = (0..HOLDS).all(|_| self.host.inside(|| self.rename()));
         self.host.inside(|| self.end_grace())
@@ -358,7 +359,8 @@ impl<H: Host> Site<'_, H> {
         is_news
     }
 
-    /// Frees the blocks with a grace period that has ended. Returns whether any are left.
+    /// Frees the blocks whose grace period has ended, and begins one for the waiting blocks.
+    /// Returns whether any blocks are left.
     fn end_grace(&self) -> bool {
         let Some(mut grace) = self.lists.grace.try_lock() else { return true };
         if let Some(since) = grace.since {
@@ -366,8 +368,8 @@ impl<H: Host> Site<'_, H> {
                 return true;
             }
             for block in chain(core::mem::replace(&mut grace.ending, null_mut())) {
-                // SAFETY: no item names the block, and the readers of the time when it could be
-                // found have gone. So no thread uses it.
+                // SAFETY: no item names the block, and all readers that can have found it have
+                // left, so no thread uses it. It is from `block::make` with the host of the site.
                 unsafe { self.free(block) };
             }
             grace.since = None;
@@ -389,7 +391,7 @@ impl<H: Host> Site<'_, H> {
         unsafe { self.host.give_back(block.cast(), block::bytes(header(block).nodes)) };
     }
 
-    /// Frees the registry. All lists were closed before.
+    /// Frees the registry. The caller has closed all lists.
     ///
     /// # Safety
     /// No thread uses the lists any more.

@@ -1,8 +1,8 @@
 //! A sub-list: the items of one group on one node.
 //!
 //! The sub-list of a deleted group is *dead*: it has no items, and leads to its heir for items that
-//! still name it. A thread that looks at a sub-list holds a read of the groups' RCU domain, or the
-//! registry's mutex.
+//! still name it. A thread that uses a sub-list is within a read of the groups' RCU domain, or
+//! holds the registry's mutex.
 //!
 //! # Locking
 //!
@@ -31,8 +31,8 @@ pub(super) struct Sub {
     pub(super) refaults: AtomicU64,
     /// The address of its list, for comparison.
     list: NonNull<()>,
-    /// Of a dead sub-list, under the registry's mutex: items may name it, or a walk may have items
-    /// in hands that were on it.
+    /// Whether items may name this dead sub-list, or threads may have items in hands that were on
+    /// it. Protected by the registry's mutex.
     pub(super) named: Cell<bool>,
 }
 
@@ -98,7 +98,7 @@ impl Sub {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Sets the number of items. Under the lock.
+    /// Sets the number of items. The caller holds the lock.
     pub(super) fn set_count(&self, count: usize) {
         debug_assert!(count == 0 || self.heir().is_none(), "a dead sub-list has no items");
         self.count.store(count, Ordering::Relaxed);

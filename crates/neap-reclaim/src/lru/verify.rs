@@ -1,4 +1,4 @@
-//! Check that lists add up, while no thread uses them.
+//! Consistency check of all lists, for a time when no thread uses them.
 //!
 //! It checks the links of every sub-list in both directions, and its count of items. Each item must
 //! name the sub-list, or one that leads to it. Items newer than the stale ones must name the
@@ -19,10 +19,10 @@ fn same(what: &'static str, group: GroupId, expected: usize, found: usize) -> Re
 }
 
 impl<H: Host> Site<'_, H> {
-    /// Checks everything. No thread may use the lists or delete groups meanwhile.
+    /// Checks all lists. No thread may use the lists or delete groups meanwhile.
     ///
     /// # Errors
-    /// The first inconsistency.
+    /// A [`Finding`] with the first inconsistency.
     pub fn verify(&self) -> Result<(), Finding> {
         let registry = self.lists.registry.lock();
         let (mut list, mut pins) = (NonNull::new(registry.first), 0);

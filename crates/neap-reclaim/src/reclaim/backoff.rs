@@ -1,17 +1,19 @@
-//! Notes of groups that were asked in vain. A charge at such a group's limit is refused without
-//! another pass.
+//! Notes of groups in which a pass freed nothing. While a note is valid, a charge at the group's
+//! limit is refused without another pass.
 //!
 //! # Design
 //!
-//! A note of a group holds the number of marks that there had been when the group was asked.
+//! A note of a group stores the number of marks ([`Shrinkers::marks`](crate::Shrinkers::marks))
+//! when the pass began.
 //!
 //! * If no bit is set below the group, the note is valid until there is a new mark anywhere.
-//! * If a bit is set, its shrinker had nothing to give and will not mark the group when it has.
+//! * If a bit is set, its shrinker freed nothing, and adds no mark when it has objects to free.
 //!   From the third such pass in a row on, the note is valid for eight times as long as the pass
 //!   took. At most a ninth of a thread's time goes into fruitless passes.
 //!
-//! A note is one word, a hash of the group and the number, so it is read whole. Groups share
-//! places, and their notes displace each other. This module has no lock.
+//! A note is one word, a hash of the group and the number, so a thread reads it by one load.
+//! Several groups share a place in the table, and their notes displace each other. This module has
+//! no lock.
 //!
 //! # Concurrency
 //!
@@ -74,7 +76,7 @@ impl Backoff {
         &self.0[(group.to_bits().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % NOTES]
     }
 
-    /// Returns whether the group was asked in vain and its note is valid at the time `now`.
+    /// Returns whether the group has a note that is valid at the time `now`.
     pub fn is_noted(&self, group: GroupId, marks: u64, now: u64) -> bool {
         let (note, word) = (self.of(group), word(group, marks));
         // Relaxed, as everywhere here: one word has the whole note. A time of another note only
@@ -83,9 +85,9 @@ impl Backoff {
             || note.idle.load(Ordering::Relaxed) == word && now < note.until.load(Ordering::Relaxed)
     }
 
-    /// Notes that a group was asked in vain, from `began` to `now`.
+    /// Notes that a pass from `began` to `now` freed nothing in a group.
     ///
-    /// The caller has read `marks` before it asked. After that it has looked whether anything below
+    /// The caller read `marks` before the pass. After the pass it checked whether anything below
     /// the group is marked.
     pub fn note(&self, group: GroupId, marks: u64, began: u64, now: u64, is_anything_marked: bool) {
         let (note, word) = (self.of(group), word(group, marks));
@@ -98,7 +100,7 @@ impl Backoff {
         }
     }
 
-    /// Invalidates the note of a group that has given something.
+    /// Invalidates the note of a group in which a pass has freed something.
     pub fn forget(&self, group: GroupId) {
         let note = self.of(group);
         if note.row.load(Ordering::Relaxed) > 0 {

@@ -5,10 +5,10 @@
 //!
 //! # Design
 //!
-//! The word has a turn, which is a number that only grows, and three bits: the slot is taken, a
-//! callback runs, the callback was written off. The owner of the slot changes the turn and the
-//! first two bits. Any other thread only sets the third bit, by compare-and-exchange of the word
-//! that it has read.
+//! The word has a turn, which is a number that grows with each callback. It also has three bits:
+//! the slot is taken, a callback runs, the callback was written off. The owner of the slot changes
+//! the turn and the first two bits. Any other thread only sets the third bit, by
+//! compare-and-exchange of the word that it has read.
 //!
 //! # Concurrency
 //!
@@ -20,12 +20,11 @@
 //! If 2 comes first, the swap returns the bit. If 3 comes first, the exchange fails, even if
 //! another callback has begun.
 //!
-//! Shrinker and end of time that were read with turn T are not those of a later turn. They are
-//! written with Release and read with Acquire: a reader of a value of turn U knows that T has
-//! ended, and its exchange fails.
+//! If the exchange succeeds, the shrinker and the end of time that the watcher read are those of
+//! turn T. Threads write both with Release and read them with Acquire. A watcher that reads a value
+//! of a later turn therefore exchanges after the end of T, and fails.
 //!
 //! There is no lock, and no thread waits. A model checker explores this module
-//! (`tests/loom_callback_state`).
 //! (`tests/loom_callback_state`).
 
 use neap_base::sync::{AtomicU32, AtomicUsize, Ordering, me};
@@ -40,7 +39,7 @@ const TURN: usize = 8;
 #[derive(Debug)]
 pub struct CallbackState {
     word: AtomicUsize,
-    /// The thread that took the slot; its number among the reclaimers, or 0.
+    /// The thread that took the slot, and its number among the reclaimers, or 0.
     owner: AtomicUsize,
     reclaimer: AtomicU32,
     /// Shrinker of the running callback, and the time until which that may run.
@@ -88,7 +87,7 @@ impl CallbackState {
         self.word.load(Ordering::Relaxed) & TAKEN != 0
     }
 
-    /// Leaves the slot. To be called by its owner, while no callback runs.
+    /// Leaves the slot. Only its owner calls this, while no callback runs.
     pub fn leave(&self) {
         // Before the bit is cleared: a fork may find the slot taken by a thread that has not stored
         // itself here yet. The child must not take that slot for its own.
@@ -101,7 +100,7 @@ impl CallbackState {
         self.owner.load(Ordering::Relaxed) == me()
     }
 
-    /// Begins a callback that may run until `due`. To be called by the owner.
+    /// Begins a callback that may run until `due`. Only the slot's owner calls this.
     pub fn begin(&self, shrinker: u64, due: u64) {
         // Release, of all three: pairs with the Acquire in `running`.
         self.shrinker.store(shrinker as usize, Ordering::Release);
@@ -109,7 +108,7 @@ impl CallbackState {
         self.word.fetch_or(RUNS, Ordering::Release);
     }
 
-    /// Ends the callback; returns whether it was written off. To be called by the owner.
+    /// Ends the callback. Returns whether it was written off. Only the slot's owner calls this.
     pub fn end(&self) -> bool {
         // Other threads change nothing but OFF.
         let next = (self.word.load(Ordering::Relaxed) & !(TURN - 1)).wrapping_add(TURN) | TAKEN;
@@ -117,12 +116,12 @@ impl CallbackState {
         self.word.swap(next, Ordering::Acquire) & OFF != 0
     }
 
-    /// Returns the shrinker of the last callback. To be called by the owner.
+    /// Returns the shrinker of the last callback. Only the slot's owner calls this.
     pub fn last_shrinker(&self) -> u64 {
         self.shrinker.load(Ordering::Relaxed) as u64
     }
 
-    /// Returns the end of time of the last callback. To be called by the owner.
+    /// Returns the time until which the last callback might run. Only the slot's owner calls this.
     pub fn last_due(&self) -> u64 {
         self.due.load(Ordering::Relaxed) as u64
     }

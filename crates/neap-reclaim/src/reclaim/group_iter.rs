@@ -7,9 +7,9 @@
 //! there. A place keeps, for a root and a node, the slot up to which the groups were asked, and the
 //! number of the round. A walk joins the round that is under way, and stops when that is over.
 //!
-//! A place has the number of a slot, so a group that is deleted meanwhile does no harm. Places are
-//! kept for the roots that were walked lately, in a table in which roots may displace each other.
-//! Then a round begins anew, which is only less fair. This module has no lock, and frees nothing.
+//! A place stores the number of a slot, not a reference, so a group may be deleted meanwhile. The
+//! table has places for roots that were walked lately. If another root takes a place, the round
+//! begins anew, and the walk is less fair. This module has no lock, and frees nothing.
 //!
 //! Source: Linux `mm/memcontrol.c` (`mem_cgroup_iter` with a reclaim cookie), by description.
 
@@ -107,7 +107,8 @@ impl Generation {
         Generation { first: slot, next: slot, wrapped: false }
     }
 
-    /// Returns the next group, found as in [`Walk::next`].
+    /// Returns the slot of the next group; `None` after one round. `next` finds the first slot from
+    /// the given one on.
     pub fn next(&mut self, mut next: impl FnMut(u32) -> Option<u32>) -> Option<u32> {
         let mut found = next(self.next);
         if found.is_none() && !self.wrapped {
@@ -121,8 +122,8 @@ impl Generation {
 }
 
 impl Walk<'_> {
-    /// Returns the next group that no thread has taken in this round; `None` when the round is
-    /// over.
+    /// Returns the slot of the next group that no thread has taken in this round; `None` when the
+    /// round is over.
     ///
     /// `next` finds the first slot from the given one on. A walk that has taken nothing at the end
     /// of its round begins another one, once.

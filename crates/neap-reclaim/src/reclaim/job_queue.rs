@@ -1,7 +1,7 @@
 //! Job queue of the reclaimer threads, the count of these threads, and their wake-ups.
 //!
 //! Threads that need memory may hold locks of the program, so they run no callbacks. They post jobs
-//! here; reclaimers, which hold nothing, run them.
+//! here. *Reclaimers* are threads that hold no such locks; they run the jobs.
 //!
 //! # Design
 //!
@@ -10,8 +10,8 @@
 //! * The queue (`job_queue/queue.rs`) and the pool of reclaimers (`job_queue/pool.rs`) are plain
 //!   data under one mutex. Their tables list the states of a job, and the events that change the
 //!   count of reclaimers.
-//! * A job has no data of its waiters but their number. A waiter that gives up leaves at once, and
-//!   a later answer cannot reach another waiter's job.
+//! * A job has no data of its waiters but their number. A waiter that gives up leaves at once. A
+//!   later answer of its job cannot reach another waiter.
 //!
 //! # Invariants
 //!
@@ -107,8 +107,8 @@ pub enum Next {
     Job(ReclaimJob),
     /// [Sleep](JobQueue::sleep) with this value: there is no job.
     Nothing(Idle),
-    /// The thread ends. It is not counted: it is a copy of a reclaimer of the parent process, or
-    /// all reclaimers were dismissed.
+    /// The thread must end. It is not in the count, since it is a copy of a reclaimer of the parent
+    /// process, or all reclaimers were dismissed.
     End,
 }
 
@@ -138,7 +138,8 @@ impl JobQueue {
     }
 
     /// Returns the bytes that the job freed, once it is done; 0 if the waiter gives up before.
-    /// After an answer the waiter must not be used again. The caller must be inside the fork gate.
+    /// Returns `None` if the wait goes on. After an answer the waiter must not be used again. The
+    /// caller must be inside the fork gate.
     pub fn answer(&self, waiter: &Waiter, patience: Patience) -> Option<u64> {
         match waiter.ticket {
             Some(ticket) => self.look(ticket, patience),
@@ -146,8 +147,8 @@ impl JobQueue {
         }
     }
 
-    /// Sleeps until a job is done or a place becomes free that the waiter has not seen, or for this
-    /// number of nanoseconds.
+    /// Sleeps until a job is done or a place becomes free, at most for this number of nanoseconds.
+    /// Returns at once if that has happened since [`JobQueue::ask`].
     pub fn wait(&self, waiter: &Waiter, nanoseconds: u64) {
         wait_for(&self.done, waiter.dones, nanoseconds);
     }
@@ -162,7 +163,7 @@ impl JobQueue {
         Some(Ticket(index))
     }
 
-    /// Wakes one sleeping reclaimer. To be called whenever a job becomes one that can be taken.
+    /// Wakes one sleeping reclaimer. The caller has made a job one that can be taken.
     fn call(&self) {
         self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
         wake(&self.posted, 1);
@@ -209,8 +210,8 @@ impl JobQueue {
         inner.queue.take(reclaimer).map_or(Next::Nothing(idle), Next::Job)
     }
 
-    /// Ends the job of a reclaimer, unless another one has it. `idle`: see [`JobQueue::write_off`].
-    /// The caller must be inside the fork gate.
+    /// Ends the job of a reclaimer, unless another one has it. Calls `idle` as
+    /// [`JobQueue::write_off`] does. The caller must be inside the fork gate.
     pub fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
         let mut inner = self.inner.lock();
         if let Some(state) = inner.queue.let_go(reclaimer, Some(bytes), idle) {
@@ -221,7 +222,7 @@ impl JobQueue {
     /// Writes off a reclaimer with a callback that does not return, and posts its job again. The
     /// caller must be inside the fork gate.
     ///
-    /// Calls `idle` with the node, under the mutex, if the job was a pass for one.
+    /// If the job was a pass for a node, calls `idle` with that node, under the mutex.
     pub fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut inner = self.inner.lock();
         // `None`: the reclaimer has returned already.
@@ -231,8 +232,8 @@ impl JobQueue {
         }
     }
 
-    /// Ends a reclaimer that was written off and has returned. `idle`: see [`JobQueue::write_off`].
-    /// The caller must be inside the fork gate.
+    /// Ends a reclaimer that was written off and has returned. Calls `idle` as
+    /// [`JobQueue::write_off`] does. The caller must be inside the fork gate.
     pub fn end(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut inner = self.inner.lock();
         if inner.pool.is_gone(reclaimer) {
@@ -257,8 +258,8 @@ impl JobQueue {
     /// Returns the number of a reclaimer that the caller is to create, and counts it. The caller
     /// must be inside the fork gate.
     ///
-    /// `None` unless reclaimers are [short](JobQueue::is_short), fewer than `most` exist, few
-    /// enough are lost, and no creation failed lately.
+    /// Returns `None` if reclaimers are not [short](JobQueue::is_short), or `most` of them work.
+    /// Also returns `None` if too many are lost, or a creation failed lately.
     pub fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
         let mut inner = self.inner.lock();
         if inner.is_short(least) { inner.pool.hire(most, now) } else { None }

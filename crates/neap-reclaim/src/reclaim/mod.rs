@@ -1,4 +1,4 @@
-//! Reclaim: which groups and shrinkers are asked for memory, in which order, and for how much.
+//! Reclaim: which groups and shrinkers a pass asks for memory, in which order, and for how much.
 //!
 //! # Design
 //!
@@ -8,7 +8,7 @@
 //!
 //! # Locking
 //!
-//! No lock is held while a method of the domain runs.
+//! A pass holds no lock while it calls a method of the domain.
 
 mod backoff;
 pub mod callback_state;

@@ -1,9 +1,9 @@
-//! A pass: groups are asked for memory, with rising priority, until there is enough.
+//! A pass: it asks groups for memory, at rising priority, until it has freed enough.
 //!
 //! # Design
 //!
-//! Priorities go from 12 to 0. At each, the pass walks the groups below its target on every node.
-//! Each group is asked for a part of its objects that are not protected.
+//! Priorities go from 12 down to 0, the most urgent one. At each, the pass walks the groups below
+//! its target on every node. It asks each group for a part of its unprotected objects.
 //!
 //! | pass | walks | ends |
 //! |---|---|---|
@@ -12,13 +12,13 @@
 //! | direct, third, if `low` protected a group | own; takes bytes that `low` protects | likewise |
 //! | background | own, each to its end | with enough bytes, or after priority 1 |
 //!
-//! A direct pass stops as soon as it has enough. Otherwise every group would evict for one that
-//! needs little. The second attempt exists because other passes may have taken all groups of the
-//! shared walks.
+//! A direct pass stops as soon as it has enough. Otherwise every group would evict objects for one
+//! group that needs little. The second attempt exists because other passes may have taken all
+//! groups of the shared walks.
 //!
 //! The freed bytes of a pass are the fall of the target's usage, or the sum that shrinkers
-//! reported, whichever is larger: other threads charge meanwhile. A shrinker that reports too much
-//! ends a pass too early; a charge that is still refused asks again.
+//! reported, whichever is larger. Usage falls less if other threads charge meanwhile. A shrinker
+//! that reports too much ends a pass too early. A charge that is still refused then asks again.
 //!
 //! A reading of the used bytes looks at all stocks and caches. A pass reads them only when a
 //! quarter more objects were freed than at the last reading, when the yield so far suggests that
@@ -40,8 +40,8 @@ use neap_base::platform::nodes::MAX_NODES;
 use neap_groups::protection::GroupUsage;
 use neap_groups::{Event, GroupId};
 
-/// Priority from which on pressure counts as critical: a tenth of all objects is requested at a
-/// time.
+/// Priority from which on, down to 0, pressure counts as critical: earlier priorities did not
+/// suffice.
 const HARD: u32 = (100_u32 / 10).ilog2();
 /// Used bytes are read again when the objects freed since the last reading are this part of those
 /// freed before it.
@@ -50,8 +50,8 @@ const LOOK: u64 = 4;
 pub const GOAL: u64 = 128 << 10;
 /// Part of a group's usage. A pass requests no more than this, unless more is needed.
 const PART: u64 = 8;
-/// Fruitless background passes in a row after which none is made until there is enough memory
-/// again.
+/// Number of fruitless background passes in a row after which no further one runs until there is
+/// enough memory again.
 const HOPELESS: u32 = 16;
 
 /// Returns how many bytes to ask of a group with this usage when `need` bytes are needed.
@@ -93,7 +93,7 @@ pub trait Domain {
     /// Adds to a group's window of pressure by [`Levels::note`], inside the fork gate.
     fn note(&self, levels: &Levels, group: GroupId, scanned: u64, freed: u64) -> Option<Level>;
 
-    /// Returns whether there is enough memory for a reason other than the requested bytes.
+    /// Returns whether there is enough memory even if the pass has not freed the requested bytes.
     fn has_enough(&self) -> bool {
         false
     }
@@ -117,7 +117,7 @@ pub struct Given {
     pub scanned: u64,
     /// Freed objects.
     pub freed: u64,
-    /// Freed bytes, as far as the shrinkers reported them.
+    /// Freed bytes that the shrinkers reported.
     pub bytes: u64,
     /// Scanned objects that a busy shrinker may not have looked at.
     pub unsure: u64,
@@ -125,7 +125,7 @@ pub struct Given {
     pub stops: u64,
 }
 
-/// Request for memory.
+/// Request of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
     /// The group to reclaim from, with its descendants.
@@ -191,7 +191,7 @@ struct Pass<'a, D: Domain> {
     passes: &'a Passes,
     domain: &'a D,
     ask: Ask,
-    /// Used and charged bytes at its begin.
+    /// Used and charged bytes when it began.
     before: [[u64; 2]; 2],
     said: u64,
     /// Freed objects at the last reading of used bytes.
@@ -200,12 +200,13 @@ struct Pass<'a, D: Domain> {
     /// See [`Given`].
     unsure: u64,
     stops: u64,
-    /// `low` protected a group.
+    /// Whether `low` protected a group from this pass.
     passed_by: bool,
 }
 
 impl Passes {
-    /// Asks for memory until there is enough, no more can be had, or the deadline has passed.
+    /// Asks for memory until there is enough, nothing more can be freed, or the deadline has
+    /// passed.
     pub fn run<D: Domain>(&self, domain: &D, ask: &Ask) -> Got {
         let before = [domain.used(ask.top), domain.charged(ask.top)];
         let got = Got::default();
@@ -300,7 +301,7 @@ impl<D: Domain> Pass<'_, D> {
             }
         }
         // The objects of the last priority did not suffice, or there are none. If all shrinkers
-        // were busy, nothing is known.
+        // were busy, the pass reports no pressure.
         let was_busy = self.looked_at(&before, unsure) == 0 && (self.unsure > unsure || self.stops > stops);
         if !is_told && last == 0 && !self.ask.ahead && !was_busy {
             self.domain.tell(self.ask.top, Level::Critical.event());

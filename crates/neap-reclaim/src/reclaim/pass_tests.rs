@@ -1,7 +1,7 @@
 //! Tests of passes, on a model of groups and caches.
 //!
-//! In the domain of plain numbers, a group is a cache of objects that gives as the published
-//! arithmetic says. One thread, no locks.
+//! The model is a [`Domain`] of plain numbers. Each group is one cache, which frees objects by the
+//! published arithmetic. The tests use one thread and no locks.
 
 use super::pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
 use super::pressure::{Level, Levels};
@@ -196,8 +196,8 @@ fn l16_what_one_try_was_allowed_the_next_pass_is_not() {
     assert_eq!(left(&beside)[0], 5000);
 }
 
-/// In so many visits, other passes take the objects that a pass finds, and all other groups of the
-/// round that it joined.
+/// In this number of visits, other passes take the objects that a pass finds. They also take all
+/// other groups of the round that it joined.
 struct Raced<'a>(&'a Model, &'a Passes, Cell<u32>);
 
 impl Domain for Raced<'_> {
@@ -305,8 +305,8 @@ fn a_pass_ends_at_its_deadline_and_where_nobody_has_anything() {
     assert_eq!(run(&model(&[]), SIZE), Got { priority: 12, ..Got::default() });
 }
 
-/// A shrinker with false reports ends passes too early, but the next pass begins behind it.
-/// A small cache is asked for nothing at the first priorities.
+/// A shrinker with false reports ends passes too early, but the next pass begins behind it. The
+/// first priorities ask a small cache for nothing.
 #[test]
 fn pass_that_begins_with_more_pressure_reaches_small_caches_in_time() {
     let freed = [0, FIRST_PRIORITY].map(|skipped| {

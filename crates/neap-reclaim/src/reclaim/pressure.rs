@@ -1,9 +1,9 @@
 //! Pressure levels of reclaim, from the scanned and freed objects.
 //!
-//! A level is computed once for each window of scanned objects, so one walk that found little is
-//! not reported. A table has windows for groups that were reclaimed from lately. Groups may
-//! displace each other there; a displaced group loses its part of a window. Each window has a
-//! mutex, under which no other lock is taken.
+//! A level is computed once for each *window*, a number of scanned objects, so one small walk gives
+//! no level. A table has windows for groups that were reclaimed from lately. Groups may displace
+//! each other there; a displaced group loses its part of a window. Each window has a mutex, under
+//! which no other lock is taken.
 //!
 //! Source: Linux `mm/vmpressure.c`, by description.
 

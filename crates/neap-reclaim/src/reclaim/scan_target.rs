@@ -1,8 +1,8 @@
 //! Share of a group's objects that a pass asks for: arithmetic on its usage and protection.
 //!
-//! A group below its `min` is skipped. A group below its `low` is skipped unless nothing else is
-//! left. Other groups give in proportion to their unprotected bytes. This module has no state and
-//! no lock.
+//! A pass skips a group within its `min`. It skips a group within its `low` unless nothing else is
+//! left. It asks other groups in proportion to their unprotected bytes. This module has no state
+//! and no lock.
 //!
 //! Source: Linux `mm/vmscan.c` (`shrink_node_memcgs`, `get_scan_count`), by description.
 
@@ -27,11 +27,11 @@ pub enum ProtectedBy {
     Low,
 }
 
-/// Returns the pressure on a group for a pass that needs `need` bytes. A group that uses no more
-/// than that is asked for at least one batch.
+/// Returns the pressure on a group for a pass that needs `need` bytes. The pass asks a group that
+/// uses at most that many bytes for at least one batch.
 ///
 /// # Errors
-/// The bound that protects the group.
+/// [`ProtectedBy`]: the bound that protects the group from this pass.
 pub fn press(
     standing: &GroupUsage,
     need: u64,
@@ -47,7 +47,7 @@ pub fn press(
         return Err(ProtectedBy::Low);
     }
     let protected = if grip == LowProtection::Fair { min.max(low) } else { min };
-    // A group that is not wholly protected is asked for something.
+    // A pass asks a group that is not wholly protected for at least the least share.
     let share = u128::from(WHOLE) * u128::from(usage.saturating_sub(protected)) / u128::from(usage.max(1));
     let share = if usage == 0 { WHOLE } else { (share as u32).max(1) };
     Ok(ScanPressure { priority, share, least: usage > 0 && usage <= need, whom: ShrinkerFilter::All, need, usage })

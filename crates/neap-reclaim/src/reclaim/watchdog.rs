@@ -2,12 +2,12 @@
 //!
 //! # Design
 //!
-//! 1. A thread that is about to run callbacks takes a slot, and publishes there the shrinker and
-//!    the end of its time.
+//! 1. A thread that is about to run callbacks takes a slot. There it publishes the shrinker and the
+//!    time by which the callback must end.
 //! 2. A watching thread looks through the slots. It writes off a callback that has run longer than
 //!    its budget ([`BUDGET`] by default). If no thread watched when the budget was used up, the
-//!    callback has a [`BUDGET`] more, since the process may have been stopped.
-//! 3. The shrinker is not asked while a callback of it that was written off has not returned.
+//!    callback gets one more [`BUDGET`], since the process may have been stopped.
+//! 3. No thread asks the shrinker until its written-off callbacks have returned.
 //! 4. A reclaimer that returns from a callback that was written off ends: it has been replaced.
 //!
 //! A shrinker is blamed at once for a callback that exceeded its budget in CPU time. A callback
@@ -45,7 +45,8 @@ const BARRED: u64 = 1_000_000_000;
 const DOUBLINGS: u32 = 6;
 /// Time after which one penalty is forgotten, in nanoseconds.
 const DECAY: u64 = 30_000_000_000;
-/// Number of callbacks in a row, too long by wall time alone, at which the last one is blamed.
+/// Number of callbacks in a row that took too long by wall time alone, after which the shrinker is
+/// blamed.
 const ROW: u32 = 3;
 /// Threads of the program that may run callbacks at a time.
 const PROGRAM_SLOTS: usize = 64;
@@ -101,18 +102,18 @@ pub enum Excess {
 #[derive(Debug, Default)]
 struct CallbackSlot {
     state: CallbackState,
-    /// Index plus one of the record that counts this slot's callback as stuck; 0 for none. Under
-    /// the mutex.
+    /// Index plus one of the record that counts this slot's callback as stuck; 0 for none.
+    /// Protected by the mutex.
     record: AtomicU32,
-    /// End of the time of a callback that was overdue when a watching thread first saw it, and the
-    /// time when that thread saw it. Under the mutex.
+    /// Deadline of the callback that was overdue when a watching thread first saw it, and the time
+    /// when that thread saw it. Protected by the mutex.
     doubted: AtomicU64,
     doubted_at: AtomicU64,
 }
 
 impl CallbackSlot {
-    /// Returns whether an overdue callback is to be written off: a thread watched when its time was
-    /// over, or found it overdue a [`BUDGET`] ago. Under the mutex.
+    /// Returns whether an overdue callback is to be written off. It is if a thread watched when its
+    /// time was over, or found it overdue a [`BUDGET`] ago. The caller holds the mutex.
     fn is_given_up(&self, running: &Running, now: u64, seen_from: Option<u64>) -> bool {
         if seen_from.is_some_and(|from| from <= running.due) {
             return true;
@@ -133,8 +134,8 @@ struct Blamed {
     /// written off and have not returned. While there are any, the shrinker is not asked, either.
     until: AtomicU64,
     stuck: AtomicU32,
-    /// Penalties that are not forgotten, the time of the last one, and callbacks in a row that
-    /// waited too long.
+    /// Number of penalties that are not forgotten, the time of the last penalty, and the number of
+    /// callbacks in a row that only waited too long.
     penalties: AtomicU32,
     last: AtomicU64,
     row: AtomicU32,
@@ -160,7 +161,7 @@ pub struct Culprit {
 }
 
 impl Culprit {
-    /// Returns the name, as far as it is kept.
+    /// Returns the beginning of the name, up to 48 bytes.
     pub fn name(&self) -> &str {
         text(&self.name)
     }
@@ -223,13 +224,14 @@ pub struct RunningCallback<'l> {
 pub struct Overdue {
     /// The shrinker.
     pub shrinker: u64,
-    /// Number of the reclaimer that runs it and is to be replaced; 0: a thread of the program.
+    /// Number of the reclaimer that runs it and is to be replaced; 0 for a thread of the program.
     pub reclaimer: u32,
 }
 
 impl Watchdog {
-    /// Takes a slot for this thread: the reclaimer with that number, or a thread of the program if
-    /// it is 0. `None` if too many threads of the program run callbacks.
+    /// Takes a slot for this thread. `reclaimer` is the thread's number among the reclaimers, or 0
+    /// for a thread of the program. Returns `None` if too many threads of the program run
+    /// callbacks.
     pub fn enter(&self, reclaimer: u32) -> Option<RunningCallback<'_>> {
         let (of_program, of_reclaimers) = self.slots.split_at(PROGRAM_SLOTS);
         let slots = if reclaimer == 0 { of_program } else { of_reclaimers };
@@ -294,7 +296,8 @@ impl Watchdog {
         }
     }
 
-    /// Counts a verdict. Returns the shrinker's record, if there is room for one. Under the mutex.
+    /// Counts a verdict. Returns the shrinker's record, if there is room for one. The caller holds
+    /// the mutex.
     fn count(&self, shrinker: u64, name: Option<Name>, verdict: Misbehaviour, now: u64) -> Option<&Blamed> {
         self.counts[verdict as usize].fetch_add(1, Ordering::Relaxed);
         let name = name.as_ref().map_or(GONE, Name::as_str);
@@ -425,7 +428,7 @@ impl Blamed {
         if self.stuck.load(Ordering::Relaxed) > 0 { u64::MAX } else { self.until.load(Ordering::Relaxed) }
     }
 
-    /// Bars the shrinker for some time. Under the mutex.
+    /// Bars the shrinker for some time. The caller holds the mutex.
     fn bar(&self, now: u64) {
         let forgotten = now.saturating_sub(self.last.load(Ordering::Relaxed)) / DECAY;
         let before = u64::from(self.penalties.load(Ordering::Relaxed)).saturating_sub(forgotten);
@@ -453,8 +456,8 @@ impl RunningCallback<'_> {
         self.began.get()
     }
 
-    /// Ends the callback. Returns its duration, and whether it was written off: then
-    /// [`RunningCallback::is_back`] must follow.
+    /// Ends the callback. Returns its duration, and whether it was written off. If it was, the
+    /// caller must call [`RunningCallback::is_back`].
     pub fn ended(&self, now: u64) -> (u64, bool) {
         if now <= self.slot.state.last_due()
             && let Some(record) = self.watchdog.record(self.slot.state.last_shrinker())

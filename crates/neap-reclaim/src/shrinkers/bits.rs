@@ -39,8 +39,8 @@ impl Bit<'_> {
     }
 }
 
-/// Sets a bit and those above it. The object that the first bit stands for was made visible before.
-/// Returns the number of words that were written.
+/// Sets a bit and those above it. The caller has made the object visible that the first bit stands
+/// for. Returns the number of words that were written.
 pub fn raise<'w>(levels: impl IntoIterator<Item = Bit<'w>>) -> u32 {
     let mut written = 0;
     for level in levels {

@@ -23,7 +23,7 @@ impl CallFrame {
         CallFrame { registry, index, before: 0, _pinned: PhantomPinned }
     }
 
-    /// Adds the frame to this thread's chain until the answer is dropped.
+    /// Adds the frame to this thread's chain until the returned [`Inside`] is dropped.
     pub(crate) fn enter(self: Pin<&mut CallFrame>) -> Inside<'_> {
         // SAFETY: the reference is used to write a field, and nothing is moved out of it.
         let frame = unsafe { self.get_unchecked_mut() };
@@ -49,7 +49,7 @@ pub fn is_calling() -> bool {
 }
 
 /// Calls `f` as if it were a callback: no reclaim begins in it, and its charges may exceed limits.
-/// For work of neap in a thread that other threads may wait for.
+/// neap uses this for its own work in a thread that other threads may wait for.
 pub fn without_reclaim<R>(f: impl FnOnce() -> R) -> R {
     // No registry is at address 0.
     let frame = pin!(CallFrame::new(0, 0));

@@ -1,10 +1,10 @@
 //! Life cycle of an index of the registry: free, prepared, live, ending, and free again.
 //!
 //! A *life* of an index is the time of one shrinker. Entries are never freed, so a visitor may read
-//! one at any time. It gets a reference to the current life, if that is live. The data of a life is
-//! written while the index is free, and read with a reference. This module has no lock; the
-//! registry's mutex serialises changes of state. A model checker explores this module
-//! (`tests/loom.rs`).
+//! one at any time. It gets a reference to the current life only if that is live. A thread writes
+//! the data of a life while the index is free. Visitors read the data with a reference. This module
+//! has no lock; the registry's mutex serialises changes of state. A model checker explores this
+//! module (`tests/loom.rs`).
 
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicU32, Ordering, wait, wake};
@@ -79,7 +79,7 @@ impl<W: Counts> Life<W> {
     /// caller must call [`Life::free`].
     ///
     /// # Errors
-    /// The error of the fence; the life goes on.
+    /// The error of the fence. The life is live again then.
     pub fn close(&self, fence: impl FnOnce() -> Result<(), Errno>) -> Result<bool, Errno> {
         if let Err(error) = Count::close_all(core::iter::once(&self.references), fence) {
             self.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `state`.
@@ -121,7 +121,7 @@ impl<W: Counts> Life<W> {
         self.ended.load(Ordering::Acquire) != ended // Pairs with the Release in `free`.
     }
 
-    /// Waits for the end of that life; may return before.
+    /// Waits for the end of that life. It may return earlier.
     pub fn wait(&self, ended: u32) {
         wait(&self.ended, ended);
     }

@@ -1,26 +1,27 @@
-//! Registry of shrinkers, which come and go at any time without delaying visits.
+//! Registry of shrinkers. A visit does not wait while a shrinker is registered or unregistered.
 //!
 //! # Design
 //!
-//! A visitor looks a shrinker up by index and takes a per-CPU reference. That fails once the
-//! shrinker is being unregistered. With restartable sequences, neither step writes a cache line
-//! that visitors on other CPUs read. To unregister:
+//! A visitor looks a shrinker up by index and takes a per-CPU reference. It gets no reference once
+//! the shrinker is being unregistered. With restartable sequences, neither step writes a cache line
+//! that visitors on other CPUs read. [`Shrinkers::unregister`] takes these steps:
 //!
-//! 1. The state becomes ending, under the mutex, so that only one caller does it.
-//! 2. The reference count is killed, with one fence. No new call begins then.
+//! 1. The caller sets the state to ending, under the mutex. Only one caller gets past this step.
+//! 2. It kills the reference count, with one fence. No new call begins after that.
 //! 3. The thread that puts the last reference, the caller or a visitor, calls `gone`, frees the
 //!    index and wakes the caller.
-//! 4. The caller waits for step 3. Inside a callback it returns instead, and a visitor does step 3.
+//! 4. The caller waits for step 3. Inside a callback it returns at once, perhaps before step 3.
 //!
 //! The caller thus waits for running calls of that shrinker alone, and never for itself.
-//! [`Shrinkers::synchronize`] waits for all calls that run now: each enters and leaves an RCU
-//! domain.
+//! [`Shrinkers::synchronize`] waits for the calls of all shrinkers that run when it begins. Each
+//! call runs within a read of an RCU domain.
 //!
 //! # Invariants
 //!
-//! An index keeps its kind for ever: inline or not, the host's own or not. A visitor that may call
-//! only some kinds checks the kind before it takes a reference. After that it might have the last
-//! reference, and would have to call a `gone` that it must not call. If kinds could change:
+//! The *kind* of a shrinker says whether it is inline, and whether it is the host's own. An index
+//! keeps its kind for ever. A visitor that may call only some kinds checks the kind before it takes
+//! a reference. With the last reference it would have to call `gone`, which it may call only for
+//! these kinds. If kinds could change:
 //!
 //! 1. V, which holds a lock, sees that A, of index 7, is inline.
 //! 2. A is unregistered. B gets index 7; it is not inline, and its `gone` takes that lock.
@@ -53,8 +54,8 @@ use neap_percpu::{Owner, PerCpuWords, Refused, Wait};
 /// used indexes, since an index keeps its kind.
 pub const MOST_SHRINKERS: u32 = BLOCK * BLOCKS as u32;
 
-/// Polls of [`Shrinkers::synchronize`] with a yield in between, and the sleep between later ones,
-/// in nanoseconds.
+/// Number of polls after which [`Shrinkers::synchronize`] sleeps between polls instead of yielding,
+/// and the length of that sleep in nanoseconds.
 const YIELDS: u32 = 20;
 const NAP: u64 = 50_000;
 
@@ -111,7 +112,7 @@ impl From<Refused> for ShrinkerError {
 /// Result of unregistering a shrinker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unregistered {
-    /// No callback of it runs, or ever will.
+    /// No callback of the shrinker runs, and none will run again.
     Gone,
     /// The caller is inside a callback, and does not wait. Callbacks of the shrinker may still run,
     /// but none begins. `gone` is called when the last one ends.
@@ -144,14 +145,14 @@ pub struct Report {
     pub scanned: u64,
     /// Objects that were freed.
     pub freed: u64,
-    /// Nanoseconds in callbacks, as far as callers measured them.
+    /// Nanoseconds spent in callbacks. Calls that the caller did not measure count as 0.
     pub nanoseconds: u64,
-    /// References taken in a cache line that all CPUs write: on isolated CPUs, and without
-    /// restartable sequences.
+    /// Number of references counted in a cache line that several CPUs write. Isolated CPUs count
+    /// there; without restartable sequences all CPUs do.
     pub shared: u64,
 }
 
-/// A pointer to a shrinker; null before the first one of the index.
+/// A pointer to a shrinker; null until the index is first used.
 #[derive(Debug)]
 #[repr(transparent)]
 struct Link(AtomicPtr<Shrinker>);
@@ -172,9 +173,9 @@ pub struct Shrinkers {
     used: AtomicU32,
     lists: Mutex<ShrinkerLists>,
     pub(crate) infos: ShrinkerInfos,
-    /// RCU domain of the callbacks that run.
+    /// RCU domain. Each call of callbacks runs within a read of it.
     pub(crate) running: Rcu,
-    /// [`Owner`] of the words of all shrinkers.
+    /// [`Owner`] of the per-CPU words of all shrinkers.
     owner: Owner,
 }
 
@@ -188,13 +189,14 @@ impl Shrinkers {
     /// Makes a registry without shrinkers.
     ///
     /// # Errors
-    /// [`ShrinkerError::NoMemory`].
+    /// [`ShrinkerError::NoMemory`]: there is no memory for the registry.
     pub fn open<H: Host>(host: &H) -> Result<Shrinkers, ShrinkerError> {
         host.inside(|| {
             let owner = host.data().open_owner(host.platform())?;
             let nodes = host.platform().nodes().max(1) as u32;
             let infos = ShrinkerInfos::open(host, nodes).inspect_err(|_| {
-                // SAFETY: the owner was opened above, and no other thread knows it.
+                // SAFETY: the owner was opened above. No other thread knows it, so none uses an
+                // allocation of it or allocates for it.
                 let _ = unsafe { host.data().close_owner(owner) };
             })?;
             let running = Rcu::new();
@@ -221,8 +223,8 @@ impl Shrinkers {
             }
         }
         // SAFETY: by this function's contract no thread uses the registry or its parts, and no
-        // reader is in a callback. They are of this host. The words of the owner belong to
-        // shrinkers, which no thread uses.
+        // callback runs, so no thread reads. `host` is the one that they were opened with. The
+        // owner's allocations are words of shrinkers, which no thread uses or makes.
         unsafe {
             self.table.close(host.platform());
             self.infos.close(host);
@@ -268,16 +270,18 @@ impl Shrinkers {
         (0..self.used()).filter_map(|index| self.at(index)).any(|shrinker| !shrinker.own())
     }
 
-    /// Prepares a shrinker: it has an id and keeps marks, but is not called yet. The caller can now
-    /// make lists that need the id. [`Shrinkers::start`] or [`Shrinkers::unregister`] must follow.
+    /// Registers a shrinker that visitors do not call yet. It has an id and keeps its marks, so the
+    /// caller can make lists that need the id. [`Shrinkers::start`] or [`Shrinkers::unregister`]
+    /// must follow.
     ///
     /// # Errors
-    /// See [`ShrinkerError`]; nothing has changed then.
+    /// [`ShrinkerError::BadName`], [`ShrinkerError::Full`] or [`ShrinkerError::NoMemory`]. No
+    /// shrinker is registered then.
     ///
     /// # Safety
-    /// From `start` on the callbacks may be called with `data`, by any thread and by several at a
-    /// time, until `unregister` has returned [`Unregistered::Gone`], or `gone` was called. They do
-    /// not unwind.
+    /// Any thread, and several threads at a time, may call the callbacks with `data`. This holds
+    /// from `start` on, until `unregister` has returned [`Unregistered::Gone`] or `gone` was
+    /// called. The callbacks do not unwind.
     pub unsafe fn prepare<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
         if spec.is_own() {
             return Err(ShrinkerError::BadName);
@@ -287,13 +291,13 @@ impl Shrinkers {
     }
 
     /// Registers and starts a shrinker of the host's own, with a name that begins with `neap:`. Its
-    /// callbacks may run in any thread that holds nothing of the host's.
+    /// callbacks may run in any thread that holds no lock of the host.
     ///
     /// # Errors
     /// As for [`Shrinkers::prepare`].
     ///
     /// # Safety
-    /// As for [`Shrinkers::prepare`], from now on.
+    /// As for [`Shrinkers::prepare`]. The callbacks may be called from this call on.
     pub unsafe fn register_own<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
         if !spec.is_own() {
             return Err(ShrinkerError::BadName);
@@ -316,7 +320,8 @@ impl Shrinkers {
             if let Some(id) = host.inside(|| self.begin(spec)) {
                 return Ok(id);
             }
-            // Called outside the fork gate, since `PerCpuWords::new` enters the gate itself.
+            // This thread is outside the fork gate here, since `PerCpuWords::new` enters the gate
+            // itself.
             let mut words = Some(PerCpuWords::new(host, self.owner, Total::Words as usize, Wait::Long)?);
             let made = host.inside(|| self.fresh(host, kind, &mut words));
             // SAFETY: words that `fresh` did not take were made above, and no other thread has seen
@@ -326,7 +331,7 @@ impl Shrinkers {
         }
     }
 
-    /// Begins a life of a free index; `None` if there is none of the kind.
+    /// Begins a life of a free index of the kind. Returns `None` if no index of the kind is free.
     fn begin(&self, spec: &Spec<'_>) -> Option<ShrinkerId> {
         let mut lists = self.lists.lock();
         let free = &mut lists.free[kind(spec.inline, spec.is_own())];
@@ -349,8 +354,8 @@ impl Shrinkers {
         let Link(link) = self.table.get(index).ok_or(ShrinkerError::NoMemory)?;
         let memory = host.memory(size_of::<Shrinker>()).ok_or(ShrinkerError::NoMemory)?.cast::<Shrinker>();
         let words = words.take().ok_or(ShrinkerError::NoMemory)?;
-        // SAFETY: the memory is on a cache line of its own, which is the alignment, has the size,
-        // and no other thread knows of it.
+        // SAFETY: `Host::memory` returned memory of this size, aligned to a cache line, which is
+        // the alignment of `Shrinker`. No other thread knows of it.
         unsafe { memory.write(Shrinker::new(words)) };
         // SAFETY: written above.
         unsafe { memory.as_ref() }.next.store(lists.free[kind], Ordering::Relaxed);
@@ -360,8 +365,8 @@ impl Shrinkers {
         Ok(())
     }
 
-    /// Assigns all objects of a prepared shrinker to a group, or its heir. The shrinker is not
-    /// asked for objects of other groups, even if those are marked.
+    /// Declares that all objects of a prepared shrinker belong to one group, or to its heir.
+    /// Visitors do not ask the shrinker for objects of other groups, even if those are marked.
     pub fn belongs_to(&self, id: ShrinkerId, group: GroupId) {
         self.of(id).inspect(|shrinker| shrinker.set_of(group));
     }
@@ -381,7 +386,7 @@ impl Shrinkers {
     /// Starts a prepared shrinker, which may be called from now on.
     ///
     /// # Errors
-    /// [`ShrinkerError::NoSuchShrinker`].
+    /// [`ShrinkerError::NoSuchShrinker`]: the id names no prepared shrinker.
     pub fn start<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<(), ShrinkerError> {
         host.inside(|| {
             let _lists = self.lists.lock();
@@ -401,21 +406,22 @@ impl Shrinkers {
     /// As for [`Shrinkers::prepare`].
     ///
     /// # Safety
-    /// As for [`Shrinkers::prepare`], from now on.
+    /// As for [`Shrinkers::prepare`]. The callbacks may be called from this call on.
     pub unsafe fn register<H: Host>(&self, host: &H, spec: &Spec<'_>) -> Result<ShrinkerId, ShrinkerError> {
         // SAFETY: this function has the contract of `prepare`.
         let id = unsafe { self.prepare(host, spec) }?;
         self.start(host, id).map(|()| id)
     }
 
-    /// Unregisters a shrinker: no call of it begins from now on. Fences CPUs.
+    /// Unregisters a shrinker. No call of it begins after that. Fences CPUs.
     ///
     /// Waits until its running calls have ended. Inside a callback, of any shrinker, it does not
     /// wait; see [`Unregistered::Later`].
     ///
     /// # Errors
-    /// [`ShrinkerError::NoSuchShrinker`], also if another caller is unregistering it, and for the
-    /// host's own shrinkers, which stay. [`ShrinkerError::Fence`]: the shrinker stays registered.
+    /// [`ShrinkerError::NoSuchShrinker`]: there is none, another caller is unregistering it, or it
+    /// is the host's own.
+    /// [`ShrinkerError::Fence`]: the system refused the fence. The shrinker stays registered.
     pub fn unregister<H: Host>(&self, host: &H, id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
         let ending = || {
             let _lists = self.lists.lock();
@@ -451,10 +457,11 @@ impl Shrinkers {
         shrinker.life.free();
     }
 
-    /// Waits until every callback that runs now has ended, of any shrinker.
+    /// Waits until every callback, of any shrinker, that runs at the time of the call has ended.
     ///
     /// # Errors
-    /// [`ShrinkerError::InCallback`]; [`ShrinkerError::Fence`].
+    /// [`ShrinkerError::InCallback`]: the caller is inside a callback. [`ShrinkerError::Fence`]:
+    /// the system refused a fence. In both cases callbacks may still run.
     pub fn synchronize<H: Host>(&self, host: &H) -> Result<(), ShrinkerError> {
         if is_calling() {
             return Err(ShrinkerError::InCallback);
@@ -467,12 +474,12 @@ impl Shrinkers {
         Ok(())
     }
 
-    /// Marks that a shrinker by group may have objects of the group in `slot` on a node. The caller
-    /// must be inside the fork gate.
+    /// Marks that a shrinker that knows groups may have objects of the group in `slot` on a node.
+    /// The caller must be inside the fork gate.
     ///
-    /// To be called in [`Groups::hang_on`](neap_groups::Groups::hang_on) whenever the first object
-    /// of a group came to a node, after it is visible to `count`. Takes no lock if the mark exists
-    /// already. Otherwise it may take one to grow tables.
+    /// The caller has added the first object of a group on a node, and `count` can see that object.
+    /// It calls this within [`Groups::hang_on`](neap_groups::Groups::hang_on). Takes no lock if the
+    /// mark exists already. Otherwise it may take one to grow tables.
     pub fn mark<H: Host>(&self, host: &H, id: ShrinkerId, slot: u32, node: u32) {
         let Some(shrinker) = self.of(id).filter(|shrinker| shrinker.by_group()) else { return };
         if shrinker.by_node() {
@@ -482,20 +489,20 @@ impl Shrinkers {
         }
     }
 
-    /// Returns a number that changes with each new mark. A thread that reads it, looks, and finds
-    /// no marks below a group need not look again while the number is the same.
+    /// Returns a number that changes with each new mark. A thread reads the number first, and then
+    /// finds no mark below a group. It need not look there again while the number is unchanged.
     pub fn marks(&self) -> u64 {
         self.infos.marks()
     }
 
-    /// Returns the slot, from `from` on, of the first group that may have objects on a node, or for
-    /// which there was no memory to record it.
+    /// Returns the first slot from `from` on whose group may have objects on a node. Includes
+    /// groups whose marks could not be stored for lack of memory.
     pub fn next_with_anything(&self, node: u32, from: u32) -> Option<u32> {
         self.infos.next_with_anything(node, from)
     }
 
-    /// Returns whether the group in a slot may have objects on a node, or there was no memory to
-    /// record it.
+    /// Returns whether the group in a slot may have objects on a node. Also true if its marks could
+    /// not be stored for lack of memory.
     pub fn has_anything(&self, node: u32, slot: u32) -> bool {
         self.infos.has_anything(node, slot)
     }
@@ -509,7 +516,7 @@ impl Shrinkers {
     /// Moves deferred work and marks of the group in a slot to its heir. The caller must be inside
     /// the fork gate.
     ///
-    /// The group is leaving ([`Host::is_seat`]), and its slot is not reused yet.
+    /// [`Host::is_seat`] returns false for the group already, and its slot is not reused yet.
     pub fn offline<H: Host>(&self, host: &H, slot: u32, heir: u32) {
         self.infos.offline(host, || self.used(), slot, heir);
     }
@@ -537,7 +544,7 @@ impl Shrinkers {
     }
 
     /// Calls `each` with a description of every live shrinker. Takes no lock and no reference, so
-    /// it delays no unregistration: `each` gets a copy.
+    /// no unregistration waits for it. `each` gets a copy.
     pub fn each(&self, mut each: impl FnMut(&Report)) {
         for index in 0..self.used() {
             let is_live = |shrinker: &&Shrinker| shrinker.life.state() == LIVE;
@@ -569,9 +576,9 @@ impl Shrinkers {
         self.read(id, Shrinker::name)
     }
 
-    /// Reads the data of a shrinker; `None` unless it exists all the while. Takes no reference, so
-    /// the caller never has the last one. With that it would have to call `gone`, which may take a
-    /// lock that it holds.
+    /// Reads the data of a shrinker. Returns `None` unless it exists before and after the read.
+    /// Takes no reference. With the last reference the caller would have to call `gone`, which may
+    /// take a lock that the caller holds.
     fn read<R>(&self, id: ShrinkerId, read: impl FnOnce(&Shrinker) -> R) -> Option<R> {
         let answer = read(self.of(id)?);
         // A reader that saw a write of the next life, which begins after the index was free, sees

@@ -1,7 +1,7 @@
 //! One shrinker: its callbacks, its reference count, and its counts of work.
 //!
 //! Shrinkers lie in a table that never moves, so an index that was once used can always be looked
-//! up, without a lock and a grace period. A shrinker's data is written while no thread has a
+//! up, without a lock or a grace period. A shrinker's data is written while no thread has a
 //! reference, and read with a reference. A shrinker is *prepared* (it has an id, and is not
 //! called), then *live*, then *ending* (no new calls), then the index is free. The next shrinker of
 //! the index has another generation. Each CPU counts work in its own words, so visitors on two CPUs
@@ -34,7 +34,7 @@ impl ShrinkerId {
         ShrinkerId((generation as u64) << 32 | index as u64)
     }
 
-    /// Returns the index, which differs from those of other shrinkers at the time.
+    /// Returns the index. No two shrinkers have the same index at the same time.
     pub const fn index(self) -> u32 {
         self.0 as u32
     }
@@ -48,7 +48,7 @@ impl ShrinkerId {
         self.0
     }
 
-    /// Returns the id with these bits. Any number is some id, which may name nothing.
+    /// Returns the id with these bits. Accepts every number; the id may name no shrinker.
     pub const fn from_bits(bits: u64) -> ShrinkerId {
         ShrinkerId(bits)
     }
@@ -69,13 +69,13 @@ pub struct Asked {
     pub group: u64,
     /// The node of the objects; 0 for a shrinker that knows no nodes.
     pub node: u32,
-    /// Answer of a scan that frees nothing: not 0 if it cannot say whether it examined objects. 0
-    /// by default.
+    /// Answer: not 0 if a scan that freed nothing cannot say whether it examined objects. 0 by
+    /// default.
     pub unsure: u32,
     /// Number of objects to scan; 0 for a count.
     pub to_scan: u64,
-    /// Answer: number of scanned objects, `to_scan` by default. After 0 the scan is not called
-    /// again for now.
+    /// Answer: number of scanned objects, `to_scan` by default. After an answer of 0 the visit does
+    /// not call the scan again.
     pub scanned: u64,
     /// Answer: number of freed bytes, 0 by default.
     pub freed_bytes: u64,
@@ -85,7 +85,7 @@ pub struct Asked {
     pub deadline: u64,
     /// How hard the pass presses: from [`FIRST_PRIORITY`](crate::FIRST_PRIORITY) down to 0.
     pub priority: u32,
-    /// 0.
+    /// Reserved; 0.
     pub reserved: u32,
 }
 
@@ -113,14 +113,14 @@ impl Asked {
     }
 }
 
-/// Returns about how many objects there are, without delay: 0 (none can be freed now), [`EMPTY`]
-/// (none until a mark) or [`STOP`] (busy).
+/// Callback that returns the approximate number of objects, without waiting. Special answers are 0
+/// (none can be freed now), [`EMPTY`] (none until a mark) and [`STOP`] (busy).
 pub type CountFn = unsafe extern "C" fn(data: *mut c_void, asked: *const Asked) -> u64;
-/// Scans `to_scan` objects and frees those not in use. Returns the number of freed objects,
-/// [`STOP`], [`EMPTY`] or [`DONE`].
+/// Callback that scans `to_scan` objects and frees those not in use. It returns the number of freed
+/// objects, [`STOP`], [`EMPTY`] or [`DONE`].
 pub type ScanFn = unsafe extern "C" fn(data: *mut c_void, asked: *mut Asked) -> u64;
-/// Called once, after the last call of `count` and `scan` has ended. The thread that unregisters
-/// calls it, or the thread that made that last call.
+/// Callback that is called once, after the last call of `count` and `scan` has ended. The thread
+/// that unregisters the shrinker calls it, or the thread that puts the last reference.
 pub type GoneFn = unsafe extern "C" fn(data: *mut c_void);
 
 /// Description of a shrinker to be registered.
@@ -134,20 +134,20 @@ pub struct Spec<'a> {
     pub scan: ScanFn,
     /// Argument of the callbacks.
     pub data: *mut c_void,
-    /// Called when `data` is not used any more.
+    /// Callback for the time when no thread uses `data` any more.
     pub gone: Option<GoneFn>,
     /// Cost of recreating one object, relative to [`DEFAULT_SEEKS`](crate::DEFAULT_SEEKS); 0 if
     /// that costs nothing.
     pub seeks: u32,
     /// Objects for each scan call; 0: [`DEFAULT_BATCH`](crate::DEFAULT_BATCH).
     pub batch: u64,
-    /// Whether it knows nodes; otherwise a pass on any node calls it, for node 0.
+    /// Whether it knows the nodes of its objects. If not, a visit on any node asks it for node 0.
     pub by_node: bool,
-    /// Whether it knows groups, and marks those that have objects; otherwise it is always called,
-    /// for the root.
+    /// Whether it knows the groups of its objects, and marks groups that have some. If not, visits
+    /// of the root ask it for all objects.
     pub by_group: bool,
-    /// Whether its callbacks, `gone` included, may run in a thread that charges: they take no lock
-    /// that such a thread may hold.
+    /// Whether its callbacks, `gone` included, may run in a thread that charges. They must then
+    /// take no lock that such a thread may hold.
     pub inline: bool,
 }
 
@@ -205,7 +205,7 @@ pub(crate) struct Shrinker {
     pub(crate) life: Life<PerCpuWords>,
     generation: AtomicU32,
     flags: AtomicU32,
-    /// The group that it belongs to; 0: none, or several.
+    /// The group that it belongs to; 0 if it belongs to none or to several.
     of: AtomicU64,
     count: AtomicPtr<()>,
     data: AtomicPtr<c_void>,
@@ -216,7 +216,7 @@ pub(crate) struct Shrinker {
     seeks: AtomicU32,
     /// Time that one callback may take, in nanoseconds; 0: the default.
     budget: AtomicU64,
-    /// The next free index of the kind, plus one. Under the registry's mutex.
+    /// The next free index of the kind, plus one. Protected by the registry's mutex.
     pub(crate) next: AtomicU32,
     name: SharedName,
     /// Counts by CPUs without words. The first one is the number of references that these CPUs
@@ -247,8 +247,8 @@ impl Shrinker {
         }
     }
 
-    /// Begins another life, of the same kind, of a free index. Returns its generation. Under the
-    /// registry's mutex.
+    /// Begins another life of a free index, of the same kind. Returns its generation. The caller
+    /// holds the registry's mutex.
     pub(crate) fn begin(&self, spec: &Spec<'_>) -> u32 {
         // Pairs with the fence in `Shrinkers::read`: a reader of any write below sees that the life
         // before is over.
@@ -333,7 +333,8 @@ impl Shrinker {
         kind(self.inline(), self.own())
     }
 
-    /// Returns whether a pass may call it; the answer holds for any later shrinker of the index.
+    /// Returns whether a pass may call it. The answer also holds for any later shrinker of the
+    /// index.
     pub(crate) fn is_for(&self, whom: ShrinkerFilter) -> bool {
         (whom < ShrinkerFilter::Inline || self.inline()) && (whom < ShrinkerFilter::Own || self.own())
     }
@@ -410,7 +411,7 @@ impl Shrinker {
         (self.life.words().sum(total as usize) as u64).wrapping_add(elsewhere)
     }
 
-    /// Returns the number of calls so far; one that runs now may be included.
+    /// Returns the number of calls so far. A call that runs now may be included.
     pub(crate) fn calls(&self) -> u64 {
         let references = self.life.words().taken().wrapping_add(self.taken_elsewhere());
         references.wrapping_add(self.total(Total::Calls))

@@ -2,14 +2,15 @@
 //!
 //! # Design
 //!
-//! An *info* (a shrinker info) belongs to a group's slot on a node. It has a summary word, with a
-//! bit for each of up to 64 *units*. A unit has a word of bits and 64 counters of deferred work. A
-//! unit is made when its first bit is set, and stays until the registry is closed, so visitors need
-//! not wait while tables grow. For each node, a bitmap has a bit for each slot that may have
-//! objects. The protocol of bits is in [`bits`](crate::shrinkers::bits).
+//! An *info* (a shrinker info) belongs to a group's slot on a node, and serves a *block* of
+//! [`BLOCK`] shrinkers. It has a summary word, with a bit for each of up to 64 *units*. A unit has
+//! a word of bits and 64 counters of deferred work. A unit is made when its first bit is set, and
+//! stays until the registry is closed, so visitors need not wait while tables grow. For each node,
+//! a bitmap has a bit for each slot that may have objects. The protocol of bits is in
+//! [`bits`](crate::shrinkers::bits).
 //!
-//! No object is lost if memory is missing. A summary bit without its unit stands for all 64
-//! shrinkers. A slot below `untracked_slots` without an info is treated as if every shrinker had
+//! Without memory for marks, objects are still found. A summary bit without its unit stands for all
+//! 64 shrinkers. A slot below `untracked_slots` without an info is treated as if every shrinker had
 //! objects.
 //!
 //! # Locking
@@ -28,13 +29,15 @@ use neap_base::sync::{AtomicUsize, fence};
 use neap_groups::table::{Entry, Table};
 use neap_os::stack;
 
-/// Shrinkers of a unit, units of an info, shrinkers of an info, and infos of a slot on a node.
+/// Numbers: shrinkers of a unit, units of an info, shrinkers of an info, and infos of a slot on a
+/// node.
 pub(crate) const UNIT: u32 = 64;
 pub(crate) const UNITS: u32 = 64;
 pub(crate) const BLOCK: u32 = UNIT * UNITS;
 pub(crate) const BLOCKS: usize = 16;
 
-/// Bits of a counter with the number. The bits above are the tag of the shrinker's generation.
+/// Number of low bits of a counter that hold the deferred objects. The bits above hold the [`tag`]
+/// of the shrinker's generation.
 const NUMBER_BITS: u32 = 48;
 const NUMBER: u64 = (1 << NUMBER_BITS) - 1;
 
@@ -78,8 +81,8 @@ impl InfoUnit {
         if word >> NUMBER_BITS == tag(generation) { word & NUMBER } else { 0 }
     }
 
-    /// Adds deferred objects, unless a later shrinker of the index has some there. Returns whether
-    /// it wrote.
+    /// Adds deferred objects, unless the counter has objects of a later shrinker of the index.
+    /// Returns whether it wrote.
     pub(crate) fn defer(&self, index: u32, generation: u32, objects: u64) -> bool {
         if objects == 0 {
             return false;
@@ -114,8 +117,8 @@ struct UnitTable([AtomicPtr<InfoUnit>; UNITS as usize]);
 #[repr(C, align(64))]
 pub(crate) struct ShrinkerInfo {
     pub(crate) summary: AtomicUsize,
-    /// The unit that was made first, usually the only one, [with its number](numbered), and the
-    /// table of the other units.
+    /// Pointers to the unit that was made first, [with the unit's number](numbered), and to the
+    /// table of the other units. The first unit is usually the only one.
     first: AtomicPtr<InfoUnit>,
     rest: AtomicPtr<UnitTable>,
 }
@@ -144,7 +147,7 @@ pub(crate) struct Word(AtomicUsize);
 // SAFETY: an atomic integer is valid if its memory is zeroed.
 unsafe impl Entry for Word {}
 
-/// Location of a bit: a unit of an info, and the bits above it.
+/// Location of a unit: its info, its number there, and the slot's bit in the node's bitmap.
 #[derive(Clone, Copy)]
 pub(crate) struct UnitRef<'p> {
     pub(crate) info: &'p ShrinkerInfo,
@@ -167,8 +170,8 @@ impl<'p> UnitRef<'p> {
         self.above()[0].is_set()
     }
 
-    /// Clears a shrinker's bit, unless `is_empty` returns false after that. Returns whether it
-    /// stays cleared.
+    /// Clears a shrinker's bit, and sets it again if `is_empty` then returns false. Returns whether
+    /// it stays cleared.
     pub(crate) fn lower(self, index: u32, is_empty: impl FnOnce() -> bool) -> bool {
         match self.memory() {
             Some(unit) => {
@@ -179,8 +182,8 @@ impl<'p> UnitRef<'p> {
         }
     }
 
-    /// Clears the summary's bit, unless `is_empty` returns false after that. Returns whether it
-    /// stays cleared.
+    /// Clears the summary's bit, and sets it again if `is_empty` then returns false. Returns
+    /// whether it stays cleared.
     ///
     /// `is_empty` must return false for a unit that is not ready:
     ///
@@ -192,10 +195,10 @@ impl<'p> UnitRef<'p> {
         lower(self.above(), is_empty)
     }
 
-    /// Clears the summary's bit of a unit without memory, unless `is_empty` returns false after
-    /// that. Returns whether it stays cleared.
+    /// Clears the summary's bit of a unit without memory, and sets it again if `is_empty` then
+    /// returns false. Returns whether it stays cleared.
     ///
-    /// If there is memory by then, the bit is raised again, since the bits to clear are in the
+    /// If the unit has memory by then, also sets the bit again. The bits to clear are then in the
     /// unit:
     ///
     /// 1. A visitor has found no memory, and is about to clear the bit.
@@ -229,7 +232,7 @@ impl ShrinkerInfo {
         unsafe { self.entry(unit).as_ref() }
     }
 
-    /// Returns the unit, which is made if there is none; `None` without memory.
+    /// Returns the unit, or makes it. Returns `None` if there is no unit and no memory for one.
     fn unit_or_make<H: Host>(&self, host: &H, unit: u32) -> Option<&InfoUnit> {
         if let Some(unit) = self.unit(unit) {
             return Some(unit);
@@ -249,8 +252,8 @@ impl ShrinkerInfo {
         let made = unsafe { &*made };
         if !made.is_ready() {
             // SeqCst pairs with the fence in `mark`. A thread that had no memory, and raised the
-            // summary for all shrinkers of the unit, looks for memory again after that. Either its
-            // bit is seen here, or it sees this unit.
+            // summary for all shrinkers of the unit, looks for memory again after that. Either this
+            // thread sees its bit, or it sees this unit.
             fence(Ordering::SeqCst);
             if (Bit { word: &self.summary, bit: unit }).is_set() {
                 made.bits.fetch_or(usize::MAX, Ordering::Release); // As in `raise`.
@@ -267,7 +270,7 @@ impl ShrinkerInfo {
 }
 
 /// Returns the pointer in `pointer`. If that is null, first stores a pointer to zeroed memory
-/// there, encoded by `named`. `None` without memory.
+/// there, encoded by `named`. Returns `None` if there is no memory.
 fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T) -> *mut T) -> Option<*mut T> {
     // Acquire pairs with the Release below.
     let mut there = pointer.load(Ordering::Acquire);
@@ -290,7 +293,7 @@ fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T)
     Some(there)
 }
 
-/// All infos.
+/// The infos of all slots on all nodes, in a table for each block.
 pub(crate) struct ShrinkerInfos {
     nodes: u32,
     blocks: [Table<ShrinkerInfo>; BLOCKS],
@@ -299,7 +302,7 @@ pub(crate) struct ShrinkerInfos {
     /// Slots below this without an info, or without a word, may have objects of any shrinker, since
     /// memory was missing for their marks.
     untracked_slots: AtomicU32,
-    /// Approximate number of raised bits. It changes after a bit was raised.
+    /// Approximate number of bits that threads have set so far. It changes after a bit was set.
     marks: Lines<AtomicU64>,
 }
 
@@ -322,6 +325,8 @@ impl ShrinkerInfos {
         opened.map(|()| infos)
     }
 
+    /// Frees all infos and their tables.
+    ///
     /// # Safety
     /// No thread uses the infos any more, and `host` is the one that they were made with.
     pub(crate) unsafe fn close<H: Host>(&self, host: &H) {
@@ -329,11 +334,11 @@ impl ShrinkerInfos {
             for info in (0..table.len()).filter_map(|at| table.get(at)) {
                 let units = (0..UNITS).filter_map(|unit| NonNull::new(info.entry(unit)));
                 // SAFETY: `made` got each unit from `host.memory` with this size. By this
-                // function's contract no thread uses it.
+                // function's contract the host is the same, and no thread uses the unit.
                 units.for_each(|unit| unsafe { host.give_back(unit.cast(), size_of::<InfoUnit>()) });
                 if let Some(rest) = NonNull::new(info.rest.load(Ordering::Relaxed)) {
                     // SAFETY: `made` got the table from `host.memory` with this size. By this
-                    // function's contract no thread uses it.
+                    // function's contract the host is the same, and no thread uses the table.
                     unsafe { host.give_back(rest.cast(), size_of::<UnitTable>()) };
                 }
             }
@@ -366,7 +371,7 @@ impl ShrinkerInfos {
         Some(Bit { word, bit: slot % usize::BITS })
     }
 
-    /// Returns the location of a unit of an info.
+    /// Returns the location of a unit; `None` if the slot has no info or no bit yet.
     #[inline(always)]
     pub(crate) fn unit_ref(&self, block: usize, slot: u32, node: u32, unit: u32) -> Option<UnitRef<'_>> {
         Some(UnitRef { info: self.info(block, slot, node)?, unit, any: self.any(slot, node)? })
@@ -451,10 +456,11 @@ impl ShrinkerInfos {
         self.marks.0.load(Ordering::Acquire)
     }
 
-    /// Clears the bit of a slot if no block below it has a bit. Returns `true` if it was cleared.
+    /// Clears the bit of a slot on a node if no info of the slot has a bit. Returns whether the bit
+    /// was cleared and stays cleared.
     ///
-    /// `blocks` returns the number of blocks, and is called again after the fence: a thread that
-    /// marks in a new block finds the bit set until it is cleared.
+    /// `blocks` returns the number of blocks. It is called again after the fence, since a thread
+    /// that marks in a new block may have found the bit still set.
     pub(crate) fn settle(&self, blocks: impl Fn() -> usize, slot: u32, node: u32) -> bool {
         let is_empty = || {
             (0..blocks()).all(|block| match self.info(block, slot, node) {
@@ -496,7 +502,7 @@ impl ShrinkerInfos {
     /// Moves deferred work and bits of a leaving group's slot to its heir. The caller must be
     /// inside the fork gate.
     ///
-    /// `shrinkers` returns the number of indexes.
+    /// `shrinkers` returns the number of shrinker indexes that were ever used.
     pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: impl Fn() -> u32, slot: u32, heir: u32) {
         // SeqCst pairs with the fences of threads that write here: in `Groups::hang_on`, in
         // `lower`, and in a visit that has deferred work. Either their writes are moved here, or

@@ -1,11 +1,12 @@
-//! A visit: the shrinkers that may have objects of a group on a node are asked for some of them.
+//! A visit: a thread asks the shrinkers that may have objects of a group on a node to free some.
 //!
 //! # Design
 //!
-//! A pass chooses groups. Callbacks run with no lock held, outside the fork gate, and never inside
-//! one another. A visitor reads bits and takes references. It clears a bit if a callback reported
-//! no objects, and stores deferred work. Numbers of scanned and freed objects that a callback
-//! reports are bounded. A scan that reports no scanned objects ends the visit of its shrinker.
+//! The caller of a visit, a [pass](crate::reclaim), chooses group and node. Callbacks run with no
+//! lock held, outside the fork gate, and never inside one another. A visitor reads bits and takes
+//! references. It clears a bit if a callback reported no objects, and stores deferred work. The
+//! visitor bounds the numbers of scanned and freed objects that a callback reports. A scan that
+//! reports no scanned objects ends the visit of its shrinker.
 //!
 //! # Concurrency
 //!
@@ -18,8 +19,8 @@
 //!    cleared.
 //!
 //! So the visitor then checks whether the group is still in the slot and is not being deleted. If
-//! not, it sets the bit again, for a new group in the slot, and marks the heir as well. Deferred
-//! work is moved to the heir in the same case.
+//! not, it sets the bit again, for a new group in the slot. It also marks the heir, and moves
+//! deferred work to the heir.
 
 use super::call_depth::{CallFrame, is_calling};
 use super::lifecycle::{LIVE, PREPARED};
@@ -35,11 +36,11 @@ use neap_groups::GroupId;
 
 /// Supervisor of callbacks: it measures their time, and decides when a visit has freed enough.
 pub trait Caller {
-    /// Called before each callback. Returns false if the callback must not be called. The rest of
-    /// the work is deferred then.
+    /// Returns whether a callback may be called. A visit asks before each callback. After false, it
+    /// defers the rest of the work.
     ///
-    /// `again` is true if another callback of the shrinker ended a moment ago, and nothing in
-    /// between took time.
+    /// `again` is true if the previous callback was one of the same shrinker, and ended a moment
+    /// ago.
     fn began(&self, _id: ShrinkerId, _again: bool) -> bool {
         true
     }
@@ -49,14 +50,15 @@ pub trait Caller {
         u64::MAX
     }
 
-    /// Called between batches, if something was freed. Returns whether that is enough for a pass
-    /// that needs `need` bytes. `said` is the number of freed bytes that callbacks reported in this
-    /// visit.
+    /// Returns whether enough was freed for a pass that needs `need` bytes. A visit asks between
+    /// callbacks, once something was freed. `said` is the number of freed bytes that callbacks
+    /// reported in this visit.
     fn has_enough(&self, _need: u64, _said: u64) -> bool {
         false
     }
 
-    /// Called after each callback. Returns its nanoseconds, for reports; 0 if unknown.
+    /// Returns the duration of the callback that has just ended, in nanoseconds, for reports; 0 if
+    /// unknown.
     fn ended(&self, _id: ShrinkerId, _asked: &Asked, _answer: u64) -> u64 {
         0
     }
@@ -77,8 +79,8 @@ pub struct Visited {
     pub freed: u64,
     /// Freed bytes, as reported.
     pub freed_bytes: u64,
-    /// Objects that count as scanned, though their callback may have been busy: it freed none, and
-    /// cannot say why.
+    /// Objects that count as scanned, though the callback may not have examined them. It freed
+    /// none, and set [`Asked::unsure`].
     pub unsure: u64,
     /// Number of scans that scanned nothing, and of counts that could not tell.
     pub stops: u64,
@@ -196,8 +198,8 @@ impl Shrinkers {
         self.referred(host, caller, id.index(), shrinker, |calls| shrinker.is(id).then(|| f(calls)))?
     }
 
-    /// Calls `f` with a reference to a shrinker, in a frame of its callbacks, and adds to its
-    /// counts. `None` if it is not live.
+    /// Takes a reference to a shrinker, and calls `f` within a [`CallFrame`]. Then adds the calls
+    /// to the shrinker's counts. Returns `None` if the shrinker is not live.
     #[inline]
     fn referred<'s, H: Host, C: Caller, R>(
         &self,
@@ -223,8 +225,8 @@ impl Shrinkers {
     }
 }
 
-/// Returns whether a shrinker may have objects of a group. It has none if it belongs to one group
-/// ([`Shrinkers::belongs_to`]), and that group's objects are not those of `group`.
+/// Returns whether a shrinker may have objects of a group. A shrinker that belongs to one group
+/// ([`Shrinkers::belongs_to`]) has objects of that group alone, or of its heir.
 fn may_have<H: Host>(host: &H, shrinker: &Shrinker, group: GroupId) -> bool {
     let Some(of) = shrinker.of() else { return true };
     let mut may = false;
@@ -298,8 +300,8 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         self.host.is_seat(self.group, self.slot)
     }
 
-    /// Counts cleared bits. Bits that were set again count as a mark, and are set for the heir as
-    /// well if the group is gone.
+    /// Records that the visit cleared bits. If they do not stay cleared, counts a mark. If the
+    /// group is gone as well, marks the shrinkers for its heir.
     fn lowered(&mut self, stays: bool, indexes: Range<u32>) {
         self.visited.written += 1;
         if stays {
@@ -336,7 +338,8 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         is_anything && self.caller.has_enough(self.press.need, self.visited.freed_bytes.saturating_add(now.freed_bytes))
     }
 
-    /// Calls `count`, and `scan` accordingly. The caller has a reference.
+    /// Calls `count`, and then `scan` for a part of the counted objects. The caller has a
+    /// reference.
     fn ask(&mut self, calls: &mut Calls<'_, C>, unit_ref: Option<&UnitRef<'_>>) -> Had {
         let shrinker = calls.shrinker;
         if !shrinker.by_group() && self.slot != 0 {
@@ -408,7 +411,7 @@ struct Calls<'c, C: Caller> {
     most: u64,
     visited: Visited,
     nanoseconds: u64,
-    /// A scan found that there is nothing, and will be nothing until a mark.
+    /// Whether a scan has returned [`EMPTY`].
     is_empty: bool,
 }
 

@@ -1,9 +1,9 @@
 //! Number of objects that one visit of a shrinker asks for: arithmetic without state or locks.
 //!
-//! A pass asks for a part of a cache's objects. The part follows from the priority of the pass,
-//! from the cost of recreating an object, and from the deferred work. Objects are requested in
-//! batches. A remainder below one batch is deferred, as are objects that a callback did not scan,
-//! up to twice the number of objects.
+//! A pass asks a cache for a part of its objects. The part depends on the priority of the pass, on
+//! the cost of recreating an object, and on the deferred work. A visit asks for batches. It defers
+//! a remainder below one batch, and objects that a callback did not scan. It defers at most twice
+//! the number of objects of the cache.
 //!
 //! Source: `do_shrink_slab` of Linux, by its published arithmetic.
 
@@ -11,7 +11,7 @@
 pub const DEFAULT_SEEKS: u32 = 2;
 /// Objects of one scan, for a shrinker that does not state them.
 pub const DEFAULT_BATCH: u64 = 128;
-/// First priority of a pass; 0 asks for the most.
+/// Priority at which a pass usually begins. The pass counts down to 0, which asks for the most.
 pub const FIRST_PRIORITY: u32 = 12;
 /// Value of [`ScanPressure::share`] for a group without protection.
 pub const WHOLE: u32 = 1024;
@@ -19,28 +19,29 @@ pub const WHOLE: u32 = 1024;
 /// Shrinkers that the thread of a pass may call: it may hold locks that other shrinkers take.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum ShrinkerFilter {
-    /// All: the thread holds nothing.
+    /// All shrinkers. The thread holds no lock that they may take.
     All,
     /// Shrinkers that may run in a thread that charges.
     Inline,
-    /// Of these, the host's own: the thread charges or allocates for a caller that has not allowed
-    /// callbacks.
+    /// The inline shrinkers that are the host's own. The thread charges or allocates for a caller
+    /// that has not allowed callbacks.
     Own,
 }
 
 /// Pressure of a pass on a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScanPressure {
-    /// From [`FIRST_PRIORITY`] down to 0; each step asks for twice as much.
+    /// From [`FIRST_PRIORITY`] down to 0. Each step down asks for about twice as much.
     pub priority: u32,
-    /// Unprotected part of the group, of [`WHOLE`].
+    /// Unprotected part of the group's usage. [`WHOLE`] stands for all of it.
     pub share: u32,
-    /// Asks for at least one batch: for small groups, which would never give anything otherwise.
+    /// Whether to ask for at least one batch, or for all objects if there are fewer. Otherwise the
+    /// first priorities would ask a small group for nothing.
     pub least: bool,
     /// The shrinkers that may be called.
     pub whom: ShrinkerFilter,
-    /// Needed bytes. The first scan asks for about as many objects as probably hold them, if the
-    /// group's objects have all of `usage`. There is no bound if `usage` is 0.
+    /// Needed bytes. They bound the first scan: it asks for about as many objects as hold these
+    /// bytes, if the group's objects hold all of `usage`. There is no such bound if `usage` is 0.
     pub need: u64,
     /// Bytes that the group uses.
     pub usage: u64,
@@ -71,8 +72,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// Makes the work for `freeable` objects, with `deferred` ones left by earlier passes. A batch
-    /// of 0 is the default.
+    /// Makes the work for `freeable` objects. Earlier passes left `deferred` objects. A `batch` of
+    /// 0 stands for [`DEFAULT_BATCH`].
     pub fn new(freeable: u64, deferred: u64, seeks: u32, batch: u64, press: ScanPressure) -> Work {
         let batch = if batch == 0 { DEFAULT_BATCH } else { batch };
         let (priority, most) = (press.priority.min(u64::BITS - 1), freeable.saturating_mul(2));
@@ -90,8 +91,8 @@ impl Work {
         (worth_it && self.total > 0).then(|| self.most.min(self.total))
     }
 
-    /// Records a scan. Returns false if it scanned no objects: such a callback would be called for
-    /// ever.
+    /// Records a scan. Returns false if it scanned no objects. The caller must stop then, since it
+    /// would call such a callback for ever.
     pub fn done(&mut self, scanned: u64) -> bool {
         self.total = self.total.saturating_sub(scanned);
         self.scanned = self.scanned.saturating_add(scanned);
@@ -138,8 +139,8 @@ fn delta(freeable: u64, seeks: u32, press: ScanPressure) -> u64 {
 /// to its `count`.
 ///
 /// The part is at least one for a list with objects, so that a small list beside large ones is not
-/// left out for ever. So the parts of many lists may be more than `to_scan`. A caller that stops at
-/// `to_scan` begins with another list each time.
+/// left out for ever. So the parts of many lists may add up to more than `to_scan`. A caller that
+/// stops at `to_scan` begins with another list each time.
 ///
 /// ```
 /// let lists = [900, 99, 1];

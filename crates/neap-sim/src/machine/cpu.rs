@@ -1,7 +1,7 @@
-//! A virtual CPU: its program, its blocks, and its run ahead on its own list.
+//! A virtual CPU: it runs its program on its own page list, ahead of the clock.
 //!
-//! A CPU runs as far as the clock allows, and stops at zones and channels. Besides, it waits only
-//! for a list that a drainer holds.
+//! A CPU runs up to the horizon that the machine sets, and stops where it needs a zone or a
+//! channel. It also waits for its list if a drainer holds the list's spin lock.
 
 use neap_base::Order;
 use neap_pages::policy::Policy;

@@ -1,8 +1,9 @@
 //! Exchange of blocks between CPUs. A CPU can send or receive one block through a channel. It can
-//! swap all blocks of a hand for all blocks of a channel. It can also store a block under a number,
-//! and any CPU can claim that block by the number.
+//! swap all blocks of one of its [hands](crate::program) for all blocks of a channel. It can also
+//! store a block under a number. Any CPU can claim that block by the number.
 //!
-//! Events happen in the order of the clock. A CPU that waits for a block is woken as a thread is.
+//! Events happen in the order of the clock. If a CPU waits for a block from a channel, the sender
+//! wakes it, which takes as long as waking a thread.
 
 use neap_pages::policy::Policy;
 

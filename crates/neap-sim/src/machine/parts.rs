@@ -19,8 +19,8 @@ pub(super) enum Pending {
     Go,
     /// Needs a zone's lock.
     Visit { visit: Visit, operation: Operation, attempts: u32 },
-    /// Needs the lock again, for the rest of the pages; then the operation is complete. A carrier
-    /// has no operation.
+    /// Needs the lock again, for the rest of the pages. After the last hold the operation is
+    /// complete. A carrier, which takes pages from lists to a zone, has no operation.
     Holds { node: usize, held: LockUse, operation: Option<Operation> },
     /// Sends or receives.
     Channel(Op),
@@ -32,7 +32,7 @@ pub(crate) struct Operation {
     /// The node to ask.
     pub(super) node: usize,
     pub(crate) order: Order,
-    /// The hand that gets the block; `None`: the block is freed.
+    /// The hand that gets an allocated block. `None` for a free.
     pub(crate) into: Option<usize>,
     pub(super) work: u32,
     pub(crate) since: u64,
@@ -53,12 +53,13 @@ pub(super) struct Cpu {
 }
 
 impl Cpu {
-    /// A CPU with a program. `watched`: gaps are measured.
+    /// Makes a CPU with a program. If `watched`, the machine measures its gaps (see
+    /// [`crate::offline`]).
     pub(super) fn with_program(program: Program, watched: bool) -> Cpu {
         Cpu { freed: watched.then(Vec::new), parked: false, program: Some(program), ..Cpu::carrier() }
     }
 
-    /// A CPU without a program, which waits until it has pages to carry.
+    /// Makes a CPU without a program. It waits until it has pages to carry to a zone.
     pub(super) fn carrier() -> Cpu {
         Cpu {
             freed: None,
@@ -103,14 +104,14 @@ pub(super) struct Zone<T: Policy> {
 
 impl<T: Policy> Zone<T> {
     /// # Panics
-    /// If the system refuses address space for the zone's tables.
+    /// Panics if the system refuses address space for the zone's tables.
     pub(super) fn new(managed: u32, cpus: usize, reclaimer: Option<usize>) -> Zone<T> {
         let span = ((managed as usize) << 12).next_power_of_two() * 2;
         let budget = Some(managed);
         let tables = [SideTable::default(); TABLES];
         let shape = Shape { span, budget, tables, huge: false, list_high: None, batch_scale: BATCH_SCALE };
         let lab = Laboratory::open(Virtual::new(4096, cpus), &shape).expect("address space for the tables of the zone");
-        // A machine's memory exists from the start: growth is not measured.
+        // A simulated machine has all its memory from the start, so growth is not measured.
         let pages = lab.pages();
         let runs = (0..managed).step_by(RUN as usize).map(|start| {
             let length = RUN.min(managed - start);

@@ -1,12 +1,13 @@
-//! Operations under a zone's lock: refills, spills, pages that carriers bring, and the fallbacks of
-//! a zone without pages.
+//! Operations under a zone's lock: refills, spills, pages that carriers bring, and the fallbacks
+//! when a zone has no pages.
 //!
-//! The zones are real. The lock is a queue, first come, first served. A hold lasts as the cost
-//! table says; a CPU that needs several holds joins the queue anew each time. A thread of each
-//! node, which queues like any CPU, carries pages that ticks and drains took out of lists to the
-//! zone. An allocation that finds nothing drains the lists of its node, then asks the next node,
-//! then fails. Requests to the next node, and failures, are counted. Those made while lists of the
-//! nearer node had pages are also counted separately.
+//! The zones are real. The lock is a queue: CPUs get it in the order of their arrival.
+//! [`crate::cost`] gives the duration of each hold. A CPU that needs several holds joins the queue
+//! again for each. Ticks and drains take pages out of lists. A *carrier* of each node, which queues
+//! like any CPU, brings these pages to the zone. An allocation that finds no page drains the lists
+//! of its node, then tries the next node, and fails after the last one. Blocks from another node,
+//! and failures, are counted. So are requests to another node, and failures, that happen while
+//! lists have pages.
 
 use neap_base::Platform;
 use neap_pages::lab::{LockUse, Visit};
@@ -17,7 +18,7 @@ use super::parts::{HeldBlock, Operation, Pending};
 use super::{ListLock, Machine, SECOND};
 use crate::cost::{self, ZoneLock};
 
-/// Start time for policies: that of a machine that has run for a while.
+/// Time that policies see at the start, as on a machine that has run for a while.
 pub(super) const START: u64 = 10 * SECOND;
 /// Vain ticks after which none follows soon.
 const LAST_TICKS: u32 = 3;
@@ -102,8 +103,8 @@ impl<T: Policy> Machine<T> {
     }
 
     /// Falls back as the library does when a node has no pages: drains the node's page lists and
-    /// tries the node again, then tries the next node. Returns the operation to try; `None` if all
-    /// nodes were tried.
+    /// tries the node again, then tries the next node. Returns the operation to try. `None` if all
+    /// nodes were tried, and waiting for other CPUs or for reclaim does not help.
     fn refused(&mut self, cpu: usize, operation: Operation, attempts: u32) -> Option<Operation> {
         self.costs.counts.retries += 1;
         let (node, home) = (operation.node, self.node(cpu));
@@ -151,8 +152,8 @@ impl<T: Policy> Machine<T> {
         self.maintain(node, held);
     }
 
-    /// Holds a zone's lock once, and again later for the rest. The last hold completes the
-    /// operation.
+    /// Holds a zone's lock once. If the operation needs further holds, makes them pending. The last
+    /// hold completes the operation.
     pub(super) fn hold(&mut self, cpu: usize, node: usize, held: LockUse, operation: Option<Operation>) {
         let at = self.cpus[cpu].at;
         let zone = &mut self.zones[node];

@@ -3,10 +3,10 @@
 //!
 //! For comparison only. The policy counts allocated minus freed pages. In each period it measures
 //! the rise and the fall of that number, and averages both over periods with halving weight. The
-//! smaller average is the size, since a larger list does not help traffic in one direction. Frees
-//! look at the clock. In all else it is [`Unchanged`], the kernel that it was posted for. Its
-//! reviewers objected to these properties: a window, a reset, a second cache line of numbers, and
-//! work on each operation.
+//! smaller average is the size, since a larger list does not help traffic in one direction. Each
+//! free reads the clock. In all other respects the policy is [`Unchanged`], that of the kernel for
+//! which it was posted. Its reviewers objected to these properties: a window, a reset, a second
+//! cache line of numbers, and work on each operation.
 
 use neap_pages::policy::{Limits, List, Policy, ZoneState};
 

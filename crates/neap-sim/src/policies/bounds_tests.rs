@@ -1,6 +1,7 @@
 //! Bounds that hold for every policy after any events.
 //!
-//! The tests call only what a list calls. A case that fails is printed in its smallest form.
+//! The tests call only the functions that a list calls. They print a failing case in its smallest
+//! form.
 
 use neap_pages::policy::fixed::Still;
 use neap_pages::policy::{Adaptive, DOUBLINGS, Limits, MOST_DOUBLINGS, Policy};
@@ -32,8 +33,8 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Bounds that always hold. Every event is repeated `times`, so that runs are long enough to
-/// matter.
+/// Checks bounds that always hold. Each event is repeated as often as its number says, so that runs
+/// of one event are long enough to have an effect.
 fn holds<T: Policy>(bounds: Limits, events: &[(Event, u16)], strict: bool) -> Result<(), TestCaseError> {
     let mut policy = T::new(&bounds);
     let mut now = supply(&bounds, u32::MAX);
@@ -56,7 +57,7 @@ fn holds<T: Policy>(bounds: Limits, events: &[(Event, u16)], strict: bool) -> Re
                         if strict && (now.reclaiming || now.free <= bounds.watermarks.high) {
                             prop_assert!(blocks << order <= bounds.fixed.batch.max(2 << order));
                         }
-                        // Like a list: blocks without room go back.
+                        // A list returns blocks for which it has no room.
                         let more = (blocks - 1) << order;
                         prop_assert!(!strict || count > policy.high() || count + more <= policy.high());
                         if count + more <= policy.high() {

@@ -1,9 +1,9 @@
 //! `DoubleHalve`: a batch that doubles when it is used up and halves when twice as many pages lie
 //! unused.
 //!
-//! For comparison only; a literal version of a reviewer's question. The policy has one number, and
-//! no separate size: the list keeps two batches. A tick empties and resets a list that was not used
-//! since the tick before. A shortage of memory resets it.
+//! For comparison only. The policy implements a reviewer's question literally. It has one number
+//! and no separate size: the list keeps two batches. A tick empties and resets a list that was not
+//! used since the tick before. A shortage of memory resets it.
 
 use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 

@@ -1,8 +1,9 @@
-//! `IdleGuard`: Linux's policy with a guard: a size that was needed lately does not decay.
+//! `IdleGuard`: Linux's policy with a guard against the decay of a size that the program needed
+//! recently.
 //!
 //! For comparison only. Each allocation tracks the least count since the last decay. If that count
-//! was less than a batch, the pages were in use, and the size does not decay. It was posted for
-//! Linux and left out, since no benchmark showed a gain.
+//! was less than a batch, the pages were in use, and the size does not decay. The guard was posted
+//! for Linux, but not merged, since no benchmark showed a gain.
 
 use neap_pages::policy::{Limits, List, Policy, ZoneState};
 

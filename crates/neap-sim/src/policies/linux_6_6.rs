@@ -1,12 +1,13 @@
-//! `Unchanged`: Linux before [`Depth`](super::Depth): a fixed size and a batch of frees that
-//! doubles.
+//! `Unchanged`: the policy of Linux before [`Depth`](super::Depth), with a fixed size and a batch
+//! of frees that doubles.
 //!
-//! For comparison only, and the base of [`Depth`](super::Depth), which changes the size. Each time
-//! that a full list gives pages, the next batch of frees is twice as large, as long as that leaves
-//! a batch in the list. Each allocation halves it. The batch of refills is fixed. A block of
-//! several pages that is freed while the batch is doubled empties the list. So a process that exits
-//! empties it: its pages fill the list, and its page directory, two pages, is freed last. While
-//! reclaim runs, four batches are kept. Time changes nothing.
+//! For comparison only. [`Depth`](super::Depth) builds on it and changes the size. Each time that a
+//! full list spills pages to the zone, the next batch of frees is twice as large, if the current
+//! spill leaves more than a batch in the list. Each allocation halves the batch of frees. The batch
+//! of refills is fixed. A block of several pages that is freed while the batch is doubled empties
+//! the list. So a process that exits empties the list: its pages fill the list, and it frees its
+//! page directory, a block of two pages, last. While reclaim runs, the list keeps at most four
+//! batches. The policy does not depend on time.
 
 use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 

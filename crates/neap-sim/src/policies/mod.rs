@@ -1,5 +1,4 @@
-//! The policies by name: the types that a machine is built with, and their names in the command
-//! line and tables.
+//! The policies by name: their types, and their names in the command line and in tables.
 //!
 //! The library's own policies are in neap-pages. Those that exist for comparison are here.
 
@@ -44,8 +43,8 @@ pub enum Name {
     IdleGuard,
     /// Variant proposed in review: a controller with three terms.
     Pid,
-    /// The kernel before auto-tuning. Runs are calibrated on its published numbers; it is not
-    /// compared.
+    /// The kernel before auto-tuning. Costs are calibrated on its published numbers. The tables do
+    /// not compare it.
     Unchanged,
 }
 
@@ -92,7 +91,7 @@ pub struct Run {
 /// Runs a machine under a policy: its warm-up, then the measured time.
 ///
 /// # Panics
-/// If a page is lost in the end.
+/// Panics if a page is lost at the end.
 pub fn run(policy: Name, setup: Setup) -> Run {
     match policy {
         Name::Fixed => run_as::<Still>(setup),

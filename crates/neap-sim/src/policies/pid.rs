@@ -1,12 +1,13 @@
-//! `Pid`: a controller with three terms that looks for the least size at which refills and
-//! spills are rare.
+//! `Pid`: a controller with three terms (proportional, integral, derivative). It looks for the
+//! least size at which refills and spills are rare.
 //!
 //! For comparison only. Once a quarter of a second it measures the traffic that a larger list would
-//! have saved: pages that came in by refills or went out by spills, whichever is less. The goal is
-//! no such traffic at the least size. So a quarter of a second without such traffic counts as an
-//! error in the other direction, of a sixteenth of the size. The size changes by half of the error,
-//! an eighth of its sum and a quarter of its change. The batch doubles as long as refills follow
-//! refills, or spills follow spills. The size swings under a steady load, as its author expected.
+//! have saved: pages that came in by refills or went out by spills, whichever is less. This traffic
+//! is the error. The goal is the least size without such traffic. So a quarter of a second without
+//! traffic counts as a negative error of a sixteenth of the size. The size changes by half of the
+//! error, an eighth of its sum and a quarter of its change. The batch doubles as long as refills
+//! follow refills, or spills follow spills. The size swings under a steady load, as its author
+//! expected.
 
 use neap_pages::policy::{self, Limits, List, Policy, ZoneState};
 

@@ -2,13 +2,14 @@
 //!
 //! For comparison only. A refill raises the size by the pages that it brought. A free counts its
 //! pages as freed lately; an allocation halves that count. A free that finds the list at its size
-//! raises the size by that count. Each second the size loses an eighth. A refill doubles the batch
-//! of the next refill; a free halves it. Frees of several pages in a row without an allocation
-//! empty the list, once a batch is in it, on CPUs whose share of the data cache is more than three
+//! raises the size to that count and a batch, if it is smaller. Each second the size loses an
+//! eighth. A refill doubles the batch of the next refill; a free halves it. Two consecutive frees
+//! of blocks of several pages empty the list, if enough pages were freed lately and the list has a
+//! batch. Linux requires the batch only on CPUs whose share of the data cache is more than three
 //! batches. Below the high watermark and while reclaim runs, every free lowers the size.
 //!
-//! The policy differs from Linux in one point: it checks for a shortage of memory where that
-//! matters, and keeps no flag.
+//! The policy differs from Linux in one point. Linux stores a shortage of memory in a flag. This
+//! policy checks for a shortage where it needs the answer.
 
 use neap_pages::policy::{DOUBLINGS, Limits, List, Policy, ZoneState};
 

@@ -1,10 +1,11 @@
-//! pft: CPUs touch memory for the first time, each its part of some gibibytes, and end. The
-//! measured value is the elapsed time.
+//! pft: each CPU touches its part of some gibibytes for the first time, and ends. The measured
+//! value is the elapsed time.
 //!
-//! The scenario compares locks of a CPU's list with no lock. The published results are 1 to 17 %
-//! more time with a spin lock that keeps interrupts off, and no more with a lock that is only
-//! tried. Here a drainer also drains all lists in turn, one each millisecond. With a spin lock it
-//! holds a list while it waits for the zone; with a tried lock the owner bypasses the list.
+//! The scenario compares locks of a CPU's list with no lock. In the published results, a spin lock
+//! that keeps interrupts off takes 1 to 17 % more time. A lock that the owner only tries takes no
+//! more time. Here a drainer also drains all lists in turn, one each millisecond. With a spin lock
+//! the drainer holds a list while it waits for the zone. With a tried lock the owner then bypasses
+//! its list.
 
 use crate::cost;
 use crate::machine::{ListLock, SECOND, Setup};

@@ -6,15 +6,16 @@
 //! * 224 CPUs are the hardware threads of two sockets, so 112 share a zone, with lists of 367 pages
 //!   without tuning.
 //! * One CPU's allocations minus frees rise by about 30 000 pages and fall again about once a
-//!   second: a compiler's process. In ten seconds of that figure they always fell back to about one
-//!   level: processes rarely end on another CPU than they grew on.
+//!   second: a compiler's process. In the ten seconds that the figure shows, they always fell back
+//!   to about the same level. So processes rarely exit on a different CPU from the one on which
+//!   they grew.
 //! * A process that exits frees its pages, then its page directory, a block of order 1, which
-//!   empties the list in the unchanged kernel. If only a block right after another one empties it,
-//!   19.5 % of these events are left; if a batch must be in the list as well, 7.1 %. So one process
-//!   in fourteen frees other blocks before its directory, almost three on average.
-//! * The first of these changes kept 4.4 % of the pages from the zone, which gives the number of
-//!   exiting processes: the small ones have one and a half thousand pages on average. Here it keeps
-//!   4.8 %.
+//!   empties the list in the unchanged kernel. If a block empties the list only right after another
+//!   block, 19.5 % of these events remain. If the list must also have a batch, 7.1 % remain. So one
+//!   process in fourteen frees other blocks before its directory, almost three on average.
+//! * The first of these changes kept 4.4 % of the pages from the zone. The number of exiting
+//!   processes follows from this share: small processes have 1500 pages on average. In the
+//!   simulation the change keeps 4.8 %.
 //! * The unchanged kernel spends 15.38 % in allocations and in frees of single pages. That gives
 //!   the number of pages of the small processes (shells, drivers, assemblers) beside the
 //!   compiler's.
@@ -37,8 +38,8 @@ const MEAN: u32 = (PAGES.0 + PAGES.1) / 2;
 const SMALL_SHARE: f64 = 0.87;
 /// Pages of a small process.
 const SMALL: (u32, u32) = (300, 2_800);
-/// One process in this many has more blocks than its directory when it exits; then `MORE_BLOCKS`
-/// give their number.
+/// One process in this many has further blocks besides its directory when it exits. `MORE_BLOCKS`
+/// has the bounds of their number.
 const WITH_BLOCKS: u32 = 14;
 const MORE_BLOCKS: (u32, u32) = (1, 5);
 /// Nanoseconds of freeing a page, unmapping included.
@@ -47,7 +48,8 @@ const FREE: u32 = 150;
 const MOVES: u32 = 30;
 /// One page in this many stays in the cache of files.
 const CACHED: u32 = 100;
-/// Hands: pages of the compiler, of the small process, blocks of both, and pages that stay.
+/// Numbers of the hands: pages of the compiler, pages of the small process, blocks of both, and
+/// pages that stay.
 const COMPILER: usize = 0;
 const SMALL_ONE: usize = 1;
 const BLOCKS: usize = 2;
@@ -68,8 +70,9 @@ pub enum BuildStage {
 
 /// The build on `cpus` CPUs, measured at a stage of it.
 pub fn setup(cpus: usize, seed: u64, warm: u64, time: u64, stage: BuildStage) -> Setup {
-    // Work that CPUs without waits finish ten seconds before measuring begins. The total is the
-    // same for every policy; a fixed share stays in the cache of files.
+    // Amount of work that CPUs without waits would finish ten seconds before the measurement
+    // begins. The total is the same for every policy. A fixed share of it stays in the cache of
+    // files.
     let share = warm.saturating_sub(10 * SECOND) as f64 / SECOND as f64 * f64::from(MEAN);
     let share = |cpu| if stage == BuildStage::NearlyDone && cpu >= LAST { share } else { f64::MAX };
     let programs = (0..cpus).map(|cpu| program(Random::new(seed, cpu as u64), share(cpu))).collect();
@@ -98,7 +101,7 @@ impl Process {
 fn program(mut random: Random, share: f64) -> Program {
     let work = (SECOND as f64 / (f64::from(MEAN) * (1.0 + SMALL_SHARE))) as u32 - FREE;
     let (mut compiler, mut small, mut begun) = (Process::default(), Process::default(), false);
-    // Pages of the compilers, and of the small processes, so far.
+    // Pages that the compilers and the small processes have used so far.
     let (mut compiled, mut others) = (0.0, 0.0);
     Box::new(move |view| {
         if !begun {

@@ -1,4 +1,4 @@
-//! Scenarios: machines, their programs, and the time that they run.
+//! Scenarios: machines, their programs, and the time for which they run.
 //!
 //! A scenario is made anew for each policy from the same seed, so all policies meet the same
 //! programs. A program's next step depends on virtual time only.
@@ -122,7 +122,7 @@ pub fn compared(size: Size) -> Vec<Scenario> {
     scenarios
 }
 
-/// Numbers of CPUs for pft; those of the published runs in full.
+/// Returns the numbers of CPUs for pft. The full size has those of the published runs.
 pub fn first_touch_cpus(size: Size) -> &'static [usize] {
     if size == Size::Quick { &[1, 80] } else { &[1, 4, 7, 12, 21, 30, 48, 79, 80] }
 }

@@ -1,10 +1,10 @@
-//! A network stream over the loopback: a CPU allocates blocks of order 3 in bursts, another one
-//! frees them.
+//! A network stream over the loopback: one CPU allocates blocks of order 3 in bursts, and another
+//! CPU frees them.
 //!
-//! The published runs had 64 pairs on two sockets; 32 share a zone. No CPU gets back the blocks
-//! that it frees, so the pages that its list keeps do not help it; only the batch matters. Bursts,
-//! work and rests are assumed: under `Fixed` the zone's lock is held about two fifths of the time
-//! and CPUs are mostly idle, as published.
+//! The published runs had 64 pairs on two sockets; 32 share a zone. No CPU allocates a block that
+//! it has freed before, so the size of its list has no effect. Only the batch matters. Bursts, work
+//! and rests are assumed: under `Fixed` the zone's lock is held about two fifths of the time and
+//! CPUs are mostly idle, as published.
 
 use crate::machine::Setup;
 use crate::program::{Op, Program};

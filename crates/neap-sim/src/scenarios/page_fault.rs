@@ -11,8 +11,8 @@ use crate::random::Random;
 
 /// Pages that each CPU swings by.
 pub const PAGES: u32 = (128 << 20) / 4096;
-/// Part of a page's work that belongs to the free. Assumed: unmapping takes a sixth of the time of
-/// faulting in.
+/// Part of a page's work that belongs to the free. It is assumed: unmapping takes about a sixth of
+/// the time of the fault.
 const FREE_SHARE: f64 = 0.15;
 
 /// The setup for `cpus` CPUs.

@@ -3,8 +3,8 @@
 //!
 //! A node's reclaimer starts at the low watermark, and frees pages of the cache until the high one
 //! is reached. The start is early if free and listed pages together exceed the high watermark,
-//! since then only the listed pages have caused it. Of two nodes only the second one has a
-//! reclaimer, which takes the oldest pages of the cache, whatever their node. The first one, where
+//! since then only the pages in lists have caused it. Of two nodes, only the second has a
+//! reclaimer. It takes the oldest pages of the cache, whatever their node. The first one, where
 //! files are read, runs out of memory, and its allocations come from the second.
 
 use crate::machine::{SECOND, Setup};
@@ -24,8 +24,8 @@ pub fn setup(nodes: usize, seed: u64, warm: u64, time: u64) -> Setup {
         program::swing(pages, 0, (1_500, 200), 0, Random::new(seed, cpu as u64))
     };
     let mut programs: Vec<Program> = (0..swingers).map(swing).collect();
-    // The reader's number is a multiple of the nodes', so it is on the first one, and the reclaimer
-    // on the second.
+    // The number of the reader's CPU is a multiple of the number of nodes, so the reader is on the
+    // first node. The reclaimer has the next CPU, on the second node if there are two.
     programs.push(Box::new(|view| match (view.refused, view.held[0]) {
         (_, 1..) => Op::Send(0, 0, 3_000),
         (true, _) if view.now % 2 == 0 => Op::Rest(1_000_001),

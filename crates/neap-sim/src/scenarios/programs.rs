@@ -1,5 +1,5 @@
 //! Programs of a few CPUs: a big one that starts and exits, bursts with long pauses, a steady mix,
-//! an adversary.
+//! and an adversary whose actions change at random.
 //!
 //! Each tests one property of a policy. All numbers are assumed, and equal for every policy.
 
@@ -14,8 +14,8 @@ const WORK: (u32, u32) = (1_500, 200);
 /// Most blocks that an adversary holds.
 const MOST_HELD: u32 = 100_000;
 
-/// A program of 2 GiB starts, works with little for two seconds, and exits, beside seven CPUs that
-/// use little.
+/// A program of 2 GiB starts, works with few pages for two seconds, and exits. Seven other CPUs use
+/// few pages meanwhile.
 pub fn big_program(seed: u64, warm: u64, time: u64) -> Setup {
     let mut programs = vec![big(512 << 10, Random::new(seed, 0))];
     programs.extend((1..CPUS).map(|cpu| program::mix(150, 0, 20 * WORK.0, Random::new(seed, cpu as u64))));
@@ -64,16 +64,16 @@ pub fn steady_mix(seed: u64, warm: u64, time: u64) -> Setup {
     Setup { warm, time, ..Setup::new((0..CPUS).map(program).collect()) }
 }
 
-/// The action of each CPU changes every 50 to 500 ms: swings, walks, only allocating, only freeing,
-/// nothing.
+/// Each CPU changes its action every 50 to 500 ms: it swings, walks at random, only allocates, only
+/// frees, or does nothing.
 pub fn adversary(seed: u64, warm: u64, time: u64) -> Setup {
     let programs = (0..CPUS).map(|cpu| fickle(Random::new(seed, cpu as u64)));
     Setup { warm, time, ..Setup::new(programs.collect()) }
 }
 
 fn fickle(mut random: Random) -> Program {
-    // The schedule is the same for every policy; only the time of a step depends on the number of
-    // steps.
+    // The schedule is the same for every policy. Only the duration of a step depends on the number
+    // of steps so far.
     let mut jitter = random.clone();
     let (mut until, mut what, mut order, mut depth, mut up) = (0, 0, 0, 0, true);
     Box::new(move |view| {

@@ -1,15 +1,15 @@
-//! Allocations of threads that are in a group. They are charged before they are handed out, and
-//! their payer is recorded.
+//! Allocations of threads that are in a group. neap charges the group before it hands out the
+//! memory, and records the payer.
 //!
 //! # Design
-//! Once any thread has entered a group, the fast path refuses every allocation, and all of them
+//! Once any thread has entered a group, the fast path refuses every allocation, and all allocations
 //! come here. One restartable sequence pops an object from this CPU's stack. Another one charges
 //! the class's size to the group's stock on this CPU. A charge beyond a limit succeeds, and is
 //! counted, unless the option `refuse` is set.
 //!
-//! The free of a run, in any thread, uncharges the run's payer or the payer's heir. An object stays
-//! charged while it lies in a cache ([`charged`](neap_objects::charged)). A thread whose group was
-//! deleted moves to the group's heir at its next charge on the slow path.
+//! When any thread frees a run, neap uncharges the run's payer or the payer's heir. An object stays
+//! charged while it lies in a cache ([`charged`](neap_objects::charged)). If a thread's group is
+//! deleted, the thread moves to the group's heir at its next charge on the slow path.
 //!
 //! # Locking
 //! A thread holds the mutex `flushing` while it flushes caches.
@@ -27,18 +27,18 @@ use neap_objects::size_class::{CLASSES, Class};
 use neap_os::thread_state::{count_down, entered, set_entered};
 use neap_reclaim::is_calling;
 
-/// Bit of a word that names the sole owner of a whole page. A thread's word is equal to the word in
-/// the frame of a page whose sole owner is its group, so malloc needs one comparison. The word
-/// holds this bit, the manager's tag, and the payer.
+/// This bit is set in a word that names the sole owner of a whole page. A thread's word consists of
+/// this bit, the manager's tag and the payer. The frame of a page has an equal word if the thread's
+/// group is the page's sole owner. So malloc needs one comparison.
 const TOP: usize = word_of(0) as usize;
 const TAG_BITS: u32 = TOP.ilog2() - PAYER_BITS;
 impl<P: Platform> Mm<P> {
-    /// Sets this manager's tag, by which the words of threads name it. Called before any thread is
-    /// in a group of this manager.
+    /// Sets this manager's tag, by which the words of threads name the manager. [`Mm::open`] calls
+    /// this, before any thread is in a group of this manager.
     pub(crate) fn make_tag(&self) {
-        // The manager's address divided by a power of two up to its size. Two managers that are
-        // less than 16 GiB apart have different tags. More distant ones hardly ever have the same
-        // tag.
+        // The tag is the manager's address divided by a power of two up to its size, without high
+        // bits. Two managers that are less than 16 GiB apart have different tags. More distant ones
+        // hardly ever have equal tags.
         let place = core::ptr::from_ref(self).addr() >> size_of::<Self>().ilog2();
         self.tag.store(place % (1 << TAG_BITS), Ordering::Relaxed);
     }
@@ -48,9 +48,9 @@ impl<P: Platform> Mm<P> {
         (self.tag.load(Ordering::Relaxed) as u64) << PAYER_BITS | payer.to_bits()
     }
 
-    /// Puts this thread into a group, or into none; returns the word for [`Mm::leave`]. With a
+    /// Puts this thread into a group, or into none. Returns the word for [`Mm::leave`]. With a
     /// group, the manager must be open. After the first call with a group, the fast path refuses
-    /// every call, and malloc reads its thread's word.
+    /// every allocation, and malloc reads its thread's word.
     pub fn enter(&self, group: Option<GroupId>) -> usize {
         let before = entered();
         if group.is_some() {
@@ -74,9 +74,10 @@ impl<P: Platform> Mm<P> {
         (tag == self.tag.load(Ordering::Relaxed)).then(|| GroupId::from_bits(word as u64))
     }
 
-    /// Allocates `size` bytes on a multiple of 16 from this CPU's stack. A thread in no group gets
-    /// an object at once. A thread in a group gets one that the group has paid for already, or that
-    /// this CPU's stock pays for. Else calls `slow`, which ends in [`Mm::allocate_slow`].
+    /// Allocates at least `size` bytes from this CPU's stack. Their address is a multiple of 16. A
+    /// thread in no group gets an object at once. A thread in a group gets one that the group has
+    /// paid for already, or for which this CPU's stock pays. Otherwise calls `slow`, which must end
+    /// in [`Mm::allocate_slow`].
     #[inline(always)]
     pub fn allocate_entered_or(&self, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         if self.fast_path.counts(size) {
@@ -86,7 +87,7 @@ impl<P: Platform> Mm<P> {
             };
         }
         let word = entered();
-        // No thread has entered a group, so no object has a payer: the stack would refuse again.
+        // No thread has entered a group, so no object has a payer. The stack would refuse again.
         if word == 0 && self.fast_path.serves_unasked() {
             return slow();
         }
@@ -106,7 +107,8 @@ impl<P: Platform> Mm<P> {
         memory
     }
 
-    /// [`Mm::allocate_entered_or`] with the thread's word, once the allocation is counted.
+    /// Allocates as [`Mm::allocate_entered_or`] does, with the thread's word. The allocation is
+    /// counted already.
     #[inline(always)]
     fn allocate_counted(&self, word: usize, size: usize, slow: impl FnOnce() -> *mut u8) -> *mut u8 {
         if word == 0
@@ -114,7 +116,7 @@ impl<P: Platform> Mm<P> {
         {
             return object.as_ptr();
         }
-        // One comparison finds that the thread is in a group of this manager, and that the group
+        // One comparison shows that the thread is in a group of this manager, and that the group
         // has paid.
         match self.fast_path.allocate_owned(size, word as u64) {
             Owned::Again(object) => object.as_ptr(),
@@ -134,26 +136,27 @@ impl<P: Platform> Mm<P> {
             let payer = group.payer(Kind::Objects, grouped.node());
             if grouped.take(payer, price(class)) {
                 self.note_node(payer);
-                // SAFETY: `allocate_owned` popped the object from a stack for this thread, so it is
-                // a cached object in no other hands.
+                // SAFETY: `allocate_owned` popped the object from a stack of this manager for this
+                // thread. The object is marked as cached, and no other thread has it.
                 let object = unsafe { self.fast_path.hand_out(object, GateSide::Outside) };
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
         if group.is_none() && self.fast_path.serves_all() {
-            // SAFETY: `allocate_owned` popped the object from a stack for this thread, so it is a
-            // cached object in no other hands.
+            // SAFETY: `allocate_owned` popped the object from a stack of this manager for this
+            // thread. The object is marked as cached, and no other thread has it.
             return unsafe { self.fast_path.hand_out(object, GateSide::Outside) }.map_or(null_mut(), NonNull::as_ptr);
         }
-        // SAFETY: the object came from a stack, so it lies in the arena.
+        // SAFETY: the object came from a stack of this manager, so it lies in the arena and has a
+        // class. `kind` returns its kind.
         if !unsafe { self.fast_path.put(self.fast_path.kind(object.as_ptr()), object.as_ptr()) } {
             self.free_unplaced(object.as_ptr());
         }
         slow()
     }
 
-    /// Makes the thread's word name `payer`. The word differs if the thread has moved to another
-    /// node.
+    /// Makes the thread's word name `payer`. The word names another payer if the thread has moved
+    /// to another node.
     fn note_node(&self, payer: Payer) {
         let word = word_of(self.owner(payer)) as usize;
         if entered() != word {
@@ -162,14 +165,16 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Records the payer of an object that is charged already. If there is no memory for the
-    /// record, uncharges the object, which has no payer then.
+    /// record, uncharges the object. The object has no payer then.
     #[cold]
     fn own(&self, grouped: &Grouped<'_, P>, class: Class, object: *mut u8, payer: Payer) -> *mut u8 {
         let Some(core) = self.core_if_open() else { return object };
-        // SAFETY: the object was handed out to this thread, and no other thread knows it.
+        // SAFETY: the object of this manager was handed out to this thread, and no other thread
+        // knows it. An owner is a tag and a payer, which is not 0 and is below bit 63.
         let owned = unsafe { self.fast_path.own(object, self.owner(payer)) } || {
             let _inside = self.gate.enter(core.objects.platform.cpu());
-            // SAFETY: the object was handed out to this thread, and no other thread knows it.
+            // SAFETY: the object of this manager was handed out to this thread, and no other thread
+            // knows it. The owner is not 0 and is below bit 63.
             unsafe { core.objects.own_slowly(class, object, self.owner(payer)) }
         };
         if !owned {
@@ -178,8 +183,8 @@ impl<P: Platform> Mm<P> {
         object
     }
 
-    /// Allocates on the slow path, charged to the thread's group. The second value: whether all
-    /// bytes are known to be zero.
+    /// Allocates on the slow path, and charges the thread's group. The second value is `true` only
+    /// if all bytes are zero.
     pub(crate) fn allocate_any_entered(&self, size: usize, align: usize) -> (*mut u8, bool) {
         let Some(core) = self.core() else { return (null_mut(), false) };
         if core.options.groups != ThreadGroups::Off {
@@ -226,9 +231,9 @@ impl<P: Platform> Mm<P> {
     }
 
     /// Calls `resize`, which changes a run from `old` to `new` bytes, and charges its payer with
-    /// the difference. `None` if `resize` fails, the charge is refused, or the payer is gone. The
-    /// heir of a payer that is gone is not charged, since it cannot be told from other groups with
-    /// bytes booked under the same id.
+    /// the difference. Returns `None` if `resize` fails, the charge is refused, or the payer is
+    /// gone. The heir of such a payer is not charged, since neap cannot tell it from other groups
+    /// with bytes charged under the same id.
     pub(crate) fn resize_paid(
         &self,
         payer: Payer,
@@ -249,22 +254,22 @@ impl<P: Platform> Mm<P> {
         resized
     }
 
-    /// Uncharges a run.
+    /// Uncharges the payer of a run.
     pub(crate) fn uncharge_run(&self, payer: Payer, bytes: u64) {
         self.groups_if_made().inspect(|grouped| grouped.uncharge(payer, bytes));
     }
 
     /// Returns how an allocation beyond a limit is charged.
     pub(crate) fn how(&self) -> OnLimit {
-        // A callback of reclaim may exceed a limit: it makes room.
+        // A callback of reclaim may exceed a limit, since it frees memory.
         let refuse = self.core_if_open().is_some_and(|core| core.settings.refuses()) && !is_calling();
         if refuse { OnLimit::Refuse } else { OnLimit::Overcharge }
     }
 
-    /// Finds the classes with charged objects in caches whose owners satisfy `is_wanted`. Moves all
-    /// objects of these classes from stacks and barns to their slabs.
+    /// Finds the classes of which caches hold charged objects whose owners satisfy `is_wanted`.
+    /// Moves all objects of these classes from stacks and barns to their slabs.
     ///
-    /// A spaced flush is skipped after a recent one, so that threads beyond their limits spend at
+    /// A thread skips a spaced flush after a recent flush. So threads beyond their limits spend at
     /// most a ninth of their time on flushes.
     pub(crate) fn flush_paid(&self, is_wanted: &dyn Fn(u64) -> bool, pace: FlushPace) {
         let Some(core) = self.core_if_open().filter(|core| core.objects.has_owned()) else { return };

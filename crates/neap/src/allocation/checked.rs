@@ -1,8 +1,8 @@
 //! Checks of what the program writes (`check:on`), for tests and canaries.
 //!
 //! # Design
-//! The fast paths stay closed, so every call comes here. An allocation is a block of the layers
-//! below with three parts:
+//! The fast paths stay closed, so the slow paths serve every call. An allocation is a block of the
+//! layers below with three parts:
 //!
 //! | part | bytes | contents |
 //! |---|---|---|
@@ -10,18 +10,17 @@
 //! | the program's | as it asked for | |
 //! | tail | at least 16, up to the end of the block | [`FILL`] |
 //!
-//! The label has the size, two links of a list, and a checksum over itself and its address. A free
-//! verifies front and tail, fills the program's part with [`FREED`], and appends the block to the
-//! list of freed blocks. When these take more than [`KEPT`] bytes, the oldest one is verified
-//! again, and freed to the layers below. The end of the process verifies all blocks, freed or not.
-//! If a check fails, neap prints one line and aborts the process.
+//! The label holds the size, two links of a list, and a checksum of itself and its address. A free
+//! verifies front and tail, and fills the program's part with [`FREED`]. Then it appends the block
+//! to the list of freed blocks. While the list has more than [`KEPT`] bytes, it verifies the oldest
+//! block again, and frees it to the layers below. The end of the process verifies all blocks, freed
+//! or not. If a check fails, neap prints one line and aborts the process.
 //!
 //! `free_sized`, C++'s sized delete and Rust's `dealloc` name a size. It must be the requested
 //! size. With [`NamedSize::Within`] it may be larger, up to the usable size.
 //!
-//! # Locking
-//! Both lists are under one mutex, which threads take inside the fork gate. No thread holds it
-//! while it allocates or frees in the layers below.
+//! One mutex guards both lists. Threads take it inside the fork gate. No thread holds it while it
+//! allocates or frees in the layers below.
 
 use crate::mm::{Core, Mm, is_beyond_any};
 use crate::state::checked::{GONE, LIVE, Label, NamedSize, label, pointer, write};
@@ -46,9 +45,9 @@ const KEPT: usize = 16 << 20;
 /// Returns the offset of the first byte of a range that is not `fill`.
 ///
 /// # Safety
-/// The range lies in the front or the tail of a block, or in a freed one.
+/// The range lies in the front or the tail of a block, or in a freed block.
 unsafe fn first_other(start: usize, bytes: usize, fill: u8) -> Option<usize> {
-    // SAFETY: the range belongs to the checks (the caller's promise).
+    // SAFETY: the range lies in a block of the checks and belongs to them (the caller's promise).
     let bytes = unsafe { core::slice::from_raw_parts(pointer::<u8>(start), bytes) };
     bytes.iter().position(|&byte| byte != fill)
 }
@@ -59,7 +58,7 @@ impl<P: Platform> Core<P> {
         let Label { size, front, .. } = label;
         let start = address + size_of::<Label>();
         let before = (front - size_of::<Label>()).min(MOST_VERIFIED);
-        // SAFETY: the front, up to its label.
+        // SAFETY: the range lies in the front of the block, before the label.
         if let Some(found) = unsafe { first_other(address - before, before, FILL) } {
             let bytes = before - found + size_of::<Label>();
             die(format_args!(
@@ -67,7 +66,7 @@ impl<P: Platform> Core<P> {
             ));
         }
         let tail = self.usable_size(pointer(start - front), call) - front - size;
-        // SAFETY: the tail.
+        // SAFETY: the range is the tail of the block.
         if let Some(found) = unsafe { first_other(start + size, tail, FILL) } {
             die(format_args!(
                 "write beyond the end: {call}: {start:#x} ({size} bytes) was written to {} bytes beyond its end",
@@ -76,11 +75,11 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Verifies that a block which the program freed was not written to since.
+    /// Verifies that the program has not written to a block since it freed the block.
     fn verify_freed(&self, address: usize, label: Label, call: &str) {
         let Label { size, .. } = label;
         let start = address + size_of::<Label>();
-        // SAFETY: the block was freed.
+        // SAFETY: the range is the program's part of a freed block.
         if let Some(found) = unsafe { first_other(start, size, FREED) } {
             die(format_args!(
                 "write after free: {start:#x} ({size} bytes) was written to at byte {found} after it was freed; found \
@@ -120,8 +119,8 @@ impl<P: Platform> Mm<P> {
         self.core().is_some_and(|core| core.options.check)
     }
 
-    /// Allocates `size` bytes on a multiple of `align`, with a front and a tail. Null if there is
-    /// no memory.
+    /// Allocates `size` bytes, with a front and a tail. Their address is a multiple of `align`.
+    /// Returns null if there is no memory.
     pub(crate) fn allocate_checked(&self, size: usize, align: usize) -> *mut u8 {
         let front = align.max(LEAST_FRONT);
         let whole = size.checked_add(front + LEAST_TAIL).filter(|whole| !is_beyond_any(*whole, align));
@@ -129,7 +128,8 @@ impl<P: Platform> Mm<P> {
         let (Some(block), Some(core)) = (NonNull::new(block), self.core_if_open()) else { return null_mut() };
         let usable = core.usable_size(block.as_ptr(), "malloc");
         let start = block.addr().get() + front;
-        // SAFETY: the block is this call's, and has `usable` bytes, more than `front + size`.
+        // SAFETY: the block is this call's. It has `usable` bytes, which are more than `front +
+        // size`.
         unsafe {
             block.write_bytes(FILL, front);
             block.add(front + size).write_bytes(FILL, usable - front - size);
@@ -137,7 +137,8 @@ impl<P: Platform> Mm<P> {
         let address = start - size_of::<Label>();
         let label = Label { size, front, state: LIVE, older: 0, newer: 0, sum: 0 };
         let _inside = self.gate.enter(core.objects.platform.cpu());
-        // SAFETY: the label lies in the front of the block, which stays until it is freed.
+        // SAFETY: the label lies in the front of a block that the layers below have handed out to
+        // this call. The block stays while it is in the list.
         unsafe { core.checked.lock().live.add(address, label, "malloc") };
         pointer(start)
     }
@@ -201,7 +202,7 @@ impl<P: Platform> Mm<P> {
         Some(pointer(oldest + size_of::<Label>() - freed.front))
     }
 
-    /// Returns how many bytes the program asked for.
+    /// Returns how many bytes the program requested for the allocation at `memory`.
     pub(crate) fn usable_checked(&self, core: &Core<P>, memory: *const u8, call: &str) -> usize {
         let _inside = self.gate.enter(core.objects.platform.cpu());
         let _checked = core.checked.lock();

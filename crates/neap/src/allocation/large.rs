@@ -1,8 +1,8 @@
-//! Large allocations: runs of whole pages. neap finds a run by arithmetic with its address; a run
-//! has no header.
+//! Large allocations, which are runs of whole pages. neap finds a run by arithmetic with its
+//! address, so a run has no header.
 //!
 //! The first frame of a run holds its state and length. A run has as many pages as the requested
-//! bytes need. A move of a run by its page tables holds the mutex of
+//! bytes need. While a thread moves a run by its page tables, it holds the mutex of
 //! [`Splits`](crate::allocation::splits).
 
 use crate::mm::{Core, Mm};
@@ -15,24 +15,24 @@ use neap_pages::State;
 /// Least bytes for which moving page tables is cheaper than copying.
 const WORTH_MOVING: usize = 256 << 10;
 
-/// Least bytes in a row for which releasing their memory is cheaper than writing zeroes. Most of so
-/// long a range may never have been touched.
+/// Least bytes in a row for which releasing their memory is cheaper than writing zeroes. The
+/// program may never have touched most pages of so long a range.
 const WORTH_DROPPING: usize = 32 << 20;
 
 /// State of the target of a run that could not be moved.
 enum Unmoved {
-    /// It is mapped.
+    /// The target is mapped.
     Mapped,
-    /// The kernel has unmapped some of it and refuses to map it again.
+    /// The kernel has unmapped a part of the target, and refuses to map it again.
     Lost,
 }
 
 impl<P: Platform> Mm<P> {
-    /// Makes every byte of a fresh run zero, and touches no page that has no memory. Returns
-    /// `false` if there is no run at `memory`.
+    /// Makes every byte of a fresh run zero. Does not touch pages without memory. Returns `false`
+    /// if no run starts at `memory`.
     ///
     /// # Safety
-    /// The run is the caller's, and was not written to since it was handed out.
+    /// The run is the caller's. No code has written to it since it was handed out.
     #[cold]
     #[inline(never)]
     pub(crate) unsafe fn zero_run(&self, memory: *mut u8) -> bool {
@@ -44,7 +44,8 @@ impl<P: Platform> Mm<P> {
         let mut rest = first..first + count;
         loop {
             let part = {
-                // Inside the gate, since `backed_part` takes a mutex, which fork must find free.
+                // This runs inside the gate, since `backed_part` takes a mutex, which fork must
+                // find free.
                 let _inside = self.gate.enter(platform.cpu());
                 pages.backed_part(Pfn(first), rest.clone())
             };
@@ -52,8 +53,8 @@ impl<P: Platform> Mm<P> {
             let bytes = part.len() * pages.page_size();
             let start = memory.wrapping_add((part.start - first) as usize * pages.page_size());
             let drops = bytes >= WORTH_DROPPING && !core.objects.is_isolated_cpu_in_use();
-            // SAFETY: `backed_part` returns pages of the run, which is the caller's and holds no
-            // data yet (the caller's promise).
+            // SAFETY: `backed_part` returns pages of the run. The run is the caller's and holds no
+            // data yet, so this call may release its memory or write to it (the caller's promise).
             unsafe {
                 if !drops || platform.release_unless_locked(start.addr(), bytes).is_err() {
                     start.write_bytes(0, bytes);
@@ -65,8 +66,8 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Allocates a run of `size` bytes on a multiple of `align`. The second value: whether it is
-    /// known to be zero.
+    /// Allocates a run of `size` bytes. Its address is a multiple of `align`. The second value is
+    /// `true` only if all bytes of the run are zero.
     pub(crate) fn allocate_run(&self, size: usize, align: usize) -> Option<(*mut u8, bool)> {
         let pages = &self.objects.pages;
         let count = u32::try_from(size.max(1).div_ceil(pages.page_size())).ok()?;
@@ -94,8 +95,8 @@ impl<P: Platform> Core<P> {
         size.max(1).next_multiple_of(self.objects.pages.page_size()) as u64
     }
 
-    /// Returns the payer of the run that starts at `pointer`; `None` if it has none, or there is no
-    /// run.
+    /// Returns the payer of the run that starts at `pointer`. Returns `None` if the run has no
+    /// payer, or no run starts there.
     pub(crate) fn run_payer(&self, pointer: *const u8) -> Option<Payer> {
         self.run_at(pointer)?;
         let owner = self.objects.pages.frames().run_owner(self.objects.pages.pfn(pointer.addr()));
@@ -108,7 +109,8 @@ impl<P: Platform> Core<P> {
         pages.frames().set_run_owner(pages.pfn(pointer.addr()), payer.to_bits());
     }
 
-    /// Frees the run at `pointer`, which is in the arena and no small object. Returns its bytes.
+    /// Frees the run at `pointer`, and returns its bytes. The pointer leads into the arena, but not
+    /// to an object.
     pub(crate) fn free_run(&self, pointer: *const u8) -> usize {
         let pages = &self.objects.pages;
         let Some(count) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "free") };
@@ -116,7 +118,8 @@ impl<P: Platform> Core<P> {
         count as usize * pages.page_size()
     }
 
-    /// Resizes the run at `pointer` in place to `size` bytes. Returns whether it could.
+    /// Resizes the run at `pointer` in place to `size` bytes. Returns `false`, and changes nothing,
+    /// if that is impossible.
     pub(crate) fn resize_run(&self, pointer: *const u8, size: usize) -> bool {
         let pages = &self.objects.pages;
         let Some(old) = self.run_at(pointer) else { self.die_of(Class::NONE, pointer, "realloc") };
@@ -124,9 +127,9 @@ impl<P: Platform> Core<P> {
         new == old || pages.resize_run(&self.objects.platform, pages.pfn(pointer.addr()), old, new)
     }
 
-    /// Moves the run at `pointer` to a run of `size` bytes, which is not shorter, by moving page
-    /// tables instead of copying. `None` if that is impossible or not worth it; then the caller
-    /// copies.
+    /// Moves the run at `pointer` to a run of `size` bytes, by moving page tables instead of
+    /// copying. Returns `None` if that is impossible, not worth it, or if `size` is less than the
+    /// run has. The caller then copies the run.
     pub(crate) fn move_run(&self, pointer: *const u8, size: usize, align: usize) -> Option<*mut u8> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let old = self.run_at(pointer)?;
@@ -139,7 +142,8 @@ impl<P: Platform> Core<P> {
             return None;
         }
         let (memory, _) = self.allocate_run(size, align)?;
-        // Moved pages keep their node and its memory policy, so both runs must be of the same node.
+        // Moved pages keep their node and its memory policy. So both runs must lie on the same
+        // node.
         if self.objects.node_of(memory) != self.objects.node_of(pointer) {
             self.free_run(memory);
             return None;
@@ -155,7 +159,7 @@ impl<P: Platform> Core<P> {
             pages.allow_huge(platform, from, old);
             match refused {
                 Unmoved::Mapped => _ = self.free_run(memory),
-                // The target is unmapped, so its run stays allocated forever.
+                // A part of the target is not mapped, so its run stays allocated forever.
                 Unmoved::Lost => self.count_run(size, 0),
             }
             return None;
@@ -167,12 +171,15 @@ impl<P: Platform> Core<P> {
     }
 
     /// Moves the contents of a run to the start of another one by page tables, one piece at a time.
-    /// A piece is the whole run or a part of it, between places at which earlier moves have split
-    /// the mapping. If the kernel refuses to move a piece other than the first, this copies the
-    /// piece.
+    /// Earlier moves have split the mapping of the run at some places. Each piece lies between two
+    /// of these places, or is the whole run. If the kernel refuses to move a piece other than the
+    /// first, this copies the piece.
     ///
     /// # Errors
-    /// The first piece was refused, or there are too many pieces. The contents are where they were.
+    /// The contents are where they were.
+    /// * [`Unmoved::Mapped`] if the kernel refuses the first piece, there are too many pieces, or
+    ///   there is no memory for the places.
+    /// * [`Unmoved::Lost`] if the kernel also refuses to map the target of a piece again.
     fn move_pieces(&self, from: Pfn, to: Pfn, count: u32) -> Result<(), Unmoved> {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let (source, place) = (from.0..from.0 + count, to.0..to.0 + count);
@@ -187,14 +194,15 @@ impl<P: Platform> Core<P> {
         for piece in splits.pieces(source.clone()) {
             let (at, length) = (piece.start - from.0, piece.end - piece.start);
             let (here, there) = (address(piece.start), address(to.0 + at));
-            // SAFETY: both runs are this thread's alone and do not overlap. They lie in segments of
-            // the arena.
+            // SAFETY: this thread alone uses both runs, and they do not overlap. They lie in
+            // segments of the arena, which `map_at` has mapped. The run at `to` holds no data yet.
             if unsafe { platform.move_pages(here.addr(), there.addr(), bytes(length)) }.is_ok() {
                 continue;
             }
             let mapped = pages.map_again(platform, Pfn(to.0 + at), length);
-            // SAFETY: both runs are this thread's alone. Pieces before `at` were moved, which
-            // leaves both sides mapped, and this piece was not moved.
+            // SAFETY: this thread alone uses both runs, and they do not overlap. The kernel has
+            // moved the pieces before `at`, which leaves both sides mapped. It has not moved this
+            // piece.
             unsafe {
                 match (mapped, at) {
                     (true, 0) => return Err(Unmoved::Mapped),
@@ -232,14 +240,15 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Returns the class at an address of the arena. Any other address ends the process.
+    /// Returns the class at an address of the arena. An address outside of the arena ends the
+    /// process.
     pub(crate) fn class_of(&self, pointer: *const u8, call: &str) -> Class {
         self.objects
             .class_at(pointer)
             .unwrap_or_else(|| die(format_args!("{call}: {pointer:p} is not from this allocator")))
     }
 
-    /// Ends the process with a message about a pointer that is no allocation of the program.
+    /// Ends the process with a message about a pointer to no allocation of the program.
     #[cold]
     pub(crate) fn die_of(&self, class: Class, pointer: *const u8, call: &str) -> ! {
         let (page, size) = (self.objects.pages.page_size(), class.size());
@@ -431,7 +440,7 @@ mod tests {
         }
     }
 
-    /// The used part of a run is zeroed by writing; a long used part by dropping its memory.
+    /// `zero_run` writes zeroes to a short used part of a run, and drops the memory of a long one.
     #[test]
     fn zeroes_touch_no_page_that_has_no_memory() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));

@@ -14,23 +14,22 @@ use neap_os::memory::untagged;
 
 impl<P: Platform> Mm<P> {
     /// Makes the memory at `pointer` at least `size` bytes large, and moves it if need be. Returns
-    /// null, and changes nothing, if there is no memory. A null pointer allocates. A `size` of 0
-    /// counts as 1.
+    /// null, and changes nothing, if there is no memory. With a null pointer, this allocates. A
+    /// `size` of 0 counts as 1.
     ///
     /// # Safety
-    /// Those of [`Mm::free`], unless null is returned.
+    /// Those of [`Mm::free`], unless this returns null.
     #[inline]
     pub unsafe fn reallocate(&self, pointer: *mut u8, size: usize) -> *mut u8 {
-        // SAFETY: the caller owes what `free` asks for; every allocation is on a multiple of
-        // `GRAIN`.
+        // SAFETY: the caller fulfils the conditions of `free`, unless this returns null. The
+        // address of every allocation is a multiple of `GRAIN`.
         unsafe { self.reallocate_aligned(pointer, size, GRAIN) }
     }
 
-    /// Makes the memory at `pointer` at least `size` bytes large, on a multiple of `align`. Unlike
-    /// [`Mm::reallocate`], keeps the alignment.
+    /// Reallocates as [`Mm::reallocate`] does. The address of the result is a multiple of `align`.
     ///
     /// # Safety
-    /// Those of [`Mm::reallocate`]; a non-null `pointer` is on a multiple of `align`.
+    /// Those of [`Mm::reallocate`]. `pointer` is null, or its address is a multiple of `align`.
     #[inline]
     pub unsafe fn reallocate_aligned(&self, pointer: *mut u8, size: usize, align: usize) -> *mut u8 {
         if pointer.is_null() {
@@ -39,21 +38,23 @@ impl<P: Platform> Mm<P> {
         let usable = match self.fast_path.class_of(pointer) {
             Some(class) if class.suits(size) => return pointer,
             Some(class) => class.size(),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller fulfils the conditions of this function, and `pointer` is not
+            // null.
             None => match unsafe { self.reallocate_in_place(pointer, size, align) } {
                 Ok(memory) => return memory,
                 Err(usable) => usable,
             },
         };
-        // SAFETY: this call may free the block (the caller's promise), which has `usable` bytes.
+        // SAFETY: the caller fulfils the conditions of this function. The block has `usable` bytes.
         unsafe { self.move_block(pointer, usable, size, align) }
     }
 
-    /// Reallocates a block without a copy, if possible. `pointer` is not null. If it leads to no
-    /// allocation, the process ends.
+    /// Reallocates a block without a copy, if possible. `pointer` is not null. A pointer to no
+    /// allocation ends the process.
     ///
     /// # Errors
-    /// The block's usable size, if the caller has to copy the block. Nothing has changed then.
+    /// Returns the block's usable size if the caller has to copy the block. The block is unchanged
+    /// then.
     ///
     /// # Safety
     /// Those of [`Mm::reallocate_aligned`].
@@ -61,7 +62,7 @@ impl<P: Platform> Mm<P> {
     unsafe fn reallocate_in_place(&self, pointer: *mut u8, size: usize, align: usize) -> Result<*mut u8, usize> {
         let pointer = untagged(pointer);
         let Some(core) = self.core_if_open() else { core_less(pointer) };
-        // Always moved, so that old pointers are found.
+        // A guarded block always moves, so that uses of the old pointer are detected.
         if let Some(usable) = core.guarded_size(pointer, "realloc") {
             return Err(usable);
         }
@@ -72,7 +73,7 @@ impl<P: Platform> Mm<P> {
             false => core.usable_size(pointer, "realloc"),
         };
         if checks {
-            // Always moved, so that old pointers are found.
+            // A checked block always moves, so that uses of the old pointer are detected.
         } else if class == Class::NONE {
             self.end_sample_of_run(core, pointer);
             let in_place = || {
@@ -104,12 +105,13 @@ impl<P: Platform> Mm<P> {
     /// nothing, if there is no memory.
     ///
     /// # Safety
-    /// Those of [`Mm::reallocate_aligned`]; the block has `usable` bytes.
+    /// Those of [`Mm::reallocate_aligned`]. The block has `usable` bytes.
     #[inline(never)]
     unsafe fn move_block(&self, pointer: *mut u8, usable: usize, size: usize, align: usize) -> *mut u8 {
         let memory = self.allocate_aligned(size, align);
         if !memory.is_null() {
-            // SAFETY: the old memory has `usable` bytes, the new one `size`; they do not overlap.
+            // SAFETY: the old memory has `usable` bytes, the new one has `size`. They do not
+            // overlap.
             unsafe { memory.copy_from_nonoverlapping(pointer, usable.min(size)) };
             // SAFETY: this call returns non-null, so no thread uses the old memory (the caller's
             // promise).

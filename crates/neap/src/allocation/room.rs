@@ -1,8 +1,8 @@
-//! Room for an allocation that has found no memory: the order in which a manager gives up its
-//! caches.
+//! Room for an allocation that has found no memory. This module defines the order in which a
+//! manager gives up its caches.
 //!
 //! # Locking
-//! This module has no lock. The thread is outside the gate while it asks shrinkers.
+//! This module has no lock. The thread is outside the gate while reclaim calls shrinkers.
 
 use crate::mm::{Core, Mm};
 use crate::returning::drain::{Fences, NAP};
@@ -13,34 +13,35 @@ use neap_pages::Effort;
 /// Most requests to shrinkers for one allocation.
 const RECLAIMS: u32 = 4;
 
-/// Nanoseconds that an allocation that is about to fail waits for neap's thread to empty the stacks
-/// of all CPUs.
+/// Nanoseconds that a failing allocation waits for neap's thread to empty the stacks of all CPUs.
 const LAST_RESORT: u64 = 100_000_000;
 
-/// Most rounds of draining for such an allocation. Another round follows while other threads were
-/// inside the gate.
+/// Most rounds of draining for such an allocation. From the second round on, another one follows
+/// only if other threads were inside the gate.
 const ROUNDS: u32 = 4;
-/// Most looks for threads inside the gate in each round. The first `QUICK` are without a nap, the
-/// rest last for many time slices of the scheduler.
+/// Most looks for threads inside the gate in each round. A short pause follows each of the first
+/// looks, and a nap follows each look from number `QUICK` on. The naps last for many time slices of
+/// the scheduler.
 const LOOKS: u32 = 64;
 const QUICK: u32 = 16;
 
 impl<P: Platform> Core<P> {
-    /// Makes room for an allocation that has found no memory, and tries it again. `None` if it
-    /// fails.
+    /// Makes room for an allocation that has found no memory, and tries it again. Returns `None` if
+    /// it finds none in the end. The steps are:
     ///
     /// 1. If the limit follows the container, neap looks at the container and may raise the limit.
-    /// 2. Shrinkers are asked, outside the gate, as long as they free something. The allocation is
-    ///    tried after each request, since another thread may have freed memory meanwhile.
-    /// 3. Every cache is drained into the zones. This is done again after threads that were inside
+    /// 2. Reclaim asks shrinkers for memory, outside the gate, while they free something. neap
+    ///    tries the allocation after each request, since another thread may have freed memory
+    ///    meanwhile.
+    /// 3. neap drains every cache into the zones. It does so again after threads that were inside
     ///    the gate have left it.
-    /// 4. Under a limit, pages of slabs that hold no object are released.
-    /// 5. Lazily free pages are released.
-    /// 6. A limit that follows the container is raised, beyond the room in the container.
-    /// 7. A heap profile is written, if the option `profile_at_limit` is set.
+    /// 4. Under a limit, neap releases the memory of slab pages without objects.
+    /// 5. neap releases lazily free pages.
+    /// 6. neap raises a limit that follows the container beyond the room in the container.
+    /// 7. neap writes a heap profile, if the option `profile_at_limit` is set.
     #[cold]
     pub(crate) fn make_room<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        // This is rare and needs a deep stack, so it runs on a separate one.
+        // This is rare and needs a deep stack, so it runs on a separate stack.
         let apart = stack::apart(|| self.make_room_here(mm, bytes, attempt));
         // If no separate stack can be mapped, it runs on the thread's own.
         apart.unwrap_or_else(|| self.make_room_here(mm, bytes, attempt))
@@ -58,8 +59,8 @@ impl<P: Platform> Core<P> {
         found
     }
 
-    /// Bytes of the limit or, without one, of the arena so far. No caches can make room for a
-    /// larger request.
+    /// Returns the bytes of the limit or, without a limit, of the arena so far. Caches cannot make
+    /// room for a larger request.
     fn largest(&self) -> u64 {
         match self.settings.limit() {
             0 => self.objects.pages.limit() as u64,
@@ -67,9 +68,9 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Steps 2 to 5 of [`Core::make_room`].
+    /// Does steps 2 to 5 of [`Core::make_room`].
     fn give_up_caches_for<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        // Not even empty caches would make room for it.
+        // Even empty caches would not make room for it.
         if bytes as u64 > self.largest() {
             return None;
         }
@@ -95,7 +96,7 @@ impl<P: Platform> Core<P> {
         })
     }
 
-    /// Empties every cache for an allocation that has found no memory, and tries it again.
+    /// Empties every cache for an allocation that has found no memory, and tries it again (step 3).
     fn drain_for<T>(&self, mm: &Mm<P>, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
         let (mut memory, mut pages) = (None, 0);
         for round in 0..ROUNDS {
@@ -107,8 +108,8 @@ impl<P: Platform> Core<P> {
             if memory.is_some() {
                 break;
             }
-            // A thread inside the gate may have pages and objects in hand, which are in lists and
-            // stacks when it leaves:
+            // A thread inside the gate may hold pages and objects that it puts into lists and
+            // stacks before it leaves:
             //
             // | thread A, inside | thread B, here |
             // |---|---|

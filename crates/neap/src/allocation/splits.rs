@@ -1,14 +1,14 @@
-//! The places at which moves of page tables have split the arena's mapping.
+//! Places at which moves of page tables have split the arena's mapping.
 //!
-//! A moved run takes its mapping along. The kernel does not merge that mapping with its neighbours.
-//! So the process has up to two more mappings after the move: one place of splitting is at the
-//! start of the run, and one at its end. The kernel allows a process 65530 mappings by default.
-//! Both places stay when the run is freed, until another move covers them. So the number of places
-//! bounds the mappings that all moves have added.
+//! A moved run takes its mapping along, and the kernel does not merge that mapping with its
+//! neighbours. So the process has up to two more mappings after the move, split at the start and at
+//! the end of the run. The kernel allows a process 65530 mappings by default. Both places stay when
+//! the run is freed, until another move covers them. So the number of places bounds the mappings
+//! that all moves have added.
 //!
 //! # Locking
-//! `Core` has the [`Splits`] under a mutex. The caller holds it during a move. That makes no thread
-//! wait longer, since the kernel moves for one thread of a process at a time.
+//! `Core` has the [`Splits`] under a mutex. The caller holds it during a move. No thread waits
+//! longer for that, since the kernel moves page tables for one thread of a process at a time.
 
 use core::ops::Range;
 use neap_base::Platform;
@@ -30,10 +30,10 @@ impl Splits {
         Splits { memory: 0, count: 0, most: MOST }
     }
 
-    /// Maps the memory, unless it is mapped.
+    /// Maps the memory of the places, unless it is mapped already.
     ///
     /// # Errors
-    /// The system refuses the mapping.
+    /// Returns the error of the mapping. Nothing is mapped then.
     pub(crate) fn open<P: Platform>(&mut self, platform: &P) -> Result<(), Errno> {
         if self.memory == 0 {
             self.memory = platform.map(Splits::length(platform))?;
@@ -45,7 +45,7 @@ impl Splits {
         (MOST * size_of::<u32>()).next_multiple_of(platform.page_size())
     }
 
-    /// Address and length of the memory; both 0 where nothing is mapped.
+    /// Returns the address and length of the memory. Both are 0 if nothing is mapped.
     pub(crate) fn mapping<P: Platform>(&self, platform: &P) -> (usize, usize) {
         (self.memory, if self.memory == 0 { 0 } else { Splits::length(platform) })
     }
@@ -54,19 +54,20 @@ impl Splits {
     pub(crate) fn close<P: Platform>(&mut self, platform: &P) {
         let (memory, length) = self.mapping(platform);
         if length > 0 {
-            // SAFETY: mapped by `open`, and used by nothing but this value, which forgets it.
+            // SAFETY: `open` mapped the memory. Only this value uses it, and it forgets the
+            // address.
             unsafe { platform.unmap(memory, length) };
         }
         *self = Splits::new();
     }
 
-    /// The places.
+    /// Returns the places.
     fn places(&self) -> &[u32] {
         if self.memory == 0 {
             return &[];
         }
-        // SAFETY: `open` has mapped room for `MOST`, and `count` is never more; this value alone
-        // uses them.
+        // SAFETY: `open` has mapped room for `MOST` places, and `count` is at most `MOST`. The
+        // first `count` are initialised. Only this value uses them.
         unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(self.memory), self.count) }
     }
 
@@ -77,7 +78,7 @@ impl Splits {
         places.partition_point(|place| *place < pages.start)..places.partition_point(|place| *place <= pages.end)
     }
 
-    /// Whether the places are few enough after a move to `pages` in `pieces` pieces.
+    /// Whether there is room for all places after a move to `pages` in `pieces` pieces.
     pub(crate) fn have_room(&self, pages: &Range<u32>, pieces: usize) -> bool {
         self.memory != 0 && self.count - self.covered(pages).len() + pieces < self.most
     }
@@ -92,15 +93,15 @@ impl Splits {
         inside.chain([pages.end]).map(move |end| core::mem::replace(&mut start, end)..end)
     }
 
-    /// Notes a move to `pages`, for which there is room.
+    /// Records a move to `pages`. `have_room` has found that there is room.
     pub(crate) fn note(&mut self, pages: &Range<u32>) {
         if !self.have_room(pages, 1) {
             return;
         }
         let covered = self.covered(pages);
         let places: *mut u32 = core::ptr::with_exposed_provenance_mut(self.memory);
-        // SAFETY: all accesses are inside the `MOST` places that are mapped. `have_room` has
-        // verified that the places that stay and two more fit.
+        // SAFETY: `open` has mapped room for `MOST` places, and all accesses lie inside them.
+        // `have_room` has verified that the places that stay and two more fit.
         unsafe {
             places.add(covered.end).copy_to(places.add(covered.start + 2), self.count - covered.end);
             places.add(covered.start).write(pages.start);

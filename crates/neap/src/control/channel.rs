@@ -1,9 +1,9 @@
-//! The part of the page of numbers for requests: see [`control`](crate::control).
+//! The part of the page of numbers for requests (see [`control`](crate::control)).
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The part of the page for requests. A word with all bits set means that the asker gives no number
-/// there.
+/// The part of the page of numbers for requests. A word with all bits set means that the asker
+/// gives no number there.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct ControlChannel {
@@ -11,11 +11,11 @@ pub(crate) struct ControlChannel {
     pub(crate) cpu: AtomicU32,
     pub(crate) node: AtomicU32,
     pub(crate) zone: AtomicU32,
-    /// Bytes, or another number of the request; [`control`](crate::control) says which.
+    /// Bytes, or another number that [`control`](crate::control) defines for the request.
     pub(crate) until: AtomicU64,
     pub(crate) answered: AtomicU32,
-    /// 0: done. 1, 2, 3: no such CPU, node or zone. Other numbers: refusals of
-    /// [`control`](crate::control).
+    /// The answer to the request. 0 means that it is done. 1, 2 and 3 mean that there is no such
+    /// CPU, node or zone. [`control`](crate::control) defines the other numbers.
     pub(crate) refusal: AtomicU32,
     pub(crate) cpus: AtomicU32,
     pub(crate) skipped: AtomicU32,
@@ -32,14 +32,14 @@ pub(crate) struct ControlChannel {
 impl ControlChannel {
     #[inline]
     pub(crate) fn ticket(&self) -> u32 {
-        // Acquire pairs with the asker's last store: a thread that reads the ticket sees the
+        // Acquire pairs with the asker's last store. A thread that reads the ticket sees the
         // request.
         self.ticket.load(Ordering::Acquire)
     }
 
     pub(crate) fn answer(&self, ticket: u32, refusal: u32) {
         self.refusal.store(refusal, Ordering::Relaxed);
-        // Release pairs with the asker's load: an asker that reads the ticket sees the answer.
+        // Release pairs with the asker's load. An asker that reads the ticket sees the answer.
         self.answered.store(ticket, Ordering::Release);
     }
 }

@@ -1,4 +1,4 @@
-//! Requests of other processes, which come through the page of numbers.
+//! Requests of other processes, which they write into the page of numbers.
 //!
 //! # Design
 //! The commands `neap drain`, `neap set`, `neap shrink`, `neap top`, and `neap stat` with
@@ -6,14 +6,14 @@
 //! neap's thread, which sleeps on the request's ticket. neap's thread executes the request and
 //! writes the answer. In a process without neap's thread, a call on the slow path does so.
 //!
-//! A request sends no signal to a thread. It stops threads in one case: in a small process with
+//! A request sends no signal to a thread. It stops threads in one case. In a small process with
 //! groups, they stay out of malloc and free for the milliseconds in which neap makes its
 //! [books](crate::reports::reconcile).
 //!
 //! The process's user and root can write anything to the page at any time. So the process reads
 //! every word once, and checks a request like any argument. Every request is harmless at any
-//! moment. The process relies on nothing in the page. It takes at most a thousand requests a
-//! second.
+//! moment. The process does not rely on the contents of the page. It takes at most a thousand
+//! requests a second.
 //!
 //! # Protocol
 //! 1. The asker takes a lock on the file, which excludes other askers.
@@ -41,33 +41,33 @@ use neap_reclaim::ShrinkerId;
 
 pub(crate) mod channel;
 
-/// Least nanoseconds between two looks at the page.
+/// Least nanoseconds between two checks of the page for a request.
 const PAUSE: u64 = 1_000_000;
 
-/// Request: drain caches, within the scope of the next words.
+/// Request to drain caches. The next words give the scope.
 const DRAIN: u32 = 0;
-/// Request: a report on the chunks of per-CPU data ([`chunk_report`]), from the number in `from`
-/// on.
+/// Request for a report on the chunks of per-CPU data ([`chunk_report`]). `from` is the number of
+/// the first chunk.
 const CHUNKS: u32 = 1;
-/// Request: a report on memory groups ([`group_report`]), from the slot in `from` on.
+/// Request for a report on memory groups ([`group_report`]). `from` is the first slot.
 const GROUPS: u32 = 2;
-/// Request: set a bound of a group. The group's id is in `group`, the number of the bound in
-/// `from`, the bytes in `until`.
+/// Request to set a bound of a group. `group` is the group's id, `from` the number of the bound,
+/// and `until` the bytes.
 const BOUND: u32 = 3;
-/// Request: a report on shrinkers ([`shrinker_report`]), from the index in `from` on.
+/// Request for a report on shrinkers ([`shrinker_report`]). `from` is the index of the first one.
 const SHRINKERS: u32 = 4;
-/// Request: have a shrinker scan the number of objects in `until`, or count its objects if all bits
-/// are set there. The shrinker's index is in `from`, the rest of its id in `cpu`; the group is in
-/// `group`, the node in `node`.
+/// Request that a shrinker scan `until` objects of the group `group` on the node `node`. If all
+/// bits of `until` are set, it counts its objects instead. `from` is the shrinker's index, and
+/// `cpu` the rest of its id.
 const SHRINK: u32 = 5;
-/// Request: a report on neap's mappings, pages and counters ([`map_report`]), from the piece in
-/// `from` on.
+/// Request for a report on neap's mappings, pages and counters ([`map_report`]). `from` is the
+/// number of the first piece.
 const MAP: u32 = 7;
-/// Request: change an option. The number of the [`Setting`] is in `from`, its value in `until`. The
-/// previous value is answered in `objects`.
+/// Request to change an option. `from` is the number of the [`Setting`], and `until` its value. The
+/// answer has the previous value in `objects`.
 const SET: u32 = 8;
-/// Refusals. `UNKNOWN`: the request is not known. `BUSY`: the numbers are being written, or a call
-/// of the program cannot serve the request.
+/// Numbers of refusals. `UNKNOWN` means that neap does not know the request. `BUSY` means that
+/// another thread is writing numbers, or that a call of the program cannot serve the request.
 const UNKNOWN: u32 = 4;
 const BUSY: u32 = 5;
 const NO_SUCH_GROUP: u32 = 6;
@@ -101,15 +101,15 @@ impl ControlChannel {
     }
 }
 
-/// The thread that serves a request.
+/// The kind of thread that serves a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ServedBy {
     OwnThread,
-    /// In a call of the program, which must not wait.
+    /// A thread in a call of the program, which must not wait.
     Call,
 }
 
-/// Sets a bound of a group. Returns the refusal, or 0.
+/// Sets a bound of a group. Returns the number of the refusal, or 0.
 fn change_bound<P: Platform>(mm: &Mm<P>, channel: &ControlChannel, by: ServedBy) -> u32 {
     let bound = Bound::ALL.get(channel.from.load(Ordering::Relaxed) as usize);
     let group = GroupId::from_bits(channel.group.load(Ordering::Relaxed));
@@ -120,7 +120,7 @@ fn change_bound<P: Platform>(mm: &Mm<P>, channel: &ControlChannel, by: ServedBy)
     if changed.is_some() { 0 } else { NO_SUCH_GROUP }
 }
 
-/// Changes an option. Returns the refusal, or 0.
+/// Changes an option. Returns the number of the refusal, or 0.
 fn change_setting<P: Platform>(mm: &Mm<P>, channel: &ControlChannel) -> u32 {
     let setting = Setting::ALL.get(channel.from.load(Ordering::Relaxed) as usize);
     let Some(&setting) = setting else { return UNKNOWN };
@@ -152,8 +152,8 @@ impl<P: Platform> Core<P> {
         true
     }
 
-    /// Serves a request in a call of the program. Returns whether there was one. Runs on a separate
-    /// stack, since reports are large and the stack of the call may be small.
+    /// Serves a request in a call of the program. Returns whether there was one. This runs on a
+    /// separate stack, since reports are large and the stack of the call may be small.
     fn answer_apart(&self, mm: &Mm<P>) -> bool {
         let Some((channel, ticket)) = self.take_request() else { return false };
         if stack::apart(|| self.respond(mm, channel, ticket, ServedBy::Call)).is_none() {
@@ -200,8 +200,8 @@ impl<P: Platform> Core<P> {
     }
 
     fn report_map(&self, mm: &Mm<P>, channel: &ControlChannel, by: ServedBy) -> bool {
-        // This thread may have closed the gate itself, in a fork handler of the program that runs
-        // between neap's and the fork. It would wait for itself.
+        // A fork handler of the program may run between neap's handler and the fork. This thread
+        // has then closed the gate itself, and would wait for itself.
         if mm.gate.is_closed() {
             return false;
         }
@@ -218,7 +218,7 @@ impl<P: Platform> Core<P> {
     fn report_shrinkers(&self, mm: &Mm<P>, channel: &ControlChannel) -> bool {
         let [from, skip] = [&channel.from, &channel.cpu].map(|word| word.load(Ordering::Relaxed));
         let skip = if skip == u32::MAX { 0 } else { skip };
-        // neap's own shrinkers are registered at the first request.
+        // The first request registers neap's own shrinkers.
         let gathered = shrinker_report::gather(mm.reclaiming().ok(), from, skip);
         let _inside = mm.gate.enter(self.objects.platform.cpu());
         let write = |words: &[AtomicU64]| {
@@ -227,9 +227,9 @@ impl<P: Platform> Core<P> {
         self.page.report(write).is_some()
     }
 
-    /// Has a shrinker scan or count. Callbacks of the program run on a reclaimer, never in this
-    /// thread. This thread may be in a call of the program and hold locks that the callbacks take.
-    /// The callbacks of neap's own shrinkers run in this thread.
+    /// Makes a shrinker scan or count, and returns the refusal, or 0. Callbacks of the program run
+    /// on a reclaimer, never in this thread. This thread may be in a call of the program and hold
+    /// locks that the callbacks take. The callbacks of neap's own shrinkers run in this thread.
     fn shrink(&self, mm: &Mm<P>, channel: &ControlChannel) -> u32 {
         let [index, rest, node] = [&channel.from, &channel.cpu, &channel.node].map(|word| word.load(Ordering::Relaxed));
         let id = ShrinkerId::from_bits(u64::from(rest) << 32 | u64::from(index));
@@ -246,22 +246,23 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Serves a request in a call of the program: not on an isolated CPU, and not within [`PAUSE`]
-    /// of the last time.
+    /// Serves a request in a call of the program. Does nothing on an isolated CPU, or within
+    /// [`PAUSE`] of the last call that did this.
     #[cold]
     pub(crate) fn answer_in_call(&self, mm: &Mm<P>) {
         let (platform, now) = (&self.objects.platform, clock::precise());
         let last = self.page.answered.load(Ordering::Relaxed);
         if !platform.is_isolated(platform.cpu()) && now.wrapping_sub(last) >= PAUSE {
-            // Relaxed: two threads may both find that the pause is over. Both look, and one takes
-            // the request.
+            // Relaxed: two threads may both find that the pause is over. Both look for a request,
+            // and one takes it.
             self.page.answered.store(now, Ordering::Relaxed);
             self.answer_apart(mm);
         }
     }
 
-    /// Sleeps for `nanoseconds`. Meanwhile serves requests, and allocations that ask the helper for
-    /// a drain. Ends early if a call requests a tick. Returns `false` if the thread is to end.
+    /// Sleeps for `nanoseconds`. Meanwhile serves requests, and drains caches for allocations that
+    /// ask the helper. Ends early if a call requests a tick. Returns `false` if the thread has to
+    /// end.
     pub(crate) fn nap(&self, mm: &Mm<P>, nanoseconds: u64) -> bool {
         let end = clock::precise() + nanoseconds;
         loop {
@@ -273,14 +274,14 @@ impl<P: Platform> Core<P> {
                 self.look_after_nap(mm, clock::precise().saturating_sub(end));
                 return !self.background.is_ending();
             }
-            // After a request, the next one waits for a moment.
+            // After a request, the thread does not look for the next one for [`PAUSE`].
             let (left, channel) = if answered { (left.min(PAUSE), None) } else { (left, self.page.channel()) };
             self.sleep(rung, Some(left), channel);
         }
     }
 
-    /// Sleeps until a call wakes the thread or a request was answered. Meanwhile serves allocations
-    /// that ask the helper for a drain, and looks at the container if the limit follows it.
+    /// Sleeps until a call wakes the thread, or the thread has answered a request. Meanwhile drains
+    /// caches for allocations that ask the helper. Looks at the container if the limit follows it.
     pub(crate) fn sleep_until_woken(&self, mm: &Mm<P>) {
         loop {
             let rung = self.objects.helper.rung();
@@ -403,7 +404,7 @@ mod tests {
     }
 
     /// Another process requests a scan. The call that finds the request may be a free under a lock
-    /// of the C library, or a callback: it neither waits nor makes a thread.
+    /// of the C library, or a callback. It neither waits nor makes a thread.
     #[test]
     fn a_call_asks_no_shrinker() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: Some(|_, _| Ok(1)), ticked: None }));

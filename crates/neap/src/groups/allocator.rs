@@ -1,4 +1,4 @@
-//! Collections whose memory a group pays for, in any thread.
+//! Collections whose memory a group pays for, whatever thread uses them.
 //!
 //! This module needs the feature `allocator-api2`. It has no state and no lock. See [`InGroup`].
 
@@ -10,8 +10,8 @@ use core::ptr::NonNull;
 /// A vector whose memory a group pays for: `GroupVec::new_in(group.allocator())`.
 pub type GroupVec<T> = allocator_api2::vec::Vec<T, InGroup>;
 
-/// An allocator of neap's memory that a group pays for, whichever group the calling thread is in.
-/// [`Group::allocator`] returns it.
+/// An allocator of neap's memory that charges a fixed group. [`Group::allocator`] returns it. The
+/// group of the calling thread does not matter.
 ///
 /// Use it with collections of `allocator_api2`, and with others that take its allocators, such as
 /// hashbrown's maps. The charge ends when any thread frees the memory. A charge beyond a limit
@@ -33,7 +33,7 @@ pub type GroupVec<T> = allocator_api2::vec::Vec<T, InGroup>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It implements Rust's unstable trait `Allocator` in the form of the crate `allocator-api2`.
+/// The type implements Rust's unstable trait `Allocator` in the form of the crate `allocator-api2`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InGroup(Group);
 
@@ -60,23 +60,25 @@ impl InGroup {
     /// Those of [`Allocator::grow`] or [`Allocator::shrink`].
     unsafe fn resize(self, pointer: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if old.size() > 0 && new.size() > 0 && old.align() >= new.align() {
-            // SAFETY: memory of more than 0 bytes came from this process's manager with the old
-            // alignment, and is no longer used if the call succeeds (the caller's promise).
+            // SAFETY: the old memory has more than 0 bytes, so it came from this process's manager.
+            // It has the old alignment. No thread uses it any more if the call succeeds (the
+            // caller's promise).
             return self.paid(new, || unsafe { PROCESS.reallocate_aligned(pointer.as_ptr(), new.size(), old.align()) });
         }
         let memory = self.allocate(new)?;
         let kept = old.size().min(new.size());
-        // SAFETY: the old memory has `old.size()` bytes (the caller's promise), the new one
+        // SAFETY: the old memory has `old.size()` bytes (the caller's promise), the new one has
         // `new.size()`. They do not overlap.
         unsafe { memory.cast::<u8>().copy_from_nonoverlapping(pointer, kept) };
-        // SAFETY: the memory is no longer used once this function succeeds (the caller's promise).
+        // SAFETY: the memory came from this allocator with the layout `old`. No thread uses it any
+        // more once this function succeeds (the caller's promise).
         unsafe { self.deallocate(pointer, old) };
         Ok(memory)
     }
 }
 
-// SAFETY: the manager hands out every byte once, on the requested alignment, until it is freed.
-// Copies of an allocator share the process's manager, which never moves.
+// SAFETY: the manager hands out every byte to one owner until it is freed, with the requested
+// alignment. Copies of an allocator share the process's manager, which never moves.
 unsafe impl Allocator for InGroup {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         if layout.size() == 0 {
@@ -94,24 +96,24 @@ unsafe impl Allocator for InGroup {
 
     unsafe fn deallocate(&self, pointer: NonNull<u8>, layout: Layout) {
         if layout.size() > 0 {
-            // SAFETY: memory of more than 0 bytes came from this process's manager, and is no
-            // longer used (the contract of `deallocate`).
+            // SAFETY: the memory has more than 0 bytes, so it came from this process's manager. No
+            // thread uses it any more (the contract of `deallocate`).
             unsafe { PROCESS.free(pointer.as_ptr()) };
         }
     }
 
     unsafe fn grow(&self, pointer: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller owes what `grow` asks for.
+        // SAFETY: the caller fulfils the conditions of `grow`, which are those of `resize`.
         unsafe { self.resize(pointer, old, new) }
     }
 
     unsafe fn shrink(&self, pointer: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: the caller owes what `shrink` asks for.
+        // SAFETY: the caller fulfils the conditions of `shrink`, which are those of `resize`.
         unsafe { self.resize(pointer, old, new) }
     }
 }
 
-/// Returns a pointer that is aligned for `layout` and leads to no memory.
+/// Returns a pointer with the alignment of `layout`. It leads to no memory.
 fn dangling(layout: Layout) -> NonNull<u8> {
     NonNull::without_provenance(core::num::NonZero::new(layout.align()).unwrap_or(core::num::NonZero::<usize>::MIN))
 }

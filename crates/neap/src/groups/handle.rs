@@ -1,7 +1,7 @@
 //! Handles that delete their group when they are dropped, and deletion of whole subtrees.
 //!
 //! # Concurrency
-//! Groups that other threads make in a subtree during its deletion are deleted as well.
+//! If another thread makes groups in a subtree during its deletion, they are deleted as well.
 
 use super::{Group, GroupError};
 use core::ops::Deref;
@@ -24,7 +24,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`GroupError::Root`]; nothing has changed then. [`GroupError::NoSuchGroup`].
+    /// * [`GroupError::Root`] if the group is the root. Nothing has changed then.
+    /// * [`GroupError::NoSuchGroup`] if another call has deleted the group.
     pub fn delete_all(self) -> Result<(), GroupError> {
         loop {
             match self.delete() {
@@ -63,8 +64,8 @@ impl Group {
 pub struct GroupHandle(Group);
 
 impl GroupHandle {
-    /// Makes the group at a path, as [`Group::create`] does. Groups above it are not owned, and
-    /// stay when the handle is dropped.
+    /// Makes the group at a path, as [`Group::create`] does. The handle does not own groups above
+    /// it, which stay when the handle is dropped.
     ///
     /// # Errors
     /// See [`GroupError`].
@@ -100,7 +101,7 @@ impl Deref for GroupHandle {
 
 impl Drop for GroupHandle {
     fn drop(&mut self) {
-        // Fails if the group was deleted through another name of it; then nothing is left to do.
+        // Fails if the group was deleted through another handle. Then nothing is left to do.
         let _ = self.0.delete_all();
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 impl Group {
     /// Calls a closure at events of the group and those below it, until the returned handle is
-    /// dropped or the group is gone. The closure is also called when the group goes.
+    /// dropped or the group is gone. A last call reports that the group is gone.
     ///
     /// neap's thread calls the closure. Where neap can have no thread,
     /// [`Mm::tick`](crate::mm::Mm::tick) does. Only one thread calls it at a time. The closure may
@@ -48,10 +48,10 @@ impl Group {
         Ok(Listening { _heard: self.subscribe(events, Listener::Callback(call::<F>, context))?, _listener: listener })
     }
 
-    /// Returns the events of the group and those below it, from now on, one after the other.
+    /// Returns a sequence of the events of the group and those below it, from now on.
     ///
-    /// Events of one kind between two polls are returned as one, with their number. So the result
-    /// needs little memory, however seldom the program polls it.
+    /// If several events of one kind happen between two polls, a poll returns them as one, with
+    /// their number. So the sequence needs little memory, however seldom the program polls it.
     ///
     /// ```no_run
     /// # async fn watch() -> Result<(), Box<dyn std::error::Error>> {
@@ -76,8 +76,8 @@ impl Group {
     }
 }
 
-/// A subscription of a closure, which ends when this is dropped. Dropping waits for a running call,
-/// but not inside the closure itself.
+/// A subscription of a closure. Dropping it ends the subscription, and waits for a running call. A
+/// drop inside the closure itself does not wait.
 #[must_use = "the closure is called no more when this is dropped"]
 pub struct Listening {
     _heard: Heard,
@@ -93,8 +93,9 @@ impl core::fmt::Debug for Listening {
 /// Calls the closure at the address `context`.
 fn call<F: Fn(EventDelta)>(context: usize, happened: EventDelta) {
     let listener = with_exposed_provenance::<F>(context);
-    // SAFETY: `Arc::as_ptr` returned the address. `Listening` keeps one reference until no call
-    // begins any more. This call takes another one, so the closure outlives the call.
+    // SAFETY: `Arc::as_ptr` returned the address, for a closure of the type `F`. `Listening` keeps
+    // one reference until no further call begins. This call takes another one, so the closure
+    // outlives the call.
     let listener = unsafe {
         Arc::increment_strong_count(listener);
         Arc::from_raw(listener)
@@ -103,7 +104,7 @@ fn call<F: Fn(EventDelta)>(context: usize, happened: EventDelta) {
     let _ = catch_unwind(AssertUnwindSafe(|| listener(happened))).map_err(core::mem::forget);
 }
 
-/// Events that the closure was called for, and that no poll has returned yet.
+/// Events for which neap has called the closure, and which no poll has returned yet.
 #[derive(Default)]
 struct Waiting {
     numbers: [u64; Event::ALL.len()],
@@ -122,7 +123,7 @@ fn tell(waiting: &Mutex<Waiting>, happened: EventDelta) {
     waker.inspect(Waker::wake_by_ref);
 }
 
-/// Events of a group as they happen. [`Group::events`] returns it.
+/// The events of a group as they happen. [`Group::events`] returns this.
 ///
 /// With the feature `stream` it is a `Stream` of the crate `futures-core`.
 #[derive(Debug)]

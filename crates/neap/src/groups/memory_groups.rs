@@ -1,7 +1,7 @@
-//! The groups of a manager. They are made at first use. Threads use them inside the fork gate. A
-//! tick does their deferred work.
+//! The groups of a manager. The first use makes them. Threads use them inside the fork gate. A tick
+//! does their deferred work.
 //!
-//! If no groups were made, a tick only finds that. This module has no lock.
+//! If no groups were made, a tick only checks that. This module has no lock.
 
 use crate::mm::{Core, Mm};
 use crate::options::ThreadGroups;
@@ -29,7 +29,7 @@ pub struct Grouped<'m, P: Platform> {
     groups: &'m Groups,
 }
 
-/// Bytes that are charged for an object.
+/// Returns how many bytes neap charges for an object.
 pub(crate) fn price(class: Class) -> u64 {
     class.size() as u64
 }
@@ -58,7 +58,8 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
     }
 
     fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
-        // Lists first. After the next step, shrinkers are asked for objects of the parent.
+        // The lists come first. After the next step, reclaim asks shrinkers for objects of the
+        // parent.
         Site { host: self, groups, lists: &self.core().lists }.offline(child, parent);
         if let Some(reclaim) = self.core().reclaim.get() {
             reclaim.shrinkers.offline(self, child.slot, parent.slot);
@@ -77,10 +78,11 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
 /// Uncharges objects that were freed into their slabs.
 ///
 /// # Safety
-/// `mm` is the manager of the objects.
+/// `mm` is the address of the manager of the objects, an `Mm<P>`. The manager does not move, and
+/// outlives the call.
 unsafe fn repay<P: Platform>(mm: *const (), owner: u64, class: Class, objects: u32, side: GateSide) {
-    // SAFETY: `mm` is the manager that `make_groups` handed to `uncharger.open` with this function;
-    // it outlives its objects and does not move.
+    // SAFETY: `mm` is the address of the objects' manager, an `Mm<P>`, which outlives this call
+    // (the caller's promise).
     let Some(Grouped { source, groups }) = unsafe { &*mm.cast::<Mm<P>>() }.groups_if_made() else { return };
     let (payer, bytes) = (Payer::from_bits(owner), price(class) * u64::from(objects));
     match side {
@@ -93,7 +95,7 @@ impl<P: Platform> Mm<P> {
     /// Returns the manager's groups. Makes them if need be.
     ///
     /// # Errors
-    /// [`GroupError::NoMemory`].
+    /// [`GroupError::NoMemory`] if there is no memory for the groups.
     pub fn groups(&self) -> Result<Grouped<'_, P>, GroupError> {
         let make = || stack::apart(|| self.make_groups()).unwrap_or(Err(GroupError::NoMemory));
         self.groups_if_made().map_or_else(make, Ok)
@@ -103,18 +105,19 @@ impl<P: Platform> Mm<P> {
     fn make_groups(&self) -> Result<Grouped<'_, P>, GroupError> {
         let source = self.per_cpu(Wait::Long)?;
         let core = self.core().ok_or(GroupError::NoMemory)?;
-        // SAFETY: `repay` gets the manager that the objects belong to. An open manager does not
-        // move, and outlives its objects.
+        // SAFETY: `repay` may be called from any thread. It gets the address of this manager, to
+        // which the objects belong. An open manager does not move, and outlives its objects.
         unsafe { core.objects.uncharger.open(repay::<P>, core::ptr::from_ref(self).cast()) };
-        // Outside the gate, since `Groups::open` enters it.
+        // This runs outside the gate, since `Groups::open` enters it.
         let mut made = Some(Groups::open(&source)?);
         let groups = source.inside(|| core.groups.get_or_make(|| made.take().ok_or(GroupError::NoMemory)));
         if let Some(second) = made {
-            // SAFETY: another thread published its groups first, so no other thread uses these.
+            // SAFETY: another thread published its groups first, so no other thread has seen these.
+            // `source` has the platform that they were opened with.
             unsafe { second.close(&source) };
         }
-        // Publishes in the page of numbers that there are groups. Until then, `neap stat --groups`
-        // sends this process no request.
+        // This publishes in the page of numbers that there are groups. Until then, `neap stat
+        // --groups` sends this process no request.
         self.ticked();
         Ok(Grouped { source, groups: groups? })
     }
@@ -126,41 +129,43 @@ impl<P: Platform> Mm<P> {
         Some(Grouped { source: self.per_cpu_if_made()?, groups })
     }
 
-    /// Charges from this CPU's stock ([`Groups::take`]), if there are groups. Returns whether it
-    /// did.
+    /// Charges bytes from this CPU's stock ([`Groups::take`]). Returns `false`, and charges
+    /// nothing, if there are no groups or the stock does not suffice.
     #[inline(always)]
     pub(crate) fn take_stocked(&self, payer: Payer, bytes: u64) -> bool {
         self.stocks().is_some_and(|(platform, groups)| groups.take(platform, payer, bytes))
     }
 
-    /// Uncharges into this CPU's stock ([`Groups::give`]), if there are groups. Returns whether it
-    /// did.
+    /// Uncharges bytes into this CPU's stock ([`Groups::give`]). Returns `false`, and uncharges
+    /// nothing, if there are no groups or the stock has no room.
     #[inline(always)]
     pub(crate) fn give_to_stock(&self, payer: Payer, bytes: u64) -> bool {
         self.stocks().is_some_and(|(platform, groups)| groups.give(platform, payer, bytes))
     }
 
-    /// Returns the parts that stocks need. They are fewer than those of [`Grouped`], so that a fast
-    /// path does not build a [`Grouped`] in memory.
+    /// Returns the parts that stocks need. They are fewer than those of [`Grouped`]. So a fast path
+    /// does not build a [`Grouped`] in memory.
     #[inline(always)]
     fn stocks(&self) -> Option<(&P, &Groups)> {
         let core = self.core_if_open()?;
         Some((&core.objects.platform, core.groups.get()?))
     }
 
-    /// Calls listeners ([`Groups::deliver`]). The caller ticks, and holds no lock.
+    /// Calls listeners ([`Groups::deliver`]). The caller is a thread that ticks, and holds no lock.
     pub(crate) fn deliver(&self) {
         self.groups_if_made().inspect(|grouped| grouped.groups.deliver(&grouped.source));
     }
 
-    /// Counts the event that the container's level or limit changed, and has listeners told.
+    /// Counts the event that the container's level or limit changed, so that a tick calls its
+    /// listeners.
     pub(crate) fn container_changed(&self) {
         self.groups_if_made()
             .inspect(|grouped| grouped.groups.happened(&grouped.source, GroupId::ROOT, Event::Container));
     }
 
-    /// Verifies that charges add up and, unless `in_hands` allocations may be in the hands of
-    /// threads, that they equal the allocated bytes. The gate is closed, and no thread inside.
+    /// Verifies that charges add up. If `in_hands` is 0, also verifies that they equal the
+    /// allocated bytes. `in_hands` is the number of allocations that threads may be working on. The
+    /// caller has closed the gate, and no thread is inside.
     pub(crate) fn verify_groups(&self, in_hands: u64) -> Result<(), Finding> {
         let (Some(Grouped { source, groups }), Some(core)) = (self.groups_if_made(), self.core_if_open()) else {
             return Ok(());
@@ -187,17 +192,17 @@ impl<P: Platform> Mm<P> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Does the groups' part of a tick. Returns the nanoseconds until groups need the next one, if
-    /// they do.
+    /// Does the groups' part of a tick. Returns the nanoseconds until groups need the next tick.
+    /// Returns `None` if they need none.
     pub(crate) fn tick_groups(&self, mm: &Mm<P>) -> Option<u64> {
         let grouped = mm.groups_if_made()?;
         if self.options.groups == ThreadGroups::ByThread {
-            // Items of a deleted group go to its parent's lists, which may grow.
+            // A separate stack is needed, since the lists of the parent get the items and may grow.
             let _ = stack::apart(|| grouped.delete_groups_of_ended_threads());
         }
         let next = grouped.groups.tick(&grouped.source);
-        // Frees the remains of deleted groups' lists. If no stack can be mapped the next tick does
-        // it.
+        // This frees the remains of deleted groups in the lists. If no stack can be mapped the next
+        // tick does it.
         let tick_lists = |site: Site<'_, _>| stack::apart(|| site.tick()).unwrap_or(true);
         let is_left = mm.lists_if_made().is_some_and(|listed| tick_lists(listed.site()));
         next.into_iter().chain(is_left.then_some(INTERVAL)).min()
@@ -210,7 +215,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.source.platform()
     }
 
-    /// Makes a group: [`Groups::create`].
+    /// Makes a group ([`Groups::create`]).
     ///
     /// # Errors
     /// Those of [`Groups::create`].
@@ -218,7 +223,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.create(&self.source, parent, name)
     }
 
-    /// Finds a group: [`Groups::find`].
+    /// Finds a group ([`Groups::find`]).
     ///
     /// # Errors
     /// Those of [`Groups::find`].
@@ -244,8 +249,9 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// Makes an owner of per-CPU data that is charged to a group. The caller must close it.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`]; [`GroupError::Full`] if there is no room for another owner;
-    /// [`GroupError::NoMemory`] if the system refuses memory for tables.
+    /// * [`GroupError::NoSuchGroup`] if the group is deleted.
+    /// * [`GroupError::Full`] if there is no room for another owner.
+    /// * [`GroupError::NoMemory`] if the system refuses memory for tables.
     pub fn open_owner(&self, id: GroupId) -> Result<Owner, GroupError> {
         if !self.groups.is_there(id) {
             return Err(GroupError::NoSuchGroup);
@@ -253,7 +259,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Ok(self.source.open_owner_in(id)?)
     }
 
-    /// Deletes a group: [`Groups::delete`].
+    /// Deletes a group ([`Groups::delete`]).
     ///
     /// # Errors
     /// Those of [`Groups::delete`].
@@ -271,7 +277,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Ok(())
     }
 
-    /// Sets a bound: [`Groups::set_bound`].
+    /// Sets a bound ([`Groups::set_bound`]).
     ///
     /// # Errors
     /// Those of [`Groups::set_bound`].
@@ -279,12 +285,12 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.set_bound(&self.source, id, bound, bytes)
     }
 
-    /// [`Groups::is_there`].
+    /// Calls [`Groups::is_there`].
     pub fn is_there(&self, id: GroupId) -> bool {
         self.groups.is_there(id)
     }
 
-    /// Parent and name of a group: [`Groups::place`].
+    /// Returns the parent and name of a group ([`Groups::place`]).
     ///
     /// # Errors
     /// Those of [`Groups::place`].
@@ -292,7 +298,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.place(&self.source, id)
     }
 
-    /// [`Groups::info`].
+    /// Calls [`Groups::info`].
     ///
     /// # Errors
     /// Those of [`Groups::info`].
@@ -300,7 +306,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.info(&self.source, id)
     }
 
-    /// [`Groups::reset_peak`].
+    /// Calls [`Groups::reset_peak`].
     ///
     /// # Errors
     /// Those of [`Groups::reset_peak`].
@@ -308,7 +314,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.reset_peak(&self.source, id)
     }
 
-    /// [`Groups::charged`].
+    /// Calls [`Groups::charged`].
     ///
     /// # Errors
     /// Those of [`Groups::charged`].
@@ -316,7 +322,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.charged(&self.source, id, kind, node)
     }
 
-    /// [`Groups::used`].
+    /// Calls [`Groups::used`].
     ///
     /// # Errors
     /// Those of [`Groups::used`].
@@ -324,7 +330,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.used(&self.source, id)
     }
 
-    /// [`Groups::protection`].
+    /// Calls [`Groups::protection`].
     ///
     /// # Errors
     /// Those of [`Groups::protection`].
@@ -332,12 +338,12 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.protection(&self.source, id)
     }
 
-    /// [`Groups::next_child`].
+    /// Calls [`Groups::next_child`].
     pub fn next_child(&self, parent: GroupId, after: Option<GroupId>) -> Option<GroupId> {
         self.groups.next_child(&self.source, parent, after)
     }
 
-    /// [`Groups::count`].
+    /// Calls [`Groups::count`].
     pub fn count(&self) -> GroupCount {
         self.groups.count(&self.source)
     }
@@ -351,7 +357,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     }
 
     /// Returns a handle of the groups with which a charge at a limit may call shrinkers in the
-    /// charging thread. Only shrinkers that allow it are called so.
+    /// charging thread. The charge calls only shrinkers that allow it.
     pub fn inline(&self) -> Grouped<'m, P> {
         Grouped { source: self.source.with(Manner::Inline), ..*self }
     }
@@ -362,22 +368,22 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Grouped { source: self.source.with(Manner::Quiet), ..*self }
     }
 
-    /// [`Groups::drain`].
+    /// Calls [`Groups::drain`].
     pub fn drain(&self, id: GroupId) -> u32 {
         self.groups.drain(&self.source, id)
     }
 
-    /// Bytes of memory that groups use, besides their per-CPU data.
+    /// Returns the bytes of memory that groups use, besides their per-CPU data.
     pub fn bytes(&self) -> usize {
         self.groups.bytes(self.platform())
     }
 
-    /// Number of fences by drains of stocks so far.
+    /// Returns how many fences drains of stocks have made so far.
     pub fn fences(&self) -> u32 {
         self.groups.fences()
     }
 
-    /// Charges bytes ([`Groups::charge`]), and delays the caller for the time that this returns.
+    /// Charges bytes, and then delays the caller for the time that [`Groups::charge`] returns.
     ///
     /// # Errors
     /// Those of [`Groups::charge`].
@@ -413,7 +419,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         });
     }
 
-    /// [`Groups::take`].
+    /// Calls [`Groups::take`].
     #[inline(always)]
     pub fn take(&self, payer: Payer, bytes: u64) -> bool {
         self.groups.take(self.platform(), payer, bytes)
@@ -431,13 +437,13 @@ impl<'m, P: Platform> Grouped<'m, P> {
     }
 
     /// Charges bytes, and waits for room ([`Groups::charge_or_wait`]). Then delays the caller for
-    /// the time that this returns, but not beyond the deadline. In a callback of a shrinker,
-    /// charges without waiting.
+    /// the time that [`Groups::charge_or_wait`] returns, but not beyond the deadline. A callback of
+    /// a shrinker charges without waiting.
     ///
     /// # Errors
     /// Those of [`Groups::charge_or_wait`].
     pub fn charge_or_wait(&self, payer: Payer, bytes: u64, deadline: u64) -> Result<(), Refusal> {
-        // Other threads wait for the callback.
+        // Reclaim in another thread waits for this callback, so it must not wait for room.
         if is_calling() {
             return self.charge(payer, bytes, OnLimit::Refuse);
         }
@@ -449,14 +455,16 @@ impl<'m, P: Platform> Grouped<'m, P> {
         Ok(())
     }
 
-    /// [`Groups::charge_async`]. Makes neap's thread if need be, since the charge needs ticks.
+    /// Calls [`Groups::charge_async`]. Makes neap's thread if need be, since the charge needs
+    /// ticks.
     pub fn charge_async(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'m, Source<'m, P>> {
         self.source.want_thread();
         // A poll does not wait.
         self.groups.charge_async(self.source.with(Manner::Post), payer, bytes, deadline)
     }
 
-    /// [`Groups::subscribe`]. Makes neap's thread if need be, since a tick calls the listener.
+    /// Calls [`Groups::subscribe`]. Makes neap's thread if need be, since a tick calls the
+    /// listener.
     ///
     /// # Errors
     /// Those of [`Groups::subscribe`].
@@ -469,19 +477,19 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.source.want_thread();
         let subscription = self.groups.subscribe(&self.source, group, events, listener)?;
         if group == GroupId::ROOT && events.contains(&Event::Container) {
-            // The listener learns the present state. It also wakes the thread, which looks from now
-            // on.
+            // A tick tells the listener the present state. The event also wakes neap's thread,
+            // which makes looks from now on.
             self.groups.happened(&self.source, GroupId::ROOT, Event::Container);
         }
         Ok(subscription)
     }
 
-    /// [`Groups::unsubscribe`].
+    /// Calls [`Groups::unsubscribe`].
     pub fn unsubscribe(&self, subscription: Subscription) -> bool {
         self.groups.unsubscribe(&self.source, subscription)
     }
 
-    /// [`Groups::uncharge`].
+    /// Calls [`Groups::uncharge`].
     #[inline]
     pub fn uncharge(&self, payer: Payer, bytes: u64) {
         self.groups.uncharge(&self.source, payer, bytes);
@@ -492,7 +500,8 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// # Safety
     /// Those of [`Groups::close`].
     pub(crate) unsafe fn close(&self) {
-        // SAFETY: no thread uses the groups any more (the caller's promise).
+        // SAFETY: no thread uses the groups any more (the caller's promise). `source` has the
+        // platform that they were opened with.
         unsafe { self.groups.close(&self.source) };
     }
 
@@ -501,8 +510,8 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// # Safety
     /// Those of [`Groups::forget_others`].
     pub(crate) unsafe fn forget_others(&self) {
-        // SAFETY: this is the only thread of a forked child, as `Groups::forget_others` needs (the
-        // caller's promise).
+        // SAFETY: this is the only thread of a forked child. It does not rely on groups that it
+        // found as a reader before the fork (the caller's promise).
         unsafe { self.groups.forget_others(&self.source) };
     }
 }

@@ -4,8 +4,8 @@
 //! any origin to a group by a [`Charge`], which ends when it is dropped. A charge beyond a `max` is
 //! refused, with an error that names the groups that hold the memory.
 //!
-//! The groups are made at first use. All functions can be called from any thread, at any time, but
-//! not from signal handlers.
+//! The first use makes the groups. Any thread can call all functions at any time, but a signal
+//! handler must not call them.
 //!
 //! ```
 //! use neap::groups::{Bound, Group};
@@ -27,7 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The idea is from Linux: memory cgroups.
+//! The idea comes from the memory cgroups of Linux.
 
 use crate::groups::memory_groups::Grouped;
 pub use crate::groups::payers::{payer_at, payer_of};
@@ -66,33 +66,34 @@ pub use listen::{Events, Listening};
 pub use request::{ChargeAsync, ChargeError, ChargeRequest};
 pub use scope::Scope;
 
-/// The process's groups.
+/// Returns the process's groups. Makes them if need be.
 fn here() -> Result<Grouped<'static, Linux>, GroupError> {
     PROCESS.groups()
 }
 
-/// Returns the process's groups, if they were made. A caller that has a group other than the root
-/// knows that they were.
+/// Returns the process's groups, if they were made. They were made if the caller has a group other
+/// than the root.
 #[inline]
 pub(crate) fn made() -> Result<Grouped<'static, Linux>, GroupError> {
     PROCESS.groups_if_made().ok_or(GroupError::NoSuchGroup)
 }
 
-/// A handle of a group of this process, which keeps nothing alive. Once the group is deleted every
-/// call returns [`GroupError::NoSuchGroup`], even if another group gets the same path later.
+/// A handle of a group of this process. It does not keep the group alive. Once the group is deleted
+/// calls fail, even if another group gets the same path later. Most of them return
+/// [`GroupError::NoSuchGroup`] then.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Group(GroupId);
 
 impl Group {
-    /// The root: all groups together are charged to it.
+    /// The root of the tree. A charge to any group is also a charge to the root.
     pub const ROOT: Group = Group(GroupId::ROOT);
 
-    /// Makes the group at a path, and missing groups above it. Names have 1 to 56 bytes; between
-    /// them is a `/`.
+    /// Makes the group at a path, and missing groups above it. A `/` separates the names in a path.
+    /// A name has 1 to 56 bytes.
     ///
     /// # Errors
-    /// See [`GroupError`]; groups above it may have been made then.
+    /// See [`GroupError`]. This call may have made groups above the group at the path then.
     pub fn create(path: &str) -> Result<Group, GroupError> {
         let grouped = here()?;
         if path.split('/').any(str::is_empty) {
@@ -106,10 +107,10 @@ impl Group {
         grouped.create(parent, name).map(Group)
     }
 
-    /// Returns the group at a path; an empty path is the root's.
+    /// Returns the group at a path. An empty path leads to the root.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`].
+    /// [`GroupError::NoSuchGroup`] if there is no group at the path.
     pub fn find(path: &str) -> Result<Group, GroupError> {
         here()?.find(GroupId::ROOT, path).map(Group)
     }
@@ -128,12 +129,12 @@ impl Group {
         }
     }
 
-    /// Its id, for reports.
+    /// Returns the group's id, for reports.
     pub const fn id(self) -> GroupId {
         self.0
     }
 
-    /// Returns the group with an id. The group may be gone.
+    /// Returns the group with an id. The group need not exist any more.
     pub const fn from_id(id: GroupId) -> Group {
         Group(id)
     }
@@ -142,24 +143,24 @@ impl Group {
     /// its name can be used again.
     ///
     /// # Errors
-    /// [`GroupError::HasChildren`], [`GroupError::Root`], [`GroupError::NoSuchGroup`]; nothing
-    /// changes then.
+    /// [`GroupError::HasChildren`], [`GroupError::Root`] or, if the group is deleted,
+    /// [`GroupError::NoSuchGroup`]. Nothing changes then.
     pub fn delete(self) -> Result<(), GroupError> {
         made_or_here(self)?.delete(self.0)
     }
 
-    /// Returns the group that has this group's charges and list items: itself or, once it is
-    /// deleted, the nearest group above that exists. `None` if the group is deleted and no charge
-    /// to it is left.
+    /// Returns the group that has this group's charges and list items. That is the group itself
+    /// until it is deleted, and then the nearest group above that exists. Returns `None` if the
+    /// group is deleted and no charge to it is left.
     pub fn heir(self) -> Option<Group> {
         made_or_here(self).ok()?.heir(self.0).map(Group)
     }
 
-    /// Sets a bound of the group, in bytes, and returns the previous value. Takes effect at once;
-    /// does not wait.
+    /// Sets a bound of the group, in bytes, and returns the previous value. The bound takes effect
+    /// at once. The call does not wait.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`].
+    /// [`GroupError::NoSuchGroup`] if the group is deleted.
     pub fn set(self, bound: Bound, bytes: u64) -> Result<u64, GroupError> {
         made_or_here(self)?.set_bound(self.0, bound, bytes)
     }
@@ -167,53 +168,54 @@ impl Group {
     /// Returns usage, bounds and counters of the group.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`].
+    /// [`GroupError::NoSuchGroup`] if the group is deleted.
     pub fn info(self) -> Result<Info, GroupError> {
         made_or_here(self)?.info(self.0)
     }
 
-    /// Resets the group's [peak](Info::peak) to its charge at this moment. Returns the peak before.
-    /// The groups above and below keep theirs.
+    /// Resets the group's [peak](Info::peak) to its present charge. Returns the previous peak. The
+    /// groups above and below keep their peaks.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`].
+    /// [`GroupError::NoSuchGroup`] if the group is deleted.
     pub fn reset_peak(self) -> Result<u64, GroupError> {
         made_or_here(self)?.reset_peak(self.0)
     }
 
-    /// Bytes charged to the group alone, of one kind on one node, stocks included.
+    /// Returns the bytes charged to the group alone, of one kind on one node. Stocks are included.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`].
+    /// [`GroupError::NoSuchGroup`] if the group is deleted.
     pub fn charged(self, kind: Kind, node: usize) -> Result<u64, GroupError> {
         made_or_here(self)?.charged(self.0, kind, node)
     }
 
-    /// Bytes that the group and those below it use: their charges without stocks. Exact while no
-    /// thread charges.
+    /// Returns the bytes that the group and those below it use. These are their charges without
+    /// stocks. The number is exact while no thread charges.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`].
+    /// [`GroupError::NoSuchGroup`] if the group is deleted.
     pub fn used(self) -> Result<u64, GroupError> {
         made_or_here(self)?.used(self.0)
     }
 
-    /// Bytes of the group that are protected from reclaim.
+    /// Returns how many bytes of the group are protected from reclaim.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`].
+    /// [`GroupError::NoSuchGroup`] if the group is deleted.
     pub fn protection(self) -> Result<Protection, GroupError> {
         made_or_here(self)?.protection(self.0)
     }
 
-    /// The groups directly below it. The iteration ends early if one of them is deleted meanwhile.
+    /// Iterates over the groups directly below this one. The iteration ends early if one of them is
+    /// deleted meanwhile.
     pub fn children(self) -> impl Iterator<Item = Group> {
         let next = move |after: Option<Group>| self.next_child(after).ok().flatten();
         core::iter::successors(next(None), move |&child| next(Some(child)))
     }
 
-    /// Walks through the group and all groups below it, each before those below it. Some are left
-    /// out if groups are deleted meanwhile.
+    /// Iterates over the group and all groups below it. A group comes before the groups below it.
+    /// The iteration leaves out some groups if groups are deleted meanwhile.
     pub fn below(self) -> impl Iterator<Item = Group> {
         core::iter::successors(Some(self), move |&group| {
             if let Ok(Some(child)) = group.next_child(None) {
@@ -232,10 +234,12 @@ impl Group {
         })
     }
 
-    /// Returns the group directly below it that follows `after`, or the first; `None` at the end.
+    /// Returns the group directly below this one that follows `after`, or the first one. Returns
+    /// `None` at the end.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`] if it is gone, or `after` is no longer directly below it.
+    /// [`GroupError::NoSuchGroup`] if the group is deleted, or `after` is no longer directly below
+    /// it.
     pub fn next_child(self, after: Option<Group>) -> Result<Option<Group>, GroupError> {
         let next = made_or_here(self)?.next_child(self.0, after.map(Group::id)).map(Group);
         // Checked afterwards: if `after` is there now, it was there before.
@@ -251,14 +255,15 @@ impl Group {
     /// up to two seconds. [`Group::request`] has all options of a charge.
     ///
     /// # Errors
-    /// See [`ChargeError`]; nothing is charged then.
+    /// See [`ChargeError`]. Nothing is charged then.
     #[inline]
     pub fn charge(self, bytes: u64) -> Result<Charge, ChargeError> {
         self.request(bytes).now()
     }
 
-    /// Waits for room at a limit, for at most `time`: `request(bytes).deadline(time).wait()`. The
-    /// caller must hold nothing that other threads need to make room.
+    /// Charges bytes, and waits for room at a limit for at most `time`. Does the work of
+    /// `request(bytes).deadline(time).wait()`. The caller must hold nothing that other threads need
+    /// to make room.
     ///
     /// ```
     /// use core::time::Duration;
@@ -283,8 +288,8 @@ impl Group {
     /// Calls a listener at events of the group and those below it, until the returned handle is
     /// dropped or the group is gone. The listener is also called when the group goes.
     ///
-    /// Callbacks run on neap's thread, or in [`Mm::tick`](crate::mm::Mm::tick) where there can be
-    /// none, and may do anything.
+    /// neap's thread calls the listener. Where neap can have no thread,
+    /// [`Mm::tick`](crate::mm::Mm::tick) does. A callback may do anything.
     ///
     /// ```
     /// use core::sync::atomic::{AtomicU64, Ordering};
@@ -313,10 +318,10 @@ impl Group {
 
     /// Puts this thread into the group until the returned guard is dropped.
     ///
-    /// All memory that the thread allocates meanwhile is charged to the group: by `malloc`, Rust's
-    /// collections or C++, where neap is their allocator. The charge ends when any thread frees the
-    /// memory. A charge beyond a limit succeeds, and is counted, unless `NEAP=refuse:on` is set.
-    /// Guards may be dropped in any order.
+    /// All memory that the thread allocates meanwhile is charged to the group, if neap is the
+    /// allocator. That includes `malloc`, Rust's collections and C++. The charge ends when any
+    /// thread frees the memory. A charge beyond a limit succeeds, and is counted, unless
+    /// `NEAP=refuse:on` is set. Guards may be dropped in any order.
     ///
     /// After the first call every thread's malloc checks whether the thread is in a group, until
     /// the process ends.
@@ -336,7 +341,7 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`]; [`GroupError::NoMemory`].
+    /// [`GroupError::NoSuchGroup`] if the group is deleted, or [`GroupError::NoMemory`].
     pub fn enter(self) -> Result<Entered, GroupError> {
         if !made_or_here(self)?.is_there(self.0) {
             return Err(GroupError::NoSuchGroup);
@@ -348,10 +353,10 @@ impl Group {
     ///
     /// * All copies of an allocation are charged until any thread frees it. At a limit the
     ///   allocation is refused ([`Refused::Charge`](crate::percpu::Refused::Charge)).
-    /// * The owner's data shares pages with no other owner's, as far as possible. So [closing
-    ///   it](crate::percpu::close_owner), which the caller owes, empties pages.
-    /// * Once the group is deleted the owner keeps its data, which is charged to the heir, and gets
-    ///   no more.
+    /// * As far as possible, the owner's data shares no page with the data of another owner. The
+    ///   caller must [close the owner](crate::percpu::close_owner), which empties pages.
+    /// * Once the group is deleted the owner gets no more data. It keeps the data that it has, for
+    ///   which the heir is charged.
     /// * An allocation with [`Wait::Never`](crate::percpu::Wait::Never) is charged from the stock
     ///   of its CPU and the room below the limits. It runs no reclaim, and does not use the stocks
     ///   of other CPUs, which have up to 256 KiB each.
@@ -372,7 +377,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`]; [`GroupError::Full`] if there is no room for another owner.
+    /// [`GroupError::NoSuchGroup`] if the group is deleted. [`GroupError::Full`] if there is no
+    /// room for another owner.
     pub fn open_owner(self) -> Result<Owner, GroupError> {
         here()?.open_owner(self.0)
     }
@@ -381,7 +387,7 @@ impl Group {
     /// objects.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`].
+    /// [`GroupError::NoSuchGroup`] if the group is deleted.
     pub fn drain(self) -> Result<(), GroupError> {
         let grouped = made_or_here(self)?;
         if !grouped.is_there(self.0) {
@@ -392,13 +398,13 @@ impl Group {
     }
 }
 
-/// A guard of [`Group::enter`]. Of the groups that a thread has entered and whose guards exist, it
-/// is in the group that it entered last. Guards may be dropped in any order.
+/// A guard of [`Group::enter`]. The thread is in the group of its latest guard. Guards may be
+/// dropped in any order.
 #[derive(Debug)]
 #[must_use = "the thread leaves the group when this is dropped"]
 pub struct Entered {
     frame: NonNull<Frame>,
-    /// Not Send: the guard belongs to this thread.
+    /// Makes the guard not `Send`, since it belongs to this thread.
     stays: PhantomData<*const ()>,
 }
 
@@ -409,7 +415,7 @@ pub struct Entered {
 struct Frame {
     /// The word of the group that the thread was in before.
     before: usize,
-    /// The frame below, or 0.
+    /// Address of the frame below, or 0.
     below: usize,
     is_open: Cell<bool>,
 }
@@ -418,7 +424,7 @@ impl Entered {
     /// Enters a group in this thread.
     ///
     /// # Errors
-    /// [`GroupError::NoMemory`].
+    /// [`GroupError::NoMemory`] if there is no memory for the guard.
     fn new(group: GroupId) -> Result<Entered, GroupError> {
         // The frame is charged to no group.
         let outside = PROCESS.enter(None);
@@ -426,8 +432,8 @@ impl Entered {
         PROCESS.leave(outside);
         let frame = NonNull::new(memory).ok_or(GroupError::NoMemory)?.cast::<Frame>();
         let (before, below) = (PROCESS.enter(Some(group)), guards());
-        // SAFETY: allocated above with the size of a frame, on a multiple of 16, and known to no
-        // other thread.
+        // SAFETY: this call has just allocated the memory, with the size of a frame. Its address is
+        // a multiple of 16, and no other thread knows it.
         unsafe { frame.write(Frame { before, below, is_open: Cell::new(true) }) };
         set_guards(frame.as_ptr().expose_provenance());
         Ok(Entered { frame, stays: PhantomData })
@@ -436,28 +442,29 @@ impl Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // SAFETY: frames are freed only in the loop below, after their guards were dropped; this
-        // one is being dropped. A guard does not leave its thread, so no other thread is at its
-        // list.
+        // SAFETY: only the loop below frees frames, after their guards were dropped. The guard of
+        // this frame is being dropped, so the frame exists. A guard does not leave its thread, so
+        // no other thread uses the frame.
         unsafe { self.frame.as_ref() }.is_open.set(false);
         loop {
             let frame = with_exposed_provenance_mut::<Frame>(guards());
-            // SAFETY: the word leads to a frame of this thread that was not freed, or is 0.
+            // SAFETY: the word is the address of a frame of this thread that was not freed, or is
+            // 0.
             let Some(&Frame { before, below, .. }) = unsafe { frame.as_ref() }.filter(|frame| !frame.is_open.get())
             else {
                 return;
             };
             PROCESS.leave(before);
             set_guards(below);
-            // SAFETY: allocated by `new`. The guard is gone, and the word no longer leads to the
-            // frame.
+            // SAFETY: `new` allocated the frame. Its guard is gone, and the word is no longer its
+            // address, so no thread uses the frame any more.
             unsafe { PROCESS.free(frame.cast()) };
         }
     }
 }
 
-/// A subscription, which ends when this is dropped. Dropping waits for a running call of the
-/// listener, but not inside the listener itself.
+/// A subscription. Dropping it ends the subscription, and waits for a running call of the listener.
+/// A drop inside the listener itself does not wait.
 #[derive(Debug)]
 #[must_use = "the listener is told nothing more when this is dropped"]
 pub struct Heard(Subscription);
@@ -470,14 +477,14 @@ impl Drop for Heard {
     }
 }
 
-/// Returns the process's groups. Makes them for the root only: any other group exists because they
-/// were made.
+/// Returns the process's groups. Makes them if `group` is the root. Any other group exists only if
+/// the groups were made.
 #[inline]
 fn made_or_here(group: Group) -> Result<Grouped<'static, Linux>, GroupError> {
     if group == Group::ROOT { here() } else { made() }
 }
 
-/// Returns how many groups there are and were.
+/// Returns the numbers of groups and of their ids.
 ///
 /// # Errors
 /// [`GroupError::NoMemory`] if the groups cannot be made.
@@ -485,7 +492,7 @@ pub fn count() -> Result<GroupCount, GroupError> {
     Ok(here()?.count())
 }
 
-/// The path of the group, or its id if it is gone.
+/// Writes the path of the group, or its id if it is gone.
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = made_or_here(*self).and_then(|grouped| grouped.place(self.0));
@@ -498,8 +505,8 @@ impl fmt::Display for Group {
     }
 }
 
-/// Bytes that are charged to a group until this is dropped. Then they are uncharged from the payer,
-/// or from its heir.
+/// Bytes that are charged to a group. Dropping the charge uncharges them from the group, or from
+/// its heir.
 #[derive(Debug)]
 #[must_use = "what is dropped is not charged any more"]
 pub struct Charge {
@@ -526,12 +533,13 @@ impl Charge {
         self.payer.node()
     }
 
-    /// The charged group. If it is gone its heir is charged.
+    /// The charged group. If that is gone its heir is charged.
     pub fn group(&self) -> Group {
         Group(self.payer.id())
     }
 
-    /// Moves `bytes` bytes into a new charge. `None`, and no change, if this charge has fewer.
+    /// Moves `bytes` bytes into a new charge. Returns `None`, and changes nothing, if this charge
+    /// has fewer.
     pub fn split(&mut self, bytes: u64) -> Option<Charge> {
         self.bytes = self.bytes.checked_sub(bytes)?;
         Some(Charge { payer: self.payer, bytes })
@@ -553,7 +561,7 @@ impl Charge {
     /// Moves the bytes to another group.
     ///
     /// # Errors
-    /// Those of [`Group::charge`]; then the bytes stay with their group.
+    /// Those of [`Group::charge`]. The bytes stay with their group then.
     pub fn move_to(&mut self, group: Group) -> Result<(), ChargeError> {
         let charge = group.request(self.bytes).node(self.payer.node()).now()?;
         // Drops the old charge.
@@ -565,7 +573,7 @@ impl Charge {
 impl Drop for Charge {
     #[inline]
     fn drop(&mut self) {
-        // Fast path: into this CPU's stock.
+        // The fast path puts the bytes into this CPU's stock.
         if !PROCESS.give_to_stock(self.payer, self.bytes) {
             self.give_back_slowly();
         }

@@ -2,10 +2,10 @@
 //!
 //! # Design
 //!
-//! A block of up to 32 KiB is an object of a slab. Its start follows from the start of the slab and
-//! the size of the class, and its state byte says whether a group pays. A larger block is a run,
-//! whose payer is in the frame of its first page. The frames of a run's other pages do not lead to
-//! the first one, so neap does not find the payer from an address on them.
+//! A block of up to 32 KiB is an object of a slab. neap computes its start from the start of the
+//! slab and the size of the class. Its state byte shows whether a group pays. A larger block is a
+//! run, whose payer is in the frame of its first page. The frames of a run's other pages do not
+//! lead to the first one. So neap does not find the payer from an address on these pages.
 //!
 //! This module takes no lock.
 
@@ -19,9 +19,9 @@ use neap_objects::size_class::Class;
 use neap_os::memory::untagged;
 
 impl<P: Platform> Mm<P> {
-    /// Returns the payer of the block of this manager that an address lies in. `None` if no group
-    /// pays for the block, if the memory is not this manager's, or behind the first page of a block
-    /// above 32 KiB.
+    /// Returns the payer of the block of this manager that an address lies in. Returns `None` if no
+    /// group pays for the block, or if the memory is not this manager's. Also returns `None` behind
+    /// the first page of a block above 32 KiB.
     ///
     /// # Safety
     /// If `pointer` leads into a block of this manager, the block is not freed during the call.
@@ -45,10 +45,10 @@ impl<P: Platform> Mm<P> {
     }
 }
 
-/// Returns the payer of a value's memory, if the process's manager allocated that; see
-/// [`payer_of`].
+/// Returns the payer of a value's memory, as a part of [`payer_of`]. `None` if the process's
+/// manager did not allocate the memory.
 pub(crate) fn payer_of_value<T: ?Sized>(value: &T) -> Option<Payer> {
-    // A reference to no bytes may have any address, also one of freed memory.
+    // A reference to no bytes may have any address, even one of freed memory.
     if size_of_val(value) == 0 {
         return None;
     }
@@ -57,12 +57,12 @@ pub(crate) fn payer_of_value<T: ?Sized>(value: &T) -> Option<Payer> {
     unsafe { PROCESS.payer_at(from_ref(value).cast()) }
 }
 
-/// Returns the group that pays for the memory that a value lies in: the group of the thread that
-/// allocated it, or the heir of that group.
+/// Returns the group that pays for the memory that a value lies in. That is the group of the thread
+/// that allocated the memory, or the heir of that group.
 ///
 /// The value may lie anywhere in a block of up to 32 KiB, and on the first page of a larger one.
-/// `None` if no group pays, or neap did not allocate the memory: a stack, a static, or a block of
-/// another allocator.
+/// Returns `None` if no group pays, or if neap did not allocate the memory. Examples are a stack, a
+/// static, and a block of another allocator.
 ///
 /// ```
 /// #[global_allocator]

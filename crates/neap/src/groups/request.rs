@@ -1,8 +1,8 @@
-//! Charge requests: options of a charge, its deadline, and the error of a refused charge.
+//! Charge requests, with their options and deadlines, and the error of a refused charge.
 //!
 //! # Design
-//! [`Group::request`] begins a request, whose options are independent of one another. One of `now`,
-//! `wait` and `.await` makes the charge.
+//! [`Group::request`] begins a request. The options of a request are independent of one another.
+//! `now`, `wait` or `.await` then makes the charge.
 
 use super::{Bytes, Charge, Group, Kind, Limit, made_or_here};
 use crate::groups::memory_groups::Grouped;
@@ -56,21 +56,22 @@ pub struct ChargeRequest {
 }
 
 impl ChargeRequest {
-    /// Sets the NUMA node of the memory, 0 by default.
+    /// Sets the NUMA node of the memory. The default is 0.
     pub const fn node(self, node: usize) -> Self {
         ChargeRequest { node, ..self }
     }
 
-    /// Allows shrinker calls in this thread, which must hold no lock that shrinkers take.
+    /// Allows the charge to call shrinkers in this thread, which must hold no lock that shrinkers
+    /// take.
     ///
-    /// Only shrinkers that [allow](crate::reclaim::Builder::inline) it are called. A future calls
-    /// no shrinker.
+    /// The charge calls only shrinkers that [allow](crate::reclaim::Builder::inline) it. A future
+    /// calls no shrinker.
     pub const fn inline(self) -> Self {
         ChargeRequest { inline: true, ..self }
     }
 
-    /// Lets the charge exceed limits instead of being refused. The group at its limit counts an
-    /// [`Event::Overcharged`](super::Event::Overcharged).
+    /// Lets the charge exceed limits. Without this option, the charge is refused there. The group
+    /// at its limit counts an [`Event::Overcharged`](super::Event::Overcharged).
     pub const fn overcharge(self) -> Self {
         ChargeRequest { overcharge: true, ..self }
     }
@@ -104,7 +105,7 @@ impl ChargeRequest {
     /// above a `high` takes up to two seconds.
     ///
     /// # Errors
-    /// See [`ChargeError`]; nothing is charged then. With [`ChargeRequest::overcharge`] the charge
+    /// See [`ChargeError`]. Nothing is charged then. With [`ChargeRequest::overcharge`] the charge
     /// fails only if the group is deleted, or if its usage would exceed `i64::MAX` bytes.
     #[inline]
     pub fn now(self) -> Result<Charge, ChargeError> {
@@ -128,11 +129,11 @@ impl ChargeRequest {
 
     /// Charges the bytes, and waits for room at a limit.
     ///
-    /// The oldest waiter is admitted first; small requests may pass it a few times. The caller must
+    /// neap admits the oldest waiter first. Small requests may pass it a few times. The caller must
     /// hold nothing that other threads need to make room.
     ///
     /// # Errors
-    /// See [`ChargeError`]; nothing is charged then.
+    /// See [`ChargeError`]. Nothing is charged then.
     pub fn wait(self) -> Result<Charge, ChargeError> {
         if self.overcharge {
             return self.now();
@@ -166,9 +167,10 @@ impl IntoFuture for ChargeRequest {
 
 /// A charge that waits for room, as a future.
 ///
-/// With [`ChargeRequest::overcharge`] it waits only while it is delayed above a `high`.
+/// With [`ChargeRequest::overcharge`] the future waits only while the charge is delayed above a
+/// `high`.
 ///
-/// neap's thread wakes its task. Where neap can have no thread, a thread that
+/// neap's thread wakes the task of the future. Where neap can have no thread, a thread that
 /// [ticks](crate::mm::Mm::tick) does.
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]
@@ -215,7 +217,7 @@ impl ChargeError {
         }
     }
 
-    /// Returns the limit that was reached; `None` if the group is deleted.
+    /// Returns the limit that the charge reached. Returns `None` if the group is deleted.
     pub fn limit(&self) -> Option<&Limit> {
         match self {
             ChargeError::Limit(limit) | ChargeError::Timeout(limit) | ChargeError::TooLarge(limit) => Some(limit),

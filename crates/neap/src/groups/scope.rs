@@ -10,13 +10,13 @@ use core::pin::Pin;
 use core::task::{Context, Poll};
 
 impl Group {
-    /// Wraps a future, so its allocations are charged to the group.
+    /// Wraps a future, so that its allocations are charged to the group.
     ///
     /// A thread is in the group while it polls the future. After the group's deletion its heir is
     /// charged.
     ///
-    /// Works with any executor: `tokio::spawn(tenant.scope(handle(request)))`. Tasks that the
-    /// future spawns are not in the group.
+    /// The result works with any executor: `tokio::spawn(tenant.scope(handle(request)))`. Tasks
+    /// that the future spawns are not in the group.
     ///
     /// ```
     /// #[global_allocator]
@@ -55,8 +55,8 @@ impl<F: Future> Future for Scope<F> {
         // SAFETY: `future` is structurally pinned. No code moves it out of a pinned `Scope`, and
         // `Scope` has no `Drop`. `Scope` is `Unpin` only if `F` is.
         let future = unsafe { self.map_unchecked_mut(|scope| &mut scope.future) };
-        // If there is no memory for the guard, allocations of this poll are not charged to the
-        // group.
+        // If there is no memory for the guard, the group is not charged for allocations of this
+        // poll.
         let _inside = Entered::new(group.0).ok();
         future.poll(context)
     }

@@ -1,10 +1,10 @@
-//! Groups for the threads of a program that uses no groups itself: one group for each name of
-//! threads, or one for each thread.
+//! Groups for the threads of a program that uses no groups itself. There is one group for each name
+//! of threads, or one for each thread.
 //!
-//! A thread comes here with an allocation on the slow path: it is in no group yet, or its group has
-//! no stock left on this CPU. Programs name threads some time after their start, and some rename
-//! them. So each time the thread moves to the group of its current name. A group that was made for
-//! one thread is deleted at a tick after the thread has ended. This module has no lock.
+//! An allocation on the slow path puts its thread into a group. The thread is in no group yet, or
+//! its group has no stock left on this CPU. Programs name threads some time after their start, and
+//! some rename them. So the thread moves to the group of its current name each time. A tick deletes
+//! a group that was made for one thread, after that thread has ended. This module has no lock.
 
 use crate::groups::memory_groups::Grouped;
 use crate::mm::Mm;
@@ -16,7 +16,7 @@ use neap_os::fatal::Line;
 use neap_os::thread_state::entered;
 use neap_os::{stack, thread};
 
-/// The name of the calling thread's group.
+/// Returns the name of the calling thread's group.
 fn name_of_thread(how: ThreadGroups) -> Line {
     let (name, length) = thread::own_name();
     let mut line = Line::new();
@@ -34,9 +34,9 @@ fn name_of_thread(how: ThreadGroups) -> Line {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Puts the calling thread into the group of its name, unless it has entered a group itself.
-    /// Runs on a separate stack: making a group charges memory, and reclaim for that needs a deep
-    /// stack.
+    /// Puts the calling thread into the group of its name, unless the thread has entered a group
+    /// itself. This runs on a separate stack, since making a group charges memory, and reclaim for
+    /// that needs a deep stack.
     #[cold]
     pub(crate) fn put_thread_into_group(&self, how: ThreadGroups) {
         let _ = stack::apart(|| self.put_into_group(how));
@@ -44,9 +44,9 @@ impl<P: Platform> Mm<P> {
 
     fn put_into_group(&self, how: ThreadGroups) {
         let Ok(grouped) = self.groups() else { return };
-        // Name of the thread's group, if that is directly below the root, or is the root because no
-        // group could be made. A thread in a deeper group has entered it itself, and stays there.
-        // `None` if the group is gone.
+        // The name of the thread's group, if that is the root or directly below it. A thread is in
+        // the root if neap could make no group for it. A thread in a deeper group has entered it
+        // itself, and stays there. `None` if the thread is in no group, or its group is gone.
         let mut now = None;
         if entered() != 0 {
             let Some(id) = self.group_of_thread() else { return };
@@ -67,7 +67,7 @@ impl<P: Platform> Mm<P> {
                 Err(GroupError::Exists) => grouped.find(GroupId::ROOT, name),
                 made => made,
             };
-            // If no group can be made the thread is charged to the root.
+            // If no group can be made neap charges the root.
             self.enter(Some(made.unwrap_or(GroupId::ROOT)));
         }
     }
@@ -84,8 +84,8 @@ impl<P: Platform> Grouped<'_, P> {
         let mut child = self.next_child(GroupId::ROOT, None);
         while let Some(id) = child {
             child = self.next_child(GroupId::ROOT, Some(id));
-            // `thread_of` decides, not the group's name, which may be that of a group of the
-            // program.
+            // `thread_of` decides, not the group's name. A group of the program may have a similar
+            // name.
             if self.groups().thread_of(self.source(), id).is_some_and(|thread| !thread::exists(thread)) {
                 // A group with groups of the program below it stays.
                 let _ = self.delete(id);

@@ -1,11 +1,11 @@
-//! The report of a misuse: lines on standard error, written by one call.
+//! The report of a misuse. One call writes its lines to standard error.
 //!
 //! # Design
-//! A stack was kept as a copy of its bytes. The report shows each word that is an address in code
-//! behind a call instruction. So it may also show calls that had returned before. Each address is
-//! followed by its file and the distance from that file's first mapping, as debuggers take it.
+//! neap keeps a stack as a copy of its bytes. The report shows each word that is an address in code
+//! behind a call instruction. So it may also show calls that had returned before. It shows each
+//! address with its file and the distance from that file's first mapping, which debuggers accept.
 //!
-//! The process may have failed in any function. So the report runs on a separate stack, maps memory
+//! Any function of the process may have failed. So the report runs on a separate stack, maps memory
 //! for its buffers, takes no lock, and allocates nothing.
 
 use crate::state::guard::trail::Caller;
@@ -17,13 +17,13 @@ use neap_os::{fatal, memory, stack};
 
 /// Most bytes of a report.
 const BYTES: usize = 24 << 10;
-/// Most calls that are shown of a stack.
+/// Most calls of a stack that a report shows.
 const CALLS: usize = 32;
 /// Most mappings with code, most bytes of all their names, and most bytes of one name.
 const CODES: usize = 512;
 const NAMES: usize = 24 << 10;
 const NAME: usize = 160;
-/// Bytes of `/proc/self/maps` that are read at a time.
+/// Bytes of `/proc/self/maps` that one read gets.
 const LINES: usize = 4 << 10;
 
 /// The event that revealed a misuse.
@@ -39,13 +39,13 @@ pub(super) fn report(found: &FoundMisuse<'_>, call: &Call<'_>, caller: &Caller) 
     let room = memory::map(size_of::<Buffers>().next_multiple_of(memory::page_size()));
     let whole = room.ok().and_then(|room| {
         stack::apart(|| {
-            // SAFETY: mapped above, of that length, and used here only. All zeroes is valid.
-            // The memory stays until the process ends.
+            // SAFETY: `map` mapped the memory above, with at least the size of `Buffers`. Only this
+            // code uses it, and it stays until the process ends. All zeroes is a valid value.
             let Buffers { text, code, lines } =
                 unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Buffers>(room) };
-            // Without `/proc`, no mapping is known.
+            // Without `/proc` the report knows no mapping.
             let _ = mappings::each_own(lines, &mut |mapping, _| code.note(mapping));
-            // If the text is longer than its buffer, only its start is written.
+            // If the text is longer than its buffer, the report writes only its start.
             let _ = describe(text, code, found, call, caller);
             fatal::write_all(text.bytes.get(..text.length).unwrap_or_default());
         })
@@ -74,8 +74,8 @@ fn describe(text: &mut Text, code: &Code, found: &FoundMisuse<'_>, call: &Call<'
         code.write(text, at.instruction)?;
         at.link.filter(|&link| code.is_call(link)).map_or(Ok(()), |link| code.write(text, link))?;
     }
-    // SAFETY: `caller` has the stack of this thread, which uses it again only after the report is
-    // written.
+    // SAFETY: `caller` has the stack of this thread. The thread returns to it only after it has
+    // written the report, so the stack is as it was, or deeper.
     code.write_calls(text, |each| unsafe { caller.each_word(each) })?;
     if found.slot.start() > 0 {
         writeln!(text, "neap: allocated by thread {}:", found.slot.allocated.thread())?;
@@ -122,7 +122,7 @@ impl fmt::Display for HeadLine<'_> {
     }
 }
 
-/// Text that is cut off where its room ends.
+/// Text that ends where its buffer ends.
 struct Text {
     bytes: [u8; BYTES],
     length: usize,
@@ -144,7 +144,7 @@ struct CodePart {
     end: usize,
     /// Address of the file's first mapping.
     base: usize,
-    /// Place of the file's name among the names, and its length.
+    /// Index of the file's name among the names, and its length.
     name: (usize, usize),
 }
 
@@ -154,7 +154,7 @@ struct Code {
     count: usize,
     names: [u8; NAMES],
     named: usize,
-    /// Name of the mapping that was read last, its length, and the address of the first mapping of
+    /// Name of the last mapping that was read, its length, and the address of the first mapping of
     /// that file.
     last: [u8; NAME],
     last_length: usize,
@@ -162,7 +162,7 @@ struct Code {
 }
 
 impl Code {
-    /// Records a mapping of the process. It lies above the mappings that were recorded before.
+    /// Records a mapping of the process. It lies above all mappings that were recorded before.
     fn note(&mut self, mapping: &Mapping<'_>) {
         let name = mapping.name.get(..NAME).unwrap_or(mapping.name);
         if self.last.get(..self.last_length) != Some(name) || name.is_empty() {
@@ -195,7 +195,8 @@ impl Code {
     fn is_call(&self, word: usize) -> bool {
         let is_aligned = cfg!(target_arch = "x86_64") || word.is_multiple_of(4);
         let in_code = self.part_of(word).is_some_and(|part| word >= part.start + 8);
-        // SAFETY: the 8 bytes before the address lie in a mapping that can be read.
+        // SAFETY: the address has the alignment of code. The 8 bytes before it lie in the same
+        // mapping, which can be read.
         is_aligned && in_code && unsafe { is_behind_call(word) }
     }
 
@@ -207,7 +208,7 @@ impl Code {
         }
     }
 
-    /// Writes a line for each call on a stack, but for those of neap's own library.
+    /// Writes a line for each call on a stack, except for calls of neap's own library.
     fn write_calls(&self, text: &mut Text, each_word: impl FnOnce(&mut dyn FnMut(usize))) -> fmt::Result {
         let (mut left, mut answer) = (CALLS, Ok(()));
         let is_own = |part| {

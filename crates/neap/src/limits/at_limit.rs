@@ -1,16 +1,18 @@
 //! Heap profiles at a limit: the option `profile_at_limit`.
 //!
 //! # Design
-//! While allocations are sampled, a heap profile is written to a [file](super::heap_profile):
-//! 1. before an allocation is refused: by a limit, by a group with `refuse:on`, or by the system;
+//! While allocations are sampled, neap writes a heap profile to a [file](super::heap_profile):
+//! 1. before it refuses an allocation, because of a limit, a group with `refuse:on`, or the system;
 //! 2. when a look finds that the container's pressure has become [`Imminent`](Pressure::Imminent).
 //!
-//! neap's thread writes the file. A refused allocation waits at most a second for it, since the
-//! program may end after the refusal. In a process with one thread, or without neap's thread, the
-//! call itself writes the file. neap tries to write a file at most once in a minute.
+//! neap's thread writes the file. A refused allocation waits for it, since the program may end
+//! after the refusal. The wait takes at most a second. In a process with one thread, or without
+//! neap's thread, the call itself writes the file. neap tries to write a file at most once in a
+//! minute.
 //!
 //! # Locking
-//! No lock is held while a file is written. The flag `is_writing` lets one thread write at a time.
+//! No lock is held while a thread writes a file. The flag `is_writing` lets one thread write at a
+//! time.
 
 use crate::limits::heap_profile::{self, Occasion};
 use crate::mm::{Core, Mm};
@@ -25,13 +27,13 @@ use neap_os::stack;
 const PAUSE: u64 = 60_000_000_000;
 /// Nanoseconds that a refused allocation waits for the file.
 const PATIENCE: u64 = 1_000_000_000;
-/// Naps of a thread that waits for another one to write the file.
+/// Nanoseconds of each nap of a thread that waits until another thread has written the file.
 const NAP: u64 = 1_000_000;
 const NAPS: u64 = PATIENCE / NAP;
 
 impl<P: Platform> Core<P> {
-    /// Whether a file may be written now. The load is Relaxed: `write_wanted_profile` checks again
-    /// once its thread is the only writer.
+    /// Whether a file may be written now. The load is Relaxed, since `write_wanted_profile` checks
+    /// again once its thread is the only writer.
     fn may_write_profile(&self, mm: &Mm<P>) -> bool {
         if self.options.profile_at_limit.as_c_str().is_none() || !mm.profile.is_on() {
             return false;
@@ -40,7 +42,7 @@ impl<P: Platform> Core<P> {
         last == 0 || self.objects.platform.precise().saturating_sub(last) >= PAUSE
     }
 
-    /// Has a heap profile written before an allocation fails.
+    /// Writes a heap profile before an allocation fails, or has neap's thread write it.
     #[cold]
     #[inline(never)]
     pub(crate) fn profile_before_refusal(&self, mm: &Mm<P>) {
@@ -62,14 +64,14 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Has a heap profile written after a look that finds memory about to run out.
+    /// Requests a heap profile if a look has found that memory is about to run out.
     pub(crate) fn profile_at_pressure(&self, pressure: Pressure) {
         if pressure == Pressure::Imminent {
             self.at_limit.wanted.store(Reason::Imminent as u32, Ordering::Relaxed);
         }
     }
 
-    /// Writes a heap profile if one is wanted and may be written.
+    /// Writes a heap profile if one is requested and may be written.
     pub(crate) fn write_wanted_profile(&self, mm: &Mm<P>) {
         let at_limit = &self.at_limit;
         // Relaxed: `wanted` publishes no other data.
@@ -105,12 +107,13 @@ impl<P: Platform> Core<P> {
         heap_profile::write(self, mm, &Occasion { path, reason, used })
     }
 
-    /// Writes the numbers of files, or null, as JSON.
+    /// Writes as JSON how many files were written and how many failed. Writes `null` without the
+    /// option.
     pub(crate) fn describe_at_limit(&self, text: &mut impl Write) -> fmt::Result {
         if self.options.profile_at_limit.as_c_str().is_none() {
             return text.write_str("\"heap_profiles\":null,");
         }
-        // Relaxed: each number by itself.
+        // Relaxed: heuristic; each number stands alone.
         let AtLimit { written, failed, .. } = &self.at_limit;
         let [written, failed] = [written, failed].map(|word| word.load(Ordering::Relaxed));
         write!(text, "\"heap_profiles\":{{\"written\":{written},\"failed\":{failed}}},")

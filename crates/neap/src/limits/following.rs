@@ -4,32 +4,32 @@
 //! A *look* reads how much room the nearest limit of a container or of the machine leaves
 //! ([`Platform::room`]). From this it computes the manager's limit in bytes ([`limit_for`]). The
 //! page layer refuses growth beyond the limit, so neap notices fast growth between two looks. An
-//! allocation at the limit first requests another look, then asks shrinkers and drains caches. Only
-//! then it raises the limit, or fails with `refuse:on`. It waits at most 100 ms for the look of
-//! neap's thread, or a second with `refuse:on`.
+//! allocation at the limit first requests another look. It waits at most 100 ms for the look of
+//! neap's thread, or a second with `refuse:on`. Then it asks shrinkers and drains caches. If that
+//! does not suffice it raises the limit, or fails with `refuse:on`.
 //!
-//! | when | by | how often |
+//! | event | the look is made by | frequency |
 //! |---|---|---|
-//! | ticks | neap's thread | four times a second |
-//! | while neap's thread sleeps without ticks | neap's thread | once a second |
-//! | ticks in a process without neap's thread | calls of the program | once a second |
+//! | a tick | neap's thread | four times a second |
+//! | a sleep of neap's thread without ticks | neap's thread | once a second |
+//! | a tick in a process without neap's thread | calls of the program | once a second |
 //! | an allocation at the limit | neap's thread; the call without it or with one thread | always |
 //!
-//! Looks follow each other every 50 ms while the container has too little room, its limit falls, or
-//! its other memory grows so fast that the room ends soon. They do so for a second longer. neap
-//! expects a fall of the room to go on. So reclaim starts before the margin is used, and a faster
-//! fall leaves a heap less to grow.
+//! There are 50 ms between looks while the container has too little room or its limit falls, and
+//! for one more second. The same is true while other memory in the container grows so fast that the
+//! room ends soon. neap expects that such a fall of the room goes on. So reclaim starts before the
+//! room falls below the reserve. The faster the fall, the less a heap may grow.
 //!
-//! Several processes share the room of a container without knowing each other. The share of a
-//! process is its part of the used memory. It takes its share of spare room, and gives back its
+//! Several processes share the room of a container, and do not communicate. The share of a process
+//! is its part of the used memory. A process takes its share of spare room, and gives back its
 //! share of missing bytes. A small process may take a sixteenth of the spare room.
 //!
-//! If the program listens to [`Event::Container`], the first three kinds of looks in the table are
-//! made even if the limit does not follow the container ([`headroom`](crate::limits::headroom)).
+//! If the program listens to [`Event::Container`] ([`headroom`](crate::limits::headroom)), neap
+//! makes the first three kinds of looks in the table even for other limits.
 //!
 //! If the heap is above a limit that follows the container after such a look, reclaim starts at
-//! once ([`Core::reach_limit`]). It starts again after each further look while the heap stays
-//! above.
+//! once ([`Core::reach_limit`]). It starts again after each further look while the heap stays above
+//! the limit.
 //!
 //! # Locking
 //! A look takes the mutex of a [change](crate::options::change), inside the gate, to set the limit.
@@ -47,32 +47,31 @@ use neap_os::stack;
 
 /// Nanoseconds that an allocation at the limit waits for neap's thread to look.
 const PATIENCE: u64 = 100_000_000;
-/// Nanoseconds of such a wait with `refuse:on`, where the allocation fails without a look.
+/// Nanoseconds of such a wait with `refuse:on`. The allocation fails if no look raises the limit.
 const REFUSAL_PATIENCE: u64 = 1_000_000_000;
-/// The least change of the limit that is put in force: one in so many of its bytes, or so many
+/// Least change of the limit that takes effect. It is one in so many bytes of the limit, or so many
 /// bytes if that is more.
 const LEAST_CHANGE: (u64, u64) = (64, 1 << 20);
-/// The part of the spare room, one in so many bytes, that a process may take even if its share is
-/// smaller.
+/// A process may take one in so many bytes of the spare room even if its share is smaller.
 const LEAST_SHARE: u64 = 16;
-/// A heap that is below its limit by at most this part of its size gives memory as if it were at
-/// the limit.
+/// A heap that is below its limit by at most this fraction gives memory as if it were at the limit.
+/// The fraction is one in so many of its bytes.
 const SLACK: u64 = 8;
 /// Bytes by which `pass_limit` raises the limit beyond the need of the allocation.
 const BEYOND: u64 = 8 << 20;
 /// Most tries to pass the limit for one allocation.
 const PASSES: u32 = 16;
 
-/// The numbers from which [`limit_for`] computes a limit, beside the container's room.
+/// The numbers from which [`limit_for`] computes a limit, besides the container's room.
 #[derive(Clone, Copy)]
 struct Terms {
-    /// Hundredths of the smallest limit that the heap may have.
+    /// Most hundredths of the smallest limit for the heap.
     percent: u8,
     /// Bytes that stay free.
     reserve: u64,
     /// Bytes by which the room is expected to fall.
     fall: u64,
-    /// The heap's limit before.
+    /// The heap's previous limit.
     before: u64,
     /// Bytes by which reclaim takes the heap below its limit, to the high watermark.
     kept: u64,
@@ -82,8 +81,8 @@ struct Terms {
 /// of the heap plus its share of the spare room, or minus its share of the missing bytes.
 ///
 /// Processes look one after the other. If each gave its whole share of the bytes that are missing
-/// at its look, the first process would give most. So a heap that is not almost alone gives half of
-/// its share at each look.
+/// at its look, the first process would give most. So a heap gives half of its share at each look,
+/// unless it has nearly all used memory of the container.
 ///
 /// Reclaim takes a heap some bytes below its limit. If each look computed from the size of that
 /// heap, the heap would give these bytes at each look, too. They are a larger part of a small heap.
@@ -103,38 +102,39 @@ fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
         missing if is_almost_alone => from(kept).saturating_sub(share(missing)),
         missing => from(kept.max(own / SLACK)).saturating_sub(share(missing) / 2),
     };
-    // 0 would be no limit.
+    // A limit of 0 would mean no limit.
     limit.min(room.smallest / 100 * u64::from(percent)).max(1)
 }
 
 impl<P: Platform> Core<P> {
-    /// Bytes of the heap, as a limit counts them.
+    /// Returns the bytes of the heap, as a limit counts them.
     pub(crate) fn counted(&self) -> u64 {
         self.objects.pages.counted() * page_price(self.objects.pages.page_size())
     }
 
-    /// Bytes by which reclaim takes the heap below its limit, to the high watermark.
+    /// Returns by how many bytes reclaim takes the heap below its limit, to the high watermark.
     fn kept_below_limit(&self) -> u64 {
         let pages = &self.objects.pages;
         u64::from(pages.statistics().watermarks.high) * page_price(pages.page_size())
     }
 
-    /// Bytes that stay free below a limit of the container.
+    /// Returns how many bytes stay free below a limit of the container.
     fn reserve_below(&self, limit: u64) -> u64 {
         self.settings.reserve_of(limit).unwrap_or_else(|| margin(limit))
     }
 
-    /// Whether looks are made: for a limit that follows the container, or for a listener.
+    /// Whether neap makes looks, for a limit that follows the container or for a listener.
     fn is_looking(&self) -> bool {
         let is_heard = || self.groups.get().is_some_and(|groups| groups.root_hears(Event::Container));
         self.settings.follows().is_some() || is_heard()
     }
 
-    /// Looks if the last look is `period` nanoseconds ago, or 50 ms in a hurry. If the last look is
-    /// more recent, returns the nanoseconds until the next one.
+    /// Makes a look if the last one is `period` nanoseconds old, or 50 ms while looks are
+    /// [frequent](Following::is_hurrying). If the last look is more recent, returns the nanoseconds
+    /// until the next one.
     pub(crate) fn look_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
-        // Precise: a sleep ends by the precise clock. By a coarse time the look would not be due
-        // yet, and the thread would sleep for moments until the coarse clock goes on.
+        // Precise, since a sleep ends by the precise clock. By a coarse time the look would not be
+        // due yet. The thread would sleep for moments until the coarse clock goes on.
         let (now, last) = (self.objects.platform.precise(), self.following.last.load(Ordering::Relaxed));
         let left = (last + self.following.period(period)).saturating_sub(now);
         if last > 0 && left > 0 {
@@ -144,9 +144,9 @@ impl<P: Platform> Core<P> {
         None
     }
 
-    /// Looks for a limit that follows the container, or for a listener, if the last look is
-    /// `period` nanoseconds ago, or 50 ms in a hurry. Returns the nanoseconds until the next look.
-    /// `None` if there is no such limit and no listener.
+    /// Makes a look if the last one is `period` nanoseconds old, or 50 ms while looks are
+    /// [frequent](Following::is_hurrying). Returns the nanoseconds until the next look. Does
+    /// nothing, and returns `None`, if no limit follows the container and there is no listener.
     pub(crate) fn follow_if_due(&self, mm: &Mm<P>, period: u64) -> Option<u64> {
         if !self.is_looking() {
             return None;
@@ -164,7 +164,7 @@ impl<P: Platform> Core<P> {
         Some(self.following.period(period))
     }
 
-    /// Makes a look if an allocation waits for one. neap's thread calls this.
+    /// Makes a look if an allocation waits for one. Only neap's thread calls this.
     pub(crate) fn look_for_allocation(&self, mm: &Mm<P>) {
         if self.following.wanted.swap(false, Ordering::Relaxed) {
             self.follow(mm, self.objects.platform.now());
@@ -178,7 +178,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Makes a look at time `now`, and puts a limit that follows the container in force.
+    /// Makes a look at time `now`. If the limit follows the container, sets it.
     pub(crate) fn look_at_container(&self, mm: &Mm<P>, now: u64) {
         self.following.last.store(now.max(1), Ordering::Relaxed);
         self.following.looks.fetch_add(1, Ordering::Relaxed);
@@ -203,8 +203,8 @@ impl<P: Platform> Core<P> {
         let before = self.settings.followed.load(Ordering::Relaxed);
         let terms = Terms { percent, reserve, fall, before, kept: self.kept_below_limit() };
         let limit = room.map_or(0, |room| limit_for(own, &room, terms));
-        // An allocation at the limit has made this look, shortly after the last one. If each such
-        // look lowered the limit, the processes that allocate most would give most.
+        // An allocation at the limit has requested this look, shortly after the last one. If each
+        // such look lowered the limit, the processes that allocate most would give most.
         if is_repeated && limit < before {
             return;
         }
@@ -214,12 +214,12 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Writes the container that the limit follows, or null, as JSON.
+    /// Writes as JSON the container that the limit follows. Writes `null` if there is none.
     pub(crate) fn describe_container(&self, text: &mut impl Write) -> fmt::Result {
         if self.settings.follows().is_none() {
             return text.write_str("null,");
         }
-        // Relaxed: each number by itself.
+        // Relaxed: heuristic; each number stands alone.
         let number = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let Following { looks, passed, nearest: [limit, used], .. } = &self.following;
         write!(text, "{{\"limit\":{},\"used\":{},", number(limit), number(used))?;
@@ -238,7 +238,7 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Has a look made for an allocation that found no memory below a limit that follows the
+    /// Requests a look for an allocation that found no memory below a limit that follows the
     /// container. Returns whether the limit is higher now.
     pub(crate) fn look_for_room(&self, mm: &Mm<P>) -> bool {
         if self.settings.follows().is_none() {
@@ -255,10 +255,10 @@ impl<P: Platform> Core<P> {
         limit == 0 || limit > before
     }
 
-    /// Passes a limit that follows the container, for an allocation of `bytes` bytes that found no
-    /// memory after all caches were emptied. Does nothing if `refuse` is on.
+    /// Raises a limit that follows the container, for an allocation of `bytes` bytes that found no
+    /// memory after neap has emptied all caches. Does nothing if `refuse` is on.
     ///
-    /// The room may be gone before it is used, so there are several tries:
+    /// Other threads may use the new room before this allocation does, so there are several tries:
     ///
     /// | thread A, here | thread B |
     /// |---|---|
@@ -281,7 +281,7 @@ impl<P: Platform> Core<P> {
                 return memory;
             }
         }
-        // The system has no memory.
+        // The system has no memory, so this restores the first limit.
         self.put_in_force(mm, first);
         None
     }

@@ -1,17 +1,17 @@
-//! The headroom of the container as neap last saw it, and the event of its changes.
+//! The headroom of the container at the last look, and the event of its changes.
 //!
 //! # Design
 //! Each [look](super::following) adds its numbers to a [`Series`], which `neap pressure --watch`
 //! also uses. A changed level or limit is the event [`Event::Container`] of the root group. The
-//! event has no numbers; a listener reads them by [`headroom`]. Each new listener causes the event
+//! event has no numbers. A listener reads them by [`headroom`]. Each new listener causes the event
 //! once, so that it learns the present state.
 //!
-//! Looks are made for a limit that follows the container, for listeners of the event, and by
-//! [`headroom`] itself.
+//! neap makes looks for a limit that follows the container, for listeners of the event, and for
+//! calls of [`headroom`].
 //!
 //! # Locking
-//! The looks are under one mutex, which threads take inside the gate. It is held for arithmetic
-//! alone, and no other lock is taken under it.
+//! One mutex guards the looks. Threads take it inside the gate. The holder only computes, and takes
+//! no other lock.
 //!
 //! [`Event::Container`]: crate::groups::Event::Container
 
@@ -23,11 +23,11 @@ use neap_base::Platform;
 pub use neap_base::platform::Pressure;
 use neap_base::platform::Room;
 
-/// Returns the headroom of the process's container, at most a second old. `None` if no limit is
-/// visible.
+/// Returns the headroom of the process's container, at most a second old. Returns `None` if no
+/// limit is visible.
 ///
-/// A look reads files of `/proc` and of control groups for about half a millisecond. Not to be
-/// called from a signal handler.
+/// A look reads files of `/proc` and of control groups for about half a millisecond. A signal
+/// handler must not call this.
 ///
 /// ```
 /// use neap::{Pressure, headroom};
@@ -42,7 +42,7 @@ pub fn headroom() -> Option<Headroom> {
 }
 
 impl<P: Platform> Core<P> {
-    /// Records a look, and has listeners told of a change.
+    /// Records a look. If it shows a change, requests a call of the listeners.
     pub(crate) fn note_headroom(&self, mm: &Mm<P>, now: u64, room: Option<&Room>) {
         let (has_changed, pressure) = {
             let _inside = mm.gate.enter(self.objects.platform.cpu());
@@ -57,8 +57,8 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Returns the headroom of the container at the last look; looks first if that look is a second
-    /// old. `None` if no limit is visible. Not to be called from a signal handler.
+    /// Returns the headroom of the container at the last look. Makes a look first if the last one
+    /// is a second old. Returns `None` if no limit is visible. A signal handler must not call this.
     pub fn headroom(&self) -> Option<Headroom> {
         let core = self.core()?;
         let looks = || {
@@ -66,7 +66,8 @@ impl<P: Platform> Mm<P> {
             let looks = core.following.headroom.lock();
             (looks.has_any, looks.last)
         };
-        // A look counts from its start. Another thread may make the first one right now.
+        // The time of a look is that of its start. Another thread may be making the first look
+        // right now.
         if core.look_if_due(self, PERIOD).is_some() {
             let (has_any, last) = looks();
             if has_any {

@@ -1,16 +1,16 @@
-//! Writes a heap profile to a file: [the format](neap_base::profile_file).
+//! Writing a heap profile to a file, in [this format](neap_base::profile_file).
 //!
 //! # Design
-//! 1. neap makes the file `FILE.PID.N`, with the first `N` from 1 on for which no file exists, up
-//!    to [`MOST_FILES`]. It reads the executable mappings.
-//! 2. The ring of samples is copied block by block. Records of samples that are not live are left
-//!    out, and words of stacks that are no addresses become zero.
-//! 3. The slots of live samples follow. Their stacks that are kept outside of the ring are added to
-//!    the file's ring, as far as it has room. Then come the names of their threads and groups.
+//! 1. neap makes the file `FILE.PID.N`, and reads the executable mappings. `N` is the first number
+//!    from 1 to [`MOST_FILES`] for which no file exists.
+//! 2. neap copies the ring of samples block by block. It leaves out records of samples that are not
+//!    live. It writes zero for words of stacks that are no addresses.
+//! 3. The slots of live samples follow. neap adds their stacks that are kept outside of the ring to
+//!    the file's ring, while that has room. Then come the names of their threads and groups.
 //!
-//! Nothing is allocated. All buffers are in memory that is mapped while the file is written, and
-//! most of it is never touched. Other processes may have written anything into the area. neap
-//! copies it, and the reader of the file checks it.
+//! neap allocates nothing for that. All buffers are in memory that is mapped while neap writes the
+//! file, and it never touches most of it. Other processes may have written anything into the area.
+//! neap copies the area, and the reader of the file checks it.
 //!
 //! # Locking
 //! The thread holds the mutex of the samples, inside the gate, while it copies one block. It holds
@@ -39,12 +39,12 @@ use neap_os::{clock, mappings, memory, thread};
 
 /// Most files of one name and process.
 const MOST_FILES: u32 = 16;
-/// Most executable mappings. Addresses in them are kept in the copies of stacks.
+/// Most executable mappings. The copies of stacks keep addresses in them.
 const MOST_CODE: usize = 1 << 14;
-/// Places for threads, and for groups, whose names are written; a power of two. Three quarters are
-/// used at most.
+/// Places for threads, and for groups, whose names are written. The number is a power of two. At
+/// most three quarters are used.
 const MOST_NAMES: usize = 1 << 12;
-/// Bytes of `/proc/self/maps` that are read at a time.
+/// Bytes of `/proc/self/maps` that one read gets.
 const LINE: usize = 8 << 10;
 /// Most groups of a path.
 const DEEPEST: usize = 64;
@@ -73,7 +73,7 @@ pub(super) struct Occasion<'a> {
     pub(super) used: u64,
 }
 
-/// Buffers for the writing of one file. Memory with all bytes zero is a valid value.
+/// Buffers for writing one file. Memory with all bytes zero is a valid value.
 #[repr(C)]
 struct Scratch {
     text: [u8; FILE_OFFSET],
@@ -107,7 +107,7 @@ impl CodeRanges {
     }
 }
 
-/// A set of numbers that are not 0, by open addressing.
+/// A set of numbers that are not 0, as a hash table with open addressing.
 struct Ids {
     places: [u64; MOST_NAMES],
     count: usize,
@@ -135,7 +135,7 @@ impl Ids {
     }
 }
 
-/// Lines of text. One that does not fit is left out and counted.
+/// Lines of text. A line that does not fit is left out and counted.
 struct TextLines<'a> {
     bytes: &'a mut [u8],
     used: usize,
@@ -183,8 +183,8 @@ impl Write for TextLines<'_> {
     }
 }
 
-/// Most bytes in the file's ring. A reader of a full ring would take its first block for
-/// overwritten.
+/// Most bytes in the file's ring. A reader of a full ring would take its first block for an
+/// overwritten one.
 const MOST_WRITTEN: usize = RING_BYTES - BLOCK_BYTES;
 
 /// The ring of the file.
@@ -198,7 +198,7 @@ struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Adds a record, which fits into a block. Leaves it out where the ring is full.
+    /// Adds a record, which fits into a block. Leaves the record out if the ring is full.
     fn add(&mut self, record: &[u64]) -> Result<(), Errno> {
         let rest = BLOCK - self.filled;
         let is_last = self.written + BLOCK_BYTES >= MOST_WRITTEN;
@@ -233,22 +233,23 @@ fn bytes_of(words: &[u64]) -> &[u8] {
 /// Writes a heap profile of a manager's live samples.
 ///
 /// # Errors
-/// No file can be made, or the error of a write; the file is empty then.
+/// Returns the error of making or writing the file. The file is empty then.
 pub(super) fn write<P: Platform>(core: &Core<P>, mm: &Mm<P>, subject: &Occasion<'_>) -> Result<(), Errno> {
     let length = size_of::<Scratch>().next_multiple_of(memory::page_size());
     let address = memory::map(length)?;
-    // SAFETY: mapped above, as long, and used by this thread alone; zeroes are a valid `Scratch`.
+    // SAFETY: `map` mapped the memory above, with at least the size of `Scratch`. This thread alone
+    // uses it. Zeroes are a valid `Scratch`.
     let scratch = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Scratch>(address) };
     let written = make(subject.path).and_then(|file| {
         let written = fill(core, mm, subject, &file, scratch);
         written.inspect_err(|_| _ = file.set_length(0))
     });
-    // SAFETY: mapped above; the reference is not used any more.
+    // SAFETY: `map` mapped the memory above. No code uses the reference any more.
     let _ = unsafe { memory::unmap(address, length) };
     written
 }
 
-/// Makes the first file that does not exist.
+/// Makes the file with the first number for which no file exists.
 fn make(path: &CStr) -> Result<File, Errno> {
     let process = thread::process_id();
     for number in 1..=MOST_FILES {
@@ -294,11 +295,12 @@ fn fill<P: Platform>(
     let mut at = head.saturating_sub(RING_BYTES as u64).next_multiple_of(BLOCK_BYTES as u64);
     while at < head {
         let copied = core.with_samples(mm, |recorder, area| {
-            // SAFETY: the area is that of the recorder, which is locked.
+            // SAFETY: the area is that of the recorder, which is locked. So no other thread of the
+            // process writes to it.
             let words = unsafe { recorder.copy_block(area, at, block) };
             each_sample(&mut block[..words], &mut |record| {
                 if !recorder.is_live(record[3], record[1]) {
-                    // Without a kind, the record is passed over below.
+                    // `each_sample` below skips a record without a kind.
                     record[0] &= !u64::from(u32::MAX);
                 }
                 Ok(())
@@ -314,7 +316,8 @@ fn fill<P: Platform>(
     }
     let mut live = 0;
     for first in (0..SLOT_COUNT).step_by(BLOCK / SLOT) {
-        // SAFETY: the area is that of the recorder, which is locked.
+        // SAFETY: the area is that of the recorder, which is locked, so no other thread of the
+        // process writes to it. It has all slots below `SLOT_COUNT`.
         let copied = core.with_samples(mm, |recorder, area| unsafe { recorder.copy_slots(area, first, block) });
         copied.ok_or(Errno::NOENT)?;
         for slot in block.chunks_exact(SLOT).filter(|slot| slot[0] != 0 && slot[6] >> 32 != 0) {
@@ -340,12 +343,13 @@ fn fill<P: Platform>(
     file.write_at(&text[..used], 0)
 }
 
-/// Writes the record of a slot whose stack is kept outside of the ring. Returns its words; 0 if
-/// there is no such stack.
+/// Writes the record of a slot whose stack is kept outside of the ring. Returns the words of the
+/// record, or 0 if there is no such stack.
 fn kept(recorder: &Recorder, area: &AreaHeader, slot: &[u64], record: &mut [u64]) -> usize {
     let (head, stack) = record.split_at_mut(RECORD);
     let &[number, address, size, mean, time, group, thread, ..] = slot else { return 0 };
-    // SAFETY: the area is that of the recorder, which is locked.
+    // SAFETY: the area is that of the recorder, which is locked. So no other thread of the process
+    // writes to it.
     let Some(kept) = (unsafe { recorder.kept(area, address, number, stack) }) else { return 0 };
     let length = RECORD + kept.words;
     let thread = thread & u64::from(u32::MAX) | (kept.words as u64 * 8) << 32;
@@ -398,8 +402,8 @@ fn clear(record: &mut [u64], code: &CodeRanges) -> usize {
     length
 }
 
-/// Moves the slots of live samples to the start of a block, and notes their threads and groups.
-/// Returns their count.
+/// Moves the slots of live samples to the start of a block, and adds their threads and groups to
+/// the sets. Returns the number of live samples.
 fn gather(block: &mut [u64; BLOCK], threads: &mut Ids, groups: &mut Ids) -> usize {
     let mut used = 0;
     for at in (0..BLOCK).step_by(SLOT) {
@@ -415,9 +419,9 @@ fn gather(block: &mut [u64; BLOCK], threads: &mut Ids, groups: &mut Ids) -> usiz
     used
 }
 
-/// The header of a file's area.
+/// Returns the header of the file's area.
 fn header(area: &AreaHeader, bytes: u64, live: u64) -> [u64; HEADER] {
-    // Relaxed: numbers for the reader.
+    // Relaxed: the numbers stand alone; they publish no other data.
     let number = |word: &core::sync::atomic::AtomicU64| word.load(Ordering::Relaxed);
     let is_on = area.is_on.load(Ordering::Relaxed);
     [

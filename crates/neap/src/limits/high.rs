@@ -1,10 +1,11 @@
-//! The option `high`: a heap above it gives memory back in the background.
+//! The option `high`. A heap above it gives memory back in the background.
 //!
 //! # Design
 //!
-//! Each tick that finds more in use than `high` drains every cache, releases free memory, and has
-//! reclaimers ask shrinkers for the rest. No thread waits for that, and no allocation is refused.
-//! If the use has not fallen since the last such tick, the next [`REST`] ticks do nothing.
+//! If a tick finds that the heap has more bytes than `high`, it drains every cache and releases
+//! free memory. Then reclaimers ask shrinkers for the rest. No thread waits for that, and no
+//! allocation is refused. If the heap is not smaller than at the last such tick, the next [`REST`]
+//! ticks do nothing.
 //!
 //! # Locking
 //!
@@ -19,18 +20,19 @@ use neap_pages::Effort;
 use neap_reclaim::is_calling;
 use neap_reclaim::reclaim::ReclaimJob;
 
-/// Ticks that do nothing after a tick at which the use had not fallen.
+/// Ticks that do nothing after a tick at which the heap was not smaller.
 const REST: u32 = 16;
 /// Least bytes that count as a fall of the use.
 const LEAST: u64 = 1 << 20;
 
 impl<P: Platform> Core<P> {
-    /// Bytes in use beyond `high`.
+    /// Returns by how many bytes the heap is above `high`.
     fn beyond_high(&self) -> u64 {
         self.settings.high().map_or(0, |high| self.counted().saturating_sub(high))
     }
 
-    /// Gives memory back if more is in use than `high`. Returns whether a later tick is to go on.
+    /// Gives memory back if the heap is above `high`. Returns whether a later tick has to go on
+    /// with that.
     pub(crate) fn keep_below_high(&self, mm: &Mm<P>) -> bool {
         let maintenance = &self.maintenance;
         if self.beyond_high() == 0 {
@@ -59,7 +61,7 @@ impl<P: Platform> Core<P> {
         {
             self.ask_reclaimers(mm, &reclaiming, ReclaimJob::Budget(beyond), None);
         }
-        // What shrinkers free is seen at the next tick.
+        // The next tick sees the memory that shrinkers free.
         let before = maintenance.high_use.swap(used, Ordering::Relaxed);
         let has_fallen = before > used.saturating_add(LEAST);
         maintenance.high_rest.store(if has_fallen { 0 } else { REST }, Ordering::Relaxed);

@@ -1,5 +1,6 @@
-//! The option `limit`: a number of bytes, or a rule by which the manager
-//! [follows](crate::limits::following) the container, and the state of following.
+//! The option `limit`, and the state of a limit that [follows](crate::limits::following) the
+//! container. The option is a number of bytes, or a rule by which the manager follows the
+//! container.
 
 use crate::options::AUTO;
 use crate::state::headroom::Looks;
@@ -13,17 +14,17 @@ use neap_base::platform::Room;
 pub(crate) enum Limit {
     None,
     Bytes(u64),
-    /// What the nearest limit of the container or machine leaves.
+    /// The room that the nearest limit of the container or machine leaves.
     Auto,
-    /// As [`Limit::Auto`], and at most so many hundredths of that limit.
+    /// As [`Limit::Auto`], but at most so many hundredths of the smallest limit.
     Percent(u8),
 }
 
-/// Marks the number of a [`Limit::Percent`]. No number of bytes has this bit.
+/// Bit of the number of a [`Limit::Percent`]. No number of bytes has this bit.
 const PERCENT: u64 = 1 << 63;
 
 impl Limit {
-    /// The limit that a setting's number stands for.
+    /// Returns the limit for which a setting's number stands.
     pub(crate) fn of_number(number: u64) -> Limit {
         match number {
             0 => Limit::None,
@@ -33,7 +34,7 @@ impl Limit {
         }
     }
 
-    /// The number of the setting.
+    /// Returns the number of the setting.
     pub(crate) fn number(self) -> u64 {
         match self {
             Limit::None => 0,
@@ -43,14 +44,14 @@ impl Limit {
         }
     }
 
-    /// Whether a number stands for a limit.
+    /// Whether a setting may have this number.
     pub(crate) fn is_number(number: u64) -> bool {
         number <= isize::MAX as u64
             || number == AUTO
             || matches!(Limit::of_number(number), Limit::Percent(1..=100)) && number & !PERCENT <= 100
     }
 
-    /// Parses a value; `bytes` parses a number of bytes.
+    /// Parses a value. `bytes` parses a number of bytes.
     pub(crate) fn parse(value: &[u8], bytes: impl Fn(&[u8]) -> Option<u64>) -> Option<Limit> {
         Some(match value {
             b"none" => Limit::None,
@@ -63,8 +64,8 @@ impl Limit {
         })
     }
 
-    /// Returns the bytes of a [`Limit::Bytes`], or of a [`Limit::Percent`] of `whole` bytes. `None`
-    /// for other limits.
+    /// Returns the bytes of a [`Limit::Bytes`], or of a [`Limit::Percent`] of `whole` bytes.
+    /// Returns `None` for other limits.
     pub(crate) fn of(self, whole: u64) -> Option<u64> {
         match self {
             Limit::None | Limit::Auto => None,
@@ -92,28 +93,29 @@ pub(crate) const FIRST: u64 = 16 << 20;
 pub(crate) const PERIOD: u64 = 1_000_000_000;
 /// Nanoseconds between two looks of a thread that ticks.
 pub(crate) const TICKING: u64 = 250_000_000;
-/// Nanoseconds between looks while the container has too little or its room falls.
+/// Nanoseconds between looks while the container has too little room or its room falls.
 const HURRY: u64 = 50_000_000;
-/// Looks in a row that found too little room, since the heap last shrank, after which neap no
-/// longer hurries.
+/// Looks in a row that found too little room, since the heap last shrank. After more of them looks
+/// are no longer frequent.
 const STUCK: u32 = 16;
-/// Looks in a hurry after the last one that found too little or a fall: a second.
+/// Looks without a finding after which frequent looks end. They take a second.
 const CALM: u32 = 20;
-/// Nanoseconds for which a fall is expected to go on: until the next look, and its reclaim.
+/// Nanoseconds for which neap expects a fall to go on. They last until the next look and its
+/// reclaim.
 const AHEAD: u64 = 2 * HURRY;
-/// An expected fall is at most this part of the limit: one in so many bytes. So neap gives back no
-/// more in vain if the fall ends.
+/// An expected fall is at most one in so many bytes of the limit. So neap gives back little in vain
+/// if the fall ends.
 const MOST_AHEAD: u64 = 64;
 /// A fall by fewer than this many bytes in [`AHEAD`] does not count.
 const LEAST_FALL: u64 = 1 << 20;
-/// neap hurries if a fall would reach the margin within so many times [`AHEAD`], 10 s.
+/// Looks are frequent if a fall would end the room within so many times [`AHEAD`], which is 10 s.
 const NEAR: u64 = 100;
 
 /// State of a limit that follows the container. Its atomics are counters and times, and publish no
 /// other data.
 #[derive(Debug)]
 pub(crate) struct Following {
-    /// Time of the last look; 0: none.
+    /// Time of the last look, or 0 before the first.
     pub(crate) last: AtomicU64,
     /// An allocation waits for a look.
     pub(crate) wanted: AtomicBool,
@@ -122,15 +124,16 @@ pub(crate) struct Following {
     short: AtomicU32,
     /// Looks in a row that found enough room and no fall.
     calm: AtomicU32,
-    /// Time of a look, and the most bytes that the heap could have then. `fall`: the fall that was
-    /// expected then.
+    /// Time of a look, and the most bytes that the heap could have then. `fall` is the fall that
+    /// neap expected then.
     ceiling: [AtomicU64; 2],
     fall: AtomicU64,
     /// Bytes of the heap at the last look.
     own: AtomicU64,
-    /// Number of times that the limit was passed since nothing could be given back.
+    /// How often neap raised the limit beyond the container's room for an allocation.
     pub(crate) passed: AtomicU64,
-    /// Limit and used bytes of the nearest level at the last look; 0 if none was visible.
+    /// Limit and used bytes of the nearest level at the last look. Both are 0 if no limit was
+    /// visible.
     pub(crate) nearest: [AtomicU64; 2],
     /// Level of pressure of the container.
     pub(crate) headroom: Mutex<Looks>,
@@ -154,21 +157,23 @@ impl Following {
         }
     }
 
-    /// Records the most bytes that the heap could have at time `now`, computed from the container's
-    /// `room` and the heap's `own` bytes. Returns by how many bytes this number is expected to fall
-    /// until a later look has had its effect. `Err` with the last answer if the last look was less
-    /// than 25 ms ago.
+    /// Records the most bytes that the heap could have at time `now`. Computes this number from the
+    /// container's `room` and the heap's `own` bytes. Returns by how many bytes neap expects the
+    /// number to fall until a later look has had its effect.
     ///
-    /// The number falls if the limit does, or if other memory in the container grows. A fall is
-    /// expected to go on at the rate since the last look, or at half of the rate expected before,
-    /// if that is more.
+    /// The number falls if the limit does, or if other memory in the container grows. neap expects
+    /// a fall to go on at the rate since the last look. If half of the previously expected fall is
+    /// more, neap expects that.
+    ///
+    /// # Errors
+    /// Returns the last answer if the last look was less than 25 ms ago. Nothing is recorded then.
     pub(crate) fn expected_fall(&self, now: u64, own: u64, room: &Room) -> Result<u64, u64> {
         let ceiling = room.limit.saturating_sub(room.used.saturating_sub(own));
         let [at, before] = &self.ceiling;
         let last = at.load(Ordering::Relaxed);
         let (is_first, elapsed) = (last == 0, now.saturating_sub(last));
-        // Allocations at the limit look again soon. The heap counts their memory at once, the
-        // container when they touch it. That is no fall.
+        // Allocations at the limit look again soon. The heap counts their memory at once, but the
+        // container counts it when they touch it. That is no fall.
         if !is_first && elapsed < HURRY / 2 {
             return Err(self.fall.load(Ordering::Relaxed));
         }
@@ -182,9 +187,9 @@ impl Following {
         Ok(expected)
     }
 
-    /// Records a look. `own` are the bytes of the heap. `is_short`: the container has too little
-    /// room. `is_falling`: its limit is lower than before, or an expected fall would soon end its
-    /// room.
+    /// Records a look. `own` is the number of bytes of the heap. `is_short` means that the
+    /// container has too little room. `is_falling` means that its limit has fallen, or that an
+    /// expected fall would soon end its room.
     pub(crate) fn note(&self, own: u64, is_short: bool, is_falling: bool) {
         let has_shrunk = self.own.swap(own, Ordering::Relaxed) > own + (1 << 20);
         let before = if has_shrunk { 0 } else { self.short.load(Ordering::Relaxed) };
@@ -194,12 +199,12 @@ impl Following {
         self.calm.store(calm, Ordering::Relaxed);
     }
 
-    /// Whether looks follow each other fast.
+    /// Whether looks follow each other every 50 ms.
     pub(crate) fn is_hurrying(&self) -> bool {
         self.short.load(Ordering::Relaxed) <= STUCK && self.calm.load(Ordering::Relaxed) < CALM
     }
 
-    /// Nanoseconds from the last look to the next, at most `most`.
+    /// Returns the nanoseconds from the last look to the next, at most `most`.
     pub(crate) fn period(&self, most: u64) -> u64 {
         if self.is_hurrying() { HURRY } else { most }
     }

@@ -1,14 +1,14 @@
-//! Items that are added for the group that pays for their memory.
+//! Adding an item to an LRU list for the group that pays for the item's memory.
 
 use super::{GroupError, Item, RawList, made};
 use crate::groups::payers::payer_of_value;
 use core::ptr::NonNull;
 use neap_groups::GroupId;
 
-/// Returns the group that pays for a value's memory, and the node that it is charged for. For
-/// memory without a payer, the root and the node nearest to this thread.
+/// Returns the group that pays for a value's memory, and the node of the charge. For memory without
+/// a payer, returns the root and the node nearest to this thread.
 ///
-/// The group may be deleted: adding to a list finds the heir.
+/// The group may be deleted. Adding to a list then finds the heir.
 pub(super) fn place_of<T: ?Sized>(value: &T) -> (GroupId, usize) {
     match payer_of_value(value) {
         Some(payer) => (payer.id(), payer.node()),
@@ -17,13 +17,13 @@ pub(super) fn place_of<T: ?Sized>(value: &T) -> (GroupId, usize) {
 }
 
 impl RawList {
-    /// Adds an item as the newest of the group that pays for the item's memory, on the node that
-    /// the memory is charged for. Memory without a [payer](crate::groups::payer_of) belongs to the
-    /// root, on the node nearest to this thread. Returns `false`, and changes nothing, if the item
-    /// is on a list already.
+    /// Adds an item as the newest of the group that pays for the item's memory, on the node of that
+    /// charge. Memory without a [payer](crate::groups::payer_of) counts for the root, on the node
+    /// nearest to this thread. Returns `false`, and changes nothing, if the item is on a list
+    /// already.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`]: no list was opened.
+    /// [`GroupError::NoSuchGroup`] if the process's groups were not made, so there is no list.
     ///
     /// # Safety
     /// Those of [`RawList::add`].

@@ -1,7 +1,7 @@
-//! The LRU lists of a manager, by group and node. Threads take the locks of lists inside the
-//! fork gate. A tick frees what deleted groups have left in the lists.
+//! The LRU lists of a manager, by group and node. Threads take the locks of lists inside the fork
+//! gate. A tick frees the remains of deleted groups in the lists.
 //!
-//! A manager without groups has no lists. With groups but no list, deleting a group takes the
+//! A manager without groups has no lists. If it has groups but no list, deleting a group takes the
 //! registry's mutex once, and a tick takes it three times. Without neap's thread, a deletion does a
 //! tick's work, too. This module has no lock.
 
@@ -32,7 +32,7 @@ impl<P: Platform> Mm<P> {
     /// Returns the manager's lists. Makes its groups if need be.
     ///
     /// # Errors
-    /// [`GroupError::NoMemory`].
+    /// [`GroupError::NoMemory`] if there is no memory for the groups.
     pub fn lists(&self) -> Result<Listed<'_, P>, GroupError> {
         let grouped = self.groups()?;
         let core = self.core().ok_or(GroupError::NoMemory)?;
@@ -45,7 +45,7 @@ impl<P: Platform> Mm<P> {
         Some(Listed { grouped: self.groups_if_made()?, lists: &self.core_if_open()?.lists })
     }
 
-    /// Verifies the lists. The gate is closed, and no thread inside.
+    /// Verifies the lists. The caller has closed the gate, and no thread is inside.
     pub(crate) fn verify_lists(&self) -> Result<(), Finding> {
         let Some(listed) = self.lists_if_made() else { return Ok(()) };
         Ok(listed.site().verify()?)

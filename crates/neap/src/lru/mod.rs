@@ -1,13 +1,13 @@
-//! LRU lists of this process: cached objects by group and node, oldest first, so that reclaim from
-//! a group finds its oldest.
+//! LRU lists of this process. They keep cached objects by group and node, the oldest first, so that
+//! reclaim from a group finds its oldest objects.
 //!
-//! `LruList` has a safe interface: it keeps values, and returns a `Handle` for each. [`RawList`]
-//! links objects by an [`Item`] inside them, and allocates nothing for them.
+//! `LruList` has a safe interface. It keeps values, and returns a `Handle` for each. [`RawList`]
+//! links objects by an [`Item`] inside them, and allocates no memory for an object.
 //!
-//! Every group and node has its own sub-list with its own lock, made at first use. When a group is
-//! deleted its items become its parent's at once, as the oldest there.
+//! Every group and node has its own sub-list with its own lock. The first use makes the sub-list.
+//! When a group is deleted its items become its parent's at once, as the oldest there.
 //!
-//! All functions can be called from any thread, at any time, but not from signal handlers.
+//! Any thread can call all functions at any time, but a signal handler must not call them.
 //!
 //! ```
 //! # #[cfg(feature = "std")] {
@@ -39,7 +39,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The idea is from Linux: list_lru.
+//! The idea comes from list_lru of Linux.
 
 use crate::groups::{Group, GroupError};
 use crate::lru::lists::Listed;
@@ -56,13 +56,13 @@ mod values;
 #[cfg(feature = "std")]
 pub use values::{Handle, LruList};
 
-/// The process's lists, if one was opened.
+/// Returns the process's lists, if the process's groups were made.
 fn made() -> Option<Listed<'static, Linux>> {
     PROCESS.lists_if_made()
 }
 
-/// A list of objects that have an [`Item`] inside. This is a handle, which keeps nothing alive.
-/// Callbacks of walks run under the lock of the items: see [`RawList::walk`].
+/// A list of objects that have an [`Item`] inside. This is a handle, which keeps nothing alive. A
+/// walk calls its callback under the lock of the items (see [`RawList::walk`]).
 ///
 /// ```
 /// use core::ptr::NonNull;
@@ -97,18 +97,17 @@ impl RawList {
     /// Makes a list.
     ///
     /// # Errors
-    /// [`GroupError::NoMemory`].
+    /// [`GroupError::NoMemory`] if there is no memory for the list.
     pub fn open(by: By) -> Result<RawList, GroupError> {
         PROCESS.lists()?.site().open(by, None).map(RawList)
     }
 
     /// Makes a list by group whose items belong to a shrinker. The shrinker must know groups, and
-    /// be registered before. The shrinker is marked when the first item of a group on a node is
-    /// added. So its `count`, which may call [`RawList::count`], is called only for groups with
-    /// items.
+    /// be registered before. The first item of a group on a node marks the shrinker there. So
+    /// reclaim calls its `count` only for groups with items. `count` may call [`RawList::count`].
     ///
     /// # Errors
-    /// [`GroupError::NoMemory`].
+    /// [`GroupError::NoMemory`] if there is no memory for the list.
     pub fn open_for(shrinker: ShrinkerId) -> Result<RawList, GroupError> {
         PROCESS.lists()?.site().open(By::Group, Some(shrinker.to_bits())).map(RawList)
     }
@@ -116,25 +115,26 @@ impl RawList {
     /// Frees the list. Items on it are on no list any more.
     ///
     /// # Safety
-    /// No thread uses the list any more. Items that were on it may only be overwritten.
+    /// No thread uses the list any more. The program may only overwrite items that were on it.
     pub unsafe fn close(self) {
         if let Some(listed) = made() {
-            // SAFETY: no thread uses the list or its items any more (the caller's promise).
+            // SAFETY: no thread uses the list any more, and items on it are only overwritten (the
+            // caller's promise).
             unsafe { listed.site().close_list(self.0) };
         }
     }
 
-    /// Adds an item as the newest of a group on a node; a number beyond the last node means the
-    /// last. If the group is gone, the item becomes its heir's. Returns `false`, and changes
-    /// nothing, if the item is on a list already or a walk has taken it off.
+    /// Adds an item as the newest of a group on a node. A number beyond the last node stands for
+    /// the last node. If the group is gone, the item becomes its heir's. Returns `false`, and
+    /// changes nothing, if the item is on a list already or a walk has taken it off.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`]: the group is gone, and its heir is not known.
+    /// [`GroupError::NoSuchGroup`] if the group is gone and neap cannot find its heir.
     ///
     /// # Safety
-    /// * The item stays in place until [`RawList::del`] has returned true for it, or `dispose` of a
-    ///   walk has got it.
-    /// * Not called by a callback that a walk runs under the lock.
+    /// * The item stays in place until [`RawList::del`] has returned true for it, or a walk has
+    ///   passed it to `dispose`.
+    /// * No callback that a walk runs under the lock calls this.
     pub unsafe fn add(self, group: Group, node: usize, item: NonNull<Item>) -> Result<bool, GroupError> {
         let listed = made().ok_or(GroupError::NoSuchGroup)?;
         // SAFETY: the item stays in place until it is taken off, and no walk's callback calls this
@@ -143,12 +143,12 @@ impl RawList {
     }
 
     /// Takes an item off the list, whichever group it belongs to now. Returns whether this call
-    /// took it off. If not, the item is on no list or on another one, or a walk has taken it off
-    /// and passes it to `dispose`. Only the caller that got the item may free it.
+    /// took it off. If not, the item is on no list or on another one, or a walk has taken it off. A
+    /// walk passes such an item to `dispose`. Only the code that got the item may free it.
     ///
     /// # Safety
     /// * The item is in place.
-    /// * Not called by a callback that a walk runs under the lock.
+    /// * No callback that a walk runs under the lock calls this.
     pub unsafe fn del(self, item: NonNull<Item>) -> bool {
         // SAFETY: the item is in place, and no walk's callback calls this under the lock (the
         // caller's promise).
@@ -156,31 +156,34 @@ impl RawList {
     }
 
     /// Makes an item the newest of its present group on its node. Returns `false`, and changes
-    /// nothing, if the item is on no list, on another list, or taken off by a walk.
+    /// nothing, if the item is on no list or on another list, or a walk has taken it off.
     ///
     /// # Safety
     /// The item exists. No function that a walk calls under the lock may call this.
     pub unsafe fn touch(self, item: NonNull<Item>) -> bool {
-        // SAFETY: the caller says that the item exists, and that no lock of a list is held.
+        // SAFETY: the item exists, and no walk's callback calls this under the lock (the caller's
+        // promise).
         made().is_some_and(|listed| unsafe { self.0.touch(&listed.site(), item) })
     }
 
-    /// Returns how many items of a group alone are on a node; 0 if the group is gone. Takes no
+    /// Returns how many items of a group alone are on a node, or 0 if the group is gone. Takes no
     /// lock.
     pub fn count(self, group: Group, node: usize) -> usize {
         made().map_or(0, |listed| self.0.count(&listed.site(), group.id(), node))
     }
 
     /// Calls `isolate` with up to `most` items of a group alone on a node, oldest first, and obeys
-    /// its verdicts. Each item is passed once, except after [`LruStatus::Retry`]. If some items
-    /// stay, at most [`LONGEST`] are passed. Does nothing if the group is gone.
+    /// its verdicts. Each item comes once, except after [`LruStatus::Retry`]. If some items stay,
+    /// `isolate` gets at most [`LONGEST`] items. Does nothing if the group is gone.
     ///
-    /// Items that are taken off are passed to `dispose`, in the same order, with no lock held. From
-    /// then on they are the caller's. [`Item::is_linked`] is true until [`Item::leave_hands`].
+    /// The walk passes the items that it takes off to `dispose`, in the same order, with no lock
+    /// held. From then on they are the caller's. [`Item::is_linked`] is true until
+    /// [`Item::leave_hands`].
     ///
     /// # Safety
-    /// `isolate` is called under the lock of the items, and a fork waits for its return. It must
-    /// not wait, allocate, free or call neap. It may only try locks of the items' owner.
+    /// The walk calls `isolate` under the lock of the items, and a fork waits for its return.
+    /// `isolate` must not wait, allocate, free or call neap. It may only try locks of the items'
+    /// owner.
     pub unsafe fn walk(
         self,
         group: Group,

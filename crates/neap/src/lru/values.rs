@@ -1,14 +1,14 @@
-//! LRU lists of values, which handles refer to. Their interface is safe, and callbacks may do
-//! anything.
+//! LRU lists of values, which the program refers to by handles. Their interface is safe, and
+//! callbacks may do anything.
 //!
 //! # Design
-//! The list has one reference to each value; each [`Handle`] is another. A walk takes the oldest
-//! items off in one hold of the lock, calls `decide` with no lock held, and puts back the items
-//! that stay. A value that is removed meanwhile is not put back.
+//! The list has one reference to each value, and each [`Handle`] is another. A walk takes the
+//! oldest items off while it holds the lock once. Then it calls `decide` with no lock held, and
+//! puts back the items that stay. It does not put back a value that was removed meanwhile.
 //!
 //! A value whose key returns soon after its eviction enters a second list, of *protected* values.
-//! Walks begin with the other values as long as these are more than a tenth of all. So values that
-//! are used once pass through that tenth, and do not push out the values that are used again.
+//! Walks begin with the other values while these are more than a tenth of all values. So values
+//! that are used once evict each other, and do not evict the values that are used again.
 //!
 //! # Locking
 //! This module has no lock.
@@ -32,8 +32,8 @@ use neap_reclaim::lru::{End, Hands, LruList as Raw, MOST};
 use std::sync::Arc;
 use std::vec::Vec;
 
-/// Walks begin with values without protection while these are more than this part of all values:
-/// one in so many.
+/// Walks begin with values without protection while these are more than one in so many of all
+/// values.
 const PROBATION: usize = 10;
 
 /// A value with its item and the list that it belongs to.
@@ -41,9 +41,9 @@ const PROBATION: usize = 10;
 struct Entry<T> {
     item: Item,
     list: Raw,
-    /// Bits of the stamp of the value's last eviction; 0 before the first.
+    /// Bits of the stamp of the value's last eviction, or 0 before the first.
     stamp: AtomicU64,
-    /// Bytes.
+    /// The bytes that the value counts for.
     weight: u64,
     charge: Option<Charge>,
     value: T,
@@ -63,20 +63,20 @@ impl<T> Handle<T> {
         Handle(Arc::new(Entry { item: Item::new(), list, stamp: AtomicU64::new(0), weight, charge, value }))
     }
 
-    /// Bytes that the value counts for: those of its charge, or those that were passed to
-    /// [`LruList::add_weighted`] or [`LruList::readmit`]; 0 otherwise.
+    /// Returns the bytes that the value counts for. These are the bytes of its charge, or those
+    /// passed to [`LruList::add_weighted`] or [`LruList::readmit`]. Returns 0 for other values.
     pub fn weight(&self) -> u64 {
         self.0.weight
     }
 
-    /// Returns the stamp of the value's last eviction by a walk, which a cache keeps for its key
-    /// and passes to [`LruList::readmit`]. `None` if no walk evicted the value.
+    /// Returns the stamp of the value's last eviction by a walk. A cache keeps it for the value's
+    /// key, and passes it to [`LruList::readmit`]. Returns `None` if no walk evicted the value.
     pub fn stamp(&self) -> Option<Stamp> {
         // Relaxed: a hint; it publishes no other data.
         Stamp::from_bits(self.0.stamp.load(Ordering::Relaxed))
     }
 
-    /// The charge of a value that was added with one.
+    /// Returns the charge of a value that was added with one.
     pub fn charge(&self) -> Option<&Charge> {
         self.0.charge.as_ref()
     }
@@ -99,10 +99,10 @@ impl<T: fmt::Debug> fmt::Debug for Handle<T> {
 /// Returns the list's reference to the entry of an item.
 ///
 /// # Safety
-/// The item is that of an entry of this type, and the list's reference is the caller's now.
+/// The item is that of an entry of this type. The list's reference belongs to the caller now.
 unsafe fn reference<T>(item: NonNull<Item>) -> Arc<Entry<T>> {
-    // SAFETY: the item is at the start of an entry, and its address comes from an `Arc` of this
-    // type (the caller's promise).
+    // SAFETY: the item is at the start of an entry of this type, and its address comes from an
+    // `Arc` of the entry. The list's reference is the caller's (both are the caller's promise).
     unsafe { Arc::from_raw(item.cast::<Entry<T>>().as_ptr()) }
 }
 
@@ -120,7 +120,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// Makes a list.
     ///
     /// # Errors
-    /// [`GroupError::NoMemory`].
+    /// [`GroupError::NoMemory`] if there is no memory for the list.
     pub fn new() -> Result<LruList<T>, GroupError> {
         LruList::open(None)
     }
@@ -130,15 +130,16 @@ impl<T: Send + Sync + 'static> LruList<T> {
         let site = listed.site();
         let list = site.open(By::Group, shrinker)?;
         let protected = site.open(By::Group, shrinker).inspect_err(|_| {
-            // SAFETY: the list was opened above, and no other code has seen it.
+            // SAFETY: this call has opened the list, which has no items. No other thread has seen
+            // it.
             unsafe { site.close_list(list) };
         })?;
         Ok(LruList { list, protected, marks: shrinker.is_some(), values: PhantomData })
     }
 
-    /// Makes a list that marks a shrinker whenever a group gets its first value on a node. The
-    /// shrinker must know groups ([`by_group`](crate::reclaim::Builder::by_group)). It is asked
-    /// only for groups that have values.
+    /// Makes a list that marks a shrinker when a group gets its first value on a node. The shrinker
+    /// must know groups ([`by_group`](crate::reclaim::Builder::by_group)). Reclaim calls it only
+    /// for groups that have values.
     ///
     /// ```
     /// use neap::groups::{Bound, Charge, Group};
@@ -167,7 +168,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// ```
     ///
     /// # Errors
-    /// [`GroupError::NoMemory`].
+    /// [`GroupError::NoMemory`] if there is no memory for the list.
     pub fn for_shrinker(shrinker: ShrinkerId) -> Result<LruList<T>, GroupError> {
         LruList::open(Some(shrinker.to_bits()))
     }
@@ -175,14 +176,14 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// Adds a value as the newest of a group, on the node nearest to this thread.
     ///
     /// # Errors
-    /// [`GroupError::NoSuchGroup`]: the group is gone, and its heir is not known.
+    /// [`GroupError::NoSuchGroup`] if the group is gone and neap cannot find its heir.
     pub fn add(&self, group: Group, value: T) -> Result<Handle<T>, GroupError> {
         let node = made().map_or(0, |listed| listed.grouped().node());
         self.add_on(group, node, value)
     }
 
     /// Adds a value as the newest of a group, on the node of the value's memory. A number beyond
-    /// the last node means the last.
+    /// the last node stands for the last node.
     ///
     /// # Errors
     /// Those of [`LruList::add`].
@@ -200,22 +201,22 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 
     /// Adds a value with its charge, as the newest of the charged group, on the charge's node. The
-    /// charge ends when the list and all handles have dropped the value. So the values that are
-    /// listed for a group are those that it is charged for.
+    /// charge ends when the list and all handles have dropped the value. So a group is charged for
+    /// the values that the list has for it.
     ///
     /// # Errors
-    /// Those of [`LruList::add`]; the charge ends.
+    /// Those of [`LruList::add`]. The charge ends then.
     pub fn add_charged(&self, charge: Charge, value: T) -> Result<Handle<T>, GroupError> {
         let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
         self.add_entry(self.list, group, node, bytes, Some(charge), value)
     }
 
     /// Adds a value whose key was evicted before, as [`LruList::add_weighted`] does. Protects the
-    /// value if the eviction was recent: since the [stamp](Handle::stamp), the group has evicted at
-    /// most as many values on the node as it has there now. [`LruList::is_protected`] returns
-    /// whether the value is protected.
+    /// value if the eviction was recent. It was recent if, since the [stamp](Handle::stamp), the
+    /// group has evicted at most as many values on the node as it has there now.
+    /// [`LruList::is_protected`] returns whether the value is protected.
     ///
-    /// Walks leave protected values alone while more than a tenth of the values are not protected.
+    /// Walks take other values first while more than a tenth of the values are not protected.
     ///
     /// ```
     /// use neap::groups::Group;
@@ -255,7 +256,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// [`LruList::readmit`] does.
     ///
     /// # Errors
-    /// Those of [`LruList::add`]; the charge ends.
+    /// Those of [`LruList::add`]. The charge ends then.
     pub fn readmit_charged(&self, charge: Charge, value: T, stamp: Stamp) -> Result<Handle<T>, GroupError> {
         let (group, node, bytes) = (charge.group(), charge.node(), charge.bytes());
         self.add_entry(self.list_for(group, node, stamp), group, node, bytes, Some(charge), value)
@@ -266,8 +267,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
         handle.0.list == self.protected
     }
 
-    /// Returns how many values of a group alone, or its heir, walks evicted on all nodes, and how
-    /// many of these were needed again soon.
+    /// Returns the number of evictions by walks on all nodes, and how many evicted keys returned
+    /// soon. Counts the values of a group alone, or of its heir.
     pub fn turnover(&self, group: Group) -> Turnover {
         let Some((listed, group)) = made().zip(living(group)) else { return Turnover::default() };
         let all = (0..nodes()).map(|node| self.list.turnover(&listed.site(), group.id(), node));
@@ -293,8 +294,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 
     /// Adds a value as the newest of the group that [pays](crate::groups::payer_of) for its memory,
-    /// on the node of that memory. If neap is the allocator, that is the group that this thread is
-    /// in. A thread in no group adds to the root.
+    /// on the node of that memory. If neap is the allocator, that is the group of the thread that
+    /// allocated the memory. If no group pays, adds the value to the root.
     ///
     /// # Errors
     /// Those of [`LruList::add`].
@@ -323,13 +324,14 @@ impl<T: Send + Sync + 'static> LruList<T> {
     /// the value is not on this list, or a walk calls `decide` with it at this moment.
     pub fn touch(&self, handle: &Handle<T>) -> bool {
         let (Some(listed), true) = (made(), self.owns(handle)) else { return false };
-        // SAFETY: the handle keeps the item in place.
+        // SAFETY: the handle keeps the item in place. This list calls no callback under the lock,
+        // and a callback of a raw list must not call neap.
         unsafe { handle.0.list.touch(&listed.site(), item_in(&handle.0)) }
     }
 
     /// Adds a value of this list that was taken off it. Returns `false` if the value is on the list
-    /// or belongs to another one.
-    /// A value with a charge goes to the group and node of that charge, not to those given here.
+    /// or belongs to another one. A value with a charge goes to the group and node of that charge,
+    /// not to those given here.
     ///
     /// # Errors
     /// Those of [`LruList::add`].
@@ -340,11 +342,13 @@ impl<T: Send + Sync + 'static> LruList<T> {
         let (group, node) = handle.charge().map_or((group, node), |charge| (charge.group(), charge.node()));
         let listed = made().ok_or(GroupError::NoSuchGroup)?;
         let item = item_of(handle.0.clone());
-        // SAFETY: `item_of` leaked a reference for the list, which keeps the entry in place until
-        // the item is taken off.
+        // SAFETY: `item_of` leaked a reference for the list. It keeps the entry in place until the
+        // item is taken off. This list calls no callback under the lock, and a callback of a raw
+        // list must not call neap.
         let added = unsafe { handle.0.list.add(&listed.site(), group.id(), node, item) };
         if added != Ok(true) {
-            // SAFETY: the reference that `item_of` leaked above; the list did not take it.
+            // SAFETY: the item's entry has this type. `item_of` leaked the reference above, and the
+            // list did not take it.
             drop(unsafe { reference::<T>(item) });
         }
         added
@@ -356,10 +360,11 @@ impl<T: Send + Sync + 'static> LruList<T> {
         let (Some(listed), true) = (made(), self.owns(handle)) else { return false };
         let item = item_in(&handle.0);
         while handle.0.item.is_linked() {
-            // SAFETY: the handle keeps the entry in place.
+            // SAFETY: the handle keeps the entry in place. This list calls no callback under the
+            // lock, and a callback of a raw list must not call neap.
             if unsafe { handle.0.list.del(&listed.site(), item) } {
-                // SAFETY: `del` took the item off, so the list's reference is this call's. The
-                // caller has another one.
+                // SAFETY: the item's entry has this type. `del` took the item off, so the list's
+                // reference is this call's. The caller has another one.
                 drop(unsafe { reference::<T>(item) });
                 return true;
             }
@@ -371,19 +376,19 @@ impl<T: Send + Sync + 'static> LruList<T> {
         false
     }
 
-    /// Returns how many values of a group alone, or its heir, are on the list, on all nodes. Takes
-    /// no lock.
+    /// Returns how many values of a group alone, or of its heir, are on the list, on all nodes.
+    /// Takes no lock.
     pub fn count(&self, group: Group) -> usize {
         (0..nodes()).map(|node| self.count_on(group, node)).sum()
     }
 
-    /// Returns how many values of a group alone, or its heir, are on the list on a node. Takes no
-    /// lock.
+    /// Returns how many values of a group alone, or of its heir, are on the list on a node. Takes
+    /// no lock.
     pub fn count_on(&self, group: Group, node: usize) -> usize {
         self.counts(group, node).iter().sum()
     }
 
-    /// Returns how many values of a group alone, or its heir, are without protection on a node, and
+    /// Returns how many values of a group alone, or of its heir, on a node are not protected, and
     /// how many are protected.
     fn counts(&self, group: Group, node: usize) -> [usize; 2] {
         let Some((listed, group)) = made().zip(living(group)) else { return [0; 2] };
@@ -396,9 +401,9 @@ impl<T: Send + Sync + 'static> LruList<T> {
         living(group).map_or(0, |group| group.below().map(|group| self.count(group)).sum())
     }
 
-    /// Walks as [`LruList::walk`] does through a group and all groups below it, on all nodes: one
-    /// group after the other, each with its oldest values first. `most` bounds the number of values
-    /// of all groups together.
+    /// Calls [`LruList::walk`] for a group and all groups below it, on all nodes, one group after
+    /// the other. Each walk begins with the oldest values of its group. `most` bounds the number of
+    /// values of all groups together.
     pub fn walk_below(
         &self,
         group: Group,
@@ -421,8 +426,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
         let mut all = Walked::default();
         for (group, node) in groups.flat_map(|group| nodes.clone().map(move |node| (group, node))) {
             let mut walked = Walked { removed: MOST, scanned: MOST, stopped: false };
-            // One walk looks at [`MOST`] values at most. If it evicted as many, the list may have
-            // more.
+            // One walk passes at most [`MOST`] values to `decide`. If it evicted as many, the list
+            // may have more.
             while walked.removed == MOST && all.scanned < most && !all.stopped {
                 walked = self.walk(group, node, most - all.scanned, &mut decide, &mut evicted);
                 all.scanned += walked.scanned;
@@ -433,7 +438,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         all
     }
 
-    /// Counts the values that a shrinker is called for, as
+    /// Counts the values for which reclaim calls a shrinker, as
     /// [`Shrink::count`](crate::reclaim::Shrink::count) does. Takes no lock.
     pub fn count_for(&self, cx: &Context) -> Count {
         let objects = match cx.node() {
@@ -447,10 +452,10 @@ impl<T: Send + Sync + 'static> LruList<T> {
         }
     }
 
-    /// Evicts the oldest of the values that a shrinker is called for, as [`LruList::walk`] does,
-    /// for [`Shrink::scan`](crate::reclaim::Shrink::scan). Ends once the [weights](Handle::weight)
-    /// of the evicted values reach the bytes that are needed. A shrinker that is not by group is
-    /// called for the values of all groups.
+    /// Evicts the oldest of the values for which reclaim calls a shrinker, as [`LruList::walk`]
+    /// does. A shrinker calls this in its [`Shrink::scan`](crate::reclaim::Shrink::scan). Ends once
+    /// the [weights](Handle::weight) of the evicted values reach the bytes that reclaim needs. A
+    /// shrinker that is not by group evicts values of all groups.
     pub fn evict(
         &self,
         cx: &Context,
@@ -479,15 +484,16 @@ impl<T: Send + Sync + 'static> LruList<T> {
         }
     }
 
-    /// Calls `decide` with up to `most` values of a group alone, or its heir, on a node ([`MOST`]
-    /// in one call), oldest first and each once, and obeys its verdicts. [`LruStatus::Retry`]
-    /// counts as [`LruStatus::Skip`]: no lock is held that another thread could wait for.
+    /// Calls `decide` with up to `most` values of a group alone, or of its heir, on a node, and
+    /// obeys its verdicts. The oldest value comes first, and each value comes once. One call passes
+    /// at most [`MOST`] values. [`LruStatus::Retry`] counts as [`LruStatus::Skip`], since the walk
+    /// holds no lock that another thread could wait for.
     ///
-    /// If more than a tenth of the values are not protected, [protected](LruList::readmit) values
-    /// come after these, and otherwise before them.
+    /// If more than a tenth of the values are not protected, they come before the
+    /// [protected](LruList::readmit) values, and otherwise after them.
     ///
-    /// Values that are taken off are passed to `evicted`. Both callbacks may do anything, even add
-    /// to and remove from this list.
+    /// The walk passes the values that it takes off to `evicted`. Both callbacks may do anything.
+    /// They may even add to this list and remove from it.
     pub fn walk(
         &self,
         group: Group,
@@ -514,7 +520,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
         all
     }
 
-    /// Walks through up to `most` values of one of the two lists.
+    /// Walks through up to `most` values of one of the two lists, as [`LruList::walk`] does.
     fn walk_part(
         &self,
         list: Raw,
@@ -526,14 +532,16 @@ impl<T: Send + Sync + 'static> LruList<T> {
     ) -> Walked {
         let (mut walked, mut items) = (Walked::default(), Vec::new());
         let Some(listed) = made() else { return walked };
-        // Outside the gate, inside which allocation is forbidden.
+        // This runs outside the gate, inside which allocation is forbidden.
         items.reserve(most);
         let most = most.min(items.capacity());
         let site = listed.site();
         let (hands, group) = loop {
             let Some(group) = living(group) else { return walked };
-            // SAFETY: the list's references keep the entries in place. The vector has room for all
-            // items, so the callback allocates nothing.
+            // SAFETY: the list's references keep the entries in place while they are on the list.
+            // The vector has room for all items, so the callback only stores them, and does not
+            // allocate. No callback under a list's lock calls this, since such a callback must not
+            // call neap.
             let hands = unsafe { list.take(&site, group.id(), node, most, |item| items.push(item)) };
             // A group that was deleted meanwhile has left its values to its heir.
             if hands.is_some() || listed.grouped().is_there(group.id()) {
@@ -541,7 +549,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
             }
         };
         let Some(hands) = hands else { return walked };
-        // Items still held when this is dropped go back, newest first, even after a panic.
+        // Dropping this puts back the items that it still holds, newest first, even after a panic.
         let mut held = Held::<T> { hands: &hands, items, left: Vec::new(), values: PhantomData };
         held.left.reserve(held.items.len());
         held.items.reverse();
@@ -561,8 +569,8 @@ impl<T: Send + Sync + 'static> LruList<T> {
                     let entry = ManuallyDrop::into_inner(entry);
                     // If `keep` fails another thread has removed the value, and only this reference
                     // is left to drop.
-                    // SAFETY: the reference in `entry` keeps the item in place; `hands` gave it
-                    // out.
+                    // SAFETY: the reference in `entry` keeps the item in place. `hands` has handed
+                    // it out.
                     if unsafe { hands.keep(item) } {
                         walked.removed += 1;
                         // The stamps for both lists are those of `self.list`, so they count the
@@ -582,26 +590,26 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 }
 
-/// Returns a group or, if it is deleted, its [heir](Group::heir). `None` if no charge is left by
-/// which the heir can be found. So a cache that keeps the handle of a deleted group finds the
-/// charged values that the group had.
+/// Returns a group or, if it is deleted, its [heir](Group::heir). Returns `None` if no charge to a
+/// deleted group is left, since then neap cannot find the heir. So a cache that keeps the handle of
+/// a deleted group finds the charged values that the group had.
 fn living(group: Group) -> Option<Group> {
     if made()?.grouped().is_there(group.id()) { Some(group) } else { group.heir() }
 }
 
-/// Returns the number of nodes; 0 before the first list is opened.
+/// Returns the number of nodes, or 0 before the first list is opened.
 fn nodes() -> usize {
     made().map_or(0, |listed| listed.grouped().platform().nodes())
 }
 
-/// Returns the item of an entry. Its pointer comes from the `Arc`, as [`reference`] needs: one from
-/// `&Entry` would not reach the counts.
+/// Returns the item of an entry. The pointer comes from the `Arc`, as [`reference`] requires. A
+/// pointer from `&Entry` may not access the reference counts.
 fn item_in<T>(entry: &Arc<Entry<T>>) -> NonNull<Item> {
     // SAFETY: the pointer of an `Arc` is not null.
     unsafe { NonNull::new_unchecked(Arc::as_ptr(entry).cast_mut()).cast() }
 }
 
-/// Returns the item of an entry, with a reference that the list gets.
+/// Returns the item of an entry. The reference in `entry` becomes the list's.
 fn item_of<T>(entry: Arc<Entry<T>>) -> NonNull<Item> {
     item_in(&ManuallyDrop::new(entry))
 }
@@ -609,9 +617,11 @@ fn item_of<T>(entry: Arc<Entry<T>>) -> NonNull<Item> {
 /// Puts an item back with the list's reference, or drops the reference if the value was removed
 /// meanwhile.
 fn put_back<T>(hands: &Hands<'_, Source<'static, Linux>>, item: NonNull<Item>, end: End) {
-    // SAFETY: `hands` gave the item out, and the list's reference keeps it in place.
+    // SAFETY: `hands` has handed the item out. The list's reference keeps it in place while it is
+    // on the list.
     if !unsafe { hands.put_back(item, end) } {
-        // SAFETY: the item was not put back, so the list's reference is this call's.
+        // SAFETY: the item's entry has this type. The item was not put back, so the list's
+        // reference is this call's.
         drop(unsafe { reference::<T>(item) });
     }
 }
@@ -637,8 +647,8 @@ impl<T: Send + Sync + 'static> Drop for LruList<T> {
     fn drop(&mut self) {
         let Some(listed) = made() else { return };
         for list in [self.list, self.protected] {
-            // SAFETY: `&mut self` excludes other users of both lists, and each item's reference,
-            // which was the list's, is passed on to `dispose`.
+            // SAFETY: `&mut self` excludes other users of both lists. The list's reference keeps
+            // each item's entry in place until the callback drops it. All entries have this type.
             unsafe { listed.site().close_list_with(list, |item| drop(reference::<T>(item))) };
         }
     }

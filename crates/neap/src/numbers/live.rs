@@ -1,11 +1,11 @@
-//! Live counters: the part of the page of numbers that is right at every moment. The process stores
-//! them where it changes them.
+//! Live counters: the part of the page of numbers that needs no tick. The process stores most
+//! counters where it changes their values.
 //!
 //! # Design
 //! A zone stores its counts whenever its lock is released, and a class cache likewise
 //! ([`ZoneCell`], [`ClassCell`]). Runs are counted where they are allocated and freed. So the
 //! numbers need neither a tick nor a thread, and a stopped process has them too. The fast path
-//! stores nothing: objects on the stacks of CPUs count as the last tick found them.
+//! stores nothing, so objects on the stacks of CPUs count as the last tick found them.
 //!
 //! Pages in the lists of CPUs are not counted. A reader computes their number: the pages that zones
 //! have handed out, minus those of slabs and runs.
@@ -90,7 +90,8 @@ impl PageLayout {
     /// [`PageLayout::text_at`] bytes lie at `address`, a multiple of 64. They are initialised, and
     /// changed by atomic accesses only, for as long as the head is used.
     pub(crate) unsafe fn begin<'a>(self, address: usize) -> &'a LiveHead {
-        // SAFETY: inside the bytes of the caller's promise, and a multiple of 64 from their start.
+        // SAFETY: the range lies in the bytes at `address`, at a multiple of 64 from their start.
+        // The bytes are initialised, and changed by atomic accesses only (the caller's promise).
         let head = unsafe { &*core::ptr::with_exposed_provenance::<LiveHead>(address + PageLayout::HEAD) };
         let page_size = memory::page_size();
         // Relaxed: the link to the cells, or the page's magic, is stored later.
@@ -98,7 +99,8 @@ impl PageLayout {
         head.nodes.store(self.nodes as u32, Ordering::Relaxed);
         head.classes.store(CLASSES as u32, Ordering::Relaxed);
         let shapes = core::ptr::with_exposed_provenance::<ClassShape>(address + self.shapes_at());
-        // SAFETY: inside the bytes of the caller's promise, and a multiple of 64 from their start.
+        // SAFETY: the range lies in the bytes at `address`, at a multiple of 64 from their start.
+        // The bytes are initialised, and changed by atomic accesses only (the caller's promise).
         let shapes = unsafe { core::slice::from_raw_parts(shapes, CLASSES) };
         for class in Class::all() {
             let (place, shape) = (&shapes[class.index()], class.slab_shape(page_size));

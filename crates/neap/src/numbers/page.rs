@@ -1,14 +1,14 @@
 //! The page of numbers that `neap stat` reads while the program runs.
 //!
 //! Another process reads a memfd named `neap-stat` through `/proc/PID/fd`, or its mapping if the
-//! program closed the descriptor. [Live counters](super::live) are right at every moment; the
-//! [text](super::text) is written after each tick. [`sheet`](super::sheet) has
-//! the format.
+//! program closed the descriptor. The process stores [live counters](super::live) when they change,
+//! and the [text](super::text) after each tick. [`sheet`](super::sheet) has the format.
 //!
 //! # Design
-//! The page is made while no other thread of the program runs, since its descriptor is the lowest
-//! free one for a moment: at the first use of neap by a process with one thread, and in the fork
-//! handler of a child whose parent has a page. No call that allocates or frees makes one.
+//! neap makes the page while no other thread of the program runs, since its descriptor is the
+//! lowest free one for a moment. It does so at the first use of neap, if the process has one thread
+//! then, and in the fork handler of a child whose parent has a page. No later call that allocates
+//! or frees makes one.
 //!
 //! A child must not write to its parent's page. Otherwise it could make requests as a user whose
 //! rights it has given up. Three measures prevent that:
@@ -20,7 +20,7 @@
 //! has no page.
 //!
 //! # Locking
-//! A thread that writes numbers or a report holds one mutex. The mutex is only tried.
+//! A thread that writes numbers or a report holds one mutex. Threads only try to take it.
 
 use crate::control::channel::ControlChannel;
 use crate::numbers::live::{LiveHead, PageLayout};
@@ -47,7 +47,7 @@ pub(crate) struct StatPage {
     descriptor: AtomicI32,
     device: AtomicU64,
     inode: AtomicU64,
-    /// The parts of the page.
+    /// The layout of the page: number of nodes, and bytes of text.
     nodes: AtomicUsize,
     text: AtomicUsize,
     /// Address of the page's mapping; in a child, of its parent's.
@@ -92,7 +92,7 @@ impl StatPage {
     #[inline]
     fn header(&self) -> Option<&Header> {
         // Acquire pairs with the Release in `own`: the pointer leads to zeroes, or data of `make`.
-        // SAFETY: null, or a mapping that stays.
+        // SAFETY: null, or a valid `Own` in a mapping that stays.
         let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
         // Acquire pairs with the Release in `make`: a thread that sees the page sees its start.
         // SAFETY: null, or a page that this process mapped and never unmaps: a child reads null.
@@ -104,7 +104,7 @@ impl StatPage {
     #[inline]
     pub(crate) fn head(&self) -> Option<&LiveHead> {
         // Acquire pairs with the Release in `own`: the pointer leads to zeroes, or data of `make`.
-        // SAFETY: null, or a mapping that stays.
+        // SAFETY: null, or a valid `Own` in a mapping that stays.
         let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
         // Acquire pairs with the Release in `make`: the head is initialised.
         // SAFETY: null, or a page that this process mapped and never unmaps: a child reads null.
@@ -115,7 +115,7 @@ impl StatPage {
     /// stay mapped for good, and lead to a cell per node, and to a cell per node and class.
     pub(crate) fn links(&self) -> Option<(&Link<ZoneCell>, &Link<ClassCell>)> {
         // Acquire pairs with the Release in `own`.
-        // SAFETY: null, or a mapping that stays.
+        // SAFETY: null, or a valid `Own` in a mapping that stays.
         let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
         Some((&own.zones, &own.classes))
     }
@@ -123,15 +123,15 @@ impl StatPage {
     /// The area of samples; `None` if this process has mapped none.
     pub(crate) fn samples(&self) -> Option<&AreaHeader> {
         // Acquire pairs with the Release in `own`: the pointer leads to zeroes, or data of `make`.
-        // SAFETY: null, or a mapping that stays.
+        // SAFETY: null, or a valid `Own` in a mapping that stays.
         let own = unsafe { self.own.load(Ordering::Acquire).as_ref() }?;
         // Acquire pairs with the Release in `map_samples`.
         // SAFETY: null, or a mapping that this process never unmaps: a child reads null.
         unsafe { own.samples.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Maps the area of samples, which is all zero then. `None` if this process has no page, or has
-    /// closed its descriptor. One call at a time.
+    /// Maps the area of samples, if it is not mapped yet. `None` if this process has no page, or
+    /// has closed its descriptor. Only one thread may call this at a time.
     pub(crate) fn map_samples(&self) -> Option<&AreaHeader> {
         self.header()?;
         if self.samples().is_none() {
@@ -158,7 +158,8 @@ impl StatPage {
         self.header().map(|header| &header.channel)
     }
 
-    /// Whether there is a request that no thread has taken up: four loads, for every slow call.
+    /// Returns whether there is a request that no thread has taken up. Takes four loads, because
+    /// slow calls call this.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
         self.header().is_some_and(|header| header.channel.ticket() != self.taken.load(Ordering::Relaxed))
@@ -182,12 +183,15 @@ impl StatPage {
         self.text.store(layout.text, Ordering::Relaxed);
         self.address.store(memfd.address, Ordering::Relaxed);
         self.taken.store(0, Ordering::Relaxed);
-        // SAFETY: mapped a moment ago, for good; other processes may read it.
+        // SAFETY: `memfd` maps `length` zeroes at the start of a page, for good, and accesses to
+        // them are atomic. The text begins behind the header, and `layout` keeps it within the
+        // length.
         let header = unsafe { Sheet::at(memfd.address, layout.text_at(), length) }.header;
         self.process.store(thread::process_id(), Ordering::Relaxed);
         header.pid.store(self.process.load(Ordering::Relaxed), Ordering::Relaxed);
         header.version.store(VERSION, Ordering::Relaxed);
-        // SAFETY: a mapping starts at a multiple of a page, and is longer than `text_at`.
+        // SAFETY: the mapping starts at a multiple of a page, stays, and is longer than `text_at`.
+        // It is all zero, and changed by atomic accesses only.
         let head = unsafe { layout.begin(memfd.address) };
         header.magic.store(MAGIC, Ordering::Relaxed);
         // Release pairs with the Acquire of those that read the pointers.
@@ -215,7 +219,8 @@ impl StatPage {
         unsafe { self.own.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// In the fork handler of a child: replaces the parent's page, if there is one, by its own.
+    /// Replaces the parent's page, if there is one, by a page of this process. The fork handler of
+    /// a child calls this.
     pub(crate) fn renew(&self) {
         // Relaxed: written by this thread, or before it was made.
         let descriptor = self.descriptor.swap(-1, Ordering::Relaxed);
@@ -244,10 +249,11 @@ impl StatPage {
         let Some(_writing) = self.writing.try_lock() else { return };
         let Some(header) = self.header() else { return };
         let (layout, address) = (self.layout(), core::ptr::from_ref(header).expose_provenance());
-        // SAFETY: mapped for good, with this layout; other processes may read it.
+        // SAFETY: `make` mapped the page for good, with this layout, and accesses to it are atomic.
         let sheet = unsafe { Sheet::at(address, layout.text_at(), layout.bytes(REPORT_AT)) };
-        // Another process may have overwritten what never changes.
-        // SAFETY: mapped for good, with this layout, and changed by atomics only.
+        // Another process may have overwritten the constant numbers.
+        // SAFETY: `make` mapped the page for good, with this layout, at a multiple of a page. It is
+        // initialised, and changed by atomic accesses only.
         unsafe { layout.begin(address) };
         sheet.publish(self.process.load(Ordering::Relaxed), clock::precise(), write);
     }

@@ -23,7 +23,7 @@ pub(crate) const VERSION: u32 = 7;
 pub(crate) const REPORT_AT: usize = 256 << 10;
 /// Bytes of reports.
 pub(crate) const REPORT: usize = 64 << 10;
-/// Bytes kept free behind lists, for the text that follows.
+/// Bytes that each list leaves free for the text behind it.
 const TAIL: usize = 64;
 
 /// The start of the page.
@@ -56,8 +56,9 @@ impl<'a> Sheet<'a> {
     pub(crate) unsafe fn at(address: usize, text_at: usize, length: usize) -> Sheet<'a> {
         let header = core::ptr::with_exposed_provenance::<Header>(address);
         let text = core::ptr::with_exposed_provenance::<AtomicU8>(address + text_at);
-        // SAFETY: both lie in the bytes of the caller's promise: initialised, aligned, alive and
-        // changed by atomics only.
+        // SAFETY: header and text lie in the `length` bytes at `address`. These are aligned to 8,
+        // initialised, outlive the value, and are changed by atomic accesses only (the caller's
+        // promise).
         unsafe { Sheet { header: &*header, text: core::slice::from_raw_parts(text, length - text_at) } }
     }
 

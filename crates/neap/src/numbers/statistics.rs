@@ -1,8 +1,8 @@
 //! Statistics of a manager, for mallinfo, tests and `neap stat`.
 //!
-//! The parts of a manager are read one after the other. While other threads allocate or free, they
-//! are therefore of slightly different moments. A few functions store totals in the page of
-//! numbers.
+//! The functions read the parts of a manager one after the other. If other threads allocate or free
+//! meanwhile, the numbers belong to slightly different moments. A few functions store totals in the
+//! page of numbers.
 
 use crate::mm::{Core, Mm};
 use core::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ pub(crate) struct CachedOn {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Usage {
-    /// Address space that memory was handed out of so far.
+    /// Address space from which neap has handed out memory so far.
     pub mapped_bytes: u64,
     /// Used by the program: objects by the size of their class, and runs of pages.
     pub used_bytes: u64,
@@ -71,19 +71,20 @@ pub struct ClassNumbers {
 }
 
 impl<P: Platform> Core<P> {
-    /// Counts a run of `new` bytes in place of one of `old` bytes; 0 for none.
+    /// Counts a run of `new` bytes that replaces a run of `old` bytes. 0 means no run.
     pub(crate) fn count_run(&self, new: usize, old: usize) {
         let new = new.next_multiple_of(self.objects.pages.page_size());
         // Relaxed: statistics. It wraps below zero if the free is counted first.
         let difference = new.wrapping_sub(old) as u64;
         let bytes = self.run_bytes.fetch_add(difference, Ordering::Relaxed).wrapping_add(difference);
-        // A store: a second locked addition would cost as much as the first. If another thread
-        // counts at the same moment, the older sum may stay there until the next run or tick.
+        // This is a store, because a second locked addition would cost as much as the first. If
+        // another thread counts at the same moment, the older sum may stay there until the next run
+        // or tick.
         self.page.head().inspect(|head| head.run_bytes.store(bytes, Ordering::Relaxed));
     }
 
-    /// Stores the live counters of a page that was just made, and has them stored from now on.
-    /// Nothing was allocated yet.
+    /// Stores the live counters in a page that was just made, and lets the layers below store them
+    /// from now on. Must be called before the first allocation.
     ///
     /// # Safety
     /// The process has one thread.
@@ -179,7 +180,7 @@ impl<P: Platform> Core<P> {
         self.usage_with(&self.objects.pages.statistics())
     }
 
-    /// Returns the bytes by state, those of pages from `pages`.
+    /// Returns the bytes by state. Takes the numbers of pages from `pages`.
     pub(crate) fn usage_with(&self, pages: &neap_pages::Statistics) -> Usage {
         let page = self.objects.pages.page_size() as u64;
         let (mut cached, mut in_slabs, mut slab_pages) = (0, 0, 0);

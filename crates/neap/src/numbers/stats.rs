@@ -31,7 +31,7 @@ pub struct Stats {
     /// and metadata. Pages of runs that the program has not touched count, too. Per-CPU data does
     /// not.
     pub resident: u64,
-    /// Address space from which memory was handed out so far.
+    /// Address space from which neap has handed out memory so far.
     pub mapped: u64,
     /// Part of `mapped` without memory: released, or never touched.
     pub retained: u64,
@@ -44,7 +44,7 @@ pub struct Stats {
     pub free: u64,
     /// Populated pages of per-CPU data that hold data.
     pub per_cpu: u64,
-    /// The limit in force. It changes by itself with `limit:auto`.
+    /// The limit in force. With `limit:auto`, neap adjusts it to the container.
     pub limit: Option<u64>,
     /// NUMA nodes on which memory is kept apart.
     pub nodes: u32,
@@ -120,7 +120,8 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Returns a snapshot of the memory by state; zeroes before the first allocation: [`stats`].
+    /// Returns a snapshot of the memory by state, as [`stats`] does for the process. All numbers
+    /// are 0 before the first allocation.
     pub fn stats(&self) -> Stats {
         let Some(core) = self.core_if_open() else { return Stats::default() };
         core.stats(&self.gate.enter(core.objects.platform.cpu()))
@@ -129,8 +130,8 @@ impl<P: Platform> Mm<P> {
 
 /// Returns a snapshot of the process's memory in neap, by state.
 ///
-/// All sizes are bytes; all are 0 before the first allocation. The call cannot fail. Each number is
-/// right at some moment of the call. The sums agree while no thread allocates or frees.
+/// All sizes are bytes. All numbers are 0 before the first allocation. The call cannot fail. Each
+/// number is exact at some moment of the call. The sums agree while no thread allocates or frees.
 ///
 /// The call allocates nothing and reclaims nothing. It takes the lock of each class and zone for a
 /// moment, and waits for a fork in progress. It reads all classes on all CPUs, which takes some

@@ -1,7 +1,7 @@
 //! The text of the numbers that `neap stat` shows beside the live counters. It is written after
 //! each tick and at a few other moments, for example when the groups are made.
 //!
-//! Writing the text changes nothing in the heap. The parts are counted one after the other, so the
+//! Writing the text changes nothing in the heap. neap counts the parts one after the other, so the
 //! sums of a busy process agree only approximately.
 
 use crate::mm::{Core, Mm};
@@ -20,7 +20,8 @@ use neap_objects::size_class::Class;
 use neap_os::{stack, thread};
 use neap_pages::Watermarks;
 
-/// Most bytes of text for the whole, a class, a CPU and a node. Longer lists are cut off.
+/// Most bytes of text for the numbers of the whole, and of a class, a CPU and a node. neap cuts off
+/// longer lists.
 const ROOM: [usize; 4] = [6 << 10, 128, 128, 512];
 /// The most bytes of text.
 const MOST: usize = 64 << 10;
@@ -47,7 +48,7 @@ pub(crate) fn open(mm: &Mm<Linux>) {
 /// Publishes the numbers of the process's manager.
 pub(crate) fn publish(mm: &Mm<Linux>, inside: &Inside<'_>) {
     let Some(core) = mm.core_if_open().filter(|core| core.options.stat) else { return };
-    // On a separate stack, because formatting needs much stack.
+    // Runs on a separate stack, because formatting needs much stack.
     let _ = stack::apart(|| publish_core(mm, inside, core));
 }
 

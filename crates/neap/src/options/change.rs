@@ -1,15 +1,17 @@
 //! Changes of settings while the process runs: [`Mm::set`], C's `neap_set`, and the request of
-//! `neap set`. Each change is parsed and checked as at the start ([`Options`]).
+//! `neap set`. neap parses and checks a change in the same way as the options at the start
+//! ([`Options`]).
 //!
 //! A limit that is cut below the use takes no memory from the program. It starts reclaim at once:
-//! 1. Every cache is drained, and free pages beyond the limit are released.
-//! 2. Shrinkers are asked, by reclaimers, until the use is below the high watermark.
+//! 1. The change drains caches, with only those fences that a call may make. It releases free pages
+//!    beyond the limit.
+//! 2. Reclaimers ask shrinkers for objects, until the use is below the high watermark.
 //! 3. Until the use is below the limit, allocations that need more pages fail.
 //!
 //! # Locking
 //!
-//! One mutex, for one change at a time, inside the fork gate. No system call is made under it,
-//! except for `profile`.
+//! A change takes one mutex inside the fork gate, so changes run one at a time. Only a change of
+//! `profile` makes system calls under it.
 
 use crate::mm::{Core, Mm};
 use crate::options::settings::{NotSet, Value};
@@ -32,7 +34,7 @@ use neap_pages::Effort;
 /// ```
 ///
 /// # Errors
-/// The reason why nothing was changed.
+/// [`NotSet`] says why nothing was changed.
 pub fn set<'a>(key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
     PROCESS.set(key, value)
 }
@@ -41,7 +43,7 @@ impl<P: Platform> Core<P> {
     /// Puts a checked number in force. Returns the previous one.
     ///
     /// # Errors
-    /// The reason why this process cannot have it; nothing was changed then.
+    /// The reason why this process cannot use the number. Nothing was changed then.
     fn change(&self, mm: &Mm<P>, setting: Setting, number: u64) -> Result<u64, &'static str> {
         let (objects, settings) = (&self.objects, &self.settings);
         let before = {
@@ -92,14 +94,14 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Changes the option `key` to `value`, both as in the variable `NEAP`. The change takes effect
-    /// at once.
+    /// Changes the option `key` to `value`, both written as in the variable `NEAP`. The change
+    /// takes effect at once.
     ///
     /// `neap options` lists the options that may change. A limit below the use takes nothing from
     /// the program, but starts reclaim. Must not be called from a signal handler.
     ///
     /// # Errors
-    /// The reason why nothing was changed.
+    /// [`NotSet`] says why nothing was changed.
     pub fn set<'a>(&self, key: &'a str, value: &'a str) -> Result<(), NotSet<'a>> {
         let (setting, number) = Setting::parse(key, value)?;
         let core = self.core().ok_or(NotSet::NoMemory)?;
@@ -110,7 +112,8 @@ impl<P: Platform> Mm<P> {
     /// Changes a setting to a number. Returns the previous one.
     ///
     /// # Errors
-    /// The fault of the number, or why this process cannot have it; nothing was changed then.
+    /// The fault of the number, or the reason why this process cannot use it. Nothing was changed
+    /// then.
     pub(crate) fn set_number(&self, setting: Setting, number: u64) -> Result<u64, &'static str> {
         let mut checked = Options::DEFAULT;
         checked.set_number(setting, number)?;

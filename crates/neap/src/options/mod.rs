@@ -1,7 +1,7 @@
 //! Options: one variable, `NEAP=key:value,key:value`.
 //!
-//! Parsing allocates nothing and refuses nothing. An unknown key or value is reported once, by
-//! name, on standard error, and ignored: a typing error must not stop a server from starting. With
+//! Parsing allocates nothing and refuses nothing. neap reports an unknown key or value once on
+//! standard error, and ignores it. A typing error must not stop a server from starting. With
 //! `strict:on` or `NEAP_STRICT=1` the process exits with [`REFUSED`] instead.
 //!
 //! [`DESCRIPTIONS`] is the one table of options.
@@ -13,8 +13,9 @@
 //!    test `every_option_can_be_set`.
 //! 3. Add the row to `docs/guide/options.md`, which `neap-cli/tests/options.rs` compares with the
 //!    table.
-//! 4. If a running process may change it: add a `Setting` at the end of the enum, which `neap set`
-//!    sends by its number, to the list in `settings.rs`, and to each match over settings.
+//! 4. If a running process may change the option, add a `Setting` at the end of the enum, since
+//!    `neap set` sends its number. Add it to the list in `settings.rs`, and to each match over
+//!    settings.
 
 use crate::limits::limit::Limit;
 use core::ffi::CStr;
@@ -30,7 +31,7 @@ pub mod settings;
 
 pub use descriptions::{DESCRIPTIONS, Description};
 
-/// When there is a thread that releases memory.
+/// When neap has a thread that releases memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Background {
     /// Once the program has made a thread, or requests work that only a thread can do.
@@ -54,8 +55,8 @@ pub struct Options {
     /// The most bytes that may be in use at a time; 0 for no limit; [`AUTO`] to follow the
     /// container.
     pub limit: u64,
-    /// The use from which the heap gives memory back in the background, as a number of
-    /// [`Setting::High`]; 0: none.
+    /// The use above which neap releases memory in the background, as a number of
+    /// [`Setting::High`]; 0 for no such bound.
     pub high: u64,
     /// Bytes that stay free below the limit, as a number of [`Setting::Reserve`].
     pub reserve: u64,
@@ -67,16 +68,16 @@ pub struct Options {
     pub page_list_high: Option<u32>,
     /// The most doublings of the pages that move between a page list and the zone at once.
     pub page_batch_scale: u32,
-    /// Number of simulated nodes, over which CPUs are spread; 0 for the machine's own, 1 to treat
-    /// all memory alike.
+    /// Number of simulated nodes, over which neap spreads the CPUs. 0 stands for the machine's own
+    /// nodes. 1 treats all memory alike.
     pub nodes: u32,
-    /// CPUs that are never interrupted, besides those that the kernel lists as isolated.
+    /// CPUs that neap does not interrupt, besides those that the kernel lists as isolated.
     pub isolated: CpuSet,
     /// Whether `malloc` in a group at its limit returns null.
     pub refuse: bool,
     /// Whether threads are put into groups of their own.
     pub groups: ThreadGroups,
-    /// File for the record of pages that are handed out and come back ([`trace`](crate::trace)).
+    /// File of the [trace](crate::trace), which records pages that neap hands out and takes back.
     pub trace: Path,
     /// Bytes between two samples of allocations, on average; 0: no samples.
     pub profile: u64,
@@ -84,7 +85,7 @@ pub struct Options {
     pub profile_at_limit: Path,
     /// Whether writes beyond allocations and wrong frees are found.
     pub check: bool,
-    /// Bytes between two guarded samples of allocations, on average; 0: none.
+    /// Bytes between two guarded samples of allocations, on average; 0 for no samples.
     pub guard: u64,
     /// Whether an unknown option ends the process.
     pub strict: bool,
@@ -115,8 +116,8 @@ impl Path {
     /// No file.
     pub const NONE: Path = Path([0; LONGEST_PATH + 1]);
 
-    /// The path in `bytes`, if they are one of at most [`LONGEST_PATH`] bytes that begins with a
-    /// slash.
+    /// Returns the path in `bytes`, if it begins with a slash, contains no zero byte, and has at
+    /// most [`LONGEST_PATH`] bytes.
     pub fn absolute(bytes: &[u8]) -> Option<Path> {
         let mut path = Path::NONE;
         path.0[..LONGEST_PATH].get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -140,12 +141,12 @@ const NO_MEAN: &str = "is none of off, on, and a number of bytes from 1k to 1024
 pub const AUTO: u64 = u64::MAX;
 
 /// An option that may change while the process runs, with its value as a number. `neap set` sends
-/// the number of the setting, so these stay.
+/// the number of the setting, so these numbers must not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Setting {
-    /// Bytes; 0: none; [`AUTO`]: follows the container; 2^63 and a percentage: likewise, and at
-    /// most that part of the container's limit.
+    /// Bytes; 0 for no limit; [`AUTO`] to follow the container. 2^63 plus a percentage follows the
+    /// container, too, and bounds the use by that part of the container's limit.
     Limit,
     /// Milliseconds.
     Interval,
@@ -157,17 +158,18 @@ pub enum Setting {
     PageBatchScale,
     /// Bytes between two samples; 0: none.
     Profile,
-    /// Bytes, or 2^63 and a percentage of the limit; 0: none.
+    /// Bytes, or 2^63 plus a percentage of the limit; 0 for no bound.
     High,
-    /// Bytes, or 2^63 and a percentage of the limit; [`AUTO`]: a margin below the container's.
+    /// Bytes, or 2^63 plus a percentage of the limit. With [`AUTO`], neap chooses a margin below
+    /// the container's limit.
     Reserve,
 }
 
 /// Length of the longest key.
 const LONGEST_KEY: usize = 16;
 
-/// Returns the key that the one in `item` is most likely meant to be; `None` where it is a key, or
-/// like no key.
+/// Returns the key that the one in `item` is most likely meant to be; `None` if `item` has a valid
+/// key, or resembles no key.
 pub fn nearest(item: &[u8]) -> Option<&'static str> {
     let typed = item.split(|&byte| byte == b':').next()?.trim_ascii();
     let likely = |key: &'static str| {
@@ -179,8 +181,8 @@ pub fn nearest(item: &[u8]) -> Option<&'static str> {
     (away > 0).then_some(key)
 }
 
-/// Returns how many bytes have to be put in, left out, replaced, or swapped with the next one to
-/// make `typed` of `key`; `None` if one of them is much too long.
+/// Returns the number of edits that turn `key` into `typed`; `None` if one of them is too long. An
+/// edit inserts, removes or replaces a byte, or swaps two adjacent bytes.
 fn edits(key: &[u8], typed: &[u8]) -> Option<usize> {
     if key.len() > LONGEST_KEY || typed.len() > 2 * LONGEST_KEY {
         return None;
@@ -253,15 +255,15 @@ impl Options {
         options
     }
 
-    /// Returns the options in `NEAP`; reports errors on standard error. The defaults for a program
-    /// with more rights than its user. Ends the process at an error if `strict` or `NEAP_STRICT` is
-    /// set.
+    /// Returns the options in `NEAP`, and reports errors on standard error. Returns the defaults
+    /// for a program with more rights than its user. Ends the process at an error if `strict` or
+    /// `NEAP_STRICT` is set.
     pub fn of_environment() -> Options {
         if neap_os::environment::is_privileged() {
             return Options::DEFAULT;
         }
-        // SAFETY: called once, by the first allocation of the process, before the program can start
-        // a thread that changes its environment; the values are used here only.
+        // SAFETY: the first allocation of the process calls this once, before the program can start
+        // a thread that changes its environment. Only this function uses the values.
         let [text, strict] =
             ["NEAP", "NEAP_STRICT"].map(|name| unsafe { neap_os::environment::variable(name) }.unwrap_or_default());
         let is_strict = !matches!(strict, b"" | b"0" | b"off") || Options::parse(text, |_, _| ()).strict;

@@ -1,9 +1,9 @@
-//! Settings: the options that may change while the process runs, as sysctls may.
+//! Settings: the options that may change while the process runs.
 //!
 //! # Design
-//! The table of options ([`DESCRIPTIONS`]) names the settings. The value of each is in one word
-//! here, which every reader loads. A change ([`set`](fn@crate::set)) is parsed and checked as at
-//! the start.
+//! The table of options ([`DESCRIPTIONS`]) names the settings. Each value is one word, which
+//! readers load. [`set`](fn@crate::set) parses and checks a new value in the same way as the start
+//! does.
 
 use crate::limits::limit::Limit;
 pub use crate::options::{AUTO, Setting};
@@ -31,12 +31,12 @@ impl Setting {
         own.map_or("", |option| option.key)
     }
 
-    /// Whether the page layer must be told a new value.
+    /// Returns whether a change must pass the new value to the page layer.
     pub(crate) fn is_of_pages(self) -> bool {
         matches!(self, Setting::Limit | Setting::Reserve | Setting::PageListHigh | Setting::PageBatchScale)
     }
 
-    /// Returns `number` as the option's value is written.
+    /// Returns a value that displays `number` as options write it.
     pub fn value(self, number: u64) -> Value {
         Value(self, number)
     }
@@ -44,7 +44,8 @@ impl Setting {
     /// Returns the setting of the option `key`, and the number of its value `text`.
     ///
     /// # Errors
-    /// The reason why there is none.
+    /// [`NotSet`] if there is no option `key`, it cannot change at run time, or it does not accept
+    /// `text`.
     pub fn parse<'a>(key: &'a str, text: &'a str) -> Result<(Setting, u64), NotSet<'a>> {
         let option = DESCRIPTIONS.iter().find(|option| option.key == key);
         let option = option.ok_or_else(|| NotSet::Unknown { key, near: crate::options::nearest(key.as_bytes()) })?;
@@ -56,7 +57,7 @@ impl Setting {
     }
 }
 
-/// A value of a [`Setting`]; displayed as it is written in options.
+/// A value of a [`Setting`]. It is displayed as options write it.
 #[derive(Clone, Copy, Debug)]
 pub struct Value(Setting, u64);
 
@@ -76,7 +77,7 @@ impl fmt::Display for Value {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NotSet<'a> {
-    /// There is no option of this key. `near` may be meant.
+    /// There is no option with this key. `near` is the key that may be meant.
     Unknown {
         /// The key.
         key: &'a str,
@@ -90,7 +91,7 @@ pub enum NotSet<'a> {
         /// The value.
         value: &'a str,
     },
-    /// The value is not one of the option.
+    /// The option, or this process, does not accept the value.
     Value {
         /// The key.
         key: &'a str,
@@ -123,8 +124,8 @@ impl fmt::Display for NotSet<'_> {
 
 impl core::error::Error for NotSet<'_> {}
 
-/// Bytes that a resident page counts for: its own, 16 bytes of a frame and 4 of the kind map; pages
-/// of slabs have up to 32 bytes of descriptors.
+/// Returns the bytes that a resident page counts for. They are its own bytes, 16 bytes of its
+/// frame, 4 of the kind map, and 32 of descriptors, the most that a page of a slab has.
 pub(crate) fn page_price(page_size: usize) -> u64 {
     page_size as u64 + 16 + 4 + 32
 }
@@ -137,8 +138,8 @@ pub(crate) fn page_budget(limit: u64, page_size: usize) -> u32 {
 /// The values in force.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// By the number of the setting. Relaxed, everywhere: each value is a word of its own, and a
-    /// thread that reads the previous one acts as shortly before the change.
+    /// Values by the number of the setting. All accesses are relaxed. Each value is one word, and a
+    /// thread that reads the previous value acts as it would have acted before the change.
     pub(crate) values: [AtomicU64; Setting::ALL.len()],
     /// The limit in bytes while it [follows](crate::limits::following) the container; 0: none.
     pub(crate) followed: AtomicU64,
@@ -182,8 +183,8 @@ impl Settings {
         }
     }
 
-    /// The percentage of the container's limit that bounds a limit that follows it; `None` if the
-    /// limit follows nothing.
+    /// If the limit follows the container: the percentage of the container's limit that it may
+    /// reach. `None` if the limit follows nothing.
     pub(crate) fn follows(&self) -> Option<u8> {
         match Limit::of_number(self.number(Setting::Limit)) {
             Limit::Auto => Some(100),

@@ -1,10 +1,10 @@
 //! Per-CPU data of this process: values, counters, references and histograms with one part for each
 //! CPU.
 //!
-//! The process's manager ([`PROCESS`]) makes it at first use; nothing has to be set up. neap's
-//! thread populates and releases pages; where there is none, the calls of this module do. A forked
-//! child has copies of everything. Freed memory is released within a second, except for a reserve
-//! of some pages.
+//! The process's manager ([`PROCESS`]) makes the data at first use; nothing has to be set up.
+//! neap's thread populates and releases pages. Without that thread, the calls of this module do. A
+//! forked child has copies of everything. Freed memory is released within a second, except for a
+//! reserve of some pages.
 //!
 //! ```
 //! use neap::percpu::{PerCpuCounter, Owner, Wait, close_owner, open_owner};
@@ -95,8 +95,8 @@ impl<T: Send> PerCpu<T> {
 pub struct PerCpuCounter(neap_percpu::PerCpuCounter<Here>);
 
 impl PerCpuCounter {
-    /// Makes a counter at 0, without an owner. `batch` is the value from which on a CPU's part
-    /// counts in the approximate value: 1 to 2^61, rounded down to a power of two.
+    /// Makes a counter at 0, without an owner. A CPU's part counts in the approximate value once it
+    /// reaches `batch`. `batch` is 1 to 2^61, and is rounded down to a power of two.
     ///
     /// # Errors
     /// Those of [`allocate`].
@@ -154,7 +154,7 @@ impl PerCpuRef {
     /// were killed.
     ///
     /// # Errors
-    /// The fence's error, if the system forbids it; then none was killed.
+    /// The fence's error, if the system forbids the fence. No reference was killed then.
     pub fn kill_all<'r>(
         references: impl Iterator<Item = &'r PerCpuRef> + Clone,
         last: impl FnMut(usize),
@@ -163,8 +163,8 @@ impl PerCpuRef {
         neap_percpu::PerCpuRef::kill_all(&source, references.map(|reference| &reference.0), last)
     }
 
-    /// First half of [`PerCpuRef::kill_all`], for references whose memory ends with them. The
-    /// second half is `put_first` for each, by the same thread.
+    /// Does the first half of [`PerCpuRef::kill_all`], for references whose memory ends with them.
+    /// This thread must then call `put_first` for each, which is the second half.
     ///
     /// # Errors
     /// Those of [`PerCpuRef::kill_all`].
@@ -225,12 +225,12 @@ stands_for! {
     PerCpuHistogram;
 }
 
-/// Makes an owner. Its data shares no cache line with that of other owners, and as far as possible
-/// no page.
+/// Makes an owner. Its data shares no cache line with the data of other owners, and usually no
+/// page.
 ///
 /// # Errors
-/// [`Refused::Full`] at four million owners; [`Refused::Memory`] if the system refuses memory for
-/// tables.
+/// [`Refused::Full`] if there are four million owners; [`Refused::Memory`] if the system refuses
+/// memory for tables.
 pub fn open_owner() -> Result<Owner, Refused> {
     PROCESS.per_cpu(Wait::Long)?.open_owner()
 }
@@ -259,7 +259,7 @@ pub unsafe fn close_owner(owner: Owner) -> Result<usize, Refused> {
 /// owners.
 ///
 /// # Errors
-/// See [`Refused`]; nothing has changed then.
+/// See [`Refused`]. Nothing has changed then.
 pub fn allocate(owner: Owner, size: usize, align: usize, wait: Wait) -> Result<Handle, Refused> {
     PROCESS.per_cpu(wait)?.allocate(owner, size, align, wait)
 }
@@ -267,7 +267,7 @@ pub fn allocate(owner: Owner, size: usize, align: usize, wait: Wait) -> Result<H
 /// Frees an allocation, and returns the bytes of one copy.
 ///
 /// # Errors
-/// See [`Invalid`]; nothing has changed then.
+/// See [`Invalid`]. Nothing has changed then.
 ///
 /// # Safety
 /// No thread uses the allocation any more.
@@ -277,15 +277,15 @@ pub unsafe fn free(handle: Handle) -> Result<usize, Invalid> {
     unsafe { source.free(handle) }
 }
 
-/// Returns a CPU's copy of an allocation, even if the CPU does not exist. `None` for a CPU from
-/// [`cpus`] on, or an invalid handle. The handle of a freed allocation leads to any place in
+/// Returns a CPU's copy of an allocation, even if the CPU does not exist. `None` if `cpu` is
+/// [`cpus`] or more, or the handle is invalid. For a freed allocation, returns some address in
 /// per-CPU data. Signal-safe.
 pub fn copy(handle: Handle, cpu: usize) -> Option<*mut u8> {
     PROCESS.per_cpu_if_made()?.data().copy(handle, cpu)
 }
 
-/// Returns the CPU that this thread is on, below [`cpus`]: a hint, since the thread may have moved
-/// when this returns. Signal-safe.
+/// Returns the number of this thread's CPU, below [`cpus`]. The number is a hint, since the thread
+/// may have moved when this returns. Signal-safe.
 pub fn cpu() -> usize {
     PROCESS.per_cpu_if_made().map_or(0, |source| source.platform().cpu())
 }

@@ -1,9 +1,9 @@
-//! The per-CPU data of a manager: made at first use, guarded by the fork gate, served by
-//! maintenance.
+//! The per-CPU data of a manager. The manager makes it at first use. Its calls pass the fork gate,
+//! and ticks run its worker.
 //!
 //! A manager without per-CPU data has no memory for it, and a tick only finds that there is none.
-//! The memory of per-CPU data lies outside the arena, so it does not count for the limit. One mutex
-//! is taken to make it.
+//! The memory of per-CPU data lies outside the arena, so it does not count for the limit. Making it
+//! takes one mutex.
 
 use crate::groups::memory_groups::Grouped;
 use crate::mm::{Core, Mm};
@@ -37,8 +37,8 @@ impl<P: Platform> Mm<P> {
     /// Returns the manager's per-CPU data. Makes it if need be, unless `wait` is [`Wait::Never`].
     ///
     /// # Errors
-    /// * [`Refused::Memory`]: there is no address space for it.
-    /// * [`Refused::WouldWait`]: it would have to be made.
+    /// * [`Refused::Memory`] if there is no address space for it.
+    /// * [`Refused::WouldWait`] if it was not made yet, and `wait` is [`Wait::Never`].
     pub fn per_cpu(&self, wait: Wait) -> Result<Source<'_, P>, Refused> {
         if let Some(source) = self.per_cpu_if_made() {
             return Ok(source);
@@ -78,7 +78,7 @@ impl<'m, P: Platform> Source<'m, P> {
     /// # Errors
     /// Those of [`PerCpuData::open_owner`].
     pub(crate) fn open_owner_in(&self, group: GroupId) -> Result<Owner, Refused> {
-        // The copies are on all nodes; they are booked under the first.
+        // The copies are on all nodes. Charges book them under the first node.
         self.inside(|| self.data.open_owner_for(self.platform(), group.payer(Kind::PerCpu, 0).to_bits()))
     }
 
@@ -92,7 +92,8 @@ impl<'m, P: Platform> Source<'m, P> {
     pub unsafe fn close_owner(&self, owner: Owner) -> Result<usize, Refused> {
         let (payer, answer) = self.inside(|| {
             let payer = self.data.payer(owner);
-            // SAFETY: no thread uses the owner's data any more (the caller's promise).
+            // SAFETY: no thread uses the owner's data any more, or allocates for it meanwhile (the
+            // caller's promise).
             (payer, unsafe { self.data.close_owner(owner) })
         });
         if let Ok(bytes) = answer {
@@ -142,8 +143,8 @@ impl<'m, P: Platform> Source<'m, P> {
         charged.map(|()| payer.to_bits()).map_err(|_| Refused::Charge)
     }
 
-    /// Allocates without waiting. Charges this CPU's stock and the room below the limits, and is
-    /// refused while a thread forks.
+    /// Allocates without waiting. Takes the charge from this CPU's stock or from the room below the
+    /// limits. Fails with [`Refused::WouldWait`] while a thread forks.
     fn allocate_at_once(&self, owner: Owner, size: usize, align: usize) -> Result<Handle, Refused> {
         let Some(inside) = self.mm.gate.try_enter(self.platform().cpu()) else { return Err(Refused::WouldWait) };
         let (paying, bytes) = (self.payer(&inside, owner), self.data.price(size));

@@ -1,22 +1,24 @@
-//! neap's own caches as shrinkers. A pass asks them together with the program's caches, by the same
-//! arithmetic.
+//! neap's own caches as shrinkers. A pass of reclaim asks them for objects together with the
+//! program's caches, and computes their shares in the same way.
 //!
 //! # Design
 //! These shrinkers are the first in the registry. They know no groups, because free memory is
-//! charged to no group. Cached objects that are still charged are uncharged before a group is asked
-//! (`Groups::drain`).
+//! charged to no group. `Groups::drain` uncharges objects that are cached and still charged to a
+//! group.
 //!
-//! Cached objects and page lists cost little to refill, and have 0 seeks. Each priority takes half
-//! of the remainder, so these caches are nearly empty before a program's cache is asked for much.
-//! Released memory takes a system call and a page fault to get again. So caches whose scan releases
-//! memory have more seeks than a program's cache ([`RELEASE`]).
+//! Cached objects and page lists cost little to refill, and have 0 seeks. At each priority, a pass
+//! asks for half of the remaining objects, so these caches are nearly empty before the pass asks a
+//! program's cache for many objects. To release memory and use it again costs a system call and a
+//! page fault. So caches whose scan releases memory have more seeks than a program's cache
+//! ([`RELEASE`]).
 //!
 //! A callback allocates nothing, stops when a fork waits, and releases nothing while that would
-//! interrupt an isolated CPU. It reports no freed bytes, because the pass reads the usage.
+//! interrupt an isolated CPU. It reports no freed bytes, because the pass measures the usage
+//! itself.
 //!
 //! # Locking
-//! A callback enters the gate, so it waits for a fork. It holds each lock of a cache for one batch.
-//! No thread that runs passes holds any of these locks.
+//! A callback enters the [fork gate](neap_base::gate), so it waits for a fork. It holds each lock
+//! of a cache for one batch. No thread that runs passes holds any of these locks.
 
 use crate::mm::{Core, Mm};
 use core::cell::Cell;
@@ -36,13 +38,13 @@ const RELEASE: u32 = 4 * DEFAULT_SEEKS;
 enum Cache {
     /// Objects in barns and in the stacks of CPUs near the node.
     Sheaves,
-    /// Pages in lists.
+    /// Pages in the page lists of CPUs.
     Lists,
     /// Slabs that may have pages without objects.
     Holes,
     /// Free pages that are resident.
     Free,
-    /// Populated pages of per-CPU data without data.
+    /// Populated pages of per-CPU data that hold no data.
     PerCpu,
 }
 
@@ -56,8 +58,7 @@ struct Scanned {
 impl Cache {
     const ALL: [Cache; 5] = [Cache::Sheaves, Cache::Lists, Cache::Holes, Cache::Free, Cache::PerCpu];
 
-    /// Returns name, seeks, batch, and whether the cache may be asked within an allocation, for
-    /// which it makes room.
+    /// Returns name, seeks and batch, and whether an allocation that needs room may scan the cache.
     fn nature(self) -> (&'static str, u32, u64, bool) {
         match self {
             Cache::Sheaves => ("neap:sheaves", 0, 64, true),
@@ -155,15 +156,16 @@ impl<P: Platform> Core<P> {
         Class::all().map(count).sum()
     }
 
-    /// Moves about `wanted` objects to their slabs: from barns, each class in proportion, then from
-    /// stacks, CPU by CPU. Returns their number.
+    /// Moves about `wanted` objects to their slabs, and returns the number of moved objects. Takes
+    /// objects from barns first, from each class in proportion to its objects. Takes the rest from
+    /// stacks, one CPU at a time.
     fn put_back(&self, node: usize, wanted: u64, stop: &dyn Fn() -> bool) -> u64 {
         let (in_barns, mut done) = (self.in_barns(node), 0);
         let all: u64 = in_barns.iter().sum();
         for class in Class::all().filter(|class| in_barns[class.index()] > 0) {
             let part = share(wanted.min(all), in_barns[class.index()], all);
             let (sheaf, taken) = (u64::from(class.sheaf_capacity()), Cell::new(0));
-            // Called before each sheaf.
+            // `trim_barn_on` calls this before each sheaf.
             let enough = || taken.replace(taken.get() + sheaf) >= part || stop();
             done += self.objects.trim_barn_on(node, class, Effort::Full, &enough).0;
         }
@@ -177,19 +179,21 @@ impl<P: Platform> Core<P> {
 }
 
 unsafe extern "C" fn count<P: Platform, const CACHE: usize>(data: *mut c_void, asked: *const Asked) -> u64 {
-    // SAFETY: `register` was given a manager that neither moves nor ends before the registry;
-    // `asked` is valid for the time of the call.
+    // SAFETY: `data` is the manager that `register` was given. It neither moves nor ends before the
+    // registry is closed. The caller keeps `asked` valid during the call, and no other code writes
+    // to it.
     let (mm, node) = unsafe { (&*data.cast::<Mm<P>>(), (*asked).node as usize) };
     mm.core_if_open().map_or(0, |core| {
         let inside = mm.gate.enter(core.objects.platform.cpu());
-        // On a separate stack, because little may be left of the calling thread's stack.
+        // Runs on a separate stack, because little may be left of the calling thread's stack.
         stack::apart(|| Cache::ALL[CACHE].count(&inside, core, node)).unwrap_or(0)
     })
 }
 
 unsafe extern "C" fn scan<P: Platform, const CACHE: usize>(data: *mut c_void, asked: *mut Asked) -> u64 {
-    // SAFETY: `register` was given a manager that neither moves nor ends before the registry;
-    // `asked` is valid for the time of the call.
+    // SAFETY: `data` is the manager that `register` was given. It neither moves nor ends before the
+    // registry is closed. The caller keeps `asked` valid during the call, and no other code writes
+    // to it.
     let (mm, asked) = unsafe { (&*data.cast::<Mm<P>>(), &mut *asked) };
     let scan = mm.core_if_open().map_or(Scanned::default(), |core| {
         let inside = mm.gate.enter(core.objects.platform.cpu());
@@ -204,7 +208,7 @@ unsafe extern "C" fn scan<P: Platform, const CACHE: usize>(data: *mut c_void, as
 /// Registers neap's own caches in a registry that no other thread knows yet.
 ///
 /// # Errors
-/// Those of [`Shrinkers::register_own`]. The registry is unusable then.
+/// Those of [`Shrinkers::register_own`]. The caller must then close the registry.
 ///
 /// # Safety
 /// The manager neither moves nor ends before the registry is closed.
@@ -225,8 +229,9 @@ pub(crate) unsafe fn register<P: Platform>(
         let (name, seeks, batch, inline) = cache.nature();
         let by_node = cache != Cache::PerCpu;
         let spec = Spec { name, count, scan, data, gone: None, seeks, batch, by_node, by_group: false, inline };
-        // SAFETY: the functions only read the manager, which is there as long as they may be
-        // called.
+        // SAFETY: `data` is the manager, which outlives the registry (the caller's promise). The
+        // functions only read it, so several threads may call them at once. An `extern "C"`
+        // function does not unwind.
         unsafe { shrinkers.register_own(host, &spec) }?;
     }
     Ok(())

@@ -1,16 +1,18 @@
-//! The clock of callbacks: it stands still while the gate is closed.
+//! A clock that times the callbacks of shrinkers. It stands still while the [fork
+//! gate](neap_base::gate) is closed.
 //!
 //! # Design
-//! A callback that allocates waits at the gate while a large process forks, and so does the thread
-//! that watches it. That time must not count for the callback.
+//! A callback that allocates waits at the gate while the process forks. The thread that watches the
+//! callback waits there, too. That time must not count against the callback's budget.
 //!
-//! The clock is one word. While it runs, the word is the total time that it stood. While it stands,
-//! the word is the time when it stopped, with a bit set. A reader loads the word twice, and never
-//! waits. Only the thread that closes the gate changes the word.
+//! The clock is one word. While the clock runs, the word is the total time for which the clock
+//! stood still. While the clock stands still, the word is the time at which it stopped, with a bit
+//! set. A reader loads the word twice and takes no lock. Only the thread that closes the gate
+//! changes the word.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Bit of a clock that stands.
+/// Bit of the word that is set while the clock stands still.
 const STANDS: u64 = 1 << 63;
 
 /// A clock that can be stopped.
@@ -18,7 +20,7 @@ const STANDS: u64 = 1 << 63;
 pub(crate) struct CallbackClock(AtomicU64);
 
 impl CallbackClock {
-    /// Returns the time of this clock. `now` reads the clock that never stands.
+    /// Returns the time of this clock. `now` reads the system's clock, which does not stop.
     pub(crate) fn read(&self, now: impl Fn() -> u64) -> u64 {
         loop {
             let word = self.0.load(Ordering::Acquire); // Pairs with the Release in `stop` and `go`.
@@ -35,7 +37,7 @@ impl CallbackClock {
         }
     }
 
-    /// Stops the clock if it runs. To be called by the thread that has closed the gate.
+    /// Stops the clock if it runs. The caller must have closed the gate.
     pub(crate) fn stop(&self, now: u64) {
         let word = self.0.load(Ordering::Relaxed);
         if word & STANDS == 0 {
@@ -43,7 +45,7 @@ impl CallbackClock {
         }
     }
 
-    /// Restarts the clock if it stands. To be called by a thread that is about to open the gate.
+    /// Restarts the clock if it stands still. The caller must be about to open the gate.
     pub(crate) fn go(&self, now: u64) {
         let word = self.0.load(Ordering::Relaxed);
         if word & STANDS != 0 {

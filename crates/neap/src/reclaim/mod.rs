@@ -47,13 +47,14 @@
 //!
 //! # Which threads call
 //!
-//! `malloc` and [`Group::charge`] call no function of a shrinker, because the calling thread may
-//! hold a lock that the function takes. They wait for neap's own threads to call the functions, for
-//! at most 200 ms each time. neap makes these threads when the first shrinker is registered.
+//! `malloc` and [`Group::charge`] call no function of the program's shrinkers, because the calling
+//! thread may hold a lock that the function takes. They wait for neap's own threads to call the
+//! functions, for at most 200 ms each time. neap makes these threads when the first shrinker is
+//! registered.
 //!
-//! A charge that is [`inline`](crate::groups::ChargeRequest::inline) calls, in its own thread, the
-//! functions of shrinkers that allow it ([`Shrinker::inline`](Builder::inline)). [`reclaim`] calls
-//! those of all shrinkers in its own thread.
+//! A charge that is [`inline`](crate::groups::ChargeRequest::inline) calls the functions of
+//! shrinkers that allow it ([`Shrinker::inline`](Builder::inline)) in the charging thread.
+//! [`reclaim`] calls the functions of all shrinkers in the calling thread.
 //!
 //! Any other charge that waits ([`ChargeRequest::wait`](crate::groups::ChargeRequest::wait), or a
 //! future) calls no function itself. As long as the charge waits, neap's threads ask its group for
@@ -63,12 +64,13 @@
 //! # Slow and wrong functions
 //!
 //! A function has 100 ms for a call, or the shrinker's own [budget](Builder::budget). If it has not
-//! returned by then, neap writes off the thread that called it, and another thread goes on. The
-//! shrinker becomes a [culprit](each_culprit), and is not called again before the function has
-//! returned.
+//! returned by then, neap *writes off* the thread that called it: another thread takes over that
+//! thread's work. The shrinker becomes a [culprit](each_culprit), and is not called again before
+//! the function has returned.
 //!
-//! After each of these events, neap does not call the shrinker for one second. Each further event
-//! doubles that time, up to 64 seconds. Half a minute without an event halves it:
+//! After each of the events below, neap does not call the shrinker for one second. Each further
+//! event doubles that time, up to 64 seconds. Half a minute without an event halves it. The events
+//! are:
 //!
 //! * a function used more CPU time than its budget;
 //! * a function took longer than its budget three times in a row, but used less CPU time;
@@ -78,11 +80,12 @@
 //! A charge within a shrinker's function is not throttled above a `high`, and may exceed a `max` by
 //! an eighth. So a cache may compress the objects that it evicts.
 //!
-//! Only [inline requests](crate::groups::ChargeRequest::inline) and [`reclaim`] call functions
-//! where neap may have no thread (`NEAP=background:off`). A child of `fork` has none either, before
-//! it makes a thread or calls [`start_background`](crate::mm::Mm::start_background).
+//! With `NEAP=background:off`, neap has no thread. Then only [inline
+//! requests](crate::groups::ChargeRequest::inline) and [`reclaim`] call functions. This also holds
+//! in a child of `fork`, until it makes a thread or calls
+//! [`start_background`](crate::mm::Mm::start_background).
 //!
-//! neap reports memory pressure as events of the group that is asked
+//! neap reports memory pressure as events of the group that a pass reclaims from
 //! ([`Event::PressureLow`](crate::groups::Event::PressureLow) and so on). Listeners that
 //! [subscribed](Group::subscribe) to that group, or to a group above it, get the events.
 //!
@@ -124,18 +127,18 @@ fn here() -> Result<Reclaiming<'static, Linux>, ShrinkerError> {
     PROCESS.reclaiming()
 }
 
-/// A registered cache, which is unregistered when this is dropped.
+/// A registered cache. Dropping this value unregisters the cache.
 ///
-/// Dropping this value waits until running calls of the cache's functions have ended. So a thread
-/// must not drop it while it holds a lock that the functions take. Inside a shrinker's function,
-/// dropping does not wait.
+/// Dropping waits until running calls of the cache's functions have ended. So a thread must not
+/// drop it while it holds a lock that the functions take. Inside a shrinker's function, dropping
+/// does not wait.
 #[derive(Debug)]
 #[must_use = "the cache is not asked any more when this is dropped"]
 pub struct Shrinker(ShrinkerId);
 
 impl Shrinker {
-    /// Begins the registration of a cache. A name has 1 to 56 bytes and no `/`; several caches may
-    /// share one.
+    /// Begins the registration of a cache. A name has 1 to 56 bytes and no `/`. Several caches may
+    /// have equal names.
     pub fn named(name: &str) -> Builder<'_> {
         Builder {
             name,
@@ -151,7 +154,7 @@ impl Shrinker {
         }
     }
 
-    /// Its id, for reports and for [`mark`].
+    /// Returns the shrinker's id, for reports and for [`mark`].
     pub fn id(&self) -> ShrinkerId {
         self.0
     }
@@ -166,13 +169,13 @@ impl Shrinker {
 
 impl Drop for Shrinker {
     fn drop(&mut self) {
-        // If the system refuses the fence, the shrinker stays registered, with the data of its
-        // functions.
+        // If the system refuses the fence, the shrinker stays registered, and neap keeps the data
+        // of its functions.
         let _ = unregister(self.0);
     }
 }
 
-/// A registration in preparation: [`Shrinker::named`].
+/// A registration in preparation. [`Shrinker::named`] begins one.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is registered yet"]
 pub struct Builder<'a> {
@@ -192,9 +195,9 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Sets the group that pays for the cached objects. Reclaim asks the cache when that group, its
-    /// heir, or a group above it is to give memory. It asks a cache without a group only when the
-    /// whole process is to give memory.
+    /// Sets the group that pays for the cached objects. Reclaim asks the cache for objects when it
+    /// reclaims from that group, its heir, or a group above it. It asks a cache without a group
+    /// only when it reclaims from the whole process.
     pub const fn group(self, group: Group) -> Self {
         Builder { group: Some(group), ..self }
     }
@@ -205,27 +208,28 @@ impl<'a> Builder<'a> {
         Builder { seeks, ..self }
     }
 
-    /// Sets how many objects one call is asked to free: 32 by default, 1 where they are large. 0
-    /// counts as 1.
+    /// Sets how many objects neap asks one call to free. The default is 32; 1 suits large objects.
+    /// 0 counts as 1.
     pub const fn batch(self, objects: u64) -> Self {
         Builder { batch: if objects == 0 { 1 } else { objects }, ..self }
     }
 
-    /// Registers a cache that serves many groups. The program [marks](mark) each group that gets
+    /// Declares that the cache serves many groups. The program [marks](mark) each group that gets
     /// its first object. neap calls the functions for one marked group at a time, which the
-    /// [`Context`] names. A [`group`](Builder::group) is marked from the start.
+    /// [`Context`] names. If the builder also has a [`group`](Builder::group), that group is marked
+    /// from the start.
     pub const fn by_group(self) -> Self {
         Builder { by_group: true, ..self }
     }
 
-    /// Registers a cache that keeps the objects of each node apart. neap calls its functions for
-    /// one node at a time.
+    /// Declares that the cache keeps the objects of each NUMA node apart. neap calls its functions
+    /// for one node at a time.
     pub const fn by_node(self) -> Self {
         Builder { by_node: true, ..self }
     }
 
-    /// Sets the approximate bytes of an object that is charged to no group, so reclaim knows how
-    /// much was freed.
+    /// Sets the approximate bytes of an object that is charged to no group. Reclaim computes the
+    /// freed bytes from them.
     #[cfg(feature = "std")]
     pub const fn object_bytes(self, bytes: u64) -> Self {
         Builder { object_bytes: bytes, ..self }
@@ -237,19 +241,19 @@ impl<'a> Builder<'a> {
         Builder { inline, ..self }
     }
 
-    /// Sets how long one call of its functions may take before it is written off: 100 ms by
-    /// default.
+    /// Sets how long one call of a function may take before neap writes off the calling thread. The
+    /// default is 100 ms.
     pub const fn budget(self, time: Duration) -> Self {
         let nanoseconds = time.as_nanos();
         let budget = if nanoseconds > u64::MAX as u128 { u64::MAX } else { nanoseconds as u64 };
         Builder { budget: if budget == 0 { 1 } else { budget }, ..self }
     }
 
-    /// Registers the cache with C functions: `count`, `scan`, and `gone`, called when `data` is no
-    /// longer needed.
+    /// Registers the cache with the C functions `count` and `scan`. neap calls `gone` when it no
+    /// longer needs `data`.
     ///
     /// # Errors
-    /// See [`ShrinkerError`]; then `gone` is not called.
+    /// See [`ShrinkerError`]. neap does not call `gone` then.
     ///
     /// # Safety
     /// * The functions may be called with `data`, by any thread and by several at a time, until
@@ -268,8 +272,11 @@ impl<'a> Builder<'a> {
         start(shrinker.0, self.group, !self.by_group, self.by_node).map(|()| shrinker)
     }
 
-    /// Enters the cache into the registry. Its functions are not called before [`start`]. On an
+    /// Enters the cache into the registry. neap does not call its functions before [`start`]. On an
     /// error, the registry keeps nothing of the cache.
+    ///
+    /// # Safety
+    /// Those of [`Builder::register_raw`].
     unsafe fn prepare(
         self,
         count: CountFn,
@@ -288,7 +295,7 @@ impl<'a> Builder<'a> {
         let by_group = group.is_some() || self.by_group;
         let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
         // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
-        // and do not unwind: promised to the public functions, or by `register`.
+        // and do not unwind (the caller's promise).
         let shrinker = unsafe { reclaiming.prepare(&spec) }.map(Shrinker)?;
         reclaiming.reclaim.shrinkers.set_budget(shrinker.0, budget);
         Ok(shrinker)
@@ -299,7 +306,7 @@ impl<'a> Builder<'a> {
 /// thread guessed its id and unregistered it.
 ///
 /// If the shrinker has a `group`, marks that group or its heir, on each node if `by_node`. If the
-/// shrinker `belongs` to the group, reclaim asks it for that group alone.
+/// shrinker `belongs` to the group, reclaim asks it for objects of that group alone.
 fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> Result<(), ShrinkerError> {
     let reclaiming = here()?;
     group.filter(|_| belongs).inspect(|group| reclaiming.reclaim.shrinkers.belongs_to(id, group.id()));
@@ -310,12 +317,13 @@ fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> 
     reclaiming.start(id)
 }
 
-/// Registers a shrinker that tells by [`mark`] of which groups and nodes it may have objects. If it
-/// has a `group`, that group or its heir is marked for every node. A shrinker with a group and
-/// without `by_group` is asked for that group alone.
+/// Registers a shrinker. The program calls [`mark`] for each group and node of which the cache may
+/// have objects. If there is a `group`, this function marks that group or its heir, on each node if
+/// `spec` is `by_node`. Reclaim asks a shrinker with a group and without `by_group` for objects of
+/// that group alone.
 ///
 /// # Errors
-/// See [`ShrinkerError`]; then `gone` is not called.
+/// See [`ShrinkerError`]. neap does not call `gone` then.
 ///
 /// # Safety
 /// Those of [`Builder::register_raw`].
@@ -331,8 +339,8 @@ pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<Shrinker
     start(id, group, !spec.by_group, spec.by_node).map(|()| id)
 }
 
-/// Sets the bit by which reclaim asks a shrinker with `by_group` for a group on a node. If the
-/// group was deleted, sets it for the group's heir. Call it after the first object of the group has
+/// Marks a group on a node, so that reclaim asks a shrinker with `by_group` for its objects. If the
+/// group was deleted, marks the group's heir. Call it after the first object of the group has
 /// become visible to `count`. Returns `false` if there is neither the group nor an heir.
 ///
 /// Source: Linux `set_shrinker_bit`, by description.
@@ -345,7 +353,7 @@ pub fn mark(id: ShrinkerId, group: Group, node: u32) -> bool {
 /// # Errors
 /// * [`ShrinkerError::NoSuchShrinker`], also for neap's own shrinkers, which cannot be
 ///   unregistered.
-/// * [`ShrinkerError::Fence`]; the shrinker stays registered.
+/// * [`ShrinkerError::Fence`] if the system refuses the fence. The shrinker stays registered then.
 pub fn unregister(id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
     PROCESS.reclaiming_if_made().ok_or(ShrinkerError::NoSuchShrinker)?.unregister(id)
 }
@@ -353,16 +361,17 @@ pub fn unregister(id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
 /// Waits for all running calls of shrinkers' functions.
 ///
 /// # Errors
-/// [`ShrinkerError::InCallback`]; [`ShrinkerError::Fence`].
+/// [`ShrinkerError::InCallback`] inside a shrinker's function; [`ShrinkerError::Fence`] if the
+/// system refuses the fence.
 pub fn synchronize() -> Result<(), ShrinkerError> {
     PROCESS
         .reclaiming_if_made()
         .map_or(Ok(()), |reclaiming| reclaiming.reclaim.shrinkers.synchronize(reclaiming.source()))
 }
 
-/// Asks a group, and all groups below it, for `bytes` bytes, for at most `time`. Calls shrinkers in
-/// this thread, which must hold no lock that they take. Returns the freed bytes and objects. Inside
-/// a shrinker's function, it calls no shrinker and returns zeroes.
+/// Asks the shrinkers of a group, and of all groups below it, for `bytes` bytes, for at most
+/// `time`. Calls them in this thread, which must hold no lock that they take. Returns the freed
+/// bytes and objects. Inside a shrinker's function, it calls no shrinker and returns zeroes.
 pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
     let Some(reclaiming) = here().ok().filter(|_| !is_calling()) else { return Got::default() };
     let now = PROCESS.groups_if_made().map_or(0, |grouped| grouped.platform().precise());
@@ -370,8 +379,8 @@ pub fn reclaim(group: Group, bytes: u64, time: Duration) -> Got {
     reclaiming.ask(group.id(), bytes, now.saturating_add(deadline))
 }
 
-/// Calls `each` with the groups that would pay if `group` were asked for `bytes` bytes, and their
-/// shares.
+/// Calls `each` with the groups that would pay if reclaim asked `group` for `bytes` bytes, and
+/// their shares.
 ///
 /// A share is in proportion to the bytes that are charged to a group beyond its protection. A group
 /// whose shrinkers count no objects has no share. Frees nothing. Calls `count` functions in this
@@ -389,8 +398,8 @@ pub fn each_shrinker(each: impl FnMut(&Report)) {
     }
 }
 
-/// Calls `each` with shrinkers that were too slow, panicked or gave false answers. Up to 64 are
-/// remembered.
+/// Calls `each` with shrinkers that were too slow, panicked or gave false answers. neap remembers
+/// up to 64 of them.
 pub fn each_culprit(each: impl FnMut(Culprit)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
         reclaiming.reclaim.watchdog.each_culprit(each);

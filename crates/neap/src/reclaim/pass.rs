@@ -1,9 +1,9 @@
 //! Passes of reclaim in a manager: which groups and shrinkers a pass asks, and how threads run it.
 //!
 //! # Design
-//! The passes of `neap_reclaim` know no manager. [`ReclaimDomain`] gives them the manager's groups,
-//! shrinkers and clock, for the subtree of one group. The thread that runs a pass watches over its
-//! callbacks by a [`Watch`].
+//! The passes of `neap_reclaim` do not depend on a manager. [`ReclaimDomain`] gives them the
+//! manager's groups, shrinkers and clock, for the subtree of one group. The thread that runs a pass
+//! watches its callbacks with a [`Watch`].
 //!
 //! # Locking
 //! This module has no lock. Callbacks run outside the gate and with no lock held.
@@ -39,12 +39,12 @@ pub struct Payment {
     pub bytes: u64,
 }
 
-/// The memory that a pass is to make room in.
+/// The bound below which a pass makes room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// The bounds of groups.
     Charges,
-    /// The budget: only pages that fall out of use count.
+    /// The page budget of the process. Only pages that are no longer in use count as freed.
     Budget,
 }
 
@@ -53,8 +53,8 @@ pub(crate) enum Purpose {
 pub(crate) struct PassContext {
     /// The number of a reclaimer; 0 for a thread of the program.
     pub(crate) reclaimer: u32,
-    /// The shrinkers that the pass calls. Its thread may hold locks that the program's callbacks
-    /// take.
+    /// The shrinkers that the pass calls. Some passes exclude the program's shrinkers, because
+    /// their thread may hold locks that callbacks take.
     pub(crate) whom: ShrinkerFilter,
     pub(crate) purpose: Purpose,
     /// The request that the pass serves. The request may end before the pass does.
@@ -69,15 +69,15 @@ impl PassContext {
 }
 
 impl<'m, P: Platform> Reclaiming<'m, P> {
-    /// Whether any shrinker is marked for the group or one below it. If not, there is nothing to
-    /// reclaim.
+    /// Returns whether any shrinker is marked for the group or one below it. If not, there is
+    /// nothing to reclaim.
     pub(crate) fn has_shrinkers_below(&self, top: GroupId) -> bool {
         let domain = self.domain(top, Purpose::Charges);
         (0..domain.nodes()).any(|node| domain.next(top, node, 0).is_some())
     }
 
-    /// Asks the shrinkers of a group that allow inline calls for `bytes` bytes, in this thread.
-    /// Returns the freed bytes. For inline charges of the program, never for an allocation.
+    /// Asks those shrinkers of a group that allow inline calls for `bytes` bytes, in this thread.
+    /// Returns the freed bytes. Inline charges of the program call this; allocations do not.
     #[inline(never)]
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
         let deadline = deadline.min(self.now().saturating_add(PATIENCE));
@@ -87,7 +87,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     /// Makes room for a charge in each group that the charge would take beyond its `max`. Asks
-    /// shrinkers that allow inline calls, in this thread, until `deadline` by the platform's clock.
+    /// shrinkers that allow inline calls, in this thread, until `deadline`, a time of the
+    /// platform's clock.
     pub(crate) fn make_room_inline(&self, group: GroupId, bytes: u64, deadline: u64) {
         if is_calling() {
             return;
@@ -101,10 +102,10 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         }
     }
 
-    /// Asks a group, and those below it, for `bytes` bytes, until `deadline` by the platform's
-    /// clock. Callbacks run in this thread, which must hold no lock that they take. Inside a
-    /// callback no shrinker is called. While too many threads run callbacks it waits for one of
-    /// them to end.
+    /// Asks a group, and those below it, for `bytes` bytes, until `deadline`, a time of the
+    /// platform's clock. Callbacks run in this thread, which must hold no lock that they take.
+    /// Inside a callback, this calls no shrinker. While too many threads run callbacks, this waits
+    /// until one of them ends.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
         while !self.reclaim.watchdog.is_room() && self.now() < deadline {
             self.source().platform().sleep(NAP);
@@ -117,12 +118,12 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
 
     /// Has a shrinker scan `objects` objects of a group on a node, or all that it counts if these
     /// are fewer. Callbacks run in this thread, for one second at most. `None` if there is no such
-    /// shrinker, or it is barred.
+    /// shrinker, or it is barred: neap does not call it at present, after it was blamed.
     pub fn scan(&self, id: ShrinkerId, group: GroupId, node: u32, objects: u64) -> Option<Visited> {
         self.scan_as(0, id, group, node, objects).map(|ran| ran.result)
     }
 
-    /// Scans as the reclaimer of the given number.
+    /// Implements [`Reclaiming::scan`] for the reclaimer with the number `reclaimer`.
     pub(crate) fn scan_as(
         &self,
         reclaimer: u32,
@@ -134,7 +135,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         let running = self.reclaim.watchdog.enter(reclaimer)?;
         let watch = Watch::new(self, &running, self.now().saturating_add(PASS));
         let (shrinkers, source) = (&self.reclaim.shrinkers, self.source());
-        // Bounded by the count: a shrinker that scans nothing does not say so.
+        // The count bounds the request, because a shrinker that scans nothing does not report that.
         let objects = objects.min(shrinkers.count(source, &watch, id, group, node)?);
         let visited = shrinkers.scan(source, &watch, id, group, node, objects)?;
         Some(watch.ran(visited))
@@ -146,7 +147,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.count_as(0, id, group, node).map(|ran| ran.result)
     }
 
-    /// Counts as the reclaimer of the given number.
+    /// Implements [`Reclaiming::count`] for the reclaimer with the number `reclaimer`.
     pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<Ran<u64>> {
         let running = self.reclaim.watchdog.enter(reclaimer)?;
         let watch = Watch::new(self, &running, self.now().saturating_add(PASS));
@@ -154,9 +155,9 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         Some(watch.ran(objects))
     }
 
-    /// Calls `each` with the groups that would pay if `top` were asked for `bytes` bytes, and their
-    /// shares. A share is in proportion to a group's usage beyond its protection. A group without
-    /// objects has no share. Frees nothing. `count` callbacks run in this thread.
+    /// Calls `each` with the groups that would pay if reclaim asked `top` for `bytes` bytes, and
+    /// their shares. A share is in proportion to a group's usage beyond its protection. A group
+    /// without objects has no share. Frees nothing. `count` callbacks run in this thread.
     pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
         let domain = self.domain(top, Purpose::Charges);
         self.groups().begin_pass();
@@ -212,9 +213,9 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         }
     }
 
-    /// Runs passes for a waiting charge until a pass frees something, or until no other thread
-    /// calls the shrinkers that freed nothing. No pass begins after the deadline, or after
-    /// [`PATIENCE`].
+    /// Runs passes until a pass frees something, or until no other thread calls the shrinkers that
+    /// freed nothing. Ends once the thread is written off. No further pass begins after the
+    /// deadline, or after [`PATIENCE`].
     ///
     /// | thread A, in a pass | thread B, in another one |
     /// |---|---|
@@ -242,7 +243,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         (domain.watch, domain.whom, domain.node) = (Some(&watch), context.whom, ask.node);
         domain.request = context.request;
         if context.whom == ShrinkerFilter::Own {
-            // neap's own shrinkers know no groups.
+            // neap's own shrinkers have no groups, so the pass visits the root alone.
             domain.few = Some(([GroupSlot::ROOT.slot; FEW], 1));
         }
         self.groups().begin_pass();
@@ -254,8 +255,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
 struct ReclaimDomain<'g, 'm, P: Platform> {
     reclaiming: &'g Reclaiming<'m, P>,
     watch: Option<&'g Watch<'g, 'm, P>>,
-    /// The slots of all groups below `top`, in order, and their number, if these are few. Then the
-    /// pass visits no other slots; a group made meanwhile is visited by the next pass.
+    /// The slots of all groups below `top`, in order, and their number, if they are few. The pass
+    /// then visits only these slots. The next pass visits a group that is made meanwhile.
     few: Option<([u32; FEW], usize)>,
     whom: ShrinkerFilter,
     purpose: Purpose,
@@ -358,13 +359,13 @@ impl<P: Platform> ReclaimDomain<'_, '_, P> {
         if self.purpose == Purpose::Budget { 0 } else { said }
     }
 
-    /// Returns the bytes of a group, as `in_group` reads them, and the bytes of pages. Pages count
-    /// for the root alone.
+    /// Returns the bytes of a group, as `in_group` reads them, and the bytes of pages. The bytes of
+    /// pages are 0 unless `top` is the root.
     fn measures(&self, top: GroupId, in_group: impl Fn() -> Option<u64>) -> [u64; 2] {
         if top != GroupId::ROOT {
             return [in_group().unwrap_or(0), 0];
         }
-        // Memory that is charged to no group is known as pages of the process.
+        // Memory that is charged to no group shows only in the number of pages of the process.
         let core = self.reclaiming.source().core();
         let inside = self.reclaiming.source().enter();
         let pages = match self.node {

@@ -2,8 +2,8 @@
 //!
 //! # Design
 //! [`Reclaiming`] joins the state of reclaim ([`Reclaim`]) with the manager's groups. The
-//! registration of the first shrinker makes the state. In a manager without it, ticks and charges
-//! at a limit only find that there is none.
+//! registration of the first shrinker makes the state. In a manager without that state, ticks and
+//! charges at a limit find none and do nothing.
 //!
 //! # Locking
 //! This module has no lock. Callbacks run outside the gate and with no lock held.
@@ -100,7 +100,7 @@ impl<P: Platform> Mm<P> {
     /// Returns the manager's shrinkers and reclaim. Makes them, and its groups, if need be.
     ///
     /// # Errors
-    /// [`ShrinkerError::NoMemory`].
+    /// [`ShrinkerError::NoMemory`] if there is no memory for them.
     pub fn reclaiming(&self) -> Result<Reclaiming<'_, P>, ShrinkerError> {
         let make = || stack::apart(|| self.make_reclaiming()).unwrap_or(Err(ShrinkerError::NoMemory));
         self.reclaiming_if_made().map_or_else(make, Ok)
@@ -116,6 +116,7 @@ impl<P: Platform> Mm<P> {
         // SAFETY: an open manager does not move, and closes its registry before its own end.
         if let Err(error) = unsafe { builtin_shrinkers::register(self, source, &made) } {
             // SAFETY: `made` was never published, so no other thread uses it and no callback runs.
+            // `source` opened it.
             unsafe { made.close(source) };
             return Err(error);
         }
@@ -123,7 +124,8 @@ impl<P: Platform> Mm<P> {
         let reclaim = source
             .inside(|| core.reclaim.get_or_make(|| made.take().map(Reclaim::new).ok_or(ShrinkerError::NoMemory)))?;
         if let Some(second) = made {
-            // SAFETY: another thread published its own first, so no other thread uses this one.
+            // SAFETY: another thread published its registry first, so no other thread uses this one
+            // and no callback of it runs. `source` opened it.
             unsafe { second.close(source) };
         }
         Ok(Reclaiming { grouped, reclaim })
@@ -155,12 +157,12 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     /// The current time of the [clock of callbacks](crate::reclaim::callback_clock), in
-    /// nanoseconds. The watchdog times callbacks and penalties by it.
+    /// nanoseconds. The watchdog uses it to time callbacks, and the penalties of blamed shrinkers.
     pub(crate) fn moment(&self) -> u64 {
         self.reclaim.clock.read(clock::precise)
     }
 
-    /// Bytes charged to a group and those below it, with stocks and cached objects.
+    /// Returns the bytes charged to a group and those below it, with stocks and cached objects.
     pub(crate) fn charged(&self, group: GroupId) -> Option<u64> {
         self.groups().usage(self.source(), group).ok()
     }
@@ -173,7 +175,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.grouped.drain(group);
     }
 
-    /// The group and those above it that are beyond their `high`, lowest first.
+    /// Returns those of the group and its ancestors that are beyond their `high`, the lowest first.
     pub(crate) fn above_high(&self, group: GroupId) -> impl Iterator<Item = Info> {
         let chain = core::iter::successors(self.info(group), |info| self.info(info.parent?));
         chain.filter(|info| info.charged > info.bounds[Bound::High as usize])
@@ -209,7 +211,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         Ok(())
     }
 
-    /// Ends every reclaimer after the callback that it runs.
+    /// Ends every reclaimer when it next looks for a job, and prevents new ones.
     pub(crate) fn dismiss(&self) {
         self.reclaim.dismiss(&self.source().enter());
     }
@@ -223,7 +225,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     /// Marks a shrinker for the group, or its heir, on a node ([`Shrinkers::mark`]). Returns
-    /// `false` if there is neither.
+    /// `false` if neither the group nor an heir exists.
     pub fn mark(&self, id: ShrinkerId, group: GroupId, node: u32) -> bool {
         self.inside(|| {
             let reading = self.groups().reading();
@@ -237,8 +239,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.shrinkers.each(each);
     }
 
-    /// Calls `each` with the groups and nodes that a shrinker is marked for, and its deferred work
-    /// there.
+    /// Calls `each` with each group and node that a shrinker is marked for. The third argument is
+    /// the shrinker's deferred work there.
     pub(crate) fn each_place(&self, report: &Report, mut each: impl FnMut(GroupId, u32, u64)) {
         let (shrinkers, nodes) = (&self.reclaim.shrinkers, self.source().platform().nodes() as u32);
         for node in 0..if report.by_node { nodes } else { 1 } {
@@ -259,14 +261,14 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.passes.counts()
     }
 
-    /// Blames a shrinker, which is not called for some time then.
+    /// Blames a shrinker. neap then does not call it for some time.
     pub(crate) fn blame(&self, shrinker: ShrinkerId, verdict: Misbehaviour) {
         let Reclaim { shrinkers, watchdog, .. } = self.reclaim;
         let name = shrinkers.name_of(shrinker);
         self.inside(|| watchdog.blame(shrinker.to_bits(), name, verdict, self.moment()));
     }
 
-    /// Blames a shrinker for a panic. Called by the function that caught it.
+    /// Blames a shrinker for a panic. The function that caught the panic calls this.
     pub fn has_panicked(&self, id: ShrinkerId) {
         self.blame(id, Misbehaviour::Panicked);
     }
@@ -277,7 +279,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Those of [`Shrinkers::close`].
     pub(crate) unsafe fn close(&self) {
         // SAFETY: no thread uses the registry any more, and no callback runs (the caller's
-        // promise).
+        // promise). This manager's source opened the registry.
         unsafe { self.reclaim.shrinkers.close(self.source()) };
     }
 
@@ -286,8 +288,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// # Safety
     /// Those of [`Shrinkers::forget_others`].
     pub(crate) unsafe fn forget_others(&self) {
-        // SAFETY: this is the only thread of a forked child, as `Shrinkers::forget_others` needs
-        // (the caller's promise).
+        // SAFETY: this is the only thread of a forked child. It relies on no read of `running` that
+        // it began before the fork (the caller's promise).
         unsafe { self.reclaim.shrinkers.forget_others(self.source()) };
         self.reclaim.forget_others(&self.source().enter());
         self.source().core().objects.pages.set_reclaiming(false);

@@ -14,7 +14,7 @@ use crate::groups::Group;
 use core::cell::Cell;
 use core::time::Duration;
 
-/// A pass that needs at least this many bytes takes all that it can get.
+/// A need of at least this many bytes means as many bytes as possible.
 const ALL: u64 = 1 << 62;
 
 /// Request to a cache's function: the group and node of the objects, needed bytes, and deadline.
@@ -32,8 +32,8 @@ impl Context {
         Context { asked: *asked, by_group, by_node, freed_bytes: Cell::new(0) }
     }
 
-    /// Returns whether the objects of one group are requested. If not, the cache was registered
-    /// without groups, and all its objects are requested.
+    /// Returns whether reclaim asks for the objects of one group. If not, the cache was registered
+    /// without groups, and reclaim asks for all its objects.
     pub fn is_by_group(&self) -> bool {
         self.by_group
     }
@@ -52,17 +52,17 @@ impl Context {
         self.by_node.then_some(self.asked.node as usize)
     }
 
-    /// Returns the number of bytes still needed. `None`: as many as can be freed.
+    /// Returns the number of bytes still needed. `None` means as many as the cache can free.
     pub fn need(&self) -> Option<u64> {
         Some(self.asked.need).filter(|need| *need < ALL)
     }
 
-    /// Returns the priority of the pass, from 12 down to 0. At 0 all objects are requested.
+    /// Returns the priority of the pass, from 12 down to 0. At 0, the pass asks for all objects.
     pub fn priority(&self) -> u32 {
         self.asked.priority
     }
 
-    /// Returns the time until the caller gives up; 0 after that. `None`: the caller has no
+    /// Returns the time until the deadline of the pass; 0 after the deadline. `None` if there is no
     /// deadline.
     ///
     /// A call may take as long as the cache's [budget](super::Builder::budget), but no longer than
@@ -87,35 +87,37 @@ pub enum Count {
     Objects(u64),
     /// The number is unknown for now, because another thread holds the cache's lock.
     Busy,
-    /// No objects, until the cache [marks](super::mark) the group. The cache is not called for the
-    /// group before that.
+    /// No objects, until the cache [marks](super::mark) the group. neap does not call the cache for
+    /// the group before that.
     ///
     /// A cache that was registered with neither a [`group`](super::Builder::group) nor
-    /// [`by_group`](super::Builder::by_group) has no marks, and is called nevertheless.
+    /// [`by_group`](super::Builder::by_group) has no marks. neap calls such a cache nevertheless.
     Empty,
 }
 
 /// Answer of [`Shrink::scan`]: the result of a request to free objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scan {
-    /// The cache scanned the objects, and freed this many. 0: all scanned objects are in use.
+    /// The cache scanned the objects, and freed this many. 0 means that all scanned objects are in
+    /// use.
     Freed(u64),
-    /// The cache scanned nothing, because another thread holds its lock. It is called again after a
-    /// pause.
+    /// The cache scanned nothing, because another thread holds its lock. neap calls it again after
+    /// a pause.
     Busy,
     /// The cache has no objects until it [marks](super::mark) the group, as with [`Count::Empty`].
-    /// It is called once more after its mark was cleared, so an object added meanwhile is not
-    /// missed.
+    /// neap clears the mark and then calls the cache once more, so it does not miss an object that
+    /// was added meanwhile.
     Empty,
-    /// The cache scanned the objects and freed none. It is not called again in this visit.
+    /// The cache scanned the objects and freed none. neap does not call it again in this visit of
+    /// the pass.
     Stop,
 }
 
 /// A cache that frees objects on request.
 ///
-/// neap's threads call both functions, several at a time. [`reclaim`](super::reclaim()) and inline
-/// charges call them in their own thread. The functions must only try to take a lock that other
-/// threads hold while they charge or allocate.
+/// neap's threads call both functions, and several threads may call them at once.
+/// [`reclaim`](super::reclaim()) and inline charges call them in the calling thread. If other
+/// threads charge or allocate while they hold a lock, the functions may only try to take that lock.
 ///
 /// ```
 /// use neap::groups::{Bound, Group};
@@ -180,8 +182,8 @@ pub use registered::Prepared;
 mod registered {
     //! Registration of Rust caches as shrinkers.
     //!
-    //! A registered cache lies in a box, which is freed after the last call of its functions has
-    //! ended. Panics of its functions are caught.
+    //! An [`Arc`] holds a registered cache until the last call of its functions has ended. The
+    //! callbacks catch panics of these functions.
 
     extern crate std;
 
@@ -213,7 +215,7 @@ mod registered {
         fn count(&self, cx: &Context) -> u64;
 
         /// Scans objects, and returns the answer of a [`ScanFn`](super::super::ScanFn). Sets
-        /// `unsure` to [`Asked::unsure`].
+        /// `unsure` to the value for [`Asked::unsure`].
         fn scan(&self, cx: &Context, objects: u64, unsure: &mut u32) -> u64;
     }
 
@@ -244,8 +246,8 @@ mod registered {
         E: Fn(u64) -> u64 + Send + Sync + 'static,
     {
         fn count(&self, _: &Context) -> u64 {
-            // Answers from `DONE` on count as 0 objects, not as `EMPTY`: the cache would never be
-            // called again, since it sets no marks.
+            // Answers of `DONE` and above count as 0 objects. As `EMPTY`, they would end all calls
+            // of the cache, since it sets no marks.
             match (self.0)() {
                 answer if answer >= DONE => 0,
                 answer => answer,
@@ -264,12 +266,12 @@ mod registered {
         object_bytes: u64,
         by_group: bool,
         by_node: bool,
-        /// Bits of the [`ShrinkerId`]; 0 until it is known.
+        /// Bits of the [`ShrinkerId`]; 0 until the shrinker has one.
         id: AtomicU64,
     }
 
-    /// A registered cache that has an id, and is not called before [`Prepared::start`]. Its marks
-    /// are kept until then.
+    /// A registered cache that has an id. neap keeps its marks, but does not call it before
+    /// [`Prepared::start`].
     #[derive(Debug)]
     #[must_use = "nothing is called before it is started"]
     pub struct Prepared<S: Shrink>(Half<Typed<S>>);
@@ -310,9 +312,9 @@ mod registered {
             let functions = Functions { answer, object_bytes, by_group: has_groups, by_node, id: AtomicU64::new(0) };
             let functions = Arc::new(functions);
             let data = Arc::into_raw(functions.clone()).cast_mut();
-            // SAFETY: `data` is a `Functions<A>`, which is Sync, and a reference to it that `gone`
-            // drops. The callbacks catch the panics of the cache's functions (`guarded`), so none
-            // unwinds.
+            // SAFETY: `data` owns a reference to a `Functions<A>`, which is Sync, until `gone`
+            // drops it. So any threads may call the functions with it until then. The callbacks
+            // catch the panics of the cache's functions (`guarded`), so none unwinds.
             match unsafe { builder.prepare(call_count::<A>, call_scan::<A>, Some(gone::<A>), data.cast()) } {
                 Ok(shrinker) => {
                     functions.id.store(shrinker.id().to_bits(), Ordering::Relaxed);
@@ -339,7 +341,7 @@ mod registered {
         ///
         /// `count` returns the approximate number of objects, without delay. `evict` frees up to
         /// the given number of objects, and returns the number of freed ones. Several threads may
-        /// call both at once. Panics of both are caught.
+        /// call both at once. neap catches panics of both.
         ///
         /// # Errors
         /// See [`ShrinkerError`].
@@ -351,8 +353,8 @@ mod registered {
             Half::new(self)?.start(Plain(count, evict))
         }
 
-        /// Registers a [`Shrink`], or a pair of closures that get a [`Context`]. A panic of a
-        /// function is caught, and makes the cache a [culprit](super::super::each_culprit).
+        /// Registers a [`Shrink`], or a pair of closures that get a [`Context`]. neap catches a
+        /// panic of a function, and the cache becomes a [culprit](super::super::each_culprit).
         ///
         /// # Errors
         /// See [`ShrinkerError`].
@@ -371,8 +373,8 @@ mod registered {
         }
     }
 
-    /// Returns the answer of a function; [`STOP`] if it panics, which makes the shrinker with `id`
-    /// a culprit.
+    /// Returns the answer of a function. If it panics, makes the shrinker with `id` a culprit and
+    /// returns [`STOP`].
     fn guarded(id: &AtomicU64, call: impl FnOnce() -> u64) -> u64 {
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| {
             // Dropping the payload of the panic could panic.

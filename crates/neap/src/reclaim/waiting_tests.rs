@@ -1,8 +1,7 @@
-//! Waiting for room that frees of small objects make: the objects stay charged while caches have
-//! them, so the frees wake no waiter.
+//! Tests of charges that wait for room while small objects are freed. Freed objects stay charged
+//! while caches hold them, so the frees wake no waiter.
 //!
-//! Method: managers on a virtual machine, without a thread of their own. The tests advance its
-//! clock.
+//! The managers run on a virtual machine and have no thread. The tests advance the machine's clock.
 
 use crate::mm::{Hooks, Mm};
 use crate::options::Options;
@@ -72,8 +71,8 @@ impl Full {
         }
     }
 
-    /// Has a thread wait for all that the limit allows, frees it meanwhile, and advances the clock.
-    /// No thread ticks.
+    /// Lets a thread wait for all bytes that the limit allows, frees them meanwhile, and advances
+    /// the clock. No thread ticks.
     fn free_for_thread(&self, deadline: u64) -> Result<(), Refusal> {
         let groups = self.mm.groups().unwrap();
         let (mut is_stuck, payer) = (false, self.payer());
@@ -101,8 +100,8 @@ impl Full {
         answer
     }
 
-    /// Has a future wait for all that the limit allows, frees it meanwhile, advances the clock by
-    /// `pass`, and ticks. Returns the next poll.
+    /// Lets a future wait for all bytes that the limit allows, frees them meanwhile, advances the
+    /// clock by `pass`, and ticks. Returns the next poll.
     fn free_for_future(&self, deadline: u64, pass: u64) -> Poll<Result<u64, Refusal>> {
         Virtual::run_on(1);
         let groups = self.mm.groups().unwrap();

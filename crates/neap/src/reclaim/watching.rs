@@ -2,8 +2,9 @@
 //! shrinker is blamed, and whether the pass has freed enough.
 //!
 //! # Design
-//! A thread that runs a pass has a [`Watch`]. The watch records the begin and the end of each
-//! callback in the thread's slot of the watchdog. No callback of a barred shrinker begins.
+//! A thread that runs a pass has a [`Watch`]. The watch records the beginning and the end of each
+//! callback in the thread's slot of the watchdog. It begins no callback of a barred shrinker, which
+//! neap does not call for some time after it was blamed.
 //!
 //! Reading the clock of a thread's CPU time is a system call. So the watch does not read it before
 //! every callback: it measures from an earlier reading. The measured time may include earlier
@@ -28,10 +29,11 @@ const ABSURD: u64 = 1 << 48;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ran<T> {
     pub(crate) result: T,
-    /// The thread was written off meanwhile.
+    /// Whether the thread was written off meanwhile: its callback took too long, and another thread
+    /// took over its job.
     pub(crate) is_written_off: bool,
-    /// A shrinker gave nothing while another thread called it as well. It may have objects, because
-    /// the other call may hold the lock of its cache.
+    /// Whether a shrinker gave nothing while another thread called it as well. It may have objects,
+    /// because the other call may hold the lock of its cache.
     pub(crate) is_contended: bool,
 }
 
@@ -47,7 +49,7 @@ impl<T> Ran<T> {
     }
 }
 
-/// Watches over callbacks of one pass.
+/// Watches the callbacks of one pass.
 pub(crate) struct Watch<'w, 'm, P: Platform> {
     reclaiming: &'w Reclaiming<'m, P>,
     running: &'w RunningCallback<'w>,
@@ -56,7 +58,7 @@ pub(crate) struct Watch<'w, 'm, P: Platform> {
     is_contended: Cell<bool>,
     /// A time, and the CPU time that this thread had used by then.
     base: Cell<(u64, u64)>,
-    /// When the last callback ended, and the answer of the last count.
+    /// The time at which the last callback ended, and the answer of the last count.
     ended: Cell<u64>,
     counted: Cell<u64>,
 }

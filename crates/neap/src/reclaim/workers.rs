@@ -39,7 +39,7 @@ const LOOK: u64 = BUDGET / 4;
 /// the callbacks of other groups.
 const LEAST: usize = 4;
 impl<P: Platform> Core<P> {
-    /// Reclaims for a charge at a limit, and returns the bytes that came back:
+    /// Reclaims for a charge at a limit, and returns the reclaimed bytes:
     /// [`Reclaimer::reclaim`](neap_groups::Reclaimer::reclaim).
     #[cold]
     pub(crate) fn reclaim_for_charge(&self, mm: &Mm<P>, group: GroupId, bytes: u64, manner: Manner) -> u64 {
@@ -67,8 +67,8 @@ impl<P: Platform> Core<P> {
         answer.unwrap_or(0)
     }
 
-    /// Asks shrinkers for memory of `group` in the given manner, and returns the bytes that came
-    /// back. `None` if there is no answer yet.
+    /// Asks shrinkers for memory of `group` in the given manner, and returns the reclaimed bytes.
+    /// `None` if there is no answer yet.
     fn ask_for_charge(
         &self,
         mm: &Mm<P>,
@@ -101,9 +101,9 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Posts a job for reclaimers: to serve the requests of groups. Waits for nothing. The caller
-    /// must be outside the gate. Makes a missing reclaimer; with [`Manner::Quiet`], the next tick
-    /// makes it.
+    /// Posts a job that lets a reclaimer serve a request of a group. Does not wait. The caller must
+    /// be outside the gate. Makes a missing reclaimer; with [`Manner::Quiet`], the next tick makes
+    /// it.
     pub(crate) fn call_servers(&self, mm: &Mm<P>, manner: Manner) {
         if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
@@ -174,8 +174,8 @@ impl<P: Platform> Core<P> {
         self.ask_reclaimers(mm, reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
     }
 
-    /// Posts a job. With `patience`, waits for its answer for that many nanoseconds. Time by which
-    /// the thread wakes too late does not count. Returns the answer; 0 if there can be no
+    /// Posts a job. With `patience`, waits for its answer for that many nanoseconds. If the thread
+    /// wakes too late, the delay does not count. Returns the answer; 0 if there can be no
     /// reclaimers; `None` without `patience`, or if the answer came too late.
     pub(crate) fn ask_reclaimers(
         &self,
@@ -429,7 +429,7 @@ impl<P: Platform> Core<P> {
 
 impl<P: Platform> Core<P> {
     /// Reclaims from the group of a request for as long as the group needs memory. Returns the
-    /// bytes that came back.
+    /// reclaimed bytes.
     fn serve(&self, reclaiming: &Reclaiming<'_, P>, request: &Request, deadline: u64, number: u32) -> Ran<u64> {
         let top = request.group;
         // First uncharges unused stock, which may be all that the group needs.

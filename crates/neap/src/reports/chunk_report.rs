@@ -2,8 +2,8 @@
 //!
 //! # Design
 //! The report answers a request (`control/mod.rs`). A report begins at the requested chunk and ends
-//! where the page does, so a large instance takes several reports. The numbers of each chunk are of
-//! one moment. This module writes only to the page, which is touched before any lock is taken.
+//! where the page does, so a large instance takes several reports. The numbers of a chunk are read
+//! at one moment. This module writes only to the page, and touches it before it takes any lock.
 //!
 //! # Format
 //! Words of 64 bits:

@@ -2,10 +2,10 @@
 //!
 //! # Design
 //! The report answers a request (`control/mod.rs`). A report begins at the requested slot and ends
-//! where the page does, so many groups take several reports. The numbers of each group are of one
-//! moment. The last reports have other entries: charged bytes that are not in use, all of one
-//! moment, then bytes booked under ids of deleted groups, then charges that wait. Reporting
-//! allocates nothing.
+//! where the page does, so many groups take several reports. The numbers of a group are read at one
+//! moment. The last reports have other entries. These are charged bytes that are not in use, all
+//! read at one moment, then bytes booked under ids of deleted groups, then charges that wait.
+//! Reporting allocates nothing.
 //!
 //! # Format
 //! Words of 64 bits:
@@ -37,17 +37,20 @@ pub const HEAD: usize = 10;
 pub const GROUP: usize = 6 + Bound::ALL.len() + Kind::ALL.len() + 2 * Event::ALL.len() + LONGEST_NAME / 8;
 /// Words of an entry of unused bytes.
 pub const LEFT: usize = 3;
-/// Added to a slot to request unused bytes of groups from there on, and to an id's index for
-/// deleted groups.
+/// Added to a slot in a request for unused bytes of the groups from that slot on. `ASK_GONE` is
+/// added to an id's index in a request for bytes of deleted groups.
 pub const ASK_LEFT: u32 = 1 << 30;
 const ASK_GONE: u32 = ASK_LEFT | 1 << 29;
-/// Added to the index of a waiting charge.
+/// Added to an index in a request for waiting charges from that index on.
 pub const ASK_WAITING: u32 = 1 << 31;
 /// Words of a charge that waits.
 pub const WAITING: usize = 6;
-/// Reasons of waits: an older charge; no room, and reclaim is under way; no room after reclaim in
-/// vain; no room after reclaim in vain, and a shrinker of the group is barred; delayed above a
-/// `high`.
+/// Names of the reasons for waits:
+/// * `turn`: an older charge waits.
+/// * `room`: there is no room, and reclaim is under way.
+/// * `in vain`: there is no room after reclaim in vain.
+/// * `barred`: as `in vain`, and neap does not call a shrinker of the group at present.
+/// * `high`: the charge is delayed above a `high`.
 pub const REASONS: [&str; 5] = ["turn", "room", "in vain", "barred", "high"];
 
 /// Writes a report on the groups from slot `from` on, or on unused bytes, into `words`, at least

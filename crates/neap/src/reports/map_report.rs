@@ -6,7 +6,7 @@
 //! This process makes no system call for the report, because a sandbox may end a process that opens
 //! a file. The asking process reads this process's mappings itself. A report begins at the
 //! requested piece of the arena and ends where the page does. Only the first report has the ranges
-//! and counters. The data of each piece are of one moment. Reporting allocates nothing.
+//! and counters. The data of a piece are read at one moment. Reporting allocates nothing.
 //!
 //! # Format
 //! Words of 64 bits:

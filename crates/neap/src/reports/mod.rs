@@ -1,5 +1,5 @@
-//! Reports to other processes, in words of the page of numbers, and their comparison with the
-//! kernel's view.
+//! Reports to other processes, which this process writes to the page of numbers. [`reconcile`]
+//! compares neap's counters with the kernel's view.
 
 pub mod chunk_report;
 pub mod group_report;

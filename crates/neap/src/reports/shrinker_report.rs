@@ -2,17 +2,19 @@
 //!
 //! # Design
 //! The report answers a request (`control/mod.rs`). It takes no lock of the registry, so
-//! unregistering waits for no report. It is gathered on the stack, outside the gate, and then
-//! copied. A report begins at the requested index, so many shrinkers take several reports. If a
-//! shrinker has many groups, the groups that do not fit are requested separately. Reporting
-//! allocates nothing, and calls no callback. For counts, there is another request.
+//! unregistering waits for no report. The process gathers the report on the stack, outside the
+//! gate, and then copies it into the page. A report begins at the requested index, so many
+//! shrinkers take several reports. If a shrinker has many groups, the asking process requests those
+//! that do not fit separately. Reporting allocates nothing, and calls no callback. For counts,
+//! there is another request.
 //!
 //! # Format
 //! Words of 64 bits:
 //!
 //! 1. whether there are shrinkers; entries in this report; the next index to request, all bits set
 //!    if there is none;
-//! 2. reclaimers, and those that do not return; waits for them, and waits in vain;
+//! 2. reclaimers at work; reclaimers that were written off, and do not return; waits for
+//!    reclaimers; waits that reached their deadline;
 //! 3. for direct, then for background passes: passes, groups asked, objects scanned, objects freed,
 //!    bytes;
 //! 4. how often shrinkers were blamed, by [`Misbehaviour`];
@@ -31,24 +33,24 @@ use neap_reclaim::{Report, ShrinkerId};
 
 /// Words before the entries.
 pub const HEAD: usize = 17 + Misbehaviour::ALL.len();
-/// Words of a shrinker without its groups. [`PLACE`]: words of each of its groups.
+/// Words of a shrinker without its groups.
 pub const SHRINKER: usize = 11 + Misbehaviour::ALL.len() + LONGEST_NAME / 8;
-/// See [`SHRINKER`].
+/// Words of each group of a shrinker.
 pub const PLACE: usize = 3;
 /// Most groups of a shrinker in one report.
 pub const MOST_PLACES: usize = 16;
 /// Words of a report.
 pub(crate) const WORDS: usize = 512;
 
-/// Flag: called for each node.
+/// Flag: neap calls the shrinker for each node.
 pub const BY_NODE: u64 = 1;
-/// Flag: called for groups.
+/// Flag: neap calls the shrinker for groups.
 pub const BY_GROUP: u64 = 2;
-/// Flag: may be called inline.
+/// Flag: inline charges may call the shrinker.
 pub const INLINE: u64 = 4;
-/// Flag: gone, and was blamed.
+/// Flag: the shrinker was blamed, and is unregistered.
 pub const GONE: u64 = 8;
-/// Flag: has more groups than follow.
+/// Flag: the shrinker has more groups than follow.
 pub const MORE: u64 = 16;
 
 /// Words written one after the other. Those beyond the end are lost.
@@ -75,8 +77,8 @@ impl Draft<'_> {
     }
 }
 
-/// Gathers a report on the shrinkers from index `from` on; with `skip`, on that shrinker alone, and
-/// its groups after the first `skip`.
+/// Gathers a report on the shrinkers from index `from` on; if `skip` is above 0, on that shrinker
+/// alone, with its groups after the first `skip`.
 pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u32, skip: u32) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     let Some(reclaiming) = reclaiming else { return words };
@@ -101,7 +103,7 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
         entries += 1;
     });
     if next == u64::MAX && skip == 0 {
-        // Blamed shrinkers that are gone, as far as there is room.
+        // Adds blamed shrinkers that are unregistered, while there is room.
         reclaiming.reclaim.watchdog.each_culprit(|gone| {
             let mut is_there = false;
             reclaiming.each(|report| is_there |= report.id.to_bits() == gone.shrinker);

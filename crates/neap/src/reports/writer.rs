@@ -36,8 +36,8 @@ impl ReportWriter<'_> {
     }
 }
 
-/// Touches each page of the file, before a lock is taken, and clears the start of an earlier
-/// report.
+/// Stores a zero to each page, so that later stores under a lock fault on none. The first zero
+/// clears the start of an earlier report.
 pub(crate) fn touch(words: &[AtomicU64]) {
     words.iter().step_by(512).for_each(|word| word.store(0, Ordering::Relaxed));
 }

@@ -1,9 +1,9 @@
-//! neap's own thread: when there is one, how it is woken, and how it ends.
+//! neap's own thread: when neap makes it, how calls wake it, and how it ends.
 //!
 //! # Design
 //! - A call that allocates or frees never makes the thread. [`Mm::start_background`] does, which
-//!   the preload library calls when the program makes its first thread. So do calls for work that
-//!   only a thread can do: registering a shrinker, a subscription, a charge that waits.
+//!   the preload library calls when the program makes its first thread. Calls for work that only a
+//!   thread can do make it, too. They register a shrinker, subscribe to events, or charge and wait.
 //! - Otherwise, a process with one thread has no thread of neap's. In such a process, and where the
 //!   system refuses a thread, slow calls tick ([`maintenance`](crate::returning::maintenance)).
 //! - The thread ticks while anything is cached. Then it sleeps without a deadline, until a slow
@@ -25,7 +25,7 @@ use neap_percpu::{PerCpuData, Wait};
 use neap_reclaim::without_reclaim;
 
 impl<P: Platform> Core<P> {
-    /// Called after every slow call: wakes neap's thread, or ticks in its place.
+    /// Wakes neap's thread after a slow call, or ticks in its place.
     #[inline]
     pub(crate) fn after(&self, mm: &Mm<P>) {
         if !self.background.is_awake() {
@@ -43,8 +43,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Called after a call for per-CPU data: wakes neap's thread, or does due work in its place. If
-    /// there is no thread, a caller that may not wait long does no work.
+    /// Wakes neap's thread after a call for per-CPU data, or does due work in its place. If there
+    /// is no thread, a caller that may not wait long does no work.
     pub(crate) fn after_per_cpu(&self, mm: &Mm<P>, data: &PerCpuData, wait: Wait) {
         let background = &self.background;
         if wait != Wait::Long && !background.has_thread() {
@@ -92,11 +92,11 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Makes a thread of neap's. Allocations that this takes in the calling thread are charged to
-    /// no group, and ask no cache to shrink, as far as possible. Otherwise:
+    /// Makes a thread of neap's. Meanwhile, the calling thread is in no group, and its allocations
+    /// request no reclaim. Otherwise a thread could wait for itself:
     /// 1. A thread in a group at its limit makes the reclaimer that is to make room.
     /// 2. The C library allocates for that, under preload by this very manager.
-    /// 3. That charge posts a job, and waits for the thread of step 1.
+    /// 3. That charge posts a job, and waits for the reclaimer of step 1.
     pub(crate) fn spawn(&self, mm: &Mm<P>, task: Task) -> Result<usize, Errno> {
         let Some(spawn) = mm.hooks.spawn else { return Err(Errno::NOSYS) };
         let before = mm.enter(None);
@@ -105,9 +105,9 @@ impl<P: Platform> Core<P> {
         made
     }
 
-    /// Serves allocations that wait for neap's thread: drains the stacks of all CPUs, because the
-    /// allocations may not fence. Before that, reads the container's limit anew for a limit that
-    /// follows it, and writes a heap profile if one is wanted.
+    /// Serves allocations that wait for neap's thread: drains the stacks of all CPUs, because these
+    /// allocations may not make the required fences. Before that, reads the container's limit anew
+    /// for a limit that follows it, and writes a heap profile if one is wanted.
     pub(crate) fn help(&self, mm: &Mm<P>) {
         self.objects.helper.serve(|| {
             self.look_for_allocation(mm);
@@ -135,7 +135,7 @@ impl<P: Platform> Mm<P> {
         core.make_thread(self) || core.background.has_thread()
     }
 
-    /// Ends neap's thread for good, and calls `join` with its handle to wait for it. From now on
+    /// Ends neap's thread for good, and calls `join` with its handle to wait for it. Afterwards
     /// calls release memory.
     pub(crate) fn end_background(&self, join: impl FnOnce(usize)) {
         let Some(core) = self.core_if_open() else { return };
@@ -183,7 +183,7 @@ impl<P: Platform> Mm<P> {
             }
             self.ticked();
             core.sleep_until_woken(self);
-            // A request may have woken the thread, without a change of the state.
+            // A request may have woken the thread without changing the state.
             state.store(AWAKE, Ordering::Relaxed);
         }
         state.store(ENDED, Ordering::Relaxed);

@@ -1,13 +1,14 @@
 //! Draining: emptying per-CPU caches from any thread, while other threads use them.
 //!
 //! # Design
-//! A drain waits for no CPU. A list that another thread holds is skipped, tried again a few times a
-//! little later, and counted. A drain releases no memory to the OS; the next tick does. It covers
-//! all CPUs that may ever exist: a CPU that has vanished keeps its lists until a drain.
+//! A drain waits for no CPU. It skips a list that another thread holds, and tries it again a few
+//! times. It counts lists that were held at each try. A drain releases no memory to the OS; the
+//! next tick does. It covers all CPUs that may ever exist: a CPU that has vanished keeps its lists
+//! until a drain.
 //!
 //! # Locking
-//! Each lock is held for a moment: a list's to detach its blocks, the zone's for one batch of
-//! pages, a class's for one batch of objects.
+//! A drain holds each lock briefly. It holds a list's lock while it detaches the list's blocks, the
+//! zone's lock for one batch of pages, and a class's lock for one batch of objects.
 
 use crate::mm::{Core, Mm};
 use core::fmt;
@@ -18,7 +19,7 @@ use neap_objects::size_class::Class;
 use neap_os::topology::CpuSet;
 use neap_pages::{DrainSum, Effort};
 
-/// Most further tries at skipped lists and stacks.
+/// Maximum number of further tries at skipped lists and stacks.
 pub(crate) const RETRIES: u32 = 8;
 /// Nanoseconds between two tries; all of them last for several time slices of the scheduler.
 pub(crate) const NAP: u64 = 1_000_000;
@@ -41,7 +42,7 @@ pub struct Scope {
     pub cpu: Option<u32>,
     /// Only the caches of this node: those of its CPUs, and its barns.
     pub node: Option<u32>,
-    /// Only memory of this zone, by its number in its node. There is one, 0.
+    /// Only memory of the zone with this number in its node. Each node has one zone, number 0.
     pub zone: Option<u32>,
     /// Only until the zone has this many free pages. The order is page lists, stacks, barns: the
     /// cheapest first.
@@ -64,8 +65,9 @@ pub struct Drained {
     pub objects: u64,
     /// CPUs of the scope, including those that never cached anything.
     pub cpus: u32,
-    /// Lists and stacks that were held at each try, or that could not be fenced, and nodes with
-    /// barns that a fork kept from being drained. They are unchanged.
+    /// CPUs whose page lists could not be drained at any try, CPUs whose stacks could not, and
+    /// nodes whose barns could not because of a fork. Another thread held a list or stack, or the
+    /// system refused a fence.
     pub skipped: u32,
     /// Tries after the first at lists and stacks.
     pub retried: u32,
@@ -110,7 +112,7 @@ impl Left {
 }
 
 impl<P: Platform> Core<P> {
-    /// Returns the whole scope, or the reason why there is none.
+    /// Returns all caches in `scope`; [`NoSuch`] if it names an object that does not exist.
     fn scope(&self, scope: &Scope) -> Result<Left, NoSuch> {
         let mut cpus = CpuSet::EMPTY;
         let known = self.objects.cpu_caches.cpus();
@@ -208,7 +210,7 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Mm<P> {
-    /// Runs `work`, which may take long, inside the gate. `work` must return soon after its last
+    /// Runs `work`, which may take long, inside the gate. `work` must return soon after its second
     /// argument returns true, because a forking thread waits. In that case, `work` runs again after
     /// the fork.
     pub(crate) fn inside_to_the_end(&self, core: &Core<P>, mut work: impl FnMut(&Inside<'_>, &dyn Fn() -> bool)) {
@@ -241,7 +243,7 @@ impl<P: Platform> Mm<P> {
     /// [`Mm::release_all`], release the memory to the OS.
     ///
     /// # Errors
-    /// [`NoSuch`]; nothing was drained then.
+    /// [`NoSuch`] if `scope` names an object that does not exist. Nothing was drained then.
     pub fn drain(&self, scope: &Scope) -> Result<Drained, NoSuch> {
         self.drain_with(scope, RETRIES)
     }

@@ -23,14 +23,14 @@
 //!
 //! Calls learn how much surplus to keep beyond [`LOW`]. If they have released bytes that the
 //! program soon takes from the system again, and more bytes are live then, they should have kept
-//! these bytes. The bound grows by these bytes, and shrinks by an eighth a second. Whole free
-//! chunks of the kept memory that were not needed between two ticks within calls are offered to the
-//! system (lazily free). The system takes them when it is short of memory. Chunks are not offered
-//! sooner, because the first write to an offered page costs as much as a fault.
+//! these bytes. The bound grows by these bytes, and shrinks by an eighth a second. Calls offer
+//! whole free chunks of the kept memory to the system (lazily free), if the program did not need
+//! them between two ticks. The system takes them when it is short of memory. Calls do not offer
+//! chunks sooner, because the first write to an offered page costs as much as a fault.
 //!
 //! # Locking
-//! The learned numbers are under a mutex that is only tried, inside the fork gate. So one call at a
-//! time releases memory. Each step holds the locks of zones and classes for one batch.
+//! A mutex protects the learned numbers. Calls only try to take it, inside the fork gate. So one
+//! call at a time releases memory. Each step holds the locks of zones and classes for one batch.
 
 use crate::mm::{Core, Mm};
 use crate::state::in_call::{HIGH, Returned};
@@ -82,7 +82,8 @@ struct Worked {
 }
 
 impl<P: Platform> Core<P> {
-    /// Called after every free that took the slow path.
+    /// Counts the bytes that a free on the slow path returned, if neap has no thread, and looks if
+    /// due. Then wakes neap's thread, or ticks in its place.
     #[inline]
     pub(crate) fn after_free(&self, mm: &Mm<P>, returned: Returned) {
         if !self.background.has_thread() {
@@ -152,8 +153,8 @@ impl<P: Platform> Core<P> {
         self.in_call.left.store(next as i64, Relaxed);
     }
 
-    /// Returns the resident bytes outside of `surplus`, without the waste of slabs: in use, or on
-    /// stacks of CPUs.
+    /// Returns the resident bytes outside of `surplus`, without the waste of slabs. They are in
+    /// use, or in objects on the stacks of CPUs.
     fn live(&self, surplus: u64) -> u64 {
         self.resident().saturating_sub(surplus).saturating_sub(self.objects.slab_waste())
     }
@@ -167,7 +168,7 @@ impl<P: Platform> Core<P> {
         self.objects.pages.resident() << self.objects.pages.page_shift()
     }
 
-    /// Gives about `most` bytes of the surplus back to the system. Releases free blocks of at least
+    /// Releases about `most` bytes of the surplus to the system. Releases free blocks of at least
     /// order `least`, and with order 0 also empty pages of slabs in use. Ends early if `stop`
     /// returns true.
     fn work_down(&self, _: &Inside<'_>, most: u64, least: Order, stop: &dyn Fn() -> bool) -> Worked {
@@ -203,8 +204,8 @@ impl<P: Platform> Core<P> {
         worked
     }
 
-    /// Offers kept free chunks to the system that were not needed since the last tick. Called by
-    /// ticks within calls.
+    /// Offers those kept free chunks to the system that the program did not need since the last
+    /// tick. Ticks within calls use this.
     pub(crate) fn offer_kept(&self, _: &Inside<'_>) {
         let [keep, most] = [HIGH, MOST_BYTES].map(|bytes| (bytes >> self.objects.pages.page_shift()) as u32);
         self.objects.pages.offer(&self.objects.platform, keep, most);
@@ -217,8 +218,8 @@ impl<P: Platform> Core<P> {
         self.release_pages(bytes, Order(0), stop).0
     }
 
-    /// Gives up to `bytes` bytes of free blocks back that are at least of order `least`. Returns
-    /// how many bytes, and whether the system refused.
+    /// Releases up to `bytes` bytes of free blocks of at least order `least`. Returns the released
+    /// bytes, and whether the system refused to release any.
     fn release_pages(&self, bytes: u64, least: Order, stop: &dyn Fn() -> bool) -> (u64, bool) {
         let (pages, platform) = (&self.objects.pages, &self.objects.platform);
         let wanted = u32::try_from(bytes >> pages.page_shift()).unwrap_or(u32::MAX);
@@ -235,7 +236,7 @@ impl<P: Platform> Core<P> {
         (u64::from(released) << pages.page_shift(), released == 0 && failed > 0)
     }
 
-    /// Gives about `bytes` bytes of pages without objects back, of slabs in use.
+    /// Releases about `bytes` bytes of empty pages of slabs in use.
     fn release_holes(&self, bytes: u64, worked: &mut Worked, stop: &dyn Fn() -> bool) {
         let (pages, before, mut looked) = (&self.objects.pages, worked.gone, 0);
         for node in 0..pages.nodes() {
@@ -293,8 +294,8 @@ mod tests {
         mm.core().unwrap().resident()
     }
 
-    /// Takes `bytes` bytes in blocks of `size` and gives them back in some order, as seen from CPUs
-    /// in turn. Returns the most bytes that one free gave to the system.
+    /// Allocates `bytes` bytes in blocks of `size`, and frees them in the given order, on one CPU
+    /// after the other. Returns the most bytes that one free released.
     fn burst(mm: &Mm<Virtual>, bytes: u64, size: usize, order: u64, cpus: usize) -> u64 {
         let mut blocks: Vec<*mut u8> = (0..bytes as usize / size).map(|_| mm.allocate(size)).collect();
         match order {

@@ -13,7 +13,8 @@
 //! thread or call that ticks also answers requests of other processes (`control/mod.rs`).
 //!
 //! # Locking
-//! One thread ticks at a time, under a mutex that is only tried.
+//! A tick holds a mutex while it releases memory. Threads only try to take it, so one at a time
+//! does that work.
 
 use crate::limits::limit::{PERIOD, TICKING};
 use crate::mm::{Core, Mm};
@@ -39,7 +40,7 @@ struct GiveBackLimits {
     now: Option<u64>,
     /// Bytes at most.
     most: u64,
-    /// Whether stacks are drained that need a fence by a system call.
+    /// Whether to drain also stacks that need a fence by a system call.
     fences: bool,
 }
 
@@ -67,7 +68,8 @@ pub struct Tick {
 }
 
 impl<P: Platform> Core<P> {
-    /// Called after a slow call where there is no thread: ticks if due, and answers requests.
+    /// Ticks if due, and answers requests of other processes, after a slow call without neap's
+    /// thread.
     pub(crate) fn after_without_thread(&self, mm: &Mm<P>) {
         if self.maintenance.calls.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY) {
             self.tick_if_due(mm);
@@ -105,7 +107,7 @@ impl<P: Platform> Core<P> {
         u64::from(statistics.backed_free + statistics.listed) * page_size + self.per_cpu.bytes().free
     }
 
-    /// Whether the free resident pages do not exceed what the program keeps.
+    /// Returns whether the free resident pages do not exceed the bytes that the program keeps.
     fn keeps_all(&self) -> bool {
         // Relaxed: a number that publishes no other data.
         let kept = self.maintenance.kept.load(Ordering::Relaxed);
@@ -219,15 +221,15 @@ impl<P: Platform> Mm<P> {
     /// Makes one tick, for programs without neap's thread, and for tests. `now` is in nanoseconds
     /// and must not decrease.
     ///
-    /// Listeners of groups are called from here, so the caller must hold no lock that they take.
+    /// This calls listeners of groups, so the caller must hold no lock that they take.
     pub fn tick(&self, now: u64) -> Tick {
         let tick = self.core_if_open().map_or(Tick::default(), |core| core.tick(self, now));
         self.deliver();
         tick
     }
 
-    /// Keeps up to `bytes` bytes of free pages resident in ticks; `u64::MAX`: any number. Explicit
-    /// calls that release memory ignore this. Returns whether there is a manager.
+    /// Lets ticks leave up to `bytes` bytes of free pages resident; `u64::MAX` means all of them.
+    /// Explicit calls that release memory ignore this. Returns whether there is a manager.
     pub fn keep_free(&self, bytes: u64) -> bool {
         let Some(core) = self.core() else { return false };
         // Relaxed: a number that publishes no other data.
@@ -250,7 +252,7 @@ impl<P: Platform> Mm<P> {
         released > 0
     }
 
-    /// Publishes that the numbers have changed, by the hook `ticked`.
+    /// Calls the hook `ticked`, which publishes the numbers.
     pub(crate) fn ticked(&self) {
         if let (Some(core), Some(ticked)) = (self.core_if_open(), self.hooks.ticked) {
             ticked(self, &self.gate.enter(core.objects.platform.cpu()));

@@ -12,15 +12,15 @@ pub(crate) enum Reason {
     Imminent,
 }
 
-/// Heap profiles so far.
+/// State of the heap profiles at a limit.
 #[derive(Debug)]
 pub(crate) struct AtLimit {
-    /// The [`Reason`] for one that is to be written; 0: none.
+    /// The [`Reason`] to write a heap profile; 0 if none is to be written.
     pub(crate) wanted: AtomicU32,
-    /// Time of the last one, or of the last failure; 0 before the first.
+    /// Time of the last heap profile or of the last failure; 0 before the first.
     pub(crate) last: AtomicU64,
     pub(crate) is_writing: AtomicBool,
-    /// Files that were written, and those that could not be.
+    /// Number of files that were written, and number of failures.
     pub(crate) written: AtomicU64,
     pub(crate) failed: AtomicU64,
 }
@@ -31,7 +31,8 @@ impl AtLimit {
         AtLimit { wanted: AtomicU32::new(0), last, is_writing: AtomicBool::new(false), written, failed }
     }
 
-    /// Starts anew, in a forked child: a thread of the parent may be writing.
+    /// Resets the state in a forked child. A thread of the parent that was writing does not exist
+    /// there.
     pub(crate) fn forget(&self) {
         // Relaxed: the child has one thread.
         self.wanted.store(0, Ordering::Relaxed);

@@ -5,17 +5,17 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// No thread, and none was requested.
+/// There is no thread; one may be made.
 pub(crate) const ABSENT: u32 = 0;
-/// Ticking.
+/// The thread ticks.
 pub(crate) const AWAKE: u32 = 2;
-/// Sleeping until woken.
+/// The thread sleeps until it is woken.
 pub(crate) const ASLEEP: u32 = 3;
 /// No thread can be made, for example in a sandbox, or the options forbid one.
 pub(crate) const NEVER: u32 = 4;
-/// Ticking, and about to sleep unless memory is cached meanwhile.
+/// The thread ticks, and then sleeps unless a call caches memory meanwhile.
 pub(crate) const DROWSY: u32 = 5;
-/// It has ended for good.
+/// The thread has ended, and no other one is made.
 pub(crate) const ENDED: u32 = 6;
 
 /// State shared by the thread and the calls that wake it.

@@ -1,8 +1,9 @@
-//! The blocks of a program that is checked: labels and lists;
-//! [`checked`](crate::allocation::checked) has the design.
+//! Labels and lists of the blocks of a checked program. [`checked`](crate::allocation::checked) has
+//! the design.
 //!
-//! A label lies in a block that no other code uses: the layers below have handed it out. A wrong
-//! program may overwrite labels. So each label has a checksum, and every reader compares it.
+//! A label lies in a block that the layers below have handed out to the checks. No other code of
+//! neap uses the block. A wrong program may overwrite labels. So each label has a checksum, and
+//! every reader compares it.
 
 use neap_os::fatal::die;
 
@@ -16,10 +17,11 @@ pub(crate) struct Label {
     pub(crate) front: usize,
     /// [`LIVE`] or [`GONE`].
     pub(crate) state: usize,
-    /// Labels of the same list: the one that was added before, and the one after.
+    /// Addresses of the labels that were added to the list right before and right after this one;
+    /// 0: none.
     pub(crate) older: usize,
     pub(crate) newer: usize,
-    /// Sum over the rest and the address.
+    /// Checksum over the other fields and the label's address.
     pub(crate) sum: usize,
 }
 
@@ -36,7 +38,7 @@ impl Label {
     }
 }
 
-/// A list of blocks, by the addresses of their labels; 0: none.
+/// A list of blocks. A block is named by the address of its label; 0 means none.
 #[derive(Debug)]
 pub(crate) struct BlockList {
     pub(crate) oldest: usize,
@@ -47,9 +49,9 @@ pub(crate) struct BlockList {
 /// The size that a caller of a sized free names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedSize {
-    /// The bytes that were asked for.
+    /// The bytes that the program asked for.
     Exact(usize),
-    /// Any number from these up to those that the allocation really has.
+    /// Any number from this one up to the usable size of the allocation.
     Within(usize),
 }
 
@@ -72,7 +74,7 @@ pub(crate) fn pointer<T>(address: usize) -> *mut T {
     core::ptr::with_exposed_provenance_mut(address)
 }
 
-/// Reads the label of a block in a list. One that was overwritten ends the process.
+/// Reads the label of a block in a list. Ends the process if the label was overwritten.
 ///
 /// # Safety
 /// `address` is that of a label, in a block that the layers below have handed out to the checks.
@@ -92,7 +94,8 @@ pub(crate) unsafe fn label(address: usize, call: &str) -> Label {
 /// Writes a label, with its sum.
 ///
 /// # Safety
-/// As for [`label`]; the label need not be valid yet.
+/// `address` lies in a block that the layers below have handed out to the checks, with room for a
+/// label. The label need not be valid yet.
 pub(crate) unsafe fn write(address: usize, mut label: Label) {
     label.sum = label.sum_at(address);
     // SAFETY: the label lies in memory of the checks (the caller's promise).
@@ -103,10 +106,11 @@ impl BlockList {
     /// Adds the block with the label at an address, whose links are not valid yet.
     ///
     /// # Safety
-    /// As for [`write`]. The block stays as long as it is in the list.
+    /// `address` satisfies the condition of [`write`]. The block is not freed while it is in the
+    /// list.
     pub(crate) unsafe fn add(&mut self, address: usize, new: Label, call: &str) {
-        // SAFETY: the caller's promise for `address`, and that of earlier calls for what is in the
-        // list.
+        // SAFETY: `address` has room for a label (the caller's promise). By the promise of earlier
+        // calls, the other blocks of the list are not freed, and have labels.
         unsafe {
             write(address, Label { older: self.newest, newer: 0, ..new });
             match self.newest {
@@ -123,7 +127,8 @@ impl BlockList {
     /// # Safety
     /// The block is in the list.
     pub(crate) unsafe fn remove(&mut self, address: usize, call: &str) {
-        // SAFETY: blocks in the list stay, and have labels (`add`).
+        // SAFETY: blocks in the list are not freed, and have labels (the promise of the callers of
+        // `add`).
         unsafe {
             let Label { older, newer, front, size, .. } = label(address, call);
             match older {
@@ -142,7 +147,8 @@ impl BlockList {
     pub(crate) fn each(&self, call: &str, mut each: impl FnMut(usize, Label)) {
         let mut at = self.oldest;
         while at != 0 {
-            // SAFETY: blocks in the list stay, and have labels (`add`).
+            // SAFETY: blocks in the list are not freed, and have labels (the promise of the callers
+            // of `add`).
             let label = unsafe { label(at, call) };
             each(at, label);
             at = label.newer;

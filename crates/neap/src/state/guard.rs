@@ -7,8 +7,8 @@
 //! the slots.
 //!
 //! # Locking
-//! One mutex protects the order in which slots are reused. The words of a slot are atomic: a signal
-//! handler reads them at any moment.
+//! One mutex protects the order in which slots are reused. The words of a slot are atomic, because
+//! a signal handler may read them at any moment.
 
 pub(crate) mod trail;
 
@@ -20,15 +20,15 @@ use neap_objects::size_class::GRAIN;
 use neap_os::memory;
 use trail::{Caller, Trail};
 
-/// Slots of a region.
+/// Number of slots of a region.
 pub(crate) const SLOTS: usize = 512;
 /// Pages of a region.
 const REGION_PAGES: usize = 2 * SLOTS + 1;
-/// Most slots that are live at a time. So at least as many other slots are freed after a slot
-/// before that slot is reused.
+/// Most slots that are live at a time. So before a freed slot is reused, at least as many other
+/// slots are freed after it.
 const MOST_LIVE: u32 = SLOTS as u32 / 2;
-/// While more than this many slots are live, one sample in two is guarded; beyond twice as many,
-/// one in four, and so on. So lasting allocations leave slots to later ones.
+/// While this many slots or more are live, neap guards one sample in two. From twice as many on, it
+/// guards one in four, and so on. So lasting allocations leave slots to later ones.
 const THINNED_BY: u32 = MOST_LIVE / 8;
 /// Value of the bytes beside an allocation that are verified at its free.
 const FILL: u8 = 0xfd;
@@ -131,8 +131,8 @@ pub(crate) struct FoundMisuse<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     index: usize,
-    /// Whether the allocation lies at the end of its page, so that accesses beyond it are found.
-    /// Else it lies at the start.
+    /// Whether the allocation lies at the end of its page, so that an access beyond it faults. Else
+    /// it lies at the start.
     is_at_end: bool,
 }
 
@@ -163,8 +163,8 @@ impl Slot {
     }
 
     fn state(&self) -> u32 {
-        // Acquire pairs with the Release in `hand_out` and the exchange in `retire`: the other
-        // words belong to the state that was read.
+        // Acquire pairs with the Release in `hand_out` and with the exchange in `retire`. The other
+        // words then belong to the state that was read.
         self.state.load(Ordering::Acquire)
     }
 
@@ -193,10 +193,10 @@ impl Guard {
         }
     }
 
-    /// Reserves the region and the table. Called once, before allocations are guarded.
+    /// Reserves the region and the table. Must be called once, before allocations are guarded.
     ///
     /// # Errors
-    /// The system gives no address space.
+    /// The system's error if it gives no address space. Nothing is reserved then.
     pub(crate) fn open(&self) -> Result<(), Errno> {
         let page_size = memory::page_size();
         let (bytes, table_bytes) = (REGION_PAGES * page_size, Guard::table_bytes(page_size));
@@ -217,7 +217,7 @@ impl Guard {
         size_of::<SlotTable>().next_multiple_of(page_size)
     }
 
-    /// Gives the address space back.
+    /// Unmaps the region and the table.
     ///
     /// # Safety
     /// No thread uses guarded memory any more.
@@ -280,8 +280,9 @@ impl<'a> Region<'a> {
         &self.table.slots[index % SLOTS]
     }
 
-    /// Number of the slot whose page an address of the region lies on; `Err` with that of the slot
-    /// behind a page that never has access.
+    /// Returns the number of the slot whose page an address of the region lies on. If the address
+    /// lies on a page that never has access, returns `Err` with the number of the slot behind that
+    /// page.
     fn index_of(self, address: usize) -> Result<usize, usize> {
         let page = address.wrapping_sub(self.base) / self.page_size;
         if page % 2 == 1 { Ok(page / 2) } else { Err(page / 2) }
@@ -311,7 +312,7 @@ impl<'a> Region<'a> {
         Some(Taken { index: index as usize, is_at_end: order.counts.guarded % 2 == 0 })
     }
 
-    /// Puts a slot behind all freed ones.
+    /// Appends a slot to the ring of freed slots.
     fn put_back(self, order: &mut SlotOrder, index: usize) {
         let place = (order.oldest + order.freed) as usize % SLOTS;
         self.table.freed[place].store(index as u16, Ordering::Relaxed);
@@ -319,15 +320,16 @@ impl<'a> Region<'a> {
         order.live -= 1;
     }
 
-    /// Makes an allocation of `size` bytes in a slot. `None` if the system refuses access; the slot
-    /// is free again.
+    /// Makes an allocation of `size` bytes in a slot. Returns `None` if the system refuses access
+    /// to the page. The slot is free again then.
     ///
     /// # Safety
-    /// The slot was taken by this thread, and for this call. The stack of `caller` can be read. The
-    /// size is at most a page.
+    /// This thread took the slot for this call. `caller` describes this thread, and its stack can
+    /// be read. The size is at most a page.
     pub(crate) unsafe fn hand_out(self, taken: Taken, size: usize, payer: u64, caller: &Caller) -> Option<*mut u8> {
         let (slot, page) = (self.slot(taken.index), self.base + (2 * taken.index + 1) * self.page_size);
-        // SAFETY: the page is that of the slot, which is this call's (the caller's promise).
+        // SAFETY: the page lies in the region, which `Guard::open` reserved. It belongs to the
+        // slot, which this thread took (the caller's promise).
         if unsafe { memory::open(page, self.page_size) }.is_err() {
             let mut order = self.order.lock();
             order.counts.guarded -= 1;
@@ -342,44 +344,50 @@ impl<'a> Region<'a> {
         slot.size.store(size, Ordering::Relaxed);
         slot.payer.store(payer, Ordering::Relaxed);
         for range in slot.around(self.page_size) {
-            // SAFETY: the range lies on the page, which is this call's and was opened above.
+            // SAFETY: the range lies on the page of the slot. The page was opened above, and no
+            // other code uses it before the slot is live.
             unsafe { core::ptr::with_exposed_provenance_mut::<u8>(range.start).write_bytes(FILL, range.len()) };
         }
-        // SAFETY: the slot is this call's, and the stack can be read (the caller's promise).
+        // SAFETY: no other thread writes to the slot's trail, since the slot belongs to this call.
+        // The stack is this thread's and can be read (the caller's promise).
         unsafe { slot.allocated.take(caller) };
         slot.state.store(LIVE, Ordering::Release); // Pairs with the Acquire in `Slot::state`.
         Some(core::ptr::with_exposed_provenance_mut(start))
     }
 
-    /// Frees the allocation at an address of the region: its page loses its access and its memory,
-    /// if `seals`, and its slot goes behind all freed ones. Returns its payer; 0: none.
+    /// Frees the allocation at an address of the region, and appends its slot to the freed ones. If
+    /// `seals`, its page loses its access and its memory. Returns the payer; 0 if there is none.
     ///
     /// # Errors
-    /// The program has no allocation there, or has written beside it.
+    /// [`FoundMisuse`] if the program has no allocation at `address`, or has written beside it.
     ///
     /// # Safety
-    /// The stack of `caller` can be read. No thread uses the allocation any more.
+    /// `caller` describes this thread, and its stack can be read. No thread uses the allocation any
+    /// more.
     pub(crate) unsafe fn retire(self, address: usize, seals: bool, caller: &Caller) -> Result<u64, FoundMisuse<'a>> {
         let (index, slot) = self.allocation_at(address)?;
-        // Of two threads that free at once, only one makes the exchange. Acquire and Release as in
-        // `Slot::state`.
+        // Of two threads that free at once, only one makes the exchange. Acquire pairs with the
+        // Release in `hand_out`, Release with the Acquire in `Slot::state`.
         if slot.state.compare_exchange(LIVE, FREED, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return Err(FoundMisuse { misuse: Misuse::DoubleFree, slot, address });
         }
         for (range, misuse) in slot.around(self.page_size).into_iter().zip([Misuse::Underflow, Misuse::Overflow]) {
             let bytes = core::ptr::with_exposed_provenance::<u8>(range.start);
-            // SAFETY: the range lies on the page of the slot, which has access and is this call's.
+            // SAFETY: the range lies on the page of the slot, which has access. After the exchange,
+            // no other thread changes the page.
             let bytes = unsafe { core::slice::from_raw_parts(bytes, range.len()) };
             if let Some(at) = bytes.iter().position(|&byte| byte != FILL) {
                 return Err(FoundMisuse { misuse, slot, address: range.start + at });
             }
         }
-        // SAFETY: the slot is this call's, and the stack can be read (the caller's promise).
+        // SAFETY: no other thread writes to the slot's trail, since the slot belongs to this call.
+        // The stack is this thread's and can be read (the caller's promise).
         unsafe { slot.freed.take(caller) };
         if seals {
             let page = address & !(self.page_size - 1);
             // If the system refuses, the page keeps its access, and misuse after the free is not
-            // found. SAFETY: the page lies in the region, and no code uses its contents any more.
+            // found. SAFETY: the page lies in the region, which `Guard::open` reserved. No code
+            // needs its contents any more, or accesses it until `hand_out` opens it again.
             let _ = unsafe { memory::seal(page, self.page_size).and_then(|()| memory::release(page, self.page_size)) };
         }
         let payer = slot.payer.load(Ordering::Relaxed);
@@ -390,7 +398,7 @@ impl<'a> Region<'a> {
     /// Returns number and slot of the allocation at an address of the region.
     ///
     /// # Errors
-    /// No allocation begins there, or it was freed.
+    /// [`FoundMisuse`] if no allocation begins at `address`, or it was freed.
     fn allocation_at(self, address: usize) -> Result<(usize, &'a Slot), FoundMisuse<'a>> {
         let place = self.index_of(address);
         let slot = match place {
@@ -408,7 +416,7 @@ impl<'a> Region<'a> {
     /// Returns the bytes of the allocation at an address of the region.
     ///
     /// # Errors
-    /// No allocation begins there, or it was freed.
+    /// [`FoundMisuse`] if no allocation begins at `address`, or it was freed.
     pub(crate) fn size_at(self, address: usize) -> Result<usize, FoundMisuse<'a>> {
         self.allocation_at(address).map(|(_, slot)| slot.size())
     }
@@ -429,7 +437,8 @@ impl<'a> Region<'a> {
             }
             Err(above) => above,
         };
-        // Between two slots: the nearer one that is live, or else the nearer one.
+        // The address lies between two slots. Chooses a live slot before a freed one, and then the
+        // nearer one.
         let is_nearer_above = address % self.page_size >= self.page_size / 2;
         let below = above.checked_sub(1).map(|below| (Misuse::Overflow, self.slot(below)));
         let above = (above < SLOTS).then(|| (Misuse::Underflow, self.slot(above)));

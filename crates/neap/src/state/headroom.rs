@@ -2,17 +2,17 @@
 
 use neap_base::platform::{Pressure, Room, Sample, Series};
 
-/// Room that the container or, without one, the machine leaves, at the last look.
+/// Room below the nearest limit of the container and the machine, at the last look.
 ///
-/// The nearest limit counts: that of the kernel's groups and the machine which leaves the least
-/// room. A `memory.high` is a limit, too.
+/// The nearest limit is the one that leaves the least room, of the limits of the kernel's groups
+/// and the machine. A `memory.high` counts as a limit, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Headroom {
     /// Level of pressure, with hysteresis.
     pub pressure: Pressure,
     /// The nearest limit in bytes.
     pub limit: u64,
-    /// Bytes used of it, by all processes that share it.
+    /// Bytes of the limit that are used by all processes that share it.
     pub used: u64,
     /// Milliseconds until the limit is reached at the observed growth; `None` without growth.
     pub ms_to_wall: Option<u64>,
@@ -32,7 +32,7 @@ impl Headroom {
 #[derive(Debug)]
 pub(crate) struct Looks {
     series: Series,
-    /// What the last look found; `None` if no limit was visible.
+    /// The result of the last look; `None` if no limit was visible.
     pub(crate) last: Option<Headroom>,
     /// Whether a look has ended.
     pub(crate) has_any: bool,

@@ -1,8 +1,9 @@
 //! State of releasing memory within calls: counts of frees, and numbers learned from earlier
-//! releases.
+//! releases. [`in_call`](crate::returning::in_call) has the design, and defines *look* and
+//! *surplus*.
 //!
 //! # Locking
-//! The learned numbers are under a mutex that is only tried, inside the fork gate.
+//! A mutex protects the learned numbers. Threads only try to take it, inside the fork gate.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use neap_base::Mutex;
@@ -27,7 +28,7 @@ pub(crate) const FORGOTTEN: u64 = 128;
 /// Bytes of surplus above which frees release memory, if nothing was learned.
 pub(crate) const HIGH: u64 = 10 << 20;
 
-/// What a free that took the slow path returned.
+/// The memory that a free on the slow path returned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Returned {
     /// Objects of a class. They count as many as the class's largest stack holds.
@@ -41,7 +42,7 @@ pub(crate) enum Returned {
 pub(crate) struct InCall {
     /// Bytes that slow frees may return before the next look.
     pub(crate) left: AtomicI64,
-    /// [`Learned::kept`], as of the last look.
+    /// [`Learned::kept`] at the last look.
     pub(crate) kept: AtomicU64,
     pub(crate) learned: Mutex<Learned>,
 }
@@ -69,15 +70,16 @@ impl InCall {
 pub(crate) struct Learned {
     /// Surplus that stays beyond [`LOW`].
     pub(crate) kept: u64,
-    /// Released lately, and not taken from the system again so far.
+    /// Bytes that were released lately, and that neap has not taken from the system again.
     pub(crate) given: u64,
-    /// Taken from the system so far.
+    /// Bytes that neap has taken from the system so far.
     pub(crate) grown: u64,
-    /// In use at the last look.
+    /// Live bytes at the last look.
     pub(crate) last_live: u64,
-    /// Objects in use that kept free memory from being released, at the last look that left much.
+    /// Bytes of objects in use that kept free memory from being released, at the last look that
+    /// left much surplus.
     pub(crate) live: u64,
-    /// In use when a look last found much less or more than before, and the time of that look.
+    /// Live bytes when a look last found that they had changed much, and the time of that look.
     pub(crate) steady_live: u64,
     pub(crate) steady_since: u64,
     /// One more than the number of looks in a row that released hardly anything although much was

@@ -1,4 +1,4 @@
-//! State that ticks keep from one to the next.
+//! State that one tick leaves for the next.
 //!
 //! # Locking
 //! A tick holds the mutex of `seen`. Threads only try to take it.
@@ -13,11 +13,11 @@ use neap_objects::size_class::{CLASSES, Class};
 #[derive(Debug)]
 pub(crate) struct Maintenance {
     pub(crate) ticks: AtomicU64,
-    /// CPUs that ticks drained.
+    /// Number of drains of CPUs by ticks.
     pub(crate) drains: AtomicU64,
     /// Time of the last tick, in the platform's nanoseconds.
     pub(crate) last: AtomicU64,
-    /// Slow calls while there was no thread.
+    /// Number of slow calls while neap had no thread.
     pub(crate) calls: AtomicU32,
     /// Whether a tick within a call stopped at the limit of a call, so that work is left.
     pub(crate) unfinished: AtomicBool,
@@ -28,7 +28,8 @@ pub(crate) struct Maintenance {
     /// Bytes in use after the last tick that released memory because of `high`; `u64::MAX` before
     /// the first.
     pub(crate) high_use: AtomicU64,
-    /// Address of the [`Peek`]s, for readers without the mutex, which is held for a whole tick.
+    /// Address of the [`Peek`]s, for readers that do not take the mutex. A tick holds the mutex for
+    /// long.
     pub(crate) memory: usize,
     /// The state of the slots at the last tick: a [`Peek`] for each CPU and class.
     pub(crate) seen: Mutex<Seen>,

@@ -1,4 +1,4 @@
-//! State that only the process's manager uses; managers that a program makes do not.
+//! State that only the process's manager uses. Managers that a program makes do not use it.
 
 use crate::once::Once;
 use core::sync::atomic::{AtomicBool, AtomicU32};

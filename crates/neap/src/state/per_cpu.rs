@@ -1,4 +1,4 @@
-//! The place of a manager's per-CPU data, which is made at first use.
+//! The place of a manager's per-CPU data. The manager makes the data at first use.
 
 use crate::once::Once;
 use neap_base::Platform;
@@ -8,8 +8,8 @@ use neap_objects::verify::Finding;
 use neap_os::topology::MAX_CPUS;
 use neap_percpu::{PerCpuData, PopulatedBytes, Shape, Tick};
 
-/// Bytes of address space for each CPU where address space is scarce, and the least to try where
-/// the system refuses more.
+/// Bytes of address space for each CPU if address space is scarce. If the system refuses a span,
+/// [`Place::open`] tries a quarter of it, as long as the span exceeds [`LEAST_SPAN`].
 pub(crate) const SCARCE_SPAN: usize = 16 << 20;
 pub(crate) const LEAST_SPAN: usize = 256 << 10;
 
@@ -49,7 +49,7 @@ impl Place {
         }
     }
 
-    /// Unmaps everything.
+    /// Unmaps the per-CPU data, if it was made.
     ///
     /// # Safety
     /// No thread uses the instance or its data any more.
@@ -60,22 +60,22 @@ impl Place {
         }
     }
 
-    /// [`PerCpuData::tick_until`].
+    /// Calls [`PerCpuData::tick_until`], if the data was made.
     pub(crate) fn tick<P: Platform>(&self, _: &Inside<'_>, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
         self.get().map_or(Tick::default(), |data| data.tick_until(platform, stop))
     }
 
-    /// [`PerCpuData::release_all`].
+    /// Calls [`PerCpuData::release_all`], if the data was made.
     pub(crate) fn release_all<P: Platform>(&self, _: &Inside<'_>, platform: &P, stop: &dyn Fn() -> bool) -> Tick {
         self.get().map_or(Tick::default(), |data| data.release_all(platform, stop))
     }
 
-    /// Bytes of its populated pages. The caller is inside the gate, or has closed it.
+    /// Bytes of the populated pages. The caller is inside the gate, or has closed it.
     pub(crate) fn bytes(&self) -> PopulatedBytes {
         self.get().map(PerCpuData::populated_bytes).unwrap_or_default()
     }
 
-    /// Verifies its counters.
+    /// Verifies the counters of the data, if it was made.
     pub(crate) fn verify(&self) -> Result<(), Finding> {
         Ok(self.get().map_or(Ok(()), PerCpuData::verify)?)
     }

@@ -1,4 +1,4 @@
-//! The state of samples of allocations; [`profile`](crate::profile) has the design.
+//! The state of samples of allocations. [`profile`](crate::profile) has the design.
 //!
 //! # Locking
 //! One mutex protects the recorder.
@@ -38,7 +38,7 @@ impl Profile {
         }
     }
 
-    /// Begins to sample allocations for guarding, or goes on with that purpose alone.
+    /// Begins to sample allocations for guarding, or continues to sample for that purpose alone.
     pub(crate) fn begin_guard(&self, mean: u64) {
         self.recorder.lock().begin_guard();
         self.mean.store(mean, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Shrinkers and reclaim of a manager: what threads share, and how long they wait.
+//! State of a manager's shrinkers and of reclaim, and the times for which threads wait.
 
 use crate::reclaim::callback_clock::CallbackClock;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ impl Reclaim {
         }
     }
 
-    /// Counts reclaimers, and waits for them.
+    /// Returns the numbers of reclaimers, and of waits for them.
     pub(crate) fn reclaimers(&self, _: &Inside<'_>) -> ReclaimerCounts {
         let Reclaimers { working, lost } = self.jobs.threads();
         let [waits, late] = [&self.waits, &self.late].map(|count| count.load(Ordering::Relaxed));
@@ -67,22 +67,22 @@ impl Reclaim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReclaimerCounts {
     pub(crate) working: u32,
-    /// Written off, and not returned.
+    /// Reclaimers that were written off, and whose callbacks have not returned.
     pub(crate) lost: u32,
     pub(crate) waits: u64,
-    /// Waits in vain.
+    /// Waits that reached their deadline.
     pub(crate) late: u64,
 }
 
 /// How callbacks run for a charging thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Manner {
-    /// It waits for reclaimers.
+    /// The thread waits for reclaimers.
     Wait,
-    /// It runs callbacks that allow it itself, and then waits for reclaimers.
+    /// The thread runs those callbacks that allow it, and then waits for reclaimers.
     Inline,
-    /// It only posts a job for reclaimers.
+    /// The thread only posts a job for reclaimers.
     Post,
-    /// Differs from `Post`: the thread makes no reclaimer.
+    /// The thread posts a job, and leaves the making of a missing reclaimer to the next tick.
     Quiet,
 }

@@ -1,11 +1,12 @@
 //! `neap bench charge`: cost of charging a page to a memory group, and uncharging it.
 //!
-//! A pair is `Group::charge` of 4096 bytes, whose result is kept in a variable and dropped. The
-//! group is 1 to 8 levels below the root. A pair that *hits* finds its page in this CPU's stock.
-//! One that *misses* is one page larger than a stock can hold, so it changes the counters of all
-//! levels both times. The same rounds measure for comparison: one addition to an atomic that no
-//! other thread uses (`add`); an addition to the atomic of each level, and a subtraction
-//! (`atomic`); the same with an atomic for each thread (`sharded`).
+//! A pair is a `Group::charge` of 4096 bytes and its uncharge, which happens when the result is
+//! dropped. The group is 1 to 8 levels below the root. A *stock* holds bytes that a CPU has charged
+//! ahead. A pair that *hits* finds its page in this CPU's stock. A pair that *misses* is one page
+//! larger than a stock can hold, so both calls change the counters of all levels. The same rounds
+//! measure for comparison: one addition to an atomic that no other thread uses (`add`); an addition
+//! to the atomic of each level, and a subtraction (`atomic`); the same with an atomic for each
+//! thread (`sharded`).
 //!
 //! 1 to 64 threads run, spread over the CPUs in turn. Each thread's median part counts, so waiting
 //! for a CPU is not measured.
@@ -85,7 +86,7 @@ impl What {
     fn workload(self, rounds: usize) -> Workload {
         let timed = Workload::timed(&self.name(), rounds, &[]);
         match self {
-            // One round: the result is the same each time.
+            // One round is enough, since the result is the same each time.
             What::Shared { .. } => Workload {
                 rounds: 1,
                 unit: "operations on shared counters",

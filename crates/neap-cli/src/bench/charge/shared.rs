@@ -1,8 +1,8 @@
 //! Counts how often charges use counters that CPUs share, on a virtual machine.
 //!
 //! The charging code itself runs on any number of virtual CPUs, and counts its operations
-//! ([`Groups::shared_operations`]). One thread acts as all CPUs, in an order from a seed, so the
-//! result is the same each time. A plain atomic makes one such operation for each call.
+//! ([`Groups::shared_operations`]). One thread acts as all CPUs. A seed determines their order, so
+//! the result is the same each time. A plain atomic makes one such operation for each call.
 
 use std::collections::VecDeque;
 
@@ -18,10 +18,10 @@ use crate::work::meter::Random;
 /// The action of each CPU, page by page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pattern {
-    /// Charges a page, or uncharges one that it has, at random: a random walk.
+    /// Each CPU charges a page, or uncharges one of its pages, at random (a random walk).
     Walk,
-    /// One half of the CPUs charges, the other half uncharges a little later: no page can stay in a
-    /// stock.
+    /// One half of the CPUs charges pages, and the other half uncharges them a little later. So no
+    /// page can stay in a stock.
     Flow,
 }
 
@@ -66,7 +66,8 @@ pub(super) fn run(pattern: Pattern, cpus: usize, depth: usize, calls: u64) -> Re
         stage.step(pattern)?;
     }
     let shared = groups.shared_operations() - before;
-    // SAFETY: no thread uses the groups or the per-CPU data any more.
+    // SAFETY: no thread uses the groups or the per-CPU data any more, and `host` has the platform
+    // on which the groups were opened.
     unsafe {
         groups.close(&host);
         data.close(&machine);
@@ -132,8 +133,8 @@ mod tests {
         let per_call = |pattern, cpus, depth| run(pattern, cpus, depth, 64_000).unwrap().count("shared") / 64_000.0;
         for (cpus, depth) in [(2, 1), (16, 1), (16, 8)] {
             let levels = 1.0 + depth as f64;
-            // Of two calls one charges, for other CPUs 64 pages at a time, and one uncharges, by
-            // 33.
+            // Of two calls, one charges and one uncharges. Charges reach the shared counters 64
+            // pages at a time, uncharges 33 pages at a time.
             let flow = per_call(Pattern::Flow, cpus, depth);
             let expected = ((2.0 * levels + 1.0) / 64.0 + (levels + 1.0) / 33.0) / 2.0;
             assert!(

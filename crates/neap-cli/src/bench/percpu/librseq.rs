@@ -1,5 +1,5 @@
 //! librseq's memory pools for comparison, if the library was built (`cargo xtask peers`): time of
-//! an allocation and its free, and memory returned when owners go.
+//! an allocation and its free, and memory returned when owners are deleted.
 //!
 //! Each run of the workload `pool` is a process with the library preloaded.
 

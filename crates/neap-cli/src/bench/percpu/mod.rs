@@ -157,7 +157,7 @@ fn measure(
     Ok(())
 }
 
-/// Returns `goes` in random order: as many owners go, at random places.
+/// Returns `goes` in random order. Equally many owners are deleted first, at random places.
 fn shuffled(goes: &[bool]) -> Vec<bool> {
     let (mut random, mut goes) = (SplitMix(1), goes.to_vec());
     for at in (1..goes.len()).rev() {
@@ -199,7 +199,7 @@ fn pair(linux: &Linux, cpus: usize, row: PairRow) -> Result<f64> {
     let size = if row == PairRow::Shared { 32 } else { 64 };
     let nanoseconds = meter::median_of_pairs(|| {
         let handle = data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
-        // SAFETY: no thread uses the allocation, and it is freed once.
+        // SAFETY: no thread uses the allocation any more, and this thread frees it once.
         unsafe { data.free(black_box(handle)) }.map_err(|invalid| anyhow!("{invalid}"))?;
         Ok(())
     })?;
@@ -220,7 +220,8 @@ fn cycles(linux: &Linux, cpus: usize, count: usize) -> Result<(f64, f64)> {
         for size in SIZES {
             data.allocate(linux, owner, size, 8, Wait::Long).map_err(refused)?;
         }
-        // SAFETY: no thread uses the owner's data.
+        // SAFETY: no thread uses the owner's allocations any more, or allocates for the owner
+        // meanwhile.
         unsafe { data.close_owner(owner) }.map_err(refused)?;
         if number.is_multiple_of(TICK) {
             data.tick(linux);

@@ -17,7 +17,8 @@ pub(super) const SIZES: [usize; 5] = [1400, 600, 24, 8, 8];
 const TICK: Duration = Duration::from_millis(250);
 /// Interval at which the worker checks for requests, and the script for changes.
 const LOOK: Duration = Duration::from_millis(2);
-/// Time without a change after which there will be none: a little more than three ticks.
+/// Time without a change after which the script expects no further change. It is a little more than
+/// three ticks.
 const QUIET: Duration = Duration::from_millis(900);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -46,7 +47,7 @@ pub(super) struct Trial {
     pub(super) waste_of_lines: f64,
     /// Milliseconds from the last free until the last page was released; the longer of both times.
     pub(super) returned_ms: f64,
-    /// The ratio that the geometry of pages permits: all pages over those that keep data.
+    /// Largest ratio without moving data: all pages over those that keep data.
     pub(super) bound: f64,
 }
 
@@ -128,7 +129,7 @@ fn resident_bytes(start: usize, length: usize) -> Result<usize> {
     let end = start + length;
     for start in (start..end).step_by(map.len() * page) {
         let length = (end - start).min(map.len() * page);
-        // SAFETY: the map has a byte for each page of the range.
+        // SAFETY: the map is a live local with a byte for each page of the range.
         let answer = unsafe { libc::mincore(core::ptr::with_exposed_provenance_mut(start), length, map.as_mut_ptr()) };
         if answer != 0 {
             return Err(std::io::Error::last_os_error()).context("mincore");
@@ -159,7 +160,7 @@ pub(super) fn run(linux: &Linux, shape: &Shape, owners: &[Vec<usize>], goes: &[b
         over.store(true, Ordering::Relaxed);
         outcome
     });
-    // SAFETY: the worker has ended, and no thread uses any allocation of it.
+    // SAFETY: the worker has ended. No thread uses `data` or an allocation of it any more.
     unsafe { data.close(linux) };
     outcome
 }
@@ -182,7 +183,8 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     let (going, staying): (Vec<_>, Vec<_>) = held.into_iter().zip(goes).partition(|(_, goes)| **goes);
     let close = |owners: Vec<(Owner, &bool)>| -> Result<(f64, f64)> {
         for (owner, _) in owners {
-            // SAFETY: the script does not use the owner's data.
+            // SAFETY: the script is the only user of the owner's allocations. It no longer uses
+            // them, and allocates nothing for the owner meanwhile.
             unsafe { data.close_owner(owner) }.map_err(refused)?;
         }
         let start = Instant::now();
@@ -204,8 +206,8 @@ fn play(stage: &Stage<'_>, owners: &[Vec<usize>], goes: &[bool], cpus: usize) ->
     })
 }
 
-/// All pages over those that keep data, if each owner's data, in whole cache lines, followed that
-/// of the owner before.
+/// Returns all pages over those that keep data, if each owner's data fills whole cache lines and
+/// follows the previous owner's data.
 fn bound(owners: &[Vec<usize>], goes: &[bool], cpus: usize, page: usize) -> f64 {
     let (mut at, mut kept, mut beyond) = (0, 0, 0);
     for (sizes, goes) in owners.iter().zip(goes) {

@@ -25,8 +25,8 @@ use crate::work::{self, Outcome};
 const PARTS: usize = 20;
 /// Largest limit that is tried, over the live set.
 const LARGEST: usize = 8;
-/// A program that takes longer counts as one that does not survive: it evicts its own code again
-/// and again.
+/// Longest time of a surviving program. A program that takes longer evicts its own code again and
+/// again, and counts as one that does not survive.
 const PATIENCE: Duration = Duration::from_secs(120);
 const NAME: &str = "8 sizes, stride, 2 t, limit";
 
@@ -70,7 +70,7 @@ fn figures(session: &mut Session) {
     session.figure("limit_ratio_best_peer", ours.zip(best).map(|(ours, best)| ours / best));
 }
 
-/// The smallest limit of one variant, as the count `limit`.
+/// Returns the smallest limit of one variant, as the count `limit`.
 fn measure(executable: &Path, variant: &Variant, workload: &Workload, live: usize, groups: &Groups) -> Result<Outcome> {
     let arguments: Vec<&str> = workload.arguments.iter().map(String::as_str).collect();
     let mut tries = 0;
@@ -88,10 +88,10 @@ fn measure(executable: &Path, variant: &Variant, workload: &Workload, live: usiz
     Ok(outcome)
 }
 
-/// The smallest number above `low` and up to `high` that survives, by bisection; none where `high`
-/// does not.
+/// Returns the smallest number above `low` and up to `high` that survives, by bisection. `None` if
+/// `high` does not survive.
 ///
-/// Every number above one that survives must survive, too.
+/// Every number above a surviving one must survive as well.
 fn smallest(mut low: usize, mut high: usize, mut survives: impl FnMut(usize) -> Result<bool>) -> Result<Option<usize>> {
     if !survives(high)? {
         return Ok(None);
@@ -107,7 +107,8 @@ fn smallest(mut low: usize, mut high: usize, mut survives: impl FnMut(usize) -> 
 fn survives(executable: &Path, variant: &Variant, arguments: &[&str], limit: u64, groups: &Groups) -> Result<bool> {
     let group = groups.make(limit)?;
     let mut command = work::command(executable, variant, arguments);
-    // A malloc that fails ends the program with a message, which is an answer here.
+    // If malloc fails, the program ends with a message. This is an expected result here, so nothing
+    // is printed.
     command.stderr(Stdio::null());
     group.enter(&mut command)?;
     let mut process = Process::start(command, PATIENCE)?;

@@ -11,8 +11,8 @@ use crate::bench::{Reading, Session, default_peers};
 use crate::statistics::geometric_mean;
 use crate::work::Outcome;
 
-/// Programs with a smaller peak do not count in the mean of memory. Most of their peak is their
-/// code.
+/// Smallest peak that counts in the mean of memory. Below it, the program's code is most of the
+/// peak.
 const SMALL_MIB: f64 = 15.0;
 
 /// One program: neap's median over the smallest median (`ratio`), and the smallest median (`best`).

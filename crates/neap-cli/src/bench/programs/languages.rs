@@ -1,9 +1,9 @@
-//! Programs in languages with all objects, or all larger ones, from malloc: Python, Lua and Ruby.
+//! Programs in Python, Lua and Ruby, which allocate all objects, or all larger ones, by malloc.
 //!
 //! # Design
 //!
-//! Each script prints sums and counts that depend on all of its objects. Python's own allocator of
-//! small objects is off.
+//! Each script prints sums and counts that depend on all of its objects. The benchmark switches
+//! Python's own allocator of small objects off.
 
 use std::process::Command;
 

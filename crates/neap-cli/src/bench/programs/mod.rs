@@ -44,8 +44,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// More than any of the programs uses.
 const MEMORY: usize = 640 << 20;
 
-/// Usual number of rounds of every program and variant. Under most allocators the peaks of node and
-/// java take one of two values, a seventh or more apart.
+/// Usual number of rounds of every program and variant. One round is not enough: under most
+/// allocators the peaks of node and java take one of two values, which differ by a seventh or more.
 const ROUNDS: usize = 3;
 
 /// Rounds of redis for neap and jemalloc, whose processor times are compared by the best run.

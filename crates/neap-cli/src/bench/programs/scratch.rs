@@ -57,8 +57,8 @@ impl Scratch {
         }
     }
 
-    /// Returns the executable itself, not the wrapper of a version manager, which would be measured
-    /// as well.
+    /// Returns the executable itself, not the wrapper of a version manager. The benchmark would
+    /// measure the wrapper as well.
     pub(super) fn tool(&self, name: &str) -> Result<PathBuf> {
         let found = search(name)?;
         match name {

@@ -23,7 +23,8 @@ pub(super) fn programs() -> Vec<Program> {
     ]
 }
 
-/// Products of pairs of numbers of 14 bits; each pair is tied to the one before by a remainder.
+/// Writes the solver's input: products of pairs of 14-bit numbers. A remainder ties each pair to
+/// the previous one.
 fn prepare_z3(scratch: &Scratch) -> Result<()> {
     let pairs = scratch.amount(60);
     scratch.file("products.smt2", |file| {

@@ -1,13 +1,14 @@
-//! Virtual time for real threads. It advances only when every thread sleeps or waits, to the end of
-//! the earliest sleep.
+//! Virtual time for real threads. The clock advances only when every thread sleeps or waits. It
+//! advances to the end of the earliest sleep.
 //!
 //! # Design
-//! The measured code runs unchanged. Computing takes no time, however busy the machine is. Sleeps
-//! take their given time. A thread that waits for another one waits for as long as that takes.
+//! The measured code runs unchanged. Computing takes no virtual time, however busy the machine is.
+//! Sleeps take their given time. A thread that waits for another one waits for as long as that
+//! takes.
 //!
-//! The clock reads from the kernel, twice, that a thread waits: the thread slept both times, and
-//! did not run in between. If all threads sleep or wait in this way, only time can wake one. So
-//! measured code may wait by futexes, and not by naps.
+//! The clock reads the state of each thread from the kernel twice. A thread waits if it slept both
+//! times and did not run in between. If all threads sleep or wait in this way, only time can wake
+//! one. So measured code may wait on futexes, but must not sleep for a time by itself.
 //!
 //! # Locking
 //! One mutex for the state.
@@ -66,8 +67,8 @@ impl ClockState {
 #[derive(Default)]
 pub(super) struct Clock {
     state: Mutex<ClockState>,
-    /// Wakes the thread that advances time. Other threads are unparked one by one. A needless
-    /// wake-up would take the lock while its thread counts as asleep.
+    /// Wakes the thread that advances time. That thread unparks the other threads one by one. A
+    /// thread that it woke needlessly would take the lock while it counts as asleep.
     changed: Condvar,
 }
 

@@ -7,12 +7,13 @@
 //! * `quiet`: nothing else runs;
 //! * `reclaim`: two threads visit all shrinkers meanwhile, eight of which sleep a millisecond in
 //!   each call, like those that write to a disk;
-//! * `held`: the two threads are held inside a callback, and cycles of other threads that have to
-//!   wait for them are counted;
-//! * `virtual`: more threads, in virtual time, which passes in callbacks only (see `waits.rs`).
+//! * `held`: the two threads stay inside a callback. The workload counts the cycles of other
+//!   threads that wait for them;
+//! * `virtual`: more threads, in virtual time, which passes only while threads sleep (see
+//!   `waits.rs`).
 //!
 //! Variants: `neap`; `srcu`, where walks are readers as in SRCU, and unregistering waits for all of
-//! them; in virtual time also `rwlock`, a read-write lock.
+//! them. In virtual time there is also `rwlock`, a registry under a read-write lock.
 //!
 //! Figures:
 //!
@@ -49,7 +50,8 @@ const THREADS: usize = 9;
 const RECLAIMERS: usize = 2;
 const SLEEPERS: usize = 8;
 const SLEEP: Duration = Duration::from_millis(1);
-/// Group of the sleeping shrinkers; each thread's shrinker has a group below it.
+/// Slot of the group of the sleeping shrinkers. The shrinkers of the threads have the slots below
+/// this number.
 const SLEEPING: usize = THREADS;
 const GROUPS: usize = THREADS + 1;
 /// Longest time of cycles while other threads are held, and the number of cycles of each thread.
@@ -82,7 +84,8 @@ impl Registry<'_> {
     fn register(self, spec: Spec<'static>, slot: usize) -> Result<Id> {
         match self {
             Registry::Neap(host, shrinkers) => {
-                // SAFETY: callbacks use data only that outlives the registry.
+                // SAFETY: the callbacks use only data that outlives the registry. They may run in
+                // several threads at a time, and do not unwind.
                 let id = unsafe { shrinkers.register(&host, &spec) }?;
                 shrinkers.mark(&host, id, slot as u32, 0);
                 Ok(Id::Neap(id))
@@ -132,7 +135,7 @@ struct CallbackGate {
 
 impl CallbackGate {
     unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
-        // SAFETY: registered with a gate, which outlives it.
+        // SAFETY: the shrinker's data is a gate, which outlives the shrinker.
         let gate = unsafe { &*data.cast::<CallbackGate>() };
         gate.change(|(inside, _)| *inside += 1);
         gate.wait_until(|(_, open)| *open);
@@ -186,8 +189,8 @@ fn cycles(registry: Registry<'_>, reclaimers: usize, time: Duration) -> Result<O
     Ok(Outcome { operations: count.into_inner(), wall_ns, counts, ..Outcome::default() })
 }
 
-/// Cycles while other threads are inside a callback that does not end. Counts the unregistrations
-/// that wait for it.
+/// Runs cycles while other threads are inside a callback that does not end. Counts the
+/// unregistrations that wait for the callback.
 fn held(registry: Registry<'_>) -> Result<Outcome> {
     let gate = CallbackGate::default();
     let id = registry.register(counted(CallbackGate::count, core::ptr::from_ref(&gate).cast_mut().cast()), SLEEPING)?;

@@ -2,8 +2,9 @@
 //!
 //! Each owner registers a shrinker, leaves it registered for a while, and unregisters it, in a
 //! loop. Visitors go through all groups meanwhile. A callback of an owner's shrinker takes up to
-//! [`OWN`], one of a foreign shrinker [`FOREIGN`]. Nothing else takes time. So any time between the
-//! end of a shrinker's own last callback and the return of `unregister` was a wait for others.
+//! [`OWN`], and a callback of another shrinker up to [`FOREIGN`]. Besides, only the visitors' and
+//! owners' own sleeps take time. So any time between the end of a shrinker's own last callback and
+//! the return of `unregister` was a wait for other shrinkers' callbacks.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,8 +46,8 @@ impl<'c> Takes<'c> {
 
     fn register(&self, registry: Registry<'_>) -> Result<Id> {
         unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
-            // SAFETY: registered with such a value, which lives until the shrinker is unregistered;
-            // `asked` is valid for the time of the call.
+            // SAFETY: `register` passed a `Takes` as the data. It lives until the shrinker is
+            // unregistered. `asked` is valid for the time of the call.
             let (takes, asked) = unsafe { (&*data.cast::<Takes<'_>>(), &*asked) };
             // The group's bit may be left from an earlier shrinker with the same index.
             if asked.group() != group(takes.slot) {

@@ -2,13 +2,13 @@
 //!
 //! The charges use the process's own manager. 4000 groups lie below a group that is full to its
 //! `max`. Each has a cache with one batch of 128 objects of 64 bytes, and pays for them. N threads
-//! charge 128 KiB at that limit, in a loop. The measured thread CPU time is that of the check of
-//! the limit, the drain of stocks, the pass (protection, shares, the shared walk, counting and
-//! freeing of sixteen caches or more), and the second try.
+//! charge 128 KiB at that limit, in a loop. The measured thread CPU time covers four steps: the
+//! check of the limit, the drain of stocks, the pass, and the second try. The pass computes
+//! protection and shares, walks, counts, and frees objects of sixteen caches or more.
 //!
 //! Callbacks run in the charging thread ([`inline`](neap::groups::ChargeRequest::inline)), since a
 //! thread that waits for reclaimers uses no CPU time. Caches are refilled in between, which is not
-//! measured. Each cache has a lock, which a callback only tries.
+//! measured. Each cache has a lock. A callback only tries it.
 
 use core::cell::Cell;
 use core::ffi::c_void;
@@ -57,15 +57,15 @@ impl DirectCache {
 
     fn spec(&self) -> Spec<'static> {
         unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
-            // SAFETY: registered with a cache that stays until the process ends.
+            // SAFETY: the shrinker's data is a cache that stays until the process ends.
             match unsafe { &*data.cast::<DirectCache>() }.length.load(Ordering::Relaxed) {
                 0 => EMPTY,
                 length => length,
             }
         }
         unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-            // SAFETY: registered with a cache that stays until the process ends; `asked` is valid
-            // for the time of the call.
+            // SAFETY: the shrinker's data is a cache that stays until the process ends. `asked` is
+            // valid for the time of the call, and this callback alone has it.
             let (cache, asked) = unsafe { (&*data.cast::<DirectCache>(), &mut *asked) };
             let Ok(mut place) = cache.objects.try_lock() else { return STOP };
             let (objects, charge) = core::mem::take(&mut *place);
@@ -110,8 +110,8 @@ thread_local! {
     static GAVE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Costs of charges that needed a pass: thread CPU nanoseconds, and the number of caches that freed
-/// objects for it.
+/// Costs of charges that needed a pass. Each entry has the thread CPU nanoseconds of a charge, and
+/// the number of caches that freed objects for it.
 type Took = Vec<(u64, u64)>;
 
 impl Direct {
@@ -125,7 +125,8 @@ impl Direct {
         };
         let caches: Vec<DirectCache> = (0..GROUPS).map(cache).collect::<Result<_>>()?;
         let caches: &'static [DirectCache] = caches.leak();
-        // SAFETY: the caches stay until the process ends, and the callbacks only try their locks.
+        // SAFETY: the callbacks may run with their caches in any thread, several at a time: the
+        // caches stay until the process ends, and have locks. The callbacks do not unwind.
         let register = |cache: &DirectCache| Ok(unsafe { reclaim::register(&cache.spec(), Some(cache.group)) }?);
         let ids = caches.iter().map(register).collect::<Result<Vec<_>>>()?;
         all.set(Bound::Max, FULL)?;

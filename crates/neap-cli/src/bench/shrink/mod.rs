@@ -1,7 +1,7 @@
 //! `neap bench shrink`: cost of visiting the shrinkers of 4000 groups, by number of threads.
 //!
 //! There are 4000 groups and 4000 shrinkers. Each shrinker has a bit in one group. A *count-only*
-//! visit asks a shrinker that has nothing to give now. Variants:
+//! visit calls a shrinker that can free nothing now. Variants:
 //!
 //! * `neap`;
 //! * `rwlock`: a visit takes a read-write lock for reading, if it gets it at once;
@@ -20,10 +20,10 @@
 //!
 //! * `throughput_ratio_2`: count-only visits per second of neap over those of `rwlock`, with a
 //!   thread on each of 2 CPUs;
-//! * `throughput_ratio_64`: that ratio in a model of 64 CPUs. A visit of neap lasts as long as a
-//!   lone visit does here, since no thread writes memory that another visit needs. Under the lock
-//!   there are no more visits than with 2 CPUs here, which serialise on the lock's cache line
-//!   already;
+//! * `throughput_ratio_64`: the ratio of `neap` to `rwlock` in a model of 64 CPUs. A visit of neap
+//!   lasts as long as a lone visit does here, since no thread writes memory that another visit
+//!   needs. Under the lock there are no more visits than with 2 CPUs here, which serialise on the
+//!   lock's cache line already;
 //! * `registry_share.lockless`, `registry_share.rwlock`: the registry's percentage of the
 //!   operations on shared cache lines, counted in full passes by one thread for each CPU. The other
 //!   operations are on bits, deferred work, and the caches' own locks;
@@ -56,7 +56,7 @@ use stage::{Cache, Here, count_nothing, group};
 const GROUPS: usize = 4000;
 /// Groups that have objects in a pass where one percent has.
 const FEW: usize = GROUPS / 100;
-/// Goal of direct reclaim: 32 pages.
+/// Bytes that direct reclaim tries to free: 32 pages.
 const GOAL: u64 = 32 * 4096;
 /// Charges at the limit, by all threads together, in a round. With 1000, several lie above the 99th
 /// percentile.
@@ -177,8 +177,8 @@ impl Passes<'_> {
         (start.elapsed().as_nanos() as u64, sum)
     }
 
-    /// Full passes by a thread on each CPU, at the same time. Counts operations on shared cache
-    /// lines, by place, for each visit.
+    /// Runs full passes by a thread on each CPU, at the same time. Counts the operations on shared
+    /// cache lines for each visit, by kind of place.
     fn shared(&self, on: &[usize]) -> Outcome {
         self.fill(0..GROUPS);
         let taken = || {
@@ -261,7 +261,7 @@ pub(super) fn main(options: &Options) -> Result<ExitCode> {
 
 fn figures(session: &mut Session) {
     let median = |session: &Session, variant, name: &str| session.summary(variant, name).map(|summary| summary.median);
-    // A ratio of times, so the lock's over neap's.
+    // Times are inverse to throughputs, so this is the lock's time over neap's.
     let ratio = session.ratio(RWLOCK, "neap", "count-2");
     session.figure_of_ratio("throughput_ratio_2", ratio);
     let neap = median(session, "neap", "count-1");
@@ -281,8 +281,9 @@ fn figures(session: &mut Session) {
     session.figure("direct_p99_us", direct.reduce(f64::max));
 }
 
-/// Returns visits per second of neap over those under a lock, on `cpus` CPUs. The others are
-/// nanoseconds: of a lone visit of neap, and of a visit under the lock with one CPU and with two.
+/// Returns visits per second of neap over those under a lock, on `cpus` CPUs. `neap`, `alone` and
+/// `two` are nanoseconds: of a lone visit of neap, and of a visit under the lock with one CPU and
+/// with two CPUs.
 fn modelled_ratio(cpus: f64, neap: f64, alone: f64, two: f64) -> f64 {
     let under_lock = (cpus / alone).min(2.0 / two);
     cpus / neap / under_lock

@@ -1,10 +1,10 @@
-//! Other registries for comparison: walks under a read-write lock that is only tried, under a
-//! domain of readers (SRCU), or under nothing.
+//! Other registries for comparison. Walks run under a read-write lock that they only try, as
+//! readers of a domain (SRCU), or without protection.
 //!
-//! They have the bits of neap's registry: a summary and words for each group. Under the lock a
-//! visit takes the lock for reading, or gives up while a thread changes the registry. Under the
-//! domain of readers unregistering waits for every walk that is under way. Without either no
-//! shrinker may be unregistered: that shows the cost of the walk itself.
+//! Each has the bits of neap's registry: a summary and words for each group. With the lock, a visit
+//! takes it for reading, or gives up while a thread changes the registry. With the domain,
+//! `unregister` waits for every walk that is under way. Without either, no shrinker may be
+//! unregistered. This variant shows the cost of the walk itself.
 
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -32,7 +32,8 @@ struct Bits {
     words: [AtomicU64; BITS],
 }
 
-/// A shrinker: null, or one that is called. All have one count function.
+/// Entry of a shrinker: null, or a pointer to its `Spec`. All shrinkers have the same count
+/// function.
 struct OldShrinker(AtomicPtr<Spec<'static>>);
 
 /// A registry of up to 4096 shrinkers.
@@ -73,8 +74,7 @@ impl Old {
         Some(index)
     }
 
-    /// Ends a shrinker, and waits for threads that may be calling it. Its bits are cleared by later
-    /// visits.
+    /// Ends a shrinker, and waits for threads that may be calling it. Later visits clear its bits.
     pub(crate) fn unregister(&self, linux: &Linux, index: usize) {
         let writing = (self.guarding == Guarding::ReadWriteLock).then(|| self.lock.write());
         let spec = self.table[index].0.swap(core::ptr::null_mut(), Ordering::AcqRel); // Pairs with the Acquire in `visit`.
@@ -91,7 +91,7 @@ impl Old {
         self.free.lock().into_iter().for_each(|mut free| free.push(index));
     }
 
-    /// Visits a group's shrinkers, which are only counted. Returns their number.
+    /// Calls the count function of each shrinker of a group. Returns the number of calls.
     pub(crate) fn visit(&self, slot: usize) -> u64 {
         let reading = match self.guarding {
             Guarding::ReadWriteLock => match self.lock.try_read() {
@@ -113,12 +113,12 @@ impl Old {
                 let bit = left.trailing_zeros() as usize;
                 left &= left - 1;
                 let spec = self.table[word * BITS + bit].0.load(Ordering::Acquire); // Pairs with the Release in `register`.
-                // SAFETY: the lock or the domain that this holds keeps the entry in place; without
-                // either no shrinker is unregistered.
+                // SAFETY: `unregister` frees the box only after this visit has left the lock or the
+                // domain. Without either, no shrinker is unregistered.
                 match unsafe { spec.as_ref() } {
                     Some(spec) => {
-                        // SAFETY: `counted` made the entry of a function and data that outlive the
-                        // registry.
+                        // SAFETY: `counted` made the entry from a function and data that outlive
+                        // the registry. `asked` is a live local.
                         core::hint::black_box(unsafe { (spec.count)(spec.data, &raw const asked) });
                         calls += 1;
                     }
@@ -140,7 +140,7 @@ impl Old {
                 drop(unsafe { Box::from_raw(spec) });
             }
         }
-        // SAFETY: no thread reads any more.
+        // SAFETY: no thread visits any more, so none uses the domain.
         unsafe { self.readers.close(linux) };
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The registry's memory comes from neap, as in a program. The system's malloc would place
 //! structures of one kind a power of two apart. Objects come from this process's malloc. Each cache
-//! has a lock; there is no other.
+//! has a lock. This module has no other locks.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::c_void;
@@ -18,7 +18,7 @@ use neap_groups::{GroupId, Reclaimer};
 use neap_percpu::{PerCpuData, Shape, Standalone};
 use neap_reclaim::{Asked, EMPTY, Host, ShrinkerId, Shrinkers, Spec};
 
-/// Objects of a group in a full pass: one batch.
+/// Number of objects that each group frees in a full pass: one batch.
 pub(crate) const BATCH: usize = 128;
 /// Bytes of an object.
 pub(crate) const OBJECT: usize = 64;
@@ -48,13 +48,13 @@ fn layout(bytes: usize) -> Option<Layout> {
 
 impl Host for Here<'_> {
     fn memory(&self, bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the registry requests no empty memory, so the layout is not empty.
+        // SAFETY: the registry never requests 0 bytes, so the layout's size is not 0.
         layout(bytes).and_then(|layout| NonNull::new(unsafe { Neap.alloc_zeroed(layout) }))
     }
 
     unsafe fn give_back(&self, memory: NonNull<u8>, bytes: usize) {
-        // SAFETY: `memory` came from `memory` above with this size, and is no longer used (the
-        // caller's promise).
+        // SAFETY: the function `memory` above allocated this block from `Neap` with the layout of
+        // this size. The caller no longer uses it (its promise).
         layout(bytes).into_iter().for_each(|layout| unsafe { Neap.dealloc(memory.as_ptr(), layout) });
     }
 }
@@ -67,7 +67,8 @@ pub(crate) fn with<R>(f: impl FnOnce(Here<'_>, &Shrinkers) -> Result<R>) -> Resu
     let host = Here(Standalone { data: &data, platform: &linux });
     let shrinkers = Shrinkers::open(&host)?;
     let answer = f(host, &shrinkers);
-    // SAFETY: no thread uses the registry or the machine's tables any more.
+    // SAFETY: `f` has returned, so no callback runs and no thread uses the registry or the per-CPU
+    // data any more. `host` and `linux` are those with which both were opened.
     unsafe {
         shrinkers.close(&host);
         data.close(&linux);
@@ -100,15 +101,15 @@ impl Cache {
 
     pub(crate) fn spec(&self) -> Spec<'static> {
         unsafe extern "C" fn count(data: *mut c_void, _: *const Asked) -> u64 {
-            // SAFETY: registered with a cache, which outlives it.
+            // SAFETY: the shrinker's data is a cache, which outlives the shrinker.
             match unsafe { &*data.cast::<Cache>() }.length.load(Ordering::Relaxed) {
                 0 => EMPTY,
                 length => length,
             }
         }
         unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
-            // SAFETY: registered with a cache, which outlives it; `asked` is valid for the time of
-            // the call.
+            // SAFETY: the shrinker's data is a cache, which outlives the shrinker. `asked` is valid
+            // for the time of the call, and this callback alone has it.
             let (cache, asked) = unsafe { (&*data.cast::<Cache>(), &mut *asked) };
             let Ok(mut objects) = cache.objects.lock() else { return neap_reclaim::STOP };
             let left = objects.len().saturating_sub(asked.to_scan as usize);
@@ -133,13 +134,14 @@ impl Cache {
     }
 }
 
-/// A count of 0: the cache has objects, but nothing to give now.
+/// A count callback that returns 0: the cache has objects, but can free none now.
 pub(crate) unsafe extern "C" fn count_nothing(_: *mut c_void, _: *const Asked) -> u64 {
     0
 }
 
 /// Registers a shrinker for each cache, with a bit in a group of its own.
 pub(crate) fn register(host: Here<'_>, shrinkers: &Shrinkers, caches: &[Cache]) -> Result<Vec<ShrinkerId>> {
-    // SAFETY: the caches outlive the registry.
+    // SAFETY: the caches outlive the registry. Their callbacks may run in several threads at a
+    // time, and do not unwind.
     caches.iter().map(|cache| Ok(unsafe { shrinkers.register(&host, &cache.spec()) }?)).collect()
 }

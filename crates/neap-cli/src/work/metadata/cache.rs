@@ -1,13 +1,13 @@
 //! The cache: values by path, charged to memory groups, on lists that reclaim evicts from.
 //!
 //! # Design
-//! Each variant is the same cache with other groups and another shrinker. A value is charged before
-//! it is cached. At the limit the charge calls the shrinker in its own thread, which evicts the
-//! values that were used least recently. If the charge is refused nevertheless, the value is not
-//! cached.
+//! All variants are the same cache. They differ in its groups and its shrinker. A value is charged
+//! before it is cached. At the limit the charging thread calls the shrinker, which evicts the least
+//! recently used values. If the charge is refused nevertheless, the value is not cached.
 //!
 //! # Locking
-//! Each shard of the map has a mutex. No charge is made under a mutex, and eviction only tries it.
+//! Each shard of the map has a mutex. A thread does not charge while it holds one, and eviction
+//! only tries the mutex.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -72,7 +72,7 @@ impl Tally {
 
 /// A cache of eight tenants with a limit for all.
 pub(super) struct MetadataCache {
-    // Dropped first: afterwards no callback uses `values`.
+    // This field is dropped first. Afterwards no callback uses `values`.
     _shrinker: Option<Shrinker>,
     values: Arc<Values>,
     /// Groups that are charged, by tenant.
@@ -120,7 +120,7 @@ fn locked(shard: &Mutex<Maps>) -> MutexGuard<'_, Maps> {
 /// The node of this thread's CPU.
 fn this_node() -> usize {
     let (mut cpu, mut node) = (0_u32, 0_u32);
-    // SAFETY: both pointers are to live locals; the third argument is unused.
+    // SAFETY: both pointers are to live locals. The kernel ignores the third argument.
     let answer = unsafe { libc::syscall(libc::SYS_getcpu, &mut cpu, &mut node, 0_usize) };
     if answer == 0 { node as usize } else { 0 }
 }
@@ -160,7 +160,8 @@ impl MetadataCache {
     /// result.
     ///
     /// # Errors
-    /// A group is deleted, or the list refuses a value. A charge refused at a limit is no error.
+    /// Returns an error if a group was deleted or the list refuses a value. A charge refused at a
+    /// limit is not an error. The value is then not cached.
     pub(super) fn look_up(&self, tenant: usize, what: ValueKind, path: &OsStr, tally: &mut Tally) -> Result<()> {
         let Values { list, .. } = &*self.values;
         tally.look_ups += 1;

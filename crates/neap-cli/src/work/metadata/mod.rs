@@ -3,8 +3,8 @@
 //! # Design
 //! Eight tenants have three workers each, which compile units (`pattern.rs`). The cache
 //! (`cache.rs`) holds results of `stat` and contents of small files. Its limit is half the bytes
-//! that all units look up. Groups, lists and shrinkers are those of this process, by neap's public
-//! interface.
+//! that all units look up. Groups, lists and shrinkers belong to this process. The workload uses
+//! them through neap's public interface.
 //!
 //! 1. Every worker compiles a number of units to fill the cache. Workers take turns, so each tenant
 //!    is charged for its part of the shared headers.

@@ -1,10 +1,10 @@
 //! The look-ups of a build: units of eight tenants, and headers that all of them share.
 //!
 //! # Design
-//! A unit has a few files of its own. It includes headers that are drawn with a Zipf distribution:
-//! the header of rank r with a weight of 1/r. An include looks for the header in directories that
-//! do not have it, then where it is. A unit always includes the same headers. A worker compiles
-//! units of its tenant that it draws at random.
+//! A unit has a few files of its own. It includes headers drawn from a Zipf distribution: the
+//! header of rank r has the weight 1/r. An include first looks for the header in directories that
+//! do not have it, then in the right one. A unit always includes the same headers. A worker
+//! compiles units of its tenant that it draws at random.
 //!
 //! # Invariants
 //! The sorted paths and the fixed seed determine all look-ups, so they are the same in every run.
@@ -98,7 +98,7 @@ impl<'t> Pattern<'t> {
     /// Calls `look_up` with the look-ups of a unit, in order.
     ///
     /// # Errors
-    /// The first of `look_up`.
+    /// Returns the first error of `look_up`. The remaining look-ups are then not made.
     pub(super) fn compile<'p, E>(
         &'p self,
         unit: &Unit,

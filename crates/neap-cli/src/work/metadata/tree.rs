@@ -1,7 +1,7 @@
 //! Files and directories below a directory, sorted by path.
 //!
-//! Symbolic links are not followed. Directories that cannot be read, and files that go meanwhile,
-//! are left out. This module has no lock.
+//! The walk does not follow symbolic links. It leaves out directories that it cannot read, and
+//! files that are removed meanwhile. This module has no lock.
 
 use std::ffi::OsStr;
 use std::fs;

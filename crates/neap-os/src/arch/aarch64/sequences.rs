@@ -25,19 +25,20 @@
 //!
 //! # Concurrency
 //!
-//! Each load of a sequence has an address that the load before it returned: CPU id, region, head,
-//! cell. The processor does such loads in this order. So a thread that finds a region also finds
-//! what was stored there before the Release store of its address. No barrier is needed.
+//! The address of each load depends on an earlier load: the region on the CPU id, the head on the
+//! region, the cell on the head. The processor does such loads in this order. So a thread that
+//! finds a region also finds what was stored there before the Release store of its address. No
+//! barrier is needed.
 //!
 //! Threads that take turns on a CPU see each other's stores in program order, as one thread does.
 //! The kernel orders all accesses of a thread when it switches threads. A thread on another CPU
 //! reads a stack only after a fence on the stack's CPU. So the commit is a plain store.
 
-/// Begin and end of every sequence: the descriptor that the kernel reads, and the abort exit with
-/// its signature. Descriptors are never written. They lie in the section that is read-only after
-/// relocation, since a section of their own would cost two more page faults. The body has `22:`
-/// behind its commit; `23:` is the end. Labels from 25 on are free for the body and its
-/// surroundings.
+/// Puts a body between the begin and the end of a sequence: the descriptor that the kernel reads,
+/// and the abort exit with its signature. No code writes to a descriptor. Descriptors lie in the
+/// section that is read-only after relocation, since a section of their own would cost two more
+/// page faults. The body must have the label `22:` behind its commit. The label `23:` is the end.
+/// Labels from 25 on are free for the body and its surroundings.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! critical {
@@ -58,8 +59,8 @@ macro_rules! critical {
 }
 
 /// A [`critical`](crate::critical) section that begins with the steps from the CPU id to the
-/// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id; it
-/// changes only registers that it names.
+/// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id. It may
+/// change only registers that it names.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! sequence {
@@ -74,9 +75,9 @@ macro_rules! sequence {
     };
 }
 
-/// Pops the topmost object of the stack at `place` into `value`; null if there is none. `look`
-/// checks the object before the commit, and refuses null. `then` runs after the commit. Changes
-/// `place`, `t` and `next`.
+/// Pops the topmost object of the stack at `place` into `value`, which is null if there is none.
+/// `look` checks the object before the commit, and refuses null. `then` runs after the commit.
+/// Changes `place`, `t` and `next`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! pop_sequence {
@@ -98,8 +99,8 @@ macro_rules! pop_sequence {
 }
 
 /// Pushes `value` on the stack at `place` if the CPU's id equals the low 16 bits of `home`,
-/// otherwise on the next stack behind it. Changes `place`, `home` and `t`. `behind` lies behind the
-/// abort exit and is reached by jumps only.
+/// otherwise on the next stack behind it. Changes `place`, `home` and `t`. `behind` is code behind
+/// the abort exit, which the processor reaches only by jumps.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! push_sequence {

@@ -5,7 +5,7 @@
 //! [`critical`](crate::critical) begins and ends every sequence. [`sequence`](crate::sequence) adds
 //! the steps from the CPU id to the region. [`pop_sequence`](crate::pop_sequence) and
 //! [`push_sequence`](crate::push_sequence) move one object. [`unwinds_like`](crate::unwinds_like)
-//! describes code of malloc and free that the compiler places outside its function.
+//! describes code of malloc and free that lies outside its function.
 //!
 //! # Invariants
 //!
@@ -19,11 +19,12 @@
 //! | `place` | bytes from the start of a region to a stack |
 //! | `t` | scratch register |
 
-/// Begin and end of every sequence: the descriptor that the kernel reads, and the abort exit with
-/// its signature, both outside the hot code. Descriptors are never written. They lie in the section
-/// that is read-only after relocation, since a section of their own would cost two more page
-/// faults. The body has `22:` behind its commit; `23:` is the end. Labels from 25 on are free for
-/// the body and its surroundings.
+/// Puts a body between the begin and the end of a sequence: the descriptor that the kernel reads,
+/// and the abort exit with its signature. Both lie outside the hot code. No code writes to a
+/// descriptor. Descriptors lie in the section that is read-only after relocation, since a section
+/// of their own would cost two more page faults. The body must have the label `22:` behind its
+/// commit. The label `23:` is the end. Labels from 25 on are free for the body and its
+/// surroundings.
 ///
 /// The abort exit unwinds as if the sequence had called it without a return address on the stack.
 /// The exit's frame begins at the stack pointer. Its return address is the start of the sequence,
@@ -54,10 +55,10 @@ macro_rules! critical {
     };
 }
 
-/// Unwind information for code from `start` to `end` that lies outside its function, in the
-/// function's section. An unwinder takes an address in this code for a frame that has no stack. The
-/// return address of that frame lies behind `like`, as far as the address lies behind `start`. The
-/// function has as much code behind `like`, all with the stack pointer of the described code.
+/// Unwind information for the code from `start` to `end`. The code lies outside its function, but
+/// in the function's section. An unwinder treats this code as a frame without a stack. For an
+/// address `start + d`, the frame's return address is `like + d`. The function must have at least
+/// as much code behind `like`, with the same stack pointer as the described code.
 ///
 /// An assembler extends the unwind information of a function only with code in another section.
 /// Therefore this is a record of `.eh_frame` with its own head. In its instructions, the frame
@@ -91,8 +92,8 @@ macro_rules! unwinds_like {
 }
 
 /// A [`critical`](crate::critical) section that begins with the steps from the CPU id to the
-/// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id; it
-/// changes only registers that it names. `first` is
+/// region, whose address is in `t` when the body starts. `look` runs while `t` holds the id. It may
+/// change only registers that it names. `first` is
 /// [`SequenceTable::FIRST`](crate::rseq::SequenceTable::FIRST).
 #[doc(hidden)]
 #[macro_export]
@@ -108,9 +109,9 @@ macro_rules! sequence {
     };
 }
 
-/// Pops the topmost object of the stack at `place` into `value`; null if there is none. `look`
-/// checks the object before the commit, and refuses null. `then` runs after the commit. Changes
-/// `place`, `offset`, `t` and `next`.
+/// Pops the topmost object of the stack at `place` into `value`, which is null if there is none.
+/// `look` checks the object before the commit, and refuses null. `then` runs after the commit.
+/// Changes `place`, `offset`, `t` and `next`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! pop_sequence {

@@ -1,5 +1,5 @@
-//! Pool of reclaimer threads, without its lock: how many there are, and whether another one is to
-//! be created.
+//! Pool of reclaimer threads, without a lock: their number, and whether another one is to be
+//! created.
 //!
 //! # Design
 //!
@@ -32,10 +32,10 @@ pub(super) const AGAIN: u64 = 1_000_000_000;
 /// Number of reclaimers.
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// Reclaimers that work, and reclaimers that were written off and have not returned.
+    /// Number of reclaimers that work, and of those that were written off and have not returned.
     working: u32,
     lost: u32,
-    /// Number of the newest reclaimer, and of the newest one that this process's parent had.
+    /// Number of the newest reclaimer, and of the newest one at the fork that made this process.
     last: u32,
     parents: u32,
     /// Time before which no reclaimer is created, after a failed creation.
@@ -110,7 +110,7 @@ impl Pool {
         (self.working, self.lost, self.parents, self.until) = (0, 0, self.last, 0);
     }
 
-    /// Lets every reclaimer end; no more are created.
+    /// Lets every reclaimer end. No further one is created.
     pub(super) fn dismiss(&mut self) {
         (self.working, self.lost, self.parents, self.until) = (0, 0, u32::MAX, u64::MAX);
     }

@@ -1,4 +1,4 @@
-//! Queue of jobs, without its lock: the states of a job, and which job is next.
+//! Queue of jobs, without a lock: the states of a job, and which job is next.
 //!
 //! # Design
 //!
@@ -27,7 +27,7 @@ use crate::ShrinkerId;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_groups::{GroupId, Patience};
 
-/// Jobs at a time that threads wait for, or that are for a node.
+/// Number of places for jobs other than [`ReclaimJob::Requests`].
 pub(super) const JOBS: usize = 16;
 /// Places for [`ReclaimJob::Requests`]: one job for each reclaimer that works, and one more that
 /// waits to be taken.
@@ -38,7 +38,7 @@ const SERVERS: usize = MAX_NODES + 1;
 pub enum ReclaimJob {
     /// Reclaim this number of bytes from a group and its descendants, for all waiters together.
     Group(GroupId, u64),
-    /// Make room for this number of bytes in the budget.
+    /// Make room for this number of bytes in the host's budget.
     Budget(u64),
     /// Reclaim the bytes that a group and its ancestors use above their `high`.
     AboveHigh(GroupId),
@@ -71,9 +71,9 @@ impl ReclaimJob {
 pub(super) enum JobState {
     Free,
     Posted,
-    /// By the reclaimer with this number.
+    /// The reclaimer with this number has taken the job.
     Taken(u32),
-    /// With this number of bytes.
+    /// The job is done, and has freed this number of bytes.
     Done(u64),
 }
 
@@ -82,8 +82,8 @@ struct Job {
     state: JobState,
     aim: ReclaimJob,
     waiters: u32,
-    /// A caller that does not wait requested the job, too: it runs even if all waiters give up. For
-    /// a node with a taken job: run that again.
+    /// Whether a caller that does not wait requested the job. If so, it runs even if all waiters
+    /// give up. A taken job for a node then runs once more.
     wanted: bool,
     /// Sequence number; the lowest is the oldest job.
     age: u64,
@@ -111,7 +111,7 @@ pub(super) enum Poster {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placed {
     pub(super) index: usize,
-    /// A reclaimer is to take the job; false if one has it already.
+    /// Whether a reclaimer is still to take the job; false if one has it already.
     pub(super) is_posted: bool,
 }
 
@@ -219,11 +219,11 @@ impl Queue {
         Some(oldest.aim)
     }
 
-    /// Takes the job of a reclaimer from it. With `done`, the job is done, with that number of
-    /// bytes; otherwise another reclaimer is to do it.
+    /// Takes a reclaimer's job away from the reclaimer. With `done`, the job has freed that number
+    /// of bytes. Without it, another reclaimer is to run the job.
     ///
-    /// Calls `idle` with the node if the job was a pass for one. Returns the new state of the job;
-    /// `None` if the reclaimer had none.
+    /// If the job was a pass for a node, calls `idle` with that node. Returns the new state of the
+    /// job; `None` if the reclaimer had none.
     pub(super) fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce(usize)) -> Option<JobState> {
         let job = self.jobs.iter_mut().find(|job| job.state == JobState::Taken(reclaimer))?;
         let mut goes_on = done.is_none() && (job.waiters > 0 || job.wanted);

@@ -209,7 +209,7 @@ fn dismissed_reclaimers_end_and_none_is_hired() {
     assert_eq!((jobs.hire(1, 4, u64::MAX - 1), jobs.working_and_lost()), (None, (0, 0)));
 }
 
-/// Without a wake-up this test would never end; the comparison of the futex word fails at once.
+/// Without a wake-up this test would not end. The comparison of the futex word fails at once.
 #[test]
 fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
     let jobs = JobQueue::with(2);

@@ -1,14 +1,16 @@
-//! Reconciliation: charged bytes, neap's counters and resident memory by the kernel, side by side.
+//! Reconciliation: charged bytes, neap's counters, and resident memory as the kernel counts it,
+//! side by side.
 //!
 //! # Design
 //! Each resident byte is attributed to a [`Source`]. Where neap has its own counter, the counter
-//! stands beside the kernel's figure, so a difference belongs to a source. For another process, the
-//! sums are made from its [report](crate::reports::map_report). Reconciliation allocates nothing.
+//! stands beside the kernel's figure, so a difference belongs to a source. For another process,
+//! reconciliation uses that process's [report](crate::reports::map_report). Reconciliation
+//! allocates nothing.
 //!
 //! # Locking
-//! The locks of the layers are taken one at a time. If there are groups, the gate is closed, as for
-//! fork, while charges are compared with allocations. At the request of another process, this is
-//! only done if it takes a few milliseconds.
+//! Reconciliation takes the locks of the layers one at a time. If there are groups, it closes the
+//! gate, as a fork does, while it compares charges with allocations. At the request of another
+//! process, it does so only if that takes a few milliseconds.
 
 mod sources;
 mod tally;
@@ -29,12 +31,14 @@ use neap_os::mappings::Mappings;
 use neap_pages::PIECE;
 use neap_percpu::Host;
 
-/// Room for ranges: more than a manager has.
+/// Capacity for ranges, more than a manager has.
 const RANGES: usize = 256;
-/// Looks at the gate: for a tenth of a second, and for some milliseconds if another process asks.
+/// Number of looks at the gate, for about a tenth of a second. For a request of another process it
+/// is `FEW_LOOKS`, for some milliseconds.
 const LOOKS: u32 = 2000;
 const FEW_LOOKS: u32 = 50;
-/// Most bytes in slabs for which another process's request may close the gate: some milliseconds.
+/// Most bytes in slabs for which a request of another process may close the gate. Counting them
+/// takes some milliseconds.
 const SOON_DONE: u64 = 64 << 20;
 
 impl<P: Platform> Core<P> {
@@ -160,7 +164,7 @@ impl<P: Platform> Mm<P> {
     /// Compares charges, this manager's counters, and the kernel's view of resident memory. Takes
     /// some milliseconds, more for an arena of many gibibytes.
     ///
-    /// If other threads allocate or free meanwhile, only some of the numbers show that. Where there
+    /// If other threads allocate or free meanwhile, the numbers may not agree exactly. Where there
     /// are groups, threads that allocate or free wait while every charged object is counted.
     ///
     /// ```

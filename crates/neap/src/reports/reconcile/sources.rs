@@ -22,7 +22,7 @@ pub enum Source {
     Free,
     /// Pages on their way to or from the system, or from a list.
     Travelling,
-    /// Pages of the arena that cannot be looked at one by one, or that changed between two looks.
+    /// Pages of the arena that cannot be examined one by one, or that changed between two looks.
     Arena,
     /// Frames, and maps of pages.
     PageTables,
@@ -199,7 +199,7 @@ impl Held {
 
 const KINDS: usize = Kind::ALL.len();
 
-/// A manager's counters, in bytes; all bits set where it has none.
+/// A manager's counters, in bytes. [`NONE`] stands for a counter that the manager does not have.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Books {

@@ -1,9 +1,9 @@
 //! The kernel's view of a process compared with neap's counters, source by source.
 //!
 //! Each resident byte is attributed to one source. A byte in a range of neap's has the source of
-//! the range; in the arena, that of its page. Elsewhere the source follows from the kernel's name
-//! of the mapping. This works for this process and for another one. This module has no lock, and
-//! changes nothing.
+//! the range. A byte in the arena has the source of its page. Elsewhere the source follows from the
+//! kernel's name of the mapping. This works for this process and for another one. This module has
+//! no lock, and changes nothing.
 
 use super::sources::{Books, Held, NONE, Range, SOURCES, Source};
 use core::fmt;
@@ -18,7 +18,7 @@ pub struct Tally<'r> {
     ranges: &'r [Range],
     books: Books,
     resident: [u64; SOURCES],
-    /// Resident in the arena, by the mappings.
+    /// Resident bytes of the arena, by the kernel's list of mappings.
     arena: u64,
     all: u64,
     /// The file whose mappings are being read.
@@ -45,7 +45,7 @@ impl<'r> Tally<'r> {
     /// Reads all mappings.
     ///
     /// # Errors
-    /// The error of reading.
+    /// The system's error if the mappings cannot be read.
     pub fn look(&mut self, view: &Mappings) -> Result<(), Errno> {
         let present = |start: usize, end: usize| {
             let mut pages = 0_u64;
@@ -73,8 +73,8 @@ impl<'r> Tally<'r> {
         self.foreign(mapping, rest, own);
     }
 
-    /// Attributes the part of a mapping that is not neap's. `own`: a range of neap's reaches the
-    /// end of the mapping.
+    /// Attributes the part of a mapping that is not neap's. `own` says whether a range of neap's
+    /// reaches the end of the mapping.
     fn foreign(&mut self, mapping: &Mapping<'_>, resident: u64, own: bool) {
         let &Mapping { start, end, rights: [read, write, execute, share], name, .. } = mapping;
         let private = share == b'p';
@@ -173,7 +173,7 @@ pub struct Reconciliation {
 }
 
 impl Reconciliation {
-    /// Resident bytes of a source, by the kernel.
+    /// Resident bytes of a source, as the kernel counts them.
     pub fn resident_of(&self, source: Source) -> u64 {
         self.by_source[source as usize]
     }

@@ -1,4 +1,4 @@
-//! Where a guarded sample was allocated or freed: the thread, and the bytes of its stack.
+//! The thread that allocated or freed a guarded sample, and the bytes of its stack.
 //!
 //! The bytes are copied as they are, since no unwinder may run in malloc. A report finds the
 //! addresses of calls among them.
@@ -34,7 +34,8 @@ impl Caller {
         // pages.
         let page = memory::page_size();
         let mut bytes = (page - stack_pointer % page).min(STACK_BYTES);
-        // `readable` may return as little as half of the readable bytes, so it is asked again.
+        // `readable` may return as little as half of the readable bytes, so the loop calls it
+        // again.
         while bytes < STACK_BYTES {
             match call_stack::readable(stack_pointer + bytes, STACK_BYTES - bytes) {
                 0 => break,
@@ -47,11 +48,13 @@ impl Caller {
     /// Calls `each` with every word of the stack, from the stack pointer on.
     ///
     /// # Safety
-    /// The stack is as it was when this value was made, or deeper.
+    /// The functions that were on the stack when this value was made have not returned, and do not
+    /// run meanwhile.
     pub(crate) unsafe fn each_word(&self, each: &mut dyn FnMut(usize)) {
         for at in (self.stack_pointer..self.stack_pointer + self.bytes).step_by(WORD) {
-            // SAFETY: the word can be read, and the functions whose variables lie there do not go
-            // on meanwhile (the caller's promise).
+            // SAFETY: the word could be read when this value was made, and the functions on the
+            // stack have not returned. They do not change their variables meanwhile (the caller's
+            // promise).
             each(unsafe { core::ptr::with_exposed_provenance::<usize>(at).read_volatile() });
         }
     }
@@ -71,19 +74,20 @@ impl Trail {
     /// Copies the stack of a thread.
     ///
     /// # Safety
-    /// No other thread calls this for the trail at the moment. The stack can be read, and is the
-    /// calling thread's, above the stack pointer.
+    /// No other thread calls this for the trail meanwhile. The stack of `caller` can be read. It is
+    /// the calling thread's, above the stack pointer.
     pub(crate) unsafe fn take(&self, caller: &Caller) {
         self.words.store(0, Ordering::Relaxed);
         self.thread.store(caller.thread, Ordering::Relaxed);
         let to = self.stack.as_ptr().cast_mut().cast::<u8>();
-        // SAFETY: the stack can be read (the caller's promise), and is at most as long as the
-        // array, whose words may change at any moment.
+        // SAFETY: the bytes lie above this thread's stack pointer, and can be read (the caller's
+        // promise). The array has room for them. No other thread writes to it meanwhile, and its
+        // words are atomic.
         unsafe { call_stack::copy(caller.stack_pointer, to, caller.bytes) };
         self.words.store((caller.bytes / WORD) as u32, Ordering::Relaxed);
     }
 
-    /// Number of the thread, as the system has it.
+    /// The system's number of the thread.
     pub(crate) fn thread(&self) -> u32 {
         self.thread.load(Ordering::Relaxed)
     }

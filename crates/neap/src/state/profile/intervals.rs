@@ -1,8 +1,8 @@
-//! Bytes from one sample to the next: exponentially distributed, so that the samples are a Poisson
-//! process. And the bytes that a sample stands for.
+//! Draws the bytes from one sample to the next, and computes the bytes that a sample stands for.
+//! The intervals are exponentially distributed, so the samples are a Poisson process.
 
-/// Numbers that look random, from a counter: the finaliser of MurmurHash3 (public domain) over
-/// steps of the golden ratio, known as SplitMix64.
+/// A generator of pseudo-random numbers, known as SplitMix64. It applies the finaliser of
+/// MurmurHash3 (public domain) to multiples of the golden ratio.
 #[derive(Debug)]
 pub(super) struct Intervals(u64);
 
@@ -20,8 +20,8 @@ impl Intervals {
     }
 }
 
-/// Widens the distance of samples while too many come, so that they cost at most some percent of a
-/// core. A sample stands for as many bytes more, so sums stay unbiased.
+/// Widens the distance between samples while there are too many, so that they cost at most some
+/// percent of a core. A sample then stands for correspondingly more bytes, so sums stay unbiased.
 #[derive(Debug)]
 pub(crate) struct Pace {
     doublings: u32,
@@ -31,10 +31,11 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// The least distance that neap widens. If closer samples are asked for, all are taken.
+    /// The smallest mean distance that neap widens. If the program requests a smaller one, neap
+    /// takes all samples.
     pub(crate) const WIDENED: u64 = 512 << 10;
-    /// Samples of a window at which the distance doubles: 1280 in a second. Below a quarter of it,
-    /// the distance is halved.
+    /// Number of samples in a window at which the distance doubles; equal to 1280 a second. With
+    /// fewer than a quarter of it, the distance is halved.
     const MOST: u32 = 128;
     /// Nanoseconds of a window.
     const WINDOW: u64 = 100_000_000;
@@ -58,7 +59,7 @@ impl Pace {
         (self.since, self.count) = (now, 0);
     }
 
-    /// The average distance, where `mean` was asked for.
+    /// Returns the mean distance in force, if `mean` was requested.
     pub(crate) fn mean(&self, mean: u64) -> u64 {
         if mean < Pace::WIDENED { mean } else { mean << self.doublings }
     }
@@ -88,7 +89,7 @@ pub(super) fn weight(size: u64, mean: u64) -> u64 {
     // 1 - exp(-x). Twice the exponent: 1 - exp(-2x) is (1 - exp(-x)) * (2 - (1 - exp(-x))).
     let part = x * (1.0 - x / 2.0 * (1.0 - x / 3.0 * (1.0 - x / 4.0 * (1.0 - x / 5.0))));
     let probability = (0..HALVINGS).fold(part, |part, _| part * (2.0 - part));
-    // Nothing is sampled with size 0.
+    // For size 0, the division would be 0 / 0.
     if size == 0 { mean } else { (size as f64 / probability) as u64 }
 }
 

@@ -2,10 +2,10 @@
 //! [area](neap_base::profile_area).
 //!
 //! # Design
-//! A stack is packed into a chain of cells. Words that cannot be addresses are left out: unwinding
-//! needs return addresses and pointers into the stack only. The links of the chains are remembered
-//! here as well, in memory that the process alone can write to. All zeroes is a state without
-//! stacks.
+//! A stack is packed into a chain of cells. Words that cannot be addresses are left out, because
+//! unwinding needs only return addresses and pointers into the stack. Other processes may write to
+//! the area. So [`KeptStacks`] has a copy of the chains' links, in memory that only this process
+//! can write to. All zeroes is a state without stacks.
 //!
 //! # Invariants
 //! A cell is free, never used, or in the chain of one entry of the
@@ -40,7 +40,7 @@ pub(super) struct KeptStacks {
 
 /// Why a word was not written.
 enum Ended {
-    /// The stack has as many cells as one may have.
+    /// The stack fills [`MOST_CELLS`] cells, the most that a stack may have.
     Full,
     /// All cells are in use.
     NoCell,
@@ -64,7 +64,8 @@ impl Writer<'_> {
     /// `cells` are the cells of a mapped area that no other thread writes to.
     #[inline]
     unsafe fn push(&mut self, word: u64) -> Result<NonNull<u64>, Ended> {
-        // SAFETY: links lead to cells of the area (the caller's promise), and 0 is not passed.
+        // SAFETY: a link other than 0 leads to a cell of the mapped area (the caller's promise),
+        // and 0 is not passed.
         let at = |link: u32| unsafe { self.cells.add(link as usize - 1) }.cast::<u64>();
         if self.last == 0 || self.used == CELL_WORDS {
             if self.count == MOST_CELLS {
@@ -75,36 +76,39 @@ impl Writer<'_> {
                 self.first = cell;
             } else {
                 self.kept.next[self.last as usize - 1] = cell;
-                // SAFETY: the first word of a cell (the caller's promise).
+                // SAFETY: `at` returns the first word of a cell, and no other thread writes to it
+                // (the caller's promise).
                 unsafe { at(self.last).write(cell.into()) };
             }
-            // SAFETY: the first word of a cell (the caller's promise).
+            // SAFETY: `at` returns the first word of a cell, and no other thread writes to it (the
+            // caller's promise).
             unsafe { at(cell).write(0) };
             (self.last, self.count, self.used) = (cell, self.count + 1, 1);
         }
-        // SAFETY: `used` is less than the words of a cell (the caller's promise).
+        // SAFETY: `used` is less than `CELL_WORDS`, so the word lies in the cell.
         let place = unsafe { at(self.last).add(self.used) };
-        // SAFETY: a word of a cell.
+        // SAFETY: `place` is a word of a cell, and no other thread writes to it (the caller's
+        // promise).
         unsafe { place.write(word) };
         self.used += 1;
         Ok(place)
     }
 
-    /// Writes a stack, as far as it fits.
+    /// Writes a stack. Stops at the first word that does not fit.
     ///
     /// # Safety
     /// * `cells` are the cells of a mapped area that no other thread writes to.
     /// * `words` words from `stack` on are mapped.
     unsafe fn write(&mut self, registers: [u64; 3], stack: NonNull<u64>, words: usize) -> Result<(), Ended> {
-        // Without a branch: which words are addresses is hard to predict.
+        // This has no branch, because the CPU could hardly predict which words are addresses.
         let is_address = |word: u64| {
             let from_lowest = without_signature(word).wrapping_sub(LOWEST_ADDRESS);
             let from_stack = word.wrapping_sub(registers[1]);
             u64::from((from_lowest < ADDRESS_END - LOWEST_ADDRESS) | (from_stack < words as u64 * 8))
         };
-        // SAFETY: the caller's promise holds for all calls of `push` and words of the stack. The
-        // place that the fourth call returns stays. Volatile: another process may write the stack
-        // meanwhile.
+        // SAFETY: no other thread writes to the mapped cells, as `push` requires, and the words of
+        // the stack are mapped (the caller's promise). `count` is a word of such a cell, so it
+        // stays valid. Volatile: another process may write the stack meanwhile.
         unsafe {
             for register in registers {
                 self.push(register)?;
@@ -165,7 +169,7 @@ impl KeptStacks {
         }
     }
 
-    /// The words of an entry's stack, as they are [packed](neap_base::packed_stack).
+    /// Returns the words of an entry's [packed stack](neap_base::packed_stack).
     ///
     /// # Safety
     /// `cells` are the cells of an area that stays mapped while the words are read.
@@ -177,14 +181,15 @@ impl KeptStacks {
             }
             let cell = (link as usize).checked_sub(1)?;
             at += 1;
-            // SAFETY: a word of a cell (the caller's promise). Volatile: another process may write
+            // SAFETY: a link other than 0 leads to a cell of the area, which stays mapped (the
+            // caller's promise). `at` is at most `CELL_WORDS`. Volatile: another process may write
             // it, and any value is valid.
             Some(unsafe { cells.add(cell).cast::<u64>().add(at - 1).read_volatile() })
         })
     }
 
-    /// Keeps the stack of an entry, which has none yet: registers, and `words` words from `stack`
-    /// on. Returns the value for the entry's slot.
+    /// Keeps the stack of an entry: registers, and `words` words from `stack` on. Returns the value
+    /// for the field `kept` of the entry's slot. If the entry has a stack, changes nothing.
     ///
     /// # Safety
     /// * `cells` are the cells of a mapped area that no other thread of the process writes to.
@@ -202,7 +207,8 @@ impl KeptStacks {
             return self.first[entry];
         }
         let mut writer = Writer { kept: self, cells, first: 0, last: 0, count: 0, used: 0 };
-        // SAFETY: the caller's promise.
+        // SAFETY: the cells are mapped, no other thread writes to them, and the words are mapped
+        // (the caller's promise).
         let written = unsafe { writer.write(registers, stack, words) };
         let first = writer.first;
         if let Err(Ended::NoCell) = written {

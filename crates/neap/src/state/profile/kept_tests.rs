@@ -1,4 +1,4 @@
-//! The stacks of live samples that leave the ring: which are kept, where, and until when.
+//! Tests of the stacks of live samples whose records leave the ring.
 
 use super::kept_stacks::KeptStacks;
 use super::recorder::{Recorder, Sampled};

@@ -1,11 +1,11 @@
 //! Writes samples and frees into the [area](neap_base::profile_area).
 //!
-//! The probes `otel_memory:alloc` (address, size, bytes that the sample stands for) and
-//! `otel_memory:free` (address) are passed at the same moments. A probe is an instruction that does
-//! nothing until a tracer puts a breakpoint there.
+//! With each sample, the recorder passes the probe `otel_memory:alloc` (address, size, bytes that
+//! the sample stands for). With each free, it passes `otel_memory:free` (address). A probe is an
+//! instruction that does nothing until a tracer puts a breakpoint there.
 //!
-//! Other processes of the user may write to the area. So positions and live samples are kept
-//! outside of it, and the recorder checks records that it reads back to keep their stacks.
+//! Other processes of the user may write to the area. So the recorder keeps positions and live
+//! samples outside of it, and checks the records that it reads back to keep their stacks.
 
 use super::intervals::{Intervals, Pace, weight};
 use super::kept_stacks::Cell;
@@ -65,10 +65,10 @@ impl Recorder {
         Recorder { intervals: Intervals::new(0), pace: Pace::new(), taken: 0, head: 0, passed: 0, live: None }
     }
 
-    /// Begins to record, or goes on with another mean.
+    /// Begins to record, or continues with another mean.
     ///
     /// # Errors
-    /// The system gives no address space.
+    /// The system's error if it gives no address space. Nothing has changed then.
     pub(crate) fn begin(&mut self, area: &AreaHeader, mean: u64) -> Result<(), Errno> {
         if self.live.is_none() {
             *self = Recorder { live: Some(SampleTable::make()?), ..Recorder::new() };
@@ -92,15 +92,16 @@ impl Recorder {
         self.pace = Pace::new();
     }
 
-    /// Forgets all samples, and gives the memory back, that of the area too if there is one.
+    /// Forgets all samples, and unmaps their table. If there is an `area`, also releases its
+    /// memory.
     pub(crate) fn end(&mut self, area: Option<&AreaHeader>) {
         let live = self.live.take();
         if let Some(area) = area {
             // Without the magic, a reader does not take the memory for an area.
             area.magic.store(0, Ordering::Release);
             let address = core::ptr::from_ref(area).addr();
-            // SAFETY: the header is the start of a mapping of that length. Its contents are written
-            // here only, and read by no code of this process.
+            // SAFETY: the header is the start of a mapping of that length. In this process, only
+            // the recorder relies on its contents, and it has forgotten all samples.
             let is_zero = unsafe { memory::release_shared(address, AREA_BYTES) }.is_ok();
             // The next samples are numbered from 1 again, so no slot may keep a number.
             for index in (0..live.as_ref().map_or(0, SampleTable::used)).filter(|_| !is_zero) {
@@ -113,13 +114,13 @@ impl Recorder {
         }
     }
 
-    /// Draws the bytes up to the next sample where `mean` was asked for.
+    /// Draws the interval up to the next sample for the requested `mean`.
     pub(crate) fn interval(&mut self, mean: u64) -> Interval {
         let mean = self.pace.mean(mean);
         Interval { bytes: self.intervals.draw(mean), mean: mean as usize }
     }
 
-    /// Bytes ever written to the ring; `None`: nothing is recorded.
+    /// Bytes ever written to the ring; `None` if nothing is recorded.
     pub(crate) fn head(&self) -> Option<u64> {
         self.live.as_ref().map(|_| self.head)
     }
@@ -129,8 +130,9 @@ impl Recorder {
         self.live.as_ref().is_some_and(|live| live.has(address, number))
     }
 
-    /// Copies the block of the ring that begins at a position. Returns its words: none if it was
-    /// overwritten, or written anew since sampling began again.
+    /// Copies the block of the ring that begins at a position. Returns the number of copied words.
+    /// It is 0 if the block was overwritten, or if it lies beyond the head because sampling began
+    /// again.
     ///
     /// # Safety
     /// `area` is the start of a mapped area that no other thread of the process writes to.
@@ -139,7 +141,8 @@ impl Recorder {
             return 0;
         }
         let words = (self.head.saturating_sub(position) as usize / 8).min(to.len());
-        // SAFETY: a block lies in the ring (the caller's promise of an area).
+        // SAFETY: `position` is that of a block, which lies in the ring of the mapped area (the
+        // caller's promise).
         unsafe { copy_words(ring_at(area, position), &mut to[..words]) };
         words
     }
@@ -150,7 +153,7 @@ impl Recorder {
     /// `area` is the start of a mapped area that no other thread of the process writes to. It has
     /// the slots.
     pub(crate) unsafe fn copy_slots(&self, area: &AreaHeader, first: usize, to: &mut [u64; BLOCK_BYTES / 8]) {
-        // SAFETY: the slots lie in the area (the caller's promise).
+        // SAFETY: the slots lie in the mapped area (the caller's promise), at a multiple of 8.
         unsafe { copy_words(slot_at(area, first).cast(), to) };
     }
 
@@ -166,7 +169,8 @@ impl Recorder {
         to: &mut [u64],
     ) -> Option<UnpackedStack> {
         let live = self.live.as_ref()?;
-        // SAFETY: the area has the cells (the caller's promise).
+        // SAFETY: the area is mapped and has the cells (the caller's promise). It stays mapped
+        // while this function reads them.
         let mut stream = unsafe { live.kept().stream(cells_of(area), live.find(address, number)?) };
         unpack(&mut stream, to)
     }
@@ -186,7 +190,8 @@ impl Recorder {
     ///
     /// # Safety
     /// * `area` is the start of a mapped area that no other thread writes to.
-    /// * The bytes of the stack can be read.
+    /// * The bytes of the stack can be read. `stack_bytes` is a multiple of 8, and at most
+    ///   `MOST_STACK`.
     pub(crate) unsafe fn record(
         &mut self,
         area: &AreaHeader,
@@ -236,7 +241,9 @@ impl Recorder {
             stack_pointer: registers.stack_pointer as u64,
             frame_pointer: registers.frame_pointer as u64,
         };
-        // SAFETY: `room` returns a range of the ring of that length. The stack can be read (the
+        // SAFETY: the area is mapped, and no other thread writes to it (the caller's promise). The
+        // record has a multiple of 8 bytes, and fits a block, since `stack_bytes` is at most
+        // `MOST_STACK`. `room` returns that many bytes of the ring. The stack can be read (the
         // caller's promise), and lies above this function's frame.
         unsafe {
             let to = self.room(area, bytes);
@@ -265,14 +272,15 @@ impl Recorder {
         area.live.store(self.live().into(), Ordering::Relaxed);
         let bytes = size_of::<FreeRecord>();
         let record = FreeRecord { kind: FREE, bytes: bytes as u32, number, time: clock::precise() };
-        // SAFETY: `room` returns a range of the ring of that length.
+        // SAFETY: the area is mapped, and no other thread writes to it (the caller's promise). The
+        // size of a `FreeRecord` is a multiple of 8. `room` returns that many bytes of the ring.
         unsafe { self.room(area, bytes).cast::<FreeRecord>().write(record) };
         self.publish(area, bytes);
         probe::probe!(otel_memory, free, address);
     }
 
-    /// Returns the place of a record of `bytes` bytes, on a multiple of 8. It lies in one block, so
-    /// the rest of a block may have to be filled before it.
+    /// Returns the place of a record of `bytes` bytes. Its address is a multiple of 8. A record
+    /// lies in one block, so this first fills the rest of a block in which the record does not fit.
     ///
     /// # Safety
     /// `area` is the start of a mapped area that no other thread writes to. `bytes` is a multiple
@@ -283,7 +291,8 @@ impl Recorder {
         // SAFETY: the area is mapped, and no other thread writes to it (the caller's promise).
         unsafe { self.keep_stacks(area, self.head + growth as u64) };
         if bytes > rest {
-            // SAFETY: the rest of a block has at least 8 bytes, in the ring.
+            // SAFETY: the head is a multiple of 8. So the rest of a block has at least 8 bytes, and
+            // lies in the ring of the mapped area.
             unsafe { ring_at(area, self.head).cast::<[u32; 2]>().write([PAD, rest as u32]) };
             self.publish(area, rest);
         }
@@ -291,9 +300,9 @@ impl Recorder {
         unsafe { ring_at(area, self.head) }
     }
 
-    /// Keeps the stacks of live samples whose records readers may not read any more once `head` is
-    /// `end`: records that lie less than two blocks after the oldest byte of the ring. Passes as
-    /// many bytes as the ring grows by, up to the end of a record.
+    /// Keeps the stacks of live samples before readers lose their records. Once `head` is `end`,
+    /// readers do not read records that lie less than two blocks after the oldest byte of the ring.
+    /// Passes as many bytes as the ring grows by, up to the end of a record.
     ///
     /// # Safety
     /// `area` is the start of a mapped area that no other thread writes to.
@@ -303,8 +312,8 @@ impl Recorder {
             let rest = BLOCK_BYTES - self.passed as usize % BLOCK_BYTES;
             // SAFETY: the area is mapped (the caller's promise).
             let place = unsafe { ring_at(area, self.passed) };
-            // SAFETY: a multiple of 8 in the ring. Volatile: another process may write there, so
-            // sizes are checked, and any other value is valid.
+            // SAFETY: `place` lies in the ring, and its address is a multiple of 8. Volatile:
+            // another process may write there, so sizes are checked, and any other value is valid.
             let [kind, bytes] = unsafe { place.cast::<[u32; 2]>().read_volatile() };
             let bytes = bytes as usize;
             if kind == PAD || !bytes.is_multiple_of(8) || bytes < size_of::<FreeRecord>() || bytes > rest {
@@ -344,12 +353,12 @@ impl Recorder {
 /// Copies words of an area, which other processes may write to.
 ///
 /// # Safety
-/// As many words from `from` on lie in an area.
+/// `from` is a multiple of 8. `to.len()` words from `from` on lie in a mapped area.
 unsafe fn copy_words(from: NonNull<u8>, to: &mut [u64]) {
     let from = from.cast::<u64>();
     for (at, word) in to.iter_mut().enumerate() {
-        // SAFETY: the word lies in a mapping (the caller's promise), on a multiple of 8. Volatile:
-        // another process may write it meanwhile, and any value is valid.
+        // SAFETY: the word lies in a mapping, and its address is a multiple of 8 (the caller's
+        // promise). Volatile: another process may write it meanwhile, and any value is valid.
         *word = unsafe { from.add(at).read_volatile() };
     }
 }

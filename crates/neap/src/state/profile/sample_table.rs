@@ -1,9 +1,9 @@
 //! The samples that are live, by address.
 //!
 //! # Design
-//! A hash table with chains in memory of its own, which the process alone can write to. All zeroes
-//! is an empty table, so untouched parts take no memory. The number of an entry is that of its slot
-//! in the [area](neap_base::profile_area).
+//! A hash table with chains, in memory that only this process can write to. All zeroes is an empty
+//! table, so untouched parts take no memory. An entry has the number of its slot in the
+//! [area](neap_base::profile_area).
 
 use super::kept_stacks::KeptStacks;
 use core::ptr::NonNull;
@@ -36,14 +36,14 @@ pub(super) struct SampleTable {
     live: u32,
 }
 
-// SAFETY: the table owns its memory.
+// SAFETY: the table owns its memory, and no other code refers to that memory.
 unsafe impl Send for SampleTable {}
 
 impl SampleTable {
     /// Makes an empty table.
     ///
     /// # Errors
-    /// The system gives no address space.
+    /// The system's error if it gives no address space.
     pub(super) fn make() -> Result<SampleTable, Errno> {
         let address = memory::map(Self::bytes())?;
         let entries = NonNull::new(core::ptr::with_exposed_provenance_mut(address)).ok_or(Errno::NOMEM)?;
@@ -59,7 +59,7 @@ impl SampleTable {
         size_of::<Entries>().next_multiple_of(memory::page_size())
     }
 
-    /// Gives the memory back.
+    /// Unmaps the table.
     pub(super) fn close(self) {
         // SAFETY: `make` mapped it, and this was the only user.
         let _ = unsafe { memory::unmap(self.entries.addr().get(), Self::bytes()) };
@@ -111,7 +111,7 @@ impl SampleTable {
         Some(index)
     }
 
-    /// Whether the sample at an address is the one of a number.
+    /// Returns whether the sample at an address has the number `number`.
     pub(super) fn has(&self, address: u64, number: u64) -> bool {
         self.find(address, number).is_some()
     }
@@ -154,7 +154,8 @@ impl SampleTable {
     }
 }
 
-/// Allocations lie on multiples of 16. Multiplies by the golden ratio, and takes the high bits.
+/// Returns the bucket of an address. Drops the low four bits, since an allocation's address is a
+/// multiple of 16. Multiplies the rest by the golden ratio, and takes the high bits.
 fn bucket(address: u64) -> usize {
     ((address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - BUCKETS.ilog2())) as usize
 }

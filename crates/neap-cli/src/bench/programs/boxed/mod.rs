@@ -1,4 +1,5 @@
-//! `neap bench boxed`: real programs in a memory group of the kernel, under each allocator.
+//! `neap bench boxed`: real programs in a memory group of the kernel (a cgroup), under each
+//! allocator.
 //!
 //! Each program comes near its limit in six turns. Each turn uses blocks of another size:
 //!
@@ -128,7 +129,8 @@ pub(in crate::bench) fn main(options: &Options) -> Result<ExitCode> {
     session.finish(options.json, &tables)
 }
 
-/// Returns the programs that were requested and are installed; all if none is named.
+/// Returns the installed ones of the requested programs. Without a request, all programs count as
+/// requested.
 fn installed(scratch: &Scratch, wanted: &[String], missing: &mut Vec<Missing>) -> Result<Vec<Boxed>> {
     if let Some(unknown) = wanted.iter().find(|name| PROGRAMS.iter().all(|program| program.name != **name)) {
         bail!("--programs: no program is called `{unknown}`; there are {}", PROGRAMS.map(|each| each.name).join(", "));
@@ -164,7 +166,7 @@ fn compile(scratch: &Scratch) -> Result<()> {
 /// How a program ended.
 #[derive(Clone, Copy, PartialEq)]
 enum ProgramEnd {
-    /// The program ran to its end; its slowest request took so many milliseconds.
+    /// The program ran to its end. The number is the milliseconds of its slowest request.
     Survived(f64),
     Refused,
     Killed,
@@ -280,8 +282,9 @@ fn figures(session: &mut Session, programs: &[&str]) {
     session.figure("baseline_killed", Some(baseline_killed as f64));
 }
 
-/// Returns a table with a cell for each program, such as `2/0/0, 4.1 ms`: runs that survived, were
-/// killed and were refused memory, and the slowest request of the survivors.
+/// Returns a table with a cell for each program, such as `2/0/0, 4.1 ms`. The numbers count runs
+/// that survived, runs that the kernel killed, and runs whose malloc refused memory. The time is
+/// that of the slowest request of the survivors.
 fn tables(session: &Session, programs: &[&str], limit: u64) -> String {
     let end = |variant: &str, program: &str| {
         let runs = session.outcomes(variant, program).len();
