@@ -112,8 +112,8 @@ mod tests {
             ("released", "5.9M (1500 pages) to the system by 15 calls"),
             ("failed", "1 call that should have released pages"),
             ("refilled", "2.9M of holes in slabs"),
-            ("need", "2 allocations found nothing, until lists gave 80.0K"),
-            ("skipped", "1 CPU's stacks, held or with a failed fence"),
+            ("need", "2 allocations found no free page until page lists gave 80.0K"),
+            ("skipped", "1 CPU's stacks, held by a thread or with a failed fence"),
         ];
         let told = between(Pair { previous, current });
         assert_eq!(told.iter().map(|(kind, what)| (*kind, what.as_str())).collect::<Vec<_>>(), expected);

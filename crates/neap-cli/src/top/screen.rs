@@ -229,8 +229,8 @@ CPU   cached    change  objects  stacks  page list  may keep  slots
   2     1000     -7.8K     1000       3          0      2.0M  rseq
 -- Events, 1 more below --------------------------------------------------------
 time      event     what
-13:42:11  skipped   1 CPU's stacks, held or with a failed fence
-13:42:11  need      2 allocations found nothing, until lists gave 80.0K
+13:42:11  skipped   1 CPU's stacks, held by a thread or with a failed fence
+13:42:11  need      2 allocations found no free page until page lists gave 80.0K
 13:42:11  refilled  2.9M of holes in slabs
 13:42:11  failed    1 call that should have released pages
 13:42:11  released  5.9M (1500 pages) to the system by 15 calls
@@ -264,7 +264,7 @@ CPU   cached    change  objects  stacks  page list  may keep  slots
 -- Events, by event ------------------------------------------------------------
 time      event     what
 13:42:11  released  5.9M (1500 pages) to the system by 15 calls
-13:42:11  skipped   1 CPU's stacks, held or with a failed fence
+13:42:11  skipped   1 CPU's stacks, held by a thread or with a failed fence
 13:42:11  thread    neap's thread, awake before, is asleep
 q quit  Tab pane  s sort  p profile  d drain  D drain CPU  space freeze  ? help
 ";

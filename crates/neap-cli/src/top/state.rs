@@ -416,7 +416,7 @@ mod tests {
         assert_eq!(press(&mut state, pair, "Rub Enter"), acme(Bound::Low, 4096));
         // The root too, and no change after the input was cancelled.
         press(&mut state, pair, "Home m 1 Tab");
-        assert!(state.typed().unwrap().starts_with("max: 1_  of (all): as 64m"), "{:?}", state.typed());
+        assert!(state.typed().unwrap().starts_with("max: 1_  of (all): such as 64m"), "{:?}", state.typed());
         assert_eq!(press(&mut state, pair, "Enter"), change(1, "(all)", Bound::Max, 1));
         assert_eq!(press(&mut state, pair, "m 1 Esc Enter"), Action::None);
         assert_eq!((state.typed(), chosen(&state, pair).as_deref()), (None, Some("1")));
