@@ -59,7 +59,7 @@ fn a_cache_is_seen_asked_to_shrink_and_named_when_it_behaves_badly() {
     assert_eq!(objects.lock().unwrap().len(), before - 20);
     for (more, complaint) in [
         (&["unknown", "1"][..], "has no shrinker \"unknown\""),
-        (&["pages", "1", "--group", "other"], "anything of group \"other\""),
+        (&["pages", "1", "--group", "other"], "with objects of group \"other\""),
         (&["pages", "1", "--node", "31"], "has no shrinker \"pages\""),
     ] {
         let refused = neap("shrink", pid, more);

@@ -142,7 +142,7 @@ fn forked_child_has_its_own_page_at_once_and_nothing_of_its_parents() {
     let object = numbers(child).unwrap();
     assert!(object["age_ms"].is_null() && object["bytes"]["used"].as_u64().unwrap() > 0, "{object}");
     let report = String::from_utf8(neap("stat", child, &[]).stdout).unwrap();
-    assert!(report.contains("as a child of fork before its first tick") && report.contains("| in use "), "{report}");
+    assert!(report.contains("like a child of fork before its first tick") && report.contains("| in use "), "{report}");
     program.go_on();
     let object = numbers_with(child, "numbers of the child's own", |object| !object["pid"].is_null());
     assert_eq!(object["pid"].as_u64(), Some(u64::from(child)));
