@@ -1,11 +1,11 @@
 //! `cargo xtask container`: builds the image of `contrib/container/Dockerfile` with buildah, and
 //! runs it.
 //!
-//! The two images that the Dockerfile begins from are made here, since a machine of tests may reach
-//! no registry of images. mmdebstrap makes `debian:…-slim`. The same with a C compiler and the Rust
-//! compiler in use is `rust:…-slim`. All instructions run as they are. To save time, two folders of
-//! this machine are mounted for them: crates that cargo has downloaded, and what an earlier build
-//! compiled.
+//! The check makes the two images that the Dockerfile begins from, since a machine of tests may
+//! reach no registry of images. mmdebstrap makes `debian:…-slim`. With a C compiler and the Rust
+//! compiler in use, this image becomes `rust:…-slim`. All instructions run as they are. To save
+//! time, two folders of this machine are mounted for them: crates that cargo has downloaded, and
+//! what an earlier build compiled.
 //!
 //! The builder isolates by chroot, so the check can run inside a container, too.
 

@@ -107,9 +107,9 @@ impl PageKind {
 ///
 /// The value is placed at the start of a page. The hot fields avoid two ranges of page offsets.
 /// Programs write to the first cache line of every page that they get, and these lines compete for
-/// the same cache sets. A load may wait for an earlier store to the same offset of another page (4K
+/// a few cache sets. A load may wait for an earlier store to an equal offset of another page (4K
 /// aliasing), such as a store into the stacks of a region. So the hot fields lie behind both
-/// ranges. There is no room there for the words of `states`; they lie at the offsets of the stacks
+/// ranges. There is no room there for the words of `states`. They lie at the offsets of the stacks
 /// of large classes.
 #[derive(Debug)]
 #[repr(C)]
@@ -448,10 +448,10 @@ impl FastPath {
     #[inline(always)]
     pub unsafe fn put(&self, kind: PageKind, object: *mut u8) -> bool {
         // Acquire pairs with the Release in `serve`. Before that there are no stacks to push to.
-        // SAFETY: `served` is not 0, so the table holds the registered offset and a region or DUMMY
-        // for each entry. The caller says that `kind` has a class, so a stack lies at its place,
-        // and that class's stack of guests behind it. The caller also says that the object is its
-        // own.
+        // While `served` is not 0, the table has the registered offset, and a region or DUMMY in
+        // each entry.
+        // SAFETY: `kind` has a class (the caller's promise), so that class's stack lies at its
+        // place, and the stack of guests behind it. The object is the caller's (its promise).
         let push = || unsafe { rseq::push(&self.table, kind.place().into(), kind.home(), object) };
         self.served.load(Ordering::Acquire) > 0 && push() == SequenceResult::Committed
     }

@@ -179,10 +179,10 @@ impl<P: Platform> Mm<P> {
             return Ok(false);
         }
         self.gate.adopt();
-        // SAFETY: the exchange above made the state OPENING in this thread alone. So no other
-        // thread uses the core, which is unopened and belongs to this call. `fast_path` is not in
-        // use while the manager is closed, and no other instance has it. It does not move until the
-        // manager is closed (the caller's promise).
+        // The exchange above made the state OPENING in this thread alone. So no other thread uses
+        // the core, which is unopened, or `fast_path`, which no other instance has.
+        // SAFETY: both are this call's alone, as just said. They do not move until the manager is
+        // closed (the caller's promise).
         let opened = unsafe { Core::open((*self.core.get()).as_mut_ptr(), platform, options, &self.fast_path) };
         let answer = opened.map(|()| {
             // SAFETY: `Core::open` succeeded, so the core is initialised; it is only shared from

@@ -538,10 +538,10 @@ impl<T: Send + Sync + 'static> LruList<T> {
         let site = listed.site();
         let (hands, group) = loop {
             let Some(group) = living(group) else { return walked };
-            // SAFETY: the list's references keep the entries in place while they are on the list.
-            // The vector has room for all items, so the callback only stores them, and does not
-            // allocate. No callback under a list's lock calls this, since such a callback must not
-            // call neap.
+            // The vector has room for all items, so the callback only stores them.
+            // SAFETY: the callback does not allocate. The list's references keep the entries in
+            // place while they are on the list. No callback under a list's lock calls this, since
+            // such a callback must not call neap.
             let hands = unsafe { list.take(&site, group.id(), node, most, |item| items.push(item)) };
             // A group that was deleted meanwhile has left its values to its heir.
             if hands.is_some() || listed.grouped().is_there(group.id()) {

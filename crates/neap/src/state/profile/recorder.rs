@@ -241,10 +241,10 @@ impl Recorder {
             stack_pointer: registers.stack_pointer as u64,
             frame_pointer: registers.frame_pointer as u64,
         };
-        // SAFETY: the area is mapped, and no other thread writes to it (the caller's promise). The
-        // record has a multiple of 8 bytes, and fits a block, since `stack_bytes` is at most
-        // `MOST_STACK`. `room` returns that many bytes of the ring. The stack can be read (the
-        // caller's promise), and lies above this function's frame.
+        // The record has a multiple of 8 bytes, and fits a block, since `stack_bytes` is at most
+        // `MOST_STACK`. So `room` returns that many bytes of the ring.
+        // SAFETY: the area is mapped, no other thread writes to it, and the stack can be read (the
+        // caller's promises). The stack lies above this function's frame.
         unsafe {
             let to = self.room(area, bytes);
             to.cast::<AllocRecord>().write(record);
