@@ -74,6 +74,11 @@ pub(crate) mod tests {
             || ('\u{e0000}'..='\u{e007f}').contains(&letter)
     }
 
+    /// The first character of an output that could do harm. Those of `layout` may be in it.
+    pub(crate) fn first_hostile(output: &str, layout: &[char]) -> Option<char> {
+        output.chars().find(|letter| !layout.contains(letter) && is_hostile(*letter))
+    }
+
     #[test]
     fn text_of_all_scripts_stays_and_what_steers_is_escaped() {
         for plain in ["", "redis-server", "приложение", "it's \"a\\b\"", "漢字", "e\u{301}a", "a b"] {

@@ -19,7 +19,7 @@ use core::ffi::{CStr, c_char, c_int};
 use std::cell::OnceCell;
 use std::ffi::CString;
 
-use crate::foreign::tests::is_hostile;
+use crate::foreign::tests::first_hostile;
 use crate::hostile_tests::{self, Random};
 use crate::profile;
 
@@ -72,8 +72,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         let show = cell.get_or_init(|| target(&std::env::var("NEAP_FUZZ").unwrap_or_default()));
         for text in show(data) {
             // The script of a flame graph has tabs.
-            let hostile = text.chars().find(|&letter| !matches!(letter, '\n' | '\t') && is_hostile(letter));
-            assert_eq!(hostile, None, "{text}");
+            assert_eq!(first_hostile(&text, &['\n', '\t']), None, "{text}");
         }
     });
 });

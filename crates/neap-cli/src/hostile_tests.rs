@@ -12,7 +12,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::allowance::Allowance;
-use crate::foreign::tests::is_hostile;
+use crate::foreign::tests::first_hostile;
 use crate::process::parse_kib;
 use crate::{chunks, groups, reconcile, shrinkers, stat, stat_reader};
 
@@ -201,11 +201,16 @@ fn show(seed: u64, inputs: u64) -> [u64; 2] {
         counts[usize::from(texts.len() == 1)] += 1;
         for text in texts {
             assert!(text.len() <= SHOWN, "{} bytes of input {input}", text.len());
-            let hostile = text.chars().find(|&letter| letter != '\n' && is_hostile(letter));
-            assert_eq!(hostile, None, "input {input}: {text}");
+            assert_eq!(first_hostile(&text, &['\n']), None, "input {input}: {text}");
         }
     }
     counts
+}
+
+/// The seed that the environment names, or another one at each call.
+pub(crate) fn seed() -> u64 {
+    let clock = u64::from(std::process::id()) << 20 ^ stat_reader::monotonic();
+    number("NEAP_SEED").unwrap_or(clock)
 }
 
 pub(crate) fn number(name: &str) -> Option<u64> {
@@ -215,8 +220,7 @@ pub(crate) fn number(name: &str) -> Option<u64> {
 /// Runs an ignored test with a few inputs in a new process, to measure the memory of this test
 /// alone. In this process it would disturb other tests, which count page faults.
 pub(crate) fn run_apart(test: &str, inputs: u64) {
-    let clock = u64::from(std::process::id()) << 20 ^ stat_reader::monotonic();
-    let seed = number("NEAP_SEED").unwrap_or(clock).to_string();
+    let seed = seed().to_string();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]);
     command.env("NEAP_SEED", seed).env("NEAP_INPUTS", inputs.to_string());

@@ -28,9 +28,9 @@ use super::sums::ProfileView;
 use super::top_table::{self, ProfileObject};
 use super::unwind::Unwinder;
 use super::{folded, html, pprof, saved};
-use crate::foreign::tests::is_hostile;
+use crate::foreign::tests::first_hostile;
 use crate::handle::ProcessHandle;
-use crate::hostile_tests::{Random, assert_resident_below, number, run_apart};
+use crate::hostile_tests::{Random, assert_resident_below, number, run_apart, seed};
 
 /// Addresses of generated code.
 const CODE: core::ops::Range<u64> = 0x10_0000..0x20_0000;
@@ -159,7 +159,7 @@ pub(crate) fn show_saved(message: &[u8]) -> Result<String> {
 
 #[test]
 fn mutated_files_of_pprof_are_shown_or_refused() {
-    let seed = number("NEAP_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 20);
+    let seed = seed();
     println!("NEAP_SEED={seed}");
     let good = good_message();
     let mut counts = [0; 2];
@@ -169,8 +169,7 @@ fn mutated_files_of_pprof_are_shown_or_refused() {
         let text = show_saved(&message);
         counts[usize::from(text.is_err())] += 1;
         let text = text.unwrap_or_default();
-        let hostile = text.chars().find(|&letter| letter != '\n' && is_hostile(letter));
-        assert_eq!(hostile, None, "input {input}: {text}");
+        assert_eq!(first_hostile(&text, &['\n']), None, "input {input}: {text}");
     }
     assert!(counts[0] > 100 && counts[1] > 100, "{counts:?} shown and refused");
 }
@@ -197,8 +196,7 @@ fn many_mutated_profiles_are_shown_or_refused() {
         };
         assert!(text.len() <= SHOWN, "{} bytes of input {input}", text.len());
         // The script of a flame graph has tabs.
-        let hostile = text.chars().find(|&letter| !matches!(letter, '\n' | '\t') && is_hostile(letter));
-        assert_eq!(hostile, None, "input {input}: {text}");
+        assert_eq!(first_hostile(&text, &['\n', '\t']), None, "input {input}: {text}");
     }
     println!("{read} inputs read, {} refused, {named} with names", inputs - read);
     assert!(read > inputs / 2 && read < inputs && named > inputs / 4);
