@@ -320,8 +320,8 @@ impl<P: Platform> NodePages<P> {
         self.node(self.node_of(pfn)).free_moved_run(pfn, pages);
     }
 
-    /// Allows huge pages in a run after its pages were moved there ([`Platform::move_pages`]), if
-    /// the run is long enough for them.
+    /// Allows huge pages in a run again, if it is worth them. The caller has moved the pages of
+    /// another run into it ([`Platform::move_pages`]), or the system refused to move its own.
     pub fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         self.node(self.node_of(pfn)).allow_huge(platform, pfn, pages);
     }

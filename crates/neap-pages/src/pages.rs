@@ -349,8 +349,8 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         }
     }
 
-    /// Allows huge pages in a run whose pages were moved there, if
-    /// [`Arena::is_worth_huge`](crate::arena::Arena::is_worth_huge).
+    /// Allows huge pages in a run, if
+    /// [`Arena::is_worth_huge`](crate::arena::Arena::is_worth_huge) agrees.
     pub(crate) fn allow_huge(&self, platform: &P, pfn: Pfn, pages: u32) {
         let resident = self.zone.lock().resident();
         if self.arena.is_worth_huge(pages, resident) {

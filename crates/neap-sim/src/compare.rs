@@ -64,7 +64,7 @@ impl Comparison {
                 let clearly = holds > others_holds + FEW_HOLDS || listed > others_listed + few;
                 if others_holds <= holds && others_listed <= listed && clearly {
                     dominated.push(format!(
-                        "{name}: {} takes the lock {others_holds:.0} times and holds {others_listed:.0} pages, adaptive {holds:.0} and {listed:.0}",
+                        "{name}: {} takes the lock {others_holds:.0} times and keeps {others_listed:.0} pages in page lists, adaptive {holds:.0} and {listed:.0}",
                         policy.text()
                     ));
                 }
@@ -75,7 +75,7 @@ impl Comparison {
                 worse.push(format!("{name}: lock taken {holds:.0} times, upstream {most_holds:.0}"));
             }
             if listed > most_listed * TOLERANCE && listed > most_listed + few {
-                worse.push(format!("{name}: {listed:.0} pages held, upstream {most_listed:.0}"));
+                worse.push(format!("{name}: {listed:.0} pages in page lists, upstream {most_listed:.0}"));
             }
         }
         (self.dominated, self.worse) = (dominated, worse);

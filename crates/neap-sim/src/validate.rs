@@ -99,7 +99,7 @@ pub fn checks(runs: [&Run; 5]) -> Vec<Check> {
         Check::new("kernel build, depth: page path, %", 8.87, 0.005, path(build_depth)),
         Check::new("later build, unchanged: all locks, %", 14.0, 0.05, percent(build) + LATER_OTHERS),
         Check::new("later build, upstream: all locks, %", 1.0, 0.05, percent(build_upstream) + LATER_OTHERS),
-        Check::new("later build, upstream: from zone, % of unchanged", 20.0, 0.05, from_zone),
+        Check::new("later build, upstream: pages from the zone, % of unchanged", 20.0, 0.05, from_zone),
     ]
 }
 

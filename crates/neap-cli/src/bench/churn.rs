@@ -1,10 +1,9 @@
 //! `neap bench churn`: 11 000 memory groups that are made, filled up to their limit and deleted, 64
 //! at a time, while other groups are charged.
 //!
-//! Each run is a process of its own (see `work/churn.rs`), in which only neap ticks. Half of the
-//! charges of a group end at once. One charge of each group outlives it by 32 other groups. A
-//! thread on each CPU charges live groups, and keeps its charges for a while. Times are thread CPU
-//! time.
+//! Each run is a process of its own (see `work/churn.rs`). Half of the charges of a group end at
+//! once. One charge of each group is kept until 32 more groups have been deleted. A thread on each
+//! CPU charges live groups, and keeps its charges for a while. Times are thread CPU time.
 //!
 //! Figures, the worst of the rounds:
 //!

@@ -292,8 +292,8 @@ mod tests {
         assert_eq!(mm.verify(0).unwrap().accounted, 1000);
         for &object in &objects {
             assert_eq!(mm.usable_size(object), class.size());
-            // SAFETY: the object is this test's; each one is moved once, and the moved one freed
-            // once.
+            // SAFETY: the object is this test's. The first call leaves it in place. The second
+            // one moves it, and only the moved object is used and freed after that.
             unsafe {
                 assert_eq!(mm.reallocate(object, class.size()), object, "the payer stays");
                 let moved = mm.reallocate(object, 5000);

@@ -77,8 +77,8 @@ impl Draft<'_> {
     }
 }
 
-/// Gathers a report on the shrinkers from index `from` on; if `skip` is above 0, on that shrinker
-/// alone, with its groups after the first `skip`.
+/// Gathers a report on the shrinkers from index `from` on. If `skip` is above 0, reports only the
+/// shrinker at `from`, without its first `skip` groups.
 pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u32, skip: u32) -> [u64; WORDS] {
     let mut words = [0; WORDS];
     let Some(reclaiming) = reclaiming else { return words };

@@ -31,7 +31,7 @@ pub(crate) struct Maintenance {
     /// Address of the [`Peek`]s, for readers that do not take the mutex. A tick holds the mutex for
     /// long.
     pub(crate) memory: usize,
-    /// The state of the slots at the last tick: a [`Peek`] for each CPU and class.
+    /// The stacks of each CPU and class at the last tick: a [`Peek`] for each slot.
     pub(crate) seen: Mutex<Seen>,
 }
 
@@ -87,8 +87,8 @@ impl Maintenance {
 }
 
 impl Seen {
-    /// Stores the state of a slot. Returns whether it is unchanged since the last tick, and the
-    /// slot holds objects.
+    /// Stores the state of a CPU's stacks of a class. Returns whether the state is the one of the
+    /// last tick, and a stack has capacity.
     pub(crate) fn is_idle(&mut self, cpu: usize, class: Class, now: Peek) -> bool {
         let entry =
             core::ptr::with_exposed_provenance_mut::<Peek>(self.memory).wrapping_add(cpu * CLASSES + class.index());
