@@ -40,8 +40,11 @@ pub trait Platform: Send + Sync {
     fn page_size(&self) -> usize;
 
     /// Returns an address at which to try a new arena of up to `span` bytes. The caller counts
-    /// `attempt` from 0, and stops at `None`.
-    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize>;
+    /// `attempt` from 0.
+    ///
+    /// # Errors
+    /// `NOMEM` if no gap of `span` bytes was found. The caller tries a smaller span.
+    fn address_hint(&self, attempt: u32, span: usize) -> Result<usize, Errno>;
 
     /// Whether mapped but unused address space counts against a limit of the program (`RLIMIT_AS`,
     /// `RLIMIT_DATA`, strict overcommit). Address space is then taken in small steps.
@@ -268,6 +271,12 @@ pub trait Platform: Send + Sync {
         None
     }
 
+    /// Reads how many bytes of anonymous memory of the process are resident. `None` if the system
+    /// does not say. [`Linux`] opens, reads and closes a file of `/proc`.
+    fn resident(&self) -> Option<u64> {
+        None
+    }
+
     /// Gives up the CPU for a moment. Loops that wait for another thread call it.
     fn pause(&self);
 
@@ -424,7 +433,7 @@ impl Platform for Linux {
         self.page_size
     }
 
-    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
+    fn address_hint(&self, attempt: u32, span: usize) -> Result<usize, Errno> {
         /// Far above programs and small heaps, far below stacks and libraries, and low enough for
         /// valgrind.
         const LOW: usize = 0x0800_0000_0000;
@@ -433,19 +442,17 @@ impl Platform for Linux {
         let somewhere = |range: usize| (neap_os::environment::random() % range as u64) as usize;
         match attempt {
             // The address is random in every process, so that an attacker cannot guess it.
-            0..8 => Some(LOW + somewhere(RANGE)),
+            0..8 => Ok(LOW + somewhere(RANGE)),
             // If the address space is small or crowded, try a gap that the kernel selects.
-            8..24 => {
-                let span = span >> (attempt - 8);
+            _ => {
                 // On a machine with few address bits, the kernel's choice has few random bits. A
                 // random offset adds more.
                 let room = (span / 8).clamp(LEAST, 1 << 34);
-                let gap = memory::reserve(span + room).ok()?;
+                let gap = memory::reserve(span + room)?;
                 // SAFETY: `reserve` returned this range just now, and no code has accessed it.
                 unsafe { self.unmap(gap, span + room) };
-                Some(gap + somewhere(room - LEAST / 2))
+                Ok(gap + somewhere(room - LEAST / 2))
             }
-            _ => None,
         }
     }
 
@@ -657,6 +664,16 @@ impl Platform for Linux {
         room.flatten()
     }
 
+    fn resident(&self) -> Option<u64> {
+        let mut text = [0; 128];
+        let text = neap_os::environment::read_file(c"/proc/self/statm", &mut text).ok()?;
+        // Pages: size, resident, and those of the resident ones that are of files or shared.
+        let mut pages = text.split(|&byte| byte == b' ').skip(1);
+        let mut number = || core::str::from_utf8(pages.next()?).ok()?.parse::<u64>().ok();
+        let (resident, shared) = (number()?, number()?);
+        Some(resident.saturating_sub(shared).saturating_mul(self.page_size as u64))
+    }
+
     fn pause(&self) {
         if self.may_call() {
             neap_os::thread::yield_now();
@@ -673,23 +690,5 @@ impl Platform for Linux {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Number of bits in which a thousand arenas' bases differ, counted in chunks of 4 MiB.
-    fn differing_bits(attempt: u32, span: usize) -> u32 {
-        let machine = Linux::probe();
-        let bases = (0..1000)
-            .map_while(|_| machine.address_hint(attempt, span))
-            .map(|hint| hint.next_multiple_of(4 << 20) >> 22);
-        let (all, any) = bases.fold((usize::MAX, 0), |(all, any), base| (all & base, any | base));
-        (any & !all).count_ones()
-    }
-
-    #[test]
-    fn arenas_begin_anywhere() {
-        assert!(differing_bits(0, 16 << 40) >= 20, "{} bits", differing_bits(0, 16 << 40));
-        // A machine with 39 address bits uses a gap that the kernel selects.
-        assert!(differing_bits(8, 128 << 30) >= 12, "{} bits", differing_bits(8, 128 << 30));
-    }
-}
+#[path = "platform_tests.rs"]
+mod tests;

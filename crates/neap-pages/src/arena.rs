@@ -47,10 +47,11 @@ const SEGMENTS: (usize, usize) = (32 << 20, 1 << 30);
 const SMALL_SEGMENT: usize = 4 << 20;
 /// The largest alignment that a run may ask for.
 pub const MOST_ALIGNMENT: usize = 1 << 30;
-/// Number of attempts after which the span is halved for each further attempt.
-const FULL_ATTEMPTS: u32 = 8;
-/// Number of times that the span is halved after the system refused an attempt. The address space
-/// for the attempt's [whole](Table::whole) tables may have been too large.
+/// Number of attempts at addresses that may not exist on this machine, so a refusal there tells
+/// nothing about smaller spans. In later attempts the kernel selects a gap.
+const FIXED_ATTEMPTS: u32 = 8;
+/// Number of times that the span is halved after the system refused to map a part of the arena. The
+/// address space for the attempt's [whole](Table::whole) tables may have been too large.
 const REFUSED_HALVINGS: u32 = 3;
 /// The largest ratio of the span to the limit on address space.
 const RAISED: usize = 1024;
@@ -198,20 +199,26 @@ impl Arena {
         let limit = platform.most_address_space().saturating_mul(RAISED);
         let span = shape.span.min(limit).clamp(chunk, most) / chunk * chunk;
         let scarce = platform.address_space_is_scarce();
-        let (mut last, mut refused) = (Errno::NOMEM, 0);
+        let (mut last, mut halvings) = (Errno::NOMEM, 0);
         for attempt in 0..ATTEMPTS {
-            let Some(hint) = platform.address_hint(attempt, layout(0, span, page_shift, &shape.tables).1) else {
-                break;
+            if attempt == FIXED_ATTEMPTS {
+                halvings = 0;
+            }
+            let less = span.checked_shr(halvings).unwrap_or(0).max(span.min(SEGMENTS.1)) / chunk * chunk;
+            let hint = match platform.address_hint(attempt, layout(0, less, page_shift, &shape.tables).1) {
+                Ok(hint) => hint,
+                Err(error) => {
+                    (last, halvings) = (error, halvings + 1);
+                    continue;
+                }
             };
             let base = hint.next_multiple_of(chunk);
-            let halvings = attempt.saturating_sub(FULL_ATTEMPTS).max(refused);
-            let less = (span >> halvings).max(span.min(SEGMENTS.1)) / chunk * chunk;
             let (mut tables, _) = layout(base, less, page_shift, &shape.tables);
             let bytes = whole_bytes(&tables, less, page_shift);
             let whole = match platform.reserve(bytes) {
                 Ok(address) => (address, bytes),
                 Err(error) => {
-                    (last, refused) = (error, refused + REFUSED_HALVINGS);
+                    (last, halvings) = (error, halvings + REFUSED_HALVINGS);
                     continue;
                 }
             };
@@ -246,9 +253,10 @@ impl Arena {
                 Ok(grown) => return Ok((arena, grown)),
                 Err(error) => last = error,
             }
-            if last != Errno::EXIST {
-                refused += REFUSED_HALVINGS;
-            }
+            halvings += match last {
+                Errno::EXIST => u32::from(attempt >= FIXED_ATTEMPTS),
+                _ => REFUSED_HALVINGS,
+            };
             // SAFETY: the arena was not returned yet, so no other thread uses it.
             unsafe { arena.close(platform) };
         }
@@ -669,5 +677,24 @@ impl Arena {
         growth.ends[node] = first.0 + pages;
         self.limit.store(growth.end, Relaxed);
         (first, pages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::shape;
+    use neap_testing::virtual_platform::Virtual;
+
+    #[test]
+    fn small_address_space_has_a_large_arena() {
+        // 39 and 42 bits are those of arm64 with pages of 4 and 64 KiB. A part is in use already.
+        for bits in [38, 39, 42, 44, 47] {
+            let machine = Virtual::new(4096, 1).with_address_space((1 << bits) / 8 * 7);
+            let (arena, _) = Arena::open(&machine, &Shape { span: 16 << 40, ..shape(None) }, 1).unwrap();
+            assert!(arena.span >= 1usize << (bits - 2).min(43), "{bits} bits: {:#x}", arena.span);
+            // SAFETY: no thread uses the arena.
+            unsafe { arena.close(&machine) };
+        }
     }
 }

@@ -9,7 +9,7 @@ macro_rules! hand_on {
             self.$inner.page_size()
         }
 
-        fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
+        fn address_hint(&self, attempt: u32, span: usize) -> Result<usize, ::neap_base::platform::Errno> {
             self.$inner.address_hint(attempt, span)
         }
 
@@ -95,6 +95,10 @@ macro_rules! hand_on {
 
         fn room(&self) -> Option<::neap_base::platform::Room> {
             self.$inner.room()
+        }
+
+        fn resident(&self) -> Option<u64> {
+            self.$inner.resident()
         }
     };
 }

@@ -81,6 +81,8 @@ pub struct Virtual {
     page_size: usize,
     cpus: usize,
     scarce: bool,
+    /// Bytes of the largest gap in the address space.
+    address_space: usize,
     /// The nearest node of each CPU.
     nearest: Vec<usize>,
     /// Ranges that were bound, or unmapped (`None`): address, length, node.
@@ -109,6 +111,8 @@ pub struct Virtual {
     /// Bytes mapped and not unmapped.
     mapped: AtomicUsize,
     room: Mutex<RoomSource>,
+    /// See [`Virtual::set_resident`]; `u64::MAX` if it was not called.
+    resident: AtomicU64,
 }
 
 /// A test's answer to [`Platform::room`].
@@ -130,6 +134,7 @@ impl Virtual {
             page_size,
             cpus,
             scarce: false,
+            address_space: usize::MAX,
             nearest: Vec::new(),
             bound: Mutex::new(Vec::new()),
             moves_unmap: AtomicBool::new(false),
@@ -148,12 +153,19 @@ impl Virtual {
             offered: AtomicU64::new(0),
             mapped: AtomicUsize::new(0),
             room: Mutex::new(RoomSource(None)),
+            resident: AtomicU64::new(u64::MAX),
         }
     }
 
     /// Makes address space scarce.
     pub fn with_scarce_address_space(self) -> Virtual {
         Virtual { scarce: true, ..self }
+    }
+
+    /// Makes the address space so small that its largest gap has `bytes`. The addresses of the
+    /// first eight hints do not exist then.
+    pub fn with_address_space(self, bytes: usize) -> Virtual {
+        Virtual { address_space: bytes, ..self }
     }
 
     /// Adds nodes; `nearest` holds the nearest node of every CPU. The nodes lie in a row: distance
@@ -220,6 +232,11 @@ impl Virtual {
         *self.room.lock().expect("no holder panics") = RoomSource(Some(std::sync::Arc::new(room)));
     }
 
+    /// Sets how many bytes of the process are resident.
+    pub fn set_resident(&self, bytes: u64) {
+        self.resident.store(bytes, Ordering::Relaxed);
+    }
+
     /// Sets whether a thread runs on an isolated CPU.
     pub fn use_isolated_cpu(&self, in_use: bool) {
         self.isolated_in_use.store(in_use, Ordering::Relaxed);
@@ -283,14 +300,18 @@ impl Platform for Virtual {
         self.page_size
     }
 
-    fn address_hint(&self, attempt: u32, span: usize) -> Option<usize> {
+    fn address_hint(&self, attempt: u32, span: usize) -> Result<usize, Errno> {
         // Each machine of the process gets the next part of 16 TiB. Parts overlap only after all 16
         // TiB were used.
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let chunk = self.page_size << 10;
         // The caller aligns the address to a chunk.
         let part = span.next_multiple_of(1 << 30) + chunk;
-        (attempt < 16).then(|| 0x1800_0000_0000 + NEXT.fetch_add(part, Ordering::Relaxed) % (1 << 44))
+        match attempt {
+            0..8 if self.address_space < usize::MAX => Ok(1 << 62),
+            _ if part > self.address_space => Err(Errno::NOMEM),
+            _ => Ok(0x1800_0000_0000 + NEXT.fetch_add(part, Ordering::Relaxed) % (1 << 44)),
+        }
     }
 
     fn address_space_is_scarce(&self) -> bool {
@@ -317,6 +338,9 @@ impl Platform for Virtual {
 
     fn reserve(&self, length: usize) -> Result<usize, Errno> {
         self.attempt(Call::Reserve)?;
+        if length > self.address_space {
+            return Err(Errno::NOMEM);
+        }
         memory::reserve(length).inspect(|_| _ = self.mapped.fetch_add(length, Ordering::Relaxed))
     }
 
@@ -489,6 +513,10 @@ impl Platform for Virtual {
         // Without the lock: a test's answer may ask in turn.
         let room = self.room.lock().expect("no holder panics").0.clone();
         room.map(|room| room())
+    }
+
+    fn resident(&self) -> Option<u64> {
+        Some(self.resident.load(Ordering::Relaxed)).filter(|&bytes| bytes < u64::MAX)
     }
 
     fn pause(&self) {
