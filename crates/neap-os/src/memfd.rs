@@ -68,7 +68,8 @@ impl OpenFile {
         is_ours
     }
 
-    /// Maps a part of the file, shared. No child of this process has the mapping.
+    /// Maps a part of the file, shared. No child of this process has the mapping, and no core file
+    /// has its contents.
     ///
     /// # Errors
     /// `BADF` if the descriptor no longer belongs to this file. `INVAL` if the part lies beyond the
@@ -86,7 +87,12 @@ impl OpenFile {
         if (status.st_size as u64) < (offset + length) as u64 {
             return Err(Errno::INVAL);
         }
-        map(&file, offset, length)
+        let address = map(&file, offset, length)?;
+        crate::memory::keep_from_core_files(address, length).inspect_err(|_| {
+            // SAFETY: `map` returned the range above, and no code uses it.
+            let _ = unsafe { crate::memory::unmap(address, length) };
+        })?;
+        Ok(address)
     }
 }
 
@@ -190,6 +196,14 @@ mod tests {
         assert!(!is_there(), "the descriptor is closed");
     }
 
+    /// The flags of the mapping that begins at `address`, each between spaces.
+    fn flags_at(address: usize) -> std::string::String {
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = maps.split_once(&std::format!("{address:x}-")).unwrap().1;
+        let flags = own.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        std::format!("{flags} ")
+    }
+
     #[test]
     fn the_descriptor_is_high_and_closed_by_exec_and_the_file_cannot_be_cut() {
         let memfd = Memfd::make(c"neap-test", LENGTH, LENGTH, LENGTH / 2).unwrap();
@@ -201,10 +215,7 @@ mod tests {
         let status = fs::metadata(path(&memfd)).unwrap();
         assert_eq!(status.mode() & 0o7777, 0o600, "other users may not open it");
         assert_eq!(status.blocks() * 512, LENGTH as u64 / 2, "no store may need a page that can be refused");
-        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
-        let own = maps.split_once(&std::format!("{:x}-", memfd.address)).unwrap().1;
-        let flags = own.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
-        assert!(flags.split_whitespace().any(|flag| flag == "dc"), "not for children: {flags}");
+        assert!(flags_at(memfd.address).contains(" dc "), "not for children");
         let again = fs::OpenOptions::new().write(true).open(path(&memfd)).unwrap();
         assert!(again.set_len(0).is_err());
         // SAFETY: no code uses the memory any more.
@@ -215,6 +226,8 @@ mod tests {
     fn a_later_part_is_mapped_on_its_own_while_the_descriptor_is_the_files() {
         let memfd = Memfd::make(c"neap-part", 4 * LENGTH, LENGTH, LENGTH / 2).unwrap();
         let part = memfd.file.map(2 * LENGTH, LENGTH).unwrap();
+        let flags = flags_at(part);
+        assert!(flags.contains(" dc ") && flags.contains(" dd "), "neither for children nor for core files: {flags}");
         // SAFETY: the mapping was made above, and only this test uses it.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(part).write(7) };
         assert_eq!(fs::read(path(&memfd)).unwrap()[2 * LENGTH], 7);

@@ -257,6 +257,15 @@ pub fn keep_from_children(address: usize, length: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxWipeOnFork) }
 }
 
+/// Keeps a range out of core files.
+///
+/// # Errors
+/// `NOMEM` if the range is not mapped.
+pub fn keep_from_core_files(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: the advice changes no contents.
+    unsafe { rustix::mm::madvise(pointer(address), length, Advice::LinuxDontDump) }
+}
+
 /// Allocates memory for a whole range, as if every page had been written to.
 ///
 /// # Errors

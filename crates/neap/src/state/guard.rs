@@ -202,7 +202,10 @@ impl Guard {
         let (bytes, table_bytes) = (REGION_PAGES * page_size, Guard::table_bytes(page_size));
         let table = memory::reserve(table_bytes)?;
         // SAFETY: the range was reserved just now.
-        let opened = unsafe { memory::open(table, table_bytes) }.and_then(|()| memory::reserve(bytes));
+        let opened = unsafe { memory::open(table, table_bytes) };
+        // The table has copies of stacks, which may hold secrets.
+        let opened = opened.and_then(|()| memory::keep_from_core_files(table, table_bytes));
+        let opened = opened.and_then(|()| memory::reserve(bytes));
         // SAFETY: the range was reserved above, and no code uses it.
         let base = opened.inspect_err(|_| _ = unsafe { memory::unmap(table, table_bytes) })?;
         self.table.store(core::ptr::with_exposed_provenance_mut(table), Ordering::Relaxed);
@@ -490,6 +493,16 @@ mod tests {
             }
             free(region, start).unwrap();
         }
+    }
+
+    #[test]
+    fn copies_of_stacks_are_in_no_core_file() {
+        let guard = open();
+        let [_, (table, _)] = guard.region().unwrap().mappings();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = maps.split_once(&std::format!("{table:x}-")).unwrap().1;
+        let flags = own.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
     }
 
     #[test]
