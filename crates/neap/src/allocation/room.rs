@@ -10,6 +10,9 @@ use neap_base::Platform;
 use neap_os::stack;
 use neap_pages::Effort;
 
+/// Most looks at the container for one allocation. Another thread may use the room that a look has
+/// found.
+const CONTAINER_LOOKS: u32 = 4;
 /// Most requests to shrinkers for one allocation.
 const RECLAIMS: u32 = 4;
 
@@ -50,7 +53,8 @@ impl<P: Platform> Core<P> {
     #[cold]
     #[inline(never)]
     fn make_room_here<T>(&self, mm: &Mm<P>, bytes: usize, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        let found = if self.look_for_room(mm) { attempt() } else { None };
+        let look = |_| if self.look_for_room(mm, bytes as u64) { Some(attempt()) } else { None };
+        let found = (0..CONTAINER_LOOKS).map_while(look).find_map(|found| found);
         let found = found.or_else(|| self.give_up_caches_for(mm, bytes, attempt));
         let found = found.or_else(|| self.pass_limit(mm, bytes as u64, attempt));
         if found.is_none() && bytes as u64 <= self.largest() {

@@ -22,7 +22,11 @@
 //!
 //! Several processes share the room of a container, and do not communicate. The share of a process
 //! is its part of the used memory. A process takes its share of spare room, and gives back its
-//! share of missing bytes. A small process may take a sixteenth of the spare room.
+//! share of missing bytes. A small process may take a sixteenth of the spare room. An allocation at
+//! the limit that needs more may take it as long as the spare room lasts.
+//!
+//! The container counts memory when a program touches it. With `refuse:on` neap therefore subtracts
+//! what the heap has handed out, and the program has not touched yet, from the spare room.
 //!
 //! If the program listens to [`Event::Container`] ([`headroom`](crate::limits::headroom)), neap
 //! makes the first three kinds of looks in the table even for other limits.
@@ -75,6 +79,10 @@ struct Terms {
     before: u64,
     /// Bytes by which reclaim takes the heap below its limit, to the high watermark.
     kept: u64,
+    /// Bytes of the heap that the container will only count once the program touches them.
+    untouched: u64,
+    /// Bytes that an allocation at the limit needs.
+    need: u64,
 }
 
 /// Returns the limit of a heap with `own` bytes in a container that leaves `room`. It is the size
@@ -88,7 +96,7 @@ struct Terms {
 /// heap, the heap would give these bytes at each look, too. They are a larger part of a small heap.
 /// So a look computes from the previous limit if the heap is only a little below it.
 fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
-    let Terms { percent, reserve, fall, before, kept } = terms;
+    let Terms { percent, reserve, fall, before, kept, untouched, need } = terms;
     let used = room.used.max(own).max(1);
     let room = Room { used: room.used.saturating_add(fall), ..*room };
     let is_almost_alone = own > used / 8 * 7;
@@ -96,14 +104,18 @@ fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
     let from = |slack: u64| if own.saturating_add(slack) >= before { own.max(before) } else { own };
     let limit = match room.missing_above(reserve) {
         0 => {
-            let spare = room.spare_above(reserve).max(0).unsigned_abs();
-            from(kept).saturating_add(share(spare).max(spare / LEAST_SHARE))
+            let spare = room.spare_above(reserve).max(0).unsigned_abs().saturating_sub(untouched);
+            let grant = share(spare).max(spare / LEAST_SHARE);
+            let needed = if need <= spare { own.saturating_add(need) } else { 0 };
+            let base = if need > 0 { own } else { from(kept) };
+            base.saturating_add(grant).max(needed)
         }
         missing if is_almost_alone => from(kept).saturating_sub(share(missing)),
         missing => from(kept.max(own / SLACK)).saturating_sub(share(missing) / 2),
     };
+    let most = (room.smallest / 100 * u64::from(percent)).min(room.smallest.saturating_sub(reserve - reserve / 8));
     // A limit of 0 would mean no limit.
-    limit.min(room.smallest / 100 * u64::from(percent)).max(1)
+    limit.min(most).max(1)
 }
 
 impl<P: Platform> Core<P> {
@@ -140,7 +152,7 @@ impl<P: Platform> Core<P> {
         if last > 0 && left > 0 {
             return Some(left);
         }
-        self.look_at_container(mm, now);
+        self.look_at_container(mm, now, 0);
         None
     }
 
@@ -158,7 +170,7 @@ impl<P: Platform> Core<P> {
             // Calls of the program may come here, from a small stack.
             stack::apart(|| self.reach_limit(mm));
             // The next ticks go on with the reclaim.
-            self.come_soon();
+            self.request_tick();
         }
         self.write_wanted_profile(mm);
         Some(self.following.period(period))
@@ -166,20 +178,23 @@ impl<P: Platform> Core<P> {
 
     /// Makes a look if an allocation waits for one. Only neap's thread calls this.
     pub(crate) fn look_for_allocation(&self, mm: &Mm<P>) {
-        if self.following.wanted.swap(false, Ordering::Relaxed) {
-            self.follow(mm, self.objects.platform.now());
+        let need = self.following.wanted.swap(0, Ordering::Relaxed);
+        if need > 0 {
+            self.follow(mm, self.objects.platform.now(), need);
         }
     }
 
-    /// Makes a look for a limit that follows the container.
-    pub(crate) fn follow(&self, mm: &Mm<P>, now: u64) {
+    /// Makes a look for a limit that follows the container, and for an allocation that needs `need`
+    /// bytes.
+    pub(crate) fn follow(&self, mm: &Mm<P>, now: u64, need: u64) {
         if self.settings.follows().is_some() {
-            self.look_at_container(mm, now);
+            self.look_at_container(mm, now, need);
         }
     }
 
-    /// Makes a look at time `now`. If the limit follows the container, sets it.
-    pub(crate) fn look_at_container(&self, mm: &Mm<P>, now: u64) {
+    /// Makes a look at time `now`. If the limit follows the container, sets it. An allocation at
+    /// the limit may need `need` bytes.
+    pub(crate) fn look_at_container(&self, mm: &Mm<P>, now: u64, need: u64) {
         self.following.last.store(now.max(1), Ordering::Relaxed);
         self.following.looks.fetch_add(1, Ordering::Relaxed);
         let own = self.counted();
@@ -201,7 +216,8 @@ impl<P: Platform> Core<P> {
         self.following.note(own, is_short, follows.is_some() && is_falling);
         let Some(percent) = follows else { return };
         let before = self.settings.followed.load(Ordering::Relaxed);
-        let terms = Terms { percent, reserve, fall, before, kept: self.kept_below_limit() };
+        let untouched = if self.settings.refuses() { self.untouched(own) } else { 0 };
+        let terms = Terms { percent, reserve, fall, before, kept: self.kept_below_limit(), untouched, need };
         let limit = room.map_or(0, |room| limit_for(own, &room, terms));
         // An allocation at the limit has requested this look, shortly after the last one. If each
         // such look lowered the limit, the processes that allocate most would give most.
@@ -209,7 +225,8 @@ impl<P: Platform> Core<P> {
             return;
         }
         let least = LEAST_CHANGE.1.max(before / LEAST_CHANGE.0);
-        if limit == 0 || limit < own || limit.abs_diff(before) >= least {
+        let is_needed = need > 0 && limit > before;
+        if limit == 0 || limit < own || is_needed || limit.abs_diff(before) >= least {
             self.put_in_force(mm, limit);
         }
     }
@@ -238,17 +255,31 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Requests a look for an allocation that found no memory below a limit that follows the
-    /// container. Returns whether the limit is higher now.
-    pub(crate) fn look_for_room(&self, mm: &Mm<P>) -> bool {
+    /// Returns how many of the heap's `own` bytes the process has not touched. The estimate is too
+    /// low by the memory that the program has beside the heap. The system counts resident memory
+    /// with an error of some pages for each CPU.
+    fn untouched(&self, own: u64) -> u64 {
+        self.objects.platform.resident().map_or(0, |resident| own.saturating_sub(resident))
+    }
+
+    /// Returns what an allocation of `bytes` bytes adds to the heap, as a limit counts it.
+    fn price_of(&self, bytes: u64) -> u64 {
+        let page_size = self.objects.pages.page_size();
+        (bytes / page_size as u64 + 1).saturating_mul(page_price(page_size))
+    }
+
+    /// Requests a look for an allocation of `bytes` bytes that found no memory below a limit that
+    /// follows the container. Returns whether the limit is higher now.
+    pub(crate) fn look_for_room(&self, mm: &Mm<P>, bytes: u64) -> bool {
         if self.settings.follows().is_none() {
             return false;
         }
         let (platform, before) = (&self.objects.platform, self.settings.limit());
+        let need = self.price_of(bytes);
         if platform.may_fence() || !self.background.has_thread() {
-            self.follow(mm, platform.now());
+            self.follow(mm, platform.now(), need);
         } else {
-            self.following.wanted.store(true, Ordering::Relaxed);
+            self.following.wanted.fetch_max(need, Ordering::Relaxed);
             self.objects.helper.ask(if self.settings.refuses() { REFUSAL_PATIENCE } else { PATIENCE });
         }
         let limit = self.settings.limit();
@@ -266,12 +297,10 @@ impl<P: Platform> Core<P> {
     /// | | 2. makes a look, which sets the limit as before, or allocates all of the room |
     /// | 3. finds no memory | |
     pub(crate) fn pass_limit<T>(&self, mm: &Mm<P>, bytes: u64, attempt: &dyn Fn() -> Option<T>) -> Option<T> {
-        let page_size = self.objects.pages.page_size() as u64;
         if self.settings.follows().is_none() || self.settings.refuses() {
             return None;
         }
-        let first = self.settings.limit();
-        let needed = (bytes / page_size + 1) * page_price(page_size as usize);
+        let (first, needed) = (self.settings.limit(), self.price_of(bytes));
         for _ in 0..PASSES {
             let before = self.settings.limit();
             self.put_in_force(mm, self.counted().max(before).saturating_add(needed + BEYOND));
@@ -305,8 +334,10 @@ mod tests {
 
     /// Without a fall, beside the container's own margin.
     fn limit_of(own: u64, room: &Room, percent: u8) -> u64 {
-        limit_for(own, room, Terms { percent, reserve: margin(room.limit), fall: 0, before: 0, kept: 0 })
+        limit_for(own, room, Terms { percent, reserve: margin(room.limit), ..TERMS })
     }
+
+    const TERMS: Terms = Terms { percent: 100, reserve: 64 * MIB, fall: 0, before: 0, kept: 0, untouched: 0, need: 0 };
 
     fn room(limit: u64, used: u64) -> Room {
         Room { owner: LimitedBy::Group, limit, used, smallest: limit }
@@ -324,12 +355,20 @@ mod tests {
         assert_eq!(limit(1005, (1064, 1005), 100), 1005, "an eighth of the margin may be used");
         assert_eq!(
             limit(9000, (1064, 100), 100),
-            1063,
-            "the heap counts untouched memory, the container does not: the container's limit caps it"
+            1008,
+            "the heap counts untouched memory, the container does not: seven eighths of the margin stay"
         );
+        let needs = |own, used, untouched: u64, need: u64| {
+            let terms = Terms { untouched: untouched * MIB, need: need * MIB, ..TERMS };
+            limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
+        };
+        assert_eq!([needs(2, 302, 0, 200), needs(2, 302, 0, 698)], [202, 700], "beside others");
+        assert_eq!([needs(2, 302, 0, 699), needs(0, 0, 0, 400)], [45, 400], "more than there is; a first block");
+        assert_eq!([needs(500, 300, 200, 0), needs(500, 300, 200, 600)], [1000, 1000], "alone, untouched is not spare");
+        assert_eq!([needs(250, 600, 100, 0), needs(250, 600, 100, 301)], [375, 375], "beside others");
         assert_eq!(limit(500, (1064, 500), 75), 797, "three quarters of the container");
         let with = |own, used, reserve: u64, fall: u64| {
-            let terms = Terms { percent: 100, reserve: reserve * MIB, fall: fall * MIB, before: 0, kept: 0 };
+            let terms = Terms { reserve: reserve * MIB, fall: fall * MIB, ..TERMS };
             limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
         };
         let falling = |own, used, fall| with(own, used, 64, fall);
@@ -339,8 +378,7 @@ mod tests {
         assert_eq!(falling(1000, 1000, 8), 1000, "an eighth of the margin may be used");
         // Reclaim has taken the heap to the high watermark, 4 MiB below its limit, or further.
         let below = |own, before: u64, used| {
-            let (before, reserve) = (before * MIB, 64 * MIB);
-            let terms = Terms { percent: 100, reserve, fall: 0, before, kept: 4 * MIB };
+            let terms = Terms { before: before * MIB, kept: 4 * MIB, ..TERMS };
             limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
         };
         assert_eq!([below(396, 400, 1108), below(380, 400, 1108)], [382, 382], "from the limit that it had");
@@ -442,6 +480,40 @@ mod tests {
     }
 
     #[test]
+    fn block_beyond_the_share_is_granted_from_spare_room() {
+        let it = contained(1000 * MIB, true);
+        it.others.store(300 * MIB, Ordering::Relaxed);
+        let few = it.fill(8);
+        let large = it.mm.allocate(500 << 20);
+        assert!(!large.is_null(), "500 of 634 MiB");
+        assert!(it.mm.allocate(200 << 20).is_null(), "200 of 134 MiB");
+        it.free(few.into_iter().chain([large]));
+        let whole = it.mm.allocate(600 << 20);
+        assert!(!whole.is_null());
+        it.free([whole]);
+        it.close();
+    }
+
+    #[test]
+    fn untouched_memory_is_not_spare_with_refuse() {
+        for refuse in [true, false] {
+            let it = contained(400 * MIB, refuse);
+            let platform = &it.core().objects.platform;
+            // The heap is not touched, and another process uses 60 MiB.
+            platform.set_room(|| room(400 * MIB, 60 * MIB));
+            platform.set_resident(0);
+            let blocks = it.fill(1600);
+            let counted = it.core().counted();
+            match refuse {
+                true => assert!((290 * MIB..=305 * MIB).contains(&counted), "{counted} bytes of 300 MiB"),
+                false => assert_eq!(blocks.len(), 1600),
+            }
+            it.free(blocks);
+            it.close();
+        }
+    }
+
+    #[test]
     fn a_small_container_is_looked_at_before_it_is_full() {
         let it = contained(40 * MIB, true);
         let blocks = it.fill(1000);
@@ -475,7 +547,7 @@ mod tests {
             match tries.get() {
                 1 => {
                     it.core().objects.platform.advance(TICKING);
-                    it.core().follow(&it.mm, it.core().objects.platform.now());
+                    it.core().follow(&it.mm, it.core().objects.platform.now(), 0);
                 }
                 2 => {
                     while it.core().counted() + MIB / 4 <= it.core().settings.limit() {

@@ -73,7 +73,7 @@ impl<P: Platform> Mm<P> {
             if has_any {
                 return last;
             }
-            core.look_at_container(self, core.objects.platform.precise());
+            core.look_at_container(self, core.objects.platform.precise(), 0);
         }
         looks().1
     }

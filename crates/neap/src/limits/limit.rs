@@ -5,7 +5,7 @@
 use crate::options::AUTO;
 use crate::state::headroom::Looks;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::Mutex;
 use neap_base::platform::Room;
 
@@ -117,8 +117,8 @@ const NEAR: u64 = 100;
 pub(crate) struct Following {
     /// Time of the last look, or 0 before the first.
     pub(crate) last: AtomicU64,
-    /// An allocation waits for a look.
-    pub(crate) wanted: AtomicBool,
+    /// The most bytes that an allocation needs which waits for a look; 0 if none waits.
+    pub(crate) wanted: AtomicU64,
     pub(crate) looks: AtomicU64,
     /// Looks in a row that found too little room, since the heap last shrank.
     short: AtomicU32,
@@ -141,10 +141,10 @@ pub(crate) struct Following {
 
 impl Following {
     pub(crate) fn new() -> Following {
-        let [last, looks, own, passed, limit, used, at, ceiling, fall] = [const { AtomicU64::new(0) }; 9];
+        let [last, wanted, looks, own, passed, limit, used, at, ceiling, fall] = [const { AtomicU64::new(0) }; 10];
         Following {
             last,
-            wanted: AtomicBool::new(false),
+            wanted,
             looks,
             short: AtomicU32::new(0),
             calm: AtomicU32::new(CALM),

@@ -61,12 +61,12 @@ impl<P: Platform> Core<P> {
         };
         if matches!(setting, Setting::Limit | Setting::Reserve) && settings.limit() > 0 {
             if settings.follows().is_some() {
-                self.follow(mm, self.objects.platform.now());
+                self.follow(mm, self.objects.platform.now(), 0);
             }
             self.reach_limit(mm);
         }
         // Ends a nap of the previous interval, and publishes the values.
-        self.come_soon();
+        self.request_tick();
         Ok(before)
     }
 
