@@ -112,7 +112,7 @@ impl Groups {
             futex::wake(&waiter.state, 1, Sharing::Process);
         }
         if round.due || round.unfinished {
-            host.come_soon();
+            host.request_tick();
         }
         answer
     }

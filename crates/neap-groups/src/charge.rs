@@ -277,7 +277,7 @@ impl Groups {
                 self.tell(host, full, Event::Refused);
                 // `raise` took room for a moment, as in `attempt`. Here a tick admits waiters.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
-                    host.come_soon();
+                    host.request_tick();
                 }
                 false
             }

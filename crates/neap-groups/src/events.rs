@@ -299,7 +299,7 @@ impl Groups {
             is_heard |= group.heard.load(Ordering::Relaxed) & bit(event) != 0;
         }
         if is_heard && self.subscribers.mark() {
-            host.come_soon();
+            host.request_tick();
         }
     }
 

@@ -64,7 +64,7 @@ pub trait Reclaimer: Host {
     ///
     /// The caller is inside the fork gate, perhaps under a mutex of the groups and within a free.
     /// The implementation must neither wait nor call these two functions itself.
-    fn come_soon(&self) {}
+    fn request_tick(&self) {}
 
     /// Requests that a server, a thread that reclaims, [take a request](Groups::take_request) of a
     /// group. The caller is outside the fork gate and holds no lock. The implementation must not
@@ -245,7 +245,7 @@ impl Groups {
         }
         if bound == Bound::High {
             // A tick ends the delay of charges that were delayed above the previous `high`.
-            host.inside(|| host.come_soon());
+            host.inside(|| host.request_tick());
         }
         if matches!(bound, Bound::Max | Bound::High) && usage > bytes {
             host.inside(|| {

@@ -71,7 +71,7 @@ impl Groups {
             drop(subscribers);
             self.tree.group(slot).inspect(|group| self.hand_down_counts(host, group));
             if is_news {
-                host.come_soon();
+                host.request_tick();
             }
             self.end_waits(host, id);
             Ok(())

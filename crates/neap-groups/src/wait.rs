@@ -158,7 +158,7 @@ impl Groups {
     /// first polled, and gives up when it is dropped.
     ///
     /// [`Groups::deliver`] wakes the future's task. The groups request a delivery by
-    /// [`Reclaimer::come_soon`]. A deadline takes effect in [`Groups::tick`], before the next
+    /// [`Reclaimer::request_tick`]. A deadline takes effect in [`Groups::tick`], before the next
     /// `deliver`.
     pub fn charge_async<H: Reclaimer>(&self, host: H, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'_, H> {
         ChargeAsync { groups: self, host, payer, bytes, deadline, how: OnLimit::Refuse, stage: Stage::Unasked }
@@ -230,7 +230,7 @@ impl Groups {
             };
             let _reading = self.rcu.enter();
             self.tree.owners.behind(payer.id()).inspect(|behind| self.ask_for_excess(behind.slot()));
-            host.come_soon();
+            host.request_tick();
             handle
         });
         host.ask_soon();
@@ -278,7 +278,7 @@ impl Groups {
         // waiters. Cached bytes are flushed by `attend`.
         self.drain_stocks(host, full);
         host.ask_soon();
-        host.inside(|| host.come_soon());
+        host.inside(|| host.request_tick());
         Ok(handle)
     }
 

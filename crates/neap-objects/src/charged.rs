@@ -41,7 +41,7 @@ impl FastPath {
     /// paid for it already. `sole` is [`word_of`](crate::payers::word_of) that owner.
     #[inline(always)]
     pub fn allocate_owned(&self, size: usize, sole: u64) -> Owned {
-        // Acquire pairs with the Release in `serve`.
+        // Acquire pairs with the Release in `FastPath::enable`.
         if size >= self.served.load(Acquire) {
             return Owned::Nothing;
         }
@@ -49,7 +49,7 @@ impl FastPath {
         // group are faster with it: an earlier load seems to wait longer for the store of the last
         // push.
         let fast_path = core::hint::black_box(self);
-        // SAFETY: the size is below `served`, so it is at most `LARGEST`, and `serve` was called.
+        // SAFETY: the size is below `served`, so it is at most `LARGEST`, and `enable` was called.
         let Some(object) = (unsafe { fast_path.pop(size) }) else { return Owned::Nothing };
         let address = object.addr().get();
         // SAFETY: objects in stacks lie in the arena, which has state bytes. If the object is in

@@ -3,7 +3,7 @@
 //! # Design
 //!
 //! A class cache has a barn of full and empty sheaves, and lists of the slabs with free objects. An
-//! object that is freed on another CPU than its [home](crate::fast_path::KindEntry) returns through
+//! object that is freed on another CPU than its [home](crate::kind_map::KindEntry) returns through
 //! the barn, in a full sheaf. Each slab with free objects is on one list:
 //! * partial: used since the last tick;
 //! * resting: not used since the last tick;

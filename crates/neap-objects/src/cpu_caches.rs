@@ -3,7 +3,7 @@
 //!
 //! # Design
 //!
-//! One of the two stacks is for objects whose [home](crate::fast_path::KindEntry) is this CPU. The
+//! One of the two stacks is for objects whose [home](crate::kind_map::KindEntry) is this CPU. The
 //! other is for *guests*: objects with another home. Threads take guests off their stack in batches
 //! only. All stacks of a CPU lie in one *region*. A table holds one pointer to a region for every
 //! CPU that the kernel could name, and for the ids -1 and -2 of threads that are not registered for
@@ -340,7 +340,7 @@ impl CpuCaches {
             return locked(&mut LockedStack(self::stack(*region, stack))).map_or(Attempt::Refused, Attempt::Done);
         }
         for _ in 0..ATTEMPTS {
-            match sequence(usize::from(stack.place())) {
+            match sequence(usize::from(stack.offset())) {
                 (value, SequenceResult::Committed) => return Attempt::Done(value),
                 (_, SequenceResult::Refused) => return Attempt::Refused,
                 (_, SequenceResult::Aborted) => {}

@@ -24,6 +24,7 @@ pub mod holes;
 #[path = "../tests/instance/mod.rs"]
 mod instance;
 mod isolated_use;
+pub mod kind_map;
 #[cfg(test)]
 mod known_bug_tests;
 pub mod live;

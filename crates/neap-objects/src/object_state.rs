@@ -31,7 +31,7 @@
 //! addition. The fast path of `free` refuses such a byte, so the free takes the slow path.
 //!
 //! If two CPUs use neighbouring objects, the cache line with the objects' bytes moves between them.
-//! So a cache line of a table ends where a part with one [home](crate::fast_path::KindEntry) ends,
+//! So a cache line of a table ends where a part with one [home](crate::kind_map::KindEntry) ends,
 //! or at most three bytes from there. This does not hold for the largest objects. Threads write to
 //! a table only where slabs lie. When neap releases the memory of slabs, it also releases that of
 //! their bytes, except in the last table, which has little. The free of a pointer outside slabs

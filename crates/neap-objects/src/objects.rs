@@ -14,9 +14,10 @@
 
 use crate::class_cache::{ClassCache, Row, SharedCache};
 use crate::cpu_caches::{Attempt, CpuCaches};
-use crate::fast_path::{FastPath, KindEntry};
+use crate::fast_path::FastPath;
 use crate::helper::Helper;
 use crate::isolated_use::IsolatedUse;
+use crate::kind_map::KindEntry;
 use crate::live::ClassCell;
 use crate::object_state::{self, ACCOUNTED, ALLOCATED, CACHED, PAID, States};
 use crate::other_nodes::Others;
@@ -147,7 +148,7 @@ impl<P: Platform> Objects<P> {
 
     /// Maps the arena and the slots, and makes the instance at `place`. `fast_path` has the table
     /// of the sequences. malloc and free by the fast path work after [`Objects::open_fast_path`]
-    /// and [`Objects::serve`].
+    /// and [`Objects::enable_fast_path`].
     ///
     /// # Errors
     /// Returns the platform's error. Nothing stays mapped then, and `place` is unchanged.
@@ -311,7 +312,7 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Stores this instance's tables in its [`FastPath`]. Objects may have owners from then on.
-    /// [`Objects::serve`] opens the fast paths of malloc and free.
+    /// [`Objects::enable_fast_path`] opens the fast paths of malloc and free.
     ///
     /// # Safety
     /// * No thread has used the [`FastPath`] of this instance yet, and none uses it after
@@ -325,9 +326,9 @@ impl<P: Platform> Objects<P> {
     }
 
     /// Opens all fast paths, if there are Rseq slots. Call [`Objects::open_fast_path`] before.
-    pub fn serve(&self) {
+    pub fn enable_fast_path(&self) {
         if self.cpu_caches.has_rseq() {
-            self.fast_path().serve();
+            self.fast_path().enable();
         }
     }
 
@@ -473,7 +474,7 @@ impl<P: Platform> Objects<P> {
         self.pages.frames().mark_slab(block.pfn, Order(shape.order), slab.0);
         object_state::tables_of(class).for_each(|table| self.pages.mark_side_table(block.pfn, STATES + table));
         self.set_kind(block.pfn, Order(shape.order), class);
-        self.fast_path().cover(self.pages.limit());
+        self.fast_path().extend_covered_range(self.pages.limit());
         Some((slab, self.pages.node_of(block.pfn)))
     }
 

@@ -85,7 +85,7 @@ impl StackId {
     }
 
     /// Offset of the stack in a region, in bytes.
-    pub(crate) const fn place(self) -> u16 {
+    pub(crate) const fn offset(self) -> u16 {
         const { assert!(STACKS_END <= u16::MAX as usize) };
         (FIRST + self.0 as usize * size_of::<Stack>()) as u16
     }
@@ -100,13 +100,13 @@ impl Class {
     /// Offset of the class's stack of home objects in a region, in bytes; 0 for [`Class::NONE`]. No
     /// stack has offset 0, where the region's mark lies.
     #[inline(always)]
-    pub const fn place(self) -> u16 {
-        if self.0 == 0 { 0 } else { StackId::home(self).place() }
+    pub const fn stack_offset(self) -> u16 {
+        if self.0 == 0 { 0 } else { StackId::home(self).offset() }
     }
 
-    /// The class of a place.
-    pub const fn of_place(place: u16) -> Class {
-        let Some(beyond) = (place as usize).checked_sub(FIRST) else { return Class::NONE };
+    /// The class of a [stack offset](Class::stack_offset).
+    pub const fn of_stack_offset(offset: u16) -> Class {
+        let Some(beyond) = (offset as usize).checked_sub(FIRST) else { return Class::NONE };
         StackId((beyond / size_of::<Stack>()) as u8).class()
     }
 }
@@ -163,7 +163,7 @@ pub(crate) fn stack(region: usize, id: StackId) -> &'static Stack {
     // SAFETY: every region has a stack at each `StackId`'s place. Regions stay mapped until
     // `CpuCaches::close`, and a stack consists of atomics. `'static` is longer than that, but no
     // function of this crate passes the reference on beyond `close`.
-    unsafe { &*at::<Stack>(region + usize::from(id.place())) }
+    unsafe { &*at::<Stack>(region + usize::from(id.offset())) }
 }
 
 pub(crate) fn at<T>(address: usize) -> *mut T {

@@ -195,7 +195,7 @@ impl Sheaf {
         }
     }
 
-    /// The [home](crate::fast_path::KindEntry) of its objects. Single objects may have another one.
+    /// The [home](crate::kind_map::KindEntry) of its objects. Single objects may have another one.
     pub fn home(&self) -> u16 {
         self.head().home
     }

@@ -95,7 +95,7 @@ impl Class {
         if half.is_power_of_two() && half > 2 { half - 2 } else { half }
     }
 
-    /// Size of the aligned parts of a slab that have one [home](crate::fast_path::KindEntry), in
+    /// Size of the aligned parts of a slab that have one [home](crate::kind_map::KindEntry), in
     /// bytes: 32 KiB, or all of a smaller slab.
     pub fn home_bytes(self) -> usize {
         1 << (512 * self.size()).min(32 << 10).ilog2()

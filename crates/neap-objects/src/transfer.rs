@@ -16,7 +16,7 @@
 
 use crate::class_cache::{Row, Way};
 use crate::cpu_caches::Attempt;
-use crate::fast_path::KindEntry;
+use crate::kind_map::KindEntry;
 use crate::object_state::CACHED;
 use crate::objects::Objects;
 use crate::region::StackId;

@@ -90,8 +90,8 @@ fn a_size_leads_to_the_stack_of_its_class() {
 #[test]
 fn once_a_thread_enters_something_who_has_not_is_asked_first() {
     with_an_object_of_64(|o, object| {
-        o.fast_path.look_at_entered();
-        assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unasked() && o.fast_path.serves_all());
+        o.fast_path.enable_group_check();
+        assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unchecked() && o.fast_path.serves_ungrouped());
         assert_eq!(allocate_outside(o, 64), Some(object));
     });
 }
@@ -101,18 +101,18 @@ fn the_count_of_all_calls_ends_unless_a_thread_has_entered_something() {
     with_an_object_of_64(|o, object| {
         assert!(!o.fast_path.counts(64));
         o.fast_path.count_all();
-        assert!(allocate(o, 64).is_none() && o.fast_path.serves_all());
+        assert!(allocate(o, 64).is_none() && o.fast_path.serves_ungrouped());
         assert!(o.fast_path.counts(64) && o.fast_path.counts(LARGEST) && !o.fast_path.counts(LARGEST + 1));
         o.fast_path.count_none();
         assert!(!o.fast_path.counts(64));
         assert_eq!(allocate(o, 64), Some(object));
         assert_eq!(o.fast_path.free(object), FreeOutcome::Cached);
         o.fast_path.count_all();
-        o.fast_path.look_at_entered();
+        o.fast_path.enable_group_check();
         assert!(!o.fast_path.counts(64), "the thread's word comes first");
         o.fast_path.count_all();
         o.fast_path.count_none();
-        assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unasked() && !o.fast_path.counts(64));
+        assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unchecked() && !o.fast_path.counts(64));
         assert_eq!(allocate_outside(o, 64), Some(object));
     });
 }
@@ -120,9 +120,9 @@ fn the_count_of_all_calls_ends_unless_a_thread_has_entered_something() {
 #[test]
 fn where_all_are_to_enter_something_who_has_not_is_refused() {
     with_an_object_of_64(|o, object| {
-        o.fast_path.serve_entered_alone();
+        o.fast_path.disable_ungrouped_fast_path();
         assert!(allocate(o, 64).is_none() && allocate_outside(o, 64).is_none());
-        assert!(!o.fast_path.serves_unasked() && !o.fast_path.serves_all());
+        assert!(!o.fast_path.serves_unchecked() && !o.fast_path.serves_ungrouped());
         let entered = (0..100).map(|_| o.fast_path.allocate_owned(64, 1)).find(|owned| *owned != Owned::Nothing);
         let Some(Owned::Another(popped)) = entered else { panic!("an owner that was entered is served") };
         assert_eq!(popped.as_ptr(), object);

@@ -109,8 +109,7 @@ impl Chunks {
     /// * `address`, aligned to 8 bytes: `parts.length` bytes of address space for each chunk of the
     ///   geometry, with zeroes where it is opened;
     /// * `stack`, aligned for a number: room for a number for each chunk.
-    pub(crate) unsafe fn at(geometry: Geometry, parts: Parts, address: usize, stack: usize) -> Chunks {
-        let stack = core::ptr::with_exposed_provenance_mut(stack);
+    pub(crate) unsafe fn at(geometry: Geometry, parts: Parts, address: usize, stack: *mut u32) -> Chunks {
         Chunks { geometry, parts, address, opened: 0, reach: 0, stack, destroyed: 0 }
     }
 

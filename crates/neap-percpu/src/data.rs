@@ -15,6 +15,7 @@ use crate::geometry::{GRANULE, Geometry, LARGEST};
 use crate::handle::{Handle, Invalid};
 use crate::rows::Owner;
 use crate::state::{Among, Freed, Request, RowAllocation, State};
+use crate::tables::Tables;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use neap_base::mutex::Guard;
@@ -100,16 +101,7 @@ pub struct PerCpuData<C: Charge = ()> {
     pub(crate) mappings: [(usize, usize); 2],
     /// Address of the first group's memory.
     pub(crate) base: usize,
-    /// By class and CPU: the offset of the CPU's copy from the first copy. For class 0, the start
-    /// of the CPU's group. Another class's offsets are written when it is first used.
-    pub(crate) offsets: *mut usize,
-    /// By class and CPU: the offset, or `usize::MAX` for an isolated CPU. Equals `offsets` if no
-    /// CPU is isolated.
-    pub(crate) fenced: *mut usize,
-    /// By CPU: the index of its copy in its group.
-    pub(crate) columns: *const usize,
-    /// By CPU: whether it is isolated.
-    pub(crate) isolated: *const bool,
+    pub(crate) tables: Tables,
     pub(crate) state: Mutex<State>,
     pub(crate) turn: Mutex<Work>,
     pub(crate) wanted: AtomicBool,
@@ -272,7 +264,7 @@ impl<C: Charge> PerCpuData<C> {
         debug_assert!(cpu < self.geometry.cpus);
         // SAFETY: handles come from `State::handle`, so the table has their classes, with an entry
         // for each CPU of the shape.
-        let offset = unsafe { *self.offsets.add(handle.class() * self.geometry.cpus + cpu) };
+        let offset = unsafe { *self.tables.offsets.add(handle.class() * self.geometry.cpus + cpu) };
         core::ptr::with_exposed_provenance_mut(handle.address() + offset)
     }
 
@@ -288,8 +280,8 @@ impl<C: Charge> PerCpuData<C> {
     /// Address of an allocation's table of offsets by CPU, for restartable sequences.
     pub(crate) fn offsets(&self, handle: Handle, of: OffsetsOf) -> usize {
         let table = match of {
-            OffsetsOf::AllCpus => self.offsets,
-            OffsetsOf::FencedCpus => self.fenced,
+            OffsetsOf::AllCpus => self.tables.offsets,
+            OffsetsOf::FencedCpus => self.tables.fenced,
         };
         table.wrapping_add(handle.class() * self.geometry.cpus).expose_provenance()
     }
@@ -372,18 +364,19 @@ impl<C: Charge> PerCpuData<C> {
     fn handle(&self, state: &mut State, place: RowAllocation) -> Handle {
         let handle = state.handle(self.base, place);
         let (class, cpus) = (handle.class(), self.geometry.cpus);
+        let Tables { columns, offsets, fenced, .. } = self.tables;
         if !bitmap::set(&mut state.known, class) {
             for cpu in 0..cpus {
                 // SAFETY: the tables have an entry for every class and CPU. No thread reads a
                 // class's entries before it has a handle of the class. Class 0 is rewritten with
                 // equal values.
                 unsafe {
-                    let column = *self.columns.add(cpu);
-                    let offset = *self.offsets.add(cpu) + column * class * self.geometry.grain;
-                    self.offsets.add(class * cpus + cpu).write(offset);
-                    if self.fenced != self.offsets {
-                        let masked = if *self.isolated.add(cpu) { usize::MAX } else { offset };
-                        self.fenced.add(class * cpus + cpu).write(masked);
+                    let offset = *offsets.add(cpu) + *columns.add(cpu) * class * self.geometry.grain;
+                    offsets.add(class * cpus + cpu).write(offset);
+                    if fenced != offsets {
+                        let is_isolated = *fenced.add(cpu) == usize::MAX;
+                        let masked = if is_isolated { usize::MAX } else { offset };
+                        fenced.add(class * cpus + cpu).write(masked);
                     }
                 }
             }

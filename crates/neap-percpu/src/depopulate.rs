@@ -110,8 +110,7 @@ impl Work {
     /// # Safety
     /// There is zeroed room for [`SCATTERED_RANGES`] ranges at `ranges`, aligned for a range. Only
     /// this value uses the room as long as it exists.
-    pub(crate) unsafe fn at(ranges: usize) -> Work {
-        let ranges = core::ptr::with_exposed_provenance_mut(ranges);
+    pub(crate) unsafe fn at(ranges: *mut memory::Range) -> Work {
         Work { ranges, idle: 0, patience: 0, counts: WorkTotals::default() }
     }
 

@@ -69,6 +69,7 @@ mod rows;
 mod state;
 mod static_words;
 mod statistics;
+mod tables;
 mod verify;
 mod words;
 

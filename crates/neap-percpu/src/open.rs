@@ -17,32 +17,20 @@ use crate::data::{Charge, PerCpuData, Refused};
 use crate::depopulate::Work;
 use crate::geometry::{Geometry, Layout, Shape};
 use crate::pool::Pool;
-use crate::rows::{Owner, Record, Row, Rows};
+use crate::rows::{Owner, Rows};
 use crate::state::State;
+use crate::tables::{Tables, most_owners};
 use core::sync::atomic::AtomicBool;
 use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
-use neap_base::platform::memory::{HugePages, Range, SCATTERED_RANGES};
+use neap_base::platform::memory::HugePages;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_base::{Mutex, Platform};
 
-/// Maximum number of owners at a time, even if more rows are possible.
-const OWNERS: u32 = 1 << 22;
 /// Owners in a step.
 const OWNERS_STEP: u32 = 1 << 14;
 /// Bytes of a group's memory in a step, at least one chunk.
 const STEP: usize = 1 << 20;
-
-/// Carves pieces out of a range.
-struct Carver(usize);
-
-impl Carver {
-    fn piece(&mut self, bytes: usize, align: usize) -> usize {
-        let start = self.0.next_multiple_of(align);
-        self.0 = start + bytes;
-        start
-    }
-}
 
 impl<C: Charge> PerCpuData<C> {
     /// Creates an instance. `node_of` returns the nearest node of a CPU, also for CPUs that do not
@@ -77,89 +65,64 @@ impl<C: Charge> PerCpuData<C> {
         let memory = (platform.reserve(length + geometry.page)?, length + geometry.page);
         let base = memory.0.next_multiple_of(geometry.page);
         let parts = Parts::new(&geometry, platform.page_size());
-        // Distances of the tables from the first one.
-        let (mut carver, page) = (Carver(0), platform.page_size());
-        let offsets = geometry.classes() * geometry.cpus * size_of::<usize>();
-        let tables_of = [
-            carver.piece(SCATTERED_RANGES * size_of::<Range>(), 64),
-            carver.piece(geometry.chunks * size_of::<u32>(), 64),
-            carver.piece(geometry.cpus * size_of::<usize>(), 64),
-            carver.piece(geometry.cpus, 1),
-            carver.piece(offsets, 64),
-            carver.piece(offsets, 64),
-            // The tables above are open from the start; those below grow.
-            carver.piece(parts.length * geometry.chunks, page),
-            carver.piece(Pool::<Row>::bytes(most_rows(&geometry)), page),
-            carver.piece(Pool::<Record>::bytes(most_owners(&geometry)), page),
-        ];
-        let tables_length = carver.0.next_multiple_of(page) + page;
-        // SAFETY: `reserve` returned the memory just now, and no other code knows it.
-        let unmap = |_: &Errno| unsafe { platform.unmap(memory.0, memory.1) };
-        let tables = platform.reserve(tables_length).inspect_err(unmap)?;
+        let page = platform.page_size();
+        let tables_length = Tables::at(0, &geometry, &parts, page).end + page;
+        let reserved = platform.reserve(tables_length).inspect_err(|_| {
+            // SAFETY: `reserve` returned the memory just now, and no other code knows it.
+            unsafe { platform.unmap(memory.0, memory.1) };
+        })?;
         // A simulated machine's pages may be larger than the alignment of its reservations.
-        let first = tables.next_multiple_of(page);
-        let [ranges, stack, columns, isolated, offsets, fenced, chunks, rows, owners] =
-            tables_of.map(|distance| first + distance);
-        // SAFETY: the range lies in the tables' reservation. No other code knows the two
-        // reservations, which are unmapped on an error.
-        unsafe {
-            platform.open(first, chunks - first).inspect_err(|error| {
-                platform.unmap(tables, tables_length);
-                unmap(error);
-            })?;
-        }
-        // A huge page would give memory to pages that do not count as populated.
-        let _ = platform.huge_pages(base, length, HugePages::Forbidden);
-
+        let first = reserved.next_multiple_of(page);
+        let tables = Tables::at(first, &geometry, &parts, page);
         // SAFETY: each table has its own aligned piece of new zeroes, of the length that it needs.
         // All-zero memory is a valid row and a valid record.
         let (chunks, rows, work) = unsafe {
-            let rows = Rows { rows: Pool::at(rows), owners: Pool::at(owners), grain: geometry.grain };
-            (Chunks::at(geometry.clone(), parts, chunks, stack), rows, Work::at(ranges))
+            let rows = Rows { rows: Pool::at(tables.rows), owners: Pool::at(tables.owners), grain: geometry.grain };
+            (Chunks::at(geometry.clone(), parts, tables.chunks, tables.stack), rows, Work::at(tables.ranges))
         };
         let is_isolated = |cpu: usize| cpu < platform.cpus() && platform.is_isolated(cpu);
         let any_isolated = (0..shape.cpus).any(is_isolated);
+        let fenced = if any_isolated { tables.fenced } else { tables.offsets };
         let data = PerCpuData {
             geometry,
-            mappings: [memory, (tables, tables_length)],
+            mappings: [memory, (reserved, tables_length)],
             base,
-            offsets: core::ptr::with_exposed_provenance_mut(offsets),
-            fenced: core::ptr::with_exposed_provenance_mut(if any_isolated { fenced } else { offsets }),
-            columns: core::ptr::with_exposed_provenance(columns),
-            isolated: core::ptr::with_exposed_provenance(isolated),
+            tables: Tables { fenced, ..tables },
             state: Mutex::new(State::new(chunks, rows)),
             turn: Mutex::new(work),
             wanted: AtomicBool::new(true),
             charge,
         };
-        let mut columns_used = [0; MAX_NODES];
-        for cpu in 0..shape.cpus {
-            let node = node_of(cpu).min(MAX_NODES - 1);
-            let group = if cpu_major { cpu } else { group_of[node] };
-            let column = if cpu_major { 0 } else { columns_used[group] };
-            if !cpu_major {
-                columns_used[group] += 1;
+        // SAFETY: the range lies in the tables' reservation.
+        let opened = unsafe { platform.open(first, data.tables.chunks - first) }.map_err(Refused::Memory);
+        let opened = opened.and_then(|()| {
+            // A huge page would give memory to pages that do not count as populated.
+            let _ = platform.huge_pages(base, length, HugePages::Forbidden);
+            let (span, mut columns_used) = (data.geometry.group_span(), [0; MAX_NODES]);
+            for cpu in 0..shape.cpus {
+                let node = node_of(cpu).min(MAX_NODES - 1);
+                let (group, column) = if cpu_major { (cpu, 0) } else { (group_of[node], columns_used[node]) };
+                columns_used[node] += 1;
+                if platform.nodes() > 1 && column == 0 {
+                    // The binding is only a preference: memory of another node is better than none.
+                    let _ = platform.bind(base + group * span, span, node);
+                }
+                // SAFETY: the tables have an entry for every CPU, and no other thread has the
+                // instance yet.
+                unsafe {
+                    data.tables.offsets.add(cpu).write(group * span);
+                    data.tables.fenced.add(cpu).write(if is_isolated(cpu) { usize::MAX } else { group * span });
+                    data.tables.columns.add(cpu).write(column);
+                }
             }
-            if platform.nodes() > 1 && column == 0 {
-                // The binding is only a preference: memory of another node is better than none.
-                let _ = platform.bind(base + group * data.geometry.group_span(), data.geometry.group_span(), node);
-            }
-            // SAFETY: the tables have an entry for every CPU, and no other thread has the instance
-            // yet.
-            unsafe {
-                data.offsets.add(cpu).write(group * data.geometry.group_span());
-                data.columns.cast_mut().add(cpu).write(column);
-                data.isolated.cast_mut().add(cpu).write(is_isolated(cpu));
-            }
+            data.open_owner(platform)
+        });
+        if opened == Ok(Owner::NONE) {
+            return Ok(data);
         }
-        match data.open_owner(platform) {
-            Ok(Owner::NONE) => Ok(data),
-            answer => {
-                // SAFETY: no other thread has the instance.
-                unsafe { data.close(platform) };
-                Err(if let Err(Refused::Memory(error)) = answer { error } else { Errno::NOMEM })
-            }
-        }
+        // SAFETY: no other thread has the instance.
+        unsafe { data.close(platform) };
+        Err(if let Err(Refused::Memory(error)) = opened { error } else { Errno::NOMEM })
     }
 
     /// Unmaps all memory and tables.
@@ -302,12 +265,4 @@ fn pages<P: Platform>(platform: &P, range: core::ops::Range<usize>) -> (usize, u
     let page = platform.page_size();
     let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));
     (start, end - start)
-}
-
-fn most_rows(geometry: &Geometry) -> u32 {
-    (geometry.chunks * geometry.grains) as u32
-}
-
-fn most_owners(geometry: &Geometry) -> u32 {
-    OWNERS.min(most_rows(geometry)) + 1
 }

@@ -14,7 +14,7 @@ use neap_base::Mutex;
 use neap_base::platform::Errno;
 use neap_base::sync::{AtomicUsize, Ordering};
 use neap_percpu::reference::Counts;
-use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
+use neap_reclaim::shrinkers::bits::{Bit, clear_bit_if_empty, set_bits};
 use neap_reclaim::shrinkers::lifecycle::{ENDING, Ending, LIVE, Life, PREPARED};
 
 /// An info: objects, and three levels of bits above them.
@@ -34,19 +34,19 @@ impl Info {
 
     fn add(&self) {
         self.objects.fetch_add(1, Ordering::Relaxed);
-        raise(self.bits(0));
+        set_bits(self.bits(0));
     }
 
     /// Clears all bits with nothing below.
     fn visit(&self) {
         let is_empty = || self.objects.load(Ordering::Relaxed) == 0;
         if self.levels[0].load(Ordering::Relaxed) != 0 && is_empty() {
-            lower(self.bits(0), is_empty);
+            clear_bit_if_empty(self.bits(0), is_empty);
         }
         for level in 1..3 {
             let is_empty = || self.levels[level - 1].load(Ordering::Relaxed) == 0;
             if self.levels[level].load(Ordering::Relaxed) != 0 && is_empty() {
-                lower(self.bits(level), is_empty);
+                clear_bit_if_empty(self.bits(level), is_empty);
             }
         }
     }
@@ -65,7 +65,7 @@ fn what_is_added_while_bits_are_cleared_is_found() {
     loom::model(|| {
         let info = Info::new();
         // Objects were there and are gone, and their bits remain.
-        raise(info.bits(0));
+        set_bits(info.bits(0));
         let adder = {
             let info = info.clone();
             thread::spawn(move || info.add())
@@ -82,7 +82,7 @@ fn of_two_visitors_none_takes_away_what_the_other_has_found() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let info = Info::new();
-        raise(info.bits(0));
+        set_bits(info.bits(0));
         let threads = [true, false].map(|adds| {
             let info = info.clone();
             thread::spawn(move || if adds { info.add() } else { info.visit() })
@@ -240,13 +240,13 @@ fn marks_of_the_next_shrinker_of_an_index_stay() {
     loom::model(|| {
         let (index, info) = (Index::new(), Info::new());
         index.unregister();
-        raise(info.bits(0));
+        set_bits(info.bits(0));
         let visitor = {
             let (index, info) = (index.clone(), info.clone());
             thread::spawn(move || {
                 let is_free = || !index.life.try_get(|| {}) && !matches!(index.life.state(), PREPARED | LIVE);
                 if is_free() {
-                    lower(info.bits(0), is_free);
+                    clear_bit_if_empty(info.bits(0), is_free);
                 }
             })
         };

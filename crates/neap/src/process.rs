@@ -34,7 +34,7 @@ pub static PROCESS: OnPages<Mm<Linux>> =
     OnPages(Mm::new(Hooks { open, spawn: Some(spawn), ticked: Some(text::publish) }));
 
 /// A value at the start of a page, so that the page offsets of its fields are known.
-/// [`FastPath`](neap_objects::fast_path::FastPath) says why. For statics only.
+/// `neap-objects/src/fast_path/layout.rs` says why. For statics only.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct OnPages<T>(T);

@@ -71,7 +71,7 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
         0
     }
 
-    fn come_soon(&self) {
+    fn request_tick(&self) {
         self.asked.come.fetch_add(1, Relaxed);
     }
 

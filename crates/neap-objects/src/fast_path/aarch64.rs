@@ -32,7 +32,7 @@ macro_rules! take_top {
             //
             //   this thread                    thread that opens
             //   1. loads the offset: 0
-            //                                  2. stores the offset, and the limit in `serve`
+            //                                  2. stores the offset, and the limit in `enable`
             //   3. loads the limit, runs on
             //
             // No limit has bit 63, so the addition adds 0. It makes the address of the offset
@@ -43,9 +43,9 @@ macro_rules! take_top {
             // The size in grains, rounded up. The entry of the largest lies in front.
             "add {place}, {place}, #{round}",
             "lsr {place}, {place}, #{grain_shift}",
-            "add {t}, {first}, #{places_high}, lsl #12",
+            "add {t}, {first}, #{offsets_high}, lsl #12",
             "sub {t}, {t}, {place}, lsl #1",
-            "ldrh {place:w}, [{t}, #{places_low}]",
+            "ldrh {place:w}, [{t}, #{offsets_low}]",
             "mrs {t}, tpidr_el0",
             "add {area}, {area}, {t}",
             neap_os::pop_sequence!(
@@ -67,8 +67,8 @@ macro_rules! take_top {
             ),
             first = in(reg) first!($fast), first_at = const SequenceTable::FIRST,
             place = inout(reg) $size => _, area = out(reg) _, t = out(reg) _, next = out(reg) _, value = out(reg) object,
-            limit = const $limit - SequenceTable::FIRST as isize, round = const GRAIN - 1, grain_shift = const GRAIN_SHIFT,
-            places_high = const (NO_SIZE - SequenceTable::FIRST as isize) >> 12, places_low = const (NO_SIZE - SequenceTable::FIRST as isize) & 0xfff,
+            limit = const $limit - SequenceTable::FIRST as isize, round = const crate::size_class::GRAIN - 1, grain_shift = const GRAIN_SHIFT,
+            offsets_high = const (NO_SIZE - SequenceTable::FIRST as isize) >> 12, offsets_low = const (NO_SIZE - SequenceTable::FIRST as isize) & 0xfff,
             states = const -from_first!(states), behind = const BEHIND, cached = const CACHED, allocated = const ALLOCATED,
             options(nostack),
         );
@@ -79,8 +79,9 @@ macro_rules! take_top {
 /// See `FastPath::free`.
 macro_rules! free {
     ($fast:ident, $pointer:ident) => {{
-        // A thread that has an object got it after `cover`, `serve` and the stores of the tables.
-        // So it sees all of them. For a pointer to no object any of these may be missing.
+        // A thread that has an object got it after `extend_covered_range`, `enable` and the stores
+        // of the tables. So it sees all of them. For a pointer to no object any of these may be
+        // missing.
         asm!(
             "ldur {place}, [{first}, #{base}]",
             "ldur {t}, [{first}, #{bytes}]",

@@ -1,6 +1,7 @@
 //! malloc's and free's assembly for x86-64.
 //!
-//! Plain loads stay in order here, so they pair with the Release stores in `serve` and `cover`.
+//! Plain loads stay in order here, so they pair with the Release stores in `enable` and
+//! `extend_covered_range`.
 
 /// See `FastPath::take_top`. Null is a refusal.
 macro_rules! take_top {
@@ -14,13 +15,13 @@ macro_rules! take_top {
             // `place` becomes minus the size in grains, rounded up.
             "neg {place}",
             "sar {place}, {grain_shift}",
-            "movzx {place:e}, word ptr [{table} + {place} * 2 + {places}]",
+            "movzx {place:e}, word ptr [{table} + {place} * 2 + {offsets}]",
             // The offset is loaded after the limit. In the other order the sequence would write
             // over the start of the thread's own control block:
             //
             //   this thread                    thread that opens
             //   1. loads the offset: 0
-            //                                  2. stores the offset, and the limit in `serve`
+            //                                  2. stores the offset, and the limit in `enable`
             //   3. loads the limit, runs on
             "mov {offset}, qword ptr [{table}]",
             neap_os::pop_sequence!(
@@ -37,7 +38,7 @@ macro_rules! take_top {
             ),
             table = in(reg) &raw const $fast.table, first = const SequenceTable::FIRST,
             place = inout(reg) $size => _, offset = out(reg) _, t = out(reg) _, next = out(reg) _, value = out(reg) object,
-            limit = const $limit, places = const NO_SIZE, grain_shift = const GRAIN_SHIFT,
+            limit = const $limit, offsets = const NO_SIZE, grain_shift = const GRAIN_SHIFT,
             states = const from_table!(states), behind = const BEHIND, cached = const CACHED, allocated = const ALLOCATED,
             options(nostack),
         );

@@ -2,7 +2,7 @@
 //!
 //! # Design
 //!
-//! A list has several chains. A sheaf lies on the chain of its [home](crate::fast_path::KindEntry)
+//! A list has several chains. A sheaf lies on the chain of its [home](crate::kind_map::KindEntry)
 //! CPU, so that the first sheaf of a chain usually suits the CPU that takes one. A list owns its
 //! sheaves. It reads their objects only to count them and in [`SheafList::look`].
 //!

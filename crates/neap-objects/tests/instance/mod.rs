@@ -117,7 +117,7 @@ impl<P: Platform> Opened<P> {
         // live in one value.
         unsafe {
             objects.open_fast_path();
-            objects.serve();
+            objects.enable_fast_path();
             objects.uncharger.open(repay, core::ptr::from_ref(&*ledger).cast());
         }
         Ok(Opened { objects, fast_path, ledger })

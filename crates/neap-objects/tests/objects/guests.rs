@@ -7,7 +7,7 @@
 //! Method: a virtual machine on which the test chooses the CPU.
 
 use crate::instance::{CONFIG, Opened, machine};
-use neap_objects::fast_path::KindEntry;
+use neap_objects::kind_map::KindEntry;
 use neap_objects::size_class::Class;
 use neap_testing::shared::Shared;
 use neap_testing::virtual_platform::Virtual;

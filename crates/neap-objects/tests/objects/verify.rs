@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use neap_base::Pfn;
 use neap_objects::class_cache::ObjectIndex;
 use neap_objects::cpu_caches::Attempt;
-use neap_objects::fast_path::KindEntry;
+use neap_objects::kind_map::KindEntry;
 use neap_objects::object_state::{ACCOUNTED, ALLOCATED, COMMON, SHIFTS};
 use neap_objects::region::StackId;
 use neap_objects::sheaf::Sheaf;

@@ -41,16 +41,16 @@ impl Bit<'_> {
 
 /// Sets a bit and those above it. The caller has made the object visible that the first bit stands
 /// for. Returns the number of words that were written.
-pub fn raise<'w>(levels: impl IntoIterator<Item = Bit<'w>>) -> u32 {
+pub fn set_bits<'w>(levels: impl IntoIterator<Item = Bit<'w>>) -> u32 {
     let mut written = 0;
     for level in levels {
-        // SeqCst pairs with the fence in `lower`.
+        // SeqCst pairs with the fence in `clear_bit_if_empty`.
         fence(Ordering::SeqCst);
         if level.is_set() {
             break;
         }
-        // Release pairs with the Acquire in `lower`: the visitor that clears the bit sees the
-        // object, even if it looks without a fence.
+        // Release pairs with the Acquire in `clear_bit_if_empty`: the visitor that clears the bit
+        // sees the object, even if it looks without a fence.
         level.word.fetch_or(level.mask(), Ordering::Release);
         written += 1;
     }
@@ -60,17 +60,17 @@ pub fn raise<'w>(levels: impl IntoIterator<Item = Bit<'w>>) -> u32 {
 /// Clears a bit below which the caller has seen nothing, and then calls `is_empty`, which looks
 /// again. Returns whether the bit stays cleared.
 ///
-/// If `is_empty` returns false, `levels`, which begin with the bit, are raised again.
-pub fn lower<'w>(levels: impl IntoIterator<Item = Bit<'w>>, is_empty: impl FnOnce() -> bool) -> bool {
+/// If `is_empty` returns false, `levels`, which begin with the bit, are set again.
+pub fn clear_bit_if_empty<'w>(levels: impl IntoIterator<Item = Bit<'w>>, is_empty: impl FnOnce() -> bool) -> bool {
     let mut levels = levels.into_iter();
     let Some(first) = levels.next() else { return true };
-    // Acquire pairs with the Release in `raise`.
+    // Acquire pairs with the Release in `set_bits`.
     first.word.fetch_and(!first.mask(), Ordering::Acquire);
-    // SeqCst pairs with the fence in `raise`.
+    // SeqCst pairs with the fence in `set_bits`.
     fence(Ordering::SeqCst);
     let stays = is_empty();
     if !stays {
-        raise(core::iter::once(first).chain(levels));
+        set_bits(core::iter::once(first).chain(levels));
     }
     stays
 }

@@ -537,7 +537,7 @@ impl Shrinkers {
             Some(unit_ref) => match unit_ref.memory() {
                 Some(unit) => unit.bits.load(Ordering::Relaxed) >> (id.index() % UNIT) & 1 != 0,
                 // Without a unit, the summary bit stands for all its shrinkers.
-                None => unit_ref.is_raised(),
+                None => unit_ref.is_set(),
             },
             None => id.index() < self.used() && self.infos.is_untracked(slot),
         }

@@ -18,7 +18,7 @@
 //! One mutex serialises the growth of tables. Functions that may take it or request memory run
 //! inside the host's fork gate.
 
-use super::bits::{Bit, lower, raise};
+use super::bits::{Bit, clear_bit_if_empty, set_bits};
 use super::shrinker::Lines;
 use crate::host::Host;
 use core::ptr::NonNull;
@@ -166,17 +166,17 @@ impl<'p> UnitRef<'p> {
     }
 
     /// Returns whether a shrinker of the unit may have objects.
-    pub(crate) fn is_raised(self) -> bool {
+    pub(crate) fn is_set(self) -> bool {
         self.above()[0].is_set()
     }
 
     /// Clears a shrinker's bit, and sets it again if `is_empty` then returns false. Returns whether
     /// it stays cleared.
-    pub(crate) fn lower(self, index: u32, is_empty: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn clear_bit_if_empty(self, index: u32, is_empty: impl FnOnce() -> bool) -> bool {
         match self.memory() {
             Some(unit) => {
                 let [summary, any] = self.above();
-                lower([Bit { word: &unit.bits, bit: index % UNIT }, summary, any], is_empty)
+                clear_bit_if_empty([Bit { word: &unit.bits, bit: index % UNIT }, summary, any], is_empty)
             }
             None => is_empty(),
         }
@@ -187,12 +187,13 @@ impl<'p> UnitRef<'p> {
     ///
     /// `is_empty` must return false for a unit that is not ready:
     ///
-    /// 1. Thread A has no memory for the unit, and raises the summary for all its shrinkers.
+    /// 1. Thread A has no memory for the unit, and sets the bit of the summary for all its
+    ///    shrinkers.
     /// 2. Thread B makes the unit.
     /// 3. A visitor finds no bit in it, and would clear the summary's.
     /// 4. B finds that cleared, and sets no bits.
-    pub(crate) fn lower_unit(self, is_empty: impl FnOnce() -> bool) -> bool {
-        lower(self.above(), is_empty)
+    pub(crate) fn clear_unit_if_empty(self, is_empty: impl FnOnce() -> bool) -> bool {
+        clear_bit_if_empty(self.above(), is_empty)
     }
 
     /// Clears the summary's bit of a unit without memory, and sets it again if `is_empty` then
@@ -205,20 +206,20 @@ impl<'p> UnitRef<'p> {
     /// 2. Another thread makes the unit, finds the bit set, and sets the bits of all shrinkers.
     /// 3. The visitor clears the summary's bit, and finds no objects. A later mark would find its
     ///    bit in the unit set.
-    pub(crate) fn lower_all(self, is_empty: impl FnOnce() -> bool) -> bool {
-        self.lower_unit(|| is_empty() && self.memory().is_none())
+    pub(crate) fn clear_all_if_empty(self, is_empty: impl FnOnce() -> bool) -> bool {
+        self.clear_unit_if_empty(|| is_empty() && self.memory().is_none())
     }
 }
 
 impl ShrinkerInfo {
     /// Returns the pointer to a unit; null if there is none.
     fn entry(&self, unit: u32) -> *mut InfoUnit {
-        // Acquire, of all three: pairs with the Release in `made`.
+        // Acquire, of all three: pairs with the Release in `get_or_alloc_zeroed`.
         match number(self.first.load(Ordering::Acquire)) {
             (first, memory) if first == unit => memory,
             _ => {
-                // SAFETY: the pointer is null, or from `made`. That returns zeroed memory, which is
-                // a valid table. It is freed only in `ShrinkerInfos::close`.
+                // SAFETY: the pointer is null, or from `get_or_alloc_zeroed`. That returns zeroed
+                // memory, which is a valid table. It is freed only in `ShrinkerInfos::close`.
                 let rest = unsafe { self.rest.load(Ordering::Acquire).as_ref() };
                 let entry = rest.and_then(|rest| rest.0.get(unit as usize));
                 entry.map_or(core::ptr::null_mut(), |entry| entry.load(Ordering::Acquire))
@@ -227,8 +228,9 @@ impl ShrinkerInfo {
     }
 
     pub(crate) fn unit(&self, unit: u32) -> Option<&InfoUnit> {
-        // SAFETY: the pointer is null, or from `made`. That returns zeroed memory, which is a valid
-        // unit. It is freed only in `ShrinkerInfos::close`, when no thread uses the info.
+        // SAFETY: the pointer is null, or from `get_or_alloc_zeroed`. That returns zeroed memory,
+        // which is a valid unit. It is freed only in `ShrinkerInfos::close`, when no thread uses
+        // the info.
         unsafe { self.entry(unit).as_ref() }
     }
 
@@ -238,25 +240,26 @@ impl ShrinkerInfo {
             return Some(unit);
         }
         // The number of the first unit never changes, so no unit is both in `first` and in `rest`.
-        let made = match number(made(host, &self.first, |memory| numbered(memory, unit))?) {
+        let made = match number(get_or_alloc_zeroed(host, &self.first, |memory| numbered(memory, unit))?) {
             (first, memory) if first == unit => memory,
             _ => {
-                let rest = made(host, &self.rest, |memory| memory)?;
-                // SAFETY: `made` returns non-null pointers to zeroed memory, which is a valid
-                // table. It is freed only in `ShrinkerInfos::close`.
-                made(host, unsafe { &*rest }.0.get(unit as usize)?, |memory| memory)?
+                let rest = get_or_alloc_zeroed(host, &self.rest, |memory| memory)?;
+                // SAFETY: `get_or_alloc_zeroed` returns non-null pointers to zeroed memory, which
+                // is a valid table. It is freed only in `ShrinkerInfos::close`.
+                get_or_alloc_zeroed(host, unsafe { &*rest }.0.get(unit as usize)?, |memory| memory)?
             }
         };
-        // SAFETY: `made` returned the pointer here or earlier. It is not null, and leads to zeroed
-        // memory, which is a valid unit. That is freed only in `ShrinkerInfos::close`.
+        // SAFETY: `get_or_alloc_zeroed` returned the pointer here or earlier. It is not null, and
+        // leads to zeroed memory, which is a valid unit. That is freed only in
+        // `ShrinkerInfos::close`.
         let made = unsafe { &*made };
         if !made.is_ready() {
-            // SeqCst pairs with the fence in `mark`. A thread that had no memory, and raised the
+            // SeqCst pairs with the fence in `mark`. A thread that had no memory, and set the
             // summary for all shrinkers of the unit, looks for memory again after that. Either this
             // thread sees its bit, or it sees this unit.
             fence(Ordering::SeqCst);
             if (Bit { word: &self.summary, bit: unit }).is_set() {
-                made.bits.fetch_or(usize::MAX, Ordering::Release); // As in `raise`.
+                made.bits.fetch_or(usize::MAX, Ordering::Release); // As in `set_bits`.
             }
             made.is_ready.store(true, Ordering::Release); // Pairs with the Acquire in `is_ready`.
         }
@@ -270,14 +273,18 @@ impl ShrinkerInfo {
 }
 
 /// Returns the pointer in `pointer`. If that is null, first stores a pointer to zeroed memory
-/// there, encoded by `named`. Returns `None` if there is no memory.
-fn made<H: Host, T>(host: &H, pointer: &AtomicPtr<T>, named: impl FnOnce(*mut T) -> *mut T) -> Option<*mut T> {
+/// there, encoded by `tagged`. Returns `None` if there is no memory.
+fn get_or_alloc_zeroed<H: Host, T>(
+    host: &H,
+    pointer: &AtomicPtr<T>,
+    tagged: impl FnOnce(*mut T) -> *mut T,
+) -> Option<*mut T> {
     // Acquire pairs with the Release below.
     let mut there = pointer.load(Ordering::Acquire);
     if there.is_null() {
         // On a stack of its own: this happens once for each pointer, perhaps deep in a call chain.
         let memory = stack::apart(|| host.memory(size_of::<T>()))??;
-        there = named(memory.cast().as_ptr());
+        there = tagged(memory.cast().as_ptr());
         let null = core::ptr::null_mut();
         // Release pairs with the Acquire above and where units are looked up: the zeroes are
         // visible.
@@ -333,12 +340,13 @@ impl ShrinkerInfos {
         for table in &self.blocks {
             for info in (0..table.len()).filter_map(|at| table.get(at)) {
                 let units = (0..UNITS).filter_map(|unit| NonNull::new(info.entry(unit)));
-                // SAFETY: `made` got each unit from `host.memory` with this size. By this
-                // function's contract the host is the same, and no thread uses the unit.
+                // SAFETY: `get_or_alloc_zeroed` got each unit from `host.memory` with this size. By
+                // this function's contract the host is the same, and no thread uses the unit.
                 units.for_each(|unit| unsafe { host.give_back(unit.cast(), size_of::<InfoUnit>()) });
                 if let Some(rest) = NonNull::new(info.rest.load(Ordering::Relaxed)) {
-                    // SAFETY: `made` got the table from `host.memory` with this size. By this
-                    // function's contract the host is the same, and no thread uses the table.
+                    // SAFETY: `get_or_alloc_zeroed` got the table from `host.memory` with this
+                    // size. By this function's contract the host is the same, and no thread uses
+                    // the table.
                     unsafe { host.give_back(rest.cast(), size_of::<UnitTable>()) };
                 }
             }
@@ -402,14 +410,14 @@ impl ShrinkerInfos {
         let words = untracked_slots.div_ceil(usize::BITS).saturating_mul(self.nodes);
         grow(&self.slots, host, last(slot / usize::BITS)?, |at, Word(word)| {
             if at < words {
-                word.store(usize::MAX, Ordering::Release); // As in `raise`.
+                word.store(usize::MAX, Ordering::Release); // As in `set_bits`.
             }
         })?;
         grow(&self.blocks[block], host, last(slot)?, |at, info| {
             let (slot, node) = (at / self.nodes, at % self.nodes);
             if slot < untracked_slots {
-                info.summary.store(usize::MAX, Ordering::Release); // As in `raise`.
-                self.raise(self.any(slot, node));
+                info.summary.store(usize::MAX, Ordering::Release); // As in `set_bits`.
+                self.set_bits(self.any(slot, node));
             }
         })
     }
@@ -423,24 +431,24 @@ impl ShrinkerInfos {
             .or_else(|| self.grow(host, block, slot).ok().and_then(|()| self.unit_ref(block, slot, node, unit)));
         let Some(unit_ref) = unit_ref else {
             // If only the info is missing, the slot has a bit.
-            self.raise(self.any(slot, node));
+            self.set_bits(self.any(slot, node));
             return;
         };
         let memory = unit_ref.info.unit_or_make(host, unit).or_else(|| {
-            self.raise(unit_ref.above());
+            self.set_bits(unit_ref.above());
             // SeqCst: as in `unit_or_make`.
             fence(Ordering::SeqCst);
             unit_ref.memory()
         });
         if let Some(memory) = memory {
             let [summary, any] = unit_ref.above();
-            self.raise([Bit { word: &memory.bits, bit: index % UNIT }, summary, any]);
+            self.set_bits([Bit { word: &memory.bits, bit: index % UNIT }, summary, any]);
         }
     }
 
-    /// Raises bits, and counts a mark if any was cleared.
-    fn raise<'w>(&self, levels: impl IntoIterator<Item = Bit<'w>>) {
-        if raise(levels) > 0 {
+    /// Sets bits, and counts a mark if any was cleared.
+    fn set_bits<'w>(&self, levels: impl IntoIterator<Item = Bit<'w>>) {
+        if set_bits(levels) > 0 {
             self.count_mark();
         }
     }
@@ -470,7 +478,7 @@ impl ShrinkerInfos {
         };
         match self.any(slot, node) {
             Some(any) if any.is_set() && is_empty() => {
-                let stays = lower([any], is_empty);
+                let stays = clear_bit_if_empty([any], is_empty);
                 if !stays {
                     self.count_mark();
                 }
@@ -498,72 +506,6 @@ impl ShrinkerInfos {
         }
         self.is_untracked(slot).then_some(slot)
     }
-
-    /// Moves deferred work and bits of a leaving group's slot to its heir. The caller must be
-    /// inside the fork gate.
-    ///
-    /// `shrinkers` returns the number of shrinker indexes that were ever used.
-    pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: impl Fn() -> u32, slot: u32, heir: u32) {
-        // SeqCst pairs with the fences of threads that write here: in `Groups::hang_on`, in
-        // `lower`, and in a visit that has deferred work. Either their writes are moved here, or
-        // they see that the group is leaving and move them to the heir.
-        fence(Ordering::SeqCst);
-        let shrinkers = shrinkers();
-        let blocks = shrinkers.div_ceil(BLOCK) as usize;
-        for node in 0..self.nodes {
-            for block in 0..blocks {
-                let first = block as u32 * BLOCK;
-                let Some(info) = self.info(block, slot, node) else {
-                    if self.is_untracked(slot) {
-                        // Any shrinker of the block may have objects.
-                        (first..shrinkers.min(first + BLOCK)).for_each(|index| self.mark(host, index, heir, node));
-                    }
-                    continue;
-                };
-                for (unit, memory) in info.units() {
-                    let first = block as u32 * BLOCK + unit * UNIT;
-                    for index in
-                        (first..first + UNIT).filter(|index| memory.counter(*index).load(Ordering::Relaxed) != 0)
-                    {
-                        // The mark makes a counter for the heir.
-                        self.mark(host, index, heir, node);
-                        self.move_deferred(memory, index, heir, node);
-                    }
-                    // Acquire and Release: as in `lower` and `raise`.
-                    let bits = memory.bits.swap(0, Ordering::Acquire);
-                    let set = (0..UNIT).filter(|bit| bits >> bit & 1 != 0);
-                    set.for_each(|bit| self.mark(host, first + bit, heir, node));
-                }
-                let Some(any) = self.any(slot, node) else { continue };
-                let summary = info.summary.swap(0, Ordering::Acquire);
-                let stands_for_all =
-                    |unit: &u32| summary >> unit & 1 != 0 && !info.unit(*unit).is_some_and(InfoUnit::is_ready);
-                for unit in (0..UNITS).filter(stands_for_all) {
-                    let first = first + unit * UNIT;
-                    (first..first + UNIT).for_each(|index| self.mark(host, index, heir, node));
-                }
-                // A thread that marked meanwhile found the summary set, so this thread raises it
-                // again.
-                let unit_refs = (0..UNITS).map(|unit| UnitRef { info, unit, any });
-                unit_refs
-                    .filter(|unit_ref| unit_ref.memory().is_some_and(|unit| !unit.is_empty()))
-                    .for_each(|unit_ref| self.raise(unit_ref.above()));
-            }
-            self.settle(|| blocks, slot, node);
-        }
-    }
-
-    /// Adds a shrinker's deferred work to the heir's, if that has a counter.
-    pub(crate) fn move_deferred(&self, from: &InfoUnit, index: u32, heir: u32, node: u32) {
-        let counter = from.counter(index);
-        if counter.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        let word = counter.swap(0, Ordering::Relaxed);
-        let (block, unit) = ((index / BLOCK) as usize, index % BLOCK / UNIT);
-        let to = self.info(block, heir, node).and_then(|info| info.unit(unit));
-        to.inspect(|to| _ = to.defer(index, (word >> NUMBER_BITS) as u32, word & NUMBER));
-    }
 }
 
 /// Grows a table until it has the entry `last`, and calls `each` with the new entries.
@@ -576,5 +518,6 @@ fn grow<H: Host, T: Entry>(table: &Table<T>, host: &H, last: u32, each: impl Fn(
     Ok(())
 }
 
+mod offline;
 #[cfg(test)]
 mod tests;

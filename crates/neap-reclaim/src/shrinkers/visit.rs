@@ -268,11 +268,11 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     /// Visits the shrinkers of a unit that have a bit, or all, if there was no memory for bits.
     fn unit(&mut self, first: u32, unit_ref: UnitRef<'_>) {
         let Some(unit) = unit_ref.memory() else {
-            let stays = unit_ref.lower_all(|| {
+            let stays = unit_ref.clear_all_if_empty(|| {
                 let something = (first..first + UNIT).filter(|index| self.shrinker(*index, None) == Had::Something);
                 something.count() == 0 && self.is_here()
             });
-            self.lowered(stays, first..first + UNIT);
+            self.cleared(stays, first..first + UNIT);
             return;
         };
         let mut bits = unit.bits.load(Ordering::Relaxed);
@@ -281,13 +281,14 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             bits &= bits - 1;
             if self.shrinker(index, Some(&unit_ref)) == Had::Nothing {
                 // Asks once more after the bit was cleared.
-                let stays =
-                    unit_ref.lower(index, || self.shrinker(index, Some(&unit_ref)) == Had::Nothing && self.is_here());
-                self.lowered(stays, index..index + 1);
+                let stays = unit_ref.clear_bit_if_empty(index, || {
+                    self.shrinker(index, Some(&unit_ref)) == Had::Nothing && self.is_here()
+                });
+                self.cleared(stays, index..index + 1);
             }
         }
         if unit.is_empty() {
-            let stays = unit_ref.lower_unit(|| unit.is_empty());
+            let stays = unit_ref.clear_unit_if_empty(|| unit.is_empty());
             self.visited.written += 1;
             if !stays {
                 self.shrinkers.infos.count_mark();
@@ -302,7 +303,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
 
     /// Records that the visit cleared bits. If they do not stay cleared, counts a mark. If the
     /// group is gone as well, marks the shrinkers for its heir.
-    fn lowered(&mut self, stays: bool, indexes: Range<u32>) {
+    fn cleared(&mut self, stays: bool, indexes: Range<u32>) {
         self.visited.written += 1;
         if stays {
             return;

@@ -10,7 +10,7 @@ use neap_base::sync::{AtomicUsize, Ordering};
 use neap_groups::{GroupId, GroupSlot, Groups, Reclaimer};
 use neap_percpu::{PerCpuData, Shape};
 use neap_reclaim::lru::{By, End, Item, Lists, LruList, LruStatus, Site};
-use neap_reclaim::shrinkers::bits::{Bit, lower, raise};
+use neap_reclaim::shrinkers::bits::{Bit, clear_bit_if_empty, set_bits};
 use neap_testing::virtual_platform::Virtual;
 use std::alloc::{alloc_zeroed, dealloc};
 
@@ -60,7 +60,7 @@ impl Reclaimer for Host<'_> {
         Site { host: self, groups, lists: &self.0.lists }.offline(child, parent);
         // As shrinkers do.
         if self.0.bits[child.slot as usize].swap(0, Ordering::Acquire) != 0 {
-            raise([self.0.bit(parent.slot)]);
+            set_bits([self.0.bit(parent.slot)]);
         }
     }
 }
@@ -77,7 +77,7 @@ impl neap_reclaim::Host for Host<'_> {
     }
 
     fn mark(&self, _shrinker: u64, seat: GroupSlot, _node: usize) {
-        raise([self.0.bit(seat.slot)]);
+        set_bits([self.0.bit(seat.slot)]);
     }
 }
 
@@ -160,7 +160,7 @@ impl World {
     fn visit(&self, group: GroupId, slot: u32) {
         let is_empty = || self.count(group) == 0;
         if self.bit(slot).is_set() && is_empty() {
-            lower([self.bit(slot)], is_empty);
+            clear_bit_if_empty([self.bit(slot)], is_empty);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::host::{Cache, Stage, with};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use neap_reclaim::shrinkers::bits::{Bit, raise};
+use neap_reclaim::shrinkers::bits::{Bit, set_bits};
 
 #[test]
 fn indexes_of_all_that_have_gone_are_used_again() {
@@ -24,8 +24,8 @@ fn indexes_of_all_that_have_gone_are_used_again() {
 fn who_finds_a_bit_set_looks_no_further_up_and_writes_nothing() {
     let words = [0b100, 0].map(AtomicUsize::new);
     let bits = || words.each_ref().map(|word| Bit { word, bit: 2 });
-    assert_eq!((raise(bits()), words[1].load(Relaxed)), (0, 0), "the thread that set it is on the way");
+    assert_eq!((set_bits(bits()), words[1].load(Relaxed)), (0, 0), "the thread that set it is on the way");
     words[0].store(0, Relaxed);
-    assert_eq!((raise(bits()), words.each_ref().map(|word| word.load(Relaxed))), (2, [0b100; 2]));
-    assert_eq!(raise(bits()), 0);
+    assert_eq!((set_bits(bits()), words.each_ref().map(|word| word.load(Relaxed))), (2, [0b100; 2]));
+    assert_eq!(set_bits(bits()), 0);
 }

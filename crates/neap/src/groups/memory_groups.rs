@@ -66,8 +66,8 @@ impl<P: Platform> Reclaimer for Source<'_, P> {
         }
     }
 
-    fn come_soon(&self) {
-        self.core().come_soon();
+    fn request_tick(&self) {
+        self.core().request_tick();
     }
 
     fn ask_soon(&self) {
@@ -458,7 +458,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// Calls [`Groups::charge_async`]. Makes neap's thread if need be, since the charge needs
     /// ticks.
     pub fn charge_async(&self, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'m, Source<'m, P>> {
-        self.source.want_thread();
+        self.source.ensure_thread();
         // A poll does not wait.
         self.groups.charge_async(self.source.with(Manner::Post), payer, bytes, deadline)
     }
@@ -474,7 +474,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
         events: &[Event],
         listener: Listener,
     ) -> Result<Subscription, NotSubscribed> {
-        self.source.want_thread();
+        self.source.ensure_thread();
         let subscription = self.groups.subscribe(&self.source, group, events, listener)?;
         if group == GroupId::ROOT && events.contains(&Event::Container) {
             // A tick tells the listener the present state. The event also wakes neap's thread,

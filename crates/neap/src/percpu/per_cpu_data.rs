@@ -185,7 +185,7 @@ impl<'m, P: Platform> Source<'m, P> {
 
     /// Makes neap's thread for work that only a thread can do. Must not be called in a call that
     /// allocates or frees.
-    pub(crate) fn want_thread(&self) {
+    pub(crate) fn ensure_thread(&self) {
         self.core.make_thread(self.mm);
     }
 }

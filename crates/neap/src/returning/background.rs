@@ -18,7 +18,8 @@
 
 use crate::mm::{Core, Mm, Task};
 use crate::returning::maintenance::Tick;
-use crate::state::background::{ABSENT, ASLEEP, AWAKE, Background, DROWSY, ENDED, NEVER, fence_unless_exchanged};
+use crate::state::background::ThreadState::{Absent, Disabled, Ended, GoingToSleep, Running, Sleeping};
+use crate::state::background::{Background, fence_unless_exchanged};
 use core::sync::atomic::Ordering;
 use neap_base::platform::{Errno, Platform};
 use neap_percpu::{PerCpuData, Wait};
@@ -60,8 +61,9 @@ impl<P: Platform> Core<P> {
 
     /// Requests an early tick: wakes the thread, or ends its nap. Callable in any context. Without
     /// a thread a later call ticks.
-    pub(crate) fn come_soon(&self) {
-        self.background.soon.store(true, Ordering::Release); // Pairs with the Acquire in `is_wanted_soon`.
+    pub(crate) fn request_tick(&self) {
+        // Release pairs with the Acquire in `take_tick_request`.
+        self.background.tick_requested.store(true, Ordering::Release);
         self.background.keep_awake();
         self.objects.helper.ring();
     }
@@ -69,24 +71,22 @@ impl<P: Platform> Core<P> {
     /// Makes neap's thread, if there is none and one may be made. Returns whether it did. Must not
     /// be called in a call that allocates or frees.
     pub(crate) fn make_thread(&self, mm: &Mm<P>) -> bool {
-        let Background { state, id, .. } = &self.background;
-        // The state is AWAKE even before the thread exists, since the thread begins awake.
-        if mm.hooks.spawn.is_none()
-            || state.compare_exchange(ABSENT, AWAKE, Ordering::Relaxed, Ordering::Relaxed).is_err()
-        {
+        let background = &self.background;
+        // The state is Running even before the thread exists, since the thread begins so.
+        if mm.hooks.spawn.is_none() || !background.change(Absent, Running, Ordering::Relaxed) {
             return false;
         }
         self.objects.helper.set_present(true);
         match self.spawn(mm, Task::Maintain) {
             Ok(made) => {
                 // Release pairs with the Acquire in `end_background`.
-                id.store(made, Ordering::Release);
+                background.id.store(made, Ordering::Release);
                 true
             }
             Err(error) => {
                 self.objects.helper.set_present(false);
                 // A reached limit of threads may be temporary.
-                state.store(if error == Errno::AGAIN { ABSENT } else { NEVER }, Ordering::Relaxed);
+                background.set(if error == Errno::AGAIN { Absent } else { Disabled }, Ordering::Relaxed);
                 false
             }
         }
@@ -139,10 +139,10 @@ impl<P: Platform> Mm<P> {
     /// calls release memory.
     pub(crate) fn end_background(&self, join: impl FnOnce(usize)) {
         let Some(core) = self.core_if_open() else { return };
-        let Background { state, ending, id, .. } = &core.background;
+        let background @ Background { ending, id, .. } = &core.background;
         ending.store(true, Ordering::Release); // Pairs with the Acquire in `is_ending`.
         // From here on, `make_thread` makes no thread.
-        _ = state.compare_exchange(ABSENT, ENDED, Ordering::Relaxed, Ordering::Relaxed);
+        background.change(Absent, Ended, Ordering::Relaxed);
         core.objects.helper.set_present(false);
         core.objects.helper.ring();
         // Acquire pairs with the Release in `make_thread`.
@@ -155,37 +155,36 @@ impl<P: Platform> Mm<P> {
     /// Body of the thread: ticks while there is memory to release, then sleeps until woken.
     pub(crate) fn background(&self) {
         let Some(core) = self.core_if_open() else { return };
-        let state = &core.background.state;
+        let background = &core.background;
         let mut nap = core.settings.interval();
         while core.nap(self, nap) {
-            // A call that caches memory from here on turns DROWSY back into AWAKE, so the thread
-            // ticks again instead of sleeping:
+            // A call that caches memory from here on turns GoingToSleep back into Running, so the
+            // thread ticks again instead of sleeping:
             //
             // | this thread | thread B |
             // |---|---|
-            // | 1. stores DROWSY | |
+            // | 1. stores GoingToSleep | |
             // | 2. looks at CPU 0 | |
-            // | | 3. frees on CPU 0, stores AWAKE |
-            // | 4. finds the rest empty, but AWAKE: ticks again | |
+            // | | 3. frees on CPU 0, stores Running |
+            // | 4. finds the rest empty, but Running: ticks again | |
             //
             // SeqCst orders the store before every look of the tick. Pairs with the fence in
             // `is_awake`, which `after` calls.
-            state.store(DROWSY, Ordering::SeqCst);
+            background.set(GoingToSleep, Ordering::SeqCst);
             fence_unless_exchanged();
             let Tick { left, soon, .. } = core.tick(self, core.objects.platform.now());
             self.deliver();
             let interval = core.settings.interval();
             nap = soon.map_or(interval, |next| next.min(interval));
             // Acquire pairs with the Release in `keep_awake`.
-            if left || state.compare_exchange(DROWSY, ASLEEP, Ordering::Acquire, Ordering::Relaxed).is_err() {
-                state.store(AWAKE, Ordering::Relaxed);
-                continue;
+            if !left && background.change(GoingToSleep, Sleeping, Ordering::Acquire) {
+                self.ticked();
+                core.sleep_until_woken(self);
             }
-            self.ticked();
-            core.sleep_until_woken(self);
-            // A request may have woken the thread without changing the state.
-            state.store(AWAKE, Ordering::Relaxed);
+            // The state may be another one: work is left, or a request woke the thread without
+            // changing the state.
+            background.set(Running, Ordering::Relaxed);
         }
-        state.store(ENDED, Ordering::Relaxed);
+        background.set(Ended, Ordering::Relaxed);
     }
 }

@@ -56,9 +56,9 @@ fn with_infos(f: impl FnOnce(&On<'_>, &ShrinkerInfos)) {
 /// Clears a shrinker's bit, and the bits above that have nothing below.
 fn clear(infos: &ShrinkerInfos, index: u32, slot: u32, node: u32) {
     let unit_ref = infos.unit_ref((index / BLOCK) as usize, slot, node, index % BLOCK / UNIT).unwrap();
-    assert!(unit_ref.lower(index, || true));
+    assert!(unit_ref.clear_bit_if_empty(index, || true));
     if unit_ref.memory().unwrap().is_empty() {
-        assert!(unit_ref.lower_unit(|| true));
+        assert!(unit_ref.clear_unit_if_empty(|| true));
     }
     infos.settle(|| BLOCKS, slot, node);
 }
@@ -82,7 +82,7 @@ fn a_mark_in_a_new_block_is_seen_by_who_clears_the_slots_bit() {
     with_infos(|host, infos| {
         infos.mark(host, 3, 7, 0);
         let unit_ref = infos.unit_ref(0, 7, 0, 0).unwrap();
-        assert!(unit_ref.lower(3, || true) && unit_ref.lower_unit(|| true));
+        assert!(unit_ref.clear_bit_if_empty(3, || true) && unit_ref.clear_unit_if_empty(|| true));
         let asked = AtomicU32::new(0);
         let blocks = || match asked.fetch_add(1, Ordering::Relaxed) {
             0 => {
@@ -103,17 +103,17 @@ fn a_unit_that_gets_memory_while_its_bit_is_cleared_keeps_it() {
         infos.mark(host, 3, 7, 0);
         let unit_ref = infos.unit_ref(0, 7, 0, 1).unwrap();
         // Without memory, any shrinker of the second unit may have objects.
-        infos.raise(unit_ref.above());
+        infos.set_bits(unit_ref.above());
         assert!(unit_ref.memory().is_none());
         // Comes in between, and its objects are gone when the visitor looks.
         infos.mark(host, UNIT, 7, 0);
-        assert!(!unit_ref.memory().unwrap().is_empty() && !unit_ref.lower_all(|| true));
+        assert!(!unit_ref.memory().unwrap().is_empty() && !unit_ref.clear_all_if_empty(|| true));
         clear(infos, 3, 7, 0);
         assert_eq!(infos.next_with_anything(0, 0), Some(7));
     });
 }
 
-/// See [`UnitRef::lower_unit`].
+/// See [`UnitRef::clear_unit_if_empty`].
 #[test]
 fn a_unit_that_is_not_ready_keeps_the_summary() {
     with_infos(|host, infos| {
@@ -123,7 +123,7 @@ fn a_unit_that_is_not_ready_keeps_the_summary() {
         // As if it had been made a moment ago, for a summary that stands for all.
         unit.bits.store(0, Ordering::Relaxed);
         unit.is_ready.store(false, Ordering::Relaxed);
-        assert!(!unit.is_empty() && !unit_ref.lower_unit(|| unit.is_empty()) && unit_ref.is_raised());
+        assert!(!unit.is_empty() && !unit_ref.clear_unit_if_empty(|| unit.is_empty()) && unit_ref.is_set());
         // A deleted group's marks move on.
         infos.offline(host, || 64, 7, 8);
         let heir = infos.info(0, 8, 0).unwrap().unit(0).unwrap();
@@ -209,11 +209,11 @@ fn what_threads_mark_while_bits_are_cleared_stays() {
                 let Some(unit_ref) = infos.unit_ref(0, 7, 0, 0) else { continue };
                 for (index, there) in (0..).zip(&there) {
                     there.store(0, Ordering::Relaxed);
-                    unit_ref.lower(index, || there.load(Ordering::Relaxed) == 0);
+                    unit_ref.clear_bit_if_empty(index, || there.load(Ordering::Relaxed) == 0);
                 }
                 let Some(unit) = unit_ref.memory() else { continue };
                 if unit.is_empty() {
-                    unit_ref.lower_unit(|| unit.is_empty());
+                    unit_ref.clear_unit_if_empty(|| unit.is_empty());
                 }
                 infos.settle(|| 1, 7, 0);
             }
