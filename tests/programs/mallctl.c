@@ -1,5 +1,5 @@
 /* jemalloc's mallctl beside neap's malloc: values against allocations and neap.h, types and sizes,
- * the epoch, errors, numbers in place of names, and calls that release memory. With the argument
+ * the epoch, errors, numbers in place of names, heap profiles, and calls that release memory. With the argument
  * `absent`, without neap in the process: no name exists. */
 #define _GNU_SOURCE
 #include "check.h"
@@ -86,9 +86,9 @@ static void values_are_those_of_neap(void) {
 }
 
 static void errors_have_numbers(void) {
-    const char *const unknown[] = {"",          "stats",         "stats.allocate", "stats.allocated.", "prof.dump",
+    const char *const unknown[] = {"",          "stats",         "stats.allocate", "stats.allocated.", "prof.dumps",
                                    "arena.0",   "arena.x.purge", "arena..purge",   "arena.-1.purge",   "arena.9999.purge",
-                                   "opt.prof",  "thread.tcache", "arena.+0.purge", "Epoch",            "\xff"};
+                                   "opt.lg_prof_sample", "thread.tcache", "arena.+0.purge", "Epoch",            "\xff"};
     size_t bytes = 7, length = sizeof bytes;
     for (size_t i = 0; i < COUNT(unknown); i++) {
         CHECK(ctl(unknown[i], &bytes, &length, NULL, 0) == ENOENT && bytes == 7, "%s", unknown[i]);
@@ -156,6 +156,50 @@ static void purge_releases(void) {
     CHECK(value("stats.retained") > 16 * MIB, "%zu bytes are retained", value("stats.retained"));
 }
 
+static int dump(const char *file) {
+    return ctl("prof.dump", NULL, NULL, &file, sizeof file);
+}
+
+static void is_profile(const char *file) {
+    char start[20] = "";
+    FILE *stream = fopen(file, "r");
+    CHECK(stream && fread(start, 1, sizeof start, stream) == sizeof start, "%s", file);
+    fclose(stream);
+    CHECK(memcmp(start, "neap heap profile 1\n", sizeof start) == 0, "%s is no heap profile", file);
+    CHECK(unlink(file) == 0, "%s", file);
+}
+
+static void heap_profile_is_dumped(void) {
+    static char *blocks[100];
+    int (*set)(const char *, const char *) = dlsym(RTLD_DEFAULT, "neap_set");
+    char folder[] = "/tmp/neap-mallctl-XXXXXX", name[64];
+    CHECK(set && mkdtemp(folder) && chdir(folder) == 0, "a folder");
+    CHECK(dump("file") == ENOENT && ctl("prof.dump", NULL, NULL, NULL, 0) == ENOENT, "a dump without samples");
+    CHECK(flag("opt.prof") == 0 && flag("prof.active") == 0, "samples");
+    CHECK(set("profile", "64k") == NEAP_OK, "the option");
+    for (int i = 0; i < 100; i++) CHECK((blocks[i] = malloc(100000)), "memory");
+    CHECK(flag("opt.prof") == 1 && flag("prof.active") == 1, "no samples");
+    errno = 4711;
+    CHECK(dump("file") == 0 && dump("file") == 0 && ctl("prof.dump", NULL, NULL, NULL, 0) == 0, "dumps");
+    size_t mib[2], parts = 2;
+    CHECK(to_mib("prof.dump", mib, &parts) == 0 && by_mib(mib, 2, NULL, NULL, NULL, 0) == 0, "a dump by numbers");
+    CHECK(dump("/no/such/folder/file") == EFAULT && dump("") == EFAULT && dump(folder) == EFAULT, "no file");
+    CHECK(errno == 4711, "errno was written");
+    is_profile("file");
+    for (int i = 1; i <= 2; i++) {
+        snprintf(name, sizeof name, "neap.%d.%d.heap", (int)getpid(), i);
+        is_profile(name);
+    }
+    unsigned char place[8];
+    size_t length = sizeof place;
+    CHECK(ctl("prof.dump", place, &length, NULL, 0) == EPERM, "a dump is read");
+    CHECK(ctl("prof.dump", NULL, NULL, place, 1) == EINVAL, "a name of one byte");
+    CHECK(ctl("prof.active", NULL, NULL, place, 1) == EPERM && ctl("opt.prof", NULL, NULL, place, 1) == EPERM, "a write");
+    CHECK(set("profile", "off") == NEAP_OK && dump("file") == ENOENT && flag("prof.active") == 0, "the end");
+    for (int i = 0; i < 100; i++) free(blocks[i]);
+    CHECK(chdir("/") == 0 && rmdir(folder) == 0, "%s holds another file", folder);
+}
+
 static void *refreshes(void *argument) {
     for (int i = 0; i < 2000; i++) {
         refresh();
@@ -192,6 +236,7 @@ int main(int argc, char **argv) {
     numbers_stand_for_names();
     purge_releases();
     CHECK(errno == 4711, "errno was written");
+    heap_profile_is_dumped();
     threads_refresh_at_once();
     return finish();
 }

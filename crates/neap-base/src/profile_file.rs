@@ -1,4 +1,5 @@
-//! Format of a heap profile in a file, which a process writes at a limit (`profile_at_limit`).
+//! Format of a heap profile in a file, which a process writes at a limit (`profile_at_limit`) or at
+//! the program's request.
 //!
 //! # Design
 //! | offset | content |
@@ -10,7 +11,7 @@
 //! |---|---|
 //! | `pid N` | id of the process in its own PID namespace |
 //! | `name TEXT` | name of the process |
-//! | `why TEXT` | `refused`, or `imminent` |
+//! | `why TEXT` | `refused`, `imminent`, or `requested` |
 //! | `time N` | seconds since 1970 |
 //! | `now N` | `CLOCK_MONOTONIC` in nanoseconds |
 //! | `used N` | bytes that the program has in use |

@@ -92,7 +92,11 @@ enum neap_error {
     /* A shrinker's callback would wait for itself. */
     NEAP_E_CALLBACK = -16,
     /* The option is read at the start of the process only. */
-    NEAP_E_FIXED = -17
+    NEAP_E_FIXED = -17,
+    /* Allocations are not sampled: the option `profile` is off. */
+    NEAP_E_PROFILE = -18,
+    /* The file could not be made or written. */
+    NEAP_E_FILE = -19
 };
 
 /* Describes an error in a few words; never NULL. Signal-safe. */
@@ -1080,6 +1084,13 @@ typedef struct neap_stats {
     uint32_t nodes;
     /* 1 if neap has a thread, which releases memory while all other threads are idle; else 0. */
     uint32_t has_thread;
+    /*
+     * Allocations that were refused so far: the limit, the max of a group with refuse:on, or the
+     * system left no memory. Sizes that no allocation can have do not count.
+     */
+    uint64_t refused;
+    /* Bytes between two samples of allocations, on average, by the option `profile`; 0: none. */
+    uint64_t sampled_every_bytes;
 } neap_stats;
 
 /*
@@ -1097,6 +1108,14 @@ int neap_stats_get(neap_stats *stats, size_t size);
  * unknown key or value, NEAP_E_FIXED, NEAP_E_MEMORY.
  */
 int neap_set(const char *key, const char *value);
+
+/*
+ * Writes a heap profile, the live samples of allocations, to a file for `neap profile --read`. The
+ * content of an existing `file` is replaced. A new file is for its owner alone. NULL stands for
+ * neap.PID.N.heap in the current folder, where N is the number of such calls so far or, if the file
+ * exists, a later one. Needs the option `profile`. Allocates nothing. NEAP_E_PROFILE, NEAP_E_FILE.
+ */
+int neap_profile_dump(const char *file);
 
 /*
  * Does the work that neap's thread does every 250 ms, for programs without this thread

@@ -4,6 +4,7 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::copy_nonoverlapping;
 use core::time::Duration;
+use neap::NotDumped;
 use neap::groups::{GroupError, NotSubscribed};
 use neap::percpu::{Invalid, Refused, Wait};
 use neap::settings::NotSet;
@@ -29,10 +30,12 @@ pub(crate) enum Error {
     Shrinker = -15,
     Callback = -16,
     Fixed = -17,
+    Profile = -18,
+    File = -19,
 }
 
 impl Error {
-    pub(crate) const ALL: [Error; 17] = [
+    pub(crate) const ALL: [Error; 19] = [
         Error::Argument,
         Error::Owner,
         Error::Charge,
@@ -50,6 +53,8 @@ impl Error {
         Error::Shrinker,
         Error::Callback,
         Error::Fixed,
+        Error::Profile,
+        Error::File,
     ];
 
     fn text(self) -> &'static CStr {
@@ -71,6 +76,8 @@ impl Error {
             Error::Shrinker => c"there is no such shrinker",
             Error::Callback => c"a shrinker's callback would wait for itself",
             Error::Fixed => c"the option cannot change while the process runs",
+            Error::Profile => c"allocations are not sampled; set the option profile",
+            Error::File => c"the file could not be written",
         }
     }
 }
@@ -105,6 +112,15 @@ impl From<GroupError> for Error {
             GroupError::Root => Error::Argument,
             GroupError::Full => Error::Full,
             GroupError::NoMemory => Error::Memory,
+        }
+    }
+}
+
+impl From<NotDumped> for Error {
+    fn from(refused: NotDumped) -> Error {
+        match refused {
+            NotDumped::NotSampled => Error::Profile,
+            _ => Error::File,
         }
     }
 }

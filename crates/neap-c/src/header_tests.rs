@@ -67,7 +67,7 @@ fn constants_and_layouts_are_those_of_the_library() {
     };
     let names =
         "ARGUMENT OWNER CHARGE WAIT FULL MEMORY HANDLE FENCE GROUP EXISTS NAME DEEP CHILDREN EVENTFD SHRINKER CALLBACK \
-         FIXED"
+         FIXED PROFILE FILE"
             .split(' ');
     assert_eq!(names.clone().count(), Error::ALL.len());
     for (name, error) in names.zip(Error::ALL) {
@@ -139,7 +139,8 @@ fn constants_and_layouts_are_those_of_the_library() {
     fields!("neap_usage", Usage: allocated_bytes populated_bytes empty_bytes reserve_bytes allocations owners);
     fields!("neap_stats", Stats: allocated_bytes active_bytes resident_bytes mapped_bytes retained_bytes metadata_bytes);
     fields!("neap_stats", Stats: stack_bytes barn_bytes slab_bytes page_list_bytes free_bytes percpu_bytes);
-    fields!("neap_stats", Stats: percpu_free_bytes limit_bytes page_bytes nodes has_thread);
+    fields!("neap_stats", Stats: percpu_free_bytes limit_bytes page_bytes nodes has_thread refused);
+    fields!("neap_stats", Stats: sampled_every_bytes);
     fields!("neap_drained", Drained: page_bytes free_bytes objects cpus skipped);
     fields!("neap_group_info", GroupInfo: group parent name max_bytes high_bytes low_bytes min_bytes charged_bytes peak_bytes);
     fields!("neap_group_info", GroupInfo: pages_bytes objects_bytes percpu_bytes by_hand_bytes low_events high_events);

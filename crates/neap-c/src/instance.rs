@@ -69,6 +69,8 @@ pub(crate) struct Stats {
     pub(crate) page_bytes: u64,
     pub(crate) nodes: u32,
     pub(crate) has_thread: u32,
+    pub(crate) refused: u64,
+    pub(crate) sampled_every_bytes: u64,
 }
 
 impl From<neap::Stats> for Stats {
@@ -91,6 +93,8 @@ impl From<neap::Stats> for Stats {
             page_bytes: now.page_size.into(),
             nodes: now.nodes,
             has_thread: now.has_thread.into(),
+            refused: now.refused,
+            sampled_every_bytes: now.sampled_every.unwrap_or(0),
         }
     }
 }
@@ -120,6 +124,16 @@ pub(crate) unsafe extern "C" fn neap_set(key: *const c_char, value: *const c_cha
     let [key, value] = [key, value].map(|text| unsafe { CStr::from_ptr(text) }.to_str());
     let (Ok(key), Ok(value)) = (key, value) else { return Error::Argument as c_int };
     answer(PROCESS.set(key, value).map(|()| 0).map_err(Error::from))
+}
+
+/// # Safety
+/// See the header.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn neap_profile_dump(file: *const c_char) -> c_int {
+    // SAFETY: by the header's contract, `file` is null or a string that no thread changes during
+    // the call.
+    let file = (!file.is_null()).then(|| unsafe { CStr::from_ptr(file) });
+    answer(PROCESS.dump_profile(file).map(|()| 0).map_err(Error::from))
 }
 
 #[unsafe(no_mangle)]

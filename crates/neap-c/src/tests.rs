@@ -40,8 +40,8 @@ fn errors_have_texts_and_numbers_that_are_none_too() {
         // SAFETY: the function returns a static C string.
         unsafe { CStr::from_ptr(neap_error_text(error)) }.to_str().unwrap()
     };
-    let texts: std::collections::BTreeSet<&str> = (-17..=0).map(text).collect();
-    assert_eq!((texts.len(), Error::ALL.len()), (18, 17));
+    let texts: std::collections::BTreeSet<&str> = (-19..=0).map(text).collect();
+    assert_eq!((texts.len(), Error::ALL.len()), (20, 19));
     assert_eq!((text(1), text(c_int::MIN)), ("no error of neap's", "no error of neap's"));
     // SAFETY: the function returns a static C string.
     assert_eq!(unsafe { CStr::from_ptr(neap_version()) }.to_str(), Ok(env!("CARGO_PKG_VERSION")));
@@ -200,7 +200,14 @@ fn memory_is_counted_by_state() {
     let mut later = [99_u64; 30];
     // SAFETY: the place is local, and of that size.
     assert_eq!(unsafe { neap_stats_get(later.as_mut_ptr().cast(), size_of_val(&later)) }, 0);
-    assert!(later[14] == 4096 && later[16..] == [0; 14], "{later:?}");
+    assert!(later[14] == 4096 && later[17..] == [0; 13], "{later:?}");
+}
+
+#[test]
+fn heap_profile_without_samples_is_refused() {
+    // SAFETY: null, and a string.
+    let refused = unsafe { [null(), c"/no/such/file".as_ptr()].map(|file| neap_profile_dump(file)) };
+    assert_eq!(refused, [code(Error::Profile); 2]);
 }
 
 #[test]

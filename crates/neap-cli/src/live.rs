@@ -143,6 +143,10 @@ pub(crate) struct Live {
     run_bytes: u64,
     stacked_bytes: u64,
     limit: u64,
+    /// Allocations that were refused so far.
+    refused: u64,
+    /// Objects that the program's shrinkers have freed so far.
+    shrunk: u64,
     /// Whether two readings agreed. If not, the process allocates, and the counters are of slightly
     /// different moments.
     is_settled: bool,
@@ -212,6 +216,8 @@ impl Live {
             run_bytes: u64_at(bytes, 16),
             stacked_bytes: u64_at(bytes, 24),
             limit: u64_at(bytes, 32),
+            refused: u64_at(bytes, 40),
+            shrunk: u64_at(bytes, 48),
             is_settled,
         }
     }
@@ -285,6 +291,8 @@ impl Live {
             });
             put_row(classes, "size", counts);
         }
+        object.insert("refused".to_string(), self.refused.into());
+        object.insert("shrunk".to_string(), self.shrunk.into());
         object.insert("settled".to_string(), self.is_settled.into());
     }
 }
@@ -329,8 +337,8 @@ pub(crate) mod tests {
         let long = |words: &mut Vec<u32>, numbers: &[u64]| {
             numbers.iter().for_each(|number| words.extend([*number as u32, (number >> 32) as u32]));
         };
-        // Bytes of runs and on stacks, and the limit.
-        long(&mut words, &[40 * 4096, 10 * 64, 1 << 30, 0, 0, 0]);
+        // Bytes of runs and on stacks, the limit, refused allocations, and objects of shrinkers.
+        long(&mut words, &[40 * 4096, 10 * 64, 1 << 30, 138, 21, 0]);
         // Free, releasing, managed, free with memory, holes.
         for zone in [[900, 4, 1000, 70, 1], [950, 0, 1000, 30, 0]] {
             words.extend(zone);
@@ -403,6 +411,7 @@ pub(crate) mod tests {
         assert_eq!(classes.len(), 2, "the class without slabs is gone: {classes:?}");
         assert_eq!((&classes[0]["in_slots"], &classes[0]["slabs"]), (&10.into(), &3.into()));
         assert_eq!((&object["pages"]["budget"], &object["holes"]["pages"]), (&(1 << 18).into(), &1.into()));
+        assert_eq!([&object["refused"], &object["shrunk"]], [138, 21]);
         // Without a text, the live counters are all there is.
         let mut empty = Map::new();
         live.put_into(&mut empty);

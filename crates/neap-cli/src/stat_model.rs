@@ -35,6 +35,10 @@ pub(crate) struct Numbers {
     pub(crate) reuse: Reuse,
     /// Guarded samples, if the process may have some.
     pub(crate) guard: Option<GuardNumbers>,
+    /// Allocations that were refused.
+    pub(crate) refused: u64,
+    /// Objects that the program's shrinkers have freed.
+    pub(crate) shrunk: u64,
     pub(crate) ticks: u64,
     pub(crate) drains: u64,
     pub(crate) fences: u64,

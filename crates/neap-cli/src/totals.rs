@@ -4,8 +4,9 @@
 //! These commands are `neap ps`, `neap metrics` and `neap top` without a process. They read the
 //! numbers of a page only by [`Totals::of`].
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
+use crate::refusal::LookRefusal;
 use crate::stat_model::{Mode, Numbers};
 use crate::stat_reader::{Page, ProcessStatus, monotonic};
 use crate::top::Kernel;
@@ -55,6 +56,10 @@ pub(crate) struct Totals {
     pub(crate) reclaimed: u64,
     /// Allocations that found no free page until all lists were drained.
     pub(crate) shortages: u64,
+    /// Allocations that were refused.
+    pub(crate) refused: u64,
+    /// Objects that the program's shrinkers have freed.
+    pub(crate) shrunk: u64,
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
 }
@@ -64,6 +69,16 @@ fn short(text: &str) -> String {
     text.chars().take(LONGEST).collect()
 }
 
+/// Returns the bytes that objects and runs may still take below a limit.
+pub(crate) fn headroom(limit: u64, in_use: u64, tables: u64) -> u64 {
+    limit.saturating_sub(in_use).saturating_sub(tables)
+}
+
+/// Whether less than a tenth of a limit is left, as for the alert `NeapNearLimit`.
+pub(crate) fn is_near(limit: u64, left: u64) -> bool {
+    left < limit / 10
+}
+
 impl Totals {
     /// Sums up the page that a process has published.
     pub(crate) fn of(process: &ProcessStatus, page: &Page) -> Result<Totals> {
@@ -71,8 +86,8 @@ impl Totals {
     }
 
     fn sum(process: &ProcessStatus, numbers: &Numbers, published: u64) -> Result<Totals> {
-        let ended = || format!("process {} has ended", process.pid);
-        let kernel = Kernel::read(&process.handle).with_context(ended)?;
+        let ended = || LookRefusal::Ended.error(format!("process {} has ended", process.pid));
+        let kernel = Kernel::read(&process.handle).ok_or_else(ended)?;
         let Numbers { bytes, pages, lists, mode, .. } = numbers;
         let Mode { slots, background, page_size, .. } = mode;
         let of_pages = |pages: u64| pages.saturating_mul(*page_size);
@@ -99,6 +114,8 @@ impl Totals {
             released: of_pages(numbers.released.pages),
             reclaimed: of_pages(lists.need_pages),
             shortages: lists.need_drains,
+            refused: numbers.refused,
+            shrunk: numbers.shrunk,
             minor_faults: kernel.minor,
             major_faults: kernel.major,
         })
@@ -111,7 +128,11 @@ impl Totals {
 
     /// Bytes that objects and runs may still take below the limit; `None` without a limit.
     pub(crate) fn headroom(&self) -> Option<u64> {
-        Some(self.limit?.saturating_sub(self.in_use).saturating_sub(self.tables))
+        Some(headroom(self.limit?, self.in_use, self.tables))
+    }
+
+    pub(crate) fn is_near_limit(&self) -> bool {
+        self.limit.zip(self.headroom()).is_some_and(|(limit, left)| is_near(limit, left))
     }
 
     /// Bytes of this value in memory.
@@ -140,12 +161,13 @@ pub(crate) mod tests {
             "bytes":{"used":100,"cached":20,"free_resident":28672,"tables":50},"per_cpu":{"used":5,"free":6},
             "groups":{"live":1},"container":{"limit":9,"used":8,"looks":1},
             "pages":{"listed":3,"backed_free":4,"budget":2},"released":{"pages":5},
-            "lists":{"need_pages":6,"need_drains":7},"ticks":8}"#,
+            "lists":{"need_pages":6,"need_drains":7},"ticks":8,"refused":9,"shrunk":10}"#,
         );
         assert_eq!((totals.resident, totals.in_use, totals.cached()), (2048 << 10, 100, 20 + 3 * 4096 + 6));
         assert_eq!((totals.free, totals.limit, totals.headroom()), (4 * 4096, Some(8192), Some(8192 - 150)));
         assert_eq!((totals.released, totals.reclaimed, totals.shortages, totals.ticks), (5 * 4096, 6 * 4096, 7, 8));
         assert_eq!((totals.container, totals.has_groups), (Some([9, 8]), true));
+        assert_eq!((totals.refused, totals.shrunk), (9, 10));
         assert!(totals.minor_faults > 0);
     }
 

@@ -12,7 +12,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 
-use running::{Program, neap, until};
+use running::{Program, compiled, library, neap, object, until};
 
 /// The value of a series of a process.
 fn value(text: &str, series: &str, pid: u32, labels: &str) -> Option<f64> {
@@ -100,6 +100,38 @@ fn server_shows_processes_and_groups_while_they_live() {
     // A process that ended is gone.
     drop(program);
     assert!(!served.get().contains(&format!("pid=\"{pid}\"")));
+}
+
+/// A program that goes on to ask for memory beyond its limit, and prints how often it gets none.
+const REFUSED: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+  int refused = 0;
+  for (int n = 0; n < 200; n++) refused += malloc(1 << 20) == 0;
+  printf("refused %d\n", refused); fflush(stdout);
+  getchar();
+  return 0;
+}
+"#;
+
+#[test]
+fn refusals_of_a_process_without_groups_are_counted_at_once() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("metrics-refused");
+    fs::create_dir_all(&folder).unwrap();
+    let mut command = Command::new(compiled(&folder, "refused", REFUSED));
+    // Without a thread of neap's, no tick follows the last refusal.
+    command.env("NEAP", "limit:64m,refuse:on,background:off").env("LD_PRELOAD", library());
+    let mut program = Program::run(command);
+    let refused: u64 = program.hear("refused ").parse().unwrap();
+    assert!(refused > 100, "{refused}");
+    let text = String::from_utf8(metrics(&[&program.id().to_string()]).stdout).unwrap();
+    assert_eq!(value(&text, "neap_refusals_total", program.id(), ""), Some(refused as f64), "{text}");
+    assert!(!text.contains("neap_group_refusals_total"), "{text}");
+    assert_eq!(object("stat", program.id(), &[]).unwrap()["refused"], refused);
+    let stat = String::from_utf8(neap("stat", program.id(), &[]).stdout).unwrap();
+    let row = stat.lines().find(|line| line.contains("allocations refused so far")).unwrap_or_else(|| panic!("{stat}"));
+    assert!(row.contains(&format!(" {refused} ")), "{stat}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Heap profiles that a C program at its limit writes (`profile_at_limit`), read by `neap profile
-//! --read` in every form.
+//! Heap profiles that a C program writes at its limit (`profile_at_limit`) or by a call, read by
+//! `neap profile --read` in every form.
 
 #![allow(clippy::std_instead_of_core, reason = "tests are ordinary programs on std")]
 
@@ -18,7 +18,8 @@ use serde_json::Value;
 /// With an argument, a thread does so, once the input says that the thread's group has a limit.
 /// With the argument `fill`, it takes 60 MB, and as many bytes from the system as its input says.
 /// With the argument `pass`, it allocates and frees after its first 20 MB, until the samples' ring
-/// was overwritten several times.
+/// was overwritten several times. With the argument `request`, it takes 60 MB, and has neap write a
+/// heap profile to the file that the next argument names.
 const HOARDING: &str = r#"
 #include <pthread.h>
 #include <stdio.h>
@@ -42,6 +43,13 @@ static void *fill(void *none) {
   getchar(); getchar();
   return mapped;
 }
+#include <dlfcn.h>
+static void request(const char *name) {
+  int (*dump)(const char *) = dlsym(0, "neap_profile_dump");
+  for (int n = 0; n < 6000; n++) kept[n] = hoard();
+  printf("answer %d\n", dump(name)); fflush(stdout);
+  getchar();
+}
 static void *work(void *is_thread) {
   volatile char secret[64];
   int count = 0, refused = 0;
@@ -62,6 +70,7 @@ int main(int count, char **words) {
   pthread_t thread;
   if (count < 2) { work(0); return 0; }
   if (!strcmp(words[1], "fill")) { fill(0); return 0; }
+  if (!strcmp(words[1], "request")) { request(words[2]); return 0; }
   if (!strcmp(words[1], "pass")) { passes = 1; work(0); return 0; }
   pthread_create(&thread, 0, work, words);
   pthread_join(thread, 0);
@@ -175,6 +184,18 @@ fn refused_allocation_leaves_one_file_without_secrets() {
             assert!(!read(&file, &[]).status.success(), "{cut} bytes");
         }
     }
+}
+
+#[test]
+fn requested_file_is_read_as_one_at_a_limit() {
+    let (folder, program) = hoarding("request");
+    let file = folder.join("heaps/named");
+    let words = ["request", file.to_str().unwrap()];
+    let mut program = start(&program, &words, "profile:64k");
+    assert_eq!(program.hear("answer "), "0");
+    let object = check_of(&file, program.id(), 6e7, "request");
+    assert_eq!(object["notes"][0], "Written at the program's request", "{object}");
+    program.go_on();
 }
 
 #[test]

@@ -10,7 +10,8 @@
 //! errno.
 //!
 //! # Invariants
-//! Values other than `epoch` change only when a program writes to `epoch`, or at the first call.
+//! Values other than `epoch` and those of `prof` change only when a program writes to `epoch`, or
+//! at the first call.
 //!
 //! Source: jemalloc(3), "Non-standard API" and "MALLCTL NAMESPACE".
 #![no_std]
@@ -61,6 +62,16 @@ fn control(named: &Named, exchange: &mut Exchange) -> Result<(), Error> {
         Control::Number(value) => exchange.read_only(snapshot::number(value)),
         Control::Flag(value) => exchange.read_only(u8::from(snapshot::number(value) != 0)),
         Control::Constant(value) => exchange.read_only(value),
+        Control::Sampled => exchange.read_only(u8::from(snapshot::is_sampled())),
+        Control::Dump => {
+            if !snapshot::is_sampled() {
+                return Err(Error::NoSuchName);
+            }
+            let file = exchange.written_address()?;
+            // SAFETY: the name takes an address, so this is null or a C string (the promise of
+            // `Exchange::new`).
+            if unsafe { instance::dump_profile(file) } { Ok(()) } else { Err(Error::Failed) }
+        }
         Control::Act(act) => exchange.nothing().map(|()| act()),
     }
 }
@@ -70,7 +81,8 @@ fn control(named: &Named, exchange: &mut Exchange) -> Result<(), Error> {
 ///
 /// # Safety
 /// `name` is null or a C string. `old` is null or has `*old_length` writable bytes, `old_length` is
-/// null or writable, and `new` is null or has `new_length` bytes.
+/// null or writable, and `new` is null or has `new_length` bytes. For `prof.dump` these bytes are
+/// null or the address of a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mallctl(
     name: *const c_char,

@@ -30,6 +30,10 @@ pub(crate) enum Control {
     Flag(Quantity),
     /// `size_t`.
     Constant(usize),
+    /// `bool`: whether allocations are sampled at the moment.
+    Sampled,
+    /// `const char *`, only written: the name of a file for a heap profile.
+    Dump,
     /// No value.
     Act(fn()),
 }
@@ -42,7 +46,7 @@ const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!("neap-", env!("CA
 /// Bytes to whose multiples all small sizes are rounded up.
 const QUANTUM: usize = 16;
 
-const CONTROLS: [(&str, Control); 16] = [
+const CONTROLS: [(&str, Control); 19] = [
     ("epoch", Control::Epoch),
     ("version", Control::Text(VERSION)),
     ("background_thread", Control::Flag(Quantity::HasThread)),
@@ -56,6 +60,9 @@ const CONTROLS: [(&str, Control); 16] = [
     ("arenas.page", Control::Size(Quantity::Page)),
     ("arenas.quantum", Control::Constant(QUANTUM)),
     ("opt.narenas", Control::Number(Quantity::Nodes)),
+    ("opt.prof", Control::Sampled),
+    ("prof.active", Control::Sampled),
+    ("prof.dump", Control::Dump),
     ("arena.<i>.decay", Control::Act(instance::tick)),
     ("arena.<i>.purge", Control::Act(instance::release)),
     // neap has caches of CPUs and none of threads, so there is nothing to flush.

@@ -68,6 +68,11 @@ pub(crate) fn size(value: Quantity) -> usize {
     bytes as usize
 }
 
+/// Whether allocations are sampled, at the moment and not as of the last refresh.
+pub(crate) fn is_sampled() -> bool {
+    instance::stats()[17] > 0
+}
+
 /// A value as an `unsigned`.
 pub(crate) fn number(value: Quantity) -> u32 {
     size(value) as u32

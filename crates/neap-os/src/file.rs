@@ -42,6 +42,21 @@ impl File {
         rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR).map(File)
     }
 
+    /// Creates a file for its owner alone, or empties an existing regular file. Follows a symbolic
+    /// link, as creat(2) does.
+    ///
+    /// # Errors
+    /// `INVAL` for an object that is not a regular file, `NXIO` for a pipe without a reader;
+    /// otherwise the error of the system.
+    pub fn make_or_empty(path: &CStr) -> Result<File, Errno> {
+        // NONBLOCK: opening a pipe could block for ever otherwise.
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = File(rustix::fs::openat(CWD, path, flags, Mode::RUSR | Mode::WUSR)?);
+        // The system refuses this for objects that are not files.
+        rustix::fs::ftruncate(&file.0, 0)?;
+        Ok(file)
+    }
+
     /// Sets the length of the file. New bytes are zero, and take no space until they are written.
     ///
     /// # Errors
@@ -245,9 +260,23 @@ mod tests {
     }
 
     #[test]
+    fn file_is_made_for_its_owner_or_emptied() {
+        use std::os::unix::fs::PermissionsExt;
+        let (path, c_path) = place("emptied");
+        for _ in 0..2 {
+            File::make_or_empty(&c_path).unwrap().set_length(10).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), [0; 10]);
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+            fs::write(&path, "old words that are longer").unwrap();
+        }
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
     fn what_is_no_file_is_refused() {
         for path in [c"/dev/null", c"/"] {
             assert!(matches!(File::open(path).err(), Some(Errno::INVAL | Errno::ISDIR)), "{path:?}");
+            assert!(matches!(File::make_or_empty(path).err(), Some(Errno::INVAL | Errno::ISDIR)), "{path:?}");
         }
         assert_eq!(File::open(c"/no/such/file").err(), Some(Errno::NOENT));
         assert_eq!(File::make(c"/no/such/file").err(), Some(Errno::NOENT));

@@ -9,6 +9,7 @@
 //! - [`reclaim`]: caches that shrink at a limit. [`lru`]: lists in the order of a cache's eviction.
 //! - [`fn@set`]: changes options while the process runs. [`fn@headroom`]: room in the container.
 //! - [`fn@stats`]: the process's memory by state, in one call. [`statistics`] has the details.
+//! - [`dump_profile`]: writes a heap profile to a file.
 //! - [`percpu`]: per-CPU data. [`mod@drain`]: empties caches. [`mod@verify`]: checks the manager.
 //!
 //! Example: a cache with a limit, which shrinks at the limit instead of refusing new entries.
@@ -43,6 +44,7 @@ pub mod trace;
 pub mod verify;
 
 pub use global::Neap;
+pub use limits::dump::{NotDumped, dump_profile};
 pub use limits::headroom::{Headroom, Pressure, headroom};
 pub use neap_os::fatal::{Line, die, say};
 pub use numbers::stats::{Stats, stats};

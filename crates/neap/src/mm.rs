@@ -131,6 +131,10 @@ pub(crate) struct Core<P: Platform> {
     pub(crate) at_limit: AtLimit,
     /// Bytes of runs that the program has.
     pub(crate) run_bytes: AtomicU64,
+    /// Number of refused allocations ([`Core::count_refusal`]).
+    pub(crate) refused: AtomicU64,
+    /// Objects that the program's shrinkers have freed.
+    pub(crate) shrunk: AtomicU64,
     /// A thread holds this mutex while it flushes caches for payers. The value is the earliest time
     /// of the next [spaced](neap_groups::FlushPace::Spaced) flush.
     pub(crate) flushing: Mutex<u64>,
@@ -196,11 +200,11 @@ impl<P: Platform> Mm<P> {
             // Relaxed: a free of this manager's memory comes after its opening.
             self.checks_sizes.store(options.check, Ordering::Relaxed);
             if !options.check {
-                core.objects.serve();
+                core.objects.enable_fast_path();
             }
             if options.groups != ThreadGroups::Off {
                 // A new thread has entered no group. The slow path puts it into one.
-                self.fast_path.serve_entered_alone();
+                self.fast_path.disable_ungrouped_fast_path();
             }
             true
         });
@@ -440,7 +444,10 @@ impl<P: Platform> Mm<P> {
         };
         let memory = attempt().or_else(|| core.make_room(self, size, &attempt));
         self.after_allocation(core);
-        memory.unwrap_or((null_mut(), false))
+        memory.unwrap_or_else(|| {
+            core.count_refusal();
+            (null_mut(), false)
+        })
     }
 
     /// Does the work that follows an allocation on the slow path, even if the allocation failed.
@@ -642,6 +649,8 @@ impl<P: Platform> Core<P> {
                 following: Following::new(),
                 at_limit: AtLimit::new(),
                 run_bytes: AtomicU64::new(0),
+                refused: AtomicU64::new(0),
+                shrunk: AtomicU64::new(0),
                 splits: Mutex::new(Splits::new()),
                 checked: Mutex::new(Checked::new()),
                 guard: Guard::new(),

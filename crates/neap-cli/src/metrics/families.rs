@@ -102,7 +102,11 @@ const OF_PROCESSES: &[(Family, &[ProcessValue])] = &[
         &[("", |process| process.container.map(|[_, used]| used))],
     ),
     (
-        gauge("neap_numbers_age", Measure::Seconds, "Age of the numbers that are not live: all but memory."),
+        gauge(
+            "neap_numbers_age",
+            Measure::Seconds,
+            "Age of the numbers that are not live: all but memory, refusals and objects of shrinkers.",
+        ),
         &[("", |process| Some(process.age / 1000))],
     ),
     (counter("neap_ticks", Measure::Count, "Rounds of maintenance."), &[("", |process| Some(process.ticks))]),
@@ -125,6 +129,18 @@ const OF_PROCESSES: &[(Family, &[ProcessValue])] = &[
             "Allocations that found no free page until all page lists were drained.",
         ),
         &[("", |process| Some(process.shortages))],
+    ),
+    (
+        counter(
+            "neap_refusals",
+            Measure::Count,
+            "Allocations that were refused by the limit, by a group's max with refuse:on, or by the system.",
+        ),
+        &[("", |process| Some(process.refused))],
+    ),
+    (
+        counter("neap_shrunk_objects", Measure::Count, "Objects that the program's shrinkers freed."),
+        &[("", |process| Some(process.shrunk))],
     ),
     (
         counter("neap_page_faults", Measure::Count, "Page faults without and with a read from disk, by the kernel."),
@@ -303,7 +319,7 @@ mod tests {
     fn reading() -> Scrape {
         let mut first = totals(
             r#"{"version":"9.9","mode":{"slots":"rseq","page_size":4096},"bytes":{"used":100,"cached":20,"tables":50},
-            "pages":{"listed":3,"backed_free":4,"budget":2},"released":{"pages":5},"lists":{"need_pages":6}}"#,
+            "pages":{"listed":3,"backed_free":4,"budget":2},"released":{"pages":5},"lists":{"need_pages":6},"refused":138,"shrunk":21}"#,
         );
         (first.age, first.minor_faults, first.major_faults) = (1_500_000_000, 70, 7);
         let mut second = totals("{}");
@@ -334,6 +350,9 @@ mod tests {
             r#"neap_headroom_bytes{pid="12",command="server"} 8042"#,
             r#"neap_released_bytes_total{pid="12",command="server"} 20480"#,
             r#"neap_reclaimed_bytes_total{pid="12",command="server"} 24576"#,
+            r#"neap_refusals_total{pid="12",command="server"} 138"#,
+            r#"neap_refusals_total{pid="13",command="a\"b\\u{9b}"} 0"#,
+            r#"neap_shrunk_objects_total{pid="12",command="server"} 21"#,
             r#"neap_numbers_age_seconds{pid="12",command="server"} 1.5"#,
             r#"neap_page_faults_total{pid="12",command="server",kind="major"} 7"#,
             r#"neap_resident_bytes{pid="13",command="a\"b\\u{9b}"} 2097152"#,

@@ -84,6 +84,7 @@ impl WrittenLines {
         let mut notes = vec![match &*self.why {
             "refused" => "Written before an allocation was refused".to_string(),
             "imminent" => "Written when the container's memory was about to run out".to_string(),
+            "requested" => "Written at the program's request".to_string(),
             other => format!("Written because of: {other}"),
         }];
         let changed = |path: &&[u8]| path.starts_with(b"/");

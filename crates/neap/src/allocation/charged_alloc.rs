@@ -54,7 +54,7 @@ impl<P: Platform> Mm<P> {
     pub fn enter(&self, group: Option<GroupId>) -> usize {
         let before = entered();
         if group.is_some() {
-            self.fast_path.look_at_entered();
+            self.fast_path.enable_group_check();
         }
         let node = || self.groups_if_made().map_or(0, |grouped| grouped.node());
         set_entered(group.map_or(0, |group| word_of(self.owner(group.payer(Kind::Objects, node()))) as usize));
@@ -88,7 +88,7 @@ impl<P: Platform> Mm<P> {
         }
         let word = entered();
         // No thread has entered a group, so no object has a payer. The stack would refuse again.
-        if word == 0 && self.fast_path.serves_unasked() {
+        if word == 0 && self.fast_path.serves_unchecked() {
             return slow();
         }
         if self.profile.is_on() && !count_down(size) {
@@ -142,7 +142,7 @@ impl<P: Platform> Mm<P> {
                 return object.map_or(null_mut(), |object| self.own(&grouped, class, object.as_ptr(), payer));
             }
         }
-        if group.is_none() && self.fast_path.serves_all() {
+        if group.is_none() && self.fast_path.serves_ungrouped() {
             // SAFETY: `allocate_owned` popped the object from a stack of this manager for this
             // thread. The object is marked as cached, and no other thread has it.
             return unsafe { self.fast_path.hand_out(object, GateSide::Outside) }.map_or(null_mut(), NonNull::as_ptr);
@@ -207,6 +207,7 @@ impl<P: Platform> Mm<P> {
                 Ok(()) => break payer,
                 Err(Refusal::Limit(_)) => {
                     core.profile_before_refusal(self);
+                    core.count_refusal();
                     return (null_mut(), false);
                 }
                 Err(Refusal::Gone) => match grouped.heir(group) {

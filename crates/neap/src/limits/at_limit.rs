@@ -14,7 +14,7 @@
 //! No lock is held while a thread writes a file. The flag `is_writing` lets one thread write at a
 //! time.
 
-use crate::limits::heap_profile::{self, Occasion};
+use crate::limits::heap_profile::{self, FileName, Occasion};
 use crate::mm::{Core, Mm};
 use crate::state::at_limit::{AtLimit, Reason};
 use core::fmt::{self, Write};
@@ -85,7 +85,7 @@ impl<P: Platform> Core<P> {
         };
         if let Some(reason) = reason.filter(|_| self.may_write_profile(mm)) {
             // Calls of the program may come here, from a small stack.
-            let written = stack::apart(|| self.write_profile(mm, reason)).unwrap_or(Err(Errno::NOMEM));
+            let written = stack::apart(|| self.write_profile_at_limit(mm, reason)).unwrap_or(Err(Errno::NOMEM));
             let count = if written.is_ok() { &at_limit.written } else { &at_limit.failed };
             count.fetch_add(1, Ordering::Relaxed);
             mm.ticked();
@@ -94,17 +94,23 @@ impl<P: Platform> Core<P> {
         at_limit.is_writing.store(false, Ordering::Release); // Pairs with the Acquire above; publishes `last`.
     }
 
-    fn write_profile(&self, mm: &Mm<P>, reason: Reason) -> Result<(), Errno> {
-        let path = self.options.profile_at_limit.as_c_str().ok_or(Errno::NOENT)?;
-        let used = {
-            let _inside = mm.gate.enter(self.objects.platform.cpu());
-            self.usage().used_bytes
-        };
+    fn write_profile_at_limit(&self, mm: &Mm<P>, reason: Reason) -> Result<(), Errno> {
+        let start = self.options.profile_at_limit.as_c_str().ok_or(Errno::NOENT)?;
         let reason = match reason {
             Reason::Refused => "refused",
             Reason::Imminent => "imminent",
         };
-        heap_profile::write(self, mm, &Occasion { path, reason, used })
+        self.write_profile(mm, FileName::Numbered { start, first: 1, end: "" }, reason)
+    }
+
+    /// Writes a heap profile to a file. `reason` is the `why` of the file's
+    /// [text](neap_base::profile_file).
+    pub(super) fn write_profile(&self, mm: &Mm<P>, name: FileName<'_>, reason: &'static str) -> Result<(), Errno> {
+        let used = {
+            let _inside = mm.gate.enter(self.objects.platform.cpu());
+            self.usage().used_bytes
+        };
+        heap_profile::write(self, mm, &Occasion { name, reason, used })
     }
 
     /// Writes as JSON how many files were written and how many failed. Writes `null` without the

@@ -1,8 +1,7 @@
 //! Writing a heap profile to a file, in [this format](neap_base::profile_file).
 //!
 //! # Design
-//! 1. neap makes the file `FILE.PID.N`, and reads the executable mappings. `N` is the first number
-//!    from 1 to [`MOST_FILES`] for which no file exists.
+//! 1. neap makes the file ([`FileName`]), and reads the executable mappings.
 //! 2. neap copies the ring of samples block by block. It leaves out records of samples that are not
 //!    live. It writes zero for words of stacks that are no addresses.
 //! 3. The slots of live samples follow. neap adds their stacks that are kept outside of the ring to
@@ -37,8 +36,8 @@ use neap_os::environment::read_file;
 use neap_os::file::File;
 use neap_os::{clock, mappings, memory, thread};
 
-/// Most files of one name and process.
-const MOST_FILES: u32 = 16;
+/// Most numbers that are tried for a file's name.
+const MOST_FILES: usize = 16;
 /// Most executable mappings. The copies of stacks keep addresses in them.
 const MOST_CODE: usize = 1 << 14;
 /// Places for threads, and for groups, whose names are written. The number is a power of two. At
@@ -64,10 +63,19 @@ const _: () = assert!(offset_of!(AllocRecord, stack_pointer) == 72 && offset_of!
 const _: () = assert!(offset_of!(Slot, group) == 40 && offset_of!(Slot, kept) == 52);
 const _: () = assert!(offset_of!(AreaHeader, is_on) == 12 && offset_of!(AreaHeader, began) == 64);
 
+/// The name of a file.
+#[derive(Clone, Copy)]
+pub(super) enum FileName<'a> {
+    /// This name. The content of an existing file is replaced.
+    Whole(&'a CStr),
+    /// `START.PID.N`, and then `end`. `N` is the first of [`MOST_FILES`] numbers, from `first` on,
+    /// for which no file exists.
+    Numbered { start: &'a CStr, first: u32, end: &'a str },
+}
+
 /// The subject of a heap profile.
 pub(super) struct Occasion<'a> {
-    /// The value of the option `profile_at_limit`.
-    pub(super) path: &'a CStr,
+    pub(super) name: FileName<'a>,
     pub(super) reason: &'static str,
     /// Bytes that the program has in use.
     pub(super) used: u64,
@@ -240,7 +248,7 @@ pub(super) fn write<P: Platform>(core: &Core<P>, mm: &Mm<P>, subject: &Occasion<
     // SAFETY: `map` mapped the memory above, with at least the size of `Scratch`. This thread alone
     // uses it. Zeroes are a valid `Scratch`.
     let scratch = unsafe { &mut *core::ptr::with_exposed_provenance_mut::<Scratch>(address) };
-    let written = make(subject.path).and_then(|file| {
+    let written = make(subject.name).and_then(|file| {
         let written = fill(core, mm, subject, &file, scratch);
         written.inspect_err(|_| _ = file.set_length(0))
     });
@@ -249,13 +257,17 @@ pub(super) fn write<P: Platform>(core: &Core<P>, mm: &Mm<P>, subject: &Occasion<
     written
 }
 
-/// Makes the file with the first number for which no file exists.
-fn make(path: &CStr) -> Result<File, Errno> {
+/// Makes the file.
+fn make(name: FileName<'_>) -> Result<File, Errno> {
+    let (start, first, end) = match name {
+        FileName::Whole(path) => return File::make_or_empty(path),
+        FileName::Numbered { start, first, end } => (start, first, end),
+    };
     let process = thread::process_id();
-    for number in 1..=MOST_FILES {
+    for number in (first..=u32::MAX).take(MOST_FILES) {
         let mut name = [0; LONGEST_PATH + 64];
         let mut lines = TextLines::new(&mut name, LONGEST_PATH + 63);
-        let named = lines.push(path.to_bytes()).and_then(|()| write!(lines, ".{process}.{number}"));
+        let named = lines.push(start.to_bytes()).and_then(|()| write!(lines, ".{process}.{number}{end}"));
         let name = CStr::from_bytes_until_nul(&name).ok().filter(|_| named.is_ok()).ok_or(Errno::NAMETOOLONG)?;
         match File::make_private(name) {
             Err(Errno::EXIST) => {}
@@ -512,7 +524,8 @@ mod tests {
     fn full_ring_of_a_file_is_read_from_its_start() {
         let mut scratch = scratch();
         let path = std::format!("{}/neap-ring", std::env::temp_dir().display());
-        let file = make(&std::ffi::CString::new(path.clone()).unwrap()).unwrap();
+        let start = std::ffi::CString::new(path.clone()).unwrap();
+        let file = make(FileName::Numbered { start: &start, first: 1, end: "" }).unwrap();
         let mut ring = Ring { file: &file, out: &mut scratch.out, filled: 0, written: 0 };
         let stack = record(ALLOC, &[1; 100]);
         // More than the ring has.

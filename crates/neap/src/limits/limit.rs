@@ -108,6 +108,9 @@ const AHEAD: u64 = 2 * HURRY;
 const MOST_AHEAD: u64 = 64;
 /// A fall by fewer than this many bytes in [`AHEAD`] does not count.
 const LEAST_FALL: u64 = 1 << 20;
+/// A change of the container's used memory by fewer bytes, or by less than a 64th of its limit, is
+/// not published at once.
+const LEAST_NEWS: u64 = 1 << 20;
 /// Looks are frequent if a fall would end the room within so many times [`AHEAD`], which is 10 s.
 const NEAR: u64 = 100;
 
@@ -199,6 +202,18 @@ impl Following {
         self.calm.store(calm, Ordering::Relaxed);
     }
 
+    /// Returns the container's limit and used bytes at the last look.
+    pub(crate) fn seen(&self) -> [u64; 2] {
+        [0, 1].map(|at| self.nearest[at].load(Ordering::Relaxed))
+    }
+
+    /// Whether the numbers of the last look differ from `published` by so much that they should be
+    /// published, too.
+    pub(crate) fn has_moved_from(&self, published: [u64; 2]) -> bool {
+        let [limit, used] = self.seen();
+        limit != published[0] || used.abs_diff(published[1]) >= LEAST_NEWS.max(limit / 64)
+    }
+
     /// Whether looks follow each other every 50 ms.
     pub(crate) fn is_hurrying(&self) -> bool {
         self.short.load(Ordering::Relaxed) <= STUCK && self.calm.load(Ordering::Relaxed) < CALM
@@ -220,6 +235,24 @@ mod tests {
     use super::*;
     use crate::options::bytes;
     use std::string::ToString;
+
+    #[test]
+    fn changes_of_the_container_are_news_if_they_are_large() {
+        let following = Following::new();
+        let set = |limit, used: u64| {
+            [limit, used]
+                .into_iter()
+                .zip(&following.nearest)
+                .for_each(|(number, word)| word.store(number, Ordering::Relaxed));
+        };
+        let published = [1 << 30, 100 << 20];
+        for (limit, used, is_news) in
+            [(1 << 30, 115 << 20, false), (1 << 30, 84 << 20, true), (1 << 29, 100 << 20, true)]
+        {
+            set(limit, used);
+            assert_eq!(following.has_moved_from(published), is_news, "{limit} {used}");
+        }
+    }
 
     #[test]
     fn a_limit_is_parsed_numbered_and_displayed() {

@@ -3,9 +3,10 @@
 //!
 //! # Design
 //! A zone stores its counts whenever its lock is released, and a class cache likewise
-//! ([`ZoneCell`], [`ClassCell`]). Runs are counted where they are allocated and freed. So the
-//! numbers need neither a tick nor a thread, and a stopped process has them too. The fast path
-//! stores nothing, so objects on the stacks of CPUs count as the last tick found them.
+//! ([`ZoneCell`], [`ClassCell`]). Runs are counted where they are allocated and freed, and refusals
+//! and objects of shrinkers where an allocation is refused and a callback has ended. So the numbers
+//! need neither a tick nor a thread, and a stopped process has them too. The fast path stores
+//! nothing, so objects on the stacks of CPUs count as the last tick found them.
 //!
 //! Pages in the lists of CPUs are not counted. A reader computes their number: the pages that zones
 //! have handed out, minus those of slabs and runs.
@@ -36,6 +37,10 @@ pub(crate) struct LiveHead {
     pub(crate) stacked_bytes: AtomicU64,
     /// The limit in bytes; 0: none.
     pub(crate) limit: AtomicU64,
+    /// Number of refused allocations.
+    pub(crate) refused: AtomicU64,
+    /// Objects that the program's shrinkers have freed.
+    pub(crate) shrunk: AtomicU64,
 }
 
 /// The slabs of a class.

@@ -83,6 +83,30 @@ impl<P: Platform> Core<P> {
         self.page.head().inspect(|head| head.run_bytes.store(bytes, Ordering::Relaxed));
     }
 
+    /// Counts an allocation for which there is no memory: the limit, the `max` of a group or the
+    /// system refuses it. Sizes that no allocation can have do not count.
+    #[cold]
+    pub(crate) fn count_refusal(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        self.note_events();
+    }
+
+    /// Counts objects that a shrinker of the program has freed.
+    pub(crate) fn count_shrunk(&self, objects: u64) {
+        self.shrunk.fetch_add(objects, Ordering::Relaxed);
+        self.note_events();
+    }
+
+    /// Stores the counts of refused allocations and of freed objects for other processes. With
+    /// `fetch_max`, a reader never sees a count fall, since several threads may store one at once.
+    fn note_events(&self) {
+        let Some(head) = self.page.head() else { return };
+        // Relaxed: statistics.
+        for (place, count) in [(&head.refused, &self.refused), (&head.shrunk, &self.shrunk)] {
+            place.fetch_max(count.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
     /// Stores the live counters in a page that was just made, and lets the layers below store them
     /// from now on. Must be called before the first allocation.
     ///
@@ -104,6 +128,7 @@ impl<P: Platform> Core<P> {
     pub(crate) unsafe fn store_live(&self) {
         self.note_limit();
         self.note_totals();
+        self.note_events();
         // SAFETY: there is no other thread (the caller's promise).
         unsafe { self.objects.store_live() };
     }

@@ -14,6 +14,7 @@
 use crate::mm::{Core, Mm};
 use crate::options::settings::page_price;
 use crate::process::PROCESS;
+use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_base::gate::Inside;
 
@@ -52,6 +53,12 @@ pub struct Stats {
     pub page_size: u32,
     /// Whether neap has a thread, which releases memory while all threads of the program are idle.
     pub has_thread: bool,
+    /// Allocations that were refused so far: the limit, the `max` of a group with `refuse:on`, or
+    /// the system left no memory. Sizes that no allocation can have do not count.
+    pub refused: u64,
+    /// Bytes between two samples of allocations, on average, by the option `profile`; `None` while
+    /// allocations are not sampled.
+    pub sampled_every: Option<u64>,
 }
 
 /// Free memory in caches, by kind. All sizes are bytes.
@@ -84,7 +91,7 @@ impl Cached {
 }
 
 impl<P: Platform> Core<P> {
-    /// Returns the snapshot.
+    /// Returns the snapshot, without the number of the option `profile`.
     fn stats(&self, _: &Inside<'_>) -> Stats {
         let (objects, pages) = (&self.objects, self.objects.pages.statistics());
         let usage = self.usage_with(&pages);
@@ -115,6 +122,9 @@ impl<P: Platform> Core<P> {
             nodes: objects.pages.nodes() as u32,
             page_size: page as u32,
             has_thread: self.background.has_thread(),
+            // Relaxed: statistics.
+            refused: self.refused.load(Ordering::Relaxed),
+            sampled_every: None,
         }
     }
 }
@@ -124,7 +134,8 @@ impl<P: Platform> Mm<P> {
     /// are 0 before the first allocation.
     pub fn stats(&self) -> Stats {
         let Some(core) = self.core_if_open() else { return Stats::default() };
-        core.stats(&self.gate.enter(core.objects.platform.cpu()))
+        let stats = core.stats(&self.gate.enter(core.objects.platform.cpu()));
+        Stats { sampled_every: self.profile.recorded_every(), ..stats }
     }
 }
 
@@ -158,6 +169,7 @@ mod tests {
     use super::*;
     use crate::mm::Hooks;
     use crate::options::Options;
+    use neap_groups::{Bound, GroupId};
     use neap_percpu::{Host, Owner, Wait};
     use neap_testing::virtual_platform::Virtual;
     use std::boxed::Box;
@@ -175,6 +187,35 @@ mod tests {
         assert_eq!(now.cached.objects(), usage.cached_bytes);
         assert_eq!((now.allocated, now.free + now.cached.page_lists), (usage.used_bytes, usage.free_bytes));
         now
+    }
+
+    #[test]
+    fn refusals_are_counted_once_whatever_refuses() {
+        let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
+        let options = Options { limit: 64 * MIB, refuse: true, stat: false, ..Options::DEFAULT };
+        // SAFETY: the manager stays in its box.
+        unsafe { mm.open(Virtual::new(4096, 1), &options) }.unwrap();
+        let block = mm.allocate(MIB as usize);
+        assert!(!block.is_null() && mm.stats().refused == 0);
+        // The limit refuses these, and the block stays as it is.
+        assert!(mm.allocate(100 << 20).is_null() && mm.allocate_zeroed_aligned(100 << 20, 4096).is_null());
+        // SAFETY: the block is this test's.
+        assert!(unsafe { mm.reallocate(block, 100 << 20) }.is_null());
+        assert_eq!(mm.stats().refused, 3);
+        let groups = mm.groups().unwrap();
+        let group = groups.create(GroupId::ROOT, "full").unwrap();
+        groups.set_bound(group, Bound::Max, MIB).unwrap();
+        let before = mm.enter(Some(group));
+        assert!(mm.allocate(2 << 20).is_null());
+        mm.leave(before);
+        assert_eq!(mm.stats().refused, 4);
+        // No allocation can have this size.
+        assert!(mm.allocate(usize::MAX).is_null() && mm.stats().refused == 4);
+        // SAFETY: allocated above, and no thread uses the manager any more.
+        unsafe {
+            mm.free(block);
+            mm.close();
+        }
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl<P: Platform> Core<P> {
         write!(text, "\"mode\":{{\"slots\":\"{}\",\"why\":\"{why}\",\"isolated_cpus\":", kind_name(kind))?;
         let isolated = (0..objects.cpu_caches.cpus()).filter(|&cpu| objects.platform.is_isolated(cpu));
         text.list(isolated, |text, cpu| write!(text, "{cpu}"))?;
-        let (background, page_size) = (self.background.state(), objects.pages.page_size());
+        let (background, page_size) = (self.background.state_name(), objects.pages.page_size());
         write!(text, ",\"background\":\"{background}\",\"interval_ms\":{},", self.settings.interval() / 1_000_000)?;
         write!(text, "\"page_size\":{page_size},\"huge\":{}}},", self.options.huge)?;
         write!(text, "\"settings\":{{{}}},\"container\":", self.settings)?;

@@ -129,7 +129,7 @@ pub const DESCRIPTIONS: [Description; 20] = [
         key: "profile",
         values: "off, on, or bytes with k, m, g",
         default: "off",
-        text: "samples of allocations for `neap profile`, one in so many bytes on average (on: 512k), with up to 32 KiB of the stack each; from 512k on, fewer while more than 1280 come in a second; at most 25 MiB of memory",
+        text: "samples of allocations for `neap profile`, one in so many bytes on average (on: 512k), with up to 32 KiB of the stack each; from 512k on, fewer while more than 1280 come in a second; at most 44 MiB of memory",
         setting: Some(Setting::Profile),
     },
     Description {

@@ -206,7 +206,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     pub fn start(&self, id: ShrinkerId) -> Result<(), ShrinkerError> {
         self.reclaim.shrinkers.start(self.source(), id)?;
         let source = self.source();
-        source.want_thread();
+        source.ensure_thread();
         _ = source.core().recruit(source.mm(), self, 1);
         Ok(())
     }

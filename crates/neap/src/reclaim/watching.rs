@@ -171,6 +171,10 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         if objects == 0 && self.reclaiming.reclaim.watchdog.runs(id.to_bits()) {
             self.is_contended.set(true);
         }
+        if !is_count && objects > 0 && !self.reclaiming.reclaim.shrinkers.is_own(id) {
+            let freed = objects.min(asked.scanned).min(asked.to_scan.max(self.counted.get()));
+            self.reclaiming.source().core().count_shrunk(freed);
+        }
         // No shrinker can have freed more than requested, and more than it has just counted.
         let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();
         if is_count {

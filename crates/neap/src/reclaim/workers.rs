@@ -108,7 +108,7 @@ impl<P: Platform> Core<P> {
         if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
             _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
             if manner == Manner::Quiet {
-                self.come_soon();
+                self.request_tick();
             } else {
                 _ = self.recruit(mm, &reclaiming, 0);
             }
@@ -237,7 +237,7 @@ impl<P: Platform> Core<P> {
         let jobs = &reclaiming.reclaim.jobs;
         let (is_short, threads) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads().working));
         if is_short && threads < self.most_reclaimers() {
-            self.come_soon();
+            self.request_tick();
         }
         threads > 0 || self.background.has_thread()
     }
@@ -558,6 +558,8 @@ mod tests {
         let now = blocks.lengths();
         let freed = (before[0] - now[0]) * BLOCK;
         assert!((missing as usize..missing as usize * 4).contains(&freed), "{freed} of {missing}");
+        // The pass has emptied caches of neap's own, too.
+        assert_eq!(core.shrunk.load(Ordering::Relaxed), (freed / BLOCK) as u64);
         assert_eq!((now[1], blocks.asked.lock().unwrap().iter().all(|&node| node == 0)), (before[1], true));
         // A new shortage while the job runs: it is done once more, and then the reclaimer sleeps.
         while !shortage(0).is_low {

@@ -241,6 +241,7 @@ fn a_scan_that_somebody_outside_wants_looks_at_what_there_is_and_for_a_second_at
     let id = register(&reclaiming, &spec(&objects));
     let visited = reclaiming.scan(id, GroupId::ROOT, 0, u64::MAX).unwrap();
     assert_eq!((visited.scanned, visited.freed, objects.load(Relaxed)), (1000, 1000, 0));
+    assert_eq!(core.shrunk.load(Relaxed), 1000);
     assert_eq!(reclaiming.scan(id, GroupId::ROOT, 0, u64::MAX).unwrap().scanned, 0, "nothing is there");
     let data = core::ptr::from_ref(&core.objects.platform).cast_mut().cast();
     let endless = register(&reclaiming, &Spec { count: count_no_end, scan: scan_slowly, data, ..spec(&objects) });

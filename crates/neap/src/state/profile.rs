@@ -25,6 +25,8 @@ pub(crate) struct Profile {
     pub(crate) is_recorded: AtomicBool,
     /// Number of samples that are live.
     pub(crate) live: AtomicU32,
+    /// Number of heap profiles that the program requested without naming a file.
+    pub(crate) dumps: AtomicU32,
     pub(crate) recorder: Mutex<Recorder>,
 }
 
@@ -34,6 +36,7 @@ impl Profile {
             mean: AtomicU64::new(0),
             is_recorded: AtomicBool::new(false),
             live: AtomicU32::new(0),
+            dumps: AtomicU32::new(0),
             recorder: Mutex::new(Recorder::new()),
         }
     }
@@ -42,6 +45,13 @@ impl Profile {
     pub(crate) fn begin_guard(&self, mean: u64) {
         self.recorder.lock().begin_guard();
         self.mean.store(mean, Ordering::Relaxed);
+    }
+
+    /// Bytes between two recorded samples, on average; `None` if no samples are recorded.
+    pub(crate) fn recorded_every(&self) -> Option<u64> {
+        // Relaxed: heuristic. Guarded samples may begin or end between the two loads.
+        let mean = self.mean.load(Ordering::Relaxed);
+        (mean > 0 && self.is_recorded.load(Ordering::Relaxed)).then_some(mean)
     }
 
     /// Whether allocations are counted for samples. All accesses to `mean` are relaxed. A thread
