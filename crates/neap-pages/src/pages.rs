@@ -272,8 +272,9 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         // The zone populates no large orders: the program may never touch all of a long run.
         let populate = Some(Touched::block(Order::holding(pages.max(align_pages))));
         let wanted = Wanted { pages, growth, populate };
-        let mut is_huge = false;
-        let run = self.acquire(platform, wanted, |buddy, _| {
+        let (mut is_huge, mut room) = (false, u32::MAX);
+        let run = self.acquire(platform, wanted, |buddy, most| {
+            room = most.saturating_sub(pages);
             let run = buddy.allocate_run(pages, align_pages)?;
             let resident = buddy.managed - buddy.free + buddy.backed_free;
             // Pages that have memory already do not become huge pages.
@@ -283,6 +284,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
         if is_huge {
             self.arena.allow_huge(platform, run.pfn, 0, pages);
         }
+        self.look_at(room);
         Ok(run)
     }
 
@@ -310,8 +312,7 @@ impl<P: Platform, T: Policy> Pages<P, T> {
 
     /// Frees a run. Ends the process if the run is not handed out, or is not of this length.
     pub fn free_run(&self, platform: &P, pfn: Pfn, pages: u32) {
-        // With a budget, runs are not cached: any allocation must be able to use all free memory.
-        let may_cache = pages <= LONGEST && self.lists.is_on() && self.arena.budget().is_none();
+        let may_cache = pages <= LONGEST && self.lists.is_on() && self.lists.may_keep(pages);
         if may_cache && self.cache_run(platform, pfn, pages) {
             return;
         }

@@ -401,6 +401,32 @@ fn a_budget_that_runs_out_takes_from_the_lists_of_other_cpus() {
 }
 
 #[test]
+fn runs_are_cached_under_a_budget_until_memory_is_short() {
+    let (machine, budget) = (Virtual::new(4096, 2), 1 << 14);
+    let o = Opened::new(&machine, &shape(Some(budget))).unwrap();
+    let listed = || [0, 1].map(|cpu| o.pages.listed_on(cpu).unwrap());
+    let cycle = |cpu, pages| {
+        Virtual::run_on(cpu);
+        let run = o.pages.allocate_run(&machine, pages, 1).unwrap();
+        o.pages.free_run(&machine, run.pfn, pages);
+    };
+    cycle(0, 100);
+    cycle(1, 200);
+    assert_eq!(listed(), [100, 200]);
+    // All but a few pages are used up, by runs that are too long for the caches.
+    let high = o.pages.statistics().watermarks.high;
+    let mut held = Vec::new();
+    while o.pages.statistics().used < budget - high {
+        held.push(o.pages.allocate_run(&machine, 300, 1).unwrap());
+    }
+    assert_eq!(listed(), [0, 0], "each CPU has returned its runs");
+    cycle(1, 20);
+    assert_eq!(listed(), [0, 0]);
+    held.into_iter().for_each(|run| o.pages.free_run(&machine, run.pfn, 300));
+    o.pages.verify().unwrap();
+}
+
+#[test]
 fn lists_stay_below_their_high_mark_whatever_is_freed() {
     let machine = Virtual::new(4096, 3);
     let o = Opened::new(&machine, &shape(None)).unwrap();
@@ -535,7 +561,7 @@ fn resident_pages_never_pass_the_budget() {
 }
 
 #[test]
-fn runs_are_not_cached_under_a_limit() {
+fn runs_are_not_cached_under_a_small_limit() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(Some(600))).unwrap();
     let run = o.pages.allocate_run(&machine, 200, 1).unwrap().pfn;

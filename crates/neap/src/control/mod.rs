@@ -270,7 +270,7 @@ impl<P: Platform> Core<P> {
             self.help(mm);
             let answered = self.answer(mm);
             let left = end.saturating_sub(clock::precise());
-            if self.background.is_ending() || self.background.is_wanted_soon() || left == 0 {
+            if self.background.is_ending() || self.background.take_tick_request() || left == 0 {
                 self.look_after_nap(mm, clock::precise().saturating_sub(end));
                 return !self.background.is_ending();
             }
@@ -281,12 +281,18 @@ impl<P: Platform> Core<P> {
     }
 
     /// Sleeps until a call wakes the thread, or the thread has answered a request. Meanwhile drains
-    /// caches for allocations that ask the helper. Looks at the container if the limit follows it.
+    /// caches for allocations that ask the helper. Looks at the container if the limit follows it,
+    /// and publishes what has changed much.
     pub(crate) fn sleep_until_woken(&self, mm: &Mm<P>) {
+        let mut published = self.following.seen();
         loop {
             let rung = self.objects.helper.rung();
             self.help(mm);
             let next_look = self.follow_if_due(mm, PERIOD);
+            if self.following.has_moved_from(published) {
+                published = self.following.seen();
+                mm.ticked();
+            }
             if !self.background.is_asleep() || self.background.is_ending() || self.answer(mm) {
                 return;
             }
