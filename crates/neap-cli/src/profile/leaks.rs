@@ -18,6 +18,7 @@ use super::sums::{Amount, ProfileView};
 use super::switch::{SamplingSwitch, parse_every};
 use super::symbols::SourceLine;
 use super::top_table::{losses, named, size};
+use super::tuned::{FIRST, TunedInterval};
 use super::{LONGEST_END, begin, record, stop_flag, watch};
 use crate::allowance::Allowance;
 use crate::handle::ProcessHandle;
@@ -30,6 +31,7 @@ const EXAMPLES: &str = "\
 Examples:
   neap leaks 1234                    stacks whose memory of the last minute is not freed half a minute later
   neap leaks 1234 --seconds 600      the same in ten minutes: caches are told from leaks by time
+  neap leaks 1234 --every 1m         with fewer samples, for a program that must not be slowed at all
   neap leaks 1234 --memory 512m      with files and lines of a program with much debug information
   neap leaks -- ./test               memory that a program has at its end, on standard error
 
@@ -41,6 +43,9 @@ ends with the program's exit status.";
 /// Most stacks that are shown, and most functions of a stack.
 const MOST_STACKS: usize = 20;
 const MOST_LINES: usize = 12;
+
+/// Time without tries after a process has not answered a request for another interval.
+const REST: Duration = Duration::from_secs(5);
 
 /// Show memory that is not freed, by the stacks that allocated it.
 #[derive(Args, Clone)]
@@ -54,9 +59,10 @@ pub(crate) struct LeaksOptions {
     /// Seconds for which a process is watched
     #[arg(id = "duration", long = "seconds", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Bytes between two samples, on average
-    #[arg(long, value_name = "BYTES", default_value = "64k", value_parser = parse_every)]
-    every: String,
+    /// Bytes between two samples, on average. Without this, a process has some 2000 samples a
+    /// second, one in 1k to 512k bytes; a program that is run has one in 64k
+    #[arg(long, value_name = "BYTES", value_parser = parse_every)]
+    every: Option<String>,
     /// Preload this library into a program
     #[arg(long, value_name = "FILE", requires = "command")]
     library: Option<PathBuf>,
@@ -90,10 +96,24 @@ fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let process = ProcessStatus::read(&handle, Allowance::new(time))?;
     let page = process.page()?;
     let (stop, began) = (stop_flag()?, monotonic());
-    let switch = SamplingSwitch::on(&process, &page, Some(&options.every), time)?;
+    let first = FIRST.to_string();
+    let mut switch = SamplingSwitch::on(&process, &page, Some(options.every.as_ref().unwrap_or(&first)), time)?;
     let limits = ProfileLimits::of(&process, options.trust).with(options.memory.bytes);
     let mut session = begin(&process, &page, began, limits)?;
-    watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
+    let (mut tuned, mut refused) = (TunedInterval::new(), None);
+    watch(&mut session, Duration::from_secs(options.seconds), &stop, &mut |session, since| {
+        let rests = refused.is_some_and(|at| since < at + REST);
+        if options.every.is_some() || rests {
+            return;
+        }
+        if let Some(every) = tuned.better(since, session.taken()) {
+            // A process that answers later has another chance.
+            match switch.change(every) {
+                Ok(()) => tuned.every = every,
+                Err(_) => refused = Some(since),
+            }
+        }
+    })?;
     switch.off()?;
     let ended = monotonic();
     let seconds = (ended - began) as f64 / 1e9;
@@ -101,11 +121,17 @@ fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let before = began + (ended - began) / 2;
     let profile = Profile::of(&session, of, ProfileView::Live, ChosenSamples { group: None, before: Some(before) });
     let what = format!("allocated in the first {} s, and not freed", number(seconds / 2.0, 1));
-    print(|output| write(output, &profile, &what))
+    // So many bytes have three samples on average, and none with probability exp(-3).
+    let least = size(3.0 * profile.every as f64);
+    print(|output| {
+        write(output, &profile, &what)?;
+        writeln!(output, "\nOf leaks of {least} in that time, one in 20 has no sample; of larger ones, fewer.")
+    })
 }
 
 fn of_program(options: &LeaksOptions) -> Result<ExitCode> {
-    let mut command = sampled(&options.command, options.library.as_deref(), &options.every)?;
+    let every = options.every.clone().unwrap_or_else(|| FIRST.to_string());
+    let mut command = sampled(&options.command, options.library.as_deref(), &every)?;
     let code = record::run(&mut command, options.memory.bytes, &mut |session, of| {
         let profile = Profile::of(session, of, ProfileView::Live, ChosenSamples::default());
         write(&mut io::stderr().lock(), &profile, "not freed at its end").context("cannot write to standard error")

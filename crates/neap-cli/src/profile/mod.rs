@@ -50,6 +50,7 @@ mod switch;
 mod symbol_table;
 mod symbols;
 mod top_table;
+mod tuned;
 mod unwind;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod unwind_tests;
@@ -218,7 +219,7 @@ fn take(pid: i32, options: &ProfileOptions) -> Result<Profile> {
     let switch = SamplingSwitch::on(&process, &page, options.every.as_deref(), time)?;
     let limits = ProfileLimits::of(&process, options.trust).with(options.memory.bytes);
     let mut session = begin(&process, &page, began, limits)?;
-    watch(&mut session, Duration::from_secs(options.seconds), &stop)?;
+    watch(&mut session, Duration::from_secs(options.seconds), &stop, &mut |_, _| {})?;
     let seconds = (monotonic() - began) as f64 / 1e9;
     // The process reports one number for all groups, so a profile of one group has no such number.
     let in_use = in_use(&handle, time).filter(|_| options.group.is_none());
@@ -274,11 +275,18 @@ pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Reads samples for a time, until the process or its sampling ends, or until a signal comes.
-fn watch(session: &mut Session, time: Duration, stop: &AtomicBool) -> Result<()> {
+/// Reads samples for a time, until the process or its sampling ends, or until a signal comes. Calls
+/// `looked` after each look, with the time since the start.
+fn watch(
+    session: &mut Session,
+    time: Duration,
+    stop: &AtomicBool,
+    looked: &mut dyn FnMut(&mut Session, Duration),
+) -> Result<()> {
     let shows = std::io::stderr().is_terminal();
     session.watch(time, stop, &mut |session, since| {
         session.learn_groups();
+        looked(session, since);
         if shows {
             let live = session.collector.live_total();
             let (since, time) = (since.as_secs(), time.as_secs());

@@ -177,6 +177,11 @@ impl Session {
         self.reconcile()
     }
 
+    /// Returns the number of samples that the process has taken, as of the last look.
+    pub(crate) fn taken(&self) -> u64 {
+        self.head.taken
+    }
+
     /// Corrects the live samples from the process's slots, since records of frees may be lost.
     pub(crate) fn reconcile(&mut self) -> Result<()> {
         if self.is_over {

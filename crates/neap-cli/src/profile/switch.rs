@@ -63,6 +63,19 @@ impl SamplingSwitch {
         Ok(switch)
     }
 
+    /// Changes the interval of samples that this switch has switched on. The former setting is
+    /// restored as before. Does nothing if another command has changed the setting since.
+    pub(crate) fn change(&mut self, every: u64) -> Result<()> {
+        let Some(change) = &mut self.changed else { return Ok(()) };
+        let process = ProcessStatus::read(&self.handle, Allowance::new(self.time))?;
+        let page = process.page()?;
+        if mean(&page) == change.now && page.inode() == change.page {
+            change_setting(&process, &page, change.setting, every)?;
+            change.now = every;
+        }
+        Ok(())
+    }
+
     /// Takes over an earlier switch of the process that failed to restore the setting. If this
     /// switch changed the setting itself, it restores only its own former value.
     pub(crate) fn after(mut self, earlier: Option<SamplingSwitch>) -> SamplingSwitch {
