@@ -4,6 +4,9 @@
 # /tmp/passed. `cargo xtask deb --test` makes the root and runs this script there.
 set -eu
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 MANPAGER=cat
+# fish writes its own files into the home folder.
+export HOME=/tmp/home
+mkdir -p "$HOME"
 
 # Files of packages; caches and logs of the package tools change with every package.
 files() { find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/cache \
@@ -29,6 +32,9 @@ says '/libneap_malloc.so.0' neap run -- cat /proc/self/maps
 says '/libneap_malloc.so.0' env LD_PRELOAD=libneap_malloc.so.0 cat /proc/self/maps
 says '/libneap_mallctl.so.0' env LD_PRELOAD='libneap_malloc.so.0 libneap_mallctl.so.0' cat /proc/self/maps
 says 'complete .*_neap' bash -euc '. /usr/share/bash-completion/completions/neap; complete -p neap'
+# shellcheck disable=SC2016
+says '^loaded _neap$' zsh -fc 'autoload -U compinit; compinit -u -D; autoload +X $_comps[neap]; print loaded $_comps[neap]'
+says '^demo' fish -c 'complete -C "neap d"'
 
 step purge
 quietly apt-get purge -qq -y neap libneap0 libneap-dev

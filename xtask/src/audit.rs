@@ -9,24 +9,42 @@
 //! | `rust-version` | that compiler |
 //!
 //! The tools are installed into `target/tools` when they are missing. A check that cannot be made
-//! here is skipped with its reason.
+//! here is skipped with its reason: without network that of security holes, and all checks of a
+//! tool or a compiler that is missing.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use crate::process::{capture, cargo, command, run, which};
 use crate::report::Report;
-use crate::{layout, tidy};
+use crate::{Skipped, layout, tidy};
 
 /// Crates whose public interfaces other programs use.
 const PUBLIC: &[&str] = &["neap", "neap-pressure"];
 
 /// Runs all checks.
+///
+/// # Errors
+/// [`Skipped`] if all checks passed but those of cargo-deny, which is not to be had.
 pub(crate) fn check() -> Result<()> {
     let mut report = Report::default();
-    let deny = tool("cargo-deny")?;
+    let deny = tool("cargo-deny");
+    if let Ok(deny) = &deny {
+        crates(&mut report, deny);
+    }
+    interfaces(&mut report)?;
+    oldest_compiler(&mut report)?;
+    report.close("audit")?;
+    deny.map(drop).map_err(|error| {
+        let rest = "the crates of other projects were not judged";
+        Skipped(format!("audit: SKIPPED, {rest}: cargo-deny cannot be had: {}", last(&error))).into()
+    })
+}
+
+/// Judges the crates of other projects.
+fn crates(report: &mut Report, deny: &Path) {
     let deny = |arguments: &[&str]| {
         let mut line = command(&deny.to_string_lossy(), arguments);
         line.current_dir(layout::root());
@@ -39,9 +57,6 @@ pub(crate) fn check() -> Result<()> {
         Ok(_) => report.check("cargo-deny: advisories", run(deny(&["check", "--disable-fetch", "advisories"]))),
         Err(error) => report.skip("cargo-deny: advisories", &format!("RustSec's list cannot be had: {}", last(&error))),
     }
-    interfaces(&mut report)?;
-    report.check("rust-version", oldest_compiler());
-    report.close("audit")
 }
 
 /// The last line of an error that is not empty.
@@ -75,7 +90,14 @@ fn interfaces(report: &mut Report) -> Result<()> {
         report.skip(name, "no release has a tag yet, so there is nothing to compare with");
         return Ok(());
     };
-    let mut line = Command::new(tool(name)?);
+    let tool = match tool(name) {
+        Ok(tool) => tool,
+        Err(error) => {
+            report.skip(name, &format!("it cannot be had: {}", last(&error)));
+            return Ok(());
+        }
+    };
+    let mut line = Command::new(tool);
     line.args(["semver-checks", "--baseline-rev", tag]).current_dir(&root);
     line.args(PUBLIC.iter().flat_map(|package| ["--package", *package]));
     report.check(&format!("{name} against {tag}"), run(line));
@@ -93,21 +115,31 @@ fn is_of(line: &str, version: &str) -> bool {
 
 /// Checks the shipped crates with the oldest compiler. If this is the compiler in use, all other
 /// checks have done so.
-fn oldest_compiler() -> Result<()> {
+fn oldest_compiler(report: &mut Report) -> Result<()> {
+    let name = "rust-version";
     let used = layout::rustc(["--version"])?;
     if is_of(&used, PROMISED) {
-        println!("the compiler in use is the oldest one: {}", used);
+        println!("the compiler in use is the oldest one: {used}");
+        report.check(name, Ok(()));
         return Ok(());
     }
-    ensure!(which("rustup").is_some(), "rustup is needed for a compiler of version {PROMISED}");
-    run(command("rustup", ["toolchain", "install", "--profile", "minimal", PROMISED]))?;
+    let is_there = || capture(command("rustup", ["run", PROMISED, "rustc", "--version"]));
+    let installed = is_there().or_else(|_| {
+        run(command("rustup", ["toolchain", "install", "--profile", "minimal", PROMISED]))?;
+        is_there()
+    });
+    if let Err(error) = installed {
+        report.skip(name, &format!("a compiler of version {PROMISED} cannot be had: {}", last(&error)));
+        return Ok(());
+    }
     let mut check = command("rustup", ["run", PROMISED, "cargo", "check", "--locked"]);
     check.args(tidy::tested_packages().chain(["--package", "neap-cli"]));
     for variable in ["RUSTC", "CARGO", "RUSTUP_TOOLCHAIN"] {
         check.env_remove(variable);
     }
     check.env("CARGO_TARGET_DIR", layout::target().join("oldest")).current_dir(layout::root());
-    run(check)
+    report.check(name, run(check));
+    Ok(())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! one run cargo would give them the features that the tool switches on in shared dependencies.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
@@ -25,7 +25,7 @@ pub(crate) const MALLCTL_SONAME: &str = "libneap_mallctl.so.0";
 
 /// The variable by which the build scripts of libraries learn the folder of the stub of the C
 /// library.
-const STUB: &str = "NEAP_STUB_LIBC";
+pub(crate) const STUB: &str = "NEAP_STUB_LIBC";
 
 /// Leaves out of a build with `--release` the parts that take minutes: optimisation at link time,
 /// and compilation as one unit. Not for the tool, since many of its benchmarks measure code of the
@@ -34,13 +34,17 @@ pub(crate) fn without_lto(cargo: &mut Command) {
     cargo.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
 }
 
+/// Makes the stub of the C library for a target.
+pub(crate) fn stub_of(target: &str, linker: &str) -> Result<PathBuf> {
+    stub_libc::make(&fs::canonicalize(layout::target())?.join("stub_libc").join(target), target, linker)
+}
+
 /// Builds all, optimised.
 pub(crate) fn build() -> Result<()> {
     need("cc", &["gcc", "libc6-dev"])?;
     let target = layout::other_target().map_or_else(layout::host, Ok)?;
     let linker = std::env::var(layout::cargo_variable(&target, "LINKER")).unwrap_or_else(|_| "cc".to_string());
-    let stub = fs::canonicalize(layout::target())?.join("stub_libc").join(&target);
-    stub_libc::make(&stub, &target, &linker)?;
+    let stub = stub_of(&target, &linker)?;
     for package in ["neap-cli", "neap-malloc", "neap-mallctl"] {
         let mut cargo = cargo(["build", "--release", "--package", package]);
         cargo.args(other_target()).env(STUB, &stub).current_dir(layout::root());

@@ -13,7 +13,7 @@ use crate::report::Report;
 use crate::target::Target;
 use crate::{
     Skipped, arm64, audit, build, c_api, container, deb, dependent, docs, fast_path, layout, models, musl, old_glibc,
-    prometheus, sequences, smoke, symbols, target, test_programs, tidy, vm,
+    prometheus, report, sequences, smoke, symbols, target, test_programs, tidy, vm,
 };
 
 /// Features of the crate `neap` that are off by default.
@@ -33,10 +33,11 @@ fn without_checks(arguments: &[&str]) -> Result<()> {
     run(cargo)
 }
 
-/// Tests that take minutes.
-const LONG: [&[&str]; 2] = [
+/// Tests that take minutes or, with ten million mutated inputs, hours.
+const LONG: [&[&str]; 3] = [
     &["test", "--release", "--package", "neap", "--test", "drift", "--", "--ignored"],
     &["test", "--release", "--package", "neap-pressure", "--test", "random", "--", "--ignored"],
+    &["test", "--release", "--package", "neap-cli", "--bin", "neap", "--", "--ignored", "many_mutated"],
 ];
 
 /// Runs the crates' own tests. The shipped crates are tested apart: in one invocation with the
@@ -75,13 +76,14 @@ pub(crate) fn test() -> Result<()> {
     report.close("test")
 }
 
-/// The simulator's small size, with another seed for each commit; `test` has built the tool.
-fn lab() -> Result<()> {
+/// The simulator, with another seed for each commit; `test` has built the tool.
+fn lab(size: &[&str]) -> Result<()> {
     let commit = capture(command("git", ["-C", &layout::root().to_string_lossy(), "rev-parse", "HEAD"]));
     let seed = commit.ok().and_then(|commit| u64::from_str_radix(commit.get(..12)?, 16).ok()).unwrap_or(1);
-    println!("neap lab compare --quick --seed {seed}");
-    let arguments = ["lab", "compare", "--quick", "--seed", &seed.to_string()].map(str::to_string);
-    run(command(&layout::tool().to_string_lossy(), arguments.iter().map(String::as_str)))
+    let seed = seed.to_string();
+    let arguments = [&["lab", "compare", "--seed", &seed], size].concat();
+    println!("neap {}", arguments.join(" "));
+    run(command(&layout::tool().to_string_lossy(), arguments))
 }
 
 /// One step of `ci`: its name and what it runs, or why it cannot run here.
@@ -107,6 +109,7 @@ const STEPS: &[Step] = &[
             ["clippy", "--release"].into_iter().chain(packages).chain(["--", "-D", "warnings"]).collect();
         cargo_step(&arguments).map(|()| None)
     }),
+    ("audit", || audit::check().map(|()| None)),
     ("doc", || {
         let mut doc = cargo(["doc", "--no-deps", "--lib", "--features", OPTIONAL]);
         doc.env("RUSTDOCFLAGS", "-D warnings").current_dir(layout::root());
@@ -115,7 +118,7 @@ const STEPS: &[Step] = &[
     ("test", || test().map(|()| None)),
     // Builds nothing: the step `test` has built the command `neap` and the preload library.
     ("prometheus", || prometheus::check().map(|()| None)),
-    ("lab", || lab().map(|()| None)),
+    ("lab", || lab(&["--quick"]).map(|()| None)),
     ("loom", || models::loom().map(|()| None)),
     ("miri", || match models::miri_missing() {
         Some(reason) => Ok(Some(reason)),
@@ -129,8 +132,8 @@ const MORE: &[Step] = &[
         let arguments = ["test", "--release", "--features", OPTIONAL].into_iter().chain(tidy::tested_packages());
         without_checks(&arguments.collect::<Vec<_>>()).map(|()| None)
     }),
+    ("lab, whole", || lab(&[]).map(|()| None)),
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
-    ("audit", || audit::check().map(|()| None)),
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),
     ("deb, arm64", || deb::command_line(&["--target".into(), target::ARM64.into(), "--test".into()]).map(|()| None)),
     ("container", || container::check().map(|()| None)),
@@ -142,16 +145,45 @@ const MORE: &[Step] = &[
     ("vm, arm64, suite", || vm::command(&["--target".into(), target::ARM64.into(), "--suite".into()]).map(|()| None)),
 ];
 
-/// Runs every step and sums up.
-pub(crate) fn ci(arguments: &[String]) -> Result<()> {
-    let more = match arguments {
-        [] => &[][..],
-        [option] if option == "--full" => MORE,
+/// A step that could not run here.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SkippedStep {
+    pub(crate) name: &'static str,
+    pub(crate) reason: String,
+}
+
+/// The command.
+pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
+    match arguments {
+        [] => steps(STEPS).map(|_| ()),
+        [option] if option == "--full" => full().map(|_| ()),
         _ => bail!("ci takes no argument but --full"),
-    };
-    let mut lines = Vec::new();
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for (name, step) in STEPS.iter().chain(more) {
+    }
+}
+
+/// The steps of `ci --full`.
+fn all() -> impl Iterator<Item = &'static Step> {
+    STEPS.iter().chain(MORE)
+}
+
+/// Runs the steps of `ci --full`, and returns those that were skipped.
+pub(crate) fn full() -> Result<Vec<SkippedStep>> {
+    steps(all())
+}
+
+/// Names of the steps of `ci --full`.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    all().map(|(name, _)| *name)
+}
+
+/// Runs every step and sums up. Returns the skipped steps.
+///
+/// # Errors
+/// The number of steps that failed. All steps run even then.
+fn steps<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Result<Vec<SkippedStep>> {
+    let (mut lines, mut skipped) = (Vec::new(), Vec::new());
+    let (mut passed, mut failed) = (0, 0);
+    for (name, step) in steps {
         println!("\n==== {name}");
         let start = Instant::now();
         let result = step().or_else(|error| match error.downcast::<Skipped>() {
@@ -159,14 +191,20 @@ pub(crate) fn ci(arguments: &[String]) -> Result<()> {
             Err(error) => Err(error),
         });
         let seconds = start.elapsed().as_secs();
+        let without = report::take_skipped();
         lines.push(match result {
-            Ok(None) => {
+            Ok(None) if without.is_empty() => {
                 passed += 1;
                 format!("{seconds:>5} s  ok       {name}")
             }
+            Ok(None) => {
+                passed += 1;
+                format!("{seconds:>5} s  ok       {name}, without {}", without.join(", "))
+            }
             Ok(Some(reason)) => {
-                skipped += 1;
-                format!("{seconds:>5} s  skipped  {name}: {reason}")
+                let line = format!("{seconds:>5} s  skipped  {name}: {reason}");
+                skipped.push(SkippedStep { name, reason });
+                line
             }
             Err(error) => {
                 failed += 1;
@@ -179,9 +217,41 @@ pub(crate) fn ci(arguments: &[String]) -> Result<()> {
     for line in &lines {
         println!("{line}");
     }
-    println!("ci: {passed} passed, {failed} failed, {skipped} skipped");
+    println!("ci: {passed} passed, {failed} failed, {} skipped", skipped.len());
     if failed > 0 {
-        bail!("{failed} of {} steps failed", passed + failed + skipped);
+        bail!("{failed} of {} steps failed", passed + failed + skipped.len());
     }
-    Ok(())
+    Ok(skipped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skipped_steps_are_returned_with_their_reasons() {
+        const MADE_UP: &[Step] = &[
+            ("passes", || Ok(None)),
+            ("says why", || Ok(Some("no tool".to_string()))),
+            ("cannot run", || Err(Skipped("no root".to_string()).into())),
+        ];
+        let skipped = |name, reason: &str| SkippedStep { name, reason: reason.to_string() };
+        assert_eq!(steps(MADE_UP).unwrap(), [skipped("says why", "no tool"), skipped("cannot run", "no root")]);
+        const FAILS: &[Step] = &[("fails", || bail!("it is broken")), ("passes", || Ok(None))];
+        assert_eq!(steps(FAILS).unwrap_err().to_string(), "1 of 2 steps failed");
+    }
+
+    #[test]
+    fn short_gate_judges_the_crates_of_others() {
+        assert!(STEPS.iter().any(|(name, _)| *name == "audit"));
+    }
+
+    #[test]
+    fn each_step_has_a_name_of_its_own() {
+        let mut all: Vec<&str> = names().collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert!(all.len() == count && all.contains(&"vm"), "{all:?}");
+    }
 }

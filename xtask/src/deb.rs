@@ -244,7 +244,7 @@ fn in_fresh_root(folder: &Path, packages: &[PathBuf], other: Option<&str>) -> Re
     let suite = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME=")).unwrap_or("stable");
     let stage = fs::canonicalize(stage)?;
     println!("a root of {suite}, in which {} runs", script.display());
-    let mut root = command("mmdebstrap", ["--variant=apt", "--include=man-db", "--format=null"]);
+    let mut root = command("mmdebstrap", ["--variant=apt", "--include=man-db,zsh,fish", "--format=null"]);
     if other.is_some() {
         root.arg("--architectures=arm64");
     }

@@ -1,6 +1,6 @@
 //! `cargo xtask dependent`: each crate's package built by itself, and a Rust program outside the
 //! workspace that depends on the packaged crate, built with ordinary settings, and run: with each
-//! profile, also for musl and, under `qemu-aarch64`, for arm64.
+//! profile, also for musl, as a static-pie, and, under `qemu-aarch64`, for arm64.
 //!
 //! `cargo package` makes each crate's package, with the files and the manifest that a registry
 //! would have. So a file, a version or a feature that a package lacks is found here. Cargo's own
@@ -231,14 +231,26 @@ fn built(folder: &Path, target: Target, arguments: &[&str]) -> Result<PathBuf> {
 fn run(folder: &Path, profile: &str, target: Target) -> Result<()> {
     let output = built(folder, target, &["--profile", profile])?.join(target.name().unwrap_or_default());
     let program: PathBuf = output.join(if profile == "dev" { "debug" } else { profile }).join("dependent");
-    // A static program has no dynamic symbols.
-    if target != Target::Musl {
+    if target == Target::Musl {
+        is_static_pie(&capture(command("readelf", ["-hlW", &program.to_string_lossy()]))?)?;
+    } else {
         let imports = capture(command(&target.tool("nm"), ["-D", "--undefined-only", &program.to_string_lossy()]))?;
         let strong = strong(&imports);
         ensure!(strong.is_empty(), "it does not start with a C library without {}", strong.join(", "));
     }
     let said = capture(target.start(&program))?;
     ensure!(said == "ok\n", "it said `{}`", said.trim());
+    Ok(())
+}
+
+/// An error unless the text of `readelf -hlW` is of a program that is loaded anywhere and asks for
+/// no loader.
+fn is_static_pie(readelf: &str) -> Result<()> {
+    let mut types = readelf.lines().filter_map(|line| line.trim_start().strip_prefix("Type:"));
+    let found = types.next().unwrap_or_default().trim();
+    ensure!(found.starts_with("DYN "), "no static-pie: its type is `{found}`, not DYN");
+    let loader = readelf.lines().any(|line| line.trim_start().starts_with("INTERP "));
+    ensure!(!loader, "no static-pie: it asks for a loader (INTERP)");
     Ok(())
 }
 
@@ -278,6 +290,23 @@ mod tests {
         renew(&from, &to).unwrap();
         assert_eq!(fs::read(to.join("d/kept")).unwrap(), b"c");
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn static_pie_has_no_loader_and_no_fixed_address() {
+        let text = |kind: &str, segment: &str| {
+            format!(
+                "ELF Header:\n  Type:                              {kind}\n\nProgram Headers:\n  \
+                 Type           Offset   VirtAddr\n  PHDR           0x000040 0x0000000000000040\n  \
+                 {segment} 0x0002a8 0x00000000000002a8\n"
+            )
+        };
+        is_static_pie(&text("DYN (Position-Independent Executable file)", "LOAD          ")).unwrap();
+        let error = is_static_pie(&text("EXEC (Executable file)", "LOAD          ")).unwrap_err().to_string();
+        assert!(error.contains("EXEC"), "{error}");
+        let error = is_static_pie(&text("DYN (Position-Independent Executable file)", "INTERP        ")).unwrap_err();
+        assert!(error.to_string().contains("INTERP"), "{error}");
+        assert!(is_static_pie("").is_err());
     }
 
     #[test]

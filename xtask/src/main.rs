@@ -56,6 +56,7 @@ mod sources;
 mod stack;
 mod stub_libc;
 mod symbols;
+mod systemd;
 mod target;
 mod test_programs;
 mod tidy;
@@ -75,8 +76,9 @@ usage: cargo xtask COMMAND [arguments]
   deb [--target aarch64-unknown-linux-gnu] [--test]
                               Debian packages in target/deb, judged by lintian; also used in a fresh root
   container                   the image of contrib/container, built by buildah on bases made here, and used
-  release X.Y.Z [--dry-run] [--unchecked] [--once] [--target TRIPLE]...
-                              `ci --full`, commit, tag and all files of a release in target/release-X.Y.Z, built twice and compared
+  release X.Y.Z [--dry-run] [--unchecked] [--without STEP]... [--once] [--target TRIPLE]...
+                              `ci --full`, commit, tag and all files of a release in target/release-X.Y.Z, built twice and
+                              compared; refused if `ci` skips a step that no --without names
   artefacts --to FOLDER [--target TRIPLE]...
                               the files of a release from this tree, without checks
   demo [arguments]            build, then `neap demo`: the same burst under the system's malloc and under neap
@@ -162,7 +164,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "peers" => peers::build(rest),
         "kernel-percpu" => alone(kernel_percpu::measure),
         "vm" => vm::command(rest),
-        "ci" => ci::ci(rest),
+        "ci" => ci::command_line(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
             Ok(())

@@ -38,7 +38,7 @@ pub(crate) fn test() -> Result<()> {
     target.is_there(false)?;
     let mut report = Report::default();
     test_programs::run(&mut report, "what ships", target, &tidy::tested_packages().collect::<Vec<_>>())?;
-    run(target.cargo_of_library())?;
+    run(target.cargo_of_library()?)?;
     symbols::preloaded(&mut report, target)?;
     fast_path::into(&mut report, target)?;
     sequences::into(&mut report, target)?;

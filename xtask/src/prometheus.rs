@@ -1,5 +1,5 @@
-//! `cargo xtask prometheus`: the files of `contrib`, and the metrics of real processes, checked by
-//! Prometheus itself.
+//! `cargo xtask prometheus`: the files of `contrib` for Prometheus, Grafana and systemd, and the
+//! metrics of real processes, checked by Prometheus and systemd themselves.
 //!
 //! # Design
 //!
@@ -9,8 +9,10 @@
 //! 4. Prometheus scrapes `neap metrics --listen` by the configuration. A query finds the program
 //!    and its groups, and Prometheus accepts every query of the dashboard.
 //!
+//! 5. `systemd.rs` checks the files for systemd.
+//!
 //! Without an installed Prometheus, Debian's package is unpacked into the target folder. Where that
-//! fails, nothing is tested, and the command says so.
+//! fails, only the files for systemd are tested, and the command says so.
 
 use core::time::Duration;
 use std::collections::BTreeSet;
@@ -27,7 +29,7 @@ use serde_json::Value;
 use crate::process::{capture, command, which};
 use crate::report::Report;
 use crate::vm::packages::unpack;
-use crate::{Skipped, build, layout};
+use crate::{Skipped, build, layout, systemd};
 
 /// Time within which a query of Prometheus must have a non-empty answer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -86,11 +88,15 @@ pub(crate) fn command_alone() -> Result<()> {
 
 /// Makes the checks with the built programs.
 pub(crate) fn check() -> Result<()> {
+    let mut report = Report::default();
+    systemd::into(&mut report)?;
     let tools = match Tools::obtain() {
         Ok(tools) => tools,
-        Err(error) => return Err(Skipped(format!("prometheus: SKIPPED, nothing was tested: {error:#}")).into()),
+        Err(error) => {
+            report.close("files for systemd")?;
+            return Err(Skipped(format!("prometheus: SKIPPED, Prometheus tested nothing: {error:#}")).into());
+        }
     };
-    let mut report = Report::default();
     for arguments in [
         &["check", "rules", "neap.rules.yml"][..],
         &["test", "rules", "neap.rules.test.yml"],

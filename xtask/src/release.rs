@@ -1,15 +1,16 @@
-//! `cargo xtask release X.Y.Z [--dry-run] [--unchecked] [--once] [--target TRIPLE]...`: a release,
-//! in `target/release-X.Y.Z`.
+//! `cargo xtask release X.Y.Z [--dry-run] [--unchecked] [--without STEP]... [--once] [--target
+//! TRIPLE]...`: a release, in `target/release-X.Y.Z`.
 //!
 //! # Design
 //!
 //! 1. The checkout must be clean, all places must name one version, and CHANGELOG must have changes
-//!    that no release had. Then `ci --full` runs in it, which `--unchecked` leaves out.
+//!    that no release had. Then `ci --full` runs in it, which `--unchecked` leaves out. A step that
+//!    `ci` skips ends the release, unless `--without` names the step.
 //! 2. A clone gets the new version, the commit and the tag.
 //! 3. The clone builds all files. A second clone in another folder, with another target folder,
 //!    builds them again; all bytes must be equal. `--once` leaves the second build out.
 //! 4. The checkout takes over the commit and the tag, unless it is a dry run. So a build that fails
-//!    leaves no trace in it.
+//!    leaves no trace in it. The last lines name the steps that did not run.
 //!
 //! Nothing is signed or uploaded.
 
@@ -20,15 +21,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::artefacts::both;
+use crate::ci::{self, SkippedStep};
+use crate::layout;
 use crate::process::{capture, cargo, command, run};
 use crate::versions::{self, Version};
-use crate::{ci, layout};
 
 /// The arguments.
 struct Wanted {
     version: Version,
     dry_run: bool,
     unchecked: bool,
+    /// Steps of `ci --full` that may be skipped.
+    without: Vec<String>,
     once: bool,
     targets: Vec<String>,
 }
@@ -36,18 +40,38 @@ struct Wanted {
 fn parse(arguments: &[String]) -> Result<Wanted> {
     let [version, options @ ..] = arguments else { bail!("release needs a version such as 1.2.3") };
     let version = version.parse()?;
-    let mut wanted = Wanted { version, dry_run: false, unchecked: false, once: false, targets: Vec::new() };
+    let (without, targets) = (Vec::new(), Vec::new());
+    let mut wanted = Wanted { version, dry_run: false, unchecked: false, without, once: false, targets };
     let mut options = options.iter();
     while let Some(option) = options.next() {
         match option.as_str() {
             "--dry-run" => wanted.dry_run = true,
             "--unchecked" => wanted.unchecked = true,
             "--once" => wanted.once = true,
+            "--without" => {
+                let step = options.next().context("--without needs the name of a step")?;
+                let names: Vec<&str> = ci::names().collect();
+                ensure!(names.contains(&step.as_str()), "--without: no step `{step}`; steps: {}", names.join("; "));
+                wanted.without.push(step.clone());
+            }
             "--target" => wanted.targets.push(options.next().context("--target needs a triple")?.clone()),
-            _ => bail!("`{option}`: the options are --dry-run, --unchecked, --once and --target TRIPLE"),
+            _ => {
+                bail!("`{option}`: the options are --dry-run, --unchecked, --without STEP, --once and --target TRIPLE")
+            }
         }
     }
+    ensure!(!wanted.unchecked || wanted.without.is_empty(), "--unchecked runs no step; leave out --without");
     Ok(wanted)
+}
+
+/// An error that names the skipped steps which `without` does not name.
+fn allowed(skipped: &[SkippedStep], without: &[String]) -> Result<()> {
+    let refused: Vec<&SkippedStep> =
+        skipped.iter().filter(|step| !without.iter().any(|name| name == step.name)).collect();
+    let lines: String = refused.iter().map(|step| format!("\n  {}: {}", step.name, step.reason)).collect();
+    let options: String = refused.iter().map(|step| format!(" --without '{}'", step.name)).collect();
+    ensure!(refused.is_empty(), "`ci --full` skipped steps; make them run here, or add{options}:{lines}");
+    Ok(())
 }
 
 /// Makes a release.
@@ -60,11 +84,8 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
     let changed = git(&root, &["status", "--porcelain"])?;
     ensure!(changed.is_empty(), "the checkout is not clean:\n{changed}");
     ensure!(git(&root, &["tag", "--list", &tag])?.is_empty(), "there is a tag {tag} already");
-    if wanted.unchecked {
-        println!("release: no test is run");
-    } else {
-        ci::ci(&["--full".to_string()])?;
-    }
+    let skipped = if wanted.unchecked { Vec::new() } else { ci::full()? };
+    allowed(&skipped, &wanted.without)?;
     let target = layout::target();
     fs::create_dir_all(&target)?;
     let target = fs::canonicalize(target)?;
@@ -96,6 +117,12 @@ pub(crate) fn command_line(arguments: &[String]) -> Result<()> {
         println!("release: the checkout has the commit and the tag {tag}; push both to publish them");
     }
     fs::remove_dir_all(&work)?;
+    if wanted.unchecked {
+        println!("release: no step of `ci --full` was run");
+    }
+    for step in &skipped {
+        println!("release: without {}: {}", step.name, step.reason);
+    }
     for name in names(&output)? {
         println!("{:>10} {}", fs::metadata(output.join(&name))?.len(), output.join(&name).display());
     }
@@ -199,9 +226,28 @@ mod tests {
         assert_eq!((wanted.version.to_string().as_str(), wanted.once, wanted.dry_run), ("1.2.3", true, true));
         assert!(!wanted.unchecked && parse("1.2.3 --unchecked").unwrap().unchecked);
         assert_eq!(wanted.targets, ["a", "b"]);
-        for line in ["", "--dry-run", "1.2.3 --target", "1.2.3 --sign"] {
+        assert_eq!(parse("1.2.3 --without vm --without deb").unwrap().without, ["vm", "deb"]);
+        for line in [
+            "",
+            "--dry-run",
+            "1.2.3 --target",
+            "1.2.3 --sign",
+            "1.2.3 --without",
+            "1.2.3 --without no-step",
+            "1.2.3 --unchecked --without vm",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn skipped_step_ends_the_release_unless_an_option_names_it() {
+        let skipped = ["vm, arm64", "miri"].map(|name| SkippedStep { name, reason: format!("no {name} here") });
+        assert!(allowed(&[], &[]).is_ok());
+        assert!(allowed(&skipped, &["miri".to_string(), "vm, arm64".to_string()]).is_ok());
+        let error = allowed(&skipped, &["miri".to_string()]).unwrap_err().to_string();
+        assert!(error.contains("--without 'vm, arm64'") && error.ends_with("vm, arm64: no vm, arm64 here"), "{error}");
+        assert!(!error.contains("miri"), "{error}");
     }
 
     #[test]

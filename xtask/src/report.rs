@@ -3,7 +3,17 @@
 //! Every command with many small checks has one. A skipped check is printed with its reason and
 //! counted separately: it never passes.
 
+use std::sync::Mutex;
+
 use anyhow::{Result, bail};
+
+/// Names of the checks of all reports that could not be made, for the summary of `ci`.
+static SKIPPED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Returns the names of checks skipped since the last call.
+pub(crate) fn take_skipped() -> Vec<String> {
+    SKIPPED.lock().map(|mut names| core::mem::take(&mut *names)).unwrap_or_default()
+}
 
 /// Passed, failed and skipped checks so far.
 #[derive(Default)]
@@ -32,6 +42,9 @@ impl Report {
     pub(crate) fn skip(&mut self, name: &str, reason: &str) {
         println!("  skipped  {name}: {reason}");
         self.skipped += 1;
+        if let Ok(mut names) = SKIPPED.lock() {
+            names.push(name.to_string());
+        }
     }
 
     /// Prints the closing line; an error if anything failed or nothing passed.

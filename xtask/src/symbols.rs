@@ -1,4 +1,4 @@
-//! `cargo xtask symbols`: imports and exports of the libraries.
+//! `cargo xtask symbols`: imports and exports of the libraries, and imports of the command `neap`.
 //!
 //! An import that allocates would recurse, and one that an old C library lacks would stop every
 //! program. An export beyond the malloc family and the declarations of `neap.h` could replace a
@@ -19,8 +19,13 @@ use crate::stub_libc::{REQUIRED, VARIABLES};
 use crate::target::Target;
 use crate::{depth, layout, probes, unwind};
 
-/// The latest version of glibc whose symbols may be asked for: its first one for aarch64.
+/// The latest version of glibc whose symbols libraries may ask for: its first one for aarch64.
 const LATEST_GLIBC: [u32; 2] = [2, 17];
+
+/// The latest version of glibc whose symbols the command may ask for, as the guide to installation
+/// states. It is linked with the C library of the building machine, not with the stub. Rust's
+/// standard library asks for threads, which are in `libc.so.6` since this version.
+const LATEST_GLIBC_OF_COMMAND: [u32; 2] = [2, 34];
 
 /// Imports that must be weak:
 ///
@@ -125,7 +130,7 @@ const FAMILY: &[&str] = &[
 const MALLCTL: &[&str] = &["mallctl", "mallctlbymib", "mallctlnametomib"];
 
 /// Functions of `neap.h` that this library imports, all weak: it loads without neap, too.
-const MALLCTL_IMPORTS: &[&str] = &["neap_release", "neap_stats_get", "neap_tick"];
+const MALLCTL_IMPORTS: &[&str] = &["neap_profile_dump", "neap_release", "neap_stats_get", "neap_tick"];
 
 /// Shared objects that the library may need: the C library and the loader, which belongs to it.
 const NEEDED_PREFIXES: &[&str] = &["libc.so.", "ld-linux"];
@@ -184,9 +189,9 @@ fn glibc(line: &str) -> Option<Vec<u32>> {
 }
 
 /// An error that names symbols of a later glibc than is promised.
-fn glibc_is_old(undefined: &str) -> Result<()> {
-    let later = undefined.lines().filter(|line| glibc(line).is_some_and(|version| version[..] > LATEST_GLIBC[..]));
-    none(later.map(str::trim), "of a later glibc than 2.17")
+fn glibc_is_old(undefined: &str, latest: [u32; 2]) -> Result<()> {
+    let later = undefined.lines().filter(|line| glibc(line).is_some_and(|version| version[..] > latest[..]));
+    none(later.map(str::trim), &format!("of a later glibc than {}.{}", latest[0], latest[1]))
 }
 
 /// An error that names functions with a wrong version. With a SONAME, each must have its version.
@@ -227,6 +232,9 @@ pub(crate) fn into(report: &mut Report) -> Result<()> {
         same(&functions, names.iter().copied().filter(|n| n.starts_with("neap_")).collect()),
     );
     report.check("exports", none(names.into_iter().filter(|name| of_malloc(name)), "replaces the C library's"));
+    println!("symbols of {}", layout::tool().display());
+    let undefined = capture(command("nm", ["-D", "--undefined-only", &layout::tool().to_string_lossy()]))?;
+    report.check("versions of the C library", glibc_is_old(&undefined, LATEST_GLIBC_OF_COMMAND));
     probes::into(report)
 }
 
@@ -263,7 +271,7 @@ fn mallctl(report: &mut Report, library: &Path, functions: &BTreeSet<&str>) -> R
     println!("symbols of {path}");
     let undefined = capture(command("nm", ["-D", "--undefined-only", &path]))?;
     let defined = capture(command("nm", ["-D", "--defined-only", &path]))?;
-    report.check("versions of the C library", glibc_is_old(&undefined));
+    report.check("versions of the C library", glibc_is_old(&undefined, LATEST_GLIBC));
     let (of_neap, others): (Vec<_>, Vec<_>) =
         listed(&undefined).into_iter().partition(|(kind, name)| *kind == 'w' && functions.contains(name));
     let others = others.iter().filter(|(_, name)| !is_required(name)).map(|(_, name)| *name);
@@ -292,7 +300,7 @@ fn loaded(report: &mut Report, target: Target, library: &Path, malloc: bool, fun
     let defined = capture(command(&nm, ["-D", "--defined-only", &path]))?;
     let dynamic = capture(command(&readelf, ["-dW", &path]))?;
 
-    report.check("versions of the C library", glibc_is_old(&undefined));
+    report.check("versions of the C library", glibc_is_old(&undefined, LATEST_GLIBC));
     report.check("versions of functions", versions(&defined, (!malloc).then_some(SONAME)));
     let imports = listed(&undefined);
     let imports = imports.iter().filter(|(kind, name)| !import_allowed(name, matches!(kind, 'w' | 'v')));
@@ -372,9 +380,13 @@ mod tests {
     #[test]
     fn a_later_glibc_and_a_wrong_version_are_named() {
         let old = "         U memcpy@GLIBC_2.14\n         w dlsym\n         U getauxval@GLIBC_2.2.5\n";
-        assert!(glibc_is_old(old).is_ok());
-        let late = glibc_is_old(&(old.to_string() + "         w dlsym@GLIBC_2.34\n"));
-        assert!(late.unwrap_err().to_string().ends_with("w dlsym@GLIBC_2.34"));
+        assert!(glibc_is_old(old, LATEST_GLIBC).is_ok());
+        let late = old.to_string() + "         w dlsym@GLIBC_2.34\n";
+        let error = glibc_is_old(&late, LATEST_GLIBC).unwrap_err().to_string();
+        assert_eq!(error, "of a later glibc than 2.17: w dlsym@GLIBC_2.34");
+        assert!(glibc_is_old(&late, LATEST_GLIBC_OF_COMMAND).is_ok());
+        let later = late + "         U hypot@GLIBC_2.35\n";
+        assert!(glibc_is_old(&later, LATEST_GLIBC_OF_COMMAND).unwrap_err().to_string().ends_with("U hypot@GLIBC_2.35"));
         let (plain, versioned) = ("01 T malloc\n01 T neap_a\n", "00 A NEAP_0\n01 T neap_a@@NEAP_0\n");
         assert!(versions(plain, None).is_ok() && versions(versioned, None).is_err());
         assert!(versions(versioned, Some("libneap.so.0")).is_ok() && versions(plain, Some("libneap.so.0")).is_err());

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use crate::build::{STUB, stub_of};
 use crate::process::{cargo, command, command_quiet, which};
 use crate::{Skipped, layout};
 
@@ -87,14 +88,18 @@ impl Target {
     }
 
     /// Cargo for the preload library. Rust's programs for musl are static, but the library is not.
-    pub(crate) fn cargo_of_library(self) -> Command {
+    /// A library for glibc is linked with the stub of its oldest version.
+    pub(crate) fn cargo_of_library(self) -> Result<Command> {
         let mut cargo = self.cargo(&["build", "--release", "--package", "neap-malloc"]);
+        if self == Target::Arm64 {
+            cargo.env(STUB, stub_of(ARM64, &self.tool("gcc"))?);
+        }
         if self == Target::Musl {
             cargo.env(layout::cargo_variable(MUSL, "LINKER"), self.tool("gcc"));
             let flags = "-C target-feature=-crt-static -C link-self-contained=no";
             cargo.env(layout::cargo_variable(MUSL, "RUSTFLAGS"), flags);
         }
-        cargo
+        Ok(cargo)
     }
 
     /// The folder of optimised products.

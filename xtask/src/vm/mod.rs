@@ -257,7 +257,7 @@ pub(crate) fn command(arguments: &[String]) -> Result<()> {
     match target {
         Target::Native => build::build()?,
         Target::Arm64 | Target::Musl => {
-            run(target.cargo_of_library())?;
+            run(target.cargo_of_library()?)?;
             run(target.cargo(&["build", "--release", "--package", "neap-cli"]))?;
         }
     }
