@@ -4,6 +4,7 @@
 //! once the process has ended, nothing below the folder can be opened, even if a later process has
 //! the number. So every file is opened through the handle, and none by the number.
 
+use core::time::Duration;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
@@ -65,6 +66,26 @@ impl ProcessHandle {
         let line = self.read("stat").ok()?;
         let end = line.windows(2).rposition(|pair| pair == b") ")?;
         String::from_utf8(line[end + 2..].to_vec()).ok()
+    }
+
+    /// Returns the time at which the process was started, in ticks of the kernel since boot.
+    pub(crate) fn start(&self) -> Option<u64> {
+        self.state_line()?.split(' ').nth(19)?.parse().ok()
+    }
+
+    /// Whether the process was started less than `time` ago. `false` if it has ended.
+    pub(crate) fn is_younger_than(&self, time: Duration) -> bool {
+        // SAFETY: the call takes an integer. All-zero bytes are a valid `timespec`, which the other
+        // call may write. The clock exists on every Linux.
+        let (ticks, now) = unsafe {
+            let mut now: libc::timespec = core::mem::zeroed();
+            libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now);
+            (libc::sysconf(libc::_SC_CLK_TCK), now)
+        };
+        let milliseconds = |start: u64| start.saturating_mul(1000).checked_div(ticks.try_into().ok()?);
+        let start = self.start().and_then(milliseconds).map(Duration::from_millis);
+        let age = start.and_then(|start| Duration::new(now.tv_sec as u64, now.tv_nsec as u32).checked_sub(start));
+        age.is_some_and(|age| age < time)
     }
 
     /// Whether the process has ended. If only the main thread has ended, the process still runs.

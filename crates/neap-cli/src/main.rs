@@ -12,6 +12,7 @@ mod allowance;
 mod bench;
 mod census;
 mod chunks;
+mod colours;
 mod control_channel;
 mod demo;
 mod drain;

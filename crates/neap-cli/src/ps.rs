@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::census::{Busy, Chosen, Survey, take, unread_line};
+use crate::colours::Colours;
 use crate::report::{human, write_table};
 use crate::subject::{Rows, SCHEMA, Timeout, print, print_json};
 use crate::totals::Totals;
@@ -65,8 +66,9 @@ pub(crate) fn main(options: &PsOptions) -> Result<ExitCode> {
     if options.json {
         return print_json(&json(&census));
     }
+    let colours = Colours::of_output();
     print(|output| {
-        write_table(output, &HEADER, &census.seen, &row)?;
+        write_table(output, &HEADER, &census.seen, &|process| row(process, colours))?;
         write!(output, "{}", unread_line(&census.unread))
     })
 }
@@ -89,13 +91,13 @@ fn sort(processes: &mut [Totals], column: Column) {
 const HEADER: [&str; 10] =
     ["command", "pid", "user", "resident", "in use", "cached", "free", "limit", "slots", "thread"];
 
-fn row(process: &Totals) -> Vec<String> {
+fn row(process: &Totals, colours: Colours) -> Vec<String> {
     vec![
         process.command.clone(),
         process.pid.to_string(),
         process.user.clone(),
         human(process.resident),
-        human(process.in_use),
+        colours.warning_if(process.is_near_limit(), &human(process.in_use)),
         human(process.cached()),
         human(process.free),
         process.limit.map_or("none".to_string(), human),
@@ -166,8 +168,10 @@ mod tests {
 
     #[test]
     fn rows_and_objects_have_every_number_and_reasons_one_line() {
-        let row = row(&process(7, "server", [1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20]));
+        let row = row(&process(7, "server", [1 << 20, 2 << 20, 3 << 20, 4 << 20, 5 << 20]), Colours::ALL);
         assert_eq!(row, ["server", "7", "3", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "5.0 MiB", "", ""]);
+        let is_near = |in_use| process(7, "server", [1 << 20, in_use, 0, 0, 1000]).is_near_limit();
+        assert_eq!([is_near(900), is_near(901)], [false, true]);
         let mut census = Survey { seen: processes(), unread: [].into() };
         assert_eq!(unread_line(&census.unread), "");
         let count = |processes| UnreadCount { processes, example: "why".into() };

@@ -17,6 +17,7 @@ use neap_os::mappings::Mappings;
 use serde_json::{Map, Value, json};
 
 use crate::allowance::Allowance;
+use crate::colours::Colours;
 use crate::control_channel::{ControlChannel, MAP};
 use crate::foreign::escaped;
 use crate::process::parse_rss;
@@ -159,7 +160,12 @@ pub(crate) fn show(subject: &Subject, json: bool) -> Result<ExitCode> {
     }
     print(|output| {
         writeln!(output, "Process {} ({}): {resident} bytes are resident\n", process.pid, process.name)?;
-        write!(output, "{seen}")?;
+        // The first line of each part is its head.
+        let (text, colours) = (seen.to_string(), Colours::of_output());
+        for (at, part) in text.trim_end().split("\n\n").enumerate() {
+            let (head, rows) = part.split_once('\n').unwrap_or((part, ""));
+            writeln!(output, "{}{}\n{rows}", if at > 0 { "\n" } else { "" }, colours.heading(head))?;
+        }
         match unanswered {
             None => Ok(()),
             Some(reason) => {

@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::colours::width as shown_width;
 use crate::machine::Machine;
 use crate::statistics::Summary;
 use crate::variant::{Failure, Missing};
@@ -116,13 +117,14 @@ pub(crate) fn write_table<T>(
     let mut widths: Vec<usize> = header.iter().map(|head| head.chars().count().max(3)).collect();
     for item in items {
         let cells = row(item);
-        let lengths = cells.iter().map(|cell| cell.chars().count().min(WIDEST));
+        let lengths = cells.iter().map(|cell| shown_width(cell).min(WIDEST));
         widths.iter_mut().zip(lengths).for_each(|(width, length)| *width = length.max(*width));
     }
     let mut line = |cells: &[String]| {
         for (column, &width) in widths.iter().enumerate() {
             let cell = cells.get(column).map(String::as_str).unwrap_or_default();
-            if column == 0 { write!(output, "| {cell:<width$} ")? } else { write!(output, "| {cell:>width$} ")? }
+            let room = " ".repeat(width.saturating_sub(shown_width(cell)));
+            if column == 0 { write!(output, "| {cell}{room} ")? } else { write!(output, "| {room}{cell} ")? }
         }
         writeln!(output, "|")
     };
@@ -171,6 +173,7 @@ pub(crate) fn rounded(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::colours::Colours;
 
     #[test]
     fn a_table_is_aligned_markdown() {
@@ -182,6 +185,16 @@ mod tests {
 | a long name | 123.4 |
 ";
         assert_eq!(table(&["allocator", "ns"], &rows), expected);
+    }
+
+    #[test]
+    fn colours_do_not_widen_a_table() {
+        let table = |colours: Colours| {
+            table(&["a", "b"], &[vec!["x".into(), colours.warning_if(true, "123")], vec!["y".into(), "4".into()]])
+        };
+        let coloured = table(Colours::ALL);
+        assert_eq!(coloured.replace("\x1b[1;33m", "").replace("\x1b[0m", ""), table(Colours::NONE));
+        assert_eq!(coloured.matches('\x1b').count(), 2);
     }
 
     #[test]

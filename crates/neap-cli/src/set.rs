@@ -110,8 +110,8 @@ pub(crate) fn main(options: &SetOptions) -> Result<ExitCode> {
     end.map(|()| ExitCode::SUCCESS)
 }
 
-/// Requests a change of one option. Returns the new and the previous value in words.
-fn set(process: &ProcessStatus, page: &Page, setting: Setting, number: u64) -> Result<String> {
+/// Requests a change of one option. Returns the new and the previous value as a line.
+pub(crate) fn set(process: &ProcessStatus, page: &Page, setting: Setting, number: u64) -> Result<String> {
     let before = change_setting(process, page, setting, number)?;
     Ok(format!("{}: {} (was {})\n", setting.key(), setting.value(number), setting.value(before)))
 }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
+use crate::colours::Colours;
 use crate::page_bytes::page_bytes;
 use crate::report::{number, table};
 use crate::stat_model::{
@@ -15,6 +16,7 @@ use crate::stat_model::{
 };
 use crate::stat_reader::{ProcessStatus, monotonic};
 use crate::subject::{SCHEMA, Subject, print, print_json};
+use crate::totals::{headroom, is_near};
 use crate::{chunks, groups, reconcile, shrinkers};
 
 const EXAMPLES: &str = "\
@@ -94,7 +96,8 @@ pub(crate) fn main(options: &StatOptions) -> Result<ExitCode> {
     })?;
     let numbers = Numbers::read(&process, &page)?;
     if !json {
-        return print(|output| write!(output, "{}", numbers.report(&process, age)));
+        let colours = Colours::of_output();
+        return print(|output| write!(output, "{}", numbers.report(&process, age, colours)));
     }
     // Inside a container the process has another id.
     for (key, value) in [
@@ -115,7 +118,7 @@ pub(crate) fn main(options: &StatOptions) -> Result<ExitCode> {
 const SHOWN: usize = 10;
 
 impl Numbers {
-    fn report(&self, process: &ProcessStatus, age: Option<u64>) -> String {
+    fn report(&self, process: &ProcessStatus, age: Option<u64>, colours: Colours) -> String {
         let Numbers { mode, bytes, pages, lists, released, holes, reuse, .. } = self;
         let mib = |bytes: u64| number(bytes as f64 / f64::from(1 << 20), 2);
         let isolated: Vec<String> = mode.isolated_cpus.iter().map(u32::to_string).collect();
@@ -123,9 +126,11 @@ impl Numbers {
             cells.iter().map(|(name, value)| vec![(*name).to_string(), value.clone()]).collect()
         };
         let moment = if self.settled { "now" } else { "now, while they changed" };
+        let title = colours.heading(&format!("Process {} ({})", process.pid, process.name));
+        let (is_near, count) = (self.is_near_limit(), |count: u64| colours.warning_if(count > 0, &count.to_string()));
         let mut text = match age {
             Some(age) => format!(
-                "Process {} ({}): neap {}, memory counters read {moment}, other numbers {age} ms old\n\
+                "{title}: neap {}, memory counters read {moment}, other numbers {age} ms old\n\
                  CpuCaches: {} ({}); isolated CPUs: {}\n\
                  Settings: {}\n\
                  {}\
@@ -133,15 +138,13 @@ impl Numbers {
                  Given back: {} pages by {} calls, {} of them failed; huge pages {}\n\
                  Growth: {} pages from the system, {} of them during {} sweeps that put {} objects back; \
                  {} scattered pages released\n{}\n",
-                process.pid,
-                process.name,
                 self.version,
                 mode.slots,
                 mode.why,
                 if isolated.is_empty() { "none".to_string() } else { isolated.join(", ") },
                 self.shown_settings(),
-                self.container.as_ref().map(ContainerNumbers::shown).unwrap_or_default()
-                    + &self.heap_profiles.as_ref().map(HeapProfiles::shown).unwrap_or_default(),
+                self.container.as_ref().map(|container| container.shown(colours)).unwrap_or_default()
+                    + &self.heap_profiles.as_ref().map(|profiles| profiles.shown(colours)).unwrap_or_default(),
                 mode.background,
                 mode.interval_ms,
                 self.ticks,
@@ -151,7 +154,7 @@ impl Numbers {
                 self.busy,
                 released.pages,
                 released.calls,
-                released.failures,
+                count(released.failures),
                 if mode.huge { "allowed" } else { "off" },
                 reuse.grown,
                 reuse.grown_in_sweeps,
@@ -161,15 +164,14 @@ impl Numbers {
                 self.guard.as_ref().map(GuardNumbers::shown).unwrap_or_default(),
             ),
             None => format!(
-                "Process {} ({}): memory counters read {moment}; the process has not written other numbers yet, \
-                 like a child of fork before its first tick\n\n",
-                process.pid, process.name
+                "{title}: memory counters read {moment}; the process has not written other numbers yet, like a child \
+                 of fork before its first tick\n\n"
             ),
         };
         let has_text = age.is_some();
         let mut memory = vec![
             ("resident, the whole process", mib(process.resident_kib << 10)),
-            ("in use", mib(bytes.used)),
+            ("in use", colours.warning_if(is_near, &mib(bytes.used))),
             ("free objects in slabs and caches", mib(bytes.cached)),
             ("of these on CPUs' stacks, when last counted", mib(bytes.on_stacks)),
             ("free pages, resident", mib(bytes.free_resident)),
@@ -201,8 +203,10 @@ impl Numbers {
             zone.push(("taken from lists for allocations", lists.need_pages.to_string()));
             zone.push(("times that allocations needed that", lists.need_drains.to_string()));
         }
+        zone.push(("allocations refused so far", count(self.refused)));
+        zone.push(("objects that shrinkers freed so far", self.shrunk.to_string()));
         if let Some(budget) = pages.budget {
-            zone.push(("budget", budget.to_string()));
+            zone.push(("budget", colours.warning_if(is_near, &budget.to_string())));
             if has_text {
                 let Watermarks { min, low, high } = pages.watermarks;
                 zone.push(("watermarks min, low, high", format!("{min}, {low}, {high}")));
@@ -217,6 +221,11 @@ impl Numbers {
             text += "Lists were cut off where they did not fit into the page.\n";
         }
         text
+    }
+
+    fn is_near_limit(&self) -> bool {
+        let limit = self.pages.budget.map(|pages| pages.saturating_mul(self.mode.page_size));
+        limit.is_some_and(|limit| is_near(limit, headroom(limit, self.bytes.used, self.bytes.tables)))
     }
 
     /// The options that may change, with the values in force.
@@ -284,7 +293,7 @@ impl Numbers {
 
 impl ContainerNumbers {
     /// A line of text.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn shown(&self, colours: Colours) -> String {
         let mib = |bytes: u64| format!("{} MiB", number(bytes as f64 / f64::from(1 << 20), 1));
         let ContainerNumbers { limit, used, heap_limit, looks, passed } = *self;
         if looks == 0 {
@@ -293,10 +302,15 @@ impl ContainerNumbers {
         if limit == 0 {
             return "Container: no limit is visible, so the heap has none; `neap pressure` says why\n".to_string();
         }
-        let passed = if passed > 0 { format!(", which it had to pass {passed} times") } else { String::new() };
+        let passed = match passed {
+            0 => String::new(),
+            passed => format!(", {}", colours.warning_if(true, &format!("which it had to pass {passed} times"))),
+        };
+        // As for the alert `NeapContainerNearLimit`.
+        let is_near = used > limit / 20 * 19;
         format!(
             "Container: {} of {} used at the last of {looks} looks; the heap may have {}{passed}\n",
-            mib(used),
+            colours.warning_if(is_near, &mib(used)),
             mib(limit),
             mib(heap_limit),
         )
@@ -305,11 +319,14 @@ impl ContainerNumbers {
 
 impl HeapProfiles {
     /// Returns a line of text. It is empty if no file was written or failed.
-    fn shown(&self) -> String {
+    fn shown(&self, colours: Colours) -> String {
         match (self.written, self.failed) {
             (0, 0) => String::new(),
             (written, 0) => format!("Heap profiles at a limit: {written} written\n"),
-            (written, failed) => format!("Heap profiles at a limit: {written} written, {failed} could not be\n"),
+            (written, failed) => {
+                let failed = colours.warning_if(true, &format!("{failed} could not be"));
+                format!("Heap profiles at a limit: {written} written, {failed}\n")
+            }
         }
     }
 }
@@ -327,20 +344,43 @@ pub(crate) mod tests {
     /// Reads a page, and shows its numbers.
     pub(crate) fn show_page(bytes: Vec<u8>) -> Result<[String; 2]> {
         let (process, page) = (ended(), crate::stat_reader::tests::read_in_turn(&[bytes])?);
-        let text = Numbers::read(&process, &page)?.report(&process, Some(0));
+        let text = Numbers::read(&process, &page)?.report(&process, Some(0), Colours::NONE);
         Ok([text, serde_json::to_string(&page.object)?])
     }
 
     #[test]
     fn a_container_is_shown_with_what_it_leaves() {
         let shown = |limit: u64, looks, passed| {
-            ContainerNumbers { limit: limit << 20, used: 512 << 20, heap_limit: 300 << 20, looks, passed }.shown()
+            ContainerNumbers { limit: limit << 20, used: 512 << 20, heap_limit: 300 << 20, looks, passed }
+                .shown(Colours::NONE)
         };
         assert_eq!(shown(0, 0, 0), "Container: not looked at yet; the heap may have 300.0 MiB\n");
         assert!(shown(0, 1, 0).contains("no limit is visible"));
         let used = "Container: 512.0 MiB of 768.0 MiB used at the last of 7 looks; the heap may have 300.0 MiB";
         assert_eq!(shown(768, 7, 0), format!("{used}\n"));
         assert_eq!(shown(768, 7, 3), format!("{used}, which it had to pass 3 times\n"));
+    }
+
+    #[test]
+    fn refusals_failures_and_a_near_limit_are_marked() {
+        let warned = |numbers: serde_json::Value| {
+            let text = Numbers::deserialize(&numbers).unwrap().report(&ended(), Some(0), Colours::ALL);
+            let marked =
+                text.split("\u{1b}[1;33m").skip(1).map(|rest| rest.split('\u{1b}').next().unwrap().to_string());
+            marked.collect::<Vec<_>>()
+        };
+        let of = |used: u64, bad: u64| {
+            serde_json::json!({
+                "mode": {"page_size": 4096}, "pages": {"budget": 2560}, "bytes": {"used": used, "tables": 1 << 20},
+                "container": {"limit": 100 << 20, "used": (95 + bad) << 20, "looks": 1, "passed": bad},
+                "refused": bad * 138, "released": {"failures": bad * 7}, "heap_profiles": {"written": 1, "failed": bad},
+            })
+        };
+        // A limit of 10 MiB, of which a tenth is left.
+        assert!(warned(of(8 << 20, 0)).is_empty());
+        assert_eq!(warned(of((8 << 20) + 1, 0)), ["8.00", "2560"]);
+        let bad = ["96.0 MiB", "which it had to pass 1 times", "1 could not be", "7", "138"];
+        assert_eq!(warned(of(0, 1)), bad);
     }
 
     #[test]
@@ -354,9 +394,10 @@ pub(crate) mod tests {
             "nodes": [{"node": 0, "used": 70}, {"node": 1, "misses": 17}], "unbound_segments": 4,
             "classes": (1..=12).map(|n| serde_json::json!({"size": 16 * n, "in_barn": n})).collect::<Vec<_>>(),
             "cpus": [{"cpu": 1, "kind": "rseq", "cached_bytes": 2048}], "truncated": true, "settled": true, "of a later version": 1,
+            "refused": 138, "shrunk": 21,
         });
         let object = crate::foreign::escaped_value(object);
-        let text = Numbers::deserialize(&object).unwrap().report(&ended(), Some(345));
+        let text = Numbers::deserialize(&object).unwrap().report(&ended(), Some(345), Colours::NONE);
         for part in [
             "Process 12 (ended): neap 9.9, memory counters read now, other numbers 345 ms old",
             "it works\\u{1b}[2J",
@@ -374,6 +415,8 @@ pub(crate) mod tests {
             ["taken from lists for allocations", "4242"],
             ["times that allocations needed that", "41"],
             ["holes in slabs", "61"],
+            ["allocations refused so far", "138"],
+            ["objects that shrinkers freed so far", "21"],
             ["released in holes so far", "62"],
             ["holes refilled so far", "63"],
             ["192", "2.2"],

@@ -12,6 +12,7 @@
 //! byte by byte, since the library in a process may be of another version than this command.
 
 use core::time::Duration;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -84,6 +85,34 @@ const LINK: &str = "/memfd:neap-stat (deleted)";
 /// a second manager.
 const MOST_PAGES: usize = 16;
 
+/// Time after its start in which a process may have its parent's descriptor for a moment.
+const YOUNG: Duration = Duration::from_millis(500);
+
+/// The pages behind a process's descriptors.
+struct PagesSeen {
+    own: Vec<Page>,
+    foreign: Vec<ForeignPage>,
+}
+
+/// A page of another process behind a descriptor.
+struct ForeignPage {
+    writer: u32,
+    inode: u64,
+    is_command_s: bool,
+}
+
+/// The first mapping of a page, and whether a library of neap is mapped.
+#[derive(Default)]
+struct Mapped {
+    page: Option<PageMapping>,
+    has_library: bool,
+}
+
+struct PageMapping {
+    start: u64,
+    inode: u64,
+}
+
 impl ProcessStatus {
     /// Reads the process's status from `/proc`.
     pub(crate) fn read(handle: &Arc<ProcessHandle>, allowance: Allowance) -> Result<ProcessStatus> {
@@ -122,52 +151,43 @@ impl ProcessStatus {
     /// Returns the pages of all managers in the process. A program may have a manager of its own
     /// beside the preloaded one. If there is no page, returns an error that says why.
     pub(crate) fn pages(&self) -> Result<Vec<Page>> {
-        let (mut own, mut foreign) = (Vec::new(), None);
-        for file in self.descriptors()? {
-            let page = self.through(file)?;
-            if page.writer == self.own_id {
-                own.push(page);
-            } else {
-                foreign = Some(page.writer);
+        let (parent, mapped) = loop {
+            let PagesSeen { own, foreign } = self.seen()?;
+            if !own.is_empty() {
+                return Ok(own);
             }
-        }
-        if !own.is_empty() {
-            return Ok(own);
-        }
-        let mut has_library = false;
-        if foreign.is_none() {
-            let (mut mapping, device) = (None, memfds().map_err(|error| self.refused(error))?);
-            let seen = self.handle.each_line("maps", &mut |line| {
-                let name = line.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-                has_library |= line.contains(&b'/') && name.starts_with(b"libneap");
-                if line.ends_with(LINK.as_bytes()) && is_on(line, device) {
-                    mapping = start_of(line);
-                }
-                mapping.is_none() && !self.allowance.is_over()
-            });
-            seen.map_err(|error| self.refused(error))?;
-            self.allowance.ensure_time().with_context(|| format!("process {}", self.pid))?;
-            if let Some(start) = mapping {
-                let page = self.through_memory(start)?;
-                if page.writer == self.own_id {
-                    return Ok(vec![page]);
-                }
-                foreign = Some(page.writer);
+            let mapped = self.mapped()?;
+            if let Some(PageMapping { start, inode }) = mapped.page {
+                let writer = match foreign.iter().find(|page| page.inode == inode) {
+                    Some(page) => page.writer,
+                    None => match self.through_memory(start)? {
+                        page if page.writer == self.own_id => return Ok(vec![page]),
+                        page => page.writer,
+                    },
+                };
+                return Err(self.shares(writer));
             }
-        }
+            let parent = foreign.iter().find(|page| !page.is_command_s).map(|page| page.writer);
+            // A child of fork has its parent's descriptor until its fork handler has run, or until
+            // it executes a program.
+            if parent.is_none() || self.allowance.is_over() || !self.handle.is_younger_than(YOUNG) {
+                break (parent, mapped);
+            }
+            std::thread::sleep(PAUSE);
+        };
         let pid = self.pid;
-        let (refusal, text) = match foreign {
+        let (refusal, text) = match parent {
             Some(parent) => (
                 LookRefusal::NoNumbers,
                 format!(
                     "process {pid} was forked by process {parent} without the C library's fork, and publishes no numbers"
                 ),
             ),
-            None if has_library && self.has_stat_off() => (
+            None if mapped.has_library && self.has_stat_off() => (
                 LookRefusal::NoNumbers,
                 format!("process {pid} runs under neap with NEAP=stat:off, and so publishes no numbers"),
             ),
-            None if has_library => (
+            None if mapped.has_library => (
                 LookRefusal::NoNumbers,
                 format!(
                     "process {pid} runs under neap and publishes no numbers: it was started with stat:off, has allocated \
@@ -207,12 +227,65 @@ impl ProcessStatus {
         }
     }
 
-    /// Returns the memfds with the page's name among the process's descriptors, each once.
-    fn descriptors(&self) -> Result<Vec<File>> {
+    /// Returns the error for a process that has mapped the page of another process.
+    fn shares(&self, writer: u32) -> anyhow::Error {
+        LookRefusal::NotNeap.error(format!(
+            "process {} has mapped the numbers of process {writer}: it is a child of vfork that has not executed its \
+             program yet, or a neap command that looks at process {writer}",
+            self.pid
+        ))
+    }
+
+    /// Reads the pages behind the process's descriptors.
+    fn seen(&self) -> Result<PagesSeen> {
+        let mut seen = PagesSeen { own: Vec::new(), foreign: Vec::new() };
+        for (file, number) in self.descriptors()? {
+            let page = self.through(file)?;
+            if page.writer == self.own_id {
+                seen.own.push(page);
+            } else if let Some(inode) = page.inode() {
+                let is_command_s = self.is_command_s(&number);
+                seen.foreign.push(ForeignPage { writer: page.writer, inode, is_command_s });
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Looks for a library of neap, and for a page, among the process's mappings.
+    fn mapped(&self) -> Result<Mapped> {
+        let (mut mapped, device) = (Mapped::default(), memfds().map_err(|error| self.refused(error))?);
+        let seen = self.handle.each_line("maps", &mut |line| {
+            mapped.has_library |= is_library(line);
+            if line.ends_with(LINK.as_bytes()) && is_on(line, device) {
+                mapped.page = PageMapping::of(line);
+            }
+            mapped.page.is_none() && !self.allowance.is_over()
+        });
+        seen.map_err(|error| self.refused(error))?;
+        self.allowance.ensure_time().with_context(|| format!("process {}", self.pid))?;
+        Ok(mapped)
+    }
+
+    /// Whether a descriptor of the process is one by which a neap command reads another process.
+    /// Commands open pages by `O_PATH` or `O_NONBLOCK`, and other programs that look at a page open
+    /// it for reading. The library's descriptor is for reading and writing, without these flags.
+    fn is_command_s(&self, number: &OsStr) -> bool {
+        let info = self.handle.read(&format!("fdinfo/{}", number.display())).unwrap_or_default();
+        let mut lines = info.split(|&byte| byte == b'\n');
+        let flags = lines.find_map(|line| str::from_utf8(line.strip_prefix(b"flags:")?).ok());
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+        let of_library = |flags| flags & (libc::O_ACCMODE | libc::O_PATH | libc::O_NONBLOCK) == libc::O_RDWR;
+        !flags.is_some_and(of_library)
+    }
+
+    /// Returns the memfds with the page's name among the process's descriptors, each once, with the
+    /// number of the descriptor.
+    fn descriptors(&self) -> Result<Vec<(File, OsString)>> {
         let folder = fs::read_dir(self.handle.path("fd")).map_err(|error| self.refused(error))?;
         let (mut files, mut known) = (Vec::new(), Vec::new());
         let device = memfds().map_err(|error| self.refused(error))?;
-        for path in folder.flatten().map(|entry| entry.path()) {
+        for entry in folder.flatten() {
+            let path = entry.path();
             self.allowance.ensure_time().with_context(|| format!("process {}", self.pid))?;
             if !fs::read_link(&path).is_ok_and(|link| link.as_os_str() == LINK) {
                 continue;
@@ -227,7 +300,7 @@ impl ProcessStatus {
             if place.device == device && !known.contains(&place.inode) {
                 ensure!(files.len() < MOST_PAGES, "process {} has more than {MOST_PAGES} pages of numbers", self.pid);
                 known.push(place.inode);
-                files.push(file);
+                files.push((file, entry.file_name()));
             }
         }
         Ok(files)
@@ -317,9 +390,20 @@ fn is_on(line: &[u8], (major, minor): (u32, u32)) -> bool {
     words.nth(3) == Some(format!("{major:02x}:{minor:02x}").as_bytes())
 }
 
-/// Returns the start address of the mapping in a line of `maps`.
-fn start_of(line: &[u8]) -> Option<u64> {
-    u64::from_str_radix(str::from_utf8(line.split(|&byte| byte == b'-').next()?).ok()?, 16).ok()
+/// Returns whether a line of `maps` shows a shared library of neap. Compilers map files of neap's
+/// crates, whose names begin in this way, too.
+fn is_library(line: &[u8]) -> bool {
+    let name = line.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    line.contains(&b'/') && name.starts_with(b"libneap") && name.windows(3).any(|part| part == b".so")
+}
+
+impl PageMapping {
+    /// Returns the mapping in a line of `maps`.
+    fn of(line: &[u8]) -> Option<PageMapping> {
+        let line = str::from_utf8(line).ok()?;
+        let start = u64::from_str_radix(line.split('-').next()?, 16).ok()?;
+        Some(PageMapping { start, inode: line.split_ascii_whitespace().nth(4)?.parse().ok()? })
+    }
 }
 
 const MAGIC: &[u8] = b"neapstat";

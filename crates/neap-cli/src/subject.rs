@@ -12,6 +12,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::Value;
 
 use crate::allowance::{Allowance, USUAL_TIME};
+use crate::colours::{Colours, TableHeads};
 use crate::handle::ProcessHandle;
 use crate::stat_reader::ProcessStatus;
 
@@ -87,10 +88,11 @@ pub(crate) fn within<T: Send + 'static>(
     }
 }
 
-/// Writes to standard output through a buffer.
+/// Writes text to standard output through a buffer, with [colours](crate::colours) for the heads of
+/// tables.
 pub(crate) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<ExitCode> {
-    let mut output = BufWriter::new(io::stdout().lock());
-    write(&mut output).and_then(|()| output.flush()).context("cannot write to standard output")?;
+    let mut output = TableHeads::new(BufWriter::new(io::stdout().lock()), Colours::of_output());
+    write(&mut output).and_then(|()| output.finish()).context("cannot write to standard output")?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -99,10 +101,10 @@ pub(crate) const SCHEMA: u32 = 1;
 
 /// Writes a JSON object and the end of the line to standard output.
 pub(crate) fn print_json(object: &impl Serialize) -> Result<ExitCode> {
-    print(|output| {
-        serde_json::to_writer(&mut *output, object)?;
-        writeln!(output)
-    })
+    let mut output = BufWriter::new(io::stdout().lock());
+    let written = serde_json::to_writer(&mut output, object).map_err(io::Error::from);
+    written.and_then(|()| writeln!(output)).and_then(|()| output.flush()).context("cannot write to standard output")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A JSON array that makes each element when it is written.

@@ -4,9 +4,10 @@
 
 mod running;
 
+use std::path::Path;
 use std::process::Command;
 
-use running::{Program, neap, object, until};
+use running::{Program, compiled, folder, library, neap, object, pages, until};
 use serde_json::Value;
 
 /// The object of all processes that `neap ps` lists.
@@ -69,4 +70,119 @@ fn named_processes_are_listed_and_the_others_counted_with_a_reason() {
     assert!(last.starts_with("Not read: 1 not under neap (") && last.contains("; 1 no numbers ("), "{text}");
     let object = object("ps", silent.id(), &[]).unwrap();
     assert_eq!(object["unread"][0]["reason"], "no numbers", "{object}");
+}
+
+/// Starts a compiled C program with arguments, under neap or without it, and waits for its word.
+fn started(program: &Path, arguments: &[String], preload: bool) -> Program {
+    let mut command = Command::new(program);
+    command.args(arguments).env_remove("LD_PRELOAD").env("NEAP", "background:on");
+    if preload {
+        command.env("LD_PRELOAD", library());
+    }
+    let mut program = Program::run(command);
+    program.hear("ready");
+    program
+}
+
+/// The reason and the example of the only process that `neap ps PID` has not read.
+fn reason(pid: u32) -> (String, String) {
+    let object = object("ps", pid, &[]).unwrap();
+    let unread = &object["unread"][0];
+    assert_eq!(unread["processes"], 1, "{object}");
+    let text = |key: &str| unread[key].as_str().unwrap().to_string();
+    (text("reason"), text("example"))
+}
+
+/// Opens a file as neap commands open the page of another process, and maps it.
+const READER: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+int main(int count, char **words) {
+  int files = 0;
+  files += open(words[1], O_PATH | O_CLOEXEC) >= 0;
+  files += open(words[1], O_RDONLY | O_NONBLOCK | O_CLOEXEC) >= 0;
+  int file = open(words[1], O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  if (files != 2 || file < 0) return 1;
+  if (count > 2 && mmap(0, 4096, PROT_READ, MAP_SHARED, file, 0) == MAP_FAILED) return 2;
+  puts("ready"); fflush(stdout); getchar();
+  return 0;
+}
+"#;
+
+#[test]
+fn command_with_the_page_of_another_process_is_no_child_of_it() {
+    let mut program = Program::start("burst", "", &[]);
+    program.hear("ready");
+    let page = format!("/proc/{}/fd/{}", program.id(), pages(program.id())[0].0);
+    let reader = compiled(&folder("ps-reader"), "reader", READER);
+    let plain = started(&reader, std::slice::from_ref(&page), false);
+    let (kind, example) = reason(plain.id());
+    assert!(kind == "not under neap" && example.contains("does not run under neap"), "{kind}: {example}");
+    let mapping = started(&reader, &[page, "map".to_string()], false);
+    let (kind, example) = reason(mapping.id());
+    let expected = format!("has mapped the numbers of process {}", program.id());
+    assert!(kind == "not under neap" && example.contains(&expected), "{kind}: {example}");
+}
+
+/// Makes a child by `vfork`, or by the bare system call if there is an argument, and says its id.
+/// The child waits for that many milliseconds, and then executes a program.
+const BETWEEN: &str = r#"
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+char *none[] = {NULL};
+int main(int count, char **words) {
+  if (count > 1) {
+    int child = syscall(SYS_fork);
+    if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, 9);
+      usleep(atoi(words[1]) * 1000);
+      execle("/bin/sleep", "sleep", "1000", NULL, none);
+      _exit(1);
+    }
+    printf("ready\nchild %d\n", child); fflush(stdout); getchar();
+    return 0;
+  }
+  if (vfork() == 0) {
+    char line[40];
+    int length = snprintf(line, sizeof line, "ready\nchild %d\n", getpid());
+    prctl(PR_SET_PDEATHSIG, 9);
+    write(1, line, length);
+    read(0, line, 1);
+    _exit(0);
+  }
+  return 0;
+}
+"#;
+
+#[test]
+fn child_that_has_not_executed_its_program_is_no_child_without_numbers() {
+    let between = compiled(&folder("ps-between"), "between", BETWEEN);
+    let mut parent = started(&between, &[], true);
+    let child: u32 = parent.hear("child").parse().unwrap();
+    let (kind, example) = reason(child);
+    assert!(kind == "not under neap" && example.contains("child of vfork"), "{kind}: {example}");
+    // Of another child, the descriptor is its parent's for a moment.
+    let mut parent = started(&between, &["100".to_string()], true);
+    let child: u32 = parent.hear("child").parse().unwrap();
+    let (kind, example) = reason(child);
+    assert!(kind == "not under neap" && example.contains("does not run under neap"), "{kind}: {example}");
+}
+
+#[test]
+fn compiler_of_neap_is_not_under_neap() {
+    let folder = folder("ps-compiler");
+    let reader = compiled(&folder, "reader", READER);
+    let metadata = folder.join("libneap_base-1.rmeta");
+    std::fs::write(&metadata, [0; 4096]).unwrap();
+    let compiler = started(&reader, &[metadata.to_str().unwrap().to_string(), "map".to_string()], false);
+    let (kind, example) = reason(compiler.id());
+    assert!(kind == "not under neap" && example.contains("does not run under neap"), "{kind}: {example}");
 }

@@ -11,6 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use neap_testing::terminal::Terminal;
 use running::{Program, mapped_pages, neap, numbers, numbers_with, pages, until};
 use serde_json::Value;
 
@@ -30,6 +31,43 @@ fn nodes_are_seen_one_by_one_and_in_the_report_where_there_are_several() {
         let report = String::from_utf8(neap("stat", pid, &[]).stdout).unwrap();
         assert_eq!(report.contains("came from elsewhere"), nodes > 1, "{report}");
     }
+}
+
+/// The whole output of a command in a terminal.
+fn in_terminal(arguments: &[&str], variable: Option<(&str, &str)>) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    command.args(arguments).env_remove("NO_COLOR").envs(variable);
+    let mut terminal = Terminal::run(command, 200, 100);
+    let (status, screen) = terminal.end();
+    assert!(status.success(), "{screen}");
+    String::from_utf8(terminal.output.clone()).unwrap()
+}
+
+#[test]
+fn colours_are_for_a_terminal_that_wants_them() {
+    let mut program = Program::start("threads", "groups:by-thread-name,limit:1g", &[]);
+    program.hear("ready");
+    let pid = program.id().to_string();
+    for (more, head) in [
+        (&[][..], "\u{1b}[1m| memory "),
+        (&["--groups"], "\u{1b}[1mgroup "),
+        (&["--shrinkers"], "\u{1b}[1m| shrinker "),
+        (&["--reconcile"], "\u{1b}[1mbytes "),
+    ] {
+        let arguments = [&["stat", pid.as_str()], more].concat();
+        let text = in_terminal(&arguments, None);
+        assert!(text.contains(head), "{more:?}: {text}");
+        for text in [
+            in_terminal(&arguments, Some(("NO_COLOR", "1"))),
+            in_terminal(&[&arguments[..], &["--json"]].concat(), None),
+            String::from_utf8(neap("stat", program.id(), more).stdout).unwrap(),
+        ] {
+            assert!(!text.contains('\u{1b}') && text.len() > 100, "{more:?}: {text}");
+        }
+    }
+    // An empty variable asks for nothing.
+    assert!(in_terminal(&["ps"], Some(("NO_COLOR", ""))).contains("\u{1b}[1m| command "));
+    assert!(!in_terminal(&["ps"], Some(("NO_COLOR", "1"))).contains('\u{1b}'));
 }
 
 #[test]

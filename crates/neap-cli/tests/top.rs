@@ -325,6 +325,84 @@ fn what_cannot_be_shown_is_said_as_stat_says_it() {
     assert_eq!(object["interval_ms"], 50);
 }
 
+/// Selects a process in the list of all processes.
+fn choose(terminal: &mut Terminal, pid: u32) {
+    let row = |line: &str| line.trim_start().starts_with(&format!("{pid} "));
+    let screen = terminal.wait_for("list", |screen| screen.starts_with("neap top, ") && screen.lines().any(row));
+    let first = screen.lines().position(|line| line.contains(" resident ")).unwrap() + 1;
+    let place = screen.lines().skip(first).position(row).unwrap();
+    terminal.press("\x1b[H");
+    terminal.press(&"\x1b[B".repeat(place));
+}
+
+/// Selects a process in the list, and presses keys, until the last line of the screen says `what`
+/// of that process. Processes of other tests come and go, so another one may be selected.
+fn last_line(terminal: &mut Terminal, pid: u32, keys: &str, what: &str) -> String {
+    for _ in 0..20 {
+        choose(terminal, pid);
+        terminal.press(keys);
+        let last = |screen: &str| screen.lines().last().unwrap_or_default().to_string();
+        let is_said = |screen: &str| last(screen).contains(what);
+        let said = last(&terminal.wait_for(what, is_said));
+        if said.contains(&format!("process {pid}")) {
+            return said;
+        }
+        // Ends the input, if there is one.
+        terminal.press("\x1b");
+    }
+    panic!("process {pid} was never selected");
+}
+
+#[test]
+fn keys_in_the_list_drain_limit_and_profile_the_selected_process() {
+    // The nap is a minute long: only a request ends it.
+    let mut program = started("burst", "interval:60000");
+    program.go_on();
+    program.hear("freed");
+    let pid = program.id();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+    command.args(["top", "--interval", "100"]).env_remove("NO_COLOR");
+    let mut terminal = Terminal::run(command, 120, 60);
+    terminal
+        .wait_for("help", |screen| screen.starts_with("neap top, ") && screen.contains("p profile  d drain  m limit"));
+    let said = last_line(&mut terminal, pid, "d", " went back");
+    assert!(said.contains(" objects of "), "{said}");
+    last_line(&mut terminal, pid, "m", "limit: _");
+    terminal.press("1x\r");
+    terminal.wait_for("complaint", |screen| screen.contains("limit: \"1x\" is none of none, auto"));
+    terminal.press("\x7fg\r");
+    terminal.wait_for("answer", |screen| screen.contains(&format!("process {pid}: limit: {} (was none)", 1 << 30)));
+    let numbers = numbers(pid).unwrap();
+    let number = |pointer: &str| numbers.pointer(pointer).and_then(Value::as_u64).unwrap();
+    assert_eq!(number("/pages/budget") * number("/mode/page_size"), 1 << 30);
+    choose(&mut terminal, pid);
+    terminal.press("p");
+    terminal.wait_for("profile", |screen| screen.starts_with("neap top ") && screen.contains("-- Profile"));
+    terminal.press("q");
+    terminal.wait_for("list", |screen| screen.starts_with("neap top, "));
+    terminal.press("q");
+    assert!(terminal.end().0.success());
+    terminal.assert_restored();
+}
+
+#[test]
+fn no_colour_reaches_a_terminal_that_wants_none() {
+    let program = started("burst", "limit:1g");
+    let output = |variable: Option<(&str, &str)>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));
+        command.args(["top", &program.id().to_string()]).env_remove("NO_COLOR").envs(variable);
+        let mut terminal = Terminal::run(command, 100, 40);
+        shown(&mut terminal, program.id());
+        terminal.press("q");
+        assert!(terminal.end().0.success());
+        String::from_utf8_lossy(&terminal.output).into_owned()
+    };
+    // Blue, for memory in use in the bar.
+    assert!(output(None).contains("38;5;4"));
+    let plain = output(Some(("NO_COLOR", "1")));
+    assert!(!plain.contains("38;5;") && plain.contains('#'), "{plain}");
+}
+
 #[test]
 fn all_processes_are_shown_and_enter_shows_the_selected_one() {
     let program = started("burst", "limit:1g");
@@ -341,14 +419,12 @@ fn all_processes_are_shown_and_enter_shows_the_selected_one() {
     // Processes of other tests come and go, so another one may be selected.
     let mut is_it = false;
     for _ in 0..20 {
-        let screen = terminal.wait_for("list", |screen| screen.starts_with("neap top, ") && screen.lines().any(row));
-        let first = screen.lines().position(|line| line.contains(" resident ")).unwrap() + 1;
-        let place = screen.lines().skip(first).position(row).unwrap();
-        terminal.press("\x1b[H");
-        terminal.press(&"\x1b[B".repeat(place));
+        choose(&mut terminal, pid);
         terminal.press("\r");
-        let shown =
-            terminal.wait_for("process", |screen| !screen.starts_with("neap top, ") || screen.contains("ended"));
+        // Between the list and the process, the screen is empty.
+        let shown = terminal.wait_for("process", |screen| {
+            screen.starts_with("neap top ") || (screen.starts_with("neap top, ") && screen.contains("ended"))
+        });
         is_it = shown.starts_with(&format!("neap top {pid} ("));
         if is_it {
             break;

@@ -17,6 +17,7 @@ pub mod machine;
 pub mod measure;
 pub mod offline;
 pub mod page;
+pub mod plots;
 pub mod policies;
 pub mod program;
 pub mod random;

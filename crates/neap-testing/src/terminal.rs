@@ -23,6 +23,8 @@ pub struct Terminal {
     at: (usize, usize),
     /// Input that is not a whole sequence yet.
     rest: Vec<u8>,
+    /// All output so far, with its sequences.
+    pub output: Vec<u8>,
     /// Whether the alternate screen is shown.
     pub alternate: bool,
     /// Whether the cursor is shown.
@@ -69,7 +71,8 @@ impl Terminal {
         let before = settings(&slave);
         let cells = vec![vec![' '; columns.into()]; rows.into()];
         let child = command.spawn().unwrap();
-        Terminal { child, master, slave, before, cells, at: (0, 0), rest: Vec::new(), alternate: false, cursor: true }
+        let (rest, output) = (Vec::new(), Vec::new());
+        Terminal { child, master, slave, before, cells, at: (0, 0), rest, output, alternate: false, cursor: true }
     }
 
     /// Types keys.
@@ -129,6 +132,7 @@ impl Terminal {
         let mut bytes = [0; 4096];
         while let Ok(length @ 1..) = self.master.read(&mut bytes) {
             self.rest.extend_from_slice(&bytes[..length]);
+            self.output.extend_from_slice(&bytes[..length]);
         }
         let heard = core::mem::take(&mut self.rest);
         let mut at = 0;

@@ -1,12 +1,12 @@
 //! Chunks of per-CPU data as a table and as a picture, in a terminal.
 //!
 //! The picture has a line of at most [`CELLS`] cells for each chunk. A cell stands for one page or
-//! for several. Cells are block characters if the locale is UTF-8, and letters otherwise. They have
-//! colours if standard output is a terminal and `NO_COLOR` is not set.
+//! for several. Cells are block characters if the locale is UTF-8, and letters otherwise.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
 use super::{ChunkPage, Instance, ReadChunks};
+use crate::colours::Colours;
 use crate::report::{number, write_table};
 use crate::stat_reader::ProcessStatus;
 
@@ -17,22 +17,18 @@ const CELLS: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     blocks: bool,
-    colours: bool,
+    colours: Colours,
 }
 
 impl Look {
     #[cfg(test)]
-    pub(super) const PLAIN: Look = Look { blocks: false, colours: false };
+    pub(super) const PLAIN: Look = Look { blocks: false, colours: Colours::NONE };
 
     /// The style that suits standard output.
     pub(super) fn here() -> Look {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_uppercase();
-        let dumb = std::env::var("TERM").is_ok_and(|terminal| terminal == "dumb");
-        Look {
-            blocks: locale.contains("UTF-8") || locale.contains("UTF8"),
-            colours: std::io::stdout().is_terminal() && set("NO_COLOR").is_none() && !dumb,
-        }
+        Look { blocks: locale.contains("UTF-8") || locale.contains("UTF8"), colours: Colours::of_output() }
     }
 }
 
@@ -82,7 +78,7 @@ fn picture(map: &[ChunkPage], each: usize, look: &Look) -> String {
     let cells: Vec<Cell> = map.chunks(each).map(Cell::of).collect();
     let run = |run: &[Cell]| {
         let letters: String = run.iter().map(|cell| cell.letter(look)).collect();
-        if look.colours { format!("{}{letters}\x1b[0m", run[0].colour()) } else { letters }
+        look.colours.paint(run[0].colour(), &letters)
     };
     cells.chunk_by(|a, b| a == b).map(run).collect()
 }
@@ -125,10 +121,7 @@ pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &Read
         ["chunk", "list", "populated", "empty", "allocations", "free B", "longest run B", "free runs", "fragmented %"];
     write_table(output, &header, &seen.chunks, &row)?;
     let each = (of.pages as usize).div_ceil(CELLS).max(1);
-    let example = |cell: Cell| {
-        let letter = cell.letter(look);
-        if look.colours { format!("{}{letter}\x1b[0m", cell.colour()) } else { letter.to_string() }
-    };
+    let example = |cell: Cell| look.colours.paint(cell.colour(), &cell.letter(look).to_string());
     let partly = if each == 1 { String::new() } else { format!(", {} partly used", example(Cell::Partly)) };
     writeln!(
         output,
@@ -185,7 +178,7 @@ mod tests {
         ];
         cases.iter().for_each(|(pages, cell)| assert_eq!(Cell::of(pages), *cell, "{pages:?}"));
         let map = [Used, Used, Empty, Missing, Missing];
-        let coloured = Look { blocks: true, colours: true };
+        let coloured = Look { blocks: true, colours: Colours::ALL };
         assert_eq!(picture(&map, 1, &Look::PLAIN), "##o..");
         assert_eq!(picture(&map, 2, &Look::PLAIN), "#o.");
         assert_eq!(picture(&map, 3, &coloured), "\x1b[34m▓\x1b[0m\x1b[90m·\x1b[0m");

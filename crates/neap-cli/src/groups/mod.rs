@@ -25,6 +25,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::allowance::{ALLOCATION, Allowance};
+use crate::colours::Colours;
 use crate::control_channel::{ControlChannel, GROUPS, name_of};
 use crate::stat_model::{ContainerNumbers, Numbers};
 use crate::stat_reader::{Page, ProcessStatus};
@@ -368,13 +369,14 @@ pub(crate) fn show(subject: &Subject, json: bool, dead: bool) -> Result<ExitCode
     if json {
         return print_json(&process.named("memory_groups", &seen.as_ref().map(ReadGroups::json)));
     }
+    let colours = Colours::of_output();
     print(|output| match &seen {
         Some(seen) => {
-            tree::write(output, &process, seen)?;
+            tree::write(output, &process, seen, colours)?;
             if dead {
                 tree::write_dead(output, seen)?;
             }
-            container.iter().try_for_each(|container| write!(output, "\n{}", container.shown()))
+            container.iter().try_for_each(|container| write!(output, "\n{}", container.shown(colours)))
         }
         None => writeln!(output, "Process {} ({}) has no memory groups.", process.pid, process.name),
     })
@@ -427,7 +429,7 @@ pub(crate) mod tests {
         }
         seen.arrange(allowance)?;
         seen.settle();
-        tree::write(&mut text, &process, &seen)?;
+        tree::write(&mut text, &process, &seen, Colours::NONE)?;
         tree::write_dead(&mut text, &seen)?;
         Ok([String::from_utf8(text)?, serde_json::to_string(&seen.json())?])
     }
@@ -487,7 +489,7 @@ pub(crate) mod tests {
         let sums = [numbers(""), numbers("tenant"), numbers("tenant/acme"), numbers("beta")];
         assert_eq!((sums, seen.raised), ([(7000, 7000), (3000, 3000), (3000, 3000), (4000, 4000)], 2));
         let mut text = Vec::new();
-        tree::write(&mut text, &crate::stat_reader::tests::ended(), &seen).unwrap();
+        tree::write(&mut text, &crate::stat_reader::tests::ended(), &seen, Colours::NONE).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("2 of them are shown with the sum") && text.contains("beta"), "{text}");
         for percent in text.lines().filter_map(|line| line.strip_suffix(" %")?.rsplit(' ').next()) {

@@ -7,14 +7,21 @@ use std::io::{self, Write};
 use neap::groups::{Bound, Event, UNLIMITED};
 
 use super::{ReadGroups, ReportedGroup};
+use crate::colours::Colours;
 use crate::report::{human, number};
 use crate::stat_reader::ProcessStatus;
+use crate::totals::is_near;
 
 /// Cells of a bar.
 const BAR: u64 = 20;
 
 /// Writes a tree of a process's groups.
-pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &ReadGroups) -> io::Result<()> {
+pub(super) fn write(
+    output: &mut dyn Write,
+    process: &ProcessStatus,
+    seen: &ReadGroups,
+    colours: Colours,
+) -> io::Result<()> {
     let name = |group: &ReportedGroup| match group.depth {
         0 => "(all)".to_string(),
         depth => format!("{}{}", "  ".repeat(depth - 1), group.name),
@@ -28,15 +35,18 @@ pub(super) fn write(output: &mut dyn Write, process: &ProcessStatus, seen: &Read
         seen.groups.len().saturating_sub(1),
         human(seen.metadata)
     )?;
-    writeln!(output, "{:width$}  {:>10} {:>10} {:>10}  of its limit, or of all", "group", "used", "peak", "max")?;
+    let head = format!("{:width$}  {:>10} {:>10} {:>10}  of its limit, or of all", "group", "used", "peak", "max");
+    writeln!(output, "{}", colours.heading(&head))?;
     let all = seen.groups.first().map_or(0, |root| root.used);
     for group in &seen.groups {
         let (used, name) = (group.used, name(group));
         let max = group.bounds[Bound::Max as usize];
         let (of, mark) = if max == UNLIMITED { (all, '-') } else { (max, '#') };
         let limit = if max == UNLIMITED { "none".into() } else { human(max) };
-        let (shown, peak, bar) = (human(used), human(group.peak), bar(used, of, mark));
-        writeln!(output, "{name:width$}  {shown:>10} {peak:>10} {limit:>10}  {bar}{}", remarks(group))?;
+        let is_near = max != UNLIMITED && is_near(max, max.saturating_sub(used));
+        let shown = colours.warning_if(is_near, &format!("{:>10}", human(used)));
+        let (peak, bar) = (human(group.peak), bar(used, of, mark));
+        writeln!(output, "{name:width$}  {shown} {peak:>10} {limit:>10}  {bar}{}", remarks(group, colours))?;
     }
     writeln!(output, "\n#: part of the group's own limit; -: part of all groups' memory. Peaks include caches.")?;
     if seen.raised > 0 {
@@ -103,7 +113,7 @@ fn bar(part: u64, of: u64, mark: char) -> String {
 }
 
 /// Bounds besides the `max`, and events.
-fn remarks(group: &ReportedGroup) -> String {
+fn remarks(group: &ReportedGroup, colours: Colours) -> String {
     let mut text = String::new();
     for bound in [Bound::High, Bound::Low, Bound::Min] {
         let bytes = group.bounds[bound as usize];
@@ -114,7 +124,9 @@ fn remarks(group: &ReportedGroup) -> String {
     for event in [Event::Low, Event::High, Event::Max, Event::Refused, Event::Overcharged] {
         let (count, local) = (group.events[event as usize], group.local_events[event as usize]);
         if count > 0 {
-            let _ = write!(text, "  {} x {count}", event.name());
+            let is_bad = matches!(event, Event::Refused | Event::Overcharged);
+            let shown = colours.warning_if(is_bad, &format!("{} x {count}", event.name()));
+            let _ = write!(text, "  {shown}");
         }
         // Without events below, both counts are equal.
         if local < count {
@@ -140,7 +152,7 @@ mod tests {
         seen.groups[3].events[Event::Refused as usize] = 7;
         seen.groups[3].local_events[Event::Refused as usize] = 7;
         let mut text = Vec::new();
-        write(&mut text, &crate::stat_reader::tests::ended(), &seen).unwrap();
+        write(&mut text, &crate::stat_reader::tests::ended(), &seen, Colours::NONE).unwrap();
         write_dead(&mut text, &seen).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();

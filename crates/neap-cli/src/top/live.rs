@@ -16,6 +16,7 @@ use anyhow::{Context, Result, ensure};
 use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::crossterm::execute;
+use ratatui::crossterm::style::force_color_output;
 use ratatui::{DefaultTerminal, Frame};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
@@ -24,6 +25,7 @@ use super::profiling::Profiling;
 use super::reading::{Kernel, Pair, Reading};
 use super::screen;
 use super::state::{Action, View};
+use crate::colours::Colours;
 
 /// Longest delay until a signal or an answer is noticed.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
@@ -33,6 +35,7 @@ pub(super) struct Screen(pub(super) DefaultTerminal);
 
 impl Screen {
     pub(super) fn open() -> Result<Screen> {
+        force_color_output(Colours::of_output().are_on());
         let terminal = ratatui::try_init().inspect_err(|_| restore()).context("cannot take over the terminal")?;
         // Ratatui's hook, which runs next, leaves the cursor hidden.
         let next = std::panic::take_hook();

@@ -48,7 +48,8 @@ use crate::subject::{SCHEMA, Timeout, print, within};
 
 const EXAMPLES: &str = "\
 Examples:
-  neap top                        all processes under neap, live; Enter shows the selected one
+  neap top                        all processes under neap, live; Enter shows the selected one,
+                                  d drains it, m changes its limit
   neap top 1234                   process 1234, live; ? lists the keys
   neap top 1234 --interval 200    five times a second
   neap top 1234 --once            one screen as text, of two readings a second apart

@@ -2,9 +2,10 @@
 //! charged. Some of them are alive at any time.
 //!
 //! The groups belong to this process, which calls neap as any program would. Ticks are those of
-//! neap's thread, and the ones that this workload runs to time them. On each CPU a thread charges live groups, and keeps its charges for a while. Some charges
-//! of every deleted group also outlive it. Times are the calling thread's CPU time, so that
-//! preemption by those threads is not measured. This module has no lock.
+//! neap's thread, and the ones that this workload runs to time them. On each CPU a thread charges
+//! live groups, and keeps its charges for a while. Some charges of every deleted group also outlive
+//! it. Times are the calling thread's CPU time, so that preemption by those threads is not
+//! measured. This module has no lock.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};

@@ -35,11 +35,25 @@ pub(crate) fn library() -> &'static Path {
     })
 }
 
+/// Returns an empty folder below the target folder.
+pub(crate) fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
 /// Compiles a C program in a folder, without frame pointers.
 pub(crate) fn compiled(folder: &Path, name: &str, source: &str) -> PathBuf {
-    let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    compiled_by("cc", folder, &format!("{name}.c"), source)
+}
+
+/// Compiles a program of one file in a folder, without frame pointers.
+pub(crate) fn compiled_by(compiler: &str, folder: &Path, file: &str, source: &str) -> PathBuf {
+    let file = folder.join(file);
+    let program = file.with_extension("");
     fs::write(&file, source.trim_start()).unwrap();
-    let mut compiler = Command::new("cc");
+    let mut compiler = Command::new(compiler);
     compiler.args(["-O2", "-g", "-fomit-frame-pointer", "-w", "-pthread", "-o"]).args([&program, &file]);
     assert!(compiler.status().unwrap().success(), "{}", file.display());
     program
