@@ -118,7 +118,8 @@ mod tests {
         places.push(u64::MAX);
         let (mut named, mut left) = (Vec::new(), u64::MAX);
         names(&image, &places, &mut left, &mut |address, name| named.push((address, name.to_vec())));
-        assert!(named.len() > 80 && named.len() < 102, "between functions there are gaps: {}", named.len());
+        // How many of the places lie in gaps, or in code without a symbol, depends on the build.
+        assert!(named.len() > 50 && named.len() < 102, "between functions there are gaps: {}", named.len());
         assert!(named.iter().all(|(address, name)| text.contains(address) && !name.is_empty()));
         assert_eq!(u64::MAX - left, image.place(".symtab").unwrap().bytes);
         // A table of the dynamic linker has few of them.
