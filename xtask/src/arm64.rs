@@ -23,7 +23,7 @@ const LEFT_TESTS: &[Left] = &[
     ("store_into_a_file_that_was_cut_short_fails", "fails under the emulator; `vm --target --suite` runs it"),
     ("either_word_ends_the_wait", "fails under the emulator; `vm --target --suite` runs it"),
     ("signals_of_the_c_library_and_of_sandboxes_are_not_blocked", "the emulator keeps two signals for itself"),
-    ("the_descriptor_is_high_and_closed_by_exec", "an emulated program cannot execute another one"),
+    ("descriptor_is_high_and_cloexec", "an emulated program cannot execute another one"),
     ("arenas_begin_anywhere", "the emulator has tables for each reserved page, which fill the memory"),
 ];
 

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hierarchy_is_one_whose_groups_have_the_memory_controller() {
+    fn cgroup_hierarchy_requires_memory_controller() {
         let find = |mounts: &str| hierarchy(mounts).map(|(place, unified)| (place.display().to_string(), unified));
         let first = "cgroup /a/cpu cgroup rw,cpu 0 0\ncgroup2 /nowhere cgroup2 rw 0 0\n";
         assert_eq!(find(first), None);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_made_in_the_script_s_order_and_every_one_goes_once() {
+    fn percpu_script_groups_are_created_in_order_removed_once() {
         let seen = core::cell::RefCell::new(Vec::new());
         let note = |name: &str| {
             seen.borrow_mut().push(name.to_string());

@@ -23,10 +23,14 @@ const RULES: &[Rule] = &[
     Rule { name: "begins with `/// The same`", breaks: begins_the_same, ceiling: 0 },
     Rule { name: "SAFETY without its own proof (as above)", breaks: refers_above, ceiling: 0 },
     Rule { name: "comment over 100 columns", breaks: is_long, ceiling: 7 },
+    Rule { name: "function's name over 60 characters, or with who or nobody", breaks: is_misnamed, ceiling: 0 },
 ];
 
 /// Words that stand for an actor without naming one.
 const NO_ACTOR: &[&str] = &["who", "whoever", "somebody", "nobody", "anybody"];
+
+/// Characters of a function's name.
+const NAME: usize = 60;
 
 /// Folders whose sources are judged.
 const FOLDERS: &[&str] = &["crates/", "xtask/"];
@@ -58,6 +62,15 @@ fn refers_above(line: &str) -> bool {
 
 fn is_long(line: &str) -> bool {
     line.trim_start().starts_with("//") && line.chars().count() > COLUMNS
+}
+
+/// Whether the line defines a function, mostly a test, whose name is too long or names no actor.
+fn is_misnamed(line: &str) -> bool {
+    let defined = line.trim_start().split_once("fn ").filter(|(before, _)| {
+        before.split_whitespace().all(|word| ["async", "const", "unsafe"].contains(&word) || word.starts_with("pub"))
+    });
+    let name = defined.and_then(|(_, rest)| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next());
+    name.is_some_and(|name| name.len() > NAME || name.split('_').any(|word| NO_ACTOR.contains(&word)))
 }
 
 /// The lines that break each rule, as `path:line`, in the order of `RULES`.
@@ -131,9 +144,12 @@ mod tests {
         assert_eq!(broken("/// The same, inside the gate."), only(1));
         assert_eq!(broken("    // SAFETY: as above."), only(2));
         assert_eq!(broken(&format!("//! {}", "é".repeat(COLUMNS - 3))), only(3));
+        assert_eq!(broken("    pub(crate) async fn nobody_waits() {"), only(4));
+        assert_eq!(broken(&format!("fn {}() {{", "n".repeat(NAME + 1))), only(4));
         let kept = [
             format!("//! {}", "é".repeat(COLUMNS - 4)),
-            "fn nobody_waits() {".into(),
+            "calls(nobody_waits)".into(),
+            format!("fn {}() {{", "n".repeat(NAME)),
             "// A whole".into(),
             "/// The sameness".into(),
         ];

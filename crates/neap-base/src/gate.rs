@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_inside_is_waited_for_and_not_who_comes_later() {
+    fn gate_outwait_ignores_threads_that_enter_later() {
         let gate = Gate::new();
         assert!(!gate.outwait(1, || unreachable!("no thread is inside")));
         let ([one, other], mut looks) = ([3, 5].map(|lane| count_another(&gate, lane)), 0);
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_about_to_find_the_gate_closed_is_not_in_a_child() {
+    fn fork_between_gate_count_and_check_leaves_child_gate_empty() {
         let gate = Gate::new();
         assert!(gate.close(not_again));
         // The first action of `enter`, then the fork: in the child, no thread undoes it.

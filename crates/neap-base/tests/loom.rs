@@ -107,7 +107,7 @@ fn a_forgotten_guard_excludes_until_the_unlock() {
 }
 
 #[test]
-fn nobody_is_inside_a_closed_gate() {
+fn closed_gate_excludes_threads() {
     loom::model(|| {
         let (gate, value) = (Arc::new(Gate::new()), Arc::new(loom::cell::UnsafeCell::new(0)));
         let thread = {

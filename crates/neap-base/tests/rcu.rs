@@ -195,7 +195,7 @@ fn nothing_is_freed_under_a_reader_and_everything_in_the_end() {
 /// Checks the purpose of the fence. A reader's count still waits in its CPU's store buffer, behind
 /// slow stores, while the reader has found an object already. Needs two CPUs.
 #[test]
-fn a_reader_whose_count_nobody_sees_yet_is_waited_for() {
+fn rcu_reader_count_in_store_buffer_delays_free() {
     const LINE: usize = 64 / size_of::<AtomicU64>();
     const FAR: usize = 1 << 22;
     let (seed, machine) = (seed(), Linux::probe());
@@ -264,7 +264,7 @@ fn child(world: &World, machine: &Linux, own: neap_base::rcu::Reading<World>) {
 }
 
 #[test]
-fn a_child_forgets_its_parents_readers_and_frees_what_was_deferred() {
+fn rcu_child_forgets_parent_readers_and_frees_deferred() {
     let seed = seed();
     for (kind, opened, machine) in kinds() {
         println!("{kind}");

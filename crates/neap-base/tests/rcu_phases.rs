@@ -94,7 +94,7 @@ fn what_a_reader_may_have_seen_is_freed_when_it_has_gone() {
 }
 
 #[test]
-fn readers_who_follow_each_other_do_not_keep_anything_for_ever() {
+fn rcu_overlapping_readers_do_not_delay_free_forever() {
     for machine in machines() {
         let world = World::open(&machine);
         for round in 0..10 {
@@ -112,7 +112,7 @@ fn readers_who_follow_each_other_do_not_keep_anything_for_ever() {
 }
 
 #[test]
-fn what_is_deferred_while_others_are_waited_for_waits_for_its_own_readers() {
+fn rcu_item_deferred_mid_period_waits_for_later_readers() {
     for machine in machines() {
         let world = World::open(&machine);
         let early = world.rcu.enter();
@@ -216,7 +216,7 @@ fn without_sequences_nothing_is_mapped_or_fenced() {
 
 #[test]
 #[cfg_attr(miri, ignore = "sequences are assembly")]
-fn a_domain_opens_while_it_is_used_and_does_without_if_it_cannot() {
+fn rcu_open_during_use_succeeds_or_continues_without_sequences() {
     let (machine, world) = (with_sequences(), World::default());
     machine.fail(Call::Map, 0, 1);
     for opened in [machine.rseq_offset().is_none(), true, true] {

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_beyond_the_known_fields_are_zeroed_and_short_sizes_kept() {
+    fn headroom_get_zeroes_unknown_tail_and_respects_short_size() {
         let mut memory = [MaybeUninit::<Room>::new(Room::from(None)), MaybeUninit::new(Room::from(None))];
         let place = memory.as_mut_ptr().cast::<Room>();
         // SAFETY: the places are local, and the sizes within them.

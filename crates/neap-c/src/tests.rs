@@ -142,7 +142,7 @@ impl Page for *mut c_void {
 }
 
 #[test]
-fn who_cannot_wait_gets_the_reserve() {
+fn percpu_alloc_without_wait_uses_reserve_then_fails() {
     let (mut data, mut held) = (0, Vec::new());
     // SAFETY: the place is local, and no code uses freed allocations.
     unsafe {

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_let_threads_wait_are_left_out_and_keep_no_other_process_waiting() {
+    fn census_skips_stuck_processes_and_reads_the_rest() {
         // More than there are threads at first.
         let children: Vec<_> = (0..THREADS + 2).map(|_| Sleeper::start()).collect();
         let pids: Vec<i32> = children.iter().map(|child| child.0.id() as i32).collect();

@@ -419,7 +419,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn counters_that_change_at_every_look_are_read_a_bounded_number_of_times() {
+    fn live_read_of_changing_counters_is_bounded() {
         let looks = core::cell::Cell::new(0_u32);
         let read = |_: u64, to: &mut [u8]| {
             looks.set(looks.get() + 1);

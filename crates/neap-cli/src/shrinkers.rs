@@ -454,7 +454,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_report_is_read_as_it_is_written_and_a_damaged_one_is_refused() {
+    fn shrinker_report_reads_all_fields_and_refuses_damage() {
         let words = words();
         let (mut seen, allowance) = (Seen::default(), &Allowance::new(Duration::from_secs(1000)));
         assert_eq!(read(&words, &mut seen, allowance).unwrap(), Some(Some(7)));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_an_odd_series_is_a_member_and_of_an_even_one_a_mean() {
+    fn summary_median_is_middle_value_or_mean_of_two() {
         assert_eq!(summary([9.0, 1.0, 5.0]), Some(Summary { median: 5.0, min: 1.0, max: 9.0 }));
         assert_eq!(summary([9.0, 1.0, 5.0, 6.0]), Some(Summary { median: 5.5, min: 1.0, max: 9.0 }));
         assert_eq!(summary([7.0]), Some(Summary { median: 7.0, min: 7.0, max: 7.0 }));

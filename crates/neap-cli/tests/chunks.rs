@@ -32,7 +32,7 @@ fn sum(percpu: &Value, of: impl Fn(&Value) -> u64) -> u64 {
 }
 
 #[test]
-fn chunks_are_seen_with_their_lists_and_maps_before_and_after_owners_go() {
+fn percpu_chunk_report_matches_program_before_and_after_frees() {
     let mut program = Program::start_alone("percpu", "background:on,interval:10");
     program.hear("ready");
     let pid = program.id();

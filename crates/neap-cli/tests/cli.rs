@@ -53,7 +53,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn every_command_has_help_with_examples_and_workloads_are_hidden() {
+fn command_help_has_examples_and_hides_workloads() {
     let neap = Installed::new("help");
     let commands: [&[&str]; 8] = [
         &["--help"],
@@ -242,7 +242,7 @@ fn demo_without_the_library_fails_plainly() {
 }
 
 #[test]
-fn a_benchmark_with_the_c_library_alone_prints_one_object_without_figures() {
+fn bench_with_glibc_alone_reports_no_figures() {
     let neap = Installed::new("bench");
     let output = neap.neap(&["bench", "pair", "--quick", "--json"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -270,7 +270,7 @@ fn a_benchmark_with_the_c_library_alone_prints_one_object_without_figures() {
 }
 
 #[test]
-fn benchmarks_of_neaps_parts_need_no_library_and_have_their_figures() {
+fn bench_of_internal_parts_reports_figures_without_libraries() {
     let neap = Installed::new("parts");
     for (bench, figures) in [
         ("page-fault", &["zone_lock_ratio", "throughput_ratio"][..]),
@@ -369,7 +369,7 @@ fn metadata_of_a_small_directory_has_its_figures() {
 }
 
 #[test]
-fn metadata_of_a_missing_or_empty_directory_names_it_and_the_option() {
+fn bench_metadata_with_bad_directory_names_it_and_the_option() {
     let neap = Installed::new("metadata-errors");
     let (absent, few) = (neap.0.join("absent"), with_files(&neap.0, 3));
     for (directory, problem) in [(absent, "cannot read directory"), (few, "has 3 files")] {
@@ -381,7 +381,7 @@ fn metadata_of_a_missing_or_empty_directory_names_it_and_the_option() {
 }
 
 #[test]
-fn a_library_that_does_not_provide_malloc_is_not_measured_as_neap() {
+fn bench_of_library_without_malloc_fails_for_neap() {
     let neap = Installed::new("impostor");
     neap.with_library("bin");
     let output = neap.neap(&["bench", "page", "--quick", "--json", "--against", "glibc"]);
@@ -507,7 +507,7 @@ fn workers_share_a_cut_limit_or_the_missing_right_is_named() {
 }
 
 #[test]
-fn a_scenario_is_shown_with_a_row_for_each_policy_and_the_same_seed_shows_the_same() {
+fn lab_show_lists_all_policies_and_repeats_for_same_seed() {
     let neap = Installed::new("lab");
     let show = |seed| neap.neap(&["lab", "show", "bursts 3 s apart", "--quick", "--seed", seed]);
     let (first, second, other) = (show("5"), show("5"), show("6"));
@@ -523,7 +523,7 @@ fn a_scenario_is_shown_with_a_row_for_each_policy_and_the_same_seed_shows_the_sa
 }
 
 #[test]
-fn a_recording_is_replayed_and_a_file_that_is_none_is_refused_by_name() {
+fn lab_replay_reads_recording_and_refuses_other_file() {
     let neap = Installed::new("replay");
     let file = neap.0.join("a.trace");
     // One CPU allocates page 5 and frees it a millisecond later.

@@ -23,7 +23,7 @@ fn drain(pid: u32, more: &[&str]) -> Result<Value, String> {
 }
 
 #[test]
-fn a_process_whose_thread_naps_answers_at_once() {
+fn drain_during_background_nap_is_answered_at_once() {
     // The nap is a minute long: only a request ends it.
     let mut program = Program::start("burst", "interval:60000", &[]);
     program.hear("ready");
@@ -67,7 +67,7 @@ fn sleeps(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_process_that_is_asleep_is_woken_by_a_request_and_by_nothing_else() {
+fn sleeping_process_wakes_for_drain_request_only() {
     let mut program = Program::start("burst", "interval:10", &[]);
     program.hear("ready");
     program.go_on();
@@ -104,7 +104,7 @@ fn without_a_thread_the_program_s_own_calls_answer() {
 }
 
 #[test]
-fn who_cannot_answer_is_said_so_and_nothing_is_left_of_the_request() {
+fn unanswered_drain_is_reported_and_request_withdrawn() {
     let mut program = Program::start("burst", "background:off", &[]);
     program.hear("ready");
     let pid = program.id();

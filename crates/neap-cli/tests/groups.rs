@@ -36,7 +36,7 @@ fn the_root_group_is_shown_with_the_container_that_bounds_it() {
 }
 
 #[test]
-fn threads_of_a_name_are_in_a_group_that_holds_what_they_allocated() {
+fn by_thread_name_groups_hold_memory_of_their_threads() {
     let mut program = Program::start("threads", "groups:by-thread-name,interval:10", &[]);
     program.hear("ready");
     let pid = program.id();

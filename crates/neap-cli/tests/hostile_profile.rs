@@ -380,7 +380,7 @@ fn long_names_of_code_are_profiled_in_bounded_memory() {
 }
 
 #[test]
-fn files_and_mappings_without_end_are_profiled_in_bounded_memory() {
+fn profile_of_endless_files_and_mappings_is_bounded() {
     profiled("mappings", LARGEST);
     profiled("files", LARGEST);
 }

@@ -78,7 +78,7 @@ fn run_refuses_what_the_library_would_ignore() {
 }
 
 #[test]
-fn program_told_to_be_strict_does_not_start_with_an_unknown_option() {
+fn strict_program_with_unknown_option_does_not_start() {
     let start = |options: &str, strict: &str| {
         let mut command = Command::new("sh");
         command.args(["-c", "echo runs"]).env("LD_PRELOAD", library()).env("NEAP", options).env("NEAP_STRICT", strict);

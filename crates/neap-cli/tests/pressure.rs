@@ -147,7 +147,7 @@ Signals, in the order of trust:
 
 /// The test changes the tree between two lines of the command.
 #[test]
-fn watch_shows_growth_a_changed_limit_and_the_end_of_the_process() {
+fn pressure_watch_shows_growth_limit_change_and_process_end() {
     let made = Made::new(
         "watch",
         &[

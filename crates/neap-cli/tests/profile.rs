@@ -110,7 +110,7 @@ fn fifty_known_sites_are_attributed_and_the_option_is_put_back() {
 }
 
 #[test]
-fn program_is_profiled_from_its_start_to_its_end_in_every_format() {
+fn profile_from_start_to_end_is_valid_in_every_format() {
     let folder = folder("formats");
     let program = program_of_sites(&folder);
     for name in ["heap.folded", "heap.svg", "heap.html", "heap.pb.gz", "heap.pprof"] {

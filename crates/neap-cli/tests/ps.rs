@@ -55,7 +55,7 @@ fn all_processes_under_neap_are_listed_and_no_others() {
 }
 
 #[test]
-fn named_processes_are_listed_and_the_others_counted_with_a_reason() {
+fn ps_lists_named_processes_and_counts_others_by_reason() {
     let mut program = Program::start("burst", "", &[]);
     let mut silent = Program::start("burst", "stat:off", &[]);
     program.hear("ready");
@@ -163,7 +163,7 @@ int main(int count, char **words) {
 "#;
 
 #[test]
-fn child_that_has_not_executed_its_program_is_no_child_without_numbers() {
+fn ps_child_before_exec_is_not_under_neap() {
     let between = compiled(&folder("ps-between"), "between", BETWEEN);
     let mut parent = started(&between, &[], true);
     let child: u32 = parent.hear("child").parse().unwrap();

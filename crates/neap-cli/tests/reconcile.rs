@@ -140,7 +140,7 @@ fn the_memory_of_a_python_program_is_explained() {
 }
 
 #[test]
-fn a_program_that_does_not_answer_is_explained_from_outside_and_says_so() {
+fn reconcile_without_answer_reports_outside_view_and_reason() {
     let mut program = Program::start("burst", "background:off", &[]);
     program.hear("ready");
     // The program may still be on its way to sleep, and answer.

@@ -107,7 +107,7 @@ fn compare(mut program: Program) {
 }
 
 #[test]
-fn outputs_on_a_process_with_groups_and_a_limit_fit_their_schemas() {
+fn json_outputs_with_groups_and_limit_match_schemas() {
     compare(Program::start("threads", "groups:by-thread-name,interval:10,limit:1g,nodes:2", &[]));
 }
 

@@ -22,7 +22,7 @@ fn shrinker<'v>(seen: &'v Value, name: &str) -> &'v Value {
 }
 
 #[test]
-fn a_cache_is_seen_asked_to_shrink_and_named_when_it_behaves_badly() {
+fn shrinkers_report_names_misbehaving_cache_and_shrink_works() {
     let group = Group::create("tenant/acme").unwrap();
     group.set(Bound::Max, 128 * OBJECT).unwrap();
     let objects: Arc<Mutex<Vec<Charge>>> = Arc::default();
@@ -101,7 +101,7 @@ fn neaps_own_caches_are_seen_and_asked_in_any_program() {
 /// Without threads of neap's, any call of the program scans neap's own caches. The program's caches
 /// are refused, with a reason.
 #[test]
-fn without_a_thread_neaps_own_caches_are_asked_and_a_programs_are_not() {
+fn shrink_without_background_thread_serves_only_neap_caches() {
     let mut program = Program::start_alone("cache", "background:off");
     program.hear("ready");
     let pid = program.id();

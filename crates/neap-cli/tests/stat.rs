@@ -16,7 +16,7 @@ use running::{Program, mapped_pages, neap, numbers, numbers_with, pages, until};
 use serde_json::Value;
 
 #[test]
-fn nodes_are_seen_one_by_one_and_in_the_report_where_there_are_several() {
+fn stat_shows_each_node_and_reports_misses_with_several() {
     for (options, nodes) in [("interval:10,nodes:1", 1), ("interval:10,nodes:2", 2)] {
         let mut program = Program::start("burst", options, &[]);
         program.hear("ready");
@@ -163,7 +163,7 @@ fn the_page_stays_behind_at_exec() {
 }
 
 #[test]
-fn forked_child_has_its_own_page_at_once_and_nothing_of_its_parents() {
+fn forked_child_gets_own_stat_page_before_first_tick() {
     let mut program = Program::start("fork", "interval:10", &[]);
     let child: u32 = program.hear("forked").parse().unwrap();
     let parent = program.id();

@@ -116,7 +116,7 @@ fn work_between_two_readings_has_rates_and_events() {
 }
 
 #[test]
-fn a_live_screen_shows_memory_go_back_and_q_gives_the_terminal_back() {
+fn top_shows_released_memory_and_q_restores_terminal() {
     let mut program = started("burst", "interval:10");
     let pid = program.id();
     numbers_with(pid, "burst in use", |object| object["bytes"]["used"].as_u64().unwrap() > 10 << 20);
@@ -233,7 +233,7 @@ fn groups_are_shown_folded_and_bounded() {
 }
 
 #[test]
-fn a_process_that_is_stopped_keeps_its_last_groups_with_their_age() {
+fn top_of_stopped_process_keeps_last_groups_with_age() {
     let program = started("threads", "groups:by-thread-name,interval:10");
     let pid = program.id();
     let mut terminal = top(pid, 100, 40, &["--interval", "50"]);
@@ -275,7 +275,7 @@ fn the_end_of_the_process_ends_it_with_a_sentence() {
 }
 
 #[test]
-fn a_program_that_becomes_one_without_neap_ends_it_with_the_reason() {
+fn top_ends_with_reason_when_process_execs_without_neap() {
     let mut program = Program::start("spawn", "", &[]);
     program.hear("inherited");
     let pid = program.id();
@@ -354,7 +354,7 @@ fn last_line(terminal: &mut Terminal, pid: u32, keys: &str, what: &str) -> Strin
 }
 
 #[test]
-fn keys_in_the_list_drain_limit_and_profile_the_selected_process() {
+fn top_list_keys_drain_limit_and_profile_selected_process() {
     // The nap is a minute long: only a request ends it.
     let mut program = started("burst", "interval:60000");
     program.go_on();

@@ -174,7 +174,7 @@ fn key_shows_known_functions_live_and_puts_the_option_back() {
 }
 
 #[test]
-fn signal_puts_the_option_back_and_another_sampling_is_left_as_it_was() {
+fn top_exit_restores_only_profile_option_it_set() {
     let program = start(1, "");
     let pid = program.id();
     let mut terminal = top(pid, &["--profile"]);
@@ -239,7 +239,7 @@ fn process_that_does_not_answer_is_not_waited_for_by_the_screen() {
 }
 
 #[test]
-fn option_that_stays_is_told_of_at_the_end_and_put_back_by_a_later_turn() {
+fn top_profile_option_left_on_is_reported_and_later_restored() {
     let program = start(1, "");
     let pid = program.id();
     let begin_and_stop = || {
@@ -273,7 +273,7 @@ fn option_that_stays_is_told_of_at_the_end_and_put_back_by_a_later_turn() {
 }
 
 #[test]
-fn time_of_the_only_profile_ends_with_sampling_and_passes_without_one() {
+fn top_json_profile_ends_with_sampling_or_full_interval() {
     let program = start(1, "");
     let pid = program.id();
     let mut command = Command::new(env!("CARGO_BIN_EXE_neap"));

@@ -139,7 +139,7 @@ fn program_to_record() {
 }
 
 #[test]
-fn a_killed_program_leaves_what_it_did_and_nothing_of_its_children() {
+fn killed_program_trace_has_own_events_only() {
     let neap = Installed::new("killed");
     let output = neap.record("killed");
     assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{}", text(&output.stderr));
@@ -156,7 +156,7 @@ fn a_killed_program_leaves_what_it_did_and_nothing_of_its_children() {
 }
 
 #[test]
-fn a_program_that_executes_another_is_forgotten_and_a_recording_is_replaced() {
+fn exec_discards_earlier_trace_and_recording_replaces_file() {
     let neap = Installed::new("executes");
     fs::write(neap.0.join("a.trace"), "of old").unwrap();
     for _ in 0..2 {
@@ -180,7 +180,7 @@ fn a_file_that_is_full_says_so_and_the_program_goes_on() {
 }
 
 #[test]
-fn program_whose_recording_is_cut_short_goes_on() {
+fn program_with_truncated_trace_file_continues() {
     let neap = Installed::new("cut");
     let output = neap.record("cut");
     assert!(output.status.success() && text(&output.stdout).contains("to the end"), "{:?}", output.status);
@@ -219,7 +219,7 @@ fn planted_file_is_not_recorded_into() {
 }
 
 #[test]
-fn a_file_that_cannot_be_recorded_into_is_named_and_stays_as_it_is() {
+fn unusable_trace_file_is_named_and_unchanged() {
     let neap = Installed::new("refused");
     for (file, said) in [("a,b", "no comma"), ("no/such/folder", "cannot be made"), (".", "cannot be made")] {
         let output = neap.neap().args(["run", "--trace", file, "--", "true"]).output().unwrap();

@@ -383,7 +383,7 @@ mod tests {
     use neap_testing::virtual_platform::Virtual;
 
     #[test]
-    fn who_asks_for_the_group_itself_shortens_no_way() {
+    fn id_table_own_lookup_shortens_no_chain() {
         let (machine, owners) = (Virtual::new(4096, 1), IdTable::new());
         let [first, second, third] = [1, 2, 3].map(|slot| owners.open(&machine, slot).unwrap());
         let link = || owners.entry(first).unwrap().link.load(Ordering::Relaxed) & INDEX;

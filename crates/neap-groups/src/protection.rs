@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_claims_goes_to_those_who_use_more_than_they_claim() {
+    fn unclaimed_protection_goes_to_usage_above_claims() {
         assert_eq!(protection(30 * MIB, 10 * MIB, (60 * MIB, 40 * MIB), 20 * MIB), 20 * MIB);
         assert_eq!(protection(10 * MIB, 10 * MIB, (60 * MIB, 40 * MIB), 20 * MIB), 10 * MIB);
         assert_eq!(protection(20 * MIB, 0, (60 * MIB, 40 * MIB), 20 * MIB), 10 * MIB);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_protected_beyond_what_he_uses_or_a_parent_has() {
+    fn protection_never_exceeds_usage_or_parent_share() {
         for usage in [0, 1, 3 * MIB, 1 << 50, u64::MAX / 4] {
             for claim in [0, 1, 2 * MIB, u64::MAX] {
                 for other in [0, 5 * MIB, u64::MAX / 4] {

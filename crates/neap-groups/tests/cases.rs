@@ -56,7 +56,7 @@ fn protection_goes_down_the_tree_and_is_shared() {
 
 /// Caches would otherwise give all their memory for nothing.
 #[test]
-fn what_can_never_be_granted_is_refused_before_anybody_is_asked() {
+fn impossible_charge_is_refused_without_reclaim() {
     with_groups(|groups, host| {
         let above = groups.create(host, GroupId::ROOT, "above").unwrap();
         let [below, beside] = ["below", "beside"].map(|name| groups.create(host, above, name).unwrap());
@@ -154,7 +154,7 @@ fn slots_of_a_group_and_those_below_it_are_told_if_they_are_few() {
 }
 
 #[test]
-fn above_high_who_charges_is_to_be_held_up_and_others_are_not() {
+fn charge_above_high_is_delayed_only_in_that_subtree() {
     with_groups(|groups, host| {
         let [above, beside] = ["above", "beside"].map(|name| groups.create(host, GroupId::ROOT, name).unwrap());
         let below = groups.create(host, above, "below").unwrap();
@@ -173,7 +173,7 @@ fn above_high_who_charges_is_to_be_held_up_and_others_are_not() {
 }
 
 #[test]
-fn what_hangs_on_a_group_goes_to_its_parent_before_what_it_is_charged_for() {
+fn deleted_group_calls_offline_with_parent_before_slot_reuse() {
     with_groups(|groups, host| {
         let above = groups.create(host, GroupId::ROOT, "above").unwrap();
         let below = groups.create(host, above, "below").unwrap();

@@ -133,7 +133,7 @@ fn local_events_exclude_those_below_and_sums_keep_deleted() {
 /// Events that are delivered after their group is deleted: counts must be kept before the group's
 /// memory is reused.
 #[test]
-fn l13_nothing_is_told_of_a_group_after_it_is_told_that_it_is_gone() {
+fn l13_deleted_group_sends_no_event_after_gone() {
     with_groups(|groups, host| {
         let (old, new) = (Heard::default(), Heard::default());
         let id = group(groups, &host, GroupId::ROOT, "g");
@@ -235,7 +235,7 @@ impl Gate {
 }
 
 #[test]
-fn ending_a_subscription_waits_for_its_own_callback_and_for_no_other() {
+fn unsubscribe_waits_for_own_callback_only() {
     with_groups(|groups, host| {
         let id = group(groups, &host, GroupId::ROOT, "g");
         let (slow, other) = (Gate::default(), Heard::default());
@@ -323,7 +323,7 @@ fn an_eventfd_is_told_once_for_all_and_never_blocks() {
 }
 
 #[test]
-fn a_forked_child_tells_its_own_callbacks_and_not_its_parents_eventfds() {
+fn forked_child_runs_own_callbacks_and_skips_parent_eventfds() {
     with_groups(|groups, host| {
         let id = group(groups, &host, GroupId::ROOT, "g");
         let (heard, slow, descriptor) = (Heard::default(), Gate::default(), eventfd(libc::EFD_NONBLOCK));
@@ -390,7 +390,7 @@ fn hear(context: usize, happened: EventDelta) {
 }
 
 #[test]
-fn a_storm_of_subscriptions_hears_everything_and_nothing_too_late() {
+fn subscription_storm_loses_no_event_and_hears_none_late() {
     with_groups(|groups, host| {
         let (done, refusals) = (AtomicBool::new(false), AtomicU64::new(0));
         let open = || {

@@ -46,7 +46,7 @@ fn leave_a_stock(groups: &Groups, host: &Host<'_, Virtual>, payer: Payer) {
 }
 
 #[test]
-fn l14_who_flushes_a_stock_reads_it_once() {
+fn l14_stock_flush_reads_word_once() {
     with_groups(|groups, host| {
         // So many payers that some share a word, which belongs to one and then to another.
         let payers: Vec<Payer> = (0..32)
@@ -78,7 +78,7 @@ fn l14_who_flushes_a_stock_reads_it_once() {
 }
 
 #[test]
-fn l19_who_asks_for_room_or_waits_for_it_gets_what_an_isolated_cpu_has_of_it() {
+fn l19_charge_or_wait_takes_room_from_isolated_cpu_stock() {
     with_groups(|groups, host| {
         let id = groups.create(&host, GroupId::ROOT, "full").unwrap();
         let payer = id.payer(Kind::ByHand, 0);
@@ -100,7 +100,7 @@ fn l19_who_asks_for_room_or_waits_for_it_gets_what_an_isolated_cpu_has_of_it() {
 }
 
 #[test]
-fn l20_a_stock_is_of_one_group_for_good_and_drained_on_isolated_cpus_too() {
+fn l20_stock_belongs_to_one_group_and_drains_on_isolated_cpu() {
     with_groups(|groups, host| {
         let parent = groups.create(&host, GroupId::ROOT, "parent").unwrap();
         groups.set_bound(&host, parent, Bound::Max, STOCK).unwrap();

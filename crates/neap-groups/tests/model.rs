@@ -55,7 +55,7 @@ fn check(groups: &Groups, host: &Host<'_, Virtual>, model: &Model) {
 }
 
 #[test]
-fn every_byte_is_charged_to_whoever_the_model_says() {
+fn random_charges_match_model() {
     let machine = Virtual::new(4096, CPUS);
     let shape = Shape { span: 16 << 20, ..Shape::usual(CPUS) };
     let data = PerCpuData::open(&machine, &shape, |_| 0, ()).unwrap();

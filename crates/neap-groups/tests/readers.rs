@@ -51,7 +51,7 @@ impl Reclaimer for Reads<'_> {
 }
 
 #[test]
-fn readers_do_not_wait_for_those_who_change_the_tree() {
+fn group_reads_do_not_block_during_tree_change() {
     let clock = Virtual::new(4096, 2);
     let data = PerCpuData::open(&clock, &Shape { span: 16 << 20, ..Shape::usual(2) }, |_| 0, ()).unwrap();
     let alone = Standalone { data: &data, platform: &clock };

@@ -208,7 +208,7 @@ fn what_waits_beyond_its_deadline_asks_for_nothing() {
 
 /// The waiting thread runs nothing, and waits for nothing but its grant.
 #[test]
-fn a_thread_that_waits_asks_others_alone_and_ends_at_its_deadline() {
+fn charge_or_wait_asks_others_and_ends_at_deadline() {
     with_groups(|m| {
         let (_, payer) = m.full("g", 1000);
         let answer = m.groups.charge_or_wait(&m.host, payer, 100, m.clock.now());
@@ -219,7 +219,7 @@ fn a_thread_that_waits_asks_others_alone_and_ends_at_its_deadline() {
 }
 
 #[test]
-fn a_future_above_high_is_pending_until_its_delay_is_over_or_usage_is_below() {
+fn async_charge_above_high_pends_until_delay_or_usage_drops() {
     for is_freed in [false, true] {
         with_groups(|m| {
             let id = m.groups.create(&m.host, GroupId::ROOT, "g").unwrap();
@@ -245,7 +245,7 @@ fn a_future_above_high_is_pending_until_its_delay_is_over_or_usage_is_below() {
 }
 
 #[test]
-fn overcharging_future_is_delayed_above_high_and_waits_at_no_limit() {
+fn async_overcharge_delays_above_high_and_ignores_limit() {
     with_groups(|m| {
         let (id, payer) = m.full("g", 1 << 20);
         let overcharge = |bytes| m.groups.charge_async(m.host, payer, bytes, FOREVER).overcharge();
@@ -267,7 +267,7 @@ fn overcharging_future_is_delayed_above_high_and_waits_at_no_limit() {
 
 /// Memory that a callback of reclaim needs before it frees.
 #[test]
-fn a_reserve_is_an_eighth_beyond_a_limit_and_asks_nobody() {
+fn reserve_allows_an_eighth_above_max_without_reclaim() {
     with_groups(|m| {
         let (id, payer) = m.full("g", 800);
         let charge = |bytes| m.groups.charge(&m.host, payer, bytes, OnLimit::Reserve);
@@ -283,7 +283,7 @@ fn a_reserve_is_an_eighth_beyond_a_limit_and_asks_nobody() {
 }
 
 #[test]
-fn a_future_that_is_dropped_while_it_is_held_up_gives_its_bytes_back() {
+fn future_dropped_while_throttled_uncharges_its_bytes() {
     with_groups(|m| {
         let id = m.groups.create(&m.host, GroupId::ROOT, "g").unwrap();
         m.groups.set_bound(&m.host, id, Bound::High, 1 << 20).unwrap();
@@ -292,7 +292,7 @@ fn a_future_that_is_dropped_while_it_is_held_up_gives_its_bytes_back() {
 }
 
 #[test]
-fn a_group_that_is_deleted_while_it_asks_asks_no_more_and_its_slot_may_again() {
+fn deleted_group_withdraws_its_request_and_slot_is_reusable() {
     with_groups(|m| {
         let (id, payer) = m.full("g", 1000);
         m.groups.set_bound(&m.host, id, Bound::Max, 400).unwrap();

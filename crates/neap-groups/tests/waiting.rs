@@ -149,7 +149,7 @@ impl Model {
 }
 
 #[test]
-fn one_group_lets_in_whom_the_rule_says() {
+fn single_group_grants_match_the_admission_rule() {
     with_groups(|groups, host, machine| {
         let (mut random, steps) = (Random(seed()), number("NEAP_STEPS", 30_000));
         let id = groups.create(&host, GroupId::ROOT, "g").unwrap();
@@ -285,7 +285,7 @@ fn snapshot(groups: &Groups, host: &Host<Virtual>) -> BTreeMap<u64, Waiting> {
 }
 
 #[test]
-fn in_a_tree_nobody_overtakes_but_by_the_rule() {
+fn group_tree_waiters_overtake_only_by_the_admission_rule() {
     with_groups(|groups, host, machine| {
         let (mut random, steps) = (Random(seed()), number("NEAP_STEPS", 20_000));
         let mut parents = BTreeMap::from([(GroupId::ROOT, GroupId::ROOT)]);

@@ -121,7 +121,7 @@ fn velox_15431_what_cannot_fit_does_not_wait_in_front_of_others() {
 }
 
 #[test]
-fn velox_15431_the_oldest_is_no_wall_for_small_ones_and_has_its_turn() {
+fn velox_15431_oldest_lets_small_ones_pass_and_is_granted() {
     with_groups(|m| {
         let (_, payer) = m.group(GroupId::ROOT, "g", 10_000);
         m.charge(payer, 9000);
@@ -212,7 +212,7 @@ fn what_was_granted_and_not_taken_goes_back_and_on() {
 }
 
 #[test]
-fn who_waits_for_a_group_that_is_deleted_hears_it_at_once() {
+fn waiters_of_a_deleted_group_are_refused_at_once() {
     with_groups(|m| {
         let (top, of_top) = m.group(GroupId::ROOT, "top", 1000);
         let (id, payer) = m.group(top, "g", 500);

@@ -87,7 +87,7 @@ fn with_groups(test: impl FnOnce(&Groups, Host<'_, Linux>)) {
 }
 
 #[test]
-fn everybody_who_waits_has_a_turn_and_no_limit_is_passed() {
+fn all_waiting_threads_are_granted_and_no_limit_is_exceeded() {
     with_groups(|groups, host| {
         const MAX: u64 = 1 << 20;
         let (seed, turns) = (seed(), number("NEAP_STEPS", 2000));

@@ -65,7 +65,7 @@ impl<P: Platform> Drop for Own<P> {
 }
 
 #[test]
-fn a_held_atomic_stack_is_left_to_its_holder_and_no_other_stays_locked() {
+fn close_with_a_held_atomic_stack_is_busy_and_unlocks_the_rest() {
     let o = Own::open(machine(4)).begin_all();
     for _ in 0..2 {
         let holder = o.1.lock(2).try_lock().unwrap();

@@ -56,7 +56,7 @@ fn drains_that_are_interrupted<P: Platform>(o: &Opened<P>) {
 }
 
 #[test]
-fn d1_who_interrupts_a_drain_of_its_own_cpu_goes_around_it() {
+fn d1_signal_handler_in_own_cpu_drain_bypasses_the_stacks() {
     let o = Opened::new(machine(2), &CONFIG).unwrap();
     let before = o.busy();
     drains_that_are_interrupted(&o);
@@ -64,7 +64,7 @@ fn d1_who_interrupts_a_drain_of_its_own_cpu_goes_around_it() {
 }
 
 #[test]
-fn d1_who_interrupts_a_drain_by_fence_is_refused_and_loses_nothing() {
+fn d1_signal_handler_in_fence_drain_is_refused_without_loss() {
     let Some(o) = rseq() else { return };
     drains_that_are_interrupted(&o);
     // Interrupts the drain also right before the fence, when sequences that began earlier can still
@@ -87,7 +87,7 @@ fn d1_who_interrupts_a_drain_by_fence_is_refused_and_loses_nothing() {
 
 /// D2: A thread that unlocked in the middle went on with the lists of its previous CPU.
 #[test]
-fn d2_a_thread_that_migrates_at_every_step_finds_the_right_stacks() {
+fn d2_thread_migrating_at_every_step_uses_the_right_stacks() {
     for wander in [1, 2, 3] {
         let platform = machine(5);
         platform.wander.store(wander, Relaxed);
@@ -111,7 +111,7 @@ fn d2_a_thread_that_migrates_at_every_step_finds_the_right_stacks() {
 
 /// D4: A count differed from the number of objects in its lists, so a bulk free did not end.
 #[test]
-fn d4_counts_follow_stacks_sheaves_and_slabs_after_every_operation() {
+fn d4_counts_match_stacks_sheaves_and_slabs_at_every_step() {
     for class in [Class(1), Class(40), Class(71)] {
         let o = Opened::new(machine(2), &CONFIG).unwrap();
         let mut held = VecDeque::new();
@@ -212,7 +212,7 @@ fn b1_objects_that_cross_cpus_travel_by_the_sheaf() {
 
 /// B2: A refill that failed half-way lost its objects, or stopped although there were more.
 #[test]
-fn b2_a_refill_that_ends_anywhere_loses_nothing_and_leaves_nothing() {
+fn b2_refill_that_fails_midway_loses_and_leaks_no_objects() {
     for class in [Class(4), Class(47), Class(60), Class(72)] {
         let shape = class.slab_shape(4096);
         for budget in (0..5 << shape.order).step_by(1 << shape.order >> 1 | 1) {

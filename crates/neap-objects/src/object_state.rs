@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sampled_object_is_in_its_state_and_is_not_freed_before_its_sample_ends() {
+    fn sampled_object_is_not_released_before_its_sample_ends() {
         let (_tables, states) = opened();
         for (held, freed) in [(ALLOCATED, CACHED), (ACCOUNTED, PAID)] {
             // SAFETY: the address lies in the range that the tables are for.

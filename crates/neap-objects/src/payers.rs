@@ -395,7 +395,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn objects_that_start_on_one_page_have_entries_of_their_own_within_the_vector() {
+    fn objects_on_one_page_have_distinct_entries_in_the_vector() {
         for page_size in [4096, 16384, 65536] {
             for class in Class::all() {
                 let (vector, shape) = (Vector::new(0, class), class.slab_shape(page_size));

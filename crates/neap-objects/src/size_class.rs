@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_suits_the_sizes_of_its_class_and_more_than_half_of_its_own() {
+    fn object_suits_its_class_sizes_and_above_half_of_its_size() {
         for class in Class::all() {
             let below = if class.0 == 1 { 0 } else { Class(class.0 - 1).size() };
             let first = (0..=LARGEST + 1).find(|&size| class.suits(size)).unwrap();

@@ -88,7 +88,7 @@ fn a_size_leads_to_the_stack_of_its_class() {
 }
 
 #[test]
-fn once_a_thread_enters_something_who_has_not_is_asked_first() {
+fn group_check_refuses_unchecked_calls_and_serves_ungrouped() {
     with_an_object_of_64(|o, object| {
         o.fast_path.enable_group_check();
         assert!(allocate(o, 64).is_none() && !o.fast_path.serves_unchecked() && o.fast_path.serves_ungrouped());
@@ -97,7 +97,7 @@ fn once_a_thread_enters_something_who_has_not_is_asked_first() {
 }
 
 #[test]
-fn the_count_of_all_calls_ends_unless_a_thread_has_entered_something() {
+fn counting_all_calls_ends_unless_group_check_is_enabled() {
     with_an_object_of_64(|o, object| {
         assert!(!o.fast_path.counts(64));
         o.fast_path.count_all();
@@ -118,7 +118,7 @@ fn the_count_of_all_calls_ends_unless_a_thread_has_entered_something() {
 }
 
 #[test]
-fn where_all_are_to_enter_something_who_has_not_is_refused() {
+fn disabled_ungrouped_fast_path_serves_only_grouped_threads() {
     with_an_object_of_64(|o, object| {
         o.fast_path.disable_ungrouped_fast_path();
         assert!(allocate(o, 64).is_none() && allocate_outside(o, 64).is_none());

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_high_and_closed_by_exec_and_the_file_cannot_be_cut() {
+    fn descriptor_is_high_and_cloexec_and_file_cannot_shrink() {
         let memfd = Memfd::make(c"neap-test", LENGTH, LENGTH, LENGTH / 2).unwrap();
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         assert!(memfd.file.descriptor as u64 >= HIGH.min(limit / 2));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_part_is_mapped_on_its_own_while_the_descriptor_is_the_files() {
+    fn later_part_maps_separately_while_the_descriptor_is_open() {
         let memfd = Memfd::make(c"neap-part", 4 * LENGTH, LENGTH, LENGTH / 2).unwrap();
         let part = memfd.file.map(2 * LENGTH, LENGTH).unwrap();
         let flags = flags_at(part);

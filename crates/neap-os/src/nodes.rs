@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_too_short_or_too_long_puts_nobody_near() {
+    fn short_or_long_distance_line_makes_no_node_near() {
         let found = nodes(&[0, 1], &[(0, &[10]), (1, &[20, 10, 7, 7])]);
         assert_eq!((found.distance(0, 1), found.distance(1, 0), found.distance(1, 1)), (u8::MAX, 20, 10));
     }

@@ -24,7 +24,7 @@ fn listed<P: neap_base::Platform>(o: &Opened<'_, P>, cpu: usize, order: u8, coun
 
 /// D1: An interrupt inside a drain allocated and freed through the lists that were being drained.
 #[test]
-fn d1_who_interrupts_a_holder_on_its_own_cpu_goes_around_it() {
+fn d1_signal_handler_under_list_lock_bypasses_the_lists() {
     let machine = Virtual::new(4096, 2);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     listed(&o, 0, 0, 50);
@@ -43,7 +43,7 @@ fn d1_who_interrupts_a_holder_on_its_own_cpu_goes_around_it() {
 
 /// D2: A thread that unlocked in the middle went on with the lists of its previous CPU.
 #[test]
-fn d2_a_thread_that_migrates_at_every_step_finds_the_right_lists() {
+fn d2_thread_migrating_at_every_step_uses_the_right_lists() {
     for wander in [1, 2, 3] {
         let machine = Probe { wander, ..Probe::new(Virtual::new(4096, 5)) };
         let o = Opened::new(&machine, &shape(None)).unwrap();
@@ -146,7 +146,7 @@ fn d6_no_list_is_over_its_new_size_once_it_was_told() {
 /// D8: A property of a page was recorded when the page was put into a list. It was wrong when the
 /// page was taken out.
 #[test]
-fn d8_what_a_page_is_like_is_asked_again_when_it_leaves_the_list() {
+fn d8_page_state_is_read_again_when_it_leaves_the_list() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     // The refill lists a batch of fresh pages. One of them is handed out and written to.
@@ -299,7 +299,7 @@ fn b5_a_cpu_beyond_the_table_shares_the_last_lists() {
 
 /// B6: A sheaf on its way was seen neither by the flush nor by a thread that waited for it.
 #[test]
-fn b6_who_is_about_to_fail_waits_for_chains_under_way() {
+fn b6_allocation_about_to_fail_waits_for_chains_in_flight() {
     let machine = Box::leak(Box::new(Probe::new(Virtual::new(4096, 1))));
     let o = Box::leak(Box::new(Opened::new(machine, &shape(Some(40_000))).unwrap()));
     let o: &'static Opened<'static, Probe> = o;
@@ -359,7 +359,7 @@ fn b9_a_free_that_finds_its_list_taken_does_not_wait() {
 
 /// B10: A loop around a failed try took a fresh slab and threw it away in every pass.
 #[test]
-fn b10_a_refill_whose_list_is_taken_gives_its_chain_back_once() {
+fn b10_refill_into_a_locked_list_returns_its_chain_once() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     let before = o.pages.statistics();
@@ -446,7 +446,7 @@ fn p9_a_growth_that_fails_anywhere_leaves_nothing_half_done() {
 
 /// Two threads that found the arena too small both extended it.
 #[test]
-fn who_comes_late_to_a_growth_does_not_repeat_it() {
+fn late_growth_request_does_not_extend_the_arena_again() {
     let machine = Virtual::new(4096, 1).with_scarce_address_space();
     let o = Opened::new(&machine, &shape(None)).unwrap();
     let seen = o.pages.frames().pages();

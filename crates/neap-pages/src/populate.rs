@@ -366,7 +366,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn who_finds_as_much_under_way_as_there_is_waits_and_takes_no_small_pages() {
+    fn allocation_waits_for_population_instead_of_small_pages() {
         let machine = Virtual::new(4096, 2);
         let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
         // Until some blocks have been populated and all their memory is used.
@@ -402,7 +402,7 @@ mod tests {
     /// A program that grows by a slab now and then reuses the parts of a huge page that ticks
     /// released.
     #[test]
-    fn pieces_that_were_released_are_used_before_a_huge_page_is_taken() {
+    fn released_pieces_are_reused_before_a_new_huge_page() {
         let machine = Virtual::new(4096, 1);
         let o = opened_with_a_huge_page(&machine);
         for _ in 0..12 {
@@ -438,7 +438,7 @@ mod tests {
     /// Pages that were released between a few resident ones are populated again by one call for
     /// each block.
     #[test]
-    fn released_pages_that_are_expected_again_are_populated_together() {
+    fn released_pages_expected_again_are_populated_in_bulk() {
         let machine = Virtual::new(4096, 1);
         let o = Opened::new(&machine, &Shape { huge: true, ..shape(None) }).unwrap();
         let take = |order: u8| o.pages.allocate_one_more_block(&machine, Order(order), true).unwrap();

@@ -79,7 +79,7 @@ fn a_set_that_comes_and_goes_leaves_nothing_however_often() {
 
 /// All sets at once, again and again: the peak and the remainder are equal each time.
 #[test]
-fn many_sets_that_come_and_go_together_leave_nothing_however_often() {
+fn sets_made_and_deleted_together_cost_the_same_every_round() {
     let machine = Virtual::new(4096, 2);
     let data = open(&machine, &shape(Layout::Rows, 2, 4096));
     let round = || {

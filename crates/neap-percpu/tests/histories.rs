@@ -103,7 +103,7 @@ fn what_is_kept_for_a_moment_changes_nothing() {
 }
 
 #[test]
-fn calls_that_fail_at_any_time_cost_nothing_but_what_was_asked_for() {
+fn failing_system_calls_affect_only_the_failed_request() {
     for layout in LAYOUTS {
         let machine = Virtual::new(4096, 4);
         history(&machine, &shape(layout, 4, 4096), 3000, |_, step, random| {

@@ -15,7 +15,7 @@ fn get(data: &PerCpuData, machine: &Virtual, owner: Owner, size: usize) -> Resul
 }
 
 #[test]
-fn what_is_kept_is_free_for_who_looks() {
+fn kept_rows_count_as_free_in_statistics_and_bitmap() {
     let machine = Virtual::new(4096, CPUS);
     let data = open(&machine, &shape(Layout::Rows, CPUS, 4096));
     let owner = data.open_owner(&machine).unwrap();
@@ -51,7 +51,7 @@ fn what_is_kept_is_not_had_for_what_is_smaller() {
 /// Any allocation can use a kept allocation's room, even if it is the last free address space or
 /// populated page.
 #[test]
-fn what_is_kept_is_in_nobodys_way() {
+fn kept_chunks_delay_no_allocation() {
     let machine = Virtual::new(4096, CPUS);
     let data = open(&machine, &Shape { span: 64 << 10, ..shape(Layout::Rows, CPUS, 4096) });
     let [one, other] = [(); 2].map(|()| data.open_owner(&machine).unwrap());

@@ -81,7 +81,7 @@ fn p2_depopulated_pages_read_as_zeroes_through_every_copy() {
 
 /// The bug: a back end that cannot depopulate was asked to, and failed.
 #[test]
-fn p3_where_nothing_can_be_given_back_nobody_keeps_asking() {
+fn p3_failing_release_is_not_retried_on_every_tick() {
     let machine = Virtual::new(4096, 2);
     let (data, held) = filled(&machine, &shape(Layout::Rows, 2, 4096), 300, 1024);
     machine.fail(Call::Release, 0, usize::MAX);
@@ -105,7 +105,7 @@ fn p3_where_nothing_can_be_given_back_nobody_keeps_asking() {
 /// The bug: callers that may wait but not recurse were treated as if they could not wait, and
 /// failed.
 #[test]
-fn p4_who_can_wait_is_served_where_nothing_is_populated() {
+fn p4_allocation_that_may_wait_succeeds_with_nothing_populated() {
     for (layout, wait) in LAYOUTS.iter().flat_map(|layout| [(layout, Wait::Long), (layout, Wait::Until(0))]) {
         let machine = Virtual::new(4096, 2);
         let data = open(&machine, &shape(*layout, 2, 4096));
@@ -168,7 +168,7 @@ fn ends(body: impl FnOnce() + Send + 'static) {
 
 /// The bug: the worker held the mutex during reclaim, whose callback allocated per-CPU data.
 #[test]
-fn p5_charging_may_allocate_and_so_may_what_runs_while_pages_come() {
+fn p5_charge_callback_may_allocate_percpu_data() {
     ends(charge_and_allocate);
 }
 
@@ -235,7 +235,7 @@ fn wait_to_a_deadline() {
 
 /// The bug: all empty pages were in chunks that allocations do not use.
 #[test]
-fn p8_who_cannot_wait_is_served_at_any_time_while_others_free() {
+fn p8_no_wait_allocation_succeeds_throughout_depopulation() {
     for layout in LAYOUTS {
         let machine = Virtual::new(4096, 2);
         let (data, held) = filled(&machine, &shape(layout, 2, 4096), 500, 1000);

@@ -65,7 +65,7 @@ fn kill<const N: usize>(
 }
 
 #[test]
-fn the_last_put_is_one_whoever_it_is() {
+fn last_put_is_reported_exactly_once_by_put_or_kill() {
     loom::model(|| {
         let (count, words) = count();
         let released = Arc::new(loom::sync::atomic::AtomicUsize::new(0));
@@ -115,7 +115,7 @@ fn a_reference_moves_between_cpus_while_it_is_killed() {
 }
 
 #[test]
-fn of_two_who_kill_at_once_one_does() {
+fn concurrent_kills_of_one_count_kill_it_exactly_once() {
     loom::model(|| {
         let (count, words) = count();
         let other = {

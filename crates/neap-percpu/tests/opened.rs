@@ -93,7 +93,7 @@ fn faults() -> i64 {
 
 /// The bug: a page fault may wait for memory under the lock that every free needs.
 #[test]
-fn who_may_not_wait_finds_memory_behind_the_tables() {
+fn no_wait_allocation_does_not_fault_in_table_pages() {
     // Many sizes need many chunks; sizes of one cache line need many rows for each chunk.
     for (most, pages) in [(32, 40), (1, 400)] {
         let linux = Linux::probe();

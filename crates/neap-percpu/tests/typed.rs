@@ -227,7 +227,7 @@ fn references<P: Platform>(platform: &P, shape: &Shape) {
 }
 
 #[test]
-fn who_is_told_of_one_reference_may_kill_what_was_killed_with_it() {
+fn last_reference_callback_may_kill_the_same_set_again() {
     let (linux, shape) = here();
     let data = open(&linux, &shape);
     let host = Standalone { data: &data, platform: &linux };
@@ -256,7 +256,7 @@ fn a_killed_reference_is_released_once_when_the_last_is_put() {
 }
 
 #[test]
-fn references_that_are_killed_together_cost_one_fence_and_live_on_without_it() {
+fn kill_all_without_sequences_makes_no_fence_call() {
     let machine = neap_testing::probe::Probe::new(Virtual::new(4096, 2));
     let data = open(&machine, &shape(Layout::Rows, 2, 4096));
     let host = Standalone { data: &data, platform: &machine };

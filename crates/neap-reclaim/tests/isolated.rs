@@ -31,7 +31,7 @@ fn remove(list: &On<'_, '_>, thing: &Thing) -> bool {
 
 /// The taker is told of each item before it is in hands: from then on it may be on another list.
 #[test]
-fn nobody_lets_an_item_go_that_its_taker_still_looks_at() {
+fn taken_item_cannot_be_released_until_its_callback_returns() {
     with_site(1, |site| {
         let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(3);

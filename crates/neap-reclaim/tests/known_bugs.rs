@@ -48,7 +48,7 @@ fn l1_the_group_that_received_an_item_is_marked() {
 
 /// Neighbours are removed while their sub-list goes to the parent.
 #[test]
-fn l2_no_item_is_unlinked_under_the_lock_of_a_list_that_it_is_not_on() {
+fn l2_item_is_unlinked_only_under_its_own_list_lock() {
     with_site(1, |site| {
         let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(6);
@@ -186,7 +186,7 @@ fn l5_a_group_that_leaves_gets_no_list_any_more() {
 /// A thread frees an item when it is on no list: not before the walk that took it off has looked at
 /// it for the last time.
 #[test]
-fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
+fn l6_item_reports_linked_until_the_walk_is_done_with_it() {
     with_site(1, |site| {
         let list = On(site, site.open(By::Group, None).unwrap());
         let things = things(2);
@@ -238,7 +238,7 @@ fn l6_an_item_says_that_it_is_on_a_list_until_the_walk_is_done_with_it() {
 
 /// Items of a list that is not by group are the root's, and so are its marks.
 #[test]
-fn l7_who_has_the_items_has_the_mark() {
+fn l7_marks_go_to_the_group_that_holds_the_items() {
     with_site(2, |site| {
         let list = On(site, site.open(By::RootAlone, Some(SHRINKER)).unwrap());
         let things = things(2);

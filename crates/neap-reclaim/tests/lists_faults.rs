@@ -9,7 +9,7 @@ use neap_groups::{GroupError, GroupId};
 use neap_reclaim::lru::By;
 
 #[test]
-fn without_memory_for_a_part_items_are_of_the_nearest_above_that_has_one() {
+fn item_without_memory_goes_to_nearest_ancestor_with_a_block() {
     with_site(2, |site| {
         let exhausted = |is| site.host.state.is_exhausted.store(is, Relaxed);
         let list = On(site, site.open(By::Group, Some(SHRINKER)).unwrap());

@@ -182,7 +182,7 @@ impl Index {
 }
 
 #[test]
-fn nobody_is_called_after_the_end() {
+fn no_callback_runs_after_unregister_returns() {
     loom::model(|| {
         let index = Index::new();
         let visitor = {

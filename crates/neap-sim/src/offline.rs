@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_began_before_measuring_counts_for_what_of_it_was_measured() {
+    fn gap_begun_before_measuring_counts_only_its_measured_part() {
         let mut gaps = Gaps::new(900);
         gaps.take(&mut vec![0], 1, 1000);
         assert_eq!(gaps.listed(0.0, 100), Some(1.0));

@@ -241,7 +241,7 @@ mod tests {
     use crate::scenarios::Size;
 
     #[test]
-    fn the_page_opens_with_a_scatter_names_policies_and_loads_nothing() {
+    fn page_opens_with_scatter_names_policies_and_loads_nothing() {
         let comparison = compare::only(1, Size::Quick, Scenario::Bursts, &|_| {});
         let page = html(&comparison, &[Scenario::Bursts]);
         let first = page.split("</svg>").next().unwrap();

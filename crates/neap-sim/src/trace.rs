@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_places_that_were_not_written_are_left_out() {
+    fn trace_reads_what_was_written_and_skips_unwritten_places() {
         let mut trace = recorded();
         let mut file = bytes(&trace);
         assert_eq!(Trace::read(&file), Ok(trace.clone()));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn frees_of_what_was_there_before_are_left_out_and_a_page_is_not_allocated_twice() {
+    fn setup_drops_frees_of_earlier_pages_and_rejects_double_alloc() {
         let event = |at, free| Event { at, cpu: 0, free, pages: 1, page: 7 };
         let trace = |events: &[Event]| Trace { cpus: 1, page_shift: 12, cut_off: false, events: events.to_vec() };
         let run = policies::run(Name::Fixed, trace(&[event(0, true), event(1, false)]).setup().unwrap());

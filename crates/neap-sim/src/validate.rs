@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_the_distance_beyond_rounding_and_calibrated_lines_have_none() {
+    fn error_is_the_distance_beyond_rounding_and_none_if_calibrated() {
         let checks = [
             Check::new("a", 0.2, 0.05, 0.24),
             Check::new("b", 10.0, 0.5, 12.5),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_to_be_between_two_numbers_is_wrong_by_the_distance_to_the_nearer() {
+    fn range_check_error_is_the_distance_to_the_nearer_bound() {
         let error = |from, to| Check::new("a", 10.0, 0.5, from).to(to).error;
         assert_eq!([error(1.0, 20.0), error(1.0, 8.5), error(11.5, 20.0)], [Some(0.0), Some(0.1), Some(0.1)]);
     }

@@ -76,7 +76,7 @@ fn no_page_is_lost() {
 }
 
 #[test]
-fn after_two_seconds_of_rest_no_list_of_adaptive_holds_anything_and_after_five_it_knows_nothing() {
+fn adaptive_lists_empty_after_2s_idle_and_settle_after_5s() {
     let mut machine = Machine::<Adaptive>::new(small(5));
     machine.run(SECOND);
     while !machine.has_ended() {
@@ -93,7 +93,7 @@ fn after_two_seconds_of_rest_no_list_of_adaptive_holds_anything_and_after_five_i
 }
 
 #[test]
-fn alone_nobody_waits_and_who_waits_is_told_so() {
+fn lone_cpu_never_waits_and_contended_waits_are_counted() {
     let alone = Setup::new(vec![swing(5000, 0, (100, 100), 0, Random::new(1, 1))]);
     let run = policies::run(Name::Fixed, Setup { warm: 0, time: SECOND / 10, ..alone });
     assert!(run.costs.holds > 100 && run.costs.waits == 0);
@@ -117,7 +117,7 @@ fn fixed_reproduces_the_base_it_is_calibrated_on() {
 }
 
 #[test]
-fn no_allocation_fails_and_no_other_node_is_used_while_pages_sit_in_lists() {
+fn allocation_with_listed_pages_never_fails_or_goes_remote() {
     let on_two = [Name::Fixed, Name::Upstream, Name::Adaptive].map(|policy| (policy, 2));
     for (policy, nodes) in policies::ALL.map(|policy| (policy, 1)).into_iter().chain(on_two) {
         let run = policies::run(policy, scenarios::pressure::setup(nodes, 4, 0, nodes as u64 * SECOND));

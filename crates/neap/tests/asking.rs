@@ -100,7 +100,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 /// 1. The cache's lock is held. 2. A charge waits, and the cache has nothing to give. 3. The lock
 ///    is released, without a mark.
 #[test]
-fn a_charge_that_waits_gets_what_a_busy_cache_has_when_it_is_busy_no_more() {
+fn waiting_charge_reclaims_busy_cache_after_unlock() {
     for is_async in [false, true] {
         let cache = Cache::new(&format!("asking/busy/{is_async}"), Bound::Max, 16);
         cache.fill(16);
@@ -281,7 +281,7 @@ fn a_visit_ends_when_there_is_enough() {
 /// 64 threads are in callbacks. The charge of another thread is served by a reclaimer, which has a
 /// callback slot of its own.
 #[test]
-fn a_charge_finds_a_reclaimer_however_many_threads_run_callbacks() {
+fn charge_gets_reclaimer_while_many_threads_run_callbacks() {
     const THREADS: usize = 64;
     let (enter, leave) = (Arc::new(Barrier::new(THREADS + 1)), Arc::new(Barrier::new(THREADS + 1)));
     let group = Group::create("asking/crowd").unwrap();

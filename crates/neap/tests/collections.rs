@@ -48,7 +48,7 @@ fn a_map_of_boxes_is_paid_by_its_group() {
 }
 
 #[test]
-fn memory_keeps_its_contents_and_alignment_however_it_is_resized() {
+fn resized_memory_keeps_contents_and_alignment() {
     let memory = Group::create("resized").unwrap().allocator();
     let layout = |size, align| Layout::from_size_align(size, align).unwrap();
     let sizes = [0, 1, 100, 100, 5000, 0, 300_000, 3 << 20, 70_000, 7, 0];

@@ -212,7 +212,7 @@ fn objects_that_are_freed_twice() {
 }
 
 #[test]
-fn objects_whose_slab_is_gone() {
+fn double_free_after_slab_release_is_fatal() {
     let gone = "twice, after its slab is gone";
     dies_with(gone, "double free or bad pointer: free: the page at 0x", ", not allocated");
 }
@@ -324,7 +324,7 @@ fn a_try() {
 
 /// Best effort: the machine decides how often the two threads meet.
 #[test]
-fn an_object_that_two_threads_free_at_once_is_never_handed_out_twice() {
+fn concurrent_double_free_never_yields_object_twice() {
     for kind in KINDS {
         let answer = again::again("a_try", kind, "");
         let error = String::from_utf8_lossy(&answer.stderr);

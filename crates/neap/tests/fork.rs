@@ -122,7 +122,7 @@ fn forks() {
 }
 
 #[test]
-fn a_child_of_a_busy_process_is_whole_with_both_kinds_of_slots_and_on_two_nodes() {
+fn forked_child_of_busy_process_is_consistent_in_all_modes() {
     let modes = ["rseq:on,interval:10", "rseq:off,interval:10", "isolated:1,interval:10", "interval:10,nodes:2"];
     modes.iter().for_each(|options| succeeds("forks", "forks", options));
 }

@@ -78,7 +78,7 @@ fn charges_split_merge_and_move() {
 }
 
 #[test]
-fn a_refusal_says_who_holds_the_memory() {
+fn refusal_message_lists_largest_holders() {
     let _alone = ALONE.lock().unwrap();
     let top = Group::create("held").unwrap();
     top.set(Bound::Max, 10 << 20).unwrap();
@@ -103,7 +103,7 @@ fn a_refusal_says_who_holds_the_memory() {
 
 /// An idle process does not tick, and no thread is made for that.
 #[test]
-fn what_a_deleted_group_leaves_ends_though_nobody_ticks() {
+fn deleted_group_ends_without_ticks() {
     let _alone = ALONE.lock().unwrap();
     let [one, two] = ["ends/one", "ends/two"].map(|path| Group::create(path).unwrap());
     drop(one.charge(1).unwrap());
@@ -249,7 +249,7 @@ fn a_charge_that_waits_is_woken_by_neaps_thread() {
 
 /// neap's thread tells listeners of events, and of the end of the group.
 #[test]
-fn l13_events_are_delivered_before_the_group_is_gone_and_not_after() {
+fn l13_events_arrive_before_group_deletion_notice_not_after() {
     let _alone = ALONE.lock().unwrap();
     static HEARD: Mutex<Vec<(u64, Option<Event>)>> = Mutex::new(Vec::new());
     let note = |context: usize, happened: neap::groups::EventDelta| {

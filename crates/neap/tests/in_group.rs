@@ -135,7 +135,7 @@ fn what_caches_keep_is_charged_until_a_limit_wants_it() {
 
 /// Five hundred groups, each with an object that outlives it.
 #[test]
-fn l18_objects_of_deleted_groups_pin_nothing_and_are_their_parents() {
+fn l18_objects_outliving_group_move_to_parent_and_pin_nothing() {
     let _alone = ALONE.lock().unwrap();
     let parent = Group::create("in/zombies").unwrap();
     let kept: Vec<Vec<u8>> = (0..500)
@@ -161,7 +161,7 @@ fn l18_objects_of_deleted_groups_pin_nothing_and_are_their_parents() {
 }
 
 #[test]
-fn a_thread_whose_group_is_deleted_goes_on_in_its_heir() {
+fn thread_in_deleted_group_charges_its_heir() {
     let _alone = ALONE.lock().unwrap();
     let child = Group::create("in/heir/child").unwrap();
     let parent = Group::find("in/heir").unwrap();

@@ -37,7 +37,7 @@ fn told(from: &Receiver<EventDelta>, times: u64) {
 }
 
 #[test]
-fn a_closure_hears_of_its_group_and_those_below_until_it_is_dropped() {
+fn closure_gets_events_of_group_and_subgroups_until_dropped() {
     let (group, other) = (small("heard/below"), small("unheard"));
     let (to, from) = channel();
     let counted = Arc::new(());

@@ -308,7 +308,7 @@ fn a_child_finds_lists_in_order() {
 
 /// A cache without groups, whose values have weights and are charged to none.
 #[test]
-fn weights_are_told_and_a_cache_without_groups_gives_those_of_all() {
+fn ungrouped_cache_evicts_weighted_values_of_all_groups() {
     let tenants = ["weighed/a", "weighed/b"].map(|path| Group::create(path).unwrap());
     let list = Arc::new(LruList::<u64>::new().unwrap());
     for (number, tenant) in (0..64).zip(tenants.into_iter().cycle()) {

@@ -40,7 +40,7 @@ fn proves<P: Platform>(mm: &Mm<P>) {
 }
 
 #[test]
-fn nobody_pays_for_what_nobody_asks_for() {
+fn unused_percpu_source_maps_no_memory() {
     let machine = Shared::new(Virtual::new(4096, 2));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let (mapped, maps) = (machine.mapped_bytes(), machine.made(Call::Map));
@@ -54,7 +54,7 @@ fn nobody_pays_for_what_nobody_asks_for() {
 }
 
 #[test]
-fn what_was_freed_goes_back_by_ticks_and_the_rest_with_the_manager() {
+fn freed_percpu_pages_are_released_by_ticks_and_on_close() {
     let machine = Shared::new(Virtual::new(4096, 4));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let source = mm.per_cpu(Wait::Long).unwrap();
@@ -103,7 +103,7 @@ fn all_that_is_free_goes_back_at_once_on_demand() {
 }
 
 #[test]
-fn where_address_space_is_scarce_or_refused_it_makes_do_with_less() {
+fn percpu_source_with_scarce_address_space_reserves_less() {
     let machine = Shared::new(Virtual::new(4096, 2).with_scarce_address_space());
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let before = machine.mapped_bytes();
@@ -139,7 +139,7 @@ fn copies_are_near_their_cpus() {
 }
 
 #[test]
-fn who_may_not_wait_gets_what_is_there_or_nothing() {
+fn non_waiting_percpu_allocation_uses_populated_pages_only() {
     let machine = Shared::new(Virtual::new(4096, 2));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let source = mm.per_cpu(Wait::Long).unwrap();

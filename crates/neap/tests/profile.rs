@@ -39,7 +39,7 @@ fn samples_are_taken_kept_and_ended() {
         ("realloc ends a sample and may begin one", realloc_ends_a_sample_and_may_begin_one),
         (
             "what was sampled is freed after sampling ended and groups pay for it",
-            what_was_sampled_is_freed_after_sampling_ended_and_groups_pay_for_it,
+            samples_freed_after_sampling_uncharge_their_group,
         ),
         ("the area takes memory only while it is used", the_area_takes_memory_only_while_it_is_used),
         ("a live stack outlasts the ring, in a child too", a_live_stack_outlasts_the_ring_in_a_child_too),
@@ -255,7 +255,7 @@ fn realloc_ends_a_sample_and_may_begin_one() {
     free(block, size, 8);
 }
 
-fn what_was_sampled_is_freed_after_sampling_ended_and_groups_pay_for_it() {
+fn samples_freed_after_sampling_uncharge_their_group() {
     let group = neap::groups::Group::create("sampled").unwrap();
     let (blocks, runs) = {
         let sampling = Sampling::begin("1k");

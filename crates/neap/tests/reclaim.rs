@@ -105,7 +105,7 @@ fn a_cache_shrinks_where_a_charge_would_have_been_refused() {
 }
 
 #[test]
-fn a_cache_keeps_what_it_has_where_a_charge_can_never_be_granted() {
+fn impossible_charge_evicts_nothing() {
     let group = Group::create("never").unwrap();
     group.set(Bound::Max, 64 * OBJECT).unwrap();
     let cache = Cache::new("never", group);
@@ -149,10 +149,10 @@ fn a_group_above_its_high_is_asked_before_it_is_slowed_down() {
 /// program's caches. The test has a process of its own: a stack that a thread of another test holds
 /// is skipped.
 #[test]
-fn above_high_no_cache_shrinks_for_memory_that_nobody_uses() {
+fn unused_memory_above_high_does_not_shrink_caches() {
     const SIZE: usize = 1024;
     if case().is_none() {
-        return succeeds("above_high_no_cache_shrinks_for_memory_that_nobody_uses", "alone", "");
+        return succeeds("unused_memory_above_high_does_not_shrink_caches", "alone", "");
     }
     let group = Group::create("unused").unwrap();
     group.set(Bound::High, 64 * OBJECT).unwrap();
@@ -168,7 +168,7 @@ fn above_high_no_cache_shrinks_for_memory_that_nobody_uses() {
 }
 
 #[test]
-fn one_tenants_growth_does_not_evict_what_is_protected_of_another() {
+fn growth_of_one_group_does_not_evict_protected_memory() {
     let all = Group::create("tenants").unwrap();
     let [protected, greedy] = ["tenants/protected", "tenants/greedy"].map(|path| Group::create(path).unwrap());
     all.set(Bound::Max, 64 * OBJECT).unwrap();
@@ -232,7 +232,7 @@ fn charge_while_another_thread_empties_the_cache(charge: impl FnOnce(Group) -> R
 }
 
 #[test]
-fn a_charge_is_not_refused_while_another_thread_empties_the_cache() {
+fn charge_succeeds_while_another_thread_reclaims_cache() {
     charge_while_another_thread_empties_the_cache(|group| group.charge(OBJECT));
 }
 
@@ -244,12 +244,12 @@ fn inline_charge_without_reclaimers() {
 }
 
 #[test]
-fn an_inline_charge_is_not_refused_while_another_thread_empties_the_cache() {
+fn inline_charge_succeeds_while_another_thread_reclaims_cache() {
     succeeds("inline_charge_without_reclaimers", "no threads", "background:off");
 }
 
 #[test]
-fn reclaim_is_asked_for_and_says_beforehand_who_would_pay() {
+fn dry_run_predicts_payers_and_reclaim_frees_the_request() {
     let (group, other) = (Group::create("asked/a").unwrap(), Group::create("asked/b").unwrap());
     let (cache, beside) = (Cache::new("asked", group), Cache::new("beside", other));
     (0..300).for_each(|_| assert!(cache.insert()));
@@ -294,7 +294,7 @@ fn pressure_is_told_up_the_tree() {
 
 /// The thread that waits for memory holds the lock that the callback takes.
 #[test]
-fn a_callback_that_blocks_on_the_waiting_threads_lock_is_written_off_and_reclaim_goes_on() {
+fn callback_deadlocked_on_waiters_lock_is_abandoned() {
     let group = Group::create("blocked").unwrap();
     group.set(Bound::Max, 32 * OBJECT).unwrap();
     let lock = Arc::new(Mutex::new(0_u64));

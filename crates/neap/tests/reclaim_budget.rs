@@ -88,8 +88,8 @@ fn an_allocation_beyond_the_limit_has_caches_shrink() {
 }
 
 #[test]
-fn a_tick_at_the_low_watermark_has_caches_shrink_to_the_high_one() {
-    if !is_own_process("a_tick_at_the_low_watermark_has_caches_shrink_to_the_high_one") {
+fn tick_below_low_watermark_shrinks_caches_to_high() {
+    if !is_own_process("tick_below_low_watermark_shrinks_caches_to_high") {
         return;
     }
     let blocks = Arc::new(Blocks::default());

@@ -63,7 +63,7 @@ fn fake(name: &str, group: Group, objects: u64) -> (Arc<Fake>, Shrinker) {
 }
 
 #[test]
-fn a_call_says_who_pays_what_is_needed_and_by_when() {
+fn shrink_context_names_payer_need_and_deadline() {
     let group = Group::create("asked/group").unwrap();
     let (fake, shrinker) = fake("asked", group, 100);
     let got = reclaim::reclaim(group, 3 * OBJECT, LONG);
@@ -118,7 +118,7 @@ fn a_scan_that_says_empty_is_asked_once_more_and_believed() {
 }
 
 #[test]
-fn a_cache_that_stops_is_called_once_a_visit_and_one_that_is_busy_is_no_pressure() {
+fn stopping_cache_is_called_once_and_busy_one_is_no_pressure() {
     let group = Group::create("stops").unwrap();
     let critical = || group.info().unwrap().events[Event::PressureCritical as usize];
     group.set(Bound::Max, OBJECT).unwrap();
@@ -139,7 +139,7 @@ fn a_cache_that_stops_is_called_once_a_visit_and_one_that_is_busy_is_no_pressure
 }
 
 #[test]
-fn a_cache_that_is_prepared_and_not_started_goes_and_is_never_called() {
+fn prepared_shrinker_dropped_before_start_is_never_called() {
     let kept = Arc::new(());
     let held = kept.clone();
     let count = move |_: &Context| {

@@ -420,7 +420,7 @@ fn watch(storm: &Storm, progress: &[AtomicU64]) {
 }
 
 #[test]
-fn a_storm_of_bad_citizens_stops_nobody_and_loses_nothing() {
+fn storm_of_faulty_shrinkers_stalls_and_loses_nothing() {
     let (seconds, threads) = (number("NEAP_STORM_SECONDS", 5), number("NEAP_STORM_THREADS", 8) as usize);
     let seed = seed();
     println!("{threads} threads, {seconds} seconds");

@@ -269,7 +269,7 @@ mod tests {
     use crate::variant::AllocatorKind;
 
     #[test]
-    fn memory_is_read_at_the_times_within_the_idle_time_and_at_its_end() {
+    fn idle_memory_readings_include_end_of_idle_time() {
         let read_at = |idle| Times { load: 1, idle }.read_at();
         assert_eq!(read_at(600), [1, 10, 60, 600]);
         assert_eq!(read_at(30), [1, 10, 30]);

@@ -90,7 +90,7 @@ mod tests {
     use crate::variant::AllocatorKind;
 
     #[test]
-    fn rates_compare_with_the_fastest_peer_and_peaks_with_the_median_one() {
+    fn steady_ratios_use_fastest_rate_and_median_peak() {
         let variants = [
             ("neap", AllocatorKind::Neap),
             ("a", AllocatorKind::Peer),

@@ -476,7 +476,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn group_that_grew_after_its_parent_was_counted_raises_the_parent() {
+    fn group_grown_after_parent_read_raises_parent_sum() {
         let mut seen = ReadGroups::default();
         let allowance = &Allowance::new(Duration::from_secs(1000));
         let mut late = words(&[(1, 0, ""), (2, 1, "tenant"), (3, 2, "acme"), (4, 1, "beta")], u64::MAX);

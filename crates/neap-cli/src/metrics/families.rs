@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn every_family_has_a_help_and_a_type_once_and_before_its_samples() {
+    fn metric_families_have_one_help_and_type_before_samples() {
         let text = reading().text(Format::Prometheus);
         let (helps, types) = (names(&text, "# HELP "), names(&text, "# TYPE "));
         assert_eq!(helps, types);

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_of_what_stayed_or_of_another_program_that_counts_from_the_start() {
+    fn counters_unchanged_or_restarted_report_no_events() {
         let [before, after] = &readings();
         assert_eq!(between(Pair { previous: after, current: after }), []);
         let told = between(Pair { previous: after, current: before });

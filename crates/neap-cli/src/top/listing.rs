@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_sorted_downwards_and_text_upwards_and_equal_ones_stay() {
+    fn listing_sorts_numbers_down_text_up_and_is_stable() {
         let keys = |column, reversed| {
             let sorted = listing(&[("b", 5), ("c", 9), ("a", 5)]).sorted(SortOrder { column, reversed });
             sorted.keys().collect::<Vec<_>>().join("")

@@ -120,7 +120,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn zones_have_watermarks_where_there_is_a_limit_and_misses_where_there_are_several() {
+    fn zone_columns_depend_on_limit_and_node_count() {
         let [previous, current] = &readings();
         let (heads, rows) = zones(Pair { previous, current }).lines(200);
         assert_eq!(

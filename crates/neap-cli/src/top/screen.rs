@@ -241,7 +241,7 @@ q quit  Tab pane  s sort  p profile  d drain  D drain CPU  space freeze  ? help
     }
 
     #[test]
-    fn the_user_s_pane_is_the_large_one_and_the_chosen_row_is_always_shown() {
+    fn focused_pane_is_largest_and_selected_row_stays_visible() {
         let [previous, current] = &readings();
         let mut state = state();
         state.log.follow(Pair { previous, current });
@@ -383,7 +383,7 @@ q quit  Tab pane  s sort  Enter fold  m max  h high  l low  n min  ? help
     }
 
     #[test]
-    fn room_is_shared_out_to_the_last_line_and_nobody_gets_more_than_needed() {
+    fn pane_shares_fill_room_and_never_exceed_need() {
         assert_eq!(shares(17, &[3, 5, 20], 1), [3, 5, 9]);
         assert_eq!(shares(17, &[6, 50, 20], 1), [3, 11, 3]);
         assert_eq!(shares(17, &[6, 50, 20], 2), [3, 3, 11]);

@@ -193,7 +193,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn failure_is_said_in_place_of_rows_until_the_pane_is_switched_on_again() {
+    fn failed_profile_pane_shows_reason_until_switched_on_again() {
         let [_, now] = &readings();
         let mut pane = pane();
         pane.follow(Err(anyhow!("process 7 has ended").context("no profile")));

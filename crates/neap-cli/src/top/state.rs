@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_freeze_change_the_interval_explain_themselves_and_end_it() {
+    fn top_keys_freeze_help_interval_and_quit() {
         let [previous, current] = &readings();
         let pair = Pair { previous, current };
         let mut state = View::new(Duration::from_secs(1));

@@ -124,7 +124,7 @@ mod tests {
     use crate::top::reading::tests::readings;
 
     #[test]
-    fn everything_is_said_where_there_is_room_and_the_first_things_where_there_is_not() {
+    fn summary_lines_drop_last_items_when_narrow() {
         let [previous, current] = &readings();
         let pair = Pair { previous, current };
         let expected = [

@@ -59,7 +59,7 @@ fn a_guest_is_handed_out_at_home_only() {
 
 /// Cache lines of state bytes end where homes end.
 #[test]
-fn all_of_a_part_of_a_slab_is_at_home_where_one_object_was_taken() {
+fn slab_part_is_homed_on_the_cpu_of_its_first_allocation() {
     for class in [Class(1), Class(8), CLASS, Class(40), Class(72)] {
         let o = Opened::new(machine(2), &CONFIG).unwrap();
         Virtual::run_on(1);

@@ -239,7 +239,7 @@ fn what_has_memory_is_handed_out_before_holes_are_filled() {
 
 /// P11: Objects that came back while a slab's pages were released were forgotten.
 #[test]
-fn p11_what_comes_back_in_the_window_of_a_release_is_found_again() {
+fn p11_objects_freed_during_a_page_release_are_found_again() {
     for wholly in [false, true] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
         let (mut held, class) = (Held::new(), Class::of_size(2048));

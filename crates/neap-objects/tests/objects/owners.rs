@@ -107,7 +107,7 @@ fn check(o: &Instance, held: &Held) {
 }
 
 #[test]
-fn a_look_at_what_caches_keep_holds_no_lock_while_it_tells_and_survives_a_drain() {
+fn each_paid_holds_no_lock_in_callback_and_survives_a_drain() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     let class = Class::of_size(64);
     let mut held = Held::new();
@@ -169,7 +169,7 @@ fn bytes<P: Platform>(o: &Opened<P>, vectors: usize, of: usize) {
 }
 
 #[test]
-fn an_owner_is_who_was_said_to_pay_last_whatever_happens_around() {
+fn owner_is_the_last_payer_after_random_operations() {
     let mut random = Random(seed());
     let steps = number("NEAP_STEPS", 6000);
     for page_size in [4096, 16_384, 65_536] {
@@ -227,7 +227,7 @@ fn an_owner_is_who_was_said_to_pay_last_whatever_happens_around() {
 }
 
 #[test]
-fn one_owner_of_a_page_costs_nothing_and_several_cost_eight_bytes_an_object() {
+fn page_with_one_owner_needs_no_vector_else_8_bytes_per_object() {
     for (size, on_a_page) in [(16, 256), (64, 64), (1024, 4), (2048, 2)] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();
         let class = Class::of_size(size);
@@ -302,7 +302,7 @@ fn the_vector_of_a_page_goes_when_the_page_does() {
 }
 
 #[test]
-fn runs_that_somebody_pays_for_are_told_with_the_objects() {
+fn accounted_runs_are_reported_with_the_objects() {
     let o = Opened::new(machine(1), &CONFIG).unwrap();
     let class = Class::of_size(300);
     let object = o.take(class).unwrap();
@@ -379,7 +379,7 @@ fn a_system_that_refuses_memory_for_a_vector_is_asked_again() {
 }
 
 #[test]
-fn an_object_that_somebody_pays_for_is_freed_once() {
+fn accounted_object_is_freed_only_once() {
     let virtual_machine = Opened::new(machine(1), &CONFIG).unwrap();
     freed_once(&virtual_machine);
     if let Some(real) = rseq() {
@@ -419,7 +419,7 @@ fn freed_once<P: Platform>(o: &Opened<P>) {
 }
 
 #[test]
-fn who_takes_again_what_it_paid_for_does_not_pay_again_and_who_else_takes_it_pays_back() {
+fn reuse_by_same_owner_keeps_charge_by_another_uncharges() {
     let Some(o) = rseq() else { return };
     for size in [16, 1024, 2048, 32_768] {
         let class = Class::of_size(size);
@@ -451,7 +451,7 @@ fn who_takes_again_what_it_paid_for_does_not_pay_again_and_who_else_takes_it_pay
 /// Threads that all make a vector for the same page agree on one, and no owner is stored in
 /// another.
 #[test]
-fn a_page_has_one_vector_whoever_comes_first() {
+fn racing_threads_agree_on_one_vector_per_page() {
     const THREADS: usize = 3;
     let Some(o) = rseq() else { return };
     let (class, barrier) = (Class::of_size(64), Barrier::new(THREADS));
@@ -478,7 +478,7 @@ fn a_page_has_one_vector_whoever_comes_first() {
 
 /// Every thread pays for its objects, in pages that all share, and another thread frees them.
 #[test]
-fn threads_that_free_for_each_other_find_who_paid() {
+fn objects_freed_by_other_threads_report_their_payer() {
     const THREADS: usize = 4;
     let Some(o) = rseq() else { return };
     let (o, rounds, random_seed) = (&o, number("NEAP_ROUNDS", 300), seed());

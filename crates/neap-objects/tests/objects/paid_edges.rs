@@ -40,7 +40,7 @@ fn leave<P: Platform>(o: &Opened<P>, class: Class, owners: &[u64]) {
 
 /// The side of the gate decides what the uncharger may do.
 #[test]
-fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
+fn uncharger_is_told_whether_it_runs_in_a_slow_path() {
     static TOLD: Told = [const { AtomicU32::new(0) }; 2];
     static FAST: Told = [const { AtomicU32::new(0) }; 2];
     let (o, class) = (Opened::new(machine(1), &CONFIG).unwrap(), Class::of_size(64));
@@ -70,7 +70,7 @@ fn who_is_paid_back_is_told_whether_that_is_in_a_slow_path() {
 }
 
 #[test]
-fn each_object_that_a_cache_has_is_told_once_whichever_its_node_is() {
+fn each_paid_reports_cached_objects_once_on_every_node() {
     let o = Opened::new(Shared::new(Virtual::new(4096, 4).with_nodes(&[0, 1, 0, 1])), &CONFIG).unwrap();
     let classes = [Class::of_size(16), Class::of_size(1024)];
     for (cpu, class) in (0..4).flat_map(|cpu| classes.map(|class| (cpu, class))) {
@@ -84,7 +84,7 @@ fn each_object_that_a_cache_has_is_told_once_whichever_its_node_is() {
 }
 
 #[test]
-fn what_is_larger_than_the_largest_is_nobodys_again() {
+fn block_above_largest_class_has_no_payer_again() {
     let Some(o) = rseq() else { return };
     Class::all().for_each(|class| leave(&o, class, &[1; 3]));
     for size in [LARGEST + 1, LARGEST + 16, LARGEST + 17, usize::MAX] {

@@ -74,7 +74,7 @@ fn a_burst_that_repeats_is_served_by_its_barn() {
 /// A cache is emptied and filled again with values of another size: what is freed at random must
 /// not stay in the barn, where a few objects keep each slab.
 #[test]
-fn a_barn_is_thinned_out_while_most_objects_of_the_class_are_freed() {
+fn barn_is_thinned_out_while_the_class_is_mostly_freed() {
     let mut random = Random(seed());
     for size in [16, 64] {
         let o = Opened::new(machine(1), &CONFIG).unwrap();

@@ -55,7 +55,7 @@ fn a_full_word_and_a_drain() {
 }
 
 #[test]
-fn two_who_empty() {
+fn concurrent_drains_lose_no_charge() {
     let actors = vec![worker("W", &[Charge(0), Empty(0)]), worker("D1", &[Empty(1)]), remote("D2", &[Empty(0)])];
     holds(
         stocks("charge and empty, empty the other, empty", 2, 1, actors),
@@ -73,7 +73,7 @@ fn a_handler_that_charges() {
 }
 
 #[test]
-fn who_has_no_cpu_charges_the_counter() {
+fn unregistered_thread_charges_the_counter() {
     let w = Actor { rseq: Rseq::Unregistered, ..worker("W1", &[Charge(0), Uncharge(0)]) };
     let actors = vec![w, worker("W2", &[Charge(0)]), remote("D", &[Empty(0)])];
     holds(stocks("an unregistered thread, charge, empty", 1, 0, actors), STOCK_TOOK | STOCK_EMPTIED | REFUSED);

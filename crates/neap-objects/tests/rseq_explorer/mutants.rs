@@ -114,7 +114,7 @@ fn two_takers_share_the_spare_region() {
 }
 
 #[test]
-fn two_takers_need_no_mutex_with_a_spare_region_each_unless_they_ignore_dummy() {
+fn two_takers_with_own_spares_need_no_mutex_but_check_dummy() {
     for fence_may_fail in [true, false] {
         let takers = Scenario { fence_may_fail, ..two_takers(0) };
         holds(Scenario { mutant: OwnSpares, ..takers.clone() }, event::BUSY | event::TOOK_OBJECT);
@@ -256,7 +256,7 @@ fn gate_that_is_closed_without_a_barrier() {
 }
 
 #[test]
-fn gate_where_those_who_wait_stay_counted() {
+fn gate_that_keeps_waiters_counted_deadlocks() {
     mutant(fork_slow_push(), GateWaitInside, "never finish");
     mutant(fork_take(), GateWaitInside, "never finish");
 }

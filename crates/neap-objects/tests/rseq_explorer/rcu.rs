@@ -57,7 +57,7 @@ fn a_reader_with_a_handler_that_reads() {
 }
 
 #[test]
-fn who_retires_is_scheduled_like_everybody_else() {
+fn retire_sharing_cpus_with_a_reader_waits_and_frees() {
     let actors = vec![worker("R", &[Read]), worker("U", &[Retire, Retire])];
     holds(reading("a reader, retire on the same CPUs", actors), READ_OLD | WAITED | FLIPPED | FREED);
 }
@@ -111,7 +111,7 @@ fn only_the_phase_before_is_waited_for() {
 }
 
 #[test]
-fn who_came_in_is_added_up_first() {
+fn retire_that_sums_entries_first_frees_too_early() {
     // One reader is inside, and the other comes and goes between the two sums.
     let on = |name, cpus| Actor { cpus, ..worker(name, &[Read]) };
     let actors = vec![on("R1", 0b001), on("R2", 0b010), remote("U", &[Retire])];

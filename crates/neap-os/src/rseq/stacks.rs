@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_goes_to_the_first_stack_at_home_and_to_the_second_elsewhere() {
+    fn push_uses_first_stack_at_home_and_second_elsewhere() {
         let Some((table, region)) = table(4) else { return };
         let home = pin();
         // SAFETY: the table and its one region live to the end of the test, and only this thread

@@ -19,7 +19,7 @@ fn the_state_of_a_list_is_less_than_a_cache_line() {
 }
 
 #[test]
-fn a11_straight_refills_double_the_batch_and_traffic_both_ways_halves_it() {
+fn a11_refill_streak_doubles_batch_and_mixed_traffic_halves_it() {
     let bounds = limits(1 << 18, 2);
     let plenty = supply(&bounds, u32::MAX);
     let mut adaptive = Adaptive::new(&bounds);
@@ -38,7 +38,7 @@ fn a11_straight_refills_double_the_batch_and_traffic_both_ways_halves_it() {
 }
 
 #[test]
-fn straight_frees_double_the_batch_and_then_collect_it_before_they_give_it() {
+fn free_streak_doubles_batch_then_collects_it_before_spilling() {
     let bounds = limits(1 << 18, 2);
     let plenty = supply(&bounds, u32::MAX);
     let mut adaptive = Adaptive::new(&bounds);
@@ -55,7 +55,7 @@ fn straight_frees_double_the_batch_and_then_collect_it_before_they_give_it() {
 }
 
 #[test]
-fn blocks_of_another_order_that_lie_in_a_small_list_do_not_keep_it_from_learning() {
+fn idle_blocks_of_another_order_do_not_prevent_list_growth() {
     let bounds = limits(1 << 20, 2);
     let plenty = supply(&bounds, u32::MAX);
     let mut adaptive = Adaptive::new(&bounds);
@@ -74,7 +74,7 @@ fn blocks_of_another_order_that_lie_in_a_small_list_do_not_keep_it_from_learning
 }
 
 #[test]
-fn a_block_of_another_order_beside_a_run_of_pages_comes_in_a_small_batch_and_does_not_end_the_run() {
+fn other_order_refill_is_small_and_keeps_the_refill_streak() {
     let bounds = limits(1 << 20, 2);
     let plenty = supply(&bounds, u32::MAX);
     let mut adaptive = Adaptive::new(&bounds);
@@ -98,7 +98,7 @@ fn a_batch_of_an_order_fits_into_a_list_that_is_full_of_others() {
 }
 
 #[test]
-fn pages_that_come_back_late_are_kept_where_the_lock_is_busy_and_where_it_is_not_cost_a_visit() {
+fn late_refill_grows_high_for_longer_under_contention() {
     let bounds = limits(1 << 20, 2);
     let plenty = supply(&bounds, u32::MAX);
     let after = |busy: bool, ticks: u32| {
@@ -124,7 +124,7 @@ fn pages_that_come_back_late_are_kept_where_the_lock_is_busy_and_where_it_is_not
 }
 
 #[test]
-fn a_busy_lock_makes_it_grow_where_that_helps_and_not_for_one_way_streams() {
+fn contention_grows_high_but_not_for_one_way_streams() {
     let bounds = limits(1 << 20, 2);
     let plenty = supply(&bounds, u32::MAX);
     let mut adaptive = Adaptive::new(&bounds);
@@ -141,7 +141,7 @@ fn a_busy_lock_makes_it_grow_where_that_helps_and_not_for_one_way_streams() {
 }
 
 #[test]
-fn a_slow_list_gives_up_a_quarter_of_what_lies_idle_and_one_that_ticks_cannot_see_gives_nothing_of_it() {
+fn decay_trims_a_quarter_of_idle_pages_of_slow_lists_only() {
     let bounds = limits(1 << 20, 2);
     let plenty = supply(&bounds, u32::MAX);
     let mut learned = Model::<Adaptive>::new(bounds, AMPLE, vec![swing(20_000, 0, 0)]);

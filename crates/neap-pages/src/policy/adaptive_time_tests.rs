@@ -93,7 +93,7 @@ fn an_oscillation_about_once_a_second_as_of_a_kernel_build() {
 }
 
 #[test]
-fn a_mix_settles_where_the_zone_is_hardly_needed_and_not_far_above() {
+fn mixed_load_settles_with_few_zone_locks_and_bounded_high() {
     let bounds = limits(1 << 20, 2);
     for (most, order) in [(3000, 0), (1500, 1), (800, 3)] {
         let programs = || vec![mix(most, order, 7)];
@@ -117,7 +117,7 @@ fn a_small_mix_stays_at_the_fixed_size_and_its_batch() {
 }
 
 #[test]
-fn a_producer_and_a_consumer_visit_the_zone_twice_per_largest_batch() {
+fn producer_and_consumer_lock_zone_twice_per_largest_batch() {
     let bounds = limits(1 << 20, 2);
     let stream = |op| then(only(op), 4_000_000, only(Op::Rest(SECOND)));
     let programs = || vec![stream(Op::Give(0)), stream(Op::Take(0))];
@@ -134,7 +134,7 @@ fn a_producer_and_a_consumer_visit_the_zone_twice_per_largest_batch() {
 }
 
 #[test]
-fn bursts_three_seconds_apart_are_served_and_leave_nothing_in_between() {
+fn bursts_3_s_apart_need_few_zone_locks_and_hold_few_pages() {
     let bounds = limits(1 << 20, 2);
     let programs = || vec![swing(50_000, 0, 3 * SECOND), swing(9_000, 3, 3 * SECOND)];
     let (fixed, adaptive) = compare("bursts 3 s apart", bounds, programs, 4 * SECOND, 12 * SECOND);
@@ -206,7 +206,7 @@ fn a_size_that_the_user_chose_stays_and_0_keeps_nothing() {
 }
 
 #[test]
-fn frees_of_one_order_and_allocations_of_another_do_not_fill_the_list() {
+fn order_0_frees_with_order_3_allocations_do_not_fill_list() {
     let bounds = limits(1 << 20, 2);
     let mut step = 0_u32;
     let program = Box::new(move || {

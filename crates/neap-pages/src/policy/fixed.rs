@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a9_tiny_zones_keep_little_or_nothing_and_still_move_something() {
+    fn a9_tiny_zones_have_small_lists_and_nonzero_batches() {
         for managed in 0..3000 {
             for cpus in [1, 3, 16] {
                 let fixed = Fixed::new(managed, cpus, 12);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_goes_when_one_page_is_too_much_and_everything_after_a_rest() {
+    fn fixed_policy_spills_a_batch_and_drains_all_when_idle() {
         let bounds = limits(1 << 18, 2);
         let mut still = Still::new(&bounds);
         let plenty = supply(&bounds, u32::MAX);

@@ -310,7 +310,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a8_sums_stay_below_an_eighth_and_below_the_low_watermark_when_that_is_all_there_is() {
+    fn a8_list_caps_sum_below_eighth_of_zone_and_low_watermark() {
         for managed in (0..100_000).step_by(37).chain((17..32).map(|bits| 1 << bits)) {
             for cpus in [1, 2, 3, 16, 64, 224] {
                 let bounds = limits(managed, cpus);

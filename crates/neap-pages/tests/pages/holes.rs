@@ -86,7 +86,7 @@ fn where_nothing_is_taken_there_are_no_holes() {
 
 /// A pass without ranges does not count as a success of the system.
 #[test]
-fn a_system_that_refuses_is_asked_rarely_whatever_passes_are_made() {
+fn failing_release_is_retried_rarely_despite_empty_passes() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     let block = o.pages.allocate_block(&machine, Order(10)).unwrap().pfn;

@@ -64,7 +64,7 @@ fn agree(machine: &Probe, o: &Opened<'_, Probe>, runs: &Runs) {
 }
 
 #[test]
-fn they_are_behind_the_chunks_that_lie_in_a_run_after_any_history() {
+fn huge_page_advice_matches_runs_after_random_operations() {
     let mut random = Random(seed());
     let mut most = 0;
     for _ in 0..4 {
@@ -157,7 +157,7 @@ fn nothing_is_said_where_there_are_none() {
 
 /// A run that is longer than the rest of the resident memory may never be touched as a whole.
 #[test]
-fn runs_of_a_system_that_is_asked_have_them_up_to_the_size_of_the_rest() {
+fn madvise_run_gets_huge_pages_if_shorter_than_the_rest() {
     let machine = Probe::new(Virtual::new(4096, 1));
     let o = Opened::new(&machine, &huge()).unwrap();
     let take = |pages| o.pages.allocate_run(&machine, pages, 1).unwrap().pfn;
@@ -179,7 +179,7 @@ fn runs_of_a_system_that_is_asked_have_them_up_to_the_size_of_the_rest() {
 /// Pages released from memory that may be huge are made small first, and do not allow huge pages
 /// when they go.
 #[test]
-fn memory_of_a_run_is_forbidden_them_before_anybody_else_has_it() {
+fn freed_run_forbids_huge_pages_before_its_memory_is_reused() {
     let machine = Probe::new(for_all());
     let o = Opened::new(&machine, &huge()).unwrap();
     let run = o.pages.allocate_run(&machine, 2 * CHUNK, 1).unwrap().pfn;

@@ -143,7 +143,7 @@ fn full(machine: &Virtual, nodes: usize) -> (Nodes<'_>, Vec<Held>) {
 }
 
 #[test]
-fn what_is_far_comes_by_distance_and_after_the_lists_of_what_is_near() {
+fn far_nodes_are_used_by_distance_after_nearer_lists_are_empty() {
     let machine = Virtual::new(4096, 3).with_nodes(&[0, 1, 2]).with_scarce_address_space();
     for cpu in [0, 2] {
         let (o, held) = full(&machine, 3);

@@ -339,7 +339,7 @@ fn a_size_that_was_asked_for_stays_and_0_means_no_lists() {
 }
 
 #[test]
-fn lists_learn_what_a_program_needs_again_and_forget_it_when_it_stops() {
+fn lists_relearn_their_size_and_reset_when_idle() {
     let machine = Virtual::new(4096, 2);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     Virtual::run_on(1);
@@ -573,7 +573,7 @@ fn runs_are_not_cached_under_a_small_limit() {
 }
 
 #[test]
-fn frames_belong_to_the_holder_and_a_freed_slab_leaves_nothing_behind() {
+fn slab_frames_store_holder_data_and_lose_slab_state_on_free() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &shape(None)).unwrap();
     let frames = o.pages.frames();

@@ -108,7 +108,7 @@ fn a_system_that_cannot_populate_is_asked_rarely() {
 }
 
 #[test]
-fn huge_pages_are_allowed_for_many_blocks_at_once_and_until_the_next_tick() {
+fn huge_pages_are_allowed_per_batch_until_the_next_tick() {
     let machine = Probe::new(Virtual::new(4096, 1));
     let o = Opened::new(&machine, &huge()).unwrap();
     let held: Vec<Held> = (0..20_000).map(|stamp| take_block(&o, 0, stamp).unwrap()).collect();
@@ -178,7 +178,7 @@ fn what_the_tables_say_about_a_block_goes_back_with_it() {
 }
 
 #[test]
-fn the_early_table_comes_with_large_blocks_too_where_there_are_many() {
+fn early_table_is_populated_with_many_written_large_blocks() {
     let machine = Virtual::new(4096, 1);
     let o = Opened::new(&machine, &huge()).unwrap();
     (0..200).for_each(|_| _ = o.pages.allocate_one_more_block(&machine, Order(5), true).unwrap());
@@ -206,7 +206,7 @@ fn take_early_parts<P: Platform>(o: &Opened<'_, P>, parts: core::ops::Range<usiz
 }
 
 #[test]
-fn an_early_table_asks_for_a_huge_page_with_the_first_block_of_each() {
+fn early_table_huge_page_is_requested_with_its_first_block() {
     let machine = Probe::new(Virtual::new(4096, 1));
     let o = Opened::new(&machine, &huge()).unwrap();
     let refused = |(start, _, allowed): &(usize, usize, bool)| *start == early_part(&o, 0) && !*allowed;
@@ -236,7 +236,7 @@ fn an_early_table_asks_for_a_huge_page_with_the_first_block_of_each() {
 }
 
 #[test]
-fn an_early_table_asks_for_no_huge_page_that_may_not_be_had_or_would_lie_on_one_of_many_nodes() {
+fn early_table_skips_huge_pages_if_scarce_or_multi_node() {
     for machine in [Virtual::new(4096, 1).with_scarce_address_space(), Virtual::new(4096, 2).with_nodes(&[0, 1])] {
         let machine = Probe::new(machine);
         let pages = NodePages::open(&machine, &huge()).unwrap();
@@ -272,7 +272,7 @@ fn huge_pages_are_given(platform: &Linux) -> bool {
 /// A huge page of an early table describes runs as well as slabs, and only slabs record that they
 /// have written there. Its memory for runs stayed.
 #[test]
-fn a_huge_page_of_an_early_table_is_there_at_once_and_goes_back_whatever_it_speaks_of() {
+fn early_table_huge_page_is_released_with_runs_and_slabs() {
     let platform = Linux::probe();
     let o = Opened::new(&platform, &huge()).unwrap();
     let given = huge_pages_are_given(&platform);
@@ -333,7 +333,7 @@ fn threads_that_need_a_batch_wait_for_the_one_that_makes_it() {
 /// All threads asked for the same huge page of a table, and forbade it again. Each time all threads
 /// that fault wait.
 #[test]
-fn of_threads_that_need_a_part_of_an_early_table_one_asks_for_it() {
+fn early_table_huge_page_is_requested_by_one_thread_only() {
     let machine = Probe::new(Virtual::new(4096, 4));
     let o = Opened::new(&machine, &huge()).unwrap();
     let first = take_early_parts(&o, 0..2);

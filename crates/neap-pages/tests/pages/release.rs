@@ -25,7 +25,7 @@ fn settle<P: Platform>(pages: &Pages<P>, platform: &P) -> Report {
 }
 
 #[test]
-fn after_a_burst_everything_goes_back_in_three_ticks_and_then_nothing_happens() {
+fn burst_is_released_in_three_ticks_and_the_next_is_idle() {
     for size in PAGE_SIZES {
         for scarce in [false, true] {
             let machine = Virtual::new(size, 2);

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn where_something_is_marked_it_counts_from_the_third_time_on_and_for_a_while() {
+    fn note_with_a_set_bit_is_valid_from_third_pass_for_a_while() {
         let backoff = Backoff::default();
         for _ in 0..2 {
             backoff.note(ONE, 7, 0, 100_000, true);

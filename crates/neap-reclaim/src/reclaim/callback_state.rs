@@ -176,7 +176,7 @@ mod tests {
 
     /// The word changes between the look and the exchange, in each possible way.
     #[test]
-    fn who_looked_at_a_turn_that_has_ended_writes_nothing_off() {
+    fn write_off_with_a_stale_look_has_no_effect() {
         let slot = CallbackState::default();
         assert!(slot.take(1));
         slot.begin(7, 100);

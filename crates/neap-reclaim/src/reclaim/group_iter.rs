@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_goes_on_where_the_last_one_stopped_and_ends_with_its_round() {
+    fn walk_resumes_at_the_shared_cursor_and_ends_with_its_round() {
         let walks = Walks::default();
         let mut first = walks.join(GroupId::ROOT, 0);
         assert_eq!((first.next(among(&[1, 4, 9])), first.next(among(&[1, 4, 9]))), (Some(1), Some(4)));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_joins_at_the_end_begins_a_round_of_its_own_and_only_one() {
+    fn walk_that_joins_at_the_end_begins_exactly_one_new_round() {
         let walks = Walks::default();
         let mut first = walks.join(GroupId::ROOT, 0);
         assert_eq!((first.next(among(&[3])), all(&mut walks.join(GroupId::ROOT, 0), &[3])), (Some(3), Vec::from([3])));

@@ -160,7 +160,7 @@ fn a_pass_brings_what_is_asked_for_and_not_much_more() {
 }
 
 #[test]
-fn groups_give_in_proportion_to_what_they_have_beyond_their_protection() {
+fn groups_give_in_proportion_to_unprotected_usage() {
     let protected = Cache { low: 30_000 * SIZE, ..cache(40_000) };
     let model = model(&[cache(30_000), cache(10_000), protected]);
     let background = Ask { node: Some(0), ..ask(4000 * SIZE) };
@@ -171,7 +171,7 @@ fn groups_give_in_proportion_to_what_they_have_beyond_their_protection() {
 }
 
 #[test]
-fn what_is_below_its_min_is_never_taken_and_below_its_low_only_when_there_is_nothing_else() {
+fn min_is_never_reclaimed_and_low_only_as_last_resort() {
     let (min, low) = (Cache { min: u64::MAX, ..cache(500) }, Cache { low: u64::MAX, ..cache(500) });
     let both = model(&[min.clone(), low.clone(), cache(500)]);
     let passes = Passes::default();
@@ -242,7 +242,7 @@ fn l17_a_pass_that_finds_nothing_in_shared_walks_makes_its_own() {
 
 /// With thousands of groups, a complete walk would take milliseconds, and all cached objects.
 #[test]
-fn a_walk_of_its_own_ends_when_there_is_enough_and_does_not_begin_with_the_same_groups() {
+fn private_walk_ends_at_its_goal_and_starts_at_shared_cursor() {
     let (model, passes) = (model(&std::vec![cache(100); 1000]), Passes::default());
     let got = passes.run(&Raced(&model, &passes, Cell::new(13)), &ask(150 * SIZE));
     assert!(got.bytes >= 150 * SIZE && got.visits <= 13 + 20, "{got:?}");
@@ -267,7 +267,7 @@ fn l15_only_enough_ends_a_row_of_failures() {
 
 /// Another pass continues its work. Its end means neither enough memory nor the lack of it.
 #[test]
-fn a_pass_that_was_written_off_neither_ends_a_row_of_failures_nor_adds_to_it() {
+fn written_off_pass_leaves_the_failure_row_unchanged() {
     let (passes, nothing) = (Passes::default(), model(&[]));
     let background = Ask { node: Some(0), ..ask(u64::MAX) };
     (0..15).for_each(|_| _ = passes.run(&nothing, &background));
@@ -296,7 +296,7 @@ fn what_is_used_is_not_looked_at_for_every_visit() {
 }
 
 #[test]
-fn a_pass_ends_at_its_deadline_and_where_nobody_has_anything() {
+fn pass_ends_at_its_deadline_and_when_groups_are_empty() {
     let model_of = || model(&[cache(1000), cache(1000)]);
     let late = Passes::default().run(&model_of(), &Ask { deadline: 0, ..ask(u64::MAX) });
     assert_eq!((late.late, late.visits), (true, 0));
@@ -308,7 +308,7 @@ fn a_pass_ends_at_its_deadline_and_where_nobody_has_anything() {
 /// A shrinker with false reports ends passes too early, but the next pass begins behind it. The
 /// first priorities ask a small cache for nothing.
 #[test]
-fn pass_that_begins_with_more_pressure_reaches_small_caches_in_time() {
+fn pass_with_skipped_priorities_reaches_small_caches_in_time() {
     let freed = [0, FIRST_PRIORITY].map(|skipped| {
         let model = Model { skipped, ..model(&[cache(8)]) };
         Passes::default().run(&model, &Ask { deadline: 8, ..ask(SIZE) }).freed > 0
@@ -351,7 +351,7 @@ fn pressure_is_told_of_the_group_that_was_asked() {
 }
 
 #[test]
-fn a_goal_is_what_is_needed_or_some_more_but_not_much_of_a_small_group() {
+fn goal_is_need_or_a_capped_eighth_of_usage_if_larger() {
     assert_eq!([goal(1, 1 << 30), goal(1, 80 << 10), goal(1 << 20, 1 << 30), goal(5, 0)], [GOAL, 10 << 10, 1 << 20, 5]);
 }
 

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_has_no_more_than_is_needed_gives_a_batch_at_least() {
+    fn group_with_usage_up_to_the_need_gives_at_least_a_batch() {
         let least = |usage, need| {
             let standing = GroupUsage { id: GroupId::ROOT, usage, min: 0, low: 0 };
             press(&standing, need, FIRST_PRIORITY, LowProtection::Fair).unwrap().least

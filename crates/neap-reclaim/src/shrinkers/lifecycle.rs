@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "a thread knows itself by assembly")]
-    fn a_child_in_which_nobody_ends_a_life_that_was_to_end_goes_on_with_it() {
+    fn life_ending_but_not_closed_continues_in_forked_child() {
         let life = Life::new(Shared);
         life.prepare();
         life.start();

@@ -215,7 +215,7 @@ mod tests {
 
     /// Of 256 objects in 16 MiB, two hold 128 KiB.
     #[test]
-    fn a_scan_is_bounded_by_what_is_needed_and_grows_while_that_does_not_come() {
+    fn scan_is_bounded_by_the_need_and_doubles_without_progress() {
         let press = ScanPressure { need: 128 << 10, usage: 16 << 20, ..ScanPressure::of(0) };
         let scans = |press: ScanPressure| {
             let mut work = Work::new(256, 0, 2, 32, press);

@@ -26,7 +26,7 @@ fn watch(seat: &CallbackState) -> Option<u64> {
 }
 
 #[test]
-fn each_callback_that_is_written_off_hears_of_it_and_no_other_does() {
+fn write_off_is_reported_to_exactly_the_written_off_callback() {
     loom::model(|| {
         let seat = Arc::new(CallbackState::default());
         let watchers = [(); 2].map(|()| {

@@ -111,7 +111,7 @@ fn a_job_is_done_by_one_and_its_waiter_is_woken() {
 
 /// A waiter sees what the reclaimer wrote, without another word than those of the queue.
 #[test]
-fn what_was_done_is_seen_by_whoever_waits_for_it() {
+fn done_job_publishes_reclaimer_writes_to_its_waiter() {
     loom::model(|| {
         let jobs = board(1);
         let freed = Arc::new(UnsafeCell::new(0));
@@ -139,7 +139,7 @@ fn what_was_done_is_seen_by_whoever_waits_for_it() {
 /// R's callback is stuck. The watcher W writes R off and posts its job again, or R returns first
 /// and does. Another reclaimer, which sleeps or not yet, does the job.
 #[test]
-fn a_job_that_is_handed_back_is_done_by_another_and_answered_then() {
+fn handed_back_job_is_answered_by_another_reclaimer() {
     loom::model(|| {
         let jobs = board(2);
         let seat = Arc::new(CallbackState::default());
@@ -184,7 +184,7 @@ fn a_job_that_is_handed_back_is_done_by_another_and_answered_then() {
 
 /// A gives up while R does its job, or before that. B's job gets the place. R ends A's.
 #[test]
-fn who_gives_up_is_gone_and_no_late_answer_is_anothers() {
+fn late_answer_after_timeout_never_reaches_another_waiter() {
     loom::model(|| {
         let jobs = board(1);
         let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 3));
@@ -200,7 +200,7 @@ fn who_gives_up_is_gone_and_no_late_answer_is_anothers() {
 
 /// A job of two waiters is dropped when the second gives it up, and not before.
 #[test]
-fn who_gives_up_leaves_a_job_that_another_waits_for() {
+fn shared_job_survives_one_waiter_giving_up() {
     loom::model(|| {
         let jobs = board(1);
         let [mut own, mut other] = [7, 7].map(|group| Waiter::new(aim(group)));
@@ -218,7 +218,7 @@ fn who_gives_up_leaves_a_job_that_another_waits_for() {
 /// A waits for R's job. W posts it again while A gives up and R returns. No thread wants the job
 /// then, and each thread is counted once.
 #[test]
-fn what_its_waiter_gives_up_while_it_is_handed_back_is_nobodys() {
+fn job_given_up_during_handback_has_no_waiter() {
     loom::model(|| {
         let jobs = board(2);
         let mut waiter = Waiter::new(aim(7));
@@ -234,7 +234,7 @@ fn what_its_waiter_gives_up_while_it_is_handed_back_is_nobodys() {
 }
 
 #[test]
-fn of_two_who_wait_for_two_jobs_both_are_answered() {
+fn two_waiters_for_different_jobs_are_both_answered() {
     loom::model(|| {
         let jobs = board(1);
         let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 2));
@@ -250,7 +250,7 @@ fn of_two_who_wait_for_two_jobs_both_are_answered() {
 /// The second waiter comes before the reclaimer has taken the job, and shares it, or later, and has
 /// a job of its own.
 #[test]
-fn of_two_who_wait_for_the_same_both_are_answered() {
+fn two_waiters_for_the_same_aim_are_both_answered() {
     loom::model(|| {
         let jobs = board(1);
         let mut waiter = Waiter::new(aim(7));
@@ -272,7 +272,7 @@ fn of_two_who_wait_for_the_same_both_are_answered() {
 /// All places but one have jobs that stay taken. The last one becomes free by its reclaimer, by its
 /// waiter that gives up, or by a second reclaimer after the first was stuck.
 #[test]
-fn who_waits_for_room_is_told_of_it() {
+fn waiter_for_queue_room_is_woken_when_a_place_is_freed() {
     #[derive(Clone, Copy, PartialEq)]
     enum End {
         Done,
@@ -347,7 +347,7 @@ impl Node {
 /// A pass finds the node above its high watermark. A thread allocates, finds it at the low one, and
 /// posts. The pass ends.
 #[test]
-fn a_node_that_is_short_again_while_its_pass_ends_has_another_and_one_at_a_time() {
+fn node_short_at_pass_end_gets_another_pass_one_at_a_time() {
     loom::model(|| {
         let (jobs, node) = (board(2), Node::new());
         node.allocate(&jobs);
@@ -368,7 +368,7 @@ fn a_node_that_is_short_again_while_its_pass_ends_has_another_and_one_at_a_time(
 /// R1, in a pass over a node, is written off. R2 continues that. R1 returns: the pass that runs is
 /// not its own.
 #[test]
-fn a_pass_that_another_goes_on_with_is_under_way_until_that_one_ends() {
+fn handed_over_pass_is_under_way_until_its_new_owner_ends_it() {
     loom::model(|| {
         let (jobs, node) = (board(2), Node::new());
         assert!(jobs.post(ReclaimJob::Node(0)));

@@ -260,7 +260,7 @@ fn the_first_item_of_a_group_is_added_while_it_goes() {
 }
 
 #[test]
-fn of_a_walk_that_takes_an_item_off_and_who_frees_it_one_does() {
+fn walk_and_concurrent_del_free_an_item_exactly_once() {
     model(|| {
         let world = World::new();
         world.add(world.parent, 0);
@@ -325,7 +325,7 @@ fn an_item_that_is_seen_on_no_list_may_be_freed() {
 
 /// Its links are those of the next list then, under another lock.
 #[test]
-fn an_item_that_somebody_else_has_taken_off_may_be_added_elsewhere() {
+fn item_removed_by_another_thread_may_be_added_elsewhere() {
     for looks_first in [true, false] {
         model(move || {
             let world = World::new();

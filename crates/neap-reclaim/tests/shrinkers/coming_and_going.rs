@@ -52,7 +52,7 @@ fn to_synchronize_is_to_wait_for_all_that_run() {
 
 /// By the machine's own time, which only the callback lets pass.
 #[test]
-fn who_unregisters_waits_for_its_own_callback_and_no_longer() {
+fn unregister_waits_for_its_own_callback_and_no_longer() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let (inside, machine) = (Barrier::new(2), &host.0.platform);
         let ended = AtomicUsize::new(0);
@@ -203,7 +203,7 @@ fn a_name_is_one() {
 }
 
 #[test]
-fn who_gets_no_memory_is_told_and_changes_nothing() {
+fn register_and_open_without_memory_fail_and_change_nothing() {
     let stage = Stage::with_nodes(&[0, 1]);
     with(&stage, |host, shrinkers| {
         let cache = Cache::of(5);

@@ -21,7 +21,7 @@ fn indexes_of_all_that_have_gone_are_used_again() {
 }
 
 #[test]
-fn who_finds_a_bit_set_looks_no_further_up_and_writes_nothing() {
+fn set_bits_stops_at_a_set_bit_without_writing() {
     let words = [0b100, 0].map(AtomicUsize::new);
     let bits = || words.each_ref().map(|word| Bit { word, bit: 2 });
     assert_eq!((set_bits(bits()), words[1].load(Relaxed)), (0, 0), "the thread that set it is on the way");

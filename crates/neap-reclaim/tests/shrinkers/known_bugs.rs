@@ -51,7 +51,7 @@ fn while_called(shrinkers: &Shrinkers, host: &On<'_, Virtual>, f: impl FnOnce(Sh
 }
 
 #[test]
-fn s1_who_unregisters_waits_for_no_foreign_callback() {
+fn s1_unregister_does_not_wait_for_other_callbacks() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         while_called(shrinkers, host, |_, go_on| {
             let cache = Cache::of(1);
@@ -63,7 +63,7 @@ fn s1_who_unregisters_waits_for_no_foreign_callback() {
 }
 
 #[test]
-fn s2_reports_keep_nobody_from_going_and_take_no_lock() {
+fn s2_reports_block_no_unregistration_and_take_no_lock() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let caches = [Cache::of(1), Cache::of(2)];
         let ids = [0, 1].map(|at| register(shrinkers, host, &caches[at].spec()));
@@ -235,7 +235,7 @@ unsafe extern "C" fn gone(_: *mut c_void) {
 }
 
 #[test]
-fn s5_who_unregisters_inside_a_callback_does_not_wait() {
+fn s5_unregister_inside_a_callback_does_not_wait() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let own = Mutex::new(None);
         let made = Made::of(
@@ -343,7 +343,7 @@ fn s6_marks_are_kept_while_everything_grows() {
 }
 
 #[test]
-fn s7_an_index_that_is_used_again_inherits_nothing_and_loses_no_mark() {
+fn s7_reused_index_inherits_nothing_and_loses_no_mark() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let (first, second) = (Cache::of(50), Cache::of(50));
         let id = register(shrinkers, host, &Spec { seeks: 0, ..first.by_group() });
@@ -400,7 +400,7 @@ fn s8_what_is_deferred_for_a_deleted_group_is_its_parents_once() {
 }
 
 #[test]
-fn s8_work_that_a_visitor_defers_after_the_end_of_its_group_is_the_parents() {
+fn s8_work_deferred_after_group_deletion_goes_to_the_parent() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let ends = AtomicBool::new(false);
         let made = Made::of(
@@ -566,7 +566,7 @@ fn lies_about_numbers_are_bounded() {
 /// that a thread holds which reports, blames or charges. References that a CPU's sequence does not
 /// take are counted.
 #[test]
-fn who_calls_no_callback_takes_no_reference() {
+fn operations_without_callbacks_take_no_shrinker_reference() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let cache = Cache::of(1000);
         let id = register(shrinkers, host, &cache.spec());

@@ -61,7 +61,7 @@ impl Caller for Following {
 /// A caller that measures thus reads a clock once for each callback, and once more for each
 /// shrinker.
 #[test]
-fn who_watches_callbacks_is_told_which_follow_another_at_once() {
+fn observer_is_told_which_callbacks_follow_immediately() {
     with(&Stage::with_nodes(&[0]), |host, shrinkers| {
         let caches = [Cache::of(300), Cache::of(300)];
         // SAFETY: the caches outlive their registration.

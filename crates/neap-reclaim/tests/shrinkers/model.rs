@@ -265,7 +265,7 @@ fn visits_ask_for_what_the_model_says() {
 }
 
 #[test]
-fn without_memory_nobody_is_missed() {
+fn no_shrinker_is_missed_when_allocations_fail() {
     history(true);
 }
 

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swing_a_period_is_learned_within_a_few_and_forgotten_after_two_without() {
+    fn depth_learns_periodic_swing_and_forgets_in_two_idle_periods() {
         let bounds = limits(1 << 20, 2);
         let mut depth = Depth::new(&bounds);
         let mut sizes = Vec::new();

@@ -64,7 +64,7 @@ mod tests {
     use crate::policies::test_inputs::{limits, supply};
 
     #[test]
-    fn a_list_that_ran_empty_keeps_its_size_and_one_that_did_not_loses_an_eighth() {
+    fn idle_guard_keeps_size_of_emptied_list_and_decays_others() {
         let bounds = limits(1 << 18, 2);
         let plenty = supply(&bounds, u32::MAX);
         let mut huang = IdleGuard::new(&bounds);

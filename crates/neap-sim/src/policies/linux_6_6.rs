@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_follows_pages_which_were_too_many_empties_the_list_and_reclaim_leaves_four_batches() {
+    fn block_at_doubled_batch_empties_list_reclaim_keeps_4_batches() {
         let bounds = limits(1 << 18, 2);
         let mut unchanged = Unchanged::new(&bounds);
         let mut free = |count, order, reclaiming| {

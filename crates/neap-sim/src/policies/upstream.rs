@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a1_alternating_bursts_of_order_3_do_not_empty_the_list_each_time() {
+    fn a1_alternating_order_3_bursts_do_not_flush_the_list() {
         let bounds = limits(1 << 18, 2);
         let plenty = supply(&bounds, u32::MAX);
         for burst in [64_u32, 150, 300] {

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_moved_to_another_node_names_the_payer_of_that_one() {
+    fn migrated_thread_updates_the_node_of_its_payer() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let options = Options { stat: false, background: crate::options::Background::Never, ..Options::DEFAULT };
         // SAFETY: the manager stays in its box until it is closed.
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_uses_refuses_no_charge() {
+    fn charge_at_max_with_only_cached_memory_succeeds() {
         with_full_group(|mm, groups, group| {
             assert_eq!(groups.charge(group.payer(Kind::ByHand, 0), MAX, OnLimit::Refuse), Ok(()));
             assert_eq!(mm.used_and_charged(group), (MAX, MAX));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_uses_refuses_no_allocation() {
+    fn allocation_at_max_with_only_cached_memory_succeeds() {
         with_full_group(|mm, groups, group| {
             for size in [2048, 4096, 40_000] {
                 let before = mm.enter(Some(group));
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_uses_slows_nobody_down() {
+    fn cached_memory_above_high_does_not_throttle_charges() {
         with_full_group(|mm, groups, group| {
             let (payer, clock) = (group.payer(Kind::ByHand, 0), &mm.core().unwrap().objects.platform);
             let highs = || groups.info(group).unwrap().events[Event::High as usize];
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_beyond_a_limit_flushes_now_and_then() {
+    fn repeated_overcharges_flush_caches_at_limited_rate() {
         with_full_group(|mm, groups, group| {
             let payer = group.payer(Kind::ByHand, 0);
             assert_eq!(groups.charge(payer, 1, OnLimit::Overcharge), Ok(()));

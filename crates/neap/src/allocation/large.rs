@@ -318,7 +318,7 @@ mod tests {
 
     /// The system unmaps the target of a refused move, and refuses to map it again.
     #[test]
-    fn a_place_that_is_lost_is_given_to_nobody() {
+    fn lost_move_target_is_not_allocated_again() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();
@@ -371,7 +371,7 @@ mod tests {
     /// The pieces move one by one. A piece that is refused later is copied. If its target is lost,
     /// the moved pieces are copied back.
     #[test]
-    fn a_run_of_several_pieces_keeps_its_contents_whichever_move_fails() {
+    fn multi_piece_run_keeps_contents_after_any_failed_move() {
         for (refused, unmaps, lost) in
             [(usize::MAX, false, false), (0, true, false), (1, false, false), (1, true, false), (1, true, true)]
         {
@@ -490,7 +490,7 @@ mod tests {
     /// A run keeps its payer if it is resized in place, if it is moved, and if the system refuses
     /// to move it.
     #[test]
-    fn who_pays_for_a_run_does_so_however_long_it_becomes() {
+    fn run_keeps_owner_after_resize_move_and_refused_move() {
         for moves in [true, false] {
             let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
             // SAFETY: the manager stays in its box.

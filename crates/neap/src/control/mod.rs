@@ -325,7 +325,7 @@ mod tests {
     use std::boxed::Box;
 
     #[test]
-    fn a_request_is_read_where_askers_write_it_and_nothing_said_is_everything() {
+    fn control_channel_has_fixed_layout_and_unset_scope_is_all() {
         let offsets = [
             offset_of!(ControlChannel, ticket),
             offset_of!(ControlChannel, cpu),
@@ -376,7 +376,7 @@ mod tests {
 
     /// An isolated CPU does no work for other processes.
     #[test]
-    fn a_call_on_an_isolated_cpu_answers_nobody() {
+    fn call_on_isolated_cpu_answers_no_control_request() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let machine = Virtual::new(4096, 2).with_isolated(CpuSet::parse(b"1").unwrap());
         // SAFETY: the manager stays in its box.

@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn allocations_are_refused_before_the_margin_and_go_on_with_the_limit() {
+    fn allocations_fail_at_margin_and_resume_at_raised_limit() {
         let it = contained(200 * MIB, true);
         it.others.store(60 * MIB, Ordering::Relaxed);
         // The margin is 20 MiB.
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn without_refuse_allocations_pass_the_limit_a_few_mebibytes_at_a_time() {
+    fn limit_without_refuse_is_passed_in_small_steps() {
         let it = contained(100 * MIB, false);
         let blocks = it.fill(1200);
         assert_eq!(blocks.len(), 1200, "300 MiB");
@@ -539,7 +539,7 @@ mod tests {
     /// Between the raise of the limit and the allocation, neap's thread looks, and other threads
     /// take what there is.
     #[test]
-    fn an_allocation_passes_the_limit_although_the_room_is_taken_first() {
+    fn pass_limit_retries_after_other_threads_take_the_room() {
         let it = contained(100 * MIB, false);
         let (blocks, tries) = (RefCell::new(it.fill(480)), Cell::new(0));
         let attempt = || {

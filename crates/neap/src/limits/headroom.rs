@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_of_the_root_are_told_of_levels_and_limits_while_they_listen() {
+    fn root_listener_gets_container_events_while_subscribed() {
         static TOLD: AtomicU64 = AtomicU64::new(0);
         let tell = |_: usize, happened: EventDelta| {
             assert_eq!(happened.group, GroupId::ROOT);

@@ -81,7 +81,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn ticks_release_free_memory_above_high_and_no_allocation_is_refused() {
+    fn ticks_above_high_release_free_memory_without_refusals() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         let options = Options { stat: false, limit: 200 * MIB, ..Options::DEFAULT };
         // SAFETY: the manager stays in its box.

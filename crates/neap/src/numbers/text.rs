@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_and_cpus_have_their_share_of_what_lists_may_keep_and_of_the_watermarks() {
+    fn node_and_cpu_shares_add_up_to_list_and_watermark_totals() {
         let mut mm: Mm<Virtual> = Mm::new(Hooks { open: |_| (), spawn: None, ticked: None });
         let options = Options { limit: 256 << 20, ..Options::DEFAULT };
         // SAFETY: the manager stays where it is until it is closed.

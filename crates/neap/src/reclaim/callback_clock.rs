@@ -76,7 +76,7 @@ mod tests {
 
     /// 1. A reader looks. 2. The gate is closed and opened. 3. The reader looks at the other clock.
     #[test]
-    fn who_reads_it_while_it_is_stopped_and_goes_on_reads_again() {
+    fn callback_clock_read_across_stop_and_go_retries() {
         let (clock, reads) = (CallbackClock::default(), Cell::new(0));
         let now = || {
             reads.set(reads.get() + 1);

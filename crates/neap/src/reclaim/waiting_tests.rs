@@ -179,7 +179,7 @@ fn a_tick_sees_what_is_freed_into_caches() {
 }
 
 #[test]
-fn a_tick_refuses_nobody_what_was_freed_before_the_deadline() {
+fn tick_at_deadline_grants_charge_from_earlier_frees() {
     let full = Full::new();
     let deadline = full.clock().now() + INTERVAL / 5;
     assert_eq!(full.free_for_future(deadline, INTERVAL / 5), Poll::Ready(Ok(0)));

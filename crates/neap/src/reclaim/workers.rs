@@ -524,7 +524,7 @@ mod tests {
     /// above the high one, is not posted twice, and is repeated for a shortage that comes while it
     /// runs.
     #[test]
-    fn background_reclaim_begins_below_low_ends_above_high_and_is_of_one_node() {
+    fn background_reclaim_runs_from_low_to_high_on_one_node() {
         // Threads that are made do nothing: the test is the reclaimer.
         let hooks = Hooks { open: |_| (), spawn: Some(|_, _| Ok(1)), ticked: None };
         let mut mm = Box::new(Mm::new(hooks));

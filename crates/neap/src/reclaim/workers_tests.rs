@@ -68,7 +68,7 @@ fn register(reclaiming: &Reclaiming<'_, Virtual>, spec: &Spec<'_>) -> ShrinkerId
 }
 
 #[test]
-fn who_finds_no_room_for_a_job_waits_for_it() {
+fn reclaim_request_with_full_job_queue_waits_for_a_slot() {
     const ASKERS: u64 = 40;
     let mm = manager(no_thread, &Options::DEFAULT);
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
@@ -151,7 +151,7 @@ fn refused(_: &Machine, task: Task) -> Result<usize, Errno> {
 }
 
 #[test]
-fn without_a_thread_nobody_waits_and_it_is_not_tried_at_once_again() {
+fn reclaim_request_without_worker_returns_and_delays_respawn() {
     let objects = AtomicU64::new(1000);
     let mm = manager(refused, &Options::DEFAULT);
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
@@ -234,7 +234,7 @@ unsafe extern "C" fn scan_slowly(machine: *mut c_void, _: *mut Asked) -> u64 {
 }
 
 #[test]
-fn a_scan_that_somebody_outside_wants_looks_at_what_there_is_and_for_a_second_at_most() {
+fn explicit_scan_is_bounded_by_object_count_and_pass_time() {
     let objects = AtomicU64::new(1000);
     let mm = manager(no_thread, &Options::DEFAULT);
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
@@ -296,7 +296,7 @@ static LOCKED_OUT: AtomicU32 = AtomicU32::new(0);
 
 /// Closes the gate for longer than a callback may take, as a fork of another thread might while
 /// this one waits at the gate.
-unsafe extern "C" fn count_while_somebody_forks(mm: *mut c_void, _: *const Asked) -> u64 {
+unsafe extern "C" fn count_while_a_thread_forks(mm: *mut c_void, _: *const Asked) -> u64 {
     // SAFETY: registered with a manager, which outlives it.
     let mm = unsafe { &*mm.cast::<Machine>() };
     mm.close_for_fork(&|looks| looks < 10);
@@ -312,7 +312,7 @@ fn a_callback_is_not_blamed_for_a_gate_that_is_closed() {
     let mm = manager(no_thread, &Options::DEFAULT);
     let reclaiming = mm.reclaiming().unwrap();
     let data = core::ptr::from_ref(&*mm).cast_mut().cast();
-    let id = register(&reclaiming, &Spec { count: count_while_somebody_forks, data, ..spec(&objects) });
+    let id = register(&reclaiming, &Spec { count: count_while_a_thread_forks, data, ..spec(&objects) });
     assert_eq!((reclaiming.count(id, GroupId::ROOT, 0), LOCKED_OUT.load(Relaxed)), (Some(0), 1));
     assert_eq!(reclaiming.reclaim.watchdog.counts(), [0; 3]);
     close(mm);

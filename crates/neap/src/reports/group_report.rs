@@ -175,7 +175,7 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn what_caches_keep_is_told_as_what_nobody_uses() {
+    fn group_report_counts_cached_bytes_as_unused() {
         let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
         // SAFETY: the manager stays in its box.
         unsafe { mm.open(Virtual::new(4096, 2), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();

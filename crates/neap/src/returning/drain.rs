@@ -292,7 +292,7 @@ mod tests {
     /// 1. A thread drains all caches. 2. Another thread forks, and waits for it. 3. The first
     ///    leaves at once, and continues after the fork.
     #[test]
-    fn who_forks_does_not_wait_until_all_caches_are_empty() {
+    fn fork_interrupts_drain_of_all_caches_which_then_resumes() {
         let mut mm = Mm::new(Hooks { open: |_| (), spawn: None, ticked: None });
         // SAFETY: the manager is not moved until it is closed.
         unsafe { mm.open(Virtual::new(4096, 1), &Options { stat: false, ..Options::DEFAULT }) }.unwrap();

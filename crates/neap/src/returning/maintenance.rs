@@ -271,7 +271,7 @@ mod tests {
 
     /// Kept by `keep_free`, or because the program has locked its memory.
     #[test]
-    fn memory_that_the_program_keeps_goes_back_by_its_own_call_alone() {
+    fn kept_free_memory_is_released_only_by_explicit_call() {
         const BYTES: usize = 24 << 20;
         for keep in [Keep::Nothing, Keep::More, Keep::Less, Keep::All, Keep::Locked] {
             let mut mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_follow_what_is_live_and_get_rare_where_they_give_nothing() {
+    fn after_stuck_interval_follows_live_and_grows_if_fruitless() {
         let mut learned = Learned::new();
         assert_eq!(learned.after_stuck(40 * MIB, 32 * MIB, 0), 4 * MIB, "an eighth of what may be freed yet");
         assert_eq!(learned.after_stuck(80 * MIB, 90 * MIB, 0), 10 * MIB);

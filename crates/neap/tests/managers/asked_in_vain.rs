@@ -77,7 +77,7 @@ unsafe extern "C" fn scan(data: *mut c_void, _: *mut Asked) -> u64 {
 }
 
 #[test]
-fn who_finds_nothing_marked_is_refused_at_once_until_there_is_a_mark() {
+fn charge_with_empty_shrinker_runs_no_pass_until_mark() {
     let (cache, id) = Cache::new(EMPTY);
     (0..FULL).for_each(|_| assert!(cache.charge()));
     (0..100).for_each(|_| assert!(!cache.charge()));
@@ -97,7 +97,7 @@ fn who_finds_nothing_marked_is_refused_at_once_until_there_is_a_mark() {
 /// A shrinker that never says that it is empty until a mark is asked again, but not by every
 /// charge.
 #[test]
-fn who_does_not_say_when_there_is_something_is_asked_now_and_then() {
+fn shrinker_never_reporting_empty_is_retried_with_backoff() {
     let (cache, id) = Cache::new(0);
     (0..FULL).for_each(|_| assert!(cache.charge()));
     cache.put(id);

@@ -138,7 +138,7 @@ fn until_enough_is_free_on_a_node_looks_at_that_node() {
 
 /// CPUs that were not known at the start, and CPUs that no thread runs on any more.
 #[test]
-fn a_cpu_that_vanished_is_emptied_and_one_that_came_late_is_known() {
+fn drain_empties_vanished_cpu_and_finds_late_cpu() {
     let mm = Opened::new(Shared::new(Virtual::new(4096, 8)), &OPTIONS).unwrap();
     let mut program = Program::new(&mm);
     use_cpu(&mut program, 0);

@@ -136,7 +136,7 @@ fn every_fence_fails_once_and_from_then_on() {
 
 /// A failed fence drains nothing: the tick says so, and a later one does it.
 #[test]
-fn a_tick_whose_fence_fails_skips_and_a_later_one_drains() {
+fn tick_with_failed_fence_skips_and_later_tick_drains() {
     let (machine, options) = linux(true);
     if machine.rseq_offset().is_none() {
         return;

@@ -71,7 +71,7 @@ fn a_group_of_another_manager_pays_for_nothing_here() {
 }
 
 #[test]
-fn groups_of_threads_go_with_them_and_those_that_are_only_named_so_stay() {
+fn thread_group_ends_with_thread_and_named_lookalike_stays() {
     let mm = Box::new(Mm::new(Hooks { open: |_| (), spawn: None, ticked: None }));
     let options = Options { groups: ThreadGroups::ByThread, stat: false, ..Options::DEFAULT };
     // SAFETY: the manager stays in its box.

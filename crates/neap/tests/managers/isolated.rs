@@ -89,7 +89,7 @@ fn fences_of_a_drain(isolated: &str, cpu: usize) -> Option<usize> {
 }
 
 #[test]
-fn an_isolated_cpu_is_drained_without_a_fence_and_the_others_with_one() {
+fn drain_fences_only_cpus_that_are_not_isolated() {
     for (isolated, cpu, expected) in [("", 0, 1), ("0", 0, 0), ("0", 1, 1), ("1", 1, 0), ("0-1", 0, 0)] {
         let fences = fences_of_a_drain(isolated, cpu);
         assert!(
@@ -138,7 +138,7 @@ fn threads_come_and_go_between_isolated_cpus_and_others() {
 }
 
 #[test]
-fn nothing_is_released_or_moved_while_an_isolated_cpu_runs_the_process() {
+fn release_and_move_wait_while_isolated_cpu_is_in_use() {
     let machine = Shared::new(Virtual::new(4096, 2).with_isolated(set("1")));
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let mut program = Program::new(&mm);

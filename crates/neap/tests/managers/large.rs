@@ -68,7 +68,7 @@ fn chains_of_reallocations_on_the_real_system() {
 
 /// A run that lies partly in moved pages is several mappings of the kernel.
 #[test]
-fn a_block_whose_pages_were_moved_in_parts_moves_as_well() {
+fn run_over_partially_moved_mappings_can_be_moved() {
     const PART: usize = 512 << 10;
     for round in 0..3 {
         let (machine, options) = linux(true);

@@ -106,7 +106,7 @@ fn a_limit_on_the_real_system() {
 }
 
 #[test]
-fn what_other_cpus_have_cached_is_drained_before_an_allocation_fails() {
+fn allocation_at_limit_drains_caches_of_other_cpus() {
     let mm = Opened::new(Shared::new(Virtual::new(4096, 8)), &Options { limit: LIMIT as u64, ..OPTIONS }).unwrap();
     let mut program = Program::new(&mm);
     for cpu in 0..8 {
@@ -128,7 +128,7 @@ fn what_other_cpus_have_cached_is_drained_before_an_allocation_fails() {
 
 /// One in thirty stays: the space between is for other sizes.
 #[test]
-fn pages_of_slabs_that_hold_no_object_are_given_up_before_an_allocation_fails() {
+fn allocation_at_limit_reclaims_holes_of_slabs() {
     for rseq in [true, false] {
         let (machine, options) = linux(rseq);
         let mm = Opened::new(machine, &Options { limit: LIMIT as u64, ..options }).unwrap();

@@ -103,7 +103,7 @@ fn a_sheaf_of_many_nodes_is_sorted() {
 }
 
 #[test]
-fn a_limit_serves_whoever_comes_and_a_far_slab_before_nothing() {
+fn limit_is_shared_by_nodes_and_far_slabs_precede_failure() {
     let machine = two_by_two();
     let mm = Opened::new(machine, &Options { limit: 16 << 20, ..OPTIONS }).unwrap();
     for (one, other) in [(0, 2), (3, 1)] {
@@ -144,7 +144,7 @@ fn a_limit_serves_whoever_comes_and_a_far_slab_before_nothing() {
 
 /// Moved page tables keep their memory, and the policy for more.
 #[test]
-fn a_run_that_moves_to_another_node_is_copied_and_a_near_one_is_not() {
+fn run_grown_on_remote_node_is_copied_and_local_one_moved() {
     let machine = two_by_two();
     let mm = Opened::new(machine.clone(), &OPTIONS).unwrap();
     let mut program = Program::new(&mm);

@@ -56,7 +56,7 @@ fn free(mm: &Opened<Shared<Virtual>>, objects: Vec<*mut u8>) {
 }
 
 #[test]
-fn they_are_registered_first_and_stay_and_their_names_are_theirs_alone() {
+fn own_caches_register_first_stay_and_reserve_their_names() {
     let (_, mm) = two_by_two(&OPTIONS);
     let seen = reports(&mm);
     assert_eq!(seen.iter().map(|report| report.name.as_str().to_string()).collect::<Vec<_>>(), NAMES);
@@ -76,7 +76,7 @@ fn they_are_registered_first_and_stay_and_their_names_are_theirs_alone() {
 }
 
 #[test]
-fn each_gives_what_it_counts_on_its_own_node_and_about_as_much_as_it_is_asked_for() {
+fn own_cache_scan_frees_about_the_request_on_its_node_only() {
     let (machine, mm) = two_by_two(&OPTIONS);
     let kept: Vec<_> = [0, 2].into_iter().flat_map(|cpu| use_and_free(&mm, cpu, 50)).collect();
     let reclaiming = mm.reclaiming().unwrap();

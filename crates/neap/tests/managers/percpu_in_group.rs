@@ -88,7 +88,7 @@ fn a_limit_refuses_and_leaves_nothing_behind() {
 /// A caller that does not wait is refused at a limit, though a fence would find room on another
 /// CPU, or in a cache.
 #[test]
-fn who_never_waits_fences_nobody_and_empties_nothing() {
+fn non_waiting_percpu_allocation_does_not_fence_or_flush() {
     let machine = Shared::new(Virtual::new(4096, 16));
     let mm = Opened::new(machine, &OPTIONS).unwrap();
     let groups = mm.groups().unwrap();
@@ -126,7 +126,7 @@ fn who_never_waits_fences_nobody_and_empties_nothing() {
 }
 
 #[test]
-fn what_a_deleted_group_paid_for_is_its_heirs_and_pages_go_with_the_owner() {
+fn percpu_charges_of_deleted_group_pass_to_heir_until_close() {
     let (linux, options) = linux(true);
     let mm = Opened::new(linux, &options).unwrap();
     let groups = mm.groups().unwrap();

@@ -34,7 +34,7 @@ fn agrees(seen: &Reconciliation, source: Source, bytes: usize) {
 }
 
 #[test]
-fn what_is_touched_is_resident_and_what_is_not_is_a_drift_with_a_name() {
+fn reconciliation_counts_touched_pages_and_names_drift() {
     for rseq in [true, false] {
         let (linux, options) = linux(rseq);
         let mm = Opened::new(linux, &options).unwrap();

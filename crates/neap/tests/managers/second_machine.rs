@@ -131,7 +131,7 @@ fn memory_is_on_the_node_of_the_cpu_that_asks() {
 
 #[test]
 #[ignore = "for the machine of `cargo xtask vm`"]
-fn memory_is_on_its_node_whoever_touches_it_first() {
+fn block_touched_first_remotely_is_on_its_allocation_node() {
     let (linux, options) = linux(true);
     let mm = Opened::new(linux, &Options { huge: false, ..options }).unwrap();
     for (asks, touches) in [(0, 2), (3, 1)] {
@@ -202,7 +202,7 @@ fn a_policy_of_the_users_is_kept() {
 
 #[test]
 #[ignore = "for the machine of `cargo xtask vm`"]
-fn a_cpu_that_comes_later_has_its_node_and_one_that_goes_leaves_nothing() {
+fn hotplugged_cpu_uses_its_node_and_is_emptied_when_offline() {
     for rseq in [true, false] {
         switch(2, false);
         let (linux, options) = linux(rseq);

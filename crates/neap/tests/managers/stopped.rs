@@ -153,7 +153,7 @@ fn stop_after(questions: usize) -> (bool, usize) {
 }
 
 #[test]
-fn who_has_pages_in_hands_is_waited_for() {
+fn allocation_at_limit_waits_for_pages_held_by_stopped_thread() {
     for questions in 0.. {
         let (was_stopped, count) = stop_after(questions);
         assert_eq!(count, ROOM, "stopped after {questions} questions");

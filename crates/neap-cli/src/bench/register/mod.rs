@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_held_holds_nobody_of_neaps_and_everybody_of_the_others() {
+    fn unregister_waits_for_foreign_callback_only_with_srcu() {
         stage::with(|host, shrinkers| {
             let old = Old::new(Guarding::Srcu, host.0.platform, GROUPS);
             let neap = held(Registry::Neap(host, shrinkers))?;
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn no_virtual_time_passes_between_the_end_of_the_last_callback_and_that_of_the_shrinker() {
+    fn unregister_in_virtual_time_waits_only_for_own_callback() {
         stage::with(|host, shrinkers| {
             let old = Old::new(Guarding::ReadWriteLock, host.0.platform, waits::OWNERS + 1);
             let neap = waits::measure(Registry::Neap(host, shrinkers), 20)?;

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_is_held_at_all_times_and_charges_are_those_of_cached_values() {
+    fn metadata_cache_stays_below_limit_and_charges_match_values() {
         let (_made, paths) = made("limit");
         for variant in [Variant::Global, Variant::Node, Variant::Group, Variant::Refuse] {
             let cache = MetadataCache::open(&format!("limit-{variant:?}"), variant, LIMIT).unwrap();
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn flood_evicts_other_tenants_values_of_one_list_and_no_protected_ones() {
+    fn metadata_flood_evicts_other_tenants_unless_protected() {
         let (_made, paths) = made("flood");
         let (kept, flood) = paths.split_at(20);
         for variant in [Variant::Global, Variant::Group] {

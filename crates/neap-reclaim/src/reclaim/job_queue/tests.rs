@@ -42,7 +42,7 @@ impl JobQueue {
 }
 
 #[test]
-fn who_asks_for_the_same_group_shares_a_job_that_has_not_begun() {
+fn requests_for_one_group_share_a_job_until_it_begins() {
     let jobs = JobQueue::with(2);
     let (first, second) =
         (jobs.place(bytes(10), Poster::Waits).unwrap(), jobs.place(bytes(20), Poster::Waits).unwrap());
@@ -57,7 +57,7 @@ fn who_asks_for_the_same_group_shares_a_job_that_has_not_begun() {
 }
 
 #[test]
-fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
+fn job_of_lost_reclaimer_is_redone_and_its_late_answer_ignored() {
     let jobs = JobQueue::with(3);
     let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!(jobs.took(1), Some(bytes(20)));
@@ -78,7 +78,7 @@ fn what_a_reclaimer_leaves_another_one_does_and_its_own_late_answer_is_none() {
 /// The slot has written the reclaimer off, and the callback has returned. Either of the two
 /// threads comes first here.
 #[test]
-fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
+fn written_off_reclaimer_is_counted_once_in_either_order() {
     for is_back_first in [false, true] {
         let jobs = JobQueue::with(2);
         let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
@@ -104,7 +104,7 @@ fn a_reclaimer_that_is_written_off_is_counted_once_whoever_comes_first() {
 }
 
 #[test]
-fn a_thread_is_made_for_each_job_that_nobody_is_there_for() {
+fn hire_creates_one_thread_per_job_without_idle_reclaimer() {
     let jobs = JobQueue::default();
     assert_eq!((jobs.hire(0, 3, 0), jobs.hire(1, 3, 0), jobs.hire(1, 3, 0)), (None, Some(1), None));
     jobs.place(high(1), Poster::Waits).unwrap();
@@ -135,7 +135,7 @@ fn no_more_are_made_while_too_many_do_not_come_back() {
 /// A tick requests a node at each shortage, and a pass can take longer than the time between
 /// two ticks.
 #[test]
-fn one_pass_for_a_node_is_under_way_and_it_is_known_when_none_is() {
+fn node_has_one_pass_at_a_time_and_its_end_is_reported() {
     let jobs = JobQueue::with(2);
     let (mut idle, mut again) = (0, 0);
     jobs.place(ReclaimJob::Node(0), Poster::Leaves).unwrap();
@@ -165,7 +165,7 @@ fn the_oldest_job_is_done_first_wherever_it_lies() {
 }
 
 #[test]
-fn what_somebody_wants_who_does_not_wait_stays_when_others_give_up_and_when_a_reclaimer_does_not_come_back() {
+fn async_request_survives_waiter_timeout() {
     let jobs = JobQueue::with(2);
     let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!(jobs.place(bytes(10), Poster::Leaves), Some(ticket));
@@ -211,7 +211,7 @@ fn dismissed_reclaimers_end_and_none_is_hired() {
 
 /// Without a wake-up this test would not end. The comparison of the futex word fails at once.
 #[test]
-fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
+fn sleeping_reclaimer_is_woken_for_a_handed_back_job() {
     let jobs = JobQueue::with(2);
     let ticket = jobs.place(bytes(20), Poster::Waits).unwrap();
     assert_eq!(jobs.took(1), Some(bytes(20)));
@@ -237,7 +237,7 @@ fn a_reclaimer_that_sleeps_is_woken_for_a_job_that_another_one_leaves() {
 /// Other jobs do not take the places of requests, and each server that finds another request
 /// due lets one more come.
 #[test]
-fn requests_have_room_of_their_own_and_one_more_waits_to_be_taken() {
+fn requests_job_has_reserved_room_and_one_successor() {
     let jobs = JobQueue::with(2);
     (0..JOBS).for_each(|at| _ = jobs.place(high(at as u64), Poster::Waits).unwrap());
     assert!(!jobs.post(ReclaimJob::Node(0)), "it is full");
@@ -261,7 +261,7 @@ fn requests_have_room_of_their_own_and_one_more_waits_to_be_taken() {
 }
 
 #[test]
-fn there_are_only_so_many_jobs_and_who_gives_up_makes_room() {
+fn full_queue_refuses_jobs_until_a_last_waiter_gives_up() {
     let jobs = JobQueue::default();
     let tickets: [Ticket; JOBS] = core::array::from_fn(|at| {
         let ticket = jobs.place(high(at as u64), Poster::Waits).unwrap();

@@ -26,7 +26,7 @@ fn culprits(watchdog: &Watchdog) -> Vec<Culprit> {
 }
 
 #[test]
-fn a_callback_that_runs_for_too_long_is_written_off_once_and_barred_until_it_is_back() {
+fn overlong_callback_is_written_off_once_and_bars_until_return() {
     let watchdog = Watchdog::default();
     let running = watchdog.enter(1).unwrap();
     assert!(running.began(7, 1000, BUDGET));
@@ -45,7 +45,7 @@ fn a_callback_that_runs_for_too_long_is_written_off_once_and_barred_until_it_is_
 }
 
 #[test]
-fn who_is_blamed_again_is_barred_for_longer_up_to_a_minute() {
+fn repeated_blame_doubles_the_bar_up_to_64_seconds() {
     let watchdog = Watchdog::default();
     let barred = [1, 2, 4, 8, 16, 32, 64, 64].map(|seconds| seconds * SECOND);
     for seconds in barred {
@@ -69,7 +69,7 @@ fn penalties_are_forgotten_in_time() {
 }
 
 #[test]
-fn waiting_is_blamed_the_third_time_in_a_row_and_being_starved_never() {
+fn waited_excess_bars_on_third_in_a_row_and_starved_never() {
     let watchdog = Watchdog::default();
     for excess in [Excess::Waited, Excess::Starved, Excess::Waited, Excess::Starved] {
         watchdog.overran(1, named("one"), excess, 0);
@@ -87,7 +87,7 @@ fn waiting_is_blamed_the_third_time_in_a_row_and_being_starved_never() {
 }
 
 #[test]
-fn a_callback_that_was_written_off_and_was_not_busy_bars_no_longer_than_it_runs() {
+fn written_off_starved_callback_bars_only_while_it_runs() {
     let watchdog = Watchdog::default();
     let running = watchdog.enter(1).unwrap();
     assert!(running.began(7, 0, BUDGET));
@@ -99,7 +99,7 @@ fn a_callback_that_was_written_off_and_was_not_busy_bars_no_longer_than_it_runs(
 }
 
 #[test]
-fn why_a_callback_took_long_is_known_by_its_cpu_and_by_those_who_watch() {
+fn excess_is_classified_by_cpu_time_and_watcher_timeliness() {
     let watchdog = Watchdog::default();
     let excess = |busy| watchdog.excess_of(100, busy, BUDGET);
     assert_eq!([excess(BUDGET), excess(BUDGET + SLACK + 1)], [Excess::Starved, Excess::Busy], "no thread watched");
@@ -140,7 +140,7 @@ fn a_name_is_cut_between_characters() {
 }
 
 #[test]
-fn when_all_records_are_taken_those_who_are_not_barred_any_more_give_theirs() {
+fn full_culprit_table_reuses_a_record_with_expired_bar() {
     let watchdog = Watchdog::default();
     (1..=CULPRITS as u64).for_each(|id| watchdog.blame(id, named("old"), Misbehaviour::Lied, id));
     watchdog.blame(99, named("new"), Misbehaviour::Lied, 1);
@@ -191,7 +191,7 @@ fn lanes_are_given_back_and_a_child_forgets_all_but_its_own() {
 /// The callback returns, and in two cases another one begins, between the watcher's look and
 /// its exchange.
 #[test]
-fn a_callback_that_comes_back_while_somebody_looks_is_not_written_off() {
+fn callback_that_returns_during_the_check_is_not_written_off() {
     for again in [None, Some(7), Some(8)] {
         let watchdog = Watchdog::default();
         let running = watchdog.enter(1).unwrap();
@@ -208,7 +208,7 @@ fn a_callback_that_comes_back_while_somebody_looks_is_not_written_off() {
 }
 
 #[test]
-fn a_shrinker_is_barred_until_the_last_of_its_callbacks_that_are_stuck_is_back() {
+fn shrinker_stays_barred_until_its_last_stuck_callback_returns() {
     let watchdog = Watchdog::default();
     let [first, second] = [1, 2].map(|reclaimer| watchdog.enter(reclaimer).unwrap());
     assert!(first.began(7, 0, BUDGET) && second.began(7, 0, BUDGET));
@@ -224,7 +224,7 @@ fn a_shrinker_is_barred_until_the_last_of_its_callbacks_that_are_stuck_is_back()
 }
 
 #[test]
-fn what_is_stuck_where_there_is_no_record_for_it_bars_nobody() {
+fn stuck_callback_without_a_culprit_record_leaves_no_bar() {
     let watchdog = Watchdog::default();
     let running = watchdog.enter(1).unwrap();
     assert!(running.began(99, 0, BUDGET));

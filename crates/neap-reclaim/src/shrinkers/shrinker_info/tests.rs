@@ -78,7 +78,7 @@ fn a_slot_has_something_as_long_as_a_shrinker_of_any_block_does() {
 }
 
 #[test]
-fn a_mark_in_a_new_block_is_seen_by_who_clears_the_slots_bit() {
+fn clearing_the_slot_bit_sees_a_mark_in_a_new_block() {
     with_infos(|host, infos| {
         infos.mark(host, 3, 7, 0);
         let unit_ref = infos.unit_ref(0, 7, 0, 0).unwrap();

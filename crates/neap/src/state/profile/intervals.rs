@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_distance_doubles_while_samples_come_fast_and_is_halved_again() {
+    fn sampling_interval_widens_at_high_rate_and_narrows_at_low() {
         const MEAN: u64 = 1 << 20;
         let mut pace = Pace::new();
         let mut at = 0;
