@@ -24,27 +24,45 @@ use crate::{Skipped, layout, tidy};
 /// Crates whose public interfaces other programs use.
 const PUBLIC: &[&str] = &["neap", "neap-pressure"];
 
-/// Runs all checks.
+/// The version of cargo-deny that is installed. A later one may read `deny.toml` in another way.
+const DENY: &str = "cargo-deny@0.20.2";
+
+/// Runs the checks whose results depend on the tree alone: those without RustSec's list.
 ///
 /// # Errors
 /// [`Skipped`] if all checks passed but those of cargo-deny, which is not to be had.
 pub(crate) fn check() -> Result<()> {
+    checks(false)
+}
+
+/// Runs all checks.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn full() -> Result<()> {
+    checks(true)
+}
+
+fn checks(with_advisories: bool) -> Result<()> {
     let mut report = Report::default();
-    let deny = tool("cargo-deny");
+    let deny = tool(DENY);
     if let Ok(deny) = &deny {
-        crates(&mut report, deny);
+        crates(&mut report, deny, with_advisories);
     }
     interfaces(&mut report)?;
     oldest_compiler(&mut report)?;
-    report.close("audit")?;
-    deny.map(drop).map_err(|error| {
+    let judged = deny.map(drop).map_err(|error| {
         let rest = "the crates of other projects were not judged";
         Skipped(format!("audit: SKIPPED, {rest}: cargo-deny cannot be had: {}", last(&error))).into()
-    })
+    });
+    if judged.is_ok() || !report.is_empty() {
+        report.close("audit")?;
+    }
+    judged
 }
 
 /// Judges the crates of other projects.
-fn crates(report: &mut Report, deny: &Path) {
+fn crates(report: &mut Report, deny: &Path, with_advisories: bool) {
     let deny = |arguments: &[&str]| {
         let mut line = command(&deny.to_string_lossy(), arguments);
         line.current_dir(layout::root());
@@ -52,6 +70,9 @@ fn crates(report: &mut Report, deny: &Path) {
     };
     for what in ["licenses", "sources", "bans"] {
         report.check(&format!("cargo-deny: {what}"), run(deny(&["check", "--hide-inclusion-graph", what])));
+    }
+    if !with_advisories {
+        return;
     }
     match capture(deny(&["fetch", "db"])) {
         Ok(_) => report.check("cargo-deny: advisories", run(deny(&["check", "--disable-fetch", "advisories"]))),
@@ -65,15 +86,17 @@ fn last(error: &anyhow::Error) -> String {
     text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_string()
 }
 
-/// A cargo tool: that on `PATH`, or one that is installed into `target/tools` first.
-fn tool(name: &str) -> Result<PathBuf> {
+/// A cargo tool, perhaps with `@` and a version: that on `PATH`, or one that is installed into
+/// `target/tools` first.
+fn tool(wanted: &str) -> Result<PathBuf> {
+    let name = wanted.split('@').next().unwrap_or_default();
     let folder = layout::target().join("tools");
     let installed = folder.join("bin").join(name);
     if let Some(found) = which(name).or_else(|| installed.exists().then_some(installed.clone())) {
         return Ok(found);
     }
-    println!("installing {name} into {}", folder.display());
-    let mut install = cargo(["install", name, "--locked", "--quiet", "--root"]);
+    println!("installing {wanted} into {}", folder.display());
+    let mut install = cargo(["install", wanted, "--locked", "--quiet", "--root"]);
     // cargo runs outside the checkout, whose settings would hold for the tool, too.
     install.arg(&folder).current_dir(std::env::temp_dir());
     run(install)?;

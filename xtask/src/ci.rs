@@ -132,6 +132,7 @@ const MORE: &[Step] = &[
         let arguments = ["test", "--release", "--features", OPTIONAL].into_iter().chain(tidy::tested_packages());
         without_checks(&arguments.collect::<Vec<_>>()).map(|()| None)
     }),
+    ("audit, with RustSec's list", || audit::full().map(|()| None)),
     ("lab, whole", || lab(&[]).map(|()| None)),
     ("long tests", || LONG.iter().try_for_each(|line| without_checks(line)).map(|()| None)),
     ("deb", || deb::command_line(&["--test".to_string()]).map(|()| None)),

@@ -232,7 +232,9 @@ fn run(folder: &Path, profile: &str, target: Target) -> Result<()> {
     let output = built(folder, target, &["--profile", profile])?.join(target.name().unwrap_or_default());
     let program: PathBuf = output.join(if profile == "dev" { "debug" } else { profile }).join("dependent");
     if target == Target::Musl {
-        is_static_pie(&capture(command("readelf", ["-hlW", &program.to_string_lossy()]))?)?;
+        let mut readelf = command("readelf", ["-hlW", &program.to_string_lossy()]);
+        readelf.env("LC_ALL", "C");
+        is_static_pie(&capture(readelf)?)?;
     } else {
         let imports = capture(command(&target.tool("nm"), ["-D", "--undefined-only", &program.to_string_lossy()]))?;
         let strong = strong(&imports);

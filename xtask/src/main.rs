@@ -142,7 +142,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
         "loom" => alone(models::loom),
         "miri" => alone(models::miri),
         "install" => install::command_line(rest),
-        "audit" => alone(audit::check),
+        "audit" => alone(audit::full),
         "container" => alone(container::check),
         "deb" => deb::command_line(rest),
         "release" => release::command_line(rest),

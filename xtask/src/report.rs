@@ -47,6 +47,11 @@ impl Report {
         }
     }
 
+    /// Whether no check passed or failed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.passed == 0 && self.failed.is_empty()
+    }
+
     /// Prints the closing line; an error if anything failed or nothing passed.
     pub(crate) fn close(self, what: &str) -> Result<()> {
         println!("{what}: {} passed, {} failed, {} skipped", self.passed, self.failed.len(), self.skipped);

@@ -271,8 +271,8 @@ pub trait Platform: Send + Sync {
         None
     }
 
-    /// Reads how many bytes of anonymous memory of the process are resident. `None` if the system
-    /// does not say. [`Linux`] opens, reads and closes a file of `/proc`.
+    /// Reads how many bytes of anonymous memory of the process are resident or swapped out. `None`
+    /// if the system does not say. [`Linux`] opens, reads and closes a file of `/proc`.
     fn resident(&self) -> Option<u64> {
         None
     }
@@ -665,13 +665,14 @@ impl Platform for Linux {
     }
 
     fn resident(&self) -> Option<u64> {
-        let mut text = [0; 128];
-        let text = neap_os::environment::read_file(c"/proc/self/statm", &mut text).ok()?;
-        // Pages: size, resident, and those of the resident ones that are of files or shared.
-        let mut pages = text.split(|&byte| byte == b' ').skip(1);
-        let mut number = || core::str::from_utf8(pages.next()?).ok()?.parse::<u64>().ok();
-        let (resident, shared) = (number()?, number()?);
-        Some(resident.saturating_sub(shared).saturating_mul(self.page_size as u64))
+        let mut text = [0; 4096];
+        let text = neap_os::environment::read_file(c"/proc/self/status", &mut text).ok()?;
+        let kibibytes = |key: &[u8]| {
+            let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(key))?;
+            core::str::from_utf8(line).ok()?.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+        };
+        // A kernel without swap has no second line.
+        Some((kibibytes(b"RssAnon:")? + kibibytes(b"VmSwap:").unwrap_or(0)) << 10)
     }
 
     fn pause(&self) {

@@ -358,11 +358,12 @@ impl<T: Policy> PageLists<T> {
         level != self.level.load(Relaxed) && level > self.level.swap(level, Relaxed)
     }
 
-    /// Whether a CPU may keep a run of `pages` pages: free memory is above the watermarks, and
-    /// eight times as much can still be handed out. Without a budget that is always so.
+    /// Whether a CPU may keep a run of `pages` pages: free memory is above the watermarks, no
+    /// reclaim runs, and eight times as much can still be handed out. Without a budget that is
+    /// always so.
     #[inline]
     pub(crate) fn may_keep(&self, pages: u32) -> bool {
-        self.level.load(Relaxed) == 0 && pages <= self.free.load(Relaxed) / 8
+        self.level.load(Relaxed) == 0 && !self.is_reclaiming() && pages <= self.free.load(Relaxed) / 8
     }
 
     pub(crate) fn is_reclaiming(&self) -> bool {

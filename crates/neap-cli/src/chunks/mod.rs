@@ -282,7 +282,8 @@ fn read_chunk(instance: &Instance, words: &[u64], map_words: usize) -> ReadChunk
     }
     ReadChunk {
         number: head[0],
-        list: head[1],
+        // A process may write any number.
+        list: head[1].min(TO_DEPOPULATE),
         isolated: head[2] != 0,
         taken: head[3],
         longest: head[4],

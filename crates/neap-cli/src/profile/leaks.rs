@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -60,7 +60,7 @@ pub(crate) struct LeaksOptions {
     #[arg(id = "duration", long = "seconds", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// Bytes between two samples, on average. Without this, a process has some 2000 samples a
-    /// second, one in 1k to 512k bytes; a program that is run has one in 64k
+    /// second, one in 2k to 512k bytes; a program that is run has one in 64k
     #[arg(long, value_name = "BYTES", value_parser = parse_every)]
     every: Option<String>,
     /// Preload this library into a program
@@ -97,20 +97,26 @@ fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let page = process.page()?;
     let (stop, began) = (stop_flag()?, monotonic());
     let first = FIRST.to_string();
-    let mut switch = SamplingSwitch::on(&process, &page, Some(options.every.as_ref().unwrap_or(&first)), time)?;
+    // A process that samples already goes on as it does.
+    let every = options.every.as_deref().or(Some(&*first).filter(|_| !SamplingSwitch::is_on(&page)));
+    let mut switch = SamplingSwitch::on(&process, &page, every, time)?;
+    let is_tuned = options.every.is_none() && every.is_some();
     let limits = ProfileLimits::of(&process, options.trust).with(options.memory.bytes);
     let mut session = begin(&process, &page, began, limits)?;
-    let (mut tuned, mut refused) = (TunedInterval::new(), None);
+    let (mut tuned, mut refused, mut effective) = (TunedInterval::new(session.taken()), None::<Instant>, None);
     watch(&mut session, Duration::from_secs(options.seconds), &stop, &mut |session, since| {
-        let rests = refused.is_some_and(|at| since < at + REST);
-        if options.every.is_some() || rests {
+        if !is_tuned {
             return;
         }
-        if let Some(every) = tuned.better(since, session.taken()) {
+        if since.as_secs_f64() >= options.seconds as f64 / 2.0 && effective.is_none() {
+            effective = Some(tuned.effective());
+        }
+        let better = tuned.better(since, session.taken());
+        if let Some(every) = better.filter(|_| refused.is_none_or(|at| at.elapsed() >= REST)) {
             // A process that answers later has another chance.
             match switch.change(every) {
                 Ok(()) => tuned.every = every,
-                Err(_) => refused = Some(since),
+                Err(_) => refused = Some(Instant::now()),
             }
         }
     })?;
@@ -122,10 +128,13 @@ fn watched(pid: i32, options: &LeaksOptions) -> Result<ExitCode> {
     let profile = Profile::of(&session, of, ProfileView::Live, ChosenSamples { group: None, before: Some(before) });
     let what = format!("allocated in the first {} s, and not freed", number(seconds / 2.0, 1));
     // So many bytes have three samples on average, and none with probability exp(-3).
-    let least = size(3.0 * profile.every as f64);
+    let least = size(3.0 * effective.unwrap_or(profile.every as f64));
     print(|output| {
         write(output, &profile, &what)?;
-        writeln!(output, "\nOf leaks of {least} in that time, one in 20 has no sample; of larger ones, fewer.")
+        if losses(&profile).is_empty() {
+            writeln!(output, "\nOf leaks of {least} in that time, one in 20 has no sample; of larger ones, fewer.")?;
+        }
+        Ok(())
     })
 }
 

@@ -285,8 +285,8 @@ fn watch(
 ) -> Result<()> {
     let shows = std::io::stderr().is_terminal();
     session.watch(time, stop, &mut |session, since| {
-        session.learn_groups();
         looked(session, since);
+        session.learn_groups();
         if shows {
             let live = session.collector.live_total();
             let (since, time) = (since.as_secs(), time.as_secs());

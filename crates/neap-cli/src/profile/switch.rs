@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use neap::settings::Setting;
 
 use super::area::Area;
@@ -30,9 +30,18 @@ struct Change {
     setting: Setting,
     before: u64,
     now: u64,
+    /// The last requested value. A process that was stopped meanwhile may take it later.
+    asked: u64,
     /// Inode of the page of numbers of the changed program. If the process executes another
     /// program, that program has another page.
     page: Option<u64>,
+}
+
+impl Change {
+    /// Whether the program is the changed one, and samples as the command has requested.
+    fn is_own(&self, page: &Page) -> bool {
+        [self.now, self.asked].contains(&mean(page)) && page.inode() == self.page
+    }
 }
 
 /// Sampling that was switched on. Dropping this value restores the former setting.
@@ -59,20 +68,30 @@ impl SamplingSwitch {
         let (setting, number) =
             Setting::parse(KEY, every.unwrap_or("on")).map_err(|refused| anyhow::anyhow!("{refused}"))?;
         let before = change_setting(process, page, setting, number)?;
-        switch.changed = Some(Change { setting, before, now: number, page: page.inode() });
+        switch.changed = Some(Change { setting, before, now: number, asked: number, page: page.inode() });
         Ok(switch)
     }
 
+    /// Whether a process samples already.
+    pub(crate) fn is_on(page: &Page) -> bool {
+        mean(page) > 0
+    }
+
     /// Changes the interval of samples that this switch has switched on. The former setting is
-    /// restored as before. Does nothing if another command has changed the setting since.
+    /// restored as before.
+    ///
+    /// # Errors
+    /// The process does not answer within a second, or another command has changed the setting.
     pub(crate) fn change(&mut self, every: u64) -> Result<()> {
         let Some(change) = &mut self.changed else { return Ok(()) };
-        let process = ProcessStatus::read(&self.handle, Allowance::new(self.time))?;
+        let time = self.time.min(core::time::Duration::from_secs(1));
+        let process = ProcessStatus::read(&self.handle, Allowance::new(time))?;
         let page = process.page()?;
-        if mean(&page) == change.now && page.inode() == change.page {
-            change_setting(&process, &page, change.setting, every)?;
-            change.now = every;
-        }
+        let is_own = change.is_own(&page);
+        ensure!(is_own, "another command has changed how process {} is sampled", process.pid);
+        change.asked = every;
+        change_setting(&process, &page, change.setting, every)?;
+        change.now = every;
         Ok(())
     }
 
@@ -103,10 +122,11 @@ impl SamplingSwitch {
         Ok(())
     }
 
-    fn undo(&self, Change { setting, before, now, page: changed }: Change) -> Result<()> {
+    fn undo(&self, change: Change) -> Result<()> {
+        let Change { setting, before, .. } = change;
         let process = ProcessStatus::read(&self.handle, Allowance::new(self.time))?;
         let page = process.page()?;
-        if mean(&page) != now || page.inode() != changed {
+        if !change.is_own(&page) {
             return Ok(());
         }
         let put = change_setting(&process, &page, setting, before);

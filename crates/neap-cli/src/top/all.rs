@@ -134,11 +134,13 @@ impl AllView {
 
     /// Returns the selected process. Without one, shows a message on how to select one.
     fn chosen(&mut self) -> Option<Target> {
-        let listing = self.listing();
-        let row = self.choice.row(&listing).and_then(|row| listing.keys().nth(row)?.parse().ok());
-        let chosen = self.survey.seen.iter().find(|process| Some(process.totals.pid) == row);
+        // Not the row at the place of a process that has gone: the user has not chosen that.
+        let key = self.choice.key();
+        let chosen =
+            self.survey.seen.iter().find(|process| key.is_some_and(|key| *key == process.totals.pid.to_string()));
         if chosen.is_none() {
-            self.message = Some("Choose a process first: Down.".to_string());
+            let gone = key.map(|key| format!("Process {key} is not in the list now. Choose one: Down."));
+            self.message = Some(gone.unwrap_or_else(|| "Choose a process first: Down.".to_string()));
         }
         chosen.map(|process| Target { pid: process.totals.pid, start: process.start })
     }
@@ -484,9 +486,14 @@ mod tests {
         view.survey.seen.remove(0);
         assert!(text(&view)[8].starts_with("limit: _  of process 7: such as 64m"));
         assert_eq!(type_in(&mut view, "none"), Pressed::Request(target, TargetRequest::Limit(0)));
+        for code in [KeyCode::Enter, KeyCode::Char('p'), KeyCode::Char('d'), KeyCode::Char('m')] {
+            assert_eq!(press(&mut view, code), Pressed::Nothing, "the process has gone");
+            assert_eq!(view.message.as_deref(), Some("Process 7 is not in the list now. Choose one: Down."));
+        }
+        press(&mut view, KeyCode::Down);
         assert_eq!(press(&mut view, KeyCode::Char('m')), Pressed::Nothing);
         (0..100).for_each(|_| _ = press(&mut view, KeyCode::Char('9')));
-        assert_eq!(view.typed().unwrap().matches('9').count(), LETTERS);
+        assert_eq!(view.input.as_ref().unwrap().text.len(), LETTERS);
         press(&mut view, KeyCode::Esc);
         assert_eq!((view.typed(), press(&mut view, KeyCode::Char('q'))), (None, Pressed::Quit));
     }

@@ -70,6 +70,11 @@ impl Choice {
         Some(listing.keys().position(|each| each == key).unwrap_or((*row).min(last)))
     }
 
+    /// The key of the selected row, also if no row has it now.
+    pub(super) fn key(&self) -> Option<&String> {
+        self.row.as_ref().map(|(key, _)| key)
+    }
+
     /// Selects no row.
     pub(super) fn forget(&mut self) {
         self.row = None;

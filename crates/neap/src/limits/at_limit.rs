@@ -100,7 +100,7 @@ impl<P: Platform> Core<P> {
             Reason::Refused => "refused",
             Reason::Imminent => "imminent",
         };
-        self.write_profile(mm, FileName::Numbered { start, first: 1, end: "" }, reason)
+        self.write_profile(mm, FileName::Numbered { start, first: 1, tries: 16, end: "" }, reason)
     }
 
     /// Writes a heap profile to a file. `reason` is the `why` of the file's

@@ -1,7 +1,7 @@
 //! Heap profiles that the program requests: [`dump_profile`].
 //!
 //! # Locking
-//! This module has no lock. Each call writes a file of its own.
+//! This module has no lock. Two calls at once with one name write into one file.
 
 use crate::limits::heap_profile::FileName;
 use crate::mm::Mm;
@@ -70,7 +70,8 @@ impl<P: Platform> Mm<P> {
             let (start, end) = NAME;
             // Relaxed: the number publishes no other data.
             let first = self.profile.dumps.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-            FileName::Numbered { start, first, end }
+            // A container's process has number 1 at each start, and finds files of earlier ones.
+            FileName::Numbered { start, first, tries: 1 << 16, end }
         };
         let name = file.map_or_else(numbered, FileName::Whole);
         // The caller's stack may be small.

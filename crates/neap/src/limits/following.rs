@@ -26,7 +26,8 @@
 //! the limit that needs more may take it as long as the spare room lasts.
 //!
 //! The container counts memory when a program touches it. With `refuse:on` neap therefore subtracts
-//! what the heap has handed out, and the program has not touched yet, from the spare room.
+//! what the heap has handed out, and the program has not touched yet, from the spare room. neap
+//! does not know what other processes have not touched.
 //!
 //! If the program listens to [`Event::Container`] ([`headroom`](crate::limits::headroom)), neap
 //! makes the first three kinds of looks in the table even for other limits.
@@ -71,8 +72,10 @@ const PASSES: u32 = 16;
 struct Terms {
     /// Most hundredths of the smallest limit for the heap.
     percent: u8,
-    /// Bytes that stay free.
+    /// Bytes that stay free below the limit of the level with the least room, and below the
+    /// smallest limit.
     reserve: u64,
+    least_reserve: u64,
     /// Bytes by which the room is expected to fall.
     fall: u64,
     /// The heap's previous limit.
@@ -96,7 +99,7 @@ struct Terms {
 /// heap, the heap would give these bytes at each look, too. They are a larger part of a small heap.
 /// So a look computes from the previous limit if the heap is only a little below it.
 fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
-    let Terms { percent, reserve, fall, before, kept, untouched, need } = terms;
+    let Terms { percent, reserve, least_reserve, fall, before, kept, untouched, need } = terms;
     let used = room.used.max(own).max(1);
     let room = Room { used: room.used.saturating_add(fall), ..*room };
     let is_almost_alone = own > used / 8 * 7;
@@ -106,14 +109,18 @@ fn limit_for(own: u64, room: &Room, terms: Terms) -> u64 {
         0 => {
             let spare = room.spare_above(reserve).max(0).unsigned_abs().saturating_sub(untouched);
             let grant = share(spare).max(spare / LEAST_SHARE);
-            let needed = if need <= spare { own.saturating_add(need) } else { 0 };
-            let base = if need > 0 { own } else { from(kept) };
-            base.saturating_add(grant).max(needed)
+            let granted = if need <= spare { grant.max(need) } else { grant };
+            match need {
+                0 => from(kept).saturating_add(grant),
+                // No more than the room has, since a heap below its limit may fill it up to that.
+                _ => from(kept).max(own.saturating_add(granted)),
+            }
         }
         missing if is_almost_alone => from(kept).saturating_sub(share(missing)),
         missing => from(kept.max(own / SLACK)).saturating_sub(share(missing) / 2),
     };
-    let most = (room.smallest / 100 * u64::from(percent)).min(room.smallest.saturating_sub(reserve - reserve / 8));
+    let below_smallest = room.smallest.saturating_sub(least_reserve - least_reserve / 8);
+    let most = (room.smallest / 100 * u64::from(percent)).min(below_smallest);
     // A limit of 0 would mean no limit.
     limit.min(most).max(1)
 }
@@ -198,6 +205,8 @@ impl<P: Platform> Core<P> {
         self.following.last.store(now.max(1), Ordering::Relaxed);
         self.following.looks.fetch_add(1, Ordering::Relaxed);
         let own = self.counted();
+        // Before the room: memory that is touched in between is then subtracted twice.
+        let untouched = if self.settings.refuses() { self.untouched(own) } else { 0 };
         let room = self.objects.platform.room();
         let nearest = room.map_or([0; 2], |room| [room.limit, room.used]);
         let before = self.following.nearest[0].load(Ordering::Relaxed);
@@ -216,8 +225,8 @@ impl<P: Platform> Core<P> {
         self.following.note(own, is_short, follows.is_some() && is_falling);
         let Some(percent) = follows else { return };
         let before = self.settings.followed.load(Ordering::Relaxed);
-        let untouched = if self.settings.refuses() { self.untouched(own) } else { 0 };
-        let terms = Terms { percent, reserve, fall, before, kept: self.kept_below_limit(), untouched, need };
+        let (kept, least_reserve) = (self.kept_below_limit(), room.map_or(0, |room| self.reserve_below(room.smallest)));
+        let terms = Terms { percent, reserve, least_reserve, fall, before, kept, untouched, need };
         let limit = room.map_or(0, |room| limit_for(own, &room, terms));
         // An allocation at the limit has requested this look, shortly after the last one. If each
         // such look lowered the limit, the processes that allocate most would give most.
@@ -256,8 +265,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns how many of the heap's `own` bytes the process has not touched. The estimate is too
-    /// low by the memory that the program has beside the heap. The system counts resident memory
-    /// with an error of some pages for each CPU.
+    /// low by the memory that the program has beside the heap. It may be too high by the pages that
+    /// the kernel has not added up yet: up to 32, or twice the number of CPUs, for each CPU.
     fn untouched(&self, own: u64) -> u64 {
         self.objects.platform.resident().map_or(0, |resident| own.saturating_sub(resident))
     }
@@ -279,7 +288,9 @@ impl<P: Platform> Core<P> {
         if platform.may_fence() || !self.background.has_thread() {
             self.follow(mm, platform.now(), need);
         } else {
-            self.following.wanted.fetch_max(need, Ordering::Relaxed);
+            // The smallest of several needs, since the room may suffice for that alone.
+            let smallest = |wanted: u64| Some(if wanted == 0 { need } else { wanted.min(need) });
+            let _ = self.following.wanted.fetch_update(Ordering::Relaxed, Ordering::Relaxed, smallest);
             self.objects.helper.ask(if self.settings.refuses() { REFUSAL_PATIENCE } else { PATIENCE });
         }
         let limit = self.settings.limit();
@@ -334,10 +345,20 @@ mod tests {
 
     /// Without a fall, beside the container's own margin.
     fn limit_of(own: u64, room: &Room, percent: u8) -> u64 {
-        limit_for(own, room, Terms { percent, reserve: margin(room.limit), ..TERMS })
+        let [reserve, least_reserve] = [room.limit, room.smallest].map(margin);
+        limit_for(own, room, Terms { percent, reserve, least_reserve, ..TERMS })
     }
 
-    const TERMS: Terms = Terms { percent: 100, reserve: 64 * MIB, fall: 0, before: 0, kept: 0, untouched: 0, need: 0 };
+    const TERMS: Terms = Terms {
+        percent: 100,
+        reserve: 64 * MIB,
+        least_reserve: 64 * MIB,
+        fall: 0,
+        before: 0,
+        kept: 0,
+        untouched: 0,
+        need: 0,
+    };
 
     fn room(limit: u64, used: u64) -> Room {
         Room { owner: LimitedBy::Group, limit, used, smallest: limit }
@@ -368,7 +389,7 @@ mod tests {
         assert_eq!([needs(250, 600, 100, 0), needs(250, 600, 100, 301)], [375, 375], "beside others");
         assert_eq!(limit(500, (1064, 500), 75), 797, "three quarters of the container");
         let with = |own, used, reserve: u64, fall: u64| {
-            let terms = Terms { reserve: reserve * MIB, fall: fall * MIB, ..TERMS };
+            let terms = Terms { reserve: reserve * MIB, least_reserve: reserve * MIB, fall: fall * MIB, ..TERMS };
             limit_for(own * MIB, &room(1064 * MIB, used * MIB), terms) >> 20
         };
         let falling = |own, used, fall| with(own, used, 64, fall);
@@ -385,6 +406,12 @@ mod tests {
         assert_eq!(below(340, 400, 1108), 324, "from its own size");
         assert_eq!([below(996, 1000, 1108), below(980, 1000, 1108)], [910, 891], "alone, further below is further");
         assert_eq!([below(396, 400, 1000), below(380, 400, 1000)], [400, 380], "without spare room");
+        // The machine leaves less room than the container, whose limit is smaller.
+        let machine = Room { owner: LimitedBy::Machine, limit: 65_536 * MIB, used: 65_000 * MIB, smallest: 1024 * MIB };
+        let terms = Terms { reserve: 6553 * MIB, least_reserve: 102 * MIB, ..TERMS };
+        assert_eq!(limit_for(300 * MIB, &machine, terms) >> 20, 288, "a part of what is missing");
+        let terms = Terms { before: 500 * MIB, kept: 4 * MIB, need: 100 * MIB, ..TERMS };
+        assert_eq!(limit_for(498 * MIB, &room(1064 * MIB, 998 * MIB), terms) >> 20, 500, "too much is asked for");
         assert_eq!(limit_of(5, &room(10, 1000), 100), 1, "0 would be no limit");
         assert_eq!(limit_of(0, &room(0, 0), 1), 1);
     }

@@ -36,8 +36,6 @@ use neap_os::environment::read_file;
 use neap_os::file::File;
 use neap_os::{clock, mappings, memory, thread};
 
-/// Most numbers that are tried for a file's name.
-const MOST_FILES: usize = 16;
 /// Most executable mappings. The copies of stacks keep addresses in them.
 const MOST_CODE: usize = 1 << 14;
 /// Places for threads, and for groups, whose names are written. The number is a power of two. At
@@ -68,9 +66,9 @@ const _: () = assert!(offset_of!(AreaHeader, is_on) == 12 && offset_of!(AreaHead
 pub(super) enum FileName<'a> {
     /// This name. The content of an existing file is replaced.
     Whole(&'a CStr),
-    /// `START.PID.N`, and then `end`. `N` is the first of [`MOST_FILES`] numbers, from `first` on,
-    /// for which no file exists.
-    Numbered { start: &'a CStr, first: u32, end: &'a str },
+    /// `START.PID.N`, and then `end`. `N` is the first of `tries` numbers, from `first` on, for
+    /// which no file exists.
+    Numbered { start: &'a CStr, first: u32, tries: usize, end: &'a str },
 }
 
 /// The subject of a heap profile.
@@ -259,12 +257,12 @@ pub(super) fn write<P: Platform>(core: &Core<P>, mm: &Mm<P>, subject: &Occasion<
 
 /// Makes the file.
 fn make(name: FileName<'_>) -> Result<File, Errno> {
-    let (start, first, end) = match name {
+    let (start, first, tries, end) = match name {
         FileName::Whole(path) => return File::make_or_empty(path),
-        FileName::Numbered { start, first, end } => (start, first, end),
+        FileName::Numbered { start, first, tries, end } => (start, first, tries, end),
     };
     let process = thread::process_id();
-    for number in (first..=u32::MAX).take(MOST_FILES) {
+    for number in (first..=u32::MAX).take(tries) {
         let mut name = [0; LONGEST_PATH + 64];
         let mut lines = TextLines::new(&mut name, LONGEST_PATH + 63);
         let named = lines.push(start.to_bytes()).and_then(|()| write!(lines, ".{process}.{number}{end}"));
@@ -525,7 +523,7 @@ mod tests {
         let mut scratch = scratch();
         let path = std::format!("{}/neap-ring", std::env::temp_dir().display());
         let start = std::ffi::CString::new(path.clone()).unwrap();
-        let file = make(FileName::Numbered { start: &start, first: 1, end: "" }).unwrap();
+        let file = make(FileName::Numbered { start: &start, first: 1, tries: 16, end: "" }).unwrap();
         let mut ring = Ring { file: &file, out: &mut scratch.out, filled: 0, written: 0 };
         let stack = record(ALLOC, &[1; 100]);
         // More than the ring has.

@@ -120,7 +120,7 @@ const NEAR: u64 = 100;
 pub(crate) struct Following {
     /// Time of the last look, or 0 before the first.
     pub(crate) last: AtomicU64,
-    /// The most bytes that an allocation needs which waits for a look; 0 if none waits.
+    /// The fewest bytes that an allocation needs which waits for a look; 0 if none waits.
     pub(crate) wanted: AtomicU64,
     pub(crate) looks: AtomicU64,
     /// Looks in a row that found too little room, since the heap last shrank.

@@ -100,6 +100,14 @@ fn sparse(words: usize) -> Vec<u64> {
 }
 
 #[test]
+fn another_distance_starts_with_a_pace_of_its_own() {
+    let mut recording = Recording::begin(std::vec![1]);
+    (0..2000).for_each(|_| _ = recording.sample());
+    recording.recorder.begin(recording.area(), 512 << 10).unwrap();
+    assert_eq!(recording.recorder.interval(512 << 10).mean, 512 << 10, "samples of a shorter distance do not widen it");
+}
+
+#[test]
 fn live_stack_is_kept_before_a_reader_misses_its_record() {
     let mut recording = Recording::begin(sparse(500));
     let number = recording.sample();

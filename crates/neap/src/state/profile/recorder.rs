@@ -81,6 +81,8 @@ impl Recorder {
             // Release: a reader that sees the magic sees the rest.
             area.magic.store(MAGIC, Ordering::Release);
         }
+        // The pace of another distance says nothing about this one.
+        self.pace = Pace::new();
         area.mean.store(mean, Ordering::Relaxed);
         area.is_on.store(1, Ordering::Relaxed);
         Ok(())
