@@ -256,7 +256,8 @@ fn functions_of_node_are_named_by_its_map() {
     fs::write(&program, BUFFERS).unwrap();
     let mut node = Command::new("node");
     node.args(["--perf-basic-prof", "--interpreted-frames-native-stack"]).arg(&program);
-    node.env("NEAP", "profile:64k").env("LD_PRELOAD", library());
+    // node writes a log into its folder.
+    node.env("NEAP", "profile:64k").env("LD_PRELOAD", library()).current_dir(&folder);
     let mut node = Program::run(node);
     node.hear("held");
     let output = neap("profile", node.id(), &["--seconds", "1", "-o", file.to_str().unwrap()]);
