@@ -23,7 +23,11 @@ const RULES: &[Rule] = &[
     Rule { name: "begins with `/// The same`", breaks: begins_the_same, ceiling: 0 },
     Rule { name: "SAFETY without its own proof (as above)", breaks: refers_above, ceiling: 0 },
     Rule { name: "comment over 100 columns", breaks: is_long, ceiling: 7 },
-    Rule { name: "function's name over 60 characters, or with who or nobody", breaks: is_misnamed, ceiling: 0 },
+    Rule {
+        name: "function name is over 60 characters, or names no actor (who, somebody, nobody)",
+        breaks: is_misnamed,
+        ceiling: 0,
+    },
 ];
 
 /// Words that stand for an actor without naming one.

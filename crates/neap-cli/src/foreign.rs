@@ -59,6 +59,11 @@ pub(crate) fn escaped_object(entries: Map<String, Value>) -> Map<String, Value> 
     entries.into_iter().map(|(key, value)| (cut(&key), escaped_value(value))).collect()
 }
 
+/// Escapes characters with a meaning in HTML.
+pub(crate) fn quoted(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;

@@ -12,6 +12,7 @@ use neap_sim::plots::{self, Labelled, LegendEntry, Titles};
 use plotters::prelude::*;
 
 use super::{ChunkPage, FREE, Instance, ReadChunk, ReadChunks, SIDELINED, TO_DEPOPULATE};
+use crate::foreign::quoted;
 use crate::report::number;
 use crate::stat_reader::ProcessStatus;
 
@@ -46,11 +47,6 @@ const FRAME: u32 = 84;
 const USED: RGBColor = RGBColor(0x0b, 0x62, 0xc4);
 const EMPTY: RGBColor = RGBColor(0xf0, 0xa3, 0x0a);
 const MISSING: RGBColor = RGBColor(0xe3, 0xe7, 0xeb);
-
-/// Escapes characters with a meaning in HTML.
-fn quoted(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
 
 /// Bytes in the unit that suits them.
 fn size(bytes: u64) -> String {

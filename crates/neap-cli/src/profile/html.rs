@@ -8,6 +8,7 @@ use super::folded::{difference_graph, flame_graph};
 use super::resolved::Profile;
 use super::sums::{ProfileView, SampleSums};
 use super::top_table::{by_name, named, sites, size, size_of, summary};
+use crate::foreign::quoted;
 use crate::report::number;
 
 const STYLE: &str = "\
@@ -23,11 +24,6 @@ const STYLE: &str = "\
 
 /// Rows of a table, at most.
 const MOST_ROWS: usize = 200;
-
-/// Escapes characters with a meaning in HTML.
-fn quoted(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
 
 /// Writes the page of a profile.
 pub(crate) fn write(page: &mut dyn Write, profile: &Profile) -> io::Result<()> {

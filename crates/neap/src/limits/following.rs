@@ -206,7 +206,8 @@ impl<P: Platform> Core<P> {
         self.following.looks.fetch_add(1, Ordering::Relaxed);
         let own = self.counted();
         // Before the room: memory that is touched in between is then subtracted twice.
-        let untouched = if self.settings.refuses() { self.untouched(own) } else { 0 };
+        let follows = self.settings.follows();
+        let untouched = if follows.is_some() && self.settings.refuses() { self.untouched(own) } else { 0 };
         let room = self.objects.platform.room();
         let nearest = room.map_or([0; 2], |room| [room.limit, room.used]);
         let before = self.following.nearest[0].load(Ordering::Relaxed);
@@ -214,7 +215,6 @@ impl<P: Platform> Core<P> {
             word.store(number, Ordering::Relaxed);
         }
         self.note_headroom(mm, now, room.as_ref());
-        let follows = self.settings.follows();
         let reserve = room.map_or(0, |room| self.reserve_below(room.limit));
         let is_short = follows.is_some() && room.is_some_and(|room| room.missing_above(reserve) > 0);
         let (fall, is_repeated) = match room.map_or(Ok(0), |room| self.following.expected_fall(now, own, &room)) {
