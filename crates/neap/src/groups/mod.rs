@@ -151,7 +151,7 @@ impl Group {
 
     /// Returns the group that has this group's charges and list items. That is the group itself
     /// until it is deleted, and then the nearest group above that exists. Returns `None` if the
-    /// group is deleted and no charge to it is left.
+    /// group is deleted, no charge to it is left, and neap's thread has freed its id.
     pub fn heir(self) -> Option<Group> {
         made_or_here(self).ok()?.heir(self.0).map(Group)
     }

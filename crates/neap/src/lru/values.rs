@@ -590,9 +590,9 @@ impl<T: Send + Sync + 'static> LruList<T> {
     }
 }
 
-/// Returns a group or, if it is deleted, its [heir](Group::heir). Returns `None` if no charge to a
-/// deleted group is left, since then neap cannot find the heir. So a cache that keeps the handle of
-/// a deleted group finds the charged values that the group had.
+/// Returns a group or, if it is deleted, its [heir](Group::heir). Returns `None` if neap has freed
+/// the id of a deleted group, which no charge has then. So a cache that keeps the handle of a
+/// deleted group finds the charged values that the group had.
 fn living(group: Group) -> Option<Group> {
     if made()?.grouped().is_there(group.id()) { Some(group) } else { group.heir() }
 }
