@@ -27,7 +27,7 @@ static void *work(void *counter) {
 }
 
 int main(void) {
-    alarm(60);
+    alarm(240);
     CHECK(pthread_atfork(lock, unlock, unlock) == 0, "handlers");
     neap_counter counter;
     CHECK(neap_counter_init(&counter, NEAP_NO_OWNER, 1, NEAP_FOREVER) == NEAP_OK, "a counter");
@@ -37,7 +37,7 @@ int main(void) {
         pid_t pid = fork();
         CHECK(pid >= 0, "fork %d", i);
         if (pid == 0) {
-            alarm(30);
+            alarm(240);
             neap_counter_add(&counter, 1);
             _exit(neap_counter_exact(&counter) == 1 ? 0 : 1);
         }

@@ -24,6 +24,9 @@ void *pvalloc(size_t);
 enum { M_TRIM_THRESHOLD = -1, M_MMAP_THRESHOLD = -3, M_MMAP_MAX = -4, M_PERTURB = -6, M_ARENA_MAX = -8 };
 #endif
 
+/* Time after which a child hangs for certain, on a busy machine too. Less than its runner allows. */
+enum { HANG_SECONDS = 240 };
+
 #define CHECK(condition, ...)                                                                                          \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \

@@ -26,7 +26,7 @@ int main(void) {
         CHECK(child >= 0, "clone");
         if (child == 0) {
             /* It ends with a status of its own if it waits for a thread that it does not have. */
-            alarm(20);
+            alarm(HANG_SECONDS);
             pid_t grandchild = fork();
             if (grandchild == 0) _exit(5);
             int status;

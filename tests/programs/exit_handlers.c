@@ -75,7 +75,7 @@ int main(void) {
                 CHECK(pthread_join(thread, NULL) == 0, "join");
             }
             for (int i = 0; i < 2; i++) CHECK(pthread_create(&thread, NULL, never_stops, NULL) == 0, "thread");
-            alarm(30);
+            alarm(HANG_SECONDS);
             exit(7);
         }
         int status;

@@ -22,14 +22,14 @@ __attribute__((constructor(101))) static void early(void) {
 }
 
 int main(void) {
-    alarm(60);
+    alarm(HANG_SECONDS);
     all_sizes();
     CHECK(pthread_atfork(prepare, resume, resume) == 0, "late handlers");
     for (int i = 0; i < 50; i++) {
         pid_t pid = fork();
         CHECK(pid >= 0, "fork %d", i);
         if (pid == 0) {
-            alarm(30);
+            alarm(HANG_SECONDS);
             CHECK(before == 2 * (i + 1) && after == 2 * (i + 1), "%d and %d handlers ran", before, after);
             all_sizes();
             _exit(0);

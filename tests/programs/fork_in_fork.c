@@ -12,7 +12,7 @@ static volatile sig_atomic_t forking, nested, returned;
 /* Ends a child that hangs; the one timer that there is interrupts it no more. */
 static void guard_child(void) {
     CHECK(signal(SIGALRM, SIG_DFL) != SIG_ERR, "signal");
-    alarm(30);
+    alarm(HANG_SECONDS);
 }
 
 static void handler(int number) {

@@ -39,7 +39,7 @@ static void *churn(void *argument) {
 }
 
 static void child(void) {
-    alarm(30);
+    alarm(HANG_SECONDS);
     for (int i = 0; i < INHERITED; i++) {
         CHECK(marked(inherited[i], inherited_size(i), (uint64_t)i), "inherited block %d changed", i);
         free(inherited[i]);

@@ -35,7 +35,7 @@ static void stay(int number) {
 
 /* A child allocates, and has children of its own. */
 static void live(void) {
-    alarm(60);
+    alarm(HANG_SECONDS);
     all_sizes();
     pid_t pid = fork();
     all_sizes();
@@ -112,7 +112,7 @@ int main(int argc, char **argv) {
     over = 0;
     handle(fork_here);
     CHECK(pthread_create(&thread, NULL, allocate, NULL) == 0, "thread");
-    alarm(100);
+    alarm(HANG_SECONDS);
     pthread_t forking;
     for (int i = 0; i < FORKS; i++) {
         /* From half way on another thread forks, and waits for the thread that the handler has

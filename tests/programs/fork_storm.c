@@ -29,7 +29,7 @@ static void *churn(void *argument) {
 }
 
 static void child(int number, void **inherited, int count) {
-    alarm(30);
+    alarm(HANG_SECONDS);
     for (int i = 0; i < count; i++) {
         CHECK(marked(inherited[i], 100 + (size_t)i * 50, (uint64_t)i), "inherited block %d changed", i);
         free(inherited[i]);

@@ -42,7 +42,7 @@ static void *fork_once(void *unused) {
 }
 
 int main(void) {
-    alarm(60);
+    alarm(HANG_SECONDS);
     int ends[2];
     CHECK(pipe(ends) == 0 && (stream = fdopen(ends[0], "r")), "a pipe");
     void *(*const bodies[])(void *) = {read_line, flush_all, fork_once};

@@ -28,7 +28,7 @@ static void *worker(void *argument) {
 
 static void child(int way) {
     pthread_t thread;
-    alarm(10);
+    alarm(HANG_SECONDS);
     main_thread = pthread_self();
     cancels = way == 2;
     CHECK(pthread_create(&thread, NULL, worker, way == 2 ? NULL : &thread) == 0, "a worker");

@@ -87,7 +87,7 @@ static void in_child(void (*run)(void), const char *what) {
     pid_t child = fork();
     CHECK(child >= 0, "fork");
     if (child == 0) {
-        alarm(60);
+        alarm(HANG_SECONDS);
         run();
         _exit(0);
     }

@@ -23,7 +23,7 @@ static void *stays(void *argument) {
 }
 
 static void child(int number) {
-    alarm(20);
+    alarm(HANG_SECONDS);
     void *blocks[BLOCKS];
     for (int i = 0; i < BLOCKS; i++) {
         blocks[i] = malloc(60000);

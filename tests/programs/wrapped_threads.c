@@ -33,7 +33,7 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
 }
 
 int main(void) {
-    alarm(60);
+    alarm(HANG_SECONDS);
     for (int round = 0; round < 5; round++) {
         pthread_t threads[6];
         for (int i = 0; i < 6; i++) CHECK(pthread_create(&threads[i], NULL, body, NULL) == 0, "thread %d", i);

@@ -141,7 +141,7 @@ fn mallctl(report: &mut Report, library: &Path, scratch: &Path) {
 /// Runs a program in an environment: it must print `ok` and succeed, without complaints.
 fn passes(mut line: Command, environment: &dyn Fn(&mut Command)) -> Result<()> {
     environment(&mut line);
-    let found = observe(line, Duration::from_secs(180))?;
+    let found = observe(line, Duration::from_secs(300))?;
     complaints(&found)?;
     ensure!(found.success() && found.stdout == b"ok\n", "{}", found.summary());
     Ok(())

@@ -143,7 +143,7 @@ pub(crate) fn locked<'a, 'b>(report: &'a Mutex<&'b mut Report>) -> MutexGuard<'a
 
 /// Runs one program without the library and in every mode, each in a fresh `folder`, and compares.
 fn compare(report: &Mutex<&mut Report>, program: &Program, library: &Path, folder: &Path) -> Result<()> {
-    let limit = Duration::from_secs(120);
+    let limit = Duration::from_secs(300);
     let fresh = || -> Result<Command> {
         if folder.exists() {
             fs::remove_dir_all(folder)?;
