@@ -23,6 +23,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::foreign::escaped;
+use crate::remote_memory::Haste;
 use crate::silence::{Silence, Vigil};
 use crate::stat_reader::{CHANNEL, CHANNEL_LENGTH, Page, ProcessStatus, REPORT, REPORT_LENGTH, opened_path};
 
@@ -56,7 +57,7 @@ const BUSY: u32 = 5;
 /// Number of looks for an answer after which the command checks that the process can answer.
 const LOOKS: u32 = 64;
 /// Longest wait for an answer, for a caller that can go on without one.
-const HASTE: Duration = Duration::from_secs(1);
+const A_MOMENT: Duration = Duration::from_secs(1);
 
 /// A request. A field that a request does not use has its default.
 #[derive(Default)]
@@ -104,9 +105,9 @@ impl<'a> ControlChannel<'a> {
         Ok(ControlChannel { process, page, file, mapping, patience: None })
     }
 
-    /// Limits the wait for each answer to [`HASTE`], for callers that can go on without it.
-    pub(crate) fn in_haste(mut self) -> ControlChannel<'a> {
-        self.patience = Some(HASTE);
+    /// Limits the wait for each answer to [`A_MOMENT`] for callers in haste.
+    pub(crate) fn with_haste(mut self, haste: Haste) -> ControlChannel<'a> {
+        self.patience = (haste == Haste::Some).then_some(A_MOMENT);
         self
     }
 

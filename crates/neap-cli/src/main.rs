@@ -38,6 +38,7 @@ mod profile;
 mod ps;
 mod reconcile;
 mod refusal;
+mod remote_memory;
 mod report;
 mod run;
 mod set;

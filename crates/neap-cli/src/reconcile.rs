@@ -21,6 +21,7 @@ use crate::colours::Colours;
 use crate::control_channel::{ControlChannel, MAP};
 use crate::foreign::escaped;
 use crate::process::parse_rss;
+use crate::remote_memory::Haste;
 use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{SCHEMA, Subject, print, print_json};
 
@@ -89,8 +90,9 @@ impl Told {
     fn of(process: &ProcessStatus) -> Result<(Told, Option<anyhow::Error>)> {
         let page = process.page()?;
         let mut told = Told::BLANK;
-        let asked = ControlChannel::of(process, &page)
-            .and_then(|channel| channel.in_haste().reports(MAP, |words| read(words, &mut told, &process.allowance)));
+        let asked = ControlChannel::of(process, &page).and_then(|channel| {
+            channel.with_haste(Haste::Some).reports(MAP, |words| read(words, &mut told, &process.allowance))
+        });
         match asked {
             Ok(true) => Ok((told, None)),
             Ok(false) => bail!("process {} has no memory of neap's yet", process.pid),

@@ -22,6 +22,7 @@ use crate::control_channel::{ChannelRequest, ControlChannel, NO_RECLAIMER, SHRIN
 use crate::foreign::escaped;
 use crate::groups::ReadGroups as Groups;
 use crate::report::{number, write_table};
+use crate::silence::has_neaps_thread;
 use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
 
@@ -329,11 +330,20 @@ struct ShrinkersJson<S: Serialize> {
 /// Offset of the number of objects in the answer.
 const OBJECTS: usize = 56;
 
+/// Whether a process has no shrinkers. A process with shrinkers has a thread of neap's.
+fn has_none(process: &ProcessStatus, page: &Page) -> bool {
+    page.object.get("has_shrinkers") == Some(&Value::Bool(false)) && !has_neaps_thread(&process.handle)
+}
+
 /// `neap stat PID --shrinkers`.
 pub(crate) fn show(subject: &Subject, is_json: bool) -> Result<ExitCode> {
     let (process, seen) = subject.look(|process| {
         for page in process.pages()? {
-            if let Some(mut seen) = Seen::ask(process, &page)? {
+            let asked = match Seen::ask(process, &page) {
+                Err(_) if has_none(process, &page) => None,
+                asked => asked?,
+            };
+            if let Some(mut seen) = asked {
                 seen.count(&ControlChannel::of(process, &page)?, &process.allowance)?;
                 return Ok(Some(seen));
             }

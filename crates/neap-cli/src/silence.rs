@@ -79,6 +79,11 @@ impl Threads {
     }
 }
 
+/// Returns whether a process has a thread of neap's. `true` if it has too many threads to tell.
+pub(crate) fn has_neaps_thread(handle: &ProcessHandle) -> bool {
+    Threads::look(handle).is_none_or(|threads| threads.has_neaps)
+}
+
 /// Looks at the threads of a process from time to time, while a command waits for its answer.
 pub(crate) struct Vigil<'a> {
     handle: &'a ProcessHandle,

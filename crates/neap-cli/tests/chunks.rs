@@ -46,6 +46,15 @@ fn percpu_chunk_report_matches_program_before_and_after_frees() {
         assert_eq!((used + empty, empty), (number(chunk, "populated"), number(chunk, "empty")), "{chunk}");
         assert_eq!(used + empty + missing, number(&full, "chunk_pages"), "{chunk}");
     }
+    // A process that does not answer is read in its memory, with the same result.
+    program.stop();
+    let read = look(pid);
+    program.resume();
+    for key in ["owners", "allocations", "allocated_bytes", "row_bytes", "chunk_pages", "populated"] {
+        assert_eq!(read[key], full[key], "{key}");
+    }
+    let allocated = |percpu: &Value| sum(percpu, |chunk| number(chunk, "allocations") + number(chunk, "taken_bytes"));
+    assert_eq!((allocated(&read), number(&read, "owners")), (allocated(&full), 500));
     program.go_on();
     program.hear("closed");
     let few = until("pages that went back", || {

@@ -99,8 +99,40 @@ fn the_group_of_one_thread_goes_with_it() {
 }
 
 #[test]
+fn groups_of_a_silent_process_are_read_in_its_memory() {
+    let mut program = Program::start("threads", "groups:by-thread-name,interval:10", &[]);
+    program.hear("ready");
+    let pid = program.id();
+    assert!(neap("group", pid, &["alpha", "max=100m", "low=64k"]).status.success());
+    let answered = look(pid);
+    assert_eq!(answered["from_memory"], false);
+    program.stop();
+    let read = look(pid);
+    assert_eq!(read["from_memory"], true, "{read}");
+    for key in ["ids", "dying"] {
+        assert_eq!(read[key], answered[key]);
+    }
+    let all = [&read, &answered].map(|groups| groups["groups"].as_array().unwrap());
+    assert_eq!(all[0].len(), all[1].len());
+    for (read, answered) in all[0].iter().zip(all[1]) {
+        for key in ["path", "id", "charged", "peak", "bounds", "own", "events", "local_events", "stalled_us"] {
+            assert_eq!(read[key], answered[key], "{key}: {read} {answered}");
+        }
+    }
+    assert!(used(&read, "alpha") >= used(&answered, "alpha"));
+    let text = String::from_utf8(neap("stat", pid, &["--groups"]).stdout).unwrap();
+    assert!(text.contains("its memory was read"), "{text}");
+    program.resume();
+    // Nor is a thread needed.
+    let mut program = Program::start("threads", "groups:by-thread-name,background:off", &[]);
+    program.hear("ready");
+    let read = look(program.id());
+    assert_eq!(read["from_memory"], true, "{read}");
+    assert!((8 << 20..9 << 20).contains(&used(&read, "alpha")), "{read}");
+}
+
+#[test]
 fn a_process_without_groups_says_so_in_a_line() {
-    // Without a thread there would be no answer.
     let mut program = Program::start("burst", "background:off", &[]);
     program.hear("ready");
     let pid = program.id();

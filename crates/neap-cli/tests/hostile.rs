@@ -67,6 +67,66 @@ fn allowed_descriptors(wanted: usize) -> usize {
     wanted.min(now.saturating_sub(OTHERS) as usize)
 }
 
+/// Names of the layout of groups in the text of a page.
+const LAYOUT: &str = "nodes bounds kinds events bytes at_dying at_slots at_ids at_fences chunks_table first_chunk \
+                      group_length in_group_usage in_group_peak in_group_id in_group_bounds in_group_parent \
+                      in_group_is_leaving in_group_name_length in_group_name in_group_counts in_group_stalls \
+                      in_group_stalled_since in_group_stalled in_group_local_events in_group_events_below name_length \
+                      stocks_table stocks_cpus stocks_stride stocks_words stock_bytes_bits id_bits handle_address_bits";
+
+/// Returns numbers with a layout of groups, whose table and counts lie at `address`.
+fn numbers_with_layout(address: usize) -> String {
+    let value = |name: &str| match name {
+        "bounds" | "kinds" => 4,
+        "events" => 10,
+        "first_chunk" => 1 << 20,
+        "group_length" => 512,
+        "name_length" => 56,
+        "handle_address_bits" | "stock_bytes_bits" | "id_bits" => 20,
+        name if name.starts_with("at_") => address + 8,
+        name if name.ends_with("_table") => address,
+        name if name.starts_with("in_group_is") || name.starts_with("in_group_stalls") => 100,
+        _ => 0,
+    };
+    let layout: Vec<String> = LAYOUT.split(' ').map(|name| format!("\"{name}\":{}", value(name))).collect();
+    let memory = format!("\"memory\":{{\"groups\":{{{}}},\"per_cpu\":null}}", layout.join(","));
+    NUMBERS.replacen('{', &format!("{{{memory},"), 1)
+}
+
+/// Maps memory for the roles with a layout. Its first word is its address, and the other words are
+/// large numbers. If `is_slow`, a read of it never returns; `None` if the system allows none such.
+fn mapped(is_slow: bool) -> Option<usize> {
+    const LENGTH: usize = 1 << 20;
+    const USERFAULTFD_USER_MODE_ONLY: libc::c_int = 1;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: maps new memory at an address of the kernel's choice.
+    let memory = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        libc::mmap(core::ptr::null_mut(), LENGTH, protection, flags, -1, 0)
+    };
+    assert_ne!(memory, libc::MAP_FAILED);
+    if is_slow {
+        // As in linux/userfaultfd.h: the API, and a range whose missing pages wait.
+        let (mut api, mut register) = ([0xaa_u64, 0, 0], [memory as u64, LENGTH as u64, 1, 0]);
+        // SAFETY: the calls read and write the live locals only. The descriptor stays open.
+        let is_done = unsafe {
+            let mut fault = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC);
+            if fault < 0 {
+                fault = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | USERFAULTFD_USER_MODE_ONLY);
+            }
+            fault >= 0
+                && libc::ioctl(fault as i32, 0xc018_aa3f, api.as_mut_ptr()) == 0
+                && libc::ioctl(fault as i32, 0xc020_aa00, register.as_mut_ptr()) == 0
+        };
+        return is_done.then_some(memory as usize);
+    }
+    // SAFETY: the mapping has room for these words, and nothing else uses it yet.
+    let words = unsafe { core::slice::from_raw_parts_mut(memory.cast::<u64>(), LENGTH / 8) };
+    words.fill(memory as u64 & 0xff_ffff | 1);
+    words[0] = memory as u64;
+    Some(memory as usize)
+}
+
 /// The roles. Run by the tests below; by itself it does nothing.
 #[test]
 #[ignore = "a role that the other tests start"]
@@ -83,6 +143,9 @@ fn hostile() {
     let page = match role {
         "array" => Page::publish("[]"),
         "text" => Page::publish(&of_text),
+        "memory nowhere" => Page::publish(&numbers_with_layout(8)),
+        "memory of many" => Page::publish(&numbers_with_layout(mapped(false).unwrap())),
+        "memory that waits" => Page::publish(&numbers_with_layout(mapped(true).unwrap_or(8))),
         "many" => Page::publish(&format!("{{\"a\":[{}]}}", vec!["{\"\":0}"; 8000].join(","))),
         _ => Page::publish(NUMBERS),
     };
@@ -216,6 +279,18 @@ fn reports_without_an_end_are_refused_after_a_time() {
     // On a busy machine the time may be over before the first report.
     let hostile = Hostile::start("places");
     hostile.refuses("stat", &["--shrinkers", "--timeout", "3"], "in 3 s");
+}
+
+#[test]
+fn hostile_layouts_of_memory_cost_bounded_time_and_bytes() {
+    // The process has none of neap's threads, so its memory is read first.
+    let hostile = Hostile::start("memory nowhere");
+    let ended = hostile.run("stat", &["--groups"]);
+    assert_eq!((ended.code, hostile.answered()), (Some(0), 1), "it is asked: {}", ended.said);
+    for role in ["memory of many", "memory that waits"] {
+        let ended = Hostile::start(role).run("stat", &["--groups", "--timeout", "2"]);
+        assert!(ended.code.is_some(), "{role}: {}", ended.said);
+    }
 }
 
 #[test]

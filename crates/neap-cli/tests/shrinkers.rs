@@ -101,6 +101,15 @@ fn neaps_own_caches_are_seen_and_asked_in_any_program() {
 /// Without threads of neap's, any call of the program scans neap's own caches. The program's caches
 /// are refused, with a reason.
 #[test]
+fn a_sleeping_process_without_a_thread_has_no_shrinkers() {
+    let mut program = Program::start("burst", "background:off", &[]);
+    program.hear("ready");
+    let report = neap("stat", program.id(), &["--shrinkers"]);
+    let text = String::from_utf8_lossy(&report.stdout);
+    assert!(report.status.success() && text.ends_with(" has no shrinkers.\n"), "{text}");
+}
+
+#[test]
 fn shrink_without_background_thread_serves_only_neap_caches() {
     let mut program = Program::start_alone("cache", "background:off");
     program.hear("ready");

@@ -144,7 +144,7 @@ pub(crate) struct Group {
     pub(crate) counters: CachePadded<Counters>,
     /// [`GroupId`]; 0 in a free slot.
     pub(crate) id: AtomicU64,
-    bounds: [AtomicU64; Bound::ALL.len()],
+    pub(crate) bounds: [AtomicU64; Bound::ALL.len()],
     pub(crate) parent: AtomicU32,
     pub(crate) depth: AtomicU32,
     // The links below and the name are written under the tree's mutex. All but `bucket_next` are
@@ -172,7 +172,7 @@ pub(crate) struct Group {
     pub(crate) unused: AtomicU64,
     /// Not 0 once the group is being deleted and its items are about to move to its parent.
     pub(crate) is_leaving: AtomicU32,
-    name: SharedName,
+    pub(crate) name: SharedName,
     /// [`Owner`](neap_percpu::Owner) of the per-CPU data, and the [`Handle`](neap_percpu::Handle)
     /// of its counts.
     pub(crate) per_cpu: AtomicU64,
@@ -366,8 +366,8 @@ impl Group {
 /// both names. Zeroed memory is the empty name.
 #[derive(Debug, Default)]
 pub struct SharedName {
-    length: AtomicU32,
-    words: [AtomicU64; LONGEST_NAME / 8],
+    pub(crate) length: AtomicU32,
+    pub(crate) words: [AtomicU64; LONGEST_NAME / 8],
 }
 
 impl SharedName {

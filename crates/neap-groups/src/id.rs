@@ -11,7 +11,7 @@ use neap_os::nodes::MAX_NODES;
 
 const INDEX_BITS: u32 = 21;
 const GENERATION_BITS: u32 = 15;
-const ID_BITS: u32 = INDEX_BITS + GENERATION_BITS;
+pub(crate) const ID_BITS: u32 = INDEX_BITS + GENERATION_BITS;
 const NODE_BITS: u32 = MAX_NODES.ilog2();
 const KIND_BITS: u32 = 2;
 /// Bit of a payer for uncharged bytes of a deleted group.

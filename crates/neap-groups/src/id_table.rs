@@ -346,6 +346,11 @@ impl IdTable {
         self.lists.lock().used
     }
 
+    /// Returns the address of the number that [`IdTable::count`] returns.
+    pub(crate) fn used_word(&self) -> *const u32 {
+        &raw const self.lists.lock().used
+    }
+
     /// Returns the id of an index, if it is referred to though its group is deleted, and the bytes
     /// booked under it.
     pub(crate) fn gone_at(&self, index: u32) -> Option<(GroupId, u64)> {

@@ -23,6 +23,7 @@ mod groups;
 mod id;
 mod id_table;
 mod lifecycle;
+mod memory_layout;
 pub mod protection;
 mod queue;
 mod requests;

@@ -65,6 +65,21 @@ pub(crate) struct Stocks {
     fences: AtomicU32,
 }
 
+/// Places and sizes of [`Stocks`] in memory.
+pub(crate) struct StocksLayout {
+    /// Address of the first CPU's line.
+    pub(crate) lines: usize,
+    pub(crate) cpus: usize,
+    /// Distance from one line to the next, in bytes.
+    pub(crate) stride: usize,
+    /// Words of a line.
+    pub(crate) words: usize,
+    /// Low bits of a word that hold the bytes. The payer is above them.
+    pub(crate) bytes_bits: u32,
+    /// Address of the number of fences.
+    pub(crate) fences: *const u32,
+}
+
 const fn word(payer: Payer, bytes: u64) -> u64 {
     payer.to_bits() << NUMBER_BITS | bytes
 }
@@ -317,6 +332,18 @@ impl Stocks {
     fn reopen(&self, cpu: usize) {
         // Release pairs with the sequences: a sequence that finds the line finds its words empty.
         self.entry(cpu + UNREGISTERED).store(self.line_address(cpu), Ordering::Release);
+    }
+
+    /// Returns the places and sizes of the lines, and of the number of fences.
+    pub(crate) fn memory_layout(&self) -> StocksLayout {
+        StocksLayout {
+            lines: self.memory,
+            cpus: self.cpus,
+            stride: STRIDE,
+            words: WORDS,
+            bytes_bits: NUMBER_BITS,
+            fences: self.fences.as_ptr(),
+        }
     }
 
     /// Returns the number of fences requested so far.

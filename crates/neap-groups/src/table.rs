@@ -11,7 +11,7 @@ use neap_base::Platform;
 use neap_base::platform::Errno;
 
 /// Entries of the first chunk. Pages that were never touched take no memory.
-const FIRST: u32 = 256;
+pub(crate) const FIRST: u32 = 256;
 const CHUNKS: usize = 16;
 
 /// An entry of a [`Table`].
@@ -51,6 +51,11 @@ impl<T: Entry> Table<T> {
     #[expect(clippy::len_without_is_empty, reason = "callers want an index")]
     pub fn len(&self) -> u32 {
         self.length.load(Ordering::Acquire) // Pairs with the Release in `grow`.
+    }
+
+    /// Returns the address of the pointers to the chunks.
+    pub(crate) fn chunks_word(&self) -> *const AtomicPtr<T> {
+        self.chunks.as_ptr()
     }
 
     /// Returns an entry; `None` from [`Table::len`] on.

@@ -41,11 +41,11 @@ pub(crate) struct Header {
 /// Offsets of the parts of a chunk's tables, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
-    map: usize,
+    pub(crate) map: usize,
     hints: usize,
     used: usize,
-    starts: usize,
-    populated: usize,
+    pub(crate) starts: usize,
+    pub(crate) populated: usize,
     row_of: usize,
     /// Bytes of all parts.
     pub(crate) length: usize,
@@ -116,6 +116,21 @@ impl Chunks {
     /// Address of a chunk's tables.
     pub(crate) fn tables(&self, chunk: u32) -> usize {
         self.address + chunk as usize * self.parts.length
+    }
+
+    /// Offsets of the parts of a chunk's tables.
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// Address of the number that [`Chunks::reach`] returns.
+    pub(crate) fn reach_word(&self) -> *const u32 {
+        &raw const self.reach
+    }
+
+    /// Address of the number of destroyed chunks.
+    pub(crate) fn destroyed_word(&self) -> *const u32 {
+        &raw const self.destroyed
     }
 
     /// Bytes of a chunk's tables.

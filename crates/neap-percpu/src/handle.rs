@@ -5,25 +5,27 @@
 use core::fmt;
 use core::num::NonZeroU64;
 
-const ADDRESS_BITS: u32 = 48;
-
 /// An allocation of one instance: the address of its first copy, and its row's class.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Handle(NonZeroU64);
 
 impl Handle {
+    /// Number of low bits of a handle's number that hold the address of the first copy. The bits
+    /// above them hold the class.
+    pub const ADDRESS_BITS: u32 = 48;
+
     pub(crate) fn new(address: usize, class: usize) -> Handle {
         // A process's addresses are not 0 and have fewer than 48 bits.
-        let word = (class as u64) << ADDRESS_BITS | address as u64;
+        let word = (class as u64) << Self::ADDRESS_BITS | address as u64;
         Handle(NonZeroU64::new(word).unwrap_or(NonZeroU64::MIN))
     }
 
     pub(crate) fn address(self) -> usize {
-        (self.0.get() & ((1 << ADDRESS_BITS) - 1)) as usize
+        (self.0.get() & ((1 << Self::ADDRESS_BITS) - 1)) as usize
     }
 
     pub(crate) fn class(self) -> usize {
-        (self.0.get() >> ADDRESS_BITS) as usize
+        (self.0.get() >> Self::ADDRESS_BITS) as usize
     }
 
     /// The handle as a number, which is never 0.

@@ -61,6 +61,7 @@ mod embedder;
 mod geometry;
 mod handle;
 mod histogram;
+mod memory_layout;
 mod open;
 mod per_cpu_cell;
 mod pool;

@@ -65,6 +65,11 @@ impl<T: Copy> Pool<T> {
         unsafe { &mut (*self.entry(index)).value }
     }
 
+    /// Address of the number of entries in use.
+    pub(crate) fn in_use_word(&self) -> *const u32 {
+        &raw const self.in_use
+    }
+
     pub(crate) fn opened(&self) -> u32 {
         self.opened
     }

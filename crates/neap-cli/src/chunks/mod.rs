@@ -7,6 +7,7 @@
 //! page (`html`), or as one JSON object.
 
 mod html;
+mod in_memory;
 mod text;
 
 use std::fs::File;
@@ -21,6 +22,7 @@ use serde_json::json;
 
 use crate::allowance::{ALLOCATION, Allowance};
 use crate::control_channel::{CHUNKS, ControlChannel};
+use crate::remote_memory::{Haste, MemoryLayout, ask_or_read};
 use crate::report::rounded;
 use crate::stat_reader::{Page as Published, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
@@ -129,21 +131,29 @@ struct ReadChunks {
 }
 
 impl ReadChunks {
-    /// Requests reports of all chunks. Returns `None` if there is no per-CPU data.
+    /// Requests reports of all chunks, or reads them in the process's memory where no thread of it
+    /// answers. Returns `None` if there is no per-CPU data.
     fn ask(process: &ProcessStatus, page: &Published) -> Result<Option<ReadChunks>> {
-        // The text has "per_cpu" from the first use on. A process without it may have no thread
-        // that answers, so this command does not ask it.
+        // The text has "per_cpu" from the first use on.
         if page.lacks("per_cpu") {
             return Ok(None);
         }
-        let (mut chunks, mut last) = (Vec::new(), None);
-        ControlChannel::of(process, page)?.reports(CHUNKS, |words| {
-            let read = ReadChunks::read(words, &mut chunks, &process.allowance)?;
-            let Some((instance, next)) = read else { return Ok(None) };
-            last = Some(instance);
-            Ok(Some(next))
-        })?;
-        Ok(last.map(|instance| ReadChunks { instance, chunks }))
+        let allowance = &process.allowance;
+        let ask = |haste| {
+            let (mut chunks, mut last) = (Vec::new(), None);
+            ControlChannel::of(process, page)?.with_haste(haste).reports(CHUNKS, |words| {
+                let read = ReadChunks::read(words, &mut chunks, allowance)?;
+                let Some((instance, next)) = read else { return Ok(None) };
+                last = Some(instance);
+                Ok(Some(next))
+            })?;
+            Ok(last.map(|instance| ReadChunks { instance, chunks }))
+        };
+        ask_or_read(process, MemoryLayout::of(page, "per_cpu"), Haste::None, ask, |memory, layout| {
+            let (words, mut chunks) = (in_memory::report(memory, layout, allowance)?, Vec::new());
+            let read = ReadChunks::read(&words, &mut chunks, allowance)?;
+            Ok(read.map(|(instance, _)| ReadChunks { instance, chunks }))
+        })
     }
 
     /// Reads a report, and appends its chunks to `chunks`. Returns the instance's numbers, and the

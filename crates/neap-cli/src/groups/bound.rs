@@ -14,6 +14,7 @@ use super::{ReadGroups, ReportedGroup};
 use crate::control_channel::{BOUND, ChannelRequest, ControlChannel, NO_SUCH_GROUP};
 use crate::drain::size;
 use crate::foreign::escaped;
+use crate::remote_memory::Haste;
 use crate::report::human;
 use crate::subject::{Subject, print};
 
@@ -57,7 +58,7 @@ pub(crate) fn main(options: &BoundOptions) -> Result<ExitCode> {
     let (path, bounds) = (escaped(options.path.as_bytes()), options.bounds.clone());
     let (_, (done, end)) = options.subject.look(move |process| {
         for page in process.pages()? {
-            let Some(seen) = ReadGroups::ask(process, &page)? else { continue };
+            let Some(seen) = ReadGroups::ask(process, &page, Haste::None)? else { continue };
             let Some(group) = seen.find(&path) else { continue };
             let (channel, mut done) = (ControlChannel::of(process, &page)?, String::new());
             let end = bounds.iter().try_for_each(|&(bound, bytes)| {

@@ -11,6 +11,7 @@
 //! [`ReadGroups::raised`] counts the group.
 
 mod bound;
+mod in_memory;
 mod tree;
 
 use core::ops::Range;
@@ -27,6 +28,7 @@ use serde_json::{Map, Value, json};
 use crate::allowance::{ALLOCATION, Allowance};
 use crate::colours::Colours;
 use crate::control_channel::{ControlChannel, GROUPS, name_of};
+use crate::remote_memory::{Haste, MemoryLayout, ask_or_read};
 use crate::stat_model::{ContainerNumbers, Numbers};
 use crate::stat_reader::{Page, ProcessStatus};
 use crate::subject::{Rows, Subject, print, print_json};
@@ -120,6 +122,8 @@ pub(crate) struct ReadGroups {
     pub(crate) fences: u64,
     /// Groups whose own numbers were less than the sum of those below them.
     pub(crate) raised: u64,
+    /// Whether this command has read the groups from the [process's memory](in_memory).
+    pub(crate) is_from_memory: bool,
 }
 
 /// Adds one report. Returns the next slot to request.
@@ -190,30 +194,46 @@ fn read_group(words: &[u64]) -> ReportedGroup {
 }
 
 impl ReadGroups {
-    /// Requests reports of all groups. Returns `None` if there are none, or if there were none when
-    /// the process last published its text.
-    pub(crate) fn ask(process: &ProcessStatus, page: &Page) -> Result<Option<ReadGroups>> {
-        // The text has "groups" from the first group on. A process without groups may have no
-        // thread that answers, so this command does not ask it.
+    /// Requests reports of all groups, or reads them in the process's memory where no thread of it
+    /// answers. Returns `None` if there are none, or if there were none when the process last
+    /// published its text.
+    pub(crate) fn ask(process: &ProcessStatus, page: &Page, haste: Haste) -> Result<Option<ReadGroups>> {
+        // The text has "groups" from the first group on.
         if page.lacks("groups") {
             return Ok(None);
         }
-        ReadGroups::at(&ControlChannel::of(process, page)?, &process.allowance)
+        let (layout, allowance) = (MemoryLayout::of(page, "groups"), &process.allowance);
+        ask_or_read(
+            process,
+            layout,
+            haste,
+            |haste| ReadGroups::at(&ControlChannel::of(process, page)?.with_haste(haste), allowance),
+            |memory, layout| {
+                let seen = in_memory::read(memory, layout, MemoryLayout::of(page, "per_cpu"), allowance)?;
+                seen.finished(process.pid, allowance).map(Some)
+            },
+        )
     }
 
     /// Requests reports of all groups of a process that has some.
     pub(crate) fn at(channel: &ControlChannel<'_>, allowance: &Allowance) -> Result<Option<ReadGroups>> {
         let mut seen = ReadGroups::default();
         let is_there = channel.reports(GROUPS, |words| read(words, &mut seen, allowance))?;
-        seen.arrange(allowance).with_context(|| format!("cannot read the groups of process {}", channel.pid()))?;
-        seen.settle();
+        let seen = seen.finished(channel.pid(), allowance)?;
         Ok(is_there.then_some(seen))
+    }
+
+    /// Arranges the groups, and adds up their numbers.
+    fn finished(mut self, pid: i32, allowance: &Allowance) -> Result<ReadGroups> {
+        self.arrange(allowance).with_context(|| format!("cannot read the groups of process {pid}"))?;
+        self.settle();
+        Ok(self)
     }
 
     /// Returns the groups of the first manager in the process that has some.
     pub(crate) fn of(process: &ProcessStatus) -> Result<Option<ReadGroups>> {
         for page in process.pages()? {
-            if let Some(seen) = ReadGroups::ask(process, &page)? {
+            if let Some(seen) = ReadGroups::ask(process, &page, Haste::None)? {
                 return Ok(Some(seen));
             }
         }
@@ -334,6 +354,7 @@ impl ReadGroups {
             metadata_bytes: self.metadata,
             fences: self.fences,
             raised: self.raised,
+            from_memory: self.is_from_memory,
         }
     }
 }
@@ -350,6 +371,8 @@ struct GroupsJson<G: Serialize, L: Serialize, W: Serialize> {
     fences: u64,
     /// Groups shown with the sum of those below them.
     raised: u64,
+    /// Whether the process did not answer, and its memory was read.
+    from_memory: bool,
 }
 
 /// A bound, or null if there is none.

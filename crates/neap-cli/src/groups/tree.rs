@@ -56,6 +56,13 @@ pub(super) fn write(
             seen.raised
         )?;
     }
+    if seen.is_from_memory {
+        writeln!(
+            output,
+            "No thread of the process answered, so its memory was read: freed objects in caches count as used, and \
+             charges that wait are not shown."
+        )?;
+    }
     write_waiting(output, seen)
 }
 

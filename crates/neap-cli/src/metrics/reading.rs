@@ -10,8 +10,8 @@ use anyhow::Result;
 
 use super::groups::{GroupShares, bound};
 use crate::census::{Busy, Chosen, Unread, UnreadCount, take};
-use crate::control_channel::ControlChannel;
 use crate::groups::ReadGroups;
+use crate::remote_memory::Haste;
 use crate::stat_reader::ProcessStatus;
 use crate::totals::Totals;
 
@@ -86,11 +86,7 @@ impl MeasuredProcess {
     fn with_groups(process: &ProcessStatus) -> Result<MeasuredProcess> {
         let page = process.page()?;
         let totals = Totals::of(process, &page)?;
-        let read = if totals.has_groups {
-            ReadGroups::at(&ControlChannel::of(process, &page)?.in_haste(), &process.allowance)?
-        } else {
-            None
-        };
+        let read = if totals.has_groups { ReadGroups::ask(process, &page, Haste::Some)? } else { None };
         Ok(MeasuredProcess { totals, groups: read.as_ref().map(GroupShares::of) })
     }
 

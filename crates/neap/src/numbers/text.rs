@@ -19,10 +19,11 @@ use neap_objects::cpu_caches::{CacheMode, FenceCounts};
 use neap_objects::size_class::Class;
 use neap_os::{stack, thread};
 use neap_pages::Watermarks;
+use neap_percpu::PerCpuData;
 
 /// Most bytes of text for the numbers of the whole, and of a class, a CPU and a node. neap cuts off
 /// longer lists.
-const ROOM: [usize; 4] = [6 << 10, 128, 128, 512];
+const ROOM: [usize; 4] = [10 << 10, 128, 128, 512];
 /// The most bytes of text.
 const MOST: usize = 64 << 10;
 /// Most times that the numbers are read until they add up. Their parts are read at slightly
@@ -71,6 +72,7 @@ impl<P: Platform> Core<P> {
         self.describe_pages(text)?;
         self.describe_nodes(text)?;
         map_report::describe(mm, inside, text)?;
+        self.describe_memory(text)?;
         write!(text, "\"classes\":")?;
         let classes =
             self.classes_with_slabs().map(|class| self.class_numbers(class)).filter(|numbers| numbers.slabs > 0);
@@ -127,6 +129,7 @@ impl<P: Platform> Core<P> {
             }
             None => write!(text, "\"groups\":null,")?,
         }
+        write!(text, "\"has_shrinkers\":{},", self.reclaim.get().is_some())?;
         write!(text, "\"pages\":{{\"managed\":{},\"free\":{},", pages.managed, pages.free)?;
         write!(text, "\"backed_free\":{},\"used\":{},\"listed\":{},", pages.backed_free, pages.used, pages.listed)?;
         let draining = pages.travelling.saturating_sub(pages.releasing);
@@ -169,6 +172,16 @@ impl<P: Platform> Core<P> {
         write!(text, "\"busy\":{},", self.objects.busy())
     }
 
+    /// Writes where the numbers of groups and of per-CPU data lie in memory, for a command that
+    /// reads them there because no thread of the process answers.
+    fn describe_memory(&self, text: &mut Text<'_>) -> fmt::Result {
+        write!(text, "\"memory\":{{\"groups\":")?;
+        write_layout(text, self.groups.get().map(|groups| groups.memory_layout(&self.objects.platform)).as_slice())?;
+        write!(text, ",\"per_cpu\":")?;
+        write_layout(text, self.per_cpu.get().map(PerCpuData::memory_layout).as_slice())?;
+        write!(text, "}},")
+    }
+
     fn describe_nodes(&self, text: &mut Text<'_>) -> fmt::Result {
         let pages = &self.objects.pages;
         write!(text, "\"nodes\":")?;
@@ -182,6 +195,15 @@ impl<P: Platform> Core<P> {
         })?;
         write!(text, ",\"unbound_segments\":{},", pages.statistics().unbound_segments)
     }
+}
+
+/// Writes the layout, if there is one, as an object.
+fn write_layout<const N: usize>(text: &mut Text<'_>, layout: &[[(&str, u64); N]]) -> fmt::Result {
+    let Some(layout) = layout.first() else { return text.write_str("null") };
+    for (at, (name, value)) in layout.iter().enumerate() {
+        write!(text, "{}\"{name}\":{value}", if at == 0 { '{' } else { ',' })?;
+    }
+    text.write_char('}')
 }
 
 fn write_watermarks(text: &mut Text<'_>, Watermarks { min, low, high }: Watermarks) -> fmt::Result {

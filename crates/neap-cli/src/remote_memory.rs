@@ -1,0 +1,163 @@
+//! The memory of a process under neap, read from outside.
+//!
+//! The text of a page says where the numbers of groups and of per-CPU data lie. So a command reads
+//! them also where no thread of the process answers: the process is stopped, or has no thread of
+//! neap's and sleeps. The kernel allows it to the process's user and to root, but not to other
+//! processes of the user where `kernel.yama.ptrace_scope` is 1. Reading stops no thread.
+//!
+//! A hostile process can make a page that takes for ever to read. So a thread of this command
+//! reads, and the command waits for it no longer than its [allowance](crate::allowance).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::{Map, Value};
+
+use crate::allowance::Allowance;
+use crate::silence::has_neaps_thread;
+use crate::stat_reader::{Page, ProcessStatus};
+
+/// Most bytes that are read at once.
+const MOST_AT_ONCE: usize = 4 << 20;
+
+/// Address and length of bytes to read.
+pub(crate) type Place = (u64, usize);
+
+/// The memory of a process.
+pub(crate) struct RemoteMemory<'a> {
+    allowance: &'a Allowance,
+    requests: Sender<Vec<Place>>,
+    answers: Receiver<io::Result<Vec<u8>>>,
+}
+
+impl<'a> RemoteMemory<'a> {
+    /// Opens the memory of a process.
+    fn open(process: &'a ProcessStatus) -> Result<RemoteMemory<'a>> {
+        let file = File::open(process.handle.path("mem")).map_err(|error| process.refused(error))?;
+        let (requests, received) = channel::<Vec<Place>>();
+        let (answer, answers) = channel();
+        // The thread ends with the sender of requests, or with the command.
+        std::thread::Builder::new()
+            .name("neap-memory".into())
+            .spawn(move || received.iter().all(|places| answer.send(read(&file, &places)).is_ok()))?;
+        Ok(RemoteMemory { allowance: &process.allowance, requests, answers })
+    }
+
+    /// Reads the bytes of all places, one after the other.
+    pub(crate) fn read(&self, places: Vec<Place>) -> Result<Vec<u8>> {
+        let length = places.iter().try_fold(0_usize, |sum, (_, length)| sum.checked_add(*length));
+        ensure!(length.is_some_and(|length| length <= MOST_AT_ONCE), "more than {MOST_AT_ONCE} bytes in one piece");
+        self.allowance.ensure_time()?;
+        let left = self.allowance.end().saturating_duration_since(Instant::now());
+        self.requests.send(places).context("the reading thread has ended")?;
+        let bytes = self.answers.recv_timeout(left).map_err(|_| anyhow!("its memory was not read in time"))?;
+        bytes.context("cannot read its memory")
+    }
+
+    /// Reads words of 64 bits.
+    pub(crate) fn words(&self, address: u64, count: usize) -> Result<Vec<u64>> {
+        Ok(words_of(&self.read(vec![(address, count.saturating_mul(8))])?))
+    }
+
+    /// Reads numbers of 32 bits, each at an address.
+    pub(crate) fn shorts<const N: usize>(&self, addresses: [u64; N]) -> Result<[u64; N]> {
+        let bytes = self.read(addresses.map(|address| (address, 4)).to_vec())?;
+        Ok(core::array::from_fn(|at| short_at(&bytes, 4 * at)))
+    }
+
+    /// Reads numbers of 64 bits, each at an address.
+    pub(crate) fn longs<const N: usize>(&self, addresses: [u64; N]) -> Result<[u64; N]> {
+        let bytes = self.read(addresses.map(|address| (address, 8)).to_vec())?;
+        Ok(core::array::from_fn(|at| long_at(&bytes, 8 * at)))
+    }
+}
+
+fn read(file: &File, places: &[Place]) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; places.iter().map(|(_, length)| length).sum()];
+    let mut rest = &mut bytes[..];
+    for &(address, length) in places {
+        let (part, after) = rest.split_at_mut(length);
+        file.read_exact_at(part, address)?;
+        rest = after;
+    }
+    Ok(bytes)
+}
+
+/// Returns bytes as words of 64 bits.
+pub(crate) fn words_of(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect()
+}
+
+/// Returns the 64 bits at an offset; 0 beyond the end.
+pub(crate) fn long_at(bytes: &[u8], at: usize) -> u64 {
+    let part = bytes.get(at..).and_then(|part| part.first_chunk());
+    part.copied().map_or(0, u64::from_ne_bytes)
+}
+
+/// Returns the 32 bits at an offset; 0 beyond the end.
+pub(crate) fn short_at(bytes: &[u8], at: usize) -> u64 {
+    let part = bytes.get(at..).and_then(|part| part.first_chunk());
+    part.copied().map_or(0, u32::from_ne_bytes).into()
+}
+
+/// Names and values that say where numbers lie, as the library's `memory_layout` functions give
+/// them.
+#[derive(Clone, Copy)]
+pub(crate) struct MemoryLayout<'a>(&'a Map<String, Value>);
+
+impl<'a> MemoryLayout<'a> {
+    /// Returns the layout of `part` in a page's text, if there is one.
+    pub(crate) fn of(page: &'a Page, part: &str) -> Option<MemoryLayout<'a>> {
+        page.object.get("memory")?.get(part)?.as_object().map(MemoryLayout)
+    }
+
+    /// Returns a value.
+    pub(crate) fn get(&self, name: &str) -> Result<u64> {
+        self.0.get(name).and_then(Value::as_u64).with_context(|| format!("its page has no number for {name}"))
+    }
+
+    /// Returns a size, an offset or a count, which is at most `most`.
+    pub(crate) fn size(&self, name: &str, most: usize) -> Result<usize> {
+        let value = self.get(name)?;
+        let size = usize::try_from(value).ok().filter(|size| *size <= most);
+        size.with_context(|| format!("its page has {value} for {name}, more than {most}"))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_object(object: &'a Map<String, Value>) -> MemoryLayout<'a> {
+        MemoryLayout(object)
+    }
+}
+
+/// How long a command waits for an answer of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Haste {
+    /// As long as its allowance allows.
+    None,
+    /// A second at most, since there is another way.
+    Some,
+}
+
+/// Asks a process that has a thread of neap's, and reads the memory of another one. Falls back on
+/// the other way. Where the memory cannot be read, waits for the answer according to `haste`.
+///
+/// # Errors
+/// If neither way works, the error of `ask`.
+pub(crate) fn ask_or_read<'p, T>(
+    process: &'p ProcessStatus,
+    layout: Option<MemoryLayout<'p>>,
+    haste: Haste,
+    ask: impl FnOnce(Haste) -> Result<T>,
+    read: impl FnOnce(&RemoteMemory<'p>, MemoryLayout<'p>) -> Result<T>,
+) -> Result<T> {
+    let Some((memory, layout)) = RemoteMemory::open(process).ok().zip(layout) else { return ask(haste) };
+    if has_neaps_thread(&process.handle) {
+        ask(Haste::Some).or_else(|error| read(&memory, layout).map_err(|_| error))
+    } else {
+        read(&memory, layout).or_else(|_| ask(haste))
+    }
+}

@@ -1,0 +1,63 @@
+//! The places of the groups' numbers in memory, for a debugger or a monitor that reads the memory
+//! of this process from outside.
+//!
+//! A monitor computes offsets and sizes from the fields alone, so it may be of another version than
+//! this crate. It takes no lock: while threads charge, it may read numbers of different moments.
+
+use crate::group::{Bound, Counters, Event, Group, SharedName};
+use crate::groups::Groups;
+use crate::id::{ID_BITS, Kind};
+use crate::table::FIRST;
+use core::mem::offset_of;
+use neap_base::Platform;
+use neap_percpu::Handle;
+
+impl Groups {
+    /// Returns names and values: sizes and counts; addresses of words that change (`at_...`) and of
+    /// tables (`..._table`); and offsets in an entry of the table of groups (`in_group_...`). They
+    /// stay the same until the groups are closed. Takes the tree's mutex and that of the ids.
+    pub fn memory_layout<P: Platform>(&self, platform: &P) -> [(&'static str, u64); 35] {
+        let counters = offset_of!(Group, counters);
+        let name = offset_of!(Group, name);
+        let [at_live, at_dying, at_slots] = self.tree.count_words().map(|word| word.expose_provenance());
+        let stocks = self.stocks.memory_layout();
+        [
+            ("nodes", self.nodes),
+            ("bounds", Bound::ALL.len()),
+            ("kinds", Kind::ALL.len()),
+            ("events", Event::ALL.len()),
+            ("bytes", self.bytes(platform)),
+            ("at_live", at_live),
+            ("at_dying", at_dying),
+            ("at_slots", at_slots),
+            ("at_ids", self.tree.owners.used_word().expose_provenance()),
+            ("at_fences", stocks.fences.expose_provenance()),
+            ("chunks_table", self.tree.slots.chunks_word().expose_provenance()),
+            ("first_chunk", FIRST as usize),
+            ("group_length", size_of::<Group>()),
+            ("in_group_usage", counters + offset_of!(Counters, usage)),
+            ("in_group_peak", counters + offset_of!(Counters, peak)),
+            ("in_group_id", offset_of!(Group, id)),
+            ("in_group_bounds", offset_of!(Group, bounds)),
+            ("in_group_parent", offset_of!(Group, parent)),
+            ("in_group_is_leaving", offset_of!(Group, is_leaving)),
+            ("in_group_name_length", name + offset_of!(SharedName, length)),
+            ("in_group_name", name + offset_of!(SharedName, words)),
+            ("in_group_counts", offset_of!(Group, counts)),
+            ("in_group_stalls", offset_of!(Group, stalls)),
+            ("in_group_stalled_since", offset_of!(Group, stalled_since)),
+            ("in_group_stalled", offset_of!(Group, stalled)),
+            ("in_group_local_events", offset_of!(Group, local_events)),
+            ("in_group_events_below", offset_of!(Group, events_below)),
+            ("name_length", size_of::<SharedName>() - offset_of!(SharedName, words)),
+            ("stocks_table", stocks.lines),
+            ("stocks_cpus", stocks.cpus),
+            ("stocks_stride", stocks.stride),
+            ("stocks_words", stocks.words),
+            ("stock_bytes_bits", stocks.bytes_bits as usize),
+            ("id_bits", ID_BITS as usize),
+            ("handle_address_bits", Handle::ADDRESS_BITS as usize),
+        ]
+        .map(|(name, value)| (name, value as u64))
+    }
+}
