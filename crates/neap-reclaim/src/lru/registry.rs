@@ -28,7 +28,7 @@ use neap_groups::{GroupSlot, Groups};
 const RENAMED: usize = 256;
 const HOLDS: usize = 64;
 /// Number of ticks that free a dead block if no reader uses it.
-const LOOKS: usize = 4;
+const TICKS_MAX: usize = 4;
 
 /// Shared state of all lists of a tree of groups.
 #[derive(Debug)]
@@ -330,7 +330,7 @@ impl<H: Host> Site<'_, H> {
     /// Calls [`Site::tick`] several times, for hosts whose ticks may not come soon. Returns whether
     /// anything is left.
     pub fn end_deleted(&self) -> bool {
-        (0..LOOKS).all(|_| self.tick())
+        (0..TICKS_MAX).all(|_| self.tick())
     }
 
     /// Renames some items that name a dead sub-list. Returns whether another call would do more.

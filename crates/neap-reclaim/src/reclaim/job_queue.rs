@@ -46,9 +46,9 @@ use neap_base::mutex::{Guard, Mutex};
 use neap_base::sync::{AtomicU32, Ordering, wait, wait_for, wake};
 use neap_groups::Patience;
 use pool::Pool;
-use queue::{JobState, Placed, Poster, Queue, QueueAnswer};
+use queue::{Enqueued, JobState, Poster, Queue, QueueAnswer};
 
-pub(super) use pool::MOST_LOST;
+pub(super) use pool::LOST_MAX;
 pub use pool::Reclaimers;
 pub use queue::ReclaimJob;
 
@@ -82,17 +82,17 @@ struct Ticket(usize);
 /// A thread that waits for a job, or for room to post it.
 #[derive(Debug)]
 pub struct Waiter {
-    aim: ReclaimJob,
+    job: ReclaimJob,
     /// `None` while there was no room.
     ticket: Option<Ticket>,
     /// Value of `JobQueue::done` before the last look at the queue.
-    dones: u32,
+    done_seq: u32,
 }
 
 impl Waiter {
     /// Makes a waiter for a job that [`JobQueue::ask`] will post.
-    pub fn new(aim: ReclaimJob) -> Waiter {
-        Waiter { aim, ticket: None, dones: 0 }
+    pub fn new(job: ReclaimJob) -> Waiter {
+        Waiter { job, ticket: None, done_seq: 0 }
     }
 }
 
@@ -122,8 +122,8 @@ impl Default for JobQueue {
 impl JobQueue {
     /// Posts a job without waiting for it. Returns whether there was room. The caller must be
     /// inside the fork gate.
-    pub fn post(&self, aim: ReclaimJob) -> bool {
-        self.place(aim, Poster::Leaves).is_some()
+    pub fn post(&self, job: ReclaimJob) -> bool {
+        self.enqueue(job, Poster::Leaves).is_some()
     }
 
     /// Posts the waiter's job, once, as soon as there is room. The caller must be inside the fork
@@ -133,8 +133,8 @@ impl JobQueue {
     /// and then this again.
     pub fn ask(&self, waiter: &mut Waiter) {
         // Read before a look at the queue: here that for room, in `answer` that for the result.
-        waiter.dones = self.dones();
-        waiter.ticket = waiter.ticket.or_else(|| self.place(waiter.aim, Poster::Waits));
+        waiter.done_seq = self.done_seq();
+        waiter.ticket = waiter.ticket.or_else(|| self.enqueue(waiter.job, Poster::Waits));
     }
 
     /// Returns the bytes that the job freed, once it is done; 0 if the waiter gives up before.
@@ -142,7 +142,7 @@ impl JobQueue {
     /// caller must be inside the fork gate.
     pub fn answer(&self, waiter: &Waiter, patience: Patience) -> Option<u64> {
         match waiter.ticket {
-            Some(ticket) => self.look(ticket, patience),
+            Some(ticket) => self.poll(ticket, patience),
             None => (patience == Patience::GivesUp).then_some(0),
         }
     }
@@ -150,59 +150,59 @@ impl JobQueue {
     /// Sleeps until a job is done or a place becomes free, at most for this number of nanoseconds.
     /// Returns at once if that has happened since [`JobQueue::ask`].
     pub fn wait(&self, waiter: &Waiter, nanoseconds: u64) {
-        wait_for(&self.done, waiter.dones, nanoseconds);
+        wait_for(&self.done, waiter.done_seq, nanoseconds);
     }
 
-    /// Posts a job; `None` if there is no room. If the poster waits, [`JobQueue::look`] must follow
+    /// Posts a job; `None` if there is no room. If the poster waits, [`JobQueue::poll`] must follow
     /// until it returns an answer.
-    fn place(&self, aim: ReclaimJob, poster: Poster) -> Option<Ticket> {
-        let Placed { index, is_posted } = self.inner.lock().queue.place(aim, poster)?;
+    fn enqueue(&self, job: ReclaimJob, poster: Poster) -> Option<Ticket> {
+        let Enqueued { index, is_posted } = self.inner.lock().queue.enqueue(job, poster)?;
         if is_posted {
-            self.call();
+            self.notify_workers();
         }
         Some(Ticket(index))
     }
 
     /// Wakes one sleeping reclaimer. The caller has made a job one that can be taken.
-    fn call(&self) {
-        self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
+    fn notify_workers(&self) {
+        self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posted_seq`.
         wake(&self.posted, 1);
     }
 
     /// Wakes all waiters: a job is done, or there is room.
-    fn tell(&self) {
-        self.done.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `dones`.
+    fn notify_waiters(&self) {
+        self.done.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `done_seq`.
         wake(&self.done, i32::MAX as u32);
     }
 
     /// Wakes the threads that the new state of a job concerns, after releasing the mutex.
-    fn leave(&self, mut inner: Guard<'_, QueueAndPool>, state: JobState) {
+    fn finish_update(&self, mut inner: Guard<'_, QueueAndPool>, state: JobState) {
         let is_room = state == JobState::Free && inner.queue.take_full();
         drop(inner);
         match state {
             // A reclaimer may sleep while another one was written off. With one job and one
             // reclaimer left, no further one is created, so the sleeping one must be woken.
-            JobState::Posted => self.call(),
-            JobState::Done(_) => self.tell(),
-            _ if is_room => self.tell(),
+            JobState::Posted => self.notify_workers(),
+            JobState::Done(_) => self.notify_waiters(),
+            _ if is_room => self.notify_waiters(),
             _ => {}
         }
     }
 
     /// Returns the result of a job that is done, or 0 if its waiter gives up. After an answer the
     /// ticket must not be used again.
-    fn look(&self, ticket: Ticket, patience: Patience) -> Option<u64> {
+    fn poll(&self, ticket: Ticket, patience: Patience) -> Option<u64> {
         let mut inner = self.inner.lock();
-        let QueueAnswer { bytes, is_freed } = inner.queue.look(ticket.0, patience)?;
+        let QueueAnswer { bytes, is_freed } = inner.queue.poll(ticket.0, patience)?;
         if is_freed {
-            self.leave(inner, JobState::Free);
+            self.finish_update(inner, JobState::Free);
         }
         Some(bytes)
     }
 
     /// Takes the oldest job for a reclaimer. The caller must be inside the fork gate.
     pub fn take(&self, reclaimer: u32) -> Next {
-        let idle = Idle(self.posts());
+        let idle = Idle(self.posted_seq());
         let mut inner = self.inner.lock();
         if inner.pool.is_gone(reclaimer) {
             return Next::End;
@@ -214,8 +214,8 @@ impl JobQueue {
     /// [`JobQueue::write_off`] does. The caller must be inside the fork gate.
     pub fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
         let mut inner = self.inner.lock();
-        if let Some(state) = inner.queue.let_go(reclaimer, Some(bytes), idle) {
-            self.leave(inner, state);
+        if let Some(state) = inner.queue.release_job(reclaimer, Some(bytes), idle) {
+            self.finish_update(inner, state);
         }
     }
 
@@ -226,9 +226,9 @@ impl JobQueue {
     pub fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut inner = self.inner.lock();
         // `None`: the reclaimer has returned already.
-        if let Some(state) = inner.queue.let_go(reclaimer, None, idle) {
+        if let Some(state) = inner.queue.release_job(reclaimer, None, idle) {
             inner.pool.write_off();
-            self.leave(inner, state);
+            self.finish_update(inner, state);
         }
     }
 
@@ -239,11 +239,11 @@ impl JobQueue {
         if inner.pool.is_gone(reclaimer) {
             return;
         }
-        match inner.queue.let_go(reclaimer, None, idle) {
+        match inner.queue.release_job(reclaimer, None, idle) {
             // The watcher has not reached `write_off` yet; it will find no job there.
             Some(state) => {
                 inner.pool.end_working();
-                self.leave(inner, state);
+                self.finish_update(inner, state);
             }
             None => inner.pool.end_lost(),
         }
@@ -260,15 +260,15 @@ impl JobQueue {
     ///
     /// Returns `None` if reclaimers are not [short](JobQueue::is_short), or `most` of them work.
     /// Also returns `None` if too many are lost, or a creation failed lately.
-    pub fn hire(&self, least: u32, most: u32, now: u64) -> Option<u32> {
+    pub fn reserve_worker(&self, least: u32, most: u32, now: u64) -> Option<u32> {
         let mut inner = self.inner.lock();
-        if inner.is_short(least) { inner.pool.hire(most, now) } else { None }
+        if inner.is_short(least) { inner.pool.reserve_worker(most, now) } else { None }
     }
 
     /// Records that the creation of a counted reclaimer failed, and starts the delay before the
     /// next attempt. The caller must be inside the fork gate.
-    pub fn not_made(&self, now: u64) {
-        self.inner.lock().pool.not_made(now);
+    pub fn spawn_failed(&self, now: u64) {
+        self.inner.lock().pool.spawn_failed(now);
     }
 
     /// Returns the numbers of reclaimers. The caller must be inside the fork gate.
@@ -295,13 +295,13 @@ impl JobQueue {
     /// inside the fork gate.
     pub fn dismiss(&self) {
         self.inner.lock().pool.dismiss();
-        self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posts`.
+        self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posted_seq`.
         wake(&self.posted, i32::MAX as u32);
     }
 
     /// Returns the value of the futex word `posted`.
-    fn posts(&self) -> u32 {
-        self.posted.load(Ordering::Acquire) // Pairs with the Release in `call`.
+    fn posted_seq(&self) -> u32 {
+        self.posted.load(Ordering::Acquire) // Pairs with the Release in `notify_workers`.
     }
 
     /// Sleeps until another job can be taken, or for this number of nanoseconds.
@@ -313,8 +313,8 @@ impl JobQueue {
     }
 
     /// Returns the value of the futex word `done`.
-    fn dones(&self) -> u32 {
-        self.done.load(Ordering::Acquire) // Pairs with the Release in `tell`.
+    fn done_seq(&self) -> u32 {
+        self.done.load(Ordering::Acquire) // Pairs with the Release in `notify_waiters`.
     }
 }
 

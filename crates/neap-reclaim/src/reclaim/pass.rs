@@ -33,7 +33,7 @@
 
 use crate::reclaim::group_iter::{Generation, Walks};
 use crate::reclaim::pressure::{Level, Levels};
-use crate::reclaim::scan_target::{LowProtection, ProtectedBy, press};
+use crate::reclaim::scan_target::{LowProtection, ProtectedBy, scan_pressure};
 use crate::shrinkers::{FIRST_PRIORITY, ScanPressure};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use neap_base::platform::nodes::MAX_NODES;
@@ -45,7 +45,7 @@ use neap_groups::{Event, GroupId};
 const HARD: u32 = (100_u32 / 10).ilog2();
 /// Used bytes are read again when the objects freed since the last reading are this part of those
 /// freed before it.
-const LOOK: u64 = 4;
+const READING_PART: u64 = 4;
 /// Least goal of a pass in bytes, so that not every charge at a limit needs a pass.
 pub const GOAL: u64 = 128 << 10;
 /// Part of a group's usage. A pass requests no more than this, unless more is needed.
@@ -74,10 +74,10 @@ pub trait Domain {
 
     /// Returns usage and protection of the group in a slot, relative to `top`. `None` if it is
     /// neither `top` nor a descendant, or gone.
-    fn standing(&self, slot: u32, top: GroupId) -> Option<GroupUsage>;
+    fn group_usage(&self, slot: u32, top: GroupId) -> Option<GroupUsage>;
 
     /// Asks the shrinkers of a group on a node. Runs callbacks.
-    fn give(&self, group: GroupId, slot: u32, node: usize, press: ScanPressure) -> Given;
+    fn give(&self, group: GroupId, slot: u32, node: usize, pressure: ScanPressure) -> Given;
 
     /// Returns the bytes that a group and its descendants use, by two measures. The freed bytes are
     /// the larger fall of the two.
@@ -335,16 +335,16 @@ impl<D: Domain> Pass<'_, D> {
         if self.got.freed > self.seen && self.said < self.ask.bytes {
             self.look();
         }
-        self.press_on(self.looked_at(&before, unsure), self.got.freed - before.freed);
+        self.note_pressure(self.looked_at(&before, unsure), self.got.freed - before.freed);
     }
 
     fn visit(&mut self, slot: u32, node: usize, priority: u32, grip: LowProtection) {
-        let Some(standing) = self.domain.standing(slot, self.ask.top) else { return };
-        let press = match press(&standing, self.ask.bytes, priority, grip) {
-            Ok(press) => ScanPressure { need: self.ask.bytes.saturating_sub(self.got.bytes), ..press },
+        let Some(group) = self.domain.group_usage(slot, self.ask.top) else { return };
+        let pressure = match scan_pressure(&group, self.ask.bytes, priority, grip) {
+            Ok(pressure) => ScanPressure { need: self.ask.bytes.saturating_sub(self.got.bytes), ..pressure },
             Err(by) => return self.passed_by |= by == ProtectedBy::Low,
         };
-        let given = self.domain.give(standing.id, slot, node, press);
+        let given = self.domain.give(group.id, slot, node, pressure);
         debug_assert!(given.freed <= given.scanned, "{given:?}");
         self.got.visits += 1;
         self.got.scanned = self.got.scanned.saturating_add(given.scanned);
@@ -353,8 +353,8 @@ impl<D: Domain> Pass<'_, D> {
         self.unsure = self.unsure.saturating_add(given.unsure);
         self.stops += given.stops;
         if given.freed > 0 {
-            if standing.low > 0 && standing.usage <= standing.low {
-                self.domain.tell(standing.id, Event::Low);
+            if group.low > 0 && group.usage <= group.low {
+                self.domain.tell(group.id, Event::Low);
             }
             self.got.bytes = self.got.bytes.max(self.said);
             self.count_fall(1, self.domain.charged(self.ask.top));
@@ -368,7 +368,8 @@ impl<D: Domain> Pass<'_, D> {
     fn is_look_worth_it(&self) -> bool {
         let (Got { bytes, freed, .. }, seen) = (self.got, self.seen);
         let may_be = u128::from(bytes) * u128::from(freed) / u128::from(seen.max(1));
-        bytes < self.ask.bytes && ((freed - seen).saturating_mul(LOOK) >= seen || may_be >= self.ask.bytes.into())
+        bytes < self.ask.bytes
+            && ((freed - seen).saturating_mul(READING_PART) >= seen || may_be >= self.ask.bytes.into())
     }
 
     /// Reads used bytes.
@@ -383,7 +384,7 @@ impl<D: Domain> Pass<'_, D> {
         self.got.bytes = self.got.bytes.max(fallen.max().unwrap_or(0));
     }
 
-    fn press_on(&self, scanned: u64, freed: u64) {
+    fn note_pressure(&self, scanned: u64, freed: u64) {
         if let Some(level) = self.domain.note(&self.passes.levels, self.ask.top, scanned, freed) {
             self.domain.tell(self.ask.top, level.event());
         }

@@ -72,20 +72,20 @@ impl Domain for Model {
         FIRST_PRIORITY - self.skipped
     }
 
-    fn standing(&self, slot: u32, _top: GroupId) -> Option<GroupUsage> {
+    fn group_usage(&self, slot: u32, _top: GroupId) -> Option<GroupUsage> {
         let cache = &self.caches[slot as usize];
         let (usage, min, low) = (cache.usage(), cache.min.min(cache.usage()), cache.low.min(cache.usage()));
         Some(GroupUsage { id: id(slot), usage, min, low })
     }
 
-    fn give(&self, group: GroupId, slot: u32, _node: usize, press: ScanPressure) -> Given {
+    fn give(&self, group: GroupId, slot: u32, _node: usize, pressure: ScanPressure) -> Given {
         assert_eq!(group, id(slot));
         self.visits.borrow_mut().push(slot);
         let cache = &self.caches[slot as usize];
         let freeable = cache.objects.get();
-        let delta = (freeable >> press.priority) * 2 * u64::from(press.share) / u64::from(WHOLE);
-        let mut total = ((cache.deferred.get() >> press.priority) + delta).min(2 * freeable);
-        total = if press.least { total.max(BATCH.min(freeable)) } else { total };
+        let delta = (freeable >> pressure.priority) * 2 * u64::from(pressure.share) / u64::from(WHOLE);
+        let mut total = ((cache.deferred.get() >> pressure.priority) + delta).min(2 * freeable);
+        total = if pressure.least { total.max(BATCH.min(freeable)) } else { total };
         let mut given = Given::default();
         while total >= BATCH || total >= freeable && total > 0 {
             let part = total.min(BATCH);
@@ -210,16 +210,16 @@ impl Domain for Raced<'_> {
     fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
         self.0.next(top, node, from)
     }
-    fn standing(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
-        self.0.standing(slot, top)
+    fn group_usage(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
+        self.0.group_usage(slot, top)
     }
-    fn give(&self, group: GroupId, slot: u32, node: usize, press: ScanPressure) -> Given {
+    fn give(&self, group: GroupId, slot: u32, node: usize, pressure: ScanPressure) -> Given {
         if self.2.get() > 0 {
             self.2.set(self.2.get() - 1);
             self.1.end_round(GroupId::ROOT, node, self.0.caches.len() as u32 / 2);
             return Given { scanned: 1, ..Given::default() };
         }
-        self.0.give(group, slot, node, press)
+        self.0.give(group, slot, node, pressure)
     }
     fn used(&self, top: GroupId) -> [u64; 2] {
         self.0.used(top)

@@ -32,13 +32,13 @@ pub enum ProtectedBy {
 ///
 /// # Errors
 /// [`ProtectedBy`]: the bound that protects the group from this pass.
-pub fn press(
-    standing: &GroupUsage,
+pub fn scan_pressure(
+    group: &GroupUsage,
     need: u64,
     priority: u32,
     grip: LowProtection,
 ) -> Result<ScanPressure, ProtectedBy> {
-    let &GroupUsage { usage, min, low, .. } = standing;
+    let &GroupUsage { usage, min, low, .. } = group;
     let is_below = |protection: u64| protection > 0 && protection >= usage;
     if is_below(min) {
         return Err(ProtectedBy::Min);
@@ -50,7 +50,7 @@ pub fn press(
     // A pass asks a group that is not wholly protected for at least the least share.
     let share = u128::from(WHOLE) * u128::from(usage.saturating_sub(protected)) / u128::from(usage.max(1));
     let share = if usage == 0 { WHOLE } else { (share as u32).max(1) };
-    Ok(ScanPressure { priority, share, least: usage > 0 && usage <= need, whom: ShrinkerFilter::All, need, usage })
+    Ok(ScanPressure { priority, share, least: usage > 0 && usage <= need, filter: ShrinkerFilter::All, need, usage })
 }
 
 #[cfg(test)]
@@ -61,8 +61,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn of(usage: u64, min: u64, low: u64, grip: LowProtection) -> Result<u32, ProtectedBy> {
-        let standing = GroupUsage { id: GroupId::ROOT, usage, min, low };
-        press(&standing, 99, 7, grip).map(|press| press.share)
+        let group = GroupUsage { id: GroupId::ROOT, usage, min, low };
+        scan_pressure(&group, 99, 7, grip).map(|pressure| pressure.share)
     }
 
     #[test]
@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn group_with_usage_up_to_the_need_gives_at_least_a_batch() {
         let least = |usage, need| {
-            let standing = GroupUsage { id: GroupId::ROOT, usage, min: 0, low: 0 };
-            press(&standing, need, FIRST_PRIORITY, LowProtection::Fair).unwrap().least
+            let group = GroupUsage { id: GroupId::ROOT, usage, min: 0, low: 0 };
+            scan_pressure(&group, need, FIRST_PRIORITY, LowProtection::Fair).unwrap().least
         };
         assert_eq!([least(0, 5), least(5, 5), least(6, 5)], [false, true, false]);
     }

@@ -30,7 +30,7 @@
 //! ([`CallbackState`]).
 
 use super::callback_state::{CallbackState, Running};
-use super::job_queue::MOST_LOST;
+use super::job_queue::LOST_MAX;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
@@ -52,7 +52,7 @@ const ROW: u32 = 3;
 const PROGRAM_SLOTS: usize = 64;
 /// Slots for reclaimers alone: the maximum number that work, and the maximum number that may be
 /// stuck. So a reclaimer always finds one.
-const RECLAIMERS: usize = MAX_NODES + MOST_LOST as usize;
+const RECLAIMERS: usize = MAX_NODES + LOST_MAX as usize;
 /// Delay up to which a watching thread counts as on time, in nanoseconds.
 const LATE: u64 = BUDGET / 4;
 /// CPU time beyond the budget, in nanoseconds, that may be that of earlier callbacks: see
@@ -78,10 +78,10 @@ pub enum Misbehaviour {
 }
 
 impl Misbehaviour {
-    /// All verdicts, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Misbehaviour; 3] = [Misbehaviour::Overran, Misbehaviour::Lied, Misbehaviour::Panicked];
 
-    /// Returns the name of the verdict in reports.
+    /// Returns the name of the reason in reports.
     pub const fn name(self) -> &'static str {
         ["overran", "lied", "panicked"][self as usize]
     }
@@ -261,9 +261,9 @@ impl Watchdog {
     }
 
     /// Blames a shrinker and bars it for some time. The caller must be inside the fork gate.
-    pub fn blame(&self, shrinker: u64, name: Option<Name>, verdict: Misbehaviour, now: u64) {
+    pub fn blame(&self, shrinker: u64, name: Option<Name>, misbehaviour: Misbehaviour, now: u64) {
         let _blaming = self.blaming.lock();
-        if let Some(record) = self.count(shrinker, name, verdict, now) {
+        if let Some(record) = self.count(shrinker, name, misbehaviour, now) {
             record.bar(now);
         }
     }
@@ -296,13 +296,13 @@ impl Watchdog {
         }
     }
 
-    /// Counts a verdict. Returns the shrinker's record, if there is room for one. The caller holds
+    /// Counts a misbehaviour, and returns the shrinker's record, if there is room for one. The caller holds
     /// the mutex.
-    fn count(&self, shrinker: u64, name: Option<Name>, verdict: Misbehaviour, now: u64) -> Option<&Blamed> {
-        self.counts[verdict as usize].fetch_add(1, Ordering::Relaxed);
+    fn count(&self, shrinker: u64, name: Option<Name>, misbehaviour: Misbehaviour, now: u64) -> Option<&Blamed> {
+        self.counts[misbehaviour as usize].fetch_add(1, Ordering::Relaxed);
         let name = name.as_ref().map_or(GONE, Name::as_str);
         let record = self.record(shrinker).or_else(|| self.new_record(shrinker, name, now))?;
-        record.counts[verdict as usize].fetch_add(1, Ordering::Relaxed);
+        record.counts[misbehaviour as usize].fetch_add(1, Ordering::Relaxed);
         Some(record)
     }
 

@@ -56,8 +56,8 @@ pub const MOST_SHRINKERS: u32 = BLOCK * BLOCKS as u32;
 
 /// Number of polls after which [`Shrinkers::synchronize`] sleeps between polls instead of yielding,
 /// and the length of that sleep in nanoseconds.
-const YIELDS: u32 = 20;
-const NAP: u64 = 50_000;
+const POLL_YIELDS_MAX: u32 = 20;
+const POLL_SLEEP_NS: u64 = 50_000;
 
 /// Reason for which a shrinker was not registered or unregistered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -469,7 +469,7 @@ impl Shrinkers {
         let (mark, mut looks) = (self.running.mark(), 0);
         while !host.inside(|| self.running.advance_past(host.platform(), &(), mark)).map_err(ShrinkerError::Fence)? {
             looks += 1;
-            if looks < YIELDS { host.platform().pause() } else { host.platform().sleep(NAP) }
+            if looks < POLL_YIELDS_MAX { host.platform().pause() } else { host.platform().sleep(POLL_SLEEP_NS) }
         }
         Ok(())
     }

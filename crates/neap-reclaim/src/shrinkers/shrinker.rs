@@ -335,8 +335,8 @@ impl Shrinker {
 
     /// Returns whether a pass may call it. The answer also holds for any later shrinker of the
     /// index.
-    pub(crate) fn is_for(&self, whom: ShrinkerFilter) -> bool {
-        (whom < ShrinkerFilter::Inline || self.inline()) && (whom < ShrinkerFilter::Own || self.own())
+    pub(crate) fn is_for(&self, filter: ShrinkerFilter) -> bool {
+        (filter < ShrinkerFilter::Inline || self.inline()) && (filter < ShrinkerFilter::Own || self.own())
     }
 
     pub(crate) fn seeks(&self) -> u32 {

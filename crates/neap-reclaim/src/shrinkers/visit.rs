@@ -118,7 +118,7 @@ struct Visit<'v, H: Host, C: Caller> {
     group: GroupId,
     slot: u32,
     node: u32,
-    press: ScanPressure,
+    pressure: ScanPressure,
     visited: &'v mut Visited,
 }
 
@@ -135,11 +135,11 @@ impl Shrinkers {
         group: GroupId,
         slot: u32,
         node: u32,
-        press: ScanPressure,
+        pressure: ScanPressure,
     ) -> Visited {
         let mut visited = Visited::default();
         if !is_calling() {
-            Visit { shrinkers: self, host, caller, group, slot, node, press, visited: &mut visited }.all();
+            Visit { shrinkers: self, host, caller, group, slot, node, pressure, visited: &mut visited }.all();
         }
         visited
     }
@@ -322,7 +322,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         // Checked before the reference is taken: a thread with the last reference calls `gone`,
         // which may take a lock that this thread holds. A later shrinker of the index is of the
         // same kind.
-        if !shrinker.is_for(self.press.whom) {
+        if !shrinker.is_for(self.pressure.filter) {
             return Had::Something;
         }
         match shrinkers.referred(host, self.caller, index, shrinker, |calls| self.ask(calls, unit_ref)) {
@@ -336,7 +336,8 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
     /// Returns whether this visit and the current call have freed enough.
     fn has_enough(&self, now: Visited) -> bool {
         let is_anything = self.visited.freed > 0 || now.freed > 0;
-        is_anything && self.caller.has_enough(self.press.need, self.visited.freed_bytes.saturating_add(now.freed_bytes))
+        is_anything
+            && self.caller.has_enough(self.pressure.need, self.visited.freed_bytes.saturating_add(now.freed_bytes))
     }
 
     /// Calls `count`, and then `scan` for a part of the counted objects. The caller has a
@@ -355,7 +356,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
             return Had::Nothing;
         }
         let node = if shrinker.by_node() { self.node } else { 0 };
-        let (deadline, ScanPressure { priority, need, .. }) = (self.caller.deadline(), self.press);
+        let (deadline, ScanPressure { priority, need, .. }) = (self.caller.deadline(), self.pressure);
         let need = need.saturating_sub(self.visited.freed_bytes);
         let mut asked = Asked { need, deadline, priority, ..Asked::of(self.group, node) };
         let freeable = calls.count(&mut asked);
@@ -379,7 +380,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
         calls.most = freeable;
         let unit = unit_ref.and_then(UnitRef::memory);
         let taken = unit.map_or(0, |unit| unit.take(index, generation));
-        let mut work = Work::new(freeable, taken, shrinker.seeks(), shrinker.batch(), self.press);
+        let mut work = Work::new(freeable, taken, shrinker.seeks(), shrinker.batch(), self.pressure);
         while let Some(next) = work.next() {
             let goes_on = calls.scan(asked, next);
             if !work.done(asked.scanned) || !goes_on {

@@ -39,7 +39,7 @@ pub struct ScanPressure {
     /// first priorities would ask a small group for nothing.
     pub least: bool,
     /// The shrinkers that may be called.
-    pub whom: ShrinkerFilter,
+    pub filter: ShrinkerFilter,
     /// Needed bytes. They bound the first scan: it asks for about as many objects as hold these
     /// bytes, if the group's objects hold all of `usage`. There is no such bound if `usage` is 0.
     pub need: u64,
@@ -50,7 +50,7 @@ pub struct ScanPressure {
 impl ScanPressure {
     /// Returns the pressure on a group without protection, by a thread that may run any callback.
     pub const fn of(priority: u32) -> ScanPressure {
-        ScanPressure { priority, share: WHOLE, least: false, whom: ShrinkerFilter::All, need: u64::MAX, usage: 0 }
+        ScanPressure { priority, share: WHOLE, least: false, filter: ShrinkerFilter::All, need: u64::MAX, usage: 0 }
     }
 }
 
@@ -74,15 +74,15 @@ pub struct Work {
 impl Work {
     /// Makes the work for `freeable` objects. Earlier passes left `deferred` objects. A `batch` of
     /// 0 stands for [`DEFAULT_BATCH`].
-    pub fn new(freeable: u64, deferred: u64, seeks: u32, batch: u64, press: ScanPressure) -> Work {
+    pub fn new(freeable: u64, deferred: u64, seeks: u32, batch: u64, pressure: ScanPressure) -> Work {
         let batch = if batch == 0 { DEFAULT_BATCH } else { batch };
-        let (priority, most) = (press.priority.min(u64::BITS - 1), freeable.saturating_mul(2));
-        let delta = delta(freeable, seeks, press);
+        let (priority, most) = (pressure.priority.min(u64::BITS - 1), freeable.saturating_mul(2));
+        let delta = delta(freeable, seeks, pressure);
         let asked = (deferred >> priority).saturating_add(delta).min(most);
         // At least so many that `next` returns a scan.
-        let least = if press.least { batch.min(freeable) } else { 0 };
+        let least = if pressure.least { batch.min(freeable) } else { 0 };
         let (wanted, total) = (deferred.saturating_add(delta), asked.max(least));
-        Work { freeable, batch, wanted, total, scanned: 0, most: needed(freeable, press).min(batch), deferred }
+        Work { freeable, batch, wanted, total, scanned: 0, most: needed(freeable, pressure).min(batch), deferred }
     }
 
     /// Returns the number of objects for the next scan; `None` if no more are requested now.
@@ -120,19 +120,19 @@ impl Work {
 
 /// Returns how many objects are likely to hold the needed bytes, at least one, if objects are all
 /// that a group uses.
-fn needed(freeable: u64, press: ScanPressure) -> u64 {
-    let objects = u128::from(press.need) * u128::from(freeable) / u128::from(press.usage.max(1));
-    if press.usage == 0 { u64::MAX } else { u64::try_from(objects).unwrap_or(u64::MAX).max(1) }
+fn needed(freeable: u64, pressure: ScanPressure) -> u64 {
+    let objects = u128::from(pressure.need) * u128::from(freeable) / u128::from(pressure.usage.max(1));
+    if pressure.usage == 0 { u64::MAX } else { u64::try_from(objects).unwrap_or(u64::MAX).max(1) }
 }
 
 /// Returns the objects that a pass adds to the request.
-fn delta(freeable: u64, seeks: u32, press: ScanPressure) -> u64 {
+fn delta(freeable: u64, seeks: u32, pressure: ScanPressure) -> u64 {
     let whole = match seeks {
         // Recreating them costs nothing.
         0 => u128::from(freeable / 2),
-        seeks => u128::from(freeable.checked_shr(press.priority).unwrap_or(0)) * 4 / u128::from(seeks),
+        seeks => u128::from(freeable.checked_shr(pressure.priority).unwrap_or(0)) * 4 / u128::from(seeks),
     };
-    u64::try_from(whole * u128::from(press.share) / u128::from(WHOLE)).unwrap_or(u64::MAX)
+    u64::try_from(whole * u128::from(pressure.share) / u128::from(WHOLE)).unwrap_or(u64::MAX)
 }
 
 /// Returns the part of a scan for one of several lists with `total` objects together, in proportion
@@ -159,8 +159,8 @@ mod tests {
 
     /// Runs a callback that scans all requested objects. Returns its scans and the deferred
     /// objects.
-    fn run(freeable: u64, deferred: u64, seeks: u32, press: ScanPressure) -> (Vec<u64>, u64) {
-        let (mut work, mut scans) = (Work::new(freeable, deferred, seeks, 0, press), Vec::new());
+    fn run(freeable: u64, deferred: u64, seeks: u32, pressure: ScanPressure) -> (Vec<u64>, u64) {
+        let (mut work, mut scans) = (Work::new(freeable, deferred, seeks, 0, pressure), Vec::new());
         while let Some(next) = work.next() {
             scans.push(next);
             assert!(work.done(next));
@@ -216,18 +216,18 @@ mod tests {
     /// Of 256 objects in 16 MiB, two hold 128 KiB.
     #[test]
     fn scan_is_bounded_by_the_need_and_doubles_without_progress() {
-        let press = ScanPressure { need: 128 << 10, usage: 16 << 20, ..ScanPressure::of(0) };
-        let scans = |press: ScanPressure| {
-            let mut work = Work::new(256, 0, 2, 32, press);
+        let pressure = ScanPressure { need: 128 << 10, usage: 16 << 20, ..ScanPressure::of(0) };
+        let scans = |pressure: ScanPressure| {
+            let mut work = Work::new(256, 0, 2, 32, pressure);
             core::array::from_fn(|_| {
                 let next = work.next().unwrap();
                 assert!(work.done(next));
                 next
             })
         };
-        assert_eq!(scans(press), [2, 4, 8, 16, 32, 32, 32]);
-        assert_eq!(scans(ScanPressure { need: 1, ..press }), [1, 2, 4, 8, 16, 32, 32]);
-        assert_eq!(scans(ScanPressure { usage: 0, ..press }), [32; 7]);
+        assert_eq!(scans(pressure), [2, 4, 8, 16, 32, 32, 32]);
+        assert_eq!(scans(ScanPressure { need: 1, ..pressure }), [1, 2, 4, 8, 16, 32, 32]);
+        assert_eq!(scans(ScanPressure { usage: 0, ..pressure }), [32; 7]);
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(share(128, 1, 0), 1);
     }
 
-    fn any_press() -> impl Strategy<Value = ScanPressure> {
+    fn any_pressure() -> impl Strategy<Value = ScanPressure> {
         (0..=12_u32, 0..=WHOLE, any::<bool>()).prop_map(|(priority, share, least)| ScanPressure {
             share,
             least,
@@ -270,11 +270,11 @@ mod tests {
         #[test]
         fn what_is_asked_for_is_scanned_or_deferred(
             (freeable, deferred, seeks, batch) in (number(), number(), 0..5_u32, 0..1000_u64),
-            press in any_press(),
+            pressure in any_pressure(),
             parts in proptest::collection::vec(0..300_u64, 0..40),
         ) {
-            let mut work = Work::new(freeable, deferred, seeks, batch, press);
-            let (most, added) = (freeable.saturating_mul(2), delta(freeable, seeks, press));
+            let mut work = Work::new(freeable, deferred, seeks, batch, pressure);
+            let (most, added) = (freeable.saturating_mul(2), delta(freeable, seeks, pressure));
             let mut scanned = 0_u64;
             for part in parts {
                 let Some(next) = work.next() else { break };

@@ -30,9 +30,9 @@ fn bytes_of(aim: ReclaimJob) -> u64 {
 }
 
 /// Makes a queue with that many reclaimers.
-fn board(threads: u32) -> Arc<JobQueue> {
+fn queue_of(threads: u32) -> Arc<JobQueue> {
     let jobs = JobQueue::default();
-    (1..=threads).for_each(|number| assert_eq!(jobs.hire(threads, threads, 0), Some(number)));
+    (1..=threads).for_each(|number| assert_eq!(jobs.reserve_worker(threads, threads, 0), Some(number)));
     Arc::new(jobs)
 }
 
@@ -99,7 +99,7 @@ fn check_empty(jobs: &JobQueue) {
 #[test]
 fn a_job_is_done_by_one_and_its_waiter_is_woken() {
     loom::model(|| {
-        let jobs = board(2);
+        let jobs = queue_of(2);
         let reclaimers = [1, 2].map(|number| spawn(&jobs, move |jobs| reclaim(jobs, number, 1)));
         assert!(jobs.post(aim(5)));
         assert_eq!(await_answer(&jobs, Waiter::new(aim(7))), 7);
@@ -113,7 +113,7 @@ fn a_job_is_done_by_one_and_its_waiter_is_woken() {
 #[test]
 fn done_job_publishes_reclaimer_writes_to_its_waiter() {
     loom::model(|| {
-        let jobs = board(1);
+        let jobs = queue_of(1);
         let freed = Arc::new(UnsafeCell::new(0));
         let reclaimer = {
             let freed = freed.clone();
@@ -141,7 +141,7 @@ fn done_job_publishes_reclaimer_writes_to_its_waiter() {
 #[test]
 fn handed_back_job_is_answered_by_another_reclaimer() {
     loom::model(|| {
-        let jobs = board(2);
+        let jobs = queue_of(2);
         let seat = Arc::new(CallbackState::default());
         let mut waiter = Waiter::new(aim(7));
         jobs.ask(&mut waiter);
@@ -186,7 +186,7 @@ fn handed_back_job_is_answered_by_another_reclaimer() {
 #[test]
 fn late_answer_after_timeout_never_reaches_another_waiter() {
     loom::model(|| {
-        let jobs = board(1);
+        let jobs = queue_of(1);
         let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 3));
         let first = ask_in_passing(&jobs, 5);
         assert!(first == 0 || first == 5, "{first}");
@@ -202,7 +202,7 @@ fn late_answer_after_timeout_never_reaches_another_waiter() {
 #[test]
 fn shared_job_survives_one_waiter_giving_up() {
     loom::model(|| {
-        let jobs = board(1);
+        let jobs = queue_of(1);
         let [mut own, mut other] = [7, 7].map(|group| Waiter::new(aim(group)));
         [&mut own, &mut other].into_iter().for_each(|waiter| jobs.ask(waiter));
         let passing = spawn(&jobs, move |jobs| jobs.answer(&other, Patience::GivesUp).unwrap());
@@ -220,7 +220,7 @@ fn shared_job_survives_one_waiter_giving_up() {
 #[test]
 fn job_given_up_during_handback_has_no_waiter() {
     loom::model(|| {
-        let jobs = board(2);
+        let jobs = queue_of(2);
         let mut waiter = Waiter::new(aim(7));
         jobs.ask(&mut waiter);
         assert_eq!(jobs.take(1), Next::Job(aim(7)));
@@ -236,7 +236,7 @@ fn job_given_up_during_handback_has_no_waiter() {
 #[test]
 fn two_waiters_for_different_jobs_are_both_answered() {
     loom::model(|| {
-        let jobs = board(1);
+        let jobs = queue_of(1);
         let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 2));
         let other = spawn(&jobs, |jobs| await_answer(jobs, Waiter::new(aim(5))));
         assert_eq!(await_answer(&jobs, Waiter::new(aim(7))), 7);
@@ -252,7 +252,7 @@ fn two_waiters_for_different_jobs_are_both_answered() {
 #[test]
 fn two_waiters_for_the_same_aim_are_both_answered() {
     loom::model(|| {
-        let jobs = board(1);
+        let jobs = queue_of(1);
         let mut waiter = Waiter::new(aim(7));
         jobs.ask(&mut waiter);
         let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 3));
@@ -281,7 +281,7 @@ fn waiter_for_queue_room_is_woken_when_a_place_is_freed() {
     }
     for end in [End::Done, End::GivenUp, End::HandedBack] {
         loom::model(move || {
-            let jobs = board(1);
+            let jobs = queue_of(1);
             for number in 2..=MOST {
                 assert!(jobs.post(aim(number + 20)));
                 assert_eq!(jobs.take(number as u32), Next::Job(aim(number + 20)));
@@ -349,7 +349,7 @@ impl Node {
 #[test]
 fn node_short_at_pass_end_gets_another_pass_one_at_a_time() {
     loom::model(|| {
-        let (jobs, node) = (board(2), Node::new());
+        let (jobs, node) = (queue_of(2), Node::new());
         node.allocate(&jobs);
         let reclaimers = [1, 2].map(|number| {
             let node = node.clone();
@@ -370,7 +370,7 @@ fn node_short_at_pass_end_gets_another_pass_one_at_a_time() {
 #[test]
 fn handed_over_pass_is_under_way_until_its_new_owner_ends_it() {
     loom::model(|| {
-        let (jobs, node) = (board(2), Node::new());
+        let (jobs, node) = (queue_of(2), Node::new());
         assert!(jobs.post(ReclaimJob::Node(0)));
         assert_eq!(jobs.take(1), Next::Job(ReclaimJob::Node(0)));
         // A thread posted meanwhile, so the job is wanted when R1 lets go.
@@ -405,15 +405,15 @@ fn handed_over_pass_is_under_way_until_its_new_owner_ends_it() {
 fn one_reclaimer_is_made_for_each_job() {
     for groups in [[5, 7], [7, 7]] {
         loom::model(move || {
-            let jobs = board(0);
-            let recruit = |jobs: &JobQueue, group| {
+            let jobs = queue_of(0);
+            let post_and_reserve = |jobs: &JobQueue, group| {
                 assert!(jobs.post(aim(group)));
-                u32::from(jobs.hire(0, 4, 0).is_some())
+                u32::from(jobs.reserve_worker(0, 4, 0).is_some())
             };
-            let other = spawn(&jobs, move |jobs| recruit(jobs, groups[0]));
-            let hired = recruit(&jobs, groups[1]) + other.join().unwrap();
-            assert_eq!(hired, if groups[0] == groups[1] { 1 } else { 2 });
-            assert_eq!(working_and_lost(&jobs), (hired, 0));
+            let other = spawn(&jobs, move |jobs| post_and_reserve(jobs, groups[0]));
+            let reserved = post_and_reserve(&jobs, groups[1]) + other.join().unwrap();
+            assert_eq!(reserved, if groups[0] == groups[1] { 1 } else { 2 });
+            assert_eq!(working_and_lost(&jobs), (reserved, 0));
         });
     }
 }

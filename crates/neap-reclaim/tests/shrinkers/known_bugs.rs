@@ -138,7 +138,7 @@ fn s3_every_early_end_of_a_visit_puts_its_reference() {
                     ROOT,
                     0,
                     0,
-                    ScanPressure { whom: ShrinkerFilter::Inline, ..ScanPressure::of(0) },
+                    ScanPressure { filter: ShrinkerFilter::Inline, ..ScanPressure::of(0) },
                 );
                 shrinkers.visit(host, &(), group(1), 1, 0, ScanPressure::of(0));
                 // A reference counts as a call, and one without a call does not.
@@ -579,7 +579,7 @@ fn operations_without_callbacks_take_no_shrinker_reference() {
         let before = references();
         assert!(before > 0, "they are not counted");
         assert_eq!(shrinkers.name_of(id).unwrap().as_str(), "cache");
-        let inline_only = ScanPressure { whom: ShrinkerFilter::Inline, ..ScanPressure::of(0) };
+        let inline_only = ScanPressure { filter: ShrinkerFilter::Inline, ..ScanPressure::of(0) };
         assert_eq!(shrinkers.visit(host, &(), ROOT, 0, 0, inline_only).calls, 0);
         assert_eq!(references(), before);
         assert_eq!(shrinkers.unregister(host, id), Ok(Unregistered::Gone));
@@ -656,7 +656,7 @@ fn an_index_is_of_one_kind_for_ever() {
                         ROOT,
                         0,
                         0,
-                        ScanPressure { whom: ShrinkerFilter::Inline, ..ScanPressure::of(0) },
+                        ScanPressure { filter: ShrinkerFilter::Inline, ..ScanPressure::of(0) },
                     );
                 }
             });

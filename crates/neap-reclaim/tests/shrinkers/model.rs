@@ -70,13 +70,13 @@ impl Held {
 
     /// Does in the model what a visit does, by the arithmetic alone. Returns the freed objects
     /// and those that are left.
-    fn visit(&mut self, key: (usize, usize), press: ScanPressure) -> (u64, u64) {
+    fn visit(&mut self, key: (usize, usize), pressure: ScanPressure) -> (u64, u64) {
         let (mut left, mut freed) = (self.has(key), 0);
         if left == 0 {
             return (0, 0);
         }
         let deferred = self.deferred.remove(&key).unwrap_or(0);
-        let mut work = Work::new(left, deferred, self.spec.seeks, self.spec.batch, press);
+        let mut work = Work::new(left, deferred, self.spec.seeks, self.spec.batch, pressure);
         while let Some(next) = work.next() {
             freed += next.min(left);
             left = left.saturating_sub(next);
@@ -141,7 +141,7 @@ impl History<'_> {
 
     fn visit(&mut self) {
         let (slot, node) = (self.slot(), self.random.below(NODES));
-        let press = ScanPressure {
+        let pressure = ScanPressure {
             share: if self.random.below(4) == 0 { self.random.below(WHOLE as usize + 1) as u32 } else { WHOLE },
             least: self.random.below(4) == 0,
             ..ScanPressure::of(self.random.below(13) as u32)
@@ -150,18 +150,18 @@ impl History<'_> {
         let mut left = Vec::new();
         for held in &mut self.held {
             let Some(key) = held.key(slot, node) else { continue };
-            let (freed, objects) = held.visit(key, press);
+            let (freed, objects) = held.visit(key, pressure);
             expected += freed;
             left.push((held.id, key, objects));
         }
         let group = group(slot, self.generations[slot]);
-        let visited = self.shrinkers.visit(self.host, &(), group, slot as u32, node as u32, press);
+        let visited = self.shrinkers.visit(self.host, &(), group, slot as u32, node as u32, pressure);
         if self.faults {
             // Deferred work differs then, and so do the freed objects.
             self.held.iter_mut().for_each(|held| held.deferred.clear());
             return;
         }
-        assert_eq!(visited.freed, expected, "slot {slot}, node {node}, {press:?}");
+        assert_eq!(visited.freed, expected, "slot {slot}, node {node}, {pressure:?}");
         for (id, key, objects) in left {
             let held = self.held.iter().find(|held| held.id == id).unwrap();
             let deferred = self.shrinkers.deferred(id, key.0 as u32, key.1 as u32);

@@ -11,13 +11,13 @@
 use crate::mm::Core;
 use crate::reclaim::reclaiming::Reclaiming;
 use crate::reclaim::watching::{Enough, Ran, Watch};
-use crate::state::reclaim::{PASS, PATIENCE, STEPS};
+use crate::state::reclaim::{PASS_MAX_NS, PRIORITY_STEPS, WAIT_MAX_NS};
 use neap_base::Platform;
 use neap_base::gate::Inside;
 use neap_groups::protection::GroupUsage;
 use neap_groups::{Bound, Event, GroupId, GroupSlot, Request};
 use neap_percpu::Host as _;
-use neap_reclaim::reclaim::{Ask, Domain, Given, Got, Level, Levels, LowProtection, press};
+use neap_reclaim::reclaim::{Ask, Domain, Given, Got, Level, Levels, LowProtection, scan_pressure};
 use neap_reclaim::{FIRST_PRIORITY, ScanPressure, ShrinkerFilter, ShrinkerId, Visited, WHOLE, is_calling};
 
 /// Most groups in a subtree that a pass visits one by one. In a larger subtree, the pass goes
@@ -25,7 +25,7 @@ use neap_reclaim::{FIRST_PRIORITY, ScanPressure, ShrinkerFilter, ShrinkerId, Vis
 const FEW: usize = 32;
 /// Nanoseconds of a nap while a thread waits for a free slot of the watchdog, or for another
 /// thread's callback.
-const NAP: u64 = 1_000_000;
+const POLL_SLEEP_NS: u64 = 1_000_000;
 
 /// The share of one group in a dry run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +55,7 @@ pub(crate) struct PassContext {
     pub(crate) reclaimer: u32,
     /// The shrinkers that the pass calls. Some passes exclude the program's shrinkers, because
     /// their thread may hold locks that callbacks take.
-    pub(crate) whom: ShrinkerFilter,
+    pub(crate) filter: ShrinkerFilter,
     pub(crate) purpose: Purpose,
     /// The request that the pass serves. The request may end before the pass does.
     pub(crate) request: Option<Request>,
@@ -64,7 +64,7 @@ pub(crate) struct PassContext {
 impl PassContext {
     /// Returns the context of a thread that holds no lock: its pass calls all shrinkers.
     pub(crate) const fn of(reclaimer: u32) -> PassContext {
-        PassContext { reclaimer, whom: ShrinkerFilter::All, purpose: Purpose::Charges, request: None }
+        PassContext { reclaimer, filter: ShrinkerFilter::All, purpose: Purpose::Charges, request: None }
     }
 }
 
@@ -80,9 +80,9 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Returns the freed bytes. Inline charges of the program call this; allocations do not.
     #[inline(never)]
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
-        let deadline = deadline.min(self.now().saturating_add(PATIENCE));
+        let deadline = deadline.min(self.now().saturating_add(WAIT_MAX_NS));
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: false };
-        let context = PassContext { whom: ShrinkerFilter::Inline, ..PassContext::of(0) };
+        let context = PassContext { filter: ShrinkerFilter::Inline, ..PassContext::of(0) };
         self.run_to_answer(&ask, context).result.bytes
     }
 
@@ -108,7 +108,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// until one of them ends.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
         while !self.reclaim.watchdog.is_room() && self.now() < deadline {
-            self.source().platform().sleep(NAP);
+            self.source().platform().sleep(POLL_SLEEP_NS);
         }
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: true };
         let ran = self.run(&ask, PassContext::of(0));
@@ -133,7 +133,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         objects: u64,
     ) -> Option<Ran<Visited>> {
         let running = self.reclaim.watchdog.enter(reclaimer)?;
-        let watch = Watch::new(self, &running, self.now().saturating_add(PASS));
+        let watch = Watch::new(self, &running, self.now().saturating_add(PASS_MAX_NS));
         let (shrinkers, source) = (&self.reclaim.shrinkers, self.source());
         // The count bounds the request, because a shrinker that scans nothing does not report that.
         let objects = objects.min(shrinkers.count(source, &watch, id, group, node)?);
@@ -150,7 +150,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Implements [`Reclaiming::count`] for the reclaimer with the number `reclaimer`.
     pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<Ran<u64>> {
         let running = self.reclaim.watchdog.enter(reclaimer)?;
-        let watch = Watch::new(self, &running, self.now().saturating_add(PASS));
+        let watch = Watch::new(self, &running, self.now().saturating_add(PASS_MAX_NS));
         let objects = self.reclaim.shrinkers.count(self.source(), &watch, id, group, node)?;
         Some(watch.ran(objects))
     }
@@ -174,8 +174,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         let mut from = 0;
         while let Some(slot) = (0..domain.nodes()).filter_map(|node| domain.next(top, node, from)).min() {
             from = slot + 1;
-            let Some(standing) = domain.standing(slot, top) else { continue };
-            let Ok(ScanPressure { share, .. }) = press(&standing, 0, FIRST_PRIORITY, LowProtection::Fair) else {
+            let Some(group) = domain.group_usage(slot, top) else { continue };
+            let Ok(ScanPressure { share, .. }) = scan_pressure(&group, 0, FIRST_PRIORITY, LowProtection::Fair) else {
                 continue;
             };
             let mut objects = 0_u64;
@@ -186,14 +186,13 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
                 }
                 let nodes = if report.by_node { domain.nodes() as u32 } else { 1 };
                 let marked = (0..nodes).filter(|&node| self.reclaim.shrinkers.is_marked(report.id, slot, node));
-                objects = marked
-                    .filter_map(|node| self.count(report.id, standing.id, node))
-                    .fold(objects, u64::saturating_add);
+                objects =
+                    marked.filter_map(|node| self.count(report.id, group.id, node)).fold(objects, u64::saturating_add);
             });
             if objects > 0 {
-                let own = self.groups().own_usage(self.source(), standing.id).unwrap_or(0);
+                let own = self.groups().own_usage(self.source(), group.id).unwrap_or(0);
                 let bytes = u128::from(own) * u128::from(share) / u128::from(WHOLE);
-                each(Payment { group: standing.id, objects, bytes: bytes as u64 });
+                each(Payment { group: group.id, objects, bytes: bytes as u64 });
             }
         }
     }
@@ -205,7 +204,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             reclaiming: self,
             watch: None,
             few,
-            whom: ShrinkerFilter::All,
+            filter: ShrinkerFilter::All,
             purpose,
             top,
             node: None,
@@ -215,7 +214,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
 
     /// Runs passes until a pass frees something, or until no other thread calls the shrinkers that
     /// freed nothing. Ends once the thread is written off. No further pass begins after the
-    /// deadline, or after [`PATIENCE`].
+    /// deadline, or after [`WAIT_MAX_NS`].
     ///
     /// | thread A, in a pass | thread B, in another one |
     /// |---|---|
@@ -224,14 +223,14 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// | 3. frees objects, returns | |
     /// | | 4. asks again, instead of answering that nothing can be freed |
     pub(crate) fn run_to_answer(&self, ask: &Ask, context: PassContext) -> Ran<Got> {
-        let end = ask.deadline.min(self.now().saturating_add(PATIENCE));
+        let end = ask.deadline.min(self.now().saturating_add(WAIT_MAX_NS));
         loop {
             let ran = self.run(ask, context);
             let is_answer = ran.result.is_something() || !ran.is_contended || ran.is_written_off;
             if is_answer || self.now() >= end {
                 return ran;
             }
-            self.source().platform().sleep(NAP);
+            self.source().platform().sleep(POLL_SLEEP_NS);
         }
     }
 
@@ -240,9 +239,9 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         let Some(running) = self.reclaim.watchdog.enter(context.reclaimer) else { return Ran::of(Got::default()) };
         let watch = Watch::new(self, &running, ask.deadline);
         let mut domain = self.domain(ask.top, context.purpose);
-        (domain.watch, domain.whom, domain.node) = (Some(&watch), context.whom, ask.node);
+        (domain.watch, domain.filter, domain.node) = (Some(&watch), context.filter, ask.node);
         domain.request = context.request;
-        if context.whom == ShrinkerFilter::Own {
+        if context.filter == ShrinkerFilter::Own {
             // neap's own shrinkers have no groups, so the pass visits the root alone.
             domain.few = Some(([GroupSlot::ROOT.slot; FEW], 1));
         }
@@ -258,7 +257,7 @@ struct ReclaimDomain<'g, 'm, P: Platform> {
     /// The slots of all groups below `top`, in order, and their number, if they are few. The pass
     /// then visits only these slots. The next pass visits a group that is made meanwhile.
     few: Option<([u32; FEW], usize)>,
-    whom: ShrinkerFilter,
+    filter: ShrinkerFilter,
     purpose: Purpose,
     /// The group to reclaim from, with all below it.
     top: GroupId,
@@ -300,13 +299,13 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
         })
     }
 
-    fn standing(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
+    fn group_usage(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
         self.reclaiming.groups().standing(self.reclaiming.source(), slot, top)
     }
 
-    fn give(&self, group: GroupId, slot: u32, node: usize, press: ScanPressure) -> Given {
+    fn give(&self, group: GroupId, slot: u32, node: usize, pressure: ScanPressure) -> Given {
         let Some(watch) = self.watch else { return Given::default() };
-        let press = ScanPressure { whom: self.whom, ..press };
+        let pressure = ScanPressure { filter: self.filter, ..pressure };
         let (shrinkers, source) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.source());
         let before = self.charged(self.top);
         let enough = |need, said: u64| {
@@ -316,7 +315,7 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
         };
         let watch = Enough { watch, enough, takes_turns: self.request.is_some(), begun: Default::default() };
         let Visited { scanned, freed, freed_bytes, unsure, stops, .. } =
-            shrinkers.visit(source, &watch, group, slot, node as u32, press);
+            shrinkers.visit(source, &watch, group, slot, node as u32, pressure);
         Given { scanned, freed, bytes: self.counted(freed_bytes), unsure, stops }
     }
 
@@ -343,7 +342,7 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
     }
 
     fn first_priority(&self) -> u32 {
-        self.request.map_or(FIRST_PRIORITY, |request| FIRST_PRIORITY.saturating_sub(STEPS * request.vain))
+        self.request.map_or(FIRST_PRIORITY, |request| FIRST_PRIORITY.saturating_sub(PRIORITY_STEPS * request.vain))
     }
 
     fn is_called_off(&self) -> bool {

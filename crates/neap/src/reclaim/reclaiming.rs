@@ -207,7 +207,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         self.reclaim.shrinkers.start(self.source(), id)?;
         let source = self.source();
         source.ensure_thread();
-        _ = source.core().recruit(source.mm(), self, 1);
+        _ = source.core().spawn_worker(source.mm(), self, 1);
         Ok(())
     }
 
@@ -248,9 +248,9 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             while let Some(slot) = shrinkers.next_with_anything(node, from) {
                 from = slot + 1;
                 if shrinkers.is_marked(report.id, slot, node)
-                    && let Some(standing) = self.groups().standing(self.source(), slot, GroupId::ROOT)
+                    && let Some(group) = self.groups().standing(self.source(), slot, GroupId::ROOT)
                 {
-                    each(standing.id, node, shrinkers.deferred(report.id, slot, node));
+                    each(group.id, node, shrinkers.deferred(report.id, slot, node));
                 }
             }
         }
@@ -262,10 +262,10 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     }
 
     /// Blames a shrinker. neap then does not call it for some time.
-    pub(crate) fn blame(&self, shrinker: ShrinkerId, verdict: Misbehaviour) {
+    pub(crate) fn blame(&self, shrinker: ShrinkerId, misbehaviour: Misbehaviour) {
         let Reclaim { shrinkers, watchdog, .. } = self.reclaim;
         let name = shrinkers.name_of(shrinker);
-        self.inside(|| watchdog.blame(shrinker.to_bits(), name, verdict, self.moment()));
+        self.inside(|| watchdog.blame(shrinker.to_bits(), name, misbehaviour, self.moment()));
     }
 
     /// Blames a shrinker for a panic. The function that caught the panic calls this.

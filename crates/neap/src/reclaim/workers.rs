@@ -25,7 +25,7 @@ use crate::options::Background;
 use crate::reclaim::pass::{PassContext, Purpose};
 use crate::reclaim::reclaiming::Reclaiming;
 use crate::reclaim::watching::Ran;
-use crate::state::reclaim::{Manner, PASS, PATIENCE, Reclaim};
+use crate::state::reclaim::{Manner, PASS_MAX_NS, Reclaim, WAIT_MAX_NS};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{Bound, Due, GroupId, Patience, Request};
@@ -34,7 +34,7 @@ use neap_reclaim::reclaim::{Ask, BUDGET, Got, Next, Overdue, ReclaimJob, Waiter,
 use neap_reclaim::{ShrinkerFilter, ShrinkerId, is_calling};
 
 /// Nanoseconds between two checks of running callbacks by a waiting thread.
-const LOOK: u64 = BUDGET / 4;
+const CHECK_PERIOD_NS: u64 = BUDGET / 4;
 /// Most reclaimers on a machine with fewer nodes. With several, one slow callback does not delay
 /// the callbacks of other groups.
 const LEAST: usize = 4;
@@ -90,7 +90,7 @@ impl<P: Platform> Core<P> {
         // Threads that wait at this limit may share one job. `work` adds the excess over the limit
         // once for the job, so a thread posts its bytes without the excess.
         let missing = bytes.saturating_sub(reclaiming.groups().excess(reclaiming.source(), group));
-        match self.ask_reclaimers(mm, reclaiming, ReclaimJob::Group(group, missing), Some(PATIENCE)) {
+        match self.ask_reclaimers(mm, reclaiming, ReclaimJob::Group(group, missing), Some(WAIT_MAX_NS)) {
             Some(bytes) => Some(bytes.max(had)),
             // The reclaimer's pass goes on. If usage has fallen by now, the charge tries again.
             None => {
@@ -110,7 +110,7 @@ impl<P: Platform> Core<P> {
             if manner == Manner::Quiet {
                 self.request_tick();
             } else {
-                _ = self.recruit(mm, &reclaiming, 0);
+                _ = self.spawn_worker(mm, &reclaiming, 0);
             }
         }
     }
@@ -124,11 +124,11 @@ impl<P: Platform> Core<P> {
     pub(crate) fn reclaim_for_budget(&self, mm: &Mm<P>, bytes: u64) -> Option<bool> {
         let reclaiming = mm.reclaiming_if_made().filter(|_| !is_calling())?;
         let bytes = goal(bytes, u64::MAX);
-        let deadline = reclaiming.now().saturating_add(PATIENCE);
+        let deadline = reclaiming.now().saturating_add(WAIT_MAX_NS);
         let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None, ahead: false };
-        let context = PassContext { whom: ShrinkerFilter::Own, purpose: Purpose::Budget, ..PassContext::of(0) };
+        let context = PassContext { filter: ShrinkerFilter::Own, purpose: Purpose::Budget, ..PassContext::of(0) };
         let has_enough = reclaiming.run(&ask, context).result.bytes >= bytes;
-        let asks = || self.ask_reclaimers(mm, &reclaiming, ReclaimJob::Budget(bytes), Some(PATIENCE)) > Some(0);
+        let asks = || self.ask_reclaimers(mm, &reclaiming, ReclaimJob::Budget(bytes), Some(WAIT_MAX_NS)) > Some(0);
         Some(has_enough || reclaiming.reclaim.shrinkers.has_others() && asks())
     }
 
@@ -167,11 +167,11 @@ impl<P: Platform> Core<P> {
                 Some(objects) => reclaiming.scan(id, group, node, objects).map(|visited| visited.freed),
             };
         }
-        let aim = match scan {
+        let job = match scan {
             None => ReclaimJob::CountObjects(id, group, node),
             Some(objects) => ReclaimJob::ScanObjects(id, group, node, objects),
         };
-        self.ask_reclaimers(mm, reclaiming, aim, Some(PATIENCE))?.checked_sub(1)
+        self.ask_reclaimers(mm, reclaiming, job, Some(WAIT_MAX_NS))?.checked_sub(1)
     }
 
     /// Posts a job. With `patience`, waits for its answer for that many nanoseconds. If the thread
@@ -181,7 +181,7 @@ impl<P: Platform> Core<P> {
         &self,
         mm: &Mm<P>,
         reclaiming: &Reclaiming<'_, P>,
-        aim: ReclaimJob,
+        job: ReclaimJob,
         patience: Option<u64>,
     ) -> Option<u64> {
         let Reclaim { jobs, waits, late, .. } = reclaiming.reclaim;
@@ -189,13 +189,13 @@ impl<P: Platform> Core<P> {
             return Some(0);
         }
         let Some(patience) = patience else {
-            _ = reclaiming.inside(|| jobs.post(aim));
+            _ = reclaiming.inside(|| jobs.post(job));
             _ = self.call_reclaimers(reclaiming);
             return None;
         };
         let mut end = clock::precise().saturating_add(patience);
         waits.fetch_add(1, Ordering::Relaxed);
-        let mut waiter = Waiter::new(aim);
+        let mut waiter = Waiter::new(job);
         loop {
             // If there are too many jobs, the waiter first waits for room in the queue.
             reclaiming.inside(|| jobs.ask(&mut waiter));
@@ -206,9 +206,9 @@ impl<P: Platform> Core<P> {
                 return (left > 0).then_some(bytes);
             }
             let before = reclaiming.moment();
-            jobs.wait(&waiter, left.min(LOOK));
+            jobs.wait(&waiter, left.min(CHECK_PERIOD_NS));
             let now = reclaiming.moment();
-            let late_by = now.saturating_sub(before).saturating_sub(left.min(LOOK));
+            let late_by = now.saturating_sub(before).saturating_sub(left.min(CHECK_PERIOD_NS));
             let is_on_time = reclaiming.reclaim.watchdog.looked(now, late_by);
             // While this thread did not run, in a stopped process or beyond a CPU quota, reclaimers
             // may not have run either.
@@ -245,7 +245,7 @@ impl<P: Platform> Core<P> {
     /// Makes a reclaimer if there are fewer than `least`, or fewer than the jobs need. Returns
     /// whether there is one now, or will be. Must not be called within a call that allocates or
     /// frees, because making a thread allocates.
-    pub(crate) fn recruit(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
+    pub(crate) fn spawn_worker(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, least: u32) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
         if !self.may_have_reclaimers(mm) {
             return false;
@@ -256,11 +256,12 @@ impl<P: Platform> Core<P> {
             return self.call_reclaimers(reclaiming);
         }
         let most = self.most_reclaimers();
-        let (hired, threads) = reclaiming.inside(|| (jobs.hire(least, most, clock::precise()), jobs.threads().working));
-        if hired.is_none_or(|number| self.spawn(mm, Task::Reclaim(number)).is_ok()) {
+        let (reserved, threads) =
+            reclaiming.inside(|| (jobs.reserve_worker(least, most, clock::precise()), jobs.threads().working));
+        if reserved.is_none_or(|number| self.spawn(mm, Task::Reclaim(number)).is_ok()) {
             return threads > 0;
         }
-        reclaiming.inside(|| jobs.not_made(clock::precise()));
+        reclaiming.inside(|| jobs.spawn_failed(clock::precise()));
         threads > 1
     }
 
@@ -320,8 +321,8 @@ impl<P: Platform> Mm<P> {
         let jobs = &reclaiming.reclaim.jobs;
         let idle = |node| core.objects.pages.node(node).set_reclaiming(false);
         loop {
-            let aim = match reclaiming.inside(|| jobs.take(number)) {
-                Next::Job(aim) => aim,
+            let job = match reclaiming.inside(|| jobs.take(number)) {
+                Next::Job(job) => job,
                 Next::Nothing(idle) => {
                     match reclaiming.groups().look_for_request(reclaiming.source()) {
                         Due::Now(_) => _ = reclaiming.inside(|| jobs.post(ReclaimJob::Requests)),
@@ -332,12 +333,12 @@ impl<P: Platform> Mm<P> {
                 }
                 Next::End => return,
             };
-            let Ran { result: bytes, is_written_off, .. } = core.work(self, &reclaiming, aim, number);
+            let Ran { result: bytes, is_written_off, .. } = core.work(self, &reclaiming, job, number);
             if is_written_off {
                 reclaiming.inside(|| jobs.end(number, idle));
                 // The thread that wrote this reclaimer off may not have made a successor, or may
                 // have failed to.
-                _ = core.recruit(self, &reclaiming, 0);
+                _ = core.spawn_worker(self, &reclaiming, 0);
                 return;
             }
             reclaiming.inside(|| jobs.finish(number, bytes, idle));
@@ -347,12 +348,12 @@ impl<P: Platform> Mm<P> {
 
 impl<P: Platform> Core<P> {
     /// Does a job. Returns its answer.
-    fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, aim: ReclaimJob, number: u32) -> Ran<u64> {
-        let deadline = reclaiming.now().saturating_add(PASS);
+    fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, job: ReclaimJob, number: u32) -> Ran<u64> {
+        let deadline = reclaiming.now().saturating_add(PASS_MAX_NS);
         let run = |top: GroupId, bytes: u64, purpose: Purpose, node: Option<usize>| {
             let context = PassContext { purpose, ..PassContext::of(number) };
             let ask = Ask { top, bytes, deadline, node, ahead: false };
-            match aim {
+            match job {
                 ReclaimJob::Group(..) | ReclaimJob::Budget(_) => reclaiming.run_to_answer(&ask, context),
                 _ => reclaiming.run(&ask, context),
             }
@@ -360,7 +361,7 @@ impl<P: Platform> Core<P> {
         // A shrinker that freed objects without giving a size counts as one byte, so that it is
         // asked again.
         let something = |got: Got| got.bytes.max(u64::from(got.is_something()));
-        match aim {
+        match job {
             ReclaimJob::Group(group, bytes) => {
                 let bytes = bytes.saturating_add(reclaiming.groups().excess(reclaiming.source(), group));
                 let bytes = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
@@ -550,10 +551,10 @@ mod tests {
         core.tick_reclaim(&mm, &mm.reclaiming_if_made().unwrap());
         assert_eq!(jobs.count(), (1, 0), "once");
         let before = blocks.lengths();
-        let Next::Job(aim) = jobs.take(1) else { panic!("a job was posted") };
-        assert_eq!(aim, ReclaimJob::Node(0));
+        let Next::Job(job) = jobs.take(1) else { panic!("a job was posted") };
+        assert_eq!(job, ReclaimJob::Node(0));
         let missing = u64::from(shortage(0).pages) * 4096;
-        let bytes = core.work(&mm, &reclaiming, aim, 1).result;
+        let bytes = core.work(&mm, &reclaiming, job, 1).result;
         assert!(bytes >= missing && shortage(0).pages == 0 && !shortage(0).is_low);
         let now = blocks.lengths();
         let freed = (before[0] - now[0]) * BLOCK;
@@ -567,8 +568,8 @@ mod tests {
         }
         assert_eq!(jobs.count(), (0, 1));
         jobs.finish(1, bytes, |_| ());
-        assert_eq!(jobs.take(1), Next::Job(aim));
-        core.work(&mm, &reclaiming, aim, 1);
+        assert_eq!(jobs.take(1), Next::Job(job));
+        core.work(&mm, &reclaiming, job, 1);
         jobs.finish(1, 0, |_| ());
         assert_eq!((shortage(0).pages, jobs.count()), (0, (0, 0)));
         // Between the watermarks no reclaimer is woken, not even by a tick.

@@ -4,7 +4,7 @@
 use crate::mm::{Hooks, Mm, Spawn, Task};
 use crate::options::Options;
 use crate::reclaim::reclaiming::Reclaiming;
-use crate::state::reclaim::PASS;
+use crate::state::reclaim::PASS_MAX_NS;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
@@ -73,7 +73,7 @@ fn reclaim_request_with_full_job_queue_waits_for_a_slot() {
     let mm = manager(no_thread, &Options::DEFAULT);
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     let jobs = &reclaiming.reclaim.jobs;
-    assert!(core.recruit(&mm, &reclaiming, 1));
+    assert!(core.spawn_worker(&mm, &reclaiming, 1));
     thread::scope(|scope| {
         let ask = |number| {
             let (core, mm, reclaiming) = (&core, &mm, &reclaiming);
@@ -134,7 +134,7 @@ fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     groups.charge(group.payer(Kind::Pages, 0), 4096, OnLimit::Refuse).unwrap();
     ALLOCATED.store(0, Relaxed);
     let before = mm.enter(Some(group));
-    assert!(mm.core_if_open().unwrap().recruit(&mm, &reclaiming, 1));
+    assert!(mm.core_if_open().unwrap().spawn_worker(&mm, &reclaiming, 1));
     assert_eq!((mm.group_of_thread(), groups.used(group)), (Some(group), Ok(4096)));
     mm.leave(before);
     let reclaimers = reclaiming.reclaim.reclaimers(&reclaiming.source().enter());
@@ -157,8 +157,8 @@ fn reclaim_request_without_worker_returns_and_delays_respawn() {
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     register(&reclaiming, &spec(&objects));
     assert_eq!(REFUSED.load(Relaxed), 1);
-    let aim = ReclaimJob::Group(GroupId::ROOT, 1);
-    (0..10).for_each(|_| assert_eq!(core.ask_reclaimers(&mm, &reclaiming, aim, Some(1000 * SECOND)), None));
+    let job = ReclaimJob::Group(GroupId::ROOT, 1);
+    (0..10).for_each(|_| assert_eq!(core.ask_reclaimers(&mm, &reclaiming, job, Some(1000 * SECOND)), None));
     assert_eq!((REFUSED.load(Relaxed), reclaiming.reclaim.reclaimers(&reclaiming.source().enter()).working), (1, 0));
     close(mm);
 }
@@ -245,7 +245,10 @@ fn explicit_scan_is_bounded_by_object_count_and_pass_time() {
     assert_eq!(reclaiming.scan(id, GroupId::ROOT, 0, u64::MAX).unwrap().scanned, 0, "nothing is there");
     let data = core::ptr::from_ref(&core.objects.platform).cast_mut().cast();
     let endless = register(&reclaiming, &Spec { count: count_no_end, scan: scan_slowly, data, ..spec(&objects) });
-    assert_eq!(reclaiming.scan(endless, GroupId::ROOT, 0, u64::MAX).unwrap().scanned, PASS.div_ceil(SECOND / 10));
+    assert_eq!(
+        reclaiming.scan(endless, GroupId::ROOT, 0, u64::MAX).unwrap().scanned,
+        PASS_MAX_NS.div_ceil(SECOND / 10)
+    );
     close(mm);
 }
 
@@ -277,7 +280,7 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     let mm = manager(no_thread, &Options { limit: 64 << 20, ..Options::DEFAULT });
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     let jobs = &reclaiming.reclaim.jobs;
-    assert!(core.recruit(&mm, &reclaiming, 1));
+    assert!(core.spawn_worker(&mm, &reclaiming, 1));
     reclaiming.inside(|| {
         assert!(jobs.post(ReclaimJob::Node(0)) && jobs.take(1) == Next::Job(ReclaimJob::Node(0)));
         core.objects.pages.set_reclaiming(true);

@@ -120,7 +120,7 @@ impl<P: Platform> Core<P> {
         let groups = self.tick_groups(mm);
         if let Some(reclaiming) = mm.reclaiming_if_made() {
             self.tick_reclaim(mm, &reclaiming);
-            _ = self.recruit(mm, &reclaiming, 0);
+            _ = self.spawn_worker(mm, &reclaiming, 0);
         }
         let goes_on = self.keep_below_high(mm);
         let mut tick = self.give_back(mm, GiveBackLimits { now: Some(now), most: u64::MAX, fences: true });

@@ -8,12 +8,12 @@ use neap_reclaim::reclaim::{BUDGET, Backoff, JobQueue, Passes, Reclaimers, Watch
 
 /// Nanoseconds that a thread waits for reclaimers. One callback may use up its budget, and then
 /// another reclaimer goes on with the job.
-pub(crate) const PATIENCE: u64 = 2 * BUDGET;
+pub(crate) const WAIT_MAX_NS: u64 = 2 * BUDGET;
 /// Nanoseconds that a reclaimer's pass may take, and calls that another process requests.
-pub(crate) const PASS: u64 = 10 * BUDGET;
+pub(crate) const PASS_MAX_NS: u64 = 10 * BUDGET;
 /// Priorities that a pass for a request skips for each pass before it that was in vain. Slow
 /// callbacks may use up the time of a pass before it asks small caches for anything.
-pub(crate) const STEPS: u32 = 4;
+pub(crate) const PRIORITY_STEPS: u32 = 4;
 
 /// Shrinkers and reclaim of a manager. Made when the first shrinker is registered.
 #[derive(Debug)]

@@ -116,10 +116,10 @@ impl<'a> Counting<'a> {
         match self.old.iter().find(|(name, _)| *name == variant) {
             Some((_, old)) => timed(on, times, move |thread| _ = old.visit(positions[thread].next())),
             None => {
-                let (host, shrinkers, press) = (&self.host, self.shrinkers, ScanPressure::of(12));
+                let (host, shrinkers, pressure) = (&self.host, self.shrinkers, ScanPressure::of(12));
                 timed(on, times, move |thread| {
                     let slot = positions[thread].next();
-                    shrinkers.visit(host, &(), group(slot), slot as u32, 0, press);
+                    shrinkers.visit(host, &(), group(slot), slot as u32, 0, pressure);
                 })
             }
         }

@@ -8,7 +8,7 @@
 //!
 //! | event | working | lost |
 //! |---|---|---|
-//! | hired, before the thread is created | +1 | |
+//! | reserved, before the thread is created | +1 | |
 //! | creation failed | -1 | |
 //! | written off | -1 | +1 |
 //! | returns after it was written off | | -1 |
@@ -25,9 +25,9 @@
 
 /// Maximum number of written-off reclaimers that have not returned. No more threads are created at
 /// that number.
-pub(in crate::reclaim) const MOST_LOST: u32 = 32;
+pub(in crate::reclaim) const LOST_MAX: u32 = 32;
 /// Delay after a failed creation of a thread before the next attempt, in nanoseconds.
-pub(super) const AGAIN: u64 = 1_000_000_000;
+pub(super) const SPAWN_RETRY_NS: u64 = 1_000_000_000;
 
 /// Number of reclaimers.
 #[derive(Debug)]
@@ -69,8 +69,8 @@ impl Pool {
 
     /// Counts another reclaimer, and returns its number. `None` if `most` work, too many are lost,
     /// or a creation failed lately.
-    pub(super) fn hire(&mut self, most: u32, now: u64) -> Option<u32> {
-        if self.working >= most || self.lost >= MOST_LOST || now < self.until {
+    pub(super) fn reserve_worker(&mut self, most: u32, now: u64) -> Option<u32> {
+        if self.working >= most || self.lost >= LOST_MAX || now < self.until {
             return None;
         }
         self.working += 1;
@@ -79,9 +79,9 @@ impl Pool {
     }
 
     /// Records that the creation of a counted reclaimer failed, and starts the delay.
-    pub(super) fn not_made(&mut self, now: u64) {
+    pub(super) fn spawn_failed(&mut self, now: u64) {
         self.working -= 1;
-        self.until = now.saturating_add(AGAIN);
+        self.until = now.saturating_add(SPAWN_RETRY_NS);
     }
 
     /// Counts a working reclaimer as lost.

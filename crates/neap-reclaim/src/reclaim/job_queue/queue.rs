@@ -80,7 +80,7 @@ pub(super) enum JobState {
 #[derive(Clone, Copy, Debug)]
 struct Job {
     state: JobState,
-    aim: ReclaimJob,
+    task: ReclaimJob,
     waiters: u32,
     /// Whether a caller that does not wait requested the job. If so, it runs even if all waiters
     /// give up. A taken job for a node then runs once more.
@@ -107,15 +107,15 @@ pub(super) enum Poster {
     Waits,
 }
 
-/// Result of [`Queue::place`].
+/// Result of [`Queue::enqueue`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Placed {
+pub(super) struct Enqueued {
     pub(super) index: usize,
     /// Whether a reclaimer is still to take the job; false if one has it already.
     pub(super) is_posted: bool,
 }
 
-/// Result of [`Queue::look`].
+/// Result of [`Queue::poll`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueueAnswer {
     pub(super) bytes: u64,
@@ -125,13 +125,13 @@ pub(super) struct QueueAnswer {
 
 impl Queue {
     pub(super) const fn new() -> Queue {
-        let job = Job { state: JobState::Free, aim: ReclaimJob::Node(0), waiters: 0, wanted: false, age: 0 };
+        let job = Job { state: JobState::Free, task: ReclaimJob::Node(0), waiters: 0, wanted: false, age: 0 };
         Queue { jobs: [job; JOBS + SERVERS], posted: 0, is_full: false }
     }
 
     /// Returns the index of a free place for a job.
-    fn room_for(&self, aim: ReclaimJob) -> Option<usize> {
-        let places = if aim == ReclaimJob::Requests { JOBS..JOBS + SERVERS } else { 0..JOBS };
+    fn room_for(&self, task: ReclaimJob) -> Option<usize> {
+        let places = if task == ReclaimJob::Requests { JOBS..JOBS + SERVERS } else { 0..JOBS };
         places.into_iter().find(|&place| self.jobs[place].state == JobState::Free)
     }
 
@@ -150,11 +150,11 @@ impl Queue {
     }
 
     /// Posts a job, or adds it to one that serves both; `None` if there is no room. If the poster
-    /// waits, [`Queue::look`] must follow until it returns an answer.
-    pub(super) fn place(&mut self, aim: ReclaimJob, poster: Poster) -> Option<Placed> {
+    /// waits, [`Queue::poll`] must follow until it returns an answer.
+    pub(super) fn enqueue(&mut self, task: ReclaimJob, poster: Poster) -> Option<Enqueued> {
         let waits = poster == Poster::Waits;
         let same = |job: &Job| match job.state {
-            JobState::Posted => job.aim.and(aim),
+            JobState::Posted => job.task.and(task),
             // A pass that has begun does not serve a new request, except a pass for a node: two
             // passes over a node at a time bring no more than one. Such a pass may already have
             // seen enough memory:
@@ -162,12 +162,12 @@ impl Queue {
             // 2. A thread allocates, finds the node at its low watermark, and comes here.
             // 3. The pass ends.
             // So the job is marked to run again. The queue's mutex orders steps 2 and 3.
-            JobState::Taken(_) if !waits => job.aim.and(aim).filter(|both| matches!(both, ReclaimJob::Node(_))),
+            JobState::Taken(_) if !waits => job.task.and(task).filter(|both| matches!(both, ReclaimJob::Node(_))),
             _ => None,
         };
         let (index, is_new) = match self.jobs.iter().position(|job| same(job).is_some()) {
             Some(index) => (index, false),
-            None => match self.room_for(aim) {
+            None => match self.room_for(task) {
                 Some(index) => (index, true),
                 None => {
                     self.is_full |= waits;
@@ -177,18 +177,18 @@ impl Queue {
         };
         if is_new {
             self.posted += 1;
-            self.jobs[index] = Job { state: JobState::Posted, aim, waiters: 0, wanted: false, age: self.posted };
+            self.jobs[index] = Job { state: JobState::Posted, task, waiters: 0, wanted: false, age: self.posted };
         }
         let job = &mut self.jobs[index];
-        job.aim = if is_new { aim } else { same(job).unwrap_or(aim) };
+        job.task = if is_new { task } else { same(job).unwrap_or(task) };
         job.waiters += u32::from(waits);
         job.wanted |= !waits;
-        Some(Placed { index, is_posted: job.state == JobState::Posted })
+        Some(Enqueued { index, is_posted: job.state == JobState::Posted })
     }
 
     /// Returns the result of a job that is done, or 0 if its waiter gives up. The waiter is not
     /// counted after an answer.
-    pub(super) fn look(&mut self, index: usize, patience: Patience) -> Option<QueueAnswer> {
+    pub(super) fn poll(&mut self, index: usize, patience: Patience) -> Option<QueueAnswer> {
         let job = self.jobs.get_mut(index)?;
         let bytes = match job.state {
             JobState::Done(bytes) => bytes,
@@ -215,8 +215,8 @@ impl Queue {
         let posted = self.jobs.iter_mut().filter(|job| job.state == JobState::Posted);
         let oldest = posted.min_by_key(|job| job.age)?;
         oldest.state = JobState::Taken(reclaimer);
-        oldest.wanted &= !matches!(oldest.aim, ReclaimJob::Node(_));
-        Some(oldest.aim)
+        oldest.wanted &= !matches!(oldest.task, ReclaimJob::Node(_));
+        Some(oldest.task)
     }
 
     /// Takes a reclaimer's job away from the reclaimer. With `done`, the job has freed that number
@@ -224,10 +224,15 @@ impl Queue {
     ///
     /// If the job was a pass for a node, calls `idle` with that node. Returns the new state of the
     /// job; `None` if the reclaimer had none.
-    pub(super) fn let_go(&mut self, reclaimer: u32, done: Option<u64>, idle: impl FnOnce(usize)) -> Option<JobState> {
+    pub(super) fn release_job(
+        &mut self,
+        reclaimer: u32,
+        done: Option<u64>,
+        idle: impl FnOnce(usize),
+    ) -> Option<JobState> {
         let job = self.jobs.iter_mut().find(|job| job.state == JobState::Taken(reclaimer))?;
         let mut goes_on = done.is_none() && (job.waiters > 0 || job.wanted);
-        if let ReclaimJob::Node(node) = job.aim {
+        if let ReclaimJob::Node(node) = job.task {
             idle(node);
             goes_on |= job.wanted;
         }

@@ -220,7 +220,7 @@ fn shrinker_stays_barred_until_its_last_stuck_callback_returns() {
     assert!(watchdog.is_barred(7, u64::MAX - 1), "one is");
     assert!(second.ended(SECOND).1);
     second.is_back(SECOND, Excess::Busy);
-    assert!(watchdog.is_barred(7, SECOND) && !watchdog.is_barred(7, 5 * SECOND), "three verdicts: four seconds");
+    assert!(watchdog.is_barred(7, SECOND) && !watchdog.is_barred(7, 5 * SECOND), "three penalties: four seconds");
 }
 
 #[test]
