@@ -39,7 +39,7 @@ pub(crate) fn notice_end() {
 
 extern "C" fn ended(_: *mut c_void) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
-        reclaiming.dismiss();
+        reclaiming.reclaim.jobs.dismiss(&reclaiming.source.enter());
     }
     PROCESS.end_background(|id| {
         // SAFETY: `spawn` made the thread as `End::Joined`, in this process, since a forked child

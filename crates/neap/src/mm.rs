@@ -245,7 +245,7 @@ impl<P: Platform> Mm<P> {
                 // SAFETY: no thread uses the manager any more (the caller's promise), so none uses
                 // its shrinkers or runs a callback. `reclaiming` has the host with which the
                 // shrinkers were opened.
-                unsafe { reclaiming.close() };
+                unsafe { reclaiming.reclaim.shrinkers.close(&reclaiming.source) };
             }
             if let Some(listed) = self.lists_if_made() {
                 // SAFETY: no thread uses the manager any more (the caller's promise), so none uses

@@ -42,6 +42,7 @@
 mod pool;
 mod queue;
 
+use neap_base::gate::Inside;
 use neap_base::mutex::{Guard, Mutex};
 use neap_base::sync::{AtomicU32, Ordering, wait, wait_for, wake};
 use neap_groups::Patience;
@@ -120,27 +121,24 @@ impl Default for JobQueue {
 }
 
 impl JobQueue {
-    /// Posts a job without waiting for it. Returns whether there was room. The caller must be
-    /// inside the fork gate.
-    pub fn post(&self, job: ReclaimJob) -> bool {
+    /// Posts a job without waiting for it. Returns whether there was room.
+    pub fn post(&self, _: &Inside<'_>, job: ReclaimJob) -> bool {
         self.enqueue(job, Poster::Leaves).is_some()
     }
 
-    /// Posts the waiter's job, once, as soon as there is room. The caller must be inside the fork
-    /// gate.
+    /// Posts the waiter's job, once, as soon as there is room.
     ///
     /// [`JobQueue::answer`] must follow. If that returns `None`, [`JobQueue::wait`] must follow,
     /// and then this again.
-    pub fn ask(&self, waiter: &mut Waiter) {
+    pub fn ask(&self, _: &Inside<'_>, waiter: &mut Waiter) {
         // Read before a look at the queue: here that for room, in `answer` that for the result.
         waiter.done_seq = self.done_seq();
         waiter.ticket = waiter.ticket.or_else(|| self.enqueue(waiter.job, Poster::Waits));
     }
 
     /// Returns the bytes that the job freed, once it is done; 0 if the waiter gives up before.
-    /// Returns `None` if the wait goes on. After an answer the waiter must not be used again. The
-    /// caller must be inside the fork gate.
-    pub fn answer(&self, waiter: &Waiter, patience: Patience) -> Option<u64> {
+    /// Returns `None` if the wait goes on. After an answer the waiter must not be used again.
+    pub fn answer(&self, _: &Inside<'_>, waiter: &Waiter, patience: Patience) -> Option<u64> {
         match waiter.ticket {
             Some(ticket) => self.poll(ticket, patience),
             None => (patience == Patience::GivesUp).then_some(0),
@@ -200,8 +198,8 @@ impl JobQueue {
         Some(bytes)
     }
 
-    /// Takes the oldest job for a reclaimer. The caller must be inside the fork gate.
-    pub fn take(&self, reclaimer: u32) -> Next {
+    /// Takes the oldest job for a reclaimer.
+    pub fn take(&self, _: &Inside<'_>, reclaimer: u32) -> Next {
         let idle = Idle(self.posted_seq());
         let mut inner = self.inner.lock();
         if inner.pool.is_gone(reclaimer) {
@@ -211,19 +209,18 @@ impl JobQueue {
     }
 
     /// Ends the job of a reclaimer, unless another one has it. Calls `idle` as
-    /// [`JobQueue::write_off`] does. The caller must be inside the fork gate.
-    pub fn finish(&self, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
+    /// [`JobQueue::write_off`] does.
+    pub fn finish(&self, _: &Inside<'_>, reclaimer: u32, bytes: u64, idle: impl FnOnce(usize)) {
         let mut inner = self.inner.lock();
         if let Some(state) = inner.queue.release_job(reclaimer, Some(bytes), idle) {
             self.finish_update(inner, state);
         }
     }
 
-    /// Writes off a reclaimer with a callback that does not return, and posts its job again. The
-    /// caller must be inside the fork gate.
+    /// Writes off a reclaimer with a callback that does not return, and posts its job again.
     ///
     /// If the job was a pass for a node, calls `idle` with that node, under the mutex.
-    pub fn write_off(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
+    pub fn write_off(&self, _: &Inside<'_>, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut inner = self.inner.lock();
         // `None`: the reclaimer has returned already.
         if let Some(state) = inner.queue.release_job(reclaimer, None, idle) {
@@ -233,8 +230,8 @@ impl JobQueue {
     }
 
     /// Ends a reclaimer that was written off and has returned. Calls `idle` as
-    /// [`JobQueue::write_off`] does. The caller must be inside the fork gate.
-    pub fn end(&self, reclaimer: u32, idle: impl FnOnce(usize)) {
+    /// [`JobQueue::write_off`] does.
+    pub fn end(&self, _: &Inside<'_>, reclaimer: u32, idle: impl FnOnce(usize)) {
         let mut inner = self.inner.lock();
         if inner.pool.is_gone(reclaimer) {
             return;
@@ -250,50 +247,47 @@ impl JobQueue {
     }
 
     /// Returns whether there are fewer reclaimers than `least`, or more posted jobs than idle
-    /// reclaimers. The caller must be inside the fork gate.
-    pub fn is_short(&self, least: u32) -> bool {
+    /// reclaimers.
+    pub fn is_short(&self, _: &Inside<'_>, least: u32) -> bool {
         self.inner.lock().is_short(least)
     }
 
-    /// Returns the number of a reclaimer that the caller is to create, and counts it. The caller
-    /// must be inside the fork gate.
+    /// Returns the number of a reclaimer that the caller is to create, and counts it.
     ///
     /// Returns `None` if reclaimers are not [short](JobQueue::is_short), or `most` of them work.
     /// Also returns `None` if too many are lost, or a creation failed lately.
-    pub fn reserve_worker(&self, least: u32, most: u32, now: u64) -> Option<u32> {
+    pub fn reserve_worker(&self, _: &Inside<'_>, least: u32, most: u32, now: u64) -> Option<u32> {
         let mut inner = self.inner.lock();
         if inner.is_short(least) { inner.pool.reserve_worker(most, now) } else { None }
     }
 
     /// Records that the creation of a counted reclaimer failed, and starts the delay before the
-    /// next attempt. The caller must be inside the fork gate.
-    pub fn spawn_failed(&self, now: u64) {
+    /// next attempt.
+    pub fn spawn_failed(&self, _: &Inside<'_>, now: u64) {
         self.inner.lock().pool.spawn_failed(now);
     }
 
-    /// Returns the numbers of reclaimers. The caller must be inside the fork gate.
-    pub fn threads(&self) -> Reclaimers {
+    /// Returns the numbers of reclaimers.
+    pub fn threads(&self, _: &Inside<'_>) -> Reclaimers {
         self.inner.lock().pool.threads()
     }
 
-    /// Returns the number of posted jobs, and of taken ones. The caller must be inside the fork
-    /// gate.
-    pub fn count(&self) -> (u32, u32) {
+    /// Returns the number of posted jobs, and of taken ones.
+    pub fn count(&self, _: &Inside<'_>) -> (u32, u32) {
         let inner = self.inner.lock();
         (inner.queue.posted(), inner.queue.taken())
     }
 
     /// Resets the queue in a forked child, where no thread waits or works. A reclaimer that forked
-    /// in a callback ends. The caller must be inside the fork gate.
-    pub fn forget_all(&self) {
+    /// in a callback ends.
+    pub fn forget_all(&self, _: &Inside<'_>) {
         let mut inner = self.inner.lock();
         inner.queue.forget_all();
         inner.pool.forget_all();
     }
 
-    /// Lets every reclaimer end at its next look for a job; no more are created. The caller must be
-    /// inside the fork gate.
-    pub fn dismiss(&self) {
+    /// Lets every reclaimer end at its next look for a job; no more are created.
+    pub fn dismiss(&self, _: &Inside<'_>) {
         self.inner.lock().pool.dismiss();
         self.posted.fetch_add(1, Ordering::Release); // Pairs with the Acquire in `posted_seq`.
         wake(&self.posted, i32::MAX as u32);

@@ -22,6 +22,13 @@ mod watchdog;
 #[cfg(test)]
 mod pass_tests;
 
+/// Enters a gate that the tests of this crate share.
+#[cfg(test)]
+fn inside() -> neap_base::gate::Inside<'static> {
+    static GATE: neap_base::gate::Gate = neap_base::gate::Gate::new();
+    GATE.enter(0)
+}
+
 pub use backoff::Backoff;
 pub use group_iter::{Generation, Walk, Walks};
 pub use job_queue::{JobQueue, Next, ReclaimJob, Reclaimers, Waiter};

@@ -90,7 +90,7 @@ pub trait Domain {
     /// Counts an event of a group.
     fn tell(&self, group: GroupId, event: Event);
 
-    /// Adds to a group's window of pressure by [`Levels::note`], inside the fork gate.
+    /// Adds to a group's window of pressure by [`Levels::note`].
     fn note(&self, levels: &Levels, group: GroupId, scanned: u64, freed: u64) -> Option<Level>;
 
     /// Returns whether there is enough memory even if the pass has not freed the requested bytes.

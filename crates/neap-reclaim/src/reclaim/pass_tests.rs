@@ -3,6 +3,7 @@
 //! The model is a [`Domain`] of plain numbers. Each group is one cache, which frees objects by the
 //! published arithmetic. The tests use one thread and no locks.
 
+use super::inside;
 use super::pass::{Ask, Domain, GOAL, Given, Got, Passes, goal};
 use super::pressure::{Level, Levels};
 use crate::shrinkers::{FIRST_PRIORITY, ScanPressure, WHOLE};
@@ -117,7 +118,7 @@ impl Domain for Model {
     }
 
     fn note(&self, levels: &Levels, group: GroupId, scanned: u64, freed: u64) -> Option<Level> {
-        levels.note(group, scanned, freed)
+        levels.note(&inside(), group, scanned, freed)
     }
 
     fn has_enough(&self) -> bool {

@@ -8,6 +8,7 @@
 //! Source: Linux `mm/vmpressure.c`, by description.
 
 use neap_base::Mutex;
+use neap_base::gate::Inside;
 use neap_groups::{Event, GroupId};
 
 /// Scanned objects in a window.
@@ -76,8 +77,7 @@ impl Default for Levels {
 
 impl Levels {
     /// Adds the result of a walk to a group's window. Returns the level if that fills the window.
-    /// The caller must be inside the fork gate.
-    pub fn note(&self, group: GroupId, scanned: u64, reclaimed: u64) -> Option<Level> {
+    pub fn note(&self, _: &Inside<'_>, group: GroupId, scanned: u64, reclaimed: u64) -> Option<Level> {
         if scanned == 0 {
             return None;
         }
@@ -100,6 +100,7 @@ impl Levels {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reclaim::inside;
     use proptest::prelude::*;
 
     #[test]
@@ -120,19 +121,19 @@ mod tests {
     fn l12_more_given_than_looked_at_is_no_pressure() {
         assert_eq!(Level::of(10, 40), Level::Low);
         let levels = Levels::default();
-        assert_eq!(levels.note(GroupId::ROOT, 10, 40), None);
-        assert_eq!(levels.note(GroupId::ROOT, 502, 2000), Some(Level::Low));
+        assert_eq!(levels.note(&inside(), GroupId::ROOT, 10, 40), None);
+        assert_eq!(levels.note(&inside(), GroupId::ROOT, 502, 2000), Some(Level::Low));
     }
 
     #[test]
     fn a_level_is_found_once_a_window_and_for_each_group() {
         let (levels, other) = (Levels::default(), GroupId::from_bits(GroupId::ROOT.to_bits() + 1));
-        assert_eq!(levels.note(GroupId::ROOT, 0, 100), None);
+        assert_eq!(levels.note(&inside(), GroupId::ROOT, 0, 100), None);
         for _ in 0..3 {
-            assert_eq!(levels.note(GroupId::ROOT, 511, 511), None);
-            assert_eq!(levels.note(other, 511, 0), None);
-            assert_eq!(levels.note(GroupId::ROOT, 1, 0), Some(Level::Low));
-            assert_eq!(levels.note(other, u64::MAX, 0), Some(Level::Critical));
+            assert_eq!(levels.note(&inside(), GroupId::ROOT, 511, 511), None);
+            assert_eq!(levels.note(&inside(), other, 511, 0), None);
+            assert_eq!(levels.note(&inside(), GroupId::ROOT, 1, 0), Some(Level::Low));
+            assert_eq!(levels.note(&inside(), other, u64::MAX, 0), Some(Level::Critical));
         }
     }
 

@@ -35,6 +35,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use neap_base::Mutex;
+use neap_base::gate::Inside;
 use neap_base::platform::nodes::MAX_NODES;
 use neap_groups::Name;
 
@@ -260,8 +261,8 @@ impl Watchdog {
         self.slots.iter().filter_map(|slot| slot.state.running()).any(|running| running.shrinker == shrinker)
     }
 
-    /// Blames a shrinker and bars it for some time. The caller must be inside the fork gate.
-    pub fn blame(&self, shrinker: u64, name: Option<Name>, misbehaviour: Misbehaviour, now: u64) {
+    /// Blames a shrinker and bars it for some time.
+    pub fn blame(&self, _: &Inside<'_>, shrinker: u64, name: Option<Name>, misbehaviour: Misbehaviour, now: u64) {
         let _blaming = self.blaming.lock();
         if let Some(record) = self.count(shrinker, name, misbehaviour, now) {
             record.bar(now);
@@ -287,9 +288,8 @@ impl Watchdog {
         if on_time > began && late < began { Excess::Waited } else { Excess::Starved }
     }
 
-    /// Blames a shrinker for a callback that took too long and was not written off. The caller must
-    /// be inside the fork gate.
-    pub fn overran(&self, shrinker: u64, name: Option<Name>, excess: Excess, now: u64) {
+    /// Blames a shrinker for a callback that took too long and was not written off.
+    pub fn overran(&self, _: &Inside<'_>, shrinker: u64, name: Option<Name>, excess: Excess, now: u64) {
         let _blaming = self.blaming.lock();
         if let Some(record) = self.count(shrinker, name, Misbehaviour::Overran, now) {
             record.charge(excess, now);
@@ -336,8 +336,7 @@ impl Watchdog {
         Some(record)
     }
 
-    /// Writes off each callback that has run longer than its budget, and blames its shrinker. The
-    /// caller must be inside the fork gate.
+    /// Writes off each callback that has run longer than its budget, and blames its shrinker.
     ///
     /// `seen_from` is the time from which the caller has watched; `None` if it came late or has not
     /// watched. A callback whose time was over before is written off a [`BUDGET`] later, if it has
@@ -347,6 +346,7 @@ impl Watchdog {
     /// written off, outside the mutex.
     pub fn write_off(
         &self,
+        _: &Inside<'_>,
         now: u64,
         seen_from: Option<u64>,
         name: impl Fn(u64) -> Option<Name>,
@@ -468,9 +468,8 @@ impl RunningCallback<'_> {
     }
 
     /// Counts a written-off callback as returned, and bars its shrinker if that is to be blamed.
-    /// The shrinker stays barred while another callback of it is stuck. The caller must be inside
-    /// the fork gate.
-    pub fn is_back(&self, now: u64, excess: Excess) {
+    /// The shrinker stays barred while another callback of it is stuck.
+    pub fn is_back(&self, _: &Inside<'_>, now: u64, excess: Excess) {
         let _blaming = self.watchdog.blaming.lock();
         if let Some(record) = self.watchdog.stuck_at(self.slot) {
             // A forked child has set the count to 0.

@@ -8,6 +8,7 @@
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread::{self, JoinHandle};
+use neap_base::gate::{Gate, Inside};
 use neap_base::sync::{AtomicUsize, Ordering};
 use neap_groups::{GroupId, Patience};
 use neap_reclaim::reclaim::callback_state::CallbackState;
@@ -29,18 +30,28 @@ fn bytes_of(aim: ReclaimJob) -> u64 {
     }
 }
 
+/// Explores `actor` and the threads that it spawns. Each thread is inside a gate of its own from its
+/// first step on, so the gate adds no interleavings. It sleeps there, which no closer notices.
+fn model(actor: impl Fn(&Inside<'_>) + Send + Sync + 'static) {
+    loom::model(move || {
+        let gate = Gate::new();
+        let inside = gate.enter(0);
+        actor(&inside);
+    });
+}
+
 /// Makes a queue with that many reclaimers.
-fn queue_of(threads: u32) -> Arc<JobQueue> {
+fn queue_of(inside: &Inside<'_>, threads: u32) -> Arc<JobQueue> {
     let jobs = JobQueue::default();
-    (1..=threads).for_each(|number| assert_eq!(jobs.reserve_worker(threads, threads, 0), Some(number)));
+    (1..=threads).for_each(|number| assert_eq!(jobs.reserve_worker(inside, threads, threads, 0), Some(number)));
     Arc::new(jobs)
 }
 
 /// Waits as a charge does, without a deadline.
-fn await_answer(jobs: &JobQueue, mut waiter: Waiter) -> u64 {
+fn await_answer(inside: &Inside<'_>, jobs: &JobQueue, mut waiter: Waiter) -> u64 {
     loop {
-        jobs.ask(&mut waiter);
-        if let Some(bytes) = jobs.answer(&waiter, Patience::Waits) {
+        jobs.ask(inside, &mut waiter);
+        if let Some(bytes) = jobs.answer(inside, &waiter, Patience::Waits) {
             return bytes;
         }
         jobs.wait(&waiter, 1);
@@ -48,10 +59,10 @@ fn await_answer(jobs: &JobQueue, mut waiter: Waiter) -> u64 {
 }
 
 /// Posts a job, gives it up, and returns its result until then.
-fn ask_in_passing(jobs: &JobQueue, group: u64) -> u64 {
+fn ask_in_passing(inside: &Inside<'_>, jobs: &JobQueue, group: u64) -> u64 {
     let mut waiter = Waiter::new(aim(group));
-    jobs.ask(&mut waiter);
-    jobs.answer(&waiter, Patience::GivesUp).unwrap()
+    jobs.ask(inside, &mut waiter);
+    jobs.answer(inside, &waiter, Patience::GivesUp).unwrap()
 }
 
 fn not_a_node(node: usize) {
@@ -59,13 +70,13 @@ fn not_a_node(node: usize) {
 }
 
 /// Runs a reclaimer: does `most` jobs unless it is stopped before. Returns the jobs.
-fn reclaim(jobs: &JobQueue, number: u32, most: usize) -> Vec<u64> {
+fn reclaim(inside: &Inside<'_>, jobs: &JobQueue, number: u32, most: usize) -> Vec<u64> {
     let mut done = Vec::new();
     while done.len() < most {
-        match jobs.take(number) {
+        match jobs.take(inside, number) {
             Next::Job(aim) => {
                 let bytes = bytes_of(aim);
-                jobs.finish(number, bytes, not_a_node);
+                jobs.finish(inside, number, bytes, not_a_node);
                 if bytes == STOP {
                     break;
                 }
@@ -78,61 +89,65 @@ fn reclaim(jobs: &JobQueue, number: u32, most: usize) -> Vec<u64> {
     done
 }
 
-fn spawn<R: 'static>(jobs: &Arc<JobQueue>, actor: impl FnOnce(&JobQueue) -> R + 'static) -> JoinHandle<R> {
+fn spawn<R: 'static>(jobs: &Arc<JobQueue>, actor: impl FnOnce(&JobQueue, &Inside<'_>) -> R + 'static) -> JoinHandle<R> {
     let jobs = jobs.clone();
-    thread::spawn(move || actor(&jobs))
+    thread::spawn(move || {
+        let gate = Gate::new();
+        let inside = gate.enter(0);
+        actor(&jobs, &inside)
+    })
 }
 
-fn working_and_lost(jobs: &JobQueue) -> (u32, u32) {
-    let threads = jobs.threads();
+fn working_and_lost(inside: &Inside<'_>, jobs: &JobQueue) -> (u32, u32) {
+    let threads = jobs.threads(inside);
     (threads.working, threads.lost)
 }
 
 /// Checks that each place is free, and that no reclaimer has a job.
-fn check_empty(jobs: &JobQueue) {
-    assert_eq!(jobs.count(), (0, 0));
-    (1..=MOST).for_each(|group| assert!(jobs.post(aim(group)), "a job is left"));
-    assert!(!jobs.post(aim(MOST + 1)));
+fn check_empty(inside: &Inside<'_>, jobs: &JobQueue) {
+    assert_eq!(jobs.count(inside), (0, 0));
+    (1..=MOST).for_each(|group| assert!(jobs.post(inside, aim(group)), "a job is left"));
+    assert!(!jobs.post(inside, aim(MOST + 1)));
 }
 
 /// Two jobs, one of which no thread waits for, and two reclaimers for one job each.
 #[test]
 fn a_job_is_done_by_one_and_its_waiter_is_woken() {
-    loom::model(|| {
-        let jobs = queue_of(2);
-        let reclaimers = [1, 2].map(|number| spawn(&jobs, move |jobs| reclaim(jobs, number, 1)));
-        assert!(jobs.post(aim(5)));
-        assert_eq!(await_answer(&jobs, Waiter::new(aim(7))), 7);
+    model(|inside| {
+        let jobs = queue_of(inside, 2);
+        let reclaimers = [1, 2].map(|number| spawn(&jobs, move |jobs, inside| reclaim(inside, jobs, number, 1)));
+        assert!(jobs.post(inside, aim(5)));
+        assert_eq!(await_answer(inside, &jobs, Waiter::new(aim(7))), 7);
         let mut done = reclaimers.map(|reclaimer| reclaimer.join().unwrap()).concat();
         done.sort();
-        assert_eq!((done, jobs.count()), (vec![5, 7], (0, 0)));
+        assert_eq!((done, jobs.count(inside)), (vec![5, 7], (0, 0)));
     });
 }
 
 /// A waiter sees what the reclaimer wrote, without another word than those of the queue.
 #[test]
 fn done_job_publishes_reclaimer_writes_to_its_waiter() {
-    loom::model(|| {
-        let jobs = queue_of(1);
+    model(|inside| {
+        let jobs = queue_of(inside, 1);
         let freed = Arc::new(UnsafeCell::new(0));
         let reclaimer = {
             let freed = freed.clone();
-            spawn(&jobs, move |jobs| {
-                if let Next::Job(aim) = jobs.take(1) {
+            spawn(&jobs, move |jobs, inside| {
+                if let Next::Job(aim) = jobs.take(inside, 1) {
                     // SAFETY: the waiter looks after the job is done; loom reports it if not.
                     freed.with_mut(|freed| unsafe { *freed = 7 });
-                    jobs.finish(1, bytes_of(aim), not_a_node);
+                    jobs.finish(inside, 1, bytes_of(aim), not_a_node);
                 }
             })
         };
         let mut waiter = Waiter::new(aim(7));
-        jobs.ask(&mut waiter);
-        if jobs.answer(&waiter, Patience::GivesUp) == Some(7) {
+        jobs.ask(inside, &mut waiter);
+        if jobs.answer(inside, &waiter, Patience::GivesUp) == Some(7) {
             // SAFETY: the job is done, so the reclaimer has written this.
             assert_eq!(freed.with(|freed| unsafe { *freed }), 7);
         }
         reclaimer.join().unwrap();
-        check_empty(&jobs);
+        check_empty(inside, &jobs);
     });
 }
 
@@ -140,78 +155,78 @@ fn done_job_publishes_reclaimer_writes_to_its_waiter() {
 /// and does. Another reclaimer, which sleeps or not yet, does the job.
 #[test]
 fn handed_back_job_is_answered_by_another_reclaimer() {
-    loom::model(|| {
-        let jobs = queue_of(2);
+    model(|inside| {
+        let jobs = queue_of(inside, 2);
         let seat = Arc::new(CallbackState::default());
         let mut waiter = Waiter::new(aim(7));
-        jobs.ask(&mut waiter);
-        assert_eq!(jobs.take(1), Next::Job(aim(7)));
+        jobs.ask(inside, &mut waiter);
+        assert_eq!(jobs.take(inside, 1), Next::Job(aim(7)));
         assert!(seat.take(1));
         seat.begin(1, 1);
         // The seat runs here, whatever thread this is.
         let running = seat.running().unwrap();
         let watcher = {
             let seat = seat.clone();
-            spawn(&jobs, move |jobs| {
+            spawn(&jobs, move |jobs, inside| {
                 let is_first = seat.write_off(&running);
                 if is_first {
-                    jobs.write_off(running.reclaimer, not_a_node);
+                    jobs.write_off(inside, running.reclaimer, not_a_node);
                 }
                 is_first
             })
         };
-        let stuck = spawn(&jobs, move |jobs| {
+        let stuck = spawn(&jobs, move |jobs, inside| {
             let is_off = seat.end();
             if is_off {
-                jobs.end(1, not_a_node);
+                jobs.end(inside, 1, not_a_node);
             } else {
-                jobs.finish(1, 1, not_a_node);
+                jobs.finish(inside, 1, 1, not_a_node);
             }
             is_off
         });
-        let other = spawn(&jobs, |jobs| reclaim(jobs, 2, 1));
-        let bytes = await_answer(&jobs, waiter);
+        let other = spawn(&jobs, |jobs, inside| reclaim(inside, jobs, 2, 1));
+        let bytes = await_answer(inside, &jobs, waiter);
         if bytes == 1 {
-            assert!(jobs.post(aim(STOP)));
+            assert!(jobs.post(inside, aim(STOP)));
         }
         let [written_off, heard] = [watcher, stuck].map(|actor| actor.join().unwrap());
         let done = other.join().unwrap();
         let expected = if heard { (7, vec![7], (1, 0)) } else { (1, vec![], (2, 0)) };
-        assert_eq!((bytes, done, working_and_lost(&jobs)), expected);
-        assert_eq!((written_off, jobs.count()), (heard, (0, 0)));
+        assert_eq!((bytes, done, working_and_lost(inside, &jobs)), expected);
+        assert_eq!((written_off, jobs.count(inside)), (heard, (0, 0)));
     });
 }
 
 /// A gives up while R does its job, or before that. B's job gets the place. R ends A's.
 #[test]
 fn late_answer_after_timeout_never_reaches_another_waiter() {
-    loom::model(|| {
-        let jobs = queue_of(1);
-        let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 3));
-        let first = ask_in_passing(&jobs, 5);
+    model(|inside| {
+        let jobs = queue_of(inside, 1);
+        let reclaimer = spawn(&jobs, |jobs, inside| reclaim(inside, jobs, 1, 3));
+        let first = ask_in_passing(inside, &jobs, 5);
         assert!(first == 0 || first == 5, "{first}");
-        assert_eq!(await_answer(&jobs, Waiter::new(aim(7))), 7);
-        assert!(jobs.post(aim(STOP)));
+        assert_eq!(await_answer(inside, &jobs, Waiter::new(aim(7))), 7);
+        assert!(jobs.post(inside, aim(STOP)));
         let done = reclaimer.join().unwrap();
         assert!(done == [7] && first == 0 || done == [5, 7], "{done:?}");
-        check_empty(&jobs);
+        check_empty(inside, &jobs);
     });
 }
 
 /// A job of two waiters is dropped when the second gives it up, and not before.
 #[test]
 fn shared_job_survives_one_waiter_giving_up() {
-    loom::model(|| {
-        let jobs = queue_of(1);
+    model(|inside| {
+        let jobs = queue_of(inside, 1);
         let [mut own, mut other] = [7, 7].map(|group| Waiter::new(aim(group)));
-        [&mut own, &mut other].into_iter().for_each(|waiter| jobs.ask(waiter));
-        let passing = spawn(&jobs, move |jobs| jobs.answer(&other, Patience::GivesUp).unwrap());
-        let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 1));
-        assert_eq!(await_answer(&jobs, own), 7);
+        [&mut own, &mut other].into_iter().for_each(|waiter| jobs.ask(inside, waiter));
+        let passing = spawn(&jobs, move |jobs, inside| jobs.answer(inside, &other, Patience::GivesUp).unwrap());
+        let reclaimer = spawn(&jobs, |jobs, inside| reclaim(inside, jobs, 1, 1));
+        assert_eq!(await_answer(inside, &jobs, own), 7);
         let answer = passing.join().unwrap();
         assert!(answer == 0 || answer == 7, "{answer}");
         assert_eq!(reclaimer.join().unwrap(), [7]);
-        check_empty(&jobs);
+        check_empty(inside, &jobs);
     });
 }
 
@@ -219,31 +234,31 @@ fn shared_job_survives_one_waiter_giving_up() {
 /// then, and each thread is counted once.
 #[test]
 fn job_given_up_during_handback_has_no_waiter() {
-    loom::model(|| {
-        let jobs = queue_of(2);
+    model(|inside| {
+        let jobs = queue_of(inside, 2);
         let mut waiter = Waiter::new(aim(7));
-        jobs.ask(&mut waiter);
-        assert_eq!(jobs.take(1), Next::Job(aim(7)));
-        let watcher = spawn(&jobs, |jobs| jobs.write_off(1, not_a_node));
-        let stuck = spawn(&jobs, |jobs| jobs.end(1, not_a_node));
-        assert_eq!(jobs.answer(&waiter, Patience::GivesUp), Some(0));
+        jobs.ask(inside, &mut waiter);
+        assert_eq!(jobs.take(inside, 1), Next::Job(aim(7)));
+        let watcher = spawn(&jobs, |jobs, inside| jobs.write_off(inside, 1, not_a_node));
+        let stuck = spawn(&jobs, |jobs, inside| jobs.end(inside, 1, not_a_node));
+        assert_eq!(jobs.answer(inside, &waiter, Patience::GivesUp), Some(0));
         [watcher, stuck].into_iter().for_each(|actor| actor.join().unwrap());
-        assert_eq!(working_and_lost(&jobs), (1, 0));
-        check_empty(&jobs);
+        assert_eq!(working_and_lost(inside, &jobs), (1, 0));
+        check_empty(inside, &jobs);
     });
 }
 
 #[test]
 fn two_waiters_for_different_jobs_are_both_answered() {
-    loom::model(|| {
-        let jobs = queue_of(1);
-        let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 2));
-        let other = spawn(&jobs, |jobs| await_answer(jobs, Waiter::new(aim(5))));
-        assert_eq!(await_answer(&jobs, Waiter::new(aim(7))), 7);
+    model(|inside| {
+        let jobs = queue_of(inside, 1);
+        let reclaimer = spawn(&jobs, |jobs, inside| reclaim(inside, jobs, 1, 2));
+        let other = spawn(&jobs, |jobs, inside| await_answer(inside, jobs, Waiter::new(aim(5))));
+        assert_eq!(await_answer(inside, &jobs, Waiter::new(aim(7))), 7);
         assert_eq!(other.join().unwrap(), 5);
         let mut done = reclaimer.join().unwrap();
         done.sort();
-        assert_eq!((done, jobs.count()), (vec![5, 7], (0, 0)));
+        assert_eq!((done, jobs.count(inside)), (vec![5, 7], (0, 0)));
     });
 }
 
@@ -251,19 +266,19 @@ fn two_waiters_for_different_jobs_are_both_answered() {
 /// a job of its own.
 #[test]
 fn two_waiters_for_the_same_aim_are_both_answered() {
-    loom::model(|| {
-        let jobs = queue_of(1);
+    model(|inside| {
+        let jobs = queue_of(inside, 1);
         let mut waiter = Waiter::new(aim(7));
-        jobs.ask(&mut waiter);
-        let reclaimer = spawn(&jobs, |jobs| reclaim(jobs, 1, 3));
-        let other = spawn(&jobs, |jobs| {
-            let has_begun = jobs.count() != (1, 0);
-            assert_eq!(await_answer(jobs, Waiter::new(aim(7))), 7);
+        jobs.ask(inside, &mut waiter);
+        let reclaimer = spawn(&jobs, |jobs, inside| reclaim(inside, jobs, 1, 3));
+        let other = spawn(&jobs, |jobs, inside| {
+            let has_begun = jobs.count(inside) != (1, 0);
+            assert_eq!(await_answer(inside, jobs, Waiter::new(aim(7))), 7);
             has_begun
         });
-        assert_eq!(await_answer(&jobs, waiter), 7);
+        assert_eq!(await_answer(inside, &jobs, waiter), 7);
         let had_begun = other.join().unwrap();
-        assert!(jobs.post(aim(STOP)));
+        assert!(jobs.post(inside, aim(STOP)));
         let done = reclaimer.join().unwrap();
         assert!(done == [7] && !had_begun || done == [7, 7], "{done:?}");
     });
@@ -280,30 +295,30 @@ fn waiter_for_queue_room_is_woken_when_a_place_is_freed() {
         HandedBack,
     }
     for end in [End::Done, End::GivenUp, End::HandedBack] {
-        loom::model(move || {
-            let jobs = queue_of(1);
+        model(move |inside| {
+            let jobs = queue_of(inside, 1);
             for number in 2..=MOST {
-                assert!(jobs.post(aim(number + 20)));
-                assert_eq!(jobs.take(number as u32), Next::Job(aim(number + 20)));
+                assert!(jobs.post(inside, aim(number + 20)));
+                assert_eq!(jobs.take(inside, number as u32), Next::Job(aim(number + 20)));
             }
             let mut first = Waiter::new(aim(5));
             if end == End::HandedBack {
-                assert!(jobs.post(aim(5)));
-                assert_eq!(jobs.take(1), Next::Job(aim(5)));
+                assert!(jobs.post(inside, aim(5)));
+                assert_eq!(jobs.take(inside, 1), Next::Job(aim(5)));
             } else {
-                jobs.ask(&mut first);
+                jobs.ask(inside, &mut first);
             }
-            let other = spawn(&jobs, |jobs| await_answer(jobs, Waiter::new(aim(7))));
+            let other = spawn(&jobs, |jobs, inside| await_answer(inside, jobs, Waiter::new(aim(7))));
             match end {
                 End::Done => {}
-                End::GivenUp => assert_eq!(jobs.answer(&first, Patience::GivesUp), Some(0)),
-                End::HandedBack => jobs.write_off(1, not_a_node),
+                End::GivenUp => assert_eq!(jobs.answer(inside, &first, Patience::GivesUp), Some(0)),
+                End::HandedBack => jobs.write_off(inside, 1, not_a_node),
             }
             let expected = if end == End::GivenUp { vec![7] } else { vec![5, 7] };
             let most = expected.len();
-            let reclaimer = spawn(&jobs, move |jobs| reclaim(jobs, MOST as u32 + 1, most));
+            let reclaimer = spawn(&jobs, move |jobs, inside| reclaim(inside, jobs, MOST as u32 + 1, most));
             if end == End::Done {
-                assert_eq!(await_answer(&jobs, first), 5);
+                assert_eq!(await_answer(inside, &jobs, first), 5);
             }
             assert_eq!(other.join().unwrap(), 7);
             assert_eq!(reclaimer.join().unwrap(), expected);
@@ -328,17 +343,17 @@ impl Node {
     }
 
     /// Allocates, and finds the node short.
-    fn allocate(&self, jobs: &JobQueue) {
+    fn allocate(&self, inside: &Inside<'_>, jobs: &JobQueue) {
         self.short.store(1, Ordering::Relaxed);
-        assert!(jobs.post(ReclaimJob::Node(0)));
+        assert!(jobs.post(inside, ReclaimJob::Node(0)));
     }
 
     /// Looks for a job once, and does it. Returns whether there was one.
-    fn relieve(&self, jobs: &JobQueue, number: u32) -> bool {
-        let is_job = jobs.take(number) == Next::Job(ReclaimJob::Node(0));
+    fn relieve(&self, inside: &Inside<'_>, jobs: &JobQueue, number: u32) -> bool {
+        let is_job = jobs.take(inside, number) == Next::Job(ReclaimJob::Node(0));
         if is_job {
             self.pass.with_mut(|_| self.short.store(0, Ordering::Relaxed));
-            jobs.finish(number, 1, |_| self.idle());
+            jobs.finish(inside, number, 1, |_| self.idle());
         }
         is_job
     }
@@ -348,20 +363,20 @@ impl Node {
 /// posts. The pass ends.
 #[test]
 fn node_short_at_pass_end_gets_another_pass_one_at_a_time() {
-    loom::model(|| {
-        let (jobs, node) = (queue_of(2), Node::new());
-        node.allocate(&jobs);
+    model(|inside| {
+        let (jobs, node) = (queue_of(inside, 2), Node::new());
+        node.allocate(inside, &jobs);
         let reclaimers = [1, 2].map(|number| {
             let node = node.clone();
-            spawn(&jobs, move |jobs| node.relieve(jobs, number))
+            spawn(&jobs, move |jobs, inside| node.relieve(inside, jobs, number))
         });
-        node.allocate(&jobs);
+        node.allocate(inside, &jobs);
         reclaimers.into_iter().for_each(|reclaimer| _ = reclaimer.join().unwrap());
-        assert_eq!(jobs.count().1, 0);
-        let is_wanted = jobs.count().0 == 1;
+        assert_eq!(jobs.count(inside).1, 0);
+        let is_wanted = jobs.count(inside).0 == 1;
         assert!(is_wanted || node.short.load(Ordering::Relaxed) == 0, "no reclaimer comes to a node that is short");
-        assert_eq!(node.relieve(&jobs, 1), is_wanted);
-        assert!(!node.relieve(&jobs, 2), "it is wanted for ever");
+        assert_eq!(node.relieve(inside, &jobs, 1), is_wanted);
+        assert!(!node.relieve(inside, &jobs, 2), "it is wanted for ever");
     });
 }
 
@@ -369,22 +384,22 @@ fn node_short_at_pass_end_gets_another_pass_one_at_a_time() {
 /// not its own.
 #[test]
 fn handed_over_pass_is_under_way_until_its_new_owner_ends_it() {
-    loom::model(|| {
-        let (jobs, node) = (queue_of(2), Node::new());
-        assert!(jobs.post(ReclaimJob::Node(0)));
-        assert_eq!(jobs.take(1), Next::Job(ReclaimJob::Node(0)));
+    model(|inside| {
+        let (jobs, node) = (queue_of(inside, 2), Node::new());
+        assert!(jobs.post(inside, ReclaimJob::Node(0)));
+        assert_eq!(jobs.take(inside, 1), Next::Job(ReclaimJob::Node(0)));
         // A thread posted meanwhile, so the job is wanted when R1 lets go.
-        assert!(jobs.post(ReclaimJob::Node(0)));
+        assert!(jobs.post(inside, ReclaimJob::Node(0)));
         node.is_under_way.store(1, Ordering::Relaxed);
         let [watcher, stuck] = [true, false].map(|watches| {
             let node = node.clone();
-            spawn(&jobs, move |jobs| {
+            spawn(&jobs, move |jobs, inside| {
                 let leave = if watches { JobQueue::write_off } else { JobQueue::end };
-                leave(jobs, 1, |_| node.idle());
+                leave(jobs, inside, 1, |_| node.idle());
             })
         });
         loop {
-            match jobs.take(2) {
+            match jobs.take(inside, 2) {
                 Next::Job(aim) => break assert_eq!(aim, ReclaimJob::Node(0)),
                 Next::Nothing(idle) => jobs.sleep(idle, None),
                 Next::End => panic!("it is no parent's"),
@@ -394,9 +409,9 @@ fn handed_over_pass_is_under_way_until_its_new_owner_ends_it() {
         node.is_under_way.store(1, Ordering::Relaxed);
         [watcher, stuck].into_iter().for_each(|actor| actor.join().unwrap());
         assert_eq!(node.is_under_way.load(Ordering::Relaxed), 1, "R1 says that R2's is over");
-        jobs.finish(2, 1, |_| node.idle());
-        assert_eq!((node.is_under_way.load(Ordering::Relaxed), working_and_lost(&jobs)), (0, (1, 0)));
-        check_empty(&jobs);
+        jobs.finish(inside, 2, 1, |_| node.idle());
+        assert_eq!((node.is_under_way.load(Ordering::Relaxed), working_and_lost(inside, &jobs)), (0, (1, 0)));
+        check_empty(inside, &jobs);
     });
 }
 
@@ -404,16 +419,16 @@ fn handed_over_pass_is_under_way_until_its_new_owner_ends_it() {
 #[test]
 fn one_reclaimer_is_made_for_each_job() {
     for groups in [[5, 7], [7, 7]] {
-        loom::model(move || {
-            let jobs = queue_of(0);
-            let post_and_reserve = |jobs: &JobQueue, group| {
-                assert!(jobs.post(aim(group)));
-                u32::from(jobs.reserve_worker(0, 4, 0).is_some())
+        model(move |inside| {
+            let jobs = queue_of(inside, 0);
+            let post_and_reserve = |inside: &Inside<'_>, jobs: &JobQueue, group| {
+                assert!(jobs.post(inside, aim(group)));
+                u32::from(jobs.reserve_worker(inside, 0, 4, 0).is_some())
             };
-            let other = spawn(&jobs, move |jobs| post_and_reserve(jobs, groups[0]));
-            let reserved = post_and_reserve(&jobs, groups[1]) + other.join().unwrap();
+            let other = spawn(&jobs, move |jobs, inside| post_and_reserve(inside, jobs, groups[0]));
+            let reserved = post_and_reserve(inside, &jobs, groups[1]) + other.join().unwrap();
             assert_eq!(reserved, if groups[0] == groups[1] { 1 } else { 2 });
-            assert_eq!(working_and_lost(&jobs), (reserved, 0));
+            assert_eq!(working_and_lost(inside, &jobs), (reserved, 0));
         });
     }
 }

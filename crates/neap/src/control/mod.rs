@@ -425,7 +425,7 @@ mod tests {
         assert!(core.answer_apart(&mm));
         assert_eq!([&channel.answered, &channel.refusal].map(|word| word.load(Ordering::Relaxed)), [1, BUSY]);
         let none = crate::state::reclaim::ReclaimerCounts { working: 0, lost: 0, waits: 0, late: 0 };
-        assert_eq!(reclaiming.reclaim.reclaimers(&reclaiming.source().enter()), none);
+        assert_eq!(reclaiming.reclaim.reclaimers(&reclaiming.source.enter()), none);
         // SAFETY: no memory of the manager is used any more.
         unsafe { mm.close() };
     }

@@ -11,6 +11,7 @@
 //! changes the word.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use neap_os::clock;
 
 /// Bit of the word that is set while the clock stands still.
 const STANDS: u64 = 1 << 63;
@@ -20,8 +21,13 @@ const STANDS: u64 = 1 << 63;
 pub(crate) struct CallbackClock(AtomicU64);
 
 impl CallbackClock {
-    /// Returns the time of this clock. `now` reads the system's clock, which does not stop.
-    pub(crate) fn read(&self, now: impl Fn() -> u64) -> u64 {
+    /// Returns the time of this clock in nanoseconds.
+    pub(crate) fn now(&self) -> u64 {
+        self.read(clock::precise)
+    }
+
+    /// Implements [`CallbackClock::now`]. `now` reads the system's clock, which does not stop.
+    fn read(&self, now: impl Fn() -> u64) -> u64 {
         loop {
             let word = self.0.load(Ordering::Acquire); // Pairs with the Release in `stop` and `go`.
             if word & STANDS != 0 {

@@ -102,6 +102,7 @@ pub use shrink::Prepared;
 pub use shrink::{Context, Count, Scan, Shrink};
 
 use neap_base::{Linux, Platform};
+use neap_percpu::Host as _;
 pub use neap_reclaim::reclaim::{Culprit, Got, Misbehaviour};
 pub use neap_reclaim::{
     Asked, CountFn, DONE, EMPTY, GoneFn, Report, STOP, ScanFn, ShrinkerError, ShrinkerId, Spec, Unregistered, share,
@@ -110,6 +111,7 @@ use neap_reclaim::{DEFAULT_SEEKS, is_calling};
 
 pub(crate) mod builtin_shrinkers;
 pub(crate) mod callback_clock;
+mod host;
 pub(crate) mod pass;
 pub mod reclaiming;
 mod shrink;
@@ -163,7 +165,7 @@ impl Shrinker {
     /// `count`. Returns `false` if there is neither the group nor an heir.
     pub fn mark(&self, group: Group) -> bool {
         let Some(reclaiming) = PROCESS.reclaiming_if_made() else { return false };
-        (0..reclaiming.nodes()).all(|node| reclaiming.mark(self.0, group.id(), node))
+        (0..reclaiming.source.platform().nodes() as u32).all(|node| reclaiming.mark(self.0, group.id(), node))
     }
 }
 
@@ -296,7 +298,7 @@ impl<'a> Builder<'a> {
         let spec = Spec { name, count, scan, data, gone, seeks, batch, by_node, by_group, inline };
         // SAFETY: the functions may be called with `data` by any threads until `gone` was called,
         // and do not unwind (the caller's promise).
-        let shrinker = unsafe { reclaiming.prepare(&spec) }.map(Shrinker)?;
+        let shrinker = unsafe { reclaiming.reclaim.shrinkers.prepare(&reclaiming.source, &spec) }.map(Shrinker)?;
         reclaiming.reclaim.shrinkers.set_budget(shrinker.0, budget);
         Ok(shrinker)
     }
@@ -312,7 +314,7 @@ fn start(id: ShrinkerId, group: Option<Group>, belongs: bool, by_node: bool) -> 
     group.filter(|_| belongs).inspect(|group| reclaiming.reclaim.shrinkers.belongs_to(id, group.id()));
     // If neither the group nor an heir is left, the root is marked.
     let groups = group.into_iter().chain(group.map(|_| Group::ROOT));
-    let nodes = if by_node { reclaiming.nodes() } else { 1 };
+    let nodes = if by_node { reclaiming.source.platform().nodes() as u32 } else { 1 };
     (0..nodes).for_each(|node| _ = groups.clone().any(|group| reclaiming.mark(id, group.id(), node)));
     reclaiming.start(id)
 }
@@ -335,7 +337,7 @@ pub unsafe fn register(spec: &Spec<'_>, group: Option<Group>) -> Result<Shrinker
     let by_group = spec.by_group || group.is_some();
     // SAFETY: the functions of `spec` may be called with `data` by any threads until `gone` was
     // called, and do not unwind (the caller's promise).
-    let id = unsafe { reclaiming.prepare(&Spec { by_group, ..*spec }) }?;
+    let id = unsafe { reclaiming.reclaim.shrinkers.prepare(&reclaiming.source, &Spec { by_group, ..*spec }) }?;
     start(id, group, !spec.by_group, spec.by_node).map(|()| id)
 }
 
@@ -366,7 +368,7 @@ pub fn unregister(id: ShrinkerId) -> Result<Unregistered, ShrinkerError> {
 pub fn synchronize() -> Result<(), ShrinkerError> {
     PROCESS
         .reclaiming_if_made()
-        .map_or(Ok(()), |reclaiming| reclaiming.reclaim.shrinkers.synchronize(reclaiming.source()))
+        .map_or(Ok(()), |reclaiming| reclaiming.reclaim.shrinkers.synchronize(&reclaiming.source))
 }
 
 /// Asks the shrinkers of a group, and of all groups below it, for `bytes` bytes, for at most
@@ -394,7 +396,7 @@ pub fn dry_run(group: Group, bytes: u64, each: impl FnMut(Payment)) {
 /// Calls `each` with a report of every shrinker. Takes no lock, and does not delay unregistering.
 pub fn each_shrinker(each: impl FnMut(&Report)) {
     if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
-        reclaiming.each(each);
+        reclaiming.reclaim.shrinkers.each(each);
     }
 }
 

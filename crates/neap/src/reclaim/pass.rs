@@ -80,7 +80,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Returns the freed bytes. Inline charges of the program call this; allocations do not.
     #[inline(never)]
     pub(crate) fn ask_inline(&self, group: GroupId, bytes: u64, deadline: u64) -> u64 {
-        let deadline = deadline.min(self.now().saturating_add(WAIT_MAX_NS));
+        let deadline = deadline.min(self.source.platform().precise().saturating_add(WAIT_MAX_NS));
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: false };
         let context = PassContext { filter: ShrinkerFilter::Inline, ..PassContext::of(0) };
         self.run_to_answer(&ask, context).result.bytes
@@ -93,10 +93,9 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         if is_calling() {
             return;
         }
-        let chain = core::iter::successors(self.info(group), |info| self.info(info.parent?));
-        for info in chain.filter(|info| bytes <= info.bounds[Bound::Max as usize]) {
+        for info in self.with_ancestors(group).filter(|info| bytes <= info.bounds[Bound::Max as usize]) {
             let missing = info.charged.saturating_add(bytes).saturating_sub(info.bounds[Bound::Max as usize]);
-            if missing > 0 && self.now() < deadline {
+            if missing > 0 && self.source.platform().precise() < deadline {
                 self.ask_inline(info.id, missing, deadline);
             }
         }
@@ -107,12 +106,12 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Inside a callback, this calls no shrinker. While too many threads run callbacks, this waits
     /// until one of them ends.
     pub fn ask(&self, group: GroupId, bytes: u64, deadline: u64) -> Got {
-        while !self.reclaim.watchdog.is_room() && self.now() < deadline {
-            self.source().platform().sleep(POLL_SLEEP_NS);
+        while !self.reclaim.watchdog.is_room() && self.source.platform().precise() < deadline {
+            self.source.platform().sleep(POLL_SLEEP_NS);
         }
         let ask = Ask { top: group, bytes, deadline, node: None, ahead: true };
         let ran = self.run(&ask, PassContext::of(0));
-        self.drain(group);
+        self.groups.drain(&self.source, group);
         ran.result
     }
 
@@ -133,8 +132,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
         objects: u64,
     ) -> Option<Ran<Visited>> {
         let running = self.reclaim.watchdog.enter(reclaimer)?;
-        let watch = Watch::new(self, &running, self.now().saturating_add(PASS_MAX_NS));
-        let (shrinkers, source) = (&self.reclaim.shrinkers, self.source());
+        let watch = Watch::new(self, &running, self.source.platform().precise().saturating_add(PASS_MAX_NS));
+        let (shrinkers, source) = (&self.reclaim.shrinkers, &self.source);
         // The count bounds the request, because a shrinker that scans nothing does not report that.
         let objects = objects.min(shrinkers.count(source, &watch, id, group, node)?);
         let visited = shrinkers.scan(source, &watch, id, group, node, objects)?;
@@ -150,8 +149,8 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// Implements [`Reclaiming::count`] for the reclaimer with the number `reclaimer`.
     pub(crate) fn count_as(&self, reclaimer: u32, id: ShrinkerId, group: GroupId, node: u32) -> Option<Ran<u64>> {
         let running = self.reclaim.watchdog.enter(reclaimer)?;
-        let watch = Watch::new(self, &running, self.now().saturating_add(PASS_MAX_NS));
-        let objects = self.reclaim.shrinkers.count(self.source(), &watch, id, group, node)?;
+        let watch = Watch::new(self, &running, self.source.platform().precise().saturating_add(PASS_MAX_NS));
+        let objects = self.reclaim.shrinkers.count(&self.source, &watch, id, group, node)?;
         Some(watch.ran(objects))
     }
 
@@ -160,7 +159,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// without objects has no share. Frees nothing. `count` callbacks run in this thread.
     pub fn dry_run(&self, top: GroupId, bytes: u64, mut each: impl FnMut(Payment)) {
         let domain = self.domain(top, Purpose::Charges);
-        self.groups().begin_pass();
+        self.groups.begin_pass();
         let mut whole = 0_u64;
         self.each_payer(&domain, top, |payment| whole = whole.saturating_add(payment.bytes));
         self.each_payer(&domain, top, |payment| {
@@ -179,7 +178,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
                 continue;
             };
             let mut objects = 0_u64;
-            self.each(|report| {
+            self.reclaim.shrinkers.each(|report| {
                 // neap's own caches cost nothing to empty.
                 if report.own {
                     return;
@@ -190,7 +189,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
                     marked.filter_map(|node| self.count(report.id, group.id, node)).fold(objects, u64::saturating_add);
             });
             if objects > 0 {
-                let own = self.groups().own_usage(self.source(), group.id).unwrap_or(0);
+                let own = self.groups.own_usage(&self.source, group.id).unwrap_or(0);
                 let bytes = u128::from(own) * u128::from(share) / u128::from(WHOLE);
                 each(Payment { group: group.id, objects, bytes: bytes as u64 });
             }
@@ -199,7 +198,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
 
     fn domain(&self, top: GroupId, purpose: Purpose) -> ReclaimDomain<'_, 'm, P> {
         let mut slots = [0; FEW];
-        let few = self.groups().slots_below(self.source(), top, &mut slots).map(|count| (slots, count));
+        let few = self.groups.slots_below(&self.source, top, &mut slots).map(|count| (slots, count));
         ReclaimDomain {
             reclaiming: self,
             watch: None,
@@ -223,14 +222,14 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
     /// | 3. frees objects, returns | |
     /// | | 4. asks again, instead of answering that nothing can be freed |
     pub(crate) fn run_to_answer(&self, ask: &Ask, context: PassContext) -> Ran<Got> {
-        let end = ask.deadline.min(self.now().saturating_add(WAIT_MAX_NS));
+        let end = ask.deadline.min(self.source.platform().precise().saturating_add(WAIT_MAX_NS));
         loop {
             let ran = self.run(ask, context);
             let is_answer = ran.result.is_something() || !ran.is_contended || ran.is_written_off;
-            if is_answer || self.now() >= end {
+            if is_answer || self.source.platform().precise() >= end {
                 return ran;
             }
-            self.source().platform().sleep(POLL_SLEEP_NS);
+            self.source.platform().sleep(POLL_SLEEP_NS);
         }
     }
 
@@ -245,7 +244,7 @@ impl<'m, P: Platform> Reclaiming<'m, P> {
             // neap's own shrinkers have no groups, so the pass visits the root alone.
             domain.few = Some(([GroupSlot::ROOT.slot; FEW], 1));
         }
-        self.groups().begin_pass();
+        self.groups.begin_pass();
         watch.ran(self.reclaim.passes.run(&domain, ask))
     }
 }
@@ -269,15 +268,15 @@ struct ReclaimDomain<'g, 'm, P: Platform> {
 
 impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
     fn nodes(&self) -> usize {
-        self.reclaiming.source().platform().nodes()
+        self.reclaiming.source.platform().nodes()
     }
 
     fn now(&self) -> u64 {
-        self.reclaiming.now()
+        self.reclaiming.source.platform().precise()
     }
 
     fn next(&self, top: GroupId, node: usize, from: u32) -> Option<u32> {
-        let (shrinkers, groups) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.groups());
+        let (shrinkers, groups) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.groups);
         if let Some((slots, count)) = &self.few {
             let has_anything = |slot: &u32| *slot >= from && shrinkers.has_anything(node as u32, *slot);
             return slots[..*count].iter().copied().find(has_anything);
@@ -286,7 +285,7 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
         if top == GroupId::ROOT {
             return Some(slot);
         }
-        self.reclaiming.inside(|| {
+        self.reclaiming.source.inside(|| {
             let reading = groups.reading();
             let top = groups.seat(&reading, top)?;
             loop {
@@ -300,13 +299,13 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
     }
 
     fn group_usage(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
-        self.reclaiming.groups().standing(self.reclaiming.source(), slot, top)
+        self.reclaiming.groups.standing(&self.reclaiming.source, slot, top)
     }
 
     fn give(&self, group: GroupId, slot: u32, node: usize, pressure: ScanPressure) -> Given {
         let Some(watch) = self.watch else { return Given::default() };
         let pressure = ScanPressure { filter: self.filter, ..pressure };
-        let (shrinkers, source) = (&self.reclaiming.reclaim.shrinkers, self.reclaiming.source());
+        let (shrinkers, source) = (&self.reclaiming.reclaim.shrinkers, &self.reclaiming.source);
         let before = self.charged(self.top);
         let enough = |need, said: u64| {
             let now = self.charged(self.top);
@@ -320,25 +319,25 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
     }
 
     fn used(&self, top: GroupId) -> [u64; 2] {
-        self.measures(top, || self.reclaiming.groups().used(self.reclaiming.source(), top).ok())
+        self.measures(top, || self.reclaiming.groups.used(&self.reclaiming.source, top).ok())
     }
 
     fn charged(&self, top: GroupId) -> [u64; 2] {
-        self.measures(top, || self.reclaiming.charged(top))
+        self.measures(top, || self.reclaiming.groups.usage(&self.reclaiming.source, top).ok())
     }
 
     fn tell(&self, group: GroupId, event: Event) {
-        self.reclaiming.groups().happened(self.reclaiming.source(), group, event);
+        self.reclaiming.groups.happened(&self.reclaiming.source, group, event);
     }
 
     fn note(&self, levels: &Levels, group: GroupId, scanned: u64, freed: u64) -> Option<Level> {
-        self.reclaiming.inside(|| levels.note(group, scanned, freed))
+        levels.note(&self.reclaiming.source.enter(), group, scanned, freed)
     }
 
     fn has_enough(&self) -> bool {
-        let pages = &self.reclaiming.source().core().objects.pages;
-        self.request.is_some_and(|request| self.reclaiming.groups().needs(self.reclaiming.source(), &request) == 0)
-            || self.node.is_some_and(|node| self.reclaiming.inside(|| pages.shortage(node).pages == 0))
+        let pages = &self.reclaiming.source.core().objects.pages;
+        self.request.is_some_and(|request| self.reclaiming.groups.needs(&self.reclaiming.source, &request) == 0)
+            || self.node.is_some_and(|node| self.reclaiming.source.inside(|| pages.shortage(node).pages == 0))
     }
 
     fn first_priority(&self) -> u32 {
@@ -365,8 +364,8 @@ impl<P: Platform> ReclaimDomain<'_, '_, P> {
             return [in_group().unwrap_or(0), 0];
         }
         // Memory that is charged to no group shows only in the number of pages of the process.
-        let core = self.reclaiming.source().core();
-        let inside = self.reclaiming.source().enter();
+        let core = self.reclaiming.source.core();
+        let inside = self.reclaiming.source.enter();
         let pages = match self.node {
             Some(node) => core.objects.pages.node(node).used().into(),
             None if self.purpose == Purpose::Budget => core.used_pages(&inside),

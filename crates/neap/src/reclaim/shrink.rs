@@ -187,7 +187,7 @@ mod registered {
 
     extern crate std;
 
-    use super::super::{Asked, Builder, DONE, EMPTY, STOP, Shrinker, ShrinkerError, ShrinkerId};
+    use super::super::{Asked, Builder, DONE, EMPTY, Misbehaviour, STOP, Shrinker, ShrinkerError, ShrinkerId};
     use super::{Context, Count, Scan, Shrink};
     use crate::process::PROCESS;
     use core::ffi::c_void;
@@ -380,7 +380,7 @@ mod registered {
             // Dropping the payload of the panic could panic.
             core::mem::forget(payload);
             if let Some(reclaiming) = PROCESS.reclaiming_if_made() {
-                reclaiming.has_panicked(ShrinkerId::from_bits(id.load(Ordering::Relaxed)));
+                reclaiming.blame(ShrinkerId::from_bits(id.load(Ordering::Relaxed)), Misbehaviour::Panicked);
             }
             STOP
         })

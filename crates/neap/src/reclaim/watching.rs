@@ -19,6 +19,7 @@ use crate::state::reclaim::Reclaim;
 use core::cell::Cell;
 use neap_base::Platform;
 use neap_os::clock;
+use neap_percpu::Host as _;
 use neap_reclaim::reclaim::{BUDGET, Misbehaviour, RunningCallback, SLACK};
 use neap_reclaim::{Asked, Caller, DONE, STOP, ShrinkerId};
 
@@ -132,9 +133,9 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
     }
 
     fn began(&self, id: ShrinkerId, again: bool) -> bool {
-        let is_late = self.deadline != u64::MAX && self.reclaiming.now() >= self.deadline;
+        let is_late = self.deadline != u64::MAX && self.reclaiming.source.platform().precise() >= self.deadline;
         // The end of the last callback is close enough, and saves a reading of the clock.
-        let now = if again { self.ended.get() } else { self.reclaiming.moment() };
+        let now = if again { self.ended.get() } else { self.reclaiming.reclaim.clock.now() };
         if is_late || self.is_written_off.get() {
             return false;
         }
@@ -145,7 +146,7 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
     }
 
     fn ended(&self, id: ShrinkerId, asked: &Asked, answer: u64) -> u64 {
-        self.ended.set(self.reclaiming.moment());
+        self.ended.set(self.reclaiming.reclaim.clock.now());
         let (took, is_written_off) = self.running.ended(self.ended.get());
         let budget = self.budget_of(id);
         if is_written_off || took > budget {
@@ -153,13 +154,13 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
             let (_, busy) = self.base.get();
             let busy = clock::of_thread().saturating_sub(busy);
             let excess = watchdog.excess_of(self.running.last_began(), busy, budget);
-            let now = self.reclaiming.moment();
+            let now = self.reclaiming.reclaim.clock.now();
             if is_written_off {
-                self.reclaiming.inside(|| self.running.is_back(now, excess));
+                self.running.is_back(&self.reclaiming.source.enter(), now, excess);
                 self.is_written_off.set(true);
             } else {
                 let name = shrinkers.name_of(id);
-                self.reclaiming.inside(|| watchdog.overran(id.to_bits(), name, excess, now));
+                watchdog.overran(&self.reclaiming.source.enter(), id.to_bits(), name, excess, now);
             }
         }
         // Keeps the CPU time of earlier callbacks in the next measurement small.
@@ -173,7 +174,7 @@ impl<P: Platform> Caller for Watch<'_, '_, P> {
         }
         if !is_count && objects > 0 && !self.reclaiming.reclaim.shrinkers.is_own(id) {
             let freed = objects.min(asked.scanned).min(asked.to_scan.max(self.counted.get()));
-            self.reclaiming.source().core().count_shrunk(freed);
+            self.reclaiming.source.core().count_shrunk(freed);
         }
         // No shrinker can have freed more than requested, and more than it has just counted.
         let is_too_much = !is_count && objects > asked.to_scan && objects > self.counted.get();

@@ -30,6 +30,7 @@ use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::{Bound, Due, GroupId, Patience, Request};
 use neap_os::clock;
+use neap_percpu::Host as _;
 use neap_reclaim::reclaim::{Ask, BUDGET, Got, Next, Overdue, ReclaimJob, Waiter, goal};
 use neap_reclaim::{ShrinkerFilter, ShrinkerId, is_calling};
 
@@ -46,7 +47,7 @@ impl<P: Platform> Core<P> {
         let Some(reclaiming) = mm.reclaiming_if_made() else { return 0 };
         // A charge within a callback requests no reclaim, because its thread already runs a pass.
         let reclaim = reclaiming.reclaim;
-        let (marks, began) = (reclaim.shrinkers.marks(), reclaiming.now());
+        let (marks, began) = (reclaim.shrinkers.marks(), self.objects.platform.precise());
         if is_calling() || reclaim.backoff.is_noted(group, marks, began) {
             return 0;
         }
@@ -58,7 +59,7 @@ impl<P: Platform> Core<P> {
         match answer {
             Some(0) => {
                 let is_anything_marked = reclaiming.has_shrinkers_below(group);
-                reclaim.backoff.note(group, marks, began, reclaiming.now(), is_anything_marked);
+                reclaim.backoff.note(group, marks, began, self.objects.platform.precise(), is_anything_marked);
             }
             Some(_) => reclaim.backoff.forget(group),
             // No reclaimer has answered yet.
@@ -77,25 +78,26 @@ impl<P: Platform> Core<P> {
         bytes: u64,
         manner: Manner,
     ) -> Option<u64> {
-        let before = reclaiming.charged(group);
+        let before = reclaiming.groups.usage(&reclaiming.source, group).ok();
         let wanted = before.map_or(bytes, |charged| goal(bytes, charged));
         let had = if manner == Manner::Inline { reclaiming.ask_inline(group, wanted, u64::MAX) } else { 0 };
         if had >= bytes && had > 0 {
             return Some(had);
         }
         if matches!(manner, Manner::Post | Manner::Quiet) {
-            reclaiming.groups().ask_for(reclaiming.source(), group, bytes);
+            reclaiming.groups.ask_for(&reclaiming.source, group, bytes);
             return None;
         }
         // Threads that wait at this limit may share one job. `work` adds the excess over the limit
         // once for the job, so a thread posts its bytes without the excess.
-        let missing = bytes.saturating_sub(reclaiming.groups().excess(reclaiming.source(), group));
+        let missing = bytes.saturating_sub(reclaiming.groups.excess(&reclaiming.source, group));
         match self.ask_reclaimers(mm, reclaiming, ReclaimJob::Group(group, missing), Some(WAIT_MAX_NS)) {
             Some(bytes) => Some(bytes.max(had)),
             // The reclaimer's pass goes on. If usage has fallen by now, the charge tries again.
             None => {
-                let fallen =
-                    before.zip(reclaiming.charged(group)).map_or(0, |(before, now)| before.saturating_sub(now));
+                let fallen = before
+                    .zip(reclaiming.groups.usage(&reclaiming.source, group).ok())
+                    .map_or(0, |(before, now)| before.saturating_sub(now));
                 Some(fallen.max(had)).filter(|&bytes| bytes > 0)
             }
         }
@@ -106,7 +108,7 @@ impl<P: Platform> Core<P> {
     /// it.
     pub(crate) fn call_servers(&self, mm: &Mm<P>, manner: Manner) {
         if let Some(reclaiming) = mm.reclaiming_if_made().filter(|_| self.may_have_reclaimers(mm)) {
-            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
+            _ = reclaiming.reclaim.jobs.post(&reclaiming.source.enter(), ReclaimJob::Requests);
             if manner == Manner::Quiet {
                 self.request_tick();
             } else {
@@ -124,7 +126,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn reclaim_for_budget(&self, mm: &Mm<P>, bytes: u64) -> Option<bool> {
         let reclaiming = mm.reclaiming_if_made().filter(|_| !is_calling())?;
         let bytes = goal(bytes, u64::MAX);
-        let deadline = reclaiming.now().saturating_add(WAIT_MAX_NS);
+        let deadline = self.objects.platform.precise().saturating_add(WAIT_MAX_NS);
         let ask = Ask { top: GroupId::ROOT, bytes, deadline, node: None, ahead: false };
         let context = PassContext { filter: ShrinkerFilter::Own, purpose: Purpose::Budget, ..PassContext::of(0) };
         let has_enough = reclaiming.run(&ask, context).result.bytes >= bytes;
@@ -184,12 +186,12 @@ impl<P: Platform> Core<P> {
         job: ReclaimJob,
         patience: Option<u64>,
     ) -> Option<u64> {
-        let Reclaim { jobs, waits, late, .. } = reclaiming.reclaim;
+        let Reclaim { jobs, clock, watchdog, waits, late, .. } = reclaiming.reclaim;
         if !self.may_have_reclaimers(mm) {
             return Some(0);
         }
         let Some(patience) = patience else {
-            _ = reclaiming.inside(|| jobs.post(job));
+            _ = jobs.post(&reclaiming.source.enter(), job);
             _ = self.call_reclaimers(reclaiming);
             return None;
         };
@@ -198,18 +200,19 @@ impl<P: Platform> Core<P> {
         let mut waiter = Waiter::new(job);
         loop {
             // If there are too many jobs, the waiter first waits for room in the queue.
-            reclaiming.inside(|| jobs.ask(&mut waiter));
+            jobs.ask(&reclaiming.source.enter(), &mut waiter);
             let left = if self.call_reclaimers(reclaiming) { end.saturating_sub(clock::precise()) } else { 0 };
             let patience = if left == 0 { Patience::GivesUp } else { Patience::Waits };
-            if let Some(bytes) = reclaiming.inside(|| jobs.answer(&waiter, patience)) {
+            let answer = jobs.answer(&reclaiming.source.enter(), &waiter, patience);
+            if let Some(bytes) = answer {
                 late.fetch_add(u64::from(left == 0), Ordering::Relaxed);
                 return (left > 0).then_some(bytes);
             }
-            let before = reclaiming.moment();
+            let before = clock.now();
             jobs.wait(&waiter, left.min(CHECK_PERIOD_NS));
-            let now = reclaiming.moment();
+            let now = clock.now();
             let late_by = now.saturating_sub(before).saturating_sub(left.min(CHECK_PERIOD_NS));
-            let is_on_time = reclaiming.reclaim.watchdog.looked(now, late_by);
+            let is_on_time = watchdog.looked(now, late_by);
             // While this thread did not run, in a stopped process or beyond a CPU quota, reclaimers
             // may not have run either.
             end = end.saturating_add(late_by);
@@ -220,22 +223,25 @@ impl<P: Platform> Core<P> {
     /// Writes off threads whose callbacks have not returned in time, and lets other threads take
     /// over their jobs. `seen_from` is the time from which this thread has watched.
     fn watch(&self, reclaiming: &Reclaiming<'_, P>, seen_from: Option<u64>) {
-        let Reclaim { shrinkers, watchdog, jobs, .. } = reclaiming.reclaim;
+        let Reclaim { shrinkers, watchdog, jobs, clock, .. } = reclaiming.reclaim;
         let name = |shrinker| shrinkers.name_of(ShrinkerId::from_bits(shrinker));
+        let inside = reclaiming.source.enter();
         let replace = |overdue: Overdue| {
             if overdue.reclaimer > 0 {
-                reclaiming.groups().leave_request(overdue.reclaimer);
-                jobs.write_off(overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
+                reclaiming.groups.leave_request(overdue.reclaimer);
+                jobs.write_off(&inside, overdue.reclaimer, |node| self.objects.pages.node(node).set_reclaiming(false));
             }
         };
-        reclaiming.inside(|| watchdog.write_off(reclaiming.moment(), seen_from, name, replace));
+        watchdog.write_off(&inside, clock.now(), seen_from, name, replace);
     }
 
     /// Requests a reclaimer from neap's thread if there are fewer than the jobs need. Returns
     /// whether there is a reclaimer, or a thread that can make one.
     fn call_reclaimers(&self, reclaiming: &Reclaiming<'_, P>) -> bool {
         let jobs = &reclaiming.reclaim.jobs;
-        let (is_short, threads) = reclaiming.inside(|| (jobs.is_short(0), jobs.threads().working));
+        let inside = reclaiming.source.enter();
+        let (is_short, threads) = (jobs.is_short(&inside, 0), jobs.threads(&inside).working);
+        drop(inside);
         if is_short && threads < self.most_reclaimers() {
             self.request_tick();
         }
@@ -256,12 +262,14 @@ impl<P: Platform> Core<P> {
             return self.call_reclaimers(reclaiming);
         }
         let most = self.most_reclaimers();
-        let (reserved, threads) =
-            reclaiming.inside(|| (jobs.reserve_worker(least, most, clock::precise()), jobs.threads().working));
+        let inside = reclaiming.source.enter();
+        let reserved = jobs.reserve_worker(&inside, least, most, clock::precise());
+        let threads = jobs.threads(&inside).working;
+        drop(inside);
         if reserved.is_none_or(|number| self.spawn(mm, Task::Reclaim(number)).is_ok()) {
             return threads > 0;
         }
-        reclaiming.inside(|| jobs.spawn_failed(clock::precise()));
+        jobs.spawn_failed(&reclaiming.source.enter(), clock::precise());
         threads > 1
     }
 
@@ -276,7 +284,7 @@ impl<P: Platform> Core<P> {
     /// Records that neap's thread, which watches callbacks, woke `late_by` nanoseconds too late.
     pub(crate) fn look_after_nap(&self, mm: &Mm<P>, late_by: u64) {
         if let Some(reclaiming) = mm.reclaiming_if_made() {
-            reclaiming.reclaim.watchdog.looked(reclaiming.moment(), late_by);
+            reclaiming.reclaim.watchdog.looked(reclaiming.reclaim.clock.now(), late_by);
         }
     }
 
@@ -285,10 +293,9 @@ impl<P: Platform> Core<P> {
         self.watch(reclaiming, None);
         (0..self.objects.pages.nodes()).for_each(|node| self.look_at_node(mm, node));
         // A request may have been handed back, or may have found no reclaimer when it was posted.
-        if self.may_have_reclaimers(mm)
-            && matches!(reclaiming.groups().look_for_request(reclaiming.source()), Due::Now(_))
+        if self.may_have_reclaimers(mm) && matches!(reclaiming.groups.look_for_request(&reclaiming.source), Due::Now(_))
         {
-            _ = reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Requests));
+            _ = reclaiming.reclaim.jobs.post(&reclaiming.source.enter(), ReclaimJob::Requests);
         }
     }
 
@@ -300,7 +307,7 @@ impl<P: Platform> Core<P> {
         }
         let Some(reclaiming) = mm.reclaiming_if_made() else { return };
         let (reclaim, pages) = (reclaiming.reclaim, &self.objects.pages);
-        let shortage = reclaiming.inside(|| pages.shortage(node));
+        let shortage = reclaiming.source.inside(|| pages.shortage(node));
         if shortage.pages == 0 {
             reclaim.passes.has_enough(node);
         } else if shortage.is_low
@@ -308,7 +315,7 @@ impl<P: Platform> Core<P> {
             && reclaim.shrinkers.has_others()
             && self.may_have_reclaimers(mm)
         {
-            _ = reclaiming.inside(|| reclaim.jobs.post(ReclaimJob::Node(node)));
+            _ = reclaim.jobs.post(&reclaiming.source.enter(), ReclaimJob::Node(node));
             _ = self.call_reclaimers(&reclaiming);
         }
     }
@@ -321,11 +328,12 @@ impl<P: Platform> Mm<P> {
         let jobs = &reclaiming.reclaim.jobs;
         let idle = |node| core.objects.pages.node(node).set_reclaiming(false);
         loop {
-            let job = match reclaiming.inside(|| jobs.take(number)) {
+            let next = jobs.take(&reclaiming.source.enter(), number);
+            let job = match next {
                 Next::Job(job) => job,
                 Next::Nothing(idle) => {
-                    match reclaiming.groups().look_for_request(reclaiming.source()) {
-                        Due::Now(_) => _ = reclaiming.inside(|| jobs.post(ReclaimJob::Requests)),
+                    match reclaiming.groups.look_for_request(&reclaiming.source) {
+                        Due::Now(_) => _ = jobs.post(&reclaiming.source.enter(), ReclaimJob::Requests),
                         Due::In(nanoseconds) => jobs.sleep(idle, Some(nanoseconds)),
                         Due::Nothing => jobs.sleep(idle, None),
                     }
@@ -335,13 +343,13 @@ impl<P: Platform> Mm<P> {
             };
             let Ran { result: bytes, is_written_off, .. } = core.work(self, &reclaiming, job, number);
             if is_written_off {
-                reclaiming.inside(|| jobs.end(number, idle));
+                jobs.end(&reclaiming.source.enter(), number, idle);
                 // The thread that wrote this reclaimer off may not have made a successor, or may
                 // have failed to.
                 _ = core.spawn_worker(self, &reclaiming, 0);
                 return;
             }
-            reclaiming.inside(|| jobs.finish(number, bytes, idle));
+            jobs.finish(&reclaiming.source.enter(), number, bytes, idle);
         }
     }
 }
@@ -349,7 +357,7 @@ impl<P: Platform> Mm<P> {
 impl<P: Platform> Core<P> {
     /// Does a job. Returns its answer.
     fn work(&self, mm: &Mm<P>, reclaiming: &Reclaiming<'_, P>, job: ReclaimJob, number: u32) -> Ran<u64> {
-        let deadline = reclaiming.now().saturating_add(PASS_MAX_NS);
+        let deadline = self.objects.platform.precise().saturating_add(PASS_MAX_NS);
         let run = |top: GroupId, bytes: u64, purpose: Purpose, node: Option<usize>| {
             let context = PassContext { purpose, ..PassContext::of(number) };
             let ask = Ask { top, bytes, deadline, node, ahead: false };
@@ -363,8 +371,12 @@ impl<P: Platform> Core<P> {
         let something = |got: Got| got.bytes.max(u64::from(got.is_something()));
         match job {
             ReclaimJob::Group(group, bytes) => {
-                let bytes = bytes.saturating_add(reclaiming.groups().excess(reclaiming.source(), group));
-                let bytes = reclaiming.charged(group).map_or(bytes, |charged| goal(bytes, charged));
+                let bytes = bytes.saturating_add(reclaiming.groups.excess(&reclaiming.source, group));
+                let bytes = reclaiming
+                    .groups
+                    .usage(&reclaiming.source, group)
+                    .ok()
+                    .map_or(bytes, |charged| goal(bytes, charged));
                 run(group, bytes, Purpose::Charges, None).map(something)
             }
             ReclaimJob::Budget(bytes) => run(GroupId::ROOT, bytes, Purpose::Budget, None).map(something),
@@ -373,15 +385,15 @@ impl<P: Platform> Core<P> {
                 for high in reclaiming.above_high(group) {
                     // First uncharges stocks and cached objects of the group, which may be the
                     // whole excess.
-                    reclaiming.drain(high.id);
-                    let Some(info) = reclaiming.info(high.id) else { continue };
+                    reclaiming.groups.drain(&reclaiming.source, high.id);
+                    let Ok(info) = reclaiming.groups.info(&reclaiming.source, high.id) else { continue };
                     let excess = info.charged.saturating_sub(info.bounds[Bound::High as usize]);
                     if excess == 0 {
                         continue;
                     }
                     let ran = run(info.id, goal(excess, info.charged), Purpose::Charges, None);
                     bytes = bytes.saturating_add(ran.result.bytes);
-                    reclaiming.drain(info.id);
+                    reclaiming.groups.drain(&reclaiming.source, info.id);
                     if ran.is_written_off {
                         return ran.map(|_| bytes);
                     }
@@ -398,29 +410,29 @@ impl<P: Platform> Core<P> {
                 scanned.map_or(Ran::of(0), |ran| ran.map(|visited| visited.freed.saturating_add(1)))
             }
             ReclaimJob::Requests => {
-                let Due::Now(request) = reclaiming.groups().take_request(reclaiming.source(), number) else {
+                let Due::Now(request) = reclaiming.groups.take_request(&reclaiming.source, number) else {
                     return Ran::of(0);
                 };
                 // A further request is for another reclaimer.
-                if matches!(reclaiming.groups().look_for_request(reclaiming.source()), Due::Now(_)) {
+                if matches!(reclaiming.groups.look_for_request(&reclaiming.source), Due::Now(_)) {
                     self.call_servers(mm, Manner::Wait);
                 }
                 let ran = self.serve(reclaiming, &request, deadline, number);
-                reclaiming.groups().served(reclaiming.source(), &request, number);
+                reclaiming.groups.served(&reclaiming.source, &request, number);
                 // This thread holds no lock, so it may wake waiters. It leaves listeners to the
                 // ticks, because they may take long.
-                reclaiming.groups().wake(reclaiming.source());
+                reclaiming.groups.wake(&reclaiming.source);
                 ran
             }
             ReclaimJob::Node(node) => {
                 let pages = &self.objects.pages;
-                let missing = reclaiming.inside(|| pages.shortage(node).pages);
+                let missing = reclaiming.source.inside(|| pages.shortage(node).pages);
                 if missing == 0 {
                     return Ran::of(0);
                 }
                 // The flag stays set until `finish`, `end` or `write_off` takes the job from this
                 // thread.
-                reclaiming.inside(|| pages.node(node).set_reclaiming(true));
+                reclaiming.source.inside(|| pages.node(node).set_reclaiming(true));
                 let bytes = u64::from(missing) * pages.page_size() as u64;
                 run(GroupId::ROOT, bytes, Purpose::Budget, Some(node)).map(|got| got.bytes)
             }
@@ -434,15 +446,15 @@ impl<P: Platform> Core<P> {
     fn serve(&self, reclaiming: &Reclaiming<'_, P>, request: &Request, deadline: u64, number: u32) -> Ran<u64> {
         let top = request.group;
         // First uncharges unused stock, which may be all that the group needs.
-        reclaiming.drain(top);
-        let needs = reclaiming.groups().needs(reclaiming.source(), request);
+        reclaiming.groups.drain(&reclaiming.source, top);
+        let needs = reclaiming.groups.needs(&reclaiming.source, request);
         if needs == 0 || !reclaiming.has_shrinkers_below(top) {
             return Ran::of(0);
         }
-        let bytes = reclaiming.charged(top).map_or(needs, |charged| goal(needs, charged));
+        let bytes = reclaiming.groups.usage(&reclaiming.source, top).ok().map_or(needs, |charged| goal(needs, charged));
         let ask = Ask { top, bytes, deadline, node: None, ahead: false };
         let ran = reclaiming.run(&ask, PassContext { request: Some(*request), ..PassContext::of(number) });
-        reclaiming.drain(top);
+        reclaiming.groups.drain(&reclaiming.source, top);
         ran.map(|got| got.bytes)
     }
 }
@@ -498,11 +510,13 @@ mod tests {
                 // until the manager is closed; `asked` is valid for this call.
                 let (blocks, asked) = unsafe { (&*data.cast::<Blocks>(), &*asked) };
                 // A callback that allocates while its node is short posts no job.
-                let before = blocks.mm().reclaiming_if_made().unwrap().reclaim.jobs.count();
+                let reclaiming = blocks.mm().reclaiming_if_made().unwrap();
+                let jobs = || reclaiming.reclaim.jobs.count(&reclaiming.source.enter());
+                let before = jobs();
                 let block = blocks.mm().allocate(BLOCK);
                 // SAFETY: allocated above, and used nowhere else.
                 unsafe { blocks.mm().free(block) };
-                if blocks.mm().reclaiming_if_made().unwrap().reclaim.jobs.count() != before {
+                if jobs() != before {
                     return STOP;
                 }
                 let mut freed = 0;
@@ -535,23 +549,24 @@ mod tests {
         let blocks = Blocks { mm: &raw const *mm, by_node: Mutex::default(), asked: Mutex::default() };
         let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
         // SAFETY: the blocks stay in place until the manager is closed, and the callbacks return.
-        let id = unsafe { reclaiming.prepare(&blocks.spec()) }.unwrap();
+        let id = unsafe { reclaiming.reclaim.shrinkers.prepare(&reclaiming.source, &blocks.spec()) }.unwrap();
         reclaiming.start(id).unwrap();
         let jobs = &reclaiming.reclaim.jobs;
+        let inside = || reclaiming.source.enter();
         let shortage = |node| core.objects.pages.shortage(node);
         // The second node is below its part of the limit: the missing pages are the first node's to
         // free.
         (0..64).for_each(|_| blocks.put(2));
         while !shortage(0).is_low {
-            assert_eq!(jobs.count(), (0, 0), "above the low watermark no reclaimer is woken");
+            assert_eq!(jobs.count(&inside()), (0, 0), "above the low watermark no reclaimer is woken");
             blocks.put(0);
         }
-        assert_eq!((shortage(1).pages, jobs.count()), (0, (1, 0)));
+        assert_eq!((shortage(1).pages, jobs.count(&inside())), (0, (1, 0)));
         blocks.put(0);
         core.tick_reclaim(&mm, &mm.reclaiming_if_made().unwrap());
-        assert_eq!(jobs.count(), (1, 0), "once");
+        assert_eq!(jobs.count(&inside()), (1, 0), "once");
         let before = blocks.lengths();
-        let Next::Job(job) = jobs.take(1) else { panic!("a job was posted") };
+        let Next::Job(job) = jobs.take(&inside(), 1) else { panic!("a job was posted") };
         assert_eq!(job, ReclaimJob::Node(0));
         let missing = u64::from(shortage(0).pages) * 4096;
         let bytes = core.work(&mm, &reclaiming, job, 1).result;
@@ -566,19 +581,19 @@ mod tests {
         while !shortage(0).is_low {
             blocks.put(0);
         }
-        assert_eq!(jobs.count(), (0, 1));
-        jobs.finish(1, bytes, |_| ());
-        assert_eq!(jobs.take(1), Next::Job(job));
+        assert_eq!(jobs.count(&inside()), (0, 1));
+        jobs.finish(&inside(), 1, bytes, |_| ());
+        assert_eq!(jobs.take(&inside(), 1), Next::Job(job));
         core.work(&mm, &reclaiming, job, 1);
-        jobs.finish(1, 0, |_| ());
-        assert_eq!((shortage(0).pages, jobs.count()), (0, (0, 0)));
+        jobs.finish(&inside(), 1, 0, |_| ());
+        assert_eq!((shortage(0).pages, jobs.count(&inside())), (0, (0, 0)));
         // Between the watermarks no reclaimer is woken, not even by a tick.
         while shortage(0).pages == 0 {
             blocks.put(0);
         }
         core.tick_reclaim(&mm, &mm.reclaiming_if_made().unwrap());
-        assert_eq!((shortage(0).is_low, jobs.count()), (false, (0, 0)));
-        let [direct, background] = reclaiming.passes().map(|[passes, ..]| passes);
+        assert_eq!((shortage(0).is_low, jobs.count(&inside())), (false, (0, 0)));
+        let [direct, background] = reclaiming.reclaim.passes.counts().map(|[passes, ..]| passes);
         assert_eq!((direct, background), (0, 2));
         // SAFETY: nothing of the manager is used any more.
         unsafe { mm.close() };

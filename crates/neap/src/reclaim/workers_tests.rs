@@ -8,6 +8,7 @@ use crate::state::reclaim::PASS_MAX_NS;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use core::time::Duration;
+use neap_base::Platform;
 use neap_base::platform::Errno;
 use neap_groups::{Bound, GroupId, Kind, OnLimit};
 use neap_reclaim::reclaim::{BUDGET, Next, ReclaimJob};
@@ -62,7 +63,7 @@ fn spec(objects: &AtomicU64) -> Spec<'static> {
 /// A cache that is in no group.
 fn register(reclaiming: &Reclaiming<'_, Virtual>, spec: &Spec<'_>) -> ShrinkerId {
     // SAFETY: tests close their managers before the data of callbacks ends.
-    let id = unsafe { reclaiming.prepare(spec) }.unwrap();
+    let id = unsafe { reclaiming.reclaim.shrinkers.prepare(&reclaiming.source, spec) }.unwrap();
     reclaiming.start(id).unwrap();
     id
 }
@@ -88,9 +89,10 @@ fn reclaim_request_with_full_job_queue_waits_for_a_slot() {
         };
         let askers: Vec<_> = (1..=ASKERS).map(|number| scope.spawn(ask(number))).collect();
         while !askers.iter().all(|asker| asker.is_finished()) {
-            match reclaiming.inside(|| jobs.take(1)) {
+            let next = jobs.take(&reclaiming.source.enter(), 1);
+            match next {
                 Next::Job(ReclaimJob::AboveHigh(group)) => {
-                    reclaiming.inside(|| jobs.finish(1, group.to_bits(), |_| ()))
+                    jobs.finish(&reclaiming.source.enter(), 1, group.to_bits(), |_| ())
                 }
                 _ => thread::yield_now(),
             }
@@ -129,7 +131,7 @@ fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     let group = groups.create(GroupId::ROOT, "full").unwrap();
     let id = register(&reclaiming, &Spec { by_group: true, ..spec(&objects) });
     assert!(reclaiming.mark(id, group, 0));
-    reclaiming.reclaim.forget_others(&reclaiming.source().enter());
+    reclaiming.reclaim.forget_others(&reclaiming.source.enter());
     groups.set_bound(group, Bound::Max, 4096).unwrap();
     groups.charge(group.payer(Kind::Pages, 0), 4096, OnLimit::Refuse).unwrap();
     ALLOCATED.store(0, Relaxed);
@@ -137,7 +139,7 @@ fn reclaimer_made_within_a_full_group_costs_the_group_nothing() {
     assert!(mm.core_if_open().unwrap().spawn_worker(&mm, &reclaiming, 1));
     assert_eq!((mm.group_of_thread(), groups.used(group)), (Some(group), Ok(4096)));
     mm.leave(before);
-    let reclaimers = reclaiming.reclaim.reclaimers(&reclaiming.source().enter());
+    let reclaimers = reclaiming.reclaim.reclaimers(&reclaiming.source.enter());
     assert_eq!((ALLOCATED.load(Relaxed), reclaimers.working), (2, 1));
     assert_eq!(reclaimers.waits, 0, "what the thread was made with waited for it");
     close(mm);
@@ -159,7 +161,7 @@ fn reclaim_request_without_worker_returns_and_delays_respawn() {
     assert_eq!(REFUSED.load(Relaxed), 1);
     let job = ReclaimJob::Group(GroupId::ROOT, 1);
     (0..10).for_each(|_| assert_eq!(core.ask_reclaimers(&mm, &reclaiming, job, Some(1000 * SECOND)), None));
-    assert_eq!((REFUSED.load(Relaxed), reclaiming.reclaim.reclaimers(&reclaiming.source().enter()).working), (1, 0));
+    assert_eq!((REFUSED.load(Relaxed), reclaiming.reclaim.reclaimers(&reclaiming.source.enter()).working), (1, 0));
     close(mm);
 }
 
@@ -200,8 +202,8 @@ fn calls_make_no_reclaimer_and_the_thread_does() {
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     assert!(!core.make_thread(&mm));
     register(&reclaiming, &spec(&objects));
-    reclaiming.reclaim.forget_others(&reclaiming.source().enter());
-    assert!(reclaiming.inside(|| reclaiming.reclaim.jobs.post(ReclaimJob::Group(GroupId::ROOT, 1))));
+    reclaiming.reclaim.forget_others(&reclaiming.source.enter());
+    assert!(reclaiming.reclaim.jobs.post(&reclaiming.source.enter(), ReclaimJob::Group(GroupId::ROOT, 1)));
     let made = MADE.load(Relaxed);
     let ticks = || core.maintenance.ticks.load(Relaxed);
     let runs: Vec<*mut u8> = (0..1000).map(|_| mm.allocate(100 << 10)).collect();
@@ -268,9 +270,9 @@ fn inline_wait_begins_no_callback_after_its_deadline() {
         assert!(reclaiming.mark(id, group, 0));
         groups.set_bound(group, Bound::Max, 4096).unwrap();
         groups.charge(group.payer(Kind::Pages, 0), 4096, OnLimit::Refuse).unwrap();
-        let begun = reclaiming.now();
+        let begun = machine.precise();
         reclaiming.make_room_inline(group, 4096, begun + time);
-        assert_eq!(reclaiming.now() - begun, callbacks * SECOND / 10);
+        assert_eq!(machine.precise() - begun, callbacks * SECOND / 10);
         close(mm);
     }
 }
@@ -281,17 +283,16 @@ fn a_childs_page_lists_are_not_those_of_background_reclaim() {
     let (core, reclaiming) = (mm.core_if_open().unwrap(), mm.reclaiming().unwrap());
     let jobs = &reclaiming.reclaim.jobs;
     assert!(core.spawn_worker(&mm, &reclaiming, 1));
-    reclaiming.inside(|| {
-        assert!(jobs.post(ReclaimJob::Node(0)) && jobs.take(1) == Next::Job(ReclaimJob::Node(0)));
-        core.objects.pages.set_reclaiming(true);
-    });
+    let inside = reclaiming.source.enter();
+    assert!(jobs.post(&inside, ReclaimJob::Node(0)) && jobs.take(&inside, 1) == Next::Job(ReclaimJob::Node(0)));
+    core.objects.pages.set_reclaiming(true);
+    drop(inside);
     mm.close_for_fork(&|looks| looks < 10);
     mm.reopen_in_child();
     assert!(!core.objects.pages.is_reclaiming());
-    assert_eq!(
-        (reclaiming.inside(|| jobs.take(1)), reclaiming.reclaim.reclaimers(&reclaiming.source().enter()).working),
-        (Next::End, 0)
-    );
+    let inside = reclaiming.source.enter();
+    assert_eq!((jobs.take(&inside, 1), jobs.threads(&inside).working), (Next::End, 0));
+    drop(inside);
     close(mm);
 }
 

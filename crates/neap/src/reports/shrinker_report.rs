@@ -28,6 +28,7 @@ use crate::reclaim::reclaiming::Reclaiming;
 use crate::state::reclaim::ReclaimerCounts;
 use neap_base::Platform;
 use neap_groups::{GroupId, LONGEST_NAME};
+use neap_percpu::Host as _;
 use neap_reclaim::reclaim::{Culprit, Misbehaviour};
 use neap_reclaim::{Report, ShrinkerId};
 
@@ -84,8 +85,8 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
     let Some(reclaiming) = reclaiming else { return words };
     let mut draft = Draft(&mut words, HEAD);
     let (mut entries, mut next) = (0, u64::MAX);
-    let now = reclaiming.moment();
-    reclaiming.each(|report| {
+    let now = reclaiming.reclaim.clock.now();
+    reclaiming.reclaim.shrinkers.each(|report| {
         let index = report.id.index();
         if index < from || next != u64::MAX || skip > 0 && index > from {
             return;
@@ -106,7 +107,7 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
         // Adds blamed shrinkers that are unregistered, while there is room.
         reclaiming.reclaim.watchdog.each_culprit(|gone| {
             let mut is_there = false;
-            reclaiming.each(|report| is_there |= report.id.to_bits() == gone.shrinker);
+            reclaiming.reclaim.shrinkers.each(|report| is_there |= report.id.to_bits() == gone.shrinker);
             if !is_there && draft.has_room() {
                 draft.write([gone.shrinker, GONE, 0, 0, 0, 0, 0, 0]);
                 draft.write(gone.counts.map(u64::from));
@@ -117,10 +118,10 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
             }
         });
     }
-    let ReclaimerCounts { working, lost, waits, late } = reclaiming.reclaim.reclaimers(&reclaiming.source().enter());
+    let ReclaimerCounts { working, lost, waits, late } = reclaiming.reclaim.reclaimers(&reclaiming.source.enter());
     let mut head = Draft(&mut words, 0);
     head.write([1, entries, next, working.into(), lost.into(), waits, late]);
-    head.write(reclaiming.passes().into_iter().flatten());
+    head.write(reclaiming.reclaim.passes.counts().into_iter().flatten());
     head.write(reclaiming.reclaim.watchdog.counts().map(u64::from));
     words
 }
@@ -128,11 +129,11 @@ pub(crate) fn gather<P: Platform>(reclaiming: Option<Reclaiming<'_, P>>, from: u
 impl<P: Platform> Reclaiming<'_, P> {
     /// Returns whether a shrinker that is marked for the group in a slot is barred now.
     pub(crate) fn is_any_barred(&self, slot: u32) -> bool {
-        let (now, mut is_barred) = (self.moment(), false);
+        let (now, mut is_barred) = (self.reclaim.clock.now(), false);
         self.reclaim.watchdog.each_culprit(|culprit| {
             let id = ShrinkerId::from_bits(culprit.shrinker);
             let is_marked = |node| self.reclaim.shrinkers.is_marked(id, slot, node);
-            is_barred |= culprit.until > now && (0..self.nodes()).any(is_marked);
+            is_barred |= culprit.until > now && (0..self.source.platform().nodes() as u32).any(is_marked);
         });
         is_barred
     }

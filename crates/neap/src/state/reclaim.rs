@@ -17,9 +17,11 @@ pub(crate) const PRIORITY_STEPS: u32 = 4;
 
 /// Shrinkers and reclaim of a manager. Made when the first shrinker is registered.
 #[derive(Debug)]
-pub(crate) struct Reclaim {
-    pub(crate) shrinkers: Shrinkers,
-    pub(crate) passes: Passes,
+pub struct Reclaim {
+    /// Registry of shrinkers.
+    pub shrinkers: Shrinkers,
+    /// State that passes share, and counts of passes.
+    pub passes: Passes,
     pub(crate) watchdog: Watchdog,
     pub(crate) jobs: JobQueue,
     pub(crate) backoff: Backoff,
@@ -45,21 +47,16 @@ impl Reclaim {
     }
 
     /// Returns the numbers of reclaimers, and of waits for them.
-    pub(crate) fn reclaimers(&self, _: &Inside<'_>) -> ReclaimerCounts {
-        let Reclaimers { working, lost } = self.jobs.threads();
+    pub(crate) fn reclaimers(&self, inside: &Inside<'_>) -> ReclaimerCounts {
+        let Reclaimers { working, lost } = self.jobs.threads(inside);
         let [waits, late] = [&self.waits, &self.late].map(|count| count.load(Ordering::Relaxed));
         ReclaimerCounts { working, lost, waits, late }
     }
 
-    /// Ends every reclaimer at its next look for a job, and prevents new ones.
-    pub(crate) fn dismiss(&self, _: &Inside<'_>) {
-        self.jobs.dismiss();
-    }
-
     /// Forgets all other threads and waiters, in a forked child.
-    pub(crate) fn forget_others(&self, _: &Inside<'_>) {
+    pub(crate) fn forget_others(&self, inside: &Inside<'_>) {
         self.watchdog.forget_others();
-        self.jobs.forget_all();
+        self.jobs.forget_all(inside);
     }
 }
 

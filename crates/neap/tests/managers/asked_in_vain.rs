@@ -37,7 +37,7 @@ impl Cache {
         let spec = Spec { name, count, scan, data, gone: None, seeks: 2, batch: 1, by_node, by_group, inline };
         let reclaiming = cache.mm.reclaiming().unwrap();
         // SAFETY: the cache stays in its box, and ends after the manager is closed.
-        let id = unsafe { reclaiming.prepare(&spec) }.unwrap();
+        let id = unsafe { reclaiming.reclaim.shrinkers.prepare(&reclaiming.source, &spec) }.unwrap();
         reclaiming.start(id).unwrap();
         (cache, id)
     }
@@ -53,7 +53,7 @@ impl Cache {
     }
 
     fn passes(&self) -> u64 {
-        self.mm.reclaiming().unwrap().passes()[0][0]
+        self.mm.reclaiming().unwrap().reclaim.passes.counts()[0][0]
     }
 }
 

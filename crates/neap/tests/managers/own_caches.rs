@@ -25,7 +25,7 @@ fn two_by_two(options: &Options) -> (Shared<Virtual>, Opened<Shared<Virtual>>) {
 
 fn reports(mm: &Opened<Shared<Virtual>>) -> Vec<Report> {
     let mut reports = Vec::new();
-    mm.reclaiming().unwrap().each(|report| reports.push(*report));
+    mm.reclaiming().unwrap().reclaim.shrinkers.each(|report| reports.push(*report));
     reports
 }
 
@@ -61,16 +61,12 @@ fn own_caches_register_first_stay_and_reserve_their_names() {
     let seen = reports(&mm);
     assert_eq!(seen.iter().map(|report| report.name.as_str().to_string()).collect::<Vec<_>>(), NAMES);
     assert!(seen.iter().all(|report| report.own && !report.by_group && report.by_node == (report.id.index() < 4)));
+    let reclaiming = mm.reclaiming().unwrap();
     // SAFETY: the name is refused, so nothing is called.
-    let taken = unsafe { mm.reclaiming().unwrap().prepare(&spec("neap:sheaves", &COUNTS)) };
+    let taken = unsafe { reclaiming.reclaim.shrinkers.prepare(&reclaiming.source, &spec("neap:sheaves", &COUNTS)) };
     assert_eq!(taken, Err(ShrinkerError::BadName));
     for report in seen {
-        assert_eq!(
-            mm.reclaiming().unwrap().unregister(report.id),
-            Err(ShrinkerError::NoSuchShrinker),
-            "{}",
-            report.name.as_str()
-        );
+        assert_eq!(reclaiming.unregister(report.id), Err(ShrinkerError::NoSuchShrinker), "{}", report.name.as_str());
     }
     assert_eq!(reports(&mm).len(), NAMES.len());
 }
@@ -175,7 +171,7 @@ fn what_is_free_is_given_before_what_a_program_caches() {
     let kept: Vec<_> = (0..4).flat_map(|cpu| use_and_free(&mm, cpu, 50)).collect();
     let reclaiming = mm.reclaiming().unwrap();
     // SAFETY: the callbacks use a static only.
-    let id = unsafe { reclaiming.prepare(&spec("program", &CACHE)) }.unwrap();
+    let id = unsafe { reclaiming.reclaim.shrinkers.prepare(&reclaiming.source, &spec("program", &CACHE)) }.unwrap();
     reclaiming.start(id).unwrap();
     let cached = [0, 1].map(|node| count(&mm, "neap:sheaves", node) + count(&mm, "neap:lists", node));
     let got = reclaiming.ask(ROOT, 256 << 10, u64::MAX);
@@ -193,17 +189,21 @@ fn what_is_free_is_given_before_what_a_program_caches() {
 #[test]
 fn an_allocation_at_the_limit_asks_them_in_its_own_thread() {
     let (_, mm) = two_by_two(&Options { limit: 8 << 20, ..OPTIONS });
-    assert_eq!(mm.reclaiming().unwrap().passes()[0][0], 0);
+    assert_eq!(mm.reclaiming().unwrap().reclaim.passes.counts()[0][0], 0);
     let kept: Vec<_> = [0, 2].into_iter().flat_map(|cpu| use_and_free(&mm, cpu, 50)).collect();
     Virtual::run_on(1);
     let mut runs = Vec::new();
-    while mm.reclaiming().unwrap().passes()[0][0] == 0 {
+    while mm.reclaiming().unwrap().reclaim.passes.counts()[0][0] == 0 {
         let run = mm.allocate(128 << 10);
         assert!(!run.is_null(), "{} runs", runs.len());
         runs.push(run);
     }
-    let [passes, _, scanned, freed, bytes] = mm.reclaiming().unwrap().passes()[0];
-    assert!(passes == 1 && scanned > 0 && freed > 0 && bytes >= 128 << 10, "{:?}", mm.reclaiming().unwrap().passes());
+    let [passes, _, scanned, freed, bytes] = mm.reclaiming().unwrap().reclaim.passes.counts()[0];
+    assert!(
+        passes == 1 && scanned > 0 && freed > 0 && bytes >= 128 << 10,
+        "{:?}",
+        mm.reclaiming().unwrap().reclaim.passes.counts()
+    );
     // Before an allocation fails all caches are empty.
     while let Some(run) = Some(mm.allocate(128 << 10)).filter(|run| !run.is_null()) {
         runs.push(run);
@@ -225,7 +225,7 @@ fn a_group_at_its_limit_does_not_ask_them() {
     grouped.set_bound(group, Bound::Max, 1 << 20).unwrap();
     let payer = group.payer(Kind::Pages, 0);
     assert!(grouped.inline().charge(payer, 2 << 20, OnLimit::Refuse).is_err());
-    assert_eq!((count(&mm, "neap:sheaves", 0), mm.reclaiming().unwrap().passes()[0][0]), (before, 0));
+    assert_eq!((count(&mm, "neap:sheaves", 0), mm.reclaiming().unwrap().reclaim.passes.counts()[0][0]), (before, 0));
     free(&mm, kept);
 }
 

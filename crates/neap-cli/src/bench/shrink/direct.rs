@@ -165,7 +165,7 @@ impl Direct {
     pub(super) fn run(&self, on: &[usize], times: u64) -> Result<Outcome> {
         self.fill()?;
         let (barrier, refused) = (Barrier::new(on.len()), AtomicU64::new(0));
-        let before = PROCESS.reclaiming()?.passes()[0];
+        let before = PROCESS.reclaiming()?.reclaim.passes.counts()[0];
         let run = |cpu: usize| -> Result<Took> {
             pin_to(cpu)?;
             let mut took = Took::new();
@@ -193,7 +193,7 @@ impl Direct {
             })
         })?;
         took.sort_unstable();
-        let after = PROCESS.reclaiming()?.passes()[0];
+        let after = PROCESS.reclaiming()?.reclaim.passes.counts()[0];
         let [passes, visits, _, _, bytes] = core::array::from_fn(|at| (after[at] - before[at]) as f64);
         let at = |percent: usize| took.get(took.len() * percent / 100).map_or(0.0, |&(spent, _)| spent as f64 / 1e3);
         let counts = [

@@ -1,6 +1,7 @@
 //! Tests of the watchdog.
 
 use super::*;
+use crate::reclaim::inside;
 use std::format;
 use std::vec::Vec;
 
@@ -15,7 +16,7 @@ fn named(name: &str) -> Option<Name> {
 /// Returns all callbacks that are written off now.
 fn overdue(watchdog: &Watchdog, now: u64) -> Vec<Overdue> {
     let mut all = Vec::new();
-    watchdog.write_off(now, Some(0), |_| named("seven"), |overdue| all.push(overdue));
+    watchdog.write_off(&inside(), now, Some(0), |_| named("seven"), |overdue| all.push(overdue));
     all
 }
 
@@ -36,7 +37,7 @@ fn overlong_callback_is_written_off_once_and_bars_until_return() {
     assert!(watchdog.is_barred(7, u64::MAX - 1) && !watchdog.is_barred(8, 0));
     assert!(!watchdog.enter(0).unwrap().began(7, SECOND, BUDGET));
     assert_eq!(running.ended(3 * SECOND), (3 * SECOND - 1000, true));
-    running.is_back(3 * SECOND, Excess::Busy);
+    running.is_back(&inside(), 3 * SECOND, Excess::Busy);
     assert!(watchdog.is_barred(7, 4 * SECOND - 1) && !watchdog.is_barred(7, 4 * SECOND));
     assert!(running.began(7, 4 * SECOND, BUDGET));
     assert_eq!(running.ended(4 * SECOND + 5), (5, false));
@@ -49,7 +50,7 @@ fn repeated_blame_doubles_the_bar_up_to_64_seconds() {
     let watchdog = Watchdog::default();
     let barred = [1, 2, 4, 8, 16, 32, 64, 64].map(|seconds| seconds * SECOND);
     for seconds in barred {
-        watchdog.blame(1, named("one"), Misbehaviour::Lied, 0);
+        watchdog.blame(&inside(), 1, named("one"), Misbehaviour::Lied, 0);
         assert!(watchdog.is_barred(1, seconds - 1) && !watchdog.is_barred(1, seconds));
     }
 }
@@ -59,7 +60,7 @@ fn repeated_blame_doubles_the_bar_up_to_64_seconds() {
 fn penalties_are_forgotten_in_time() {
     let watchdog = Watchdog::default();
     let barred_at = |now: u64, seconds: u64| {
-        watchdog.overran(1, named("one"), Excess::Busy, now);
+        watchdog.overran(&inside(), 1, named("one"), Excess::Busy, now);
         assert!(watchdog.is_barred(1, now + seconds * SECOND - 1) && !watchdog.is_barred(1, now + seconds * SECOND));
     };
     [1, 2, 4, 8].into_iter().for_each(|seconds| barred_at(0, seconds));
@@ -72,15 +73,15 @@ fn penalties_are_forgotten_in_time() {
 fn waited_excess_bars_on_third_in_a_row_and_starved_never() {
     let watchdog = Watchdog::default();
     for excess in [Excess::Waited, Excess::Starved, Excess::Waited, Excess::Starved] {
-        watchdog.overran(1, named("one"), excess, 0);
+        watchdog.overran(&inside(), 1, named("one"), excess, 0);
         assert!(!watchdog.is_barred(1, 0), "{excess:?}");
     }
-    watchdog.overran(1, named("one"), Excess::Waited, 0);
+    watchdog.overran(&inside(), 1, named("one"), Excess::Waited, 0);
     assert!(watchdog.is_barred(1, SECOND - 1) && !watchdog.is_barred(1, SECOND));
     // A callback that is in time ends the row.
     let running = watchdog.enter(1).unwrap();
     for _ in 0..ROW {
-        (1..ROW).for_each(|_| watchdog.overran(1, named("one"), Excess::Waited, SECOND));
+        (1..ROW).for_each(|_| watchdog.overran(&inside(), 1, named("one"), Excess::Waited, SECOND));
         assert!(running.began(1, SECOND, BUDGET));
         assert_eq!(running.ended(SECOND + BUDGET), (BUDGET, false));
     }
@@ -94,7 +95,7 @@ fn written_off_starved_callback_bars_only_while_it_runs() {
     assert_eq!(overdue(&watchdog, SECOND).len(), 1);
     assert!(watchdog.is_barred(7, u64::MAX - 1));
     assert!(running.ended(SECOND).1);
-    running.is_back(SECOND, Excess::Starved);
+    running.is_back(&inside(), SECOND, Excess::Starved);
     assert!(!watchdog.is_barred(7, SECOND));
 }
 
@@ -133,8 +134,8 @@ fn reclaimers_have_lanes_however_many_threads_run_callbacks() {
 #[test]
 fn a_name_is_cut_between_characters() {
     let watchdog = Watchdog::default();
-    watchdog.blame(1, named(&"ä".repeat(28)), Misbehaviour::Panicked, 0);
-    watchdog.blame(2, named(&format!("x{}", "ä".repeat(27))), Misbehaviour::Panicked, 0);
+    watchdog.blame(&inside(), 1, named(&"ä".repeat(28)), Misbehaviour::Panicked, 0);
+    watchdog.blame(&inside(), 2, named(&format!("x{}", "ä".repeat(27))), Misbehaviour::Panicked, 0);
     let names: Vec<_> = culprits(&watchdog).iter().map(|culprit| culprit.name().len()).collect();
     assert_eq!(names, [48, 47]);
 }
@@ -142,10 +143,10 @@ fn a_name_is_cut_between_characters() {
 #[test]
 fn full_culprit_table_reuses_a_record_with_expired_bar() {
     let watchdog = Watchdog::default();
-    (1..=CULPRITS as u64).for_each(|id| watchdog.blame(id, named("old"), Misbehaviour::Lied, id));
-    watchdog.blame(99, named("new"), Misbehaviour::Lied, 1);
+    (1..=CULPRITS as u64).for_each(|id| watchdog.blame(&inside(), id, named("old"), Misbehaviour::Lied, id));
+    watchdog.blame(&inside(), 99, named("new"), Misbehaviour::Lied, 1);
     assert!(!watchdog.is_barred(99, 1), "all others are barred");
-    watchdog.blame(99, named("new"), Misbehaviour::Lied, 1 + SECOND);
+    watchdog.blame(&inside(), 99, named("new"), Misbehaviour::Lied, 1 + SECOND);
     assert!(watchdog.is_barred(99, 1 + SECOND) && !watchdog.is_barred(1, 0));
     assert_eq!((culprits(&watchdog).len(), watchdog.counts()[1]), (CULPRITS, CULPRITS as u32 + 2));
 }
@@ -153,10 +154,10 @@ fn full_culprit_table_reuses_a_record_with_expired_bar() {
 #[test]
 fn one_that_is_gone_gives_its_record_first() {
     let watchdog = Watchdog::default();
-    (1..=CULPRITS as u64).for_each(|id| watchdog.blame(id, named("old"), Misbehaviour::Lied, id));
+    (1..=CULPRITS as u64).for_each(|id| watchdog.blame(&inside(), id, named("old"), Misbehaviour::Lied, id));
     watchdog.forget(7);
     assert_eq!(culprits(&watchdog).iter().filter(|culprit| culprit.shrinker == 7).count(), 1, "it is still known");
-    watchdog.blame(99, named("new"), Misbehaviour::Lied, 1);
+    watchdog.blame(&inside(), 99, named("new"), Misbehaviour::Lied, 1);
     assert_eq!(culprits(&watchdog)[6].shrinker, 99);
 }
 
@@ -184,7 +185,7 @@ fn lanes_are_given_back_and_a_child_forgets_all_but_its_own() {
     watchdog.forget_others();
     assert!(watchdog.is_barred(5, u64::MAX - 1), "its own is as stuck there");
     assert!(own.ended(SECOND).1);
-    own.is_back(SECOND, Excess::Busy);
+    own.is_back(&inside(), SECOND, Excess::Busy);
     assert!(watchdog.is_barred(5, SECOND) && !watchdog.is_barred(5, 3 * SECOND));
 }
 
@@ -201,7 +202,7 @@ fn callback_that_returns_during_the_check_is_not_written_off() {
             assert!(again.is_none_or(|again| running.began(again, 1000, BUDGET)));
             named("seven")
         };
-        watchdog.write_off(SECOND, Some(0), name, |overdue| panic!("{overdue:?}"));
+        watchdog.write_off(&inside(), SECOND, Some(0), name, |overdue| panic!("{overdue:?}"));
         assert!(!watchdog.is_barred(7, 0) && culprits(&watchdog).is_empty());
         assert!(again.is_none() || !running.ended(SECOND).1);
     }
@@ -213,13 +214,13 @@ fn shrinker_stays_barred_until_its_last_stuck_callback_returns() {
     let [first, second] = [1, 2].map(|reclaimer| watchdog.enter(reclaimer).unwrap());
     assert!(first.began(7, 0, BUDGET) && second.began(7, 0, BUDGET));
     assert_eq!(overdue(&watchdog, SECOND).len(), 2);
-    watchdog.blame(7, named("seven"), Misbehaviour::Panicked, SECOND);
+    watchdog.blame(&inside(), 7, named("seven"), Misbehaviour::Panicked, SECOND);
     assert!(watchdog.is_barred(7, u64::MAX - 1), "both are stuck");
     assert!(first.ended(SECOND).1);
-    first.is_back(SECOND, Excess::Busy);
+    first.is_back(&inside(), SECOND, Excess::Busy);
     assert!(watchdog.is_barred(7, u64::MAX - 1), "one is");
     assert!(second.ended(SECOND).1);
-    second.is_back(SECOND, Excess::Busy);
+    second.is_back(&inside(), SECOND, Excess::Busy);
     assert!(watchdog.is_barred(7, SECOND) && !watchdog.is_barred(7, 5 * SECOND), "three penalties: four seconds");
 }
 
@@ -228,11 +229,11 @@ fn stuck_callback_without_a_culprit_record_leaves_no_bar() {
     let watchdog = Watchdog::default();
     let running = watchdog.enter(1).unwrap();
     assert!(running.began(99, 0, BUDGET));
-    (1..=CULPRITS as u64).for_each(|id| watchdog.blame(id, named("old"), Misbehaviour::Lied, SECOND));
+    (1..=CULPRITS as u64).for_each(|id| watchdog.blame(&inside(), id, named("old"), Misbehaviour::Lied, SECOND));
     assert_eq!(overdue(&watchdog, SECOND).len(), 1);
-    watchdog.blame(99, named("new"), Misbehaviour::Lied, 3 * SECOND);
+    watchdog.blame(&inside(), 99, named("new"), Misbehaviour::Lied, 3 * SECOND);
     assert!(running.ended(3 * SECOND).1);
-    running.is_back(3 * SECOND, Excess::Busy);
+    running.is_back(&inside(), 3 * SECOND, Excess::Busy);
     assert!(watchdog.is_barred(99, 3 * SECOND) && !watchdog.is_barred(99, 4 * SECOND));
 }
 
@@ -244,7 +245,7 @@ fn late_watcher_gives_a_callback_its_budget_once_more() {
     let running = watchdog.enter(1).unwrap();
     let look = |now, seen_from| {
         let mut count = 0;
-        watchdog.write_off(now, seen_from, |_| None, |_| count += 1);
+        watchdog.write_off(&inside(), now, seen_from, |_| None, |_| count += 1);
         count
     };
     for seen_from in [None, Some(SECOND / 2)] {
@@ -255,7 +256,7 @@ fn late_watcher_gives_a_callback_its_budget_once_more() {
         assert!(running.began(7, SECOND, BUDGET));
         assert_eq!([look(2 * SECOND, None), look(2 * SECOND + BUDGET, None)], [0, 1]);
         assert!(running.ended(3 * SECOND).1);
-        running.is_back(3 * SECOND, Excess::Starved);
+        running.is_back(&inside(), 3 * SECOND, Excess::Starved);
     }
     assert!(running.began(7, 0, BUDGET));
     assert_eq!(look(BUDGET + 1, Some(BUDGET)), 1, "it was watched when its time was over");
