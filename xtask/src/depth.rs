@@ -76,6 +76,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("Platform>::now", OUTSIDE),
     ("Platform>::precise", OUTSIDE),
     ("neap_os::clock::", OUTSIDE),
+    ("neap::reclaim::callback_clock::", OUTSIDE),
     ("neap_os::environment::random", OUTSIDE),
     ("neap_groups::groups::Groups::create", HOOKS),
     ("neap_groups::", OUTSIDE),
@@ -104,7 +105,7 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("neap::allocation::large::", &["allocate_run::{{closure}}", RECORDER]),
     ("neap::returning::maintenance::<impl neap::mm::Core<P>>::give_back", STOPS),
     ("::scan_as", OWN_SHRINKERS),
-    ("neap::reclaim::reclaiming::<impl neap_reclaim::host::Host", &[RECORDER]),
+    ("neap::reclaim::host::<impl neap_reclaim::host::Host", &[RECORDER]),
     (
         "each_range::{{closure}}",
         &["neap::reports::map_report::write::{{closure}}", "neap::reports::map_report::describe::{{closure}}"],
