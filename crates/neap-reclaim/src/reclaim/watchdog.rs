@@ -296,8 +296,8 @@ impl Watchdog {
         }
     }
 
-    /// Counts a misbehaviour, and returns the shrinker's record, if there is room for one. The caller holds
-    /// the mutex.
+    /// Counts a misbehaviour. Returns the shrinker's record, if there is room for one. The caller
+    /// holds the mutex.
     fn count(&self, shrinker: u64, name: Option<Name>, misbehaviour: Misbehaviour, now: u64) -> Option<&Blamed> {
         self.counts[misbehaviour as usize].fetch_add(1, Ordering::Relaxed);
         let name = name.as_ref().map_or(GONE, Name::as_str);

@@ -30,8 +30,8 @@ fn bytes_of(aim: ReclaimJob) -> u64 {
     }
 }
 
-/// Explores `actor` and the threads that it spawns. Each thread is inside a gate of its own from its
-/// first step on, so the gate adds no interleavings. It sleeps there, which no closer notices.
+/// Explores `actor` and the threads that it spawns. Each thread is inside a gate of its own from
+/// its first step on, so the gate adds no interleavings. It sleeps there, which no closer notices.
 fn model(actor: impl Fn(&Inside<'_>) + Send + Sync + 'static) {
     loom::model(move || {
         let gate = Gate::new();

@@ -1,4 +1,4 @@
-//! The manager as the host of shrinkers and LRU lists: memory for their tables, and marks for groups.
+//! The manager as the host of shrinkers and LRU lists: memory for tables, and marks of groups.
 //!
 //! # Locking
 //! This module has no lock.

@@ -1,9 +1,9 @@
 //! Access to a manager's reclaim, and the registration of shrinkers with it.
 //!
 //! # Design
-//! [`Reclaiming`] joins the parts of a manager that reclaim needs. Functions that need one part take
-//! it from the value's fields. Methods of [`Reclaiming`] need several parts. They lie where they
-//! belong: registration and blame here, passes in `pass.rs`, reports in `shrinker_report.rs`.
+//! [`Reclaiming`] joins the parts of a manager that reclaim needs. Code that needs one part uses
+//! the value's field. A method of [`Reclaiming`] needs several parts: those for registration and
+//! blame are here, those for passes in `pass.rs`, those for reports in `shrinker_report.rs`.
 //!
 //! The registration of the first shrinker makes the state of reclaim ([`Reclaim`]). In a manager
 //! without that state, ticks and charges at a limit find none and do nothing.

@@ -39,6 +39,7 @@ const CHECK_PERIOD_NS: u64 = BUDGET / 4;
 /// Most reclaimers on a machine with fewer nodes. With several, one slow callback does not delay
 /// the callbacks of other groups.
 const LEAST: usize = 4;
+
 impl<P: Platform> Core<P> {
     /// Reclaims for a charge at a limit, and returns the reclaimed bytes:
     /// [`Reclaimer::reclaim`](neap_groups::Reclaimer::reclaim).
@@ -95,9 +96,8 @@ impl<P: Platform> Core<P> {
             Some(bytes) => Some(bytes.max(had)),
             // The reclaimer's pass goes on. If usage has fallen by now, the charge tries again.
             None => {
-                let fallen = before
-                    .zip(reclaiming.groups.usage(&reclaiming.source, group).ok())
-                    .map_or(0, |(before, now)| before.saturating_sub(now));
+                let now = reclaiming.groups.usage(&reclaiming.source, group).ok();
+                let fallen = before.zip(now).map_or(0, |(before, now)| before.saturating_sub(now));
                 Some(fallen.max(had)).filter(|&bytes| bytes > 0)
             }
         }
@@ -372,11 +372,8 @@ impl<P: Platform> Core<P> {
         match job {
             ReclaimJob::Group(group, bytes) => {
                 let bytes = bytes.saturating_add(reclaiming.groups.excess(&reclaiming.source, group));
-                let bytes = reclaiming
-                    .groups
-                    .usage(&reclaiming.source, group)
-                    .ok()
-                    .map_or(bytes, |charged| goal(bytes, charged));
+                let charged = reclaiming.groups.usage(&reclaiming.source, group);
+                let bytes = charged.map_or(bytes, |charged| goal(bytes, charged));
                 run(group, bytes, Purpose::Charges, None).map(something)
             }
             ReclaimJob::Budget(bytes) => run(GroupId::ROOT, bytes, Purpose::Budget, None).map(something),
@@ -451,7 +448,7 @@ impl<P: Platform> Core<P> {
         if needs == 0 || !reclaiming.has_shrinkers_below(top) {
             return Ran::of(0);
         }
-        let bytes = reclaiming.groups.usage(&reclaiming.source, top).ok().map_or(needs, |charged| goal(needs, charged));
+        let bytes = reclaiming.groups.usage(&reclaiming.source, top).map_or(needs, |charged| goal(needs, charged));
         let ask = Ask { top, bytes, deadline, node: None, ahead: false };
         let ran = reclaiming.run(&ask, PassContext { request: Some(*request), ..PassContext::of(number) });
         reclaiming.groups.drain(&reclaiming.source, top);
