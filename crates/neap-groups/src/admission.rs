@@ -5,9 +5,9 @@
 //! A waiter is queued at the group that refused it. It is admitted only if it is not barred at any
 //! group from the charged one up to the root. A group bars it if an older waiter waits there,
 //! unless it may pass the oldest one. A waiter passes if it requests less than an eighth of the
-//! oldest's bytes; at most [`PASSES`] pass each oldest waiter. So a large request does not block
-//! small ones. It is still admitted, since passes are bounded and each waiter becomes the oldest in
-//! time.
+//! oldest's bytes; at most [`PASSES_MAX`] pass each oldest waiter. So a large request does not
+//! block small ones. It is still admitted, since passes are bounded and each waiter becomes the
+//! oldest in time.
 //!
 //! If another group refuses a waiter, the waiter moves to that group's queue, by its age. A request
 //! that exceeds a `max` is refused, since it would block all others.
@@ -17,8 +17,8 @@
 //!
 //! # Locking
 //!
-//! A thread holds the mutex of the queues for at most [`STEPS`] attempts. If more waiters could be
-//! admitted, the thread requests a tick.
+//! A thread holds the mutex of the queues for at most [`ATTEMPTS_PER_HOLD_MAX`] attempts. If more
+//! waiters could be admitted, the thread requests a tick.
 
 use crate::charge::OnLimit;
 use crate::group::{Bound, DEEPEST, Group, NONE};
@@ -31,19 +31,19 @@ use neap_base::Platform;
 use neap_os::futex::{self, Sharing};
 
 /// Number of waiters that may pass the oldest waiter of a group.
-pub(crate) const PASSES: u32 = 8;
+pub(crate) const PASSES_MAX: u32 = 8;
 /// A request may pass if it is below the bytes of the oldest, divided by this.
 pub(crate) const PASSING_PART: u64 = 8;
 /// Attempts during one hold of the mutex.
-const STEPS: usize = 64;
+const ATTEMPTS_PER_HOLD_MAX: usize = 64;
 /// Waiters behind the oldest that are examined.
-const LOOKS: usize = 64;
+const PASSING_CHECKS_MAX: usize = 64;
 
 /// Work done during one hold of the mutex, and work left for after it.
 pub(crate) struct Round {
     attempts: usize,
     /// Entries of threads to wake.
-    woken: [u32; STEPS],
+    woken: [u32; ATTEMPTS_PER_HOLD_MAX],
     threads: usize,
     /// There are wakers to call.
     due: bool,
@@ -54,7 +54,7 @@ pub(crate) struct Round {
 impl Round {
     /// Returns whether no further waiter can be handled during this hold.
     pub(crate) fn is_over(&self) -> bool {
-        self.attempts >= STEPS || self.threads >= STEPS
+        self.attempts >= ATTEMPTS_PER_HOLD_MAX || self.threads >= ATTEMPTS_PER_HOLD_MAX
     }
 
     /// Returns whether there is more to do.
@@ -75,7 +75,7 @@ enum Attempt {
 
 /// Returns whether a request may pass the oldest.
 fn passes(bytes: u64, oldest: &Waiter) -> bool {
-    bytes < oldest.bytes() / PASSING_PART && oldest.passed.load(Ordering::Relaxed) < PASSES
+    bytes < oldest.bytes() / PASSING_PART && oldest.passed.load(Ordering::Relaxed) < PASSES_MAX
 }
 
 impl Groups {
@@ -101,7 +101,8 @@ impl Groups {
         host: &H,
         body: impl FnOnce(&mut Queues<'_>, &mut Round) -> R,
     ) -> R {
-        let mut round = Round { attempts: 0, woken: [NONE; STEPS], threads: 0, due: false, unfinished: false };
+        let mut round =
+            Round { attempts: 0, woken: [NONE; ATTEMPTS_PER_HOLD_MAX], threads: 0, due: false, unfinished: false };
         let answer = {
             let mut queues = self.waiters.lock(&self.tree);
             let _reading = self.rcu.enter();
@@ -128,12 +129,12 @@ impl Groups {
             while let Some(oldest) = queues.first(group)
                 && !round.is_over()
             {
-                if !self.let_in(host, queues, oldest, round) {
+                if !self.try_admit(host, queues, oldest, round) {
                     break;
                 }
             }
-            self.let_pass(host, queues, group, round);
-            let there_is_room = self.say_what_is_wanted(queues, group);
+            self.admit_passing(host, queues, group, round);
+            let there_is_room = self.publish_wanted(queues, group);
             round.unfinished |= there_is_room && round.is_over();
             if !there_is_room || round.is_over() {
                 return;
@@ -142,20 +143,20 @@ impl Groups {
     }
 
     /// Admits waiters that may pass the oldest.
-    fn let_pass<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, group: &Group, round: &mut Round) {
+    fn admit_passing<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, group: &Group, round: &mut Round) {
         // `least` is the smallest request that was refused. No larger one fits either.
         let mut least = u64::MAX;
-        let mut looks = 0;
+        let mut checks = 0;
         let mut next = queues.first(group).and_then(|oldest| queues.after(oldest));
         while let (Some(index), Some(oldest)) = (next, queues.first(group).and_then(|index| queues.get(index)))
-            && looks < LOOKS
+            && checks < PASSING_CHECKS_MAX
             && !round.is_over()
         {
-            looks += 1;
-            // Read before `let_in`, which may move the waiter to another list.
+            checks += 1;
+            // Read before `try_admit`, which may move the waiter to another list.
             next = queues.after(index);
             let bytes = queues.get(index).map_or(u64::MAX, Waiter::bytes);
-            if bytes < least && passes(bytes, oldest) && !self.let_in(host, queues, index, round) {
+            if bytes < least && passes(bytes, oldest) && !self.try_admit(host, queues, index, round) {
                 least = bytes;
             }
         }
@@ -163,20 +164,21 @@ impl Groups {
 
     /// Publishes the least bytes that a waiter at a group needs. Returns whether there is room for
     /// them.
-    pub(crate) fn say_what_is_wanted(&self, queues: &Queues<'_>, group: &Group) -> bool {
+    pub(crate) fn publish_wanted(&self, queues: &Queues<'_>, group: &Group) -> bool {
         let Some(oldest) = queues.first(group) else { return group.want(0) };
         let Some(first) = queues.get(oldest) else { return false };
-        let younger = core::iter::successors(queues.after(oldest), |&index| queues.after(index)).take(LOOKS);
+        let younger =
+            core::iter::successors(queues.after(oldest), |&index| queues.after(index)).take(PASSING_CHECKS_MAX);
         let passing = younger.filter_map(|index| queues.get(index)).map(Waiter::bytes).filter(|&b| passes(b, first));
         group.want(passing.fold(first.bytes(), u64::min).max(1))
     }
 
     /// Admits a waiter, or moves it to the queue where it has to wait. Returns whether it left its
     /// queue.
-    pub(crate) fn let_in<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, index: u32, round: &mut Round) -> bool {
+    pub(crate) fn try_admit<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, index: u32, round: &mut Round) -> bool {
         let Some(waiter) = queues.get(index) else { return false };
         round.attempts += 1;
-        match self.attempt_for(host, queues, waiter, round) {
+        match self.try_grant(host, queues, waiter, round) {
             Attempt::Waits(slot) if slot == waiter.place() => return false,
             Attempt::Waits(slot) => {
                 queues.withdraw(index);
@@ -185,7 +187,7 @@ impl Groups {
                 // Bytes stocked while this group had no waiters must be drained.
                 round.unfinished |= !group.has_waiters();
                 // Room may have come since: the thread that made it did not know of this waiter.
-                round.unfinished |= self.say_what_is_wanted(queues, group);
+                round.unfinished |= self.publish_wanted(queues, group);
             }
             Attempt::Granted => self.end(host, queues, index, state::GRANTED, 0, round),
             Attempt::Never(group) => self.end(host, queues, index, state::REFUSED, group.to_bits(), round),
@@ -195,7 +197,7 @@ impl Groups {
     }
 
     /// Answers a waiter, and ends its stall. The caller must then call
-    /// [`Groups::say_what_is_wanted`] for its group.
+    /// [`Groups::publish_wanted`] for its group.
     pub(crate) fn end<H: Reclaimer>(
         &self,
         host: &H,
@@ -218,7 +220,7 @@ impl Groups {
 
     /// Charges exactly the requested bytes of a waiter, if it may be admitted and all groups on its
     /// path have room. While a request waits, nothing is stocked.
-    fn attempt_for<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, waiter: &Waiter, round: &mut Round) -> Attempt {
+    fn try_grant<H: Reclaimer>(&self, host: &H, queues: &Queues<'_>, waiter: &Waiter, round: &mut Round) -> Attempt {
         let (payer, bytes) = (waiter.payer(), waiter.bytes());
         let Some(IdTarget::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Attempt::Gone };
         if let Some((_, small)) = self.tree.upwards(slot).find(|(_, group)| bytes > group.bound(Bound::Max)) {
@@ -235,7 +237,7 @@ impl Groups {
         if let Some((full, _)) = self.tree.upwards(slot).find(|(_, group)| !group.has_room(bytes)) {
             return Attempt::Waits(full);
         }
-        if self.raise(slot, bytes, OnLimit::Refuse).is_err() {
+        if self.charge_ancestors(slot, bytes, OnLimit::Refuse).is_err() {
             // A charge that does not wait was faster. Another waiter may have been refused because
             // of the bytes that were raised for a moment.
             round.unfinished = true;
@@ -244,7 +246,7 @@ impl Groups {
         for oldest in self.tree.upwards(slot).filter_map(|(_, group)| older(group)) {
             oldest.passed.fetch_add(1, Ordering::Relaxed);
         }
-        self.book(host, slot, payer, bytes);
+        self.record_charge(host, slot, payer, bytes);
         Attempt::Granted
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! 1. The thread flushes caches of the group at its limit and its descendants, and empties their
 //!    stocks.
-//! 2. The host reclaims from that group, at most [`RETRIES`] times, while that frees anything. The
-//!    thread empties stocks after each time, since they may have the freed bytes.
+//! 2. The host reclaims from that group, at most [`RECLAIMS_MAX`] times, while that frees anything.
+//!    The thread empties stocks after each time, since they may have the freed bytes.
 //! 3. The charge is refused, with an error that names the groups that hold the memory. [`OnLimit`]
 //!    may grant it instead. Then [`Event::Overcharged`] is counted.
 //!
@@ -36,11 +36,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use neap_base::Platform;
 
 /// Maximum number of reclaim calls for one charge, if each call frees something.
-const RETRIES: u32 = 16;
+const RECLAIMS_MAX: u32 = 16;
 /// Part of a `max` by which [`OnLimit::Reserve`] may exceed it.
 const RESERVE: u64 = 8;
 /// Maximum number of children that a refusal visits.
-const LOOKS: u64 = 64;
+const REFUSAL_CHILDREN_MAX: u64 = 64;
 
 /// Treatment of a charge beyond a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,20 +123,26 @@ impl Groups {
     /// # Errors
     /// [`Refusal`] gives the reason. Nothing is charged then.
     #[inline]
-    pub fn charge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, Refusal> {
+    pub fn charge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, on_limit: OnLimit) -> Result<u64, Refusal> {
         if self.take(host.platform(), payer, bytes) {
             return Ok(0);
         }
-        self.charge_slowly(host, payer, bytes, how)
+        self.charge_slowly(host, payer, bytes, on_limit)
     }
 
     #[cold]
     #[inline(never)]
-    fn charge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, Refusal> {
-        let reclaims = if how == OnLimit::Reserve { 0 } else { RETRIES };
-        let charged = match self.look_for_room(host, payer, bytes, how, reclaims) {
-            Err(ChargeFailure::Full(_)) if how != OnLimit::Refuse => {
-                host.inside(|| self.attempt(host, payer, bytes, how))
+    fn charge_slowly<H: Reclaimer>(
+        &self,
+        host: &H,
+        payer: Payer,
+        bytes: u64,
+        on_limit: OnLimit,
+    ) -> Result<u64, Refusal> {
+        let reclaims = if on_limit == OnLimit::Reserve { 0 } else { RECLAIMS_MAX };
+        let charged = match self.look_for_room(host, payer, bytes, on_limit, reclaims) {
+            Err(ChargeFailure::Full(_)) if on_limit != OnLimit::Refuse => {
+                host.inside(|| self.try_charge(host, payer, bytes, on_limit))
             }
             answer => answer,
         };
@@ -158,22 +164,22 @@ impl Groups {
         host: &H,
         payer: Payer,
         bytes: u64,
-        how: OnLimit,
+        on_limit: OnLimit,
         mut reclaims: u32,
     ) -> Result<u64, ChargeFailure> {
         let (mut drained, mut drains) = (None, 0);
-        let pace = if how == OnLimit::Refuse { FlushPace::AtOnce } else { FlushPace::Spaced };
+        let pace = if on_limit == OnLimit::Refuse { FlushPace::AtOnce } else { FlushPace::Spaced };
         loop {
-            let full = match host.inside(|| self.attempt(host, payer, bytes, OnLimit::Refuse)) {
+            let full = match host.inside(|| self.try_charge(host, payer, bytes, OnLimit::Refuse)) {
                 Err(ChargeFailure::Full(group)) => group,
                 answer => return answer,
             };
-            let drains_next = drained != Some(full) && drains < DEEPEST + RETRIES;
+            let drains_next = drained != Some(full) && drains < DEEPEST + RECLAIMS_MAX;
             let reclaims_next = reclaims > 0;
             // Evaluated only when stocks are empty, since stocked bytes count as used. Only then
             // are the protected bytes and the holders exact.
-            let never = || self.too_small(payer, bytes).or_else(|| self.is_kept(full, bytes));
-            if how == OnLimit::Refuse
+            let never = || self.exceeds_max(payer, bytes).or_else(|| self.blocked_by_min(full, bytes));
+            if on_limit == OnLimit::Refuse
                 && !drains_next
                 && let Some(group) = host.inside(never)
             {
@@ -205,7 +211,7 @@ impl Groups {
 
     /// Returns the first group, upwards, with a `max` below the bytes to be charged. The caller
     /// must be inside the fork gate.
-    fn too_small(&self, payer: Payer, bytes: u64) -> Option<GroupId> {
+    fn exceeds_max(&self, payer: Payer, bytes: u64) -> Option<GroupId> {
         let _reading = self.rcu.enter();
         let slot = self.tree.owners.behind(payer.id())?.slot();
         self.tree.upwards(slot).find(|(_, group)| bytes > group.bound(Bound::Max)).map(|(_, group)| group.id())
@@ -213,7 +219,7 @@ impl Groups {
 
     /// Returns `full` if the `min` of its children leaves no room for `bytes` below its `max`. The
     /// caller must be inside the fork gate.
-    fn is_kept(&self, full: GroupId, bytes: u64) -> Option<GroupId> {
+    fn blocked_by_min(&self, full: GroupId, bytes: u64) -> Option<GroupId> {
         let kept = self.with(full, |group| {
             let room = group.bound(Bound::Max).saturating_sub(bytes);
             self.tree.claimed_below(group, Bound::Min) > room
@@ -223,36 +229,42 @@ impl Groups {
 
     /// Charges a batch to the counters, or `bytes` if a batch does not fit, and stocks the excess.
     /// Returns the charged bytes. The caller must be inside the fork gate.
-    fn attempt<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64, how: OnLimit) -> Result<u64, ChargeFailure> {
+    fn try_charge<H: Reclaimer>(
+        &self,
+        host: &H,
+        payer: Payer,
+        bytes: u64,
+        on_limit: OnLimit,
+    ) -> Result<u64, ChargeFailure> {
         let _reading = self.rcu.enter();
         let Some(IdTarget::Group(slot)) = self.tree.owners.behind(payer.id()) else { return Err(ChargeFailure::Gone) };
         // While a request waits, nothing is stocked.
         let is_waited_for = self.tree.upwards(slot).any(|(_, group)| group.has_waiters());
         let batch = if is_waited_for { bytes } else { bytes.max(BATCH) };
-        let charged = match self.raise(slot, batch, OnLimit::Refuse) {
+        let charged = match self.charge_ancestors(slot, batch, OnLimit::Refuse) {
             Ok(()) => batch,
             Err(full) => {
-                let exact = if bytes < batch { self.raise(slot, bytes, OnLimit::Refuse) } else { Err(full) };
-                // `raise` took room for a moment that a waiter may have needed.
+                let exact = if bytes < batch { self.charge_ancestors(slot, bytes, OnLimit::Refuse) } else { Err(full) };
+                // `charge_ancestors` took room for a moment that a waiter may have needed.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
                     _ = self.admit(host, payer.id());
                 }
-                match (exact, how) {
+                match (exact, on_limit) {
                     (Ok(()), _) => {}
                     (Err(full), OnLimit::Refuse) => return Err(ChargeFailure::Full(full.id())),
                     (Err(full), OnLimit::Overcharge | OnLimit::Reserve) => {
-                        self.raise(slot, bytes, how).map_err(|full| ChargeFailure::Full(full.id()))?;
+                        self.charge_ancestors(slot, bytes, on_limit).map_err(|full| ChargeFailure::Full(full.id()))?;
                         self.tell(host, full, Event::Overcharged);
                     }
                 }
                 bytes
             }
         };
-        self.book(host, slot, payer, charged);
+        self.record_charge(host, slot, payer, charged);
         if charged > bytes
             && let Some((payer, bytes)) = self.stocks.put(host.platform(), payer, charged - bytes)
         {
-            self.settle(host, payer, bytes);
+            self.uncharge_counters(host, payer, bytes);
         }
         Ok(charged)
     }
@@ -268,14 +280,15 @@ impl Groups {
         }
         let _reading = self.rcu.enter();
         let Some(IdTarget::Group(slot)) = self.tree.owners.behind(payer.id()) else { return false };
-        match self.raise(slot, bytes, OnLimit::Refuse) {
+        match self.charge_ancestors(slot, bytes, OnLimit::Refuse) {
             Ok(()) => {
-                self.book(host, slot, payer, bytes);
+                self.record_charge(host, slot, payer, bytes);
                 true
             }
             Err(full) => {
                 self.tell(host, full, Event::Refused);
-                // `raise` took room for a moment, as in `attempt`. Here a tick admits waiters.
+                // `charge_ancestors` took room for a moment, as in `try_charge`. Here a tick admits
+                // waiters.
                 if self.tree.upwards(slot).any(|(_, group)| group.is_waited_for()) {
                     host.request_tick();
                 }
@@ -286,23 +299,23 @@ impl Groups {
 
     /// Books charged bytes under a payer, and counts them. The caller has charged them to the group
     /// in this slot and to all ancestors.
-    pub(crate) fn book<H: Reclaimer>(&self, host: &H, slot: u32, payer: Payer, bytes: u64) {
-        self.tree.owners.book(payer.id(), bytes);
+    pub(crate) fn record_charge<H: Reclaimer>(&self, host: &H, slot: u32, payer: Payer, bytes: u64) {
+        self.tree.owners.ref_bytes(payer.id(), bytes);
         self.tree.group(slot).inspect(|group| {
             self.count_charged(host, group, payer, bytes);
             self.count_shared(host, group, 2);
         });
     }
 
-    /// Raises the charged bytes of a group and all its ancestors. If one of them is at its limit,
-    /// or at the largest countable charge, raises none, and returns that group.
-    pub(crate) fn raise(&self, slot: u32, bytes: u64, how: OnLimit) -> Result<(), &Group> {
+    /// Charges bytes to a group and all its ancestors. If one of them is at its limit,
+    /// or at the largest countable charge, charges none, and returns that group.
+    pub(crate) fn charge_ancestors(&self, slot: u32, bytes: u64, on_limit: OnLimit) -> Result<(), &Group> {
         for (full, group) in self.tree.upwards(slot) {
-            if !group.raise(bytes, how.most(group.bound(Bound::Max))) {
+            if !group.try_add_usage(bytes, on_limit.most(group.bound(Bound::Max))) {
                 self.tree
                     .upwards(slot)
                     .take_while(|(below, _)| *below != full)
-                    .for_each(|(_, below)| _ = below.lower(bytes));
+                    .for_each(|(_, below)| _ = below.sub_usage(bytes));
                 return Err(group);
             }
         }
@@ -343,9 +356,9 @@ impl Groups {
     /// Returns the groups that hold most of the bytes charged to a group. The caller must be within
     /// a read.
     ///
-    /// Visits at most [`LOOKS`] children, and the children that held most before. If there are
-    /// more, the next call visits the following ones. So a refusal has a bounded cost. Once
-    /// refusals have visited all children, the answer has the largest child.
+    /// Visits at most [`REFUSAL_CHILDREN_MAX`] children, and the children that held most before. If
+    /// there are more, the next call visits the following ones. So a refusal has a bounded cost.
+    /// Once refusals have visited all children, the answer has the largest child.
     fn holders<H: Reclaimer>(&self, host: &H, group: &Group) -> [Option<(GroupId, u64)>; HOLDERS] {
         let mut holders: [Option<(u32, GroupId, u64)>; HOLDERS] = [None; HOLDERS];
         let mut hold = |slot: u32, id: GroupId, bytes: u64| {
@@ -359,21 +372,21 @@ impl Groups {
         let slot = |word: &AtomicU32| word.load(Ordering::Relaxed).checked_sub(1);
         let is_below = |child: &Group| {
             let parent = self.tree.group(child.parent.load(Ordering::Relaxed));
-            parent.is_some_and(|parent| parent.id() == group.id()) && self.is_there(child.id())
+            parent.is_some_and(|parent| parent.id() == group.id()) && self.exists(child.id())
         };
         let found = |slot: u32| self.tree.group(slot).filter(|child| is_below(child));
         let from = slot(&group.looked_at).filter(|&slot| found(slot).is_some()).unwrap_or(NONE);
-        let (mut looks, mut next, mut sum) = (0, NONE, 0_u64);
+        let (mut visited, mut next, mut sum) = (0, NONE, 0_u64);
         for (slot, child) in self.tree.children_from(group, from) {
-            if looks == LOOKS {
+            if visited == REFUSAL_CHILDREN_MAX {
                 next = slot;
                 break;
             }
-            looks += 1;
+            visited += 1;
             sum = sum.saturating_add(child.usage());
             hold(slot, child.id(), child.usage());
         }
-        self.tree.note_looks(looks);
+        self.tree.note_visits(visited);
         group.looked_at.store(next.wrapping_add(1), Ordering::Relaxed);
         for slot in group.counters.holders.iter().filter_map(slot) {
             found(slot).inspect(|child| hold(slot, child.id(), child.usage()));
@@ -420,29 +433,29 @@ impl Groups {
     #[inline(never)]
     fn uncharge_slowly<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         // Booked bytes keep the id's entry, so the id still leads to its group or an heir.
-        let gone = !self.tree.owners.is_there(payer.id());
+        let gone = !self.tree.owners.exists(payer.id());
         if gone && self.give(host.platform(), payer.of_heir(), bytes) {
             return;
         }
-        host.inside(|| self.put_or_settle(host, payer, bytes));
+        host.inside(|| self.stock_or_uncharge(host, payer, bytes));
     }
 
     /// Uncharges bytes from a payer's group, or from its heir if the group is deleted. The caller
     /// must be inside the fork gate.
     pub fn uncharge_inside<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         if !self.give(host.platform(), payer, bytes) {
-            self.put_or_settle(host, payer, bytes);
+            self.stock_or_uncharge(host, payer, bytes);
         }
     }
 
     /// Stocks uncharged bytes, or takes them off the counters. The caller must be inside the fork
     /// gate.
-    fn put_or_settle<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
+    fn stock_or_uncharge<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         let out = {
             let _reading = self.rcu.enter();
             // Checked again within the read. If the group exists now, its grace period cannot end
             // before the read ends.
-            let there = self.tree.owners.is_there(payer.id());
+            let there = self.tree.owners.exists(payer.id());
             let payer = if there { payer } else { payer.of_heir() };
             if bytes > CAP || self.is_waited_for(payer.id()) {
                 Some((payer, bytes))
@@ -450,6 +463,6 @@ impl Groups {
                 self.stocks.put(host.platform(), payer, bytes)
             }
         };
-        out.inspect(|&(payer, bytes)| self.settle(host, payer, bytes));
+        out.inspect(|&(payer, bytes)| self.uncharge_counters(host, payer, bytes));
     }
 }

@@ -55,7 +55,7 @@ impl Groups {
     }
 
     /// Adds the counts of a deleted group to those of its heir.
-    pub(crate) fn hand_down_counts<H: Host>(&self, host: &H, group: &Group) {
+    pub(crate) fn reparent_counts<H: Host>(&self, host: &H, group: &Group) {
         let _reading = self.rcu.enter();
         let Some(IdTarget::Heir(slot)) = self.tree.owners.behind(group.id()) else { return };
         let Some(heir) = self.tree.group(slot) else { return };

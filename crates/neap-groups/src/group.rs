@@ -229,7 +229,7 @@ pub(crate) struct Claims {
     /// Number of children with a claim.
     pub(crate) claimants: AtomicU32,
     /// Number of further reads that may use `sum`, and the pass that computed `sum`.
-    pub(crate) looks: AtomicU32,
+    pub(crate) reads_left: AtomicU32,
     pub(crate) pass: AtomicU64,
     /// Sum over the children of the part of their claim that they use, when it was computed.
     pub(crate) sum: AtomicU64,
@@ -288,9 +288,9 @@ impl Group {
         self.bound(claim).min(self.usage())
     }
 
-    /// Raises the charged bytes, up to `most`. Returns false, and raises nothing, if the sum would
+    /// Adds charged bytes, up to `most`. Returns false, and adds nothing, if the sum would
     /// exceed `most`.
-    pub(crate) fn raise(&self, bytes: u64, most: u64) -> bool {
+    pub(crate) fn try_add_usage(&self, bytes: u64, most: u64) -> bool {
         let room = |usage: u64| usage.checked_add(bytes).filter(|&sum| sum <= most.min(COUNTABLE));
         // SeqCst: as in `is_waited_for`. The transfer of the memory that the bytes stand for has
         // its own ordering.
@@ -303,9 +303,9 @@ impl Group {
         true
     }
 
-    /// Lowers the charged bytes. Returns whether a waiter has room now.
+    /// Subtracts uncharged bytes. Returns whether a waiter has room now.
     #[must_use]
-    pub(crate) fn lower(&self, bytes: u64) -> bool {
+    pub(crate) fn sub_usage(&self, bytes: u64) -> bool {
         let before = self.counters.usage.fetch_sub(bytes, Ordering::SeqCst); // As in `is_waited_for`.
         debug_assert!(before >= bytes, "{bytes} bytes are uncharged, and {before} were charged");
         self.is_waited_for()

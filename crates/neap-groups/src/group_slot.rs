@@ -3,7 +3,7 @@
 //!
 //! LRU lists and caches attach items to groups in such tables. An answer is valid during the
 //! [`Reading`] in which a thread requested it. A slot is reused only after all readers that began
-//! earlier have left. Only [`Groups::seat`] and [`Groups::hang_on`] may take a lock.
+//! earlier have left. Only [`Groups::attach_target`] and [`Groups::attach`] may take a lock.
 
 use crate::group::GroupSlot;
 use crate::groups::Groups;
@@ -22,7 +22,7 @@ impl Groups {
     /// Returns the group to which items for an id may be attached: the id's group, its heir, or the
     /// nearest ancestor that is not being deleted. `None` if the id leads nowhere. The caller must
     /// be inside the fork gate, since a lookup may take the mutex of the ids.
-    pub fn seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
+    pub fn attach_target(&self, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
         let slot = self.tree.owners.behind(id)?.slot();
         let (slot, group) = self.tree.upwards(slot).find(|(_, group)| group.is_leaving.load(Ordering::Relaxed) == 0)?;
         Some(GroupSlot { group: group.id(), slot })
@@ -30,18 +30,19 @@ impl Groups {
 
     /// Returns the group of an id itself, while items may be attached to it. Takes no lock, so it
     /// may be called outside the fork gate.
-    pub fn own_seat(&self, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
+    pub fn own_slot(&self, _reading: &Reading<'_>, id: GroupId) -> Option<GroupSlot> {
         let slot = self.tree.owners.own(id)?;
-        self.is_seat(id, slot).then_some(GroupSlot { group: id, slot })
+        self.is_online(id, slot).then_some(GroupSlot { group: id, slot })
     }
 
     /// Returns whether a slot is that of the group `id`, and the group is not being deleted.
-    pub fn is_seat(&self, id: GroupId, slot: u32) -> bool {
+    pub fn is_online(&self, id: GroupId, slot: u32) -> bool {
         self.tree.group(slot).is_some_and(|group| group.id() == id) && !self.is_leaving(slot)
     }
 
-    /// Calls `hang` with the group that [`Groups::seat`] returns. If that group is being deleted by
-    /// then, calls `hang` again with its heir, and so on. Returns false if the id leads nowhere.
+    /// Calls `add` with the group that [`Groups::attach_target`] returns. If that group is being
+    /// deleted by then, calls `add` again with its heir, and so on. Returns false if the id leads
+    /// nowhere.
     ///
     /// So no item stays on a deleted group, if [`Reclaimer::offline`](crate::Reclaimer::offline)
     /// fences before it moves items:
@@ -54,12 +55,12 @@ impl Groups {
     /// | 4. reads the mark | |
     ///
     /// Either B moves the item of A, or A reads the mark and attaches to the heir as well.
-    pub fn hang_on(&self, reading: &Reading<'_>, id: GroupId, mut hang: impl FnMut(GroupSlot)) -> bool {
-        while let Some(seat) = self.seat(reading, id) {
-            hang(seat);
+    pub fn attach(&self, reading: &Reading<'_>, id: GroupId, mut add: impl FnMut(GroupSlot)) -> bool {
+        while let Some(target) = self.attach_target(reading, id) {
+            add(target);
             // SeqCst pairs with the fence in `offline`.
             fence(Ordering::SeqCst);
-            if !self.is_leaving(seat.slot) {
+            if !self.is_leaving(target.slot) {
                 return true;
             }
         }
@@ -68,10 +69,10 @@ impl Groups {
 
     /// Returns the groups by slot. Groups that are created or deleted meanwhile may be missing or
     /// included.
-    pub fn seats(&self) -> impl Iterator<Item = GroupSlot> {
-        let seats = (0..).map_while(|slot| Some(GroupSlot { group: self.tree.group(slot)?.id(), slot }));
+    pub fn online_slots(&self) -> impl Iterator<Item = GroupSlot> {
+        let slots = (0..).map_while(|slot| Some(GroupSlot { group: self.tree.group(slot)?.id(), slot }));
         // A free slot has the id 0.
-        seats.filter(|seat| seat.group.to_bits() != 0 && self.is_seat(seat.group, seat.slot))
+        slots.filter(|at| at.group.to_bits() != 0 && self.is_online(at.group, at.slot))
     }
 
     /// Returns the parent of the group in a slot; `None` for the root. The caller must be within a

@@ -258,8 +258,8 @@ impl Groups {
     }
 
     /// Returns whether a group exists at this moment. Takes no lock.
-    pub fn is_there(&self, id: GroupId) -> bool {
-        self.tree.owners.is_there(id)
+    pub fn exists(&self, id: GroupId) -> bool {
+        self.tree.owners.exists(id)
     }
 
     /// Returns the parent of a group, `None` for the root, and the group's name.
@@ -555,12 +555,14 @@ impl Groups {
     /// skipped.
     pub(crate) fn drain_stocks<H: Reclaimer>(&self, host: &H, id: GroupId) -> u32 {
         let wanted = |payer: Payer| self.is_below(payer.id(), id);
-        host.inside(|| self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes)))
+        host.inside(|| {
+            self.stocks.drain(host.platform(), wanted, |payer, bytes| self.uncharge_counters(host, payer, bytes))
+        })
     }
 
     /// Uncharges bytes from the counters of the payer's group, or of its heir, and of all
     /// ancestors. The caller must be inside the fork gate.
-    pub(crate) fn settle<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
+    pub(crate) fn uncharge_counters<H: Reclaimer>(&self, host: &H, payer: Payer, bytes: u64) {
         {
             let _reading = self.rcu.enter();
             let Some(behind) = self.tree.owners.behind(payer.id()) else { return };
@@ -569,11 +571,15 @@ impl Groups {
                 self.count_shared(host, group, 1);
             });
             // All counters are lowered before a waiter is admitted.
-            if self.tree.upwards(behind.slot()).fold(false, |waited_for, (_, group)| group.lower(bytes) | waited_for) {
+            if self
+                .tree
+                .upwards(behind.slot())
+                .fold(false, |waited_for, (_, group)| group.sub_usage(bytes) | waited_for)
+            {
                 _ = self.admit(host, payer.id());
             }
         }
-        self.tree.owners.unbook(payer.id(), bytes);
+        self.tree.owners.unref_bytes(payer.id(), bytes);
     }
 
     /// Counts the operations of a batch on shared memory: `each` on the group and on each ancestor,

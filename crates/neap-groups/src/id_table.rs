@@ -156,7 +156,7 @@ impl IdTable {
     }
 
     /// Returns whether the group of an id exists.
-    pub(crate) fn is_there(&self, id: GroupId) -> bool {
+    pub(crate) fn exists(&self, id: GroupId) -> bool {
         self.own(id).is_some()
     }
 
@@ -216,15 +216,15 @@ impl IdTable {
         }
     }
 
-    /// Books bytes under an id that has a group or bytes already.
-    pub(crate) fn book(&self, id: GroupId, bytes: u64) {
+    /// Counts charged bytes as references to an id that has a group or bytes already.
+    pub(crate) fn ref_bytes(&self, id: GroupId, bytes: u64) {
         if let Some(entry) = self.entry(id) {
             entry.references.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Takes booked bytes off an id.
-    pub(crate) fn unbook(&self, id: GroupId, bytes: u64) {
+    /// Drops the references of uncharged bytes to an id.
+    pub(crate) fn unref_bytes(&self, id: GroupId, bytes: u64) {
         let Some(entry) = self.entry(id) else { return };
         // While the group exists, its own reference remains, so the mutex is taken only for a
         // deleted group.
@@ -252,14 +252,14 @@ impl IdTable {
             // As in `lead`.
             entry.link.store(entry.link.load(Ordering::Relaxed) & !DYING, Ordering::Release);
         }
-        self.unbook(id, 1);
+        self.unref_bytes(id, 1);
     }
 
     /// Drops a reference by an entry that inherited from the one at `index`.
     fn drop_heir(&self, lists: &mut FreeIds, index: u32) {
         let Some(entry) = self.table.get(index) else { return };
         entry.heirs.fetch_sub(1, Ordering::Relaxed);
-        // AcqRel: as in `unbook`.
+        // AcqRel: as in `unref_bytes`.
         if entry.references.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.bury(lists, index);
         }

@@ -40,7 +40,7 @@ pub use events::{Callback, EventDelta, Listener, NotSubscribed, Subscription};
 pub use group::{Bound, DEEPEST, Event, GroupSlot, LONGEST_NAME, Name, SharedName, UNLIMITED, is_name};
 pub use groups::{FlushPace, Groups, Info, Reclaimer};
 pub use id::{GroupId, Kind, MOST_GROUPS, PAYER_BITS, Payer};
-pub use queue::INTERVAL;
+pub use queue::TICK_INTERVAL_NS;
 pub use requests::{Due, Request};
 pub use stock::{BATCH, CAP};
 pub use tree::GroupCount;

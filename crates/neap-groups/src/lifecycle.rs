@@ -8,7 +8,7 @@
 //! 3. A [`Groups::tick`] begins a grace period for all groups deleted so far, unless another period
 //!    has not ended. Readers that found such a group may still use it.
 //! 4. A tick after the last such reader has gone empties stocks that hold bytes of these groups,
-//!    hands down the remaining counts, closes the per-CPU data, and frees slot and id.
+//!    moves the remaining counts to the heir, closes the per-CPU data, and frees slot and id.
 //!
 //! # Locking
 //!
@@ -19,17 +19,16 @@ use crate::counts_memory::{counts_of_new_group, drop_counts};
 use crate::error::GroupError;
 use crate::groups::{Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
-use crate::queue::INTERVAL;
+use crate::queue::TICK_INTERVAL_NS;
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_percpu::Owner;
 
 /// Maximum grace-period polls in [`Groups::end_deleted`]; slightly more than an idle system needs.
-const LOOKS: u32 = 4;
-/// Maximum attempts to end deleted groups before tables grow, and the sleep between them, in
-/// nanoseconds.
-const NAPS: u32 = 100;
-const NAP: u64 = 1_000_000;
+const GRACE_POLLS_MAX: u32 = 4;
+/// Maximum attempts to end deleted groups before tables grow, and the sleep between them.
+const GRACE_SLEEPS_MAX: u32 = 100;
+const GRACE_SLEEP_NS: u64 = 1_000_000;
 
 impl Groups {
     /// Makes a group below `parent`. The group's counts are per-CPU data, with an owner for this
@@ -42,9 +41,9 @@ impl Groups {
     /// # Errors
     /// [`GroupError`] gives the reason. The tree of groups is unchanged then.
     pub fn create<H: Reclaimer>(&self, host: &H, parent: GroupId, name: &str) -> Result<GroupId, GroupError> {
-        for _ in (0..NAPS).take_while(|_| host.inside(|| self.tree.is_crowded())) {
+        for _ in (0..GRACE_SLEEPS_MAX).take_while(|_| host.inside(|| self.tree.is_crowded())) {
             if self.end_deleted(host) && host.inside(|| self.tree.is_crowded()) {
-                host.platform().sleep(NAP);
+                host.platform().sleep(GRACE_SLEEP_NS);
             }
         }
         let per_cpu = counts_of_new_group(host, self.nodes)?;
@@ -69,7 +68,7 @@ impl Groups {
             let slot = self.tree.delete(id, |child, parent| host.offline(self, child, parent))?;
             let is_news = self.tree.group(slot).is_some_and(|group| self.subscribers.orphan(&subscribers, group));
             drop(subscribers);
-            self.tree.group(slot).inspect(|group| self.hand_down_counts(host, group));
+            self.tree.group(slot).inspect(|group| self.reparent_counts(host, group));
             if is_news {
                 host.request_tick();
             }
@@ -85,19 +84,19 @@ impl Groups {
     /// intervals, outside the fork gate. It does not wait for the end of a grace period.
     pub fn tick<H: Reclaimer>(&self, host: &H) -> Option<u64> {
         let left = host.inside(|| {
-            let out = |payer, bytes| self.settle(host, payer, bytes);
+            let out = |payer, bytes| self.uncharge_counters(host, payer, bytes);
             let (stocked, skipped) = self.stocks.drain_idle(host.platform(), out);
             // A CPU that cannot be fenced must not cause further ticks for ever.
             self.reap(host) || stocked && !skipped
         });
-        let next = self.attend(host, host.platform().precise());
-        next.or(left.then_some(INTERVAL))
+        let next = self.service_waiters(host, host.platform().precise());
+        next.or(left.then_some(TICK_INTERVAL_NS))
     }
 
     /// Ends deleted groups, unless other threads may still be reading them. Returns whether any are
     /// left. For hosts that may not tick soon. Fences CPUs.
     pub fn end_deleted<H: Reclaimer>(&self, host: &H) -> bool {
-        (0..LOOKS).all(|_| host.inside(|| self.reap(host)))
+        (0..GRACE_POLLS_MAX).all(|_| host.inside(|| self.reap(host)))
     }
 
     /// Ends deleted groups that no reader can have found. Returns whether any are left. The caller
@@ -112,13 +111,13 @@ impl Groups {
             if !self.has_passed(host.platform(), *since) {
                 return true;
             }
-            let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.is_there(payer.id());
-            let out = |payer, bytes| self.settle(host, payer, bytes);
+            let gone = |payer: Payer| !payer.is_of_heir() && !self.tree.owners.exists(payer.id());
+            let out = |payer, bytes| self.uncharge_counters(host, payer, bytes);
             if self.stocks.drain(host.platform(), gone, out) > 0 {
                 return true;
             }
             self.tree.end_grace(|group| {
-                self.hand_down_counts(host, group);
+                self.reparent_counts(host, group);
                 let owner = Owner::from_bits(group.per_cpu.load(Ordering::Relaxed));
                 // SAFETY: before the grace period the id led to the heir; its readers have gone,
                 // so no thread can find the counts or allocate for the owner. The owner was opened

@@ -65,12 +65,12 @@ fn share(whole: u64, part: u64, of: u64) -> u64 {
     if of == 0 { 0 } else { (u128::from(whole) * u128::from(part) / u128::from(of)).min(u64::MAX.into()) as u64 }
 }
 
-/// Maximum delay of one charge, in nanoseconds.
-pub const LONGEST_DELAY: u64 = 2_000_000_000;
-/// A shorter delay counts as none, in nanoseconds.
-const SHORTEST_DELAY: u64 = 10_000_000;
+/// Maximum delay of one charge.
+pub const DELAY_NS_MAX: u64 = 2_000_000_000;
+/// A shorter delay counts as none.
+const DELAY_NS_MIN: u64 = 10_000_000;
 /// Bytes of a charge that gets the whole delay. The delay is proportional to the charged bytes.
-const FULL_CHARGE: u64 = 256 << 10;
+const FULL_DELAY_BYTES: u64 = 256 << 10;
 
 /// Returns the delay in nanoseconds of a thread that has charged `bytes` to a group above its
 /// `high`. It grows with the square of the excess. At 1.1 times `high`, it is about 0.6 s for 256
@@ -80,8 +80,8 @@ pub fn delay(usage: u64, high: u64, bytes: u64) -> u64 {
     // In units of 2^-20 of `high`.
     let above = share(1 << 20, above, high.max(4096)).min(1 << 30);
     let whole = share(above * above, 1_000_000_000, 1 << 34);
-    let delay = share(whole, bytes, FULL_CHARGE).min(LONGEST_DELAY);
-    if delay < SHORTEST_DELAY { 0 } else { delay }
+    let delay = share(whole, bytes, FULL_DELAY_BYTES).min(DELAY_NS_MAX);
+    if delay < DELAY_NS_MIN { 0 } else { delay }
 }
 
 #[cfg(test)]
@@ -129,12 +129,12 @@ mod tests {
 
     #[test]
     fn a_delay_grows_with_the_square_and_is_bounded() {
-        let at = |percent: u64| delay(100 * MIB + percent * MIB, 100 * MIB, FULL_CHARGE);
+        let at = |percent: u64| delay(100 * MIB + percent * MIB, 100 * MIB, FULL_DELAY_BYTES);
         assert_eq!((at(0), at(1)), (0, 0));
         assert!((550_000_000..700_000_000).contains(&at(10)), "{}", at(10));
         assert!(at(3) > 0 && at(6).abs_diff(4 * at(3)) < at(3) / 100);
-        assert_eq!((at(90), delay(u64::MAX, 0, u64::MAX)), (LONGEST_DELAY, LONGEST_DELAY));
-        assert_eq!(delay(110 * MIB, 100 * MIB, FULL_CHARGE / 4), at(10) / 4);
+        assert_eq!((at(90), delay(u64::MAX, 0, u64::MAX)), (DELAY_NS_MAX, DELAY_NS_MAX));
+        assert_eq!(delay(110 * MIB, 100 * MIB, FULL_DELAY_BYTES / 4), at(10) / 4);
         assert_eq!(delay(110 * MIB, 100 * MIB, 64), 0);
         assert_eq!(delay(5, u64::MAX, 5), 0);
     }

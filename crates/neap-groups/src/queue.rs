@@ -24,10 +24,10 @@ use neap_base::mutex::Guard;
 use neap_base::platform::Errno;
 use neap_base::{Mutex, Platform};
 
-/// Interval of [`Groups::tick`](crate::Groups::tick) in nanoseconds, if nothing is more urgent.
-pub const INTERVAL: u64 = 250_000_000;
-/// Maximum time that a group still rests once another charge requests memory there, in nanoseconds.
-pub(crate) const AFRESH: u64 = 8_000_000;
+/// Interval of [`Groups::tick`](crate::Groups::tick), if nothing is more urgent.
+pub const TICK_INTERVAL_NS: u64 = 250_000_000;
+/// Maximum time that a group still rests once another charge requests memory there.
+pub(crate) const RENEWED_REST_NS_MAX: u64 = 8_000_000;
 
 /// State of a waiter: the word that its thread sleeps on.
 pub(crate) mod state {
@@ -209,7 +209,7 @@ impl Waiters {
     /// Returns the nanoseconds from `now` until caches are to be flushed again for waiters.
     pub(crate) fn flush_in(&self, now: u64) -> u64 {
         let flushed = self.flushed.load(Ordering::Relaxed);
-        INTERVAL.saturating_sub(now.saturating_sub(flushed))
+        TICK_INTERVAL_NS.saturating_sub(now.saturating_sub(flushed))
     }
 
     /// Records that caches are about to be flushed for waiters.
@@ -355,7 +355,7 @@ impl<'w> Queues<'w> {
         let (Some(waiter), Some(first)) = (self.table.get(index), self.ring(slot)) else { return };
         waiter.place.store(slot, Ordering::Relaxed);
         if slot != DUE {
-            self.ask_for(slot, AFRESH);
+            self.ask_for(slot, RENEWED_REST_NS_MAX);
         }
         let Some(oldest) = first.load(Ordering::Relaxed).checked_sub(1) else {
             [&waiter.next, &waiter.previous].into_iter().for_each(|link| link.store(index, Ordering::Relaxed));

@@ -15,29 +15,30 @@
 //!
 //! A *server* is a thread that reclaims for groups. It takes the next group that is due, runs a
 //! pass, and reports. After a pass that reduced the need, another one follows at once. After any
-//! other pass the group rests, for twice as long each time: up to [`INTERVAL`] while a charge
-//! waits, up to [`IDLE`] otherwise. Caches that were busy, barred or pinned are thus asked again,
-//! and a cache that never frees anything costs little.
+//! other pass the group rests, for twice as long each time: up to [`TICK_INTERVAL_NS`] while a
+//! charge waits, up to [`IDLE_REST_NS_MAX`] otherwise. Caches that were busy, barred or pinned are
+//! thus asked again, and a cache that never frees anything costs little.
 //!
 //! # Locking
 //!
-//! The waiters' mutex protects the ring. A server examines at most [`LOOKS`] groups in one hold.
+//! The waiters' mutex protects the ring. A server examines at most [`GROUPS_PER_HOLD_MAX`] groups
+//! in one hold.
 
 use crate::group::{Bound, Group};
 use crate::groups::{Groups, Reclaimer};
 use crate::id::GroupId;
-use crate::queue::{AFRESH, INTERVAL, Queues, Waiter};
+use crate::queue::{Queues, RENEWED_REST_NS_MAX, TICK_INTERVAL_NS, Waiter};
 use core::sync::atomic::Ordering;
 use neap_base::Platform;
 
-/// Rest of a group after the first pass that freed nothing, in nanoseconds.
-const FIRST: u64 = 1_000_000;
-/// Maximum rest of a group while no charge waits there, in nanoseconds.
-const IDLE: u64 = 16 * INTERVAL;
+/// Rest of a group after the first pass that freed nothing.
+const FIRST_REST_NS: u64 = 1_000_000;
+/// Maximum rest of a group while no charge waits there.
+const IDLE_REST_NS_MAX: u64 = 16 * TICK_INTERVAL_NS;
 /// Groups that are examined during one hold of the mutex.
-const LOOKS: usize = 128;
+const GROUPS_PER_HOLD_MAX: usize = 128;
 /// Maximum number of waiters of one group with requests that are added up.
-const ADDED_UP: usize = 64;
+const ADDED_WAITERS_MAX: usize = 64;
 
 /// A request for memory, as a server gets it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,7 +67,7 @@ pub enum Due {
 
 /// Returns the bytes that waiters at a group need at the time `now`, and whether there are any.
 fn waited_for(queues: &Queues<'_>, group: &Group, now: u64) -> (u64, bool) {
-    let all = core::iter::successors(queues.first(group), |&index| queues.after(index)).take(ADDED_UP);
+    let all = core::iter::successors(queues.first(group), |&index| queues.after(index)).take(ADDED_WAITERS_MAX);
     let live = all.filter_map(|index| queues.get(index)).filter(|waiter| waiter.deadline() > now);
     live.map(Waiter::bytes).fold((0, false), |(sum, _), bytes| (sum.saturating_add(bytes), true))
 }
@@ -150,7 +151,7 @@ impl Groups {
             self.tree
                 .group(behind.slot())
                 .inspect(|group| _ = group.counters.asks_once.fetch_max(bytes, Ordering::Relaxed));
-            queues.ask_for(behind.slot(), AFRESH);
+            queues.ask_for(behind.slot(), RENEWED_REST_NS_MAX);
         });
         host.ask_soon();
     }
@@ -182,7 +183,7 @@ impl Groups {
             let due = host.inside(|| {
                 let queues = self.waiters.lock(&self.tree);
                 let _reading = self.rcu.enter();
-                for _ in 0..LOOKS {
+                for _ in 0..GROUPS_PER_HOLD_MAX {
                     // The loop ends at the first group that it visited, or after as many groups as
                     // there are slots, since other servers rotate the ring as well.
                     let next = queues.ends_of_asking().filter(|ends| start != Some(ends.0) && left > 0);
@@ -206,7 +207,7 @@ impl Groups {
                         group.counters.server.store(server, Ordering::Relaxed);
                         let once = group.counters.asks_once.load(Ordering::Relaxed);
                         // The rest is doubled after each pass in vain.
-                        let vain = (group.rest() / FIRST).checked_ilog2().map_or(0, |doublings| doublings + 1);
+                        let vain = (group.rest() / FIRST_REST_NS).checked_ilog2().map_or(0, |doublings| doublings + 1);
                         return Some(Due::Now(Request { group: group.id(), bytes, vain, slot, once }));
                     }
                     soonest = soonest.min(at);
@@ -222,7 +223,7 @@ impl Groups {
     /// Returns the [`need`] of a group. It is 0 if the group is deleted or another group has its
     /// slot.
     fn need_of(&self, queues: &Queues<'_>, group: &Group, id: GroupId, now: u64) -> (u64, bool) {
-        let is_it = group.id() == id && self.tree.owners.is_there(id);
+        let is_it = group.id() == id && self.tree.owners.exists(id);
         if is_it { need(queues, group, now) } else { (0, false) }
     }
 
@@ -262,13 +263,13 @@ impl Groups {
             // A charge that asked for more meanwhile gets a pass of its own.
             _ = group.counters.asks_once.compare_exchange(request.once, 0, Ordering::Relaxed, Ordering::Relaxed);
             let (bytes, is_waited_for) = self.need_of(&queues, group, request.group, now);
-            let most = if is_waited_for { INTERVAL } else { IDLE };
-            let rest = (2 * group.rest()).clamp(FIRST, most);
+            let most = if is_waited_for { TICK_INTERVAL_NS } else { IDLE_REST_NS_MAX };
+            let rest = (2 * group.rest()).clamp(FIRST_REST_NS, most);
             let rest = if bytes < request.bytes { 0 } else { rest };
             group.set_rest(rest);
             group.counters.ask_at.store(now.saturating_add(rest), Ordering::Relaxed);
         });
-        self.let_go(host);
+        self.end_delays(host);
     }
 
     /// Gives up the request of a server that does not return, so that another one takes it. The

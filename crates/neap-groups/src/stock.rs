@@ -36,15 +36,15 @@ pub const BATCH: u64 = 256 << 10;
 const WORDS: usize = 8;
 /// Indexes of two words behind a line. One has a hash of the line at the last
 /// [`Stocks::drain_idle`], the other the CPU's number of operations on shared memory.
-const LOOK: usize = 0;
-const SHARED: usize = 1;
+const LAST_HASH: usize = 0;
+const SHARED_OPERATIONS: usize = 1;
 /// Distance from one CPU's line to the next, in bytes. It is two cache lines, since the processor
 /// may prefetch the second one with the first.
 const STRIDE: usize = 128;
 /// Bits of a word that hold the number of bytes.
 const NUMBER_BITS: u32 = u64::BITS - PAYER_BITS;
 /// Maximum attempts of a sequence. A debugger interrupts every attempt.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 
 const _: () = assert!(CAP < 1 << NUMBER_BITS && size_of::<[AtomicU64; WORDS]>() == 64);
 
@@ -148,12 +148,12 @@ impl Stocks {
 
     /// Counts operations on memory that all CPUs share.
     pub(crate) fn count_shared<P: Platform>(&self, platform: &P, operations: u64) {
-        self.behind(platform.cpu(), SHARED).fetch_add(operations, Ordering::Relaxed);
+        self.behind(platform.cpu(), SHARED_OPERATIONS).fetch_add(operations, Ordering::Relaxed);
     }
 
     /// Returns the number of operations that were counted.
     pub(crate) fn shared(&self) -> u64 {
-        (0..self.cpus).map(|cpu| self.behind(cpu, SHARED).load(Ordering::Relaxed)).sum()
+        (0..self.cpus).map(|cpu| self.behind(cpu, SHARED_OPERATIONS).load(Ordering::Relaxed)).sum()
     }
 
     fn entry(&self, entry: usize) -> &AtomicPtr<u8> {
@@ -191,7 +191,7 @@ impl Stocks {
     fn alter_again<P: Platform>(&self, platform: &P, place: usize, tag: u64, low: u64, span: u64, delta: u64) -> bool {
         let cpu = platform.cpu();
         if self.has_sequences(platform, cpu) {
-            let mut attempts = (1..ATTEMPTS).map(|_| self.attempt(place, tag, low, span, delta));
+            let mut attempts = (1..ATTEMPTS_MAX).map(|_| self.attempt(place, tag, low, span, delta));
             return attempts.find(|outcome| *outcome != SequenceResult::Aborted) == Some(SequenceResult::Committed);
         }
         let change = |word: u64| ((word ^ tag).wrapping_sub(low) <= span).then(|| word.wrapping_add(delta));
@@ -218,12 +218,12 @@ impl Stocks {
     /// uncharge, and their payer.
     ///
     /// If another payer has the word, its bytes are returned. If the word would exceed `CAP`, half
-    /// of `CAP` stays, and the rest is returned. After [`ATTEMPTS`] failed attempts, `bytes` are
-    /// returned.
+    /// of `CAP` stays, and the rest is returned. After [`ATTEMPTS_MAX`] failed attempts, `bytes`
+    /// are returned.
     pub(crate) fn put<P: Platform>(&self, platform: &P, payer: Payer, bytes: u64) -> Option<(Payer, u64)> {
         debug_assert!(bytes <= CAP);
         let place = place(payer);
-        for _ in 0..ATTEMPTS {
+        for _ in 0..ATTEMPTS_MAX {
             // A hint: after a migration `alter` finds another CPU's word, and changes it only if it
             // is equal.
             let found = self.line(platform.cpu())[place].load(Ordering::Relaxed);
@@ -278,9 +278,9 @@ impl Stocks {
             }
             // Different words can have the same sum. Then a line in use is emptied, which is
             // harmless.
-            let looks = line.iter().fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Ordering::Relaxed));
-            let before = self.behind(cpu, LOOK).swap(looks, Ordering::Relaxed);
-            if before == looks {
+            let hash = line.iter().fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Ordering::Relaxed));
+            let before = self.behind(cpu, LAST_HASH).swap(hash, Ordering::Relaxed);
+            if before == hash {
                 skipped |= !self.drain_cpu(platform, cpu, &|_| true, &mut out);
             }
             left |= line.iter().any(holds);

@@ -172,7 +172,7 @@ impl Tree {
         ] {
             link.store(value, Ordering::Relaxed);
         }
-        Bound::CLAIMS.into_iter().for_each(|claim| group.claims(claim).looks.store(0, Ordering::Relaxed));
+        Bound::CLAIMS.into_iter().for_each(|claim| group.claims(claim).reads_left.store(0, Ordering::Relaxed));
         group.set_name(name);
         group.per_cpu.store(owner.to_bits(), Ordering::Relaxed);
         group.counts.store(counts.to_bits().get(), Ordering::Relaxed);
@@ -267,12 +267,12 @@ impl Tree {
     /// Takes a group without children out of the tree and returns its slot, which then waits for a
     /// grace period. The group's charges become its parent's.
     ///
-    /// Before that it calls `hand_up` with the group and its parent, to move attached items. From
+    /// Before that it calls `reparent` with the group and its parent, to move attached items. From
     /// then on no thread attaches an item to the group.
     ///
     /// # Errors
     /// [`GroupError`] gives the reason. The tree is unchanged then.
-    pub(crate) fn delete(&self, id: GroupId, hand_up: impl FnOnce(GroupSlot, GroupSlot)) -> Result<u32, GroupError> {
+    pub(crate) fn delete(&self, id: GroupId, reparent: impl FnOnce(GroupSlot, GroupSlot)) -> Result<u32, GroupError> {
         let mut lists = self.lists.lock();
         let slot = self.slot_of(id)?;
         let group = self.group(slot).ok_or(GroupError::NoSuchGroup)?;
@@ -284,7 +284,7 @@ impl Tree {
         // The parent does not count the claims of the group any more.
         Bound::CLAIMS.into_iter().for_each(|bound| self.set_bound(group, bound, 0));
         group.is_leaving.store(1, Ordering::Relaxed);
-        hand_up(GroupSlot { group: id, slot }, GroupSlot { group: above.id(), slot: parent });
+        reparent(GroupSlot { group: id, slot }, GroupSlot { group: above.id(), slot: parent });
         // From here on the group's id leads to the parent, so the charges are the parent's.
         self.owners.inherit(id, above.id());
         let (previous, next) = (group.previous.load(Ordering::Relaxed), group.next.load(Ordering::Relaxed));
@@ -434,7 +434,7 @@ impl Tree {
     }
 
     /// Adds to the number of children that were visited.
-    pub(crate) fn note_looks(&self, children: u64) {
+    pub(crate) fn note_visits(&self, children: u64) {
         self.summed.fetch_add(children, Ordering::Relaxed);
     }
 
@@ -476,15 +476,15 @@ impl Tree {
         let (claims, pass) = (group.claims(claim), self.passes.load(Ordering::Relaxed));
         // Both Acquire loads pair with the Release stores below: the sum is that of the pass, or of
         // a later one.
-        let looks = claims.looks.load(Ordering::Acquire);
-        if looks > 0 && claims.pass.load(Ordering::Acquire) == pass {
-            claims.looks.store(looks - 1, Ordering::Relaxed);
+        let reads_left = claims.reads_left.load(Ordering::Acquire);
+        if reads_left > 0 && claims.pass.load(Ordering::Acquire) == pass {
+            claims.reads_left.store(reads_left - 1, Ordering::Relaxed);
             return claims.sum.load(Ordering::Relaxed);
         }
         let sum = self.claimed_below(group, claim);
         claims.sum.store(sum, Ordering::Relaxed);
         claims.pass.store(pass, Ordering::Release);
-        claims.looks.store(group.children.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
+        claims.reads_left.store(group.children.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
         sum
     }
 
@@ -547,7 +547,7 @@ impl Tree {
     /// neither `top` nor a descendant. The caller must be within a read.
     pub(crate) fn standing(&self, slot: u32, top: GroupId) -> Option<GroupUsage> {
         let top = self.slot_of(top).ok()?;
-        let group = self.group(slot).filter(|group| self.owners.is_there(group.id()))?;
+        let group = self.group(slot).filter(|group| self.owners.exists(group.id()))?;
         if top != ROOT && !self.upwards(slot).any(|(above, _)| above == top) {
             return None;
         }
@@ -567,7 +567,7 @@ impl Tree {
     /// Calls `f` with the group in a slot, if there is one. The caller must be within a read, in
     /// which the group stays there.
     pub(crate) fn at<R>(&self, slot: u32, f: impl FnOnce(&Group) -> R) -> Option<R> {
-        self.group(slot).filter(|group| self.owners.is_there(group.id())).map(f)
+        self.group(slot).filter(|group| self.owners.exists(group.id())).map(f)
     }
 
     /// Calls `f` with a group. The caller must be within a read, in which the group keeps its slot,

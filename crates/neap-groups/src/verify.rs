@@ -24,7 +24,7 @@ impl Groups {
     /// A [`Finding`] with the first inconsistency.
     pub fn verify<H: Host>(&self, host: &H) -> Result<(), Finding> {
         // Counts the bytes of threads that charged a group while it was deleted.
-        self.tree.each_dying(|group| self.hand_down_counts(host, group));
+        self.tree.each_dying(|group| self.reparent_counts(host, group));
         let (mut live, mut at) = (0, ROOT);
         while let Some(group) = self.tree.group(at) {
             live += 1;

@@ -9,7 +9,7 @@
 //!
 //! A waiting thread runs no callback of a shrinker, so no shrinker can delay its deadline. Bytes
 //! freed into a cache make room only when the cache is flushed. A tick or a waiting thread flushes
-//! caches every [`INTERVAL`], and once after the deadline.
+//! caches every [`TICK_INTERVAL_NS`], and once after the deadline.
 //!
 //! A thread sleeps on the state word of its entry. A future stores its waker in its entry, and
 //! [`Groups::deliver`] calls the waker. A waiting thread holds no lock, and is not inside the fork
@@ -29,7 +29,7 @@ use crate::charge::{ChargeFailure, OnLimit, Refusal};
 use crate::group::Bound;
 use crate::groups::{FlushPace, Groups, Reclaimer};
 use crate::id::{GroupId, Payer};
-use crate::queue::{INTERVAL, Queues, Waiter, WaiterHandle, state};
+use crate::queue::{Queues, TICK_INTERVAL_NS, Waiter, WaiterHandle, state};
 use crate::requests::Due;
 use core::fmt;
 use core::future::Future;
@@ -135,7 +135,7 @@ impl Groups {
             if let Some(end) = self.look(host, handle, Patience::until(deadline, now), &mut None) {
                 return self.answer(host, end, payer, bytes);
             }
-            let time = (deadline - now).min(INTERVAL);
+            let time = (deadline - now).min(TICK_INTERVAL_NS);
             // Acquire pairs with the Release in `conclude`.
             let is_waiting = |waiter: &&Waiter| waiter.state.load(Ordering::Acquire) == state::WAITING;
             if let Some(waiter) = self.waiters.entry(handle.index).filter(is_waiting) {
@@ -144,7 +144,7 @@ impl Groups {
                 // There may be no thread that ticks, so this thread does the work. Its last call is
                 // after the deadline.
                 if is_waiting(&waiter) {
-                    self.attend(host, now);
+                    self.service_waiters(host, now);
                     // The waiter may have moved to a group that did not ask before.
                     if now < deadline && matches!(self.look_for_request(host), Due::Now(_)) {
                         host.ask_soon();
@@ -161,7 +161,7 @@ impl Groups {
     /// [`Reclaimer::request_tick`]. A deadline takes effect in [`Groups::tick`], before the next
     /// `deliver`.
     pub fn charge_async<H: Reclaimer>(&self, host: H, payer: Payer, bytes: u64, deadline: u64) -> ChargeAsync<'_, H> {
-        ChargeAsync { groups: self, host, payer, bytes, deadline, how: OnLimit::Refuse, stage: Stage::Unasked }
+        ChargeAsync { groups: self, host, payer, bytes, deadline, on_limit: OnLimit::Refuse, stage: Stage::Unasked }
     }
 
     /// Returns the first waiting charge from entry `from` on, and the index of its entry. The
@@ -264,7 +264,7 @@ impl Groups {
         let added = host.inside(|| {
             self.in_queues(host, |queues, round| {
                 let handle = queues.add(host.platform(), payer, bytes, deadline, state::WAITING).ok()?;
-                self.let_in(host, queues, handle.index, round);
+                self.try_admit(host, queues, handle.index, round);
                 let place = queues.of(handle).map(Waiter::place);
                 place.and_then(|slot| self.tree.group(slot)).inspect(|group| full = group.id());
                 Some(handle)
@@ -275,7 +275,7 @@ impl Groups {
             return Err(self.answer(host, end, payer, bytes));
         }
         // From here on charges and uncharges below `full` stock nothing, and uncharges admit
-        // waiters. Cached bytes are flushed by `attend`.
+        // waiters. Cached bytes are flushed by `service_waiters`.
         self.drain_stocks(host, full);
         host.ask_soon();
         host.inside(|| host.request_tick());
@@ -353,7 +353,7 @@ impl Groups {
                                 self.admit_at(host, queues, waiter.place(), round);
                             } else if ending && let Some(state) = verdict(waiter) {
                                 self.end(host, queues, at, state, group.id().to_bits(), round);
-                                self.say_what_is_wanted(queues, group);
+                                self.publish_wanted(queues, group);
                             }
                         }
                         at += 1;
@@ -367,7 +367,7 @@ impl Groups {
 
     /// Ends the delay of charges with no group above its `high` on their path. [`Groups::wake`]
     /// must follow. The caller must be outside the fork gate.
-    pub(crate) fn let_go<H: Reclaimer>(&self, host: &H) {
+    pub(crate) fn end_delays<H: Reclaimer>(&self, host: &H) {
         let is_below = |waiter: &Waiter| self.highest_above(waiter.payer().id()).is_none();
         host.inside(|| {
             if self.waiters.lock(&self.tree).count() > 0 {
@@ -387,7 +387,7 @@ impl Groups {
     /// Serves waiters: flushes caches, empties stocks, ends waits after their deadline, and admits
     /// waiters. Returns the nanoseconds until the next call is needed; `None` without waiters. The
     /// caller must be outside the fork gate.
-    pub(crate) fn attend<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
+    pub(crate) fn service_waiters<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
         let is_late = self.is_any_late(host, now)?;
         // A free that ends in a cache uncharges nothing and wakes no waiter:
         //
@@ -401,11 +401,11 @@ impl Groups {
             self.waiters.note_flush(now);
             host.flush(&|payer| self.is_waited_for(payer.id()), FlushPace::AtOnce);
         }
-        self.settle_waiters(host, now)
+        self.drain_and_admit(host, now)
     }
 
     /// Returns whether a waiter's deadline has passed; `None` without waiters. Not inlined, like
-    /// [`Groups::settle_waiters`]: their locals would take stack while caches are flushed.
+    /// [`Groups::drain_and_admit`]: their locals would take stack while caches are flushed.
     #[inline(never)]
     fn is_any_late<H: Reclaimer>(&self, host: &H, now: u64) -> Option<bool> {
         host.inside(|| {
@@ -418,11 +418,11 @@ impl Groups {
     /// Empties stocks, ends waits after their deadline, and admits waiters. Returns the nanoseconds
     /// until the next call is needed.
     #[inline(never)]
-    fn settle_waiters<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
+    fn drain_and_admit<H: Reclaimer>(&self, host: &H, now: u64) -> Option<u64> {
         let wanted = |payer: Payer| self.is_waited_for(payer.id());
         host.inside(|| {
-            self.stocks.drain(host.platform(), wanted, |payer, bytes| self.settle(host, payer, bytes));
-            let mut next = self.waiters.flush_in(now).min(INTERVAL);
+            self.stocks.drain(host.platform(), wanted, |payer, bytes| self.uncharge_counters(host, payer, bytes));
+            let mut next = self.waiters.flush_in(now).min(TICK_INTERVAL_NS);
             let more = self.sweep(host, |waiter| match waiter.deadline().checked_sub(now) {
                 None | Some(0) => Some(state::REFUSED),
                 Some(_) if waiter.is_held() && self.highest_above(waiter.payer().id()).is_none() => {
@@ -458,12 +458,12 @@ impl Groups {
             let (payer, bytes) = (waiter.payer(), waiter.bytes());
             if state != state::FREE {
                 core::mem::forget(queues.free(index, host.platform().precise()));
-                self.tree.group(place).inspect(|group| _ = self.say_what_is_wanted(&queues, group));
+                self.tree.group(place).inspect(|group| _ = self.publish_wanted(&queues, group));
             }
             drop(reading);
             drop(queues);
             if matches!(state, state::GRANTED | state::HELD) {
-                self.settle(host, payer, bytes);
+                self.uncharge_counters(host, payer, bytes);
             }
             index += 1;
         }
@@ -493,7 +493,7 @@ pub struct ChargeAsync<'g, H: Reclaimer> {
     payer: Payer,
     bytes: u64,
     deadline: u64,
-    how: OnLimit,
+    on_limit: OnLimit,
     stage: Stage,
 }
 
@@ -501,7 +501,7 @@ impl<H: Reclaimer> ChargeAsync<'_, H> {
     /// Makes the future charge as [`OnLimit::Overcharge`] does. The future does not wait for room,
     /// only for the end of the delay above a `high`.
     pub fn overcharge(self) -> Self {
-        ChargeAsync { how: OnLimit::Overcharge, ..self }
+        ChargeAsync { on_limit: OnLimit::Overcharge, ..self }
     }
 }
 
@@ -515,7 +515,7 @@ impl<H: Reclaimer> Future for ChargeAsync<'_, H> {
         let (groups, host) = (future.groups, &future.host);
         loop {
             let answer = match future.stage {
-                Stage::Unasked if future.how == OnLimit::Overcharge => {
+                Stage::Unasked if future.on_limit == OnLimit::Overcharge => {
                     groups.charge(host, future.payer, future.bytes, OnLimit::Overcharge)
                 }
                 Stage::Unasked => match groups.ask(host, future.payer, future.bytes, future.deadline) {
@@ -565,7 +565,7 @@ impl<H: Reclaimer> Drop for ChargeAsync<'_, H> {
     fn drop(&mut self) {
         let (Stage::Waits(handle) | Stage::Held(handle)) = self.stage else { return };
         if let Some(WaitEnd::Granted) = self.groups.look(&self.host, handle, Patience::GivesUp, &mut None) {
-            self.host.inside(|| self.groups.settle(&self.host, self.payer, self.bytes));
+            self.host.inside(|| self.groups.uncharge_counters(&self.host, self.payer, self.bytes));
         }
     }
 }

@@ -106,7 +106,7 @@ fn siblings_that_are_protected_are_added_up_once_in_a_walk() {
         for &child in &children {
             assert_eq!(groups.charge(host, child.payer(Kind::ByHand, 0), MIB, OnLimit::Refuse), Ok(0));
         }
-        let slot = |id| groups.seat(&groups.reading(), id).unwrap().slot;
+        let slot = |id| groups.attach_target(&groups.reading(), id).unwrap().slot;
         let walk = || {
             let before = groups.summed();
             let low = |&child| groups.standing(host, slot(child), top).unwrap().low;
@@ -177,7 +177,7 @@ fn deleted_group_calls_offline_with_parent_before_slot_reuse() {
     with_groups(|groups, host| {
         let above = groups.create(host, GroupId::ROOT, "above").unwrap();
         let below = groups.create(host, above, "below").unwrap();
-        let seat = |id| groups.seat(&groups.reading(), id).unwrap();
+        let seat = |id| groups.attach_target(&groups.reading(), id).unwrap();
         let (parent, child) = (seat(above), seat(below));
         assert_eq!((parent.group, child.group), (above, below));
         assert_eq!(
@@ -191,7 +191,10 @@ fn deleted_group_calls_offline_with_parent_before_slot_reuse() {
         );
         groups.delete(host, below).unwrap();
         assert_eq!(*host.asked.offline.lock().unwrap(), [(child, parent, true, Some(parent))]);
-        assert!(groups.seat(&groups.reading(), below).is_none_or(|seat| seat == parent), "nothing is booked under it");
+        assert!(
+            groups.attach_target(&groups.reading(), below).is_none_or(|seat| seat == parent),
+            "nothing is booked under it"
+        );
         let moment = groups.moment();
         let reading = groups.reading();
         assert!((0..4).all(|_| !groups.has_passed(host.alone.platform, groups.moment())));

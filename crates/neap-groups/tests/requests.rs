@@ -13,8 +13,8 @@ use host::machine::{Machine, with_groups_after};
 use host::{Host, each_waiting};
 use neap_base::Platform;
 use neap_groups::{
-    Bound, ChargeAsync, Due, Event, FOREVER, GroupError, GroupId, INTERVAL, Kind, OnLimit, Payer, Reason, Refusal,
-    Request,
+    Bound, ChargeAsync, Due, Event, FOREVER, GroupError, GroupId, Kind, OnLimit, Payer, Reason, Refusal, Request,
+    TICK_INTERVAL_NS,
 };
 use neap_testing::virtual_platform::Virtual;
 
@@ -114,7 +114,7 @@ fn another_charge_that_comes_is_not_made_to_rest_for_long() {
             let rest = m.serve_in_vain();
             m.clock.advance(rest);
         }
-        assert_eq!(m.serve_in_vain(), INTERVAL);
+        assert_eq!(m.serve_in_vain(), TICK_INTERVAL_NS);
         m.clock.advance(3 * MILLI);
         let second = m.wait(payer, 100, FOREVER);
         assert_eq!(m.due(), Due::In(5 * MILLI));
@@ -180,10 +180,10 @@ fn a_limit_below_usage_is_asked_for_as_long_as_it_takes() {
         m.groups.set_bound(&m.host, id, Bound::Max, 400).unwrap();
         for _ in 0..40 {
             let rest = m.serve_in_vain();
-            assert!(rest <= 16 * INTERVAL);
+            assert!(rest <= 16 * TICK_INTERVAL_NS);
             m.clock.advance(rest);
         }
-        assert_eq!(m.serve_in_vain(), 16 * INTERVAL);
+        assert_eq!(m.serve_in_vain(), 16 * TICK_INTERVAL_NS);
         // Another limit is a reason to look at once.
         m.groups.set_bound(&m.host, id, Bound::Max, 300).unwrap();
         assert_eq!(m.take(1).bytes, 700);

@@ -25,13 +25,13 @@ pub trait Host: Reclaimer {
     fn mark(&self, _shrinker: u64, _seat: GroupSlot, _node: usize) {}
 
     /// Returns whether a group is in a slot and is not being deleted:
-    /// [`Groups::is_seat`](neap_groups::Groups::is_seat).
-    fn is_seat(&self, _group: GroupId, _slot: u32) -> bool {
+    /// [`Groups::is_online`](neap_groups::Groups::is_online).
+    fn is_online(&self, _group: GroupId, _slot: u32) -> bool {
         true
     }
 
     /// Calls `hang` with the group that now has the items of `group`, and again with the heir if
-    /// that group is deleted meanwhile: [`Groups::hang_on`](neap_groups::Groups::hang_on). If no
+    /// that group is deleted meanwhile: [`Groups::attach`](neap_groups::Groups::attach). If no
     /// heir of `group` is known, calls `hang` with every group. The caller is outside the fork
     /// gate.
     fn follow(&self, _group: GroupId, _hang: impl FnMut(GroupSlot)) {}

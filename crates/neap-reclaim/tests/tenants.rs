@@ -77,12 +77,12 @@ impl Host for On {
         unsafe { dealloc(memory.as_ptr(), Layout::from_size_align(bytes, 64).unwrap()) };
     }
 
-    fn is_seat(&self, group: GroupId, slot: u32) -> bool {
-        self.groups().is_seat(group, slot)
+    fn is_online(&self, group: GroupId, slot: u32) -> bool {
+        self.groups().is_online(group, slot)
     }
 
     fn follow(&self, group: GroupId, hang: impl FnMut(GroupSlot)) {
-        assert!(self.groups().hang_on(&self.groups().reading(), group, hang));
+        assert!(self.groups().attach(&self.groups().reading(), group, hang));
     }
 }
 
@@ -98,7 +98,7 @@ unsafe extern "C" fn count(data: *mut c_void, asked: *const Asked) -> u64 {
     }
     host.let_others();
     let reading = host.groups().reading();
-    let is_its = |of: GroupId| host.groups().seat(&reading, of).unwrap().group == group;
+    let is_its = |of: GroupId| host.groups().attach_target(&reading, of).unwrap().group == group;
     let objects = cache.objects.lock().unwrap();
     match objects.iter().filter(|(of, _)| is_its(*of)).map(|(_, objects)| objects).sum() {
         0 => EMPTY,
@@ -112,7 +112,7 @@ unsafe extern "C" fn scan(data: *mut c_void, asked: *mut Asked) -> u64 {
     let reading = host.groups().reading();
     let mut freed = 0;
     for (of, objects) in host.0.cache.objects.lock().unwrap().iter_mut() {
-        if host.groups().seat(&reading, *of).unwrap().group == asked.group() {
+        if host.groups().attach_target(&reading, *of).unwrap().group == asked.group() {
             let some = (*objects).min(asked.to_scan - freed);
             *objects -= some;
             freed += some;
@@ -155,7 +155,7 @@ impl On {
     }
 
     fn seat(&self, group: GroupId) -> GroupSlot {
-        self.groups().seat(&self.groups().reading(), group).unwrap()
+        self.groups().attach_target(&self.groups().reading(), group).unwrap()
     }
 
     /// Makes a group that is charged, so that its heir is known for as long as that lasts.
@@ -196,7 +196,7 @@ impl On {
             self.let_others();
             self.mark_slot(seat.slot);
         };
-        assert!(self.groups().hang_on(&self.groups().reading(), group, mark));
+        assert!(self.groups().attach(&self.groups().reading(), group, mark));
     }
 
     fn visit(&self, seat: GroupSlot) -> u64 {
@@ -272,7 +272,7 @@ fn a_mark_that_meets_a_deletion_is_the_heirs() {
         host.mark_slot(seat.slot);
         marked.push(seat.group);
     };
-    assert!(host.groups().hang_on(&host.groups().reading(), child, hang));
+    assert!(host.groups().attach(&host.groups().reading(), child, hang));
     assert_eq!(marked, [child, parent]);
     assert!(host.is_found(parent));
     assert_eq!(host.visit(host.seat(parent)), 1);
@@ -310,7 +310,7 @@ fn of_what_threads_add_to_groups_that_go_nothing_stays_unseen() {
         living[random.below(living.len())]
     };
     let visit_all = || {
-        for seat in host.groups().seats() {
+        for seat in host.groups().online_slots() {
             if host.shrinkers().next_with_anything(0, seat.slot) == Some(seat.slot) {
                 host.visit(seat);
             }

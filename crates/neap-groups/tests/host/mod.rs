@@ -80,7 +80,7 @@ impl<P: Platform> Reclaimer for Host<'_, P> {
     }
 
     fn offline(&self, groups: &Groups, child: GroupSlot, parent: GroupSlot) {
-        let (there, seat) = (groups.is_there(child.group), groups.seat(&groups.reading(), child.group));
+        let (there, seat) = (groups.exists(child.group), groups.attach_target(&groups.reading(), child.group));
         assert!(groups.parent_of(child.slot) == Some(parent) && groups.is_leaving(child.slot));
         self.asked.offline.lock().unwrap().push((child, parent, there, seat));
     }

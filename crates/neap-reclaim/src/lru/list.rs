@@ -219,7 +219,7 @@ impl LruList {
         site.host.inside(|| {
             let reading = site.groups.reading();
             let seat = match self.head().by {
-                By::Group => site.groups.seat(&reading, group).ok_or(GroupError::NoSuchGroup)?,
+                By::Group => site.groups.attach_target(&reading, group).ok_or(GroupError::NoSuchGroup)?,
                 By::RootAlone => GroupSlot::ROOT,
             };
             let block = self.head().block(seat.slot).unwrap_or_else(|| site.make(self.0, seat));
@@ -338,7 +338,7 @@ impl LruList {
         group: GroupId,
     ) -> Option<GroupSlot> {
         match self.head().by {
-            By::Group => site.groups.own_seat(reading, group),
+            By::Group => site.groups.own_slot(reading, group),
             By::RootAlone => Some(GroupSlot::ROOT),
         }
     }

@@ -255,12 +255,12 @@ impl<H: Host> Site<'_, H> {
         let mut registry = self.lists.registry.lock();
         for block in chain(registry.of(child.slot)) {
             registry.remove(block);
-            self.hand_up(&mut registry, block, child, parent);
+            self.reparent(&mut registry, block, child, parent);
         }
     }
 
     /// Gives the parent a block of a deleted group, or the items in it.
-    fn hand_up(&self, registry: &mut Registry, block: NonNull<Block>, child: GroupSlot, parent: GroupSlot) {
+    fn reparent(&self, registry: &mut Registry, block: NonNull<Block>, child: GroupSlot, parent: GroupSlot) {
         // SAFETY: the block was found in the group's chain under the registry's mutex, which is
         // held. Its list exists, since closing a list takes its blocks out of chains under that
         // mutex.

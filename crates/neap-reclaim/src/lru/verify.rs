@@ -38,7 +38,7 @@ impl<H: Host> Site<'_, H> {
                 let seat = unsafe { block::sub(block, 0) }.lock_this().seat;
                 same("blocks in a group's chain", seat.group, 1, in_chain)?;
                 same("the slot of a block", seat.group, slot as usize, seat.slot as usize)?;
-                same("whether the group is there", seat.group, 1, self.groups.is_there(seat.group).into())?;
+                same("whether the group is there", seat.group, 1, self.groups.exists(seat.group).into())?;
                 pins += self.verify_block(head, block, seat)?;
                 next = this.table.next(slot + 1);
             }

@@ -478,7 +478,7 @@ impl Shrinkers {
     /// The caller must be inside the fork gate.
     ///
     /// The caller has added the first object of a group on a node, and `count` can see that object.
-    /// It calls this within [`Groups::hang_on`](neap_groups::Groups::hang_on). Takes no lock if the
+    /// It calls this within [`Groups::attach`](neap_groups::Groups::attach). Takes no lock if the
     /// mark exists already. Otherwise it may take one to grow tables.
     pub fn mark<H: Host>(&self, host: &H, id: ShrinkerId, slot: u32, node: u32) {
         let Some(shrinker) = self.of(id).filter(|shrinker| shrinker.by_group()) else { return };
@@ -516,7 +516,7 @@ impl Shrinkers {
     /// Moves deferred work and marks of the group in a slot to its heir. The caller must be inside
     /// the fork gate.
     ///
-    /// [`Host::is_seat`] returns false for the group already, and its slot is not reused yet.
+    /// [`Host::is_online`] returns false for the group already, and its slot is not reused yet.
     pub fn offline<H: Host>(&self, host: &H, slot: u32, heir: u32) {
         self.infos.offline(host, || self.used(), slot, heir);
     }

@@ -298,7 +298,7 @@ impl<H: Host, C: Caller> Visit<'_, H, C> {
 
     /// Returns whether the group is still in the slot and is not being deleted.
     fn is_here(&self) -> bool {
-        self.host.is_seat(self.group, self.slot)
+        self.host.is_online(self.group, self.slot)
     }
 
     /// Records that the visit cleared bits. If they do not stay cleared, counts a mark. If the

@@ -194,7 +194,7 @@ impl On<'_, '_> {
     /// Number of items of all groups on a node, for a list by group. While groups are deleted,
     /// items may be counted twice or not at all.
     pub(crate) fn count_node(&self, node: usize) -> usize {
-        self.0.groups.seats().map(|seat| self.count(seat.group, node)).sum()
+        self.0.groups.online_slots().map(|seat| self.count(seat.group, node)).sum()
     }
 
     /// Walks; returns the numbers of the items that were handed out, too.

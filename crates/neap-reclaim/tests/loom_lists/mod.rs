@@ -145,7 +145,7 @@ impl World {
 
     fn slot(&self, group: GroupId) -> u32 {
         let groups = self.groups();
-        groups.seat(&groups.reading(), group).unwrap().slot
+        groups.attach_target(&groups.reading(), group).unwrap().slot
     }
 
     fn bit(&self, slot: u32) -> Bit<'_> {

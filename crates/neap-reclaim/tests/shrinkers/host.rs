@@ -102,7 +102,7 @@ impl<P: Platform> Host for On<'_, P> {
         unsafe { dealloc(memory.as_ptr(), layout(bytes)) };
     }
 
-    fn is_seat(&self, group: GroupId, _slot: u32) -> bool {
+    fn is_online(&self, group: GroupId, _slot: u32) -> bool {
         !self.0.heirs.lock().unwrap().contains_key(&group)
     }
 

@@ -11,8 +11,8 @@ use core::sync::atomic::Ordering;
 use neap_base::Platform;
 use neap_groups::protection::Protection;
 use neap_groups::{
-    Bound, ChargeAsync, Event, FlushPace, GroupCount, GroupError, GroupId, GroupSlot, Groups, INTERVAL, Info, Kind,
-    Listener, Name, NotSubscribed, OnLimit, Payer, Reclaimer, Refusal, Subscription,
+    Bound, ChargeAsync, Event, FlushPace, GroupCount, GroupError, GroupId, GroupSlot, Groups, Info, Kind, Listener,
+    Name, NotSubscribed, OnLimit, Payer, Reclaimer, Refusal, Subscription, TICK_INTERVAL_NS,
 };
 use neap_objects::charged::GateSide;
 use neap_objects::size_class::Class;
@@ -205,7 +205,7 @@ impl<P: Platform> Core<P> {
         // tick does it.
         let tick_lists = |site: Site<'_, _>| stack::apart(|| site.tick()).unwrap_or(true);
         let is_left = mm.lists_if_made().is_some_and(|listed| tick_lists(listed.site()));
-        next.into_iter().chain(is_left.then_some(INTERVAL)).min()
+        next.into_iter().chain(is_left.then_some(TICK_INTERVAL_NS)).min()
     }
 }
 
@@ -253,7 +253,7 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// * [`GroupError::Full`] if there is no room for another owner.
     /// * [`GroupError::NoMemory`] if the system refuses memory for tables.
     pub fn open_owner(&self, id: GroupId) -> Result<Owner, GroupError> {
-        if !self.groups.is_there(id) {
+        if !self.groups.exists(id) {
             return Err(GroupError::NoSuchGroup);
         }
         Ok(self.source.open_owner_in(id)?)
@@ -285,9 +285,9 @@ impl<'m, P: Platform> Grouped<'m, P> {
         self.groups.set_bound(&self.source, id, bound, bytes)
     }
 
-    /// Calls [`Groups::is_there`].
-    pub fn is_there(&self, id: GroupId) -> bool {
-        self.groups.is_there(id)
+    /// Calls [`Groups::exists`].
+    pub fn exists(&self, id: GroupId) -> bool {
+        self.groups.exists(id)
     }
 
     /// Returns the parent and name of a group ([`Groups::place`]).
@@ -388,11 +388,11 @@ impl<'m, P: Platform> Grouped<'m, P> {
     /// # Errors
     /// Those of [`Groups::charge`].
     #[inline]
-    pub fn charge(&self, payer: Payer, bytes: u64, how: OnLimit) -> Result<(), Refusal> {
+    pub fn charge(&self, payer: Payer, bytes: u64, on_limit: OnLimit) -> Result<(), Refusal> {
         // A callback of a shrinker may use the reserve. It may have to make a smaller copy before
         // it frees the original.
-        let how = if how == OnLimit::Refuse && is_calling() { OnLimit::Reserve } else { how };
-        match self.groups.charge(&self.source, payer, bytes, how) {
+        let on_limit = if on_limit == OnLimit::Refuse && is_calling() { OnLimit::Reserve } else { on_limit };
+        match self.groups.charge(&self.source, payer, bytes, on_limit) {
             Ok(0) => Ok(()),
             Ok(delay) => {
                 self.hold_up(payer, delay);

@@ -343,7 +343,7 @@ impl Group {
     /// # Errors
     /// [`GroupError::NoSuchGroup`] if the group is deleted, or [`GroupError::NoMemory`].
     pub fn enter(self) -> Result<Entered, GroupError> {
-        if !made_or_here(self)?.is_there(self.0) {
+        if !made_or_here(self)?.exists(self.0) {
             return Err(GroupError::NoSuchGroup);
         }
         Entered::new(self.0)
@@ -390,7 +390,7 @@ impl Group {
     /// [`GroupError::NoSuchGroup`] if the group is deleted.
     pub fn drain(self) -> Result<(), GroupError> {
         let grouped = made_or_here(self)?;
-        if !grouped.is_there(self.0) {
+        if !grouped.exists(self.0) {
             return Err(GroupError::NoSuchGroup);
         }
         grouped.drain(self.0);

@@ -122,8 +122,8 @@ impl ChargeRequest {
     fn now_slowly(self) -> Result<Charge, ChargeError> {
         let grouped = self.grouped()?;
         let grouped = if self.inline { grouped.inline() } else { grouped };
-        let how = if self.overcharge { OnLimit::Overcharge } else { OnLimit::Refuse };
-        grouped.charge(self.payer(), self.bytes, how).map_err(|refusal| ChargeError::of(refusal, false))?;
+        let on_limit = if self.overcharge { OnLimit::Overcharge } else { OnLimit::Refuse };
+        grouped.charge(self.payer(), self.bytes, on_limit).map_err(|refusal| ChargeError::of(refusal, false))?;
         Ok(self.charged())
     }
 

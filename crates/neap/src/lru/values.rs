@@ -544,7 +544,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
             // such a callback must not call neap.
             let hands = unsafe { list.take(&site, group.id(), node, most, |item| items.push(item)) };
             // A group that was deleted meanwhile has left its values to its heir.
-            if hands.is_some() || listed.grouped().is_there(group.id()) {
+            if hands.is_some() || listed.grouped().exists(group.id()) {
                 break (hands, group);
             }
         };
@@ -594,7 +594,7 @@ impl<T: Send + Sync + 'static> LruList<T> {
 /// the id of a deleted group, which no charge has then. So a cache that keeps the handle of a
 /// deleted group finds the charged values that the group had.
 fn living(group: Group) -> Option<Group> {
-    if made()?.grouped().is_there(group.id()) { Some(group) } else { group.heir() }
+    if made()?.grouped().exists(group.id()) { Some(group) } else { group.heir() }
 }
 
 /// Returns the number of nodes, or 0 before the first list is opened.

@@ -52,8 +52,8 @@ impl<P: Platform> Host for Source<'_, P> {
         }
     }
 
-    fn is_seat(&self, group: GroupId, slot: u32) -> bool {
-        self.mm().groups_if_made().is_some_and(|grouped| grouped.groups().is_seat(group, slot))
+    fn is_online(&self, group: GroupId, slot: u32) -> bool {
+        self.mm().groups_if_made().is_some_and(|grouped| grouped.groups().is_online(group, slot))
     }
 
     fn follow(&self, group: GroupId, mut hang: impl FnMut(GroupSlot)) {
@@ -61,10 +61,10 @@ impl<P: Platform> Host for Source<'_, P> {
         let groups = grouped.groups();
         self.inside(|| {
             let reading = groups.reading();
-            if !groups.hang_on(&reading, group, &mut hang) {
+            if !groups.attach(&reading, group, &mut hang) {
                 // No reference is left that leads from the group to its heir, so every group is
                 // marked.
-                groups.seats().for_each(|seat| _ = groups.hang_on(&reading, seat.group, &mut hang));
+                groups.online_slots().for_each(|seat| _ = groups.attach(&reading, seat.group, &mut hang));
             }
         });
     }

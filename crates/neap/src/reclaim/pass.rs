@@ -287,7 +287,7 @@ impl<P: Platform> Domain for ReclaimDomain<'_, '_, P> {
         }
         self.reclaiming.source.inside(|| {
             let reading = groups.reading();
-            let top = groups.seat(&reading, top)?;
+            let top = groups.attach_target(&reading, top)?;
             loop {
                 let above = core::iter::successors(Some(slot), |&slot| Some(groups.parent_of(slot)?.slot));
                 if above.into_iter().any(|slot| slot == top.slot) {

@@ -122,7 +122,7 @@ impl<P: Platform> Reclaiming<'_, P> {
         self.source.inside(|| {
             let reading = self.groups.reading();
             let mark = |seat: GroupSlot| self.reclaim.shrinkers.mark(&self.source, id, seat.slot, node);
-            self.groups.hang_on(&reading, group, mark)
+            self.groups.attach(&reading, group, mark)
         })
     }
 

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use core::task::{Context, Poll, Waker};
 use core::time::Duration;
 use neap_base::Platform;
-use neap_groups::{Bound, FOREVER, GroupId, INTERVAL, Kind, Payer, Refusal, UNLIMITED};
+use neap_groups::{Bound, FOREVER, GroupId, Kind, Payer, Refusal, TICK_INTERVAL_NS, UNLIMITED};
 use neap_testing::virtual_platform::Virtual;
 use std::boxed::Box;
 use std::thread;
@@ -87,7 +87,7 @@ impl Full {
             self.free();
             let end = Instant::now() + Duration::from_secs(60);
             while !waiting.is_finished() {
-                self.clock().advance(INTERVAL / 100);
+                self.clock().advance(TICK_INTERVAL_NS / 100);
                 thread::sleep(Duration::from_millis(1));
                 if Instant::now() > end {
                     is_stuck = true;
@@ -114,7 +114,7 @@ impl Full {
         assert_eq!((groups.used(self.group), groups.info(self.group).unwrap().charged), (Ok(0), MAX));
         self.clock().advance(pass);
         let tick = self.mm.tick(self.clock().now());
-        assert!(tick.soon.is_some_and(|next| next <= INTERVAL), "{tick:?}");
+        assert!(tick.soon.is_some_and(|next| next <= TICK_INTERVAL_NS), "{tick:?}");
         poll()
     }
 
@@ -141,7 +141,7 @@ fn a_thread_that_waits_sees_what_is_freed_into_caches() {
 #[test]
 fn a_thread_is_not_refused_what_was_freed_before_its_deadline() {
     let full = Full::new();
-    let deadline = full.clock().now() + INTERVAL / 5;
+    let deadline = full.clock().now() + TICK_INTERVAL_NS / 5;
     assert_eq!(full.free_for_thread(deadline), Ok(()));
     full.end();
 }
@@ -164,7 +164,7 @@ fn report_tells_since_when_and_why_a_charge_waits() {
             (&[1, u64::MAX, 2][..], &[group, group, room, MAX, 7_000_000_000, FOREVER][..])
         );
         full.free();
-        full.clock().advance(INTERVAL);
+        full.clock().advance(TICK_INTERVAL_NS);
         full.mm.tick(full.clock().now());
         assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }
@@ -174,14 +174,14 @@ fn report_tells_since_when_and_why_a_charge_waits() {
 #[test]
 fn a_tick_sees_what_is_freed_into_caches() {
     let full = Full::new();
-    assert_eq!(full.free_for_future(FOREVER, INTERVAL), Poll::Ready(Ok(0)));
+    assert_eq!(full.free_for_future(FOREVER, TICK_INTERVAL_NS), Poll::Ready(Ok(0)));
     full.end();
 }
 
 #[test]
 fn tick_at_deadline_grants_charge_from_earlier_frees() {
     let full = Full::new();
-    let deadline = full.clock().now() + INTERVAL / 5;
-    assert_eq!(full.free_for_future(deadline, INTERVAL / 5), Poll::Ready(Ok(0)));
+    let deadline = full.clock().now() + TICK_INTERVAL_NS / 5;
+    assert_eq!(full.free_for_future(deadline, TICK_INTERVAL_NS / 5), Poll::Ready(Ok(0)));
     full.end();
 }

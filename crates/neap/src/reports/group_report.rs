@@ -138,7 +138,7 @@ fn reason<P: Platform>(waiting: &Waiting, groups: &Groups, reclaiming: Option<&R
         Reason::Backoff => {
             let is_barred = |reclaiming: &Reclaiming<'_, P>| {
                 [waiting.at, waiting.group].iter().any(|&id| {
-                    let seat = groups.seat(&groups.reading(), id);
+                    let seat = groups.attach_target(&groups.reading(), id);
                     seat.is_some_and(|seat| reclaiming.is_any_barred(seat.slot))
                 })
             };

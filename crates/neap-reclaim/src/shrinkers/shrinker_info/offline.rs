@@ -18,7 +18,7 @@ impl ShrinkerInfos {
     ///
     /// `shrinkers` returns the number of shrinker indexes that were ever used.
     pub(crate) fn offline<H: Host>(&self, host: &H, shrinkers: impl Fn() -> u32, slot: u32, heir: u32) {
-        // SeqCst pairs with the fences of threads that write here: in `Groups::hang_on`, in
+        // SeqCst pairs with the fences of threads that write here: in `Groups::attach`, in
         // `clear_bit_if_empty`, and in a visit that has deferred work.
         fence(Ordering::SeqCst);
         let shrinkers = shrinkers();
